@@ -43,10 +43,10 @@ class Case:
 def native_available(gpu: bool = False) -> bool:
     """Whether the native module is available."""
     try:
-        from jax_tt import _native
+        from jax_tt._base.ffi import available
     except ImportError:
         return False
-    return _native.available("cuda" if gpu else "cpu")
+    return available("cuda" if gpu else "cpu")
 
 
 _CASES: dict[str, Case] = {}

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_tt
-from jax_tt._cache.write_back import write_back
-from jax_tt._tables.tensor_train import TTTable
+from jax_tt._kinds.cached.write_back import write_back
+from jax_tt._kinds.tensor_train.table import TTTable
 
 FEATURES = 32
 BATCH = 512

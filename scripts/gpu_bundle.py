@@ -35,7 +35,7 @@ print(json.dumps({"suffix": sysconfig.get_config_var("EXT_SUFFIX")} | versions))
 # Where there is a GPU, the module runs an operation's way to its kernels; elsewhere it is loaded as it stands.
 LOAD = """
 import jax
-from jax_tt import _ffi
+from jax_tt._base import ffi as _ffi
 assert _ffi.load("cpu") is not None, _ffi.why_unavailable("cpu")
 if any(device.platform == "gpu" for device in jax.devices()):
     assert _ffi.load("cuda") is not None, _ffi.why_unavailable("cuda")

@@ -123,10 +123,10 @@ MUTANTS = {
         "dense_segments",
     ),
     "gathered gradients": Mutant(
-        "jax_tt/_lookup/_vma.py", "return (lax.psum(g, axis_name),)", "return (g,)", "shard"
+        "jax_tt/_jax/vma.py", "return (lax.psum(g, axis_name),)", "return (g,)", "shard"
     ),
     "touched": Mutant(
-        "jax_tt/_tables/reference.py",
+        "jax_tt/_table/reference.py",
         "touched = [lax.psum(rows.astype(jnp.int32), lookup.axis_name) > 0 for rows in touched]",
         "pass",
         "fused_shard",
@@ -135,16 +135,16 @@ MUTANTS = {
         "jax_tt/optimizers/_moments.py", "jnp.float32) + 1", "jnp.float32) + 2", "fused"
     ),
     "empty bags": Mutant(
-        "jax_tt/_lookup/_combine.py",
+        "jax_tt/_lookup/combine.py",
         "safe = jnp.where(empty, 1, size)",
         "safe = size",
         "grad",
     ),
     "averages of steps that are not taken": Mutant(
-        "jax_tt/_tables/between_steps.py", "due & (applied != 0)", "due", "averaged_rules"
+        "jax_tt/_table/between_steps.py", "due & (applied != 0)", "due", "averaged_rules"
     ),
     "unused tables": Mutant(
-        "jax_tt/_tables/next_values.py",
+        "jax_tt/_collection/next_values.py",
         "if skip is True:\n            continue",
         "",
         "unused_tables",
@@ -165,16 +165,16 @@ MUTANTS = {
         "collection",
     ),
     "order of columns": Mutant(
-        "jax_tt/order/_ordered.py",
+        "jax_tt/_kinds/ordered/table.py",
         "return columns_by_id(self._rows(state), self.table.attend(state, query, precision))",
         "return self.table.attend(state, query, precision)",
         "order_layers",
     ),
     "weights of misses": Mutant(
-        "jax_tt/_cache/cached.py", "jnp.where(here, missed, 0)", "missed", "cache_lookup"
+        "jax_tt/_kinds/cached/table.py", "jnp.where(here, missed, 0)", "missed", "cache_lookup"
     ),
     "copies": Mutant(
-        "jax_tt/_cache/cached.py",
+        "jax_tt/_kinds/cached/table.py",
         "own = copied + jax.lax.stop_gradient(own - copied)",
         "pass",
         "cache_lookup cache_layers",

@@ -16,15 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._cache import backend
-from jax_tt._cache.counting import count_batch
-from jax_tt._cache.directory import (
-    COUNTERS,
-    CacheDirectory,
-    add_to_statistics,
-    init_directory,
-)
-from jax_tt._cache.scores import Scoring, aged
+from jax_tt._kinds.cached.counting import count_batch
+from jax_tt._native import cache_backend
+from jax_tt._sets.cache_directory import COUNTERS, CacheDirectory, add_to_statistics, init_directory
+from jax_tt._sets.scores import Scoring, aged
 
 TOP = 2**31 - 1
 SCORINGS = {
@@ -334,21 +329,21 @@ class Subject:
 
 @partial(jax.jit, static_argnames="method")
 def _probe(tags: jax.Array, keys: jax.Array, method: str) -> jax.Array:
-    return backend.probe(tags, keys, method)
+    return cache_backend.probe(tags, keys, method)
 
 
 @partial(jax.jit, static_argnames=("scoring", "method"), donate_argnums=0)
 def _observe(
     state: CacheDirectory, keys: jax.Array, scoring: Scoring, method: str
 ) -> CacheDirectory:
-    return count_batch(state, keys, backend.probe(state.tags, keys, method), scoring, method)
+    return count_batch(state, keys, cache_backend.probe(state.tags, keys, method), scoring, method)
 
 
 @partial(jax.jit, static_argnames=("scoring", "method"), donate_argnums=0)
 def _populate(
     state: CacheDirectory, scoring: Scoring, method: str
 ) -> tuple[CacheDirectory, jax.Array]:
-    state, evicted, counts = backend.populate(state, method)
+    state, evicted, counts = cache_backend.populate(state, method)
     state = aged(state, scoring)
     names = ("inserted", "evicted", "conflict_unique_misses", "conflict_misses")
     return add_to_statistics(state, refreshes=1, **dict(zip(names, counts, strict=True))), evicted

@@ -131,18 +131,18 @@ def _mappings() -> int:
 
 
 def native_available(platform: str = "cpu") -> bool:
-    from jax_tt import _native
+    from jax_tt._base.ffi import available
 
-    return _native.available(platform)
+    return available(platform)
 
 
 def why_skipped(way: str) -> str | None:
     """Why this machine cannot run the ops this way, or None if it can."""
-    from jax_tt import _ffi
+    from jax_tt._base import ffi
 
     platform = {"ffi": "cpu"}.get(way, way)
     return (
-        None if way == "reference" or native_available(platform) else _ffi.why_unavailable(platform)
+        None if way == "reference" or native_available(platform) else ffi.why_unavailable(platform)
     )
 
 
@@ -194,11 +194,11 @@ def _optimized(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes every table of a call a group of its own."""
-    from jax_tt._lookup import _groups
+    from jax_tt._table import groups
 
     return functools.partial(
         monkeypatch.setattr,
-        _groups,
+        groups,
         "groups_of",
         lambda uses: tuple((None, (k,)) for k in range(len(uses))),
     )

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 import jax_tt
-from jax_tt import _ffi
+from jax_tt._base import ffi
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "custom_rule"
@@ -41,7 +41,7 @@ def run(*command: object, **variables: str) -> str:
 
 def why_not() -> str | None:
     """Why this machine cannot build the example; None if it can."""
-    if reason := _ffi.why_unavailable("cpu"):
+    if reason := ffi.why_unavailable("cpu"):
         return reason
     if importlib.util.find_spec("pybind11") is None:
         return "pybind11 is not installed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jax_tt._hash.directory import COUNTERS
+from jax_tt._sets.hash_directory import COUNTERS
 
 MAX = 2**32 - 1
 

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_tt
-from jax_tt._hash.directory import POLICIES
-from jax_tt._progress import Progress
+from jax_tt._base.progress import Progress
+from jax_tt._sets.hash_directory import POLICIES
 from tests.hash_model import ModelDirectory, joined
 
 D, POOL, BATCH, WAYS, SEED = 4, 20_000, 256, 8, 5

@@ -19,10 +19,10 @@ import numpy as np
 
 import jax_tt
 from jax_tt import optimizers
-from jax_tt._hash import backend
-from jax_tt._hash.directory import Eviction, init_directory
-from jax_tt._hash.initial import Normal
-from jax_tt._quantized import codec
+from jax_tt._kinds.quantized import codec
+from jax_tt._native import hash_backend
+from jax_tt._sets.hash_directory import Eviction, init_directory
+from jax_tt._sets.initial import Normal
 from tests.helpers import SHAPES, make_case
 
 # So many columns that the 3,200 rows of chunked_batch take more memory than one chunk may.
@@ -173,7 +173,7 @@ def collection_step() -> Any:
 def hash_results() -> Iterator[tuple[str, list[Any]]]:
     """A table of keys that is filled beyond its capacity and doubled, for sets of whole vectors and others."""
     rng = np.random.default_rng(5)
-    insert = jax.jit(backend.insert, static_argnums=(6, 7))
+    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
     epoch, n = jnp.uint32(2), 9000
     for ways in (4, 8, 16, 33):
         directory = init_directory(6000 // ways, ways)
@@ -186,14 +186,16 @@ def hash_results() -> Iterator[tuple[str, list[Any]]]:
                 directory, batch, here[now - 1], *stamps, Eviction("lfu"), "ffi"
             )
             done.append(of_batch)
-        found = backend.find(directory, keys[0], here[2], "ffi")
+        found = hash_backend.find(directory, keys[0], here[2], "ffi")
         rows = jnp.zeros((directory.capacity, 7))
         seed, new_keys = jnp.array([1, 2], jnp.uint32), done[-1].keys
-        new = backend.initial(Normal(0.1), seed, new_keys, here[0] | True, 7, jnp.float32, "ffi")
-        reset = backend.Reset(rows, seed, new_keys, done[-1].slots, Normal(0.1))
-        changed = backend.exchange([rows], [new], done[-1].slots, "ffi", return_old=True)
-        doubled = backend.double(directory, changed[0], "ffi")
-        last = backend.reset_many([reset], ["ffi"]), changed, doubled
+        new = hash_backend.initial(
+            Normal(0.1), seed, new_keys, here[0] | True, 7, jnp.float32, "ffi"
+        )
+        reset = hash_backend.Reset(rows, seed, new_keys, done[-1].slots, Normal(0.1))
+        changed = hash_backend.exchange([rows], [new], done[-1].slots, "ffi", return_old=True)
+        doubled = hash_backend.double(directory, changed[0], "ffi")
+        last = hash_backend.reset_many([reset], ["ffi"]), changed, doubled
         yield f"hash {ways}", jax.tree.leaves((directory, done, found, new, last))
 
 

@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._algebra.trains import (
-    FixedRanks,
-    orthogonal_from_right,
-    to_cores,
-    to_links,
-    truncate,
-)
+from jax_tt._tt.trains import FixedRanks, orthogonal_from_right, to_cores, to_links, truncate
 from tests.helpers import SHAPES
 from tests.test_from_dense import dense, discarded, full_shapes
 

@@ -7,7 +7,7 @@ import pytest
 
 import jax_tt
 from jax_tt import Bags, FusedTable, SplitIds, TTShape, init_fused_table, optimizers
-from jax_tt._arguments import narrow
+from jax_tt._base.arguments import narrow
 from tests.helpers import raises
 
 SHAPE = TTShape(120, 8, (4, 4), (4, 5, 6), (2, 2, 2))

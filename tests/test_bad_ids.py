@@ -17,8 +17,8 @@ from flax import linen as nn
 from flax import nnx
 
 import jax_tt
-from jax_tt import _reports
-from jax_tt._split_ids import SplitIds
+from jax_tt._base import reports
+from jax_tt._ids.split_ids import SplitIds
 from tests.conftest import method_fixture, native_available
 from tests.helpers import TRAINED
 
@@ -43,7 +43,7 @@ method = method_fixture("reference", "ffi", "cuda_emulated")
 @pytest.fixture(autouse=True)
 def _new_reports():
     """Every test may report every table."""
-    _reports.forget()
+    reports.forget()
 
 
 def layer_options(kind, method, module=jax_tt):
@@ -287,11 +287,11 @@ def test_a_report_in_the_middle_of_another():
 
     class Interrupted(str):
         def __hash__(self):
-            _reports.report("inner", N, 1, "id -1", 0)
+            reports.report("inner", N, 1, "id -1", 0)
             return super().__hash__()
 
     def outer():
-        _reports.report(Interrupted("outer"), N, 1, "id -1", 0)
+        reports.report(Interrupted("outer"), N, 1, "id -1", 0)
 
     thread = threading.Thread(target=outer, daemon=True)
     with warnings.catch_warnings():
@@ -299,7 +299,7 @@ def test_a_report_in_the_middle_of_another():
         thread.start()
         thread.join(10)
     assert not thread.is_alive()
-    assert {table for table, _ in _reports._reported} == {"inner", "outer"}
+    assert {table for table, _ in reports._reported} == {"inner", "outer"}
 
 
 @speaking
@@ -356,7 +356,7 @@ def test_cuda_kernels_leave_notices(kind, dtype, request):
         jax.block_until_ready(call())
         for _ in range(200):
             threading.Event().wait(0.01)
-            if any(table == name for table, _ in _reports._reported):
+            if any(table == name for table, _ in reports._reported):
                 return
 
     (message,) = said(waited)
@@ -413,7 +413,7 @@ def test_split_ids_are_named_as_ids(method):
         ([-3, 5], "a negative id at position 0"),
         ([5, 2**62], "an id beyond 1000000000000 at position 1"),
     ):
-        _reports.forget()
+        reports.forget()
         split = shape.split_ids(np.array(ids, np.int64))
         (message,) = said(lambda s=split: lookup(s))
         assert words in message
@@ -422,7 +422,7 @@ def test_split_ids_are_named_as_ids(method):
                 jax.block_until_ready(strict(split))
     # Digits of a caller's own, in range for the cores but not for the table.
     digits = SplitIds(jnp.array([[9999, 9999, 9999]], jnp.int32))
-    _reports.forget()
+    reports.forget()
     options["num_embeddings"] = 10**12 - 1
     (message,) = said(lambda: lookup(digits))
     assert f"id {10**12 - 1} at position 0" in message

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._lookup._batch import Batch
-from jax_tt._tables.options import Lookup, Update, Wanted
-from jax_tt._tables.table import named
-from jax_tt._tables.tensor_train import TTTable
+from jax_tt._ids.batch import Batch
+from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._table.options import Lookup, Update, Wanted
+from jax_tt._table.table import named
 from tests.conftest import native_available
 from tests.helpers import SHAPES, TOLERANCE, assert_close, dense_table, make_case
 

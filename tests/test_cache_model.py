@@ -12,8 +12,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from jax_tt._cache.directory import init_directory
-from jax_tt._cache.scores import Scoring, aged, caught_up, counted, stamp
+from jax_tt._sets.cache_directory import init_directory
+from jax_tt._sets.scores import Scoring, aged, caught_up, counted, stamp
 from tests.cache_model import (
     BATCHES,
     SCORINGS,

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._cache import backend, reference
-from jax_tt._cache.directory import CacheDirectory, init_directory
-from jax_tt._cache.hashing import bucket_of
-from jax_tt._cache.scores import stamp
+from jax_tt._base.mix import bucket_of
 from jax_tt._native import cache as native_cache
+from jax_tt._native import cache_backend
+from jax_tt._sets import cache_reference
+from jax_tt._sets.cache_directory import CacheDirectory, init_directory
+from jax_tt._sets.scores import stamp
 from tests import cache_model
 from tests.conftest import WAYS, method_fixture, native_available
 from tests.helpers import on_gpu
@@ -64,15 +65,15 @@ SIZES = {
 @partial(jax.jit, static_argnames=("policy", "method"))
 def _count(state: CacheDirectory, keys: jax.Array, policy: str, method: str):
     state = state._replace(clock=state.clock + 1)
-    slots = backend.probe(state.tags, keys, method)
+    slots = cache_backend.probe(state.tags, keys, method)
     scoring = cache_model.SCORINGS[policy]
     now = stamp(state, scoring)
-    return slots, *backend.observe(state, keys, slots, now, scoring.policy, method)
+    return slots, *cache_backend.observe(state, keys, slots, now, scoring.policy, method)
 
 
 @partial(jax.jit, static_argnames="method")
 def _populate(state: CacheDirectory, method: str):
-    return backend.populate(state, method)
+    return cache_backend.populate(state, method)
 
 
 def _assert_equal(actual, expected, what=""):
@@ -220,7 +221,7 @@ def test_slots_that_no_probe_gives(policy, method):
     slots = rng.integers(-(2**31), 2**31, sizes.n)
     slots[::2] = rng.integers(-2, state.slots + 2, slots[::2].size)
     valid = (slots >= 0) & (slots < state.slots)
-    observe = jax.jit(backend.observe, static_argnums=(4, 5))
+    observe = jax.jit(cache_backend.observe, static_argnums=(4, 5))
     slots = slots.astype(np.int32)
     scoring = cache_model.SCORINGS[policy]
     now = stamp(state, scoring)
@@ -249,7 +250,7 @@ def test_a_corrupt_directory_breaks_nothing_else(policy, method):
     )
     keys = jnp.asarray(rng.integers(-5, 40, sizes.n), jnp.int32)
     slots, state, counts = _count(noise, keys, policy, method)
-    _assert_equal(slots, reference.probe(noise.tags, keys))
+    _assert_equal(slots, cache_reference.probe(noise.tags, keys))
     assert counts[0] == jnp.sum(keys >= 0)
     state, evicted, _ = _populate(state, method)
     assert evicted.shape == state.tags.shape
@@ -282,11 +283,11 @@ def test_sharded_ids(method):
     mesh = Mesh(np.asarray(jax.devices()[:4]), "x")
     spread, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
     there = jax.device_put(state, whole)
-    probe = jax.jit(partial(backend.probe, method=method), in_shardings=(whole, spread))
+    probe = jax.jit(partial(cache_backend.probe, method=method), in_shardings=(whole, spread))
     text = probe.lower(there.tags, jax.device_put(keys, spread)).compile().as_text()
     assert "all-gather" not in text
     _assert_equal(
-        probe(there.tags, jax.device_put(keys, spread)), reference.probe(state.tags, keys)
+        probe(there.tags, jax.device_put(keys, spread)), cache_reference.probe(state.tags, keys)
     )
     counted = _count(there, jax.device_put(keys, spread), "lfu", method)
     _assert_equal(counted, _count(state, keys, "lfu", "reference"))
@@ -303,7 +304,7 @@ def test_donated_arrays_stay_in_place(method):
     @partial(jax.jit, donate_argnums=0)
     def step(state, keys):
         _, state, counts = _count(state, keys, "lfu", method)
-        state, evicted, more = backend.populate(state, method)
+        state, evicted, more = cache_backend.populate(state, method)
         return state, evicted, counts, more
 
     changed = ("tags", *(f for f in state._fields if f.startswith(("ghost", "scores", "touched"))))
@@ -387,8 +388,8 @@ def test_sizes_that_disagree_are_refused(name, method):
     state = state._replace(**{k: jnp.zeros(shape, jnp.int32) for k, shape in BAD[name].items()})
     keys = jnp.zeros(3, jnp.int32)
     for op in (
-        lambda: backend.observe(state, keys, keys, jnp.int32(1), "lfu", method),
-        lambda: backend.populate(state, method),
+        lambda: cache_backend.observe(state, keys, keys, jnp.int32(1), "lfu", method),
+        lambda: cache_backend.populate(state, method),
     ):
         with pytest.raises(Exception, match=r"cache_(observe|populate)"):
             jax.block_until_ready(op())
@@ -400,8 +401,8 @@ def test_too_small_a_workspace_is_refused(method, monkeypatch):
     monkeypatch.setattr(native_cache, "_workspace", lambda *_: 1)
     state, keys = SIZES["odd"].empty("int32"), jnp.zeros(3, jnp.int32)
     for op in (
-        lambda: backend.observe(state, keys, keys, jnp.int32(1), "lfu", method),
-        lambda: backend.populate(state, method),
+        lambda: cache_backend.observe(state, keys, keys, jnp.int32(1), "lfu", method),
+        lambda: cache_backend.populate(state, method),
     ):
         with pytest.raises(Exception, match="the workspace has 1 bytes, expected"):
             jax.block_until_ready(op())

@@ -11,9 +11,9 @@ from helpers import SHAPES, dense_table, f64, make_case
 import jax_tt
 from benchmarks import write_back as recommender
 from benchmarks.streams import streams
-from jax_tt._cache.metric import table_metric
-from jax_tt._cache.write_back import write_back
-from jax_tt._tables.tensor_train import TTTable
+from jax_tt._kinds.cached.write_back import write_back
+from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._sets.metric import table_metric
 
 KEY = jax.random.key(0)
 OPTIONS = jax_tt.WriteBack()

@@ -9,7 +9,7 @@ import pytest
 
 import jax_tt
 from jax_tt import Bags, Lookup
-from jax_tt._tables import places
+from jax_tt._ids import places
 
 # features, num_codes, bits, kind, terms, hot, hot_terms
 SHAPES = {

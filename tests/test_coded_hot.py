@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._coded import additive
 from jax_tt._compress.candidates import Source, candidates
-from jax_tt._tables import places
+from jax_tt._ids import places
+from jax_tt._kinds.coded import additive
 
 RNG = np.random.default_rng(0)
 N, D = 1200, 8

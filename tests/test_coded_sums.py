@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._coded import additive
+from jax_tt._kinds.coded import additive
 
 RNG = np.random.default_rng(0)
 N, D, M, SIZE = 400, 6, 3, 16

@@ -10,7 +10,7 @@ import pytest
 
 import jax_tt
 from jax_tt import Bags, Lookup, TTShape
-from jax_tt._tables import places
+from jax_tt._ids import places
 
 N, D = 50, 8
 WAYS = {

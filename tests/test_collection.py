@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Bags, Feature, KeyedBags, Lookup, optimizers
-from jax_tt._lookup import _groups
+from jax_tt._table import groups
 from tests.conftest import method_fixture, native_available
 
 # What is specific to a collection is done before the ops: one native implementation is enough.
@@ -182,7 +182,7 @@ def test_an_op_for_several_tables_takes_them_from_the_rule(monkeypatch):
 
     state, lookup = PAIR.init(jax.random.key(0)), Lookup(method="ffi")
     want = step.__wrapped__(PAIR, PAIR.trained(state), state, OF_PAIR, lookup)
-    monkeypatch.setattr(_groups, "groups_of", lambda uses: ((Both(), (1, 0)),))
+    monkeypatch.setattr(groups, "groups_of", lambda uses: ((Both(), (1, 0)),))
     assert_same(step.__wrapped__(PAIR, PAIR.trained(state), state, OF_PAIR, lookup), want)
     assert seen == [["second (features b)", "first (features a)"]]
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import Bags, Collection, Feature, KeyedBags, Lookup, StepInputs, _reports, optimizers
+from jax_tt import Bags, Collection, Feature, KeyedBags, Lookup, StepInputs, optimizers
+from jax_tt._base import reports
 from tests.conftest import native_available
 
 DENSE = jax_tt.dense_table(10, 4, optimizer=optimizers.SGD(0.1))
@@ -369,7 +370,7 @@ def test_ids_out_of_range_are_reported_with_the_features(state):
 
 
 def test_ids_out_of_range_are_warned_of_with_the_features(state):
-    _reports.forget()
+    reports.forget()
     bad = {**BATCH, "user_id": np.array([[1, 12], [3, 4]])}
     with pytest.warns(
         jax_tt.OutOfRangeWarning, match=r"id 12 at position 1 .*'user \(features user_id\)'"

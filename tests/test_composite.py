@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._quantized import codec
+from jax_tt._kinds.quantized import codec
 
 N, D = 60, 8
 SIZES = (14, 25, 21)

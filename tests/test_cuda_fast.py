@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import _ffi
+from jax_tt._base import ffi
 from tests.conftest import WAYS, method_fixture, native_available
 from tests.helpers import assert_close, core_gradients, dense_table
 
@@ -174,7 +174,7 @@ def _check(cores, bags, ids, weights, bag_of, g, method, tolerance):
 )
 def test_order_of_threads_leaves_no_trace(columns, rank, dtype):
     cores, bags, *_, g = _case(columns, rank, ROWS["many"], dtype)
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     assert module is not None
     results = []
     try:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import stages
-from jax_tt import _ffi
+from jax_tt._base import ffi
 
 HEADER = 8
 LIST_PART = 512
@@ -95,9 +95,9 @@ def random(row_factors, n, seed=0, skew=1.0, **options):
 
 
 def plan_of(own):
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     if module is None:
-        pytest.skip(str(_ffi.why_unavailable("cuda_emulated")))
+        pytest.skip(str(ffi.why_unavailable("cuda_emulated")))
     edges = np.array([1, own.rank, own.rank, 1])
     shape = (np.array(own.row_factors), np.array(own.col_factors), edges)
     n, wide = len(own.ids), own.rows > 2**31
@@ -108,7 +108,7 @@ def plan_of(own):
         jax.ShapeDtypeStruct((workspace,), jnp.uint8),
     ]
     ids = own.digits().T.astype(np.int32) if wide else own.ids.astype(np.int32)
-    plan, _ = jax.ffi.ffi_call(_ffi.target("cuda_emulated", "plan"), results)(
+    plan, _ = jax.ffi.ffi_call(ffi.target("cuda_emulated", "plan"), results)(
         jnp.asarray(ids),
         jnp.asarray(own.offsets, jnp.int32),
         jnp.ones(()),
@@ -241,9 +241,9 @@ def test_plan(name):
 @pytest.mark.parametrize("n", [4097, 8192, 8193, 12_289])
 def test_batches_that_one_block_or_several_sort(n):
     """Around the size at which one block gives way to several."""
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     if module is None:
-        pytest.skip(str(_ffi.why_unavailable("cuda_emulated")))
+        pytest.skip(str(ffi.why_unavailable("cuda_emulated")))
     module.clear_launch_counts()
     check(random((50, 1, 60), n))  # one slice, so that as many ids are not planned in one launch
     counts = module.launch_counts()
@@ -296,9 +296,9 @@ def test_parts_end_with_tiles(own):
 
 @pytest.mark.parametrize("name", ["skewed", "few slices"])
 def test_order_of_threads_leaves_no_trace(name):
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     if module is None:
-        pytest.skip(str(_ffi.why_unavailable("cuda_emulated")))
+        pytest.skip(str(ffi.why_unavailable("cuda_emulated")))
     try:
         found = []
         for seed in range(3):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import _ffi, optimizers
+from jax_tt import optimizers
+from jax_tt._base import ffi
 from tests.conftest import method_fixture
 from tests.helpers import assert_close, f64, on_cpu
 
@@ -118,9 +119,9 @@ def test_sums_of_long_bags_do_not_depend_on_their_neighbours(method):
 
 @pytest.mark.parametrize("platform", ["cuda_emulated", "cuda"])
 def test_workspace_is_for_what_is_asked(platform):
-    module = _ffi.load(platform)
+    module = ffi.load(platform)
     if module is None:
-        pytest.skip(_ffi.why_unavailable(platform))
+        pytest.skip(ffi.why_unavailable(platform))
     table = (1000, 2000, 3000), (4, 4, 4), (1, 32, 32, 1)
     n, floats = 10_000, 4 * sum((1000 * 128, 2000 * 4096, 3000 * 128))
 
@@ -139,9 +140,9 @@ def test_workspace_is_for_what_is_asked(platform):
 
 @pytest.mark.parametrize("rule", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseLAMB"])
 def test_bitwise_equal_in_any_order_of_threads(rule):
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     if module is None:
-        pytest.skip(_ffi.why_unavailable("cuda_emulated"))
+        pytest.skip(ffi.why_unavailable("cuda_emulated"))
     optimizer = getattr(optimizers, rule)(0.05)
     cores = jax_tt.init_cores(jax.random.key(0), SMALL, "normal")
     ids = uniform(120, 300, 4)

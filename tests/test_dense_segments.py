@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import _ffi, optimizers
-from jax_tt._native import _operands
+from jax_tt import optimizers
+from jax_tt._base import ffi
+from jax_tt._native import operands
 from tests.conftest import WAYS, method_fixture, native_available
 from tests.helpers import raises
 
@@ -149,7 +150,7 @@ def test_bad_ids_make_nan_and_no_update(skip, shift, code, method, monkeypatch):
     if raises(method):
         pytest.skip("checked before any work")
     # A handler that is given "error" after all can do no more than with "poison".
-    monkeypatch.setitem(_operands.BOUNDS, "poison", _operands.BOUNDS[code])
+    monkeypatch.setitem(operands.BOUNDS, "poison", operands.BOUNDS[code])
     bags, ids, bag_of = _batch(READS, shift)
     fused = jax_tt.init_fused_table(_table(len(READS) + 3, 8), RULES["adam"])
     g = np.random.default_rng(4).normal(size=(bags.num_bags, 8)).astype(np.float32)
@@ -220,7 +221,7 @@ def test_sorts_of_any_size(n, launches, ids):
 
     The gradients of a row that is read three times have another sum in most other orders.
     """
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     assert module is not None
     rows = 70_000  # 17 bits: three passes
     given = {
@@ -253,7 +254,7 @@ def test_order_of_threads_leaves_no_trace(dtype):
     bags, _, _ = _batch(READS, shift=3)
     table = jax_tt.init_fused_table(_table(len(READS) + 3, 24).astype(dtype), RULES["adagrad"])
     g = np.random.default_rng(5).normal(size=(bags.num_bags, 24)).astype(np.float32)
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     assert module is not None
     results = []
     try:

@@ -10,8 +10,9 @@ import pytest
 import jax_tt
 from benchmarks.gpu import stages
 from benchmarks.gpu.work import GpuWork
-from jax_tt import Bags, Feature, Lookup, TTShape, _ffi, optimizers
-from jax_tt._lookup import _groups
+from jax_tt import Bags, Feature, Lookup, TTShape, optimizers
+from jax_tt._base import ffi
+from jax_tt._table import groups
 from tests.conftest import WAYS, method_fixture, native_available
 
 method = method_fixture(*WAYS[2:])
@@ -111,7 +112,7 @@ def steps(collection, lookup, layout, batch, monkeypatch):
         for alone in (False, True):
             if alone:
                 patch.setattr(
-                    _groups, "groups_of", lambda uses: tuple((None, (k,)) for k in range(len(uses)))
+                    groups, "groups_of", lambda uses: tuple((None, (k,)) for k in range(len(uses)))
                 )
             step = jax.jit(functools.partial(stepped, collection, lookup, layout))
             lowered = step.lower(state, batch)
@@ -221,7 +222,7 @@ def test_order_of_threads_leaves_no_trace():
     state, batch = collection.init(jax.random.key(0)), batch_of(TABLES)
     lookup = Lookup(method="cuda_emulated")
     step = jax.jit(functools.partial(stepped, collection, lookup, "features"))
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     assert module is not None
     results = []
     try:
@@ -250,7 +251,7 @@ def launches_of(collection, batch):
         return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
 
     step = jax.jit(updated).lower(state, batch).compile()
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     assert module is not None
     module.clear_launch_counts()
     jax.block_until_ready(step(state, batch))
@@ -297,7 +298,7 @@ def test_a_step_launches_as_many_kernels_as_its_expected_time_counts(ids):
 
 @emulated
 def test_calls_that_are_too_large_are_refused_before_they_are_made():
-    size = _ffi.load("cuda_emulated").dense_workspace_size
+    size = ffi.load("cuda_emulated").dense_workspace_size
     with pytest.raises(ValueError, match=r"at most 2\^31 - 1 ids of all tables"):
         size("update", [10, 10], [8, 8], [2**30, 2**30], 0)
     with pytest.raises(ValueError, match=r"at most 2\^61 rows"):

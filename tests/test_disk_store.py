@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import _ffi
+from jax_tt._base import ffi
 from jax_tt._tiers import block_file, disk
 from jax_tt._tiers.addresses import addresses, copy_rows
 from jax_tt._tiers.checksum import checksums
@@ -292,7 +292,7 @@ def test_the_file_does_not_grow_without_saves(tmp_path, monkeypatch):
 def test_a_file_that_becomes_shorter_is_noticed(tmp_path, monkeypatch, call, length, native):
     """A process that reads a map beyond the end of its file is ended by a signal."""
     if not native:
-        monkeypatch.setattr(_ffi, "load", lambda platform: None)
+        monkeypatch.setattr(ffi, "load", lambda platform: None)
     monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 13)
     keys = np.arange(400, dtype=np.uint64)
     store = DiskStore(tmp_path, {"item": 400}, "about")
@@ -330,7 +330,7 @@ def test_rows_of_a_map_are_read_with_and_without_the_native_module(monkeypatch, 
         rows = reader.rows(addresses(memory, order), size)
         assert (rows == memory[order]).all()
         sums.append(checksums(rows))
-        monkeypatch.setattr(_ffi, "load", lambda platform: None)
+        monkeypatch.setattr(ffi, "load", lambda platform: None)
     assert (sums[0] == sums[1]).all() and len(np.unique(sums[0])) > 2900
 
 

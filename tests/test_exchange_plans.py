@@ -8,8 +8,8 @@ from jax.sharding import AxisType
 
 import jax_tt
 from jax_tt import Exchange, Lookup, Placement, ShardedTable
-from jax_tt._lookup._groups import Call, Use
-from jax_tt._lookup._inputs import bag_batch
+from jax_tt._table.groups import Call, Use
+from jax_tt._table.inputs import bag_batch
 
 ROWS, BAGS, LENGTH = 4000, 32, 40
 

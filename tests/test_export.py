@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import _ffi, optimizers
+from jax_tt import optimizers
+from jax_tt._base import ffi
 from jax_tt._native import tt
 from tests.conftest import native_available
 from tests.helpers import SHAPES, assert_close, make_case
@@ -85,10 +86,10 @@ def test_register():
 
 @needs_native
 def test_checks_name_every_target():
-    module = _ffi.load("cpu")
+    module = ffi.load("cpu")
     assert module is not None
     names = set(module.registrations())
-    emulated = _ffi.load("cuda_emulated")
+    emulated = ffi.load("cuda_emulated")
     if emulated is not None:
         names |= {name.replace("_emulated_", "_") for name in emulated.registrations()}
     assert set(jax_tt.export_checks()) == {
@@ -255,7 +256,7 @@ def test_programs_of_keyed_bags_take_any_number_of_bags(method):
 @pytest.mark.parametrize("name", SHAPES)
 def test_plans_of_symbolic_batches_are_large_enough(name):
     shape = SHAPES[name]
-    module = _ffi.load("cpu")
+    module = ffi.load("cpu")
     assert module is not None
     ranks, rows = shape.full_ranks, shape.num_rows
     stride = module.plan_size(shape.row_factors, shape.col_factors, ranks, rows, tt._STRIDE, 1)[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import jax_tt
-from jax_tt import _ffi
+from jax_tt._base import ffi
 from tests import extension_build
 from tests.conftest import native_available
 from tests.extension_build import EXAMPLE, PACKAGE, ROOT, compiler, run
@@ -57,7 +57,7 @@ def test_the_cuda_kernels_take_the_steps_of_the_reference(tmp_path):
 def test_nvcc_compiles_the_kernels():
     site = extension_build.build("cuda", "-DCMAKE_CUDA_ARCHITECTURES=80-real")
     assert "2 passed" in run_its_tests(site, JAX_TT_METHOD="ffi")
-    if _ffi.load("cuda_emulated") is None:
+    if ffi.load("cuda_emulated") is None:
         return
     with pytest.raises(AssertionError, match="compiled with headers of another version; rebuild"):
         run_its_tests(site, JAX_TT_METHOD="cuda_emulated")

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import _ffi, optimizers
+from jax_tt import optimizers
+from jax_tt._base import ffi
 from jax_tt.optimizers import registered
 from tests.conftest import native_available
 from tests.extension_build import lion_rule
@@ -226,7 +227,7 @@ def test_what_is_no_new_rule_is_refused(fields, message, extension):
     with pytest.raises(ValueError, match=message):
         optimizers.register(changed(extension._lion.rule, **fields))
     for name in ("a", "b", "c", "d"):
-        assert _ffi.rule(name) is None
+        assert ffi.rule(name) is None
 
 
 @pytest.mark.parametrize("given", [None, "lion", 3])
@@ -253,7 +254,7 @@ def test_rules_may_be_registered_by_many_threads_and_in_any_order(extension, rul
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(_ffi.rule(name) is not None for name in names)
+    assert all(ffi.rule(name) is not None for name in names)
     other = dataclasses.make_dataclass(
         "Other", [], bases=(type(rule),), namespace={"native_kind": "lion_7"}, frozen=True
     )(**dataclasses.asdict(rule))
@@ -306,7 +307,7 @@ def test_a_program_whose_rule_is_missing_says_so(kind, method, rule, monkeypatch
     """As a program that another process has compiled or exported."""
     if method != "ffi" and not native_available(method):
         pytest.skip("the emulated module is not built")
-    monkeypatch.setattr(registered._ffi, "rule", lambda name: _ffi._rules["lion_rule.lion"])
+    monkeypatch.setattr(registered._ffi, "rule", lambda name: ffi._rules["lion_rule.lion"])
     with pytest.raises(jax.errors.JaxRuntimeError, match="this process has no rule 'elsewhere'"):
         missing = variant(rule, native_kind="elsewhere")
         if kind == "dense":

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._algebra import approximation, decompose, from_dense, rows, unfolding, weighted
+from jax_tt._tt import approximation, decompose, from_dense, rows, unfolding, weighted
 from tests.helpers import SHAPES
 
 WAYS = ("whole", "gram", "sketch")

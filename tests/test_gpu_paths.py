@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import _ffi, _reports
+from jax_tt._base import ffi, reports
 from tests import gpu_run
 from tests.conftest import WAYS, method_fixture
 from tests.helpers import on_gpu
@@ -108,10 +108,10 @@ def test_notices_are_allocated_by_a_device_of_this_process(monkeypatch):
     module = Module()
     device = type("Device", (), {"local_hardware_id": 5})
     monkeypatch.setattr(jax, "local_devices", lambda backend: [device])
-    monkeypatch.setattr(_ffi, "_without_cuda", lambda: None)
-    monkeypatch.setattr(_ffi.importlib, "import_module", lambda name: module)
-    monkeypatch.setattr(_ffi.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(_ffi.atexit, "register", lambda *_: None)
-    monkeypatch.setattr(_ffi, "_modules", [])
-    assert _ffi._load.__wrapped__("cuda") == (module, None)
-    assert module.heard == [(_reports.report_native, 5)]
+    monkeypatch.setattr(ffi, "_without_cuda", lambda: None)
+    monkeypatch.setattr(ffi.importlib, "import_module", lambda name: module)
+    monkeypatch.setattr(ffi.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(ffi.atexit, "register", lambda *_: None)
+    monkeypatch.setattr(ffi, "_modules", [])
+    assert ffi._load.__wrapped__("cuda") == (module, None)
+    assert module.heard == [(reports.report_native, 5)]

@@ -13,7 +13,8 @@ from benchmarks.gpu import contenders, kernels, measure, stages, tables, timing,
 from benchmarks.gpu.timing import Called, Replayed, Windows
 from benchmarks.registry import Settings
 from benchmarks.results import Report
-from jax_tt import TTShape, _ffi
+from jax_tt import TTShape
+from jax_tt._base import ffi
 from tests.conftest import native_available
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -180,7 +181,7 @@ def test_stages_are_of_the_model_and_of_kernels(names):
 
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
 def test_every_kernel_of_a_step_has_its_stage():
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     assert module is not None
     own = work.GpuWork(TTShape.suggest(5000, 64, ranks=32), 7, 3)  # on one of the devices
     step, state = contenders.tt_fused(own, "cuda_emulated")

@@ -9,8 +9,9 @@ import pytest
 from jax.test_util import check_grads
 
 import jax_tt
-from jax_tt._lookup import _backend
-from jax_tt._tables import native, reference
+from jax_tt._jax import backend
+from jax_tt._native import native
+from jax_tt._table import reference
 from tests.helpers import COMBINERS, SHAPES, WEIGHTABLE, assert_close, make_case, skip_unless_stored
 
 
@@ -93,7 +94,7 @@ def recorder(monkeypatch):
         return reference.backward(call.table, params, call.batch, g, call.lookup)
 
     monkeypatch.setattr(native, "run", run)
-    monkeypatch.setattr(_backend, "native_platforms", lambda: ("cpu",))
+    monkeypatch.setattr(backend, "native_platforms", lambda: ("cpu",))
     return calls
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 import jax_tt
 import jax_tt.linen
-from jax_tt._lookup import _added
+from jax_tt._table import added
 from tests.conftest import method_fixture
 from tests.hash_model import joined
 from tests.test_hash_training import collected, described
@@ -78,7 +78,7 @@ def test_missing_keys_of_many_tables_in_parts(layout, monkeypatch):
 
     found = []
     for size in (1, 1 << 20):
-        monkeypatch.setattr(_added, "_PART_BYTES", size)
+        monkeypatch.setattr(added, "_PART_BYTES", size)
         found.append(jax.jit(lambda *given: rows(*given))(state, batch))
     jax.tree.map(np.testing.assert_array_equal, *found)
     assert all(np.asarray(own).any(axis=1).all() for own in jax.tree.leaves(found))

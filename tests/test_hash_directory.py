@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tt import _ffi
-from jax_tt._hash import backend
-from jax_tt._hash.directory import COUNTERS, POLICIES, Eviction, KeyDirectory, init_directory
-from jax_tt._hash.reference import erase
+from jax_tt._base import ffi
+from jax_tt._native import hash_backend
+from jax_tt._sets.hash_directory import COUNTERS, POLICIES, Eviction, KeyDirectory, init_directory
+from jax_tt._sets.hash_reference import erase
 from tests.conftest import WAYS, method_fixture, native_available
 from tests.hash_model import ModelDirectory, joined
 
@@ -37,8 +37,8 @@ def check_directory(directory: KeyDirectory, model: ModelDirectory) -> None:
 def test_directory_equals_model(policy, sets, ways, min_age, method):
     draw = random.Random(f"{policy} {sets}")
     directory, model, capacity = init_directory(sets, ways), ModelDirectory(sets, ways), sets * ways
-    insert = jax.jit(backend.insert, static_argnums=(6, 7))
-    find = jax.jit(backend.find, static_argnums=3)
+    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
+    find = jax.jit(hash_backend.find, static_argnums=3)
     pool = [draw.randrange(2**64) for _ in range(2 * capacity)] + [*EXTREMES]
     for now in range(1, 31):
         keys = [draw.choice(pool) for _ in range(24)]
@@ -75,8 +75,8 @@ def test_many_operations_equal_model(operations, policy, method):
     """Requests for keys of which a few are frequent, removals, and growth when half of them are done."""
     size, sets, ways = 500, 40, 8
     draw = np.random.default_rng(operations)
-    insert = jax.jit(backend.insert, static_argnums=(6, 7))
-    find = jax.jit(backend.find, static_argnums=3)
+    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
+    find = jax.jit(hash_backend.find, static_argnums=3)
     directory, model = init_directory(sets, ways), ModelDirectory(sets, ways)
     pool = np.array([*EXTREMES, *draw.integers(2**64, size=2000, dtype=np.uint64)], np.uint64)
     batches = operations // size
@@ -97,7 +97,7 @@ def test_many_operations_equal_model(operations, policy, method):
         directory = erase(directory, jnp.asarray(gone, jnp.int32))
         model.erase(gone.tolist())
         if now == batches // 2:
-            directory, _ = backend.double(directory, [], method)
+            directory, _ = hash_backend.double(directory, [], method)
             model, sets = model.doubled(), 2 * sets
         check_directory(directory, model)
 
@@ -106,11 +106,11 @@ def test_many_operations_equal_model(operations, policy, method):
 @pytest.mark.parametrize(("n", "kernel"), [(12_288, "SortInOneBlock"), (12_289, "SortTiles")])
 @pytest.mark.parametrize("method", ["cuda_emulated"])
 def test_insertions_that_one_block_or_several_sort(n, kernel, method):
-    module = _ffi.load(method)
+    module = ffi.load(method)
     assert module is not None
     keys = words(np.random.default_rng(n).permutation(n))
     batch = keys, np.ones(n, bool), np.zeros((n, 2), np.uint32), jnp.int32(1), jnp.uint32(0)
-    insert = jax.jit(backend.insert, static_argnums=(6, 7))
+    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
     module.clear_launch_counts()
     emulated, want = (
         jax.block_until_ready(insert(init_directory(256, 64), *batch, Eviction("lru", 1), way))

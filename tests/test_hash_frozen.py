@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 
 import jax_tt
-from jax_tt import Lookup, Placement, ShardedTable, _reports
-from jax_tt._flax._nnx_collection import write_arrays
+from jax_tt import Lookup, Placement, ShardedTable
+from jax_tt._base import reports
+from jax_tt._layers.nnx.collection import write_arrays
 
 KNOWN, UNKNOWN = np.arange(8) * 2**40, np.arange(3) - 10**15
 RULE = jax_tt.optimizers.Adagrad(0.1)
@@ -19,7 +20,7 @@ RULE = jax_tt.optimizers.Adagrad(0.1)
 @pytest.fixture(autouse=True)
 def silent():
     """Warnings of anything are errors, also where the same one was given before."""
-    _reports.forget()
+    reports.forget()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tt._hash import backend
-from jax_tt._hash.directory import Eviction, init_directory
-from jax_tt._hash.growth import doubled
+from jax_tt._native import hash_backend
+from jax_tt._sets.growth import doubled
+from jax_tt._sets.hash_directory import Eviction, init_directory
 from tests.hash_model import joined
 from tests.test_hash_directory import EXTREMES, words
 
@@ -21,7 +21,7 @@ def test_every_key_is_found_after_growth(sets, ways):
     keys = words([*EXTREMES, *(draw.randrange(2**64) for _ in range(n))])
     present, given = np.ones(len(keys), bool), words(range(5, len(keys) + 5))
     batch = keys, present, given, jnp.int32(1), jnp.uint32(0)
-    before, _ = backend.insert(before, *batch, Eviction("custom"), "reference")
+    before, _ = hash_backend.insert(before, *batch, Eviction("custom"), "reference")
     after, source = jax.jit(doubled)(before)
 
     old = np.asarray(source).reshape(2, sets, ways)
@@ -39,6 +39,6 @@ def test_every_key_is_found_after_growth(sets, ways):
         after.touched.reshape(-1) == np.where(source < 0, 0, before.touched.reshape(-1)[source])
     ).all()
 
-    slots = backend.find(before, keys, present, "reference")
-    moved = np.asarray(backend.find(after, keys, present, "reference"))
+    slots = hash_backend.find(before, keys, present, "reference")
+    moved = np.asarray(hash_backend.find(after, keys, present, "reference"))
     assert (np.where(moved < 0, -1, np.asarray(source)[moved]) == slots).all()

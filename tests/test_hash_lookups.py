@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import _reports
+from jax_tt._base import reports
 from tests.test_hash_tables import EXTREMES
 
 QUIET = jax_tt.hash_table(4, 64, ways=4, safe_check="ignore")
@@ -141,7 +141,7 @@ def test_safe_check():
     warns, fails = (dataclasses.replace(QUIET, safe_check=check) for check in ("warn", "error"))
     state, ids = filled(QUIET, np.array([1])), np.array([1, 2, 3])
     for lookup in (LOOKUP, jax_tt.Lookup(method="reference")):
-        _reports.forget()
+        reports.forget()
         with pytest.warns(jax_tt.MissingKeyWarning, match="2 ids of a training batch"):
             jax.block_until_ready(jax_tt.lookup_rows(warns, state, ids, lookup)[0])
             jax.effects_barrier()

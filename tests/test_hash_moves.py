@@ -12,9 +12,9 @@ from jax.sharding import AxisType
 
 import jax_tt
 from jax_tt import Placement, ShardedTable
-from jax_tt._flax._nnx_collection import write_arrays
-from jax_tt._hash import placing
-from jax_tt._hash.placing import ENTRY, Sets, placed
+from jax_tt._layers.nnx.collection import write_arrays
+from jax_tt._sets import placing
+from jax_tt._sets.placing import ENTRY, Sets, placed
 
 FEATURES = {"item": jax_tt.Feature("item")}
 PLAIN = jax_tt.hash_table(4, 1024, optimizer=jax_tt.optimizers.Adagrad(0.1), name="item")

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tt._hash import backend
-from jax_tt._hash.directory import POLICIES, Eviction, init_directory
-from jax_tt._hash.initial import Constant, Normal, TruncatedNormal, Uniform
 from jax_tt._native import hash as native_hash
+from jax_tt._native import hash_backend
+from jax_tt._sets.hash_directory import POLICIES, Eviction, init_directory
+from jax_tt._sets.initial import Constant, Normal, TruncatedNormal, Uniform
 from tests.conftest import WAYS, method_fixture
 from tests.helpers import on_gpu
 from tests.test_hash_directory import EXTREMES, words
@@ -37,8 +37,8 @@ def test_find_and_insert(sets, ways, n, keys, policy, method):
     draw = np.random.default_rng(n)
     pool = words([*EXTREMES, *draw.integers(2**64, size=keys, dtype=np.uint64)])
     directory = init_directory(sets, ways)
-    insert = jax.jit(backend.insert, static_argnums=(6, 7))
-    find = jax.jit(backend.find, static_argnums=3)
+    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
+    find = jax.jit(hash_backend.find, static_argnums=3)
     for now in range(1, 5):
         asked, here = pool[draw.integers(len(pool), size=n)], draw.random(n) < 0.9
         given = draw.integers(2, size=(n, 2), dtype=np.uint32)
@@ -52,8 +52,8 @@ def test_find_and_insert(sets, ways, n, keys, policy, method):
 def test_one_key_many_times(method):
     directory, keys = init_directory(3, 2), words([0] * 1000)
     batch = keys, np.ones(1000, bool), keys, jnp.int32(1), jnp.uint32(0), Eviction("lfu")
-    after, done = backend.insert(directory, *batch, method)
-    equal((after, done), backend.insert(directory, *batch, "reference"))
+    after, done = hash_backend.insert(directory, *batch, method)
+    equal((after, done), hash_backend.insert(directory, *batch, "reference"))
     assert done.counts.tolist() == [1000, 0, 1, 0, 1, 0, 0]
 
 
@@ -63,7 +63,7 @@ def test_the_order_of_a_batch_changes_nothing(policy, method):
     """Also where keys are evicted: the directory holds a third of the keys."""
     draw = np.random.default_rng(0)
     pool = words([*EXTREMES, *draw.integers(2**64, size=900, dtype=np.uint64)])
-    insert = jax.jit(backend.insert, static_argnums=(6, 7))
+    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
     left = right = init_directory(40, 8)
     for now in range(1, 4):
         asked, here = pool[draw.integers(len(pool), size=600)], draw.random(600) < 0.9
@@ -82,7 +82,7 @@ def test_the_order_of_a_batch_changes_nothing(policy, method):
 def test_large_batches(policy, sets, n, method):
     draw = np.random.default_rng(n)
     directory = init_directory(sets, 4)
-    insert = jax.jit(backend.insert, static_argnums=(6, 7))
+    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
     for now in (1, 2):
         keys = draw.integers(2**64, size=(n, 1), dtype=np.uint64) // np.array([2**32, 1], np.uint64)
         keys = keys.astype(np.uint32)
@@ -104,11 +104,11 @@ def test_a_corrupt_directory_breaks_nothing_else(method):
     keys, here = pool[draw.integers(20, size=300)], draw.random(300) < 0.9
     for policy in POLICIES:
         batch = keys, here, keys, jnp.int32(7), jnp.uint32(0), Eviction(policy)
-        after, done = backend.insert(noise, *batch, method)
+        after, done = hash_backend.insert(noise, *batch, method)
         assert done.counts[0] == here.sum()
-        slots = backend.find(after, keys, here, method)
+        slots = hash_backend.find(after, keys, here, method)
         assert ((slots >= -1) & (slots < noise.capacity)).all()
-    grown, _ = backend.double(noise, [jnp.ones(noise.capacity)], method)
+    grown, _ = hash_backend.double(noise, [jnp.ones(noise.capacity)], method)
     assert grown.capacity == 2 * noise.capacity
 
 
@@ -119,8 +119,8 @@ def test_a_workspace_that_is_too_small_is_refused(method, monkeypatch):
     directory, keys = init_directory(3, 2), words([1, 2])
     batch = keys, np.ones(2, bool), keys, jnp.int32(1), jnp.uint32(0), Eviction("lru")
     for op in (
-        lambda: backend.insert(directory, *batch, method),
-        lambda: backend.double(directory, [], method),
+        lambda: hash_backend.insert(directory, *batch, method),
+        lambda: hash_backend.double(directory, [], method),
     ):
         with pytest.raises(Exception, match="the workspace has 1 bytes, expected"):
             jax.block_until_ready(op())
@@ -131,9 +131,9 @@ def test_sizes_that_disagree_are_refused(method):
     keys = words([1, 2])
     batch = keys, np.ones(2, bool), keys, jnp.int32(1), jnp.uint32(0), Eviction("lru")
     for op in (
-        lambda: backend.find(directory, *batch[:2], method),
-        lambda: backend.insert(directory, *batch, method),
-        lambda: backend.double(directory, [], method),
+        lambda: hash_backend.find(directory, *batch[:2], method),
+        lambda: hash_backend.insert(directory, *batch, method),
+        lambda: hash_backend.double(directory, [], method),
     ):
         with pytest.raises(Exception, match=r"hash_(find|insert|double): \w+ has"):
             jax.block_until_ready(op())
@@ -150,7 +150,7 @@ def test_initial_rows(distribution, features, dtype, method):
     seed = jnp.array([2**32 - 1, 5], jnp.uint32)
 
     def rows(method):
-        return backend.initial(distribution, seed, keys, wanted, features, dtype, method)
+        return hash_backend.initial(distribution, seed, keys, wanted, features, dtype, method)
 
     found = jax.jit(rows, static_argnums=0)(method)
     assert found.dtype == dtype
@@ -161,7 +161,7 @@ def test_initial_rows_in_float64(x64, method):
     keys, wanted = words(range(50)), np.ones(50, bool)
     seed = jnp.array([1, 2], jnp.uint32)
     args = Normal(0.3), seed, keys, wanted, 5, "float64"
-    equal(backend.initial(*args, method), backend.initial(*args, "reference"))
+    equal(hash_backend.initial(*args, method), hash_backend.initial(*args, "reference"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -171,7 +171,7 @@ def test_initial_rows_in_slots(features, dtype, method):
     slots = jnp.array([0, 3, 4, 11, 12, 12], jnp.int32)
     draw = np.random.default_rng(features)
     tables = [
-        backend.Reset(
+        hash_backend.Reset(
             jnp.asarray(draw.normal(size=(12, features)), dtype),
             jnp.array([7, k], jnp.uint32),
             words([*EXTREMES[:5], k]),
@@ -183,7 +183,7 @@ def test_initial_rows_in_slots(features, dtype, method):
 
     def reset(rows, method):
         resets = [own._replace(rows=x) for own, x in zip(tables, rows, strict=True)]
-        return backend.reset_many(resets, [method] * 2)
+        return hash_backend.reset_many(resets, [method] * 2)
 
     given = [own.rows for own in tables]
     found = jax.jit(reset, static_argnums=1)(given, method)
@@ -215,7 +215,7 @@ def test_exchange(skipped, return_old, method):
     slots[: n - skipped] = np.sort(draw.permutation(capacity)[: n - skipped])
 
     def exchanged(method):
-        return backend.exchange(
+        return hash_backend.exchange(
             arrays, new, jnp.asarray(slots, jnp.int32), method, return_old=return_old
         )
 
@@ -227,7 +227,9 @@ def test_gradients_of_an_exchange(method):
     arrays, slots = [jnp.ones((4, 2)), jnp.arange(4)], jnp.array([1, 2, 4], jnp.int32)
 
     def loss(rows, new):
-        changed, old = backend.exchange([rows, arrays[1]], [new, 7], slots, method, return_old=True)
+        changed, old = hash_backend.exchange(
+            [rows, arrays[1]], [new, 7], slots, method, return_old=True
+        )
         return jnp.sum(changed[0] * jnp.arange(8.0).reshape(4, 2)) + 10 * jnp.sum(old[0])
 
     of_rows, of_new = jax.jit(jax.grad(loss, (0, 1)))(arrays[0], jnp.ones((3, 2)))
@@ -238,14 +240,16 @@ def test_gradients_of_an_exchange(method):
 def test_exchange_of_nothing(method):
     array, none = jnp.ones((4, 2)), jnp.zeros(0, jnp.int32)
     equal(
-        backend.exchange([array], [jnp.zeros((0, 2))], none, method, return_old=True),
+        hash_backend.exchange([array], [jnp.zeros((0, 2))], none, method, return_old=True),
         ([array], [jnp.zeros((0, 2))]),
     )
-    equal(backend.exchange([], [], none, method, return_old=True), ([], []))
+    equal(hash_backend.exchange([], [], none, method, return_old=True), ([], []))
     empty = jnp.zeros((4, 0))
     slots = jnp.array([1, 4], jnp.int32)
     equal(
-        backend.exchange([empty, array], [jnp.zeros((2, 0)), 3.0], slots, method, return_old=False),
+        hash_backend.exchange(
+            [empty, array], [jnp.zeros((2, 0)), 3.0], slots, method, return_old=False
+        ),
         ([empty, array.at[1].set(3)], []),
     )
 
@@ -257,10 +261,13 @@ def test_growth(sets, ways, method):
     keys = words([*EXTREMES, *draw.integers(2**64, size=n, dtype=np.uint64)])
     given, here = draw.integers(9, size=keys.shape, dtype=np.uint32), np.ones(len(keys), bool)
     batch = keys, here, given, jnp.int32(3), jnp.uint32(0), Eviction("custom")
-    directory, _ = backend.insert(init_directory(sets, ways), *batch, method)
+    directory, _ = hash_backend.insert(init_directory(sets, ways), *batch, method)
     arrays = [jnp.arange(float(3 * sets * ways)).reshape(-1, 3), jnp.arange(sets * ways)]
-    equal(backend.double(directory, arrays, method), backend.double(directory, arrays, "reference"))
-    equal(backend.double(directory, [], method)[1], [])
+    equal(
+        hash_backend.double(directory, arrays, method),
+        hash_backend.double(directory, arrays, "reference"),
+    )
+    equal(hash_backend.double(directory, [], method)[1], [])
 
 
 def test_under_vmap(method):
@@ -270,10 +277,10 @@ def test_under_vmap(method):
 
     def batches(method):
         def one(directory, keys, here, given):
-            after, done = backend.insert(
+            after, done = hash_backend.insert(
                 directory, keys, here, given, now, epoch, Eviction("lru"), method
             )
-            return after, done, backend.find(after, keys, here, method)
+            return after, done, hash_backend.find(after, keys, here, method)
 
         return jax.vmap(one)(directory, keys, here, given)
 
@@ -282,7 +289,7 @@ def test_under_vmap(method):
 
 def test_changes_are_in_place(method):
     directory = init_directory(4, 4)
-    insert = jax.jit(backend.insert, static_argnums=(6, 7), donate_argnums=0)
+    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7), donate_argnums=0)
     before = [array.unsafe_buffer_pointer() for array in directory]
     batch = words([5, 6]), np.ones(2, bool), words([0, 0]), jnp.int32(1), jnp.uint32(0)
     after, done = insert(directory, *batch, Eviction("lru"), method)
@@ -290,7 +297,9 @@ def test_changes_are_in_place(method):
     rows = jnp.zeros((16, 2))
     where = rows.unsafe_buffer_pointer()
     exchange = jax.jit(
-        lambda rows, slots: backend.exchange([rows], [1.0], slots, method, return_old=False)[0][0],
+        lambda rows, slots: hash_backend.exchange([rows], [1.0], slots, method, return_old=False)[
+            0
+        ][0],
         donate_argnums=0,
     )
     rows = exchange(rows, done.slots)

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from jax_tt._hash.directory import POLICIES
-from jax_tt._progress import Progress
+from jax_tt._base.progress import Progress
+from jax_tt._sets.hash_directory import POLICIES
 from tests import hash_soak
 from tests.conftest import WAYS, method_fixture
 

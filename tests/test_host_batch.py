@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 import jax_tt.linen
-from jax_tt import Bags, Feature, KeyedBags, Lookup, SplitIds, _reports
+from jax_tt import Bags, Feature, KeyedBags, Lookup, SplitIds
+from jax_tt._base import reports
 
 DENSE = jax_tt.dense_table(10, 4, name="item")
 HASH = jax_tt.hash_table(4, 64, name="key")
@@ -40,7 +41,7 @@ EMPTY = {
 
 @pytest.fixture(autouse=True)
 def _new_reports():
-    _reports.forget()
+    reports.forget()
 
 
 def keys_of(ids):
@@ -465,7 +466,7 @@ def test_layers_have_the_same_door():
         with pytest.warns(jax_tt.OutOfRangeWarning, match=f"id {FAR} at position 1.*EmbedBag"):
             bags = layer.host_batch([[1, FAR], []], capacity=4)
         assert bags.ids.shape == (4,)
-        _reports.forget()
+        reports.forget()
     assert jax_tt.Embed(10, 4, rngs=nnx.Rngs(0)).host_batch([[1, 2]]).shape == (1, 2)
     assert jax_tt.linen.Embed(10, 4).host_batch([1, 2]).shape == (2,)
     embed = jax_tt.linen.EmbedCollection({"item": DENSE}, {"clicked": Feature("item")})

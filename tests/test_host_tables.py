@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._arguments import as_array
+from jax_tt._base.arguments import as_array
 from tests.cli_case import QUIET, N, folder, ran, refused, table
 
 __all__ = ["folder", "table"]  # fixtures
@@ -169,8 +169,8 @@ def test_the_other_byte_order_on_the_command_line(table, capsys):
 
 def test_a_map_of_the_other_byte_order_is_read_by_blocks(folder, monkeypatch):
     """A table that does not fit in memory is not turned as a whole."""
-    from jax_tt._algebra import from_dense
-    from jax_tt._files.arrays import open_arrays
+    from jax_tt._formats.arrays import open_arrays
+    from jax_tt._tt import from_dense
 
     rows = np.random.default_rng(0).normal(size=(4096, 8)).astype(np.float32)
     np.save("t.npy", swapped(rows))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._lookup import _backend
+from jax_tt._jax import backend
 from tests.helpers import SHAPES, make_case
 
 
@@ -68,18 +68,18 @@ def test_auto_lowers_for_every_platform():
 
 def test_environment_replaces_auto(monkeypatch):
     monkeypatch.setenv("JAX_TT_METHOD", "reference")
-    assert _backend.choose("auto") == "reference"
+    assert backend.choose("auto") == "reference"
     monkeypatch.setenv("JAX_TT_METHOD", "fast")
     with pytest.raises(ValueError, match="JAX_TT_METHOD: got 'fast'"):
-        _backend.choose("auto")
+        backend.choose("auto")
 
 
 def test_without_the_native_module(monkeypatch):
     monkeypatch.delenv("JAX_TT_METHOD", raising=False)
-    monkeypatch.setattr(_backend, "native_platforms", lambda: ())
-    _backend._warn_once.cache_clear()
+    monkeypatch.setattr(backend, "native_platforms", lambda: ())
+    backend._warn_once.cache_clear()
     with pytest.warns(RuntimeWarning, match="native module is not available"):
-        assert _backend.choose("auto") == "reference"
-    assert _backend.choose("auto") == "reference"  # one warning, not one per call
+        assert backend.choose("auto") == "reference"
+    assert backend.choose("auto") == "reference"  # one warning, not one per call
     with pytest.raises(RuntimeError, match="method='reference'"):
-        _backend.choose("ffi")
+        backend.choose("ffi")

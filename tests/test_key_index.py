@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from jax_tt import _ffi
+from jax_tt._base import ffi
 from jax_tt._tiers.key_index import DictIndex, KeyIndex
 from tests.test_row_tiers import batch_of, small_tiers
 
@@ -25,7 +25,7 @@ def changed(call, keys, *numbers):
 
 @pytest.mark.parametrize("pool", [50, 3000])
 def test_native_index_equals_a_dict(pool):
-    native = _ffi.load("cpu")
+    native = ffi.load("cpu")
     assert native is not None
     index, model, draw = native.KeyIndex(), DictIndex(), np.random.default_rng(pool)
     keys = draw.integers(0, 2**64, pool, dtype=np.uint64)
@@ -45,7 +45,7 @@ def test_native_index_equals_a_dict(pool):
 
 def test_many_keys():
     """More than one segment has room for; the first bits of the hashes of half of the keys are the same."""
-    native = _ffi.load("cpu")
+    native = ffi.load("cpu")
     assert native is not None
     draw = np.random.default_rng(0)
     keys = np.concatenate([draw.integers(0, 2**64, 20_000, dtype=np.uint64), crowded(20_000)])
@@ -67,7 +67,7 @@ def crowded(count):
 
 
 def test_errors():
-    native = _ffi.load("cpu")
+    native = ffi.load("cpu")
     assert native is not None
     index = native.KeyIndex()
     with pytest.raises(ValueError, match="one number for every key"):

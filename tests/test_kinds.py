@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._cache.maintain import populated
+from jax_tt._kinds.cached.maintain import populated
 from tests.kind_case import KindCase
 
 TRAIN = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(50, 8, ranks=4))

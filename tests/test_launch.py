@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tt import _ffi
+from jax_tt._base import ffi
 from tests.helpers import cxx_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,9 +34,9 @@ def test_threads_with_sizes_of_their_own_do_not_fail_each_other(tmp_path):
 
 
 def _emulated():
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     if module is None:
-        pytest.skip(str(_ffi.why_unavailable("cuda_emulated")))
+        pytest.skip(str(ffi.why_unavailable("cuda_emulated")))
     return module
 
 
@@ -158,7 +158,7 @@ def test_a_call_without_ids_launches(call):
     # XLA may capture what a handler enqueues, and older versions refuse a capture that stays empty.
     module = _emulated()
     results, args, attributes = call(module)
-    target = _ffi.target("cuda_emulated", call.__name__.removeprefix("_"))
+    target = ffi.target("cuda_emulated", call.__name__.removeprefix("_"))
     before = module.launches()
     jax.block_until_ready(
         jax.ffi.ffi_call(target, results, has_side_effect=True)(*args, **attributes)

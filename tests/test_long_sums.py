@@ -9,7 +9,7 @@ import pytest
 
 import jax_tt
 from jax_tt import optimizers
-from jax_tt._tables import distinct_rows
+from jax_tt._table import distinct_rows
 
 # Terms that are added one after the other, and many more.
 COUNTS = (1, 2, 255, 256, 257, 3000, 65_536, pytest.param(1_000_000, marks=pytest.mark.full))

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import _ffi, optimizers
+from jax_tt import optimizers
+from jax_tt._base import ffi
 from tests.conftest import native_available
 from tests.helpers import (
     SHAPES,
@@ -113,7 +114,7 @@ def test_chunked_batches_have_several_chunks(name):
     ids = np.asarray(bags.ids)
 
     def size(n: int) -> int:
-        module = _ffi.load("cpu")
+        module = ffi.load("cpu")
         assert module is not None
         factors = (shape.row_factors, shape.col_factors, shape.full_ranks)
         return module.plan_size(*factors, shape.num_embeddings, n, ids.size)[0]
@@ -383,7 +384,7 @@ def test_residuals_that_were_tampered_with_are_refused():
 def test_export(tmp_path):
     """An exported op runs when its custom calls are declared safe, as jax.export asks of any."""
     case = make_case(SHAPES["d3"], "float32", False)
-    module = _ffi.load("cpu")
+    module = ffi.load("cpu")
     assert module is not None
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in module.registrations()]
     ids = np.arange(12, dtype=np.int32).reshape(4, 3)

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 import jax_tt.linen
-from jax_tt.order import IdOrder, _stored
+from jax_tt._ids import stored_order
+from jax_tt.order import IdOrder
 
 N, D = 60, 4
 ORDER = IdOrder(np.random.default_rng(0).permutation(N))
@@ -151,7 +152,7 @@ def test_an_order_that_grows_beyond_16_bits():
     ordered.grow(count + 1, opt=opt, rngs=nnx.Rngs(1))
     trained(ordered, opt, IDS)
     assert ordered.id_order[...].dtype == jnp.uint32
-    equal(_stored.on_host(ordered.id_order[...]), order.grow(count + 1).rows)
+    equal(stored_order.on_host(ordered.id_order[...]), order.grow(count + 1).rows)
     plain.grow(count + 1, rngs=nnx.Rngs(1))
     for name in ("core_0", "core_1", "core_2"):
         getattr(plain, name)[...] = getattr(ordered, name)[...]

@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 import jax_tt.linen
-from jax_tt.order import IdOrder, _stored
+from jax_tt._ids import stored_order
+from jax_tt.order import IdOrder
 
 MANY = 2**16 + 77
 
@@ -26,15 +27,15 @@ def permutation(count, seed=0):
 @settings(max_examples=100)
 def test_packed_rows_come_back(count, seed):
     rows = permutation(count, seed)
-    words = _stored.pack(rows)
+    words = stored_order.pack(rows)
     assert words.shape == (-(-count // 32), count.bit_length())
-    assert np.array_equal(_stored.on_host(words), rows)
+    assert np.array_equal(stored_order.on_host(words), rows)
 
 
 @pytest.mark.parametrize("count", [2, 3, 31, 32, 33, 64, 1000, 2**16, 2**16 + 1, 2**17, 2**17 + 1])
 def test_any_row_is_read_alone(count):
     rows = permutation(count)
-    packed = _stored.StoredRows(jnp.asarray(_stored.pack(rows)), count)
+    packed = stored_order.StoredRows(jnp.asarray(stored_order.pack(rows)), count)
     assert np.array_equal(packed.whole(), rows)
     ids = np.random.default_rng(1).integers(0, count, (3, 50)).astype(np.int32)
     for kind in (np.int32, np.uint32):
@@ -46,7 +47,7 @@ def test_any_row_is_read_alone(count):
 
 def test_places_of_the_last_ids_stay_within_32_bits():
     ids = [0, 31, 32, 2**30 + 17, 2**31 - 34, 2**31 - 2]
-    block, word, shift = _stored.places(jnp.asarray(ids, jnp.int32), 31)
+    block, word, shift = stored_order.places(jnp.asarray(ids, jnp.int32), 31)
     for k, value in enumerate(ids):
         bit = value % 32 * 31
         assert (int(block[k]), int(word[k]), int(shift[k])) == (value // 32, bit // 32, bit % 32)
@@ -60,14 +61,14 @@ def test_places_of_the_last_ids_stay_within_32_bits():
 )
 def test_bytes_are_those_that_a_layer_keeps(count, dtype, nbytes):
     order = IdOrder(permutation(count))
-    kept = _stored.on_device(order.rows)
+    kept = stored_order.on_device(order.rows)
     assert kept.dtype == dtype and kept.nbytes == order.nbytes == nbytes
-    assert np.array_equal(_stored.on_host(kept), order.rows)
+    assert np.array_equal(stored_order.on_host(kept), order.rows)
 
 
 def test_orders_beyond_32_bits_take_64():
-    assert _stored.kept_bytes(2**31 - 1) == 2**26 * 31 * 4
-    assert _stored.kept_bytes(2**31) == 2**34
+    assert stored_order.kept_bytes(2**31 - 1) == 2**26 * 31 * 4
+    assert stored_order.kept_bytes(2**31) == 2**34
 
 
 @pytest.mark.parametrize("flavour", ["nnx", "linen"])
@@ -127,7 +128,7 @@ def test_checkpoints_of_layers_say_how_many_ids_there_are(tmp_path):
 
 
 def damaged():
-    words = _stored.pack(permutation(1000))
+    words = stored_order.pack(permutation(1000))
     swapped = words.copy()
     swapped[0] = swapped[1]
     return {
@@ -166,7 +167,7 @@ def test_what_is_too_large_is_refused_by_its_last_block():
             return np.zeros((1, 1), np.uint32)
 
     with pytest.raises(ValueError, match="rows packed as layers"):
-        _stored.count_of(Bomb())
+        stored_order.count_of(Bomb())
 
 
 @pytest.mark.parametrize("count", [60, MANY])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._files import output
+from jax_tt._formats import output
 from jax_tt.cli import compress, main
 from jax_tt.order import IdOrder
 from tests.cli_case import QUIET, N, folder, ran, refused, table

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import _ffi, optimizers
-from jax_tt._lookup import _backend
+from jax_tt import optimizers
+from jax_tt._base import ffi
+from jax_tt._jax import backend
 from jax_tt._native import tt
 from tests.conftest import native_available
 from tests.helpers import SHAPES, assert_close, make_case
@@ -27,8 +28,8 @@ RULE = optimizers.Adagrad(0.1)
 @pytest.fixture(autouse=True)
 def cuda(monkeypatch):
     """A process that has native ops for CPU and CUDA."""
-    load = _ffi.load
-    monkeypatch.setattr(_ffi, "load", lambda p: load("cuda_emulated" if p == "cuda" else p))
+    load = ffi.load
+    monkeypatch.setattr(ffi, "load", lambda p: load("cuda_emulated" if p == "cuda" else p))
     tt._plan_sizes.cache_clear()
     yield
     tt._plan_sizes.cache_clear()
@@ -62,7 +63,7 @@ def _lowered(op, method, platform):
 @pytest.mark.parametrize("method", ["auto", "ffi"])
 @pytest.mark.parametrize("op", OPS)
 def test_cuda_gets_a_workspace_and_cpu_none(op, method):
-    assert _backend.native_platforms() == ("cpu", "cuda")
+    assert backend.native_platforms() == ("cpu", "cuda")
     targets = r"custom_call @(jax_tt_\w+_v1)"
     cpu, cuda = (_lowered(op, method, platform) for platform in ("cpu", "cuda"))
     found = set(re.findall(targets, cpu))
@@ -110,25 +111,25 @@ def test_float64_runs_natively_on_the_cpu_alone(x64):
 
 
 def test_float64_where_there_is_only_cuda(x64, monkeypatch):
-    monkeypatch.setattr(_backend, "native_platforms", lambda: ("cuda",))
-    assert _backend.choose("auto", jnp.float64) == "reference"
-    assert _backend.choose("auto", jnp.float32) == "auto"
+    monkeypatch.setattr(backend, "native_platforms", lambda: ("cuda",))
+    assert backend.choose("auto", jnp.float64) == "reference"
+    assert backend.choose("auto", jnp.float32) == "auto"
     with pytest.raises(TypeError, match="float64 table"):
-        _backend.choose("ffi", jnp.float64)
+        backend.choose("ffi", jnp.float64)
 
 
 def test_reasons(monkeypatch):
-    load = _ffi._load.__wrapped__  # past the cache, which the other tests need as it is
-    monkeypatch.setattr(_ffi.importlib.util, "find_spec", lambda name: None)
+    load = ffi._load.__wrapped__  # past the cache, which the other tests need as it is
+    monkeypatch.setattr(ffi.importlib.util, "find_spec", lambda name: None)
     assert "JAX_TT_CUDA=ON" in load("cuda")[1]
     assert "JAX_TT_EMULATION=ON" in load("cuda_emulated")[1]
-    monkeypatch.setattr(_ffi.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(_ffi, "entry_points", lambda group: [])
+    monkeypatch.setattr(ffi.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(ffi, "entry_points", lambda group: [])
     if not any(device.platform == "gpu" for device in jax.devices()):
         assert "jax-tt[cuda13]" in load("cuda")[1]
 
 
 def test_emulation_that_was_not_built(monkeypatch):
-    monkeypatch.setattr(_ffi, "load", lambda platform: None)
+    monkeypatch.setattr(ffi, "load", lambda platform: None)
     with pytest.raises(RuntimeError, match="JAX_TT_EMULATION=ON"):
-        _backend.choose("cuda_emulated")
+        backend.choose("cuda_emulated")

@@ -9,7 +9,7 @@ import pytest
 
 import jax_tt
 from jax_tt import Bags, Feature, Lookup, optimizers
-from jax_tt._lookup import _groups
+from jax_tt._table import groups
 from tests.conftest import WAYS, method_fixture
 from tests.test_quantized_tables import random_rows
 
@@ -79,7 +79,7 @@ def test_bits_are_those_of_single_calls(method, layout, monkeypatch):
     for alone in (False, True):
         if alone:
             monkeypatch.setattr(
-                _groups, "groups_of", lambda uses: tuple((None, (k,)) for k in range(len(uses)))
+                groups, "groups_of", lambda uses: tuple((None, (k,)) for k in range(len(uses)))
             )
         lowered = step_of(collection, lookup, layout).lower(state, batch)
         text = lowered.as_text()

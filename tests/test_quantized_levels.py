@@ -13,8 +13,8 @@ from flax import nnx
 import jax_tt
 import jax_tt.linen
 from jax_tt import optimizers
-from jax_tt._quantized import codec
-from jax_tt._quantized.levels import separated
+from jax_tt._kinds.quantized import codec
+from jax_tt._kinds.quantized.levels import separated
 from tests.conftest import WAYS, method_fixture
 from tests.test_quantized_tables import WIDTHS, random_rows
 
@@ -289,7 +289,7 @@ def test_rows_with_few_different_numbers():
 def test_rows_are_read_in_blocks(monkeypatch, tmp_path):
     rows = random_rows(50, 13)
     want = jax_tt.quantize(rows, 3, levels="fit", rotation="random")
-    monkeypatch.setattr("jax_tt._quantized.quantize._BLOCK", 64)
+    monkeypatch.setattr("jax_tt._compress.quantize._BLOCK", 64)
     np.save(tmp_path / "rows.npy", rows)
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
     found = jax_tt.quantize(mapped, 3, levels="fit", rotation="random")

@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 import jax_tt
 import jax_tt.linen
-from jax_tt._quantized import codec
+from jax_tt._kinds.quantized import codec
 from tests.conftest import WAYS, method_fixture
 from tests.helpers import on_gpu, raises
 
@@ -125,7 +125,7 @@ def test_rows_of_all_types(dtype):
 
 
 def test_rows_are_read_in_blocks(monkeypatch, tmp_path):
-    monkeypatch.setattr("jax_tt._quantized.quantize._BLOCK", 64)
+    monkeypatch.setattr("jax_tt._compress.quantize._BLOCK", 64)
     rows = random_rows(50, 13)
     np.save(tmp_path / "rows.npy", rows)
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")

@@ -13,7 +13,7 @@ from flax import nnx
 import jax_tt
 import jax_tt.linen
 from jax_tt import optimizers
-from jax_tt._quantized import codec
+from jax_tt._kinds.quantized import codec
 from tests.conftest import WAYS, method_fixture
 from tests.test_quantized_tables import random_rows
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jax_tt
-from jax_tt._algebra import approximation, decompose, from_dense, train_rows, unfolding
+from jax_tt._tt import approximation, decompose, from_dense, train_rows, unfolding
 from jax_tt.order import IdOrder
 from tests.helpers import SHAPES, dense_table, make_case
 

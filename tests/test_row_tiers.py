@@ -13,8 +13,8 @@ import pytest
 from flax import nnx
 
 import jax_tt
-from jax_tt import _ffi
-from jax_tt._hash.initial import Normal, initial_rows
+from jax_tt._base import ffi
+from jax_tt._sets.initial import Normal, initial_rows
 from jax_tt._tiers.places import DevicePlaces
 from jax_tt._tiers.words import to_words
 from tests import row_tiers_run
@@ -88,7 +88,7 @@ def test_without_a_native_module(tmp_path, monkeypatch):
             state = tiers.load(state, staged)
         found.append((tiers.read(state, "item", np.arange(60)), tiers.statistics()))
         tiers.close()
-        monkeypatch.setattr(_ffi, "load", lambda platform: None)
+        monkeypatch.setattr(ffi, "load", lambda platform: None)
     assert (found[0][0] == found[1][0]).all()
     assert found[0][1] == found[1][1]
 

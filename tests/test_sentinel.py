@@ -9,7 +9,7 @@ from flax import nnx
 
 import jax_tt
 from jax_tt import optimizers
-from jax_tt._sentinel import TOLERANCE
+from jax_tt._base.sentinel import TOLERANCE
 from tests.helpers import raises
 
 RULE = optimizers.SGD(0.1)

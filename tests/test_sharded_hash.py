@@ -13,10 +13,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
-from jax_tt import Lookup, Placement, ShardedTable, _reports, optimizers
-from jax_tt._hash.hashing import homes_of
-from jax_tt._hash.owners import keys_of_words, owners_of, words_of
-from jax_tt._sharding.route import Route, distinct
+from jax_tt import Lookup, Placement, ShardedTable, optimizers
+from jax_tt._base import reports
+from jax_tt._kinds.sharded.route import Route, distinct
+from jax_tt._sets.hashing import homes_of
+from jax_tt._sets.owners import keys_of_words, owners_of, words_of
 
 WIDTH, CAPACITY = 8, 512
 RULES = {"fused": optimizers.Adam(0.01), "plain": None, "custom": optimizers.RowWiseAdagrad(0.1)}
@@ -325,7 +326,7 @@ def test_keys_without_a_row_in_a_training_batch_are_told():
             lambda state, table=table: jax_tt.lookup_rows(table, state, ids, Lookup())
         )
         message = r"item: ids: \d ids of a training batch are keys without a row"
-        _reports.forget()
+        reports.forget()
         raised = pytest.raises(Exception, match=message)
         warned = pytest.warns(jax_tt.MissingKeyWarning, match=message)
         with warned if check == "warn" else raised:

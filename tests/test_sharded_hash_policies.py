@@ -15,10 +15,10 @@ from jax.sharding import PartitionSpec as P
 import jax_tt
 import jax_tt.linen
 from jax_tt import Placement, ShardedTable
-from jax_tt._hash.directory import KeyDirectory
-from jax_tt._hash.grow import growth_to
-from jax_tt._hash.owners import owners_of, words_of
-from jax_tt._sharding.route import message_rows
+from jax_tt._kinds.hashed.change import growth_to
+from jax_tt._kinds.sharded.route import message_rows
+from jax_tt._sets.hash_directory import KeyDirectory
+from jax_tt._sets.owners import owners_of, words_of
 from tests.hash_model import joined
 
 WIDTH, DEVICES, BATCH = 4, 4, (16, 3)

@@ -12,12 +12,12 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Exchange, Lookup, Placement, ShardedTable, optimizers
-from jax_tt._lookup._groups import Call, Use
-from jax_tt._lookup._inputs import bag_batch
-from jax_tt._sharding.route import Route
-from jax_tt._sharding.spread import bag_places
-from jax_tt._sharding.travels import bytes_of_rows, bytes_of_sums, message_of, sums_travel
-from jax_tt._tables.options import Wanted
+from jax_tt._kinds.sharded.route import Route
+from jax_tt._kinds.sharded.spread import bag_places
+from jax_tt._kinds.sharded.travels import bytes_of_rows, bytes_of_sums, message_of, sums_travel
+from jax_tt._table.groups import Call, Use
+from jax_tt._table.inputs import bag_batch
+from jax_tt._table.options import Wanted
 
 ROWS, WIDTH, BAGS, LENGTH = 200, 8, 8, 24
 SUMS = Exchange(pooled="sums")

@@ -262,7 +262,7 @@ def test_pages_of_large_embedding():
 )
 @pytest.mark.parametrize("rows", [1, 3, 97, 1000])
 def test_every_row_has_a_place_that_no_other_row_has(placement, rows):
-    from jax_tt._sharding.pages import stored_rows
+    from jax_tt._kinds.sharded.pages import stored_rows
 
     layout = placement.layout(rows, 4)
     found = np.asarray(stored_rows(layout, layout.page_table, np.arange(rows)))
@@ -406,7 +406,7 @@ def _check_shared_tables(mesh, features, batch):
     ],
 )
 def test_pages_move_with_their_state_a_block_at_a_time(before, after, monkeypatch):
-    monkeypatch.setattr("jax_tt._sharding.move._BLOCK", 16)
+    monkeypatch.setattr("jax_tt._kinds.sharded.move._BLOCK", 16)
     mesh = jax.make_mesh((4,), ("model",), axis_types=(AxisType.Auto,))
     plain = jax_tt.dense_table(231, 4, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1))
     table = ShardedTable(plain, mesh, "model", before)
@@ -430,8 +430,8 @@ def test_pages_move_with_their_state_a_block_at_a_time(before, after, monkeypatc
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_large_tables_are_initialised_in_parts(placement, make, kind, monkeypatch):
-    monkeypatch.setattr("jax_tt._sharding.table._WHOLE_BYTES", 0)
-    monkeypatch.setattr("jax_tt._sharding.initial._BLOCK", 16)
+    monkeypatch.setattr("jax_tt._kinds.sharded.table._WHOLE_BYTES", 0)
+    monkeypatch.setattr("jax_tt._kinds.sharded.initial._BLOCK", 16)
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
     plain = jax_tt.dense_table(99, 4, optimizer=jax_tt.optimizers.Adam(0.1))
     plain = dataclasses.replace(plain, **make)
@@ -447,7 +447,7 @@ def test_large_tables_are_initialised_in_parts(placement, make, kind, monkeypatc
 
 
 def test_products_of_rows_and_columns_have_64_bits():
-    from jax_tt._sharding.initial import _product
+    from jax_tt._kinds.sharded.initial import _product
 
     rows = [0, 1, 65_535, 65_536, 2**31 - 1, 123_456_789]
     for columns in (1, 3, 128, 65_537, 2**31 - 1):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._files import dump as files
+from jax_tt._formats import dump as files
 from tests.test_row_tiers import batch_of, small_tiers, trained
 
 RULE = jax_tt.optimizers.RowWiseAdagrad(0.1)
@@ -265,8 +265,8 @@ def test_a_dump_replaces_another_one_at_once(tmp_path, monkeypatch, writer):
 KILLED_AT_EVERY_STEP = """
 import os, signal, sys
 import numpy as np
-from jax_tt._files.dump import Dump, write_dump
-from jax_tt._progress import Progress
+from jax_tt._formats.dump import Dump, write_dump
+from jax_tt._base.progress import Progress
 
 path = sys.argv[1]
 STEPS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}

@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Bags, Feature, Lookup, optimizers
-from jax_tt._lookup import _shared
-from jax_tt._tables import table_group
+from jax_tt._lookup import shared
+from jax_tt._native import table_group
 from tests.conftest import native_available
 from tests.fuzz import calls
 
@@ -544,11 +544,11 @@ def test_step_counts_under_vmap():
     mapped, single = jnp.arange(3.0), jnp.float32(5)
 
     def added(mapped, single, applied):
-        return tuple(_shared._added([mapped, single, single], [applied[0], applied[1], mapped]))
+        return tuple(shared._added([mapped, single, single], [applied[0], applied[1], mapped]))
 
     run = jax.vmap(added, (0, None, None), (0, None, 0))
     first, second, third = run(mapped, single, jnp.array([1.0, 2.0]))
     np.testing.assert_array_equal(first, [1, 2, 3])
     assert second == 7
     np.testing.assert_array_equal(third, [5, 6, 7])
-    assert [float(x) for x in _shared._added([single] * 70, [single] * 70)] == [10.0] * 70
+    assert [float(x) for x in shared._added([single] * 70, [single] * 70)] == [10.0] * 70

@@ -9,7 +9,8 @@ import pytest
 
 import jax_tt
 from benchmarks.gpu import stages, work
-from jax_tt import Bags, Feature, Lookup, _ffi, optimizers
+from jax_tt import Bags, Feature, Lookup, optimizers
+from jax_tt._base import ffi
 from tests.conftest import WAYS, method_fixture, native_available
 from tests.helpers import f64, on_gpu
 
@@ -104,8 +105,8 @@ def test_bits_are_those_of_single_calls(bounds, skip, one_by_one, method):
     lowered = jax.jit(functools.partial(stepped, collection, lookup)).lower(state, batch)
     platform = "cuda" if on_gpu() else method
     for op in ("forward", "backward", "update"):
-        assert lowered.as_text().count(f"@{_ffi.target(platform, f'tables_{op}')}") == 1
-        assert f"@{_ffi.target(platform, op)}" not in lowered.as_text()
+        assert lowered.as_text().count(f"@{ffi.target(platform, f'tables_{op}')}") == 1
+        assert f"@{ffi.target(platform, op)}" not in lowered.as_text()
     got = lowered.compile()(state, batch)
     one_by_one()
     alone = jax.jit(functools.partial(stepped, collection, lookup))
@@ -123,7 +124,7 @@ def test_order_of_threads_leaves_no_trace():
     collection = collection_of(names)
     state, batch = collection.init(jax.random.key(0)), batch_of(names)
     step = jax.jit(functools.partial(stepped, collection, Lookup(method="cuda_emulated")))
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     assert module is not None
     results = []
     try:
@@ -278,7 +279,7 @@ def test_plans_of_sharded_batches_are_checked_together():
 
         return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
 
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     assert module is not None
     module.clear_launch_counts()
     got = jax.block_until_ready(step(state, jax.device_put(batch, over_devices)))
@@ -309,9 +310,9 @@ def test_tables_that_need_much_memory_take_turns(one_by_one, method):
 
 @pytest.mark.parametrize("platform", ["cuda_emulated", "cuda"])
 def test_the_workspace_of_many_tables_is_bounded(platform):
-    module = _ffi.load(platform)
+    module = ffi.load(platform)
     if module is None:
-        pytest.skip(str(_ffi.why_unavailable(platform)))
+        pytest.skip(str(ffi.why_unavailable(platform)))
     size = module.tables_workspace_size
     mib = 2**20
     assert size([5 * mib]) == 5 * mib
@@ -344,7 +345,7 @@ def launches_of(tables, samples, length=1):
         return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
 
     step = jax.jit(updated).lower(state, batch).compile()
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     assert module is not None
     before = module.launches()
     jax.block_until_ready(step(state, batch))
@@ -382,9 +383,9 @@ def test_a_step_launches_five_kernels():
         col_factors=(4, 4, 4),
         optimizer=optimizers.SGD(0.1),
     )
-    module = _ffi.load("cuda_emulated")
+    module = ffi.load("cuda_emulated")
     if module is None:
-        pytest.skip(str(_ffi.why_unavailable("cuda_emulated")))
+        pytest.skip(str(ffi.why_unavailable("cuda_emulated")))
     module.clear_launch_counts()
     assert launches_of({"a": table}, 17, 20) == 5
     launched = {kernel: count for kernel, (count, _, _) in module.launch_counts().items()}

@@ -13,7 +13,8 @@ import pytest
 from flax import nnx
 
 import jax_tt
-from jax_tt import _environment, optimizers
+from jax_tt import optimizers
+from jax_tt._base import environment
 from tests.conftest import method_fixture
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -235,7 +236,7 @@ def test_environment_variables_at_import():
 def test_misspelt_environment_variables(monkeypatch):
     for name in ("JAX_TT_DATA", "JAX_TT_CUDA", "JAX_TT_TEST_OPTIMIZED"):
         monkeypatch.setenv(name, "1")
-    _environment.warn_of_misspelt()  # others' variables are none of its business
+    environment.warn_of_misspelt()  # others' variables are none of its business
     monkeypatch.setenv("JAX_TT_NUM_THREAD", "1")
     with pytest.warns(RuntimeWarning, match=r"JAX_TT_NUM_THREAD .* reads JAX_TT_NUM_THREADS"):
-        _environment.warn_of_misspelt()
+        environment.warn_of_misspelt()

@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import AxisType
 
 import jax_tt
-from jax_tt._tables.table import Table
-from jax_tt._tables.wrapper import COMPUTED, MEMBERS, OF_WRAPPER, Wrapper
+from jax_tt._table.table import Table
+from jax_tt._table.wrapper import COMPUTED, MEMBERS, OF_WRAPPER, Wrapper
 
 N, D = 16, 8
 ADAGRAD = jax_tt.optimizers.Adagrad(0.1)

@@ -16,8 +16,8 @@ from benchmarks.registry import Settings, case
 from benchmarks.results import Report
 from benchmarks.timing import Call, Timing, interleave
 from benchmarks.work import LEARNING_RATE
-from jax_tt._hash import backend
-from jax_tt._hash.table import directory_of
+from jax_tt._kinds.hashed.table import directory_of
+from jax_tt._native import hash_backend
 
 LOADS, COLUMNS, TABLES = (0.5, 0.75, 1.0), 64, 26
 FIND, MAP = "jax_tt find", "tsl::robin_map find"
@@ -65,7 +65,7 @@ def _search(settings: Settings, report: Report, capacity: int, n: int, load: flo
         )
     rival, found = None if library is None else robin_map.RobinMap(library, keys), np.empty(n, "i4")
     present = jnp.ones(n, bool)
-    find = jax.jit(lambda directory, batch, here: backend.find(directory, batch, here, "auto"))
+    find = jax.jit(lambda directory, batch, here: hash_backend.find(directory, batch, here, "auto"))
     for stream, draw in STREAMS.items():
         rng = np.random.default_rng(1)
         asked = [keys[draw(rng, keys.size, n)] for _ in range(10)]

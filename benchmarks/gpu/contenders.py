@@ -11,8 +11,8 @@ from benchmarks.gpu.timing import Step, accumulated
 from benchmarks.gpu.work import GpuWork
 from benchmarks.work import LEARNING_RATE
 from jax_tt import optimizers
-from jax_tt._hash import backend
-from jax_tt._hash.table import directory_of
+from jax_tt._kinds.hashed.table import directory_of
+from jax_tt._native import hash_backend
 
 RULE = optimizers.SGD(LEARNING_RATE)
 # Of the rows of a hash table, those that have a key.
@@ -138,7 +138,7 @@ def hash_find(work: GpuWork) -> tuple[Step, Any]:
 
     def call(directory: Any, ids: jax.Array) -> jax.Array:
         keys = jax.lax.bitcast_convert_type(keys_of(ids.reshape(-1)).digits, jnp.uint32)
-        return backend.find(directory, keys, jnp.ones(len(keys), bool), "auto")
+        return hash_backend.find(directory, keys, jnp.ones(len(keys), bool), "auto")
 
     return accumulated(call, directory_of(state), _example(work))
 

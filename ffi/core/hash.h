@@ -1,6 +1,6 @@
 // Tables of 64-bit keys: the directory, the sets of a key, scores and initial rows, for the kernels of every platform.
 //
-// jax_tt/_hash/reference.py says what the ops do; these are its integers.
+// jax_tt/_sets/hash_reference.py says what the ops do; these are its integers.
 #ifndef JAX_TT_CORE_HASH_H_
 #define JAX_TT_CORE_HASH_H_
 
@@ -75,7 +75,8 @@ struct HashRequests {
   int64_t min_age = 1;
 };
 
-// What an insertion did; jax_tt/_hash/directory.py says what is in it.  What was there before is null if nobody asks.
+// What an insertion did; jax_tt/_sets/hash_directory.py says what is in it.  What was there before is null if nobody
+// asks.
 struct HashInsertion {
   int32_t* slots = nullptr;        // [n]
   uint32_t* keys = nullptr;        // [n, 2]
@@ -184,7 +185,7 @@ enum HashCounted {
   kHashRefused = 6
 };
 
-// The table of quantiles of an initial distribution; jax_tt/_hash/initial.py says what is in it.
+// The table of quantiles of an initial distribution; jax_tt/_sets/initial.py says what is in it.
 constexpr int kQuantileOctaves = 32, kQuantileSegments = 128;
 constexpr int kQuantiles = kQuantileOctaves * (kQuantileSegments + 1);
 

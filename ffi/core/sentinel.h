@@ -7,7 +7,7 @@
 namespace jax_tt {
 
 // Averages of ones round by less, one step of Adam at a learning rate of 1e-4 moves it by more. The same number as
-// jax_tt._sentinel.TOLERANCE.
+// jax_tt._base.sentinel.TOLERANCE.
 constexpr float kSentinelTolerance = 1.0f / (1 << 14);
 
 // False for NaN.

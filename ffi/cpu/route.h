@@ -16,7 +16,7 @@ struct RouteRequests {
   int64_t devices;
 };
 
-// As jax_tt._sharding.route.Distinct.
+// As jax_tt._kinds.sharded.route.Distinct.
 struct DistinctRoute {
   int32_t* device;
   int32_t* row;
@@ -26,7 +26,7 @@ struct DistinctRoute {
 
 Status DistinctRows(const RouteRequests& requests, const DistinctRoute& found);
 
-// As jax_tt._sharding.spread.Places.
+// As jax_tt._kinds.sharded.spread.Places.
 struct BagRoute {
   int32_t* rows;     // [devices, size]
   int32_t* source;   // [devices, size]

@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.states import check_states
-from jax_tt._hash.table import unsharded_hash_table
-from jax_tt._sharding.table import ShardedTable
+from jax_tt._kinds.hashed.table import unsharded_hash_table
+from jax_tt._kinds.sharded.table import ShardedTable
 
 # In a checkpoint: rows, as two words, and columns of a table; of a hash table also how the slots of its keys and of
 # those that wait for admission are divided. Orbax cuts arrays of another size without a word.

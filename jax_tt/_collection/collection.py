@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._arguments import as_scalar
+from jax_tt._base.arguments import as_scalar
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
 from jax_tt._collection.host_batch import host_features
 from jax_tt._collection.host_ids import Bounds
 from jax_tt._collection.initial import initial_states
+from jax_tt._collection.next_values import next_values
 from jax_tt._collection.states import (
     UPDATES,
     check_arrays,
@@ -33,10 +34,9 @@ from jax_tt._collection.statistics import (
     init_totals,
     read_totals,
 )
-from jax_tt._lookup._shared import FLAGS, Shared, init_flags, is_shared
-from jax_tt._tables.next_values import next_values
-from jax_tt._tables.options import check_static
-from jax_tt._tables.table import Table
+from jax_tt._lookup.shared import FLAGS, Shared, init_flags, is_shared
+from jax_tt._table.options import check_static
+from jax_tt._table.table import Table
 
 # Arrays by table and name.
 States = Mapping[str, Mapping[str, Any]]

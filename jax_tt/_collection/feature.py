@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jax_tt._arguments import one_of
-from jax_tt._tables.options import COMBINERS
+from jax_tt._base.arguments import one_of
+from jax_tt._table.options import COMBINERS
 
 
 @dataclasses.dataclass(frozen=True)

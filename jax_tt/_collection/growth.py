@@ -6,7 +6,7 @@ from typing import Any
 
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.states import check_states
-from jax_tt._hash.grow import grow_if_full
+from jax_tt._kinds.hashed.change import grow_if_full
 
 
 def grow_collection_if_full(

@@ -12,19 +12,19 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._arguments import as_int, one_of
-from jax_tt._bags import Bags
+from jax_tt._base.arguments import as_int, one_of
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.host_forms import Given, read
 from jax_tt._collection.host_ids import Bounds, table_ids
-from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._collection.states import listed
 from jax_tt._collection.values import values_of
-from jax_tt._hash.keys import refuse_cut_keys
-from jax_tt._sharding.table import ShardedTable
-from jax_tt._split_ids import SplitIds
-from jax_tt._tables.options import BOUNDS
-from jax_tt._tables.table import Table
+from jax_tt._ids.bags import Bags
+from jax_tt._ids.keyed_bags import KeyedBags
+from jax_tt._ids.keys import refuse_cut_keys
+from jax_tt._ids.split_ids import SplitIds
+from jax_tt._kinds.sharded.table import ShardedTable
+from jax_tt._table.options import BOUNDS
+from jax_tt._table.table import Table
 
 
 def host_batch(

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._arguments import as_array, as_int
-from jax_tt._bags import Bags, as_ids, as_weights, id_array, padding_value
-from jax_tt._hash.ids import hash_ids
-from jax_tt._hash.keys import refuse_cut_keys
-from jax_tt._host_table import is_tensor
-from jax_tt._split_ids import SplitIds
-from jax_tt._tables.table import Table
+from jax_tt._base.arguments import as_array, as_int
+from jax_tt._base.host_table import is_tensor
+from jax_tt._ids.bags import Bags, as_ids, as_weights, id_array, padding_value
+from jax_tt._ids.hash_ids import hash_ids
+from jax_tt._ids.keys import refuse_cut_keys
+from jax_tt._ids.split_ids import SplitIds
+from jax_tt._table.table import Table
 
 _ENTRIES = ("ids", "lengths", "offsets", "weights", "pad_id")
 _FORMS = "an array of integers, nested lists, jax_tt.Bags, or a dict such as {'ids': values, 'lengths': lengths}"

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_tt import _reports
-from jax_tt._arguments import narrow
+from jax_tt._base import reports
+from jax_tt._base.arguments import narrow
+from jax_tt._base.dtypes import x64_enabled
 from jax_tt._collection.host_forms import Given
-from jax_tt._dtypes import x64_enabled
-from jax_tt._hash.keys import split_keys
-from jax_tt._lookup._batch import HIGHEST_BIT
-from jax_tt._lookup._warn import digits_in_words
-from jax_tt._split_ids import SplitIds, split_on_host
-from jax_tt._tables.table import Table
+from jax_tt._ids.batch import HIGHEST_BIT
+from jax_tt._ids.keys import split_keys
+from jax_tt._ids.split_ids import SplitIds, split_on_host
+from jax_tt._lookup.warn import digits_in_words
+from jax_tt._table.table import Table
 
 _MARK32 = 2**32 - 1  # padding in uint32
 
@@ -103,7 +103,7 @@ def _treat(
     position, rows = int(found[0]), table.num_embeddings
     if bounds.mode == "warn":
         name = bounds.reported_as or ""
-        _reports.report(name, rows, len(found), words(position), position)
+        reports.report(name, rows, len(found), words(position), position)
         return
     more = f" ({len(found)} ids of the batch are out of range)" if len(found) > 1 else ""
     raise ValueError(

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._tables.table import Table
+from jax_tt._table.table import Table
 
 # Numbers of a table that may share a loop: its result is copied once.
 _SMALL = 1 << 20

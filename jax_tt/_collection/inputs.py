@@ -7,7 +7,7 @@ from typing import Any
 
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.states import listed
-from jax_tt._tables.options import Lookup, StepInputs
+from jax_tt._table.options import Lookup, StepInputs
 
 
 def check_lookup(lookup: Lookup) -> None:

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from jax_tt import _bag_parts
-from jax_tt._lookup._batch import HIGHEST_BIT, Batch, unsigned, with_marks
-from jax_tt._lookup._explicit import over_explicit_axes, sums_over_explicit_axes
-from jax_tt._lookup._parts import in_parts, join_parts, separate_parts
-from jax_tt._tables.table import Table
+from jax_tt._ids import bag_parts
+from jax_tt._ids.batch import HIGHEST_BIT, Batch, unsigned, with_marks
+from jax_tt._ids.explicit import over_explicit_axes, sums_over_explicit_axes
+from jax_tt._ids.parts import in_parts, join_parts, separate_parts
+from jax_tt._table.table import Table
 
 
 def joined(table: Table, batches: Mapping[str, Batch]) -> Batch:
@@ -77,7 +77,7 @@ def _join(parts: Sequence[Batch]) -> Batch:
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
     flat = [_flat(part) for part in parts]
     trees, offsets = [tree for tree, _ in flat], [ends for _, ends in flat]
-    (ids, weights), ends = _bag_parts.join_flat(trees, offsets)
+    (ids, weights), ends = bag_parts.join_flat(trees, offsets)
     return Batch(
         ids[None],
         jnp.asarray(ends)[None],

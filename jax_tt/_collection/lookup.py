@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._arguments import one_of
+from jax_tt._base.arguments import one_of
+from jax_tt._base.dtypes import accumulator
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.inputs import check_inputs, check_lookup, step_arguments
 from jax_tt._collection.joined import joined, separated
-from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._collection.requests import Request, requests_of
 from jax_tt._collection.states import check_statistics
 from jax_tt._collection.statistics import (
@@ -24,15 +24,15 @@ from jax_tt._collection.statistics import (
 )
 from jax_tt._collection.values import values_of
 from jax_tt._collection.wide import WIDE, check_wide, wide_of
-from jax_tt._dtypes import accumulator
-from jax_tt._hash.table import found_slots, require_hash_table
-from jax_tt._lookup._batch import Batch
-from jax_tt._lookup._explicit import explicit_mesh
-from jax_tt._lookup._inputs import bag_batch
-from jax_tt._lookup._limit import limited_columns
+from jax_tt._ids.batch import Batch
+from jax_tt._ids.explicit import explicit_mesh
+from jax_tt._ids.keyed_bags import KeyedBags
+from jax_tt._kinds.hashed.table import found_slots, require_hash_table
+from jax_tt._lookup.limit import limited_columns
 from jax_tt._lookup.rule import pooled_sums, prepared, resolved
-from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs, Update
-from jax_tt._tables.table import Table
+from jax_tt._table.inputs import bag_batch
+from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs, Update
+from jax_tt._table.table import Table
 
 LAYOUTS = ("features", *WIDE)
 

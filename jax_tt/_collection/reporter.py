@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jax_tt._arguments import as_int, as_positive
+from jax_tt._base.arguments import as_int, as_positive
 from jax_tt._collection.statistics import TableStatistics
 
 _NONE = TableStatistics(0, 0, 0, 0)

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_tt._bags import Bags
+from jax_tt._base.dtypes import accumulator
 from jax_tt._collection.collection import Collection
-from jax_tt._dtypes import accumulator
-from jax_tt._lookup._batch import Batch
-from jax_tt._lookup._combine import batch_to_sum, combine
-from jax_tt._lookup._explicit import reshape_rows
-from jax_tt._lookup._inputs import bag_batch, lookup_batch, one_bag_per_position
-from jax_tt._tables.options import Lookup
-from jax_tt._tables.table import Table
+from jax_tt._ids.bags import Bags
+from jax_tt._ids.batch import Batch
+from jax_tt._ids.explicit import reshape_rows
+from jax_tt._lookup.combine import batch_to_sum, combine
+from jax_tt._table.inputs import bag_batch, lookup_batch, one_bag_per_position
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import Table
 
 
 class Request(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jax_tt._collection.statistics import STATISTICS, TOTALS, TOTALS_SHAPE
-from jax_tt._lookup._shared import FLAGS
+from jax_tt._lookup.shared import FLAGS
 
 # In the state of a collection, the scalars that its fused tables share: `FLAGS`. Every table has its step count.
 UPDATES = "updates"

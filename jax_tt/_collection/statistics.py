@@ -12,14 +12,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jax_tt import _words
-from jax_tt._lookup._batch import Batch, present
-from jax_tt._lookup._examples import axes_to_count, summed_like
-from jax_tt._lookup._explicit import over_explicit_axes
-from jax_tt._lookup._ids import Sizes, digits_in_range
-from jax_tt._lookup._vma import all_shards
-from jax_tt._tables.options import Lookup
-from jax_tt._tables.table import Table
+from jax_tt._base import words
+from jax_tt._ids.batch import Batch, present
+from jax_tt._ids.explicit import over_explicit_axes
+from jax_tt._jax.examples import axes_to_count, summed_like
+from jax_tt._jax.vma import all_shards
+from jax_tt._table.ids import Sizes, digits_in_range
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import Table
 
 # In the state of a collection, and the name of their linen collection.
 STATISTICS = "statistics"
@@ -74,7 +74,7 @@ def read_totals(
 ) -> dict[str, TableStatistics]:
     """Totals by table. Blocks until the device is done."""
     counts = jax.device_get(dict(totals))
-    found = {name: TableStatistics(*_words.integers(counts[name]).tolist()) for name in tables}
+    found = {name: TableStatistics(*words.integers(counts[name]).tolist()) for name in tables}
     return {
         name: own if tables[name].cached is not None else own._replace(cache_hits=None)
         for name, own in found.items()
@@ -132,7 +132,7 @@ def _counted(
         _counts(sizes, bounds, axes, batch)
         for (sizes, bounds, axes), batch in zip(described, batches, strict=True)
     ]
-    return _words.added(totals, summed_like(totals[..., 0], jnp.stack(counts)))
+    return words.added(totals, summed_like(totals[..., 0], jnp.stack(counts)))
 
 
 def _counts(sizes: Sizes, bounds: str, axes: Any, batch: Batch) -> jax.Array:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_tt._collection.feature import Feature
-from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._collection.states import listed
+from jax_tt._ids.keyed_bags import KeyedBags
 
 
 def values_of(features: Mapping[str, Feature], batch: Any) -> dict[str, Any]:

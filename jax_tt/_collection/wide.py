@@ -10,10 +10,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_tt._base.dtypes import widest
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.requests import Request
-from jax_tt._dtypes import widest
-from jax_tt._lookup._wide import Wide
+from jax_tt._table.wide import Wide
 
 
 class Layout(NamedTuple):

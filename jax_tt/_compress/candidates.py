@@ -13,16 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._coded.codec import row_bytes
-from jax_tt._coded.encode import encode, weighted_squares
-from jax_tt._coded.table import CodedTable
-from jax_tt._coded.words import in_words
-from jax_tt._composite.widths import quantize_mixed
 from jax_tt._compress import trains
-from jax_tt._quantized import codec
-from jax_tt._quantized.quantize import quantize
-from jax_tt._quantized.table import QuantizedTable
-from jax_tt._tables.table import Table
+from jax_tt._compress.encode import encode, weighted_squares
+from jax_tt._compress.mixed_widths import quantize_mixed
+from jax_tt._compress.quantize import quantize
+from jax_tt._kinds.coded.codec import row_bytes
+from jax_tt._kinds.coded.table import CodedTable
+from jax_tt._kinds.coded.words import in_words
+from jax_tt._kinds.quantized import codec
+from jax_tt._kinds.quantized.table import QuantizedTable
+from jax_tt._table.table import Table
 
 Made = tuple[Table, dict[str, jax.Array]]
 

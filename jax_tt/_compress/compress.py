@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._algebra.checks import dense_table, exactly_one, row_weights
-from jax_tt._arguments import as_dtype, as_int, as_positive, one_of
+from jax_tt._base.arguments import as_dtype, as_int, as_positive, one_of
+from jax_tt._base.progress import Progress
+from jax_tt._base.rows_of_arrays import dense_table, exactly_one, row_weights
+from jax_tt._base.text import text_table
 from jax_tt._compress.candidates import KINDS, Candidate, Source, candidates, smallest
+from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._lookup.calls import lookup_rows
-from jax_tt._progress import Progress
-from jax_tt._tables.dense import DenseTable
-from jax_tt._tables.options import Lookup
-from jax_tt._tables.table import State, Table
-from jax_tt._text import text_table
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import State, Table
 
 Metric = Callable[[Table, dict[str, jax.Array]], Any]
 

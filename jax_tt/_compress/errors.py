@@ -8,12 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._algebra.approximation import errors
-from jax_tt._algebra.rows import Rows
+from jax_tt._base.progress import Progress
 from jax_tt._lookup.calls import lookup_rows
-from jax_tt._progress import Progress
-from jax_tt._tables.options import Lookup
-from jax_tt._tables.table import State, Table
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import State, Table
+from jax_tt._tt.approximation import errors
+from jax_tt._tt.rows import Rows
 
 _BLOCK = 1 << 22  # numbers
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._algebra.from_dense import tt_from_dense
-from jax_tt._algebra.residual_shapes import tt_residual_shapes
-from jax_tt._algebra.residuals import tt_residuals
-from jax_tt._composite.residuals import residual_table
-from jax_tt._shape import TTShape
-from jax_tt._tables.table import Table
-from jax_tt._tables.tensor_train import TTTable
-from jax_tt.order._id_order import IdOrder
-from jax_tt.order._ordered import ID_ORDER, OrderedTable
-from jax_tt.order._ordered_rows import OrderedRows
-from jax_tt.order._stored import kept_bytes, on_device
+from jax_tt._compress.residual_table import residual_table
+from jax_tt._compress.residuals import tt_residuals
+from jax_tt._ids.id_order import IdOrder
+from jax_tt._ids.ordered_rows import OrderedRows
+from jax_tt._ids.stored_order import kept_bytes, on_device
+from jax_tt._kinds.ordered.table import ID_ORDER, OrderedTable
+from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._table.table import Table
+from jax_tt._tt.from_dense import tt_from_dense
+from jax_tt._tt.residual_shapes import tt_residual_shapes
+from jax_tt._tt.shape import TTShape
 from jax_tt.order._table import from_table
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._coded.names import CODES, HOT_PLACES
-from jax_tt._coded.table import CodedTable
 from jax_tt._files.small_tables import checked_pairs, read_pairs, write_pairs
-from jax_tt._files.stored import StoredArrays
-from jax_tt._shape import TTShape
-from jax_tt._tables import places
-from jax_tt._tables.rotation import ROTATION
-from jax_tt._tables.table import State
+from jax_tt._formats.stored import StoredArrays
+from jax_tt._ids import places
+from jax_tt._kinds.coded.names import CODES, HOT_PLACES
+from jax_tt._kinds.coded.table import CodedTable
+from jax_tt._table.rotation import ROTATION
+from jax_tt._table.table import State
+from jax_tt._tt.shape import TTShape
 
 _KIND = "coded"
 _FIELDS = ("features", "num_codes", "bits", "kind", "rotated", "terms", "hot", "hot_terms")

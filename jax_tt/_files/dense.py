@@ -7,8 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jax_tt._files.arrays import open_arrays
-from jax_tt._files.stored import FileError, StoredArrays
+from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.stored import FileError, StoredArrays
 
 _WITHOUT_NAME = "table"
 

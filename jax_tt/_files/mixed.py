@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._composite.mixed import MixedTable
 from jax_tt._files.quantized import loaded, notes_of
 from jax_tt._files.small_tables import checked_pairs, read_pairs, write_pairs
-from jax_tt._files.stored import StoredArrays
-from jax_tt._quantized.table import QuantizedTable
-from jax_tt._tables.table import State
+from jax_tt._formats.stored import StoredArrays
+from jax_tt._kinds.composite.mixed import MixedTable
+from jax_tt._kinds.quantized.table import QuantizedTable
+from jax_tt._table.table import State
 
 _KIND = "mixed"
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._files.arrays import open_arrays
-from jax_tt._files.orbax_directory import write_orbax
-from jax_tt._files.output import check_output, writing
-from jax_tt._files.safetensors_file import write_safetensors
-from jax_tt._files.stored import FileError, StoredArrays
 from jax_tt._files.tables import check_tables_path
-from jax_tt._tables.table import State, Table
+from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.orbax_directory import write_orbax
+from jax_tt._formats.output import check_output, writing
+from jax_tt._formats.safetensors_file import write_safetensors
+from jax_tt._formats.stored import FileError, StoredArrays
+from jax_tt._table.table import State, Table
 
 _VERSION = 1
 Pair = tuple[Any, State]

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._algebra.approximation import TTApproximation
-from jax_tt._arguments import as_array
-from jax_tt._files.arrays import open_arrays
-from jax_tt._files.orbax_directory import write_orbax
-from jax_tt._files.output import check_output, writing
-from jax_tt._files.safetensors_file import write_safetensors
-from jax_tt._files.stored import FileError, StoredArrays
-from jax_tt._requires import require
-from jax_tt._shape import TTShape
-from jax_tt.order import IdOrder
-from jax_tt.order._stored import count_of, kept
+from jax_tt._base.arguments import as_array
+from jax_tt._base.requires import require
+from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.orbax_directory import write_orbax
+from jax_tt._formats.output import check_output, writing
+from jax_tt._formats.safetensors_file import write_safetensors
+from jax_tt._formats.stored import FileError, StoredArrays
+from jax_tt._ids.id_order import IdOrder
+from jax_tt._ids.stored_order import count_of, kept
+from jax_tt._tt.approximation import TTApproximation
+from jax_tt._tt.shape import TTShape
 
 # Layers of NNX have a leaf "value" below the name in some checkpoints.
 _CORE = re.compile(r"(?:(?P<table>.+)\.)?core_(?P<k>[0-4])(?P<leaf>\.value)?")

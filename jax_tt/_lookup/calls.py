@@ -6,14 +6,14 @@ from typing import Any
 
 import jax
 
-from jax_tt._dtypes import accumulator
-from jax_tt._lookup._combine import batch_to_sum, combine
-from jax_tt._lookup._explicit import reshape_rows
-from jax_tt._lookup._inputs import bag_batch, lookup_batch
-from jax_tt._lookup._limit import limited
+from jax_tt._base.dtypes import accumulator
+from jax_tt._ids.explicit import reshape_rows
+from jax_tt._lookup.combine import batch_to_sum, combine
+from jax_tt._lookup.limit import limited
 from jax_tt._lookup.rule import pooled_sums, prepared
-from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs
-from jax_tt._tables.table import State, Table
+from jax_tt._table.inputs import bag_batch, lookup_batch
+from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs
+from jax_tt._table.table import State, Table
 
 
 def lookup_rows(

@@ -18,23 +18,23 @@ from typing import Any
 
 import jax
 
-from jax_tt._lookup import _groups
-from jax_tt._lookup._added import Added, plus_added
-from jax_tt._lookup._batch import Batch
-from jax_tt._lookup._explicit import explicit_mesh, sums_over_explicit_axes
-from jax_tt._lookup._groups import Call, Use
-from jax_tt._lookup._one_loss import check_first_use, note_next_values
-from jax_tt._lookup._parts import divided, whole
-from jax_tt._lookup._read_scale import scaled_reads
-from jax_tt._lookup._reverse_only import first_order, reverse_only
-from jax_tt._lookup._shared import Shared, shared_places
-from jax_tt._lookup._vma import sum_gradients, vary_over, varying_axes
-from jax_tt._lookup._warn import tell_cut_ids, warn_out_of_range
-from jax_tt._lookup._wide import Wide
-from jax_tt._lookup.out_of_range import add_out_of_range
-from jax_tt._precision import resolve_precision
-from jax_tt._tables.options import Lookup, StepInputs, Wanted
-from jax_tt._tables.table import APPLIED, State, Table
+from jax_tt._base.precision import resolve_precision
+from jax_tt._ids.batch import Batch
+from jax_tt._ids.explicit import explicit_mesh, sums_over_explicit_axes
+from jax_tt._ids.parts import divided, whole
+from jax_tt._jax.reverse_only import first_order, reverse_only
+from jax_tt._jax.vma import sum_gradients, vary_over, varying_axes
+from jax_tt._lookup.one_loss import check_first_use, note_next_values
+from jax_tt._lookup.read_scale import scaled_reads
+from jax_tt._lookup.shared import Shared, shared_places
+from jax_tt._lookup.warn import tell_cut_ids, warn_out_of_range
+from jax_tt._ops.out_of_range import add_out_of_range
+from jax_tt._table import groups
+from jax_tt._table.added import Added, plus_added
+from jax_tt._table.groups import Call, Use
+from jax_tt._table.options import Lookup, StepInputs, Wanted
+from jax_tt._table.table import APPLIED, State, Table
+from jax_tt._table.wide import Wide
 
 # In a state: the number of out-of-range ids so far, which calls increment.
 OUT_OF_RANGE = "out_of_range"
@@ -168,7 +168,7 @@ def _sums(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> An
     calls = calls if shared is None else _with_scalars(calls, shared)
     if any(call.use.table.scales_reads for call in calls):
         calls, _ = scaled_reads(calls)
-    return _groups.forward(calls, wide)[0]
+    return groups.forward(calls, wide)[0]
 
 
 def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tuple[Any, Any]:
@@ -177,7 +177,7 @@ def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tup
     calls, shared = jax.tree.map(lambda leaf: leaf.value, (calls, shared), is_leaf=_is_primal)
     reading = calls if shared is None else _with_scalars(calls, shared)
     reading, scales = scaled_reads(_asking(reading, wanted))
-    sums, residuals = first_order(_groups.forward, reading, wide)
+    sums, residuals = first_order(groups.forward, reading, wide)
     return sums, (calls, shared, residuals, wanted, wide, scales)
 
 
@@ -199,7 +199,7 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
     if gs is None:
         gs, wide = [None] * len(calls), None
     reading = calls if shared is None else _with_scalars(calls, shared)
-    found = _groups.backward(_asking(reading, wanted), residuals, gs, wide)
+    found = groups.backward(_asking(reading, wanted), residuals, gs, wide)
     places = shared_places([call.use.table for call in calls])
     applied = {places[k]: new[APPLIED] for k, (new, _) in enumerate(found) if APPLIED in new}
     after = shared.after(applied) if shared is not None and applied else None

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import sequential_vmap
 
-from jax_tt._cache.directory import POLICIES, CacheDirectory
-from jax_tt._native._call import Named, native, native_call, types_of
+from jax_tt._native.call import Named, native, native_call, types_of
 from jax_tt._native.partition import num_blocks, over_blocks
+from jax_tt._sets.cache_directory import POLICIES, CacheDirectory
 
 # The arrays that observe and populate change, in the order of their targets.
 _COUNTED = (

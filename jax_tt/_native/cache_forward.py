@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._lookup._batch import Batch
-from jax_tt._native._call import Named, native_call, numbered, types_of
-from jax_tt._native._operands import make_operands, sentinel_operand
+from jax_tt._ids.batch import Batch
+from jax_tt._native.call import Named, native_call, numbered, types_of
+from jax_tt._native.operands import make_operands, sentinel_operand
 from jax_tt._native.partition import Arrays, over_blocks
 from jax_tt._native.tt import batch_attributes, blocked_sizes
-from jax_tt._tables.options import Lookup
+from jax_tt._table.options import Lookup
 
 if TYPE_CHECKING:
-    from jax_tt._tables.tensor_train import TTTable
+    from jax_tt._kinds.tensor_train.table import TTTable
 
 
 def cache_forward(
@@ -34,7 +34,7 @@ def cache_forward(
         table: the table.
         cores: its cores, with the accumulator type of the rows.
         rows: cached rows ``[slots, D]``.
-        misses: the batch with its hits marked as padding, as `jax_tt._cache.keys.divide` gives it.
+        misses: the batch with its hits marked as padding, as `jax_tt._kinds.cached.keys.divide` gives it.
         slots: int32 ``[S, cap]``, -1 for misses.
         lookup: if gradients are wanted, products of the cores are saved for the backward pass.
         sentinels: of the cores and of the rows.

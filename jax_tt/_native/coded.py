@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_tt._native._call import Named
-from jax_tt._native._table_call import TableCall, Types
+from jax_tt._native.call import Named
+from jax_tt._native.table_call import TableCall, Types
 
 
 class Forward(TableCall):

@@ -10,15 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._lookup._vma import all_shards, own_shard
-from jax_tt._native._call import Named, native, numbered, types_of
-from jax_tt._native._operands import (
-    step_operands,
-    update_attributes,
-    weights_result,
-)
-from jax_tt._native._table_call import Calls, TableCall, Types
+from jax_tt._jax.vma import all_shards, own_shard
+from jax_tt._native.call import Named, native, numbered, types_of
+from jax_tt._native.operands import step_operands, update_attributes, weights_result
 from jax_tt._native.partition import Arrays
+from jax_tt._native.table_call import Calls, TableCall, Types
 
 
 class DenseCall(TableCall):

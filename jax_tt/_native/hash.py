@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import sequential_vmap
 
-from jax_tt._hash.directory import COUNTERS, POLICIES, Insertion, KeyDirectory
-from jax_tt._hash.initial import InitialRows
-from jax_tt._hash.missing import SAFE_CHECKS, Check
-from jax_tt._native._call import Named, apart, native, native_call, numbered, together, types_of
+from jax_tt._native.call import Named, apart, native, native_call, numbered, together, types_of
 from jax_tt._native.partition import is_partitioned, num_blocks, over_blocks
+from jax_tt._sets.hash_directory import COUNTERS, POLICIES, Insertion, KeyDirectory
+from jax_tt._sets.initial import InitialRows
+from jax_tt._sets.missing import SAFE_CHECKS, Check
 
 if TYPE_CHECKING:
-    from jax_tt._hash.backend import Entry, Exchange, Fresh, Reset, Search
+    from jax_tt._native.hash_backend import Entry, Exchange, Fresh, Reset, Search
 
 
 def _workspace(platform: str, op: str, n: int, directory: KeyDirectory) -> int | None:

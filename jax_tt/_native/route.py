@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._native._call import native_call
+from jax_tt._native.call import native_call
 
 
 def route_distinct(
     device: jax.Array, row: jax.Array, *, devices: int, platform: str
 ) -> tuple[jax.Array, ...]:
-    """Device, row, source and places of `jax_tt._sharding.route.distinct`, int32 ``[n]``."""
+    """Device, row, source and places of `jax_tt._kinds.sharded.route.distinct`, int32 ``[n]``."""
     kind = jax.ShapeDtypeStruct(row.shape, jnp.int32)
     found = native_call(
         platform,

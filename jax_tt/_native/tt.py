@@ -12,18 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tt import _ffi
-from jax_tt._lookup._batch import Batch
-from jax_tt._lookup._vma import vary_over, varying_axes
-from jax_tt._native._call import (
-    Named,
-    native,
-    native_call,
-    native_tables_call,
-    numbered,
-    types_of,
-)
-from jax_tt._native._operands import (
+from jax_tt._base import ffi
+from jax_tt._base.precision import tensor_float32
+from jax_tt._ids.batch import Batch
+from jax_tt._jax.vma import vary_over, varying_axes
+from jax_tt._native.call import Named, native, native_call, native_tables_call, numbered, types_of
+from jax_tt._native.operands import (
     Operands,
     lookup_attributes,
     make_operands,
@@ -33,15 +27,14 @@ from jax_tt._native._operands import (
     update_attributes,
     weights_result,
 )
-from jax_tt._native._table_call import Calls, TableCall, Types
 from jax_tt._native.partition import Arrays, is_resharded, over_blocks
-from jax_tt._precision import tensor_float32
-from jax_tt._tables import reference
-from jax_tt._tables.options import Lookup
+from jax_tt._native.table_call import Calls, TableCall, Types
+from jax_tt._table import reference
+from jax_tt._table.options import Lookup
 
 if TYPE_CHECKING:
-    from jax_tt._lookup._wide import Wide
-    from jax_tt._tables.tensor_train import TTTable
+    from jax_tt._kinds.tensor_train.table import TTTable
+    from jax_tt._table.wide import Wide
 
 Cores = tuple[jax.Array, ...]
 
@@ -57,7 +50,7 @@ def _plan_sizes(platform: str, *sizes: Any) -> tuple[int, int]:
     accept a plan that is larger than needed, and ignore saved products that they do not use.
     """
     together = ("cpu", "cuda") if platform in ("cpu", "cuda") else (platform,)
-    found = [module.plan_size(*sizes) for module in map(_ffi.load, together) if module is not None]
+    found = [module.plan_size(*sizes) for module in map(ffi.load, together) if module is not None]
     return max(plan for plan, _ in found), max(saved for _, saved in found)
 
 

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 
-from jax_tt import _ffi
+from jax_tt._base import ffi
 
 
 def addresses(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -19,7 +19,7 @@ def addresses(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def copy_rows(sources: np.ndarray, targets: np.ndarray, size: int) -> None:
     """Copies ``size`` bytes from every address to the one beside it; no target overlaps another row."""
-    native = _ffi.load("cpu")
+    native = ffi.load("cpu")
     if native is not None:
         native.copy_rows(np.ascontiguousarray(sources), np.ascontiguousarray(targets), size)
         return

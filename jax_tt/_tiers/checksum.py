@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from jax_tt import _ffi
+from jax_tt._base import ffi
 
 # What zeros, such as a page that was never written, do not have as their checksum.
 _START = 0x9E3779B97F4A7C15
@@ -24,7 +24,7 @@ def checksums(rows: np.ndarray) -> np.ndarray:
     whole = size - size % 4
     found = np.full(count, _START * (size + 1) % 2**64 | 1, np.uint64)
     factors = _factors(-(-size // 4))
-    native = _ffi.load("cpu")
+    native = ffi.load("cpu")
     if native is not None:
         native.add_checksums(rows, factors, found)
         return found

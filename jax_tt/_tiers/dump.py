@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._arguments import as_positive, one_of
-from jax_tt._files.dump import FORMATS, Dump, write_dump
-from jax_tt._progress import Progress
+from jax_tt._base.arguments import as_positive, one_of
+from jax_tt._base.progress import Progress
+from jax_tt._formats.dump import FORMATS, Dump, write_dump
 from jax_tt._tiers.table import TieredRows
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._bags import Bags
-from jax_tt._collection.keyed_bags import KeyedBags
-from jax_tt._split_ids import SplitIds
+from jax_tt._ids.bags import Bags
+from jax_tt._ids.keyed_bags import KeyedBags
+from jax_tt._ids.split_ids import SplitIds
 from jax_tt._tiers.words import to_integers
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt import _ffi
+from jax_tt._base import ffi
 
 
 class DictIndex:
@@ -37,7 +37,7 @@ class KeyIndex:
     """Numbers by key, in the native index if there is one. Only one thread may use it at a time."""
 
     def __init__(self) -> None:
-        native = _ffi.load("cpu")
+        native = ffi.load("cpu")
         self._index: Any = DictIndex() if native is None else native.KeyIndex()
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ import weakref
 
 import numpy as np
 
-from jax_tt import _ffi
+from jax_tt._base import ffi
 
 # Buffers of a call of the system.
 _MOST = 1024
@@ -63,7 +63,7 @@ def _file_in_memory() -> int:
 
 def _write_rows(file: int, sources: np.ndarray, size: int) -> int:
     """Writes rows to the beginning of a file; returns how many bytes have been written."""
-    native = _ffi.load("cpu")
+    native = ffi.load("cpu")
     if native is not None:
         return native.write_rows(file, np.ascontiguousarray(sources), size)
     rows = [(ctypes.c_char * size).from_address(source) for source in sources.tolist()]

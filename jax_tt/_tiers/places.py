@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt import _ffi
-from jax_tt._hash import backend
-from jax_tt._hash.directory import (
+from jax_tt._base import ffi
+from jax_tt._native import hash_backend
+from jax_tt._sets.hash_directory import (
     COUNTERS,
     POLICIES,
     Eviction,
@@ -122,7 +122,7 @@ class DevicePlaces:
         """Inserts keys into the directory, in this thread where there is a native module."""
         # Scores that are not below any other; only "custom" looks at them.
         scores = np.full(words.shape if policy == "custom" else (0, 2), 2**32 - 1, np.uint32)
-        native = _ffi.load("cpu")
+        native = ffi.load("cpu")
         if native is None:
             after, done = _insert(self._directory, words, wanted, scores, self._clock, policy)
             self._directory = KeyDirectory(*map(np.array, after))
@@ -206,4 +206,4 @@ def _insert(
     if policy != "custom":
         scores = jnp.zeros_like(words)
     rest = scores, jnp.asarray(now, jnp.int32), jnp.zeros((), jnp.uint32)
-    return backend.insert(directory, words, present, *rest, Eviction(policy), "reference")
+    return hash_backend.insert(directory, words, present, *rest, Eviction(policy), "reference")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jax_tt._tables.table import Table
+from jax_tt._table.table import Table
 from jax_tt._tiers.addresses import addresses, copy_rows
 
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jax_tt import _ffi
-from jax_tt._arguments import as_int, as_positive, one_of
-from jax_tt._hash import backend
-from jax_tt._hash.initial import InitialRows, Normal, initial_rows
-from jax_tt._tables.table import Table
+from jax_tt._base import ffi
+from jax_tt._base.arguments import as_int, as_positive, one_of
+from jax_tt._native import hash_backend
+from jax_tt._sets.initial import InitialRows, Normal, initial_rows
+from jax_tt._table.table import Table
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.host import HostStore, full
 from jax_tt._tiers.key_index import KeyIndex
@@ -367,7 +367,7 @@ class TieredRows:
 
     def _write_initial(self, keys: np.ndarray, wanted: np.ndarray, rows: np.ndarray) -> None:
         """Sets the first of ``rows`` to the initial rows of the keys that are wanted."""
-        native = _ffi.load("cpu")
+        native = ffi.load("cpu")
         if native is None:
             words, present = padded(keys[wanted], _FEWEST)
             found = _initial(self._initial, self._seed, words, self.features)
@@ -390,7 +390,7 @@ def _padded(numbers: np.ndarray, size: int, value: int) -> np.ndarray:
 
 @partial(jax.jit, donate_argnums=0)
 def _exchanged(arrays: Any, entries: Any, slots: Any) -> Any:
-    return backend.exchange(arrays, entries, slots, "auto", return_old=True)
+    return hash_backend.exchange(arrays, entries, slots, "auto", return_old=True)
 
 
 @jax.jit

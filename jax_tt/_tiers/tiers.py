@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._arguments import as_int
+from jax_tt._base.arguments import as_int
 from jax_tt._collection.collection import Collection, States
-from jax_tt._tables.table import Table
+from jax_tt._table.table import Table
 from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.dump import dump_tier, load_tier

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._plan.device_plan import DevicePlan, PlacedTable
+from jax_tt._planning.device_plan import DevicePlan, PlacedTable
 
 _DEVICES = 32  # drawn; others are like them
 _CELLS = 24  # of a pool

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._files.stored import FileError, whole_file
-from jax_tt._progress import Progress
+from jax_tt._base.progress import Progress
+from jax_tt._formats.stored import FileError, whole_file
 from jax_tt.cli._tables import read_integers
 
 Pairs = tuple[np.ndarray, np.ndarray]

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._files.output import check_output, writing
-from jax_tt._files.stored import FileError
-from jax_tt._requires import require
+from jax_tt._base.requires import require
+from jax_tt._formats.output import check_output, writing
+from jax_tt._formats.stored import FileError
+from jax_tt._ids.id_order import IdOrder
 from jax_tt.cli._pairs import Pairs
-from jax_tt.order import IdOrder
 
 _BINS = 64
 _SAMPLE = 1 << 20  # interactions drawn

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax_tt._coded import words as coded
-from jax_tt._coded.table import CodedTable
-from jax_tt._composite.mixed import MixedTable
 from jax_tt._files.coded import load_coded
 from jax_tt._files.mixed import load_mixed
 from jax_tt._files.quantized import load_quantized
-from jax_tt._files.stored import StoredArrays
-from jax_tt._quantized import words as quantized
-from jax_tt._quantized.table import QuantizedTable
+from jax_tt._formats.stored import StoredArrays
+from jax_tt._kinds.coded import words as coded
+from jax_tt._kinds.coded.table import CodedTable
+from jax_tt._kinds.composite.mixed import MixedTable
+from jax_tt._kinds.quantized import words as quantized
+from jax_tt._kinds.quantized.table import QuantizedTable
 
 _LOADERS = {"quantized": load_quantized, "mixed": load_mixed, "coded": load_coded}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._files.arrays import open_arrays
 from jax_tt._files.dense import only_name
-from jax_tt._files.numpy_file import write_npz
-from jax_tt._files.stored import FileError
-from jax_tt.order import IdOrder
+from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.numpy_file import write_npz
+from jax_tt._formats.stored import FileError
+from jax_tt._ids.id_order import IdOrder
 
 
 def read_integers(path: str, name: str | None, ndim: int) -> np.ndarray:

@@ -9,26 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._algebra.from_dense import tt_from_dense
-from jax_tt._algebra.residual_shapes import tt_residual_shapes
-from jax_tt._algebra.residuals import tt_residuals
-from jax_tt._arguments import as_dtype
-from jax_tt._coded.table import CodedTable
-from jax_tt._composite.mixed import MixedTable
-from jax_tt._composite.sum import SumTable
+from jax_tt._base.arguments import as_dtype
 from jax_tt._compress.candidates import KINDS
 from jax_tt._compress.compress import compress
+from jax_tt._compress.residuals import tt_residuals
 from jax_tt._files.coded import save_coded
 from jax_tt._files.dense import read_table
 from jax_tt._files.mixed import save_mixed
 from jax_tt._files.quantized import save_quantized
 from jax_tt._files.tables import StoredTable, check_tables_path, save_tables
-from jax_tt._quantized.table import QuantizedTable
-from jax_tt._shape import TTShape
+from jax_tt._ids.ordered_rows import OrderedRows
+from jax_tt._kinds.coded.table import CodedTable
+from jax_tt._kinds.composite.mixed import MixedTable
+from jax_tt._kinds.composite.sum import SumTable
+from jax_tt._kinds.quantized.table import QuantizedTable
+from jax_tt._tt.from_dense import tt_from_dense
+from jax_tt._tt.residual_shapes import tt_residual_shapes
+from jax_tt._tt.shape import TTShape
 from jax_tt.cli import _pictures
 from jax_tt.cli._arguments import add_common, byte_size, integers
 from jax_tt.cli._tables import read_numbers, read_order
-from jax_tt.order._ordered_rows import OrderedRows
 
 
 def add_parser(commands: Any) -> None:

@@ -9,20 +9,20 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._algebra.approximation import measure
-from jax_tt._algebra.rows import Rows
-from jax_tt._composite.residuals import residual_table
+from jax_tt._base.progress import Progress
+from jax_tt._base.text import text_table
 from jax_tt._compress.errors import measured_errors
-from jax_tt._files.arrays import open_arrays
+from jax_tt._compress.residual_table import residual_table
 from jax_tt._files.dense import read_table
-from jax_tt._files.stored import FileError, StoredArrays
 from jax_tt._files.tables import core_names, errors_of, load_tables, order_name, table_shapes
-from jax_tt._progress import Progress
-from jax_tt._shape import TTShape
-from jax_tt._text import text_table
+from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.stored import FileError, StoredArrays
+from jax_tt._ids.ordered_rows import OrderedRows
+from jax_tt._tt.approximation import measure
+from jax_tt._tt.rows import Rows
+from jax_tt._tt.shape import TTShape
 from jax_tt.cli._arguments import add_progress
 from jax_tt.cli._small_tables import Pair, array_names, small_tables, words
-from jax_tt.order._ordered_rows import OrderedRows
 
 _COLUMNS = (
     "table",

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._files.arrays import open_arrays
 from jax_tt._files.dense import read_table
-from jax_tt._files.stored import FileError
-from jax_tt._shape import TTShape
+from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.stored import FileError
+from jax_tt._ids.id_order import IdOrder
+from jax_tt._tt.shape import TTShape
 from jax_tt.cli import _pictures
 from jax_tt.cli._arguments import add_common, integers, positive
 from jax_tt.cli._pairs import Interactions
 from jax_tt.cli._tables import read_integers, read_numbers, write_order
-from jax_tt.order import IdOrder, from_counts, from_interactions, from_table, from_tree
+from jax_tt.order import from_counts, from_interactions, from_table, from_tree
 
 _FEATURES = 64  # that row factors are suggested for where columns are not known
 

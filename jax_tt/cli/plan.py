@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from jax_tt import optimizers
-from jax_tt._files.arrays import open_arrays
 from jax_tt._files.dense import read_table
-from jax_tt._files.stored import FileError, whole_file
-from jax_tt._plan.bandwidths import Bandwidths
-from jax_tt._plan.candidates import SMALL
-from jax_tt._plan.plan import plan
+from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.stored import FileError, whole_file
+from jax_tt._planning.bandwidths import Bandwidths
+from jax_tt._planning.candidates import SMALL
+from jax_tt._planning.plan import plan
 from jax_tt.cli._arguments import add_progress, byte_size, positive
 from jax_tt.cli._device_picture import draw_devices
 from jax_tt.cli._pairs import Interactions

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._arguments import as_scalar
+from jax_tt._base.arguments import as_scalar
 
 # A float, a scalar array (traced, or an `nnx.Variable`), or a schedule: step -> scalar, as optax has them.
 Scalar = float | jax.Array | Callable[[Any], Any]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jax_tt._arguments import as_dtype
+from jax_tt._base.arguments import as_dtype
 from jax_tt.optimizers._base import (
     SLOT_DTYPES,
     Optimizer,

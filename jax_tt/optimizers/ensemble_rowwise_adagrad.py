@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jax_tt._arguments import as_positive
+from jax_tt._base.arguments import as_positive
 from jax_tt.optimizers._base import Slot, Slots, check_plain
 from jax_tt.optimizers._periods import every, refuse_slices
 from jax_tt.optimizers.rowwise_adagrad import RowWiseAdagrad

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt import _ffi
+from jax_tt._base import ffi
 from jax_tt.optimizers._base import Optimizer
 
 
@@ -35,17 +35,17 @@ def register(rule: Any) -> str:
     Traceback (most recent call last):
     ValueError: rule: expected a capsule of the name 'jax_tt.rule' with the address of a jax_tt::ExportedRule
     """
-    if reason := _ffi.why_unavailable("cpu"):
+    if reason := ffi.why_unavailable("cpu"):
         raise RuntimeError(f"rule: it extends the native operations, but {reason}.")
     from jax_tt import __version__
 
-    return _ffi.add_rule(rule, __version__)
+    return ffi.add_rule(rule, __version__)
 
 
 def check_registered(optimizer: Optimizer, name: str, hyper: jax.Array) -> None:
     """Raises unless the native rule of that name has the slots of ``optimizer`` and its hyper-parameters ``hyper``."""
     given = type(optimizer).__name__
-    rule = _ffi.rule(name)
+    rule = ffi.rule(name)
     if rule is None:
         raise ValueError(
             f"optimizer: {given} is the native rule {name!r}, which this process has not registered. Pass what the "

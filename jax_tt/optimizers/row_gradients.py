@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from jax_tt._arguments import as_positive
+from jax_tt._base.arguments import as_positive
 from jax_tt.optimizers._base import Optimizer, Slot, Slots
 
 # A row's number is stored in two float32 slots, as quotient and remainder of this base; both are exact.

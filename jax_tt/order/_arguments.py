@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._arguments import as_array
-from jax_tt._shape import TTShape
+from jax_tt._base.arguments import as_array
+from jax_tt._tt.shape import TTShape
 
 
 def as_counts(name: str, value: Any, num_embeddings: int | None = None) -> np.ndarray:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt._ids.id_order import IdOrder, order_of_rows
 from jax_tt.order._arguments import as_counts
-from jax_tt.order._id_order import IdOrder, order_of_rows
 
 
 def from_counts(counts: Any) -> IdOrder:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._arguments import as_positive
-from jax_tt._progress import Progress
-from jax_tt._shape import TTShape
+from jax_tt._base.arguments import as_positive
+from jax_tt._base.progress import Progress
+from jax_tt._ids.id_order import IdOrder, order_of_rows
+from jax_tt._tt.shape import TTShape
 from jax_tt.order._arguments import as_shape
 from jax_tt.order._edges import Edges
-from jax_tt.order._id_order import IdOrder, order_of_rows
 from jax_tt.order._partition import partition, rounds
 from jax_tt.order._spectral import item_vectors
 from jax_tt.order._threads import one_blas_thread

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jax_tt._progress import Progress
+from jax_tt._base.progress import Progress
 from jax_tt.order._balance import rebalanced
 
 _BLOCK = 1 << 22  # array elements of a block of nodes that is processed at once

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._algebra.from_dense import tt_from_dense
-from jax_tt._lookup.to_dense import tt_to_dense
-from jax_tt._progress import Progress
-from jax_tt._requires import require
-from jax_tt._shape import TTShape
+from jax_tt._base.progress import Progress
+from jax_tt._base.requires import require
+from jax_tt._ops.to_dense import tt_to_dense
+from jax_tt._tt.from_dense import tt_from_dense
+from jax_tt._tt.shape import TTShape
 
 
 def refined(

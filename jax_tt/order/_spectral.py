@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._progress import Progress
+from jax_tt._base.progress import Progress
 from jax_tt.order._edges import Edges
 
 _OVERSAMPLING = 8

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._arguments import as_positive
-from jax_tt._progress import Progress
+from jax_tt._base.arguments import as_positive
+from jax_tt._base.progress import Progress
 from jax_tt.order._edges import Edges
 from jax_tt.order._interactions import unit_rows
 from jax_tt.order._spectral import context_vectors, item_vectors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from jax_tt._requires import require
+from jax_tt._base.requires import require
 
 
 def one_blas_thread(purpose: str) -> AbstractContextManager[object]:

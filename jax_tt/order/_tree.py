@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._shape import TTShape
+from jax_tt._ids.id_order import IdOrder, order_of_rows
+from jax_tt._tt.shape import TTShape
 from jax_tt.order._arguments import as_shape
-from jax_tt.order._id_order import IdOrder, order_of_rows
 
 
 def from_tree(categories: Any, shape: TTShape) -> IdOrder:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt import _ffi
+from jax_tt._base import ffi
 
 SHAPES = (  # row factors, column factors, ranks, num_embeddings
     ((8, 7), (2, 3), (1, 3, 1), 50),
@@ -62,7 +62,7 @@ class Call:
 
 @functools.cache
 def _sizes(which: int, n: int) -> tuple[int, int]:
-    module = _ffi.load("cpu")
+    module = ffi.load("cpu")
     assert module is not None
     p, q, r, rows = SHAPES[which]
     return module.plan_size(p, q, r, rows, n, n)

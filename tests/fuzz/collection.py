@@ -18,7 +18,7 @@ import numpy as np
 
 import jax_tt
 from jax_tt import optimizers
-from jax_tt._tables.table import SCALARS
+from jax_tt._table.table import SCALARS
 from tests.fuzz import collection_malformed
 from tests.fuzz.collection_case import RATE, Case, Rows, fitting, random_batch, random_case
 from tests.helpers import bag_model, core_gradients

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_tt
-from jax_tt._hash.directory import COUNTERS, POLICIES
+from jax_tt._sets.hash_directory import COUNTERS, POLICIES
 from tests.fuzz.calls import DTYPES, Call, one_after_another, result_type
 
 INITIAL = (jax_tt.Normal(0.5), jax_tt.Uniform(0.5), jax_tt.Constant(0.5))

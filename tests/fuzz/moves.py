@@ -15,9 +15,9 @@ from jax.sharding import AxisType
 
 import jax_tt
 from jax_tt import Placement, ShardedTable
-from jax_tt._hash.directory import KEYS, WAITING, KeyDirectory, named_directory
-from jax_tt._hash.placing import ENTRY, Sets, _slots, directory_with, entries_of
-from jax_tt._hash.relocate import sets_of
+from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, named_directory
+from jax_tt._sets.placing import ENTRY, Sets, _slots, directory_with, entries_of
+from jax_tt._sets.relocate import sets_of
 
 WAYS = ("dump", "changes", "rows", "collection", "frozen", "pieces", "grown")
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt import _ffi
+from jax_tt._base import ffi
 from tests.fuzz import calls, hash_calls
 from tests.fuzz.calls import DTYPES, Call, result_type
 
@@ -24,7 +24,7 @@ HOSTILE = (0, 1, -1, 2, 3, 7, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 
 
 def one(rng: np.random.Generator) -> str:
     """One call with up to three mutations; ``"raised"`` or ``"returned"``, ``"checked"`` where it was valid."""
-    assert _ffi.load("cpu") is not None, "no targets are registered"
+    assert ffi.load("cpu") is not None, "no targets are registered"
     with jax.enable_x64(True):
         call = _valid(rng)
         mutations = rng.integers(0, 4)

@@ -1,1 +1,0 @@
-"""Algebra of tensor-train tables: conversion from dense tables, sums, products, norms, rounding, least squares."""

@@ -1,0 +1,1 @@
+"""What every room uses: arguments, dtypes, the environment, native modules, reports, words."""

@@ -1,0 +1,106 @@
+"""Checks of single arguments: every error names the argument, its value and what is accepted."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._base.host_table import from_tensor, is_tensor, native_type
+
+
+def as_int(name: str, value: Any) -> int:
+    """An exact integer: floats are not truncated, and bools are not integers."""
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        return operator.index(value)
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: got {value!r} of type {type(value).__name__}; expected an integer known when the call is traced."
+        ) from error
+
+
+def as_positive(name: str, value: Any) -> int:
+    """An integer of at least 1."""
+    number = as_int(name, value)
+    if number < 1:
+        raise ValueError(f"{name}: got {number}; expected an integer >= 1.")
+    return number
+
+
+def as_array(name: str, value: Any) -> Any:
+    """Arrays unchanged, anything else that holds numbers as a numpy array, in the byte order of this machine."""
+    if isinstance(value, jax.Array):
+        return value
+    if is_tensor(value):
+        value = from_tensor(name, value)
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise TypeError(
+            f"{name}: got a masked array, whose mask would be lost; fill it, e.g. with array.filled(-1), and say that "
+            "-1 is padding: jax_tt.Bags.from_padded(ids, pad_id=-1), or {'ids': ids, 'pad_id': -1} in host_batch."
+        )
+    try:
+        if hasattr(value, "__jax_array__"):
+            return jnp.asarray(value)
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise TypeError(
+            f"{name}: got a {type(value).__name__} that is no array ({error}); expected an array of numbers."
+        ) from error
+    if array.dtype.kind in "OSUMm":
+        raise TypeError(
+            f"{name}: got a {type(value).__name__} (dtype {array.dtype}); expected an array of numbers."
+        )
+    return array.astype(native_type(array.dtype), copy=False)
+
+
+def as_scalar(name: str, value: Any) -> Any:
+    """A zero-dimensional array that holds a real number."""
+    array = as_array(name, value)
+    real = any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer))
+    if array.shape != () or not real:
+        raise ValueError(
+            f"{name}: got {array.dtype} of shape {array.shape}; expected one real number."
+        )
+    return array
+
+
+def as_dtype(name: str, value: Any, default: Any) -> Any:
+    """A floating type; ``default`` for None."""
+    if value is None:
+        return default
+    try:
+        if isinstance(value, jax.Array | np.ndarray):  # which have a type
+            raise TypeError(f"an array of {value.dtype}")
+        dtype = jnp.dtype(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name}: got {value!r}; expected a type such as jnp.float32, or None."
+        ) from error
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"{name}: got {dtype}; expected a floating type.")
+    return dtype
+
+
+def one_of(name: str, value: Any, choices: Sequence[str], hint: str = "") -> str:
+    """A string that is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(
+            f"{name}: got {value!r}; expected one of {', '.join(map(repr, choices))}{hint}."
+        )
+    return value
+
+
+def narrow(values: Any) -> Any:
+    """The same values in int32; values outside its range become its limits, and stay out of range."""
+    info, limits = jnp.iinfo(values.dtype), jnp.iinfo(jnp.int32)
+    if info.min < limits.min or info.max > limits.max:
+        xp = np if isinstance(values, np.ndarray) else jnp
+        low, high = (np.asarray(x, values.dtype) for x in (max(info.min, limits.min), limits.max))
+        values = xp.clip(values, low, high)
+    return values.astype(np.int32)

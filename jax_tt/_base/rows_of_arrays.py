@@ -1,0 +1,75 @@
+"""Checks of the arguments that the algebra's functions share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jax_tt._base.arguments import as_array, as_int
+from jax_tt._base.host_table import host_table
+
+
+def exactly_one(**choices: Any) -> None:
+    """Checks that exactly one of several exclusive arguments is given."""
+    given = [name for name, value in choices.items() if value is not None]
+    if len(given) != 1:
+        raise ValueError(
+            f"{', '.join(choices)}: got {' and '.join(given) or 'none of them'}; expected exactly one."
+        )
+
+
+def relative_tolerance(value: Any) -> float:
+    return _number("tolerance", value, "a relative error of at least 0 and below 1, e.g. 0.1", 0, 1)
+
+
+def ridge_weight(value: Any) -> float:
+    return _number("ridge", value, "a finite number of at least 0", 0, math.inf)
+
+
+def number_of_sweeps(value: Any) -> int:
+    number = as_int("sweeps", value)
+    if number < 0:
+        raise ValueError(f"sweeps: got {number}; expected an integer of at least 0.")
+    return number
+
+
+def _number(name: str, value: Any, expected: str, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < high:
+        raise ValueError(f"{name}: got {value!r}; expected {expected}.")
+    return float(value)
+
+
+def row_weights(value: Any, n: int) -> np.ndarray | None:
+    """Weights of ``n`` rows, float64, or None."""
+    if value is None:
+        return None
+    weights = np.asarray(as_array("weights", value)).astype(np.float64)
+    if weights.shape != (n,):
+        raise ValueError(f"weights: got shape {weights.shape}; expected {(n,)}, one for every row.")
+    if not np.all(np.isfinite(weights)) or weights.min(initial=0.0) < 0:
+        raise ValueError(
+            "weights: some are negative or not finite; expected numbers of at least 0."
+        )
+    if n and weights.max() == 0:
+        raise ValueError("weights: all are 0; expected some above.")
+    return weights
+
+
+def dense_table(table: Any, name: str = "table") -> Any:
+    """Floats ``[N, D]`` on the host, as they are: numpy arrays and memory maps are not copied."""
+    if isinstance(table, Tracer):
+        raise TypeError(
+            f"{name}: got a traced array; it is compressed on the host, outside of jit."
+        )
+    table = host_table(name, table)
+    if len(table.shape) != 2 or 0 in table.shape:
+        raise ValueError(
+            f"{name}: got shape {tuple(table.shape)}; expected [num_embeddings, features], none of them 0."
+        )
+    if not jnp.issubdtype(table.dtype, jnp.floating):
+        raise ValueError(f"{name}: got {table.dtype}; expected floats.")
+    return table

@@ -1,0 +1,258 @@
+"""The next values that overwrite fused tables; tables that the loss did not use keep theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from weakref import WeakValueDictionary, ref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jax_tt._base import sentinel as _sentinel
+from jax_tt._kinds.cached.table import is_of_rows, outer_name
+
+Path = tuple[Any, ...]
+_USED, _SENTINEL, _STEP = ((name, outer_name(name)) for name in ("used", "sentinel", "step"))
+# Traced step counts that an update has replaced, and those that it has written, by id.
+_replaced: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_written: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def next_values(
+    caller: str,
+    old: Mapping[Path, Any],
+    new: Mapping[Path, Any],
+    start: Start | None = None,
+) -> dict[Path, Any]:
+    """The variables to write, by path: those of ``new`` in all tables that the loss used.
+
+    A traced program selects between old and new. The compiler removes the selection if ``used`` is a constant, that is,
+    except behind a ``cond``. This matters because reading the old table would force a copy of it before the in-place
+    update.
+
+    Args:
+        caller: for error messages.
+        old: variables of the model, including those of fused tables.
+        new: their next values, as the backward pass returned them; those that belong to no fused table are returned
+            unchanged.
+        start: the tables that ``new`` were computed from; None if unknown.
+
+    Raises:
+        ValueError: ``new`` left the compiled function that computed them; tables were changed after ``start``; or,
+            outside ``jit``, they are not what the steps of the tables returned. Inside ``jit``, sentinels are written
+            that the next forward pass refuses.
+    """
+    _check_alive(caller, new)
+    outdated = _is_outdated(caller, old, start) if start else False
+    tables = {_table_of(path): path for path in new if says_used(path)}
+    known = _known({path: new[path] for path in new if path[-1] in (*_USED, *_SENTINEL)})
+    unused = {table: _is_unused(known.get(path, new[path])) for table, path in tables.items()}
+    result = {}
+    for path, value in new.items():
+        skip = _nearest(path, unused)
+        if path[-1] in _SENTINEL:
+            if path in known and not isinstance(skip, jax.Array):
+                _check_sentinel(caller, path, known[path], skip)
+            else:
+                value = _sentinel.spoilt(value)
+            if outdated is not False:
+                value = jnp.where(outdated, jnp.nan, value)
+        if skip is True:
+            continue
+        result[path] = value if skip is False else _either(skip, old[path], value)
+    return result
+
+
+class Start:
+    """The arrays of fused tables that next values were computed from.
+
+    It keeps the step counts alive, and no table.
+    """
+
+    def __init__(self, arrays: Mapping[Path, Any]) -> None:
+        self.counts = _step_counts(arrays)
+        self._arrays = {path: [*map(_reference, jax.tree.leaves(x))] for path, x in arrays.items()}
+
+    def changed(self, now: Mapping[Path, Any]) -> list[Path]:
+        """The arrays that were written since in tables that are not others or copies."""
+        same = {_table_of(path) for path, count in self.counts.items() if now[path] is count}
+        return [
+            path
+            for path, refs in self._arrays.items()
+            if _table_of(path) in same
+            and any(
+                there() is not x for there, x in zip(refs, jax.tree.leaves(now[path]), strict=True)
+            )
+        ]
+
+
+def _reference(array: Any) -> Callable[[], Any]:
+    try:
+        return ref(array)
+    except TypeError:  # a scalar of numpy or Python
+        return lambda: array
+
+
+def _step_counts(arrays: Mapping[Path, Any]) -> dict[Path, Any]:
+    return {path: value for path, value in arrays.items() if path[-1] in _STEP}
+
+
+def note_update(old: Mapping[Path, Any], written: Mapping[Path, Any]) -> None:
+    """Notes an update, after which next values that were computed before it are outdated.
+
+    Args:
+        old: variables of the model before the update.
+        written: those that it has overwritten, by path.
+    """
+    for path, after in _step_counts(written).items():
+        before = old[path]
+        if isinstance(before, Tracer) and isinstance(after, Tracer):
+            _replaced[id(before)], _written[id(after)] = before, after
+
+
+def _is_outdated(caller: str, now: Mapping[Path, Any], start: Start) -> Any:
+    """Whether tables were stepped since their next values were computed: False, or an array if it is not known yet.
+
+    The same arrays are the same tables. Others may be copies, as those of an operand of a ``cond``, which the next
+    values were not computed from. Then the numbers of steps decide.
+    """
+    if changed := start.changed(now):
+        raise ValueError(
+            f"{caller}: {names_of(changed)} of fused tables were changed after grads were computed, as by an insertion "
+            "or a refresh of a cache, which next values would undo. Change tables before gradients are computed, or "
+            "after the update."
+        )
+    others = [path for path, count in start.counts.items() if now[path] is not count]
+    known = _known(
+        {(k, path): own[path] for k, own in enumerate((start.counts, now)) for path in others}
+    )
+    late, unknown = [], []
+    for path in others:
+        before, after = start.counts[path], now[path]
+        if {(0, path), (1, path)} <= known.keys():
+            if np.any(known[0, path] != known[1, path]):
+                late.append(path)
+        elif id(before) in _replaced and id(after) in _written:
+            late.append(path)
+        else:
+            unknown.append(jnp.any(jnp.asarray(before) != after))
+    if late:
+        tables = {".".join(map(str, path[:-1])) or "the model itself" for path in late}
+        raise ValueError(
+            f"{caller}: grads were computed before another update of the fused tables {', '.join(sorted(tables))}. "
+            "Their next values start from the tables before that update and would undo it. Compute gradients after "
+            "the previous update; for two losses of a model, those of their sum, or the second ones after the first "
+            "update."
+        )
+    return jnp.any(jnp.stack(unknown)) if unknown else False
+
+
+def check_paths(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -> None:
+    """Raises if next values are not those of all fused variables of a model, and of no others."""
+    expected = "expected what value_and_grad returned for this model."
+    if foreign := new.keys() - old.keys():
+        raise ValueError(
+            f"{caller}: grads hold {names_of(foreign)}, which model does not; {expected}"
+        )
+    if missing := old.keys() - new.keys():
+        raise ValueError(f"{caller}: grads lack {names_of(missing)} of the model; {expected}")
+
+
+def names_of(paths: Iterable[Path]) -> str:
+    """The variables in words."""
+    return ", ".join(sorted(".".join(map(str, path)) for path in paths))
+
+
+def _check_alive(caller: str, new: Mapping[Path, Any]) -> None:
+    traced = next(
+        (new[path] for path in new if path[-1] in _SENTINEL and isinstance(new[path], Tracer)), None
+    )
+    if traced is None:
+        return
+    try:
+        _sentinel.untouched(traced)
+    except jax.errors.UnexpectedTracerError:
+        raise ValueError(
+            f"{caller}: grads left the compiled function that computed them, and the next values of fused tables do "
+            "not leave it with them. Compute the gradients and update in the same jitted function."
+        ) from None
+
+
+def _nearest(path: Path, unused: Mapping[tuple[Path, bool], Any]) -> Any:
+    """The flag of the table of a variable, or that of the collection around it; False without one."""
+    outer, of_rows = _table_of(path)
+    return next(
+        (
+            unused[outer[:depth], of_rows]
+            for depth in range(len(outer), -1, -1)
+            if (outer[:depth], of_rows) in unused
+        ),
+        False,
+    )
+
+
+def _table_of(path: Path) -> tuple[Path, bool]:
+    """The module of a variable, and whether it belongs to the cached rows of its table."""
+    return path[:-1], is_of_rows(str(path[-1]))
+
+
+def says_used(path: Path) -> bool:
+    """Whether this is the ``used`` flag of a table."""
+    return path[-1] in _USED
+
+
+def _known(values: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
+    """The values that can be read on the host now, in one transfer."""
+    return jax.device_get(
+        {
+            path: value
+            for path, value in values.items()
+            if not isinstance(value, Tracer) and getattr(value, "is_fully_addressable", True)
+        }
+    )
+
+
+def _is_unused(used: Any) -> Any:
+    """A bool, or an array if it is traced or differs between the layers of a stack of tables."""
+    unused = used == 0
+    if isinstance(unused, jax.Array):
+        return unused
+    return bool(unused.all()) if unused.all() or not unused.any() else unused
+
+
+def _either(unused: Any, old: Any, new: Any) -> Any:
+    def choose(old: Any, new: Any) -> jax.Array:
+        # Assumes that tables are stacked along the leading axes; otherwise the choice is for the whole stack.
+        mask = jnp.asarray(unused if new.shape[: unused.ndim] == unused.shape else unused.all())
+        if mask.ndim:
+            mask = jnp.broadcast_to(jnp.expand_dims(mask, range(mask.ndim, new.ndim)), new.shape)
+        return jax.lax.select(mask, jnp.asarray(old), new)
+
+    return jax.tree.map(choose, old, new)
+
+
+def _check_sentinel(
+    caller: str, path: Path, sentinel: np.ndarray, unused: bool | np.ndarray
+) -> None:
+    moved = np.ravel(sentinel)[~np.ravel(_sentinel.untouched(sentinel) | unused)]
+    if moved.size == 0:
+        return
+    table = ".".join(map(str, path[:-1]))
+    where = f"fused table '{table}'" if table else "the fused tables"
+    hint = _ZEROS if moved[0] == 0 else _NAN if np.isnan(moved[0]) else _MOVED
+    raise ValueError(
+        f"{caller}: grads of {where} are not next values: the sentinel is {moved[0]!s}, expected 1. {hint}"
+    )
+
+
+_ZEROS = "An earlier step overwrote the table with zeros, as its loss did not use it: restore it from a checkpoint."
+_NAN = "An earlier update under jit was given gradients that were no next values: restore it from a checkpoint."
+_MOVED = (
+    "The table or collection was used more than once in the loss, the loss has a term over its arrays, or its next "
+    "values were summed, scaled or clipped: look all ids of a shared table up in one call, restrict penalties to "
+    "ordinary parameters and give the table's optimizer a weight_decay, update after every micro-batch, pass a loss "
+    "scale to the layer as grad_scale, or build the layer with optimizer=None and let optax step it."
+)

@@ -1,0 +1,249 @@
+"""`quantize`: rows of numbers of a few bits, from trained rows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._base.arguments import as_int, one_of
+from jax_tt._base.host_table import host_table
+from jax_tt._base.rows_of_arrays import row_weights
+from jax_tt._base.sample import sample_of
+from jax_tt._compress.fit import clipped, fitted
+from jax_tt._kinds.quantized import codec
+from jax_tt._kinds.quantized.levels import Levels, as_levels, separated, uniform_levels
+from jax_tt._kinds.quantized.table import PACKED, QuantizedTable, check_bits
+from jax_tt._table.checks import STORAGE
+from jax_tt._table.options import Update
+from jax_tt._table.rotation import ROTATION, as_rotation
+
+# Numbers that are rounded at a time.
+_BLOCK = 2**22
+# Rows that levels and rotations are fitted to, and rounds of that.
+_SAMPLE = 2**14
+_LEVEL_ROUNDS = 30
+_ROTATION_ROUNDS = 200
+_HINT = ", or a sequence of increasing numbers"
+
+
+def quantize(
+    rows: Any,
+    bits: int = 8,
+    *,
+    levels: Any = "uniform",
+    rotation: Any = None,
+    clip: bool | None = None,
+    weights: Any = None,
+    seed: int = 0,
+    update: Update | None = None,
+    name: str | None = None,
+) -> tuple[QuantizedTable, dict[str, jax.Array]]:
+    """A `QuantizedTable` of these rows, and its state.
+
+    By default, the levels of a row are uniform: the lowest is the minimum of the row, rounded to float16, and the
+    highest is about the maximum. Every number is rounded to the nearest level. Rows of which all numbers are levels are
+    unchanged.
+
+    Errors become smaller if the levels of a row are closer together than that, though its largest numbers are then
+    beyond them (``clip``); if there are more levels where there are more numbers (``levels``); and if the columns are
+    rotated (``rotation``).
+
+    It runs on the host and reads a block of rows at a time, so that ``rows`` may be a memory map. The result depends on
+    the arguments alone.
+
+    Args:
+        rows: ``[N, D]`` in float32, float16, bfloat16 or float64, e.g. ``state["embedding"]`` of a `DenseTable`, or
+            ``table.to_dense(state)`` of any kind.
+        bits: bits of a number: 8, 4, 3 or 2.
+        levels: ``"uniform"``; ``"fit"`` for levels that are fitted to a sample of the rows; or ``2 ** bits`` increasing
+            numbers, which are scaled to the range of `QuantizedTable.levels` and rounded to multiples of 1 / 512. All
+            rows share them. Uniform with 8 bits.
+        rotation: ``"fit"`` for an orthogonal matrix by which rows are multiplied in the end, fitted such that errors
+            are smaller; ``"random"`` for a random one, which makes columns of very different sizes alike; or such a
+            matrix, ``[D, D]``; None for none.
+        clip: whether the scale and the offset of a row are those with about the least squared error, and not those of
+            its minimum and maximum. None: if levels or a rotation are fitted.
+        weights: the importance of every row ``[N]`` in these fits, at least 0, e.g. the root of its count; None if they
+            are equal.
+        seed: of the sample and of a random rotation.
+        update: `Update` of a table that is trained on, with 8 or 4 bits; None for a read-only table.
+        name: of the table in error messages.
+
+    Returns:
+        The table and its state.
+
+    Raises:
+        ValueError: an argument does not fit; or the rows have another shape or type, are not finite, or exceed the
+            range of float16, in which scale and offset are stored.
+
+    >>> import jax.numpy as jnp, jax_tt
+    >>> table, state = jax_tt.quantize(jnp.array([[0.0, 1.0, 2.0, 3.0], [5.0, 5.0, 5.0, 5.0]]), bits=2)
+    >>> state["packed"].dtype.name, table.to_dense(state).tolist()
+    ('uint8', [[0.0, 1.0, 2.0, 3.0], [5.0, 5.0, 5.0, 5.0]])
+
+    >>> import numpy as np
+    >>> rows = np.random.default_rng(0).normal(size=(1000, 16)).astype(np.float32)
+    >>> table, state = jax_tt.quantize(rows, bits=2, levels="fit", rotation="fit")
+    >>> table.levels[0], table.levels[3], state["rotation"].shape
+    (0.0, 3.0, (16, 16))
+    """
+    check_bits(bits)
+    given = host_table("rows", rows)
+    if len(given.shape) != 2 or 0 in given.shape:
+        raise ValueError(f"rows: got shape {tuple(given.shape)}; expected [N, D], none 0.")
+    dtype = jnp.dtype(given.dtype)
+    if dtype.name not in STORAGE:
+        raise ValueError(f"rows: got dtype {dtype}; expected one of {', '.join(STORAGE)}.")
+    if clip is not None and not isinstance(clip, bool):
+        raise TypeError(f"clip: got {clip!r}; expected True, False or None.")
+    label = "" if name is None else f"{name}: "
+    own_weights = row_weights(weights, given.shape[0])
+    fit = _fit(given, bits, levels, rotation, own_weights, as_int("seed", seed), label)
+    table = QuantizedTable(
+        *map(int, given.shape),
+        bits=bits,
+        update=update,
+        name=name,
+        levels=fit.levels,
+        rotated=fit.rotation is not None,
+    )
+    encode = Encoder(bits, fit.levels, fit.fitted if clip is None else clip)
+    packed = np.empty((table.num_embeddings, table.row_bytes), np.uint8)
+    step = max(1, _BLOCK // table.features)
+    for start in range(0, table.num_embeddings, step):
+        block = np.asarray(given[start : start + step]).astype(np.float32)
+        own = packed[start : start + step]
+        stored = block if fit.rotation is None else block @ fit.rotation.T
+        own[:] = encode(stored)
+        check_headers(f"{label}rows", own, start, block)
+    params = {PACKED: jnp.asarray(packed if update is None else packed.view(np.float32))}
+    state = params | table.init_rest(params)
+    return table, state if fit.rotation is None else {**state, ROTATION: jnp.asarray(fit.rotation)}
+
+
+_encoded = jax.jit(codec.encoded, static_argnums=1)
+_decoded = jax.jit(codec.decoded, static_argnums=(1, 2))
+
+
+class Encoder(NamedTuple):
+    """What packs rows.
+
+    Attributes:
+        bits, levels: as those of a `QuantizedTable`.
+        clip: as in `quantize`.
+    """
+
+    bits: int
+    levels: Levels
+    clip: bool
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Packed rows uint8 ``[n, W]`` of float32 rows ``[n, D]``."""
+        encode = clipped if self.clip else _encoded
+        return np.asarray(encode(rows, self.bits, self._levels))
+
+    def decoded(self, packed: np.ndarray, features: int) -> np.ndarray:
+        """The rows that they stand for."""
+        return np.asarray(_decoded(packed, features, self.bits, self._levels))
+
+    @property
+    def _levels(self) -> jax.Array | None:
+        return None if self.levels is None else jnp.asarray(self.levels, jnp.float32)
+
+
+def encoder_of(rows: Any, bits: int, levels: Any, weights: np.ndarray | None, seed: int) -> Encoder:
+    """The encoder of `quantize` for these rows, without a rotation."""
+    fits = isinstance(levels, str) and levels == "fit"
+    fit = _fit(rows, bits, levels, None, weights if fits else None, seed, "")
+    return Encoder(bits, fit.levels, fit.fitted)
+
+
+class _Fit(NamedTuple):
+    """What all rows share, and whether a part of it is fitted to them."""
+
+    levels: Levels
+    rotation: np.ndarray | None
+    fitted: bool
+
+
+def _fit(
+    rows: Any,
+    bits: int,
+    levels: Any,
+    rotation: Any,
+    weights: np.ndarray | None,
+    seed: int,
+    label: str,
+) -> _Fit:
+    _, features = rows.shape
+    own, fits_levels = None, False
+    if not isinstance(levels, str):
+        own = as_levels(levels, bits)
+    elif one_of("levels", levels, ("uniform", "fit"), _HINT) == "fit":
+        own, fits_levels = uniform_levels(bits), True
+    matrix = as_rotation(rotation, features, ("fit", "random"))
+    fits_rotation = isinstance(matrix, str) and matrix == "fit"
+    rng = np.random.default_rng(seed)
+    if isinstance(matrix, str):
+        matrix = np.eye(features) if fits_rotation else _random_rotation(features, rng)
+        matrix = matrix.astype(np.float32)
+    if not (fits_levels or fits_rotation):
+        if weights is not None:
+            raise ValueError(
+                "weights: got some, but nothing is fitted to rows of different importance; expected levels='fit', "
+                "rotation='fit', or weights=None."
+            )
+        return _Fit(own, matrix, False)
+    _, points, of_points = sample_of(f"{label}rows", rows, weights, _SAMPLE, rng)
+    found, turned = fitted(
+        jnp.asarray(points),
+        jnp.asarray(of_points / of_points.max(), jnp.float32),
+        None if own is None else jnp.asarray(own, jnp.float32),
+        jnp.asarray(np.eye(features, dtype=np.float32) if matrix is None else matrix),
+        bits=bits,
+        fits_levels=fits_levels,
+        fits_rotation=fits_rotation,
+        iterations=_ROTATION_ROUNDS if fits_rotation else _LEVEL_ROUNDS,
+    )
+    own = separated(np.asarray(found), bits) if fits_levels else own
+    return _Fit(own, None if matrix is None else np.asarray(turned), True)
+
+
+def _random_rotation(features: int, rng: np.random.Generator) -> np.ndarray:
+    """An orthogonal matrix ``[D, D]``, each equally likely."""
+    found, triangle = np.linalg.qr(rng.normal(size=(features, features)))
+    return found * np.where(np.diagonal(triangle) < 0, -1.0, 1.0)
+
+
+def check_headers(
+    argument: str, packed: np.ndarray, start: int, rows: np.ndarray | None = None
+) -> None:
+    """Raises if a scale or an offset is not finite.
+
+    Args:
+        argument: what the error begins with.
+        packed: rows uint8 ``[n, W]``.
+        start: the number of the first.
+        rows: what they were made of, if that is known.
+    """
+    headers = np.ascontiguousarray(packed[:, : codec.HEADER]).view("<f2")
+    bad = ~np.isfinite(headers).all(axis=1)
+    if not bad.any():
+        return
+    first = int(np.argmax(bad))
+    where = f"{argument}: row {start + first}"
+    if rows is None:
+        scale, offset = headers[first].tolist()
+        raise ValueError(
+            f"{where} has the scale {scale} and the offset {offset}; expected finite numbers. The rows may have "
+            "another layout, or another number of bits or features."
+        )
+    if not np.isfinite(rows[first]).all():
+        raise ValueError(f"{where} holds NaN or infinity; expected finite numbers.")
+    raise ValueError(
+        f"{where} has values from {rows[first].min()} to {rows[first].max()}; expected a range whose minimum and step "
+        "are within +-65504, since scale and offset are stored in float16. Divide the rows by a constant."
+    )

@@ -1,0 +1,123 @@
+"""`tt_residuals`: a dense table as a sum of tensor trains with different orders of ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_tt._base.arguments import as_dtype, as_int
+from jax_tt._base.progress import Progress
+from jax_tt._base.rows_of_arrays import dense_table
+from jax_tt._ids.id_order import IdOrder
+from jax_tt._ids.ordered_rows import OrderedRows
+from jax_tt._tt.approximation import TTApproximation, rows_of
+from jax_tt._tt.from_dense import tt_from_dense
+from jax_tt._tt.shape import TTShape
+from jax_tt.order._table import from_table
+
+
+class TTResidual(NamedTuple):
+    """One term of a sum of tensor trains; made by `tt_residuals`.
+
+    Attributes:
+        id_order: the row of each id in this term.
+        approximation: cores and shape. Its errors are relative to what the previous terms leave of the table.
+        relative_error: of the sum up to this term: Frobenius norm of the remainder, divided by that of the table.
+
+    >>> import numpy as np, jax_tt
+    >>> table = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+    >>> first, second = jax_tt.tt_residuals(table, [jax_tt.TTShape(60, 8, 2, (8, 8), (8, 1))] * 2, progress=False)
+    >>> second.relative_error < first.relative_error
+    True
+    """
+
+    id_order: IdOrder
+    approximation: TTApproximation
+    relative_error: float
+
+
+def tt_residuals(
+    table: Any,
+    shapes: Sequence[TTShape],
+    *,
+    refine: int = 4,
+    dtype: Any = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> tuple[TTResidual, ...]:
+    """Tensor trains whose sum approximates a dense table, each fitted to the remainder of those before it.
+
+    The only thing specific to an id in a tensor train is its place; all parameters are shared with other ids. A second
+    train in the same order is equivalent to higher ranks, but one in another order gives every id a second place. At
+    the same number of parameters, a few trains of low rank with different orders therefore approximate a table with
+    little structure better than a single one, at the price of 2 to 4 bytes per id and order. The row of an id is the
+    sum of its rows in all terms. To continue training, create a layer for each of them, `TTEmbed(..., id_order=...)`,
+    and sum their outputs.
+
+    For vectors the same idea is called residual quantisation: Y. Chen et al., "Approximate nearest neighbor search by
+    residual vector quantization", Sensors 2010.
+
+    The order of each term is made by `order.from_table`, and its cores by `tt_from_dense`. Every term takes the time of
+    both functions; in addition to their memory, a float32 copy of the table is needed.
+
+    Args:
+        table: floats ``[N, D]``, on the host.
+        shapes: a `TTShape` of N and D for each term, the largest first if they differ; `tt_residual_shapes` chooses
+            them for a number of bytes.
+        refine: rounds of `order.from_table`, at least 0; requires ``jax-tt[order]`` unless 0.
+        dtype: storage type of the cores, by default that of the table. Later terms correct its rounding.
+        seed: of the randomised parts; equal seeds give equal terms.
+        progress: show progress bars, two for each term.
+
+    Returns:
+        A `TTResidual` for each shape. ``[-1].relative_error`` is the error of the whole sum.
+
+    Raises:
+        ValueError: ``table`` is not finite or does not have the sizes of the shapes, or there are no shapes.
+        TypeError: ``shapes`` contains something other than a `TTShape`.
+        ImportError: scipy is missing.
+
+    >>> import numpy as np, jax_tt
+    >>> table = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)
+    >>> alone = jax_tt.TTShape(400, 16, 6, (20, 20), (16, 1))
+    >>> thirds = [jax_tt.TTShape(400, 16, 2, (20, 20), (16, 1))] * 3  # as many parameters
+    >>> error = lambda shapes: jax_tt.tt_residuals(table, shapes, progress=False)[-1].relative_error
+    >>> error(thirds) < 0.95 * error([alone])
+    True
+    """
+    shapes = _as_shapes(shapes)
+    table = dense_table(table)
+    if table.shape != (shapes[0].num_embeddings, shapes[0].features):
+        raise ValueError(
+            f"table: got shape {table.shape}; expected [{shapes[0].num_embeddings}, {shapes[0].features}], "
+            "the table of `shapes`."
+        )
+    dtype = as_dtype("dtype", dtype, table.dtype)
+    seed = as_int("seed", seed)
+    left = np.array(table, np.float32)
+    error, terms = 1.0, []
+    for shape in shapes:
+        id_order = from_table(left, shape, refine=refine, seed=seed, progress=progress)
+        ordered = OrderedRows(left, id_order)
+        found = tt_from_dense(ordered, shape=shape, dtype=dtype, seed=seed, progress=progress)
+        rows = id_order.inverse.rows
+        for start, value in rows_of(found.cores, shape, Progress(False)):
+            left[rows[start : start + len(value)]] -= value.astype(np.float32)
+        error *= found.relative_error
+        terms.append(TTResidual(id_order, found, error))
+    return tuple(terms)
+
+
+def _as_shapes(value: Any) -> tuple[TTShape, ...]:
+    shapes = tuple(value) if isinstance(value, Sequence) else (value,)
+    if not shapes:
+        raise ValueError("shapes: got none; expected a TTShape for each term.")
+    for shape in shapes:
+        if not isinstance(shape, TTShape):
+            raise TypeError(f"shapes: got {shape!r}; expected TTShapes, one for each term.")
+    sizes = {(shape.num_embeddings, shape.features) for shape in shapes}
+    if len(sizes) > 1:
+        raise ValueError(f"shapes: got tables of {sorted(sizes)}; expected one size.")
+    return shapes

@@ -1,0 +1,291 @@
+"""Dumps: directories of keys with the entries of their rows, in parts."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_tt._base.progress import Progress
+from jax_tt._formats.orbax_directory import read_orbax, write_orbax
+from jax_tt._formats.output import Contents, places_of, resuming
+from jax_tt._formats.safetensors_file import read_safetensors, write_safetensors
+from jax_tt._formats.stored import FileError, MissingError, StoredArrays
+
+# How the arrays of a part are written.
+FORMATS = ("safetensors", "orbax")
+_ABOUT, _REST, _VERSION = "about.json", "rest.safetensors", 3
+DUMP = Contents(
+    "a dump", _ABOUT, re.compile(r"about\.json|rest\.safetensors|keys-\d+\.(safetensors|orbax)")
+)
+_OF_KEYS = {"key": np.dtype(np.uint64), "score": np.dtype(np.uint64), "touched": np.dtype(np.int32)}
+# Parts that are written at the same time.
+_WRITERS = 2
+
+Part = Mapping[str, np.ndarray]
+
+
+def write_dump(
+    path: str | os.PathLike[str],
+    parts: Iterable[Part],
+    rest: Mapping[str, Any],
+    about: Mapping[str, Any],
+    kind: str,
+    bar: Progress,
+    *,
+    overwrite: bool,
+) -> int:
+    """Writes a dump to a directory, or goes on with one that was cut off. Returns the number of keys.
+
+    What an earlier call has written is compared with what would be written, and kept where it is the same.
+
+    Args:
+        path: of the directory, which is complete or absent.
+        parts: keys, scores and last batches, with the entries of their rows.
+        rest: arrays that do not belong to single keys; it is read after the last part.
+        about: the description.
+        kind: one of `FORMATS`.
+        bar: makes a step with every part.
+        overwrite: whether a dump of this name may be replaced.
+    """
+    files: list[str] = []
+    sums: list[dict[str, int]] = []
+    keys = 0
+    with resuming(path, DUMP, overwrite=overwrite) as place:
+        with ThreadPoolExecutor(_WRITERS) as writers:
+            written: collections.deque[Any] = collections.deque()
+            try:
+                for part in parts:
+                    files.append(f"keys-{len(files):05}.{kind}")
+                    keys += len(part["key"])
+                    if len(written) >= _WRITERS:  # no more than these are in memory
+                        sums.append(written.popleft().result())
+                        bar.step()
+                    written.append(writers.submit(_write, os.path.join(place, files[-1]), part))
+                for future in written:
+                    sums.append(future.result())
+                    bar.step()
+            except BaseException:
+                writers.shutdown(cancel_futures=True)
+                raise
+        others = {name: np.asarray(x) for name, x in rest.items()}
+        sums.append(_write(os.path.join(place, _REST), others))
+        for name in {*os.listdir(place)} - {*files, _REST}:
+            _remove(os.path.join(place, name))
+        whole = {"version": _VERSION, **about, "keys": keys, "files": files}
+        whole["checksums"] = dict(zip((*files, _REST), sums, strict=True))
+        whole["checksum"] = _sum_of_text(whole)
+        Path(place, _ABOUT).write_text(json.dumps(whole, indent=2))
+    return keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Dump:
+    """A dump in a directory.
+
+    Attributes:
+        path: of the directory.
+        features: columns of a row.
+        keys: the number of keys.
+        files: the parts.
+        arrays: the type of every array, by name.
+        sets: how many sets the table had, how many slots each, and on how many devices; None for other tables. The
+            parts have slots then.
+        since, base: the dump before that the changes of a hash table follow, and the digests of its table by name;
+            None for dumps of whole tables.
+        digests: those of the hash table; None where the dump was written without them.
+        checksums: of every array, by file and name; None where the dump was written without them.
+    """
+
+    path: str
+    features: int
+    keys: int
+    files: list[str]
+    arrays: dict[str, str]
+    sets: tuple[int, int, int] | None
+    since: str | None
+    base: dict[str, int] | None
+    digests: dict[str, int] | None
+    checksums: dict[str, dict[str, int]] | None
+
+    @property
+    def devices(self) -> int:
+        """That the keys of the table belonged to."""
+        return 1 if self.sets is None else self.sets[2]
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Dump:
+        """Reads the description.
+
+        Raises:
+            FileError: it is missing or damaged.
+        """
+        for name in places_of(path):
+            with contextlib.suppress(FileNotFoundError):
+                return cls._read_from(name)
+        raise _incomplete(os.fsdecode(path), _ABOUT)
+
+    @classmethod
+    def _read_from(cls, name: str) -> Dump:
+        try:
+            found = json.loads(Path(name, _ABOUT).read_text())
+            version = found["version"]
+            if version not in (1, 2, _VERSION):
+                raise FileError(
+                    f"{name}: is of version {version}; expected at most {_VERSION}. Read it with the version of jax_tt "
+                    "that wrote it."
+                )
+            # The first version wrote no checksums, and slots for one device alone, whose number it did not write.
+            if version > 1 and found.pop("checksum") != _sum_of_text(found):
+                raise ValueError("its checksum differs")
+            files = [str(file) for file in found["files"]]
+            sizes = int(found["features"]), int(found["keys"])
+            sets = since = base = None
+            if "sets" in found:
+                sets = int(found["sets"]), int(found["ways"]), int(found.get("devices", 1))
+                since, base = found["since"], found.get("base")
+            if since and base is None:
+                raise FileError(
+                    f"{name}: is a dump of changes of version {version}, which does not say what they follow; expected "
+                    f"version {_VERSION}. Make a full dump of the table, and load that."
+                )
+            sums = found["checksums"] if version > 1 else None
+            arrays, digests = dict(found["arrays"]), found.get("digests")
+            return cls(name, *sizes, files, arrays, sets, since, base, digests, sums)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, FileError):
+                raise
+            raise FileError(f"{name}: {_ABOUT} cannot be read or is damaged ({error}).") from error
+
+    def check(self, features: int, taken: list[str], *, exact: bool) -> None:
+        """Raises unless there are entries of these arrays, and with ``exact`` of no others."""
+        if self.features != features:
+            raise FileError(
+                f"{self.path}: has rows of {self.features} columns; expected {features}, those of the table."
+            )
+        given = list(self.arrays)
+        if set(taken) != set(given) if exact else not set(taken) <= set(given):
+            raise FileError(
+                f"{self.path}: has {', '.join(given)}; expected {', '.join(taken)}. The optimizer state of another "
+                "rule is left out by optimizer_state=False."
+            )
+
+    def rest(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Those of the arrays of these names that do not belong to single keys and that the dump has."""
+        stored = self._read(_REST)
+        return {name: self._array(_REST, stored, name) for name in names if name in stored.arrays}
+
+    def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, np.ndarray]]:
+        """Keys, scores and last batches, slots if there are any, and entries of these shapes."""
+        of_keys = _OF_KEYS if self.sets is None else _OF_KEYS | {"slot": np.dtype(np.int32)}
+        for file in self.files:
+            stored = self._read(file)
+            arrays = {name: self._array(file, stored, name) for name in (*of_keys, *shapes)}
+            lengths = {len(array) for array in arrays.values()}
+            if len(lengths) != 1 or any(arrays[k].dtype != kind for k, kind in of_keys.items()):
+                raise FileError(f"{stored.path}: its arrays do not belong to the same keys.")
+            for name, expected in shapes.items():
+                if (shape := arrays[name].shape[1:]) != expected:
+                    raise FileError(
+                        f"{stored.path}: {name} has entries of shape {shape}; expected {expected}, that of the table. "
+                        "The optimizer state of another rule is left out by optimizer_state=False."
+                    )
+            yield arrays
+
+    def _array(self, file: str, stored: StoredArrays, name: str) -> np.ndarray:
+        array = np.asarray(stored[name].read())
+        if self.checksums is not None and self.checksums[file].get(name) != _sum(array):
+            self._check_still_there()
+            raise FileError(
+                f"{stored.path}: {name} is damaged, its checksum differs; load another copy of the dump."
+            )
+        return array
+
+    def _read(self, file: str) -> StoredArrays:
+        try:
+            return _read(os.path.join(self.path, file))
+        except FileNotFoundError:
+            self._check_still_there()
+            raise _incomplete(self.path, file) from None
+
+    def _check_still_there(self) -> None:
+        """Raises if another dump has taken the place of this one since it was opened."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._read_from(self.path) == self:
+                return
+        raise FileError(f"{self.path}: was replaced or removed while it was read; read it again.")
+
+
+def _incomplete(path: str, file: str) -> MissingError:
+    return MissingError(f"{path}: is no complete dump of a table; it has no {file}.")
+
+
+def _read(path: str) -> StoredArrays:
+    if path.endswith(".orbax"):
+        if not os.path.isdir(path):
+            raise FileNotFoundError(path)
+        return read_orbax(path)
+    return read_safetensors(path)
+
+
+def _write(path: str, arrays: Part) -> dict[str, int]:
+    """Writes one part, unless it is there. Returns the checksums of its arrays."""
+    sums = {name: _sum(array) for name, array in arrays.items()}
+    if os.path.exists(path):
+        with contextlib.suppress(FileError):
+            if _same(_read(path), arrays):
+                return sums
+    new = path + ".new"
+    for old in new, path:
+        _remove(old)
+    write = write_orbax if path.endswith(".orbax") else write_safetensors
+    write(new, arrays, {})
+    os.rename(new, path)
+    return sums
+
+
+def _sum(array: np.ndarray) -> int:
+    shape = f"{array.dtype} {array.shape}".encode()
+    return zlib.crc32(_bytes(array).data, zlib.crc32(shape))
+
+
+def _sum_of_text(about: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(about, sort_keys=True).encode())
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _same(stored: StoredArrays, arrays: Part) -> bool:
+    if stored.arrays.keys() != arrays.keys():
+        return False
+    for name, array in arrays.items():
+        found = stored[name]
+        if (found.shape, found.dtype) != (array.shape, array.dtype):
+            return False
+        # Bytes, since no NaN equals itself.
+        if not np.array_equal(_bytes(found.read()), _bytes(array)):
+            return False
+    return True
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)

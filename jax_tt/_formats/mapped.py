@@ -1,0 +1,138 @@
+"""`save_arrays` and `map_arrays`: arrays for serving in a file that processes share as a memory map."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._base.arguments import as_array
+from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.output import check_output, writing
+from jax_tt._formats.safetensors_file import DTYPES, PADDING, write_aligned
+from jax_tt._formats.stored import FileError
+
+_VERSION = 1
+_NOTES = "arrays"
+_SUFFIX = ".safetensors"
+
+
+def save_arrays(
+    path: str | os.PathLike[str], arrays: Mapping[str, Any], *, overwrite: bool = False
+) -> None:
+    """Writes the arrays of a model to one ``.safetensors`` file, which `map_arrays` opens without reading it.
+
+    Other programs can read the file as well. Array ``{"items": {"packed": ...}}`` has the name ``items/packed``; arrays
+    whose names begin with ``__padding_`` align those after them. The output is complete or absent, and replaces a file
+    that other processes have open without changing what they see.
+
+    Args:
+        path: ends with ``.safetensors``. Its parent folder must exist.
+        arrays: nested mappings of arrays by name, e.g. the state of a `Collection`, or
+            ``nnx.to_pure_dict(nnx.state(model))``.
+        overwrite: replace an existing file.
+
+    Raises:
+        FileError: the path has another suffix, cannot be written, or exists and ``overwrite`` is False.
+        TypeError, ValueError: ``arrays`` contains something else, such as keys of a random generator.
+
+    >>> import jax, jax.numpy as jnp, jax_tt, os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+    >>> jax_tt.save_arrays(path, {"items": jax_tt.quantize(jnp.eye(100, 16), bits=4)[1]})
+    >>> jax_tt.map_arrays(path)["items"]["packed"].shape
+    (100, 12)
+    """
+    if Path(os.fsdecode(path)).suffix.lower() != _SUFFIX:
+        raise FileError(f"{os.fsdecode(path)}: unknown suffix; expected {_SUFFIX}.")
+    found: dict[str, np.ndarray] = {}
+    places = {}
+    for place, array in _flat("arrays", arrays, ()):
+        name = "/".join(place)
+        if name in found or name.startswith(PADDING):
+            raise ValueError(f"arrays: got the name {name!r} twice, or one of padding; rename it.")
+        found[name], places[name] = array, place
+    check_output(path, overwrite=overwrite)
+    with writing(path, overwrite=overwrite) as new:
+        write_aligned(new, found, {"version": _VERSION, _NOTES: places})
+
+
+def _flat(
+    where: str, given: Any, place: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    """Every array with the keys that lead to it."""
+    if not isinstance(given, Mapping):
+        if not place:
+            raise TypeError(f"{where}: got a {type(given).__name__}; expected a mapping of arrays.")
+        dtype = getattr(given, "dtype", None)
+        if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            raise TypeError(
+                f"{where}: got {dtype} keys; expected numbers, e.g. jax.random.key_data(key)."
+            )
+        array = np.asarray(as_array(where, given))
+        if array.dtype not in DTYPES.values():
+            raise TypeError(f"{where}: got {array.dtype}; expected one of {', '.join(DTYPES)}.")
+        yield place, array
+        return
+    if not given and place:
+        raise ValueError(f"{where}: got an empty mapping; expected arrays, or leave it out.")
+    for key, value in given.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{where}: got the key {key!r}; expected strings.")
+        yield from _flat(f"{where}[{key!r}]", value, (*place, key))
+
+
+def map_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The arrays that `save_arrays` wrote, in the same nested dictionaries.
+
+    On the CPU they are memory maps of the file: this takes milliseconds whatever their size, a page of the file is
+    read when a lookup first needs it, and processes that map the same file share its memory. They may be used like any
+    other arrays; what is changed in place, because it is donated to a program, is a copy of the page in this process.
+    On other devices they are read and copied.
+
+    The file must not be shortened or written to while it is mapped. Replace it with
+    ``save_arrays(..., overwrite=True)`` or by renaming another file.
+
+    Raises:
+        FileError: there is no such file (then also a `FileNotFoundError`), it is damaged, or `save_arrays` did not
+            write it.
+        ValueError: an array has 64 bits, which JAX was not told to keep.
+
+    >>> import jax.numpy as jnp, jax_tt, os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+    >>> jax_tt.save_arrays(path, {"head": {"kernel": jnp.ones((16, 1))}})
+    >>> jax_tt.map_arrays(path)["head"]["kernel"].sum().item()
+    16.0
+    """
+    stored = open_arrays(path)
+    places = stored.notes.get(_NOTES)
+    if not isinstance(places, Mapping):
+        raise FileError(
+            f"{stored.path}: was not written by jax_tt.save_arrays; it holds {stored.listed()}."
+        )
+    found: dict[str, Any] = {}
+    for name, place in places.items():
+        if not isinstance(place, list) or "/".join(map(str, place)) != name:
+            raise FileError(
+                f"{stored.path}: its metadata is damaged: {name} has the place {place!r}."
+            )
+        *outer, last = place
+        own = found
+        for key in outer:
+            own = own.setdefault(key, {})
+        own[last] = _as_jax(f"{stored.path}: {name}", stored[name].by_rows())
+    return found
+
+
+def _as_jax(where: str, array: np.ndarray) -> jax.Array:
+    kept = jax.dtypes.canonicalize_dtype(array.dtype)
+    if kept != array.dtype:
+        raise ValueError(
+            f"{where}: got {array.dtype}, which JAX would turn into {kept}; expected "
+            "jax.config.update('jax_enable_x64', True) before, or arrays of 32 bits in the file."
+        )
+    return jax.device_put(array, may_alias=True)

@@ -1,0 +1,1 @@
+"""What a batch is: bags, split ids, keys, orders of ids."""

@@ -1,0 +1,238 @@
+"""Checks of the arguments of `KeyedBags` on the host, which name the feature that is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from jax_tt._base.arguments import as_array, as_int
+from jax_tt._ids.bags import Bags, as_ids, id_array, signed_padding
+from jax_tt._ids.batch import Batch, is_padding
+from jax_tt._ids.split_ids import SplitIds
+
+
+def names(keys: Any) -> tuple[str, ...]:
+    """The names of features: at least one, and none of them twice."""
+    if isinstance(keys, str) or not isinstance(keys, Iterable):
+        raise TypeError(
+            f"keys: got {keys!r}; expected a list of names of features, e.g. ['clicked', 'carted']."
+        )
+    keys = tuple(keys)
+    twice = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
+    if not keys or twice or not all(isinstance(key, str) for key in keys):
+        got = f"{twice[0]!r} more than once" if twice else repr(keys)
+        raise ValueError(f"keys: got {got}; expected names of features, each of them once.")
+    return keys
+
+
+def description(
+    keys: Any, batch_sizes: Any, unweighted: Any
+) -> tuple[tuple[str, ...], tuple[int, ...] | None, tuple[str, ...]]:
+    """The static fields of `KeyedBags` that belong together, as tuples."""
+    sizes = () if batch_sizes is None else batch_sizes
+    tuples = all(isinstance(given, tuple) for given in (keys, sizes, unweighted))
+    # Other numbers may be equal to integers, and would be taken for them by the cache.
+    if tuples and all(type(size) is int for size in sizes):
+        return _description(keys, batch_sizes, unweighted)
+    keys = names(keys)
+    unweighted = names(unweighted) if unweighted else ()
+    if batch_sizes is not None:
+        batch_sizes = _integers(keys, batch_sizes)
+    return _description(keys, batch_sizes, unweighted)
+
+
+@functools.lru_cache(maxsize=256)
+def _description(
+    keys: tuple[str, ...], batch_sizes: tuple[int, ...] | None, unweighted: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[int, ...] | None, tuple[str, ...]]:
+    keys = names(keys)
+    unknown = [key for key in unweighted if key not in keys]
+    if unknown:
+        raise ValueError(
+            f"unweighted: got the feature {unknown[0]!r}; expected some of {', '.join(map(repr, keys))}."
+        )
+    return keys, None if batch_sizes is None else _integers(keys, batch_sizes), unweighted
+
+
+def shapes(ids: Any, offsets: Any, weights: Any) -> None:
+    """Raises unless these are arrays, with one weight for each id."""
+    arrays = {"ids": ids, "offsets": offsets, "weights": weights}
+    for name, array in arrays.items():
+        if not hasattr(array, "shape") and (name != "weights" or array is not None):
+            raise TypeError(
+                f"{name}: got a {type(array).__name__}; expected an array. KeyedBags.from_offsets makes one of a list."
+            )
+    if len(ids.shape) != 1:
+        raise ValueError(
+            f"ids: got shape {ids.shape}; expected [capacity]. Extra leading dimensions go through jax.vmap."
+        )
+    if weights is not None and weights.shape != ids.shape:
+        raise ValueError(
+            f"weights: got shape {weights.shape}; expected that of ids, {ids.shape}, one weight per id."
+        )
+
+
+def offsets_shape(offsets: Any, sizes: tuple[int, ...]) -> None:
+    """Raises unless there is a start for each of so many bags, and the end of the last one."""
+    bags = sum(sizes)
+    if offsets.shape != (bags + 1,):
+        raise ValueError(
+            f"offsets: got shape {offsets.shape}; batch_sizes are {bags} bags, for which ({bags + 1},) is expected."
+        )
+
+
+def refuse_split_ids(label: str, ids: Any) -> None:
+    """Raises for `SplitIds`, whose digits differ from table to table."""
+    if isinstance(ids, SplitIds):
+        raise TypeError(
+            f"{label}: got SplitIds; KeyedBags hold the integers of all features in one array. Pass the features as a "
+            "dict."
+        )
+
+
+def sizes(
+    keys: tuple[str, ...], batch_sizes: Any, shape: tuple[int, ...], argument: str
+) -> tuple[int, ...]:
+    """The number of bags of every feature, whose offsets or lengths have this shape."""
+    ends = argument == "offsets"
+    if len(shape) != 1 or shape[0] < ends:
+        raise ValueError(
+            f"{argument}: got shape {shape}; expected [number of bags{' + 1' if ends else ''}]."
+        )
+    count = shape[0] - ends
+    if batch_sizes is None:
+        size, rest = divmod(count, len(keys))
+        if rest:
+            raise ValueError(
+                f"{argument}: got {shape[0]}, for {count} bags of {len(keys)} features ({', '.join(keys)}); expected a "
+                f"multiple of {len(keys)}{' and one more' if ends else ''}. If features have different numbers of "
+                "bags, give batch_sizes."
+            )
+        return (size,) * len(keys)
+    found = _integers(keys, batch_sizes)
+    if sum(found) != count:
+        parts = ", ".join(f"{key} {size}" for key, size in zip(keys, found, strict=True))
+        raise ValueError(
+            f"{argument}: got {shape[0]}, for {count} bags; batch_sizes ({parts}) are {sum(found)} bags, for which "
+            f"{sum(found) + ends} are expected."
+        )
+    return found
+
+
+def _integers(keys: tuple[str, ...], batch_sizes: Any) -> tuple[int, ...]:
+    """One number of bags per feature."""
+    if not isinstance(batch_sizes, Iterable):
+        raise TypeError(f"batch_sizes: got {batch_sizes!r}; expected one integer per feature.")
+    found = tuple(as_int(f"batch_sizes[{k}]", size) for k, size in enumerate(batch_sizes))
+    if len(found) != len(keys):
+        raise ValueError(
+            f"batch_sizes: got {len(found)} for {len(keys)} features ({', '.join(keys)}); expected one per feature."
+        )
+    for key, size in zip(keys, found, strict=True):
+        if size < 0:
+            raise ValueError(f"batch_sizes: got {size} for feature {key!r}; expected at least 0.")
+    return found
+
+
+def offsets(
+    keys: tuple[str, ...],
+    batch_sizes: tuple[int, ...],
+    given: Any,
+    ids: tuple[int, ...],
+    capacity: int | None,
+) -> None:
+    """Raises for offsets on the host that decrease, or that do not end with the ids."""
+    given = as_array("offsets", given)
+    if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu" or len(ids) != 1:
+        return  # what `Bags` checks
+    wide = given.astype(np.int64)
+    falls = np.flatnonzero(np.diff(wide) < 0)
+    if falls.size:
+        at = int(falls[0])
+        key, bag = _bag(keys, batch_sizes, at)
+        raise ValueError(
+            f"offsets: decrease from {wide[at]} to {wide[at + 1]} at position {at + 1}, the end of bag {bag} of "
+            f"feature {key!r}; expected non-decreasing starts of bags."
+        )
+    _check_end("offsets: end at", keys, int(wide[-1]), ids[0], capacity)
+
+
+def lengths(
+    keys: tuple[str, ...],
+    batch_sizes: tuple[int, ...],
+    given: Any,
+    ids: tuple[int, ...],
+    capacity: int | None,
+) -> None:
+    """Raises for lengths on the host that are negative, or whose sum is not the number of ids."""
+    given = as_array("lengths", given)
+    if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu" or len(ids) != 1:
+        return  # what `Bags` checks
+    negative = np.flatnonzero(given < 0)
+    if negative.size:
+        at = int(negative[0])
+        key, bag = _bag(keys, batch_sizes, at)
+        raise ValueError(
+            f"lengths: got {given[at]} for bag {bag} of feature {key!r}; expected at least 0."
+        )
+    end = int(given.astype(np.int64).sum())
+    _check_end("lengths: sum to", keys, end, ids[0], capacity)
+
+
+def flat_on_host(key: str, given: Any) -> Bags:
+    """The bags of a feature as ragged numpy `Bags` without padding."""
+    label = f"bags[{key!r}]"
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(given)):
+        raise TypeError(
+            f"{label}: got a traced array; KeyedBags.from_bags runs on the host, before jit. Traced features go to a "
+            "collection as a dict."
+        )
+    if not isinstance(given, Bags):
+        ids = id_array(given, label)
+        if ids.ndim not in (1, 2):
+            raise ValueError(
+                f"{label}: got shape {ids.shape}; expected Bags, ids [B, L], or [B] with one id per bag."
+            )
+        given = Bags(ids if ids.ndim == 2 else ids[:, None])
+    refuse_split_ids(label, given.ids)
+    host: Bags = jax.tree.map(np.asarray, given)
+    ids = signed_padding(host.ids) if host.padded else host.ids
+    host = dataclasses.replace(host, ids=as_ids(ids, f"{label}.ids"))
+    if host.offsets is not None:
+        end = int(host.offsets[-1])
+        weights = None if host.weights is None else host.weights[:end]
+        return Bags.from_offsets(host.ids[:end], host.offsets, weights)
+    keep = np.ones(host.ids.shape, bool)
+    if host.padded:
+        keep = ~np.asarray(is_padding(Batch(host.ids, None, None)))
+    weights = None if host.weights is None else host.weights[keep]
+    return Bags.from_lengths(host.ids[keep], keep.sum(axis=1), weights)
+
+
+def _bag(keys: tuple[str, ...], batch_sizes: tuple[int, ...], number: int) -> tuple[str, int]:
+    """The feature of a bag, and its number among the bags of that."""
+    ends = list(itertools.accumulate(batch_sizes))
+    at = int(np.searchsorted(ends, number, side="right"))
+    return keys[at], number - (ends[at] - batch_sizes[at])
+
+
+def _check_end(
+    what: str, keys: tuple[str, ...], end: int, count: int, capacity: int | None
+) -> None:
+    if end > count:
+        raise ValueError(
+            f"{what} {end}, with the last bag of feature {keys[-1]!r}, but there are only {count} ids; expected at "
+            f"most {count}."
+        )
+    if end < count != capacity:
+        raise ValueError(
+            f"{what} {end}, with the last bag of feature {keys[-1]!r}, but there are {count} ids, and those left over "
+            f"would be in no bag. If they are padding, pass capacity={count}."
+        )

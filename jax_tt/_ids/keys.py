@@ -1,0 +1,209 @@
+"""Keys as words: what users give as ids of a hash table, and how batches hold it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jax_tt._base.arguments import as_array
+from jax_tt._base.dtypes import x64_enabled
+from jax_tt._ids.batch import Batch
+from jax_tt._ids.split_ids import SplitIds
+
+_FIX = (
+    "make the batch on the host, jax_tt.host_batch(table, keys) or jax_tt.split_keys(keys), or turn on jax_enable_x64. "
+    "If the 32 bits are whole keys, pass jax_tt.whole_keys(keys)"
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocatedKeys(SplitIds):
+    """Keys with the slots where they are, as `jax_tt.with_slots` returns them.
+
+    Attributes:
+        digits: int32 ``[..., 3]``, the two words of a key and its slot, -1 for those without one.
+    """
+
+
+def split_keys(keys: Any) -> SplitIds:
+    """Keys of a `HashTable` as two 32-bit words each, on the host.
+
+    Without ``jax_enable_x64`` JAX has no 64-bit integers, and cuts those that are passed to a compiled function.
+
+    Args:
+        keys: integers of any shape: int64, uint64 or narrower. A negative key is the unsigned one with the same bits.
+
+    Returns:
+        `SplitIds` with digits int32 ``[*keys.shape, 2]``, the bits of the high and of the low word.
+
+    Raises:
+        TypeError: ``keys`` are traced.
+        ValueError: ``keys`` are not integers, or they are a JAX array of 32 bits, see `whole_keys`.
+
+    >>> import jax_tt, numpy as np
+    >>> jax_tt.split_keys(np.array([2**32 + 7, -1])).digits
+    array([[ 1,  7],
+           [-1, -1]], dtype=int32)
+    """
+    array = as_array("keys", keys)
+    if isinstance(array, Tracer):
+        raise TypeError(
+            "keys: got a traced array, whose keys JAX may have cut to 32 bits; split them before jit, e.g. "
+            "jax_tt.split_keys(np.asarray(keys, np.int64))."
+        )
+    refuse_cut_keys("keys", array)
+    return SplitIds(_words_on_host("keys", np.asarray(array), keys))
+
+
+def whole_keys(keys: Any) -> SplitIds:
+    """32-bit integers as keys of a `HashTable`, for JAX arrays that never held 64-bit keys; also under ``jit``.
+
+    Without ``jax_enable_x64`` JAX cuts 64-bit integers to 32 bits, and different keys become one. Tables of 64-bit keys
+    therefore refuse JAX arrays of 32 bits. This function says that these integers are the keys themselves, such as
+    small ids that were computed on the device. Keys that come from the host go through `host_batch` or `split_keys`.
+
+    Args:
+        keys: integers of at most 32 bits and of any shape, traced or not. A negative key is the unsigned 64-bit one
+            with the same sign bits, as in `split_keys`.
+
+    Returns:
+        `SplitIds` with digits int32 ``[*keys.shape, 2]``.
+
+    Raises:
+        ValueError: ``keys`` are not integers of at most 32 bits.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> jax.jit(jax_tt.whole_keys)(jnp.array([7, -1])).digits
+    Array([[ 0,  7],
+           [-1, -1]], dtype=int32)
+    """
+    array = as_array("keys", keys)
+    if not jnp.issubdtype(array.dtype, jnp.integer) or array.dtype.itemsize > 4:
+        raise ValueError(
+            f"keys: got dtype {array.dtype}; expected integers of at most 32 bits. Keys of 64 bits go through "
+            "jax_tt.split_keys(keys)."
+        )
+    if isinstance(array, np.ndarray):
+        return SplitIds(_words_on_host("keys", array, keys))
+    return SplitIds(_words_on_device(array))
+
+
+def key_digits(name: str, ids: Any, padded: bool) -> SplitIds:
+    """The ids of a lookup in a hash table as digits of a batch: int32 0, high word, low word; or -1 for padding.
+
+    The first digit tells the key with all bits set from padding. `LocatedKeys` have a fourth one, the slot.
+
+    Args:
+        name: of the argument, for errors.
+        ids: integers, `SplitIds` of two words, or `LocatedKeys`.
+        padded: whether an id with all bits set is padding.
+    """
+    words, marked = _words(name, ids, padded)
+    xp = np if isinstance(words, np.ndarray) else jnp
+    first = xp.where(marked, np.int32(-1), np.int32(0)).astype(np.int32)
+    words = xp.where(marked[..., None], np.int32(-1), words)
+    return SplitIds(xp.concatenate([first[..., None], words], axis=-1))
+
+
+def refuse_cut_keys(name: str, ids: Any) -> None:
+    """Raises for JAX arrays of 32 bits, traced or not, which may hold what JAX has cut from 64-bit keys."""
+    if x64_enabled() or not isinstance(ids, jax.Array) or ids.dtype not in (jnp.int32, jnp.uint32):
+        return
+    kind = "traced" if isinstance(ids, Tracer) else "a JAX array of"
+    raise ValueError(
+        f"{name}: got {kind} {ids.dtype} ids for a table of 64-bit keys. Without jax_enable_x64 JAX cuts 64-bit ids to "
+        f"32 bits when it takes them from numpy, so these may be other keys than the caller's; {_FIX}."
+    )
+
+
+def keys_of(batch: Batch) -> jax.Array:
+    """The keys of all positions of a batch, uint32 ``[S * cap, 2]``."""
+    words = batch.ids[..., 1:3].reshape(-1, 2)
+    return jax.lax.bitcast_convert_type(words, jnp.uint32)
+
+
+def slots_of(batch: Batch) -> jax.Array | None:
+    """The slots int32 ``[S, cap]`` that a batch came with, -1 for keys without one; None if it came without."""
+    return batch.ids[..., 3] if batch.ids.shape[-1] == 4 else None
+
+
+def score_words(name: str, scores: Any, shape: tuple[int, ...]) -> Any:
+    """Scores of the policy "custom" as words, int32 ``[*shape, 2]``; negative ones are 0 if they are traced."""
+    array = scores if isinstance(scores, SplitIds) else as_array(name, scores)
+    if tuple(array.shape) != shape:
+        raise ValueError(
+            f"{name}: got shape {tuple(array.shape)}; expected one score per key, {shape}."
+        )
+    if isinstance(array, np.ndarray) and array.size and array.dtype.kind == "i":
+        if array.min() < 0:
+            raise ValueError(f"{name}: got {array.min()}; expected integers from 0 to 2**64 - 1.")
+    elif isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jnp.signedinteger):
+        array = jnp.maximum(array, 0)
+        if not isinstance(array, Tracer):
+            array = SplitIds(_words_on_device(array))  # scores that JAX has cut merge no keys
+    return _words(name, array, padded=False)[0][..., :2]
+
+
+def _words(name: str, ids: Any, padded: bool) -> tuple[Any, Any]:
+    """Words int32 ``[..., 2]``, or three of `LocatedKeys`, and whether each position is padding, bool ``[...]``."""
+    if isinstance(ids, SplitIds):
+        words = as_array(f"{name}.digits", ids.digits)
+        count = 3 if isinstance(ids, LocatedKeys) else 2
+        if words.ndim < 1 or words.dtype != np.int32 or words.shape[-1] != count:
+            raise ValueError(
+                f"{name}: got SplitIds with digits {words.dtype} {tuple(words.shape)}; expected int32 [..., 2], the "
+                "two words of a key. Make them with jax_tt.split_keys(keys)."
+            )
+        return words, _marks(words[..., :2] == -1, padded)
+    array = as_array(name, ids)
+    refuse_cut_keys(name, array)
+    if isinstance(array, np.ndarray):
+        words = _words_on_host(name, array, ids)
+    elif jnp.issubdtype(array.dtype, jnp.integer):
+        words = _words_on_device(array)
+    else:
+        raise ValueError(_float_message(name, array.dtype))
+    # A narrow unsigned mark has all bits of its own type set.
+    mark = np.iinfo(array.dtype).max if array.dtype.kind == "u" else -1
+    same = array == np.asarray(mark, array.dtype)
+    return words, _marks(same[..., None], padded)
+
+
+def _marks(same: Any, padded: bool) -> Any:
+    return same.all(axis=-1) & padded
+
+
+def _words_on_host(name: str, array: np.ndarray, given: Any) -> np.ndarray:
+    if array.dtype.kind not in "iu":
+        if array.size or isinstance(given, np.ndarray):
+            raise ValueError(_float_message(name, array.dtype))
+        array = array.astype(np.int64)  # an empty list has no type of its own
+    wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64).view(np.uint64)
+    words = np.stack([wide >> np.uint64(32), wide & np.uint64(2**32 - 1)], axis=-1)
+    return words.astype(np.uint32).view(np.int32)
+
+
+def _words_on_device(array: jax.Array) -> jax.Array:
+    unsigned = array.dtype.kind == "u"
+    if array.dtype.itemsize == 8:
+        high = jax.lax.shift_right_logical(array, jnp.asarray(32, array.dtype))
+        words = [part.astype(jnp.uint32) for part in (high, array)]
+    elif unsigned:
+        words = [jnp.zeros(array.shape, jnp.uint32), array.astype(jnp.uint32)]
+    else:
+        low = array.astype(jnp.int32)
+        words = [low >> 31, low]
+    return jax.lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.int32)
+
+
+def _float_message(name: str, dtype: Any) -> str:
+    return (
+        f"{name}: got dtype {dtype}; expected integers. A list with keys of 2**63 or more and others becomes floats "
+        "in numpy; give it a type, e.g. np.array(keys, np.uint64)."
+    )

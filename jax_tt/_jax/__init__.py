@@ -1,0 +1,1 @@
+"""What JAX's transformations and platforms need."""

@@ -1,0 +1,120 @@
+"""Chooses between the reference and the native ops.
+
+The reference is the fallback if the native module is missing or cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._base import ffi
+from jax_tt._base.method import resolve_method
+from jax_tt._jax.by_platform import by_platform
+
+_PLATFORMS = ("cpu", "cuda")
+
+
+def native_platforms() -> tuple[str, ...]:
+    """Platforms that have native ops in this process."""
+    return tuple(platform for platform in _PLATFORMS if ffi.load(platform) is not None)
+
+
+def choose(method: str, storage: Any = jnp.float32) -> str:
+    """``"reference"``, ``"ffi"``, ``"cuda_emulated"``, or ``"auto"`` if native ops are available.
+
+    Args:
+        method: as given to an op.
+        storage: type of the table.
+
+    Raises:
+        ValueError: unknown method.
+        RuntimeError: a native method without its native module.
+        TypeError: a native method for a type that its kernels do not support.
+    """
+    method = resolve_method(method)
+    if method == "reference":
+        return method
+    if method == "cuda_emulated":
+        if ffi.load(method) is None:
+            raise RuntimeError(
+                "method='cuda_emulated': the CUDA kernels were not built for the processor, which is done for tests "
+                "only: pip install . -C cmake.define.JAX_TT_EMULATION=ON." + _reason(method)
+            )
+        _refuse_float64(method, storage)
+        return method
+    platforms = native_platforms()
+    if platforms:
+        if platforms == ("cuda",) and method == "auto" and _is_float64(storage):
+            return "reference"
+        if method == "ffi" and (platforms == ("cuda",) or _default_platform() == "gpu"):
+            _refuse_float64(method, storage)
+        return method
+    if method == "ffi":
+        raise RuntimeError(
+            "method='ffi': the native module of jax_tt is not available. Install a wheel or build it "
+            "with `pip install .`, or use method='reference'." + _reason()
+        )
+    if jax.default_backend() == "cpu":
+        _warn_once()
+    return "reference"
+
+
+@functools.cache
+def _warn_once() -> None:
+    warnings.warn(
+        "jax_tt: the native module is not available, so pure JAX runs instead, many times slower on "
+        "CPU. Install a wheel or build it with `pip install .`; silence this with "
+        "JAX_TT_METHOD=reference." + _reason(),
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _reason(platform: str = "cpu") -> str:
+    reason = ffi.why_unavailable(platform)
+    return f" Reason: {reason}" if reason else ""
+
+
+def _default_platform() -> str:
+    device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    return getattr(device, "platform", device) or jax.default_backend()
+
+
+def _is_float64(storage: Any) -> bool:
+    return jnp.dtype(storage) == jnp.float64
+
+
+def _refuse_float64(method: str, storage: Any) -> None:
+    if _is_float64(storage):
+        raise TypeError(
+            f"method={method!r}: got a float64 table; the CUDA kernels store float32, bfloat16 and float16. Cast the "
+            "table, or use method='reference' (method='auto' does so by itself)."
+        )
+
+
+def run(method: str, native: Callable[..., Any], reference: Callable[..., Any], *args: Any) -> Any:
+    """``native(platform, *args)`` for the platform that the program is lowered for, or ``reference(*args)``."""
+    if method == "reference":
+        return reference(*args)
+    leaves = jax.tree.leaves(args)
+    symbolic = any(not isinstance(size, int) for leaf in leaves for size in leaf.shape)
+    if symbolic and (method == "cuda_emulated" or native_platforms() == ("cuda",)):
+        raise ValueError(
+            "bags, ids: got a symbolic batch size; the CUDA kernels take their working memory from the program, which "
+            "must know how much. Use method='reference', or export one program for each of a few padded batch sizes."
+        )
+    if method == "cuda_emulated":
+        return native(method, *args)
+    platforms = native_platforms()
+    if symbolic or any(leaf.dtype == jnp.float64 for leaf in leaves):
+        platforms = tuple(p for p in platforms if p != "cuda")
+    branches = {platform: partial(native, platform) for platform in platforms}
+    default = reference if method == "auto" else None
+    return by_platform(branches, default, *args)

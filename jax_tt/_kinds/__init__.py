@@ -1,0 +1,1 @@
+"""The kinds of tables, a folder each."""

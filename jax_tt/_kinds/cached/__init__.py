@@ -1,0 +1,1 @@
+"""Tables with a cache of rows."""

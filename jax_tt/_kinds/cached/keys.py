@@ -1,0 +1,50 @@
+"""Cache keys of a batch, and the batch split into hits and misses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._ids.batch import HIGHEST_BIT, Batch, padding_mark, present, unsigned, with_marks
+from jax_tt._table.ids import digits_in_range
+from jax_tt._table.table import Table
+
+
+def keys_of(table: Table, batch: Batch, bounds: str, dtype: Any) -> jax.Array:
+    """Row of every position ``[S, cap]``; -1 for padding, positions outside every bag, and ids out of range."""
+    here = present(batch)
+    if batch.split:
+        digits, ok = digits_in_range(table, batch)
+        row = jnp.zeros(batch.ids.shape[:2], dtype)
+        for digit, factor in zip(digits, table.radices, strict=True):
+            row = row * factor + digit.astype(dtype)
+    else:
+        last = min(table.num_embeddings - 1, int(jnp.iinfo(batch.ids.dtype).max))
+        clamped = jnp.clip(batch.ids, 0, last)
+        ok = clamped == batch.ids
+        row = clamped.astype(dtype)
+    if bounds != "clip":
+        here = here & ok
+    return jnp.where(here, row, -1)
+
+
+def hits_of(batch: Batch) -> Batch:
+    """The hits as a batch of slots, in the shape of the full batch; misses are padding."""
+    return dataclasses.replace(batch, ids=batch.slots, slots=None, padded=True)
+
+
+def misses_of(table: Table, batch: Batch) -> Batch:
+    """The misses as a batch of the table, in the shape of the full batch; hits are padding."""
+    hit = batch.slots >= 0
+    if not batch.padded:
+        if table.num_embeddings > HIGHEST_BIT and unsigned(batch.ids):
+            # The uint32 padding mark is a valid row of this table.
+            batch = dataclasses.replace(batch, ids=batch.ids.astype(jnp.int64))
+        batch = with_marks(batch)
+    ids = jnp.where(
+        hit[..., None] if batch.split else hit, padding_mark(batch.ids.dtype), batch.ids
+    )
+    return dataclasses.replace(batch, ids=ids, slots=None)

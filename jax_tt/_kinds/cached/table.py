@@ -1,0 +1,471 @@
+"""`RowCachedTable`: a tensor-train table that reads hot rows from a cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._base.dtypes import accumulator
+from jax_tt._ids.batch import Batch, present
+from jax_tt._ids.explicit import over_explicit_axes
+from jax_tt._jax import backend as _backend
+from jax_tt._jax.vma import vary_over, varying_axes
+from jax_tt._kinds.cached.counting import count_batch
+from jax_tt._kinds.cached.keys import hits_of, keys_of, misses_of
+from jax_tt._kinds.dense.table import DenseTable
+from jax_tt._native import cache_backend
+from jax_tt._native.cache_forward import cache_forward
+from jax_tt._native.native import zeros_like
+from jax_tt._native.operands import sentinel_operand
+from jax_tt._native.table_call import run
+from jax_tt._sets.cache_directory import CacheDirectory, init_directory
+from jax_tt._sets.row_cache import RowCache
+from jax_tt._table import reference
+from jax_tt._table.change import Change, Growth, Orders
+from jax_tt._table.options import Lookup, StepInputs, Wanted
+from jax_tt._table.table import State, Table
+from jax_tt._table.wrapper import Wrapper
+
+_PREFIX = "cache_"
+DIRECTORY = tuple(f"{_PREFIX}{field}" for field in CacheDirectory._fields)
+ROWS = "cache_rows"
+COLLECTION = "row_cache"
+
+
+@dataclasses.dataclass(frozen=True)
+class RowCachedTable(Wrapper):
+    """A tensor-train table with a `RowCache`. It is itself a `Table`.
+
+    Its state is that of the table, the cached rows and their optimizer state (``cache_rows``, ``cache_slot_*``,
+    ``cache_step`` and so on), and the directory. `Table.maintain` refreshes the cache when it is due.
+
+    Attributes:
+        table: the `TTTable`.
+        cache: sizes and policy.
+
+    >>> import jax, jax_tt
+    >>> train = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(1000, 8, ranks=4))
+    >>> table = jax_tt.RowCachedTable(train, jax_tt.RowCache(50, ways=5))
+    >>> table.init(jax.random.key(0))["cache_rows"].shape
+    (50, 8)
+    """
+
+    cache: RowCache
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.cache, RowCache):
+            raise TypeError(
+                f"cache: got {self.cache!r}; expected None or a RowCache, e.g. cache=jax_tt.RowCache(capacity=10_000)."
+            )
+        if not self.table.cacheable:
+            raise TypeError(
+                f"table: got a {type(self.table).__name__}; expected a TTTable. An order of ids goes around the cache: "
+                "OrderedTable(RowCachedTable(table, cache), id_order)."
+            )
+        self.cache.layout(self.num_embeddings)
+        self.cache.key_dtype(self.num_embeddings)
+
+    @property
+    def cached(self) -> RowCachedTable:
+        return self
+
+    @property
+    def trains_rows(self) -> bool:
+        """Whether gradients of hits go to the cached rows; otherwise the rows are copies."""
+        return self.cache.gradients == "rows"
+
+    @functools.cached_property
+    def rows_table(self) -> DenseTable:
+        """The cached rows as a dense table, one row per slot."""
+        sets, ways, _, _ = self.cache.layout(self.num_embeddings)
+        return DenseTable(
+            sets * ways,
+            self.features,
+            update=self.update if self.trains_rows else None,
+            name=self.name,
+        )
+
+    @property
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes = dict(self.table.param_shapes)
+        if self.trains_rows:
+            shapes[ROWS] = self.rows_table.param_shapes["embedding"]
+        return shapes
+
+    @property
+    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:
+        rows = {ROWS: self.rows_table.stepped_shapes["embedding"]} if self.trains_rows else {}
+        return {**self.table.stepped_shapes, **rows}
+
+    @functools.cached_property
+    def slot_names(self) -> tuple[tuple[str, ...], ...]:
+        (of_rows,) = self.rows_table.slot_names
+        own = (tuple(map(outer_name, of_rows)),) if self.trains_rows else ()
+        return *self.table.slot_names, *own
+
+    @functools.cached_property
+    def scalar_names(self) -> tuple[str, ...]:
+        return *self.table.scalar_names, *map(outer_name, self.rows_table.scalar_names)
+
+    @functools.cached_property
+    def buffers(self) -> dict[str, str]:
+        names = DIRECTORY if self.trains_rows else (*DIRECTORY, ROWS)
+        return {**self.table.buffers, **dict.fromkeys(names, COLLECTION)}
+
+    @functools.cached_property
+    def constant_names(self) -> tuple[str, ...]:
+        return () if self.trains_rows else (ROWS,)
+
+    @functools.cached_property
+    def trained_names(self) -> tuple[str, ...]:
+        return tuple(name for unit in self.units for name in unit)
+
+    @functools.cached_property
+    def units(self) -> tuple[tuple[str, ...], ...]:
+        rows = tuple(map(outer_name, self.rows_table.trained_names))
+        return (self.table.trained_names, rows) if self.trains_rows else self.table.units
+
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        return {**self.table.init_rest(params), **self.init_cache(self.table.storage(params))}
+
+    def init_cache(self, storage: Any) -> dict[str, jax.Array]:
+        """An empty cache for a table with parameters of dtype ``storage``."""
+        sets, ways, buckets, room = self.cache.layout(self.num_embeddings)
+        key_dtype = self.cache.key_dtype(self.num_embeddings)
+        directory = init_directory(sets, ways, buckets, room, key_dtype)
+        table = self.rows_table
+        shape = (table.num_embeddings, table.features)
+        rows = {"embedding": jnp.zeros(shape, self.cache.dtype or storage)}
+        return named_directory(directory) | outer(rows | table.init_rest(rows))
+
+    def check(self, state: State) -> None:
+        self.require(state, (*self.trained_names, *self.constant_names, *DIRECTORY))
+        of_table, of_rows = self._states(state)
+        self.table.check(of_table)
+        self.rows_table.check(of_rows)
+
+    def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
+        """Populates the cache once `RowCache.refresh_every` batches have been counted."""
+        from jax_tt._kinds.cached.maintain import refreshed_if_due  # circular import
+
+        return refreshed_if_due(self, state, method)
+
+    def grown(self, state: State, growth: Growth) -> Change:
+        from jax_tt._kinds.cached import change  # circular import
+
+        return change.grown(self, state, growth)
+
+    def reordered(self, state: State, orders: Orders) -> Change:
+        from jax_tt._kinds.cached import change  # circular import
+
+        return change.reordered(self, state, orders)
+
+    def with_cache(self, state: State, cache: RowCache, method: str) -> Change:
+        from jax_tt._kinds.cached import change  # circular import
+
+        return change.with_cache(self, state, cache, method)
+
+    def to_dense(self, state: State) -> jax.Array:
+        dense = self.table.to_dense(state)
+        tags = directory_of(state).tags.reshape(-1)
+        there = jnp.where(tags >= 0, tags, self.num_embeddings)
+        return dense.at[there].set(state[ROWS].astype(dense.dtype), mode="drop")
+
+    @functools.cached_property
+    def attended_names(self) -> tuple[str, ...]:
+        return *self.table.attended_names, ROWS
+
+    def group(self, lookup: Lookup) -> Any:
+        del lookup
+        return None
+
+    def method(self, lookup: Lookup, state: State) -> str:
+        storage = self.storage(state)
+        return _backend.choose(lookup.method, accumulator(state[ROWS].dtype, storage))
+
+    def differentiates_itself(self, lookup: Lookup) -> bool:
+        return self.trains_rows and super().differentiates_itself(lookup)
+
+    def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
+        """Finds the slots of a batch and, in training, counts it."""
+        directory = jax.lax.stop_gradient(directory_of(state))
+
+        def found(inputs: tuple[Batch, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            batch, tags = inputs
+            keys = keys_of(self, batch, lookup.bounds, tags.dtype)
+            return keys, cache_backend.probe(tags, keys, lookup.method)
+
+        def counted(inputs: tuple[CacheDirectory, jax.Array, jax.Array]) -> CacheDirectory:
+            return count_batch(*inputs, self.cache.scoring, lookup.method, lookup.axis_name)
+
+        keys, slots = over_explicit_axes(
+            found, (batch, directory.tags), batch, lambda axis: (P(axis, None), P(axis, None))
+        )
+        if lookup.train:
+            whole = jax.tree.map(lambda _: P(), directory)
+            directory = over_explicit_axes(
+                counted, (directory, keys, slots), batch, lambda axis: whole
+            )
+        return {**state, **named_directory(directory)}, dataclasses.replace(batch, slots=slots)
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        """Sums over hits and misses; for the backward pass the misses, their positions, and residuals of both."""
+        batches = hits_of(batch), misses_of(self.table, batch)
+        if self.trains_rows:
+            return self.divided_forward(self._states(state), batches, lookup)
+        # The backward pass is that of the table alone and makes its own plan.
+        lookup = dataclasses.replace(lookup, wanted=Wanted())
+        sums, _ = self.divided_forward(self._states(state), batches, lookup)
+        return sums, sums
+
+    def divided_forward(
+        self, states: tuple[State, State], batches: tuple[Batch, Batch], lookup: Lookup
+    ) -> tuple[jax.Array, Any]:
+        """`forward` of a batch split into hits and misses, with the states of the table and of the rows.
+
+        On the CPU, one op adds the hits of a bag in the order of their positions, then its misses. Elsewhere, and if
+        rows and cores have different accumulator types, hits and misses are summed separately and then added.
+        """
+        axes = varying_axes(*states, *batches)
+        states, batches = vary_over((states, batches), axes)
+
+        def native(platform: str, of_tables: Any, of_rows: Any, hits: Batch, misses: Batch) -> Any:
+            if platform == "cpu" and self._sums_alike(of_tables, of_rows):
+                result = self._on_cpu(of_tables, of_rows, hits, misses, lookup)
+            else:
+                result = self._composed(
+                    partial(_native_forward, platform), of_tables, of_rows, (hits, misses), lookup
+                )
+            return vary_over(result, axes)
+
+        def reference(of_tables: Any, of_rows: Any, hits: Batch, misses: Batch) -> Any:
+            sums, residuals = self._composed(
+                Table.forward, of_tables, of_rows, (hits, misses), lookup
+            )
+            if lookup.method != "reference":
+                platform = _backend.native_platforms()[0]
+                arrays = (of_tables, of_rows, hits, misses)
+                _, saved = jax.eval_shape(partial(native, platform), *arrays)
+                residuals = (*residuals[:2], zeros_like(saved[2]))
+            return vary_over((sums, residuals), axes)
+
+        return _backend.run(lookup.method, native, reference, *states, *batches)
+
+    def backward(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        return self._cotangents(state, batch, residuals, g, lookup, ((), ()))
+
+    def step(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        return self._cotangents(state, batch, residuals, g, lookup, values)
+
+    def weights_gradient(
+        self, state: State, batch: Batch, g: jax.Array, lookup: Lookup
+    ) -> jax.Array:
+        if self.trains_rows:
+            return Table.weights_gradient(self, state, batch, g, lookup)
+        of_table, _ = self._states(state)
+        return _part_weights_gradient(self.table, of_table, batch, g, lookup)
+
+    def step_values(self, state: State, inputs: StepInputs) -> Any:
+        of_table, of_rows = self._states(state)
+        return self.table.step_values(of_table, inputs), self.rows_table.step_values(
+            of_rows, inputs
+        )
+
+    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
+        """Scores cached rows by their cached values; the gradient of copies goes to the cores."""
+        scores = self.table.attend(state, query, precision)
+        tags = directory_of(state).tags
+        there = jnp.where(tags >= 0, tags, self.num_embeddings).reshape(-1)
+        own = jnp.einsum("bd,sd->bs", query, state[ROWS], precision=jax.lax.Precision.HIGHEST)
+        if not self.trains_rows:
+            copied = scores.at[..., there].get(mode="fill", fill_value=0)
+            own = copied + jax.lax.stop_gradient(own - copied)
+        return scores.at[..., there].set(own.astype(scores.dtype), mode="drop")
+
+    @property
+    def _skips_nonfinite(self) -> bool:
+        return self.update is not None and self.update.skip_nonfinite
+
+    def _states(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The states of the table and of the rows table, each under its own names."""
+        table = {name: state[name] for name in self.table.trained_names if name in state}
+        names = {name: outer_name(name) for name in self.rows_table.trained_names}
+        return table, {name: state[own] for name, own in names.items() if own in state}
+
+    def _sums_alike(self, of_table: State, of_rows: State) -> bool:
+        dtypes = of_rows["embedding"].dtype, self.table.storage(of_table)
+        return accumulator(dtypes[0]) == accumulator(dtypes[1])
+
+    def _on_cpu(
+        self, of_table: State, of_rows: State, hits: Batch, misses: Batch, lookup: Lookup
+    ) -> tuple[jax.Array, Any]:
+        sentinels = of_table.get("sentinel"), of_rows.get("sentinel")
+        cores, rows = self.table.params(of_table), of_rows["embedding"]
+        sums, packed, place, saved = cache_forward(
+            self.table, cores, rows, misses, hits.ids, lookup, sentinels
+        )
+        return sums, (packed, place, (saved[2:], saved))
+
+    def _composed(
+        self,
+        forward: Any,
+        of_table: State,
+        of_rows: State,
+        batches: tuple[Batch, Batch],
+        lookup: Lookup,
+    ) -> tuple[jax.Array, Any]:
+        """`forward` with one op for the hits and one for the misses, which keep their positions."""
+        hits, misses = batches
+        hit_sum, of_hits = forward(self.rows_table, of_rows, hits, _of_rows(lookup))
+        miss_sum, of_misses = forward(self.table, of_table, misses, lookup)
+        place = None
+        if misses.weights is not None:
+            place = jax.lax.broadcasted_iota(jnp.int32, misses.ids.shape[:2], 1)
+        misses = dataclasses.replace(misses, rectangular=False)
+        return _added(miss_sum, hit_sum), (misses, place, (of_hits, of_misses))
+
+    def _in_range(self, of_rows: State, batch: Batch, g: jax.Array, lookup: Lookup) -> jax.Array:
+        """1.0, or 0.0 where ``bounds`` refuses an id of any shard of the batch that the rows are stepped for."""
+        axes = self.rows_table.summed_axes(of_rows, hits_of(batch), g, lookup)
+        misses = vary_over(misses_of(self.table, batch), varying_axes(batch, g))
+        bad = reference.poisoned(self.table, misses, lookup, axes)
+        return jnp.where(bad, 0.0, 1.0).astype(jnp.float32)
+
+    def _cotangents(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        """Cotangents of the state and of the weights; for fused parts, these are the new values."""
+        of_table, of_rows = self._states(state)
+        if not self.trains_rows:
+            batch = dataclasses.replace(batch, slots=None)
+            params = self.table.params(of_table)
+            plan = self.table.plan(params, batch, residuals, lookup)
+            new, _, dweights = _part_cotangents(
+                self.table, of_table, batch, (plan, g), lookup, values[0]
+            )
+            return new, dweights
+        packed, place, (of_hits, of_misses) = residuals
+        row_names = {outer_name(name) for name in self.rows_table.trained_names}
+        for_cores = _without(lookup, row_names)
+        for_rows = _of_rows(_without(lookup, set(self.table.trained_names)))
+
+        def of_hit_rows(of_rows: State, lookup: Lookup, allowed: jax.Array | None) -> Any:
+            return _part_cotangents(
+                self.rows_table, of_rows, hits_of(batch), (of_hits, g), lookup, values[1], allowed
+            )
+
+        # Cores and rows are updated together or not at all. Only ids of the cores can be out of range, so the rows are
+        # updated last; if nonfinite gradients of the rows also cancel the step, a call with allowed=0 checks them.
+        allowed = None
+        if self._skips_nonfinite and for_cores.wanted.names and for_rows.wanted.names:
+            wanted = dataclasses.replace(for_rows.wanted, weights=False)
+            ask = dataclasses.replace(for_rows, wanted=wanted)
+            # Uses the returned rows, which are unchanged: keeping the original ones would cost a copy.
+            of_rows, allowed, _ = of_hit_rows(of_rows, ask, jnp.zeros((), jnp.float32))
+        of_table, applied, of_packed = _part_cotangents(
+            self.table, of_table, packed, (of_misses, g), for_cores, values[0], allowed
+        )
+        applied = applied if allowed is None else allowed * applied
+        if self.update is not None and for_rows.wanted.names and not for_cores.wanted.names:
+            # Frozen cores take no step that would find ids out of range, and the rows cannot see such ids.
+            applied = self._in_range(of_rows, batch, g, for_cores)
+        of_rows, _, dweights = of_hit_rows(of_rows, for_rows, applied)
+        if of_packed is not None and dweights is not None and place is not None:
+            missed = jnp.take_along_axis(of_packed, place, axis=1)
+            here = present(misses_of(self.table, batch))
+            dweights = _added(dweights, jnp.where(here, missed, 0))
+        return of_table | outer(of_rows), dweights
+
+
+def directory_of(state: State) -> CacheDirectory:
+    return CacheDirectory(*(state[name] for name in DIRECTORY))
+
+
+def named_directory(directory: CacheDirectory) -> dict[str, Any]:
+    return dict(zip(DIRECTORY, directory, strict=True))
+
+
+def outer(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of the rows table under its names in the combined state."""
+    return {outer_name(name): value for name, value in state.items()}
+
+
+def outer_name(name: str) -> str:
+    """The name in the combined state of an array of the rows table."""
+    if name == "embedding":
+        return ROWS
+    return f"{_PREFIX}{name.removesuffix('_0')}"
+
+
+def is_of_rows(name: str) -> bool:
+    """Whether this is a name of the cache in the combined state."""
+    return name.startswith(_PREFIX)
+
+
+def _of_rows(lookup: Lookup) -> Lookup:
+    return dataclasses.replace(lookup, bounds="unchecked")
+
+
+def _without(lookup: Lookup, names: set[str]) -> Lookup:
+    wanted = dataclasses.replace(lookup.wanted, names=lookup.wanted.names - names)
+    return dataclasses.replace(lookup, wanted=wanted)
+
+
+def _native_forward(
+    platform: str, table: Any, state: State, batch: Batch, lookup: Lookup
+) -> tuple[jax.Array, Any]:
+    of_all = table, platform, table.params(state), batch, lookup
+    return run(table.calls.forward(*of_all, sentinel=sentinel_operand(state.get("sentinel"))))
+
+
+def _part_weights_gradient(
+    table: Table, state: State, batch: Batch, g: jax.Array, lookup: Lookup
+) -> jax.Array:
+    return table.weights_gradient(state, dataclasses.replace(batch, slots=None), g, lookup)
+
+
+def _part_cotangents(
+    table: Table,
+    state: State,
+    batch: Batch,
+    saved: tuple[Any, jax.Array],
+    lookup: Lookup,
+    values: Any,
+    allowed: jax.Array | None = None,
+) -> tuple[dict[str, Any], Any, jax.Array | None]:
+    """Cotangents of one of the two tables, and of the weights of its lookups.
+
+    The second result is that of `Table.step_if`, or None without a step.
+    """
+    residuals, g = saved
+    accum = accumulator(table.storage(state))
+    g = g.astype(accum)  # the sum is wider if the other table is
+    batch = dataclasses.replace(batch, slots=None)
+    if batch.weights is not None:
+        batch = dataclasses.replace(batch, weights=batch.weights.astype(accum))
+    if not lookup.wanted.names:
+        if not lookup.wanted.weights:
+            return {}, None, None
+        return {}, None, _part_weights_gradient(table, state, batch, g, lookup)
+    if table.update is None:
+        grads, dweights = table.backward(state, batch, residuals, g, lookup)
+        return grads, None, dweights
+    return table.step_if(allowed, state, batch, residuals, g, lookup, values)
+
+
+def _added(left: jax.Array, right: jax.Array) -> jax.Array:
+    """Sum in the accumulator type of both: cores may be float64 and rows narrower."""
+    wide = accumulator(left.dtype, right.dtype)
+    return left.astype(wide) + right.astype(wide)

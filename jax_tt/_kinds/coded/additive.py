@@ -1,0 +1,180 @@
+"""Codes of which each gives a row, whose sum is the row of an id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jax_tt._kinds.coded.clusters import kmeans, means, nearest
+
+if TYPE_CHECKING:
+    from jax_tt._kinds.coded.table import CodedTable
+
+# Sums of codes that are kept while further codes are chosen.
+_BEAM = 4
+# Rounds in which every code of a row is chosen anew, given the others.
+_SWEEPS = 3
+# Iterations of k-means that take about as long as solving for all codebooks and searching for all codes.
+_ROUND = 4
+# Rows of codebooks up to which there are more rounds, as these take little time and errors are large.
+_FEW, _MORE_ROUNDS = 2**7, 4
+# Rows of codebooks up to which all of them are solved for together, in cubic time.
+_MOST_SOLVED = 2**12
+# Scores that are computed at a time, which stay in the cache.
+_BLOCK = 2**18
+
+
+def fitted(
+    table: CodedTable,
+    points: np.ndarray,
+    weights: np.ndarray,
+    hot: np.ndarray,
+    iterations: int,
+    rng: np.random.Generator,
+    step: Callable[[], object],
+) -> np.ndarray:
+    """Codebooks float32 ``[terms * K, width]`` of a part ``[s, width]`` of the points; called back for each code.
+
+    The last ``table.hot_terms`` codebooks are for the points that are ``hot``, bool ``[s]``.
+    """
+    m, size = table.part_terms, 1 << table.bits
+    codebooks = np.zeros((m, size, table.width), np.float32)
+    codes = np.full((len(points), m), -1, np.int32)
+    left = points.copy()
+    for k in range(m):
+        own = slice(None) if k < m - table.hot_terms else hot
+        # In a sample there may be no hot points.
+        if len(left[own]):
+            codebooks[k] = kmeans(left[own], weights[own], size, iterations, rng)
+            codes[own, k] = nearest(left[own], codebooks[k])
+            left[own] -= codebooks[k][codes[own, k]]
+        step()
+    rounds = -(-iterations // _ROUND) * (_MORE_ROUNDS if m * size <= _FEW else 1)
+    for _ in range(rounds):
+        improved = _solved if m * size <= _MOST_SOLVED else _averaged
+        codebooks = improved(points, weights, codes, codebooks)
+        codes = nearest_codes(points, codebooks, hot, table.hot_terms)
+    return codebooks.reshape(m * size, table.width)
+
+
+def nearest_codes(
+    rows: np.ndarray, codebooks: np.ndarray, hot: np.ndarray | None = None, hot_terms: int = 0
+) -> np.ndarray:
+    """Codes int32 ``[n, m]`` of rows ``[n, D]`` in codebooks ``[m, K, D]``; not always the nearest.
+
+    Rows that are not ``hot``, bool ``[n]``, have no codes, -1, in the last ``hot_terms`` codebooks.
+    """
+    if hot is None or not hot_terms:
+        return _nearest_codes(rows, codebooks)
+    codes = np.full((len(rows), len(codebooks)), -1, np.int32)
+    terms = len(codebooks) - hot_terms
+    codes[~hot, :terms] = _nearest_codes(rows[~hot], codebooks[:terms])
+    codes[hot] = _nearest_codes(rows[hot], codebooks)
+    return codes
+
+
+def _nearest_codes(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
+    if len(codebooks) == 1:
+        return nearest(rows, codebooks[0])[:, None]
+    codes = _searched(rows, codebooks)
+    left = _remainders(rows, codes, codebooks)
+    for _ in range(_SWEEPS):
+        _improve(codes, left, codebooks)
+    return codes
+
+
+def _solved(
+    points: np.ndarray, weights: np.ndarray, codes: np.ndarray, old: np.ndarray
+) -> np.ndarray:
+    """The codebooks with the smallest weighted squared error for given codes, all of them at once.
+
+    Sums are the same if a vector is added to one codebook and subtracted from another, and rows of codebooks may have
+    no points: what the points leave open stays near the old codebooks.
+    """
+    m, size, features = old.shape
+    present, codes = codes >= 0, np.maximum(codes, 0)
+    entries = codes + size * np.arange(m)
+    moments = np.zeros((m * size, m * size))
+    sums = np.empty((m * size, features))
+    left = _remainders(points, np.where(present, codes, -1), old)
+    for a in range(m):
+        for b in range(m):
+            pairs = size * codes[:, a] + codes[:, b]
+            own = weights * (present[:, a] & present[:, b])
+            block = np.bincount(pairs, own, size * size).reshape(size, size)
+            moments[a * size : (a + 1) * size, b * size : (b + 1) * size] = block
+    for column in range(features):
+        own = (weights * left[:, column])[:, None] * present
+        sums[:, column] = np.bincount(entries.ravel(), own.ravel(), m * size)
+    moments[np.diag_indices(m * size)] += 1e-2 * weights.sum() / size
+    change = np.linalg.solve(moments, sums)
+    return old + change.reshape(old.shape).astype(np.float32)
+
+
+def _averaged(
+    points: np.ndarray, weights: np.ndarray, codes: np.ndarray, old: np.ndarray
+) -> np.ndarray:
+    """Codebooks with a smaller error for given codes, one after another."""
+    left, found = _remainders(points, codes, old), old.copy()
+    for k, own in enumerate(found):
+        here = codes[:, k] >= 0
+        some, at = left[here], codes[here, k]
+        some += own[at]
+        own[:] = means(some, weights[here], at, own)
+        left[here] = some - own[at]
+    return found
+
+
+def _searched(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
+    """Codes int32 ``[n, m]`` by beam search: code after code, where the best few sums of codes go on."""
+    codes = np.empty((len(rows), len(codebooks)), np.int32)
+    step = max(1, _BLOCK // (_BEAM * codebooks.shape[1]))
+    squares = np.einsum("mkd,mkd->mk", codebooks, codebooks)
+    for start in range(0, len(rows), step):
+        block = rows[start : start + step]
+        lines = np.arange(len(block))[:, None]
+        left, errors = block[:, None], np.zeros((len(block), 1), np.float32)
+        found = np.empty((len(block), 1, 0), np.int32)
+        for own, lengths in zip(codebooks, squares, strict=True):
+            scores = left @ (-2 * own.T)
+            scores += lengths
+            scores += errors[..., None]
+            best, errors = _least(scores.reshape(len(block), -1), _BEAM)
+            source, chosen = np.divmod(best, len(own))
+            left = left[lines, source] - own[chosen]
+            found = np.concatenate(
+                [found[lines, source], chosen[..., None]], axis=2, dtype=np.int32
+            )
+        codes[start : start + step] = found[lines[:, 0], np.argmin(errors, axis=1)]
+    return codes
+
+
+def _least(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places and values ``[n, count]`` of the least scores of every row, or of all of fewer; changes scores."""
+    lines, best, least = np.arange(len(scores)), [], []
+    for _ in range(min(count, scores.shape[1])):
+        # A few passes over the scores take less time than a partition of them.
+        found = np.argmin(scores, axis=1)
+        best.append(found)
+        least.append(scores[lines, found])
+        scores[lines, found] = np.inf
+    return np.stack(best, axis=1), np.stack(least, axis=1)
+
+
+def _remainders(points: np.ndarray, codes: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
+    """The points less their sums."""
+    left = points.copy()
+    for k, own in enumerate(codebooks):
+        here = codes[:, k] >= 0
+        left[here] -= own[codes[here, k]]
+    return left
+
+
+def _improve(codes: np.ndarray, left: np.ndarray, codebooks: np.ndarray) -> None:
+    """Chooses every code anew, given the others, in place; ``left`` are rows less their sums."""
+    for k, own in enumerate(codebooks):
+        left += own[codes[:, k]]
+        codes[:, k] = nearest(left, own)
+        left -= own[codes[:, k]]

@@ -1,0 +1,323 @@
+"""`Composite`: a table that is made of other tables."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tt._base import sentinel
+from jax_tt._base.dtypes import accumulator, widest
+from jax_tt._ids.batch import Batch
+from jax_tt._jax.vma import vary_over, varying_axes
+from jax_tt._table import groups
+from jax_tt._table.groups import Call, Use
+from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
+from jax_tt._table.table import APPLIED, SCALARS, Params, State, Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Composite(Table):
+    """A table whose rows are made of those of other tables: the sum of one row of each, or of some.
+
+    Its state has the arrays of table k with the prefix ``table_k_``. Subclasses say which ids each table is asked for,
+    by `batches`, and what becomes of whole tables.
+
+    Attributes:
+        tables: of the same number of columns and with the same update.
+        name: for error messages.
+    """
+
+    tables: tuple[Any, ...]
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tables, Sequence):
+            raise TypeError(
+                f"{self.label}tables: got {self.tables!r}; expected a tuple of tables, e.g. (table, other)."
+            )
+        object.__setattr__(self, "tables", tuple(self.tables))
+        if not self.tables:
+            raise ValueError(f"{self.label}tables: got none; expected at least one.")
+        for k, table in enumerate(self.tables):
+            self._check_table(f"{self.label}tables[{k}]", table)
+
+    def _check_table(self, argument: str, table: Any) -> None:
+        if not isinstance(table, Table):
+            raise TypeError(
+                f"{argument}: got {table!r}; expected a jax_tt.Table, e.g. jax_tt.DenseTable(1000, 16)."
+            )
+        if table.takes_keys or table.cached is not None or table.divided:
+            raise TypeError(
+                f"{argument}: got a {type(table).__name__}; expected a table without a row cache, which is not a hash "
+                "table and is not divided over devices."
+            )
+        first = self.tables[0]
+        if self.common(table) != self.common(first):
+            raise ValueError(
+                f"{argument}: got {self.common(table)}; expected {self.common(first)}, as tables[0] has."
+            )
+        if table.update != first.update:
+            raise ValueError(
+                f"{argument}: got update={table.update}; expected that of tables[0], {first.update}: all of them are "
+                "stepped together. Use with_update of the whole table."
+            )
+        if table.update is not None and table.scales_reads:
+            rule = type(table.update.optimizer).__name__
+            raise ValueError(
+                f"{argument}: got the rule {rule}, which scales the rows that are read; expected another one, e.g. "
+                "jax_tt.optimizers.RowWiseAdagrad(0.05)."
+            )
+
+    @abc.abstractmethod
+    def common(self, table: Table) -> str:
+        """The sizes that all tables have in common, in words."""
+
+    @property
+    def features(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.tables[0].features
+
+    @property
+    def update(self) -> Update | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.tables[0].update
+
+    def with_update(self, update: Update | None) -> Self:
+        return self._of_each(lambda table: table.with_update(update))
+
+    def without_values(self) -> Self:
+        return self._of_each(lambda table: table.without_values())
+
+    def _of_each(self, change: Callable[[Any], Any]) -> Self:
+        return dataclasses.replace(self, tables=tuple(map(change, self.tables)))
+
+    @functools.cached_property
+    def _members(self) -> tuple[Any, ...]:
+        """The tables with names, and without the step count and sentinel, which the whole table has."""
+        named = self._of_each(
+            lambda table: (
+                table
+                if table.update is None
+                else table.with_update(dataclasses.replace(table.update, shared=True))
+            )
+        ).tables
+        return tuple(table.with_name(f"{self.title}, table {k}") for k, table in enumerate(named))
+
+    @property
+    def title(self) -> str:
+        """What error messages about one of the tables call the whole."""
+        return self.name or type(self).__name__
+
+    # State
+
+    def _prefixed(self, of_table: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+        """Values by name of every table, with the names that they have in the whole state."""
+        return {
+            f"table_{k}_{name}": value
+            for k, table in enumerate(self._members)
+            for name, value in of_table(table).items()
+        }
+
+    def _names(self, of_table: Callable[[Any], Sequence[str]]) -> tuple[str, ...]:
+        return tuple(self._prefixed(lambda table: dict.fromkeys(of_table(table))))
+
+    def separated(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The state of every table from the whole state, with the step count and sentinel if it is fused."""
+        scalars = {name: state[name] for name in SCALARS if name in state}
+        found = []
+        for k in range(len(self.tables)):
+            prefix = f"table_{k}_"
+            own = [name for name in state if name.startswith(prefix)]
+            found.append({name.removeprefix(prefix): state[name] for name in own} | scalars)
+        return found
+
+    def joined(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The inverse of `separated`, without the step count and the sentinel."""
+        return {
+            f"table_{k}_{name}": array
+            for k, own in enumerate(states)
+            for name, array in own.items()
+            if name not in SCALARS
+        }
+
+    @functools.cached_property
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._prefixed(lambda table: table.param_shapes)
+
+    @functools.cached_property
+    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._prefixed(lambda table: table.stepped_shapes)
+
+    @functools.cached_property
+    def buffers(self) -> dict[str, str]:
+        return self._prefixed(lambda table: table.buffers)
+
+    @functools.cached_property
+    def slot_names(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(
+            tuple(f"table_{k}_{name}" for name in names)
+            for k, table in enumerate(self._members)
+            for names in table.slot_names
+        )
+
+    @functools.cached_property
+    def trained_names(self) -> tuple[str, ...]:
+        return *self._names(lambda table: table.trained_names), *self.scalar_names
+
+    @functools.cached_property
+    def constant_names(self) -> tuple[str, ...]:
+        # Orders of ids are mapped in the lookup of every table.
+        return self._names(
+            lambda table: tuple(dict.fromkeys((*table.constant_names, *table.buffers)))
+        )
+
+    @functools.cached_property
+    def attended_names(self) -> tuple[str, ...]:
+        return self._names(lambda table: table.attended_names)
+
+    def storage(self, state: State) -> Any:
+        own = zip(self._members, self.separated(state), strict=True)
+        return functools.reduce(widest, (table.storage(part) for table, part in own))
+
+    def init_params(self, key: jax.Array) -> dict[str, Any]:
+        keys = jax.random.split(key, len(self.tables))
+        own = [table.init_params(one) for table, one in zip(self._members, keys, strict=True)]
+        return self.joined(own)
+
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        own = zip(self._members, self.separated(params), strict=True)
+        rest = self.joined([table.init_rest(part) for table, part in own])
+        return rest | {
+            name: jnp.full((), float(name != "step"), jnp.float32) for name in self.scalar_names
+        }
+
+    def frozen(self, state: State) -> tuple[Self, dict[str, jax.Array]]:
+        self.check(state)
+        own = [
+            table.frozen(part)
+            for table, part in zip(self._members, self.separated(state), strict=True)
+        ]
+        tables = tuple(
+            table.with_name(given.name) for (table, _), given in zip(own, self.tables, strict=True)
+        )
+        kept = self.joined([part for _, part in own])
+        return dataclasses.replace(self, tables=tables), kept | self.own_arrays(state)
+
+    def own_arrays(self, state: State) -> dict[str, Any]:
+        """Arrays of a frozen state that are not those of a table."""
+        del state
+        return {}
+
+    def check(self, state: State) -> None:
+        self.require(state, (*self.trained_names, *self.constant_names))
+        for table, own in zip(self._members, self.separated(state), strict=True):
+            table.check(own)
+
+    # Lookups
+
+    def check_split_ids(self, name: str, digits: int) -> None:
+        del digits
+        raise TypeError(
+            f"{name}: got SplitIds for a {type(self).__name__}, whose tables split ids in different ways; expected "
+            "integers."
+        )
+
+    def method(self, lookup: Lookup, state: State) -> str:
+        own = zip(self._members, self.separated(state), strict=True)
+        methods = {table.method(lookup, part) for table, part in own}
+        return "reference" if methods == {"reference"} else lookup.method
+
+    def step_values(self, state: State, inputs: StepInputs) -> Any:
+        # With the same random numbers, the rounding errors of equal tables would add up.
+        key = jax.random.key(0) if inputs.key is None else inputs.key
+        own = zip(self._members, self.separated(state), strict=True)
+        return tuple(
+            table.step_values(
+                part, inputs._replace(key=jax.random.fold_in(key, k)) if k else inputs
+            )
+            for k, (table, part) in enumerate(own)
+        )
+
+    def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
+        raise NotImplementedError("rows are looked up in the tables, each with its digits")
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        batches = self._prepared(state, batch, lookup)
+        sums, saved = groups.forward(self._calls(state, batches, lookup), None)
+        accum = accumulator(self.storage(state))
+        return functools.reduce(lax.add, (own.astype(accum) for own in sums)), (batches, saved)
+
+    def backward(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        del batch
+        return self._cotangents(state, residuals, g, lookup, ())
+
+    def step(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        del batch
+        new, dweights = self._cotangents(state, residuals, g, lookup, values)
+        own = [new.pop(f"table_{k}_{APPLIED}") for k in range(len(self.tables))]
+        applied = functools.reduce(jnp.maximum, own)
+        if self.update is not None and self.update.shared:
+            return new | {APPLIED: applied}, dweights
+        new["sentinel"] = sentinel.kept(state["sentinel"])
+        # A compile-time constant, so that the compiler knows that the old tables are not needed.
+        new["used"] = vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"]))
+        new["step"] = state["step"] + applied
+        return new, dweights
+
+    def _cotangents(
+        self, state: State, residuals: Any, g: jax.Array, lookup: Lookup, values: Sequence[Any]
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        batches, saved = residuals
+        calls = self._calls(state, batches, lookup, values)
+        gs = [g.astype(accumulator(call.use.table.storage(call.state))) for call in calls]
+        found = groups.backward(calls, saved, gs, None)
+        dweights = [own for _, own in found if own is not None]
+        return self.joined([new for new, _ in found]), (
+            sum(dweights[1:], dweights[0]) if dweights else None
+        )
+
+    @abc.abstractmethod
+    def batches(self, state: State, batch: Batch, lookup: Lookup) -> list[Batch]:
+        """The batch for each table, before it prepares it."""
+
+    def _prepared(self, state: State, batch: Batch, lookup: Lookup) -> list[Batch]:
+        given = self.batches(state, batch, lookup)
+        own = zip(self._members, self.separated(state), given, strict=True)
+        return [table.prepare(part, one, lookup)[1] for table, part, one in own]
+
+    def _calls(
+        self, state: State, batches: Sequence[Batch], lookup: Lookup, values: Sequence[Any] = ()
+    ) -> list[Call]:
+        calls = []
+        for k, (table, own, batch) in enumerate(
+            zip(self._members, self.separated(state), batches, strict=True)
+        ):
+            names = frozenset(
+                name for name in table.trained_names if f"table_{k}_{name}" in lookup.wanted.names
+            )
+            of_table = dataclasses.replace(
+                lookup,
+                # An id out of range is one of all tables; the first one reports it.
+                bounds="zero" if k and lookup.bounds == "warn" else lookup.bounds,
+                method=table.method(lookup, own),
+                wanted=Wanted(names, lookup.wanted.weights),
+            )
+            calls.append(Call(Use(table, of_table), own, batch, values[k] if values else ()))
+        return calls
+
+    # The whole table
+
+    def of_members(self, state: State, method: str, *args: Any) -> list[jax.Array]:
+        """What a method of every table returns, in the accumulator type."""
+        accum = accumulator(self.storage(state))
+        own = zip(self._members, self.separated(state), strict=True)
+        return [getattr(table, method)(part, *args).astype(accum) for table, part in own]

@@ -1,0 +1,200 @@
+"""`MixedTable`: a table whose rows are in several tables, such as rows of different precision."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jax_tt._base.arguments import as_array
+from jax_tt._ids import places
+from jax_tt._ids.batch import Batch, is_padding, padding_mark, with_marks
+from jax_tt._kinds.composite.composite import Composite
+from jax_tt._table.ids import digits_in_range
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import State, Table
+
+# The linen collection of the arrays that tell which table has the row of an id.
+COLLECTION = "mixed"
+_MOST_ROWS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedTable(Composite):
+    """A table in which every id has its row in one of several tables, e.g. frequent ids in one with more bits.
+
+    The rows of each table belong to ids in increasing order. The arrays ``places_k``, uint32, of all tables but the
+    last tell which ids have their rows in table k, among those that have none in an earlier one; they take 1.06 bits
+    for each of these ids. In a fresh state, the first ids have their rows in the first table, and so on; `with_parts`
+    sets which. `quantize_mixed` makes a table of rows with different numbers of bits.
+
+    A lookup is one in every table, in which the other ids are padding. Updates are those of `SumTable`.
+
+    Attributes:
+        tables: at least one, with the same number of columns and the same update. They have no row caches, and are not
+            hash tables.
+        name: for error messages.
+
+    Raises:
+        ValueError, TypeError: the tables do not fit together; the message names the first that does not.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> table = jax_tt.MixedTable((jax_tt.QuantizedTable(100, 16, 8), jax_tt.QuantizedTable(900, 16, 2)))
+    >>> state = table.with_parts(table.init(jax.random.key(0)), jnp.arange(1000) % 10 != 3)
+    >>> table.num_embeddings, table.parts_of(state)[:5].tolist()
+    (1000, [1, 1, 1, 0, 1])
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_embeddings > _MOST_ROWS:
+            raise ValueError(
+                f"{self.label}tables: got {self.num_embeddings} rows in all; expected at most {_MOST_ROWS}."
+            )
+
+    def common(self, table: Table) -> str:
+        return f"{table.features} columns"
+
+    @functools.cached_property
+    def num_embeddings(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return sum(table.num_embeddings for table in self.tables)
+
+    @property
+    def title(self) -> str:
+        # Messages tell the rows of a part.
+        return f"{super().title} of {self.num_embeddings} rows"
+
+    @functools.cached_property
+    def _places_shapes(self) -> dict[str, tuple[int, int]]:
+        found, left = {}, self.num_embeddings
+        for k, table in enumerate(self.tables[:-1]):
+            found[f"places_{k}"] = places.shape_of(left)
+            left -= table.num_embeddings
+        return found
+
+    @functools.cached_property
+    def buffers(self) -> dict[str, str]:
+        return super().buffers | dict.fromkeys(self._places_shapes, COLLECTION)
+
+    @functools.cached_property
+    def constant_names(self) -> tuple[str, ...]:
+        return *super().constant_names, *self._places_shapes
+
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        sizes = [table.num_embeddings for table in self.tables]
+        parts = jnp.repeat(
+            jnp.arange(len(sizes)), jnp.array(sizes), total_repeat_length=self.num_embeddings
+        )
+        return super().init_rest(params) | self._places(parts)
+
+    def own_arrays(self, state: State) -> dict[str, Any]:
+        return {name: state[name] for name in self._places_shapes}
+
+    def check(self, state: State) -> None:
+        super().check(state)
+        for name, shape in self._places_shapes.items():
+            own = state[name]
+            if own.dtype != jnp.uint32 or own.shape != shape:
+                raise ValueError(
+                    f"{self.label}{name}: got {own.dtype} of shape {own.shape}; expected uint32 of shape {shape}. "
+                    "MixedTable.with_parts makes it of the number of the table of every id."
+                )
+
+    # Which table has the row of an id
+
+    def with_parts(self, state: State, parts: Any) -> dict[str, Any]:
+        """The state in which the row of every id is in the table with the given number, integers or bool ``[N]``.
+
+        The rows stay where they are: those of table k belong to the ids of part k in increasing order.
+
+        Raises:
+            ValueError: they have another shape or type, or their counts are not the numbers of rows of the tables.
+            TypeError: they are traced.
+        """
+        given = as_array(f"{self.label}parts", parts)
+        if isinstance(given, Tracer):
+            raise TypeError(
+                f"{self.label}parts: got a traced array, whose counts cannot be checked; call with_parts outside of "
+                "jit."
+            )
+        if given.shape != (self.num_embeddings,) or given.dtype.kind not in "iub":
+            raise ValueError(
+                f"{self.label}parts: got {given.dtype} of shape {given.shape}; expected integers of shape "
+                f"[{self.num_embeddings}]."
+            )
+        sizes = [table.num_embeddings for table in self.tables]
+        own = np.asarray(given).astype(np.int64)
+        counts = [int((own == k).sum()) for k in range(len(sizes))]
+        if counts != sizes:
+            raise ValueError(
+                f"{self.label}parts: got {counts} ids with the numbers 0 to {len(sizes) - 1}; expected {sizes}, the "
+                "rows of the tables."
+            )
+        return {**state, **self._places(jnp.asarray(own.astype(np.int32)))}
+
+    def _places(self, parts: jax.Array) -> dict[str, jax.Array]:
+        found, left = {}, parts
+        for k, name in enumerate(self._places_shapes):
+            found[name] = places.of_members(left == k)
+            size = len(left) - self.tables[k].num_embeddings
+            left = left[jnp.nonzero(left != k, size=size)[0]]
+        return found
+
+    def parts_of(self, state: State, ids: Any = None) -> jax.Array:
+        """The number of the table with the row of each id ``[...]``, which must be in range, or of all; int32."""
+        return self._rows_of(state, ids)[0]
+
+    def _rows_of(self, state: State, ids: Any) -> tuple[jax.Array, jax.Array]:
+        """Table and row of ids, which must be in range, or of all."""
+        left = jnp.asarray(jnp.arange(self.num_embeddings) if ids is None else ids).astype(
+            jnp.int32
+        )
+        part = jnp.full(left.shape, len(self.tables) - 1, jnp.int32)
+        row = left
+        for k, name in enumerate(self._places_shapes):
+            waiting = part == len(self.tables) - 1
+            # Ids whose table is known may be beyond those that are left.
+            asked = jnp.where(waiting, left, 0)
+            member, before = places.found(state[name], asked)
+            member &= waiting
+            part, row = jnp.where(member, k, part), jnp.where(member, before, row)
+            left = jnp.where(waiting & ~member, left - before, left)
+        return part, jnp.where(part == len(self.tables) - 1, left, row)
+
+    # Lookups
+
+    def batches(self, state: State, batch: Batch, lookup: Lookup) -> list[Batch]:
+        batch = batch if batch.padded else with_marks(batch)
+        (ids,), ok = digits_in_range(self, batch)
+        if lookup.bounds == "clip":
+            ok = ~is_padding(batch)
+        part, row = self._rows_of(state, ids)
+        mark = padding_mark(batch.ids.dtype)
+        own = []
+        for k in range(len(self.tables)):
+            here = jnp.where(part == k, row.astype(batch.ids.dtype), mark)
+            # An id out of range is out of range of all tables; the first one reports it.
+            beyond = batch.ids if k == 0 else mark
+            own.append(dataclasses.replace(batch, ids=jnp.where(ok, here, beyond)))
+        return own
+
+    # The whole table
+
+    def to_dense(self, state: State) -> jax.Array:
+        return self._by_id(state, self.of_members(state, "to_dense"), 0)
+
+    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
+        return self._by_id(state, self.of_members(state, "attend", query, precision), 1)
+
+    def _by_id(self, state: State, arrays: list[jax.Array], axis: int) -> jax.Array:
+        """Arrays along the rows of every table as one along all ids."""
+        part, row = self._rows_of(state, None)
+        before = np.cumsum([0, *(table.num_embeddings for table in self.tables[:-1])])
+        place = jnp.asarray(before.astype(np.int32))[part] + row
+        return jnp.take(jnp.concatenate(arrays, axis=axis), place, axis=axis)

@@ -1,0 +1,1 @@
+"""Tables of 64-bit keys."""

@@ -1,0 +1,180 @@
+"""Growth of hash tables between steps, on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jax_tt._base.arguments import as_int
+from jax_tt._ids.id_order import IdOrder
+from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
+from jax_tt._kinds.ordered.table import ID_ORDER, under_order
+from jax_tt._native import hash_backend
+from jax_tt._sets.admission import AdmitAfter
+from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
+from jax_tt._table.change import Change, Growth
+from jax_tt._table.table import State
+from jax_tt._tt.initial_cores import fresh_init
+
+
+def grow_if_full(
+    table: HashTable, state: State, *, max_load: float = 0.75
+) -> tuple[HashTable, dict[str, Any]]:
+    """Doubles the capacity of a table for as long as its load exceeds a limit and ``max_capacity`` allows it.
+
+    Call it between steps, outside of ``jit``; it waits for the device. Every key keeps its row and its optimizer state,
+    bit for bit. Functions that were compiled for the table are compiled again if it has grown.
+
+    Args:
+        table: the `HashTable`, or a `ShardedTable` of one.
+        state: its arrays by name.
+        max_load: the share of occupied slots, from 0 to 1, above which the table grows.
+
+    Returns:
+        The table and the state, as they were if the table has not grown.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.hash_table(8, 64, policy="none", max_capacity=256)
+    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(40))
+    >>> table, state = jax_tt.grow_if_full(table, state, max_load=0.5)
+    >>> table.num_embeddings, state["embedding"].shape
+    (128, (128, 8))
+    """
+    own = unsharded_hash_table(table)
+    table.check(state)
+    capacity = grown_capacity(own, state, max_load)
+    if capacity == own.num_embeddings:
+        return table, dict(state)
+    change = table.grown(state, growth_to(own, capacity))
+    before, after = (_occupied(arrays) for arrays in (state, change.state))
+    if before != after:
+        raise RuntimeError(f"{own.label}table: {after} of {before} keys would be left.")
+    grown: Any = change.table
+    return grown, change.state
+
+
+def grown_capacity(table: HashTable, state: State, max_load: Any) -> int:
+    """The capacity that a table is to have, at least the present one."""
+    number = isinstance(max_load, int | float) and not isinstance(max_load, bool)
+    if not number or not 0 <= max_load <= 1:
+        raise ValueError(f"max_load: got {max_load!r}; expected a number from 0 to 1.")
+    touched = state[KEYS[2]]
+    if isinstance(touched, Tracer):
+        raise TypeError(
+            f"{table.label}state: got traced arrays; a table grows between steps, outside of jit."
+        )
+    occupied = _occupied(state)
+    capacity, most = table.num_embeddings, table.max_capacity or table.num_embeddings
+    while occupied > max_load * capacity and 2 * capacity <= most:
+        capacity *= 2
+    return capacity
+
+
+def _occupied(state: State) -> int:
+    return int(jnp.sum(state[KEYS[2]] > 0))
+
+
+def growth_to(table: HashTable, capacity: int, method: str = "auto") -> Growth:
+    """Growth with initial slices of tensor trains that depend on the seed and the capacity alone."""
+    key = jax.random.fold_in(jax.random.key(table.seed & 0xFFFFFFFF), capacity)
+    own: Any = getattr(table.innermost, "core_init", None)  # other kinds have no cores
+    init = fresh_init(own)
+    return Growth(capacity, key, init, None, method)
+
+
+def grown(table: HashTable, state: State, growth: Growth) -> Change:
+    """The table with a multiple of its capacity, a power of 2."""
+    factor = factor_of(table, growth)
+    moved, source = with_more_slots(table, state, factor, growth.method)
+    kept = {name: value for name, value in state.items() if name not in table.hash_shapes}
+    if table.table.row_arrays:
+        inner = dataclasses.replace(table.table, num_embeddings=table.num_embeddings * factor)
+
+        def carried(old: Any, fresh: Any) -> Any:
+            return old if old.shape == fresh.shape else in_new_slots(old, source)
+
+        change = Change(inner, kept, dict.fromkeys(table.table.row_names, carried))
+    else:
+        change = _of_shared_rows(table, kept, growth, np.asarray(source))
+    new = dataclasses.replace(table, table=change.table)
+    after = {name: value for name, value in state.items() if name in table.hash_shapes}
+    return Change(new, {**change.state, **after, **moved}, change.carry)
+
+
+def with_more_slots(
+    table: HashTable, state: State, factor: int, method: str
+) -> tuple[dict[str, Any], jax.Array]:
+    """The arrays of keys and of rows that are theirs alone, with ``factor`` times the slots.
+
+    Also returns the old slot of every new one; -1 for those that are empty.
+    """
+    own = list(table.table.row_arrays)
+    numbers = jnp.arange(table.num_embeddings, dtype=jnp.int32) + 1
+    arrays = [*(state[name] for name in own), numbers]
+    directory, (*arrays, numbers) = _doubled(directory_of(state), arrays, factor, method)
+    after = {**dict(zip(own, arrays, strict=True)), **named_directory(directory)}
+    admission = table.admission
+    if isinstance(admission, AdmitAfter) and admission.waiting is None:
+        waiting, _ = _doubled(directory_of(state, WAITING), [], factor, method)
+        after |= named_directory(waiting, WAITING)
+    return after, numbers - 1
+
+
+def in_new_slots(old: jax.Array, source: jax.Array) -> jax.Array:
+    """Entries ``[capacity, ...]`` of old slots in the new ones; 0 for those that are empty."""
+    places = jnp.where(source < 0, old.shape[0], source)
+    return old.at[places].get(mode="fill", fill_value=0)
+
+
+def _doubled(
+    directory: KeyDirectory, arrays: list[jax.Array], factor: int, method: str
+) -> tuple[KeyDirectory, list[jax.Array]]:
+    """The directory with ``factor`` times the sets, and the entries of its keys in their new slots."""
+    while factor > 1:
+        directory, arrays = hash_backend.double(directory, arrays, method)
+        factor //= 2
+    return directory, arrays
+
+
+def factor_of(table: HashTable, growth: Growth) -> int:
+    """How many times the capacity grows."""
+    capacity, old = as_int("num_embeddings", growth.num_embeddings), table.num_embeddings
+    factor = capacity // old
+    if growth.like is not None:
+        raise ValueError(
+            f"{table.label}like: got ids; expected None, since new rows of a HashTable belong to no key yet."
+        )
+    if capacity % old or factor < 1 or factor & (factor - 1):
+        raise ValueError(
+            f"{table.label}num_embeddings: got {capacity}; expected the capacity {old} times a power of 2."
+        )
+    if table.max_capacity is not None and capacity > table.max_capacity:
+        raise ValueError(
+            f"{table.label}num_embeddings: got {capacity}; expected at most max_capacity, {table.max_capacity}."
+        )
+    return factor
+
+
+def _of_shared_rows(
+    table: HashTable, state: dict[str, Any], growth: Growth, source: np.ndarray
+) -> Change:
+    """An order of slots lets keys keep their row in another slot."""
+    ordered = ID_ORDER in table.table.buffers
+    old = np.arange(table.num_embeddings)
+    if ordered:
+        old = np.asarray(IdOrder(state[ID_ORDER]).rows[:])
+    taken, rows = source >= 0, np.empty(source.size, np.int64)
+    rows[taken] = old[source[taken]]
+    rows[~taken] = np.setdiff1d(np.arange(rows.size), rows[taken])
+    change = table.table.grown(state, growth)
+    if ordered:
+        change = change._replace(table=change.table.table)  # pyright: ignore[reportAttributeAccessIssue]
+    return under_order(change, IdOrder(rows))

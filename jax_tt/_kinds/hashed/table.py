@@ -1,0 +1,414 @@
+"""`HashTable`: a table of which any 64-bit key may have a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._base.arguments import as_int, as_positive, one_of
+from jax_tt._ids.batch import Batch, present
+from jax_tt._ids.explicit import lists_over_explicit_axes, over_explicit_axes
+from jax_tt._ids.keys import keys_of, slots_of
+from jax_tt._kinds.dense.table import DenseTable
+from jax_tt._native import hash_backend
+from jax_tt._sets.admission import Admission, AdmitAfter, as_admission
+from jax_tt._sets.hash_directory import (
+    COUNTERS,
+    KEYS,
+    MAX_WAYS,
+    POLICIES,
+    WAITING,
+    Eviction,
+    directory_of,
+    init_directory,
+)
+from jax_tt._sets.initial import InitialRows, Normal
+from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
+from jax_tt._sets.relocate import relocated
+from jax_tt._table.change import Change, Growth, Orders
+from jax_tt._table.ids import outside
+from jax_tt._table.options import Lookup, Update
+from jax_tt._table.table import State, Table
+from jax_tt._table.wrapper import Wrapper
+
+CLOCK, SEED, TOTALS = "hash_clock", "hash_seed", "hash_totals"
+# The linen collection of these arrays.
+COLLECTION = "hash_table"
+_UNTRAINED = (
+    "{count} ids of a training batch are keys without a row. They read their initial values and train nothing. Insert "
+    "them first, jax_tt.insert_keys(table, state, ids); where tables are full, raise the capacity. safe_check='ignore' "
+    "says nothing."
+)
+MISSING = ("initial", "zeros")
+
+Initializer = InitialRows | Callable[[jax.Array, int], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class HashTable(Wrapper):
+    """A table of 64-bit keys: each key in it has a slot, which is a row of the wrapped table.
+
+    `insert_keys` gives new keys a slot, between or at the beginning of training steps; lookups only find keys, and
+    never change the state. The positions of other keys read the initial values of these keys, which depend on the
+    seed and the key alone; they have a gradient with respect to weights, but train nothing.
+
+    Ids are keys: any integers of 64 bits, without exception, in int64, uint64, narrower types or, without
+    ``jax_enable_x64``, `SplitIds` of `split_keys`. An int64 key and the uint64 key with the same bits are the same.
+
+    The state is that of the wrapped table and ``hash_*``: the directory of keys, their scores and last batches, the
+    number of batches so far, the seed, and totals.
+
+    Attributes:
+        table: a `DenseTable`, whose rows are reset when another key gets their slot; or a table whose rows share
+            parameters, such as a `TTTable`, also with an order of ids, of which a slot is an id. Its number of rows is
+            the capacity.
+        policy: what the score of a key is, by which keys are evicted from full sets: ``"lru"``, the last batch that
+            requested it; ``"lfu"``, its requests; ``"epoch_lru"`` and ``"epoch_lfu"``, these within epochs;
+            ``"custom"``, scores that are given with the batch; or ``"none"``, nothing is evicted.
+        ways: slots of a set, at most 64; a key may be in two sets.
+        min_age: a key may be evicted if its last batch is at least so many batches ago, from 1 to 2^31 - 1.
+        admission: which new keys are inserted: None for all, `AdmitAfter` (or its number of requests), or
+            `AdmitWithProbability`.
+        max_capacity: what `grow_if_full` never exceeds; None for no growth.
+        seed: of the initial values, an integer of 64 bits.
+        initializer: `Normal`, `TruncatedNormal`, `Uniform` or `Constant`, or a function of keys uint32 ``[n, 2]`` (high
+            and low words) and the number of columns that returns ``[n, D]``; None for ``Normal(1 / sqrt(D))``.
+        missing: what keys that are not in the table read where ``Lookup.train`` is False, and in every lookup of a
+            table without an optimizer, such as a frozen one: their ``"initial"`` values, ``"zeros"``, or the row of
+            this number.
+        safe_check: what to do where a training lookup has missing keys, or an insertion finds no room for keys:
+            ``"error"`` raises, ``"warn"`` issues a `MissingKeyWarning`, ``"ignore"`` does nothing. The first two take a
+            host callback.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.HashTable(jax_tt.DenseTable(1024, 8), policy="lfu")
+    >>> state, keys = table.init(jax.random.key(0)), np.array([-1, 2**62, 5])
+    >>> state, inserted = jax_tt.insert_keys(table, state, keys)
+    >>> rows, _ = jax_tt.lookup_rows(table, state, keys, jax_tt.Lookup())
+    >>> rows.shape, int(inserted.counts["inserted"])
+    ((3, 8), 3)
+    """
+
+    policy: str = "lru"
+    ways: int = 8
+    min_age: int = 1
+    admission: Admission | int | None = None
+    max_capacity: int | None = None
+    seed: int = 0
+    initializer: Initializer | None = None
+    missing: str | int = "initial"
+    safe_check: str = "warn"
+    takes_keys: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_table(self.table)
+        one_of("policy", self.policy, POLICIES)
+        one_of("safe_check", self.safe_check, SAFE_CHECKS)
+        if as_positive("min_age", self.min_age) >= 2**31:
+            raise ValueError(f"min_age: got {self.min_age}; expected less than 2**31.")
+        _check_capacity(self.label, self.num_embeddings, as_positive("ways", self.ways))
+        object.__setattr__(self, "admission", as_admission(self.admission))
+        if not -(2**63) <= as_int("seed", self.seed) < 2**64:
+            raise ValueError(f"seed: got {self.seed}; expected an integer of 64 bits.")
+        if self.max_capacity is not None:
+            _check_most(self.num_embeddings, as_int("max_capacity", self.max_capacity))
+        if self.initializer is None:
+            scale = 1 / math.sqrt(self.features)
+            object.__setattr__(self, "initializer", Normal(scale))
+        elif not callable(self.initializer) and not isinstance(self.initializer, InitialRows):
+            raise TypeError(
+                f"initializer: got {self.initializer!r}; expected None, a distribution such as jax_tt.Uniform(0.1), or "
+                "a function (keys, features) -> rows."
+            )
+        _check_missing(self.missing, self.num_embeddings)
+
+    @property
+    def eviction(self) -> Eviction:
+        return Eviction(self.policy, self.min_age)
+
+    @property
+    def counts_requests(self) -> bool:
+        """Whether an insertion depends on how often a batch requests a key."""
+        return self.eviction.counts_requests or isinstance(self.admission, AdmitAfter)
+
+    @property
+    def sets(self) -> int:
+        return self.num_embeddings // self.ways
+
+    @property
+    def waiting_sets(self) -> int:
+        """Sets of the directory of keys that wait for admission, or 0."""
+        if not isinstance(self.admission, AdmitAfter):
+            return 0
+        waiting = self.admission.waiting or self.num_embeddings
+        return -(-waiting // self.ways)
+
+    @functools.cached_property
+    def hash_shapes(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Shapes and types of the arrays that the wrapped table does not have."""
+        found: dict[str, tuple[tuple[int, ...], Any]] = {
+            CLOCK: ((), jnp.int32),
+            SEED: ((2,), jnp.uint32),
+            TOTALS: ((len(COUNTERS), 2), jnp.uint32),
+        }
+        sizes = {KEYS: self.sets} | ({WAITING: self.waiting_sets} if self.waiting_sets else {})
+        for names, sets in sizes.items():
+            like = jax.eval_shape(functools.partial(init_directory, sets, self.ways))
+            found |= {name: (a.shape, a.dtype) for name, a in zip(names, like, strict=True)}
+        return found
+
+    @functools.cached_property
+    def buffers(self) -> dict[str, str]:
+        return {**self.table.buffers, **dict.fromkeys(self.hash_shapes, COLLECTION)}
+
+    def check_split_ids(self, name: str, digits: int) -> None:
+        """Keys were checked when they became digits of a batch."""
+
+    def check(self, state: State) -> None:
+        self.table.check(state)
+        self.require(state, tuple(self.hash_shapes))
+        for name, (shape, dtype) in self.hash_shapes.items():
+            array = state[name]
+            if array.shape != shape or array.dtype != dtype:
+                several = name in (*KEYS, *WAITING) and len(array.shape) > len(shape)
+                fix = " HashTable.of_rows takes the keys of several devices." if several else ""
+                raise ValueError(
+                    f"{self.label}{name}: got {array.dtype} of shape {array.shape}; expected {jnp.dtype(dtype)} of "
+                    f"shape {shape}, as this table has.{fix}"
+                )
+
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        rest = {name: jnp.zeros(*own) for name, own in self.hash_shapes.items()}
+        words = (self.seed >> 32) & 0xFFFFFFFF, self.seed & 0xFFFFFFFF
+        return {**self.table.init_rest(params), **rest, SEED: jnp.array(words, jnp.uint32)}
+
+    def of_rows(self, state: State) -> dict[str, Any]:
+        """The state of the same keys in this table, from one of another capacity or of several devices.
+
+        Args:
+            state: arrays by name, such as `ShardedTable.by_row` or `Collection.separated` returns them. Where the
+                slots are divided as in this table, they are returned as they are.
+
+        Raises:
+            ValueError: there is no room for all keys; the message has a capacity and ways that have.
+            TypeError: the arrays are traced, and keys get other slots.
+
+        >>> import jax, jax_tt, numpy as np
+        >>> small, large = jax_tt.hash_table(8, 64), jax_tt.hash_table(8, 96)
+        >>> state, _ = jax_tt.insert_keys(small, small.init(jax.random.key(0)), np.arange(40))
+        >>> jax_tt.hash_statistics(large, large.of_rows(state))["keys"]
+        40
+        """
+        return relocated(self, state, 1)
+
+    def with_update(self, update: Update | None) -> Self:
+        table = super().with_update(update)
+        return table if update is not None else table._silent()
+
+    def frozen(self, state: State) -> tuple[Self, dict[str, Any]]:
+        table, arrays = super().frozen(state)
+        return table._silent(), arrays
+
+    def _silent(self) -> Self:
+        # Nothing is trained any more, so that nothing is to be said of keys that are not.
+        return dataclasses.replace(self, safe_check="ignore")
+
+    # Lookups
+
+    def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
+        """Turns keys into slots, where that has not been done; missing keys get a number out of range."""
+        (batch,) = found_slots([(self, state, batch, lookup)])
+        return self.table.prepare(
+            state, dataclasses.replace(batch, ids=batch.slots, slots=None), lookup
+        )
+
+    def search(self, state: State, batch: Batch, lookup: Lookup) -> hash_backend.Search:
+        """The search of the keys of a batch."""
+        search = self.search_of(state, keys_of(batch), present(batch).reshape(-1), lookup)
+        slots = slots_of(batch)
+        return search if slots is None else search._replace(guess=slots.reshape(-1))
+
+    def search_of(
+        self, state: State, keys: jax.Array, here: jax.Array, lookup: Lookup
+    ) -> hash_backend.Search:
+        """The search of keys uint32 ``[n, 2]``, of which those that are ``here`` count."""
+        check = Check(self.safe_check, self.untrained) if self.trains(lookup) else IGNORED
+        directory = jax.lax.stop_gradient(directory_of(state))
+        return hash_backend.Search(directory, keys, here, absent=self.absent(lookup), check=check)
+
+    @property
+    def untrained(self) -> str:
+        """What is said of keys without a row in a training batch."""
+        return f"{self.label}ids: {_UNTRAINED}"
+
+    def trains(self, lookup: Lookup) -> bool:
+        """Whether a lookup is one of training, in which keys without a row read their initial rows.
+
+        A table without an optimizer may be a frozen one, so that it follows ``missing`` if it says something else.
+        """
+        return lookup.train and (self.update is not None or self.missing == "initial")
+
+    def absent(self, lookup: Lookup) -> int:
+        """What is looked up in place of the slot of a key without one."""
+        if self.trains(lookup) or isinstance(self.missing, str):
+            return self.num_embeddings
+        return self.missing
+
+    def adds_rows(self, lookup: Lookup) -> bool:
+        return self.trains(lookup) or self.missing == "initial"
+
+    def added_rows(
+        self, state: State, given: Batch, prepared: Batch, lookup: Lookup, storage: Any
+    ) -> tuple[Table, State, Batch]:
+        """The initial values of missing keys as a table with one row per position."""
+        rows = prepared.ids.size
+
+        def found(inputs: tuple[State, Batch, Batch]) -> tuple[jax.Array, jax.Array]:
+            state, given, prepared = inputs
+            missing = outside(self.table, prepared)
+            here = missing.reshape(-1)
+            values = self.initial(state, keys_of(given), here, storage, lookup.method)
+            own = jnp.arange(rows, dtype=jnp.int32).reshape(missing.shape)
+            return values, jnp.where(missing, own, -1)
+
+        inputs = {SEED: state[SEED]}, given, prepared
+        values, ids = over_explicit_axes(found, inputs, prepared, lambda axis: (P(axis, None),) * 2)
+        batch = dataclasses.replace(prepared, ids=ids, slots=None, padded=False)
+        # The size of a symbolic batch is not known here; all ids are rows of the array or negative.
+        most = max(rows, 1) if isinstance(rows, int) else 2**31 - 1
+        table = DenseTable(most, self.features, param_dtype=storage, name=self.name)
+        if isinstance(rows, int) and rows == 0:
+            values = jnp.zeros((1, self.features), storage)
+        return table, {"embedding": values}, batch
+
+    def initial(
+        self, state: State, keys: jax.Array, wanted: jax.Array, dtype: Any, method: str
+    ) -> jax.Array:
+        """Initial rows ``[n, D]`` of keys uint32 ``[n, 2]``; those that are not ``wanted`` are unspecified."""
+        (rows,) = initial_of_tables([(self, state, keys, wanted, dtype)], [method])
+        return rows
+
+    # Changes between steps, on the host
+
+    def grown(self, state: State, growth: Growth) -> Change:
+        from jax_tt._kinds.hashed import change  # circular import
+
+        return change.grown(self, state, growth)
+
+    def reordered(self, state: State, orders: Orders) -> Change:
+        del state, orders
+        raise TypeError(
+            f"{self.label}id_order: a HashTable maps keys to rows itself; expected the order in the wrapped table, "
+            "e.g. HashTable(OrderedTable(table, id_order))."
+        )
+
+
+def initial_of_tables(
+    asked: Sequence[tuple[HashTable, State, jax.Array, jax.Array, Any]], methods: Sequence[str]
+) -> list[jax.Array]:
+    """`HashTable.initial` of several tables."""
+    rows: dict[int, jax.Array] = {}
+    fresh: dict[int, hash_backend.Fresh] = {}
+    for k, (table, state, keys, wanted, dtype) in enumerate(asked):
+        values, features = table.initializer, table.features
+        if isinstance(values, InitialRows):
+            fresh[k] = hash_backend.Fresh(state[SEED], keys, wanted, values, features, dtype)
+            continue
+        assert values is not None
+        own = jnp.asarray(values(keys, features))
+        if own.shape != (keys.shape[0], features):
+            raise ValueError(
+                f"{table.label}initializer: returned shape {own.shape}; expected one row per key, "
+                f"{(keys.shape[0], features)}."
+            )
+        rows[k] = own.astype(dtype)
+    found = hash_backend.initial_many(list(fresh.values()), [methods[k] for k in fresh])
+    rows.update(zip(fresh, found, strict=True))
+    return [rows[k] for k in range(len(asked))]
+
+
+def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> list[Batch]:
+    """The batches with the slots of their keys; one search for all batches that came without slots."""
+    batches = [batch for _, _, batch, _ in lookups]
+    new = [k for k, batch in enumerate(batches) if batch.slots is None]
+
+    def found(inputs: Sequence[tuple[State, Batch]]) -> list[jax.Array]:
+        searches, methods = [], []
+        for (state, batch), k in zip(inputs, new, strict=True):
+            table, _, _, lookup = lookups[k]
+            searches.append(table.search(state, batch, lookup))
+            methods.append(lookup.method)
+        slots = hash_backend.find_many(searches, methods)
+        return [x.reshape(batch.ids.shape[:2]) for x, (_, batch) in zip(slots, inputs, strict=True)]
+
+    asked = [({name: lookups[k][1][name] for name in KEYS}, batches[k]) for k in new]
+    slots = lists_over_explicit_axes(found, asked, [batch for _, batch in asked])
+    for k, own in zip(new, slots, strict=True):
+        batches[k] = dataclasses.replace(batches[k], slots=own)
+    return batches
+
+
+def require_hash_table(table: Any) -> HashTable:
+    """The table, or an error for other kinds."""
+    if isinstance(table, HashTable):
+        return table
+    several = getattr(table, "tables", None)
+    advice = "jax_tt.hash_table(16, 1024)"
+    if isinstance(several, Mapping):
+        hashed = next((name for name, own in several.items() if own.takes_keys), "name")
+        advice = f"collection.tables[{hashed!r}] with state[{hashed!r}]"
+    raise TypeError(f"table: got a {type(table).__name__}; expected a HashTable, e.g. {advice}.")
+
+
+def unsharded_hash_table(table: Any) -> HashTable:
+    """The table, also one that is divided over devices, as the `HashTable` whose arrays have the same shapes."""
+    return require_hash_table(table.unsharded if isinstance(table, Table) else table)
+
+
+def _check_table(table: Table) -> None:
+    if table.takes_keys:
+        raise TypeError(
+            "table: got a HashTable; expected a table of numbered rows, e.g. a DenseTable."
+        )
+    if table.innermost.row_names and not table.row_names:
+        raise TypeError(
+            f"table: got a {type(table).__name__} around a {type(table.innermost).__name__}; expected the "
+            f"{type(table.innermost).__name__} itself, since slots are its rows in any order."
+        )
+
+
+def _check_capacity(label: str, capacity: int, ways: int) -> None:
+    if ways > MAX_WAYS:
+        raise ValueError(f"{label}ways: got {ways}; expected at most {MAX_WAYS}, e.g. ways=8.")
+    if capacity % ways:
+        raise ValueError(
+            f"{label}ways: got {ways} for a capacity of {capacity}; expected a divisor of it. Use the capacity "
+            f"{-(-capacity // ways) * ways}, or other ways."
+        )
+    if capacity >= 2**31:
+        raise ValueError(f"{label}capacity: got {capacity}; expected less than 2**31.")
+
+
+def _check_most(capacity: int, most: int) -> None:
+    if not capacity <= most < 2**31:
+        raise ValueError(
+            f"max_capacity: got {most} for a capacity of {capacity}; expected at least that, and less than 2**31."
+        )
+
+
+def _check_missing(missing: Any, capacity: int) -> None:
+    if isinstance(missing, str) or missing is None:
+        one_of("missing", missing, MISSING, ", or the number of a row")
+    elif not 0 <= as_int("missing", missing) < capacity:
+        raise ValueError(f"missing: got {missing}; expected a row from 0 to {capacity - 1}.")

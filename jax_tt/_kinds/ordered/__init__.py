@@ -1,0 +1,1 @@
+"""Tables with an order of ids."""

@@ -1,0 +1,143 @@
+"""`OrderedTable`: a table whose rows are in another order than the ids."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jax_tt._ids.apply_order import columns_by_id, mapped_ids
+from jax_tt._ids.batch import Batch
+from jax_tt._ids.id_order import IdOrder
+from jax_tt._ids.stored_order import StoredRows, of_layer, on_device
+from jax_tt._table.change import Change, Growth, Orders
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import State
+from jax_tt._table.wrapper import Wrapper
+
+if TYPE_CHECKING:
+    from jax_tt._sets.row_cache import RowCache
+
+ID_ORDER = "id_order"
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderedTable(Wrapper):
+    """A table with an order of ids, which is part of the state.
+
+    Attributes:
+        table: the table, with or without a row cache.
+        id_order: `IdOrder` of an initial state; may be None if no state is initialised.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> order = jax_tt.order.from_counts([1, 5, 3])
+    >>> table = jax_tt.OrderedTable(jax_tt.DenseTable(3, 8), order)
+    >>> state = table.init(jax.random.key(0))
+    >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([0]), jax_tt.Lookup())
+    >>> bool((rows[0] == state["embedding"][2]).all())
+    True
+    """
+
+    id_order: IdOrder | None = dataclasses.field(default=None, repr=False)  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if ID_ORDER in self.table.buffers:
+            raise TypeError(
+                "table: got one that has an order of ids; expected one without. Compose the two orders: "
+                "IdOrder(inner.rows[outer.rows])."
+            )
+        if self.table.takes_keys:
+            raise TypeError(
+                "table: got a HashTable, whose ids are keys without an order; expected the order inside, "
+                "HashTable(OrderedTable(table, id_order))."
+            )
+        check_id_order(self.id_order, self.num_embeddings)
+
+    @functools.cached_property
+    def buffers(self) -> dict[str, str]:
+        return {**self.table.buffers, ID_ORDER: ID_ORDER}
+
+    @functools.cached_property
+    def radices(self) -> tuple[int, ...]:
+        # Ids are mapped as integers, independent of the digits of the rows.
+        return (self.num_embeddings,)
+
+    def check_split_ids(self, name: str, digits: int) -> None:
+        del digits
+        raise TypeError(
+            f"{name}: got SplitIds for a table with an id_order, which maps integers. Map them on the host first, "
+            "shape.split_ids(order.apply(ids)), and build the layer with id_order=None."
+        )
+
+    def check(self, state: State) -> None:
+        self.require(state, (ID_ORDER,))
+        self.table.check(state)
+
+    def without_values(self) -> OrderedTable:
+        return dataclasses.replace(self, table=self.table.without_values(), id_order=None)
+
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        if self.id_order is None:
+            raise ValueError(
+                f"{self.label}id_order: got None; expected the order of a fresh state."
+            )
+        return {**self.table.init_rest(params), ID_ORDER: on_device(self.id_order.rows)}
+
+    def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
+        ids = mapped_ids(self._rows(state), batch.ids, f"{self.label}ids")
+        return self.table.prepare(state, dataclasses.replace(batch, ids=ids), lookup)
+
+    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
+        return columns_by_id(self._rows(state), self.table.attend(state, query, precision))
+
+    def to_dense(self, state: State) -> jax.Array:
+        return self.table.to_dense(state)[self._rows(state).whole()]
+
+    def grown(self, state: State, growth: Growth) -> Change:
+        order = IdOrder(state[ID_ORDER])
+        if growth.like is not None:
+            growth = growth._replace(like=order.apply(np.asarray(growth.like)))
+        change = self.table.grown(_of_table(state), growth)
+        return under_order(change, order.grow(growth.num_embeddings))
+
+    def reordered(self, state: State, orders: Orders) -> Change:
+        inner = orders._replace(old=IdOrder(state[ID_ORDER]))
+        return under_order(self.table.reordered(_of_table(state), inner), orders.new)
+
+    def with_cache(self, state: State, cache: RowCache, method: str) -> Change:
+        change = self.table.with_cache(_of_table(state), cache, method)
+        return under_order(change, IdOrder(state[ID_ORDER]))
+
+    def _rows(self, state: State) -> StoredRows:
+        return of_layer(state[ID_ORDER], self.num_embeddings)
+
+
+def check_id_order(id_order: Any, num_embeddings: int) -> None:
+    """Raises unless the argument is None or an `IdOrder` of this number of ids."""
+    if id_order is None:
+        return
+    if not isinstance(id_order, IdOrder):
+        raise TypeError(
+            f"id_order: got a {type(id_order).__name__}; expected None or a jax_tt.order.IdOrder, e.g. "
+            "jax_tt.order.from_counts(counts)."
+        )
+    if id_order.num_embeddings != num_embeddings:
+        raise ValueError(
+            f"id_order: got an order of {id_order.num_embeddings} ids for a table of {num_embeddings} rows; make it "
+            "with the layer's tt_shape."
+        )
+
+
+def under_order(change: Change, id_order: IdOrder) -> Change:
+    """A changed table with an order of ids."""
+    state = {**change.state, ID_ORDER: on_device(id_order.rows)}
+    return change._replace(table=OrderedTable(change.table, id_order), state=state)
+
+
+def _of_table(state: State) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name != ID_ORDER}

@@ -1,0 +1,294 @@
+"""`QuantizedTable`: a table whose numbers have 8, 4, 3 or 2 bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tt._base.arguments import as_int, as_positive
+from jax_tt._ids.batch import Batch
+from jax_tt._kinds.dense.table import default_embedding_init
+from jax_tt._kinds.quantized import codec
+from jax_tt._kinds.quantized.levels import Levels, as_attribute, check_levels, largest_step
+from jax_tt._native.dense import DENSE
+from jax_tt._native.native import NativeTable
+from jax_tt._native.table_call import Calls
+from jax_tt._table import distinct_rows
+from jax_tt._table.distinct_rows import RowFormat
+from jax_tt._table.options import Lookup, Update, check_update
+from jax_tt._table.rotation import ROTATION, check_rotation, rotation_of, turned, turned_back
+from jax_tt._table.table import Params, Slots, State
+from jax_tt.optimizers import Optimizer
+
+PACKED = "packed"
+# The linen collection of the rows, which have no gradient.
+COLLECTION = "quantized"
+TRAINED_BITS = (8, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizedTable(NativeTable):
+    """A table with 8, 4, 3 or 2 bits a number, and a scale and an offset for each row.
+
+    Its state is the array ``packed``, uint8 ``[N, W]``. A row has ``W = 4 + ceil(bits * D / 8)`` bytes: its scale and
+    offset in float16, then its numbers. Number q stands for ``scale * q + offset``, or ``scale * levels[q] + offset``
+    if the table has levels, which lookups compute in float32. `quantize` makes a table of trained rows; `init` makes
+    one of random rows.
+
+    Without ``update``, the table is read-only and has no gradient. Those with respect to the weights of bags are as for
+    other tables.
+
+    With ``update``, for 8 and 4 bits, the backward pass of a lookup steps the rows of the batch: they are decoded, the
+    rule steps them in float32, and they are encoded with a new scale and offset. By default, numbers are rounded
+    stochastically, such that a row is the exact one in expectation; `jax_tt.optimizers.Adam` makes up for the errors in
+    later steps. JAX differentiates only floats. ``packed`` is therefore float32 ``[N, W / 4]``, whose words are the
+    same bytes and no numbers, and the state has the optimizer state beside it. `frozen` returns the read-only table.
+
+    Attributes:
+        num_embeddings, features: its sizes. With ``update``, 4 divides ``bits * features / 8``.
+        bits: 8, 4, 3 or 2; 8 or 4 with ``update``.
+        update: `Update` of a table that is trained, or None.
+        name: for error messages.
+        embedding_init: initialiser ``(key, shape, dtype) -> rows`` of `init`, whose float32 rows are then rounded.
+        levels: for 4, 3 and 2 bits, what each number stands for before scale and offset: ``2 ** bits`` increasing
+            multiples of 1 / 512 from 0 to ``2 ** bits - 1``. None for uniform levels.
+        rotated: whether rows are multiplied by the constant array ``rotation``, float32 ``[D, D]``, in the end.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> table, state = jax_tt.quantize(jnp.eye(1000, 16), bits=4)
+    >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([1, 999]), jax_tt.Lookup())
+    >>> rows.shape, table.row_bytes, table.nbytes
+    ((2, 16), 12, 12000)
+    """
+
+    num_embeddings: int
+    features: int
+    bits: int = 8
+    update: Update | None = None
+    name: str | None = None
+    embedding_init: Callable[..., Any] = default_embedding_init
+    levels: Levels = None
+    rotated: bool = False
+    calls: ClassVar[Calls] = DENSE
+    rounded_type: ClassVar[str | None] = "uint8"
+
+    def __post_init__(self) -> None:
+        as_positive("num_embeddings", self.num_embeddings)
+        as_positive("features", self.features)
+        check_bits(self.bits)
+        check_levels(self.label, self.levels, self.bits)
+        if not isinstance(self.rotated, bool):
+            raise TypeError(f"{self.label}rotated: got {self.rotated!r}; expected True or False.")
+        check_update(self.update)
+        if self.update is not None:
+            _check_trained(self.label, self.features, self.bits, self.update.optimizer)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, with its scale and offset."""
+        return codec.row_bytes(self.features, self.bits)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows and the rotation, without optimizer state."""
+        of_rotation = codec.WORD * self.features**2 if self.rotated else 0
+        return self.num_embeddings * self.row_bytes + of_rotation
+
+    def frozen(self, state: State) -> tuple[Self, dict[str, jax.Array]]:
+        """The read-only table with the same rows, and its state."""
+        self.check(state)
+        rest = {name: state[name] for name in self._rotation_name}
+        return self.with_update(None), {PACKED: codec.as_bytes(state[PACKED]), **rest}
+
+    def without_values(self) -> QuantizedTable:
+        # An initialiser may keep a reference to the rows that it returns.
+        return dataclasses.replace(self, embedding_init=default_embedding_init)
+
+    @functools.cached_property
+    def buffers(self) -> dict[str, str]:
+        return dict.fromkeys(self.constant_names, COLLECTION)
+
+    @functools.cached_property
+    def trained_names(self) -> tuple[str, ...]:
+        return () if self.update is None else super().trained_names
+
+    @functools.cached_property
+    def constant_names(self) -> tuple[str, ...]:
+        return (*(() if self.update else (PACKED,)), *self._rotation_name)
+
+    @property
+    def _rotation_name(self) -> tuple[str, ...]:
+        return (ROTATION,) if self.rotated else ()
+
+    @property
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+        width = self.row_bytes if self.update is None else self.row_bytes // codec.WORD
+        return {PACKED: (self.num_embeddings, width)}
+
+    @property
+    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {PACKED: (self.num_embeddings, self.features)}
+
+    def storage(self, state: State) -> Any:
+        del state
+        return jnp.dtype(jnp.float32)
+
+    def init_params(self, key: jax.Array) -> dict[str, Any]:
+        rows = self.embedding_init(key, (self.num_embeddings, self.features), jnp.float32)
+        packed = codec.encoded(rows, self.bits, self.levels)
+        return {PACKED: packed if self.update is None else codec.as_words(packed)}
+
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        rotation = {ROTATION: jnp.eye(self.features, dtype=jnp.float32)} if self.rotated else {}
+        return super().init_rest(params) | rotation
+
+    def check(self, state: State) -> None:
+        self.require(state, self.constant_names)
+        check_rotation(self, state)
+        if self.update is not None:
+            return super().check(state)
+        packed, width = state[PACKED], self.row_bytes
+        # Also the words of a table that is trained, of which this is the view for lookups elsewhere.
+        widths = {jnp.dtype(jnp.uint8): width, jnp.dtype(jnp.float32): width / codec.WORD}
+        if packed.shape == (self.num_embeddings, widths.get(packed.dtype)):
+            return None
+        raise ValueError(
+            f"{self.label}{PACKED}: got {packed.dtype} of shape {packed.shape}; expected uint8 of shape "
+            f"{self.param_shapes[PACKED]}: {self.bits} bits for each of {self.features} numbers, and 4 bytes of scale "
+            "and offset. jax_tt.quantize makes it of rows, jax_tt.from_fbgemm of rows of FBGEMM."
+        )
+
+    def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
+        """`Table.rows` before the rotation, by which `forward` multiplies their sums."""
+        del precision
+        (packed,), (ids,) = params, digits
+        # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.
+        found = packed.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        return self._decoded(found)
+
+    def to_dense(self, state: State) -> jax.Array:
+        rows = self._decoded(state[PACKED])
+        return turned(rows, rotation_of(self, state), lax.Precision.HIGHEST)
+
+    @functools.cached_property
+    def attended_names(self) -> tuple[str, ...]:
+        # Layers cast these arrays to the type of the queries, which would change the bytes of rows.
+        return ()
+
+    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
+        packed = state[PACKED]
+        rows = self._decoded(packed) if self.update is None else _scored_rows(self, packed)
+        query = turned_back(query.astype(jnp.float32), rotation_of(self, state), precision)
+        return jnp.einsum("bd,nd->bn", query, rows, precision=precision)
+
+    # Lookups
+
+    @property
+    def row_attributes(self) -> Mapping[str, Any]:
+        own = {"bits": np.int64(self.bits), "dim": np.int64(self.features)}
+        return own if self.levels is None else own | {"levels": as_attribute(self.levels)}
+
+    def group(self, lookup: Lookup) -> Any:
+        # The op on many tables may write sums where they cannot be turned.
+        return None if self.rotated else super().group(lookup)
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        sums, residuals = super().forward(state, batch, lookup)
+        return turned(sums, rotation_of(self, state), lookup.precision), residuals
+
+    @property
+    def steps_natively(self) -> bool:
+        return False
+
+    def stepped_params(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+        own = RowFormat(self._decoded, self._encoded, self._spacing)
+        g = turned_back(g, rotation_of(self, state), lookup.precision)
+        return distinct_rows.update(self, state, batch, residuals, g, lookup, values, own)
+
+    def _decoded(self, stored: jax.Array) -> jax.Array:
+        """Stored rows before the rotation."""
+        return codec.decoded(stored, self.features, self.bits, self.levels)
+
+    def _encoded(
+        self, new: jax.Array, rows: jax.Array, dtype: Any, key: jax.Array | None
+    ) -> jax.Array:
+        del dtype
+        if key is None:
+            return codec.as_words(codec.encoded(new, self.bits, self.levels))
+        keys = distinct_rows.keys_of_rows(key, rows)
+        return codec.as_words(codec.encoded_stochastically(new, self.bits, keys, self.levels))
+
+    def _spacing(self, stored: jax.Array) -> jax.Array:
+        scale, _ = codec.header(codec.as_bytes(stored))
+        return scale if self.levels is None else scale * largest_step(self.levels)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scored_rows(table: QuantizedTable, packed: jax.Array) -> jax.Array:
+    """The rows of a table that is trained; a backward pass that reaches them raises, for bytes have no gradient."""
+    return table._decoded(packed)
+
+
+def _scored_rows_fwd(table: QuantizedTable, packed: jax.Array) -> tuple[jax.Array, None]:
+    return _scored_rows(table, packed), None
+
+
+def _scored_rows_bwd(table: QuantizedTable, residuals: None, g: jax.Array) -> Any:
+    del residuals, g
+    raise TypeError(
+        f"{table.label}attend is part of the loss, but the table is quantized: only lookups train it. Take the scores "
+        "of other arrays, jax.lax.stop_gradient(state), or use them outside the loss only."
+    )
+
+
+_scored_rows.defvjp(_scored_rows_fwd, _scored_rows_bwd)
+
+
+def _check_trained(label: str, features: int, bits: int, rule: Optimizer) -> None:
+    """Raises for sizes or rules that a table cannot be trained with."""
+    if bits not in TRAINED_BITS:
+        raise ValueError(
+            f"{label}bits: got {bits} with an update; expected 8 or 4. Train a DenseTable, and quantize its rows: "
+            "jax_tt.quantize(state['embedding'], bits)."
+        )
+    multiple = 8 * codec.WORD // bits
+    if features % multiple:
+        raise ValueError(
+            f"{label}features: got {features} with an update; expected a multiple of {multiple} at {bits} bits, so "
+            "that a row is a whole number of 32-bit words."
+        )
+    rule.check_width(features)
+    if rule.scales_reads or type(rule).changes_all is not Optimizer.changes_all:
+        raise ValueError(
+            f"{label}update: {type(rule).__name__} changes rows that a batch does not read, which would be rounded in "
+            "every step; expected another rule, e.g. jax_tt.optimizers.RowWiseAdagrad(0.05)."
+        )
+
+
+def check_bits(bits: Any) -> int:
+    """Raises for a number of bits that no table has."""
+    if as_int("bits", bits) not in codec.BITS:
+        raise ValueError(f"bits: got {bits}; expected one of {', '.join(map(str, codec.BITS))}.")
+    return int(bits)
+
+
+def require_quantized(table: Any) -> QuantizedTable:
+    """The table, or an error for other kinds."""
+    if isinstance(table, QuantizedTable):
+        return table
+    raise TypeError(
+        f"table: got a {type(table).__name__}; expected a QuantizedTable, as jax_tt.quantize(rows, bits=8) returns it "
+        "with its state."
+    )

@@ -1,0 +1,135 @@
+"""Gradients and steps of one device for the pages that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._base.dtypes import accumulator
+from jax_tt._ids.batch import Batch
+from jax_tt._kinds.sharded.columns import in_columns, of_weights, separated_columns
+from jax_tt._kinds.sharded.exchange import unless
+from jax_tt._kinds.sharded.forward import Attempt, Residuals, all_requests, attempted, with_batches
+from jax_tt._kinds.sharded.reads import pool_call
+from jax_tt._kinds.sharded.requests import sharded
+from jax_tt._kinds.sharded.spread import sent_gradients
+from jax_tt._kinds.sharded.steps import Trained, exchanged_steps
+from jax_tt._table import groups
+from jax_tt._table.groups import Call, Cotangents
+from jax_tt._table.table import Step
+
+
+class Carried(NamedTuple):
+    """What an attempt changes.
+
+    Attributes:
+        states: of every table, the arrays of rows, or sums of their gradients; nothing without gradients.
+        allowed: whether each table is stepped.
+        weights: the gradients of the weights of every table, or None.
+    """
+
+    states: list[dict[str, jax.Array]]
+    allowed: list[jax.Array]
+    weights: list[jax.Array | None]
+
+
+def local_backward(
+    calls: Sequence[Call],
+    residuals: Residuals,
+    gs: Sequence[Any],
+    axes: tuple[str, ...],
+    others: tuple[str, ...],
+) -> list[Cotangents]:
+    """The cotangents of every call for this device."""
+    calls = [in_columns(call) for call in calls]
+    gs = [
+        None if g is None else separated_columns(call, g) for call, g in zip(calls, gs, strict=True)
+    ]
+
+    def stepped(attempt: Attempt, states: Sequence[dict[str, Any]], wanted: jax.Array) -> Carried:
+        return _attempted(calls, attempt, gs, states, wanted, (axes, others))
+
+    def again(carried: Carried, batches: Sequence[Batch]) -> Carried:
+        # The first attempt changed nothing. To read the arrays from before it, XLA would keep a copy of them.
+        present = with_batches(calls, batches)
+        for k, (call, state) in enumerate(zip(calls, carried.states, strict=True)):
+            if call.use.table.update is not None:
+                present[k] = present[k]._replace(state={**call.state, **state})
+        _, attempt = attempted(present, all_requests(present, axes), axes, others)
+        return stepped(attempt, carried.states, jnp.ones((), bool))
+
+    # Arrays of rows are only changed once the forward pass has read them, since `fits` is known after that.
+    fits = jnp.ones((), bool) if residuals.fits is None else residuals.fits[0]
+    start = [{} if g is None else _start(call) for call, g in zip(calls, gs, strict=True)]
+    found = stepped(residuals.attempt, start, fits)
+    if residuals.fits is not None:
+        found, _ = unless(fits, again, found, [call.batch for call in calls])
+    return [
+        (_finished(call, state, allowed) if state else {}, of_weights(call, dweights))
+        for call, state, allowed, dweights in zip(calls, *found, strict=True)
+    ]
+
+
+def _attempted(
+    calls: Sequence[Call],
+    attempt: Attempt,
+    gs: Sequence[Any],
+    states: Sequence[dict[str, Any]],
+    wanted: jax.Array,
+    mesh_axes: tuple[tuple[str, ...], tuple[str, ...]],
+) -> Carried:
+    """The attempt, which changes nothing unless it is ``wanted``."""
+    fetched = {k: own for k, own in enumerate(attempt.fetched) if own is not None}
+    pools = [pool_call(calls[k], own.batch, own.rows) for k, own in fetched.items()]
+    found = groups.backward(pools, attempt.pooled, [gs[k] for k in fetched], None)
+    of_rows = dict(zip(fetched, found, strict=True))
+    trained = []
+    for k, (call, g) in enumerate(zip(calls, gs, strict=True)):
+        kind = _type_of_gradients(call)
+        if k not in of_rows:
+            if g is not None:
+                trained.append(Trained(k, call, sent_gradients(call, g).astype(kind)))
+        elif own := of_rows[k][0]:
+            grads = own["embedding"][: fetched[k].rows.shape[0]]
+            trained.append(Trained(k, call, grads.astype(kind)))
+    allowed, of_sums = [wanted] * len(calls), {}
+    if trained:
+        stepped = exchanged_steps(calls, trained, states, attempt, wanted, mesh_axes)
+        states, allowed, of_sums = stepped
+    weights = [of_rows[k][1] if k in of_rows else of_sums.get(k) for k in range(len(calls))]
+    return Carried(list(states), allowed, weights)
+
+
+def _type_of_gradients(call: Call) -> Any:
+    table = sharded(call)
+    return table.exchange.type_of_gradients(accumulator(table.storage(call.state)))
+
+
+def _start(call: Call) -> dict[str, Any]:
+    """What rounds add to or step: gradients of zero, or the arrays of rows; nothing if only weights have gradients."""
+    table = call.use.table
+    if not call.use.lookup.wanted.names:
+        return {}
+    if table.update is None:
+        return {
+            name: jnp.zeros_like(
+                call.state[name], jnp.promote_types(call.state[name].dtype, jnp.float32)
+            )
+            for name in table.param_names
+        }
+    return {name: call.state[name] for name in table.row_arrays}
+
+
+def _finished(call: Call, state: dict[str, Any], allowed: jax.Array) -> dict[str, Any]:
+    table = call.use.table
+    if table.update is None:
+        return state
+    local, applied = sharded(call).local, allowed.astype(jnp.float32)
+    params, slots = local.params(state), local.stepped_slots(state)
+    values = {**call.values, "allowed": applied}
+    step = Step(call.batch, applied, call.use.lookup, values)
+    new, _, _ = local.after_step(call.state, step, params, slots, jnp.ones((), jnp.float32), None)
+    return new

@@ -1,0 +1,106 @@
+"""`ShardedGroup`: all sharded tables of a call, whose rows and gradients travel together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._kinds.sharded.backward import local_backward
+from jax_tt._kinds.sharded.forward import local_forward
+from jax_tt._kinds.sharded.programs import Local, over_devices
+from jax_tt._kinds.sharded.requests import sharded
+from jax_tt._table.groups import Call, Cotangents, Gradients, Use
+from jax_tt._table.table import APPLIED
+from jax_tt._table.wide import Wide
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedGroup:
+    """The group of all tables that are divided over the same devices, for `jax_tt._table.groups`.
+
+    Attributes:
+        mesh: the devices.
+        axes: mesh axes that pages are divided over.
+    """
+
+    mesh: Mesh
+    axes: tuple[str, ...]
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The other axes, along which devices hold the same rows."""
+        return tuple(name for name in self.mesh.axis_names if name not in self.axes)
+
+    def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
+        local = Local(_forward, (tuple(call.use for call in calls), self.axes, self.others))
+        arrays = [(call.state, call.batch, ()) for call in calls]
+        specs = ([(*self._specs(call)[:2], ()) for call in calls],)
+        sums, residuals = self.on_devices(local, specs, self._batch)(arrays)
+        return (sums if wide is None else wide.joined(sums)), residuals
+
+    def backward(
+        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
+    ) -> list[Cotangents]:
+        if wide is not None:
+            gs = wide.separated(gs, [call.shape for call in calls])
+        local = Local(_backward, (tuple(call.use for call in calls), self.axes, self.others))
+        arrays = [(call.state, call.batch, call.values) for call in calls]
+        states = [self._specs(call) for call in calls]
+        results = [
+            ({name: self._spec_of(call, name) for name in self._names(call, g)}, self._batch)
+            for call, g in zip(calls, gs, strict=True)
+        ]
+        run = self.on_devices(local, (states, self._batch, self._batch), results)
+        return run(arrays, residuals, list(gs))
+
+    @property
+    def _batch(self) -> P:
+        """The shards of what has one part per device."""
+        return P(self.mesh.axis_names)
+
+    def _specs(self, call: Call) -> tuple[dict[str, P], P, P]:
+        return {name: self._spec_of(call, name) for name in call.state}, self._batch, P()
+
+    def _spec_of(self, call: Call, name: str) -> P:
+        return P(self.axes) if name in sharded(call).divided_names else P()
+
+    def _names(self, call: Call, g: Any) -> list[str]:
+        """The arrays of the cotangents of a call."""
+        table, wanted = call.use.table, call.use.lookup.wanted
+        if g is None or not wanted.names:
+            return []
+        if table.update is None:
+            return list(table.param_names)
+        shared = table.update.shared
+        return [*table.row_arrays, *([APPLIED] if shared else table.scalar_names)]
+
+    def on_devices(self, local: Local, specs: Any, out: Any) -> Callable[..., Any]:
+        """``local`` on the shards of every device, unless it runs inside of a ``shard_map`` already."""
+        if inside_shard_map():
+            return local
+        return over_devices(local, self.mesh, specs, out)
+
+
+def _forward(
+    uses: tuple[Use, ...], axes: tuple[str, ...], others: tuple[str, ...], arrays: Any
+) -> Any:
+    own = [Call(use, *part) for use, part in zip(uses, arrays, strict=True)]
+    return local_forward(own, axes, others)
+
+
+def _backward(
+    uses: tuple[Use, ...], axes: tuple[str, ...], others: tuple[str, ...], *arrays: Any
+) -> Any:
+    calls, residuals, gs = arrays
+    own = [Call(use, *part) for use, part in zip(uses, calls, strict=True)]
+    return local_backward(own, residuals, gs, axes, others)
+
+
+def inside_shard_map() -> bool:
+    """Whether arrays are the parts of one device."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)

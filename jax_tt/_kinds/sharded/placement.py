@@ -1,0 +1,205 @@
+"""`Placement`: on which devices the pages of a table are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_tt._base.arguments import as_int, as_positive
+
+# The page table is on every device: pages of a default size, and those of any size.
+_USUAL_PAGES = 2**16
+_MOST_PAGES = 2**22
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Which devices hold which rows of a table, a page of neighbouring rows at a time.
+
+    Use one of the constructors `round_robin`, `contiguous`, `hashed`, `on`, `pages`, `columns` and `replicated`.
+
+    Attributes:
+        kind: the name of the constructor.
+        page_size: rows of a page, or None for a default.
+        devices: numbers of devices along the axis of the table: those of each page for ``pages``, the device for
+            ``on``, and those of the column shards for ``columns``.
+
+    >>> import jax_tt
+    >>> placement = jax_tt.Placement.pages([(0, 1), 2, 3], page_size=100)
+    >>> layout = placement.layout(num_embeddings=250, devices=4)
+    >>> layout.pool, layout.page_table.tolist()
+    (1, [[0, 1], [2, -1], [3, -1]])
+    """
+
+    kind: str
+    page_size: int | None = None
+    devices: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def round_robin(cls, page_size: int | None = None) -> Placement:
+        """Page p is on device ``p % devices``. By default a page is a row, or N / 65536 rows of a larger table."""
+        return cls("round_robin", _checked_size(page_size))
+
+    @classmethod
+    def contiguous(cls) -> Placement:
+        """Every device has one page of neighbouring rows."""
+        return cls("contiguous")
+
+    @classmethod
+    def hashed(cls) -> Placement:
+        """Rows are spread over all devices independently of their order, a page for each device."""
+        return cls("hashed")
+
+    @classmethod
+    def on(cls, device: int) -> Placement:
+        """All rows are on one device."""
+        return cls("on", None, ((as_int("device", device),),))
+
+    @classmethod
+    def pages(cls, devices: Sequence[Any], page_size: int) -> Placement:
+        """Page p is on device ``devices[p]``; a tuple of several devices holds a replica on each of them."""
+        found = []
+        for page, given in enumerate(devices):
+            own = tuple(given) if isinstance(given, Sequence) else (given,)
+            own = tuple(as_int(f"devices[{page}]", device) for device in own)
+            if not own or len(set(own)) < len(own):
+                raise ValueError(
+                    f"devices[{page}]: got {given!r}; expected a device or a tuple of different devices."
+                )
+            found.append(own)
+        return cls("pages", _checked_size(page_size), tuple(found))
+
+    @classmethod
+    def columns(cls, devices: int | Sequence[int]) -> Placement:
+        """Every device has some columns of all rows: shard k of equal width is on device k, or on ``devices[k]``."""
+        given = range(as_positive("devices", devices)) if isinstance(devices, int) else devices
+        own = tuple((as_int(f"devices[{k}]", device),) for k, device in enumerate(given))
+        if not own or len(set(own)) < len(own):
+            raise ValueError(
+                f"devices: got {devices!r}; expected a number of column shards, or different devices for them."
+            )
+        return cls("columns", None, own)
+
+    @classmethod
+    def replicated(cls) -> Placement:
+        """Every device has all rows."""
+        return cls("replicated")
+
+    def layout(self, num_embeddings: int, devices: int) -> Layout:
+        """The pages of a table of this size on this number of devices.
+
+        Raises:
+            ValueError: the pages do not cover the table, or a device does not exist.
+        """
+        if self.kind == "round_robin":
+            size = self.page_size or -(-num_embeddings // _USUAL_PAGES)
+            pages = -(-num_embeddings // size)
+            if pages > _MOST_PAGES:
+                raise ValueError(
+                    f"page_size: got {size}, which makes {pages} pages of a table of {num_embeddings} rows; expected "
+                    f"at least {-(-num_embeddings // _MOST_PAGES)}, since every device has a table of all pages."
+                )
+            owners = tuple((page % devices,) for page in range(pages))
+        elif self.kind in ("contiguous", "hashed"):
+            size = -(-num_embeddings // devices)
+            # Hashing divides neighbouring rows among all pages, so that it needs all of them.
+            pages = devices if self.kind == "hashed" else -(-num_embeddings // size)
+            owners = tuple((page,) for page in range(pages))
+        elif self.kind == "replicated":
+            size, owners = num_embeddings, (tuple(range(devices)),)
+        elif self.kind in ("on", "columns"):
+            size, owners = num_embeddings, self.devices
+        else:
+            assert self.page_size is not None
+            size, owners = self.page_size, self.devices
+            pages = -(-num_embeddings // size)
+            if len(owners) != pages:
+                raise ValueError(
+                    f"devices: got {len(owners)} pages of {size} rows; expected {pages}, which cover a table of "
+                    f"{num_embeddings} rows."
+                )
+        for page, own in enumerate(owners):
+            if not all(0 <= device < devices for device in own):
+                raise ValueError(
+                    f"devices[{page}]: got {own}; expected numbers from 0 to {devices - 1}, as the axis of the table "
+                    f"has {devices} devices."
+                )
+        columns = len(owners) if self.kind == "columns" else 1
+        return Layout.of(size, owners, devices, self.kind == "hashed", columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Sizes of the pools of pages, one pool per device, and the first page table.
+
+    Attributes:
+        page_size: rows of a page.
+        num_pages: pages of the table.
+        devices: the number of pools.
+        pool: pages that a pool has room for.
+        replicas: the largest number of devices that hold a page.
+        hashed: whether the page of a row depends on a hash of its number.
+        columns: shards of the columns, each of which is a page of all rows; 1 if rows are whole.
+        places: int32 ``[num_pages, replicas]`` as bytes: where the replicas of a page are, ``device * pool + place``,
+            -1 for none.
+    """
+
+    page_size: int
+    num_pages: int
+    devices: int
+    pool: int
+    replicas: int
+    hashed: bool
+    columns: int
+    places: bytes
+
+    @classmethod
+    def of(
+        cls,
+        page_size: int,
+        owners: Sequence[tuple[int, ...]],
+        devices: int,
+        hashed: bool,
+        columns: int,
+    ) -> Layout:
+        """The layout with the pages of a device in their order."""
+        counts = [0] * devices
+        numbered = []
+        for own in owners:
+            numbered.append([(device, counts[device]) for device in own])
+            for device in own:
+                counts[device] += 1
+        pool, replicas = max(counts), max(map(len, owners))
+        places = np.full((len(owners), replicas), -1, np.int32)
+        for page, own in enumerate(numbered):
+            places[page, : len(own)] = [device * pool + place for device, place in own]
+        if pool * page_size >= 2**31:
+            raise ValueError(
+                f"placement: a device would have {pool * page_size} rows; expected fewer than 2**31. Use more devices."
+            )
+        own = places.tobytes()
+        return cls(page_size, len(owners), devices, pool, replicas, hashed, columns, own)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a device."""
+        return self.pool * self.page_size
+
+    @property
+    def same_places(self) -> bool:
+        """Whether the replicas of every page are at the same place of their pools."""
+        table = self.page_table
+        places = np.where(table < 0, table[:, :1], table) % self.pool
+        return bool((places == places[:, :1]).all())
+
+    @property
+    def page_table(self) -> np.ndarray[Any, Any]:
+        """``places`` as an array."""
+        return np.frombuffer(self.places, np.int32).reshape(self.num_pages, self.replicas)
+
+
+def _checked_size(page_size: Any) -> int | None:
+    return None if page_size is None else as_positive("page_size", page_size)

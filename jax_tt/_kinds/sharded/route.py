@@ -1,0 +1,212 @@
+"""Which rows go to which devices, in rounds of messages of a fixed size.
+
+The rows for a device are ordered by a hash. A round takes those whose hashes have the same leading bits, of which
+there are as many as it takes for every message to hold its rows: none as a rule, and then there is one round. All
+requests for a row are in the same round on all devices, so that the gradients of a row are complete in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tt._base.ffi import available
+from jax_tt._base.mix import mix
+from jax_tt._jax.by_platform import by_platform
+from jax_tt._native.route import route_distinct
+
+
+class Route(NamedTuple):
+    """Different rows, ordered by device and hash.
+
+    Attributes:
+        device: ``[n]``, the number of devices for none.
+        row: of that device, ``[n]``; of keys, the first word.
+        rest: the second words of keys, ``[n]``; None for rows.
+    """
+
+    device: jax.Array
+    row: jax.Array
+    rest: jax.Array | None = None
+
+    def message(self, messages: Messages, k: Any, devices: int, allowed: Any) -> list[jax.Array]:
+        """What is sent of this route in round ``k``, int32 ``[devices, size]``: rows, and -1 where there are none.
+
+        Of keys, both words, and ``[devices, 1]``, how many of those of a device are there. Nothing that is not allowed
+        is sent.
+        """
+        number = messages.sent(k, devices)
+        shape = devices, messages.size
+        row = self.row.at[number].get(mode="fill", fill_value=-1)
+        if self.rest is None:
+            return [jnp.where(allowed, row, -1).reshape(shape)]
+        rest = self.rest.at[number].get(mode="fill", fill_value=0)
+        here = (number < self.row.shape[0]).reshape(shape) & allowed
+        count = jnp.sum(here, axis=1, keepdims=True, dtype=jnp.int32)
+        return [row.reshape(shape), rest.reshape(shape), count]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Messages:
+    """Where the rows of a route travel.
+
+    Attributes:
+        turn: the round of every row, uint32 ``[n]``.
+        place: among the messages of its round ``[devices * size]``; past the end for none.
+        size: static; rows of a message to one device.
+    """
+
+    turn: jax.Array
+    place: jax.Array
+    size: int = dataclasses.field(metadata={"static": True})
+
+    def sent(self, k: Any, devices: int) -> jax.Array:
+        """The rows of the route that are sent in round ``k``, ``[devices * size]``; past the end for none."""
+        total, (count,) = devices * self.size, self.place.shape
+        place = jnp.where(self.turn == jnp.asarray(k, jnp.uint32), self.place, total)
+        none = jnp.full(total, count, jnp.int32)
+        return none.at[place].set(lax.iota(jnp.int32, count), mode="drop", unique_indices=True)
+
+
+class Distinct(NamedTuple):
+    """The different rows among requests.
+
+    Attributes:
+        route: to them.
+        source: a request for each of them, ``[n]``; n for none.
+        places: where the row of every request is in the route, ``[n]``.
+    """
+
+    route: Route
+    source: jax.Array
+    places: jax.Array
+
+
+def distinct(requests: Route, devices: int, method: str) -> Distinct:
+    """The different rows among requests, by ascending device and hash.
+
+    Args:
+        requests: in any order.
+        devices: the number of devices, which stands for none among requests.
+        method: as that of a lookup; there is a native op on CPU.
+    """
+    native = functools.partial(_native_distinct, devices)
+    plain = functools.partial(_distinct, devices)
+    if method not in ("auto", "ffi") or not available("cpu"):
+        return plain(requests)
+    # Elsewhere XLA sorts on the device.
+    return by_platform({"cpu": native}, plain, requests)
+
+
+def _native_distinct(devices: int, requests: Route) -> Distinct:
+    found = route_distinct(requests.device, requests.row, devices=devices, platform="cpu")
+    result = Distinct(Route(*found[:2]), *found[2:])
+    if requests.rest is None:
+        return result
+    # The op knows nothing of second words. Different keys seldom have the same first one.
+    rest = requests.rest.at[result.source].get(mode="fill", fill_value=0)
+    result = result._replace(route=result.route._replace(rest=rest))
+    alike = jnp.all(rest[result.places] == requests.rest)
+    return lax.cond(alike, lambda: result, lambda: _distinct(devices, requests))
+
+
+def _distinct(devices: int, requests: Route) -> Distinct:
+    (count,) = requests.row.shape
+    keys = [requests.device, mix(requests.row.astype(jnp.uint32))]
+    keys += [] if requests.rest is None else [requests.rest]
+    *keys, order = lax.sort((*keys, lax.iota(jnp.int32, count)), num_keys=len(keys))
+    first = _changes(*keys)
+    rank = jnp.cumsum(first, dtype=jnp.int32) - 1
+    places = jnp.zeros_like(order).at[order].set(rank, unique_indices=True)
+    source = jnp.full_like(order, count).at[jnp.where(first, rank, count)].set(order, mode="drop")
+    device = requests.device.at[source].get(mode="fill", fill_value=devices)
+    row = requests.row.at[source].get(mode="fill", fill_value=0)
+    rest = requests.rest
+    if rest is not None:
+        rest = rest.at[source].get(mode="fill", fill_value=0)
+    return Distinct(Route(device, row, rest), source, places)
+
+
+def message_rows(count: int, devices: int) -> int:
+    """Rows of a message: four standard deviations above the mean, if ``count`` rows are spread evenly.
+
+    At least eight: where messages have few rows, there are many messages, one of which would often be too small. And
+    keys with the same hash of 32 bits cannot travel in different rounds; a batch does not have nine of them.
+    """
+    mean = count / devices
+    return max(1, min(count, max(8, math.ceil(mean + 4 * math.sqrt(mean)))))
+
+
+def leading_bits(route: Route, size: int, devices: int) -> jax.Array:
+    """The number of leading bits of hashes by which rounds are told apart, so that messages of ``size`` suffice."""
+    (count,) = route.row.shape
+    if count <= size:
+        return jnp.zeros((), jnp.int32)
+    hashes = mix(route.row.astype(jnp.uint32))
+    together = (route.device[:-size] == route.device[size:]) & (route.device[size:] < devices)
+    common = lax.clz(hashes[:-size] ^ hashes[size:]).astype(jnp.int32)
+    return jnp.max(jnp.where(together, common + 1, 0))
+
+
+def messages_of(route: Route, bits: jax.Array | None, size: int, devices: int) -> Messages:
+    """The round of every row and its place in the messages, which hold ``size`` rows for each device."""
+    (count,) = route.row.shape
+    turn = round_of(route.row, bits)
+    numbers = lax.iota(jnp.int32, count)
+
+    def of_one_round() -> jax.Array:
+        every = jnp.arange(devices + 1, dtype=jnp.int32)
+        return jnp.searchsorted(route.device, every).astype(jnp.int32)[route.device]
+
+    def of_several() -> jax.Array:
+        return lax.cummax(jnp.where(_changes(route.device, turn), numbers, 0))
+
+    # A scan of all rows takes many passes on a CPU.
+    begin = of_one_round() if bits is None else lax.cond(bits > 0, of_several, of_one_round)
+    rank = numbers - begin
+    sent = (route.device < devices) & (rank < size)
+    return Messages(turn, jnp.where(sent, route.device * size + rank, devices * size), size)
+
+
+def round_of(rows: jax.Array, bits: jax.Array | None) -> jax.Array:
+    """The round of rows of a device, uint32, if this number of leading bits tells rounds apart; None for one round."""
+    if bits is None:
+        return jnp.zeros(rows.shape, jnp.uint32)
+    shift = jnp.clip(32 - bits, 0, 31).astype(jnp.uint32)
+    return jnp.where(bits > 0, mix(rows.astype(jnp.uint32)) >> shift, np.uint32(0))
+
+
+def kept_places(messages: Messages, bits: jax.Array, devices: int) -> jax.Array:
+    """Where rows are kept in an array as large as the messages of a round.
+
+    Those of the first round, as a rule all of them, stay where they arrive; others take places that are free.
+    """
+    total = devices * messages.size
+
+    def with_others() -> jax.Array:
+        turn, place = messages.turn, messages.place
+        first, last = (turn == 0) & (place < total), (turn > 0) & (place < total)
+        free = jnp.ones(total, bool).at[jnp.where(first, place, total)].set(False, mode="drop")
+        order = jnp.cumsum(free, dtype=jnp.int32) - 1
+        places = jnp.zeros(total, jnp.int32)
+        places = places.at[jnp.where(free, order, total)].set(
+            lax.iota(jnp.int32, total), mode="drop"
+        )
+        rank = jnp.cumsum(last, dtype=jnp.int32) - 1
+        return jnp.where(last, places[jnp.maximum(rank, 0)], place)
+
+    return lax.cond(bits > 0, with_others, lambda: messages.place)
+
+
+def _changes(*keys: jax.Array) -> jax.Array:
+    """Where sorted keys differ from the ones before them."""
+    found = [key[1:] != key[:-1] for key in keys]
+    return jnp.concatenate([jnp.ones(1, bool), functools.reduce(jnp.logical_or, found)])

@@ -1,0 +1,204 @@
+"""Bags whose ids travel to the devices that have their rows, and of which sums of rows come back.
+
+Each device sums those rows of a bag that it has: some of them, or some columns of all of them. A message to a device
+has the ids of all bags that it has rows of, those of a bag behind each other, so that the messages that a device gets
+are a batch with a segment for each sender.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tt._base.dtypes import accumulator
+from jax_tt._base.ffi import available
+from jax_tt._ids.batch import Batch, bag_index
+from jax_tt._jax.by_platform import by_platform
+from jax_tt._kinds.sharded.requests import PAGES, Positions, positions_of, sharded
+from jax_tt._kinds.sharded.route import Route
+from jax_tt._native.route import route_bags
+from jax_tt._table.groups import Call
+
+
+class Places(NamedTuple):
+    """The positions of a batch by the device of their rows.
+
+    Attributes:
+        rows: int32 ``[devices, size]``, in the order of the bags; 0 where there are no more.
+        source: their positions; the number of positions where there are no more.
+        offsets: int32 ``[devices, bags + 1]`` of the bags.
+        most: ``[1]``, how many positions are for the same device; beyond ``size``, some of them are left out.
+    """
+
+    rows: jax.Array
+    source: jax.Array
+    offsets: jax.Array
+    most: jax.Array
+
+
+class Spread(NamedTuple):
+    """What one device sends of its part of a batch.
+
+    Attributes:
+        places: of the positions that read a row.
+        weights: ``[devices, size]``, or None.
+        refused: whether an id must not be in the batch, ``[1]``.
+        spoiled: ``[bags]``, those with such an id; None if ids cannot be refused.
+    """
+
+    places: Places
+    weights: jax.Array | None
+    refused: jax.Array
+    spoiled: jax.Array | None
+
+    def only_if(self, allowed: jax.Array) -> Spread:
+        """These bags, or empty ones."""
+        return self._replace(places=self.places._replace(offsets=_if(allowed, self.places.offsets)))
+
+    def message(self) -> list[jax.Array]:
+        """Rows, ends of the bags and weights for every device."""
+        weights = [] if self.weights is None else [self.weights]
+        return [self.places.rows, self.places.offsets[:, 1:], *weights]
+
+    def largest(self, g: jax.Array) -> jax.Array:
+        """A bound of the absolute values of the gradients of rows; not finite if one of them is not.
+
+        Args:
+            g: of `sent_gradients`.
+        """
+        offsets = self.places.offsets
+        count = offsets[:, 1:] - offsets[:, :-1]
+        used = jnp.any(count > 0, axis=0, keepdims=True) if g.shape[0] == 1 else count > 0
+        most = jnp.max(jnp.where(used, jnp.max(jnp.abs(g), axis=2), 0), initial=0)
+        if self.weights is not None:
+            most = most * jnp.maximum(1, jnp.max(jnp.abs(self.weights), initial=0)).astype(g.dtype)
+        return most * jnp.sum(count).astype(g.dtype)
+
+
+def spread_of(call: Call, page_table: jax.Array, size: int, axes: Any) -> Spread:
+    """The positions of this device's part of a batch, in messages of ``size`` rows."""
+    table, batch, lookup = sharded(call), call.batch, call.use.lookup
+    found = positions_of(table, page_table, batch, lookup, axes)
+    # The column shards of a bag are on different devices, to each of which it is one bag.
+    segment = lax.iota(jnp.int32, batch.num_segments)[:, None] // table.layout.columns
+    bag = (batch.num_bags * segment + bag_index(batch)).reshape(-1)
+    bags = bags_of(call)
+    places = bag_places(found.route, bag, (table.layout.devices, size, bags), lookup.method)
+    weights = batch.weights
+    if weights is not None:
+        weights = weights.reshape(-1).at[places.source].get(mode="fill", fill_value=0)
+    spoiled = None
+    if lookup.bounds == "error":
+        spoiled = jnp.zeros(bags, bool).at[bag].max(_not_read(found), mode="drop")
+    return Spread(places, weights, found.refused[None], spoiled)
+
+
+def bag_places(route: Route, bag: jax.Array, sizes: tuple[int, int, int], method: str) -> Places:
+    """Positions by device.
+
+    Args:
+        route: of every position; the number of devices for none.
+        bag: of every position, ascending among those that have a device.
+        sizes: the number of devices, of rows in a message, and of bags.
+        method: as that of a lookup; there is a native op on CPU.
+    """
+    native = functools.partial(_native_places, sizes)
+    plain = functools.partial(_places, sizes)
+    if method not in ("auto", "ffi") or not available("cpu"):
+        return plain(route, bag)
+    return by_platform({"cpu": native}, plain, route, bag)
+
+
+def _native_places(sizes: tuple[int, int, int], route: Route, bag: jax.Array) -> Places:
+    devices, size, bags = sizes
+    return Places(
+        *route_bags(
+            route.device, route.row, bag, devices=devices, size=size, bags=bags, platform="cpu"
+        )
+    )
+
+
+def _places(sizes: tuple[int, int, int], route: Route, bag: jax.Array) -> Places:
+    devices, size, bags = sizes
+    (count,) = route.row.shape
+    numbers = lax.iota(jnp.int32, count)
+    device, order = lax.sort((route.device, numbers), num_keys=1, is_stable=True)
+    begin = jnp.searchsorted(device, jnp.arange(devices + 1, dtype=jnp.int32)).astype(jnp.int32)
+    rank = numbers - begin[device]
+    at = jnp.where((device < devices) & (rank < size), device * size + rank, devices * size)
+    source = jnp.full(devices * size, count, jnp.int32).at[at].set(order, mode="drop")
+    rows = route.row.at[source].get(mode="fill", fill_value=0)
+    # Positions for no device are beyond the last one, which drops them.
+    counts = jnp.zeros((devices, bags + 1), jnp.int32)
+    counts = counts.at[route.device, bag + 1].add(1, mode="drop")
+    offsets = jnp.minimum(jnp.cumsum(counts, axis=1, dtype=jnp.int32), size)
+    most = jnp.max(begin[1:] - begin[:-1], keepdims=True)
+    shape = devices, size
+    return Places(rows.reshape(shape), source.reshape(shape), offsets, most)
+
+
+def received_bags(call: Call, parts: Iterator[jax.Array]) -> Batch:
+    """The batch of the bags of all devices, from messages of `Spread.message`: a segment for each of them."""
+    ids, ends = next(parts), next(parts)
+    weights = None if call.batch.weights is None else next(parts)
+    return Batch(ids, jnp.pad(ends, [(0, 0), (1, 0)]), weights)
+
+
+def emptied(batch: Batch, allowed: jax.Array) -> Batch:
+    """The batch, or one with empty bags."""
+    return dataclasses.replace(batch, offsets=_if(allowed, batch.offsets))
+
+
+def partial_sums(call: Call, sums: jax.Array) -> jax.Array:
+    """Sums ``[devices, bags, D]`` in the type in which they travel."""
+    return sums.astype(sharded(call).exchange.type_of_sums(sums.dtype))
+
+
+def whole_sums(call: Call, spread: Spread, parts: jax.Array) -> jax.Array:
+    """Sums ``[S, nb, D]`` from those ``[devices, bags, D]`` of the rows of each device, or ``[1, bags, D]`` of all."""
+    columns, width = sharded(call).layout.columns, parts.shape[-1]
+    accum = accumulator(sharded(call).storage(call.state))
+    if columns == 1:
+        sums = jnp.sum(parts.astype(accum), axis=0)[None]
+    else:
+        sums = parts[_devices_of_columns(call)].astype(accum)
+    if spread.spoiled is not None:
+        sums = jnp.where(spread.spoiled[None, :, None], jnp.nan, sums)
+    segments, bags = call.batch.num_segments // columns, call.batch.num_bags
+    sums = sums.reshape(columns, segments, bags, width).transpose(1, 0, 2, 3)
+    return sums.reshape(segments * columns, bags, width)
+
+
+def sent_gradients(call: Call, g: jax.Array) -> jax.Array:
+    """What devices get of the gradients ``[S, nb, D]`` of sums: ``[1, bags, D]`` for all of them, or one for each."""
+    columns, width = sharded(call).layout.columns, g.shape[-1]
+    segments, bags = call.batch.num_segments // columns, call.batch.num_bags
+    parts = g.reshape(segments, columns, bags, width).transpose(1, 0, 2, 3)
+    parts = parts.reshape(columns, segments * bags, width)
+    if columns == 1:
+        return parts
+    nothing = jnp.zeros((sharded(call).layout.devices, *parts.shape[1:]), parts.dtype)
+    return nothing.at[_devices_of_columns(call)].set(parts)
+
+
+def bags_of(call: Call) -> int:
+    """The bags of a device, whose columns may be divided."""
+    return call.batch.num_segments * call.batch.num_bags // sharded(call).layout.columns
+
+
+def _devices_of_columns(call: Call) -> jax.Array:
+    return call.state[PAGES][:, 0] // sharded(call).layout.pool
+
+
+def _if(allowed: jax.Array, offsets: jax.Array) -> jax.Array:
+    return jnp.where(allowed, offsets, jnp.zeros_like(offsets))
+
+
+def _not_read(found: Positions) -> jax.Array:
+    return found.here.reshape(-1) & ~found.read

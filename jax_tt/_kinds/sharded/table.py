@@ -1,0 +1,592 @@
+"""`ShardedTable`: a table whose rows are divided over the devices of a mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._ids.batch import Batch
+from jax_tt._ids.explicit import (
+    replicated_over_explicit_axes,
+    sharded_over_explicit_axes,
+    specified_over_explicit_axes,
+)
+from jax_tt._kinds.hashed.table import SEED, TOTALS, HashTable
+from jax_tt._kinds.sharded.change import grown_over_devices
+from jax_tt._kinds.sharded.column_pieces import columns_of_rows, rows_of_columns
+from jax_tt._kinds.sharded.columns import rows_of_shards, rows_of_table
+from jax_tt._kinds.sharded.group import ShardedGroup, inside_shard_map
+from jax_tt._kinds.sharded.initial import can_draw_rows, drawn_rows
+from jax_tt._kinds.sharded.kinds import check_kind, check_layout, divided_arrays
+from jax_tt._kinds.sharded.move import moved_rows, row_numbers
+from jax_tt._kinds.sharded.options import DEFAULT, Exchange
+from jax_tt._kinds.sharded.pages import stored_rows
+from jax_tt._kinds.sharded.placement import Layout, Placement
+from jax_tt._kinds.sharded.programs import Local
+from jax_tt._kinds.sharded.requests import PAGES
+from jax_tt._sets.admission import AdmitAfter
+from jax_tt._sets.hash_directory import KEYS, WAITING
+from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
+from jax_tt._table.change import Change, Growth
+from jax_tt._table.groups import Call, Use
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import State, Table
+from jax_tt._table.wrapper import Wrapper
+
+# Larger tables are moved a block at a time, and no device has all of their rows; for others, what compiles fastest.
+_WHOLE_BYTES = 2**28
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedTable(Wrapper):
+    """A table of which every device along an axis of a mesh holds some pages of rows.
+
+    The arrays of its state have the pools of all devices one after the other and are sharded along their first axis;
+    `page_table` in the state says where each page is. The devices along the other axes of the mesh hold the same rows,
+    and each device looks up its own part of a batch.
+
+    Attributes:
+        table: a `DenseTable`, a `QuantizedTable`, or a `HashTable` of a `DenseTable`, whose keys belong to devices by
+            a hash; every device has a hash table of its share of the rows.
+        mesh: the devices.
+        axis: the mesh axis, or a tuple of axes, that pages are divided over.
+        placement: which devices hold which pages.
+        exchange: how rows and gradients travel.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> mesh = jax.make_mesh((1,), ("model",))
+    >>> placement = jax_tt.Placement.round_robin(page_size=100)
+    >>> table = jax_tt.ShardedTable(jax_tt.dense_table(1000, 16), mesh, "model", placement)
+    >>> state = table.init(jax.random.key(0))
+    >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([1, 999]), jax_tt.Lookup())
+    >>> rows.shape
+    (2, 16)
+    """
+
+    mesh: Mesh
+    axis: Any
+    placement: Placement
+    exchange: Exchange = DEFAULT
+    divided: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check()
+
+    def _check(self) -> None:
+        label = self.table.label
+        check_kind(self.table)
+        if not isinstance(self.mesh, Mesh):
+            raise TypeError(
+                f"{label}mesh: got a {type(self.mesh).__name__}; expected a jax.sharding.Mesh, e.g. "
+                'jax.make_mesh((8,), ("model",)).'
+            )
+        if not isinstance(self.placement, Placement):
+            raise TypeError(
+                f"{label}placement: got a {type(self.placement).__name__}; expected a jax_tt.Placement, e.g. "
+                "jax_tt.Placement.round_robin()."
+            )
+        if not isinstance(self.exchange, Exchange):
+            raise TypeError(
+                f"{label}exchange: got a {type(self.exchange).__name__}; expected a jax_tt.Exchange, e.g. "
+                'jax_tt.Exchange(dtype="bfloat16").'
+            )
+        unknown = [name for name in self.axes if name not in self.mesh.axis_names]
+        if unknown or not self.axes or len(set(self.axes)) < len(self.axes):
+            raise ValueError(
+                f"{label}axis: got {self.axis!r}; expected one or several different axes of the mesh, which has "
+                f"{', '.join(map(repr, self.mesh.axis_names))}."
+            )
+        check_layout(self.table, self.layout)
+
+    def __getstate__(self) -> object:
+        raise TypeError(
+            f"{self.table.label}mesh: got a ShardedTable to pickle; its devices exist in this process only. "
+            "Pickle the table that it divides, its attribute `table`, or a Collection of such tables, and divide it in "
+            "the other process with jax_tt.shard_tables. States are saved by orbax or jax_tt.dump_rows."
+        )
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return self.axis if isinstance(self.axis, tuple) else (self.axis,)
+
+    @property
+    def parts(self) -> int:
+        return 1 if inside_shard_map() else self.mesh.size
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        devices = 1
+        for name in self.axes:
+            devices *= self.mesh.shape[name]
+        return self.placement.layout(self.num_embeddings, devices)
+
+    @functools.cached_property
+    def local(self) -> Any:
+        """The table of the rows that one device holds."""
+        return self._of_rows(self.layout.rows)
+
+    @functools.cached_property
+    def local_keys(self) -> HashTable:
+        """The hash table that one device holds."""
+        admission = self.table.admission
+        if isinstance(admission, AdmitAfter) and admission.waiting is not None:
+            waiting = self.table.waiting_sets // self.layout.devices * self.table.ways
+            admission = dataclasses.replace(admission, waiting=waiting)
+        return dataclasses.replace(self.table, table=self.local, admission=admission)
+
+    @functools.cached_property
+    def stored(self) -> Any:
+        """A table whose arrays are those of all devices."""
+        return (
+            self.table if self.takes_keys else self._of_rows(self.layout.rows * self.layout.devices)
+        )
+
+    def _of_rows(self, rows: int) -> Any:
+        table = self.table.table if self.takes_keys else self.table
+        width = self.features // self.layout.columns
+        return dataclasses.replace(table, num_embeddings=rows, features=width)
+
+    @property
+    def num_stored(self) -> int:
+        """Rows of all column shards."""
+        return self.num_embeddings * self.layout.columns
+
+    @property
+    def unsharded(self) -> Any:
+        return self.table
+
+    # State
+
+    @functools.cached_property
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.stored.param_shapes
+
+    @property
+    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.stored.stepped_shapes
+
+    @functools.cached_property
+    def trained_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.table.trained_names
+
+    @functools.cached_property
+    def buffers(self) -> dict[str, str]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return {**self.table.buffers, PAGES: "placement"}
+
+    @functools.cached_property
+    def constant_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        own = (*KEYS, SEED) if self.takes_keys else ()
+        return (*self.table.constant_names, *own, PAGES)
+
+    @functools.cached_property
+    def divided_names(self) -> frozenset[str]:
+        """The arrays of which every device has a part."""
+        of_keys = [name for name in (*KEYS, *WAITING) if name in self.buffers]
+        return frozenset([*self.row_arrays, *of_keys])
+
+    def check(self, state: State) -> None:
+        self.require(state, (PAGES,))
+        local = self.local_keys if self.takes_keys else self.local
+        (local if inside_shard_map() else self.stored).check(state)
+
+    def frozen(self, state: State) -> tuple[Self, dict[str, Any]]:
+        self.check(state)
+        _, arrays = self.stored.frozen(state)
+        return self.with_update(None), {**arrays, PAGES: state[PAGES]}
+
+    def init_params(self, key: jax.Array) -> dict[str, Any]:
+        if self.takes_keys:
+            return {name: self._placed(x) for name, x in self.table.init_params(key).items()}
+        found = self._drawn(key)
+        return self._initial(self.table.init_params(key)) if found is None else found
+
+    def init_param(self, name: str, key: jax.Array) -> Any:
+        if self.takes_keys:
+            return self._placed(self.table.init_param(name, key))
+        found = self._drawn(key)
+        return (found or self._initial({name: self.table.init_param(name, key)}))[name]
+
+    def _drawn(self, key: jax.Array) -> dict[str, jax.Array] | None:
+        """The parameters of a large table, drawn where they are stored; None if they cannot be."""
+        shapes = jax.eval_shape(self.table.init_params, key)
+        nbytes = sum(like.size * like.dtype.itemsize for like in jax.tree.leaves(shapes))
+        if nbytes <= _WHOLE_BYTES or self.layout.columns > 1 or not can_draw_rows(self.table, key):
+            return None
+        mesh = Mesh(self.mesh.devices, self.mesh.axis_names)
+
+        def draw(inputs: Any) -> jax.Array:
+            key, page_table = inputs
+            return drawn_rows(self.table, self.layout, page_table, mesh, self.axes, key)
+
+        (name,) = self.table.param_names
+        inputs = key, jnp.asarray(self.layout.page_table)
+        return {name: self._placed(sharded_over_explicit_axes(draw, inputs, self.axis))}
+
+    def _initial(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+        arrays = {name: rows_of_shards(a, self.layout.columns) for name, a in arrays.items()}
+        whole = sum(array.nbytes for array in arrays.values()) <= _WHOLE_BYTES
+        if whole or not all(isinstance(array, Tracer) for array in arrays.values()):
+            return self._stored(arrays)
+        # Inside of jit, every device computes the entries of neighbouring rows alone, which are then moved. The
+        # initialiser is not known: it may depend on the shape of the table.
+        spare = self._neighbours.rows * self._neighbours.devices - self.num_stored
+        padded = {
+            name: self._placed(jnp.pad(array, [(0, spare), *[(0, 0)] * (array.ndim - 1)]))
+            for name, array in arrays.items()
+        }
+        return self._of_neighbours(padded)
+
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        rest = {
+            name: self._on(array, P()) if name in (SEED, TOTALS) else self._placed(array)
+            for name, array in self.stored.init_rest(params).items()
+        }
+        return {**rest, PAGES: self._pages()}
+
+    def _stored(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Arrays of all pools, with all replicas, from arrays of which entry k is that of row k."""
+        self._check_numbers()
+        rows = jnp.arange(self.num_stored)
+        table = jnp.asarray(self.layout.page_table)
+        found = {}
+        for name, array in arrays.items():
+            stored = jnp.zeros(
+                (self.layout.rows * self.layout.devices, *array.shape[1:]), array.dtype
+            )
+            for replica in range(self.layout.replicas):
+                places = table[:, replica : replica + 1]
+                at = stored_rows(self.layout, places, rows)
+                # Pages with fewer replicas have -1, rows before the first one.
+                at = jnp.where(at < 0, stored.shape[0], at)
+                stored = stored.at[at].set(array, mode="drop", wrap_negative_indices=False)
+            found[name] = self._placed(stored)
+        return found
+
+    def _check_numbers(self) -> None:
+        rows = self.layout.rows * self.layout.devices
+        if rows >= 2**31:
+            raise ValueError(
+                f"{self.label}table: got {rows} rows of all devices outside of jax.jit; expected fewer than 2**31. "
+                "Initialise larger tables inside of it, jax.jit(table.init)(key), where rows move between devices."
+            )
+
+    def of_rows(self, state: State) -> dict[str, Any]:
+        """The inverse of `by_row`, e.g. of a checkpoint that other devices have written.
+
+        Raises:
+            ValueError: arrays do not fit, or there is no room for all keys of a hash table; the message has a capacity
+                and ways that have.
+            TypeError: keys get other slots, but the arrays are traced.
+        """
+        if self.takes_keys:
+            return self._of_keys(state)
+        arrays = {name: state[name] for name in self.row_arrays}
+        for name, shape in self.table.trained_shapes.items():
+            if name in arrays and arrays[name].shape != shape:
+                raise ValueError(
+                    f"{self.label}state[{name!r}]: got shape {arrays[name].shape}; expected {shape}, with an entry for "
+                    "every row of the table."
+                )
+        arrays = {name: rows_of_shards(a, self.layout.columns) for name, a in arrays.items()}
+        return {**state, **self._stored(arrays), PAGES: self._pages()}
+
+    def _of_keys(self, state: State) -> dict[str, Any]:
+        self.require(state, tuple(self.divided_names))
+        divided = {name: state[name] for name in self.divided_names}
+        devices = self.layout.devices
+        if stay_in_slots(self.table, divided, devices):
+            found = sharded_over_explicit_axes(
+                lambda own: relocated(self.table, own, devices), divided, self.axis
+            )
+        else:
+            found = relocated(self.table, divided, devices)
+        return {name: self._in_place(name, x) for name, x in {**state, **found}.items()} | {
+            PAGES: self._pages()
+        }
+
+    def _keys_by_device(self, state: State) -> dict[str, Any]:
+        keys = {name: x for name, x in state.items() if name in (*KEYS, *WAITING)}
+        return {name: x for name, x in state.items() if name != PAGES} | by_device(
+            keys, self.layout.devices
+        )
+
+    def moved(self, state: State, placement: Placement) -> tuple[ShardedTable, dict[str, Any]]:
+        """The table with another placement, and its state, which is the same row by row.
+
+        Rows move between the devices a block at a time; no device has the whole table.
+
+        Args:
+            state: the arrays under the present placement.
+            placement: the new one.
+
+        Raises:
+            ValueError: the placement does not fit.
+
+        >>> import jax, jax_tt
+        >>> mesh = jax.make_mesh((1,), ("model",))
+        >>> dense = jax_tt.dense_table(1000, 16)
+        >>> table = jax_tt.ShardedTable(dense, mesh, "model", jax_tt.Placement.contiguous())
+        >>> state = table.init(jax.random.key(0))
+        >>> table, state = table.moved(state, jax_tt.Placement.round_robin(page_size=100))
+        >>> state["page_table"].shape
+        (10, 1)
+        """
+        if self.takes_keys:
+            raise TypeError(
+                f"{self.label}table: a HashTable that is divided over devices cannot be moved; its keys are where "
+                "their hashes say. For other devices, of_rows takes what by_row returns."
+            )
+        self.check(state)
+        new = dataclasses.replace(self, placement=placement)
+        if new.layout.columns != self.layout.columns:
+            return new, new.of_pieces(self.in_pieces(state))
+        arrays = {name: state[name] for name in self.row_arrays}
+        found = self._moved(arrays, self.layout, state[PAGES], new.layout)
+        return new, {**state, **found, PAGES: new._pages()}
+
+    def grown(self, state: State, growth: Growth) -> Change:
+        if not self.takes_keys:
+            return super().grown(state, growth)
+        return grown_over_devices(self, state, growth)
+
+    def at_owners(
+        self, function: Callable[..., Any], static: tuple[Any, ...], arrays: State, given: Any
+    ) -> Any:
+        """Runs ``function(*static, arrays, given)`` on each device, with its shards of arrays of keys and rows.
+
+        Args:
+            function: at module level. It returns a pair, shards and what is the same on all devices.
+            static: hashable arguments.
+            arrays: by name, whose first axis is divided over the devices.
+            given: arrays that every device gets all of.
+        """
+        divided, local = P(self.axes), Local(function, static)
+
+        def call(inputs: tuple[Any, Any]) -> Any:
+            run = self.group(Lookup()).on_devices(local, (divided, P()), (divided, P()))
+            return run(*inputs)
+
+        return specified_over_explicit_axes(call, (arrays, given), (divided, P()))
+
+    @functools.cached_property
+    def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
+        layout, mesh = self._whole_rows, self.mesh
+        found = {}
+        if self.takes_keys:
+            for name, like in jax.eval_shape(self._keys_by_device, self.table.pieces).items():
+                sharding = NamedSharding(mesh, P(self.axis) if name in self.divided_names else P())
+                found[name] = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+            return found
+        for name, whole in self.table.pieces.items():
+            of_rows = name in self.row_arrays
+            shape = (layout.rows * layout.devices, *whole.shape[1:]) if of_rows else whole.shape
+            sharding = NamedSharding(mesh, P(self.axis) if of_rows else P())
+            found[name] = jax.ShapeDtypeStruct(shape, whole.dtype, sharding=sharding)
+        return found
+
+    def in_pieces(self, state: State) -> dict[str, Any]:
+        self.check(state)
+        if self.takes_keys:
+            return self._keys_in_pieces(state)
+        arrays = {name: state[name] for name in self.row_arrays}
+        if self.layout.columns > 1:
+            found = rows_of_columns(
+                arrays, self.layout, state[PAGES], self._whole_rows, self._moved_whole
+            )
+        else:
+            found = self._moved(arrays, self.layout, state[PAGES], self._whole_rows)
+        return {name: array for name, array in {**state, **found}.items() if name != PAGES}
+
+    def _keys_in_pieces(self, state: State) -> dict[str, Any]:
+        divided = {name: state[name] for name in self.divided_names}
+        found = sharded_over_explicit_axes(self._keys_by_device, divided, self.axis)
+        return {
+            name: self._in_place(name, x) for name, x in {**state, **found}.items() if name != PAGES
+        }
+
+    def of_pieces(self, state: State) -> dict[str, Any]:
+        if self.takes_keys:
+            return self._of_keys(state)
+        pieces = {name: state[name] for name in self.row_arrays}
+        layout, pages = self._whole_rows, jnp.asarray(self._whole_rows.page_table)
+        if self.layout.columns > 1:
+            whole = layout, pages
+            arrays = columns_of_rows(pieces, self.layout, whole, self._moved_whole, self._placed)
+        else:
+            arrays = self._moved(pieces, layout, pages, self.layout)
+        return {**state, **arrays, PAGES: self._pages()}
+
+    @functools.cached_property
+    def _whole_rows(self) -> Layout:
+        """The layout in which every device has neighbouring rows, all columns of them."""
+        return Placement.contiguous().layout(self.num_embeddings, self.layout.devices)
+
+    @functools.cached_property
+    def _neighbours(self) -> Layout:
+        """The layout in which every device has neighbouring rows of all column shards, stored in their order."""
+        return Placement.contiguous().layout(self.num_stored, self.layout.devices)
+
+    def _of_neighbours(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+        return self._moved(
+            arrays, self._neighbours, jnp.asarray(self._neighbours.page_table), self.layout
+        )
+
+    def _moved(
+        self, arrays: Mapping[str, Any], before: Layout, pages: jax.Array, after: Layout
+    ) -> dict[str, jax.Array]:
+        """Arrays of rows in another layout, those of column shards being rows as well."""
+        return self._moved_rows(self.num_stored, arrays, before, pages, after)
+
+    def _moved_whole(
+        self, arrays: Mapping[str, Any], before: Layout, pages: jax.Array, after: Layout
+    ) -> dict[str, jax.Array]:
+        """As `_moved`, for the rows of one column shard."""
+        return self._moved_rows(self.num_embeddings, arrays, before, pages, after)
+
+    def _moved_rows(
+        self,
+        count: int,
+        arrays: Mapping[str, Any],
+        before: Layout,
+        pages: jax.Array,
+        after: Layout,
+    ) -> dict[str, jax.Array]:
+        if before == after:
+            return dict(arrays)
+        layouts = (before, after)
+        row_numbers(count)  # raises if there is no type for them
+        mesh = Mesh(self.mesh.devices, self.mesh.axis_names)
+
+        def move(inputs: tuple[Any, Any]) -> dict[str, jax.Array]:
+            own, tables = inputs
+            return moved_rows(own, tables, layouts, count, mesh, self.axes)
+
+        inputs = dict(arrays), (pages, jnp.asarray(after.page_table))
+        return sharded_over_explicit_axes(move, inputs, self.axis)
+
+    def by_row(self, state: State) -> dict[str, Any]:
+        """The state as that of the wrapped table, whose entry k is that of row k, e.g. for a checkpoint.
+
+        The keys of a hash table and their rows stay in the slots that they have, and the arrays of keys get a first
+        axis of devices: `HashTable.of_rows` places them in a table of one device.
+        """
+        self.require(state, (PAGES,))
+        if self.takes_keys:
+            return replicated_over_explicit_axes(self._keys_by_device, dict(state))
+        others = {name: state[name] for name in state if name != PAGES}
+        columns = self.layout.columns
+        if sum(state[name].nbytes for name in self.row_arrays) > _WHOLE_BYTES:
+            self.check(state)
+            arrays = {name: state[name] for name in self.row_arrays}
+            found = self._moved(arrays, self.layout, state[PAGES], self._neighbours)
+            cut = functools.partial(
+                jax.tree.map, lambda array: rows_of_table(array[: self.num_stored], columns)
+            )
+            return others | replicated_over_explicit_axes(cut, found)
+
+        def gathered(state: Any) -> dict[str, Any]:
+            rows = stored_rows(self.layout, state[PAGES], jnp.arange(self.num_stored))
+            return {
+                name: rows_of_table(_exactly(state[name], rows), columns)
+                for name in self.row_arrays
+            }
+
+        return others | replicated_over_explicit_axes(gathered, dict(state))
+
+    @functools.cached_property
+    def row_arrays(self) -> dict[str, float | None]:
+        return divided_arrays(self.table)
+
+    def _pages(self) -> jax.Array:
+        return self._on(jnp.asarray(self.layout.page_table), P())
+
+    def _placed(self, array: jax.Array) -> jax.Array:
+        """An array of rows on the devices that hold them, and a scalar on all of them."""
+        return self._on(array, P(self.axis) if array.ndim else P())
+
+    def _in_place(self, name: str, array: jax.Array) -> jax.Array:
+        return self._on(array, P(self.axis) if name in self.divided_names else P())
+
+    def _on(self, array: jax.Array, spec: P) -> jax.Array:
+        sharding = NamedSharding(self.mesh, spec)
+        if not isinstance(array, Tracer):
+            return jax.device_put(array, sharding)
+        explicit = AxisType.Explicit in self.mesh.axis_types
+        constrain = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
+        return constrain(array, sharding)
+
+    # Lookups
+
+    def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
+        # The owners of keys look for them.
+        return (dict(state), batch) if self.takes_keys else self.table.prepare(state, batch, lookup)
+
+    def adds_rows(self, lookup: Lookup) -> bool:
+        return not self.takes_keys and self.table.adds_rows(lookup)
+
+    def differentiates_itself(self, lookup: Lookup) -> bool:
+        return False
+
+    def group(self, lookup: Lookup) -> ShardedGroup:
+        # Lookups run in automatic mode, also where the mesh of the user has explicit axes.
+        return ShardedGroup(Mesh(self.mesh.devices, self.mesh.axis_names), self.axes)
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        call = Call(Use(self, lookup), state, batch, ())
+        (sums,), residuals = self.group(lookup).forward([call], None)
+        return sums, residuals
+
+    def backward(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        return self.step(state, batch, residuals, g, lookup, ())
+
+    def step(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        call = Call(Use(self, lookup), state, batch, values)
+        return self.group(lookup).backward([call], residuals, [g], None)[0]
+
+    def weights_gradient(
+        self, state: State, batch: Batch, g: jax.Array, lookup: Lookup
+    ) -> jax.Array:
+        return Table.weights_gradient(self, state, batch, g, lookup)
+
+    def rows(self, params: Any, digits: Any, precision: Any) -> jax.Array:
+        raise TypeError(f"{self.label}a ShardedTable is looked up by its group.")
+
+    def to_dense(self, state: State) -> jax.Array:
+        return self.table.to_dense(self.by_row(state))
+
+    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
+        return self.table.attend(self.by_row(state), query, precision)
+
+
+def _exactly(array: jax.Array, rows: jax.Array) -> jax.Array:
+    """Rows of an array on several devices, bit for bit.
+
+    XLA adds the rows of one device to the zeros of the others, which changes negative zeros, and some of the NaNs that
+    the bytes of quantized rows may look like.
+    """
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array[rows]
+    bits = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
+    return jax.lax.bitcast_convert_type(bits[rows], array.dtype)

@@ -1,0 +1,70 @@
+"""`Table.grown` and `Table.reordered` of a tensor train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._table.change import Carry, Change, Growth, Orders, extended, restarted
+from jax_tt._table.table import SCALARS, State, named
+from jax_tt._tt.grow import tt_grow
+from jax_tt._tt.reorder import check_cores, reordered_rows
+from jax_tt._tt.train_rows import TrainRows
+
+
+def grown(table: TTTable, state: State, growth: Growth) -> Change:
+    """All cores but for the slices appended to the first are the same arrays."""
+    shape = table.shape.grow(growth.num_embeddings)
+    cores = tt_grow(table.params(state), shape, growth.key, init=growth.init, like=growth.like)
+    after = table.with_shape(shape)
+    carry: dict[str, Carry] = {after.param_names[0]: extended}
+    return Change(after, {**state, **_fitted(state, after, cores, carry)}, carry)
+
+
+def reordered(table: TTTable, state: State, orders: Orders) -> Change:
+    """Optimizer state of every core starts at the mean of what it was."""
+    cores = table.params(state)
+    check_cores(cores)
+    rows: Any = TrainRows(cores, table.shape)
+    if orders.own is not None:
+        rows = _WithOwnRows(rows, *orders.own)
+    found = reordered_rows(rows, table.shape, orders.old, orders.new, **orders.options)
+    after = table.with_shape(found.shape)
+    of_cores = {*table.param_names, *(name for names in table.slot_names for name in names)}
+    kept = {name: value for name, value in state.items() if name not in of_cores}
+    carry: dict[str, Carry] = dict.fromkeys((*table.param_names, *after.param_names), restarted)
+    return Change(after, kept | _fitted(state, after, found.cores, carry), carry, found)
+
+
+def _fitted(
+    before: State, after: TTTable, cores: Any, carry: Mapping[str, Carry]
+) -> dict[str, Any]:
+    """New cores and, where they are fused, their slots; the step goes on, so that schedules do."""
+    values = named(after, cores)
+    fresh = after.init_rest(values)
+    for name, slots in zip(after.param_names, after.slot_names, strict=True):
+        for slot in slots:
+            old = before.get(slot, fresh[slot])
+            values[slot] = carry[name](old, fresh[slot]) if name in carry else old
+    return values | {name: before[name] for name in SCALARS if name in fresh}
+
+
+class _WithOwnRows:
+    """A table some of whose rows have values of their own: those that are cached."""
+
+    def __init__(self, table: TrainRows, tags: np.ndarray, values: np.ndarray):
+        self.shape, self.dtype = table.shape, table.dtype
+        slots = np.argsort(tags)
+        slots = slots[tags[slots] >= 0]
+        self._table, self._rows, self._values = table, tags[slots], values[slots]
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        found = self._table[rows]
+        if len(self._rows):
+            at = np.minimum(np.searchsorted(self._rows, rows), len(self._rows) - 1)
+            own = self._rows[at] == rows
+            found[own] = self._values[at[own]]
+        return found

@@ -1,0 +1,263 @@
+"""`TTTable`: a table stored as a tensor train."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tt._base.arguments import as_array, as_int
+from jax_tt._base.dtypes import accumulator
+from jax_tt._ids.batch import Batch
+from jax_tt._jax import backend
+from jax_tt._jax.vma import vary_over, varying_axes
+from jax_tt._kinds.dense.table import gathered
+from jax_tt._native.native import NativeTable, zeros_like
+from jax_tt._native.table_call import Calls
+from jax_tt._native.tt import TT, tt_plan
+from jax_tt._table.change import Change, Growth, Orders
+from jax_tt._table.checks import (
+    MAX_COLUMNS,
+    check_param_dtype,
+    check_storage,
+    refuse_tables,
+    table_label,
+)
+from jax_tt._table.options import Lookup, Update, check_update
+from jax_tt._table.table import Params, State
+from jax_tt._tt.initial_cores import CoreInit, GivenCores, fresh_init, init_cores
+from jax_tt._tt.shape import TTShape
+
+
+@dataclasses.dataclass(frozen=True)
+class TTTable(NativeTable):
+    """A tensor-train table, parameters ``core_k[p_k, r_k, q_k, r_{k+1}]``.
+
+    ``ranks`` has ``d + 1`` entries, of which the first and last are 1.
+
+    >>> import jax_tt
+    >>> table = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(1000, 8, ranks=4))
+    >>> table.param_shapes["core_1"]
+    (10, 4, 2, 4)
+    """
+
+    num_embeddings: int
+    row_factors: tuple[int, ...]
+    col_factors: tuple[int, ...]
+    ranks: tuple[int, ...]
+    param_dtype: Any = jnp.float32
+    update: Update | None = None
+    name: str | None = None
+    core_init: CoreInit | GivenCores = "approx-normal"
+    cacheable: ClassVar[bool] = True
+    calls: ClassVar[Calls] = TT
+
+    def __post_init__(self) -> None:
+        check_param_dtype(self.param_dtype)
+        check_update(self.update)
+        if self.update is not None:
+            self.update.optimizer.check_width(None)
+        for name in ("row_factors", "col_factors", "ranks"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def without_values(self) -> TTTable:
+        return dataclasses.replace(self, core_init=fresh_init(self.core_init))
+
+    @classmethod
+    def of(
+        cls,
+        cores: Sequence[Any],
+        num_embeddings: int | None = None,
+        update: Update | None = None,
+        name: str | None = None,
+    ) -> tuple[TTTable, tuple[jax.Array, ...]]:
+        """Checks that cores fit together; returns their table and the cores as JAX arrays."""
+        label = table_label(name)
+        refuse_tables(cores, f"{label}cores", ".cores")
+        if not isinstance(cores, tuple | list) or not 2 <= len(cores) <= 5:
+            what = (
+                f"{len(cores)} cores"
+                if isinstance(cores, tuple | list)
+                else f"a {type(cores).__name__}"
+            )
+            raise ValueError(
+                f"{label}cores: got {what}; expected a tuple of 2 to 5 arrays, e.g. from jax_tt.init_cores."
+            )
+        arrays = [as_array(f"{label}cores[{k}]", core) for k, core in enumerate(cores)]
+        shapes = [tuple(core.shape) for core in arrays]
+        ranks = _ranks(label, shapes)
+        check_storage(label, "cores", {str(core.dtype) for core in arrays})
+        rows = math.prod(shape[0] for shape in shapes)
+        columns = math.prod(shape[2] for shape in shapes)
+        if rows >= 2**63 or columns > MAX_COLUMNS:
+            raise ValueError(
+                f"{label}cores: address {rows} rows of {columns} columns; expected fewer than 2**63 rows and 2**31 "
+                f"columns. Shapes: {shapes}."
+            )
+        n = rows if num_embeddings is None else as_int(f"{label}num_embeddings", num_embeddings)
+        if not 1 <= n <= rows:
+            raise ValueError(
+                f"{label}num_embeddings: got {n}; expected 1 to {rows}, the rows that these cores address."
+            )
+        row_factors, col_factors = (tuple(shape[axis] for shape in shapes) for axis in (0, 2))
+        table = cls(n, row_factors, col_factors, ranks, arrays[0].dtype, update, name)
+        # Cores read from a file are numpy arrays, which a traced index cannot index.
+        return table, tuple(map(jnp.asarray, arrays))
+
+    def with_shape(self, shape: TTShape) -> TTTable:
+        """The table with other sizes, and without given cores, which do not have these sizes."""
+        fields = {"param_dtype": self.param_dtype, "update": self.update, "name": self.name}
+        return self.of_shape(shape, **fields, core_init=fresh_init(self.core_init))
+
+    @classmethod
+    def of_shape(cls, shape: TTShape, **fields: Any) -> TTTable:
+        """The table of a `TTShape`."""
+        ranks = (1, *shape.ranks, 1)
+        return cls(shape.num_embeddings, shape.row_factors, shape.col_factors, ranks, **fields)
+
+    @property
+    def d(self) -> int:
+        return len(self.row_factors)
+
+    @functools.cached_property
+    def native_attributes(self) -> dict[str, Any]:
+        """Its sizes as attributes of the native ops."""
+        return {
+            "row_factors": np.asarray(self.row_factors, np.int64),
+            "col_factors": np.asarray(self.col_factors, np.int64),
+            "ranks": np.asarray(self.ranks, np.int64),
+            "num_embeddings": np.int64(self.num_embeddings),
+        }
+
+    @functools.cached_property
+    def radices(self) -> tuple[int, ...]:
+        return self.row_factors
+
+    @functools.cached_property
+    def features(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return math.prod(self.col_factors)
+
+    @functools.cached_property
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        factors = zip(self.row_factors, self.ranks, self.col_factors, self.ranks[1:], strict=False)
+        return {f"core_{k}": shape for k, shape in enumerate(factors)}
+
+    def init_params(self, key: jax.Array) -> dict[str, Any]:
+        names = self.param_names
+        if isinstance(self.core_init, str):
+            cores = init_cores(key, self.shape, self.core_init, self.param_dtype)
+            return dict(zip(names, cores, strict=True))
+        given = isinstance(self.core_init, GivenCores)  # the key is not used
+        keys = (key,) * self.d if given else jax.random.split(key, self.d)
+        return {name: self.init_param(name, key) for name, key in zip(names, keys, strict=True)}
+
+    def init_param(self, name: str, key: jax.Array) -> Any:
+        if isinstance(self.core_init, GivenCores):
+            cores = dict(zip(self.param_names, self.core_init.cores, strict=True))
+            return jnp.array(cores[name], self.param_dtype)
+        if callable(self.core_init):
+            return self.core_init(key, self.param_shapes[name], self.param_dtype)
+        return self.init_params(key)[name]
+
+    @property
+    def shape(self) -> TTShape:
+        """The `TTShape` of these sizes."""
+        inner = self.ranks[1:-1]
+        return TTShape(
+            self.num_embeddings, self.features, inner, self.row_factors, self.col_factors
+        )
+
+    def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
+        slices = [gathered(core, digit) for core, digit in zip(params, digits, strict=True)]
+        value = slices[0][..., 0, :, :]  # [..., q_1, r_2]
+        for core in slices[1:]:
+            value = jnp.einsum("...ar,...rbt->...abt", value, core, precision=precision)
+            *batch, a, b, t = value.shape
+            value = value.reshape(*batch, a * b, t)
+        return value[..., 0]
+
+    def to_dense(self, state: State) -> jax.Array:
+        first, *cores = self.params(state)
+        accum = accumulator(first.dtype)
+        value = first.astype(accum)[:, 0]  # [P, Q, r]
+        for core in cores:
+            value = jnp.einsum(
+                "aqr,brst->abqst", value, core.astype(accum), precision=lax.Precision.HIGHEST
+            )
+            p, b, q, s, t = value.shape
+            value = value.reshape(p * b, q * s, t)
+        return value[: self.num_embeddings, :, 0]
+
+    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
+        params = self.params(state)
+        accum = accumulator(params[0].dtype, query.dtype)
+        batch, columns = query.shape
+        rows = 1
+        # Contract the cores one by one with the query: each step replaces a factor q of [B, rows, r, columns] by a p.
+        value = query.astype(accum).reshape(batch, 1, 1, columns)
+        for core in params:
+            p, r, q, t = core.shape
+            columns //= q
+            value = value.reshape(batch, rows, r, q, columns)
+            value = jnp.einsum("zarqx,prqt->zaptx", value, core.astype(accum), precision=precision)
+            rows *= p
+            value = value.reshape(batch, rows, t, columns)
+        return value[:, : self.num_embeddings, 0, 0]
+
+    def grown(self, state: State, growth: Growth) -> Change:
+        from jax_tt._kinds.tensor_train import change  # circular import
+
+        return change.grown(self, state, growth)
+
+    def reordered(self, state: State, orders: Orders) -> Change:
+        from jax_tt._kinds.tensor_train import change  # circular import
+
+        return change.reordered(self, state, orders)
+
+    def plan(self, params: Params, batch: Batch, out: jax.Array, lookup: Lookup) -> Params:
+        """Residuals for a backward pass without a forward pass over the whole batch.
+
+        ``out`` is the result that was computed in another way; it only orders the update after it.
+        """
+        if lookup.method == "reference":
+            return ()
+        axes = varying_axes(params, batch)
+        params, batch, out = vary_over((params, batch, out), axes)
+
+        def native(platform: str, params: Params, batch: Batch, out: jax.Array) -> Any:
+            return vary_over(tt_plan(platform, self, params, batch, out, lookup), axes)
+
+        def reference(params: Params, batch: Batch, out: jax.Array) -> Any:
+            platform = backend.native_platforms()[0]
+            saved = jax.eval_shape(lambda *args: native(platform, *args), params, batch, out)
+            return vary_over(zeros_like(saved), axes)
+
+        return backend.run(lookup.method, native, reference, params, batch, out)
+
+
+def _ranks(label: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The ranks of cores with these shapes, which must match."""
+    for k, shape in enumerate(shapes):
+        if len(shape) != 4 or 0 in shape:
+            raise ValueError(
+                f"{label}cores[{k}]: got shape {shape}; expected [p, r_left, q, r_right], none of them 0."
+            )
+    ranks = (shapes[0][1], *(shape[3] for shape in shapes))
+    for k, shape in enumerate(shapes):
+        if shape[1] != ranks[k]:
+            raise ValueError(
+                f"{label}cores[{k}]: left rank {shape[1]} does not meet the right rank {ranks[k]} of "
+                f"cores[{k - 1}]; expected equal ranks. Shapes: {shapes}."
+            )
+    if ranks[0] != 1 or ranks[-1] != 1:
+        raise ValueError(
+            f"{label}cores: outer ranks are {ranks[0]} and {ranks[-1]}; expected 1 and 1."
+        )
+    return ranks

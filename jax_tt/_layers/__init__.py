@@ -1,0 +1,5 @@
+"""The NNX and linen layers: table construction, variables of the table state, and optimizers."""
+
+from jax_tt._base.requires import require
+
+require("flax", "jax_tt.nnx and jax_tt.linen", "flax")

@@ -1,0 +1,188 @@
+"""`EmbedCollection` for linen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from jax_tt._base.keywords import ChecksKeywords
+from jax_tt._collection.collection import Collection
+from jax_tt._collection.feature import Feature
+from jax_tt._collection.inputs import check_lookup, step_arguments
+from jax_tt._collection.lookup import embed
+from jax_tt._collection.states import UPDATES
+from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
+from jax_tt._kinds.sharded.options import Exchange
+from jax_tt._kinds.sharded.placement import Placement
+from jax_tt._layers.linen.table import TableEmbed, begin_call, finish_call, fused_variable
+from jax_tt._lookup.shared import init_flags, is_shared
+from jax_tt._planning.shard_tables import over_mesh
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import Table
+
+
+class CollectedTable(TableEmbed):
+    """A table of an `EmbedCollection`, which has its step count, but not the flags that tables share."""
+
+    @nn.nowrap
+    def _declare(self) -> dict[str, jax.Array]:
+        state = super()._declare()
+        if is_shared(self.described):
+            init = partial(jnp.zeros, (), jnp.float32)
+            state["step"] = fused_variable(self, self._label(), "step", init)
+        return state
+
+
+class EmbedCollection(ChecksKeywords, nn.Module):
+    """Many tables of any kinds, looked up by feature in one call; see `jax_tt.EmbedCollection`.
+
+    Every table is a submodule of the name that it has in ``tables``. Its variables have the names and are in the
+    collections that they have in a layer of that table alone, except that all tables with an optimizer share a
+    sentinel and a flag ``used``, which are variables of this module. Calls of ``apply`` with a mutable collection
+    ``statistics`` count there what they look up; `jax_tt.Collection.statistics` reads it.
+
+    Attributes:
+        tables: `Table` by name, e.g. of `dense_table` and `tt_table`.
+        features: `Feature` by name.
+        lookup: options of the calls.
+        mesh, axis, placement, exchange: devices, and how the rows of tables are divided over them and travel, as in
+            `jax_tt.shard_tables`.
+
+    Raises:
+        ValueError, TypeError: in ``init`` or ``apply``: an attribute does not fit; the message names it and the fix.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt.linen
+        >>> embed = jax_tt.linen.EmbedCollection(
+        ...     {"user": jax_tt.dense_table(1000, 16), "ad": jax_tt.dense_table(50, 8)},
+        ...     {"user_id": jax_tt.Feature("user"), "shown": jax_tt.Feature("ad")},
+        ... )
+        >>> batch = {"user_id": jnp.array([[7], [8]]), "shown": jnp.array([[4, 5], [6, 7]])}
+        >>> variables = embed.init(jax.random.key(0), batch)
+        >>> embed.apply(variables, batch, method="concatenated").shape
+        (2, 24)
+        >>> sorted(variables["params"])
+        ['ad', 'user']
+    """
+
+    tables: Mapping[str, Table]
+    features: Mapping[str, Feature]
+    lookup: Lookup = Lookup(bounds="warn")
+    mesh: Mesh | None = None
+    axis: str | tuple[str, ...] | None = None
+    placement: Placement | Mapping[str, Placement] | str | None = None
+    exchange: Exchange | Mapping[str, Exchange] | None = None
+
+    @nn.nowrap
+    def host_batch(
+        self,
+        batch: Any,
+        *,
+        capacity: int | Mapping[str, int] | None = None,
+        sharding: Any = None,
+    ) -> Any:
+        """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.Collection.host_batch`.
+
+        It needs no variables, and is called on the module itself: ``embed.host_batch(batch)``.
+
+        Args:
+            batch, capacity, sharding: as in `jax_tt.Collection.host_batch`.
+        """
+        return self._described().host_batch(
+            batch, bounds=self.lookup.bounds, capacity=capacity, sharding=sharding
+        )
+
+    @nn.nowrap
+    def _described(self) -> Collection:
+        tables = over_mesh(self.tables, self.mesh, self.axis, self.placement, self.exchange)
+        return Collection(tables, self.features)
+
+    def setup(self) -> None:
+        check_lookup(self.lookup)
+        self.collection = self._described()
+        self.parts = {
+            name: CollectedTable(table, self.lookup, name=name)
+            for name, table in self.collection.tables.items()
+        }
+        self.flags = self._declare_flags()
+
+    def __call__(
+        self,
+        batch: Any,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> dict[str, jax.Array]:
+        """Looks up all features.
+
+        Args:
+            batch, grad_scale, hyperparameters: as in `jax_tt.EmbedCollection`.
+
+        Returns:
+            By feature, ``[B, D]``; ``[*ids.shape, D]`` for a sequence, and ``[capacity, D]`` for one of ragged bags.
+        """
+        return self._call(batch, "features", grad_scale, hyperparameters)
+
+    def concatenated(
+        self,
+        batch: Any,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> jax.Array:
+        """All columns of all features side by side, ``[B, total D]``, in the order of the features."""
+        return self._call(batch, "concatenated", grad_scale, hyperparameters)
+
+    def stacked(
+        self,
+        batch: Any,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> jax.Array:
+        """`concatenated` with an axis of features, which must have the same width: ``[B, F, D]``."""
+        return self._call(batch, "stacked", grad_scale, hyperparameters)
+
+    def attend(self, table: str, query: jax.Array) -> jax.Array:
+        """Scores ``query[..., D]`` against every row of a table, as `jax_tt.TTEmbed.attend`."""
+        if table not in self.parts:
+            raise ValueError(f"table: got {table!r}; expected one of {', '.join(self.parts)}.")
+        return self.parts[table].attend(query)
+
+    @nn.nowrap
+    def _call(self, batch: Any, layout: str, grad_scale: Any, hyperparameters: Any) -> Any:
+        arguments = step_arguments(self.collection, grad_scale, hyperparameters)
+        before, lookups, inputs = {}, {}, {}
+        for name, of_table in arguments.items():
+            before[name], lookups[name], inputs[name] = begin_call(self.parts[name], *of_table)
+        state: dict[str, Any] = {**before, **self.flags}
+        counting = self.lookup.train and not self.is_initializing()
+        if counting and self.is_mutable_collection(STATISTICS):
+            first = init_totals(before)
+            state[STATISTICS] = {TOTALS: self.get_variable(STATISTICS, TOTALS, first)}
+        result, after = embed(self.collection, state, batch, lookups, inputs, layout)
+        for name, own in before.items():
+            finish_call(self.parts[name], own, after[name], lookups[name])
+        if STATISTICS in state:
+            self.put_variable(STATISTICS, TOTALS, after[STATISTICS][TOTALS])
+        return result
+
+    @nn.nowrap
+    def _declare_flags(self) -> dict[str, dict[str, Any]]:
+        """What a state has of the scalars that tables share."""
+        if not self.collection.sharing:
+            return {}
+        label = "/".join(self.path) or type(self).__name__
+        first = init_flags()
+        return {
+            UPDATES: {
+                name: fused_variable(self, label, name, lambda name=name: first[name])
+                for name in first
+            }
+        }

@@ -1,0 +1,181 @@
+"""Differentiation of linen models with fused tables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import traverse_util
+from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
+
+from jax_tt._base.arguments import as_int
+from jax_tt._layers.linen.variables import PARAMS
+from jax_tt._layers.next_values import NextValues, without_value
+from jax_tt._lookup.one_loss import one_loss
+
+
+class Gradients(Mapping[str, Any]):
+    """The gradients of a model with fused tables: a mapping and a pytree like ``variables["params"]``.
+
+    Arithmetic on it sees and changes the ordinary gradients only. The next values of the tables are passed on as they
+    are, and whatever would combine them raises an error.
+
+    Attributes:
+        params: the ordinary gradients, of the type of ``variables["params"]``.
+    """
+
+    def __init__(self, params: Mapping[str, Any], next_values: NextValues) -> None:
+        self.params = params
+        self.next_values = next_values
+
+    def replace(self, params: Mapping[str, Any]) -> Gradients:
+        """These gradients with other ordinary ones, such as the result of arithmetic with parameters.
+
+        Args:
+            params: ordinary gradients of the structure of `params`.
+
+        Raises:
+            ValueError: they have another structure.
+        """
+        given, expected = jax.tree.structure(params), jax.tree.structure(self.params)
+        if given != expected:
+            raise ValueError(f"params: got the structure {given}; expected {expected}.")
+        return Gradients(params, self.next_values)
+
+    def __repr__(self) -> str:
+        return f"Gradients({self.params!r})"
+
+    def __getitem__(self, name: str) -> Any:
+        return self.params[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.params)
+
+    def __len__(self) -> int:
+        return len(self.params)
+
+
+def _flatten_with_keys(grads: Gradients) -> tuple[Any, NextValues]:
+    return ((jax.tree_util.DictKey(PARAMS), grads.params),), grads.next_values
+
+
+def _unflatten(next_values: NextValues, children: Any) -> Gradients:
+    (params,) = children
+    return Gradients(params, next_values)
+
+
+jax.tree_util.register_pytree_with_keys(Gradients, _flatten_with_keys, _unflatten)
+
+
+def value_and_grad(
+    f: Callable[..., Any] | None = None,
+    *,
+    argnums: int = 0,
+    has_aux: bool = False,
+    **options: Any,
+) -> Callable[..., Any]:
+    """`jax.value_and_grad` for the variables of models with fused tables.
+
+    It differentiates with respect to the collection ``params`` and to the fused tables; other collections are
+    constants. As from `jax_tt.value_and_grad`, norms, clipping and ``jax.tree.map`` of the gradients see those of
+    ``params`` only. The next values of the tables travel with them, out of sight, to `TrainState.apply_gradients`.
+
+    Args:
+        f: a function that returns a scalar, or with ``has_aux`` a pair of a scalar and other values. Without it, a
+            decorator is returned.
+        argnums: the position of the variables.
+        has_aux: whether ``f`` returns other values too.
+        **options: passed on to `jax.value_and_grad`.
+
+    Returns:
+        A function of the same arguments that returns the value of ``f`` and the gradients, as a mapping like
+        ``variables["params"]``, which ``grads.params`` is.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt.linen
+        >>> layer = jax_tt.linen.EmbedBag(100, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+        >>> ids = jnp.array([[1, 2], [3, 4]])
+        >>> variables = layer.init(jax.random.key(0), ids)
+        >>> loss, grads = jax_tt.linen.value_and_grad(lambda v: jnp.sum(layer.apply(v, ids)))(variables)
+        >>> jax.tree.leaves(grads)  # this model has no other parameters
+        []
+    """
+    if f is None:
+        return functools.partial(value_and_grad, argnums=argnums, has_aux=has_aux, **options)
+    argnums = as_int("argnums", argnums)
+
+    @functools.wraps(f)
+    def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
+        if not -len(args) <= argnums < len(args):
+            raise TypeError(
+                f"argnums: got {argnums} for a call with {len(args)} positional arguments; pass the variables by "
+                "position."
+            )
+        variables = args[argnums]
+        if not isinstance(variables, Mapping) or not {PARAMS, OVERWRITE_WITH_GRADIENT} & set(
+            variables
+        ):
+            raise ValueError(
+                f"argument {argnums}: got a {type(variables).__name__} without the collection {PARAMS} or "
+                f"{OVERWRITE_WITH_GRADIENT}; expected variables, as model.init and TrainState.variables return them."
+            )
+        fused = variables.get(OVERWRITE_WITH_GRADIENT, {})
+        trained = {PARAMS: variables.get(PARAMS, {}), OVERWRITE_WITH_GRADIENT: fused}
+
+        def of_trained(trained: Any) -> Any:
+            every = list(args)
+            every[argnums] = {**variables, **trained}
+            return f(*every, **kwargs)
+
+        with one_loss() as loss:
+            value, grads = jax.value_and_grad(of_trained, has_aux=has_aux, **options)(trained)
+        if not fused:
+            return value, grads[PARAMS]
+        new = flat(grads[OVERWRITE_WITH_GRADIENT])
+        return value, Gradients(
+            grads[PARAMS], NextValues(flat(fused), new, loss, "variables['params']")
+        )
+
+    return value_and_gradients
+
+
+def grad(
+    f: Callable[..., Any] | None = None,
+    *,
+    argnums: int = 0,
+    has_aux: bool = False,
+    **options: Any,
+) -> Callable[..., Any]:
+    """`jax.grad` for the variables of models with fused tables: `value_and_grad` without the value.
+
+    Args:
+        f, argnums, has_aux: as in `value_and_grad`.
+        **options: passed on to `jax.value_and_grad`.
+
+    Returns:
+        A function of the same arguments that returns the gradients; with ``has_aux``, a pair of them and the other
+        values.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt.linen, optax
+        >>> layer = jax_tt.linen.EmbedBag(100, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+        >>> ids = jnp.array([[1, 2], [3, 4]])
+        >>> state = jax_tt.linen.TrainState.create(
+        ...     apply_fn=layer.apply, variables=layer.init(jax.random.key(0), ids), tx=optax.sgd(0.1)
+        ... )
+        >>> grads = jax_tt.linen.grad(lambda v: jnp.sum(layer.apply(v, ids)))(state.variables)
+        >>> float(state.apply_gradients(grads=grads).fused["step"])
+        1.0
+    """
+    if f is None:
+        return functools.partial(grad, argnums=argnums, has_aux=has_aux, **options)
+    both = value_and_grad(f, argnums=argnums, has_aux=has_aux, **options)
+
+    return without_value(both, has_aux)
+
+
+def flat(fused: Any) -> dict[tuple[Any, ...], Any]:
+    """The arrays of the fused tables of a model by path."""
+    return traverse_util.flatten_dict(dict(fused))

@@ -1,0 +1,292 @@
+"""Linen layers of any table: the variables of its state, and its calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import nnx
+from flax.linen import dtypes
+from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
+
+from jax_tt._base.keywords import ChecksKeywords
+from jax_tt._collection.host_batch import host_batch
+from jax_tt._ids.bags import Bags
+from jax_tt._ids.split_ids import SplitIds
+from jax_tt._kinds.cached.table import COLLECTION as ROW_CACHE
+from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
+from jax_tt._layers.call import attended, check_value, for_evaluation, step_inputs
+from jax_tt._layers.variables import FusedParam
+from jax_tt._lookup.calls import lookup_rows, pooled_rows
+from jax_tt._lookup.rule import OUT_OF_RANGE
+from jax_tt._table.options import Lookup, StepInputs
+from jax_tt._table.table import State, Table
+
+COUNT = "count"
+# So that `nnx.bridge.ToNNX` makes variables that `FusedOptimizer` overwrites. What else is in the collection, such as
+# scales of 8-bit floats, has its next value as its gradient as well.
+nnx.register_variable_name(OVERWRITE_WITH_GRADIENT, FusedParam, overwrite=True)
+
+
+class TableModule(ChecksKeywords, nn.Module):
+    """The state of a table in variables, and the common part of its calls.
+
+    Parameters are in the collection ``params`` or, with an ``optimizer``, together with its state in
+    ``_overwrite_with_gradient``. The other arrays are in the collections in ``Table.buffers``.
+    """
+
+    @nn.nowrap
+    def _describe(self) -> tuple[Table, Lookup]:
+        """The description of the table and the options of the calls, from the attributes of the layer."""
+        raise NotImplementedError
+
+    def setup(self) -> None:
+        table, self.options = self._describe()
+        self.described = table if table.name is not None else table.with_name(self._label())
+        self.state = self._declare()
+
+    @nn.nowrap
+    def _label(self) -> str:
+        """The table's name in error messages: its path in the model."""
+        return "/".join(self.path) or f"{type(self).__name__}({self._sizes()})"
+
+    @nn.nowrap
+    def _sizes(self) -> str:
+        return f"{self.num_embeddings}, {self.features}"
+
+    @nn.nowrap
+    def _host_batch(self, ids: Any, pooled: bool, **options: Any) -> Any:
+        table, lookup = self._describe()
+        if table.name is None:
+            table = table.with_name(f"{type(self).__name__}({self._sizes()})")
+        return host_batch(table, ids, pooled=pooled, bounds=lookup.bounds, **options)
+
+    @nn.nowrap
+    def _box(self, init: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps an initialiser so that it returns boxed values."""
+        return init
+
+    @nn.nowrap
+    def _declare(self) -> dict[str, jax.Array]:
+        """The arrays of the table by name; initialisers may return boxed values."""
+        table = self.described
+        boxed = {
+            name: self._first(name, self._box(functools.partial(table.init_param, name)))
+            for name in table.innermost.param_shapes
+        }
+        params = {name: nn.meta.unbox(value) for name, value in boxed.items()}
+        for name, param in params.items():
+            if name not in table.buffers:
+                check_value(name, param, table.param_shapes[name])
+        fresh = functools.cache(lambda: table.init_rest(params))
+        rest = {}
+        for name in (*table.trained_names, *table.buffers):
+            if name in params:
+                continue
+            if name in table.buffers:
+                collection = table.buffers[name]
+                rest[name] = self.variable(collection, name, lambda name=name: fresh()[name]).value
+                continue
+
+            def init(key: jax.Array, name: str = name) -> Any:
+                del key
+                value = fresh()[name]
+                # Optimizer state of the same shape as a parameter is partitioned like it.
+                twins = (box for key, box in boxed.items() if params[key].shape == value.shape)
+                return nn.meta.replace_boxed(next(twins, value), value)
+
+            rest[name] = nn.meta.unbox(self._trained(name, init))
+        return params | rest
+
+    @nn.nowrap
+    def _first(self, name: str, init: Callable[[jax.Array], Any]) -> Any:
+        """`_trained`, or value of a parameter without gradient."""
+        if name not in self.described.buffers:
+            return self._trained(name, init)
+        collection = self.described.buffers[name]
+        return self.variable(collection, name, lambda: init(self.make_rng("params"))).value
+
+    @nn.nowrap
+    def _trained(self, name: str, init: Callable[[jax.Array], Any]) -> Any:
+        """Value of a parameter or fused variable; boxed if its initialiser returns a box."""
+        if self.described.update is None:
+            return self.param(name, init, unbox=False)
+        return fused_variable(self, self._label(), name, lambda: init(self.make_rng("params")))
+
+    @nn.nowrap
+    def _call(
+        self,
+        op: Callable[..., Any],
+        inputs: Any,
+        grad_scale: Any,
+        hyperparameters: Mapping[str, Any] | None,
+    ) -> jax.Array:
+        state, lookup, step = begin_call(self, grad_scale, hyperparameters)
+        result, after = op(self.described, state, inputs, lookup, step)
+        finish_call(self, state, after, lookup)
+        return result
+
+
+# Functions, and helper methods without a wrapper: `nn.tabulate` lists the first wrapped method that is called.
+
+
+def begin_call(
+    layer: TableModule, grad_scale: Any, hyperparameters: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], Lookup, StepInputs]:
+    """Returns the state, the options and the inputs of the update for a call of a layer."""
+    step = step_inputs(layer.described, grad_scale, hyperparameters, {})
+    # A call without training does not count in a row cache, and reads unknown keys as in serving.
+    training = any(map(layer.is_mutable_collection, (ROW_CACHE, HASH_TABLE)))
+    initializing = layer.is_initializing()
+    lookup = layer.options if training and not initializing else for_evaluation(layer.options)
+    state = dict(layer.state)
+    # Not in `init`: a `TrainState` takes its whole result, and holds no counts.
+    counts = lookup.bounds == "warn" and not initializing
+    if counts and layer.is_mutable_collection(OUT_OF_RANGE):
+        state[OUT_OF_RANGE] = layer.get_variable(OUT_OF_RANGE, COUNT, jnp.zeros((), jnp.int32))
+    return state, lookup, step
+
+
+def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup) -> None:
+    """Sets the variables that a call of a layer has changed, such as counts."""
+    if lookup.train:
+        for name, collection in layer.described.buffers.items():
+            if after[name] is not before[name]:
+                layer.put_variable(collection, name, after[name])
+    if OUT_OF_RANGE in before:
+        layer.put_variable(OUT_OF_RANGE, COUNT, after[OUT_OF_RANGE])
+
+
+def fused_variable(module: nn.Module, label: str, name: str, init: Callable[[], Any]) -> Any:
+    """Value of a variable that its gradient overwrites; boxed if its initialiser returns a box."""
+    # If the collection is mutable, flax reports a missing variable itself.
+    can_make = module.is_mutable_collection(OVERWRITE_WITH_GRADIENT)
+    if not can_make and not module.has_variable(OVERWRITE_WITH_GRADIENT, name):
+        raise ValueError(
+            f"{label}: the variables hold no {name} of this fused table in the collection "
+            f"{OVERWRITE_WITH_GRADIENT}. Give apply the whole dictionary that init returned, or the variables of a "
+            "jax_tt.linen.TrainState, not variables['params']."
+        )
+    return module.variable(OVERWRITE_WITH_GRADIENT, name, init, unbox=False).value
+
+
+class EmbedModule(TableModule):
+    """A layer that looks up one row per id and scores queries against all rows."""
+
+    def __call__(
+        self,
+        inputs: jax.Array | SplitIds,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
+        """Looks up ids.
+
+        Args:
+            inputs, grad_scale, hyperparameters: as in `jax_tt.TTEmbed`.
+
+        Returns:
+            ``[*inputs.shape, features]``.
+        """
+        result = self._call(lookup_rows, inputs, grad_scale, hyperparameters)
+        (result,) = self.promote_dtype(result, dtype=self.dtype, inexact=False)
+        return result
+
+    @nn.nowrap
+    def host_batch(self, ids: Any, *, sharding: Any = None) -> Any:
+        """The ids as a compiled step takes them; see `jax_tt.TableEmbed.host_batch`. It needs no variables."""
+        return self._host_batch(ids, False, sharding=sharding)
+
+    def attend(self, query: jax.Array) -> jax.Array:
+        """Scores ``query[..., features]`` against every row, ``[..., num_embeddings]``, as `jax_tt.TTEmbed.attend`."""
+
+        def promote(*arrays: jax.Array) -> Any:
+            return self.promote_dtype(*arrays, dtype=self.dtype)
+
+        return attended(self.described, self.state, query, self.options, promote)
+
+
+class EmbedBagModule(TableModule):
+    """A layer that returns one pooled vector per bag of ids."""
+
+    def __call__(
+        self,
+        bags: Bags | jax.Array,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
+        """Pools the rows of every bag.
+
+        Args:
+            bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
+            grad_scale, hyperparameters: as in `TTEmbed`.
+
+        Returns:
+            ``[B, features]``; an empty bag is 0.
+        """
+        return self._call(pooled_rows, bags, grad_scale, hyperparameters)
+
+    @nn.nowrap
+    def host_batch(self, ids: Any, *, capacity: int | None = None, sharding: Any = None) -> Any:
+        """The bags as a compiled step takes them; see `jax_tt.TableEmbedBag.host_batch`. It needs no variables."""
+        return self._host_batch(ids, True, capacity=capacity, sharding=sharding)
+
+
+class AnyTable(TableModule):
+    """A layer constructed from the description of its table."""
+
+    table: Table
+    lookup: Lookup = Lookup(bounds="warn")
+
+    @nn.nowrap
+    def _describe(self) -> tuple[Table, Lookup]:
+        return self.table, self.lookup
+
+    @nn.nowrap
+    def _sizes(self) -> str:
+        return f"{self.table.num_embeddings}, {self.table.features}"
+
+
+class TableEmbed(AnyTable, EmbedModule):
+    """Rows of any `Table`; `TTEmbed` and `Embed` are special cases.
+
+    Attributes:
+        table: the kind and its sizes.
+        lookup: options of the calls.
+        promote_dtype: as in `TTEmbed`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt
+        >>> layer = jax_tt.linen.TableEmbed(jax_tt.DenseTable(1000, 16))
+        >>> variables = layer.init(jax.random.key(0), jnp.array([1]))
+        >>> layer.apply(variables, jnp.array([1, 999])).shape
+        (2, 16)
+    """
+
+    promote_dtype: Callable[..., Any] = dtypes.promote_dtype
+
+    @property
+    def dtype(self) -> Any:
+        return self.lookup.dtype
+
+
+class TableEmbedBag(AnyTable, EmbedBagModule):
+    """Pooled rows of any `Table`; `TTEmbedBag` and `EmbedBag` are special cases.
+
+    Attributes:
+        table: the kind and its sizes.
+        lookup: options of the calls.
+
+    Example:
+        >>> import jax, jax_tt
+        >>> layer = jax_tt.linen.TableEmbedBag(jax_tt.DenseTable(1000, 16), jax_tt.Lookup("mean"))
+        >>> bags = jax_tt.Bags.from_ragged([[17, 4], [], [999]])
+        >>> variables = layer.init(jax.random.key(0), bags)
+        >>> layer.apply(variables, bags).shape
+        (3, 16)
+    """

@@ -1,0 +1,65 @@
+"""`NextValues`: the next values of fused tables, out of the reach of arithmetic on gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax_tt._collection.next_values import Path, Start, names_of
+from jax_tt._lookup.one_loss import Loss
+
+_COMBINED = (
+    "gradients of a model with fused tables: they carry the next values of the tables, which are neither summed nor "
+    "averaged nor compared, and do not pass through jit, scan or cond as arguments, carries or results. Update after "
+    "every micro-batch and put optax.MultiSteps into tx; compute the gradients and update in the same jitted function."
+)
+
+
+class NextValues:
+    """The "cotangents" of fused tables: static data of a pytree whose leaves are the ordinary gradients.
+
+    Args:
+        old: the arrays that the loss was differentiated at, by path.
+        by_path: their next values.
+        loss: what its backward pass did.
+        ordinary: for error messages, an expression for the parameters without fused tables.
+
+    Raises:
+        ValueError: the loss depends on arrays not only through one lookup, as far as the trace shows it.
+
+    JAX compares static data where it combines two trees, and where a tree is an argument or a carry of a compiled
+    function. The comparison raises, since the arrays of one of the two would be dropped.
+    """
+
+    def __init__(
+        self, old: Mapping[Path, Any], by_path: Mapping[Path, Any], loss: Loss, ordinary: str
+    ) -> None:
+        terms = [path for path in by_path if loss.has_other_terms(old[path], by_path[path])]
+        if terms:
+            raise ValueError(
+                f"value_and_grad: the loss depends on {names_of(terms)} of fused tables not only through one lookup, "
+                "and JAX adds the other gradient to their next values. Restrict penalties to ordinary parameters, "
+                f"{ordinary}, and give the optimizer of a table a weight_decay; look up all ids of a table in one call."
+            )
+        self.by_path = dict(by_path)
+        self.start = Start(old)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        raise TypeError(_COMBINED)
+
+    def __hash__(self) -> int:
+        raise TypeError(_COMBINED)
+
+
+def without_value(value_and_grad: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """The function that `jax.grad` returns, from the one that `jax.value_and_grad` returns."""
+
+    @functools.wraps(value_and_grad)
+    def gradients(*args: Any, **kwargs: Any) -> Any:
+        value, grads = value_and_grad(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return gradients

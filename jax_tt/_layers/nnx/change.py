@@ -1,0 +1,238 @@
+"""Reordering and growing a table in NNX: its variables and their optax state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import jax
+from flax import nnx
+from jax.core import Tracer
+
+from jax_tt._ids.id_order import IdOrder
+from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._layers import change as _change
+from jax_tt._layers.nnx.cache import CachedModule
+from jax_tt._layers.nnx.table import read_state, variable_type
+from jax_tt._layers.options import check_rngs
+from jax_tt._layers.variables import IdOrderState
+from jax_tt._sets.row_cache import RowCache
+from jax_tt._table.change import Carry, Change, Growth
+from jax_tt._table.table import Table
+from jax_tt._tt.approximation import TTApproximation
+from jax_tt._tt.initial_cores import CoreInit, fresh_init
+from jax_tt._tt.shape import TTShape
+
+
+class ChangingModule(CachedModule):
+    """A layer whose order of ids, number of ids and row cache can be changed between steps."""
+
+    id_order: IdOrderState | None = None
+
+    @property
+    def tt_shape(self) -> TTShape:
+        """Sizes of the tensor train."""
+        return _tensor_train(self.table).shape
+
+    @property
+    def cache(self) -> RowCache | None:
+        """The row cache, or None."""
+        return None if self.table.cached is None else self.table.cached.cache
+
+    def reorder(
+        self,
+        id_order: IdOrder,
+        *,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+        **options: Any,
+    ) -> TTApproximation:
+        """Changes the order of ids in place; every id keeps its row up to the approximation error of the cores.
+
+        The new cores are those of `tt_reorder`, fitted to the cached values of cached rows; the cache is empty
+        afterwards. Slots of a fused optimizer are reset to their mean over each core, and its step count is kept.
+        Functions that were compiled for the layer are compiled again.
+
+        Args:
+            id_order: `IdOrder` of ``num_embeddings`` ids.
+            opt: the optimizer of ``model`` if optax updates this table; its state of the table is reset in the same
+                way, all other state is kept.
+            model: the model that ``opt`` was created with; default this layer.
+            **options: ``ranks``, ``shape``, ``tolerance`` and the other arguments of `tt_reorder` except ``dtype``;
+                factors and ranks default to those of the layer.
+
+        Returns:
+            `TTApproximation`, with the error of the new rows.
+
+        Raises:
+            ValueError, TypeError: an argument does not fit. The layer is unchanged then.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> layer = jax_tt.TTEmbed(1000, 8, tt_ranks=4, rngs=nnx.Rngs(0))
+            >>> before = layer(jnp.array([3, 5]))
+            >>> order = jax_tt.order.from_table(layer(jnp.arange(1000)), layer.tt_shape)
+            >>> found = layer.reorder(order, ranks=20)
+            >>> change = jnp.linalg.norm(layer(jnp.array([3, 5])) - before)
+            >>> bool(change < jnp.linalg.norm(before)), layer.tt_shape.ranks
+            (True, (20, 20))
+        """
+        change = _change.reordered(self.table, self._whole(), id_order, options)
+        self._become(change, opt, model)
+        return change.found
+
+    def grow(
+        self,
+        num_embeddings: int,
+        *,
+        like: Any = None,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+        rngs: nnx.Rngs,
+    ) -> None:
+        """Adds rows to the table in place; the slices of existing rows are unchanged, bit for bit.
+
+        If necessary, the first row factor grows: slices from the layer's ``core_init`` are appended to the first core,
+        with fresh optimizer state. An order of ids is continued by the new ids in the new rows. Cached rows stay
+        cached, and keep their slots unless the cache was larger than the table. See `tt_grow` for rows that the
+        factors already covered.
+
+        Args:
+            num_embeddings: the new number of ids, at least the present one.
+            like: one id, or one for every new id; the new rows start near the rows of these ids.
+            opt, model: as in `reorder`; state of the appended slices is initialised, all other state is kept.
+            rngs: random number generators; new slices take one key of ``params``.
+
+        Raises:
+            ValueError, TypeError: an argument does not fit. The layer is unchanged then.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> layer = jax_tt.TTEmbed(1000, 8, tt_ranks=4, rngs=nnx.Rngs(0))
+            >>> before = layer(jnp.arange(1000))
+            >>> layer.grow(1200, rngs=nnx.Rngs(1))
+            >>> bool(jnp.allclose(layer(jnp.arange(1000)), before)), layer(jnp.array([1199])).shape
+            (True, (1, 8))
+        """
+        check_rngs(rngs)
+        state = self._whole()
+        method = self.lookup.method
+        growth = Growth(num_embeddings, rngs.params(), self._slice_init(), like, method)
+        self._become(_change.grown(self.table, state, growth), opt, model)
+
+    def resize_cache(
+        self,
+        cache: RowCache,
+        *,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+    ) -> None:
+        """Changes the capacity, ways, policy or counters of the row cache in place.
+
+        The hottest rows are kept bit for bit, with their optimizer state; see `jax_tt.resize_cache`. To restore a
+        checkpoint, build the layer with the cache that was saved, and resize it afterwards.
+
+        Args:
+            cache: the new `RowCache`, with the same ``gradients``.
+            opt, model: as in `reorder`; the state of kept rows moves with them.
+
+        Raises:
+            ValueError, TypeError: an argument does not fit. The layer is unchanged then.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> layer = jax_tt.TTEmbed(1000, 8, cache=jax_tt.RowCache(50, ways=5), rngs=nnx.Rngs(0))
+            >>> _ = layer(jnp.array([1, 2, 3]))
+            >>> layer.populate()
+            >>> layer.resize_cache(jax_tt.RowCache(100, ways=5))
+            >>> layer.cache_rows.shape, layer.cache_statistics()["occupied"]
+            ((100, 8), 3)
+        """
+        change = self.table.with_cache(self._whole(), cache, self.lookup.method)
+        self._become(change, opt, model)
+
+    def _whole(self) -> dict[str, jax.Array]:
+        values = read_state(self)
+        if any(isinstance(value, Tracer) for value in values.values()):
+            raise TypeError(
+                "layer: its variables are traced; it is reordered or grows between steps, outside of jit."
+            )
+        return values
+
+    def _slice_init(self) -> CoreInit:
+        own: Any = getattr(self.table.innermost, "core_init", None)  # other kinds have no cores
+        init = fresh_init(own)
+        # `nnx.with_partitioning` returns metadata, which a variable unwraps.
+        return (lambda *args: nnx.Param(init(*args))[...]) if callable(init) else init
+
+    def _become(
+        self, change: Change, opt: nnx.Optimizer[Any] | None, model: nnx.Module | None
+    ) -> None:
+        """Applies the change to the variables and to the optax state."""
+        if opt is not None and self.optimizer is None:
+            _change.check_cores("opt", self.table, change.table)
+        moments = _moments(self, opt, model, change.carry)
+        # This may fail, so it comes first: the new length of an axis may not be divisible by its devices.
+        values = {
+            name: _beside(getattr(self, name, None), value) for name, value in change.state.items()
+        }
+        for name in read_state(self).keys() - values.keys():
+            delattr(self, name)
+        template: nnx.Variable[Any] = getattr(self, self.table.param_names[0])
+        for name, value in values.items():
+            variable = getattr(self, name, None)
+            if variable is not None:
+                variable.set_value(value)
+                continue
+            kind = variable_type(change.table, name)
+            like = {} if name in change.table.buffers else template.get_metadata()
+            setattr(self, name, nnx.data(kind(value, **like)))
+        self.table = change.table.without_values()
+        moments()
+
+
+def _tensor_train(table: Table) -> TTTable:
+    return cast(TTTable, table.innermost)
+
+
+def _beside(variable: nnx.Variable[Any] | None, value: jax.Array) -> jax.Array:
+    """The value with the sharding of the variable."""
+    if variable is None or not variable[...].committed:
+        return value
+    return jax.device_put(value, variable[...].sharding)
+
+
+def _moments(
+    layer: nnx.Module,
+    opt: nnx.Optimizer[Any] | None,
+    model: nnx.Module | None,
+    rules: Mapping[str, Carry],
+) -> Any:
+    """Checks the optax state and returns a function that updates it after the layer has changed."""
+    if opt is None:
+        return lambda: None
+    model = layer if model is None else model
+    found = [path for path, module in nnx.iter_modules(model) if module is layer]
+    if not found:
+        raise ValueError(
+            "model: got a module that does not hold this layer; expected the one that opt was made for."
+        )
+
+    def params() -> Any:
+        return nnx.as_pure(nnx.state(model, opt.wrt, graph=opt.graph))
+
+    state = nnx.as_pure(opt.opt_state)
+    _change.check_state("opt", opt.tx, state, params(), "model")
+
+    def carry(path: Any) -> Carry | None:
+        *names, name = [getattr(key, "key", None) for key in path]
+        return rules.get(str(name)) if tuple(names) == found[0] else None
+
+    def apply() -> None:
+        after = _change.carried(opt.tx, state, params(), carry)
+        nnx.update(opt.opt_state, nnx.state(after, graph=opt.graph))
+
+    return apply

@@ -1,0 +1,406 @@
+"""`EmbedCollection` for NNX."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from jax_tt._base.keywords import ChecksKeywords
+from jax_tt._collection.collection import Collection
+from jax_tt._collection.feature import Feature
+from jax_tt._collection.inputs import check_lookup, step_arguments
+from jax_tt._collection.insertion import insert_collection_keys
+from jax_tt._collection.lookup import embed
+from jax_tt._collection.states import UPDATES, check_like
+from jax_tt._collection.statistics import (
+    STATISTICS,
+    TOTALS,
+    TableStatistics,
+    init_totals,
+    read_totals,
+)
+from jax_tt._kinds.sharded.options import Exchange
+from jax_tt._kinds.sharded.placement import Placement
+from jax_tt._layers.guard import refuse_gradient
+from jax_tt._layers.nnx.hash import HashedModule
+from jax_tt._layers.nnx.table import (
+    TableEmbed,
+    begin_call,
+    finish_call,
+    hoisted_update,
+    read_state,
+    write_state,
+)
+from jax_tt._layers.options import check_rngs
+from jax_tt._layers.variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
+from jax_tt._lookup.shared import FLAGS, init_flags, is_shared
+from jax_tt._ops.insert import Inserted
+from jax_tt._planning.shard_tables import over_mesh
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import Table
+
+_DEFAULT = Lookup(bounds="warn")
+
+
+class CollectedTable(TableEmbed, HashedModule):
+    """A table of an `EmbedCollection`: its variables, and what can be done with it between steps.
+
+    A call of it returns rows outside of losses; only calls of the collection update a table with an optimizer.
+    """
+
+    def __init__(self, table: Table, lookup: Lookup, **options: Any) -> None:
+        super().__init__(table, lookup, **options)
+        if is_shared(table):
+            self.step, self.step_names = FusedParam(jnp.zeros((), jnp.float32)), ("step",)
+
+    def _call(
+        self,
+        op: Callable[..., Any],
+        inputs: Any,
+        grad_scale: Any,
+        hyperparameters: Mapping[str, Any] | None,
+    ) -> jax.Array:
+        if not is_shared(self.table):
+            return super()._call(op, inputs, grad_scale, hyperparameters)
+        table, (state, lookup, _) = self.table, begin_call(self, grad_scale, hyperparameters)
+        message = (
+            f"{table.label}this table of a collection was called on its own in a loss; only calls of the collection "
+            "update it."
+        )
+        params = {name: state[name] for name in table.param_names}
+        state |= dict(refuse_gradient(message, params))
+        result, after = op(table.with_update(None), state, inputs, lookup)
+        finish_call(self, state, after, lookup)
+        return result
+
+
+class EmbedCollection(ChecksKeywords, nnx.Module):
+    """Many tables of any kinds, looked up by feature in one call.
+
+    The variables of a table are in ``tables[name]``, under the names that they have in a layer of that table alone
+    (`EmbedBag`, `TTEmbedBag`), except that all tables with an optimizer share a sentinel and a flag ``used``, which are
+    variables of the collection. `states` and `set_states` convert between the two, e.g. for checkpoints. All variables
+    are by name: a state of the layer may be restored into one whose tables were given in another order.
+
+    ``tables[name]`` also has the methods for row caches, for growth and for an order of ids, and ``attend``; its
+    attributes ``bounds``, ``method``, ``precision`` and ``axis_name`` may be set for this table alone.
+
+    Args:
+        tables: `Table` by name, e.g. of `dense_table` and `tt_table`. Those with an optimizer are updated in the
+            backward pass, as `FusedOptimizer` describes; the parameters of the others have ordinary gradients.
+        features: `Feature` by name. Those that share a table are looked up in it as one batch.
+        lookup: options of the calls.
+        mesh, axis, placement, exchange: devices, and how the rows of tables are divided over them and travel, as in
+            `jax_tt.shard_tables`.
+            By default, tables are on one device, or on every device of a program.
+        statistics: whether training calls count what they look up in every table, for `statistics`. It is counted in a
+            variable `LookupCounts`.
+        rngs: random number generators; every table takes one key of ``params``, in the order of ``tables``.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    Example:
+        >>> import jax.numpy as jnp, jax_tt
+        >>> from flax import nnx
+        >>> rule = jax_tt.optimizers.RowWiseAdagrad(0.05)
+        >>> embed = jax_tt.EmbedCollection(
+        ...     {"user": jax_tt.dense_table(1000, 16, optimizer=rule), "ad": jax_tt.dense_table(50, 16)},
+        ...     {"user_id": jax_tt.Feature("user"), "friends": jax_tt.Feature("user", combiner="mean"),
+        ...      "shown": jax_tt.Feature("ad")},
+        ...     rngs=nnx.Rngs(0),
+        ... )
+        >>> batch = {
+        ...     "user_id": jnp.array([[7], [8]]),
+        ...     "friends": jax_tt.Bags.from_ragged([[1, 2, 3], []]),
+        ...     "shown": jnp.array([[4, 5], [6, 7]]),
+        ... }
+        >>> embed(batch)["friends"].shape, embed.concatenated(batch).shape, embed.stacked(batch).shape
+        ((2, 16), (2, 48), (2, 3, 16))
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Table],
+        features: Mapping[str, Feature],
+        lookup: Lookup = _DEFAULT,
+        *,
+        mesh: Mesh | None = None,
+        axis: str | tuple[str, ...] | None = None,
+        placement: Placement | Mapping[str, Placement] | str | None = None,
+        exchange: Exchange | Mapping[str, Exchange] | None = None,
+        statistics: bool = False,
+        rngs: nnx.Rngs,
+    ) -> None:
+        check_lookup(lookup)
+        check_rngs(rngs)
+        static, variables = _hoisted(over_mesh(tables, mesh, axis, placement, exchange))
+        described = Collection(static, features)
+        self.features: Any = described.features  # hashable
+        self.tables: dict[str, CollectedTable] = nnx.data(
+            {
+                name: CollectedTable(table, lookup, rngs=rngs, hyperparameters=variables[name])
+                for name, table in described.tables.items()
+            }
+        )
+        # Flax sorts the names of `tables` when it takes the module apart.
+        self._names = tuple(described.tables)
+        if described.sharing:
+            for name, value in init_flags().items():
+                setattr(self, name, FusedParam(value))
+        self.counts: dict[str, LookupCounts] | None = None
+        if statistics:
+            totals = init_totals(self._names)
+            self.counts = nnx.data({name: LookupCounts(own) for name, own in totals.items()})
+
+    @property
+    def collection(self) -> Collection:
+        """The description of the tables, as they are now, and of the features."""
+        tables = tuple((name, self.tables[name].table) for name in self._names)
+        return _collection(tables, self.features)
+
+    def __call__(
+        self,
+        batch: Any,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> dict[str, jax.Array]:
+        """Looks up all features.
+
+        Args:
+            batch: a dict of all features, or `KeyedBags`. The value of a feature is `Bags` or ids ``[B, L]``, or, for
+                a sequence, integers of any shape or `Bags`; `SplitIds` where the table takes them.
+            grad_scale: the scale of the loss, by which tables with an optimizer divide their gradients.
+            hyperparameters: fields of the optimizers for this call, by table and name, e.g.
+                ``{"user": {"learning_rate": rate}}``.
+
+        Returns:
+            By feature, ``[B, D]``; ``[*ids.shape, D]`` for a sequence, and ``[capacity, D]`` for one of ragged bags.
+
+        Raises:
+            ValueError, TypeError: the batch does not fit; the message names the feature and the table.
+        """
+        return self._call(batch, "features", grad_scale, hyperparameters)
+
+    def concatenated(
+        self,
+        batch: Any,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> jax.Array:
+        """All columns of all features side by side, in the order of the features.
+
+        Args:
+            batch, grad_scale, hyperparameters: as in ``__call__``; every feature has one vector per sample.
+
+        Returns:
+            ``[B, total D]``.
+        """
+        return self._call(batch, "concatenated", grad_scale, hyperparameters)
+
+    def stacked(
+        self,
+        batch: Any,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> jax.Array:
+        """`concatenated` with an axis of features, which must have the same width.
+
+        Returns:
+            ``[B, F, D]``.
+        """
+        return self._call(batch, "stacked", grad_scale, hyperparameters)
+
+    def host_batch(
+        self,
+        batch: Any,
+        *,
+        capacity: int | Mapping[str, int] | None = None,
+        sharding: Any = None,
+    ) -> Any:
+        """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.Collection.host_batch`.
+
+        Ids out of range are treated as the ``bounds`` of every table say.
+
+        Args:
+            batch, capacity, sharding: as in `jax_tt.Collection.host_batch`.
+        """
+        bounds = {name: self.tables[name].lookup.bounds for name in self._names}
+        return self.collection.host_batch(
+            batch, bounds=bounds, capacity=capacity, sharding=sharding
+        )
+
+    def insert(
+        self,
+        batch: Any,
+        *,
+        scores: Mapping[str, Any] | None = None,
+        epoch: Any = None,
+        return_evicted: bool = False,
+    ) -> dict[str, Inserted]:
+        """Finds or inserts the keys of a batch in all hash tables; see `jax_tt.insert_collection_keys`.
+
+        Call it before the lookup of the batch, outside of the loss.
+
+        Args:
+            batch: as in ``__call__``; features of other tables are not looked at.
+            scores, epoch, return_evicted: as in `jax_tt.insert_collection_keys`.
+
+        Returns:
+            `Inserted` by hash table.
+        """
+        collection, state = self.collection, self.arrays()
+        after, inserted = insert_collection_keys(
+            collection, state, batch, scores=scores, epoch=epoch, return_evicted=return_evicted
+        )
+        for name in inserted:
+            write_state(self.tables[name], state[name], after[name])
+        return inserted
+
+    def grow_if_full(
+        self,
+        *,
+        max_load: float = 0.75,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+    ) -> tuple[str, ...]:
+        """Doubles the capacity of hash tables whose load exceeds a limit; see `jax_tt.grow_collection_if_full`.
+
+        Args:
+            max_load: the share of occupied slots above which a table grows.
+            opt: the optimizer of the tables without an optimizer of their own, whose state moves with the rows.
+            model: the module that ``opt`` was made for; default this layer.
+
+        Returns:
+            The names of the tables that have grown.
+        """
+        model = self if model is None else model
+        return tuple(
+            name
+            for name in self._names
+            if self.tables[name].table.takes_keys
+            and self.tables[name].grow_if_full(max_load=max_load, opt=opt, model=model)
+        )
+
+    def statistics(self) -> dict[str, TableStatistics]:
+        """What training calls have looked up, by table. Blocks until the device is done.
+
+        Raises:
+            ValueError: the layer was built with ``statistics=False``.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> tables, features = {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")}
+            >>> embed = jax_tt.EmbedCollection(tables, features, statistics=True, rngs=nnx.Rngs(0))
+            >>> rows = embed({"ad": jnp.array([[3, 3, 4]])})
+            >>> embed.statistics()["ad"]
+            TableStatistics(requests=3, unique=2, out_of_range=0, cache_hits=None)
+        """
+        if self.counts is None:
+            raise ValueError(
+                "statistics: got a layer that counts nothing; build it with statistics=True."
+            )
+        return read_totals(self.collection.tables, self._totals(self.counts))
+
+    def states(self) -> dict[str, dict[str, jax.Array]]:
+        """The arrays of every table under the names of a layer of that table alone, e.g. for checkpoints.
+
+        Example:
+            >>> import jax_tt
+            >>> from flax import nnx
+            >>> table = jax_tt.dense_table(50, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+            >>> embed = jax_tt.EmbedCollection({"ad": table}, {"ad": jax_tt.Feature("ad")}, rngs=nnx.Rngs(0))
+            >>> sorted(embed.states()["ad"])
+            ['embedding', 'sentinel', 'step', 'used']
+        """
+        return self.collection.separated(self.arrays())
+
+    def set_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Overwrites the arrays of all tables with those of other layers or collections, as `states` returns them.
+
+        Arrays are not copied: after a step that donates them, the other layer does not have them any more.
+
+        Raises:
+            TypeError, ValueError: ``states`` lack a table or an array, or its shape is another. The variables are
+                unchanged then.
+        """
+        state = self.collection.joined(states)
+        for name, table in self.collection.tables.items():
+            table.check(state[name])
+            check_like(f"states[{name!r}]", state[name], read_state(self.tables[name]))
+        write_arrays(self, state)
+
+    def arrays(self) -> dict[str, dict[str, jax.Array]]:
+        """The arrays by table and name: the state that ``collection`` and functions of a collection take."""
+        state: dict[str, Any] = {name: read_state(self.tables[name]) for name in self._names}
+        return state | self._flags()
+
+    def _call(self, batch: Any, layout: str, grad_scale: Any, hyperparameters: Any) -> Any:
+        collection = self.collection
+        arguments = step_arguments(collection, grad_scale, hyperparameters)
+        before, lookups, inputs = {}, {}, {}
+        for name, of_table in arguments.items():
+            before[name], lookups[name], inputs[name] = begin_call(self.tables[name], *of_table)
+        state: dict[str, Any] = before | self._flags()
+        counts = self.counts if any(lookup.train for lookup in lookups.values()) else None
+        if counts is not None:
+            state[STATISTICS] = {TOTALS: self._totals(counts)}
+        result, after = embed(collection, state, batch, lookups, inputs, layout)
+        for name, own in before.items():
+            finish_call(self.tables[name], own, after[name], lookups[name])
+        if counts is not None:
+            with WHERE_FLAX_ALLOWS:
+                for name, own in after[STATISTICS][TOTALS].items():
+                    counts[name].set_value(own)
+        return result
+
+    def _flags(self) -> dict[str, dict[str, jax.Array]]:
+        """What a state has of the scalars that tables share."""
+        if not hasattr(self, FLAGS[0]):
+            return {}
+        return {UPDATES: {name: getattr(self, name)[...] for name in FLAGS}}
+
+    def _totals(self, counts: Mapping[str, LookupCounts]) -> dict[str, jax.Array]:
+        return {name: counts[name][...] for name in self._names}
+
+
+def write_arrays(embed: EmbedCollection, arrays: Mapping[str, Mapping[str, Any]]) -> None:
+    """Overwrites all arrays of a layer with such arrays as `EmbedCollection.arrays` returns, without a copy."""
+    for name, table in embed.tables.items():
+        for array in read_state(table):
+            getattr(table, array).set_value(arrays[name][array])
+    for name, value in arrays.get(UPDATES, {}).items():
+        getattr(embed, name).set_value(value)
+
+
+def _hoisted(tables: Any) -> tuple[Any, dict[str, dict[str, nnx.Variable[Any]]]]:
+    """The tables with static optimizers, and the variables that were fields of these, by table and name."""
+    if not isinstance(tables, Mapping):
+        return tables, {}  # which `Collection` refuses, as it does other values than tables
+    static = dict(tables)
+    variables: dict[str, dict[str, nnx.Variable[Any]]] = {name: {} for name in tables}
+    for name, table in tables.items():
+        if not isinstance(table, Table):
+            return tables, {}
+        old = table.update
+        if old is not None:
+            update, variables[name] = hoisted_update(
+                old.optimizer, old.skip_nonfinite, old.stochastic_rounding, old.max_gradient
+            )
+            static[name] = table.with_update(update)
+    return static, variables
+
+
+@functools.lru_cache(maxsize=64)
+def _collection(tables: tuple[tuple[str, Table], ...], features: Any) -> Collection:
+    return Collection(dict(tables), features)

@@ -1,0 +1,196 @@
+"""Differentiation of NNX models with fused tables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jax_tt._layers.next_values import NextValues, without_value
+from jax_tt._layers.variables import FusedParam, with_ordinary_gradients
+from jax_tt._lookup.one_loss import Loss, one_loss
+
+
+class _RegisteredBelow:
+    def __init_subclass__(cls) -> None:
+        """Keeps `nnx.State` from registering a subclass as a pytree that does not know ``next_values``."""
+
+
+class Gradients(_RegisteredBelow, nnx.State):
+    """The gradients of a model with fused tables: an `nnx.State` of the ordinary gradients.
+
+    Arithmetic on it sees and changes the ordinary gradients only. The next values of the tables are passed on as they
+    are, and whatever would combine them raises an error.
+    """
+
+    next_values: NextValues
+
+    def __init__(self, gradients: Mapping[Any, Any], next_values: NextValues) -> None:
+        super().__init__(gradients)
+        object.__setattr__(self, "next_values", next_values)
+
+    def __getitem__(self, key: Any) -> Any:
+        value = self.raw_mapping[key]
+        # Not a copy: what is assigned to an item of an item is to stay.
+        return nnx.State(value, _copy=False) if isinstance(value, dict) else value
+
+
+def _flatten_with_keys(grads: Gradients) -> tuple[Any, Any]:
+    items = sorted(grads.raw_mapping.items())
+    children = [(jax.tree_util.DictKey(key), value) for key, value in items]
+    return children, (tuple(key for key, _ in items), grads.next_values)
+
+
+def _unflatten(static: Any, children: Iterable[Any]) -> Gradients:
+    keys, next_values = static
+    return Gradients(dict(zip(keys, children, strict=True)), next_values)
+
+
+jax.tree_util.register_pytree_with_keys(Gradients, _flatten_with_keys, _unflatten)
+
+
+def value_and_grad(
+    f: Callable[..., Any] | None = None,
+    *,
+    argnums: int | nnx.DiffState | Sequence[int | nnx.DiffState] = 0,
+    wrt: Any = nnx.Param,
+    has_aux: bool = False,
+    **options: Any,
+) -> Callable[..., Any]:
+    """`nnx.value_and_grad` for models with fused tables: it differentiates with respect to these as well.
+
+    The gradients are those of ``nnx.value_and_grad``, an ``nnx.State`` of the variables in ``wrt``: norms, clipping,
+    ``jax.tree.map`` and collectives see nothing else. The next values of the fused tables travel with them, out of
+    sight, to :meth:`FusedOptimizer.update`. What would lose or mix them is an error: a sum or average of two
+    gradients, and gradients as argument, carry or result of a compiled function. Compute the gradients and update in
+    one jitted function.
+
+    Args:
+        f: a function that returns a scalar, or with ``has_aux`` a pair of a scalar and other values. Without it, a
+            decorator is returned.
+        argnums: the positions of the modules to differentiate; ``nnx.DiffState(position, filter)`` has a filter of its
+            own in place of ``wrt``.
+        wrt: filter of the variables that have ordinary gradients, e.g. ``nnx.LoRAParam``. Give `FusedOptimizer` the
+            same. Fused tables are trained whatever it is; ``jax.lax.stop_gradient`` of a layer's result leaves its
+            table as it is.
+        has_aux: whether ``f`` returns other values too.
+        **options: passed on to ``nnx.value_and_grad``, e.g. ``allow_int``. ``graph`` and ``graph_updates`` must be
+            True, which they are by default.
+
+    Returns:
+        A function of the same arguments that returns the value of ``f`` and the gradients.
+
+    Example:
+        >>> import jax.numpy as jnp, jax_tt, optax
+        >>> from flax import nnx
+        >>> class Tower(nnx.Module):
+        ...     def __init__(self, rngs):
+        ...         rule = jax_tt.optimizers.Adagrad(0.05)
+        ...         self.items = jax_tt.EmbedBag(1000, 16, optimizer=rule, rngs=rngs)
+        ...         self.head = nnx.Linear(16, 1, rngs=rngs)
+        ...     def __call__(self, ids):
+        ...         return self.head(self.items(ids))
+        >>> model = Tower(nnx.Rngs(0))
+        >>> ids = jnp.array([[1, 2], [3, 4]])
+        >>> loss, grads = jax_tt.value_and_grad(lambda m: jnp.mean(m(ids) ** 2))(model)
+        >>> list(nnx.to_flat_state(grads).paths)
+        [('head', 'bias'), ('head', 'kernel')]
+        >>> updates = jax_tt.FusedOptimizer(model, optax.sgd(0.1)).update(model, grads)
+        >>> float(model.items.step[...])
+        1.0
+    """
+    if f is None:
+        return functools.partial(
+            value_and_grad, argnums=argnums, wrt=wrt, has_aux=has_aux, **options
+        )
+    differentiated = nnx.value_and_grad(
+        f, argnums=_with_tables(argnums, wrt), has_aux=has_aux, **options
+    )
+
+    @functools.wraps(f)
+    def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
+        with one_loss() as loss:
+            value, grads = differentiated(*args, **kwargs)
+        return value, _separated(grads, _differentiated(args, argnums), loss)
+
+    return value_and_gradients
+
+
+def grad(
+    f: Callable[..., Any] | None = None,
+    *,
+    argnums: int | nnx.DiffState | Sequence[int | nnx.DiffState] = 0,
+    wrt: Any = nnx.Param,
+    has_aux: bool = False,
+    **options: Any,
+) -> Callable[..., Any]:
+    """`nnx.grad` for models with fused tables: `value_and_grad` without the value.
+
+    Args:
+        f, argnums, wrt, has_aux: as in `value_and_grad`.
+        **options: passed on to ``nnx.value_and_grad``.
+
+    Returns:
+        A function of the same arguments that returns the gradients; with ``has_aux``, a pair of them and the other
+        values.
+
+    Example:
+        >>> import jax.numpy as jnp, jax_tt, optax
+        >>> from flax import nnx
+        >>> layer = jax_tt.EmbedBag(
+        ...     100, 8, optimizer=jax_tt.optimizers.SGD(0.1), rngs=nnx.Rngs(0)
+        ... )
+        >>> grads = jax_tt.grad(lambda layer: jnp.sum(layer(jnp.array([[1, 2]]))))(layer)
+        >>> updates = jax_tt.FusedOptimizer(layer, optax.sgd(0.1)).update(layer, grads)
+        >>> float(layer.step[...])
+        1.0
+    """
+    if f is None:
+        return functools.partial(grad, argnums=argnums, wrt=wrt, has_aux=has_aux, **options)
+    both = value_and_grad(f, argnums=argnums, wrt=wrt, has_aux=has_aux, **options)
+
+    return without_value(both, has_aux)
+
+
+def _with_tables(argnums: Any, wrt: Any) -> Any:
+    if isinstance(argnums, Sequence):
+        return tuple(_with_tables(argnum, wrt) for argnum in argnums)
+    if isinstance(argnums, nnx.DiffState):
+        argnums, wrt = argnums.argnum, argnums.filter
+    return nnx.DiffState(argnums, nnx.Any(with_ordinary_gradients(wrt), FusedParam))
+
+
+def _differentiated(args: Sequence[Any], argnums: Any) -> Any:
+    if isinstance(argnums, Sequence):
+        return tuple(_differentiated(args, argnum) for argnum in argnums)
+    return args[argnums.argnum if isinstance(argnums, nnx.DiffState) else argnums]
+
+
+def _separated(grads: Any, args: Any, loss: Loss) -> Any:
+    """The gradients with the next values of fused tables out of sight; without any, as they are."""
+    return jax.tree.map(partial(_of_one_module, loss), grads, args, is_leaf=_is_state)
+
+
+def _is_state(x: Any) -> bool:
+    return isinstance(x, nnx.State | nnx.Variable)
+
+
+def _of_one_module(loss: Loss, grads: Any, module: Any) -> Any:
+    if not isinstance(grads, nnx.State):
+        return grads
+    fused, ordinary = nnx.split_state(grads, FusedParam, ...)
+    new = arrays_of(fused)
+    if not new:
+        return grads
+    old = arrays_of(nnx.state(module, FusedParam))
+    return Gradients(ordinary, NextValues(old, new, loss, "nnx.state(model, nnx.Param)"))
+
+
+def arrays_of(state: Any) -> dict[tuple[Any, ...], Any]:
+    """The arrays of a state by path."""
+    # Not variable[...], which is another object each time where the array is one of numpy.
+    return {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}

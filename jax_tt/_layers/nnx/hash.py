@@ -1,0 +1,127 @@
+"""NNX layers of hash tables: insertion, removal and growth between lookups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+
+from jax_tt._kinds.hashed.change import grown_capacity, growth_to
+from jax_tt._kinds.hashed.table import require_hash_table, unsharded_hash_table
+from jax_tt._layers.nnx.change import ChangingModule
+from jax_tt._layers.nnx.table import TableEmbed, TableEmbedBag, read_state, write_state
+from jax_tt._ops.insert import Evicted, Inserted, insert_keys
+from jax_tt._ops.remove import KeyView, remove_keys
+
+
+class HashedModule(ChangingModule):
+    """A layer that may have a `HashTable`."""
+
+    def insert(
+        self,
+        ids: Any,
+        *,
+        scores: Any = None,
+        epoch: Any = None,
+        return_evicted: bool = False,
+    ) -> Inserted:
+        """Finds or inserts the keys of a batch; see `jax_tt.insert_keys`.
+
+        Call it before the lookup of the batch, outside of the loss.
+
+        Args:
+            ids, scores, epoch, return_evicted: as in `jax_tt.insert_keys`.
+
+        Raises:
+            TypeError: the layer has no hash table.
+        """
+        table, before = require_hash_table(self.table), read_state(self)
+        state, inserted = insert_keys(
+            table,
+            before,
+            ids,
+            scores=scores,
+            epoch=epoch,
+            method=self.lookup.method,
+            return_evicted=return_evicted,
+        )
+        write_state(self, before, state)
+        return inserted
+
+    def remove(
+        self,
+        keys: Any = None,
+        *,
+        where: Callable[[KeyView], Any] | None = None,
+        size: int | None = None,
+    ) -> Evicted:
+        """Takes keys out of the table; see `jax_tt.remove_keys`.
+
+        Args:
+            keys, where, size: as in `jax_tt.remove_keys`.
+        """
+        table, before = require_hash_table(self.table), read_state(self)
+        state, evicted = remove_keys(
+            table, before, keys, where=where, size=size, method=self.lookup.method
+        )
+        write_state(self, before, state)
+        return evicted
+
+    def grow_if_full(
+        self,
+        *,
+        max_load: float = 0.75,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+    ) -> bool:
+        """Doubles the capacity where the load exceeds ``max_load``; see `jax_tt.grow_if_full`.
+
+        Args:
+            max_load: the share of occupied slots above which the table grows.
+            opt, model: as in `jax_tt.TTEmbed.grow`.
+
+        Returns:
+            Whether the table has grown.
+        """
+        table, state = unsharded_hash_table(self.table), read_state(self)
+        capacity = grown_capacity(table, state, max_load)
+        if capacity == table.num_embeddings:
+            return False
+        growth = growth_to(table, capacity, self.lookup.method)
+        self._become(self.table.grown(state, growth), opt, model)
+        return True
+
+
+class HashEmbed(TableEmbed, HashedModule):
+    """Rows of a `HashTable`.
+
+    Args:
+        table: the `HashTable`.
+        lookup, promote_dtype, options: as in `TableEmbed`.
+
+    Example:
+        >>> import jax_tt, numpy as np
+        >>> from flax import nnx
+        >>> layer = jax_tt.HashEmbed(jax_tt.hash_table(16, 1024), rngs=nnx.Rngs(0))
+        >>> keys = np.array([2**63 - 1, -5])
+        >>> int(layer.insert(keys).counts["inserted"]), layer(keys).shape
+        (2, (2, 16))
+    """
+
+
+class HashEmbedBag(TableEmbedBag, HashedModule):
+    """Pooled rows of a `HashTable`.
+
+    Args:
+        table: the `HashTable`.
+        lookup, rngs, metadata, hyperparameters: as in `TableEmbedBag`.
+
+    Example:
+        >>> import jax_tt, numpy as np
+        >>> from flax import nnx
+        >>> layer = jax_tt.HashEmbedBag(jax_tt.hash_table(16, 1024), rngs=nnx.Rngs(0))
+        >>> bags = jax_tt.Bags.from_lengths(jax_tt.split_keys(np.array([2**40, 3, 3])), [2, 1])
+        >>> int(layer.insert(bags).counts["inserted"]), layer(bags).shape
+        (2, (2, 16))
+    """

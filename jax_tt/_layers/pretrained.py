@@ -1,0 +1,266 @@
+"""`from_pretrained`: layers with the table of an array, of cores or of a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jax_tt._base.arguments import as_array
+from jax_tt._base.rows_of_arrays import exactly_one
+from jax_tt._files.dense import read_table
+from jax_tt._files.tables import StoredTable, loaded_table, table_shapes
+from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.stored import FileError
+from jax_tt._ids.id_order import IdOrder
+from jax_tt._ids.ordered_rows import OrderedRows
+from jax_tt._kinds.dense.table import GivenRows
+from jax_tt._kinds.ordered.table import check_id_order
+from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._table.checks import refuse_tables
+from jax_tt._tt.approximation import TTApproximation
+from jax_tt._tt.from_dense import tt_from_dense
+from jax_tt._tt.initial_cores import CoreInit, GivenCores
+
+
+class DenseFromPretrained:
+    """`from_pretrained` of the layers of a dense table."""
+
+    @classmethod
+    def from_pretrained(
+        cls, source: Any, *, table: str | None = None, param_dtype: Any = None, **options: Any
+    ) -> Self:
+        """A layer with a given dense table, without a random initialisation.
+
+        An NNX layer holds a copy of the table. A linen module returns a copy from ``init`` in place of random values,
+        alone or as a submodule of a model.
+
+        Args:
+            source: floats ``[num_embeddings, features]``, as a numpy or JAX array or a torch tensor on the CPU; or
+                the path of a ``.npy``, ``.npz``, ``.safetensors``, ``.pt`` or ``.pth`` file or of an orbax checkpoint.
+            table: name of the array in a file with several.
+            param_dtype: type of the table; default that of the source.
+            **options: the other arguments of the layer, except ``num_embeddings``, ``features``, ``embedding_init`` and
+                ``rngs``.
+
+        Returns:
+            The layer. Its table is trained like any other; ``jax.lax.stop_gradient`` of its rows leaves it as it is.
+
+        Raises:
+            FileError: the file cannot be read, or holds no such table.
+            ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+        Example:
+            >>> import jax_tt, numpy as np
+            >>> rows = np.arange(6.0, dtype=np.float32).reshape(3, 2)
+            >>> layer = jax_tt.EmbedBag.from_pretrained(rows, combiner="max")
+            >>> layer(np.array([[0, 2], [1, 1]])).tolist()
+            [[4.0, 5.0], [2.0, 3.0]]
+        """
+        array = _dense(source, table)
+        n, features = array.shape
+        given = {
+            "num_embeddings": n,
+            "features": features,
+            "embedding_init": GivenRows(array),
+        }
+        return _built(cls, array.dtype if param_dtype is None else param_dtype, given, options)
+
+
+class TTFromPretrained:
+    """`from_pretrained` of the layers of a tensor-train table."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: Any,
+        *,
+        table: str | None = None,
+        num_embeddings: int | None = None,
+        id_order: IdOrder | None = None,
+        tt_ranks: Any = None,
+        tolerance: float | None = None,
+        max_bytes: int | None = None,
+        row_factors: Any = None,
+        col_factors: Any = None,
+        param_dtype: Any = None,
+        core_init: CoreInit = "approx-normal",
+        **options: Any,
+    ) -> Self:
+        """A layer with a given table, without a random initialisation.
+
+        An NNX layer holds a copy of the cores. A linen module returns a copy from ``init`` in place of random values,
+        alone or as a submodule of a model.
+
+        Args:
+            source: one of
+
+                - cores ``[p_k, r_k, q_k, r_{k+1}]``, a tuple,
+                - the result of `tt_from_dense`, or a `StoredTable`,
+                - a dense table ``[num_embeddings, features]``, as a numpy or JAX array or a torch tensor on the CPU,
+                  which is compressed by `tt_from_dense`,
+                - the path of a file or checkpoint with tensor trains, as `load_tables` reads them, or with a dense
+                  table, including ``.npy``, ``.pt`` and ``.pth`` files.
+            table: name of the table in a file with several.
+            num_embeddings: number of rows, if the cores address more.
+            id_order: `IdOrder` from ids to rows of the cores. A dense table is given in the order of ids. Must be None
+                if the file or `StoredTable` has an order, which the layer then uses.
+            tt_ranks, tolerance, max_bytes: for dense tables only; one of the three, as ``ranks``, ``tolerance`` and
+                ``max_bytes`` of `tt_from_dense`.
+            row_factors, col_factors: for dense tables only, as in `tt_from_dense`.
+            param_dtype: type of the cores; default that of the source.
+            core_init: initialiser of the slices that `grow` appends.
+            **options: the other arguments of the layer, except ``features`` and ``rngs``.
+
+        Returns:
+            The layer. Its table is trained like any other; ``jax.lax.stop_gradient`` of its rows leaves it as it is.
+
+        Raises:
+            FileError: the file cannot be read, or holds no such table.
+            ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+        Example:
+            >>> import jax_tt, numpy as np
+            >>> rows = np.sin(np.arange(8000.0, dtype=np.float32)).reshape(1000, 8)
+            >>> layer = jax_tt.TTEmbedBag.from_pretrained(rows, tolerance=1e-3, combiner="mean")
+            >>> layer.tt_shape.ranks, bool(abs(layer(np.array([[17, 17]])) - rows[17]).max() < 1e-2)
+            ((2, 2), True)
+        """
+        compression = {
+            "tt_ranks": tt_ranks,
+            "tolerance": tolerance,
+            "max_bytes": max_bytes,
+            "row_factors": row_factors,
+            "col_factors": col_factors,
+        }
+        found = _tensor_train(source, table, num_embeddings)
+        if found is None:
+            array = _dense(source, table)
+            _check_rows(array, num_embeddings)
+            found = _compressed(array, id_order, param_dtype, **compression)
+        else:
+            found = _in_order(found, id_order)
+            _refuse(compression)
+        given = found.arguments()
+        dtype = given.pop("param_dtype")
+        given["core_init"] = GivenCores(found.cores, core_init)
+        return _built(cls, dtype if param_dtype is None else param_dtype, given, options)
+
+
+def _built(layer: Any, dtype: Any, given: dict[str, Any], options: dict[str, Any]) -> Any:
+    """The layer built from the arguments that the source determines and the other options."""
+    twice = [name for name in options if name in given or name == "rngs"]
+    if twice:
+        raise TypeError(
+            f"from_pretrained: got {', '.join(twice)}, which the source determines; leave it out."
+        )
+    arguments = {"param_dtype": jax.dtypes.canonicalize_dtype(dtype), **given, **options}
+    if issubclass(layer, nnx.Module):
+        arguments["rngs"] = nnx.Rngs(0)  # required; nothing is drawn from it
+    return layer(**arguments)
+
+
+def _is_path(source: Any) -> bool:
+    return isinstance(source, str | os.PathLike)
+
+
+def _dense(source: Any, table: str | None) -> Any:
+    """An array ``[N, D]`` of floats."""
+    if _is_path(source):
+        return np.asarray(read_table(source, table, "table=")[1])
+    _check_no_name(table)
+    refuse_tables(source, "source", ".cores[0]")
+    array = as_array("source", source)
+    if array.ndim != 2 or not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ValueError(
+            f"source: got {array.dtype} of shape {tuple(array.shape)}; expected floats [num_embeddings, features]."
+        )
+    return array
+
+
+def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) -> StoredTable | None:
+    """The tensor train of the source, or None if the source is dense."""
+    if _is_path(source):
+        found = _in_file(source, table)
+    else:
+        _check_no_name(table)
+        refuse_tables(source, "source", ".cores")
+        found = source
+    if isinstance(found, TTApproximation):
+        found = StoredTable.of(found)
+    if isinstance(found, StoredTable):
+        if num_embeddings is None:
+            return found
+        shape = dataclasses.replace(found.shape, num_embeddings=num_embeddings)
+        return dataclasses.replace(found, shape=shape)
+    if not isinstance(found, tuple | list) or not all(np.ndim(core) == 4 for core in found):
+        return None
+    train, cores = TTTable.of(found, num_embeddings)
+    shape = train.shape
+    if shape.full_ranks != train.ranks:
+        raise ValueError(
+            f"source: got cores of ranks {train.ranks[1:-1]}; their factors have use for {shape.ranks} at most. Lower "
+            f"them with jax_tt.tt_round(cores, {shape.ranks})."
+        )
+    return StoredTable(cores, shape)
+
+
+def _in_file(path: Any, table: str | None) -> StoredTable | None:
+    stored = open_arrays(path)
+    shapes = table_shapes(stored)
+    if table is None and len(shapes) > 1:
+        raise FileError(
+            f"{stored.path}: holds {len(shapes)} tensor trains; say which by table=: {', '.join(shapes)}."
+        )
+    name = next(iter(shapes), None) if table is None else table
+    return loaded_table(stored, name, shapes[name]) if name in shapes else None
+
+
+def _in_order(found: StoredTable, id_order: IdOrder | None) -> StoredTable:
+    check_id_order(id_order, found.shape.num_embeddings)
+    if id_order is None:
+        return found
+    if found.id_order is not None:
+        raise ValueError("id_order: got one for a source that has an order of ids; expected None.")
+    return dataclasses.replace(found, id_order=id_order)
+
+
+def _compressed(
+    array: Any, id_order: IdOrder | None, dtype: Any, *, tt_ranks: Any, **compression: Any
+) -> StoredTable:
+    check_id_order(id_order, array.shape[0])
+    exactly_one(
+        tt_ranks=tt_ranks,
+        tolerance=compression["tolerance"],
+        max_bytes=compression["max_bytes"],
+    )
+    rows = array if id_order is None else OrderedRows(array, id_order)
+    return StoredTable.of(tt_from_dense(rows, tt_ranks, dtype=dtype, **compression), id_order)
+
+
+def _check_no_name(table: str | None) -> None:
+    if table is not None:
+        raise ValueError(
+            f"table: got {table!r}, the name of a table in a file, with a source that is no path; expected None."
+        )
+
+
+def _check_rows(array: Any, num_embeddings: int | None) -> None:
+    if num_embeddings not in (None, array.shape[0]):
+        raise ValueError(
+            f"num_embeddings: got {num_embeddings} for a dense table of {array.shape[0]} rows; expected None."
+        )
+
+
+def _refuse(compression: dict[str, Any]) -> None:
+    given = [name for name, value in compression.items() if value is not None]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)}: got a value for a source that is a tensor train already; expected None. To lower the "
+            "ranks of cores use jax_tt.tt_round."
+        )

@@ -1,0 +1,109 @@
+"""What the backward pass of one loss does to fused tables, as far as the trace shows it.
+
+The next values of two lookups, or of a lookup and another term of the loss, would be added. The update refuses some of
+these sums by the sentinel, but in a compiled step only when it runs; here they are refused when the loss is traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+
+from jax_tt._lookup.shared import Shared, is_shared
+from jax_tt._table.groups import Call
+from jax_tt._table.options import Wanted
+
+
+class Loss:
+    """The fused tables that the backward pass of a loss has stepped so far.
+
+    It holds the arrays by whose ids it knows them, so that no other array gets such an id.
+    """
+
+    def __init__(self) -> None:
+        self.sentinels: dict[int, Any] = {}
+        self._next: dict[int, tuple[Any, Any]] = {}
+
+    def add(self, arrays: Any, next_values: Any) -> None:
+        """Notes what the backward pass of a lookup returns for the arrays that it was given."""
+        for array, value in zip(jax.tree.leaves(arrays), jax.tree.leaves(next_values), strict=True):
+            self._next[id(array)] = array, value
+
+    def has_other_terms(self, arrays: Any, cotangents: Any) -> bool:
+        """Whether JAX has added something to what lookups returned for any of the arrays.
+
+        It is unknown, and False, for arrays that lookups were not given themselves, such as those of a lookup inside a
+        ``scan`` or another ``jit``.
+        """
+        return any(
+            id(array) in self._next and self._next[id(array)][1] is not value
+            for array, value in zip(
+                jax.tree.leaves(arrays), jax.tree.leaves(cotangents), strict=True
+            )
+        )
+
+
+_loss: ContextVar[Loss | None] = ContextVar("loss", default=None)
+
+
+@contextlib.contextmanager
+def one_loss() -> Iterator[Loss]:
+    """A context in which one loss is differentiated."""
+    token = _loss.set(loss := Loss())
+    try:
+        yield loss
+    finally:
+        _loss.reset(token)
+
+
+def check_first_use(
+    calls: Sequence[Call], shared: Shared | None, wanted: Sequence[Wanted], gs: Any
+) -> None:
+    """Raises if the backward pass of this loss has stepped one of the tables before.
+
+    Args:
+        calls, shared: of the lookup.
+        wanted: the cotangents of every call.
+        gs: gradients of the sums, one of all or one per call; None for sums that the loss does not use.
+    """
+    loss = _loss.get()
+    if loss is None:
+        return
+    own: dict[int, Any] = {}
+    for k, call in enumerate(calls):
+        table, g = call.use.table, gs[k] if isinstance(gs, tuple | list) else gs
+        if g is None or not wanted[k].names or table.update is None:
+            continue
+        sentinel = shared.sentinel if shared and is_shared(table) else call.state["sentinel"]
+        if id(sentinel) in loss.sentinels:
+            raise ValueError(
+                f"{table.label}the loss looks up this fused table more than once, and next values cannot be added. "
+                "Look up all ids in one call, as one batch or as features of one collection, or drop optimizer= to "
+                "train the table with optax."
+            )
+        own[id(sentinel)] = sentinel
+    loss.sentinels.update(own)
+
+
+def note_next_values(
+    calls: Sequence[Call], shared: Shared | None, cotangents: Sequence[Call], after: Shared | None
+) -> None:
+    """Notes for `Loss.has_other_terms` what the backward pass of a lookup returns.
+
+    Args:
+        calls, shared: of the lookup.
+        cotangents, after: of these.
+    """
+    loss = _loss.get()
+    if loss is None:
+        return
+    for call, new in zip(calls, cotangents, strict=True):
+        if call.use.table.update is not None:
+            stepped = {name: value for name, value in new.state.items() if value is not None}
+            loss.add({name: call.state[name] for name in stepped}, stepped)
+    if after is not None:
+        loss.add(shared, after)

@@ -1,0 +1,112 @@
+"""FFI calls, for all platforms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._base import ffi
+
+Named = Mapping[str, jax.Array]
+Types = Mapping[str, jax.ShapeDtypeStruct]
+
+
+def native(platform: str) -> ModuleType:
+    """The loaded module of a platform, which must be available."""
+    module = ffi.load(platform)
+    assert module is not None
+    return module
+
+
+def native_call(
+    platform: str,
+    op: str,
+    operands: Named,
+    results: Types,
+    workspace: int | None,
+    attributes: Mapping[str, Any],
+) -> dict[str, jax.Array]:
+    """Results of an op by name.
+
+    Args:
+        platform: platform of the FFI target.
+        op: its name without prefix and version.
+        operands: arrays in the order of the target.
+        results: their shapes in the order of the target. A result is aliased with the operand of the same name.
+        workspace: bytes of working memory, passed as an extra result because ops on a GPU must not allocate; None on
+            platforms whose ops allocate it themselves.
+        attributes: static values.
+    """
+    scratch = () if workspace is None else (jax.ShapeDtypeStruct((workspace,), jnp.uint8),)
+    places = {name: place for place, name in enumerate(operands)}
+    call = jax.ffi.ffi_call(
+        ffi.target(platform, op),
+        (*results.values(), *scratch),
+        input_output_aliases={
+            places[name]: place for place, name in enumerate(results) if name in places
+        },
+    )
+    found = call(*operands.values(), **attributes)
+    return dict(zip(results, found[: len(results)], strict=True))
+
+
+def native_tables_call(
+    platform: str,
+    op: str,
+    operands: tuple[Named, Sequence[Named]],
+    results: tuple[Types, Sequence[Types]],
+    workspace: int | None,
+    attributes: Sequence[Mapping[str, Any]],
+    of_call: Mapping[str, Any] | None = None,
+) -> tuple[dict[str, jax.Array], list[dict[str, jax.Array]]]:
+    """Results of an op on many tables, those of all tables and those of each, by name.
+
+    Args:
+        platform, op, workspace: as in `native_call`.
+        operands, results: as in `native_call`, of all tables and of each.
+        attributes: static values of each table.
+        of_call: static values of the call, if it has any.
+    """
+    of_all, of_each = operands
+    results_of_all, results_of_each = results
+    found = native_call(
+        platform,
+        op,
+        {**of_all, **together(of_each)},
+        {**results_of_all, **together(results_of_each)},
+        workspace,
+        {str(k): own for k, own in enumerate(attributes)} | dict(of_call or {}),
+    )
+    return {name: found[name] for name in results_of_all}, apart(found, len(of_each))
+
+
+def together(of_tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What each table has by name, as one mapping: ``0/ids``, ..., ``1/ids``, ..."""
+    return {f"{k}/{name}": value for k, own in enumerate(of_tables) for name, value in own.items()}
+
+
+def apart(of_all: Mapping[str, Any], tables: int) -> list[dict[str, Any]]:
+    """The inverse of `together`, without other names."""
+    own: list[dict[str, Any]] = [{} for _ in range(tables)]
+    for numbered_name, value in of_all.items():
+        k, slash, name = numbered_name.partition("/")
+        if slash:
+            own[int(k)][name] = value
+    return own
+
+
+def numbered(name: str, arrays: Iterable[jax.Array]) -> dict[str, jax.Array]:
+    """``name_0``, ``name_1``, ..."""
+    return {f"{name}_{k}": array for k, array in enumerate(arrays)}
+
+
+def types_of(arrays: Named, dtype: Any = None) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and types of results like these arrays, or of type ``dtype``."""
+    return {
+        name: jax.ShapeDtypeStruct(array.shape, dtype or array.dtype)
+        for name, array in arrays.items()
+    }

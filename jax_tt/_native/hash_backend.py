@@ -1,0 +1,370 @@
+"""The ops of hash tables, on the reference or on a native module; chosen in the same way as the ops of tables.
+
+Those with ``many`` in their name work on several tables, which is one native call for all tables with the same method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._jax import backend
+from jax_tt._jax.vma import vary_over, varying_axes
+from jax_tt._native.hash import (
+    hash_double,
+    hash_exchange,
+    hash_find,
+    hash_initial,
+    hash_insert,
+    hash_reset,
+)
+from jax_tt._sets import growth, hash_reference, rows
+from jax_tt._sets.hash_directory import Eviction, Insertion, KeyDirectory
+from jax_tt._sets.initial import InitialRows, initial_rows
+from jax_tt._sets.missing import IGNORED, Check, check_count
+
+
+class Search(NamedTuple):
+    """The search of keys in one table.
+
+    Attributes:
+        directory, keys, present: as in `jax_tt._sets.hash_reference.find`.
+        guess: None, or int32 ``[n]``, the slot where each key was, which is taken if it still holds the key; -1 for a
+            key that had none, which is not searched, and of which nothing is said.
+        absent: static, the slot of keys that are not there.
+        check: static, what is said of these keys.
+    """
+
+    directory: KeyDirectory
+    keys: Any
+    present: Any
+    guess: Any = None
+    absent: int = -1
+    check: Check = IGNORED
+
+
+class Entry(NamedTuple):
+    """An insertion into one table.
+
+    Attributes:
+        directory, keys, present, given, now, epoch: as in `jax_tt._sets.hash_reference.insert`.
+        eviction: static.
+        return_old: static, whether `Insertion` has what was there before; else these arrays are empty.
+        check: static, what is said of keys that are refused.
+    """
+
+    directory: KeyDirectory
+    keys: Any
+    present: Any
+    given: Any
+    now: Any
+    epoch: Any
+    eviction: Eviction
+    return_old: bool = True
+    check: Check = IGNORED
+
+
+class Fresh(NamedTuple):
+    """Initial rows of one table.
+
+    Attributes:
+        seed, keys: as in `jax_tt._sets.initial.initial_rows`.
+        wanted: bool ``[n]``.
+        distribution, features: static, as there.
+        dtype: static; float32 rows are rounded to nearest even.
+    """
+
+    seed: Any
+    keys: Any
+    wanted: Any
+    distribution: InitialRows
+    features: int
+    dtype: Any
+
+
+class Reset(NamedTuple):
+    """Initial rows in slots of one table.
+
+    Attributes:
+        rows: ``[capacity, features]``.
+        seed, keys: as in `jax_tt._sets.initial.initial_rows`, ``[n]`` keys.
+        slots: as in `jax_tt._sets.rows.exchange`.
+        distribution: static, as in `Fresh`.
+    """
+
+    rows: Any
+    seed: Any
+    keys: Any
+    slots: Any
+    distribution: InitialRows
+
+
+class Exchange(NamedTuple):
+    """An exchange of entries in the arrays of one table.
+
+    Attributes:
+        arrays, new, slots: as in `jax_tt._sets.rows.exchange`; ``new`` in the types of the arrays.
+        return_old: static, whether the old entries are returned; else there are none.
+    """
+
+    arrays: Sequence[Any]
+    new: Sequence[Any]
+    slots: Any
+    return_old: bool
+
+
+def find_many(searches: Sequence[Search], methods: Sequence[str]) -> list[jax.Array]:
+    """Slot of every key of each search; -1 at positions that are not present."""
+
+    def native(searches: list[Search], platform: str) -> list[jax.Array]:
+        found = hash_find(searches, platform=platform)
+        if platform == "cpu":  # which checks them itself
+            return found
+        return [_checked(search, slots) for search, slots in zip(searches, found, strict=True)]
+
+    def plain(search: Search) -> jax.Array:
+        slots = hash_reference.find(search.directory, search.keys, search.present)
+        if search.guess is not None:
+            holds = hash_reference.holds(search.directory, search.keys, search.guess)
+            slots = jnp.where(search.present & (holds | (search.guess < 0)), search.guess, slots)
+        return _checked(search, jnp.where(search.present & (slots < 0), search.absent, slots))
+
+    return _many(native, plain, searches, 4, methods)
+
+
+def insert_many(
+    entries: Sequence[Entry], methods: Sequence[str]
+) -> list[tuple[KeyDirectory, Insertion]]:
+    """Finds or inserts the keys of a batch in each table; see `jax_tt._sets.hash_reference.insert`."""
+
+    def native(entries: list[Entry], platform: str) -> list[tuple[KeyDirectory, Insertion]]:
+        found = hash_insert(entries, platform=platform)
+        if platform != "cpu":
+            for entry, (_, done) in zip(entries, found, strict=True):
+                _check_refused(entry, done)
+        return found
+
+    def plain(entry: Entry) -> tuple[KeyDirectory, Insertion]:
+        after, done = hash_reference.insert(*entry[:6], **entry.eviction._asdict())
+        _check_refused(entry, done)
+        if not entry.return_old:
+            old = done.old_keys[:0], done.old_scores[:0], done.old_touched[:0]
+            done = done._replace(old_keys=old[0], old_scores=old[1], old_touched=old[2])
+        return after, done
+
+    return _many(native, plain, entries, 6, methods)
+
+
+def initial_many(asked: Sequence[Fresh], methods: Sequence[str]) -> list[jax.Array]:
+    """Initial rows ``[n, features]`` of each table; what stands in rows that are not wanted is unspecified."""
+
+    return _many(_native_initial, _plain_initial, asked, 3, methods)
+
+
+def _native_initial(asked: list[Fresh], platform: str) -> list[jax.Array]:
+    # The CUDA kernels store no float64.
+    wide = [platform != "cpu" and jnp.dtype(own.dtype) == jnp.float64 for own in asked]
+    others = [own for own, is_wide in zip(asked, wide, strict=True) if not is_wide]
+    found = iter(hash_initial(others, platform=platform) if others else [])
+    return [
+        _plain_initial(own) if is_wide else next(found)
+        for own, is_wide in zip(asked, wide, strict=True)
+    ]
+
+
+def _plain_initial(own: Fresh) -> jax.Array:
+    found = initial_rows(own.distribution, own.seed, own.keys, own.features)
+    return found.astype(jnp.dtype(own.dtype))
+
+
+def reset_many(resets: Sequence[Reset], methods: Sequence[str]) -> list[jax.Array]:
+    """The rows of each table with initial rows in some slots, which are nowhere else on the CPU."""
+
+    def exchanged(own: Reset, initial: jax.Array) -> Exchange:
+        return Exchange([own.rows], [initial], own.slots, return_old=False)
+
+    def plain(own: Reset) -> jax.Array:
+        return rows.exchange(*exchanged(own, _plain_initial(_fresh(own)))[:3])[0][0]
+
+    def native(resets: list[Reset], platform: str) -> list[jax.Array]:
+        @jax.custom_jvp
+        def reset(arrays: list[Any]) -> list[jax.Array]:
+            own = [
+                Reset._make((*of, old.distribution)) for of, old in zip(arrays, resets, strict=True)
+            ]
+            if platform == "cpu":
+                return hash_reset(own)
+            initial = _native_initial([_fresh(table) for table in own], platform)
+            exchanges = [exchanged(*pair) for pair in zip(own, initial, strict=True)]
+            return [array for (array,), _ in hash_exchange(exchanges, platform=platform)]
+
+        def all_plain(arrays: list[Any]) -> list[jax.Array]:
+            return [
+                plain(Reset._make((*of, old.distribution)))
+                for of, old in zip(arrays, resets, strict=True)
+            ]
+
+        reset.defjvp(lambda primals, tangents: jax.jvp(all_plain, primals, tangents))
+        return reset([own[:4] for own in resets])
+
+    return _many(native, plain, resets, 4, methods)
+
+
+def _fresh(own: Reset) -> Fresh:
+    wanted = own.slots < own.rows.shape[0]
+    return Fresh(own.seed, own.keys, wanted, own.distribution, own.rows.shape[1], own.rows.dtype)
+
+
+def exchange_many(
+    exchanges: Sequence[Exchange], methods: Sequence[str]
+) -> list[tuple[list[jax.Array], list[jax.Array]]]:
+    """Exchanges entries of the arrays of each table; see `jax_tt._sets.rows.exchange`."""
+
+    def plain(own: Exchange) -> Any:
+        changed, old = rows.exchange(own.arrays, own.new, own.slots)
+        return changed, old if own.return_old else []
+
+    def native(exchanges: list[Exchange], platform: str) -> Any:
+        kept = [own.return_old for own in exchanges]
+
+        @jax.custom_jvp
+        def exchanged(arrays: list[Any]) -> Any:
+            own = [Exchange._make((*of, old)) for of, old in zip(arrays, kept, strict=True)]
+            return hash_exchange(own, platform=platform)
+
+        def all_plain(arrays: list[Any]) -> Any:
+            return [plain(Exchange._make((*of, old))) for of, old in zip(arrays, kept, strict=True)]
+
+        # A native call has no derivative, and rows may be inserted inside a function that is differentiated.
+        exchanged.defjvp(lambda primals, tangents: jax.jvp(all_plain, primals, tangents))
+        return exchanged([own[:3] for own in exchanges])
+
+    exchanges = [
+        own._replace(
+            arrays=list(own.arrays),
+            new=[jnp.asarray(x, array.dtype) for x, array in zip(own.new, own.arrays, strict=True)],
+        )
+        for own in exchanges
+    ]
+    return _many(native, plain, exchanges, 3, methods)
+
+
+def find(directory: KeyDirectory, keys: jax.Array, present: jax.Array, method: str) -> jax.Array:
+    """Slot of every key; see `jax_tt._sets.hash_reference.find`."""
+    (slots,) = find_many([Search(directory, keys, present)], [method])
+    return slots
+
+
+def insert(
+    directory: KeyDirectory,
+    keys: jax.Array,
+    present: jax.Array,
+    given: jax.Array,
+    now: jax.Array,
+    epoch: jax.Array,
+    eviction: Eviction,
+    method: str,
+) -> tuple[KeyDirectory, Insertion]:
+    """Finds or inserts the keys of a batch; see `jax_tt._sets.hash_reference.insert`."""
+    entry = Entry(directory, keys, present, given, now, epoch, eviction)
+    (found,) = insert_many([entry], [method])
+    return found
+
+
+def initial(
+    distribution: InitialRows,
+    seed: jax.Array,
+    keys: jax.Array,
+    wanted: jax.Array,
+    features: int,
+    dtype: Any,
+    method: str,
+) -> jax.Array:
+    """`initial_many` of one table."""
+    (found,) = initial_many([Fresh(seed, keys, wanted, distribution, features, dtype)], [method])
+    return found
+
+
+def exchange(
+    arrays: Sequence[jax.Array],
+    new: Sequence[jax.Array],
+    slots: jax.Array,
+    method: str,
+    *,
+    return_old: bool,
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """`exchange_many` of one table."""
+    (found,) = exchange_many([Exchange(arrays, new, slots, return_old)], [method])
+    return found
+
+
+def double(
+    directory: KeyDirectory, arrays: Sequence[jax.Array], method: str
+) -> tuple[KeyDirectory, list[jax.Array]]:
+    """Doubles the sets of a directory, with the arrays ``[capacity, ...]`` beside it.
+
+    Keys move as in `jax_tt._sets.growth.doubled`, and their entries with them; the other entries are 0.
+    """
+
+    def plain(directory: KeyDirectory, arrays: Any) -> Any:
+        after, source = growth.doubled(directory)
+        source = jnp.where(source < 0, directory.capacity, source)
+        return after, [x.at[source].get(mode="fill", fill_value=0) for x in arrays]
+
+    def native(platform: str, *args: Any) -> Any:
+        return vary_over(hash_double(*args, platform=platform), varying_axes(args))
+
+    return backend.run(backend.choose(method), native, plain, directory, list(arrays))
+
+
+def _many(
+    native: Callable[..., list[Any]],
+    plain: Callable[..., Any],
+    tables: Sequence[Any],
+    arrays: int,
+    methods: Sequence[str],
+) -> list[Any]:
+    """``native(tables, platform)``, or ``plain(table)`` of each, for all tables with the same method.
+
+    The first ``arrays`` fields of a table hold arrays, the others are static.
+    """
+    by_method: dict[str, list[int]] = {}
+    for k, method in enumerate(methods):
+        by_method.setdefault(backend.choose(method), []).append(k)
+    found: dict[int, Any] = {}
+    for method, members in by_method.items():
+        own = [tables[k] for k in members]
+        # JAX does not know that the result of a native call varies over mesh axes.
+        axes = [varying_axes(table[:arrays]) for table in own]
+
+        def filled(given: Sequence[Any], own: list[Any] = own) -> list[Any]:
+            return [type(t)(*of, *t[arrays:]) for t, of in zip(own, given, strict=True)]
+
+        def on_platform(
+            platform: str, given: Any, filled: Any = filled, axes: list[Any] = axes
+        ) -> list[Any]:
+            results = native(filled(given), platform=platform)
+            return [vary_over(*pair) for pair in zip(results, axes, strict=True)]
+
+        def anywhere(given: Any, filled: Any = filled) -> list[Any]:
+            return [plain(table) for table in filled(given)]
+
+        results = backend.run(method, on_platform, anywhere, [table[:arrays] for table in own])
+        found.update(zip(members, results, strict=True))
+    return [found[k] for k in range(len(tables))]
+
+
+def _checked(search: Search, slots: jax.Array) -> jax.Array:
+    """The slots; what `Search.check` asks for is said of the keys that are not there."""
+    missing = search.present & (slots == search.absent)
+    if search.guess is not None:
+        missing &= search.guess >= 0
+    check_count(search.check, jnp.sum(missing, dtype=jnp.int32))
+    return slots
+
+
+def _check_refused(entry: Entry, done: Insertion) -> None:
+    check_count(entry.check, done.counts[-1])

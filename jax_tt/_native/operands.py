@@ -1,0 +1,142 @@
+"""Operands and attributes shared by the native TT and dense ops."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._base.dtypes import accumulator
+from jax_tt._ids.batch import Batch
+from jax_tt._native.partition import num_blocks
+from jax_tt._table.options import Lookup, Update
+from jax_tt.optimizers.registered import check_registered
+
+if TYPE_CHECKING:
+    from jax_tt._table.table import Table
+
+BOUNDS = {"clip": 0, "zero": 1, "error": 2, "unchecked": 3, "poison": 4, "warn": 5}
+MAX_POSITIONS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """The arrays of a batch split into blocks, and their static sizes.
+
+    Attributes:
+        arrays: in the order of the targets, all of them blocked: ``ids[blocks, groups / blocks * capacity]``, digits
+            with one more axis; ``offsets[blocks, groups / blocks, bags + 1]``; ``weights`` with the shape of ids, or
+            ``[blocks, 0]`` without weights.
+        accum: type of sums and weights.
+    """
+
+    arrays: dict[str, jax.Array]
+    accum: Any
+    blocks: int
+    groups: int
+    positions: int
+    bags: int
+
+    def gradient(self, g: jax.Array) -> dict[str, jax.Array]:
+        """The gradient of the sums, as an operand."""
+        shape = (self.blocks, self.groups // self.blocks, self.bags, g.shape[-1])
+        return {"g": g.reshape(shape)}
+
+    def sums_type(self, ids: jax.Array, features: int) -> jax.ShapeDtypeStruct:
+        """Sums of the blocks of this device."""
+        shape = (ids.shape[0], self.groups // self.blocks, self.bags, features)
+        return jax.ShapeDtypeStruct(shape, self.accum)
+
+    def weights_type(self, ids: jax.Array, want: bool) -> jax.ShapeDtypeStruct:
+        """Gradients of the weights of the blocks of this device; empty unless ``want``."""
+        count = self.positions // self.blocks if want else 0
+        return jax.ShapeDtypeStruct((ids.shape[0], count), self.accum)
+
+
+def make_operands(table: Table, table_dtype: Any, batch: Batch) -> Operands:
+    groups, capacity = batch.ids.shape[:2]
+    bags = batch.offsets.shape[1] - 1
+    # For symbolic batch sizes, the handler checks this.
+    given = [n for n in (groups * capacity, groups * bags) if isinstance(n, int)]
+    if max(given, default=0) > MAX_POSITIONS:
+        raise ValueError(
+            f"{table.label}bags: got {groups * capacity} ids in {groups * bags} bags; one call takes at most "
+            f"{MAX_POSITIONS} of either. Split the batch."
+        )
+    blocks = num_blocks(groups)
+    accum = accumulator(table_dtype)
+    weights = (
+        jnp.zeros((blocks, 0), accum) if batch.weights is None else batch.weights.astype(accum)
+    )
+    per_block = groups // blocks * capacity
+    return Operands(
+        arrays={
+            "ids": batch.ids.reshape(blocks, per_block, *batch.ids.shape[2:]),
+            "offsets": batch.offsets.reshape(blocks, groups // blocks, bags + 1),
+            "weights": weights.reshape(blocks, 0 if batch.weights is None else per_block),
+        },
+        accum=accum,
+        blocks=blocks,
+        groups=groups,
+        positions=groups * capacity,
+        bags=bags,
+    )
+
+
+def lookup_attributes(
+    platform: str, table: Table, batch: Batch, lookup: Lookup, axes: Any
+) -> dict[str, Any]:
+    # GPU kernels cannot raise errors, and an error in one shard would leave the others waiting for it. Both return NaN
+    # instead, as the reference does.
+    sharded = axes or jax.sharding.get_abstract_mesh().manual_axes
+    quiet = platform != "cpu" or bool(sharded)
+    bounds = "poison" if quiet and lookup.bounds == "error" else lookup.bounds
+    return {
+        "split": batch.ids.ndim == 3,
+        "padded": batch.padded,
+        "bounds": np.int64(BOUNDS[bounds]),
+        "table": table.name or "",
+    }
+
+
+def update_attributes(update: Update, storage: Any, hyper: jax.Array) -> dict[str, Any]:
+    kind = update.optimizer.kind
+    assert kind is not None
+    if isinstance(kind, str):
+        check_registered(update.optimizer, kind, hyper)
+    return {
+        "optimizer": kind if isinstance(kind, str) else np.int64(kind),
+        "skip_nonfinite": bool(update.skip_nonfinite),
+        "stochastic_rounding": update.rounds_stochastically(storage),
+    }
+
+
+def shard_of(batch: Batch, args: Mapping[str, jax.Array]) -> Batch:
+    """The part of a batch in these blocks."""
+    ids, offsets = args["ids"], args["offsets"]
+    groups = offsets.shape[0] * offsets.shape[1]
+    return dataclasses.replace(
+        batch,
+        ids=ids.reshape(groups, batch.capacity, *ids.shape[2:]),
+        offsets=offsets.reshape(groups, offsets.shape[-1]),
+        weights=None,
+    )
+
+
+def weights_result(batch: Batch, dweights: jax.Array, lookup: Lookup) -> jax.Array | None:
+    return dweights.reshape(batch.ids.shape[:2]) if lookup.wanted.weights else None
+
+
+def sentinel_operand(sentinel: jax.Array | None) -> jax.Array:
+    """The sentinel; 1, which is valid, for a table without one."""
+    return jnp.ones((), jnp.float32) if sentinel is None else sentinel
+
+
+def step_operands(values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The operands of an update step in the order of the targets."""
+    scale = jnp.stack([values["inv_scale"], values["allowed"]])
+    return {"hyper": values["hyper"], "scale": scale, "seed": values["seed"]}

@@ -1,0 +1,242 @@
+"""`TableCall`: the call of a native op on one table, and on many tables at once."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tt._ids.batch import Batch
+from jax_tt._native.call import Named, Types, apart, native_call, native_tables_call, together
+from jax_tt._native.operands import lookup_attributes, make_operands
+from jax_tt._native.partition import Arrays, over_blocks
+from jax_tt._table.options import Lookup
+
+if TYPE_CHECKING:
+    from jax_tt._table.wide import Wide
+
+
+class TableCall(abc.ABC):
+    """The call of an op on one table, or the part of one table in a call on many.
+
+    The operands and results of an op on many tables, ``tables_`` and the name, are those of the op on one, table by
+    table.
+
+    Attributes:
+        kind: what the names of the ops begin with.
+        op: the rest of the name of the op on one table.
+        together_on: platforms that have the op on many.
+        in_columns: whether that can have the sums of all tables, or their gradients, in one array.
+        across_devices: whether that takes a batch that is sharded.
+        most_arrays: about how many arrays one call may change in place. XLA takes time to compile it with the cube of
+            their number.
+        blocked, whole: arrays as in `over_blocks`; together they are the operands in the order of the target.
+        blocked_results: as in `over_blocks`.
+        appended, appended_results: names of ``whole`` arrays and of results that follow each other, of all tables, in
+            one array each in a call on many tables.
+    """
+
+    kind: ClassVar[str]
+    op: ClassVar[str]
+    together_on: ClassVar[tuple[str, ...]]
+    in_columns: ClassVar[bool]
+    across_devices: ClassVar[bool]
+    most_arrays: ClassVar[int]
+    blocked_results: ClassVar[tuple[str, ...]]
+    appended: ClassVar[tuple[str, ...]] = ()
+    appended_results: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        table: Any,
+        platform: str,
+        params: Arrays,
+        batch: Batch,
+        lookup: Lookup,
+        **before: jax.Array,
+    ):
+        """``before``: operands that come before the parameters."""
+        self.table, self.platform, self.batch, self.lookup = table, platform, batch, lookup
+        self.operands = make_operands(table, params[0].dtype, batch)
+        self.params = dict(zip(table.param_names, params, strict=True))
+        self.blocked: dict[str, jax.Array] = dict(self.operands.arrays)
+        self.whole: dict[str, jax.Array] = {**before, **self.params}
+
+    @abc.abstractmethod
+    def results(self, args: Named) -> Types:
+        """Types of the results for the blocks of one device."""
+
+    @classmethod
+    @abc.abstractmethod
+    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
+        """Bytes of working memory for one native call on tables with these operands.
+
+        Args:
+            calls: on one table each.
+            given: their operands.
+            columns: of the array that has the sums of all features, if there is one.
+        """
+
+    @abc.abstractmethod
+    def finished(self, found: Named) -> Any:
+        """What the op returns for the table, from its results."""
+
+    def gradient_types(self) -> Types:
+        """Types of the gradients of the parameters as results."""
+        return {
+            f"d{name}": jax.ShapeDtypeStruct(param.shape, self.operands.accum)
+            for name, param in self.params.items()
+        }
+
+    def gradients(self, found: Named) -> Arrays:
+        """The gradients of the parameters among the results."""
+        return tuple(found[f"d{name}"] for name in self.params)
+
+    def summed_gradients(self, found: Named, axes: Any) -> Named:
+        """Their sums over all devices, by name."""
+        own = dict(zip(self.gradient_types(), self.gradients(found), strict=True))
+        return lax.psum(own, axes) if axes else own
+
+    def gathered(self, args: Named, axes: Any) -> Named:
+        """The operands on a device that has a share of the blocks."""
+        del axes
+        return args
+
+    def summed(self, found: Named, args: Named, axes: Any) -> Named:
+        """The results of all devices from those of one."""
+        del args, axes
+        return found
+
+    def attributes(self, axes: Any) -> dict[str, Any]:
+        return lookup_attributes(self.platform, self.table, self.batch, self.lookup, axes)
+
+    def attributes_of_many(self, axes: Any) -> dict[str, Any]:
+        """The attributes in a call on many tables, which take no arrays."""
+        return self.attributes(axes)
+
+    @classmethod
+    def of_tables(
+        cls,
+        calls: Sequence[Any],
+        given: Sequence[Named],
+        shared: Named,
+        axes: Any,
+        wide: Wide | None,
+    ) -> tuple[Named, Sequence[Named]]:
+        """What one native call returns of all tables, and of each of them as `over_blocks` wants it.
+
+        Args:
+            calls: on one table each.
+            given: their operands on this device.
+            shared: operands of all tables.
+            axes: as in `over_blocks`.
+            wide: as in `run_together`.
+        """
+        gathered = [call.gathered(args, axes) for call, args in zip(calls, given, strict=True)]
+        into = wide if cls.op == "forward" else None
+        results: list[dict[str, Any]] = [
+            dict(call.results(args)) if into is None else {}
+            for call, args in zip(calls, gathered, strict=True)
+        ]
+        of_all = {} if into is None else {"sums": into.type(calls[0].operands.accum)}
+        for name in cls.appended_results:
+            types = [of_table.pop(name) for of_table in results]
+            of_all[name] = jax.ShapeDtypeStruct((len(types),), types[0].dtype)
+        attributes = [call.attributes_of_many(axes) for call in calls]
+        by_table = () if wide is None else wide.columns
+        for of_table, columns in zip(attributes, by_table, strict=False):
+            of_table["features"] = np.int64(len(columns))
+        columns = [column for own_columns in by_table for column in own_columns]
+        found, of_each = native_tables_call(
+            calls[0].platform,
+            f"{cls.kind}tables_{cls.op}",
+            (shared, gathered),
+            (of_all, results),
+            cls.workspace(calls, gathered, len(columns)),
+            attributes,
+            {"columns": np.asarray(columns, np.int64)} if cls.in_columns else {},
+        )
+        summed = [
+            call.summed(results, args, axes)
+            for call, results, args in zip(calls, of_each, given, strict=True)
+        ]
+        return found, summed
+
+    def local(self, args: Named, axes: Any) -> Named:
+        """The results of the call on one table, as `over_blocks` wants them."""
+        given = self.gathered(args, axes)
+        found = native_call(
+            self.platform,
+            f"{self.kind}{self.op}",
+            given,
+            self.results(given),
+            self.workspace([self], [given], 0),
+            self.attributes(axes),
+        )
+        return self.summed(found, args, axes)
+
+
+class Calls(NamedTuple):
+    """The calls of a kind of tables. All are constructed with the arguments of `TableCall` and some of their own.
+
+    Attributes:
+        forward: with ``sentinel``; it returns sums ``[S, nb, D]`` and residuals.
+        backward: with ``residuals`` and ``g``, which is None where one array has those of all tables; it returns the
+            gradients of the parameters and of the weights.
+        update: with these and ``slots`` and ``values``; it returns what `Table.stepped_params` does.
+    """
+
+    forward: type[Any]
+    backward: type[Any]
+    update: type[Any]
+
+
+def run(call: Any) -> Any:
+    """What a call on one table returns."""
+    found = over_blocks(call.local, call.blocked, call.whole, call.blocked_results)
+    return call.finished(found)
+
+
+def run_together(
+    calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = None
+) -> Any:
+    """What calls of the same op on several tables return, from one native call where the platform has it.
+
+    Args:
+        calls: on one table each, for one platform.
+        wide: where their sums are in one array, if they are. Sums and their gradients are then no operands and results
+            of the calls, and the result of a forward pass is that array.
+        shared: operands of all tables.
+    """
+    (kind,) = {type(call) for call in calls}
+    platform = calls[0].platform
+    if platform not in kind.together_on:
+        return [run(call) for call in calls]
+    appended = kind.appended
+    shared = {} if shared is None else shared
+
+    def local(args: Named, axes: Any) -> Named:
+        of_all = {name: args[name] for name in (*appended, *shared)}
+        found, of_each = kind.of_tables(calls, apart(args, len(calls)), of_all, axes, wide)
+        return {**found, **together(of_each)}
+
+    blocked = together(call.blocked for call in calls)
+    own_whole = together(
+        {name: array for name, array in call.whole.items() if name not in appended}
+        for call in calls
+    )
+    of_all = {name: jnp.concatenate([call.whole[name] for call in calls]) for name in appended}
+    whole = of_all | dict(shared) | own_whole
+    results = together(dict.fromkeys(call.blocked_results) for call in calls)
+    found = over_blocks(local, blocked, whole, list(results))
+    if wide is not None and kind.op == "forward":
+        return found["sums"]
+    return [
+        call.finished({**own, **{name: found[name][k] for name in kind.appended_results}})
+        for k, (call, own) in enumerate(zip(calls, apart(found, len(calls)), strict=True))
+    ]

@@ -1,0 +1,71 @@
+"""`tt_attend`: inner products of queries with every row of a tensor-train table."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._base.arguments import as_array, as_dtype
+from jax_tt._base.dtypes import widest
+from jax_tt._base.precision import resolve_precision
+from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._table.table import State, Table, named
+
+
+def tt_attend(
+    cores: Sequence[jax.Array],
+    query: jax.Array,
+    num_embeddings: int | None = None,
+    *,
+    dtype: Any = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> jax.Array:
+    """``query @ table.T`` without building the table.
+
+    Args:
+        cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
+        query: floats ``[..., D]``.
+        num_embeddings: rows to score; default all that the cores address.
+        dtype: type of the result; default the wider type of ``query`` and the cores.
+        precision: of the products, as in `tt_lookup`; they are computed by XLA.
+
+    Returns:
+        ``[..., N]``.
+
+    Raises:
+        ValueError: the last dimension of ``query`` is not D.
+
+    >>> import jax, jax_tt
+    >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
+    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)
+    >>> jax_tt.tt_attend(cores, jax.numpy.ones((5, 8)), 1000).shape
+    (5, 1000)
+    """
+    table, cores = TTTable.of(cores, num_embeddings)
+    state = named(table, cores)
+    return attend(table, state, query, dtype, precision)
+
+
+def attend(
+    table: Table,
+    state: State,
+    query: Any,
+    dtype: Any = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> jax.Array:
+    """`tt_attend` for any table."""
+    precision = resolve_precision(precision)
+    query = as_array("query", query)
+    if query.ndim == 0 or query.shape[-1] != table.features:
+        raise ValueError(
+            f"query: got shape {query.shape}; expected [..., {table.features}], the table's features last."
+        )
+    if not jnp.issubdtype(query.dtype, jnp.floating):
+        raise ValueError(f"query: got dtype {query.dtype}; expected floats.")
+    query = jnp.asarray(query)
+    flat = query.reshape(math.prod(query.shape[:-1]), table.features)
+    scores = table.attend(state, flat, precision)
+    scores = scores.reshape(*query.shape[:-1], table.num_embeddings)
+    return scores.astype(as_dtype("dtype", dtype, widest(query.dtype, table.storage(state))))

@@ -1,0 +1,293 @@
+"""Descriptions of tables from the arguments that users know from the layers."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._base.arguments import as_positive
+from jax_tt._base.keywords import checks_keywords
+from jax_tt._ids.id_order import IdOrder
+from jax_tt._kinds.cached.table import RowCachedTable
+from jax_tt._kinds.dense.table import DenseTable, default_embedding_init
+from jax_tt._kinds.hashed.table import HashTable, Initializer
+from jax_tt._kinds.ordered.table import OrderedTable
+from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._sets.admission import Admission
+from jax_tt._sets.row_cache import RowCache
+from jax_tt._table.options import Update, check_static
+from jax_tt._table.table import Table
+from jax_tt._tt.initial_cores import CoreInit, GivenCores
+from jax_tt._tt.shape import TTShape
+from jax_tt.optimizers import Optimizer
+
+_DEFAULT_CORES = 3
+# Entries of dense tables that any ranks are accepted for: 4 MiB in float32, whose ranks matter to nobody's memory.
+_SMALL = 2**20
+
+
+@checks_keywords
+def dense_table(
+    num_embeddings: int,
+    features: int,
+    *,
+    param_dtype: Any = jnp.float32,
+    embedding_init: Callable[..., Any] = default_embedding_init,
+    optimizer: Optimizer | None = None,
+    skip_nonfinite: bool = False,
+    stochastic_rounding: bool = True,
+    max_gradient: float | None = None,
+    name: str | None = None,
+) -> Table:
+    """The description of a dense table, e.g. for a `Collection`, from the arguments of `EmbedBag`.
+
+    Args:
+        num_embeddings, features, param_dtype, embedding_init, optimizer, skip_nonfinite, stochastic_rounding,
+            max_gradient, name: as in `EmbedBag`.
+
+    Returns:
+        `DenseTable`.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax_tt
+    >>> table = jax_tt.dense_table(1000, 16, optimizer=jax_tt.optimizers.Adagrad(0.05))
+    >>> table.trained_names
+    ('embedding', 'slot_sum_0', 'step', 'sentinel', 'used')
+    """
+    update = _update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
+    return DenseTable(
+        num_embeddings, features, param_dtype, update, name, embedding_init=embedding_init
+    )
+
+
+@checks_keywords
+def hash_table(
+    features: int,
+    capacity: int,
+    *,
+    policy: str = "lru",
+    ways: int = 8,
+    min_age: int = 1,
+    admission: Admission | int | None = None,
+    max_capacity: int | None = None,
+    seed: int = 0,
+    initializer: Initializer | None = None,
+    missing: str | int = "initial",
+    safe_check: str = "warn",
+    param_dtype: Any = jnp.float32,
+    optimizer: Optimizer | None = None,
+    skip_nonfinite: bool = False,
+    stochastic_rounding: bool = True,
+    max_gradient: float | None = None,
+    name: str | None = None,
+) -> HashTable:
+    """The description of a table of 64-bit keys with rows of its own.
+
+    Args:
+        features: number of columns, D.
+        capacity: number of rows, a multiple of ``ways``.
+        policy, ways, min_age, admission, max_capacity, seed, initializer, missing, safe_check: as in `HashTable`.
+        param_dtype, optimizer, skip_nonfinite, stochastic_rounding, max_gradient, name: as in `EmbedBag`.
+
+    Returns:
+        `HashTable` around a `DenseTable`.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax_tt
+    >>> table = jax_tt.hash_table(16, 4096, optimizer=jax_tt.optimizers.Adagrad(0.05), policy="lfu")
+    >>> table.num_embeddings, table.features, table.policy
+    (4096, 16, 'lfu')
+    """
+    as_positive("capacity", capacity)
+    update = _update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
+    # Rows are initialised when they are given to a key.
+    zeros = jax.nn.initializers.zeros
+    dense = DenseTable(capacity, features, param_dtype, update, name, embedding_init=zeros)
+    return HashTable(
+        dense,
+        policy,
+        ways,
+        min_age,
+        admission,
+        max_capacity,
+        seed,
+        initializer,
+        missing,
+        safe_check,
+    )
+
+
+@checks_keywords
+def tt_table(
+    num_embeddings: int,
+    features: int,
+    *,
+    tt_ranks: int | Sequence[int] = 32,
+    row_factors: Sequence[int] | None = None,
+    col_factors: Sequence[int] | None = None,
+    param_dtype: Any = jnp.float32,
+    core_init: CoreInit = "approx-normal",
+    optimizer: Optimizer | None = None,
+    cache: RowCache | None = None,
+    id_order: IdOrder | None = None,
+    skip_nonfinite: bool = False,
+    stochastic_rounding: bool = True,
+    max_gradient: float | None = None,
+    name: str | None = None,
+) -> Table:
+    """The description of a tensor-train table, e.g. for a `Collection`, from the arguments of `TTEmbedBag`.
+
+    Args:
+        num_embeddings, features, tt_ranks, row_factors, col_factors, param_dtype, core_init, optimizer, cache,
+            id_order, skip_nonfinite, stochastic_rounding, max_gradient, name: as in `TTEmbedBag`.
+
+    Returns:
+        `TTTable`, inside of a `RowCachedTable` and an `OrderedTable` if it has a cache or an order.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax_tt
+    >>> table = jax_tt.tt_table(1000, 16, tt_ranks=4, cache=jax_tt.RowCache(50))
+    >>> list(table.param_shapes)
+    ['core_0', 'core_1', 'core_2', 'cache_rows']
+    """
+    return described_tt(
+        table_shape(num_embeddings, features, tt_ranks, row_factors, col_factors),
+        cache,
+        id_order,
+        param_dtype=param_dtype,
+        core_init=core_init,
+        update=_update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient),
+        name=name,
+    )
+
+
+def table_shape(
+    num_embeddings: int,
+    features: int,
+    tt_ranks: int | Sequence[int],
+    row_factors: Sequence[int] | None,
+    col_factors: Sequence[int] | None,
+) -> TTShape:
+    """The `TTShape` of a layer, with suggestions for missing factors.
+
+    The number of cores is that of the given factors or ranks, or 3.
+    """
+    ranks = _ranks(tt_ranks)
+    d = _num_cores(ranks, row_factors, col_factors)
+    if isinstance(ranks, tuple) and len(ranks) != d - 1:
+        raise ValueError(
+            f"tt_ranks: got {len(ranks)} ranks {ranks} for {d} factors; expected one integer or the "
+            f"{d - 1} inner ranks, e.g. tt_ranks={(32,) * (d - 1)}."
+        )
+    if row_factors is None or col_factors is None:
+        suggested = TTShape.suggest(num_embeddings, features, ranks, d=d)
+        row_factors = suggested.row_factors if row_factors is None else row_factors
+        col_factors = suggested.col_factors if col_factors is None else col_factors
+    return TTShape(num_embeddings, features, ranks, row_factors, col_factors)
+
+
+def _ranks(tt_ranks: Any) -> int | tuple[int, ...]:
+    def rank(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(
+                f"tt_ranks: got {tt_ranks!r}; expected an integer >= 1 or a tuple of them, one per "
+                f"pair of neighbouring cores, e.g. tt_ranks=32 or tt_ranks=(32, 32)."
+            )
+        if value < 1:
+            raise ValueError(f"tt_ranks: got {tt_ranks!r}; expected ranks >= 1, e.g. tt_ranks=32.")
+        return operator.index(value)
+
+    if isinstance(tt_ranks, Sequence | np.ndarray) and not isinstance(tt_ranks, str):
+        if not 1 <= len(tt_ranks) <= 4:
+            raise ValueError(
+                f"tt_ranks: got {len(tt_ranks)} ranks {tuple(tt_ranks)}; expected one integer, or 1 to 4 "
+                f"ranks for 2 to 5 cores, e.g. tt_ranks=(32, 32)."
+            )
+        return tuple(rank(value) for value in tt_ranks)
+    return rank(tt_ranks)
+
+
+def _num_cores(ranks: int | tuple[int, ...], *factors: Sequence[int] | None) -> int:
+    for name, values in zip(("row_factors", "col_factors"), factors, strict=True):
+        if values is None:
+            continue
+        if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+            raise TypeError(
+                f"{name}: got {values!r}; expected a tuple of 2 to 5 integers, e.g. (4, 4, 4), or None."
+            )
+        if not 2 <= len(values) <= 5:
+            raise ValueError(
+                f"{name}: got {len(values)} factors {tuple(values)}; expected 2 to 5, one per core, "
+                f"or None to have them suggested."
+            )
+        return len(values)
+    return _DEFAULT_CORES if isinstance(ranks, int) else len(ranks) + 1
+
+
+def described_tt(
+    shape: TTShape, cache: RowCache | None, id_order: IdOrder | None, **fields: Any
+) -> Table:
+    """The table of a `TTShape`, wrapped in its row cache and its order of ids.
+
+    Args:
+        shape: its sizes.
+        cache, id_order: as in `jax_tt.TTEmbed`.
+        **fields: the other fields of `TTTable`.
+    """
+    if not isinstance(fields.get("core_init"), GivenCores):
+        _check_smaller(shape)
+    table: Table = TTTable.of_shape(shape, **fields)
+    if cache is not None:
+        table = RowCachedTable(table, cache)
+    return table if id_order is None else OrderedTable(table, id_order)
+
+
+def _check_smaller(shape: TTShape) -> None:
+    """Raises for ranks with which a table that takes memory is no smaller than the dense one."""
+    dense = shape.num_embeddings * shape.features
+    if _SMALL < dense <= shape.num_params:
+        raise ValueError(
+            f"tt_ranks: cores of ranks {shape.ranks} have {shape.num_params:,} entries, and the dense table has "
+            f"{dense:,}; expected lower ranks, e.g. tt_ranks=32. A table without compression is an Embed, EmbedBag or "
+            f"dense_table. (Only up to {_SMALL:,} entries of the dense table, any ranks are accepted.)"
+        )
+
+
+def described_update(
+    optimizer: Optimizer | None,
+    skip_nonfinite: bool,
+    stochastic_rounding: bool,
+    max_gradient: float | None,
+) -> Update | None:
+    """The update of a layer, whose optimizer is static."""
+    update = _update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
+    if update is not None:
+        check_static("optimizer", update.optimizer)
+    return update
+
+
+def _update(
+    optimizer: Optimizer | None,
+    skip_nonfinite: bool,
+    stochastic_rounding: bool,
+    max_gradient: float | None,
+) -> Update | None:
+    if optimizer is None:
+        if max_gradient is not None:
+            raise ValueError(
+                f"max_gradient: got {max_gradient!r} for a table without an optimizer, whose gradients are ordinary "
+                "ones; give the table an optimizer, or clip in optax, e.g. with optax.clip."
+            )
+        return None
+    return Update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)

@@ -1,0 +1,352 @@
+"""`dump_keys` and `load_keys`: hash tables in files, key by key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._base.arguments import as_positive, one_of
+from jax_tt._base.progress import Progress
+from jax_tt._formats.dump import DUMP, FORMATS, Dump, write_dump
+from jax_tt._formats.output import check_output
+from jax_tt._formats.stored import FileError
+from jax_tt._kinds.hashed.table import CLOCK, HashTable, require_hash_table, unsharded_hash_table
+from jax_tt._native import hash_backend
+from jax_tt._ops.changes import LEFT, changed_since, check_base, digests_of, held_by, summed
+from jax_tt._ops.entries import table_keys
+from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
+from jax_tt._sets.placing import ENTRY, Sets, directory_with, entries_of, placed
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import State
+
+
+class Loaded(NamedTuple):
+    """What `load_keys` did.
+
+    Attributes:
+        keys: the number of keys in the dump.
+        evicted: keys of the table that have left it, as the dump says, if it is one of changes; otherwise 0.
+
+    >>> import jax_tt
+    >>> jax_tt.Loaded(keys=5, evicted=0).keys
+    5
+    """
+
+    keys: int
+    evicted: int
+
+
+def dump_keys(
+    table: HashTable,
+    state: State,
+    path: str | os.PathLike[str],
+    *,
+    since: str | os.PathLike[str] | None = None,
+    keys_per_file: int = 1 << 20,
+    format: str = "safetensors",
+    progress: bool = True,
+    overwrite: bool = False,
+) -> int:
+    """Writes the keys of a table with their rows to files in a directory.
+
+    The directory is complete or absent. If a call is cut off, the next one with the same arguments keeps the files that
+    are finished; until then they are in a hidden directory beside it, ``.jax_tt_NAME.unfinished``. `load_keys` reads a
+    dump into a table of any capacity and storage type, and `load_rows` into a dense table. Arrays are written in their
+    types, ``keys_per_file`` keys at a time.
+
+    Args:
+        table: the `HashTable`, or a `ShardedTable` of one, whose rows are those of single keys: not one of tensor
+            trains, whose state has the same shapes at all times and can be saved like any other.
+        state: its arrays by name.
+        path: of the directory.
+        since: an earlier dump of this table, whole or of changes; only keys that have changed since then are written,
+            with their rows, and the names of those that have left the table. A digest of 64 bits tells them apart,
+            which every dump has for every key, so that nothing is missed, whatever was loaded or removed in between.
+        keys_per_file: keys in one file.
+        format: ``"safetensors"``, or ``"orbax"`` for a checkpoint in place of every file.
+        progress: show a progress bar if it takes longer than a second.
+        overwrite: replace an existing dump, at once when the new one is complete. A directory with anything else in it
+            is never replaced, nor is the dump ``since``.
+
+    Returns:
+        The number of keys that were written.
+
+    Raises:
+        FileError: the directory cannot be written, or exists and ``overwrite`` is False (then also a
+            `FileExistsError`) or it is not a dump; or ``since`` is no dump of a hash table, or is ``path``.
+        TypeError, ValueError: an argument does not fit.
+        ImportError: ``format`` is ``"orbax"``, which is not installed.
+
+    >>> import jax, jax_tt, numpy as np, os, tempfile
+    >>> table = jax_tt.hash_table(8, 1024)
+    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(5))
+    >>> path = os.path.join(tempfile.mkdtemp(), "items")
+    >>> jax_tt.dump_keys(table, state, path)
+    5
+    >>> other = jax_tt.hash_table(8, 64)
+    >>> loaded, counts = jax_tt.load_keys(other, other.init(jax.random.key(1)), path)
+    >>> rows, _ = jax_tt.lookup_rows(table, state, np.arange(5), jax_tt.Lookup())
+    >>> again, _ = jax_tt.lookup_rows(other, loaded, np.arange(5), jax_tt.Lookup())
+    >>> bool((rows == again).all()), counts.keys
+    (True, 5)
+    """
+    sets, table = _sets_of(table), _with_own_rows(unsharded_hash_table(table))
+    size = as_positive("keys_per_file", keys_per_file)
+    one_of("format", format, FORMATS)
+    if since is not None and not isinstance(since, str | os.PathLike):
+        raise TypeError(
+            f"since: got {since!r}; expected the path of an earlier dump of this table, or None for all keys."
+        )
+    before = [] if since is None else [since]
+    check_output(path, overwrite=overwrite, directory=True, contents=DUMP, others=before)
+    base = None if since is None else Dump.open(since)
+    if base is not None:
+        base.check(table.features, [], exact=False)
+    names, entries = list(table.table.row_arrays), table_keys(table, state)
+    digests = digests_of(entries, state, names)
+    rest = {name: x for name, x in state.items() if name in {*_rest_names(table), *WAITING}}
+    rest |= (held := held_by(entries, digests))
+    if base is not None:
+        changed, rest[LEFT] = changed_since(base, held)
+        entries = entries[changed]
+    rows = {
+        name: state[name] if _on_one(state[name]) else np.asarray(state[name]) for name in names
+    }
+
+    def parts() -> Iterator[dict[str, np.ndarray]]:
+        for k in range(0, len(entries), size):
+            part = entries[k : k + size]
+            yield {
+                **{name: np.ascontiguousarray(part[name]) for name in ENTRY.fields or ()},
+                **{name: np.asarray(rows[name][part["slot"]]) for name in names},
+            }
+
+    about = {
+        "features": table.features,
+        "since": None if since is None else os.fsdecode(since),
+        "arrays": {name: str(state[name].dtype) for name in names},
+        "digests": summed(digests),
+        "base": None if base is None else base.digests,
+        **sets._asdict(),
+    }
+    with Progress(progress, "dump_keys", -(-len(entries) // size)) as bar:
+        return write_dump(path, parts(), rest, about, format, bar, overwrite=overwrite)
+
+
+def load_keys(
+    table: HashTable,
+    state: State,
+    path: str | os.PathLike[str],
+    *,
+    optimizer_state: bool = True,
+    method: str = "auto",
+    progress: bool = True,
+) -> tuple[dict[str, Any], Loaded]:
+    """Puts the keys of a dump into a table, with their rows, scores and last batches.
+
+    The capacity and the number of devices may differ from those of the dumped table, and so may storage types, to
+    which values are rounded. Keys that the table has already are overwritten. All keys are there afterwards, those of
+    the dump and those of the table, or it is an error. Where the table has the capacity, the ways and the number of
+    devices of the dumped one, and no other keys in their slots, all keys come into the slots that they had, whatever
+    the load. Admission counts come with the keys. Step counts, the seed and totals become those of the dump, and the
+    number of batches the larger one.
+
+    A dump of changes is loaded after the dump that it follows, and no other state is taken: the table then has the keys
+    of the dumped one, without those that have left it.
+
+    Args:
+        table: the `HashTable`, or a `ShardedTable` of one, on any number of devices.
+        state: its arrays by name, such as those of ``table.init(key)``.
+        path: of the directory that `dump_keys` wrote.
+        optimizer_state: whether to load the optimizer state, which must be that of the rule of the table; otherwise
+            that of the keys is reset.
+        method: as in `tt_embed_bag`.
+        progress: as in `dump_keys`.
+
+    Returns:
+        The state, and `Loaded`.
+
+    Raises:
+        FileError: the directory is missing, incomplete, damaged or that of another kind of table.
+        ValueError: there is no room for all keys, and the message has a capacity and ways that have; or the dump is
+            one of changes of another state than that of the table.
+        TypeError: ``table`` is not a `HashTable` whose rows are those of single keys.
+
+    >>> import jax, jax_tt, numpy as np, os, tempfile
+    >>> table, path = jax_tt.hash_table(8, 64), os.path.join(tempfile.mkdtemp(), "items")
+    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(5))
+    >>> count = jax_tt.dump_keys(table, state, path)
+    >>> larger = jax_tt.hash_table(8, 256)
+    >>> loaded, counts = jax_tt.load_keys(larger, larger.init(jax.random.key(1)), path)
+    >>> counts
+    Loaded(keys=5, evicted=0)
+    """
+    sets, table = _sets_of(table), _with_own_rows(unsharded_hash_table(table))
+    table.check(state)
+    dump = Dump.open(path)
+    wanted = table.table.row_arrays
+    taken = list(wanted) if optimizer_state else list(table.table.row_names)
+    dump.check(table.features, taken, exact=optimizer_state)
+    method = table.method(Lookup(method=method), state)
+    held = table_keys(table, state)
+    if dump.base is not None:
+        check_base(dump, table.label, digests_of(held, state, taken))
+    changed = _others(table, state, sets, dump, optimizer_state)
+    kept, new = _placed(table, held, sets, dump)
+    changed |= named_directory(directory_with(np.concatenate([kept, new]), sets, table.label))
+    # One copy, which the files are then written into: on the device, or of several devices on the host.
+    arrays: dict[str, Any] = {
+        name: jnp.copy(state[name]) if _on_one(state[name]) else np.array(state[name])
+        for name in wanted
+    }
+    _, before, after = np.intersect1d(held["key"], kept["key"], return_indices=True)
+    before, after = held["slot"][before], kept["slot"][after]
+    if (before != after).any():
+        for name in wanted:
+            rows = np.asarray(state[name])[before]
+            arrays[name] = _written(arrays[name], rows, after, method)
+    first = 0
+    with Progress(progress, "load_keys", len(dump.files)) as bar:
+        for part in dump.parts({name: state[name].shape[1:] for name in taken}):
+            slots = new["slot"][first : first + len(part["key"])]
+            first += len(slots)
+            for name, value in wanted.items():
+                arrays[name] = _written(arrays[name], part.get(name, value), slots, method)
+            bar.step()
+    changed |= {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    changed = {name: _like(state[name], value) for name, value in changed.items()}
+    left = len(held) - len(kept) - np.isin(held["key"], new["key"]).sum()
+    return {**state, **arrays, **changed}, Loaded(dump.keys, int(left))
+
+
+def _placed(
+    table: HashTable, held: np.ndarray, sets: Sets, dump: Dump
+) -> tuple[np.ndarray, np.ndarray]:
+    """The other keys that stay in a table, and those of the dump in the order of its files, with their slots."""
+    new, left = _keys_of(dump), dump.rest([LEFT])
+    others = held[~np.isin(held["key"], np.concatenate([new["key"], *left.values()]))]
+    if dump.sets == sets:
+        _check_slots(new, sets, dump.path)
+        if not np.isin(others["slot"], new["slot"]).any():
+            return others, new
+    new["slot"] = -1
+    _, there, here = np.intersect1d(held["key"], new["key"], return_indices=True)
+    new["slot"][here] = held["slot"][there]
+    entries = placed(np.concatenate([others, new]), sets, f"{table.label}table")
+    return entries[: len(others)], entries[len(others) :]
+
+
+def _keys_of(dump: Dump) -> np.ndarray:
+    """The keys of all files, with their slots if there are any."""
+    parts = []
+    for part in dump.parts({}):
+        parts.append(np.zeros(len(part["key"]), ENTRY))
+        for name in ENTRY.names or ():
+            parts[-1][name] = part.get(name, -1)
+    found = np.concatenate([np.zeros(0, ENTRY), *parts])
+    if len(found) != dump.keys or len(np.unique(found["key"])) < len(found):
+        raise FileError(
+            f"{dump.path}: is damaged; it has {len(np.unique(found['key']))} different keys, not {dump.keys}."
+        )
+    if (found["touched"] <= 0).any():
+        raise FileError(f"{dump.path}: is damaged; keys have no last batch.")
+    return found
+
+
+def _check_slots(entries: np.ndarray, sets: Sets, path: str) -> None:
+    slots = entries["slot"]
+    fits = (sets.homes(entries["key"]) == slots // sets.ways).any(axis=0).all()
+    if not fits or len(np.unique(slots)) < len(slots):
+        raise FileError(f"{path}: is damaged; keys are in slots that they cannot have.")
+
+
+def _others(
+    table: HashTable, state: State, sets: Sets, dump: Dump, optimizer_state: bool
+) -> dict[str, Any]:
+    """The arrays of the dump that do not belong to single keys of the table, as they are afterwards."""
+    rest = dump.rest({*_rest_names(table), *WAITING})
+    found = {}
+    for name in _rest_names(table) & rest.keys():
+        if not (optimizer_state or name.startswith("hash_")):
+            continue
+        if rest[name].shape != state[name].shape:
+            raise FileError(
+                f"{dump.path}: {name} has shape {rest[name].shape}; expected {state[name].shape}, that of the table."
+            )
+        found[name] = rest[name]
+    # The batches of both tables lie in the past. The dump of a table without batches is of batch 1.
+    found[CLOCK] = np.maximum(np.asarray(state[CLOCK]), found.get(CLOCK, 1))
+    if table.waiting_sets and WAITING[0] in rest:
+        own = sets._replace(sets=table.waiting_sets)
+        given = KeyDirectory(*(rest[name] for name in WAITING))
+        found |= named_directory(_waiting(table, state, given, own, dump), WAITING)
+    return found
+
+
+def _waiting(
+    table: HashTable, state: State, given: KeyDirectory, sets: Sets, dump: Dump
+) -> KeyDirectory:
+    """The keys that wait for admission after those of a dump, which has all that waited, have come."""
+    held, new = entries_of(directory_of(state, WAITING)), entries_of(given)
+    held = held[~np.isin(held["key"], new["key"])]
+    if dump.base is not None:
+        held = held[:0]
+    if not len(held) and Sets(given.sets, given.ways, dump.devices) == sets:
+        return given
+    new["slot"] = -1
+    entries = placed(
+        np.concatenate([held, new]), sets, f"{table.label}admission: of the keys that wait"
+    )
+    return directory_with(entries, sets, table.label)
+
+
+def _on_one(array: jax.Array) -> bool:
+    return len(array.sharding.device_set) == 1
+
+
+def _written(array: Any, entries: Any, slots: np.ndarray, method: str) -> Any:
+    """An array with entries ``[n, ...]``, or a scalar, in distinct slots. It is overwritten."""
+    if isinstance(array, np.ndarray):
+        array[slots] = np.asarray(entries).astype(array.dtype)
+        return array
+    # In ascending order, as `exchange` takes them.
+    order = np.argsort(slots, kind="stable")
+    new = jnp.asarray(entries[order] if np.ndim(entries) else entries, array.dtype)
+    return _exchanged(array, new, slots[order], method)
+
+
+@partial(jax.jit, donate_argnums=0, static_argnums=3)
+def _exchanged(array: Any, new: Any, slots: jax.Array, method: str) -> Any:
+    return hash_backend.exchange([array], [new], slots, method, return_old=False)[0][0]
+
+
+def _like(array: jax.Array, value: Any) -> jax.Array:
+    """A value of the host where an array is, in its type."""
+    value = np.asarray(value, array.dtype)
+    return jnp.array(value) if _on_one(array) else jax.device_put(value, array.sharding)
+
+
+def _sets_of(table: Any) -> Sets:
+    own = unsharded_hash_table(table)
+    return Sets(own.sets, own.ways, table.layout.devices if table.divided else 1)
+
+
+def _with_own_rows(table: Any) -> HashTable:
+    table = require_hash_table(table)
+    if not table.table.row_names:
+        raise TypeError(
+            f"{table.label}table: the rows of its {type(table.table).__name__} share parameters; expected a "
+            "hash_table. Save its state like that of any table: its shapes do not change."
+        )
+    return table
+
+
+def _rest_names(table: HashTable) -> set[str]:
+    """The arrays that do not belong to single keys of the table."""
+    return {*table.trained_shapes, *table.hash_shapes} - {*table.table.row_arrays, *KEYS, *WAITING}

@@ -1,0 +1,154 @@
+"""Filling a cache with the frequent rows of a sample of ids, instead of counting in training."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jax_tt._base.mix import set_of
+from jax_tt._kinds.cached.maintain import populated
+from jax_tt._kinds.cached.table import RowCachedTable, directory_of, named_directory
+from jax_tt._ops.cached_table import CachedTable, changed
+from jax_tt._sets.cache_directory import CacheDirectory, init_directory
+from jax_tt._sets.cache_reference import rank_within
+from jax_tt._sets.miss_ratio import stream
+from jax_tt._sets.row_cache import RowCache
+from jax_tt._sets.scores import MOST_COUNTED, UNIT, Scoring
+from jax_tt._table.table import State
+from jax_tt.optimizers import Optimizer
+
+_MOST_SCORE = 2**31 - 1
+
+
+def fill_cache(
+    table: CachedTable,
+    cache: RowCache,
+    ids: Any,
+    *,
+    weights: Any = None,
+    num_embeddings: int | None = None,
+    optimizer: Optimizer | None = None,
+    method: str = "auto",
+) -> CachedTable:
+    """Puts the most frequent rows of a sample of ids into the cache.
+
+    Every set gets its most frequent rows, ties by the smaller id, as far as it has room. All earlier counts are
+    forgotten: rows that are cached already and are as frequent stay, with their values bit for bit, as do rows that no
+    row of the sample displaces. Rows that leave are written back as in `populate_cache`. The counts of the sample
+    become the scores of the cached rows, from which counting goes on. It runs on the host, outside of ``jit``.
+
+    Args:
+        table: the table; not inside a loss, since its cores may change.
+        cache: the `RowCache` it was created with.
+        ids: a sample of requested ids, integers of any shape; negative ids are ignored.
+        weights: what each id counts, positive numbers of a shape that broadcasts to that of the ids; default 1.
+        num_embeddings: rows of the table; default all that the cores address.
+        optimizer: the optimizer of a fused table; its state of inserted rows is reset.
+        method: as in the ops.
+
+    Returns:
+        The table with these rows in its cache.
+
+    Raises:
+        ValueError, TypeError: the sample has no ids, ids that are not integers or not in the table, or the weights do
+            not fit.
+
+    >>> import jax, jax_tt
+    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
+    >>> cache = jax_tt.RowCache(2, ways=2)
+    >>> table = jax_tt.fill_cache(jax_tt.init_cached_table(cores, cache), cache, [7, 9, 8, 9, 8])
+    >>> table.directory.tags.tolist()
+    [[8, 9]]
+    """
+    change = partial(filled, ids=ids, weights=weights)
+    return changed(change, table, cache, num_embeddings, optimizer, method)
+
+
+def filled(
+    cached: RowCachedTable, state: State, method: str, *, ids: Any, weights: Any = None
+) -> dict[str, Any]:
+    """`fill_cache` of a state; ids are rows of the table."""
+    before = directory_of(state)
+    if isinstance(before.tags, Tracer):
+        raise TypeError("table: its arrays are traced; a cache is filled outside of jit.")
+    rows, counts = _frequencies(cached.num_embeddings, ids, weights)
+    sampled = _candidates(before, rows, _scores(counts, cached.cache.scoring))
+    after = directory_of(state := populated(cached, {**state, **named_directory(sampled)}, method))
+    scores = after.scores
+    if cached.cache.policy == "lru":  # as if requested in one step, the last
+        scores = jnp.minimum(scores, MOST_COUNTED)
+    sizes: tuple[Any, ...] = (*before.tags.shape, *before.ghost_tags.shape, before.tags.dtype)
+    ghosts = {
+        name: value
+        for name, value in init_directory(*sizes)._asdict().items()
+        if name.startswith("ghost_")
+    }
+    return {**state, **named_directory(after._replace(scores=scores, **ghosts))}
+
+
+def _frequencies(num_embeddings: int, ids: Any, weights: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct rows of a sample, ascending, and how often it has them, float64."""
+    array = np.asarray(ids)
+    kept = stream(array)
+    if not kept.size:
+        raise ValueError("ids: got none; expected a sample of the ids that the table is asked for.")
+    if kept.max() >= num_embeddings:
+        raise ValueError(
+            f"ids: got {kept.max()}; expected ids below {num_embeddings}, the rows of the table."
+        )
+    each = np.ones(())
+    if weights is not None:
+        each = np.asarray(weights, np.float64)
+        if not np.all((each > 0) & np.isfinite(each)):
+            raise ValueError(
+                "weights: got one that is not positive and finite; expected positive numbers."
+            )
+    try:
+        each = np.broadcast_to(each, array.shape).reshape(-1)[array.reshape(-1) >= 0]
+    except ValueError:
+        raise ValueError(
+            f"weights: got shape {each.shape} for ids of shape {array.shape}; expected one that broadcasts to it."
+        ) from None
+    rows, places = np.unique(kept, return_inverse=True)
+    return rows, np.bincount(places, each)
+
+
+def _scores(counts: np.ndarray, scoring: Scoring) -> np.ndarray:
+    """Scores of rows that were requested so often just now."""
+    unit = UNIT if scoring.policy == "lfu" and scoring.half_life is not None else 1
+    return np.clip(np.rint(counts * unit), 1, _MOST_SCORE).astype(np.int32)
+
+
+def _candidates(directory: CacheDirectory, rows: np.ndarray, scores: np.ndarray) -> CacheDirectory:
+    """The directory with the scores of a sample, whose rows are ghosts; populating it moves the best into the cache."""
+    sets, ways = directory.tags.shape
+    tags = np.asarray(directory.tags)
+    place = np.minimum(np.searchsorted(rows, tags), rows.size - 1)
+    here = rows[place] == tags
+    new = ~np.isin(rows, tags)
+    ids, values = jnp.asarray(rows[new], tags.dtype), jnp.asarray(scores[new])
+    home = set_of(ids, sets)
+    rank = rank_within(home, sets, -values, ids)
+    at = jnp.where(rank < ways, home * ways + rank, sets * ways)
+
+    def ghosts(fill: int, values: jax.Array) -> jax.Array:
+        empty = jnp.full(sets * ways, fill, values.dtype)
+        return empty.at[at].set(values, mode="drop").reshape(sets, ways)
+
+    # Not the step of the clock, in which no row would be evicted.
+    touched = jnp.full((sets, ways), directory.clock - 1, jnp.int32)
+    return directory._replace(
+        scores=jnp.asarray(np.where(here, scores[place], 0), jnp.int32),
+        touched=touched,
+        ghost_tags=ghosts(-1, ids),
+        ghost_scores=ghosts(0, values),
+        ghost_touched=touched,
+        ghost_recent=jnp.zeros((sets, ways), jnp.int32),
+        refreshed=jnp.copy(directory.clock),
+        unaged=jnp.zeros_like(directory.unaged),
+    )

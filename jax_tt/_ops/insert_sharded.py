@@ -1,0 +1,266 @@
+"""Insertion into hash tables that are divided over devices, at the owners of the keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._base import words
+from jax_tt._ids.explicit import specified_over_explicit_axes
+from jax_tt._kinds.hashed.table import CLOCK, SEED, TOTALS, HashTable
+from jax_tt._kinds.sharded.asked import AskedKeys, received_keys
+from jax_tt._kinds.sharded.exchange import exchanged, other_rounds
+from jax_tt._kinds.sharded.forward import all_messages
+from jax_tt._kinds.sharded.group import ShardedGroup, inside_shard_map
+from jax_tt._kinds.sharded.programs import Local
+from jax_tt._kinds.sharded.requests import PAGES, keys_in_pages, replicas_of, requested
+from jax_tt._kinds.sharded.route import Messages, Route, distinct, message_rows
+from jax_tt._kinds.sharded.table import ShardedTable
+from jax_tt._native import hash_backend
+from jax_tt._ops.insert import (
+    Asked,
+    Inserted,
+    Requests,
+    epoch_of,
+    inserted_together,
+    joined,
+    no_room,
+)
+from jax_tt._sets.hash_directory import COUNTERS, KEYS, WAITING, KeyDirectory
+from jax_tt._sets.missing import Check, check_count
+from jax_tt._sets.owners import words_of
+from jax_tt._table.options import Lookup
+
+
+def inserted_over_devices(
+    asked: Sequence[Asked], method: str
+) -> list[tuple[dict[str, Any], Inserted]]:
+    """`insert_keys` of several `ShardedTable`; those over the same devices take one exchange."""
+    groups: dict[ShardedGroup, list[int]] = {}
+    for k, own in enumerate(asked):
+        groups.setdefault(own.table.group(Lookup()), []).append(k)
+    found: dict[int, tuple[dict[str, Any], Inserted]] = {}
+    for group, members in groups.items():
+        results = _inserted(group, [asked[k] for k in members], method)
+        found.update(zip(members, results, strict=True))
+    return [found[k] for k in range(len(asked))]
+
+
+def _inserted(
+    group: ShardedGroup, asked: Sequence[Asked], method: str
+) -> list[tuple[dict[str, Any], Inserted]]:
+    tables = [own.table for own in asked]
+    given = [_inputs(own) for own in asked]
+
+    local = Local(_of_device, (tuple(tables), method, group.axes, group.others))
+    if inside_shard_map():
+        after = local(given)
+    else:
+        states = [_specs(group, table, one[0]) for table, one in zip(tables, given, strict=True)]
+        specs = [(state, P(group.mesh.axis_names), P()) for state in states]
+        changed = [
+            ({name: s for name, s in state.items() if name not in (SEED, PAGES)}, P())
+            for state in states
+        ]
+
+        def call(given: Any) -> Any:
+            return group.on_devices(local, (specs,), changed)(given)
+
+        after = specified_over_explicit_axes(call, given, changed)
+    return [
+        (
+            {**own.state, **state},
+            Inserted(None, None, dict(zip(COUNTERS, counts, strict=True)), None),
+        )
+        for own, (state, counts) in zip(asked, after, strict=True)
+    ]
+
+
+def _inputs(own: Asked) -> tuple[dict[str, Any], list[Requests], Any]:
+    names = {*own.table.divided_names, CLOCK, SEED, TOTALS, PAGES}
+    devices = own.table.parts
+
+    def padded(array: jax.Array) -> jax.Array:
+        count = array.shape[0]
+        spare = max(-(-count // devices), 1) * devices - count
+        return jnp.pad(array, [(0, spare), *[(0, 0)] * (array.ndim - 1)]) if spare else array
+
+    parts = jax.lax.stop_gradient(jax.tree.map(padded, list(own.parts)))
+    epoch = epoch_of(own.table.table, own.epoch)
+    return {name: own.state[name] for name in names}, parts, epoch
+
+
+def _specs(group: ShardedGroup, table: ShardedTable, state: dict[str, Any]) -> dict[str, P]:
+    return {name: P(group.axes) if name in table.divided_names else P() for name in state}
+
+
+class _Sent(NamedTuple):
+    """What is sent of one table: a route, its messages, and values of every entry of the route, ``[n, ...]``."""
+
+    route: Route
+    messages: Messages
+    values: list[jax.Array]
+
+
+def _of_device(tables: tuple[Any, ...], *arguments: Any) -> Any:
+    *options, inputs = arguments
+    own = [Asked(table, *one) for table, one in zip(tables, inputs, strict=True)]
+    return _local(own, *options)
+
+
+def _local(
+    asked: Sequence[Asked], method: str, axes: tuple[str, ...], others: tuple[str, ...]
+) -> list[tuple[dict[str, Any], jax.Array]]:
+    """The arrays that an insertion changes on this device, and the counts of all devices."""
+    everywhere = (*others, *axes)
+    devices = lax.axis_size(everywhere)
+    methods = [own.table.method(Lookup(method=method), own.state) for own in asked]
+    routes = [_route(*pair, axes, devices) for pair in zip(asked, methods, strict=True)]
+    sizes = [message_rows(route.row.shape[0], devices) for route, _ in routes]
+    messages, bits = all_messages([route for route, _ in routes], sizes, devices, everywhere)
+    sent = [
+        _Sent(route, own, values) for (route, values), own in zip(routes, messages, strict=True)
+    ]
+
+    def insert(k: Any, carry: Any) -> Any:
+        parts: list[jax.Array] = []
+        for own in sent:
+            parts += own.route.message(own.messages, k, devices, np.True_)
+            number = own.messages.sent(k, devices)
+            for values in own.values:
+                part = values.at[number].get(mode="fill", fill_value=0)
+                parts.append(part.reshape(devices, own.messages.size, *values.shape[1:]))
+        got = iter(exchanged(parts, everywhere))
+        return [
+            _at_owner(own, state, counts, got, method)
+            for own, (state, counts) in zip(asked, carry, strict=True)
+        ]
+
+    def mark(k: Any, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        parts = [
+            part for own in sent for part in own.route.message(own.messages, k, devices, np.True_)
+        ]
+        got = iter(exchanged(parts, everywhere))
+        return [
+            _marked(*pair, received_keys(got), method) for pair in zip(asked, states, strict=True)
+        ]
+
+    # A round must not evict the keys of a later one.
+    touched = [
+        {name: own.state[name] for name in (KEYS[2], WAITING[2]) if name in own.state}
+        for own in asked
+    ]
+    marked = other_rounds(mark, bits, touched)
+    nothing = jnp.zeros(len(COUNTERS), jnp.int32)
+    start = [
+        ({name: x for name, x in own.state.items() if name not in (SEED, PAGES)} | touched, nothing)
+        for own, touched in zip(asked, marked, strict=True)
+    ]
+    found = other_rounds(insert, bits, insert(0, start))
+    results = []
+    for own, (state, counts) in zip(asked, found, strict=True):
+        counts = lax.psum(counts, axes)
+        table = own.table.table
+        if table.safe_check == "error":
+            check_count(Check("error", no_room(table)), counts[-1])
+        totals = words.added(own.state[TOTALS], counts.astype(jnp.uint32))
+        results.append(({**state, TOTALS: totals}, counts))
+    return results
+
+
+def _route(
+    own: Asked, method: str, axes: tuple[str, ...], devices: int
+) -> tuple[Route, list[jax.Array]]:
+    """The way to all devices that hold the keys, and what goes with every key: its requests, and its score."""
+    table, layout = own.table, own.table.layout
+    keys, here, given, _ = joined(own.parts)
+    pages, refused = keys_in_pages(layout, keys), jnp.zeros((), bool)
+    found = requested(table, own.state[PAGES], pages, (here, here, refused), method, axes)
+    places, size = found.distinct.places, here.shape[0]
+    at = jnp.where(here, places, size)
+    values = [jnp.zeros(size, jnp.int32).at[at].add(1, mode="drop")]
+    if table.table.policy == "custom":
+        values.append(lax.bitcast_convert_type(_largest(given, at, size), jnp.int32))
+    copies = devices // layout.devices
+    if copies == 1:
+        return found.distinct.route, values
+    to_all = distinct(replicas_of(layout, own.state[PAGES], found.pages, copies), devices, method)
+    source = to_all.source // copies
+    return to_all.route, [x.at[source].get(mode="fill", fill_value=0) for x in values]
+
+
+def _largest(scores: jax.Array, at: jax.Array, size: int) -> jax.Array:
+    """The largest of scores uint32 ``[n, 2]``, high and low word, of every place ``at``."""
+    none = jnp.zeros(size, jnp.uint32)
+    high = none.at[at].max(scores[:, 0], mode="drop")
+    leading = high.at[at].get(mode="fill", fill_value=0) == scores[:, 0]
+    low = none.at[jnp.where(leading, at, size)].max(scores[:, 1], mode="drop")
+    return jnp.stack([high, low], axis=1)
+
+
+def _marked(own: Asked, touched: dict[str, Any], keys: AskedKeys, method: str) -> dict[str, Any]:
+    """The last batches of all slots, above all batches for the keys that have arrived.
+
+    This one would stand for keys that have been inserted already.
+    """
+    method = own.table.local_keys.method(Lookup(method=method), own.state)
+    after, here = {}, keys.here
+    for names in (KEYS, WAITING):
+        if names[2] not in touched:
+            continue
+        # XLA would keep a copy of last batches that are not those of the loop.
+        directory = KeyDirectory(own.state[names[0]], own.state[names[1]], touched[names[2]])
+        slots = hash_backend.find(directory, keys.keys, here, method)
+        here = here & (slots < 0)
+        at = jnp.where(slots < 0, directory.capacity, slots)
+        before = touched[names[2]]
+        last = before.reshape(-1).at[at].set(np.iinfo(np.int32).max, mode="drop")
+        after[names[2]] = last.reshape(before.shape)
+    return after
+
+
+def _at_owner(
+    own: Asked, state: dict[str, Any], counts: jax.Array, parts: Any, method: str
+) -> tuple[dict[str, Any], jax.Array]:
+    """The arrays after an insertion of the keys that have arrived, and the counts with those of them."""
+    local: HashTable = own.table.local_keys
+    keys = received_keys(parts)
+    requests = jnp.where(keys.here, next(parts).reshape(-1), 0)
+    given = jnp.zeros_like(keys.keys)
+    if local.policy == "custom":
+        given = lax.bitcast_convert_type(next(parts).reshape(-1, 2), jnp.uint32)
+    arrived = Requests(keys.keys, keys.here, given, requests)
+    # All rounds are one batch, with one number.
+    before = {**own.state, **state, CLOCK: own.state[CLOCK]}
+    if local.counts_requests:
+        arrived = _of_all(arrived, local.method(Lookup(method=method), before))
+    # An insertion that raised on one device alone would leave the others waiting.
+    quiet = dataclasses.replace(
+        local, safe_check="warn" if local.safe_check == "warn" else "ignore"
+    )
+    epoch = own.epoch if local.policy.startswith("epoch_") else None
+    asked = Asked(quiet, before, [arrived], epoch)
+    ((after, inserted),) = inserted_together([asked], method, False)
+    counts = counts + jnp.stack([inserted.counts[name] for name in COUNTERS])
+    return {name: after[name] for name in state}, counts
+
+
+def _of_all(arrived: Requests, method: str) -> Requests:
+    """The different keys among those that have arrived, with the requests of all devices."""
+    keys, here, given, counts = arrived
+    size, (first, rest) = here.shape[0], words_of(keys)
+    found = distinct(Route((~here).astype(jnp.int32), first, rest), 1, method)
+    at = jnp.where(here, found.places, size)
+    return Requests(
+        keys.at[found.source].get(mode="fill", fill_value=0),
+        found.route.device == 0,
+        _largest(given, at, size),
+        jnp.zeros(size, jnp.int32).at[at].add(counts, mode="drop"),
+    )

@@ -1,0 +1,76 @@
+"""`with_slots`: the ids of a batch with the slots that their insertion found."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from jax_tt._ids.bags import Bags
+from jax_tt._ids.keys import LocatedKeys, key_digits
+from jax_tt._ops.insert import Inserted
+
+
+def with_slots(ids: Any, inserted: Any) -> Any:
+    """The ids of a batch with the slots that their insertion found, for lookups that need not search them again.
+
+    A lookup takes a slot if it still holds the key, and searches the key otherwise: after a growth, a removal or a
+    later insertion, no key reads the row of another one. A key that the insertion gave no slot is missing in the
+    lookup, which does not report it again.
+
+    Args:
+        ids: what `insert_keys` or `insert_collection_keys` was called with.
+        inserted: what it returned: `Inserted`, or a dict of them by table.
+
+    Returns:
+        The same ids as a kind of `SplitIds` with three words, the two of the key and the slot; in `Bags`, if they were
+        in `Bags`. Of the batch of a collection a dict by feature, in which those of other tables are as they were, as
+        are those of tables that are divided over devices.
+
+    Raises:
+        TypeError, ValueError: ``inserted`` does not belong to such ids.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table, keys = jax_tt.hash_table(8, 1024), np.array([7, -1])
+    >>> state, inserted = jax_tt.insert_keys(table, table.init(jax.random.key(0)), keys)
+    >>> located = jax_tt.with_slots(keys, inserted)
+    >>> rows, _ = jax_tt.lookup_rows(table, state, located, jax_tt.Lookup())
+    >>> located.digits.shape, rows.shape
+    ((2, 3), (2, 8))
+    """
+    if isinstance(inserted, Inserted):
+        if inserted.found is None:
+            raise ValueError(
+                "inserted: got that of a table which is divided over devices, whose owners know the slots; expected "
+                "that of a whole table. Look up the ids themselves."
+            )
+        return _located("ids", ids, inserted.found)
+    if not isinstance(inserted, Mapping) or isinstance(ids, Bags):
+        raise TypeError(
+            f"inserted: got a {type(inserted).__name__} for a {type(ids).__name__}; expected Inserted, or "
+            "the dict of insert_collection_keys beside its batch."
+        )
+    batch = {name: ids[name] for name in ids}
+    for own in inserted.values():
+        for name, found in (own.found or {}).items():
+            batch[name] = _located(f"ids[{name!r}]", batch[name], found)
+    return batch
+
+
+def _located(name: str, ids: Any, found: Any) -> Any:
+    if isinstance(ids, Bags):
+        return dataclasses.replace(ids, ids=_with(name, ids.ids, ids.padded, found))
+    return _with(name, ids, False, found)
+
+
+def _with(name: str, ids: Any, padded: bool, found: Any) -> LocatedKeys:
+    digits = jnp.asarray(key_digits(name, ids, padded).digits)
+    shape = digits.shape[:-1]
+    if getattr(found, "shape", None) != (math.prod(shape),):
+        raise ValueError(
+            f"{name}: got ids of shape {shape} for the insertion of another batch; expected the ids that were inserted."
+        )
+    return LocatedKeys(jnp.concatenate([digits[..., 1:3], found.reshape(*shape, 1)], axis=-1))

@@ -1,0 +1,189 @@
+"""`remove_keys`: takes keys out of a hash table, by name or by a condition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._base.arguments import as_positive
+from jax_tt._ids.explicit import sharded_over_explicit_axes
+from jax_tt._kinds.hashed.table import CLOCK, HashTable, unsharded_hash_table
+from jax_tt._native import hash_backend
+from jax_tt._ops.insert import Evicted, keys_of_ids
+from jax_tt._sets.hash_directory import KEYS, KeyDirectory, directory_of, named_directory
+from jax_tt._sets.hash_reference import erase
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import State
+
+# Among the arrays of slots: which ones to empty.
+_CHOSEN = "chosen"
+
+
+class KeyView(NamedTuple):
+    """What a condition for removal sees of every slot; those of empty slots are not looked at.
+
+    Attributes:
+        keys: uint32 ``[capacity, 2]``, high and low word.
+        scores: uint32 ``[capacity, 2]``, high and low word.
+        touched: int32 ``[capacity]``, the number of the last batch that requested the key.
+        age: int32 ``[capacity]``, how many batches ago that was.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.hash_table(8, 1024)
+    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, 4]))
+    >>> state, _ = jax_tt.insert_keys(table, state, np.array([4]))
+    >>> state, gone = jax_tt.remove_keys(table, state, where=lambda view: view.age >= 1, size=2)
+    >>> gone.keys[:, 1].tolist(), gone.touched.tolist()
+    ([3, 0], [1, 0])
+    """
+
+    keys: Any
+    scores: Any
+    touched: Any
+    age: Any
+
+
+def remove_keys(
+    table: HashTable,
+    state: State,
+    keys: Any = None,
+    *,
+    where: Callable[[KeyView], jax.Array] | None = None,
+    size: int | None = None,
+    method: str = "auto",
+) -> tuple[dict[str, Any], Evicted]:
+    """Takes keys out of a table; their rows are free for others.
+
+    Args:
+        table: the `HashTable`, or a `ShardedTable` of one.
+        state: its arrays by name.
+        keys: the keys to remove, as `insert_keys` takes them; those without a row are skipped.
+        where: instead of ``keys``, a function from a `KeyView` to bool ``[capacity]``, such as
+            ``lambda view: view.age > 1000``.
+        size: of the result; with ``where`` at most so many keys are removed, the first ones in the order of slots.
+            Default: the number of ``keys``, or the capacity; of a `ShardedTable` it has to be given with ``where``.
+        method: as in `tt_embed_bag`.
+
+    Returns:
+        The state, and the `Evicted` keys with their rows in the order of slots, each array with ``size`` entries.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.hash_table(8, 1024)
+    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, 4]))
+    >>> state, gone = jax_tt.remove_keys(table, state, np.array([4, 5]))
+    >>> gone.keys[:, 1].tolist(), gone.arrays["embedding"].shape
+    ([4, 0], (2, 8))
+    """
+    anywhere: Any = table
+    own = unsharded_hash_table(table)
+    table.check(state)
+    if (keys is None) == (where is None):
+        raise ValueError(
+            f"{own.label}keys, where: got {'neither' if keys is None else 'both'}; expected one of them, keys to "
+            "remove or a condition."
+        )
+    names = (*KEYS, *own.table.row_arrays)
+    given = {name: state[name] for name in names}
+    words: Any = None
+    if where is None:
+        words = keys_of_ids(own, keys)
+        size = words[1].size if size is None else size
+    else:
+        if size is None and anywhere.divided:
+            raise ValueError(
+                f"{own.label}size: got None for a table that is divided over devices; expected the most keys to "
+                "remove, whose rows every device gets, e.g. size=1024."
+            )
+        size = own.num_embeddings if size is None else size
+        axes = anywhere.axes if anywhere.divided else None
+        slots = {name: state[name] for name in (*KEYS, CLOCK)}
+        given[_CHOSEN] = _chosen(own, where, sharded_over_explicit_axes(_view, slots, axes))
+    size = size if size == 0 and where is None else as_positive("size", size)
+    static = size, own.method(Lookup(method=method), state)
+    if anywhere.divided:
+        changed, gone = anywhere.at_owners(_removed, (*static, anywhere.axes), given, words)
+    else:
+        changed, gone = _removed(*static, (), given, words)
+    return {**state, **changed}, gone
+
+
+def _removed(
+    size: int, method: str, axes: tuple[str, ...], own: dict[str, Any], words: Any
+) -> tuple[dict[str, Any], Evicted]:
+    """The directory without keys, and these keys with their rows.
+
+    Args:
+        size: of the result.
+        method: resolved.
+        axes: those of the mesh that slots are divided over.
+        own: arrays by name, and which slots to empty, bool ``[capacity]``; of one device.
+        words: instead of the latter, keys uint32 ``[n, 2]``, and which of them count, bool ``[n]``.
+    """
+    directory = directory_of(own)
+    capacity = directory.capacity
+    if words is None:
+        chosen = own[_CHOSEN]
+    else:
+        keys, here = words
+        slots = hash_backend.find(directory, keys, here, method)
+        marks = jnp.zeros(capacity, bool).at[jnp.where(slots < 0, capacity, slots)]
+        chosen = marks.set(True, mode="drop")
+    (slots,) = jnp.nonzero(chosen, size=min(size, capacity) if axes else size, fill_value=capacity)
+    slots = slots.astype(jnp.int32)
+    arrays = {name: own[name] for name in own if name not in (*KEYS, _CHOSEN)}
+    places = _places_of_all(slots < capacity, axes) if axes else None
+    if places is not None:
+        slots = jnp.where(places < size, slots, capacity)
+
+    def entries(array: jax.Array) -> jax.Array:
+        found = array.at[slots].get(mode="fill", fill_value=0)
+        return found if places is None else _of_all(found, places, size, axes)
+
+    gone = jax.tree.map(entries, Evicted(*_of_slots(directory), arrays))
+    return named_directory(erase(directory, slots)), gone
+
+
+def _places_of_all(here: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Places among the entries of all devices, those of the first one first, of entries that are ``here``."""
+    counts = jax.lax.all_gather(jnp.sum(here, dtype=jnp.int32), axes)
+    before = jnp.arange(counts.size) < jax.lax.axis_index(axes)
+    return jnp.sum(jnp.where(before, counts, 0)) + jnp.arange(here.size, dtype=jnp.int32)
+
+
+def _of_all(entries: jax.Array, places: jax.Array, size: int, axes: tuple[str, ...]) -> jax.Array:
+    """Entries of all devices in their places, bit for bit; those that no device has are 0."""
+    kind = f"uint{8 * entries.dtype.itemsize}"
+    bits = jax.lax.bitcast_convert_type(entries, kind)
+    bits = jnp.zeros((size, *bits.shape[1:]), kind).at[places].add(bits, mode="drop")
+    # Not every device adds shorter integers.
+    wide = bits.astype(jnp.uint32) if entries.dtype.itemsize < 4 else bits
+    return jax.lax.bitcast_convert_type(jax.lax.psum(wide, axes).astype(kind), entries.dtype)
+
+
+def _of_slots(directory: KeyDirectory) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Keys and scores uint32 ``[capacity, 2]`` and last batches ``[capacity]``."""
+    keys, scores = (
+        words.transpose(0, 2, 1).reshape(-1, 2) for words in (directory.keys, directory.scores)
+    )
+    return keys, scores, directory.touched.reshape(-1)
+
+
+def _view(state: State) -> KeyView:
+    found = _of_slots(directory_of(state))
+    return KeyView(*found, state[CLOCK] - found[2])
+
+
+def _chosen(table: HashTable, where: Any, view: KeyView) -> jax.Array:
+    chosen = jnp.asarray(where(view))
+    if chosen.shape != view.touched.shape or chosen.dtype != bool:
+        raise ValueError(
+            f"{table.label}where: returned {chosen.dtype} of shape {chosen.shape}; expected bool of shape "
+            f"{view.touched.shape}, one per slot."
+        )
+    return chosen & (view.touched > 0)

@@ -1,1 +1,0 @@
-"""Chooses kinds and sizes of tables that fit into a given number of bytes."""

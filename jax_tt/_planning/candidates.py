@@ -1,0 +1,214 @@
+"""The candidates for a table: dense, tensor trains, low ranks and others of several sizes, with their errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._base.arguments import as_dtype, as_int
+from jax_tt._base.host_table import host_table
+from jax_tt._compress import candidates as small
+from jax_tt._compress.errors import measured_errors
+from jax_tt._ids.id_order import IdOrder
+from jax_tt._ids.ordered_rows import OrderedRows
+from jax_tt._kinds.quantized import codec
+from jax_tt._kinds.quantized.table import QuantizedTable
+from jax_tt._tt.budget import least_params, predicted_error
+from jax_tt._tt.from_dense import tt_from_dense
+from jax_tt._tt.shape import TTShape
+from jax_tt.order import from_table
+
+DENSE, TENSOR_TRAIN, LOW_RANK = "dense", "tensor train", "low rank"
+# Kinds of `compress` that are measured for trained tables on request.
+SMALL = ("quantized", "mixed", "product", "additive", "tt_sum")
+
+_PREDICTED_STEP, _MEASURED_STEP = 2, 4  # by how much candidates differ in size
+_BLOCK = 1 << 23  # numbers of a table read at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A form of a table.
+
+    Attributes:
+        kind: `DENSE`, `TENSOR_TRAIN`, `LOW_RANK` or one of `SMALL`.
+        shape: of its cores; None if it has none.
+        id_order: order of the ids, whose bytes count.
+        nbytes: of its parameters and order.
+        error: relative Frobenius error, measured or predicted.
+        small: the table, of one of `SMALL`.
+        detail: its settings, in words.
+    """
+
+    kind: str
+    shape: TTShape | None
+    id_order: IdOrder | None
+    nbytes: int
+    error: float
+    small: Any = None
+    detail: str = ""
+
+
+class Table:
+    """A table to be planned.
+
+    Args:
+        name: for messages.
+        value: ``(num_embeddings, features)``, or a trained table ``[N, D]`` of floats.
+        dtype: storage type, for a table that is not trained.
+        seed: of randomised decompositions.
+        kinds: some of `SMALL`.
+    """
+
+    def __init__(self, name: str, value: Any, dtype: Any, seed: int, kinds: Sequence[str] = ()):
+        self.name, self.seed, self.kinds = name, seed, kinds
+        self.dense: Any = None
+        if hasattr(value, "shape"):
+            value = host_table(f"tables[{name!r}]", value)
+        if isinstance(value, tuple | list) and len(value) == 2 and not np.ndim(value[0]):
+            self.num_embeddings, self.features = (
+                as_int(f"tables[{name!r}][{k}]", size) for k, size in enumerate(value)
+            )
+        elif _is_table(value):
+            self.dense = value
+            self.num_embeddings, self.features = self.dense.shape
+            dtype = self.dense.dtype
+        else:
+            raise TypeError(
+                f"tables[{name!r}]: got {_described(value)}; expected (num_embeddings, features) or a trained table "
+                "[N, D] of floats."
+            )
+        if min(self.num_embeddings, self.features) < 1:
+            raise ValueError(
+                f"tables[{name!r}]: got {self.num_embeddings} x {self.features}; expected sizes >= 1."
+            )
+        self.dtype = as_dtype("dtype", dtype, jnp.float32)
+        self.itemsize = self.dtype.itemsize
+        self.measured = self.dense is not None
+        self.dense_bytes = self.num_embeddings * self.features * self.itemsize
+        self._order: IdOrder | None = None
+        if self.measured:
+            self._tails = _low_rank_errors(self.dense, name)
+
+    @property
+    def uncompressed(self) -> Candidate:
+        return Candidate(DENSE, None, None, self.dense_bytes, 0.0)
+
+    @property
+    def least_train_bytes(self) -> int:
+        """Bytes of the smallest tensor train."""
+        return least_params(self.num_embeddings, self.features) * self.itemsize
+
+    def candidates(self) -> list[Candidate]:
+        """Dense, and whatever is smaller."""
+        found = [self.uncompressed]
+        if self.measured:
+            found += [
+                low
+                for rank in range(1, self.features + 1)
+                if (low := self.low_rank(rank)).nbytes < self.dense_bytes
+            ]
+            found += [one for kind in self.kinds for one in self._small(kind)]
+        step = _MEASURED_STEP if self.measured else _PREDICTED_STEP
+        least = self.least_train_bytes
+        size = self.dense_bytes // 2
+        while size > least:
+            found += self._trains(size)
+            size //= step
+        if least < self.dense_bytes:
+            found += self._trains(least)
+        return [one for one in found if one.kind == DENSE or one.nbytes < self.dense_bytes]
+
+    def low_rank(self, rank: int) -> Candidate:
+        """A product ``[N, r] [r, D]``: the train of two cores whose first has all rows, its second all columns."""
+        n, width = self.num_embeddings, self.features
+        shape = TTShape(n, width, rank, (n, 1), (1, width))
+        nbytes = shape.num_params * self.itemsize
+        return Candidate(LOW_RANK, shape, None, nbytes, float(self._tails[shape.ranks[0]]))
+
+    def low_rank_within(self, nbytes: int) -> Candidate | None:
+        """The largest rank whose factors take at most this many bytes."""
+        rank = nbytes // (self.itemsize * (self.num_embeddings + self.features))
+        return None if rank < 1 else self.low_rank(min(rank, self.features))
+
+    def train(self, nbytes: int, ordered: bool = False) -> Candidate:
+        """A tensor train of at most this many bytes, including its order if there is one."""
+        order = self._rows_order() if ordered else None
+        extra = 0 if order is None else order.nbytes
+        size = nbytes - extra
+        if not self.measured:
+            shape = TTShape.for_budget(
+                self.num_embeddings, self.features, max_bytes=size, dtype=self.dtype
+            )
+            sizes = [p * q for p, q in zip(shape.row_factors, shape.col_factors, strict=True)]
+            error = predicted_error(sizes, shape.ranks)
+        else:
+            rows = self.dense if order is None else OrderedRows(self.dense, order)
+            found = tt_from_dense(rows, max_bytes=size, seed=self.seed)
+            shape, error = found.shape, found.relative_error
+        return Candidate(
+            TENSOR_TRAIN, shape, order, extra + shape.num_params * self.itemsize, error
+        )
+
+    def _small(self, kind: str) -> Iterator[Candidate]:
+        """Tables of a kind of `compress`, fitted in a few iterations."""
+        source = small.Source(self.dense, None, jnp.dtype("bfloat16"), self.seed)
+        widths = [
+            QuantizedTable(self.num_embeddings, self.features, bits).nbytes for bits in codec.BITS
+        ]
+        if kind == "quantized":
+            sizes = widths
+        elif kind == "mixed":  # between these
+            sizes = [(more + less) // 2 for more, less in itertools.pairwise(widths)]
+        else:
+            sizes = [self.dense_bytes // _MEASURED_STEP**k for k in range(1, 5)]
+        for size in sizes:
+            for one in small.candidates(source, kind, size):
+                table, state = one.make(**one.quick)
+                nbytes = sum(array.nbytes for array in state.values())
+                error, _ = measured_errors(self.dense, table, state)
+                yield Candidate(kind, None, None, nbytes, error, table, one.detail)
+
+    def _trains(self, size: int) -> list[Candidate]:
+        """As the ids come and, for a trained table, ordered by its rows; an order's bytes come on top."""
+        found = [self.train(size)]
+        if self.measured:
+            found.append(self.train(size + self._rows_order().nbytes, ordered=True))
+        return found
+
+    def _rows_order(self) -> IdOrder:
+        if self._order is None:
+            shape = TTShape.suggest(self.num_embeddings, self.features)
+            self._order = from_table(self.dense, shape, seed=self.seed, progress=False)
+        return self._order
+
+
+def _low_rank_errors(table: Any, name: str) -> np.ndarray:
+    """Relative error of the best product of every rank 0 ... D, from the Gram matrix of the columns in float64."""
+    n, width = table.shape
+    gram = np.zeros((width, width))
+    step = max(1, _BLOCK // width)
+    for start in range(0, n, step):
+        rows = np.asarray(table[start : start + step]).astype(np.float64)
+        gram += rows.T @ rows
+    if not np.isfinite(gram).all():
+        raise ValueError(f"tables[{name!r}]: holds NaN or infinity; expected finite numbers.")
+    values = np.maximum(np.linalg.eigvalsh(gram)[::-1], 0)
+    lost = np.append(np.cumsum(values[::-1])[::-1], 0.0)
+    return np.sqrt(lost / lost[0]) if lost[0] > 0 else lost
+
+
+def _is_table(value: Any) -> bool:
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return False
+    return len(value.shape) == 2 and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return repr(value)[:60] if shape is None else f"an array of {value.dtype}, shape {shape}"

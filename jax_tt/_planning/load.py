@@ -1,0 +1,170 @@
+"""How a sample of ids loads the devices under a placement."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._kinds.sharded.pages import paged
+from jax_tt._kinds.sharded.placement import Layout
+from jax_tt._kinds.sharded.route import Route, distinct, leading_bits, message_rows
+from jax_tt._kinds.sharded.travels import rows_of_message
+
+# Bags of a step whose ids are not given.
+DEFAULT_BATCH = 1024
+
+
+class Sample(NamedTuple):
+    """The ids of a table in some steps.
+
+    Attributes:
+        ids: ``[steps, devices, n]``, those of every device in its part of the batch; -1 for padding.
+        length: ids of a bag.
+    """
+
+    ids: np.ndarray[Any, Any]
+    length: int
+
+    @property
+    def per_device(self) -> int:
+        """Ids that a device looks up in a step, with padding."""
+        return self.ids.shape[2]
+
+    def parts(self) -> tuple[Sample, Sample]:
+        """Some steps to make a placement from, and others to judge it by; the same object if there is one step."""
+        half = self.ids.shape[0] // 2
+        if not half:
+            return self, self
+        return self._replace(ids=self.ids[:half]), self._replace(ids=self.ids[half:])
+
+    def requests(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Different rows of every device in every step: ``step * devices + device``, and the row."""
+        steps, devices, _ = self.ids.shape
+        ordered = np.sort(self.ids, axis=2)
+        first = np.ones(ordered.shape, bool)
+        first[:, :, 1:] = ordered[:, :, 1:] != ordered[:, :, :-1]
+        first &= ordered >= 0
+        parts = np.arange(steps * devices).reshape(steps, devices, 1)
+        return np.broadcast_to(parts, ordered.shape)[first], ordered[first]
+
+
+def sample_of(label: str, ids: Any, num_embeddings: int, devices: int, steps: int) -> Sample:
+    """Ids ``[steps * B, L]`` or ``[n]``, in the order of their requests, divided among the devices.
+
+    Errors begin with ``label``.
+    """
+    array = np.asarray(ids)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{label}: got {array.dtype}; expected integers.")
+    length = array.shape[-1] if array.ndim > 1 else 1
+    if not array.size or array.size % (steps * length):
+        raise ValueError(
+            f"{label}: got shape {array.shape}; expected the ids of steps={steps} batches of equal size, "
+            "[steps * batch, ids per bag]."
+        )
+    if array.max() >= num_embeddings:
+        raise ValueError(
+            f"{label}: got the id {array.max()}; expected ids in [0, {num_embeddings})."
+        )
+    bags = array.reshape(steps, -1, length).astype(np.int64)
+    spare = -bags.shape[1] % devices
+    bags = np.concatenate([bags, np.full((steps, spare, length), -1)], axis=1)
+    return Sample(np.maximum(bags.reshape(steps, devices, -1), -1), length)
+
+
+def uniform_sample(num_embeddings: int, devices: int) -> Sample:
+    """Ids of a table of which nothing is known."""
+    bags = -(-DEFAULT_BATCH // devices)
+    rng = np.random.default_rng(0)
+    return Sample(rng.integers(0, num_embeddings, (1, devices, bags)), 1)
+
+
+class Load(NamedTuple):
+    """Rows of a step, under a placement.
+
+    Attributes:
+        read: that every device reads for the others and itself, ``[devices]``.
+        stepped: whose gradients arrive at every device, ``[devices]``.
+        rounds: of the exchange, 1 unless the rows for a device exceed its messages.
+        sent: places for rows in the messages of a device, forward and backward.
+        fits: whether the messages hold all ids, if sums of bags travel.
+    """
+
+    read: np.ndarray[Any, Any]
+    stepped: np.ndarray[Any, Any]
+    rounds: int
+    sent: tuple[int, int]
+    fits: bool
+
+
+def load_of(sample: Sample, layout: Layout) -> Load:
+    """The load of the devices by the requests of a sample."""
+    steps, devices, count = sample.ids.shape
+    part, rows = sample.requests()
+    page, row = pages_of(layout, rows)
+    places = layout.page_table[page]
+    # As in the exchange: devices share the replicas of a page, and gradients go to all of them.
+    copies = (places >= 0).sum(axis=1)
+    first = places[np.arange(len(places)), part % devices % copies]
+    asked = _sent(layout, part, first, row)
+    at, replica = np.nonzero(places >= 0)
+    given = _sent(layout, part[at], places[at, replica], row[at])
+    counts = count, count * layout.replicas
+    bits = max(asked.bits(counts[0], devices), given.bits(counts[1], devices))
+    read, stepped = (np.bincount(one.owner, minlength=devices) / steps for one in (asked, given))
+    forward, backward = (devices * message_rows(each, devices) for each in counts)
+    return Load(read, stepped, 2**bits, (forward, backward), _fits(sample, layout))
+
+
+def _fits(sample: Sample, layout: Layout) -> bool:
+    """Whether no device has more ids for another than a message holds, those of all bags."""
+    steps, devices, count = sample.ids.shape
+    parts = np.broadcast_to(np.arange(steps * devices).reshape(steps, devices, 1), sample.ids.shape)
+    here = sample.ids >= 0
+    page, _ = pages_of(layout, sample.ids[here])
+    owner = layout.page_table[page, 0] // layout.pool
+    _, counts = np.unique(parts[here] * devices + owner, return_counts=True)
+    return bool(counts.max(initial=0) <= rows_of_message(layout, count))
+
+
+def pages_of(layout: Layout, rows: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """`paged` of int64 rows on the host."""
+    # Without 64-bit types, JAX would cut the rows of a table that has 2**31 or more.
+    wide = jax.enable_x64(True) if rows.max(initial=0) >= 2**31 else contextlib.nullcontext()
+    with wide:
+        return [np.asarray(found) for found in paged(layout, jnp.asarray(rows))[:2]]
+
+
+class _Sent(NamedTuple):
+    """Rows that travel: from the part of a batch, to a device, and their places there, ``[n]`` each."""
+
+    part: np.ndarray[Any, Any]
+    owner: np.ndarray[Any, Any]
+    row: np.ndarray[Any, Any]
+
+    def bits(self, count: int, devices: int) -> int:
+        """`leading_bits` of the part of a batch that has most rows for one device, of at most ``count`` rows."""
+        pairs, counts = np.unique(self.part * devices + self.owner, return_counts=True)
+        if counts.max(initial=0) <= message_rows(count, devices):
+            return 0
+        own = self.part == pairs[counts.argmax()] // devices
+        # Of a fixed size, so that fewer programs are compiled.
+        route = np.full((2, count), devices, np.int32)
+        route[0, : own.sum()], route[1, : own.sum()] = self.owner[own], self.row[own]
+        return int(_bits(*route, devices))
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _bits(owner: jax.Array, row: jax.Array, devices: int) -> jax.Array:
+    found = distinct(Route(owner, row), devices, "auto").route
+    return leading_bits(found, message_rows(len(owner), devices), devices)
+
+
+def _sent(layout: Layout, part: Any, places: Any, row: Any) -> _Sent:
+    at = places % layout.pool * layout.page_size + row
+    return _Sent(part, places // layout.pool, at.astype(np.int32))

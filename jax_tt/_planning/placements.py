@@ -1,0 +1,261 @@
+"""`plan_placements`: chooses the devices of the rows of tables."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_tt._base.arguments import as_int, as_positive
+from jax_tt._kinds.sharded.kinds import can_be_placed, can_be_sharded
+from jax_tt._kinds.sharded.placement import Layout, Placement
+from jax_tt._planning.bandwidths import Bandwidths
+from jax_tt._planning.device_plan import DevicePlan, PlacedTable
+from jax_tt._planning.load import Load, Sample, load_of, pages_of, sample_of, uniform_sample
+from jax_tt._planning.traced_exchange import traced_exchange
+from jax_tt._table.table import Table
+
+# Pages of a device that are placed by their load.
+_PAGES = 16
+_MOST_PAGES = 2**16
+# A placement has to be so much faster than a simpler one.
+_FASTER = 0.98
+
+
+def plan_placements(
+    tables: Mapping[str, Table],
+    devices: int,
+    id_samples: Mapping[str, Any] | None = None,
+    *,
+    steps: int = 1,
+    device_bytes: int | None = None,
+    bandwidths: Bandwidths | None = None,
+) -> DevicePlan:
+    """Chooses the `Placement` of every table, and predicts memory, messages and time of a step.
+
+    `plan` with ``devices=`` does this for tables that it has chosen, as tensor trains or dense tables.
+
+    Tables are placed one after the other, those with the most bytes per step first. Each gets the placement with which
+    the step takes the least time, of `Placement.hashed`, `round_robin`, `contiguous`, `on` the device with the least
+    load, `replicated`, and `pages` that are dealt out by their load, hot ones to several devices. The first one in this
+    order is kept unless another is faster by 2 %. A placement is only considered if the others still fit.
+
+    The time of a step on a device is
+
+        collectives * (devices - 1) * message_seconds + bytes sent / exchange
+        + bytes of rows read / gather + bytes of rows stepped / update + ids / route
+
+    where the first two are those of all rounds of the exchange, and rows are counted in the sample. The bytes in the
+    result are read off the traced program of such a step, with `Bags` of the length of the sample and equal parts of
+    the batch on all devices. Messages have a fixed size, which depends on the number of ids and not on their values.
+
+    Args:
+        tables: by name. Those that cannot be divided, such as tensor trains, are on every device.
+        devices: of the mesh axis that tables are divided over. They need not exist.
+        id_samples: name -> integers ``[steps * batch, ids per bag]`` or ``[steps * batch]``, the ids of whole batches
+            of all devices; negative ones are padding. A placement by load is made from the first half of the steps and
+            judged by the others. Without a sample of a table, 1,024 random ids are assumed.
+        steps: of the samples.
+        device_bytes: memory of a device for tables, optimizer state and messages; default: no limit.
+        bandwidths: constants of the model; default: round numbers.
+
+    Returns:
+        `DevicePlan`, which can be used as the ``placement`` of `EmbedCollection` and `shard_tables`.
+
+    Raises:
+        ValueError: the tables do not fit on the devices, or an argument is invalid.
+        TypeError: an argument has another type.
+
+    >>> import jax_tt, numpy as np
+    >>> rule = jax_tt.optimizers.RowWiseAdagrad(0.05)
+    >>> tables = {"user": jax_tt.dense_table(10**6, 64, optimizer=rule), "day": jax_tt.dense_table(7, 8)}
+    >>> ids = {"user": np.random.default_rng(0).integers(0, 10**6, (512, 4))}
+    >>> plan = jax_tt.plan_placements(tables, 8, ids)
+    >>> plan["user"].kind, plan.tables["user"].device_bytes // 10**6
+    ('hashed', 32)
+    """
+    if not isinstance(tables, Mapping) or not tables:
+        raise TypeError(f"tables: got {tables!r}; expected a mapping from names to tables.")
+    for name, table in tables.items():
+        if not isinstance(table, Table):
+            raise TypeError(
+                f"tables[{name!r}]: got {table!r}; expected a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16)."
+            )
+    devices, steps = as_positive("devices", devices), as_positive("steps", steps)
+    limit = None if device_bytes is None else as_int("device_bytes", device_bytes)
+    bandwidths = Bandwidths() if bandwidths is None else bandwidths
+    given = dict(id_samples or {})
+    if unknown := sorted(set(given) - set(tables)):
+        raise ValueError(f"id_samples: got {unknown[0]!r}; expected names of tables.")
+    costs = {}
+    for name, table in tables.items():
+        rows = table.num_embeddings
+        sample = (
+            sample_of(f"id_samples[{name!r}]", given[name], rows, devices, steps)
+            if name in given
+            else uniform_sample(rows, devices)
+        )
+        costs[name] = _Costs(table, sample, bandwidths)
+    chosen = _chosen(costs, devices, limit)
+    return _plan(costs, chosen, devices, limit, bandwidths)
+
+
+class _Costs:
+    """What placements of a table cost.
+
+    Attributes:
+        table: undivided.
+        sample: of its ids.
+        per_row: bytes of a row with its optimizer state.
+        fixed: bytes of the rest of its state, on every device.
+    """
+
+    def __init__(self, table: Table, sample: Sample, bandwidths: Bandwidths):
+        self.table, self.sample, self.bandwidths = table, sample, bandwidths
+        state = jax.eval_shape(table.init, jax.random.key(0))
+        sizes = {name: like.size * like.dtype.itemsize for name, like in state.items() if like.size}
+        rows = table.row_arrays if can_be_placed(table) else {}
+        self.per_row = sum(sizes[name] for name in rows) // table.num_embeddings
+        self.fixed = sum(nbytes for name, nbytes in sizes.items() if name not in rows)
+        self.width = table.features * 4
+        self._loads: dict[Placement, Load] = {}
+        self._layouts: dict[Placement, Layout] = {}
+
+    @property
+    def devices(self) -> int:
+        return self.sample.ids.shape[1]
+
+    def nbytes(self, placement: Placement | None) -> int:
+        """Bytes of a device."""
+        if placement is None:
+            return self.fixed // self.devices if can_be_sharded(self.table) else self.fixed
+        layout = self.layout(placement)
+        return self.fixed + layout.rows * self.per_row + len(layout.places)
+
+    def load(self, placement: Placement) -> Load:
+        if placement not in self._loads:
+            self._loads[placement] = load_of(self.sample.parts()[1], self.layout(placement))
+        return self._loads[placement]
+
+    def layout(self, placement: Placement) -> Layout:
+        if placement not in self._layouts:
+            found = placement.layout(self.table.num_embeddings, self.devices)
+            self._layouts[placement] = found
+        return self._layouts[placement]
+
+    def busy(self, load: Load) -> np.ndarray[Any, Any]:
+        """Seconds of every device for rows, ``[devices]``."""
+        read, stepped = load.read * self.width, load.stepped * self.per_row
+        return read / self.bandwidths.gather + stepped / self.bandwidths.update
+
+    def travel(self, load: Load) -> float:
+        """Seconds of a round for messages, as in `traced_exchange`, but only to compare placements."""
+        return sum(load.sent) * self.width / self.bandwidths.exchange
+
+    def candidates(self, idlest: int) -> Iterator[Placement]:
+        yield Placement.hashed()
+        yield Placement.round_robin()
+        yield Placement.contiguous()
+        if self.table.num_embeddings < 2**31:  # rows of a device
+            yield Placement.on(idlest)
+            yield Placement.replicated()
+        made_from, judged_by = self.sample.parts()
+        if made_from is not judged_by:
+            yield from _by_load(made_from, self.table.num_embeddings)
+
+
+def _chosen(
+    costs: Mapping[str, _Costs], devices: int, limit: int | None
+) -> dict[str, Placement | None]:
+    divided = {name: one for name, one in costs.items() if can_be_placed(one.table)}
+    smallest = {name: one.nbytes(Placement.hashed()) for name, one in divided.items()}
+    needed = sum(one.fixed for name, one in costs.items() if name not in divided)
+    needed += sum(smallest.values())
+    if limit is not None and needed > limit:
+        raise ValueError(
+            f"device_bytes: got {limit:,}; expected at least {needed:,}, as the tables together need that much on each "
+            f"of {devices} devices. Use more devices, or smaller tables (jax_tt.plan)."
+        )
+    busy, rounds, travel = np.zeros(devices), 1, 0.0
+    chosen: dict[str, Placement | None] = dict.fromkeys(costs)
+    by_bytes = sorted(
+        divided, key=lambda name: -divided[name].sample.per_device * divided[name].width
+    )
+    for name in by_bytes:
+        own = divided[name]
+        best: tuple[float, Placement, Load, int] | None = None
+        for placement in own.candidates(int(busy.argmin())):
+            nbytes = needed - smallest[name] + own.nbytes(placement)
+            if limit is not None and nbytes > limit:
+                continue
+            load = own.load(placement)
+            seconds = float((busy + own.busy(load)).max())
+            seconds += (travel + own.travel(load)) * max(rounds, load.rounds)
+            if best is None or seconds < best[0] * _FASTER:
+                best = seconds, placement, load, nbytes
+        assert best is not None  # hashed fits
+        _, chosen[name], load, needed = best
+        busy, rounds = busy + own.busy(load), max(rounds, load.rounds)
+        travel += own.travel(load)
+    return chosen
+
+
+def _plan(
+    costs: Mapping[str, _Costs],
+    chosen: Mapping[str, Placement | None],
+    devices: int,
+    limit: int | None,
+    bandwidths: Bandwidths,
+) -> DevicePlan:
+    tables, traced = {}, {}
+    for name, one in costs.items():
+        placement = chosen[name]
+        load = None if placement is None else one.load(placement)
+        bags = one.sample.per_device // one.sample.length
+        ids = one.sample.per_device
+        tables[name] = PlacedTable(one.table, placement, one.nbytes(placement), ids, load)
+        if placement is not None:
+            traced[name] = one.table, placement, (bags, one.sample.length)
+    busy = sum(
+        (one.busy(load) for name, one in costs.items() if (load := tables[name].load) is not None),
+        np.zeros(devices),
+    )
+    busy = busy + sum(table.ids for table in tables.values() if table.load) / bandwidths.route
+    exchange = traced_exchange(traced, devices) if traced else None
+    plan = DevicePlan(tables, devices, exchange, tuple(busy.tolist()), bandwidths)
+    if limit is not None and plan.device_bytes > limit:
+        raise ValueError(
+            f"device_bytes: got {limit:,}; expected at least {plan.device_bytes:,}, of which messages take "
+            f"{plan.device_bytes - plan.table_bytes:,}. Use more devices, or smaller batches."
+        )
+    return plan
+
+
+def _by_load(sample: Sample, num_embeddings: int) -> Iterator[Placement]:
+    """Pages dealt out to the devices by the requests of a sample, those with too many to several devices."""
+    devices = sample.ids.shape[1]
+    count = min(_MOST_PAGES, _PAGES * devices, num_embeddings)
+    size = -(-num_embeddings // count)
+    count = -(-num_embeddings // size)
+    if count <= devices:
+        return
+    layout = Placement.round_robin(size).layout(num_embeddings, devices)
+    _, rows = sample.requests()
+    requests = np.bincount(pages_of(layout, rows)[0], minlength=count)
+    # A page is on as many devices as keep its share of the requests below half of an average device's.
+    half = max(requests.sum() / devices / 2, 1)
+    copies = np.clip(np.ceil(requests / half), 1, devices).astype(int)
+    room = -(-int(copies.sum()) // devices)
+    owners: list[tuple[int, ...]] = [()] * count
+    idle = [(0.0, 0, device) for device in range(devices)]
+    for page in np.argsort(-requests / copies, kind="stable").tolist():
+        taken = [heapq.heappop(idle) for _ in range(min(int(copies[page]), len(idle)))]
+        owners[page] = tuple(device for _, _, device in taken)
+        for load, pages, device in taken:
+            if pages + 1 < room:
+                share = float(requests[page]) / len(taken)
+                heapq.heappush(idle, (load + share, pages + 1, device))
+    yield Placement.pages(owners, size)

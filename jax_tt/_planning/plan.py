@@ -1,0 +1,228 @@
+"""`plan`: fits tables into a given number of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jax_tt._base.arguments import as_dtype, as_int, one_of
+from jax_tt._base.progress import Progress
+from jax_tt._planning.allocate import allocate, least_bytes
+from jax_tt._planning.bandwidths import Bandwidths
+from jax_tt._planning.caches import Demand, cache_within, demand, hits_of
+from jax_tt._planning.candidates import DENSE, LOW_RANK, SMALL, TENSOR_TRAIN, Candidate, Table
+from jax_tt._planning.placements import plan_placements
+from jax_tt._planning.table_plan import PlannedTable, TablePlan
+from jax_tt._sets.row_cache import RowCache
+from jax_tt._table.options import Update
+from jax_tt.optimizers import Optimizer
+
+_CACHES = 5  # the part of the budget that caches may have: one of so many
+_POOR = 0.7  # relative error beyond which most of a table is lost
+
+
+def plan(
+    tables: Mapping[str, Any],
+    budget_bytes: int | None = None,
+    id_samples: Mapping[str, Any] | None = None,
+    *,
+    dtype: Any = jnp.float32,
+    seed: int = 0,
+    progress: bool = False,
+    devices: int | None = None,
+    steps: int = 1,
+    optimizer: Optimizer | None = None,
+    device_bytes: int | None = None,
+    bandwidths: Bandwidths | None = None,
+    kinds: Sequence[str] = (),
+) -> TablePlan:
+    """Chooses for every table whether it is dense, a tensor train or a low-rank product, and of what size.
+
+    With ``kinds``, trained tables may also become those of `compress`.
+
+    The sum over the tables of the squared relative errors is minimised, with the same weight for every table. All
+    tables start with their smallest candidate. Bytes then go, step by step, where they reduce that sum most, up to the
+    dense table, which has no error: small tables become dense first. Remaining bytes go to the tables with the largest
+    errors.
+
+    The error of a trained table is *measured*: `tt_from_dense` compresses it to several sizes, each a quarter of the
+    previous one, with its ids in the given order and ordered by its rows (`order.from_table`, whose 2 to 4 bytes per id
+    are included). Further candidates are the products ``[N, r] [r, D]`` of all ranks, which are better if the columns
+    are similar and the rows are not. If only the sizes of a table are known, its error is *predicted* by the model of
+    `TTShape.for_budget`, which is only suitable for a first division; the order of its ids is not changed.
+
+    With a sample of ids, a tensor train gets a `RowCache` up to the knee of the miss-ratio curve of the sample, if the
+    most frequent rows of the first half of the sample cover a fifth of the lookups of the second half, and twice their
+    share of the rows. All caches together take at most a fifth of the budget.
+
+    With a number of devices, the tables of the plan are then placed on them by `plan_placements`: dense tables are
+    divided, and tensor trains are on every device.
+
+    Args:
+        tables: name -> ``(num_embeddings, features)``, or a trained table ``[N, D]`` of floats.
+        budget_bytes: for all tables, orders and caches together, without optimizer state; may only be left out with
+            ``devices``, and all tables are then dense.
+        id_samples: name -> integers of any shape, in the order of their requests; negative ones are padding.
+        dtype: storage type of untrained tables.
+        seed: of randomised decompositions.
+        progress: show a progress bar over the tables.
+        devices: of a mesh axis that the tables are divided over.
+        steps, device_bytes, bandwidths: of `plan_placements`, for ``devices``. The samples of ids are then those of
+            whole batches.
+        optimizer: whose state is beside the rows on these devices.
+        kinds: for trained tables, some of ``"quantized"``, ``"mixed"``, ``"product"``, ``"additive"`` and ``"tt_sum"``.
+            Fits are quick ones; `compress` with the planned kind and bytes makes the table.
+
+    Returns:
+        `TablePlan`; with ``devices``, its ``placements`` are a `DevicePlan`.
+
+    Raises:
+        ValueError: the smallest candidates of the tables exceed the budget, or an argument is invalid.
+        TypeError: a table is neither a pair of sizes nor an array.
+
+    >>> import jax_tt
+    >>> plan = jax_tt.plan({"items": (1_000_000, 64), "shops": (30_000, 16), "days": (7, 16)}, 4_000_000)
+    >>> [planned.kind for planned in plan.values()]
+    ['tensor train', 'dense', 'dense']
+    """
+    if not isinstance(tables, Mapping) or not tables:
+        raise TypeError(
+            f"tables: got {tables!r}; expected a dict from names to (num_embeddings, features) or tables."
+        )
+    dtype = as_dtype("dtype", dtype, jnp.float32)
+    if isinstance(kinds, str):
+        raise TypeError(f"kinds: got {kinds!r}; expected a sequence of kinds, such as [{kinds!r}].")
+    kinds = [one_of("kinds", kind, SMALL) for kind in kinds]
+    samples = dict(id_samples or {})
+    if unknown := sorted(set(samples) - set(tables)):
+        raise ValueError(f"id_samples: got {unknown[0]!r}; expected names of tables.")
+    specs = {
+        name: Table(name, value, dtype, as_int("seed", seed), kinds)
+        for name, value in tables.items()
+    }
+    budget = _budget(budget_bytes, specs, devices)
+    demands = {
+        name: demand(name, ids, specs[name].num_embeddings, specs[name].features, specs[name].dtype)
+        for name, ids in samples.items()
+        if budget_bytes is not None
+    }
+    candidates = {}
+    with Progress(progress, "plan", len(specs), unit="table", leave=False) as bar:
+        for name, table in specs.items():
+            candidates[name] = [table.uncompressed] if budget_bytes is None else table.candidates()
+            bar.step()
+    least = least_bytes(candidates)
+    if budget < least:
+        raise ValueError(
+            f"budget_bytes: got {budget:,}; expected at least {least:,}, the smallest form of all tables together."
+        )
+    reserve = min(
+        budget // _CACHES, sum(wanted.nbytes for wanted in demands.values()), budget - least
+    )
+    chosen = allocate(candidates, budget - reserve)
+    assert chosen is not None  # the reserve leaves room for the smallest
+    caches = _caches(specs, chosen, demands, reserve)
+    left = budget - sum(one.nbytes for one in chosen.values())
+    left -= sum(taken for _, taken in caches.values())
+    _spend(specs, chosen, left)
+    planned = {
+        name: _planned(table, chosen[name], caches.get(name), demands.get(name), budget)
+        for name, table in specs.items()
+    }
+    if devices is None:
+        return TablePlan(planned, budget)
+    update = None if optimizer is None else Update(optimizer)
+    described = {name: one.table(update=update) for name, one in planned.items()}
+    limits = {"steps": steps, "device_bytes": device_bytes, "bandwidths": bandwidths}
+    return TablePlan(planned, budget, plan_placements(described, devices, samples, **limits))
+
+
+def _budget(given: int | None, specs: Mapping[str, Table], devices: int | None) -> int:
+    if given is not None:
+        return as_int("budget_bytes", given)
+    if devices is None:
+        raise ValueError(
+            "budget_bytes: got None; expected the bytes of all tables together. Only with devices= it may be left out."
+        )
+    return sum(table.dense_bytes for table in specs.values())
+
+
+def _caches(
+    specs: dict[str, Table], chosen: dict[str, Candidate], demands: dict[str, Demand], reserve: int
+) -> dict[str, tuple[RowCache, int]]:
+    """Caches of the tensor trains whose sample has a knee, all reduced by the same factor if they are too large."""
+    asking = {name: wanted for name, wanted in demands.items() if chosen[name].kind == TENSOR_TRAIN}
+    total = sum(wanted.nbytes for wanted in asking.values())
+    found = {}
+    for name, wanted in asking.items():
+        share = reserve * wanted.nbytes // max(total, 1)
+        cache, taken = cache_within(wanted, share, specs[name].features, specs[name].dtype)
+        if cache is not None:
+            found[name] = cache, taken
+    return found
+
+
+def _spend(specs: dict[str, Table], chosen: dict[str, Candidate], left: int) -> None:
+    """Gives the remaining bytes to tensor trains, those with the largest error first, in place."""
+    for name in sorted(chosen, key=lambda name: -chosen[name].error):
+        now = chosen[name]
+        if now.kind != TENSOR_TRAIN or left < specs[name].itemsize:
+            continue
+        limit = min(now.nbytes + left, specs[name].dense_bytes - 1)
+        larger = specs[name].train(limit, ordered=now.id_order is not None)
+        if larger.error < now.error:
+            left -= larger.nbytes - now.nbytes
+            chosen[name] = larger
+
+
+def _planned(
+    table: Table,
+    chosen: Candidate,
+    cached: tuple[RowCache, int] | None,
+    wanted: Demand | None,
+    budget: int,
+) -> PlannedTable:
+    cache, taken = cached or (None, 0)
+    reasons = [_reason(table, chosen, budget)]
+    if chosen.kind != DENSE and chosen.error > _POOR and table.measured:
+        reasons.append("most of it is lost: a larger budget or another order of its ids")
+    if wanted is not None and chosen.kind == TENSOR_TRAIN:
+        if cache is not None:
+            hits = hits_of(wanted, cache.capacity)
+            reasons.append(f"the cache takes {hits:.0%} of the lookups")
+        else:
+            reasons.append("no cache: the sample asks for the rows too evenly for one that fits")
+    return PlannedTable(
+        table.num_embeddings,
+        table.features,
+        table.dtype,
+        chosen.kind,
+        chosen.shape,
+        chosen.id_order,
+        cache,
+        chosen.nbytes + taken,
+        table.dense_bytes,
+        chosen.error,
+        table.measured,
+        "; ".join(reasons),
+        chosen.small,
+        chosen.detail,
+    )
+
+
+def _reason(table: Table, chosen: Candidate, budget: int) -> str:
+    if chosen.kind == DENSE:
+        return f"takes {100 * chosen.nbytes / budget:.2g} % of the budget and has no error"
+    if not table.measured:
+        return "sizes only: pass the trained table to have it measured"
+    if chosen.kind == LOW_RANK or chosen.small is not None:
+        if chosen.nbytes < table.least_train_bytes:
+            return "smaller than any tensor train"
+        rival = table.train(chosen.nbytes)
+        return f"a tensor train of as many bytes has error {rival.error:.3g}"
+    rival = table.low_rank_within(chosen.nbytes)
+    if rival is None or rival.shape is None:
+        return "smaller than any product of low rank"
+    return f"low rank {rival.shape.ranks[0]}, of as many bytes, has error {rival.error:.3g}"

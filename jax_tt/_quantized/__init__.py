@@ -1,1 +1,0 @@
-"""Tables whose rows are rounded to a few bits a number."""

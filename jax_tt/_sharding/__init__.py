@@ -1,1 +1,0 @@
-"""Tables whose rows are divided over the devices of a mesh, page by page."""

@@ -1,0 +1,1 @@
+"""The contract of all kinds of tables, with defaults in plain JAX."""

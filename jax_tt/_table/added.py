@@ -1,0 +1,137 @@
+"""Lookups in rows that are made for a batch, such as those of keys without a row, beside those of the table."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tt._ids.batch import Batch
+from jax_tt._ids.explicit import explicit_mesh
+from jax_tt._jax.vma import varying_axes
+from jax_tt._table.ids import outside
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import State, Table
+from jax_tt._table.wide import Wide
+
+# Bytes of rows that are made together.
+_PART_BYTES = 8 << 20
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Added:
+    """A lookup whose sums are added to those of a call. Its rows have no gradient, its weights have.
+
+    Attributes:
+        table, lookup, storage: static, those of the call and the type of its rows.
+        state: the arrays of the table that are not trained, before the call.
+        given, prepared: the batch before and after `Table.prepare`; the positions out of range of the latter are those
+            that are looked up.
+    """
+
+    table: Table = dataclasses.field(metadata={"static": True})
+    lookup: Lookup = dataclasses.field(metadata={"static": True})
+    storage: Any = dataclasses.field(metadata={"static": True})
+    state: State
+    given: Batch
+    prepared: Batch
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the lookup can be left to a condition on the device."""
+        return (
+            self.prepared.weights is None
+            and self.table.parts == 1
+            and explicit_mesh(self.prepared) is None
+            and not varying_axes(self.given, self.prepared)
+        )
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of the rows, at least 1."""
+        rows = self.prepared.ids.size
+        if not isinstance(rows, int):  # of a batch with a symbolic size
+            return _PART_BYTES
+        return max(1, rows * self.table.features * jnp.dtype(self.storage).itemsize)
+
+    def any(self) -> jax.Array:
+        """Whether there is anything to look up."""
+        return jnp.any(outside(self.table, self.prepared))
+
+    def rows(self) -> tuple[Table, State, Batch]:
+        return self.table.added_rows(
+            self.state, self.given, self.prepared, self.lookup, self.storage
+        )
+
+
+def plus_added(
+    sums_of: Callable[[list[Added]], tuple[jax.Array, ...]],
+    found: Any,
+    added: Mapping[int, Added],
+    shapes: list[tuple[int, int, int]],
+    wide: Wide | None,
+) -> Any:
+    """The sums of all calls, plus those of `Added` lookups, which are only made where there is anything to look up.
+
+    Args:
+        sums_of: the sums of such lookups.
+        found: the sums of all calls, or one array of them.
+        added: by the number of the call.
+        shapes: of the sums of all calls.
+        wide: where these are in one array, if they are.
+    """
+
+    @jax.custom_jvp
+    def run(found: Any, own: list[Added]) -> Any:
+        def more(found: Any) -> Any:
+            sums = dict(zip(added, _sums_in_parts(sums_of, own), strict=True))
+            if wide is None:
+                return tuple(x + sums[k] if k in sums else x for k, x in enumerate(found))
+            nothing = [jnp.zeros(shape, found.dtype) for shape in shapes]
+            return found + wide.joined([sums.get(k, x) for k, x in enumerate(nothing)])
+
+        return _changed_if(_any(own), more, found)
+
+    # The rows are constants, and there are no weights.
+    run.defjvp(lambda primals, tangents: (run(*primals), tangents[0]))
+    return run(found, list(added.values()))
+
+
+def _sums_in_parts(
+    sums_of: Callable[[list[Added]], tuple[jax.Array, ...]], added: list[Added]
+) -> list[jax.Array]:
+    """The sums of some lookups at a time, whose rows share memory with those of the others."""
+    parts: list[list[Added]] = []
+    total = _PART_BYTES
+    for own in added:
+        total += own.row_bytes
+        if total > _PART_BYTES:
+            parts.append([])
+            total = own.row_bytes
+        parts[-1].append(own)
+    if len(parts) == 1:
+        return list(sums_of(added))
+    sums: list[jax.Array] = []
+    for part in parts:
+        like = jax.eval_shape(sums_of, part)
+        nothing = tuple(jnp.zeros(own.shape, own.dtype) for own in like)
+        sums += _changed_if(_any(part), lambda _, part=part: sums_of(part), nothing)
+    return sums
+
+
+def _any(added: list[Added]) -> jax.Array:
+    return functools.reduce(jnp.logical_or, [own.any() for own in added])
+
+
+def _changed_if(wanted: jax.Array, change: Callable[[Any], Any], value: Any) -> Any:
+    """``change(value)`` or ``value``. A loop, since the result of a condition would be a copy."""
+    first = jnp.asarray(wanted), value
+    return lax.while_loop(
+        lambda now: now[0], lambda now: (jnp.zeros((), bool), change(now[1])), first
+    )[1]

@@ -1,0 +1,53 @@
+"""What some rules do to all rows of a table between two steps."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jax_tt._base.dtypes import accumulator
+from jax_tt._jax.rounding import round_to
+
+if TYPE_CHECKING:
+    from jax_tt._table.table import State, Table
+
+
+def changed_between_steps(
+    table: Table, old: State, stepped: dict[str, Any], applied: jax.Array, seed: jax.Array
+) -> dict[str, Any]:
+    """Parameters and slots after a step and what follows it.
+
+    Args:
+        table: the fused table.
+        old: its state before the step.
+        stepped: the parameters and the slots that the step of rows has changed.
+        applied: 1 if the step was applied, else 0.
+        seed: of the stochastic rounding of the step.
+    """
+    update = table.update
+    assert update is not None
+    rule = update.optimizer
+    rest = {name: old[name] for names in table.slot_names for name in names if name not in stepped}
+    state = {**stepped, **rest}
+    step = old["step"] + applied
+    due = rule.changes_all(step)
+    if due is None:
+        return state
+
+    def changed(state: dict[str, Any]) -> dict[str, Any]:
+        new = {}
+        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+        slots = zip(table.param_names, table.slot_names, table.slots(state), strict=True)
+        for name, slot_names, own in slots:
+            param = state[name]
+            rows = param.reshape(param.shape[0], math.prod(param.shape[1:]))
+            rows, own = rule.change_all(rows.astype(accumulator(param.dtype)), own, step)
+            own_key = key if update.rounds_stochastically(param.dtype) else None
+            new[name] = round_to(rows, param.dtype, own_key).reshape(param.shape)
+            new |= zip(slot_names, own, strict=True)
+        return new
+
+    # Both branches work in place: a table is not copied in steps in which nothing is due.
+    return jax.lax.cond(due & (applied != 0), changed, dict, state)

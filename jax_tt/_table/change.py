@@ -1,0 +1,85 @@
+"""Changes of a table between steps, such as reordering and growing, and of its optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from jax_tt._ids.id_order import IdOrder
+    from jax_tt._table.table import Table
+
+# (optimizer state of an array before the change, initial state for the new array) -> state after the change
+Carry = Callable[[Any, Any], Any]
+
+
+class Change(NamedTuple):
+    """A table after a change.
+
+    Attributes:
+        table: its description.
+        state: all of its arrays by name.
+        carry: rules for the optax state of arrays, by name; that of the others is kept.
+        found: `TTApproximation` of a table that was fitted again.
+    """
+
+    table: Table
+    state: dict[str, Any]
+    carry: Mapping[str, Carry]
+    found: Any = None
+
+
+class Growth(NamedTuple):
+    """How a table grows.
+
+    Attributes:
+        num_embeddings: the new number of ids.
+        key, init: key and initialiser of appended slices.
+        like: ids near whose rows the new rows start, one or as many as there are new ids, or None.
+        method: as in the ops.
+    """
+
+    num_embeddings: int
+    key: jax.Array
+    init: Any
+    like: Any
+    method: str
+
+
+class Orders(NamedTuple):
+    """How a table is reordered.
+
+    Attributes:
+        new: the new order of ids.
+        options: of `jax_tt.tt_reorder`.
+        old: the present order of ids, None if ids are rows.
+        own: row numbers, -1 for none, and values ``[n, D]`` that replace these rows in the fit.
+    """
+
+    new: IdOrder
+    options: Mapping[str, Any]
+    old: IdOrder | None = None
+    own: tuple[Any, Any] | None = None
+
+
+def restarted(old: Any, fresh: Any) -> Any:
+    """State of a core that was fitted again: the mean of its old state in every entry.
+
+    Entries of the new core do not correspond to those of the old one. First moments, whose mean is nearly 0, are
+    therefore dropped. The gradients have about the same size as before, so the mean is a good start for second moments;
+    starting them at 0 at a late step would make the first steps several times too long. State that is initialised with
+    the parameters, such as `z` of `optax.contrib.schedule_free`, is initialised with the new ones.
+    """
+    mean = jnp.mean(jnp.asarray(old), dtype=jnp.float32)
+    of_parameters = jnp.any(fresh != fresh.reshape(-1)[0])
+    return jnp.where(of_parameters, fresh, mean.astype(fresh.dtype))
+
+
+def extended(old: Any, fresh: Any) -> Any:
+    """State of a core with appended slices: initial for these, unchanged bit for bit for the others."""
+    if old.shape[1:] != fresh.shape[1:] or not old.ndim:
+        return fresh
+    return jnp.concatenate([jnp.asarray(old), fresh[old.shape[0] :]])

@@ -1,0 +1,157 @@
+"""The tables of a call, divided into groups that one op handles.
+
+By default a table is on its own, and is handled by `Table.forward`, `backward` and `step`. An op for many tables is a
+`Group`: `groups_of` returns it with the tables that it takes, and nothing else has to know of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from jax_tt._ids.batch import Batch
+from jax_tt._table.added import Added
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import State, Table
+from jax_tt._table.wide import Wide
+
+# The cotangents of one table: of the arrays of its state by name, and of the weights. Those of a fused table are its
+# new values.
+Cotangents = tuple[dict[str, Any], jax.Array | None]
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """A table and the resolved options of its lookup, among which are the cotangents that the loss needs."""
+
+    table: Table
+    lookup: Lookup
+
+
+class Call(NamedTuple):
+    """The lookup of a batch in one table.
+
+    Attributes:
+        use: static.
+        state: the arrays that are trained or constant.
+        batch: prepared.
+        values: `Table.step_values` of a fused table.
+        added: another lookup, whose sums are added to those of this one, or None.
+    """
+
+    use: Use
+    state: State
+    batch: Batch
+    values: Any
+    added: Added | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape ``[S, nb, D]`` of the sums."""
+        return self.batch.num_segments, self.batch.num_bags, self.use.table.features
+
+
+# The gradient of every call's sums, None for those that the loss does not use; or of one array with all of them.
+Gradients = Any
+
+
+class Group(Protocol):
+    """An op for several tables; all sequences are in the order of ``calls``."""
+
+    def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
+        """Sums ``[S, nb, D]`` in the accumulator type of every table, and the residuals of the group.
+
+        With ``wide``, one array with the sums in their columns, which are all that it has.
+        """
+        ...
+
+    def backward(
+        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
+    ) -> Sequence[Cotangents]:
+        """The cotangents that are wanted; none of a table whose ``g`` is None, as the loss does not use its sums."""
+        ...
+
+
+Groups = tuple[tuple[Group | None, tuple[int, ...]], ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def groups_of(uses: tuple[Use, ...]) -> Groups:
+    """The groups, each with the numbers of its tables; None for a table on its own."""
+    members: dict[Group | None, list[int]] = {}
+    for k, use in enumerate(uses):
+        members.setdefault(use.table.group(use.lookup), []).append(k)
+    alone = [k for group, own in members.items() if group is None or len(own) == 1 for k in own]
+    several = [
+        (group, tuple(own)) for group, own in members.items() if group is not None and len(own) > 1
+    ]
+    return *((None, (k,)) for k in sorted(alone)), *several
+
+
+def forward(calls: Sequence[Call], wide: Wide | None) -> tuple[Any, list[Any]]:
+    """The sums of every table, or one array of them, and the residuals of every group."""
+    groups = groups_of(tuple(call.use for call in calls))
+    if wide is not None and (of_all := _group_of_all(groups)):
+        group, members = of_all
+        array, residuals = group.forward([calls[k] for k in members], wide.of(members))
+        return array, [residuals]
+    sums: dict[int, jax.Array] = {}
+    saved = []
+    for group, members in groups:
+        if group is None:
+            (k,) = members
+            use, state, batch, *_ = calls[k]
+            sums[k], residuals = use.table.forward(state, batch, use.lookup)
+        else:
+            found, residuals = group.forward([calls[k] for k in members], None)
+            sums.update(zip(members, found, strict=True))
+        saved.append(residuals)
+    found = tuple(sums[k] for k in range(len(calls)))
+    return (found if wide is None else wide.joined(found)), saved
+
+
+def backward(
+    calls: Sequence[Call], saved: Sequence[Any], gs: Gradients, wide: Wide | None
+) -> list[Cotangents]:
+    """The wanted cotangents of every table; none of those whose ``g`` is None."""
+    found: dict[int, Cotangents] = {}
+    groups = groups_of(tuple(call.use for call in calls))
+    if wide is not None and (of_all := _group_of_all(groups)):
+        group, members = of_all
+        own = group.backward([calls[k] for k in members], saved[0], gs, wide.of(members))
+        found.update(zip(members, own, strict=True))
+        return [found[k] for k in range(len(calls))]
+    if wide is not None:
+        gs = wide.separated(gs, [call.shape for call in calls])
+    for (group, members), residuals in zip(groups, saved, strict=True):
+        own, of_own = [calls[k] for k in members], [gs[k] for k in members]
+        if group is None:
+            cotangents = [of_one_table(own[0], residuals, of_own[0])]
+        else:
+            cotangents = group.backward(own, residuals, of_own, None)
+        found.update(zip(members, cotangents, strict=True))
+    return [found[k] for k in range(len(calls))]
+
+
+def _group_of_all(groups: Groups) -> tuple[Group, tuple[int, ...]] | None:
+    """The group that takes all tables, which can write their sums into one array, or None."""
+    group, members = groups[0]
+    return (group, members) if group is not None and len(groups) == 1 else None
+
+
+def of_one_table(call: Call, residuals: Any, g: jax.Array | None) -> Cotangents:
+    """The wanted cotangents of a table on its own."""
+    use, state, batch, values, _ = call
+    table, lookup = use.table, use.lookup
+    if g is None or not (lookup.wanted.names or lookup.wanted.weights):
+        return {}, None
+    if not lookup.wanted.names:
+        return {}, table.weights_gradient(state, batch, g, lookup)
+    if table.update is None:
+        return table.backward(state, batch, residuals, g, lookup)
+    return table.step(state, batch, residuals, g, lookup, values)

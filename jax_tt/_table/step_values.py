@@ -1,0 +1,48 @@
+"""The arrays of an update: hyper-parameters, the inverse loss scale, and the seed of stochastic rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._base.arguments import as_scalar
+from jax_tt._table.options import StepInputs, Update
+
+
+def step_values(
+    update: Update, step: jax.Array, storage: Any, inputs: StepInputs
+) -> dict[str, jax.Array]:
+    """``hyper[H]``, ``inv_scale`` and ``seed[2]`` of the update at ``step``, for parameters of type ``storage``.
+
+    Without stochastic rounding the seed is 0.
+    """
+    # Schedules and rounding depend on the step, but must not give it a cotangent.
+    step = jax.lax.stop_gradient(step)
+    rule = update.optimizer
+    if inputs.hyperparameters:
+        rule = rule.with_hyperparameters(inputs.hyperparameters)
+    inverse = jnp.ones((), jnp.float32)
+    if inputs.grad_scale is not None:
+        scale = jnp.asarray(as_scalar("grad_scale", inputs.grad_scale), jnp.float32)
+        inverse = 1 / jax.lax.stop_gradient(scale)
+    key = jax.random.key(0, impl="threefry2x32") if inputs.key is None else _checked(inputs.key)
+    seed = jnp.zeros(2, jnp.uint32)
+    if update.rounds_stochastically(storage):
+        # Two words that depend only on the key and the step.
+        own = jax.random.fold_in(key, step.astype(jnp.uint32))
+        seed = jax.random.bits(own, (2,), jnp.uint32)
+    return {
+        "hyper": jax.lax.stop_gradient(rule.hyperparameters(step)),
+        "inv_scale": inverse,
+        "seed": seed,
+    }
+
+
+def _checked(key: Any) -> jax.Array:
+    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed or key.shape != ():
+        got = getattr(key, "dtype", type(key).__name__)
+        raise TypeError(f"key: got {got}; expected one typed key, jax.random.key(seed).")
+    return key

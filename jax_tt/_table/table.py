@@ -1,0 +1,587 @@
+"""`Table`: the interface of all kinds of tables, with defaults in pure JAX."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tt._base import sentinel as _sentinel
+from jax_tt._ids.batch import Batch, of_positions, present
+from jax_tt._jax.refuse import once
+from jax_tt._jax.vma import vary_over, varying_axes
+from jax_tt._table import reference
+from jax_tt._table.between_steps import changed_between_steps
+from jax_tt._table.change import Change, Growth, Orders
+from jax_tt._table.checks import STORAGE, check_storage
+from jax_tt._table.ids import digits_in_range
+from jax_tt._table.inputs import one_bag_per_position
+from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
+from jax_tt._table.step_values import step_values
+from jax_tt.optimizers import Slot
+
+if TYPE_CHECKING:
+    from jax_tt._ids.id_order import IdOrder
+    from jax_tt._sets.row_cache import RowCache
+
+# Arrays of a table by name; the names are those of a checkpoint.
+State = Mapping[str, Any]
+Params = tuple[Any, ...]
+Slots = tuple[tuple[Any, ...], ...]
+
+# State of a fused table other than parameters and slots.
+SCALARS = ("step", "sentinel", "used")
+# In what a step of a table returns if its scalars are shared: 1 if the step was applied, else 0.
+APPLIED = "applied"
+_STORAGE = set(STORAGE)
+_CAST = (
+    " Leave fused tables out of casts of a model: param_dtype= of the table is the type of its rows, and dtype= of the "
+    "layer or Lookup that of the results."
+)
+
+
+class Step(NamedTuple):
+    """The arguments of `Table.stepped_params` other than the table's."""
+
+    batch: Batch
+    g: jax.Array
+    lookup: Lookup
+    values: Any
+
+
+class Table(abc.ABC):
+    """A table without its arrays: sizes, options of its update, and functions of its state.
+
+    A kind is a frozen dataclass with the fields below and the abstract methods, all in plain JAX. The default methods
+    index the parameters by the digits of a row in mixed radix, one parameter per digit.
+
+    Attributes:
+        num_embeddings: number of rows, N.
+        features: number of columns, D.
+        update: `Update` of a fused table; None for ordinary gradients.
+        name: for error messages.
+        cacheable: whether it can have a row cache.
+        takes_keys: whether ids are keys of 64 bits, of which any may have a row.
+        row_names: the parameters of which row k is that of id k alone.
+        rounded_type: name of the type that new rows are rounded to; None for that of the parameters.
+        divided: whether rows are on several devices, which have to take part in every lookup.
+        parts: the number of devices that divide a batch among them.
+    """
+
+    num_embeddings: int
+    features: int
+    update: Update | None
+    name: str | None
+    cacheable: ClassVar[bool] = False
+    takes_keys: ClassVar[bool] = False
+    row_names: ClassVar[tuple[str, ...]] = ()
+    rounded_type: ClassVar[str | None] = None
+    divided: ClassVar[bool] = False
+    parts = 1
+
+    @property
+    @abc.abstractmethod
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters by name; the first axis counts the rows of the update."""
+
+    @property
+    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters as the rule of an update sees them."""
+        return self.param_shapes
+
+    @abc.abstractmethod
+    def init_params(self, key: jax.Array) -> dict[str, Any]:
+        """Initial parameters by name; an initialiser may box them."""
+
+    @abc.abstractmethod
+    def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
+        """Rows ``[..., D]`` in the accumulator type, for digits ``[...]`` that are in range."""
+
+    @functools.cached_property
+    def radices(self) -> tuple[int, ...]:
+        """Radices of the digits of a row, the last digit fastest."""
+        return (self.num_embeddings,)
+
+    @functools.cached_property
+    def label(self) -> str:
+        """Prefix of error messages about the table."""
+        return "" if self.name is None else f"{self.name}: "
+
+    # State
+
+    @functools.cached_property
+    def buffers(self) -> dict[str, str]:
+        """Linen collections of the arrays without gradients, by name."""
+        return {}
+
+    @property
+    def innermost(self) -> Table:
+        """The table without wrappers."""
+        return self
+
+    @property
+    def cached(self) -> Any:
+        """The `RowCachedTable` among the wrappers, or None."""
+        return None
+
+    @property
+    def unsharded(self) -> Table:
+        """This table as one device would hold it, whose states `by_row` returns and `of_rows` takes."""
+        return self
+
+    def by_row(self, state: State) -> dict[str, Any]:
+        """The state of `unsharded`, e.g. for a checkpoint."""
+        return dict(state)
+
+    def of_rows(self, state: State) -> dict[str, Any]:
+        """The inverse of `by_row`."""
+        return dict(state)
+
+    @functools.cached_property
+    def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes, types and shardings of the arrays of `in_pieces`."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+    def in_pieces(self, state: State) -> dict[str, Any]:
+        """`by_row` without a device or process that has all rows: divided over devices, and zeros after the rows."""
+        return dict(state)
+
+    def of_pieces(self, state: State) -> dict[str, Any]:
+        """The inverse of `in_pieces`, also of those of other devices."""
+        return dict(state)
+
+    @property
+    def id_order(self) -> IdOrder | None:
+        """The order of ids in an initial state."""
+        return None
+
+    def with_name(self, name: str | None) -> Self:
+        """The table with another name."""
+        table: Any = self
+        return dataclasses.replace(table, name=name)
+
+    def with_update(self, update: Update | None) -> Self:
+        """The table with another update, or none."""
+        table: Any = self
+        return dataclasses.replace(table, update=update)
+
+    @functools.cached_property
+    def param_names(self) -> tuple[str, ...]:
+        return tuple(self.param_shapes)
+
+    @functools.cached_property
+    def slot_names(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the optimizer state, one tuple per parameter."""
+        slots = () if self.update is None else self.update.optimizer.slots
+        return tuple(
+            tuple(f"slot_{slot.name}_{k}" for slot in slots) for k in range(len(self.param_shapes))
+        )
+
+    @functools.cached_property
+    def stepped_names(self) -> tuple[tuple[str, ...], ...]:
+        """Those of `slot_names` that steps of rows change."""
+        slots = () if self.update is None else self.update.optimizer.slots
+        return tuple(
+            tuple(name for name, slot in zip(names, slots, strict=True) if slot.stepped)
+            for names in self.slot_names
+        )
+
+    @functools.cached_property
+    def trained_names(self) -> tuple[str, ...]:
+        """Arrays that a loss is differentiated with respect to: the parameters, or the whole state if fused."""
+        if self.update is None:
+            return self.param_names
+        slots = (name for names in self.slot_names for name in names)
+        return *self.param_names, *slots, *self.scalar_names
+
+    @functools.cached_property
+    def scalar_names(self) -> tuple[str, ...]:
+        """State of a fused table other than parameters and slots, unless a collection has it."""
+        return () if self.update is None or self.update.shared else SCALARS
+
+    @functools.cached_property
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of `trained_names`."""
+        shapes: dict[str, tuple[int, ...]] = dict(self.param_shapes)
+        if self.update is None:
+            return shapes
+        for names, shape in zip(self.slot_names, self.stepped_shapes.values(), strict=True):
+            for name, slot in zip(names, self.update.optimizer.slots, strict=True):
+                shapes[name] = slot_shape(shape, slot)
+        return shapes | dict.fromkeys(self.scalar_names, ())
+
+    @functools.cached_property
+    def slot_dtypes(self) -> dict[str, Any]:
+        """Types of the optimizer state by name."""
+        slots = () if self.update is None else self.update.optimizer.slots
+        return {
+            name: jnp.dtype(slot.dtype)
+            for names in self.slot_names
+            for name, slot in zip(names, slots, strict=True)
+        }
+
+    @functools.cached_property
+    def row_arrays(self) -> dict[str, float | None]:
+        """The arrays of which entry k is that of row k alone, and the entries of a new row; None for its values."""
+        found: dict[str, float | None] = dict.fromkeys(self.row_names)
+        slots = () if self.update is None else self.update.optimizer.slots
+        for param, names in zip(self.param_names, self.slot_names, strict=True):
+            pairs = zip(names, slots, strict=True) if param in self.row_names else ()
+            found |= {name: slot.init for name, slot in pairs if slot.rows is None}
+        return found
+
+    @functools.cached_property
+    def units(self) -> tuple[tuple[str, ...], ...]:
+        """Parts of a fused table that can only be differentiated as a whole."""
+        return (self.trained_names,)
+
+    @functools.cached_property
+    def scales_reads(self) -> bool:
+        """Whether lookups in training return rows times `Optimizer.read_scale`."""
+        return self.update is not None and self.update.optimizer.scales_reads
+
+    @functools.cached_property
+    def limits_gradients(self) -> bool:
+        """Whether the gradients of looked-up rows are limited."""
+        return self.update is not None and self.update.max_gradient is not None
+
+    @functools.cached_property
+    def constant_names(self) -> tuple[str, ...]:
+        """Arrays without a gradient that a lookup reads."""
+        return ()
+
+    def params(self, state: State) -> Params:
+        return tuple(state[name] for name in self.param_names)
+
+    def slots(self, state: State) -> Slots:
+        return tuple(tuple(state[name] for name in names) for names in self.slot_names)
+
+    def stepped_slots(self, state: State) -> Slots:
+        """The slots that steps of rows change."""
+        return tuple(tuple(state[name] for name in names) for names in self.stepped_names)
+
+    def storage(self, state: State) -> Any:
+        """Type of the parameters."""
+        return state[self.param_names[0]].dtype
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        """An initial state."""
+        params = self.init_params(key)
+        return {**params, **self.init_rest(params)}
+
+    def init_param(self, name: str, key: jax.Array) -> Any:
+        """One initial parameter, if every parameter has its own key."""
+        return self.init_params(key)[name]
+
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """The rest of an initial state with these parameters; for a fused table the optimizer state at step 0."""
+        if self.update is None:
+            return {}
+        state: dict[str, jax.Array] = {}
+        shapes = self.stepped_shapes.values()
+        for names, param, of_param in zip(
+            self.slot_names, self.params(params), shapes, strict=True
+        ):
+            for name, slot in zip(names, self.update.optimizer.slots, strict=True):
+                shape = slot_shape((param.shape[0], *of_param[1:]), slot)
+                state[name] = jnp.full(shape, slot.init, slot.dtype)
+        return state | {
+            name: jnp.full((), float(name != "step"), jnp.float32) for name in self.scalar_names
+        }
+
+    def frozen(self, state: State) -> tuple[Self, dict[str, jax.Array]]:
+        """The table without its update, and the state without that of the optimizer, e.g. for serving."""
+        self.check(state)
+        table = self.with_update(None)
+        kept = {*table.param_names, *table.constant_names, *table.buffers}
+        return table, {name: array for name, array in state.items() if name in kept}
+
+    def check_split_ids(self, name: str, digits: int) -> None:
+        """Raises unless this table accepts `SplitIds` with ``digits`` digits."""
+        if len(self.radices) == 1:
+            raise ValueError(f"{name}: got SplitIds; a dense table takes integer ids.")
+        if digits != len(self.radices):
+            raise ValueError(
+                f"{name}: SplitIds with {digits} digits for a table of {len(self.radices)} cores; split them with the "
+                "TTShape of this table."
+            )
+
+    def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
+        """The state after the maintenance of this kind between two steps."""
+        del method
+        return dict(state)
+
+    def without_values(self) -> Self:
+        """The table without arrays that are used only to initialise a state."""
+        return self
+
+    # Changes between steps, on the host
+
+    def grown(self, state: State, growth: Growth) -> Change:
+        """The table with more rows; existing rows are unchanged."""
+        del state, growth
+        raise TypeError(f"{self.label}a {type(self).__name__} cannot be given more rows.")
+
+    def reordered(self, state: State, orders: Orders) -> Change:
+        """The table in another order of ids."""
+        del state, orders
+        raise TypeError(f"{self.label}a {type(self).__name__} cannot be reordered.")
+
+    def with_cache(self, state: State, cache: RowCache, method: str) -> Change:
+        """The table with another row cache."""
+        del state, cache, method
+        raise ValueError(
+            "cache: the layer has no row cache to resize; build it with cache=jax_tt.RowCache(capacity=...)."
+        )
+
+    def check(self, state: State) -> None:
+        """Raises if arrays are missing from a state, or do not belong to this table."""
+        if any(name not in state for name in self.trained_names):
+            self.require(state, self.trained_names)
+        shapes = self.param_shapes
+        dtypes = {state[name].dtype.name for name in shapes}
+        if len(dtypes) != 1 or not dtypes <= _STORAGE:
+            check_storage(self.label, "parameters", dtypes)
+        for name, shape in self.trained_shapes.items():
+            array = state[name]
+            own = array.dtype if name in shapes else jnp.float32
+            dtype = self.slot_dtypes.get(name, jnp.dtype(own))
+            if array.shape != shape or array.dtype != dtype:
+                advice = _CAST if array.shape == shape else ""
+                raise ValueError(
+                    f"{self.label}{name}: got {array.dtype} of shape {array.shape}; expected {dtype} of shape {shape}, "
+                    f"as this table and its optimizer have.{advice}"
+                )
+
+    def require(self, state: State, names: Sequence[str]) -> None:
+        """Raises where arrays of these names are missing from a state."""
+        missing = [name for name in names if name not in state]
+        if missing and (
+            tables := [name for name, own in state.items() if isinstance(own, Mapping)]
+        ):
+            raise ValueError(
+                f"{self.label}state: got the arrays of several tables, {', '.join(map(str, tables))}; expected the "
+                f"arrays of this table, e.g. state[{tables[0]!r}]."
+            )
+        if missing:
+            raise ValueError(
+                f"{self.label}state: has no {', '.join(missing)}; expected what Table.init returns, with the arrays "
+                f"{', '.join(names)}."
+            )
+
+    # Lookups
+
+    def method(self, lookup: Lookup, state: State) -> str:
+        """The method of a lookup: ``"auto"`` is resolved as far as possible."""
+        if lookup.method == "reference":
+            return lookup.method
+        if lookup.method == "auto":
+            return "reference"
+        raise RuntimeError(
+            f"method={lookup.method!r}: {type(self).__name__} has no native ops; use method='reference'."
+        )
+
+    def group(self, lookup: Lookup) -> Any:
+        """The `jax_tt._table.groups.Group` whose op takes this table with others, or None."""
+        del lookup
+        return None
+
+    def differentiates_itself(self, lookup: Lookup) -> bool:
+        """Whether JAX can differentiate `forward` itself, to any order."""
+        return lookup.method == "reference" and self.update is None
+
+    def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
+        """Preparation of a batch before the differentiated part: cache probes, counts, maps of ids."""
+        del lookup
+        return state, batch
+
+    def adds_rows(self, lookup: Lookup) -> bool:
+        """Whether lookups add `added_rows` to those of the table."""
+        del lookup
+        return False
+
+    def added_rows(
+        self, state: State, given: Batch, prepared: Batch, lookup: Lookup, storage: Any
+    ) -> tuple[Table, State, Batch]:
+        """A lookup in constant rows whose sums are added to those of the prepared batch, if `adds_rows`.
+
+        Args:
+            state: before the call, without the trained arrays.
+            given: the batch before `prepare`.
+            prepared: the batch after it, which has the same weights and bags.
+            lookup: as in `prepare`.
+            storage: type of the parameters.
+        """
+        raise NotImplementedError
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        """Weighted sums ``[S, nb, D]`` in the accumulator type, and residuals."""
+        params, sentinel = self.params(state), state.get("sentinel")
+        return reference.forward(self, params, batch, lookup, sentinel), ()
+
+    def backward(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        """Gradients of the parameters in their accumulator type, and of the weights if they are wanted."""
+        params = self.params(state)
+        grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
+        return dict(zip(self.param_names, grads, strict=True)), dweights
+
+    def step(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        """The state after the update with output gradient ``g``, and the gradient of the weights."""
+        new, _, dweights = self.step_if(None, state, batch, residuals, g, lookup, values)
+        return new, dweights
+
+    def step_if(
+        self,
+        allowed: jax.Array | None,
+        state: State,
+        batch: Batch,
+        residuals: Any,
+        g: jax.Array,
+        lookup: Lookup,
+        values: Any,
+    ) -> tuple[dict[str, Any], jax.Array, jax.Array | None]:
+        """`step` that changes nothing where ``allowed`` is 0, and that also says whether the batch allows the step.
+
+        Returns:
+            The new state; 1.0, or 0.0 where gradients are not finite and such steps are skipped, or where ``bounds``
+            refuses an id; and the gradient of the weights. The second does not depend on ``allowed``.
+        """
+        step = self.step_of(allowed, state, batch, g, lookup, values)
+        stepped = self.stepped_params(
+            state, step.batch, residuals, step.g, step.lookup, step.values
+        )
+        return self.after_step(state, step, *stepped)
+
+    def step_of(
+        self,
+        allowed: jax.Array | None,
+        state: State,
+        batch: Batch,
+        g: jax.Array,
+        lookup: Lookup,
+        values: Any,
+    ) -> Step:
+        """The arguments of `stepped_params` in a step; ``allowed`` is by default that of ``values``, or 1."""
+        if allowed is None:
+            allowed = values.get("allowed", jnp.ones((), jnp.float32))
+        batch, g = once((batch, g), state["step"])
+        lookup = dataclasses.replace(lookup, axis_name=self.summed_axes(state, batch, g, lookup))
+        batch, g = vary_over((batch, g), varying_axes(batch, g))
+        return Step(batch, g, lookup, {**values, "allowed": allowed})
+
+    def after_step(
+        self,
+        state: State,
+        step: Step,
+        params: Params,
+        slots: Slots,
+        applied: jax.Array,
+        dweights: jax.Array | None,
+    ) -> tuple[dict[str, Any], jax.Array, jax.Array | None]:
+        """What `step_if` returns, from what `stepped_params` does."""
+        new = dict(zip(self.param_names, params, strict=True))
+        for names, arrays in zip(self.stepped_names, slots, strict=True):
+            new |= dict(zip(names, arrays, strict=True))
+        new = changed_between_steps(
+            self, state, new, step.values["allowed"] * applied, step.values["seed"]
+        )
+        if self.update is not None and self.update.shared:
+            new[APPLIED] = step.values["allowed"] * applied
+        else:
+            new["sentinel"] = _sentinel.kept(state["sentinel"])
+            # A compile-time constant, so that the compiler knows that the old table is not needed.
+            new["used"] = vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"]))
+            new["step"] = state["step"] + step.values["allowed"] * applied
+        return new, applied, dweights
+
+    def summed_axes(self, state: State, batch: Batch, g: jax.Array, lookup: Lookup) -> Any:
+        """The axes that a step sums gradients over, as `Lookup.axis_name`.
+
+        Where shards of a batch stand beside a replicated table, they are the axes of the shards.
+        """
+        own = {name: state[name] for name in self.trained_names}
+        axes = varying_axes(batch, g) - varying_axes(own)
+        return tuple(sorted(axes, key=str)) if axes else lookup.axis_name
+
+    def weights_gradient(
+        self, state: State, batch: Batch, g: jax.Array, lookup: Lookup
+    ) -> jax.Array:
+        """``row(i_j) . g[b(j)]`` for every position, without computing gradients of the table."""
+        lookup = dataclasses.replace(lookup, wanted=Wanted())
+        rows, _ = self.forward(state, one_bag_per_position(batch), lookup)
+        rows = rows.reshape(batch.num_segments, batch.capacity, rows.shape[-1])
+        of_bag = of_positions(batch, g) if batch.num_bags else jnp.zeros_like(rows)
+        return jnp.where(present(batch), jnp.sum(rows * of_bag, axis=-1), 0)
+
+    def step_values(self, state: State, inputs: StepInputs) -> Any:
+        """The arrays of an update, such as its hyper-parameters."""
+        if self.update is None:
+            return ()
+        if self.update.shared and "sentinel" not in state:
+            raise ValueError(
+                f"{self.label}a table of a collection was looked up on its own; it shares a sentinel with the other "
+                "tables. Call the collection, or look it up without an optimizer: table.with_update(None)."
+            )
+        rounded_type = self.rounded_type or self.storage(state)
+        return step_values(self.update, state["step"], rounded_type, inputs)
+
+    def param_gradients(
+        self, params: Params, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[Params, jax.Array | None]:
+        """Gradients of the parameters, for this shard only, and of the weights."""
+        del residuals
+        return reference.backward(self, params, batch, g, lookup)
+
+    def stepped_params(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+        """New parameters and slots, whether the batch allows the step, and the gradient of the weights.
+
+        ``values`` are `step_values` and ``allowed``, which is 0 if nothing may change.
+        """
+        del residuals
+        return reference.update(self, state, batch, g, lookup, values)
+
+    def touched(self, batch: Batch, lookup: Lookup) -> list[jax.Array]:
+        """Whether a batch reads each row of each parameter, regardless of the gradient; bool ``[rows]`` each."""
+        return reference.touched(self, batch, lookup)
+
+    # The whole table
+
+    def to_dense(self, state: State) -> jax.Array:
+        """The table ``[N, D]`` in the accumulator type."""
+        ids = jnp.arange(self.num_embeddings)
+        batch = Batch(ids[:, None], None, None, rectangular=True)
+        digits, _ = digits_in_range(self, batch)
+        return self.rows(self.params(state), [d[:, 0] for d in digits], lax.Precision.HIGHEST)
+
+    @functools.cached_property
+    def attended_names(self) -> tuple[str, ...]:
+        """The arrays that `attend` multiplies with queries."""
+        return self.param_names
+
+    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
+        """Products of ``query[B, D]`` with every row, ``[B, N]``."""
+        return jnp.einsum("bd,nd->bn", query, self.to_dense(state), precision=precision)
+
+
+def slot_shape(param_shape: Sequence[int], slot: Slot) -> tuple[int, ...]:
+    """Shape of an optimizer slot: one entry per row, or per entry of each row."""
+    rows = param_shape[0] if slot.rows is None else slot.rows
+    return (rows,) if slot.rowwise else (rows, math.prod(param_shape[1:]))
+
+
+def named(table: Table, params: Sequence[Any]) -> dict[str, Any]:
+    """Parameters by name."""
+    return dict(zip(table.param_names, params, strict=True))

@@ -1,0 +1,115 @@
+"""`Wrapper`: base class of tables that wrap a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+from jax_tt._table.options import Update
+from jax_tt._table.table import State, Table
+
+
+class _OfTable:
+    """An attribute or method of the wrapped table."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, wrapper: Any, owner: Any = None) -> Any:
+        return self if wrapper is None else getattr(wrapper.table, self.name)
+
+
+def _of_table(name: str) -> Any:
+    return _OfTable(name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapper(Table):
+    """Delegates to the wrapped table; subclasses override what they change.
+
+    Its state is that of the table and possibly more. All public members of `Table` are delegated, except those that are
+    defined here and those in `COMPUTED` and `OF_WRAPPER`.
+    """
+
+    table: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.table, Table):
+            raise TypeError(
+                f"table: got {self.table!r}; expected a jax_tt.Table, e.g. jax_tt.DenseTable(1000, 16)."
+            )
+        if self.table.divided:
+            raise TypeError(
+                f"table: got a {type(self.table).__name__}; expected a table that is not sharded. Shard the hash table "
+                "instead; apply an order to the ids before the lookup, order.apply(ids)."
+            )
+
+    # Abstract members must be in the body of the class; the loop below delegates the others.
+    # They are not annotated, which would make them fields of the dataclass.
+    param_shapes = _of_table("param_shapes")  # pyright: ignore[reportIncompatibleMethodOverride]
+    init_params = _of_table("init_params")
+    rows = _of_table("rows")
+    # Most kinds have it, but it is no member of `Table`.
+    param_dtype = _of_table("param_dtype")
+
+    def with_name(self, name: str | None) -> Self:
+        return dataclasses.replace(self, table=self.table.with_name(name))
+
+    def with_update(self, update: Update | None) -> Self:
+        return dataclasses.replace(self, table=self.table.with_update(update))
+
+    def without_values(self) -> Self:
+        return dataclasses.replace(self, table=self.table.without_values())
+
+    def frozen(self, state: State) -> tuple[Self, dict[str, Any]]:
+        self.check(state)
+        table, of_table = self.table.frozen(state)
+        frozen = dataclasses.replace(self, table=table)
+        kept = {*frozen.param_names, *frozen.constant_names, *frozen.buffers}
+        arrays = {**state, **of_table}
+        return frozen, {name: array for name, array in arrays.items() if name in kept}
+
+    def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
+        return {**state, **self.table.maintain(state, method)}
+
+
+# Members that `Table` computes from other members, which a wrapper may override. What can be wrapped does not override
+# them.
+COMPUTED = frozenset(
+    (
+        "label",
+        "init",
+        "require",
+        "pieces",
+        "param_names",
+        "stepped_names",
+        "trained_shapes",
+        "slot_dtypes",
+        "row_arrays",
+        "scales_reads",
+        "limits_gradients",
+        "params",
+        "slots",
+        "stepped_slots",
+    )
+)
+# Members in which a wrapper is a table like any other: its row k is not that of id k, a change of the wrapped table
+# would lose the wrapper, and a table that is sharded is not wrapped.
+OF_WRAPPER = frozenset(
+    (
+        "cacheable",
+        "row_names",
+        "grown",
+        "reordered",
+        "with_cache",
+        "unsharded",
+        "by_row",
+        "of_rows",
+        "in_pieces",
+        "of_pieces",
+    )
+)
+MEMBERS = frozenset(name for name in (*vars(Table), *Table.__annotations__) if name[0] != "_")
+
+for _name in MEMBERS - COMPUTED - OF_WRAPPER - vars(Wrapper).keys():
+    setattr(Wrapper, _name, _of_table(_name))

@@ -1,0 +1,1 @@
+"""The mathematics of tensor trains, on arrays."""

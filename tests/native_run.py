@@ -21,6 +21,7 @@ import jax_tt
 from jax_tt import optimizers
 from jax_tt._kinds.quantized import codec
 from jax_tt._native import hash_backend
+from jax_tt._native.hash_calls import Reset
 from jax_tt._sets.hash_directory import Eviction, init_directory
 from jax_tt._sets.initial import Normal
 from tests.helpers import SHAPES, make_case
@@ -192,7 +193,7 @@ def hash_results() -> Iterator[tuple[str, list[Any]]]:
         new = hash_backend.initial(
             Normal(0.1), seed, new_keys, here[0] | True, 7, jnp.float32, "ffi"
         )
-        reset = hash_backend.Reset(rows, seed, new_keys, done[-1].slots, Normal(0.1))
+        reset = Reset(rows, seed, new_keys, done[-1].slots, Normal(0.1))
         changed = hash_backend.exchange([rows], [new], done[-1].slots, "ffi", return_old=True)
         doubled = hash_backend.double(directory, changed[0], "ffi")
         last = hash_backend.reset_many([reset], ["ffi"]), changed, doubled

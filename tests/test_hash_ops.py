@@ -9,6 +9,7 @@ import pytest
 
 from jax_tt._native import hash as native_hash
 from jax_tt._native import hash_backend
+from jax_tt._native.hash_calls import Reset
 from jax_tt._sets.hash_directory import POLICIES, Eviction, init_directory
 from jax_tt._sets.initial import Constant, Normal, TruncatedNormal, Uniform
 from tests.conftest import WAYS, method_fixture
@@ -171,7 +172,7 @@ def test_initial_rows_in_slots(features, dtype, method):
     slots = jnp.array([0, 3, 4, 11, 12, 12], jnp.int32)
     draw = np.random.default_rng(features)
     tables = [
-        hash_backend.Reset(
+        Reset(
             jnp.asarray(draw.normal(size=(12, features)), dtype),
             jnp.array([7, k], jnp.uint32),
             words([*EXTREMES[:5], k]),

@@ -17,7 +17,7 @@ from jax_tt._sets.initial import InitialRows
 from jax_tt._sets.missing import SAFE_CHECKS, Check
 
 if TYPE_CHECKING:
-    from jax_tt._native.hash_backend import Entry, Exchange, Fresh, Reset, Search
+    from jax_tt._native.hash_calls import Entry, Exchange, Fresh, Reset, Search
 
 
 def _workspace(platform: str, op: str, n: int, directory: KeyDirectory) -> int | None:

@@ -23,6 +23,7 @@ from jax_tt._kinds.hashed.table import (
     unsharded_hash_table,
 )
 from jax_tt._native import hash_backend
+from jax_tt._native.hash_calls import Entry, Exchange, Reset, Search
 from jax_tt._sets.admission import AdmitAfter, AdmitWithProbability
 from jax_tt._sets.hash_directory import (
     COUNTERS,
@@ -297,7 +298,7 @@ def _found(begun: Sequence[_Insertion]) -> list[_Insertion]:
         if own.table.admission is not None or own.requests.counts is not None
     ]
     searches = [
-        hash_backend.Search(directory_of(own.state), own.requests.keys, own.requests.here)
+        Search(directory_of(own.state), own.requests.keys, own.requests.here)
         for own in (begun[k] for k in needed)
     ]
     after = list(begun)
@@ -307,16 +308,16 @@ def _found(begun: Sequence[_Insertion]) -> list[_Insertion]:
     return after
 
 
-def _entry(own: _Insertion, return_old: bool) -> hash_backend.Entry:
+def _entry(own: _Insertion, return_old: bool) -> Entry:
     table, (keys, _, given, counts) = own.table, own.requests
     check = Check(table.safe_check, no_room(table))
     directory = directory_of(own.state)
     batch = directory, keys, own.admitted, given, own.now, own.epoch
-    entry = hash_backend.Entry(*batch, table.eviction, return_old, check)
+    entry = Entry(*batch, table.eviction, return_old, check)
     return entry if counts is None else _counted(entry, counts, own.slots)
 
 
-def _counted(entry: hash_backend.Entry, counts: jax.Array, slots: jax.Array) -> hash_backend.Entry:
+def _counted(entry: Entry, counts: jax.Array, slots: jax.Array) -> Entry:
     """An insertion of different keys with several requests each, for ops that count every position once.
 
     Where the score counts requests, it is given: the score that these keys have after the batch.
@@ -371,7 +372,7 @@ def _reset(
         )
     )
     exchanges = [
-        hash_backend.Exchange(
+        Exchange(
             [state[name] for name in own],
             [next(fresh) if value is None else value for value in own.values()],
             done.slots,
@@ -395,9 +396,7 @@ def _initial_in_slots(
 ) -> dict[tuple[int, str], Any]:
     """By table and name, arrays of rows with initial rows in the slots of new keys, where these need no copy."""
     resets = {
-        (k, name): hash_backend.Reset(
-            state[name], state[SEED], done.keys, done.slots, table.initializer
-        )
+        (k, name): Reset(state[name], state[SEED], done.keys, done.slots, table.initializer)
         for k, (table, state, done) in enumerate(tables)
         for name, value in table.table.row_arrays.items()
         if value is None and isinstance(table.initializer, InitialRows)
@@ -418,7 +417,7 @@ def _admitted(begun: Sequence[_Insertion]) -> list[_Insertion]:
     methods = [begun[k].method for k in counting]
     of_counts = [k for k in counting if begun[k].requests.counts is not None]
     searches = [
-        hash_backend.Search(directory_of(own.state, WAITING), own.requests.keys, _missed(own))
+        Search(directory_of(own.state, WAITING), own.requests.keys, _missed(own))
         for own in (begun[k] for k in of_counts)
     ]
     found = hash_backend.find_many(searches, [begun[k].method for k in of_counts])
@@ -435,7 +434,7 @@ def _missed(own: _Insertion) -> jax.Array:
     return own.requests.here & (own.slots < 0)
 
 
-def _waiting(own: _Insertion, slots: jax.Array | None) -> hash_backend.Entry:
+def _waiting(own: _Insertion, slots: jax.Array | None) -> Entry:
     """The insertion of keys that were not in the table among those that wait.
 
     Their scores are the last batch and, in the low word, the requests. ``slots`` are those of keys that wait already,
@@ -444,7 +443,7 @@ def _waiting(own: _Insertion, slots: jax.Array | None) -> hash_backend.Entry:
     keys, now, counts = own.requests.keys, own.now, own.requests.counts
     given, epoch = jnp.zeros_like(keys), now.astype(jnp.uint32)
     batch = directory_of(own.state, WAITING), keys, _missed(own), given, now, epoch
-    entry = hash_backend.Entry(*batch, Eviction("epoch_lfu"), return_old=False)
+    entry = Entry(*batch, Eviction("epoch_lfu"), return_old=False)
     return entry if slots is None else _counted(entry, counts, slots)
 
 

@@ -18,6 +18,7 @@ from jax_tt._ids.explicit import lists_over_explicit_axes, over_explicit_axes
 from jax_tt._ids.keys import keys_of, slots_of
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._native import hash_backend
+from jax_tt._native.hash_calls import Fresh, Search
 from jax_tt._sets.admission import Admission, AdmitAfter, as_admission
 from jax_tt._sets.hash_directory import (
     COUNTERS,
@@ -233,19 +234,17 @@ class HashTable(Wrapper):
             state, dataclasses.replace(batch, ids=batch.slots, slots=None), lookup
         )
 
-    def search(self, state: State, batch: Batch, lookup: Lookup) -> hash_backend.Search:
+    def search(self, state: State, batch: Batch, lookup: Lookup) -> Search:
         """The search of the keys of a batch."""
         search = self.search_of(state, keys_of(batch), present(batch).reshape(-1), lookup)
         slots = slots_of(batch)
         return search if slots is None else search._replace(guess=slots.reshape(-1))
 
-    def search_of(
-        self, state: State, keys: jax.Array, here: jax.Array, lookup: Lookup
-    ) -> hash_backend.Search:
+    def search_of(self, state: State, keys: jax.Array, here: jax.Array, lookup: Lookup) -> Search:
         """The search of keys uint32 ``[n, 2]``, of which those that are ``here`` count."""
         check = Check(self.safe_check, self.untrained) if self.trains(lookup) else IGNORED
         directory = jax.lax.stop_gradient(directory_of(state))
-        return hash_backend.Search(directory, keys, here, absent=self.absent(lookup), check=check)
+        return Search(directory, keys, here, absent=self.absent(lookup), check=check)
 
     @property
     def untrained(self) -> str:
@@ -319,11 +318,11 @@ def initial_of_tables(
 ) -> list[jax.Array]:
     """`HashTable.initial` of several tables."""
     rows: dict[int, jax.Array] = {}
-    fresh: dict[int, hash_backend.Fresh] = {}
+    fresh: dict[int, Fresh] = {}
     for k, (table, state, keys, wanted, dtype) in enumerate(asked):
         values, features = table.initializer, table.features
         if isinstance(values, InitialRows):
-            fresh[k] = hash_backend.Fresh(state[SEED], keys, wanted, values, features, dtype)
+            fresh[k] = Fresh(state[SEED], keys, wanted, values, features, dtype)
             continue
         assert values is not None
         own = jnp.asarray(values(keys, features))

@@ -15,7 +15,7 @@ from flax import nnx
 import jax_tt
 import jax_tt.linen
 from jax_tt import RowCache
-from jax_tt._ops.resize_cache import placed
+from jax_tt._kinds.cached.resize import placed
 from tests.cache_case import SHAPE, D, N, trained, warm
 from tests.cache_model import SCORINGS, SIZES, Model, Sizes, Subject, compare
 from tests.helpers import assert_close, dense_table, make_case

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._compress.candidates import Source, candidates
+from jax_tt._compress.candidates import candidates
+from jax_tt._compress.source import Source
 from jax_tt._ids import places
 from jax_tt._kinds.coded import additive
 

@@ -9,22 +9,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jax_tt._compress import trains
-from jax_tt._compress.encode import encode, weighted_squares
+from jax_tt._compress.encode import encode
 from jax_tt._compress.mixed_widths import quantize_mixed
 from jax_tt._compress.quantize import quantize
+from jax_tt._compress.source import Found, Made, Source
 from jax_tt._kinds.coded.codec import row_bytes
 from jax_tt._kinds.coded.table import CodedTable
 from jax_tt._kinds.coded.words import in_words
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.table import QuantizedTable
-from jax_tt._table.table import Table
-
-Made = tuple[Table, dict[str, jax.Array]]
 
 # Codebooks of longer codes take more bytes than they save, unless a table is very large.
 _CODE_BITS = (8, 7, 6, 5, 4)
@@ -46,34 +42,6 @@ _BASE_BYTES = 0.5
 _MOST_BITS = 3
 # Rotations of such tables take at most this share of all bytes, and so do codebooks unless codes are the shortest.
 _OF_CODEBOOKS = 1 / 8
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Source:
-    """What tables are made of.
-
-    Attributes:
-        rows: ``[N, D]`` on the host.
-        weights: importance of every row ``[N]``, or None.
-        param_dtype: type of codebooks and cores.
-        seed: of fits.
-    """
-
-    rows: Any
-    weights: np.ndarray | None
-    param_dtype: Any
-    seed: int
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        n, features = self.rows.shape
-        return int(n), int(features)
-
-    @functools.cached_property
-    def concentration(self) -> float:
-        """The share of the quarter of rows with the largest weighted squares in the sum of these."""
-        squares = np.sort(weighted_squares(self.rows, self.weights))[::-1]
-        return float(squares[: -(-len(squares) // 4)].sum() / max(squares.sum(), 1e-30))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +79,6 @@ def smallest(source: Source, kind: str) -> int:
         else:
             low = middle
     return high
-
-
-Found = Iterator[tuple[str, Callable[..., Made], dict[str, int]]]
 
 
 def _quantized(source: Source, max_bytes: int) -> Found:

@@ -15,7 +15,8 @@ from jax_tt._base.arguments import as_dtype, as_int, as_positive, one_of
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import dense_table, exactly_one, row_weights
 from jax_tt._base.text import text_table
-from jax_tt._compress.candidates import KINDS, Candidate, Source, candidates, smallest
+from jax_tt._compress.candidates import KINDS, Candidate, candidates, smallest
+from jax_tt._compress.source import Source
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._lookup.calls import lookup_rows
 from jax_tt._table.options import Lookup

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_array, as_positive, one_of
-from jax_tt._compress.quantize import check_headers
 from jax_tt._kinds.quantized import codec
+from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable, check_bits, require_quantized
 from jax_tt._table.table import State
 

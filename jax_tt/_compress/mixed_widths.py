@@ -13,10 +13,11 @@ import numpy as np
 
 from jax_tt._base.arguments import as_int, as_positive, one_of
 from jax_tt._base.rows_of_arrays import dense_table, row_weights
-from jax_tt._compress.quantize import Encoder, check_headers, encoder_of
+from jax_tt._compress.quantize import Encoder, encoder_of
 from jax_tt._ids import places
 from jax_tt._kinds.composite.mixed import MixedTable
 from jax_tt._kinds.quantized import codec
+from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable, check_bits
 
 # Numbers that are rounded at a time.

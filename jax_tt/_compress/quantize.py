@@ -14,6 +14,7 @@ from jax_tt._base.rows_of_arrays import row_weights
 from jax_tt._base.sample import sample_of
 from jax_tt._compress.fit import clipped, fitted
 from jax_tt._kinds.quantized import codec
+from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.levels import Levels, as_levels, separated, uniform_levels
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable, check_bits
 from jax_tt._table.checks import STORAGE
@@ -216,34 +217,3 @@ def _random_rotation(features: int, rng: np.random.Generator) -> np.ndarray:
     """An orthogonal matrix ``[D, D]``, each equally likely."""
     found, triangle = np.linalg.qr(rng.normal(size=(features, features)))
     return found * np.where(np.diagonal(triangle) < 0, -1.0, 1.0)
-
-
-def check_headers(
-    argument: str, packed: np.ndarray, start: int, rows: np.ndarray | None = None
-) -> None:
-    """Raises if a scale or an offset is not finite.
-
-    Args:
-        argument: what the error begins with.
-        packed: rows uint8 ``[n, W]``.
-        start: the number of the first.
-        rows: what they were made of, if that is known.
-    """
-    headers = np.ascontiguousarray(packed[:, : codec.HEADER]).view("<f2")
-    bad = ~np.isfinite(headers).all(axis=1)
-    if not bad.any():
-        return
-    first = int(np.argmax(bad))
-    where = f"{argument}: row {start + first}"
-    if rows is None:
-        scale, offset = headers[first].tolist()
-        raise ValueError(
-            f"{where} has the scale {scale} and the offset {offset}; expected finite numbers. The rows may have "
-            "another layout, or another number of bits or features."
-        )
-    if not np.isfinite(rows[first]).all():
-        raise ValueError(f"{where} holds NaN or infinity; expected finite numbers.")
-    raise ValueError(
-        f"{where} has values from {rows[first].min()} to {rows[first].max()}; expected a range whose minimum and step "
-        "are within +-65504, since scale and offset are stored in float16. Divide the rows by a constant."
-    )

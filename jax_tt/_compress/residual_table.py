@@ -9,9 +9,10 @@ import jax.numpy as jnp
 
 from jax_tt._compress.residuals import TTResidual
 from jax_tt._files.tables import StoredTable
+from jax_tt._ids.id_order import ID_ORDER
 from jax_tt._ids.stored_order import on_device
 from jax_tt._kinds.composite.sum import SumTable
-from jax_tt._kinds.ordered.table import ID_ORDER, OrderedTable
+from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._table.options import Update
 

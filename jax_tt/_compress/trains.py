@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from jax_tt._compress.residual_table import residual_table
 from jax_tt._compress.residuals import tt_residuals
-from jax_tt._ids.id_order import IdOrder
+from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.ordered_rows import OrderedRows
 from jax_tt._ids.stored_order import kept_bytes, on_device
-from jax_tt._kinds.ordered.table import ID_ORDER, OrderedTable
+from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._table.table import Table
 from jax_tt._tt.from_dense import tt_from_dense
@@ -23,7 +23,7 @@ from jax_tt._tt.shape import TTShape
 from jax_tt.order._table import from_table
 
 if TYPE_CHECKING:
-    from jax_tt._compress.candidates import Found, Source
+    from jax_tt._compress.source import Found, Source
 
 Made = tuple[Table, dict[str, jax.Array]]
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._compress.quantize import check_headers
 from jax_tt._files.small_tables import checked_pairs, read_pairs, write_pairs
 from jax_tt._formats.stored import StoredArrays
+from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable, require_quantized
 from jax_tt._table.rotation import ROTATION, as_rotation
 from jax_tt._table.table import State

@@ -231,3 +231,6 @@ def _permutation(rows: Any) -> np.ndarray:
     kept = array.astype(_smallest(count))
     kept.setflags(write=False)
     return kept
+
+
+ID_ORDER = "id_order"

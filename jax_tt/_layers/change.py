@@ -11,9 +11,9 @@ import numpy as np
 import optax
 
 from jax_tt._base.arguments import as_int
-from jax_tt._ids.id_order import IdOrder
+from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.cached.table import RowCachedTable
-from jax_tt._kinds.ordered.table import ID_ORDER, check_id_order, under_order
+from jax_tt._kinds.ordered.table import check_id_order, under_order
 from jax_tt._ops.fill_cache import filled
 from jax_tt._table.change import Carry, Change, Growth, Orders
 from jax_tt._table.table import State, Table

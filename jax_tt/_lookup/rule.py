@@ -28,11 +28,11 @@ from jax_tt._lookup.one_loss import check_first_use, note_next_values
 from jax_tt._lookup.read_scale import scaled_reads
 from jax_tt._lookup.shared import Shared, shared_places
 from jax_tt._lookup.warn import tell_cut_ids, warn_out_of_range
-from jax_tt._ops.out_of_range import add_out_of_range
 from jax_tt._table import groups
 from jax_tt._table.added import Added, plus_added
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Wanted
+from jax_tt._table.out_of_range import add_out_of_range
 from jax_tt._table.table import APPLIED, State, Table
 from jax_tt._table.wide import Wide
 

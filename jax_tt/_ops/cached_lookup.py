@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jax_tt._kinds.cached.table import directory_of
+from jax_tt._kinds.cached.names import directory_of
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._ops.cached_table import CachedTable, described
 from jax_tt._sets.cache_directory import CacheDirectory

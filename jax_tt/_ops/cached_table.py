@@ -8,14 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_tt._kinds.cached.table import (
-    ROWS,
-    RowCachedTable,
-    directory_of,
-    named_directory,
-    outer,
-    outer_name,
-)
+from jax_tt._kinds.cached.names import ROWS, directory_of, named_directory, outer, outer_name
+from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._ops.fused_table import FusedTable, fused_state, fused_table, tt_fused
 from jax_tt._sets.cache_directory import CacheDirectory

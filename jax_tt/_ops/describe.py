@@ -14,12 +14,13 @@ from jax_tt._base.arguments import as_positive
 from jax_tt._base.keywords import checks_keywords
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.cached.table import RowCachedTable
-from jax_tt._kinds.dense.table import DenseTable, default_embedding_init
+from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.hashed.table import HashTable, Initializer
 from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._sets.admission import Admission
 from jax_tt._sets.row_cache import RowCache
+from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Update, check_static
 from jax_tt._table.table import Table
 from jax_tt._tt.initial_cores import CoreInit, GivenCores

@@ -16,11 +16,18 @@ from jax_tt._base.progress import Progress
 from jax_tt._formats.dump import DUMP, FORMATS, Dump, write_dump
 from jax_tt._formats.output import check_output
 from jax_tt._formats.stored import FileError
-from jax_tt._kinds.hashed.table import CLOCK, HashTable, require_hash_table, unsharded_hash_table
+from jax_tt._kinds.hashed.table import HashTable, require_hash_table, unsharded_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._ops.changes import LEFT, changed_since, check_base, digests_of, held_by, summed
 from jax_tt._ops.entries import table_keys
-from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
+from jax_tt._sets.hash_directory import (
+    CLOCK,
+    KEYS,
+    WAITING,
+    KeyDirectory,
+    directory_of,
+    named_directory,
+)
 from jax_tt._sets.placing import ENTRY, Sets, directory_with, entries_of, placed
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import State

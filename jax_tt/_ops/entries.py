@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from jax_tt._base import words
-from jax_tt._kinds.hashed.table import TOTALS, HashTable, unsharded_hash_table
-from jax_tt._sets.hash_directory import COUNTERS, KEYS, directory_of
+from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
+from jax_tt._sets.hash_directory import COUNTERS, KEYS, TOTALS, directory_of
 from jax_tt._sets.placing import entries_of
 from jax_tt._table.table import State
 

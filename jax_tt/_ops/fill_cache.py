@@ -12,7 +12,8 @@ from jax.core import Tracer
 
 from jax_tt._base.mix import set_of
 from jax_tt._kinds.cached.maintain import populated
-from jax_tt._kinds.cached.table import RowCachedTable, directory_of, named_directory
+from jax_tt._kinds.cached.names import directory_of, named_directory
+from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._ops.cached_table import CachedTable, changed
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.cache_reference import rank_within

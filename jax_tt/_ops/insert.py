@@ -14,19 +14,15 @@ from jax_tt._base.arguments import as_array
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.batch import present
 from jax_tt._ids.keys import keys_of, score_words
-from jax_tt._kinds.hashed.table import (
-    CLOCK,
-    SEED,
-    TOTALS,
-    HashTable,
-    initial_of_tables,
-    unsharded_hash_table,
-)
+from jax_tt._kinds.hashed.table import HashTable, initial_of_tables, unsharded_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._native.hash_calls import Entry, Exchange, Reset, Search
 from jax_tt._sets.admission import AdmitAfter, AdmitWithProbability
 from jax_tt._sets.hash_directory import (
+    CLOCK,
     COUNTERS,
+    SEED,
+    TOTALS,
     WAITING,
     Eviction,
     Insertion,

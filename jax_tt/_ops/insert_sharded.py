@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import words
 from jax_tt._ids.explicit import specified_over_explicit_axes
-from jax_tt._kinds.hashed.table import CLOCK, SEED, TOTALS, HashTable
+from jax_tt._kinds.hashed.table import HashTable
 from jax_tt._kinds.sharded.asked import AskedKeys, received_keys
 from jax_tt._kinds.sharded.exchange import exchanged, other_rounds
 from jax_tt._kinds.sharded.forward import all_messages
@@ -33,7 +33,7 @@ from jax_tt._ops.insert import (
     joined,
     no_room,
 )
-from jax_tt._sets.hash_directory import COUNTERS, KEYS, WAITING, KeyDirectory
+from jax_tt._sets.hash_directory import CLOCK, COUNTERS, KEYS, SEED, TOTALS, WAITING, KeyDirectory
 from jax_tt._sets.missing import Check, check_count
 from jax_tt._sets.owners import words_of
 from jax_tt._table.options import Lookup

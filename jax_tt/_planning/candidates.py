@@ -14,6 +14,7 @@ from jax_tt._base.arguments import as_dtype, as_int
 from jax_tt._base.host_table import host_table
 from jax_tt._compress import candidates as small
 from jax_tt._compress.errors import measured_errors
+from jax_tt._compress.source import Source
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._ids.ordered_rows import OrderedRows
 from jax_tt._kinds.quantized import codec
@@ -157,7 +158,7 @@ class Table:
 
     def _small(self, kind: str) -> Iterator[Candidate]:
         """Tables of a kind of `compress`, fitted in a few iterations."""
-        source = small.Source(self.dense, None, jnp.dtype("bfloat16"), self.seed)
+        source = Source(self.dense, None, jnp.dtype("bfloat16"), self.seed)
         widths = [
             QuantizedTable(self.num_embeddings, self.features, bits).nbytes for bits in codec.BITS
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,24 +11,23 @@ from jax.core import Tracer
 
 from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.placing import Sets, directory_with, entries_of, placed
-from jax_tt._table.table import State
 
 
-def by_device(arrays: State, devices: int) -> dict[str, Any]:
+def by_device(arrays: Mapping[str, Any], devices: int) -> dict[str, Any]:
     """Arrays of keys with a first axis of devices, which tells where their keys are; of one device as they are."""
     if devices == 1:
         return dict(arrays)
     return {name: x.reshape(devices, -1, *x.shape[1:]) for name, x in arrays.items()}
 
 
-def stay_in_slots(table: Any, state: State, devices: int) -> bool:
+def stay_in_slots(table: Any, state: Mapping[str, Any], devices: int) -> bool:
     """Whether all keys of a state keep their slots in `relocated`."""
     return all(
         sets_of(state[names[2]]) == sets for names, sets in _directories(table, devices).items()
     )
 
 
-def relocated(table: Any, state: State, devices: int) -> dict[str, Any]:
+def relocated(table: Any, state: Mapping[str, Any], devices: int) -> dict[str, Any]:
     """The state of the same keys with the slots of ``table`` over a number of devices, the first ones first.
 
     Where the slots are divided as they were, every array is as it was, bit for bit. Otherwise the keys are placed anew.
@@ -104,7 +104,7 @@ def _flat(directory: KeyDirectory, sets: Sets) -> KeyDirectory:
 
 
 def _moved_rows(
-    table: Any, state: State, old: np.ndarray, new: np.ndarray
+    table: Any, state: Mapping[str, Any], old: np.ndarray, new: np.ndarray
 ) -> dict[str, jnp.ndarray]:
     """The rows of keys in their new slots, and zeros in the others."""
     names = list(table.table.row_arrays)

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_tt._kinds.cached.table import ROWS, RowCachedTable, directory_of, outer_name
-from jax_tt._ops.resize_cache import moved, resized
+from jax_tt._kinds.cached.names import ROWS, directory_of, outer_name
+from jax_tt._kinds.cached.resize import moved, resized
+from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Change, Growth, Orders, restarted
 from jax_tt._table.table import SCALARS, State

@@ -7,13 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._kinds.cached.table import (
-    ROWS,
-    RowCachedTable,
-    directory_of,
-    named_directory,
-    outer_name,
-)
+from jax_tt._kinds.cached.names import ROWS, directory_of, named_directory, outer_name
+from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._kinds.cached.write_back import single_rows, write_back
 from jax_tt._lookup.rule import resolved
 from jax_tt._native import cache_backend

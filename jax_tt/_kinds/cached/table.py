@@ -19,6 +19,15 @@ from jax_tt._jax import backend as _backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._kinds.cached.counting import count_batch
 from jax_tt._kinds.cached.keys import hits_of, keys_of, misses_of
+from jax_tt._kinds.cached.names import (
+    COLLECTION,
+    DIRECTORY,
+    ROWS,
+    directory_of,
+    named_directory,
+    outer,
+    outer_name,
+)
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._native import cache_backend
 from jax_tt._native.cache_forward import cache_forward
@@ -32,11 +41,6 @@ from jax_tt._table.change import Change, Growth, Orders
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.table import State, Table
 from jax_tt._table.wrapper import Wrapper
-
-_PREFIX = "cache_"
-DIRECTORY = tuple(f"{_PREFIX}{field}" for field in CacheDirectory._fields)
-ROWS = "cache_rows"
-COLLECTION = "row_cache"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -387,31 +391,6 @@ class RowCachedTable(Wrapper):
             here = present(misses_of(self.table, batch))
             dweights = _added(dweights, jnp.where(here, missed, 0))
         return of_table | outer(of_rows), dweights
-
-
-def directory_of(state: State) -> CacheDirectory:
-    return CacheDirectory(*(state[name] for name in DIRECTORY))
-
-
-def named_directory(directory: CacheDirectory) -> dict[str, Any]:
-    return dict(zip(DIRECTORY, directory, strict=True))
-
-
-def outer(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of the rows table under its names in the combined state."""
-    return {outer_name(name): value for name, value in state.items()}
-
-
-def outer_name(name: str) -> str:
-    """The name in the combined state of an array of the rows table."""
-    if name == "embedding":
-        return ROWS
-    return f"{_PREFIX}{name.removesuffix('_0')}"
-
-
-def is_of_rows(name: str) -> bool:
-    """Whether this is a name of the cache in the combined state."""
-    return name.startswith(_PREFIX)
 
 
 def _of_rows(lookup: Lookup) -> Lookup:

@@ -20,13 +20,14 @@ from jax_tt._ids import places
 from jax_tt._ids.batch import Batch
 from jax_tt._jax import backend
 from jax_tt._jax.by_platform import by_platform
+from jax_tt._jax.gather import gathered
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._kinds.coded import codec
 from jax_tt._kinds.coded.assign import encoded_rows
 from jax_tt._kinds.coded.checks import check_codes, check_constants, check_fields
 from jax_tt._kinds.coded.expand import by_part, expanded, of_positions, whole
 from jax_tt._kinds.coded.names import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES
-from jax_tt._kinds.dense.table import DenseTable, gathered
+from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._lookup.warn import warn_out_of_range
 from jax_tt._native.coded import Forward

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -13,8 +12,7 @@ import jax.numpy as jnp
 from jax_tt._base.arguments import as_array, as_positive
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
-from jax_tt._jax.row_sums import sums_by_row
-from jax_tt._jax.vma import vary_over, varying_axes
+from jax_tt._jax.gather import gathered
 from jax_tt._native.dense import DENSE
 from jax_tt._native.native import NativeTable
 from jax_tt._native.table_call import Calls
@@ -26,15 +24,9 @@ from jax_tt._table.checks import (
     refuse_tables,
     table_label,
 )
+from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Lookup, Update, check_update
 from jax_tt._table.table import Params, Slots, State
-
-_VARIANCE_SCALING = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
-
-
-def default_embedding_init(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
-    """The default of flax's Embed: rows of about unit length. A function, so that descriptions can be pickled."""
-    return _VARIANCE_SCALING(key, shape, dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,32 +122,3 @@ class DenseTable(NativeTable):
     def to_dense(self, state: State) -> jax.Array:
         (table,) = self.params(state)
         return table.astype(accumulator(table.dtype))
-
-
-def gathered(param: jax.Array, digits: jax.Array) -> jax.Array:
-    """Slices of a parameter in its accumulator type."""
-    # Up-cast before the gather: its transpose then sums duplicate gradients in the accumulator type.
-    wide = param.astype(accumulator(param.dtype))
-    # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.
-    return _taken(wide.shape[0], wide, digits)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _taken(count: int, wide: jax.Array, digits: jax.Array) -> jax.Array:
-    del count
-    return wide.at[digits].get(mode="promise_in_bounds", wrap_negative_indices=False)
-
-
-@_taken.defjvp
-def _taken_jvp(count: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """The tangents are taken by the transpose of the sums that their cotangents need."""
-    (wide, digits), (tangent, _) = primals, tangents
-    out = _taken(count, wide, digits)
-    shape = (digits.size, *wide.shape[1:])
-
-    def sums(values: jax.Array) -> jax.Array:
-        return sums_by_row(count, digits.reshape(-1), values)
-
-    _, taken_by = jax.vjp(sums, jnp.zeros_like(out).reshape(shape))
-    (taken,) = taken_by(vary_over(tangent, varying_axes(out)))
-    return out, taken.reshape(out.shape)

@@ -11,9 +11,9 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._base.arguments import as_int
-from jax_tt._ids.id_order import IdOrder
+from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
-from jax_tt._kinds.ordered.table import ID_ORDER, under_order
+from jax_tt._kinds.ordered.table import under_order
 from jax_tt._native import hash_backend
 from jax_tt._sets.admission import AdmitAfter
 from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory

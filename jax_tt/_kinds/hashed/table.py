@@ -21,10 +21,13 @@ from jax_tt._native import hash_backend
 from jax_tt._native.hash_calls import Fresh, Search
 from jax_tt._sets.admission import Admission, AdmitAfter, as_admission
 from jax_tt._sets.hash_directory import (
+    CLOCK,
     COUNTERS,
     KEYS,
     MAX_WAYS,
     POLICIES,
+    SEED,
+    TOTALS,
     WAITING,
     Eviction,
     directory_of,
@@ -39,7 +42,6 @@ from jax_tt._table.options import Lookup, Update
 from jax_tt._table.table import State, Table
 from jax_tt._table.wrapper import Wrapper
 
-CLOCK, SEED, TOTALS = "hash_clock", "hash_seed", "hash_totals"
 # The linen collection of these arrays.
 COLLECTION = "hash_table"
 _UNTRAINED = (

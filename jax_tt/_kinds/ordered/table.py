@@ -12,7 +12,7 @@ import numpy as np
 
 from jax_tt._ids.apply_order import columns_by_id, mapped_ids
 from jax_tt._ids.batch import Batch
-from jax_tt._ids.id_order import IdOrder
+from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.stored_order import StoredRows, of_layer, on_device
 from jax_tt._table.change import Change, Growth, Orders
 from jax_tt._table.options import Lookup
@@ -21,8 +21,6 @@ from jax_tt._table.wrapper import Wrapper
 
 if TYPE_CHECKING:
     from jax_tt._sets.row_cache import RowCache
-
-ID_ORDER = "id_order"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.levels import Levels
 
 BITS = (8, 4, 3, 2)
@@ -221,3 +223,34 @@ def _at_shifts(words: jax.Array, count: int, step: int) -> jax.Array:
 def _shifts(values: jax.Array, step: int) -> jax.Array:
     """``step`` times the place along the last axis."""
     return lax.broadcasted_iota(jnp.uint32, values.shape, values.ndim - 1) * jnp.uint32(step)
+
+
+def check_headers(
+    argument: str, packed: np.ndarray, start: int, rows: np.ndarray | None = None
+) -> None:
+    """Raises if a scale or an offset is not finite.
+
+    Args:
+        argument: what the error begins with.
+        packed: rows uint8 ``[n, W]``.
+        start: the number of the first.
+        rows: what they were made of, if that is known.
+    """
+    headers = np.ascontiguousarray(packed[:, : codec.HEADER]).view("<f2")
+    bad = ~np.isfinite(headers).all(axis=1)
+    if not bad.any():
+        return
+    first = int(np.argmax(bad))
+    where = f"{argument}: row {start + first}"
+    if rows is None:
+        scale, offset = headers[first].tolist()
+        raise ValueError(
+            f"{where} has the scale {scale} and the offset {offset}; expected finite numbers. The rows may have "
+            "another layout, or another number of bits or features."
+        )
+    if not np.isfinite(rows[first]).all():
+        raise ValueError(f"{where} holds NaN or infinity; expected finite numbers.")
+    raise ValueError(
+        f"{where} has values from {rows[first].min()} to {rows[first].max()}; expected a range whose minimum and step "
+        "are within +-65504, since scale and offset are stored in float16. Divide the rows by a constant."
+    )

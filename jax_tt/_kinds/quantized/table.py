@@ -14,7 +14,6 @@ from jax import lax
 
 from jax_tt._base.arguments import as_int, as_positive
 from jax_tt._ids.batch import Batch
-from jax_tt._kinds.dense.table import default_embedding_init
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.levels import Levels, as_attribute, check_levels, largest_step
 from jax_tt._native.dense import DENSE
@@ -22,6 +21,7 @@ from jax_tt._native.native import NativeTable
 from jax_tt._native.table_call import Calls
 from jax_tt._table import distinct_rows
 from jax_tt._table.distinct_rows import RowFormat
+from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Lookup, Update, check_update
 from jax_tt._table.rotation import ROTATION, check_rotation, rotation_of, turned, turned_back
 from jax_tt._table.table import Params, Slots, State

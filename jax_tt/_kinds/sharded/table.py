@@ -19,7 +19,7 @@ from jax_tt._ids.explicit import (
     sharded_over_explicit_axes,
     specified_over_explicit_axes,
 )
-from jax_tt._kinds.hashed.table import SEED, TOTALS, HashTable
+from jax_tt._kinds.hashed.table import HashTable
 from jax_tt._kinds.sharded.change import grown_over_devices
 from jax_tt._kinds.sharded.column_pieces import columns_of_rows, rows_of_columns
 from jax_tt._kinds.sharded.columns import rows_of_shards, rows_of_table
@@ -33,7 +33,7 @@ from jax_tt._kinds.sharded.placement import Layout, Placement
 from jax_tt._kinds.sharded.programs import Local
 from jax_tt._kinds.sharded.requests import PAGES
 from jax_tt._sets.admission import AdmitAfter
-from jax_tt._sets.hash_directory import KEYS, WAITING
+from jax_tt._sets.hash_directory import KEYS, SEED, TOTALS, WAITING
 from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
 from jax_tt._table.change import Change, Growth
 from jax_tt._table.groups import Call, Use

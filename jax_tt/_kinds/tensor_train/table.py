@@ -17,8 +17,8 @@ from jax_tt._base.arguments import as_array, as_int
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
 from jax_tt._jax import backend
+from jax_tt._jax.gather import gathered
 from jax_tt._jax.vma import vary_over, varying_axes
-from jax_tt._kinds.dense.table import gathered
 from jax_tt._native.native import NativeTable, zeros_like
 from jax_tt._native.table_call import Calls
 from jax_tt._native.tt import TT, tt_plan

@@ -10,8 +10,8 @@ import jax
 from flax import linen as nn
 
 from jax_tt._kinds.cached import maintain
-from jax_tt._kinds.cached.table import COLLECTION as ROW_CACHE
-from jax_tt._kinds.cached.table import DIRECTORY, directory_of
+from jax_tt._kinds.cached.names import COLLECTION as ROW_CACHE
+from jax_tt._kinds.cached.names import DIRECTORY, directory_of
 from jax_tt._layers.change import cache_filled
 from jax_tt._layers.linen.collection import EmbedCollection
 from jax_tt._layers.linen.table import TableModule

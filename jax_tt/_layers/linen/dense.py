@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen import dtypes
 
-from jax_tt._kinds.dense.table import DenseTable, default_embedding_init
+from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._layers.linen.table import EmbedBagModule, EmbedModule, TableModule
 from jax_tt._layers.pretrained import DenseFromPretrained
 from jax_tt._ops.describe import described_update
+from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt.optimizers import Optimizer

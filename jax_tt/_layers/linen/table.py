@@ -17,7 +17,7 @@ from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.split_ids import SplitIds
-from jax_tt._kinds.cached.table import COLLECTION as ROW_CACHE
+from jax_tt._kinds.cached.names import COLLECTION as ROW_CACHE
 from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
 from jax_tt._layers.call import attended, check_value, for_evaluation, step_inputs
 from jax_tt._layers.variables import FusedParam

@@ -8,8 +8,9 @@ from typing import Any
 from flax import nnx
 
 from jax_tt._kinds.cached.maintain import emptied, flushed, populated
+from jax_tt._kinds.cached.names import directory_of
 from jax_tt._kinds.cached.statistics import cache_statistics
-from jax_tt._kinds.cached.table import RowCachedTable, directory_of
+from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._layers.change import cache_filled
 from jax_tt._layers.nnx.table import TableModule, maintain, read_state
 

@@ -9,10 +9,11 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_tt._kinds.dense.table import DenseTable, default_embedding_init
+from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._layers.nnx.table import TableEmbed, TableEmbedBag, TableModule, hoisted_update
 from jax_tt._layers.options import bags_of
 from jax_tt._layers.pretrained import DenseFromPretrained
+from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Lookup
 from jax_tt.optimizers import Optimizer
 

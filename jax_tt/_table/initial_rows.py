@@ -1,0 +1,15 @@
+"""Initial rows of dense and quantized tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+_VARIANCE_SCALING = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+
+
+def default_embedding_init(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
+    """The default of flax's Embed: rows of about unit length. A function, so that descriptions can be pickled."""
+    return _VARIANCE_SCALING(key, shape, dtype)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 project = "jax_tt"
 author = "The jax_tt authors"
 project_copyright = author
-found = re.search(r'__version__ = "(.+)"', (ROOT / "jax_tt" / "__init__.py").read_text())
+found = re.search(r'__version__ = "(.+)"', (ROOT / "jax_tt" / "_base" / "version.py").read_text())
 assert found is not None
 version = release = found[1]
 

@@ -9,6 +9,7 @@ from jax_tt import order as order
 from jax_tt._base import environment, ffi
 from jax_tt._base.include import get_include as get_include
 from jax_tt._base.reports import OutOfRangeWarning as OutOfRangeWarning
+from jax_tt._base.version import __version__ as __version__
 from jax_tt._collection.checkpoint import checkpoint_state as checkpoint_state
 from jax_tt._collection.checkpoint import checkpoint_target as checkpoint_target
 from jax_tt._collection.checkpoint import restored_state as restored_state
@@ -150,8 +151,6 @@ from jax_tt._tt.residual_shapes import tt_residual_shapes as tt_residual_shapes
 from jax_tt._tt.round import tt_round as tt_round
 from jax_tt._tt.shape import TTCost as TTCost
 from jax_tt._tt.shape import TTShape as TTShape
-
-__version__ = "0.1.0"
 
 environment.check()
 environment.warn_of_misspelt()

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base import ffi
+from jax_tt._base.version import __version__
 from jax_tt.optimizers._base import Optimizer
 
 
@@ -37,7 +38,6 @@ def register(rule: Any) -> str:
     """
     if reason := ffi.why_unavailable("cpu"):
         raise RuntimeError(f"rule: it extends the native operations, but {reason}.")
-    from jax_tt import __version__
 
     return ffi.add_rule(rule, __version__)
 

@@ -92,9 +92,9 @@ from jax_tt._ops.fused import fused_tt_embed_bag as fused_tt_embed_bag
 from jax_tt._ops.fused import fused_tt_lookup as fused_tt_lookup
 from jax_tt._ops.fused_table import FusedTable as FusedTable
 from jax_tt._ops.fused_table import init_fused_table as init_fused_table
-from jax_tt._ops.insert import Evicted as Evicted
-from jax_tt._ops.insert import Inserted as Inserted
 from jax_tt._ops.insert import insert_keys as insert_keys
+from jax_tt._ops.inserting import Evicted as Evicted
+from jax_tt._ops.inserting import Inserted as Inserted
 from jax_tt._ops.located import with_slots as with_slots
 from jax_tt._ops.lookup import tt_lookup as tt_lookup
 from jax_tt._ops.out_of_range import count_out_of_range as count_out_of_range

@@ -12,7 +12,8 @@ from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.states import check_states, listed
 from jax_tt._collection.values import values_of
 from jax_tt._kinds.hashed.table import unsharded_hash_table
-from jax_tt._ops.insert import Asked, Inserted, inserted_anywhere, requests_of
+from jax_tt._ops.insert import inserted_anywhere
+from jax_tt._ops.inserting import Asked, Inserted, requests_of
 
 
 def insert_collection_keys(

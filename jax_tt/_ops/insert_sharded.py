@@ -24,7 +24,7 @@ from jax_tt._kinds.sharded.requests import PAGES, keys_in_pages, replicas_of, re
 from jax_tt._kinds.sharded.route import Messages, Route, distinct, message_rows
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._native import hash_backend
-from jax_tt._ops.insert import (
+from jax_tt._ops.inserting import (
     Asked,
     Inserted,
     Requests,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keys import LocatedKeys, key_digits
-from jax_tt._ops.insert import Inserted
+from jax_tt._ops.inserting import Inserted
 
 
 def with_slots(ids: Any, inserted: Any) -> Any:

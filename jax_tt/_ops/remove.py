@@ -12,7 +12,7 @@ from jax_tt._base.arguments import as_positive
 from jax_tt._ids.explicit import sharded_over_explicit_axes
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._native import hash_backend
-from jax_tt._ops.insert import Evicted, keys_of_ids
+from jax_tt._ops.inserting import Evicted, keys_of_ids
 from jax_tt._sets.hash_directory import CLOCK, KEYS, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.hash_reference import erase
 from jax_tt._table.options import Lookup

@@ -19,7 +19,7 @@ from jax_tt._layers.linen.table import AnyTable
 from jax_tt._layers.linen.variables import PARAMS, TableVariables
 from jax_tt._ops import insert as hash_insert
 from jax_tt._ops import remove as hash_remove
-from jax_tt._ops.insert import Evicted, Inserted
+from jax_tt._ops.inserting import Evicted, Inserted
 from jax_tt._planning.shard_tables import over_mesh
 
 

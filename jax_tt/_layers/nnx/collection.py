@@ -40,7 +40,7 @@ from jax_tt._layers.nnx.table import (
 from jax_tt._layers.options import check_rngs
 from jax_tt._layers.variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
 from jax_tt._lookup.shared import FLAGS, init_flags, is_shared
-from jax_tt._ops.insert import Inserted
+from jax_tt._ops.inserting import Inserted
 from jax_tt._planning.shard_tables import over_mesh
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table

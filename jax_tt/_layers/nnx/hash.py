@@ -11,7 +11,8 @@ from jax_tt._kinds.hashed.change import grown_capacity, growth_to
 from jax_tt._kinds.hashed.table import require_hash_table, unsharded_hash_table
 from jax_tt._layers.nnx.change import ChangingModule
 from jax_tt._layers.nnx.table import TableEmbed, TableEmbedBag, read_state, write_state
-from jax_tt._ops.insert import Evicted, Inserted, insert_keys
+from jax_tt._ops.insert import insert_keys
+from jax_tt._ops.inserting import Evicted, Inserted
 from jax_tt._ops.remove import KeyView, remove_keys
 
 

@@ -1,0 +1,447 @@
+"""Insertion of keys on one device, for one table or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._base import words as _words
+from jax_tt._base.arguments import as_array
+from jax_tt._ids.bags import Bags
+from jax_tt._ids.batch import present
+from jax_tt._ids.keys import keys_of, score_words
+from jax_tt._kinds.hashed.table import HashTable, initial_of_tables
+from jax_tt._native import hash_backend
+from jax_tt._native.hash_calls import Entry, Exchange, Reset, Search
+from jax_tt._sets.admission import AdmitAfter, AdmitWithProbability
+from jax_tt._sets.hash_directory import (
+    CLOCK,
+    COUNTERS,
+    SEED,
+    TOTALS,
+    WAITING,
+    Eviction,
+    Insertion,
+    KeyDirectory,
+    directory_of,
+    named_directory,
+)
+from jax_tt._sets.hash_reference import erase, scored, scores_of
+from jax_tt._sets.initial import InitialRows, threefry
+from jax_tt._sets.missing import Check
+from jax_tt._table.inputs import bag_batch, lookup_batch
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import State
+
+_LAST = 2**31 - 2
+_NO_ROOM = (
+    "{{count}} new keys of a batch found no room in their sets of the table, which has {} rows. They read their "
+    "initial values and train nothing. Raise the capacity, let the table grow (jax_tt.grow_if_full), or choose a "
+    "policy that evicts. safe_check='ignore' says nothing."
+)
+
+
+class Evicted(NamedTuple):
+    """Keys that lost their row; entries with ``touched`` 0 are empty, and unspecified otherwise.
+
+    Attributes:
+        keys: uint32 ``[n, 2]``, high and low word.
+        scores: uint32 ``[n, 2]``, high and low word.
+        touched: int32 ``[n]``, the number of the last batch that requested the key.
+        arrays: the row and its optimizer state by the name of the array in the state, ``[n, ...]`` in its type; empty
+            if the rows of the table share parameters.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.hash_table(8, 8, ways=8)
+    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(8))
+    >>> state, inserted = jax_tt.insert_keys(table, state, np.array([99]), return_evicted=True)
+    >>> inserted.evicted.keys.tolist(), inserted.evicted.arrays["embedding"].shape
+    ([[0, 0]], (1, 8))
+    """
+
+    keys: Any
+    scores: Any
+    touched: Any
+    arrays: dict[str, Any]
+
+
+class Inserted(NamedTuple):
+    """What an insertion did; ``n`` is the number of ids of the batch.
+
+    Attributes:
+        slots: int32 ``[n]``, the slots of new keys in ascending order, then the capacity; None where the table is
+            divided over devices.
+        keys: uint32 ``[n, 2]``, the new keys, high and low word; None as well.
+        counts: int32 scalars by name: ``"requests"`` and ``"hits"`` are ids, ``"unique"``, ``"unique_hits"``,
+            ``"inserted"``, ``"evicted"`` and ``"refused"`` distinct keys. Refused ones found no room; the others that
+            were neither there nor inserted were not admitted.
+        found: int32 ``[n]``, the slot of every id of the batch, -1 for those without one; by feature for a collection,
+            and None for divided tables. See `with_slots`.
+        evicted: `Evicted`, beside the new keys in the same slots; None unless asked for.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.hash_table(8, 64)
+    >>> state, inserted = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([7, 7, 3]))
+    >>> sorted(inserted.keys[:2, 1].tolist())
+    [3, 7]
+    """
+
+    slots: Any
+    keys: Any
+    counts: dict[str, Any]
+    found: Any
+    evicted: Evicted | None = None
+
+
+class Requests(NamedTuple):
+    """The requests of a batch.
+
+    Attributes:
+        keys: uint32 ``[n, 2]``.
+        here: which positions count, bool ``[n]``.
+        given: scores, uint32 ``[n, 2]``.
+        counts: how many requests every position stands for, int32 ``[n]``, 0 where it does not count; None for one
+            each. Where the table `counts_requests`, positions with counts have different keys.
+    """
+
+    keys: Any
+    here: Any
+    given: Any
+    counts: Any = None
+
+
+def joined(parts: Sequence[Requests]) -> Requests:
+    """The requests of several parts of a batch."""
+    return jax.tree.map(lambda *own: jnp.concatenate(own), *parts)
+
+
+class Asked(NamedTuple):
+    """What one table, or a `ShardedTable` of one, is asked to insert.
+
+    Attributes:
+        table: the table.
+        state: its arrays by name.
+        parts: requests, which are one batch; each of them is divided over devices by itself.
+        epoch: the present one, or None.
+    """
+
+    table: Any
+    state: State
+    parts: Sequence[Requests]
+    epoch: Any
+
+
+def requests_of(table: HashTable, ids: Any, scores: Any) -> Requests:
+    """The requests of the ids of a batch."""
+    keys, here = keys_of_ids(table, ids)
+    if (table.policy == "custom") != (scores is not None):
+        what = "expected one integer per id" if scores is None else "expected None"
+        raise ValueError(
+            f"{table.label}scores: got {'None' if scores is None else 'an array'} for the policy {table.policy!r}; "
+            f"{what}. Scores belong to policy='custom'."
+        )
+    if scores is None:
+        return Requests(keys, here, jnp.zeros_like(keys))
+    words = jnp.asarray(score_words(f"{table.label}scores", scores, _shape(ids))).reshape(-1, 2)
+    return Requests(keys, here, jax.lax.bitcast_convert_type(words, jnp.uint32))
+
+
+def keys_of_ids(table: HashTable, ids: Any) -> tuple[jax.Array, jax.Array]:
+    """Keys uint32 ``[n, 2]``, and which positions count, bool ``[n]``."""
+    is_bags = isinstance(ids, Bags)
+    batch = bag_batch(table, ids, jnp.float32)[0] if is_bags else lookup_batch(table, ids)[0]
+    return keys_of(batch), present(batch).reshape(-1)
+
+
+class _Insertion(NamedTuple):
+    """An insertion into one table on its way.
+
+    Attributes:
+        table: the table.
+        state: with the directory of keys that wait as it is after the batch.
+        requests: of the batch.
+        now, epoch: the number of the batch, and the present epoch.
+        method: resolved.
+        slots: of the keys before the insertion, -1 for new ones; None where they are not needed.
+        admitted: positions to insert, bool ``[n]``.
+        missed: requests and distinct keys that were not in the table, where not all of these are inserted.
+    """
+
+    table: HashTable
+    state: dict[str, Any]
+    requests: Requests
+    now: Any
+    epoch: Any
+    method: str
+    slots: Any
+    admitted: Any
+    missed: tuple[Any, Any] | None = None
+
+
+def inserted_together(
+    asked: Sequence[Asked], method: str, return_evicted: bool
+) -> list[tuple[dict[str, Any], Inserted]]:
+    """`insert_keys` of several tables, in one native call per op."""
+    begun = _admitted(_found([_begun(own, method) for own in asked]))
+    methods = [own.method for own in begun]
+    entries = [_entry(own, return_evicted) for own in begun]
+    results = []
+    for own, (directory, done) in zip(
+        begun, hash_backend.insert_many(entries, methods), strict=True
+    ):
+        counts = _counts(own, done)
+        total = jnp.stack(list(counts.values())).astype(jnp.uint32)
+        totals = {TOTALS: _words.added(own.state[TOTALS], total)}
+        results.append(({**own.state, **named_directory(directory), **totals}, done, counts))
+    reset = _reset(
+        [(own.table, *r[:2]) for own, r in zip(begun, results, strict=True)],
+        methods,
+        return_evicted,
+    )
+    return [
+        (state, _inserted(done, counts, old if return_evicted else None))
+        for (state, old), (_, done, counts) in zip(reset, results, strict=True)
+    ]
+
+
+def _begun(asked: Asked, method: str) -> _Insertion:
+    table, state, parts, epoch = asked
+    method = table.method(Lookup(method=method), state)
+    now = jnp.minimum(state[CLOCK], _LAST) + 1
+    requests = jax.lax.stop_gradient(joined(parts))
+    epoch = epoch_of(table, epoch)
+    state = {**state, CLOCK: now}
+    return _Insertion(table, state, requests, now, epoch, method, None, requests.here)
+
+
+def _found(begun: Sequence[_Insertion]) -> list[_Insertion]:
+    """The insertions with the slots of their keys, where these are needed before."""
+    needed = [
+        k
+        for k, own in enumerate(begun)
+        if own.table.admission is not None or own.requests.counts is not None
+    ]
+    searches = [
+        Search(directory_of(own.state), own.requests.keys, own.requests.here)
+        for own in (begun[k] for k in needed)
+    ]
+    after = list(begun)
+    slots = hash_backend.find_many(searches, [begun[k].method for k in needed])
+    for k, own in zip(needed, slots, strict=True):
+        after[k] = begun[k]._replace(slots=own)
+    return after
+
+
+def _entry(own: _Insertion, return_old: bool) -> Entry:
+    table, (keys, _, given, counts) = own.table, own.requests
+    check = Check(table.safe_check, no_room(table))
+    directory = directory_of(own.state)
+    batch = directory, keys, own.admitted, given, own.now, own.epoch
+    entry = Entry(*batch, table.eviction, return_old, check)
+    return entry if counts is None else _counted(entry, counts, own.slots)
+
+
+def _counted(entry: Entry, counts: jax.Array, slots: jax.Array) -> Entry:
+    """An insertion of different keys with several requests each, for ops that count every position once.
+
+    Where the score counts requests, it is given: the score that these keys have after the batch.
+    """
+    eviction = entry.eviction
+    if not eviction.counts_requests:
+        return entry
+    before = scores_of(entry.directory, slots)
+    given = scored(before, counts, entry.given, entry.now, entry.epoch, eviction.policy)
+    return entry._replace(given=given, eviction=eviction._replace(policy="custom"))
+
+
+def no_room(table: HashTable) -> str:
+    """What is said of keys that found no room."""
+    return f"{table.label}ids: {_NO_ROOM.format(table.num_embeddings)}"
+
+
+def _inserted(done: Insertion, counts: dict[str, Any], old: dict[str, Any] | None) -> Inserted:
+    evicted = None
+    if old is not None:
+        evicted = Evicted(done.old_keys, done.old_scores, done.old_touched, old)
+    return Inserted(done.slots, done.keys, counts, done.found, evicted)
+
+
+def _shape(ids: Any) -> tuple[int, ...]:
+    ids = ids.ids if isinstance(ids, Bags) else ids
+    return tuple(ids.shape) if hasattr(ids, "shape") else np.shape(ids)
+
+
+def _reset(
+    tables: Sequence[tuple[HashTable, dict[str, Any], Insertion]],
+    methods: Sequence[str],
+    return_old: bool,
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The states with initial rows and optimizer state in the slots of new keys, and the old ones by name."""
+    in_slots: dict[tuple[int, str], Any] = {} if return_old else _initial_in_slots(tables, methods)
+    rest = [
+        {name: value for name, value in table.table.row_arrays.items() if (k, name) not in in_slots}
+        for k, (table, _, _) in enumerate(tables)
+    ]
+    of_rows = [
+        (k, name) for k, own in enumerate(rest) for name, value in own.items() if value is None
+    ]
+    fresh = iter(
+        initial_of_tables(
+            [
+                (table, state, done.keys, done.slots < table.num_embeddings, state[name].dtype)
+                for k, name in of_rows
+                for table, state, done in [tables[k]]
+            ],
+            [methods[k] for k, _ in of_rows],
+        )
+    )
+    exchanges = [
+        Exchange(
+            [state[name] for name in own],
+            [next(fresh) if value is None else value for value in own.values()],
+            done.slots,
+            return_old,
+        )
+        for own, (_, state, done) in zip(rest, tables, strict=True)
+    ]
+    results = []
+    changed = hash_backend.exchange_many(exchanges, methods)
+    for k, ((_, state, _), own, (arrays, old)) in enumerate(
+        zip(tables, rest, changed, strict=True)
+    ):
+        after = state | dict(zip(own, arrays, strict=True))
+        after |= {name: array for (table, name), array in in_slots.items() if table == k}
+        results.append((after, dict(zip(own, old, strict=True)) if return_old else {}))
+    return results
+
+
+def _initial_in_slots(
+    tables: Sequence[tuple[HashTable, dict[str, Any], Insertion]], methods: Sequence[str]
+) -> dict[tuple[int, str], Any]:
+    """By table and name, arrays of rows with initial rows in the slots of new keys, where these need no copy."""
+    resets = {
+        (k, name): Reset(state[name], state[SEED], done.keys, done.slots, table.initializer)
+        for k, (table, state, done) in enumerate(tables)
+        for name, value in table.table.row_arrays.items()
+        if value is None and isinstance(table.initializer, InitialRows)
+    }
+    found = hash_backend.reset_many(list(resets.values()), [methods[k] for k, _ in resets])
+    return dict(zip(resets, found, strict=True))
+
+
+def _admitted(begun: Sequence[_Insertion]) -> list[_Insertion]:
+    """The insertions with the keys that the tables admit."""
+    after = list(begun)
+    counting = []
+    for k, own in enumerate(begun):
+        if isinstance(own.table.admission, AdmitAfter):
+            counting.append(k)
+        elif own.table.admission is not None:
+            after[k] = _drawn(own)
+    methods = [begun[k].method for k in counting]
+    of_counts = [k for k in counting if begun[k].requests.counts is not None]
+    searches = [
+        Search(directory_of(own.state, WAITING), own.requests.keys, _missed(own))
+        for own in (begun[k] for k in of_counts)
+    ]
+    found = hash_backend.find_many(searches, [begun[k].method for k in of_counts])
+    slots = dict(zip(of_counts, found, strict=True))
+    entries = [_waiting(begun[k], slots.get(k)) for k in counting]
+    for k, (waiting, done) in zip(
+        counting, hash_backend.insert_many(entries, methods), strict=True
+    ):
+        after[k] = _admitted_after(begun[k], waiting, done)
+    return after
+
+
+def _missed(own: _Insertion) -> jax.Array:
+    return own.requests.here & (own.slots < 0)
+
+
+def _waiting(own: _Insertion, slots: jax.Array | None) -> Entry:
+    """The insertion of keys that were not in the table among those that wait.
+
+    Their scores are the last batch and, in the low word, the requests. ``slots`` are those of keys that wait already,
+    for requests with counts.
+    """
+    keys, now, counts = own.requests.keys, own.now, own.requests.counts
+    given, epoch = jnp.zeros_like(keys), now.astype(jnp.uint32)
+    batch = directory_of(own.state, WAITING), keys, _missed(own), given, now, epoch
+    entry = Entry(*batch, Eviction("epoch_lfu"), return_old=False)
+    return entry if slots is None else _counted(entry, counts, slots)
+
+
+def _admitted_after(own: _Insertion, waiting: KeyDirectory, done: Insertion) -> _Insertion:
+    """Admits keys that have been requested often enough."""
+    assert isinstance(own.table.admission, AdmitAfter)
+    slots = done.found
+    requests = scores_of(waiting, slots)[:, 1]
+    least = np.uint32(min(own.table.admission.requests, 2**32 - 1))
+    admitted = (slots >= 0) & (requests >= least)
+    waiting = erase(waiting, jnp.where(admitted, slots, -1))
+    counts = dict(zip(COUNTERS, done.counts, strict=True))
+    return own._replace(
+        state={**own.state, **named_directory(waiting, WAITING)},
+        admitted=(own.slots >= 0) | admitted,
+        missed=(counts["requests"], counts["unique"]),
+    )
+
+
+def _drawn(own: _Insertion) -> _Insertion:
+    """Admits keys that are drawn."""
+    assert isinstance(own.table.admission, AdmitWithProbability)
+    seed, keys = own.state[SEED], own.requests.keys
+    missed = _missed(own)
+    # Another key of the generator than that of initial rows, which is the seed itself.
+    first, second = threefry(seed[0], seed[1], own.now.astype(jnp.uint32), jnp.uint32(1))
+    bits, _ = threefry(first, second, keys[:, 0], keys[:, 1])
+    most = np.uint32(max(int(own.table.admission.probability * 2**32) - 1, 0))
+    by = (~missed, keys[:, 0], keys[:, 1])
+    absent, high, low = jax.lax.sort(by, num_keys=3)
+    new = jnp.ones(missed.shape, bool)
+    new = new.at[1:].set((high[1:] != high[:-1]) | (low[1:] != low[:-1]))
+    unique = jnp.sum(new & ~absent, dtype=jnp.int32)
+    return own._replace(
+        admitted=(own.slots >= 0) | (missed & (bits <= most)),
+        missed=(jnp.sum(missed, dtype=jnp.int32), unique),
+    )
+
+
+def _counts(own: _Insertion, done: Insertion) -> dict[str, jax.Array]:
+    """The counts by name, with the requests and distinct keys that were not admitted."""
+    counts: dict[str, jax.Array] = dict(zip(COUNTERS, done.counts, strict=True))
+    if own.missed is not None:
+        requests, unique = own.missed
+        counts |= {
+            "requests": counts["hits"] + requests,
+            "unique": counts["unique_hits"] + unique,
+        }
+    given = own.requests.counts
+    if given is not None:
+        hits = jnp.sum(jnp.where(own.slots >= 0, given, 0))
+        counts |= {"requests": jnp.sum(given), "hits": hits}
+    return counts
+
+
+def epoch_of(table: HashTable, epoch: Any) -> jax.Array:
+    """The epoch of a batch as uint32 scalar, 0 for tables without epochs."""
+    if table.policy.startswith("epoch_") != (epoch is not None):
+        expected = "an integer scalar" if epoch is None else "None"
+        raise ValueError(
+            f"{table.label}epoch: got {epoch!r} for the policy {table.policy!r}; expected {expected}. Epochs belong to "
+            "the policies 'epoch_lru' and 'epoch_lfu'."
+        )
+    if epoch is None:
+        return jnp.zeros((), jnp.uint32)
+    array = as_array(f"{table.label}epoch", epoch)
+    if array.shape != () or not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ValueError(
+            f"{table.label}epoch: got {array.dtype} of shape {array.shape}; expected an integer scalar."
+        )
+    if isinstance(array, np.ndarray) and not 0 <= int(array) < 2**31:
+        raise ValueError(f"{table.label}epoch: got {int(array)}; expected 0 to 2**31 - 1.")
+    return jnp.maximum(jnp.asarray(array), 0).astype(jnp.uint32)

@@ -20,7 +20,8 @@ from jax_tt._compress.source import Source
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._lookup.calls import lookup_rows
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 Metric = Callable[[Table, dict[str, jax.Array]], Any]
 

@@ -11,7 +11,8 @@ import numpy as np
 from jax_tt._base.progress import Progress
 from jax_tt._lookup.calls import lookup_rows
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 from jax_tt._tt.approximation import errors
 from jax_tt._tt.rows import Rows
 

@@ -12,7 +12,7 @@ from jax_tt._base.arguments import as_array, as_positive, one_of
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable, check_bits, require_quantized
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 
 HEADERS = ("start", "end")
 _HINT = (

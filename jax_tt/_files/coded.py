@@ -17,7 +17,7 @@ from jax_tt._ids import places
 from jax_tt._kinds.coded.names import CODES, HOT_PLACES
 from jax_tt._kinds.coded.table import CodedTable
 from jax_tt._table.rotation import ROTATION
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 from jax_tt._tt.shape import TTShape
 
 _KIND = "coded"

@@ -14,7 +14,7 @@ from jax_tt._files.small_tables import checked_pairs, read_pairs, write_pairs
 from jax_tt._formats.stored import StoredArrays
 from jax_tt._kinds.composite.mixed import MixedTable
 from jax_tt._kinds.quantized.table import QuantizedTable
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 
 _KIND = "mixed"
 

@@ -15,7 +15,7 @@ from jax_tt._formats.stored import StoredArrays
 from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable, require_quantized
 from jax_tt._table.rotation import ROTATION, as_rotation
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 
 _KIND = "quantized"
 _FIELDS = ("features", "bits", "levels", "rotated")

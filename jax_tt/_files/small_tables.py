@@ -14,7 +14,8 @@ from jax_tt._formats.orbax_directory import write_orbax
 from jax_tt._formats.output import check_output, writing
 from jax_tt._formats.safetensors_file import write_safetensors
 from jax_tt._formats.stored import FileError, StoredArrays
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 _VERSION = 1
 Pair = tuple[Any, State]

@@ -12,7 +12,8 @@ import jax
 from jax_tt._layers.guard import refuse_gradient
 from jax_tt._ops.attend import attend
 from jax_tt._table.options import Lookup, StepInputs
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 
 def step_inputs(

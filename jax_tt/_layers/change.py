@@ -16,7 +16,8 @@ from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._kinds.ordered.table import check_id_order, under_order
 from jax_tt._ops.fill_cache import filled
 from jax_tt._table.change import Carry, Change, Growth, Orders
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 
 def reordered(table: Table, state: State, id_order: IdOrder, options: Mapping[str, Any]) -> Change:

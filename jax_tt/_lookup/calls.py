@@ -13,7 +13,8 @@ from jax_tt._lookup.limit import limited
 from jax_tt._lookup.rule import pooled_sums, prepared
 from jax_tt._table.inputs import bag_batch, lookup_batch
 from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 
 def lookup_rows(

@@ -33,7 +33,8 @@ from jax_tt._table.added import Added, plus_added
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.out_of_range import add_out_of_range
-from jax_tt._table.table import APPLIED, State, Table
+from jax_tt._table.table import APPLIED, Table
+from jax_tt._table.types import State
 from jax_tt._table.wide import Wide
 
 # In a state: the number of out-of-range ids so far, which calls increment.

@@ -17,7 +17,8 @@ from jax_tt._native.table_call import Calls, run
 from jax_tt._native.table_group import TableGroup
 from jax_tt._table.options import Lookup
 from jax_tt._table.reference import stepped
-from jax_tt._table.table import Params, Slots, State, Table, named
+from jax_tt._table.table import Table, named
+from jax_tt._table.types import Params, Slots, State
 
 
 class NativeTable(Table):

@@ -11,7 +11,8 @@ from jax_tt._base.arguments import as_array, as_dtype
 from jax_tt._base.dtypes import widest
 from jax_tt._base.precision import resolve_precision
 from jax_tt._kinds.tensor_train.table import TTTable
-from jax_tt._table.table import State, Table, named
+from jax_tt._table.table import Table, named
+from jax_tt._table.types import State
 
 
 def tt_attend(

@@ -9,7 +9,7 @@ import numpy as np
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
 from jax_tt._ops.row_digests import joined_digests, row_digests
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 
 # In the arrays beside those of keys: all keys of the table with a digest each, and those that have left it.
 _HELD, LEFT = ("held_keys", "held_digests"), "left_keys"

@@ -30,7 +30,7 @@ from jax_tt._sets.hash_directory import (
 )
 from jax_tt._sets.placing import ENTRY, Sets, directory_with, entries_of, placed
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 
 
 class Loaded(NamedTuple):

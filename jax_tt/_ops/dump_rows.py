@@ -17,7 +17,8 @@ from jax_tt._formats.dump import DUMP, FORMATS, Dump, write_dump
 from jax_tt._formats.output import check_output
 from jax_tt._formats.stored import FileError
 from jax_tt._ops.row_digests import joined_digests, row_digests
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 # In the arrays beside those of keys: a number for every row, which changes with its values and optimizer state.
 _DIGESTS = "row_digests"

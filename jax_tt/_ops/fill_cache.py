@@ -20,7 +20,7 @@ from jax_tt._sets.cache_reference import rank_within
 from jax_tt._sets.miss_ratio import stream
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._sets.scores import MOST_COUNTED, UNIT, Scoring
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 from jax_tt.optimizers import Optimizer
 
 _MOST_SCORE = 2**31 - 1

@@ -8,7 +8,7 @@ from typing import Any
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._ops.insert_sharded import inserted_over_devices
 from jax_tt._ops.inserting import Asked, Inserted, inserted_together, requests_of
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 
 
 def insert_keys(

@@ -35,7 +35,7 @@ from jax_tt._sets.initial import InitialRows, threefry
 from jax_tt._sets.missing import Check
 from jax_tt._table.inputs import bag_batch, lookup_batch
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 
 _LAST = 2**31 - 2
 _NO_ROOM = (

@@ -16,7 +16,7 @@ from jax_tt._ops.inserting import Evicted, keys_of_ids
 from jax_tt._sets.hash_directory import CLOCK, KEYS, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.hash_reference import erase
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 
 # Among the arrays of slots: which ones to empty.
 _CHOSEN = "chosen"

@@ -16,7 +16,8 @@ from jax_tt._ids.explicit import explicit_mesh
 from jax_tt._jax.vma import varying_axes
 from jax_tt._table.ids import outside
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 from jax_tt._table.wide import Wide
 
 # Bytes of rows that are made together.

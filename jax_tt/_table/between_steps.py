@@ -11,7 +11,8 @@ from jax_tt._base.dtypes import accumulator
 from jax_tt._jax.rounding import round_to
 
 if TYPE_CHECKING:
-    from jax_tt._table.table import State, Table
+    from jax_tt._table.table import Table
+    from jax_tt._table.types import State
 
 
 def changed_between_steps(

@@ -23,7 +23,8 @@ from jax_tt._table.options import IGNORED, Lookup
 from jax_tt.optimizers.row_gradients import RowGradients
 
 if TYPE_CHECKING:
-    from jax_tt._table.table import Params, Slots, State, Table
+    from jax_tt._table.table import Table
+    from jax_tt._table.types import Params, Slots, State
 
 
 class Distinct(NamedTuple):

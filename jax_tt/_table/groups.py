@@ -16,7 +16,8 @@ import jax
 from jax_tt._ids.batch import Batch
 from jax_tt._table.added import Added
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 from jax_tt._table.wide import Wide
 
 # The cotangents of one table: of the arrays of its state by name, and of the weights. Those of a fused table are its

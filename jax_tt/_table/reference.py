@@ -22,7 +22,8 @@ from jax_tt._table.ids import digits_in_range, outside
 from jax_tt._table.options import IGNORED, Lookup
 
 if TYPE_CHECKING:
-    from jax_tt._table.table import Params, Slots, State, Table
+    from jax_tt._table.table import Table
+    from jax_tt._table.types import Params, Slots, State
 
 
 def rows(table: Table, params: Params, batch: Batch, lookup: Lookup) -> jax.Array:

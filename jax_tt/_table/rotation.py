@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jax_tt._base.arguments import as_array, one_of
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 
 ROTATION = "rotation"
 _TOLERANCE = 1e-3

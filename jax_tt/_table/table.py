@@ -25,16 +25,13 @@ from jax_tt._table.ids import digits_in_range
 from jax_tt._table.inputs import one_bag_per_position
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._table.step_values import step_values
+from jax_tt._table.types import Params, Slots, State
 from jax_tt.optimizers import Slot
 
 if TYPE_CHECKING:
     from jax_tt._ids.id_order import IdOrder
     from jax_tt._sets.row_cache import RowCache
 
-# Arrays of a table by name; the names are those of a checkpoint.
-State = Mapping[str, Any]
-Params = tuple[Any, ...]
-Slots = tuple[tuple[Any, ...], ...]
 
 # State of a fused table other than parameters and slots.
 SCALARS = ("step", "sentinel", "used")

@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any, Self
 
 from jax_tt._table.options import Update
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 
 class _OfTable:

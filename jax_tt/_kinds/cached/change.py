@@ -14,7 +14,8 @@ from jax_tt._kinds.cached.resize import moved, resized
 from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Change, Growth, Orders, restarted
-from jax_tt._table.table import SCALARS, State
+from jax_tt._table.table import SCALARS
+from jax_tt._table.types import State
 
 
 def grown(cached: RowCachedTable, state: State, growth: Growth) -> Change:

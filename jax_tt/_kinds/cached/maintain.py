@@ -15,7 +15,8 @@ from jax_tt._native import cache_backend
 from jax_tt._sets.cache_directory import add_to_statistics, init_directory
 from jax_tt._sets.scores import aged
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import State, named
+from jax_tt._table.table import named
+from jax_tt._table.types import State
 
 
 def populated(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from jax_tt._sets.cache_directory import CacheDirectory, add_to_statistics, init
 from jax_tt._sets.cache_reference import rank_within
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._sets.scores import Scoring, converted
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 
 
 def resized(

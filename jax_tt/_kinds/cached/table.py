@@ -39,7 +39,8 @@ from jax_tt._sets.row_cache import RowCache
 from jax_tt._table import reference
 from jax_tt._table.change import Change, Growth, Orders
 from jax_tt._table.options import Lookup, StepInputs, Wanted
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
 
 

@@ -14,7 +14,7 @@ from jax_tt._kinds.coded import codec, product
 
 if TYPE_CHECKING:
     from jax_tt._kinds.coded.table import CodedTable
-    from jax_tt._table.table import State
+    from jax_tt._table.types import State
 
 # Rows that are encoded at a time.
 BLOCK = 2**14

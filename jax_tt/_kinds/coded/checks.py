@@ -18,7 +18,7 @@ from jax_tt._tt.shape import TTShape
 
 if TYPE_CHECKING:
     from jax_tt._kinds.coded.table import CodedTable
-    from jax_tt._table.table import State
+    from jax_tt._table.types import State
 
 KINDS = ("product", "additive")
 

@@ -14,7 +14,7 @@ from jax_tt._table.options import IGNORED, Lookup
 
 if TYPE_CHECKING:
     from jax_tt._kinds.coded.table import CodedTable
-    from jax_tt._table.table import State
+    from jax_tt._table.types import State
 
 
 def expanded(table: CodedTable, state: State, batch: Batch, lookup: Lookup) -> Batch:

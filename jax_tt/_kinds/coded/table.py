@@ -38,7 +38,8 @@ from jax_tt._table import reference
 from jax_tt._table.ids import digits_of_integers
 from jax_tt._table.options import IGNORED, Lookup, Update
 from jax_tt._table.rotation import ROTATION, rotation_of, turned, turned_back
-from jax_tt._table.table import Params, Slots, State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import Params, Slots, State
 from jax_tt._tt.shape import TTShape
 
 # The linen collection of the arrays without gradients.

@@ -19,7 +19,8 @@ from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table import groups
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
-from jax_tt._table.table import APPLIED, SCALARS, Params, State, Table
+from jax_tt._table.table import APPLIED, SCALARS, Table
+from jax_tt._table.types import Params, State
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,8 @@ from jax_tt._ids.batch import Batch, is_padding, padding_mark, with_marks
 from jax_tt._kinds.composite.composite import Composite
 from jax_tt._table.ids import digits_in_range
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 # The linen collection of the arrays that tell which table has the row of an id.
 COLLECTION = "mixed"

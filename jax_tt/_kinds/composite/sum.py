@@ -15,7 +15,8 @@ from jax import lax
 from jax_tt._ids.batch import Batch, is_padding
 from jax_tt._kinds.composite.composite import Composite
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 
 @dataclasses.dataclass(frozen=True)

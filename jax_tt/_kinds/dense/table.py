@@ -26,7 +26,7 @@ from jax_tt._table.checks import (
 )
 from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Lookup, Update, check_update
-from jax_tt._table.table import Params, Slots, State
+from jax_tt._table.types import Params, Slots, State
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from jax_tt._native import hash_backend
 from jax_tt._sets.admission import AdmitAfter
 from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
 from jax_tt._table.change import Change, Growth
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 from jax_tt._tt.initial_cores import fresh_init
 
 

@@ -39,7 +39,8 @@ from jax_tt._sets.relocate import relocated
 from jax_tt._table.change import Change, Growth, Orders
 from jax_tt._table.ids import outside
 from jax_tt._table.options import Lookup, Update
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
 
 # The linen collection of these arrays.

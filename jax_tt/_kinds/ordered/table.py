@@ -16,7 +16,7 @@ from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.stored_order import StoredRows, of_layer, on_device
 from jax_tt._table.change import Change, Growth, Orders
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from jax_tt._table.distinct_rows import RowFormat
 from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Lookup, Update, check_update
 from jax_tt._table.rotation import ROTATION, check_rotation, rotation_of, turned, turned_back
-from jax_tt._table.table import Params, Slots, State
+from jax_tt._table.types import Params, Slots, State
 from jax_tt.optimizers import Optimizer
 
 PACKED = "packed"

@@ -13,7 +13,7 @@ from jax_tt._kinds.hashed.change import factor_of, in_new_slots, with_more_slots
 from jax_tt._kinds.sharded.programs import Local
 from jax_tt._table.change import Change, Growth
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 
 if TYPE_CHECKING:
     from jax_tt._kinds.hashed.table import HashTable

@@ -12,7 +12,7 @@ from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.sharded.requests import sharded
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, Wanted
-from jax_tt._table.table import State
+from jax_tt._table.types import State
 
 _TABLE = frozenset({"embedding"})
 

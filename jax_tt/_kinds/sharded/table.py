@@ -38,7 +38,8 @@ from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
 from jax_tt._table.change import Change, Growth
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
 
 # Larger tables are moved a block at a time, and no device has all of their rows; for others, what compiles fastest.

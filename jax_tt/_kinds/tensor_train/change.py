@@ -9,7 +9,8 @@ import numpy as np
 
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._table.change import Carry, Change, Growth, Orders, extended, restarted
-from jax_tt._table.table import SCALARS, State, named
+from jax_tt._table.table import SCALARS, named
+from jax_tt._table.types import State
 from jax_tt._tt.grow import tt_grow
 from jax_tt._tt.reorder import check_cores, reordered_rows
 from jax_tt._tt.train_rows import TrainRows

@@ -31,7 +31,7 @@ from jax_tt._table.checks import (
     table_label,
 )
 from jax_tt._table.options import Lookup, Update, check_update
-from jax_tt._table.table import Params, State
+from jax_tt._table.types import Params, State
 from jax_tt._tt.initial_cores import CoreInit, GivenCores, fresh_init, init_cores
 from jax_tt._tt.shape import TTShape
 

@@ -16,7 +16,8 @@ from jax_tt._layers.linen.tt import TTLayer
 from jax_tt._layers.linen.variables import PARAMS, TableVariables
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Carry, Change, Growth
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 from jax_tt._tt.approximation import TTApproximation
 from jax_tt._tt.initial_cores import fresh_init
 

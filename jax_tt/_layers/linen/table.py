@@ -24,7 +24,8 @@ from jax_tt._layers.variables import FusedParam
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._table.options import Lookup, StepInputs
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 COUNT = "count"
 # So that `nnx.bridge.ToNNX` makes variables that `FusedOptimizer` overwrites. What else is in the collection, such as

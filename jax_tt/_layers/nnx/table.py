@@ -34,7 +34,8 @@ from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._ops.describe import described_update
 from jax_tt._table.hoisted import hoisted
 from jax_tt._table.options import Lookup, StepInputs, Update
-from jax_tt._table.table import State, Table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 from jax_tt.optimizers import Optimizer
 
 # Variable types of non-trained arrays, by the name of their linen collection.

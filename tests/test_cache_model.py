@@ -14,17 +14,7 @@ from hypothesis.stateful import (
 
 from jax_tt._sets.cache_directory import init_directory
 from jax_tt._sets.scores import Scoring, aged, caught_up, counted, stamp
-from tests.cache_model import (
-    BATCHES,
-    SCORINGS,
-    SIZES,
-    TOP,
-    Model,
-    Sizes,
-    Subject,
-    compare,
-    drive,
-)
+from tests.cache_model import BATCHES, SCORINGS, SIZES, TOP, Model, Sizes, Subject, compare, drive
 
 OPERATIONS = 300
 LFU = SCORINGS["lfu"]

@@ -17,14 +17,7 @@ import jax_tt
 from jax_tt import optimizers
 from jax_tt._base import ffi
 from tests.conftest import native_available
-from tests.helpers import (
-    SHAPES,
-    assert_close,
-    bag_model,
-    core_gradients,
-    dense_table,
-    make_case,
-)
+from tests.helpers import SHAPES, assert_close, bag_model, core_gradients, dense_table, make_case
 from tests.native_run import (
     CHUNKED,
     JOINS,

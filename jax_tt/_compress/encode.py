@@ -13,13 +13,13 @@ from jax_tt._base.arguments import as_array, as_positive
 from jax_tt._base.host_table import host_table
 from jax_tt._base.progress import Progress
 from jax_tt._base.sample import sample_of
+from jax_tt._base.storage import STORAGE
 from jax_tt._compress import coded_trains
 from jax_tt._ids import places
 from jax_tt._kinds.coded import product
 from jax_tt._kinds.coded.assign import BLOCK, encoded_rows
 from jax_tt._kinds.coded.names import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES
 from jax_tt._kinds.coded.table import CodedTable
-from jax_tt._table.checks import STORAGE
 from jax_tt._table.options import Update
 from jax_tt._table.rotation import ROTATION, as_rotation
 

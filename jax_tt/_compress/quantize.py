@@ -12,12 +12,12 @@ from jax_tt._base.arguments import as_int, one_of
 from jax_tt._base.host_table import host_table
 from jax_tt._base.rows_of_arrays import row_weights
 from jax_tt._base.sample import sample_of
+from jax_tt._base.storage import STORAGE
 from jax_tt._compress.fit import clipped, fitted
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.levels import Levels, as_levels, separated, uniform_levels
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable, check_bits
-from jax_tt._table.checks import STORAGE
 from jax_tt._table.options import Update
 from jax_tt._table.rotation import ROTATION, as_rotation
 

@@ -13,6 +13,7 @@ from flax import nnx
 
 from jax_tt._base.arguments import as_array
 from jax_tt._base.rows_of_arrays import exactly_one
+from jax_tt._base.storage import refuse_tables
 from jax_tt._files.dense import read_table
 from jax_tt._files.tables import StoredTable, loaded_table, table_shapes
 from jax_tt._formats.arrays import open_arrays
@@ -22,7 +23,6 @@ from jax_tt._ids.ordered_rows import OrderedRows
 from jax_tt._kinds.dense.table import GivenRows
 from jax_tt._kinds.ordered.table import check_id_order
 from jax_tt._kinds.tensor_train.table import TTTable
-from jax_tt._table.checks import refuse_tables
 from jax_tt._tt.approximation import TTApproximation
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.initial_cores import CoreInit, GivenCores

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_array
+from jax_tt._base.storage import table_label
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.tensor_train.table import TTTable
-from jax_tt._table.checks import table_label
 from jax_tt._table.options import Update
 from jax_tt._table.table import SCALARS, Table, named, slot_shape
 from jax_tt.optimizers import Optimizer

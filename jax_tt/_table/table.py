@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tt._base import sentinel as _sentinel
+from jax_tt._base.storage import STORAGE, check_storage
 from jax_tt._ids.batch import Batch, of_positions, present
 from jax_tt._jax.refuse import once
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table import reference
 from jax_tt._table.between_steps import changed_between_steps
 from jax_tt._table.change import Change, Growth, Orders
-from jax_tt._table.checks import STORAGE, check_storage
 from jax_tt._table.ids import digits_in_range
 from jax_tt._table.inputs import one_bag_per_position
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_array
-from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._tt.cores import TrainSizes, checked_cores
 from jax_tt._tt.initial_cores import CoreInit, init_slices
 from jax_tt._tt.least_squares import solve_slice
 from jax_tt._tt.rows import blocks
@@ -60,7 +60,7 @@ def tt_grow(
     >>> [core.shape[0] for core in grown], bool((grown[0][:10] == cores[0]).all())
     ([12, 10, 10], True)
     """
-    table, arrays = TTTable.of(cores, name="cores")
+    table, arrays = checked_cores(cores, name="cores")
     _check(arrays, shape)
     count = shape.row_factors[0] - table.row_factors[0]
     if not count:
@@ -104,7 +104,7 @@ def _rows_like(like: Any, shape: TTShape, old_rows: int) -> np.ndarray:
 
 
 def _near(
-    table: TTTable, cores: Sequence[jax.Array], fresh: jax.Array, like: np.ndarray
+    table: TrainSizes, cores: Sequence[jax.Array], fresh: jax.Array, like: np.ndarray
 ) -> jax.Array:
     """The appended slices that bring the last rows of the table nearest to the rows ``like``.
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.dtypes import accumulator
-from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._tt.cores import checked_cores
 from jax_tt._tt.operands import table_pair
 
 
@@ -69,7 +69,7 @@ def tt_norm(cores: Sequence[Any], num_embeddings: int | None = None) -> jax.Arra
     >>> round(float(jax_tt.tt_norm(cores)) ** 2 / (1000 * 8 / 3000), 3)
     1.0
     """
-    table, cores = TTTable.of(cores, num_embeddings, name="cores")
+    table, cores = checked_cores(cores, num_embeddings, name="cores")
     return _norm(_digits(table.num_embeddings, table.row_factors), cores)
 
 

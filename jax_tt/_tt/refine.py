@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_tt._base.arguments import as_array
 from jax_tt._base.rows_of_arrays import number_of_sweeps, ridge_weight, row_weights
-from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._tt.cores import TrainSizes, checked_cores
 from jax_tt._tt.least_squares import Equations, alternate, kron_sum
 from jax_tt._tt.trains import to_cores
 
@@ -57,7 +57,7 @@ def tt_refine(
     >>> error(jax_tt.tt_refine(cores, ids, rows)) < 0.1 * error(cores)
     True
     """
-    table, cores = TTTable.of(cores, name="cores")
+    table, cores = checked_cores(cores, name="cores")
     ids, rows, weights = _samples(table, ids, rows, weights)
     sweeps, ridge = number_of_sweeps(sweeps), ridge_weight(ridge)
     if not len(ids):
@@ -70,7 +70,7 @@ def tt_refine(
 
 
 def _samples(
-    table: TTTable, ids: Any, rows: Any, weights: Any
+    table: TrainSizes, ids: Any, rows: Any, weights: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ids, rows = np.asarray(as_array("ids", ids)), np.asarray(as_array("rows", rows))
     if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
@@ -91,7 +91,7 @@ def _samples(
 
 
 def sampled_equations(
-    table: TTTable, ids: np.ndarray, rows: np.ndarray, weights: np.ndarray
+    table: TrainSizes, ids: np.ndarray, rows: np.ndarray, weights: np.ndarray
 ) -> Equations:
     """Normal equations over sampled rows."""
     p, q = table.row_factors, table.col_factors

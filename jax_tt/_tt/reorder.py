@@ -11,8 +11,8 @@ from jax.core import Tracer
 from jax_tt._base.rows_of_arrays import row_weights
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._ids.ordered_rows import OrderedRows
-from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._tt.approximation import TTApproximation
+from jax_tt._tt.cores import checked_cores
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.shape import TTShape
 from jax_tt._tt.train_rows import TrainRows
@@ -69,7 +69,7 @@ def tt_reorder(
                 f"{name}: got a {type(order).__name__}; expected a jax_tt.order.IdOrder, e.g. "
                 "jax_tt.order.from_interactions(pairs, shape)."
             )
-    table, arrays = TTTable.of(cores, new_order.num_embeddings, name="cores")
+    table, arrays = checked_cores(cores, new_order.num_embeddings, name="cores")
     check_cores(arrays)
     rows, shape = TrainRows(arrays, table.shape), table.shape
     return reordered_rows(rows, shape, old_order, new_order, ranks=ranks, **options)

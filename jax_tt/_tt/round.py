@@ -14,8 +14,8 @@ from jax.core import Tracer
 from jax_tt._base.arguments import as_positive
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.rows_of_arrays import exactly_one, relative_tolerance
-from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._tt.budget import ranks_for
+from jax_tt._tt.cores import TrainSizes, checked_cores
 from jax_tt._tt.shape import TTShape
 from jax_tt._tt.trains import (
     FixedRanks,
@@ -66,7 +66,7 @@ def tt_round(
     [(10, 1, 2, 4), (10, 4, 2, 4), (10, 4, 2, 1)]
     """
     exactly_one(ranks=ranks, tolerance=tolerance, max_bytes=max_bytes)
-    table, cores = TTTable.of(cores, name="cores")
+    table, cores = checked_cores(cores, name="cores")
     dtype = cores[0].dtype
     if ranks is not None:
         n, width, p, q = table.num_embeddings, table.features, table.row_factors, table.col_factors
@@ -88,7 +88,7 @@ def _rounded(cores: Sequence[jax.Array], ranks: tuple[int, ...]) -> tuple[jax.Ar
 
 
 def _on_host(
-    table: TTTable, cores: Sequence[jax.Array], tolerance: float | None, max_bytes: int | None
+    table: TrainSizes, cores: Sequence[jax.Array], tolerance: float | None, max_bytes: int | None
 ) -> list[np.ndarray]:
     if any(isinstance(core, Tracer) for core in cores):
         raise TypeError(

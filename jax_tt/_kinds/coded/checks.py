@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_int, as_positive, one_of
+from jax_tt._base.storage import check_param_dtype
 from jax_tt._ids import places
 from jax_tt._kinds.coded import codec
 from jax_tt._kinds.coded.names import HOT_PLACES
-from jax_tt._table.checks import check_param_dtype
 from jax_tt._table.options import check_update
 from jax_tt._table.rotation import check_rotation
 from jax_tt._tt.shape import TTShape

@@ -11,19 +11,19 @@ import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_array, as_positive
 from jax_tt._base.dtypes import accumulator
-from jax_tt._ids.batch import Batch
-from jax_tt._jax.gather import gathered
-from jax_tt._native.dense import DENSE
-from jax_tt._native.native import NativeTable
-from jax_tt._native.table_call import Calls
-from jax_tt._table import distinct_rows
-from jax_tt._table.checks import (
+from jax_tt._base.storage import (
     MAX_COLUMNS,
     check_param_dtype,
     check_storage,
     refuse_tables,
     table_label,
 )
+from jax_tt._ids.batch import Batch
+from jax_tt._jax.gather import gathered
+from jax_tt._native.dense import DENSE
+from jax_tt._native.native import NativeTable
+from jax_tt._native.table_call import Calls
+from jax_tt._table import distinct_rows
 from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Lookup, Update, check_update
 from jax_tt._table.types import Params, Slots, State

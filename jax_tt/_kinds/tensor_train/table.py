@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tt._base.arguments import as_array, as_int
 from jax_tt._base.dtypes import accumulator
+from jax_tt._base.storage import check_param_dtype
 from jax_tt._ids.batch import Batch
 from jax_tt._jax import backend
 from jax_tt._jax.gather import gathered
@@ -23,15 +23,9 @@ from jax_tt._native.native import NativeTable, zeros_like
 from jax_tt._native.table_call import Calls
 from jax_tt._native.tt import TT, tt_plan
 from jax_tt._table.change import Change, Growth, Orders
-from jax_tt._table.checks import (
-    MAX_COLUMNS,
-    check_param_dtype,
-    check_storage,
-    refuse_tables,
-    table_label,
-)
 from jax_tt._table.options import Lookup, Update, check_update
 from jax_tt._table.types import Params, State
+from jax_tt._tt.cores import checked_cores
 from jax_tt._tt.initial_cores import CoreInit, GivenCores, fresh_init, init_cores
 from jax_tt._tt.shape import TTShape
 
@@ -79,37 +73,10 @@ class TTTable(NativeTable):
         name: str | None = None,
     ) -> tuple[TTTable, tuple[jax.Array, ...]]:
         """Checks that cores fit together; returns their table and the cores as JAX arrays."""
-        label = table_label(name)
-        refuse_tables(cores, f"{label}cores", ".cores")
-        if not isinstance(cores, tuple | list) or not 2 <= len(cores) <= 5:
-            what = (
-                f"{len(cores)} cores"
-                if isinstance(cores, tuple | list)
-                else f"a {type(cores).__name__}"
-            )
-            raise ValueError(
-                f"{label}cores: got {what}; expected a tuple of 2 to 5 arrays, e.g. from jax_tt.init_cores."
-            )
-        arrays = [as_array(f"{label}cores[{k}]", core) for k, core in enumerate(cores)]
-        shapes = [tuple(core.shape) for core in arrays]
-        ranks = _ranks(label, shapes)
-        check_storage(label, "cores", {str(core.dtype) for core in arrays})
-        rows = math.prod(shape[0] for shape in shapes)
-        columns = math.prod(shape[2] for shape in shapes)
-        if rows >= 2**63 or columns > MAX_COLUMNS:
-            raise ValueError(
-                f"{label}cores: address {rows} rows of {columns} columns; expected fewer than 2**63 rows and 2**31 "
-                f"columns. Shapes: {shapes}."
-            )
-        n = rows if num_embeddings is None else as_int(f"{label}num_embeddings", num_embeddings)
-        if not 1 <= n <= rows:
-            raise ValueError(
-                f"{label}num_embeddings: got {n}; expected 1 to {rows}, the rows that these cores address."
-            )
-        row_factors, col_factors = (tuple(shape[axis] for shape in shapes) for axis in (0, 2))
-        table = cls(n, row_factors, col_factors, ranks, arrays[0].dtype, update, name)
-        # Cores read from a file are numpy arrays, which a traced index cannot index.
-        return table, tuple(map(jnp.asarray, arrays))
+        sizes, arrays = checked_cores(cores, num_embeddings, name)
+        factors = sizes.row_factors, sizes.col_factors, sizes.ranks
+        table = cls(sizes.num_embeddings, *factors, sizes.param_dtype, update, name)
+        return table, arrays
 
     def with_shape(self, shape: TTShape) -> TTTable:
         """The table with other sizes, and without given cores, which do not have these sizes."""
@@ -240,24 +207,3 @@ class TTTable(NativeTable):
             return vary_over(zeros_like(saved), axes)
 
         return backend.run(lookup.method, native, reference, params, batch, out)
-
-
-def _ranks(label: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The ranks of cores with these shapes, which must match."""
-    for k, shape in enumerate(shapes):
-        if len(shape) != 4 or 0 in shape:
-            raise ValueError(
-                f"{label}cores[{k}]: got shape {shape}; expected [p, r_left, q, r_right], none of them 0."
-            )
-    ranks = (shapes[0][1], *(shape[3] for shape in shapes))
-    for k, shape in enumerate(shapes):
-        if shape[1] != ranks[k]:
-            raise ValueError(
-                f"{label}cores[{k}]: left rank {shape[1]} does not meet the right rank {ranks[k]} of "
-                f"cores[{k - 1}]; expected equal ranks. Shapes: {shapes}."
-            )
-    if ranks[0] != 1 or ranks[-1] != 1:
-        raise ValueError(
-            f"{label}cores: outer ranks are {ranks[0]} and {ranks[-1]}; expected 1 and 1."
-        )
-    return ranks

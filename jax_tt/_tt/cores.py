@@ -1,0 +1,104 @@
+"""The sizes of a tensor train, and the checks of cores that users pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._base.arguments import as_array, as_int
+from jax_tt._base.storage import MAX_COLUMNS, check_storage, refuse_tables, table_label
+from jax_tt._tt.shape import TTShape
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSizes:
+    """The sizes of cores ``[p_k, r_k, q_k, r_{k+1}]``.
+
+    ``ranks`` has ``d + 1`` entries, of which the first and last are 1.
+    """
+
+    num_embeddings: int
+    row_factors: tuple[int, ...]
+    col_factors: tuple[int, ...]
+    ranks: tuple[int, ...]
+    param_dtype: Any
+
+    @property
+    def d(self) -> int:
+        return len(self.row_factors)
+
+    @functools.cached_property
+    def features(self) -> int:
+        return math.prod(self.col_factors)
+
+    @property
+    def shape(self) -> TTShape:
+        """The `TTShape` of these sizes."""
+        inner = self.ranks[1:-1]
+        return TTShape(
+            self.num_embeddings, self.features, inner, self.row_factors, self.col_factors
+        )
+
+
+def checked_cores(
+    cores: Sequence[Any], num_embeddings: int | None = None, name: str | None = None
+) -> tuple[TrainSizes, tuple[jax.Array, ...]]:
+    """Checks that cores fit together; returns their sizes and the cores as JAX arrays."""
+    label = table_label(name)
+    refuse_tables(cores, f"{label}cores", ".cores")
+    if not isinstance(cores, tuple | list) or not 2 <= len(cores) <= 5:
+        what = (
+            f"{len(cores)} cores"
+            if isinstance(cores, tuple | list)
+            else f"a {type(cores).__name__}"
+        )
+        raise ValueError(
+            f"{label}cores: got {what}; expected a tuple of 2 to 5 arrays, e.g. from jax_tt.init_cores."
+        )
+    arrays = [as_array(f"{label}cores[{k}]", core) for k, core in enumerate(cores)]
+    shapes = [tuple(core.shape) for core in arrays]
+    ranks = _ranks(label, shapes)
+    check_storage(label, "cores", {str(core.dtype) for core in arrays})
+    rows = math.prod(shape[0] for shape in shapes)
+    columns = math.prod(shape[2] for shape in shapes)
+    if rows >= 2**63 or columns > MAX_COLUMNS:
+        raise ValueError(
+            f"{label}cores: address {rows} rows of {columns} columns; expected fewer than 2**63 rows and 2**31 "
+            f"columns. Shapes: {shapes}."
+        )
+    n = rows if num_embeddings is None else as_int(f"{label}num_embeddings", num_embeddings)
+    if not 1 <= n <= rows:
+        raise ValueError(
+            f"{label}num_embeddings: got {n}; expected 1 to {rows}, the rows that these cores address."
+        )
+    row_factors, col_factors = (tuple(shape[axis] for shape in shapes) for axis in (0, 2))
+    sizes = TrainSizes(n, row_factors, col_factors, ranks, arrays[0].dtype)
+    # Cores read from a file are numpy arrays, which a traced index cannot index.
+    return sizes, tuple(map(jnp.asarray, arrays))
+
+
+def _ranks(label: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The ranks of cores with these shapes, which must match."""
+    for k, shape in enumerate(shapes):
+        if len(shape) != 4 or 0 in shape:
+            raise ValueError(
+                f"{label}cores[{k}]: got shape {shape}; expected [p, r_left, q, r_right], none of them 0."
+            )
+    ranks = (shapes[0][1], *(shape[3] for shape in shapes))
+    for k, shape in enumerate(shapes):
+        if shape[1] != ranks[k]:
+            raise ValueError(
+                f"{label}cores[{k}]: left rank {shape[1]} does not meet the right rank {ranks[k]} of "
+                f"cores[{k - 1}]; expected equal ranks. Shapes: {shapes}."
+            )
+    if ranks[0] != 1 or ranks[-1] != 1:
+        raise ValueError(
+            f"{label}cores: outer ranks are {ranks[0]} and {ranks[-1]}; expected 1 and 1."
+        )
+    return ranks

@@ -68,6 +68,7 @@ from jax_tt._kinds.sharded.table import ShardedTable as ShardedTable
 from jax_tt._kinds.tensor_train.table import TTTable as TTTable
 from jax_tt._lookup.calls import lookup_rows as lookup_rows
 from jax_tt._lookup.calls import pooled_rows as pooled_rows
+from jax_tt._ops import registered as _registered  # noqa: F401
 from jax_tt._ops.attend import tt_attend as tt_attend
 from jax_tt._ops.cached_lookup import cached_tt_embed_bag as cached_tt_embed_bag
 from jax_tt._ops.cached_lookup import cached_tt_lookup as cached_tt_lookup

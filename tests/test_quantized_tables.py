@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 import jax_tt
 import jax_tt.linen
 from jax_tt._kinds.quantized import codec
+from jax_tt._table.change import grow
 from tests.conftest import WAYS, method_fixture
 from tests.helpers import on_gpu, raises
 
@@ -413,7 +414,7 @@ def test_states_of_another_table_are_refused():
     with pytest.raises(ValueError, match="state: has no packed"):
         jax_tt.lookup_rows(table, {}, jnp.array([1]), lookup)
     with pytest.raises(TypeError, match="cannot be given more rows"):
-        table.grown(state, None)
+        grow(table, state, None)
 
 
 def in_excess_precision(jaxpr, consts, args):

@@ -19,6 +19,7 @@ from jax_tt._kinds.hashed.change import growth_to
 from jax_tt._kinds.sharded.route import message_rows
 from jax_tt._sets.hash_directory import KeyDirectory
 from jax_tt._sets.owners import owners_of, words_of
+from jax_tt._table.change import grow
 from tests.hash_model import joined
 
 WIDTH, DEVICES, BATCH = 4, 4, (16, 3)
@@ -235,7 +236,7 @@ def test_each_device_doubles_the_table_of_its_keys():
     for part, expected in zip(_parts(table, state), _parts(larger, after), strict=True):
         own = table.local_keys
         growth = growth_to(own, 8 * own.num_embeddings)
-        found = own.grown({**state, **part}, growth).state
+        found = grow(own, {**state, **part}, growth).state
         for name, array in expected.items():
             np.testing.assert_array_equal(found[name], array, err_msg=name)
     same, kept = jax_tt.grow_if_full(larger, after, max_load=0)

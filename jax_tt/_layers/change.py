@@ -13,9 +13,9 @@ import optax
 from jax_tt._base.arguments import as_int
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.cached.table import RowCachedTable
-from jax_tt._kinds.ordered.table import check_id_order, under_order
+from jax_tt._kinds.ordered.table import check_id_order
 from jax_tt._ops.fill_cache import filled
-from jax_tt._table.change import Carry, Change, Growth, Orders
+from jax_tt._table.change import Carry, Change, Growth, Orders, grow, reorder, under_order
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
@@ -33,8 +33,8 @@ def reordered(table: Table, state: State, id_order: IdOrder, options: Mapping[st
             f"dtype: got {options['dtype']!r}; a layer keeps its param_dtype. Give the cores of tt_reorder to a "
             "layer of another one."
         )
-    change = table.reordered(state, Orders(id_order, options))
-    return change if ID_ORDER in table.buffers else under_order(change, id_order)
+    change = reorder(table, state, Orders(id_order, options))
+    return change if ID_ORDER in table.buffers else under_order(change.table, change, id_order)
 
 
 def grown(table: Table, state: State, growth: Growth) -> Change:
@@ -42,7 +42,7 @@ def grown(table: Table, state: State, growth: Growth) -> Change:
     if growth.like is not None:
         count = as_int("num_embeddings", growth.num_embeddings) - table.num_embeddings
         _check_like(growth.like, count, table.num_embeddings)
-    return table.grown(state, growth)
+    return grow(table, state, growth)
 
 
 def cache_filled(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jax_tt._ids.id_order import IdOrder
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
+
 if TYPE_CHECKING:
-    from jax_tt._ids.id_order import IdOrder
-    from jax_tt._table.table import Table
+    from jax_tt._sets.row_cache import RowCache
 
 # (optimizer state of an array before the change, initial state for the new array) -> state after the change
 Carry = Callable[[Any, Any], Any]
@@ -63,6 +67,35 @@ class Orders(NamedTuple):
     options: Mapping[str, Any]
     old: IdOrder | None = None
     own: tuple[Any, Any] | None = None
+
+
+@functools.singledispatch
+def grow(table: Table, state: State, growth: Growth) -> Change:
+    """The table with more rows; existing rows are unchanged. Kinds register what they do."""
+    del state, growth
+    raise TypeError(f"{table.label}a {type(table).__name__} cannot be given more rows.")
+
+
+@functools.singledispatch
+def reorder(table: Table, state: State, orders: Orders) -> Change:
+    """The table in another order of ids. Kinds register what they do."""
+    del state, orders
+    raise TypeError(f"{table.label}a {type(table).__name__} cannot be reordered.")
+
+
+@functools.singledispatch
+def with_cache(table: Table, state: State, cache: RowCache, method: str) -> Change:
+    """The table with another row cache. Kinds register what they do."""
+    del table, state, cache, method
+    raise ValueError(
+        "cache: the layer has no row cache to resize; build it with cache=jax_tt.RowCache(capacity=...)."
+    )
+
+
+@functools.singledispatch
+def under_order(table: Table, change: Change, id_order: IdOrder) -> Change:
+    """``change`` of a table with an order of ids around it, which the kind of such tables registers."""
+    raise NotImplementedError
 
 
 def restarted(old: Any, fresh: Any) -> Any:

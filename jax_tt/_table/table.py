@@ -20,7 +20,6 @@ from jax_tt._jax.refuse import once
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table import reference
 from jax_tt._table.between_steps import changed_between_steps
-from jax_tt._table.change import Change, Growth, Orders
 from jax_tt._table.ids import digits_in_range
 from jax_tt._table.inputs import one_bag_per_position
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
@@ -30,7 +29,6 @@ from jax_tt.optimizers import Slot
 
 if TYPE_CHECKING:
     from jax_tt._ids.id_order import IdOrder
-    from jax_tt._sets.row_cache import RowCache
 
 
 # State of a fused table other than parameters and slots.
@@ -318,25 +316,6 @@ class Table(abc.ABC):
     def without_values(self) -> Self:
         """The table without arrays that are used only to initialise a state."""
         return self
-
-    # Changes between steps, on the host
-
-    def grown(self, state: State, growth: Growth) -> Change:
-        """The table with more rows; existing rows are unchanged."""
-        del state, growth
-        raise TypeError(f"{self.label}a {type(self).__name__} cannot be given more rows.")
-
-    def reordered(self, state: State, orders: Orders) -> Change:
-        """The table in another order of ids."""
-        del state, orders
-        raise TypeError(f"{self.label}a {type(self).__name__} cannot be reordered.")
-
-    def with_cache(self, state: State, cache: RowCache, method: str) -> Change:
-        """The table with another row cache."""
-        del state, cache, method
-        raise ValueError(
-            "cache: the layer has no row cache to resize; build it with cache=jax_tt.RowCache(capacity=...)."
-        )
 
     def check(self, state: State) -> None:
         """Raises if arrays are missing from a state, or do not belong to this table."""

@@ -100,9 +100,6 @@ OF_WRAPPER = frozenset(
     (
         "cacheable",
         "row_names",
-        "grown",
-        "reordered",
-        "with_cache",
         "unsharded",
         "by_row",
         "of_rows",

@@ -1,4 +1,4 @@
-"""`Table.grown`, `Table.reordered` and `Table.with_cache` of a table with a row cache."""
+"""What becomes of a table with a row cache that grows, is reordered, or gets another cache."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from jax_tt._kinds.cached.names import ROWS, directory_of, outer_name
 from jax_tt._kinds.cached.resize import moved, resized
 from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._sets.row_cache import RowCache
-from jax_tt._table.change import Change, Growth, Orders, restarted
+from jax_tt._table.change import Change, Growth, Orders, grow, reorder, restarted, with_cache
 from jax_tt._table.table import SCALARS
 from jax_tt._table.types import State
 
 
+@grow.register(RowCachedTable)
 def grown(cached: RowCachedTable, state: State, growth: Growth) -> Change:
     """Resizes the cache if the larger table needs another layout."""
     # Refused before the layout of a cache is computed for such a number of rows.
@@ -27,17 +28,18 @@ def grown(cached: RowCachedTable, state: State, growth: Growth) -> Change:
     now, then = ((cache.layout(n), cache.key_dtype(n)) for n in sizes)
     if now != then:
         state, carry = _resized(cached, state, cache, growth.num_embeddings, growth.method)
-    change = cached.table.grown(state, growth)
+    change = grow(cached.table, state, growth)
     table = dataclasses.replace(cached, table=change.table)
     return change._replace(table=table, carry={**change.carry, **carry})
 
 
+@reorder.register(RowCachedTable)
 def reordered(cached: RowCachedTable, state: State, orders: Orders) -> Change:
     """Fits the cores to the cached values of cached rows; the cache is empty afterwards."""
     if cached.trains_rows:
         tags = np.asarray(directory_of(state).tags).reshape(-1)
         orders = orders._replace(own=(tags, np.asarray(state[ROWS])))
-    change = cached.table.reordered(state, orders)
+    change = reorder(cached.table, state, orders)
     table = dataclasses.replace(cached, table=change.table)
     steps = {outer_name(name) for name in SCALARS}
     empty = {
@@ -48,7 +50,8 @@ def reordered(cached: RowCachedTable, state: State, orders: Orders) -> Change:
     return change._replace(table=table, state=change.state | empty, carry=carry)
 
 
-def with_cache(cached: RowCachedTable, state: State, cache: RowCache, method: str) -> Change:
+@with_cache.register(RowCachedTable)
+def cached_anew(cached: RowCachedTable, state: State, cache: RowCache, method: str) -> Change:
     if cache is None:
         raise TypeError(
             "cache: got None; expected a RowCache. flush() writes back what rows learned."

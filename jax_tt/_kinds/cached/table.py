@@ -37,7 +37,6 @@ from jax_tt._native.table_call import run
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table import reference
-from jax_tt._table.change import Change, Growth, Orders
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -162,21 +161,6 @@ class RowCachedTable(Wrapper):
         from jax_tt._kinds.cached.maintain import refreshed_if_due  # circular import
 
         return refreshed_if_due(self, state, method)
-
-    def grown(self, state: State, growth: Growth) -> Change:
-        from jax_tt._kinds.cached import change  # circular import
-
-        return change.grown(self, state, growth)
-
-    def reordered(self, state: State, orders: Orders) -> Change:
-        from jax_tt._kinds.cached import change  # circular import
-
-        return change.reordered(self, state, orders)
-
-    def with_cache(self, state: State, cache: RowCache, method: str) -> Change:
-        from jax_tt._kinds.cached import change  # circular import
-
-        return change.with_cache(self, state, cache, method)
 
     def to_dense(self, state: State) -> jax.Array:
         dense = self.table.to_dense(state)

@@ -13,11 +13,10 @@ from jax.core import Tracer
 from jax_tt._base.arguments import as_int
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
-from jax_tt._kinds.ordered.table import under_order
 from jax_tt._native import hash_backend
 from jax_tt._sets.admission import AdmitAfter
 from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
-from jax_tt._table.change import Change, Growth
+from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_order
 from jax_tt._table.types import State
 from jax_tt._tt.initial_cores import fresh_init
 
@@ -53,7 +52,7 @@ def grow_if_full(
     capacity = grown_capacity(own, state, max_load)
     if capacity == own.num_embeddings:
         return table, dict(state)
-    change = table.grown(state, growth_to(own, capacity))
+    change = grow(table, state, growth_to(own, capacity))
     before, after = (_occupied(arrays) for arrays in (state, change.state))
     if before != after:
         raise RuntimeError(f"{own.label}table: {after} of {before} keys would be left.")
@@ -90,6 +89,7 @@ def growth_to(table: HashTable, capacity: int, method: str = "auto") -> Growth:
     return Growth(capacity, key, init, None, method)
 
 
+@grow.register(HashTable)
 def grown(table: HashTable, state: State, growth: Growth) -> Change:
     """The table with a multiple of its capacity, a power of 2."""
     factor = factor_of(table, growth)
@@ -163,6 +163,15 @@ def factor_of(table: HashTable, growth: Growth) -> int:
     return factor
 
 
+@reorder.register(HashTable)
+def reordered(table: HashTable, state: State, orders: Orders) -> Change:
+    del state, orders
+    raise TypeError(
+        f"{table.label}id_order: a HashTable maps keys to rows itself; expected the order in the wrapped table, "
+        "e.g. HashTable(OrderedTable(table, id_order))."
+    )
+
+
 def _of_shared_rows(
     table: HashTable, state: dict[str, Any], growth: Growth, source: np.ndarray
 ) -> Change:
@@ -174,7 +183,7 @@ def _of_shared_rows(
     taken, rows = source >= 0, np.empty(source.size, np.int64)
     rows[taken] = old[source[taken]]
     rows[~taken] = np.setdiff1d(np.arange(rows.size), rows[taken])
-    change = table.table.grown(state, growth)
+    change = grow(table.table, state, growth)
     if ordered:
         change = change._replace(table=change.table.table)  # pyright: ignore[reportAttributeAccessIssue]
-    return under_order(change, IdOrder(rows))
+    return under_order(change.table, change, IdOrder(rows))

@@ -36,7 +36,6 @@ from jax_tt._sets.hash_directory import (
 from jax_tt._sets.initial import InitialRows, Normal
 from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
 from jax_tt._sets.relocate import relocated
-from jax_tt._table.change import Change, Growth, Orders
 from jax_tt._table.ids import outside
 from jax_tt._table.options import Lookup, Update
 from jax_tt._table.table import Table
@@ -300,20 +299,6 @@ class HashTable(Wrapper):
         """Initial rows ``[n, D]`` of keys uint32 ``[n, 2]``; those that are not ``wanted`` are unspecified."""
         (rows,) = initial_of_tables([(self, state, keys, wanted, dtype)], [method])
         return rows
-
-    # Changes between steps, on the host
-
-    def grown(self, state: State, growth: Growth) -> Change:
-        from jax_tt._kinds.hashed import change  # circular import
-
-        return change.grown(self, state, growth)
-
-    def reordered(self, state: State, orders: Orders) -> Change:
-        del state, orders
-        raise TypeError(
-            f"{self.label}id_order: a HashTable maps keys to rows itself; expected the order in the wrapped table, "
-            "e.g. HashTable(OrderedTable(table, id_order))."
-        )
 
 
 def initial_of_tables(

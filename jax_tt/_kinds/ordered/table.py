@@ -8,19 +8,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from jax_tt._ids.apply_order import columns_by_id, mapped_ids
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.stored_order import StoredRows, of_layer, on_device
-from jax_tt._table.change import Change, Growth, Orders
 from jax_tt._table.options import Lookup
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
 
 if TYPE_CHECKING:
-    from jax_tt._sets.row_cache import RowCache
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,21 +94,6 @@ class OrderedTable(Wrapper):
     def to_dense(self, state: State) -> jax.Array:
         return self.table.to_dense(state)[self._rows(state).whole()]
 
-    def grown(self, state: State, growth: Growth) -> Change:
-        order = IdOrder(state[ID_ORDER])
-        if growth.like is not None:
-            growth = growth._replace(like=order.apply(np.asarray(growth.like)))
-        change = self.table.grown(_of_table(state), growth)
-        return under_order(change, order.grow(growth.num_embeddings))
-
-    def reordered(self, state: State, orders: Orders) -> Change:
-        inner = orders._replace(old=IdOrder(state[ID_ORDER]))
-        return under_order(self.table.reordered(_of_table(state), inner), orders.new)
-
-    def with_cache(self, state: State, cache: RowCache, method: str) -> Change:
-        change = self.table.with_cache(_of_table(state), cache, method)
-        return under_order(change, IdOrder(state[ID_ORDER]))
-
     def _rows(self, state: State) -> StoredRows:
         return of_layer(state[ID_ORDER], self.num_embeddings)
 
@@ -129,13 +112,3 @@ def check_id_order(id_order: Any, num_embeddings: int) -> None:
             f"id_order: got an order of {id_order.num_embeddings} ids for a table of {num_embeddings} rows; make it "
             "with the layer's tt_shape."
         )
-
-
-def under_order(change: Change, id_order: IdOrder) -> Change:
-    """A changed table with an order of ids."""
-    state = {**change.state, ID_ORDER: on_device(id_order.rows)}
-    return change._replace(table=OrderedTable(change.table, id_order), state=state)
-
-
-def _of_table(state: State) -> dict[str, Any]:
-    return {name: value for name, value in state.items() if name != ID_ORDER}

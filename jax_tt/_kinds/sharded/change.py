@@ -11,17 +11,21 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._ids.explicit import sharded_over_explicit_axes
 from jax_tt._kinds.hashed.change import factor_of, in_new_slots, with_more_slots
 from jax_tt._kinds.sharded.programs import Local
-from jax_tt._table.change import Change, Growth
+from jax_tt._kinds.sharded.table import ShardedTable
+from jax_tt._table.change import Change, Growth, grow
 from jax_tt._table.options import Lookup
+from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
 if TYPE_CHECKING:
     from jax_tt._kinds.hashed.table import HashTable
-    from jax_tt._kinds.sharded.table import ShardedTable
 
 
+@grow.register(ShardedTable)
 def grown_over_devices(table: ShardedTable, state: State, growth: Growth) -> Change:
     """The table of which every device has a multiple of its slots, a power of 2; keys stay on their devices."""
+    if not table.takes_keys:
+        return grow.dispatch(Table)(table, state, growth)
     whole, local = table.table, table.local_keys
     factor = factor_of(whole, growth)
 

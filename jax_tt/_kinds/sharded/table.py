@@ -20,7 +20,6 @@ from jax_tt._ids.explicit import (
     specified_over_explicit_axes,
 )
 from jax_tt._kinds.hashed.table import HashTable
-from jax_tt._kinds.sharded.change import grown_over_devices
 from jax_tt._kinds.sharded.column_pieces import columns_of_rows, rows_of_columns
 from jax_tt._kinds.sharded.columns import rows_of_shards, rows_of_table
 from jax_tt._kinds.sharded.group import ShardedGroup, inside_shard_map
@@ -35,7 +34,6 @@ from jax_tt._kinds.sharded.requests import PAGES
 from jax_tt._sets.admission import AdmitAfter
 from jax_tt._sets.hash_directory import KEYS, SEED, TOTALS, WAITING
 from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
-from jax_tt._table.change import Change, Growth
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
@@ -362,11 +360,6 @@ class ShardedTable(Wrapper):
         arrays = {name: state[name] for name in self.row_arrays}
         found = self._moved(arrays, self.layout, state[PAGES], new.layout)
         return new, {**state, **found, PAGES: new._pages()}
-
-    def grown(self, state: State, growth: Growth) -> Change:
-        if not self.takes_keys:
-            return super().grown(state, growth)
-        return grown_over_devices(self, state, growth)
 
     def at_owners(
         self, function: Callable[..., Any], static: tuple[Any, ...], arrays: State, given: Any

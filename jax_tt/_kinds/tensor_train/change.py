@@ -1,4 +1,4 @@
-"""`Table.grown` and `Table.reordered` of a tensor train."""
+"""What becomes of a tensor train that grows or is reordered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt._kinds.tensor_train.table import TTTable
-from jax_tt._table.change import Carry, Change, Growth, Orders, extended, restarted
+from jax_tt._table.change import Carry, Change, Growth, Orders, extended, grow, reorder, restarted
 from jax_tt._table.table import SCALARS, named
 from jax_tt._table.types import State
 from jax_tt._tt.grow import tt_grow
@@ -16,6 +16,7 @@ from jax_tt._tt.reorder import check_cores, reordered_rows
 from jax_tt._tt.train_rows import TrainRows
 
 
+@grow.register(TTTable)
 def grown(table: TTTable, state: State, growth: Growth) -> Change:
     """All cores but for the slices appended to the first are the same arrays."""
     shape = table.shape.grow(growth.num_embeddings)
@@ -25,6 +26,7 @@ def grown(table: TTTable, state: State, growth: Growth) -> Change:
     return Change(after, {**state, **_fitted(state, after, cores, carry)}, carry)
 
 
+@reorder.register(TTTable)
 def reordered(table: TTTable, state: State, orders: Orders) -> Change:
     """Optimizer state of every core starts at the mean of what it was."""
     cores = table.params(state)

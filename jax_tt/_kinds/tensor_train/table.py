@@ -22,7 +22,6 @@ from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.native import NativeTable, zeros_like
 from jax_tt._native.table_call import Calls
 from jax_tt._native.tt import TT, tt_plan
-from jax_tt._table.change import Change, Growth, Orders
 from jax_tt._table.options import Lookup, Update, check_update
 from jax_tt._table.types import Params, State
 from jax_tt._tt.cores import checked_cores
@@ -177,16 +176,6 @@ class TTTable(NativeTable):
             rows *= p
             value = value.reshape(batch, rows, t, columns)
         return value[:, : self.num_embeddings, 0, 0]
-
-    def grown(self, state: State, growth: Growth) -> Change:
-        from jax_tt._kinds.tensor_train import change  # circular import
-
-        return change.grown(self, state, growth)
-
-    def reordered(self, state: State, orders: Orders) -> Change:
-        from jax_tt._kinds.tensor_train import change  # circular import
-
-        return change.reordered(self, state, orders)
 
     def plan(self, params: Params, batch: Batch, out: jax.Array, lookup: Lookup) -> Params:
         """Residuals for a backward pass without a forward pass over the whole batch.

@@ -15,7 +15,7 @@ from jax_tt._layers import change as _change
 from jax_tt._layers.linen.tt import TTLayer
 from jax_tt._layers.linen.variables import PARAMS, TableVariables
 from jax_tt._sets.row_cache import RowCache
-from jax_tt._table.change import Carry, Change, Growth
+from jax_tt._table.change import Carry, Change, Growth, with_cache
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._tt.approximation import TTApproximation
@@ -164,7 +164,7 @@ def resize_cache(
     """
 
     def change(table: Table, state: State) -> Change:
-        return table.with_cache(state, cache, layer.method)
+        return with_cache(table, state, cache, layer.method)
 
     return _changed(layer, variables, tuple(path), tx, opt_state, change)
 

@@ -21,6 +21,7 @@ from jax_tt._ops import insert as hash_insert
 from jax_tt._ops import remove as hash_remove
 from jax_tt._ops.inserting import Evicted, Inserted
 from jax_tt._planning.shard_tables import over_mesh
+from jax_tt._table.change import grow
 
 
 def insert_keys(
@@ -149,7 +150,7 @@ def grow_if_full(
         own, whole = TableVariables(after, place, table), unsharded_hash_table(table)
         capacity = grown_capacity(whole, own.values, max_load)
         if capacity > whole.num_embeddings:
-            change = table.grown(own.values, growth_to(whole, capacity))
+            change = grow(table, own.values, growth_to(whole, capacity))
             after, rules[place] = own.replaced(change.state, change.table), change.carry
             larger[place] = change.table.unsharded
     if tx is not None and larger:

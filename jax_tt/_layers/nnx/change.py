@@ -17,7 +17,7 @@ from jax_tt._layers.nnx.table import read_state, variable_type
 from jax_tt._layers.options import check_rngs
 from jax_tt._layers.variables import IdOrderState
 from jax_tt._sets.row_cache import RowCache
-from jax_tt._table.change import Carry, Change, Growth
+from jax_tt._table.change import Carry, Change, Growth, with_cache
 from jax_tt._table.table import Table
 from jax_tt._tt.approximation import TTApproximation
 from jax_tt._tt.initial_cores import CoreInit, fresh_init
@@ -151,7 +151,7 @@ class ChangingModule(CachedModule):
             >>> layer.cache_rows.shape, layer.cache_statistics()["occupied"]
             ((100, 8), 3)
         """
-        change = self.table.with_cache(self._whole(), cache, self.lookup.method)
+        change = with_cache(self.table, self._whole(), cache, self.lookup.method)
         self._become(change, opt, model)
 
     def _whole(self) -> dict[str, jax.Array]:

@@ -14,6 +14,7 @@ from jax_tt._layers.nnx.table import TableEmbed, TableEmbedBag, read_state, writ
 from jax_tt._ops.insert import insert_keys
 from jax_tt._ops.inserting import Evicted, Inserted
 from jax_tt._ops.remove import KeyView, remove_keys
+from jax_tt._table.change import grow
 
 
 class HashedModule(ChangingModule):
@@ -90,7 +91,7 @@ class HashedModule(ChangingModule):
         if capacity == table.num_embeddings:
             return False
         growth = growth_to(table, capacity, self.lookup.method)
-        self._become(self.table.grown(state, growth), opt, model)
+        self._become(grow(self.table, state, growth), opt, model)
         return True
 
 

@@ -82,7 +82,7 @@ def subclasses(kind: type) -> set[type]:
 def test_every_member_is_delegated_or_the_wrappers() -> None:
     """A member that is added to the contract is delegated, unless `Wrapper` says otherwise."""
     table, wrapper = KINDS["dense"], jax_tt.OrderedTable(KINDS["dense"], ORDER)
-    own = {"with_name", "with_update", "without_values", "frozen", "maintain"}
+    own = {"with_name", "with_update", "without_values", "frozen"}
     overridden = set(vars(jax_tt.OrderedTable))
     assert COMPUTED | OF_WRAPPER | own < MEMBERS
     for name in MEMBERS - COMPUTED - OF_WRAPPER - own - overridden:

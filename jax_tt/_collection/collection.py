@@ -35,6 +35,7 @@ from jax_tt._collection.statistics import (
     read_totals,
 )
 from jax_tt._lookup.shared import FLAGS, Shared, init_flags, is_shared
+from jax_tt._table.change import maintain
 from jax_tt._table.options import check_static
 from jax_tt._table.table import Table
 
@@ -246,7 +247,7 @@ class Collection:
     def maintain(self, state: States, method: str = "auto") -> dict[str, dict[str, Any]]:
         """The state after the maintenance of every table between two steps, such as of row caches that are due."""
         self.check(state)
-        after = {name: table.maintain(state[name], method) for name, table in self.tables.items()}
+        after = {name: maintain(table, state[name], method) for name, table in self.tables.items()}
         return {name: after.get(name, dict(own)) for name, own in state.items()}
 
     @functools.cached_property

@@ -1,6 +1,7 @@
 """Imports what kinds register for the dispatched functions of `jax_tt._table`."""
 
 import jax_tt._kinds.cached.change
+import jax_tt._kinds.cached.maintain
 import jax_tt._kinds.hashed.change
 import jax_tt._kinds.ordered.change
 import jax_tt._kinds.sharded.change

@@ -70,6 +70,13 @@ class Orders(NamedTuple):
 
 
 @functools.singledispatch
+def maintain(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
+    """The state after the maintenance of a kind between two steps. Kinds register what they do."""
+    del table, method
+    return dict(state)
+
+
+@functools.singledispatch
 def grow(table: Table, state: State, growth: Growth) -> Change:
     """The table with more rows; existing rows are unchanged. Kinds register what they do."""
     del state, growth

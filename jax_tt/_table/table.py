@@ -308,11 +308,6 @@ class Table(abc.ABC):
                 "TTShape of this table."
             )
 
-    def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
-        """The state after the maintenance of this kind between two steps."""
-        del method
-        return dict(state)
-
     def without_values(self) -> Self:
         """The table without arrays that are used only to initialise a state."""
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
+from jax_tt._table.change import maintain
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -70,8 +71,10 @@ class Wrapper(Table):
         arrays = {**state, **of_table}
         return frozen, {name: array for name, array in arrays.items() if name in kept}
 
-    def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
-        return {**state, **self.table.maintain(state, method)}
+
+@maintain.register(Wrapper)
+def maintained(wrapper: Wrapper, state: State, method: str = "auto") -> dict[str, Any]:
+    return {**state, **maintain(wrapper.table, state, method)}
 
 
 # Members that `Table` computes from other members, which a wrapper may override. What can be wrapped does not override

@@ -14,6 +14,7 @@ from jax_tt._lookup.rule import resolved
 from jax_tt._native import cache_backend
 from jax_tt._sets.cache_directory import add_to_statistics, init_directory
 from jax_tt._sets.scores import aged
+from jax_tt._table.change import maintain
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import named
 from jax_tt._table.types import State
@@ -42,7 +43,8 @@ def populated(cached: RowCachedTable, state: State, method: str) -> dict[str, An
     return {**_with_rows(cached, state, came.reshape(-1), new), **named_directory(directory)}
 
 
-def refreshed_if_due(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]:
+@maintain.register(RowCachedTable)
+def refreshed_if_due(cached: RowCachedTable, state: State, method: str = "auto") -> dict[str, Any]:
     """`jax_tt.refresh_if_due`."""
     every = cached.cache.refresh_every
     if every is None:

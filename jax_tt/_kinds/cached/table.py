@@ -48,7 +48,7 @@ class RowCachedTable(Wrapper):
     """A tensor-train table with a `RowCache`. It is itself a `Table`.
 
     Its state is that of the table, the cached rows and their optimizer state (``cache_rows``, ``cache_slot_*``,
-    ``cache_step`` and so on), and the directory. `Table.maintain` refreshes the cache when it is due.
+    ``cache_step`` and so on), and the directory. `maintain` refreshes the cache when it is due.
 
     Attributes:
         table: the `TTTable`.
@@ -155,12 +155,6 @@ class RowCachedTable(Wrapper):
         of_table, of_rows = self._states(state)
         self.table.check(of_table)
         self.rows_table.check(of_rows)
-
-    def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
-        """Populates the cache once `RowCache.refresh_every` batches have been counted."""
-        from jax_tt._kinds.cached.maintain import refreshed_if_due  # circular import
-
-        return refreshed_if_due(self, state, method)
 
     def to_dense(self, state: State) -> jax.Array:
         dense = self.table.to_dense(state)

@@ -32,6 +32,7 @@ from jax_tt._layers.variables import (
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._ops.describe import described_update
+from jax_tt._table import change
 from jax_tt._table.hoisted import hoisted
 from jax_tt._table.options import Lookup, StepInputs, Update
 from jax_tt._table.table import Table
@@ -223,7 +224,7 @@ def write_state(layer: TableModule, before: State, after: State) -> None:
 def maintain(layer: TableModule) -> None:
     """Populates a row cache if it is due."""
     state = read_state(layer)
-    write_state(layer, state, layer.table.maintain(state, layer.lookup.method))
+    write_state(layer, state, change.maintain(layer.table, state, layer.lookup.method))
 
 
 def begin_call(

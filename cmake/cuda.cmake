@@ -172,12 +172,14 @@ set(nvcc_flags -std=c++20 -O3 -DNDEBUG ${lineinfo} --expt-relaxed-constexpr -ccb
   $<$<BOOL:${JAX_TT_WERROR}>:-Werror=all-warnings>)
 # Sources that take long come first, so that none of them is left for the end while other cores are idle.
 set(cuda_sources ${jax_tt_cu_sources})
-list(FILTER cuda_sources EXCLUDE REGEX "/(tt_fast_rank[0-9]+|tt_pass|tt_gradient|dense_update)\\.cu$")
+list(FILTER cuda_sources EXCLUDE REGEX "/(tt_fast_rank[0-9]+|tt/pass|tt/gradient|dense/update)\\.cu$")
 set(long_sources ${jax_tt_cu_sources})
 list(REMOVE_ITEM long_sources ${cuda_sources})
 set(cuda_objects)
 foreach(source IN LISTS long_sources cuda_sources)
-  get_filename_component(name "${source}" NAME)
+  # Operations have files of the same names: dense/forward.cu -> dense_forward.cu.
+  string(REGEX REPLACE "^.*/(ffi/cuda|fast_ranks)/" "" name "${source}")
+  string(REPLACE "/" "_" name "${name}")
   set(object "${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o")
   set(depfile)
   if(CMAKE_GENERATOR STREQUAL "Ninja" OR CMAKE_VERSION VERSION_GREATER_EQUAL 3.20)

@@ -100,7 +100,9 @@ def collect(folder: Path) -> Iterator[dict[str, Any]]:
     """The counts of gcov for every CUDA source; sources that were not loaded count as never executed."""
     objects = folder / "CMakeFiles" / "_emulated.dir"
     # Sources that CMake generates have objects in a folder of their own.
-    for notes in sorted([*objects.glob("ffi/cuda/*.gcno"), *objects.glob("fast_ranks/*.gcno")]):
+    for notes in sorted(
+        [*objects.glob("ffi/cuda/**/*.cu.gcno"), *objects.glob("fast_ranks/*.gcno")]
+    ):
         done = subprocess.run(
             [os.environ.get("GCOV", "gcov"), "--json-format", "--stdout", notes],
             capture_output=True,

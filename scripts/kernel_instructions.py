@@ -22,14 +22,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PROBES = {
     "SumRows<4, StepSink<float, Sgd<float>>>": """
 #include "ffi/core/optimizers/sgd.h"
-#include "ffi/cuda/dense_step.h"
+#include "ffi/cuda/dense/step.h"
 namespace jax_tt {
 template __global__ void SumRows<4, StepSink<float, Sgd<float>>>(const __grid_constant__ TableList<GradientTable>,
     const __grid_constant__ DensePlan);
 }
 """,
     "MakeSharesFast<FastTile<32, 4>, Float32Math, float>": """
-#include "ffi/cuda/tt_fast_launch.h"
+#include "ffi/cuda/tt/fast_launch.h"
 namespace jax_tt {
 using Own = OneTable<FastShares<float>>;
 template __global__ void MakeSharesFast<FastTile<32, 4>, fast_internal::Float32Math, float, Own>(

@@ -71,7 +71,7 @@ MUTANTS = {
         "ffi/core/cache.h", "touched > row_touched)", "touched >= row_touched)", "cache_model"
     ),
     "weights of rows": Mutant(
-        "ffi/cpu/dense.cc",
+        "ffi/cpu/dense/dense.cc",
         "rows_.at(), rows_.weight(),",
         "rows_.at(), nullptr,",
         "conformance kinds",
@@ -80,44 +80,49 @@ MUTANTS = {
         "ffi/core/bag_vectors.h", "columns[narrow / each]", "columns[0]", "collection_wide"
     ),
     "long bags": Mutant(
-        "ffi/cpu/bag_sums.h", "continues_ = true;", "continues_ = false;", "dense_segments"
+        "ffi/cpu/dense/bag_sums.h", "continues_ = true;", "continues_ = false;", "dense_segments"
     ),
     "weights of single TT rows": Mutant(
-        "ffi/cpu/tt_row_gradients.h",
+        "ffi/cpu/tt/row_gradients.h",
         "if (end - begin == 1 && problem_.weights == nullptr) return",
         "if (end - begin == 1) return",
         "conformance kinds",
     ),
     "poison": Mutant(
-        "ffi/cpu/pool_bags.h", "else if (row == kPoison &&", "else if (bag < 0 &&", "poisoned_ids"
+        "ffi/cpu/dense/pool_bags.h",
+        "else if (row == kPoison &&",
+        "else if (bag < 0 &&",
+        "poisoned_ids",
     ),
     "clip": Mutant(
-        "ffi/cpu/plan.cc",
+        "ffi/cpu/plan/plan.cc",
         "id = id < 0 ? 0 : num_embeddings - 1;",
         "id = num_embeddings - 1;",
         "conformance",
     ),
     "ghosts": Mutant(
-        "ffi/cpu/cache_bucket.h",
+        "ffi/cpu/cache/bucket.h",
         "(scores[place] == beyond.score) & (tags[place] < beyond.tag));\n      tags[place] = stays",
         "(scores[place] == beyond.score));\n      tags[place] = stays",
         "cache_model",
     ),
-    "nonfinite": Mutant("ffi/cpu/row_update.h", "return probe == C{0};", "return true;", "fused"),
+    "nonfinite": Mutant(
+        "ffi/cpu/dense/row_update.h", "return probe == C{0};", "return true;", "fused"
+    ),
     "planned rows": Mutant(
-        "ffi/cuda/plan_slices.cu",
+        "ffi/cuda/plan/slices.cu",
         "(rows < own.count || last == own.valid)",
         "(rows < own.count)",
         "cuda_plan",
     ),
     "joined sums": Mutant(
-        "ffi/cuda/tt_bags.cu",
+        "ffi/cuda/tt/bags.cu",
         "for (int other = 1; other < groups; ++other)",
         "for (int other = 2; other < groups; ++other)",
         "cuda_tt cuda_fast",
     ),
     "long rows": Mutant(
-        "ffi/cuda/dense_rows.h",
+        "ffi/cuda/dense/rows.h",
         "constexpr int kLooked = 32 + kDensePiece;",
         "constexpr int kLooked = 32;",
         "dense_segments",
@@ -180,7 +185,7 @@ MUTANTS = {
         "cache_lookup cache_layers",
     ),
     "plans before updates": Mutant(
-        "ffi/cpu/table_ops.cc",
+        "ffi/cpu/tables/ops.cc",
         "if (changes == Changes::kNothing)",
         "if (changes == Changes::kNothing || !ops.empty())",
         "parallel",

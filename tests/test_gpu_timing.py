@@ -173,7 +173,7 @@ def test_rows_are_written_when_they_are_measured():
 def test_stages_are_of_the_model_and_of_kernels(names):
     model = stages.stages(SMALL) if names is kernels.TRAIN_STAGES else stages.dense_stages(SMALL)
     assert [*names, kernels.OTHERS] == [stage.name for stage in model]
-    sources = "".join(path.read_text() for path in (ROOT / "ffi" / "cuda").glob("*.[ch]*"))
+    sources = "".join(path.read_text() for path in (ROOT / "ffi" / "cuda").rglob("*.[ch]*"))
     found = re.findall(r"__global__.*?\b([A-Z]\w+)\(", sources, re.DOTALL)
     for beginning in (part for parts in names.values() for part in parts):
         assert any(name.startswith(beginning) for name in found), beginning

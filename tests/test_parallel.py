@@ -11,9 +11,9 @@ from tests.helpers import cxx_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {
-    "parallel": ("table_ops", "workspace"),
+    "parallel": ("tables/ops", "workspace"),
     "hash": (
-        *("hash_find", "hash_insert", "hash_place", "hash_rows", "key_index", "passes"),
+        *("hash/find", "hash/insert", "hash/place", "hash/rows", "tiers/key_index", "passes"),
         *("workspace", "../common/reports"),
     ),
 }

@@ -73,7 +73,7 @@ INSTRUCTIONS_PER_SECOND = MULTIPROCESSORS * 128 * 1.75e9
 WARP_INSTRUCTIONS_PER_SECOND = INSTRUCTIONS_PER_SECOND / 32
 # A block of dense tables sorts its keys in rounds that end with a barrier.
 SORT_ROUND_SECONDS = 30e-9
-# The same for dense tables, ``ffi/cuda/dense_split.cu``: a sample of the ids divides them among blocks, of which the
+# The same for dense tables, ``ffi/cuda/dense/split.cu``: a sample of the ids divides them among blocks, of which the
 # largest share is so many times the average one, and two of which fit on a multiprocessor. Ids of the sample and then
 # all, ids of the block's own, and their bags are loads that wait for others. A block has some instructions of warps
 # whatever it sorts; warps sort runs of keys in registers.
@@ -171,7 +171,7 @@ def plan(p: tuple[int, ...], n: int) -> Stage:
 
 
 def tile(col_factors: tuple[int, ...], rank: int, *, crowded: bool) -> tuple[int, int]:
-    """Rows and prefixes of a tile at most, as ``ffi/cuda/tt_fast_launch.h`` chooses them."""
+    """Rows and prefixes of a tile at most, as ``ffi/cuda/tt/fast_launch.h`` chooses them."""
     lines = 64
     a, b = sorted((col_factors[0], col_factors[2]))
     count = 128 // rank

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <utility>
 
-#include "ffi/common/half.h"
 #include "ffi/common/status.h"
+#include "ffi/core/half.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jax_tt {

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "ffi/common/half.h"
+#include "ffi/core/half.h"
 #include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/rule.h"
 

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#include "ffi/common/half.h"
+#include "ffi/core/half.h"
 #include "ffi/core/host_device.h"
 
 namespace jax_tt {

@@ -15,7 +15,7 @@
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/handlers.h"
 #include "ffi/cpu/kernels/kernels.h"
-#include "ffi/cpu/tiers_python.h"
+#include "ffi/cpu/tiers/python.h"
 
 namespace nb = nanobind;
 

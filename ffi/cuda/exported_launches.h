@@ -8,8 +8,8 @@
 #include <type_traits>
 
 #include "ffi/core/optimizers/exported_rule.h"
-#include "ffi/cuda/dense_step.h"
-#include "ffi/cuda/tt_step.h"
+#include "ffi/cuda/dense/step.h"
+#include "ffi/cuda/tt/step.h"
 
 namespace jax_tt {
 

@@ -17,9 +17,9 @@
 #include <cmath>
 #include <memory>
 
-#include "ffi/common/half.h"
+#include "ffi/core/half.h"
 #include "ffi/cuda/simt.h"
-#include "ffi/cuda/tt_fast_load.h"
+#include "ffi/cuda/tt/fast_load.h"
 
 namespace jax_tt {
 

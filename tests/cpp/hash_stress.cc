@@ -9,12 +9,12 @@
 #include <unordered_map>
 #include <vector>
 
-#include "ffi/cpu/copy_rows.h"
-#include "ffi/cpu/hash.h"
+#include "ffi/cpu/hash/hash.h"
 #include "ffi/cpu/kernels/find_keys.h"
 #include "ffi/cpu/kernels/initial_row.h"
-#include "ffi/cpu/key_index.h"
 #include "ffi/cpu/passes.h"
+#include "ffi/cpu/tiers/copy_rows.h"
+#include "ffi/cpu/tiers/key_index.h"
 #include "tests/cpp/stress.h"
 
 namespace jax_tt {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ffi/cpu/parallel.h"
-#include "ffi/cpu/table_ops.h"
+#include "ffi/cpu/tables/ops.h"
 #include "ffi/cpu/workspace.h"
 #include "tests/cpp/stress.h"
 

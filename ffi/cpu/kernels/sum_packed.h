@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-#include "ffi/common/half.h"
+#include "ffi/core/half.h"
 #include "ffi/core/packed_rows.h"
 #include "ffi/cpu/kernels/quantized_kernels.h"
 

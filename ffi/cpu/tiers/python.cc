@@ -1,0 +1,169 @@
+#include "ffi/cpu/tiers/python.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <stdint.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ffi/core/half.h"
+#include "ffi/cpu/dense/stored_rows.h"
+#include "ffi/cpu/hash/hash.h"
+#include "ffi/cpu/passes.h"
+#include "ffi/cpu/tiers/copy_rows.h"
+#include "ffi/cpu/tiers/key_index.h"
+
+namespace nb = nanobind;
+
+namespace jax_tt {
+namespace {
+
+template <typename T>
+using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Keys = Vector<const uint64_t>;
+
+void CheckLengths(size_t keys, size_t numbers) {
+  if (keys != numbers) throw std::invalid_argument("there must be one number for every key");
+}
+
+// Other Python threads run during calls that take long enough. After a short one, this thread would wait for them
+// longer than it has taken.
+class WithoutLock {
+ public:
+  explicit WithoutLock(size_t keys) {
+    if (keys >= 512) release_.emplace();
+  }
+
+ private:
+  std::optional<nb::gil_scoped_release> release_;
+};
+
+// Of an index; callers see to it that no two threads use the same one.
+void FindInto(const KeyIndex& self, const Keys& keys, const Vector<int64_t>& numbers) {
+  CheckLengths(keys.size(), numbers.size());
+  const WithoutLock unlocked(keys.size());
+  self.Find(keys.data(), static_cast<int64_t>(keys.size()), numbers.data());
+}
+
+void Set(KeyIndex& self, const Keys& keys, const Vector<const int64_t>& numbers, const Vector<int64_t>& before) {
+  CheckLengths(keys.size(), numbers.size());
+  CheckLengths(keys.size(), before.size());
+  const WithoutLock unlocked(keys.size());
+  self.Set(keys.data(), numbers.data(), static_cast<int64_t>(keys.size()), before.data());
+}
+
+void Erase(KeyIndex& self, const Keys& keys, const Vector<int64_t>& before) {
+  CheckLengths(keys.size(), before.size());
+  const WithoutLock unlocked(keys.size());
+  self.Erase(keys.data(), static_cast<int64_t>(keys.size()), before.data());
+}
+
+template <typename T, size_t axes>
+using Array = nb::ndarray<T, nb::ndim<axes>, nb::c_contig, nb::device::cpu>;
+
+// In the calling thread: XLA's threads are those of the step that runs at the same time.
+void RunHere(std::unique_ptr<Pass> pass) {
+  const nb::gil_scoped_release release;
+  std::vector<std::unique_ptr<Pass>> passes;
+  passes.push_back(std::move(pass));
+  const Status status = RunPasses(passes, Pool{1, [](const std::function<void()>&) {}});
+  if (!status.ok()) throw std::runtime_error(status.message);
+}
+
+void HashInsertHere(const Array<uint32_t, 3>& keys, const Array<uint32_t, 3>& scores, const Array<int32_t, 2>& touched,
+                    const Array<const uint32_t, 2>& batch, const Vector<const bool>& present,
+                    const Array<const uint32_t, 2>& given, int32_t now, int64_t policy, const Vector<int32_t>& slots,
+                    const Array<uint32_t, 2>& inserted, const Array<uint32_t, 2>& old_keys,
+                    const Vector<int32_t>& old_touched, const Vector<int32_t>& counts, const Vector<int32_t>& found) {
+  const size_t n = present.size();
+  const bool custom = static_cast<HashPolicy>(policy) == HashPolicy::kCustom;
+  for (const size_t size : {slots.size(), old_touched.size(), found.size(), batch.size() / 2, inserted.size() / 2,
+                            old_keys.size() / 2, custom ? given.size() / 2 : n})
+    if (size != n) throw std::invalid_argument("all arrays of a batch must have the same length");
+  if (counts.size() != kHashCounts || keys.size() != 2 * touched.size() || scores.size() != 2 * touched.size())
+    throw std::invalid_argument("the arrays do not fit");
+  const uint32_t epoch = 0;
+  HashEntry entry;
+  entry.directory = {static_cast<int64_t>(touched.shape(0)), static_cast<int64_t>(touched.shape(1)), keys.data(),
+                     scores.data(), touched.data()};
+  entry.asked.batch = {batch.data(), present.data(), static_cast<int64_t>(n)};
+  entry.asked.given = given.data();
+  entry.asked.now = &now;
+  entry.asked.epoch = &epoch;
+  entry.asked.policy = static_cast<HashPolicy>(policy);
+  entry.done = {slots.data(),       inserted.data(), old_keys.data(), nullptr,
+                old_touched.data(), counts.data(),   found.data()};
+  RunHere(HashInsert(entry, 1));
+}
+
+// Rows [n, features] of a type, as bytes; those of keys that are not wanted stay as they are.
+void HashInitialHere(const Array<const uint32_t, 1>& seed, const Array<const int32_t, 2>& quantiles, float scale,
+                     bool with_sign, const Array<const uint32_t, 2>& keys, const Vector<const bool>& wanted,
+                     const std::string& type, const Array<uint8_t, 2>& rows) {
+  const size_t n = wanted.size();
+  if (keys.size() != 2 * n || rows.shape(0) != n || seed.size() != 2 || quantiles.size() != kQuantiles)
+    throw std::invalid_argument("the arrays do not fit");
+  const InitialValues values{quantiles.data(), {seed.data()[0], seed.data()[1]}, scale, with_sign};
+  const HashBatch batch{keys.data(), wanted.data(), static_cast<int64_t>(n)};
+  const auto run = [&](auto tag) {
+    using T = decltype(tag);
+    const auto features = static_cast<int64_t>(rows.shape(1) / sizeof(T));
+    RunHere(HashInitial(values, batch, features, reinterpret_cast<T*>(rows.data())));
+  };
+  if (type == "float32") return run(float{});
+  if (type == "float64") return run(double{});
+  if (type == "bfloat16") return run(bfloat16{});
+  if (type == "float16") return run(float16{});
+  throw std::invalid_argument("rows of " + type);
+}
+
+}  // namespace
+
+void AddTiers(nb::module_& m) {
+  nb::class_<KeyIndex>(m, "KeyIndex", "See jax_tt._tiers.key_index.KeyIndex.")
+      .def(nb::init<>())
+      .def("__len__", &KeyIndex::size)
+      .def("find_into", &FindInto, nb::arg("keys").noconvert(), nb::arg("numbers").noconvert())
+      .def("set", &Set, nb::arg("keys").noconvert(), nb::arg("numbers").noconvert(), nb::arg("before").noconvert())
+      .def("erase", &Erase, nb::arg("keys").noconvert(), nb::arg("before").noconvert());
+  m.def(
+      "copy_rows",
+      [](const Keys& from, const Keys& to, int64_t bytes) {
+        if (from.size() != to.size()) throw std::invalid_argument("there must be a target for every source");
+        const WithoutLock unlocked(from.size());
+        CopyRows(from.data(), to.data(), static_cast<int64_t>(from.size()), bytes);
+      },
+      nb::arg("sources").noconvert(), nb::arg("targets").noconvert(), nb::arg("size"),
+      "See jax_tt._tiers.addresses.copy_rows.");
+  m.def(
+      "write_rows",
+      [](int file, const Keys& rows, int64_t bytes) {
+        if (bytes <= 0) throw std::invalid_argument("rows must have bytes");
+        const WithoutLock unlocked(rows.size());
+        return WriteRows(file, rows.data(), static_cast<int64_t>(rows.size()), bytes);
+      },
+      nb::arg("file"), nb::arg("rows").noconvert(), nb::arg("size"), "See jax_tt._tiers.map_reader.");
+  m.def(
+      "add_checksums",
+      [](const nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>& rows, const Keys& factors,
+         const Vector<uint64_t>& sums) {
+        const size_t bytes = rows.shape(1);
+        if (factors.size() != (bytes + 3) / 4 || sums.size() != rows.shape(0) || (bytes > 1 && rows.stride(1) != 1))
+          throw std::invalid_argument("the arrays do not fit");
+        const WithoutLock unlocked(sums.size());
+        for (size_t k = 0; k < sums.size(); ++k)
+          sums.data()[k] += Checksum(rows.data() + static_cast<int64_t>(k) * rows.stride(0), bytes, factors.data());
+      },
+      nb::arg("rows").noconvert(), nb::arg("factors").noconvert(), nb::arg("sums").noconvert(),
+      "See jax_tt._tiers.checksum.");
+  m.def("hash_insert_here", &HashInsertHere, "The op hash_tables_insert on numpy arrays, in the calling thread.");
+  m.def("hash_initial_here", &HashInitialHere, "The op hash_tables_initial on numpy arrays, in the calling thread.");
+}
+
+}  // namespace jax_tt

@@ -1,0 +1,15 @@
+// What the backward pass of dense tables shares with their fused update.
+#ifndef JAX_TT_CUDA_DENSE_BACKWARD_H_
+#define JAX_TT_CUDA_DENSE_BACKWARD_H_
+
+#include "ffi/cuda/dense/plan.h"
+
+namespace jax_tt {
+
+// Adds what fills the gradients of weights that are wanted.  It reads the tables, so it comes before any update of
+// them.
+Status AddWeightGradients(const DensePlan& plan, GradientLaunches& launches);
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_DENSE_BACKWARD_H_

@@ -1,0 +1,15 @@
+// Gradients of rows that very many positions of a large batch read.  They are summed before those of all other rows, by
+// many threads.
+#ifndef JAX_TT_CUDA_DENSE_LONG_ROWS_H_
+#define JAX_TT_CUDA_DENSE_LONG_ROWS_H_
+
+#include "ffi/cuda/dense/plan.h"
+
+namespace jax_tt {
+
+// Adds what sums the gradients of all long rows of tables whose ids are sorted together.
+void AddLongRows(const DensePlan& plan, GradientLaunches& launches);
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_DENSE_LONG_ROWS_H_

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,12 @@ from jax_tt._ids.batch import Batch
 from jax_tt._native.call import Named, native_call, numbered, types_of
 from jax_tt._native.operands import make_operands, sentinel_operand
 from jax_tt._native.partition import Arrays, over_blocks
-from jax_tt._native.tt import batch_attributes, blocked_sizes
+from jax_tt._native.tt import TrainTable, batch_attributes, blocked_sizes
 from jax_tt._table.options import Lookup
-
-if TYPE_CHECKING:
-    from jax_tt._kinds.tensor_train.table import TTTable
 
 
 def cache_forward(
-    table: TTTable,
+    table: TrainTable,
     cores: Arrays,
     rows: jax.Array,
     misses: Batch,
@@ -45,7 +42,7 @@ def cache_forward(
         is wanted.
     """
     operands = make_operands(table, cores[0].dtype, misses)
-    plan_size, saved_size = blocked_sizes("cpu", operands, table)
+    plan_size, saved_size = blocked_sizes("cpu", operands, table.sizes)
     save = bool(lookup.wanted.names)
     of_cores, of_rows = map(sentinel_operand, sentinels)
 

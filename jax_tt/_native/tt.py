@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,10 @@ from jax import lax
 from jax_tt._base import ffi
 from jax_tt._base.precision import tensor_float32
 from jax_tt._ids.batch import Batch
+from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.call import Named, native, native_call, native_tables_call, numbered, types_of
+from jax_tt._native.native import NativeTable, zeros_like
 from jax_tt._native.operands import (
     Operands,
     lookup_attributes,
@@ -31,12 +34,11 @@ from jax_tt._native.partition import Arrays, is_resharded, over_blocks
 from jax_tt._native.table_call import Calls, TableCall, Types
 from jax_tt._table import reference
 from jax_tt._table.options import Lookup
+from jax_tt._table.types import Params
+from jax_tt._tt.cores import TrainSizes
 
 if TYPE_CHECKING:
-    from jax_tt._kinds.tensor_train.table import TTTable
     from jax_tt._table.wide import Wide
-
-Cores = tuple[jax.Array, ...]
 
 # Ids per unit of the plan size of a symbolic batch; `ChunkRows` in ffi/core/plan.cc gives no chunk fewer rows.
 _STRIDE = 64
@@ -55,12 +57,12 @@ def _plan_sizes(platform: str, *sizes: Any) -> tuple[int, int]:
 
 
 @functools.cache
-def _workspace(platform: str, op: str, table: TTTable, count: Any, **asked: bool) -> int | None:
+def _workspace(platform: str, op: str, sizes: TrainSizes, count: Any, **asked: bool) -> int | None:
     """Bytes of working memory for a call with ``count`` ids; ``asked`` are the options of the op that need memory."""
     if platform == "cpu":
         return None
     return native(platform).workspace_size(
-        op, table.row_factors, table.col_factors, table.ranks, count, **asked
+        op, sizes.row_factors, sizes.col_factors, sizes.ranks, count, **asked
     )
 
 
@@ -70,14 +72,14 @@ def _workspace_of_all(platform: str, own: Sequence[int | None]) -> int | None:
 
 
 def batch_attributes(
-    platform: str, table: TTTable, batch: Batch, lookup: Lookup, axes: Any
+    platform: str, table: TrainTable, batch: Batch, lookup: Lookup, axes: Any
 ) -> dict[str, Any]:
     # A shard must choose the contraction that the sizes of the whole batch assume. 0 means the number of ids in the
     # call.
     positions = math.prod(batch.ids.shape[:2])
     hint = np.int64(positions if isinstance(positions, int) else 0)
     return (
-        table.native_attributes
+        table.sizes.attributes
         | lookup_attributes(platform, table, batch, lookup, axes)
         | {
             "hint": hint,
@@ -87,9 +89,9 @@ def batch_attributes(
     )
 
 
-def blocked_sizes(platform: str, operands: Operands, table: TTTable) -> tuple[int, int]:
+def blocked_sizes(platform: str, operands: Operands, train: TrainSizes) -> tuple[int, int]:
     """Per block: elements of the plan and of the saved products."""
-    sizes = table.row_factors, table.col_factors, table.ranks, table.num_embeddings
+    sizes = train.row_factors, train.col_factors, train.ranks, train.num_embeddings
     per_block = operands.positions // operands.blocks
     if not isinstance(per_block, int):
         # Plans grow at most linearly with the number of ids, so the sum over the strides is sufficient.
@@ -101,22 +103,22 @@ def blocked_sizes(platform: str, operands: Operands, table: TTTable) -> tuple[in
 
 
 def _plan(
-    platform: str, table: TTTable, size: int, args: Named, attributes: dict[str, Any]
+    platform: str, table: TrainTable, size: int, args: Named, attributes: dict[str, Any]
 ) -> jax.Array:
     """Plan of one shard, ``[blocks, size]``."""
     ids = args["ids"]
     operands = {name: args[name] for name in ("ids", "offsets", "sentinel")}
     results = {"plan": jax.ShapeDtypeStruct((ids.shape[0], size), jnp.int32)}
-    workspace = _workspace(platform, "plan", table, math.prod(ids.shape[:2]))
+    workspace = _workspace(platform, "plan", table.sizes, math.prod(ids.shape[:2]))
     return native_call(platform, "plan", operands, results, workspace, attributes)["plan"]
 
 
-def tt_plan(
-    platform: str, table: TTTable, cores: Cores, batch: Batch, out: jax.Array, lookup: Lookup
+def _planned(
+    platform: str, table: TrainTable, cores: Params, batch: Batch, out: jax.Array, lookup: Lookup
 ) -> Arrays:
     """Residuals for a backward pass without a native forward pass: no saved products, and the result ``out``."""
     operands = make_operands(table, cores[0].dtype, batch)
-    size, _ = blocked_sizes(platform, operands, table)
+    size, _ = blocked_sizes(platform, operands, table.sizes)
 
     def local(args: Named, axes: Any) -> Named:
         attributes = batch_attributes(platform, table, batch, lookup, axes)
@@ -143,9 +145,9 @@ class TTCall(TableCall):
     def attributes_of_many(self, axes: Any) -> dict[str, Any]:
         # The op reads the factors and ranks off the cores.
         own = self.attributes(axes).items()
-        others = {name: value for name, value in own if name not in self.table.native_attributes}
+        others = {name: value for name, value in own if name not in self.table.sizes.attributes}
         return others | {
-            "cores": np.int64(self.table.d),
+            "cores": np.int64(self.table.sizes.d),
             "num_embeddings": np.int64(self.table.num_embeddings),
         }
 
@@ -156,7 +158,7 @@ class TTCall(TableCall):
     def own_workspace(self, args: Named) -> int | None:
         """Bytes of working memory for this table alone."""
         count = math.prod(args["ids"].shape[:2])
-        return _workspace(self.platform, self.op, self.table, count, **self.asked())
+        return _workspace(self.platform, self.op, self.table.sizes, count, **self.asked())
 
     @classmethod
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
@@ -172,7 +174,7 @@ class Forward(TTCall):
     def results(self, args: Named) -> Types:
         ids, plan, saved = args["ids"], 0, 0
         if self.lookup.wanted.names:
-            plan, saved = blocked_sizes(self.platform, self.operands, self.table)
+            plan, saved = blocked_sizes(self.platform, self.operands, self.table.sizes)
         return {
             "out": self.operands.sums_type(ids, self.table.features),
             "plan": jax.ShapeDtypeStruct((ids.shape[0], plan), jnp.int32),
@@ -183,7 +185,7 @@ class Forward(TTCall):
         """On one table, the plan is an op of its own."""
         platform, table = self.platform, self.table
         attributes = batch_attributes(platform, table, self.batch, self.lookup, axes)
-        size, _ = blocked_sizes(platform, self.operands, table)
+        size, _ = blocked_sizes(platform, self.operands, table.sizes)
         plan = _plan(platform, table, size, args, attributes)
         results = self.results(args)
         found = native_call(
@@ -193,7 +195,7 @@ class Forward(TTCall):
             | {"plan": plan}
             | {name: args[name] for name in self.params},
             {name: results[name] for name in ("out", "saved")},
-            _workspace(platform, "forward", table, math.prod(args["ids"].shape[:2])),
+            _workspace(platform, "forward", table.sizes, math.prod(args["ids"].shape[:2])),
             attributes,
         )
         return {**found, "plan": plan}
@@ -202,7 +204,9 @@ class Forward(TTCall):
         """The op on many tables makes the plans, too."""
         count = math.prod(args["ids"].shape[:2])
         own_plan = not self.lookup.wanted.names
-        return _workspace(self.platform, "plan_and_forward", self.table, count, own_plan=own_plan)
+        return _workspace(
+            self.platform, "plan_and_forward", self.table.sizes, count, own_plan=own_plan
+        )
 
     def finished(self, found: Named) -> tuple[jax.Array, Arrays]:
         out, operands = found["out"], self.operands
@@ -230,7 +234,7 @@ class GradientCall(TTCall):
 
     def backward_types(self, args: Named) -> Types:
         return {
-            "touched": jax.ShapeDtypeStruct((sum(self.table.row_factors),), jnp.int32),
+            "touched": jax.ShapeDtypeStruct((sum(self.table.sizes.row_factors),), jnp.int32),
             "dweights": self.weights_type(args),
             **self.gradient_types(),
         }
@@ -333,7 +337,7 @@ class Update(GradientCall):
             ({**shared, "scale": scale}, operands),
             (applied, changed),
             _workspace_of_all(
-                platform, [_workspace(platform, "apply", call.table, 0) for call in calls]
+                platform, [_workspace(platform, "apply", call.table.sizes, 0) for call in calls]
             ),
             [
                 call.attributes_of_many(own_axes)
@@ -380,4 +384,32 @@ def _gradients_of_shards(
     return summed, dweights
 
 
-TT = Calls(Forward, Backward, Update)
+class TrainTable(NativeTable):
+    """A table whose parameters are the cores of a tensor train."""
+
+    calls: ClassVar[Calls] = Calls(Forward, Backward, Update)
+
+    @property
+    @abc.abstractmethod
+    def sizes(self) -> TrainSizes:
+        """The sizes of the cores."""
+
+    def plan(self, params: Params, batch: Batch, out: jax.Array, lookup: Lookup) -> Params:
+        """Residuals for a backward pass without a forward pass over the whole batch.
+
+        ``out`` is the result that was computed in another way; it only orders the update after it.
+        """
+        if lookup.method == "reference":
+            return ()
+        axes = varying_axes(params, batch)
+        params, batch, out = vary_over((params, batch, out), axes)
+
+        def native(platform: str, params: Params, batch: Batch, out: jax.Array) -> Any:
+            return vary_over(_planned(platform, self, params, batch, out, lookup), axes)
+
+        def reference(params: Params, batch: Batch, out: jax.Array) -> Any:
+            platform = backend.native_platforms()[0]
+            saved = jax.eval_shape(lambda *args: native(platform, *args), params, batch, out)
+            return vary_over(zeros_like(saved), axes)
+
+        return backend.run(lookup.method, native, reference, params, batch, out)

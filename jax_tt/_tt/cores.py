@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_tt._base.arguments import as_array, as_int
 from jax_tt._base.storage import MAX_COLUMNS, check_storage, refuse_tables, table_label
@@ -36,6 +37,16 @@ class TrainSizes:
     @functools.cached_property
     def features(self) -> int:
         return math.prod(self.col_factors)
+
+    @functools.cached_property
+    def attributes(self) -> dict[str, Any]:
+        """The sizes as attributes of native operations."""
+        return {
+            "row_factors": np.asarray(self.row_factors, np.int64),
+            "col_factors": np.asarray(self.col_factors, np.int64),
+            "ranks": np.asarray(self.ranks, np.int64),
+            "num_embeddings": np.int64(self.num_embeddings),
+        }
 
     @property
     def shape(self) -> TTShape:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
 from jax_tt._jax.rounding import round_to
-from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._lookup.rule import resolved
+from jax_tt._native.tt import TrainTable
 from jax_tt._sets.metric import Metric, table_metric
 from jax_tt._sets.row_cache import WriteBack
 from jax_tt._table.options import Lookup, Wanted
@@ -25,7 +25,7 @@ _CONVERGED = 1e-6  # squared gradient relative to the initial one
 
 
 def write_back(
-    table: TTTable,
+    table: TrainTable,
     cores: Cores,
     ids: jax.Array,
     rows: jax.Array,
@@ -80,7 +80,7 @@ def single_rows(ids: jax.Array) -> Batch:
 class _Problem:
     """The least-squares problem of one chunk of rows: its residual and products with its Jacobian."""
 
-    def __init__(self, table: TTTable, ids: jax.Array, rows: jax.Array, method: str) -> None:
+    def __init__(self, table: TrainTable, ids: jax.Array, rows: jax.Array, method: str) -> None:
         self.table = table
         self.batch = single_rows(ids)
         self.rows = jnp.where((ids >= 0)[:, None], rows, 0)

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import check_param_dtype
-from jax_tt._ids.batch import Batch
-from jax_tt._jax import backend
 from jax_tt._jax.gather import gathered
-from jax_tt._jax.vma import vary_over, varying_axes
-from jax_tt._native.native import NativeTable, zeros_like
-from jax_tt._native.table_call import Calls
-from jax_tt._native.tt import TT, tt_plan
-from jax_tt._table.options import Lookup, Update, check_update
+from jax_tt._native.tt import TrainTable
+from jax_tt._table.options import Update, check_update
 from jax_tt._table.types import Params, State
-from jax_tt._tt.cores import checked_cores
+from jax_tt._tt.cores import TrainSizes, checked_cores
 from jax_tt._tt.initial_cores import CoreInit, GivenCores, fresh_init, init_cores
 from jax_tt._tt.shape import TTShape
 
 
 @dataclasses.dataclass(frozen=True)
-class TTTable(NativeTable):
+class TTTable(TrainTable):
     """A tensor-train table, parameters ``core_k[p_k, r_k, q_k, r_{k+1}]``.
 
     ``ranks`` has ``d + 1`` entries, of which the first and last are 1.
@@ -50,7 +43,6 @@ class TTTable(NativeTable):
     name: str | None = None
     core_init: CoreInit | GivenCores = "approx-normal"
     cacheable: ClassVar[bool] = True
-    calls: ClassVar[Calls] = TT
 
     def __post_init__(self) -> None:
         check_param_dtype(self.param_dtype)
@@ -93,14 +85,9 @@ class TTTable(NativeTable):
         return len(self.row_factors)
 
     @functools.cached_property
-    def native_attributes(self) -> dict[str, Any]:
-        """Its sizes as attributes of the native ops."""
-        return {
-            "row_factors": np.asarray(self.row_factors, np.int64),
-            "col_factors": np.asarray(self.col_factors, np.int64),
-            "ranks": np.asarray(self.ranks, np.int64),
-            "num_embeddings": np.int64(self.num_embeddings),
-        }
+    def sizes(self) -> TrainSizes:  # pyright: ignore[reportIncompatibleMethodOverride]
+        factors = self.row_factors, self.col_factors, self.ranks
+        return TrainSizes(self.num_embeddings, *factors, self.param_dtype)
 
     @functools.cached_property
     def radices(self) -> tuple[int, ...]:
@@ -108,7 +95,7 @@ class TTTable(NativeTable):
 
     @functools.cached_property
     def features(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return math.prod(self.col_factors)
+        return self.sizes.features
 
     @functools.cached_property
     def param_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -135,10 +122,7 @@ class TTTable(NativeTable):
     @property
     def shape(self) -> TTShape:
         """The `TTShape` of these sizes."""
-        inner = self.ranks[1:-1]
-        return TTShape(
-            self.num_embeddings, self.features, inner, self.row_factors, self.col_factors
-        )
+        return self.sizes.shape
 
     def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
         slices = [gathered(core, digit) for core, digit in zip(params, digits, strict=True)]
@@ -176,23 +160,3 @@ class TTTable(NativeTable):
             rows *= p
             value = value.reshape(batch, rows, t, columns)
         return value[:, : self.num_embeddings, 0, 0]
-
-    def plan(self, params: Params, batch: Batch, out: jax.Array, lookup: Lookup) -> Params:
-        """Residuals for a backward pass without a forward pass over the whole batch.
-
-        ``out`` is the result that was computed in another way; it only orders the update after it.
-        """
-        if lookup.method == "reference":
-            return ()
-        axes = varying_axes(params, batch)
-        params, batch, out = vary_over((params, batch, out), axes)
-
-        def native(platform: str, params: Params, batch: Batch, out: jax.Array) -> Any:
-            return vary_over(tt_plan(platform, self, params, batch, out, lookup), axes)
-
-        def reference(params: Params, batch: Batch, out: jax.Array) -> Any:
-            platform = backend.native_platforms()[0]
-            saved = jax.eval_shape(lambda *args: native(platform, *args), params, batch, out)
-            return vary_over(zeros_like(saved), axes)
-
-        return backend.run(lookup.method, native, reference, params, batch, out)

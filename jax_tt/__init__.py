@@ -48,10 +48,10 @@ from jax_tt._formats.mapped import save_arrays as save_arrays
 from jax_tt._formats.stored import FileError as FileError
 from jax_tt._ids.bags import Bags as Bags
 from jax_tt._ids.hash_ids import hash_ids as hash_ids
+from jax_tt._ids.id_space import IdSpace as IdSpace
 from jax_tt._ids.keyed_bags import KeyedBags as KeyedBags
 from jax_tt._ids.keys import split_keys as split_keys
 from jax_tt._ids.keys import whole_keys as whole_keys
-from jax_tt._ids.placement import Placement as Placement
 from jax_tt._ids.split_ids import SplitIds as SplitIds
 from jax_tt._kinds.cached.statistics import cache_statistics as cache_statistics
 from jax_tt._kinds.cached.table import RowCachedTable as RowCachedTable
@@ -64,6 +64,7 @@ from jax_tt._kinds.hashed.table import HashTable as HashTable
 from jax_tt._kinds.ordered.table import OrderedTable as OrderedTable
 from jax_tt._kinds.quantized.table import QuantizedTable as QuantizedTable
 from jax_tt._kinds.sharded.options import Exchange as Exchange
+from jax_tt._kinds.sharded.placement import Placement as Placement
 from jax_tt._kinds.sharded.table import ShardedTable as ShardedTable
 from jax_tt._kinds.tensor_train.table import TTTable as TTTable
 from jax_tt._lookup.calls import lookup_rows as lookup_rows
@@ -133,6 +134,7 @@ from jax_tt._sets.row_cache import WriteBack as WriteBack
 from jax_tt._table.options import Lookup as Lookup
 from jax_tt._table.options import StepInputs as StepInputs
 from jax_tt._table.options import Update as Update
+from jax_tt._table.reference import ReferenceTable as ReferenceTable
 from jax_tt._table.table import Table as Table
 from jax_tt._tiers.disk import StoreError as StoreError
 from jax_tt._tiers.table import Tier as Tier

@@ -246,7 +246,7 @@ def _run(mode: str, mesh: Mesh, divided: bool, share: slice) -> dict[str, Any]:
 
 def _final(name: str, table: Any, arrays: Any) -> dict[str, Any]:
     results, rows = {}, slice(None)
-    if table.takes_keys:
+    if table.ids.takes_keys:
         assert table.num_embeddings == 2048
         entries = jax_tt.table_keys(table, arrays)
         entries = entries[np.argsort(entries["key"])]

@@ -120,7 +120,8 @@ WITHOUT_EXAMPLE = {
     "jax_tt.FusedTable",
     "jax_tt.SplitIds",
     "jax_tt.TTCost",
-    "jax_tt.Table",  # tests/test_toy_kind.py is its example
+    "jax_tt.ReferenceTable",  # tests/test_toy_kind.py is its example
+    "jax_tt.Table",
     "jax_tt.optimizers.Optimizer",
     "jax_tt.optimizers.Slot",
 }

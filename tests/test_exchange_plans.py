@@ -8,8 +8,8 @@ from jax.sharding import AxisType
 
 import jax_tt
 from jax_tt import Exchange, Lookup, Placement, ShardedTable
+from jax_tt._ids.inputs import bag_batch
 from jax_tt._table.groups import Call, Use
-from jax_tt._table.inputs import bag_batch
 
 ROWS, BAGS, LENGTH = 4000, 32, 40
 
@@ -31,7 +31,7 @@ def _fits(table, ids):
 
     @jax.jit
     def forward(state, ids):
-        batch, _ = bag_batch(table, ids, jnp.float32)
+        batch, _ = bag_batch(table.ids, ids, jnp.float32)
         lookup = Lookup(bounds="zero")
         call = Call(Use(table, lookup), state, batch, ())
         (sums,), residuals = table.group(lookup).forward([call], None)

@@ -89,7 +89,7 @@ def equal(got: Any, want: Any) -> None:
 
 
 def ids_of(table: Any) -> Any:
-    return KEYS if table.takes_keys else IDS
+    return KEYS if table.ids.takes_keys else IDS
 
 
 @functools.partial(jax.jit, static_argnums=0)

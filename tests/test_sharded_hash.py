@@ -124,7 +124,7 @@ def test_steps_equal_those_on_one_device(shape, alone):
             name: dataclasses.replace(
                 table, table=dataclasses.replace(table.table, num_embeddings=768)
             )
-            if table.takes_keys
+            if table.ids.takes_keys
             else table
             for name, table in tables.items()
         }

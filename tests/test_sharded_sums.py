@@ -12,11 +12,11 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Exchange, Lookup, Placement, ShardedTable, optimizers
+from jax_tt._ids.inputs import bag_batch
 from jax_tt._kinds.sharded.route import Route
 from jax_tt._kinds.sharded.spread import bag_places
 from jax_tt._kinds.sharded.travels import bytes_of_rows, bytes_of_sums, message_of, sums_travel
 from jax_tt._table.groups import Call, Use
-from jax_tt._table.inputs import bag_batch
 from jax_tt._table.options import Wanted
 
 ROWS, WIDTH, BAGS, LENGTH = 200, 8, 8, 24
@@ -234,7 +234,7 @@ def test_places_of_bags_are_those_counted_one_by_one(method, size):
 
 def _call(table, bags, names=("embedding",)):
     shapes = {name: jax.ShapeDtypeStruct((1, 1), jnp.float32) for name in names}
-    batch, _ = bag_batch(table, bags, jnp.float32)
+    batch, _ = bag_batch(table.ids, bags, jnp.float32)
     return Call(Use(table, Lookup(bounds="zero")), shapes, batch, ())
 
 

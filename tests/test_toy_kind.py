@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.kind_case import KindCase
 
 
 @dataclasses.dataclass(frozen=True)
-class QuotientRemainder(jax_tt.Table):
+class QuotientRemainder(jax_tt.ReferenceTable):
     """A row is the product of one row for the quotient of its id and one for the remainder."""
 
     num_embeddings: int
@@ -23,13 +24,14 @@ class QuotientRemainder(jax_tt.Table):
     update: jax_tt.Update | None = None
     name: str | None = None
 
-    @property
-    def radices(self) -> tuple[int, ...]:
-        return -(-self.num_embeddings // self.buckets), self.buckets
+    @functools.cached_property
+    def ids(self) -> jax_tt.IdSpace:
+        radices = -(-self.num_embeddings // self.buckets), self.buckets
+        return jax_tt.IdSpace(self.num_embeddings, radices, name=self.name)
 
     @property
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
-        quotients, remainders = self.radices
+        quotients, remainders = self.ids.radices
         return {"quotients": (quotients, self.features), "remainders": (remainders, self.features)}
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def cached(table: Any, gradients: str) -> Any:
 def sharded(table: Any) -> Any:
     mesh = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))
     place = jax_tt.Placement
-    placement = place.hashed() if table.takes_keys else place.round_robin(page_size=3)
+    placement = place.hashed() if table.ids.takes_keys else place.round_robin(page_size=3)
     return jax_tt.ShardedTable(table, mesh, "model", placement)
 
 
@@ -137,7 +137,7 @@ def test_frozen(name: str) -> None:
     expected = jax.eval_shape(frozen.init, jax.random.key(0))
     assert shapes(arrays) == shapes(expected)
     lookup = jax_tt.Lookup(train=False)
-    ids = jax_tt.split_keys(np.array([3, 2**40])) if table.takes_keys else jnp.array([3, 7])
+    ids = jax_tt.split_keys(np.array([3, 2**40])) if table.ids.takes_keys else jnp.array([3, 7])
 
     @jax.jit
     def both(state: Any, arrays: Any) -> tuple[jax.Array, jax.Array]:

@@ -124,7 +124,7 @@ def _bags(ids: Any) -> jax_tt.Bags:
 
 def _training(collection: jax_tt.Collection, state: Any, batches: list[Any], g: np.ndarray) -> Call:
     """Steps of a collection; where it has hash tables, with an insertion and the slots that it finds."""
-    hashed = any(table.takes_keys for table in collection.tables.values())
+    hashed = any(table.ids.takes_keys for table in collection.tables.values())
 
     @partial(jax.jit, donate_argnums=0)
     def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:

@@ -164,7 +164,7 @@ def _sizes(collection: Collection, name: str) -> np.ndarray[Any, Any]:
     table = collection.tables[name]
     rows = table.num_embeddings
     sizes = [rows >> 32, rows & 0xFFFFFFFF, table.features]
-    if table.takes_keys:
+    if table.ids.takes_keys:
         whole = unsharded_hash_table(table)
         devices = table.layout.devices if isinstance(table, ShardedTable) else 1
         sizes += [devices, whole.ways, whole.waiting_sets]

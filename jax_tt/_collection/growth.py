@@ -36,7 +36,7 @@ def grow_collection_if_full(
     >>> collection.tables["item"].num_embeddings, state["item"]["embedding"].shape
     (128, (128, 8))
     """
-    hashed: dict[str, Any] = {n: t for n, t in collection.tables.items() if t.takes_keys}
+    hashed: dict[str, Any] = {n: t for n, t in collection.tables.items() if t.ids.takes_keys}
     check_states("state", state, hashed)
     after = {name: dict(own) for name, own in state.items()}
     tables = dict(collection.tables)

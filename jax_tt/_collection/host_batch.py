@@ -87,7 +87,7 @@ def host_batch(
     given = read(table, ids, pooled)
     if not pooled and (given.offsets is not None or given.padding is not None):
         raise ValueError(
-            f"{table.label}ids: got bags for pooled=False; expected integers of any shape, one row for each."
+            f"{table.ids.label}ids: got bags for pooled=False; expected integers of any shape, one row for each."
         )
     _check(table, given, pooled, capacity)
     value = _assembled(table, given, Bounds(bounds, table.name), capacity)
@@ -112,7 +112,7 @@ def host_features(
     """
     for own in bounds.values():
         one_of("bounds", own.mode, BOUNDS)
-    if isinstance(batch, KeyedBags) and any(table.takes_keys for table in tables.values()):
+    if isinstance(batch, KeyedBags) and any(table.ids.takes_keys for table in tables.values()):
         refuse_cut_keys("batch.ids", batch.ids)
     batch = _on_host(batch)
     values = values_of(features, batch)
@@ -143,7 +143,7 @@ def _assembled(table: Table, given: Given, bounds: Bounds, capacity: Any) -> Any
     """What a lookup takes of one feature, on the host."""
     ids, (_, offsets, weights, padding, _) = table_ids(table, given, bounds), given
     if offsets is not None:
-        size = _capacity(f"{table.label}capacity", given, capacity)
+        size = _capacity(f"{table.ids.label}capacity", given, capacity)
         return Bags(_padded(ids, size), offsets, _padded(weights, size))
     if weights is None and padding is None:
         return ids
@@ -214,13 +214,13 @@ def _check(table: Table, given: Given, pooled: bool, capacity: Any) -> None:
     """Raises for weights of rows that are not pooled, and for a capacity of rectangles."""
     if capacity is not None and given.offsets is None:
         raise ValueError(
-            f"{table.label}capacity: got {capacity!r} for ids of shape {tuple(given.ids.shape)}; only ragged bags have "
-            "one."
+            f"{table.ids.label}capacity: got {capacity!r} for ids of shape {tuple(given.ids.shape)}; only ragged bags "
+            "have one."
         )
     if given.weights is not None and not pooled:
         raise ValueError(
-            f"{table.label}weights: got weights for rows that are not combined; multiply the rows by them, or give the "
-            "feature a combiner."
+            f"{table.ids.label}weights: got weights for rows that are not combined; multiply the rows by them, or give "
+            "the feature a combiner."
         )
 
 

@@ -59,10 +59,12 @@ def read(table: Table, value: Any, pooled: bool) -> Given:
     elif isinstance(value, SplitIds):
         given = Given(_split(table, value))
     elif pooled and (rows := _rows(table, value)) is not None:
-        ids, lengths = _joined(f"{table.label}ids", rows, lambda name, row: _ids(table, name, row))
+        ids, lengths = _joined(
+            f"{table.ids.label}ids", rows, lambda name, row: _ids(table, name, row)
+        )
         given = Given(ids, _offsets(table, ids, lengths=lengths)[0])
     else:
-        given = Given(_ids(table, f"{table.label}ids", value))
+        given = Given(_ids(table, f"{table.ids.label}ids", value))
     if not pooled or given.offsets is not None:
         return given
     if given.ids.ndim == 1:  # one id per bag
@@ -74,13 +76,13 @@ def read(table: Table, value: Any, pooled: bool) -> Given:
         )
     if given.ids.ndim != 2:
         raise ValueError(
-            f"{table.label}ids: got shape {given.ids.shape}; expected [B, L], or [B] with one id per bag."
+            f"{table.ids.label}ids: got shape {given.ids.shape}; expected [B, L], or [B] with one id per bag."
         )
     return given
 
 
 def _of_bags(table: Table, bags: Bags) -> Given:
-    label = table.label
+    label = table.ids.label
     split = isinstance(bags.ids, SplitIds)
     ids: Any = _split(table, bags.ids) if split else _ids(table, f"{label}bags.ids", bags.ids)
     if bags.offsets is None:
@@ -107,7 +109,7 @@ def _of_bags(table: Table, bags: Bags) -> Given:
 
 
 def _of_entries(table: Table, entries: Mapping[str, Any], pooled: bool) -> Given:
-    label = table.label
+    label = table.ids.label
     unknown = [name for name in entries if name not in _ENTRIES]
     if unknown or "ids" not in entries:
         got = f"the entry {unknown[0]!r}" if unknown else "a dict without 'ids'"
@@ -192,7 +194,8 @@ def _rows(table: Table, value: Any) -> list[Any] | None:
     if not all(are):
         at = are.index(False)
         raise TypeError(
-            f"{table.label}ids[{at}]: got {value[at]!r} among lists; expected the list of one bag, [] if it is empty."
+            f"{table.ids.label}ids[{at}]: got {value[at]!r} among lists; expected the list of one bag, [] if it is "
+            "empty."
         )
     return list(value)
 
@@ -229,7 +232,7 @@ def _ids(table: Table, name: str, value: Any) -> np.ndarray:
     if isinstance(value, str | bytes | dict) or value is None:
         raise TypeError(f"{name}: got {value!r:.80}; expected {_FORMS}.")
     if _are_strings(value):
-        if not table.takes_keys:
+        if not table.ids.takes_keys:
             raise TypeError(
                 f"{name}: got strings for a table of {table.num_embeddings} rows, whose ids are row numbers; number "
                 "them, or use a jax_tt.hash_table, whose keys are their hashes."
@@ -238,7 +241,7 @@ def _ids(table: Table, name: str, value: Any) -> np.ndarray:
             value = value.astype(object)
         return _labelled(f"{name}: ", hash_ids, value)
     array = id_array(value, name)
-    if table.takes_keys:
+    if table.ids.takes_keys:
         refuse_cut_keys(name, array)
         refuse_cut_keys(name, _first(value))
     host = _on_host(name, array)
@@ -268,7 +271,7 @@ def _first(value: Any) -> Any:
 
 
 def _split(table: Table, ids: SplitIds) -> SplitIds:
-    name = f"{table.label}ids"
+    name = f"{table.ids.label}ids"
     return SplitIds(_on_host(name, as_ids(ids, name).digits))
 
 
@@ -287,7 +290,7 @@ def _on_host(name: str, array: Any) -> np.ndarray:
 def _length(table: Table, ids: Any) -> int:
     if ids.ndim != 1:
         raise ValueError(
-            f"{table.label}ids: got shape {ids.shape} beside lengths or offsets; expected [n]."
+            f"{table.ids.label}ids: got shape {ids.shape} beside lengths or offsets; expected [n]."
         )
     return ids.shape[0]
 
@@ -303,10 +306,10 @@ def _offsets(
 ) -> tuple[np.ndarray, Any]:
     """The offsets and the weights of ragged bags, checked as `Bags` checks them."""
     if isinstance(weights, jax.Array):
-        weights = _on_host(f"{table.label}weights", weights)
+        weights = _on_host(f"{table.ids.label}weights", weights)
     places = np.zeros(ids.shape[0], np.int32)
     make, given = (Bags.from_offsets, offsets) if lengths is None else (Bags.from_lengths, lengths)
-    bags = _labelled(table.label, make, places, given, weights, capacity=capacity)
+    bags = _labelled(table.ids.label, make, places, given, weights, capacity=capacity)
     if weights is not None:
         end = None if capacity is None else int(bags.offsets[-1])
         _refuse_nonfinite(table, bags.weights[:end])
@@ -318,8 +321,8 @@ def _weights(table: Table, ids: Any, weights: Any) -> Any:
     if weights is None:
         return None
     if isinstance(weights, jax.Array):
-        weights = _on_host(f"{table.label}weights", weights)
-    host = _labelled(table.label, as_weights, weights, ids)
+        weights = _on_host(f"{table.ids.label}weights", weights)
+    host = _labelled(table.ids.label, as_weights, weights, ids)
     _refuse_nonfinite(table, host)
     return host
 
@@ -329,7 +332,7 @@ def _refuse_nonfinite(table: Table, weights: np.ndarray) -> None:
     if bad.any():
         at = int(np.flatnonzero(bad.reshape(-1))[0])
         raise ValueError(
-            f"{table.label}weights: got {weights.reshape(-1)[at]} at position {at}; expected finite numbers."
+            f"{table.ids.label}weights: got {weights.reshape(-1)[at]} at position {at}; expected finite numbers."
         )
 
 

@@ -47,11 +47,11 @@ def table_ids(table: Table, given: Given, bounds: Bounds) -> Any:
         ValueError: ids out of range with ``bounds="error"``; ids that no type without ``jax_enable_x64`` holds.
     """
     ids, padding = given.ids, given.padding
-    if table.takes_keys:
+    if table.ids.takes_keys:
         return _keys(table, ids, padding)
     if isinstance(ids, SplitIds):
-        table.check_split_ids(f"{table.label}ids", ids.digits.shape[-1])
-        digits = ids.digits.reshape(-1, len(table.radices))
+        table.ids.check_split(f"{table.ids.label}ids", ids.digits.shape[-1])
+        digits = ids.digits.reshape(-1, len(table.ids.radices))
         outside = _digits_outside(table, ids.digits, padding)
         _treat(table, outside, bounds, lambda at: digits_in_words(table, digits[at]))
         return ids
@@ -59,7 +59,7 @@ def table_ids(table: Table, given: Given, bounds: Bounds) -> Any:
     _treat(table, outside, bounds, lambda at: f"id {ids.reshape(-1)[at]}")
     if table.num_embeddings < HIGHEST_BIT:
         return _marked(narrow(ids), padding, np.int32(-2))
-    if len(table.radices) > 1:
+    if len(table.ids.radices) > 1:
         return _digits(table, ids, padding)
     if x64_enabled():
         return _marked(np.minimum(ids, _last(ids.dtype)).astype(np.int64), padding, np.int64(-2))
@@ -82,10 +82,10 @@ def _outside(ids: np.ndarray, rows: int, padding: np.ndarray | None) -> np.ndarr
 def _digits_outside(
     table: Table, digits: np.ndarray, padding: np.ndarray | None
 ) -> np.ndarray | None:
-    factors = np.asarray(table.radices)
+    factors = np.asarray(table.ids.radices)
     inside = ((digits >= 0) & (digits < factors)).all(axis=-1)
     row = np.zeros(inside.shape, np.int64)
-    for k, factor in enumerate(table.radices):
+    for k, factor in enumerate(table.ids.radices):
         row = row * factor + np.where(inside, digits[..., k], 0)
     outside = ~inside | (row >= table.num_embeddings)
     if padding is not None:
@@ -107,8 +107,8 @@ def _treat(
         return
     more = f" ({len(found)} ids of the batch are out of range)" if len(found) > 1 else ""
     raise ValueError(
-        f"{table.label}ids: got {words(position)} at position {position}{more}; expected 0 to {rows - 1}. To train on "
-        "without such ids, and count them, use bounds='warn'."
+        f"{table.ids.label}ids: got {words(position)} at position {position}{more}; expected 0 to {rows - 1}. To train "
+        "on without such ids, and count them, use bounds='warn'."
     )
 
 
@@ -123,22 +123,22 @@ def _keys(table: Table, ids: Any, padding: np.ndarray | None) -> SplitIds:
     words = ids.digits if isinstance(ids, SplitIds) else split_keys(ids).digits
     if words.shape[-1] != 2:
         raise ValueError(
-            f"{table.label}ids: got SplitIds of {words.shape[-1]} digits; expected those of jax_tt.split_keys."
+            f"{table.ids.label}ids: got SplitIds of {words.shape[-1]} digits; expected those of jax_tt.split_keys."
         )
     if padding is None:
         return SplitIds(words)
     stray = (words == -1).all(axis=-1) & ~padding
     if stray.any():
         raise ValueError(
-            f"{table.label}ids: got the key with all bits set, which marks padding in rectangles, at position "
+            f"{table.ids.label}ids: got the key with all bits set, which marks padding in rectangles, at position "
             f"{int(np.flatnonzero(stray.reshape(-1))[0])}; pass lengths instead, {{'ids': ids, 'lengths': lengths}}."
         )
     return SplitIds(np.where(padding[..., None], np.int32(-1), words))
 
 
 def _digits(table: Table, ids: np.ndarray, padding: np.ndarray | None) -> SplitIds:
-    table.check_split_ids(f"{table.label}ids", len(table.radices))
-    digits = split_on_host(ids, table.num_embeddings, table.radices).digits
+    table.ids.check_split(f"{table.ids.label}ids", len(table.ids.radices))
+    digits = split_on_host(ids, table.num_embeddings, table.ids.radices).digits
     if padding is not None:
         # All digits -1 would be padding; the first one tells a negative id.
         digits[..., 1:][(ids < 0) & ~padding] = 0
@@ -161,8 +161,8 @@ def _unsigned(
     wide = ids if padding is None else np.where(padding, 0, ids)
     if unfit or (wide.size and wide.max() >= _MARK32 and outside is None):
         raise ValueError(
-            f"{table.label}ids: got ids that 32 bits do not hold for a table of {table.num_embeddings} rows; turn on "
-            "jax_enable_x64."
+            f"{table.ids.label}ids: got ids that 32 bits do not hold for a table of {table.num_embeddings} rows; turn "
+            "on jax_enable_x64."
         )
     found = (wide if outside is None else np.where(outside, 0, wide)).astype(np.uint32)
     if outside is not None:

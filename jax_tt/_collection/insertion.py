@@ -56,7 +56,9 @@ def insert_collection_keys(
     """
     values, given = values_of(collection.features, batch), dict(scores or {})
     hashed = {
-        name: unsharded_hash_table(t) for name, t in collection.for_batches.items() if t.takes_keys
+        name: unsharded_hash_table(t)
+        for name, t in collection.for_batches.items()
+        if t.ids.takes_keys
     }
     check_states("state", state, hashed)
     known = {f for name in hashed for f in collection.features_of[name]}

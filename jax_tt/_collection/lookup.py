@@ -26,11 +26,11 @@ from jax_tt._collection.values import values_of
 from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh
+from jax_tt._ids.inputs import bag_batch
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limited_columns
 from jax_tt._lookup.rule import pooled_sums, prepared, resolved
-from jax_tt._table.inputs import bag_batch
 from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs, Update
 from jax_tt._table.table import Table
 
@@ -179,7 +179,9 @@ def _found_keys(
     """The batches of hash tables with the slots of their keys, which are searched together."""
     # Devices that hold parts of a table find its keys in the exchange.
     hashed = {
-        name: require_hash_table(t) for name, t in tables.items() if t.takes_keys and not t.divided
+        name: require_hash_table(t)
+        for name, t in tables.items()
+        if t.ids.takes_keys and not t.divided
     }
     found = found_slots(
         [
@@ -207,5 +209,5 @@ def _batch_of(table: Table, storage: Any, requests: Mapping[str, Request], batch
         if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
             # Neighbours in the flat arrays are one batch already.
             whole = batch.between(numbers[0], numbers[-1] + 1)
-            return bag_batch(table, whole, accumulator(storage))[0]
+            return bag_batch(table.ids, whole, accumulator(storage))[0]
     return joined(table, {name: request.summed for name, request in requests.items()})

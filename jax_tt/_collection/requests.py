@@ -14,8 +14,8 @@ from jax_tt._collection.collection import Collection
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import reshape_rows
+from jax_tt._ids.inputs import bag_batch, lookup_batch, one_bag_per_position
 from jax_tt._lookup.combine import batch_to_sum, combine
-from jax_tt._table.inputs import bag_batch, lookup_batch, one_bag_per_position
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 
@@ -75,14 +75,14 @@ def requests_of(
         elif isinstance(value, Bags):
             requests[name] = _sequence_of_bags(table, value, accum)
         else:
-            batch, shape = lookup_batch(table, value)
+            batch, shape = lookup_batch(table.ids, value)
             count = shape[0] if len(shape) == 1 else None
             requests[name] = Request(table, None, batch, batch, shape, count)
     return requests
 
 
 def _bags(table: Table, value: Any, accum: Any, lookup: Lookup) -> Request:
-    batch, count = bag_batch(table, value, accum)
+    batch, count = bag_batch(table.ids, value, accum)
     summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
     return Request(table, lookup, batch, summed, (count,), count)
 
@@ -91,10 +91,10 @@ def _sequence_of_bags(table: Table, bags: Bags, accum: Any) -> Request:
     """One row for every position of `Bags`; padding and positions of no bag read zeros."""
     if bags.weights is not None:
         raise ValueError(
-            f"{table.label}bags.weights: got weights for a sequence (combiner=None), whose rows are not combined; "
+            f"{table.ids.label}bags.weights: got weights for a sequence (combiner=None), whose rows are not combined; "
             "multiply its rows by them, or give the feature a combiner."
         )
-    batch, _ = bag_batch(table, bags, accum)
+    batch, _ = bag_batch(table.ids, bags, accum)
     alone = one_bag_per_position(batch)
     shape = batch.ids.shape[:2] if batch.rectangular else (batch.capacity,)
     return Request(table, None, alone, alone, shape, None)

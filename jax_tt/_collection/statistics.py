@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._base import words
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import over_explicit_axes
+from jax_tt._ids.id_space import IdSpace, digits_in_range
 from jax_tt._jax.examples import axes_to_count, summed_like
 from jax_tt._jax.vma import all_shards
-from jax_tt._table.ids import Sizes, digits_in_range
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 
@@ -61,7 +61,7 @@ def init_totals(tables: Iterable[str]) -> dict[str, jax.Array]:
 def check_countable(tables: Mapping[str, Table]) -> None:
     """Raises for tables whose rows are not known where the batch is."""
     for name, table in tables.items():
-        if table.takes_keys and table.divided:
+        if table.ids.takes_keys and table.divided:
             raise ValueError(
                 f"statistics: got the table {name!r}, a HashTable that is divided over devices, whose owners find the "
                 "keys; expected a collection without such tables. insert_collection_keys and hash_statistics count "
@@ -111,8 +111,7 @@ def count_batches(
     # One array, so that there is one sum over devices.
     joined = jnp.stack([totals[name] for name in counted])
     for table, lookup, given, prepared in counted.values():
-        sizes = Sizes(table.num_embeddings, table.radices)
-        described.append((sizes, lookup.bounds, axes_to_count(joined, given, lookup.axis_name)))
+        described.append((table.ids, lookup.bounds, axes_to_count(joined, given, lookup.axis_name)))
         # Parameters of other devices mark a prepared batch as theirs: it is taken only where it is another.
         batch = prepared if table.buffers else given
         batches.append(dataclasses.replace(batch, weights=None))
@@ -126,19 +125,19 @@ def count_batches(
 
 @partial(jax.jit, static_argnums=0, inline=True)
 def _counted(
-    described: Sequence[tuple[Sizes, str, Any]], totals: jax.Array, batches: Sequence[Batch]
+    described: Sequence[tuple[IdSpace, str, Any]], totals: jax.Array, batches: Sequence[Batch]
 ) -> jax.Array:
     counts = [
-        _counts(sizes, bounds, axes, batch)
-        for (sizes, bounds, axes), batch in zip(described, batches, strict=True)
+        _counts(space, bounds, axes, batch)
+        for (space, bounds, axes), batch in zip(described, batches, strict=True)
     ]
     return words.added(totals, summed_like(totals[..., 0], jnp.stack(counts)))
 
 
-def _counts(sizes: Sizes, bounds: str, axes: Any, batch: Batch) -> jax.Array:
+def _counts(space: IdSpace, bounds: str, axes: Any, batch: Batch) -> jax.Array:
     """The counts of one batch in the order of `TableStatistics`, uint32 ``[4]``."""
     here = present(batch)
-    rows, inside = _rows(sizes, batch)
+    rows, inside = _rows(space, batch)
     reads = here if bounds == "clip" else here & inside
     hits = jnp.zeros_like(here) if batch.slots is None else batch.slots >= 0
     masks = jnp.stack([here, here & ~inside, hits])
@@ -148,19 +147,19 @@ def _counts(sizes: Sizes, bounds: str, axes: Any, batch: Batch) -> jax.Array:
     if axes:
         requests, outside, found = lax.psum((requests, outside, found), axes)
         rows = [all_shards(row, axes) for row in rows]
-    return jnp.stack([requests, _distinct(rows, sizes.num_embeddings), outside, found])
+    return jnp.stack([requests, _distinct(rows, space.num_embeddings), outside, found])
 
 
-def _rows(sizes: Sizes, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
+def _rows(space: IdSpace, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
     """The row of every position, clamped to the table and in as many parts as it needs, and whether it was in range."""
-    rows = sizes.num_embeddings
+    rows = space.num_embeddings
     if not batch.split:
-        sizes = Sizes(rows, (rows,) if rows < 2**31 else (-(-rows // 2**30), 2**30))
-    digits, inside = digits_in_range(sizes, batch)
+        space = IdSpace(rows, (rows,) if rows < 2**31 else (-(-rows // 2**30), 2**30))
+    digits, inside = digits_in_range(space, batch)
     if rows >= 2**31:
         return digits, inside
     row = jnp.zeros_like(digits[0], jnp.int32)
-    for digit, factor in zip(digits, sizes.radices, strict=True):
+    for digit, factor in zip(digits, space.radices, strict=True):
         row = row * factor + digit.astype(jnp.int32)
     return [row], inside
 

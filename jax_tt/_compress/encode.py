@@ -120,7 +120,7 @@ def encode(
     size = max(256 << bits, _SUM_SAMPLE if table.all_codes > table.column_parts else 0)
     size = size if sample is None else as_positive("sample", sample)
     own = _checked_weights(weights, n)
-    ids, points, of_points = sample_of(f"{table.label}rows", given, own, size, rng)
+    ids, points, of_points = sample_of(f"{table.ids.label}rows", given, own, size, rng)
     are_hot = _hot(given, own, hot)
     with Progress(progress, "encode", 0) as bar:
         matrix = as_rotation(rotation, features, ("fit",))

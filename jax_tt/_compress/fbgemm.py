@@ -73,7 +73,7 @@ def from_fbgemm(
     at_start = header == "start"
     packed = given[:, :width].copy() if at_start else np.roll(given, codec.HEADER, axis=1)
     table = QuantizedTable(given.shape[0], features, bits, name=name)
-    check_headers(f"{table.label}rows", packed, 0)
+    check_headers(f"{table.ids.label}rows", packed, 0)
     return table, {PACKED: jnp.asarray(packed)}
 
 
@@ -103,7 +103,7 @@ def to_fbgemm(
     if table.levels is not None or table.rotated:
         has = "levels that are not uniform" if table.levels is not None else "a rotation"
         raise ValueError(
-            f"{table.label}table: got a table with {has}, which FBGEMM's rows cannot have; expected one of "
+            f"{table.ids.label}table: got a table with {has}, which FBGEMM's rows cannot have; expected one of "
             f"jax_tt.quantize(rows, {table.bits}, clip=True)."
         )
     one_of("header", header, HEADERS, _HINT)

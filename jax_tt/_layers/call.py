@@ -53,7 +53,8 @@ def attended(
     if table.update is not None:
         rule = type(table.update.optimizer).__name__
         message = (
-            f"{table.label}attend is part of the loss, but the table is fused (optimizer={rule}): its gradient touches "
+            f"{table.ids.label}attend is part of the loss, but the table is fused (optimizer={rule}): its gradient "
+            "touches "
             "every row and cannot be fused into a lookup. Build the layer with optimizer=None and let optax step it, "
             "or use the scores outside the loss only."
         )

@@ -8,10 +8,10 @@ import jax
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.explicit import reshape_rows
+from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._lookup.combine import batch_to_sum, combine
 from jax_tt._lookup.limit import limited
 from jax_tt._lookup.rule import pooled_sums, prepared
-from jax_tt._table.inputs import bag_batch, lookup_batch
 from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -41,7 +41,7 @@ def lookup_rows(
     (2, 16)
     """
     table.check(state)
-    batch, shape = lookup_batch(table, ids)
+    batch, shape = lookup_batch(table.ids, ids)
     call, state = prepared(table, state, batch, lookup, inputs)
     (sums,) = pooled_sums((call,))
     result_type = lookup.dtype or table.storage(state)
@@ -73,7 +73,7 @@ def pooled_rows(
     """
     table.check(state)
     storage = table.storage(state)
-    batch, count = bag_batch(table, bags, accumulator(storage))
+    batch, count = bag_batch(table.ids, bags, accumulator(storage))
     summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
     call, state = prepared(table, state, summed, lookup, inputs)
     (sums,) = pooled_sums((call,))

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from jax_tt._ids.batch import Batch, largest, of_positions, pool, present
 from jax_tt._ids.explicit import pooled_over_explicit_axes, reshape_rows
-from jax_tt._table.ids import reads_row
-from jax_tt._table.inputs import one_bag_per_position
-from jax_tt._table.options import Lookup
+from jax_tt._ids.id_space import digits_in_range
+from jax_tt._ids.inputs import one_bag_per_position
+from jax_tt._table.options import IGNORED, Lookup
 from jax_tt._table.table import Table
 
 
@@ -17,7 +17,7 @@ def batch_to_sum(table: Table, batch: Batch) -> Batch:
     """The batch whose sums `combine` reduces to maxima: one bag per position."""
     if batch.weights is not None:
         raise ValueError(
-            f"{table.label}bags.weights: got weights with combiner='max', which takes none. Pass bags "
+            f"{table.ids.label}bags.weights: got weights with combiner='max', which takes none. Pass bags "
             "without weights, or use the combiner 'sum', 'mean', 'mean_count' or 'sqrtn'."
         )
     return one_bag_per_position(batch)
@@ -37,7 +37,7 @@ def combine(lookup: Lookup, table: Table, batch: Batch, sums: jax.Array) -> jax.
     def combined(inputs: tuple[Batch, jax.Array]) -> jax.Array:
         batch, sums = inputs
         if combiner == "max":
-            return _maximum(reads_row(table, batch, lookup), batch, sums)
+            return _maximum(_reads_row(table, batch, lookup), batch, sums)
         return _divided(combiner, batch, sums)
 
     return pooled_over_explicit_axes(combined, (batch, sums), batch)
@@ -56,6 +56,14 @@ def _divided(combiner: str, batch: Batch, sums: jax.Array) -> jax.Array:
     safe = jnp.where(empty, 1, size)
     divisor = jnp.sqrt(safe) if combiner == "sqrtn" else safe
     return jnp.where(empty[..., None], 0, sums / divisor[..., None])
+
+
+def _reads_row(table: Table, batch: Batch, lookup: Lookup) -> jax.Array:
+    """Positions that read a row: present, and not an id for which ``bounds`` reads zeros; bool ``[S, cap]``."""
+    here = present(batch)
+    if table.ids.takes_keys or lookup.bounds not in IGNORED:
+        return here
+    return here & digits_in_range(table.ids, batch)[1]
 
 
 def _maximum(counted: jax.Array, batch: Batch, rows: jax.Array) -> jax.Array:

@@ -81,7 +81,7 @@ def check_first_use(
         sentinel = shared.sentinel if shared and is_shared(table) else call.state["sentinel"]
         if id(sentinel) in loss.sentinels:
             raise ValueError(
-                f"{table.label}the loss looks up this fused table more than once, and next values cannot be added. "
+                f"{table.ids.label}the loss looks up this fused table more than once, and next values cannot be added. "
                 "Look up all ids in one call, as one batch or as features of one collection, or drop optimizer= to "
                 "train the table with optax."
             )

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import jax
 
 from jax_tt._base.dtypes import accumulator
+from jax_tt._ids.id_space import digits_in_range
 from jax_tt._table.groups import Call
-from jax_tt._table.ids import digits_in_range
 
 Scales = list[jax.Array | None]
 
@@ -35,7 +35,7 @@ def _scale(call: Call) -> jax.Array | None:
     table = call.use.table
     if table.update is None or not (table.scales_reads and call.use.lookup.train):
         return None
-    ((ids,), _), (slots,) = digits_in_range(table, call.batch), table.slots(call.state)
+    ((ids,), _), (slots,) = digits_in_range(table.ids, call.batch), table.slots(call.state)
     of_ids = (
         slot.at[ids.reshape(-1)].get(mode="promise_in_bounds", wrap_negative_indices=False)
         for slot in slots

@@ -21,6 +21,7 @@ import jax
 from jax_tt._base.precision import resolve_precision
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh, sums_over_explicit_axes
+from jax_tt._ids.out_of_range import add_out_of_range
 from jax_tt._ids.parts import divided, whole
 from jax_tt._jax.reverse_only import first_order, reverse_only
 from jax_tt._jax.vma import sum_gradients, vary_over, varying_axes
@@ -32,7 +33,6 @@ from jax_tt._table import groups
 from jax_tt._table.added import Added, plus_added
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Wanted
-from jax_tt._table.out_of_range import add_out_of_range
 from jax_tt._table.table import APPLIED, Table
 from jax_tt._table.types import State
 from jax_tt._table.wide import Wide
@@ -59,7 +59,7 @@ def prepared(
     That is the choice of the method, the count of ids out of range, and `Table.prepare`.
     """
     lookup = _with(lookup, table.method(lookup, state), resolve_precision(lookup.precision))
-    if table.takes_keys:
+    if table.ids.takes_keys:
         # Keys without a row are out of range of the prepared batch, and are not in its sums.
         lookup = dataclasses.replace(lookup, bounds="zero")
     if batch.cut is not None:
@@ -68,11 +68,11 @@ def prepared(
     state, batch = table.prepare(state, batch, lookup)
     if OUT_OF_RANGE in state:
         # Keys are out of range if they have no row, which is known once they are prepared.
-        ids = batch if table.takes_keys else given
-        total = add_out_of_range(state[OUT_OF_RANGE], ids, table, lookup.axis_name)
+        ids = batch if table.ids.takes_keys else given
+        total = add_out_of_range(state[OUT_OF_RANGE], ids, table.ids, lookup.axis_name)
         state = {**state, OUT_OF_RANGE: total}
     added = None
-    if table.takes_keys and table.adds_rows(lookup):
+    if table.ids.takes_keys and table.adds_rows(lookup):
         rest = {name: x for name, x in before.items() if name not in table.trained_names}
         constant = jax.lax.stop_gradient(rest)
         added = Added(table, lookup, table.storage(before), constant, given, batch)
@@ -256,7 +256,7 @@ def _check_whole(table: Table, names: frozenset[str]) -> None:
         missing = [name for name in unit if name not in names]
         if missing and len(missing) < len(unit):
             raise ValueError(
-                f"{table.label}table: a fused op was differentiated with respect to a part of its table; "
+                f"{table.ids.label}table: a fused op was differentiated with respect to a part of its table; "
                 f"{', '.join(missing)} would lose their update. Differentiate with respect to the whole table, or to "
                 "none of it."
             )
@@ -266,7 +266,7 @@ def _check_scalars(table: Table, scalars: Mapping[str, Any]) -> None:
     missing = [name for name, value in scalars.items() if not value.perturbed]
     if missing:
         raise ValueError(
-            f"{table.label}table: a collection was differentiated with respect to this table, but not to its "
+            f"{table.ids.label}table: a collection was differentiated with respect to this table, but not to its "
             f"{', '.join(missing)}, which would lose their update. Differentiate with respect to what "
             "Collection.trained returns, or to all variables of the collection."
         )

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._base import reports
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import over_explicit_axes
-from jax_tt._table.ids import outside
+from jax_tt._ids.id_space import outside
 from jax_tt._table.table import Table
 
 
@@ -27,7 +27,7 @@ def warn_out_of_range(table: Table, batch: Batch) -> None:
 
     def warn(batch: Batch) -> jax.Array:
         ids = batch.ids if batch.split else batch.ids[..., None]
-        found = _first(outside(table, batch).reshape(-1), ids.reshape(-1, ids.shape[-1]))
+        found = _first(outside(table.ids, batch).reshape(-1), ids.reshape(-1, ids.shape[-1]))
         _tell_if_any(table, batch.split, *found)
         return found[0]
 
@@ -55,7 +55,7 @@ def tell_cut_ids(table: Table, batch: Batch, bounds: str) -> Batch:
         isinstance(leaf, Tracer) for leaf in jax.tree.leaves(batch)
     ):
         return batch
-    found = np.flatnonzero(np.asarray(outside(table, batch)))
+    found = np.flatnonzero(np.asarray(outside(table.ids, batch)))
     if not found.size:  # all of them are padding or unused capacity
         return batch
     first = int(np.asarray(batch.ids).reshape(-1)[found[0]])
@@ -67,7 +67,7 @@ def tell_cut_ids(table: Table, batch: Batch, bounds: str) -> Batch:
         )
         return batch
     raise ValueError(
-        f"{table.label}ids: got id {first} at position {found[0]}; expected 0 to {table.num_embeddings - 1}. "
+        f"{table.ids.label}ids: got id {first} at position {found[0]}; expected 0 to {table.num_embeddings - 1}. "
         "bounds='warn' and bounds='zero' read zeros for such ids, and bounds='clip' the nearest row."
     )
 
@@ -83,10 +83,10 @@ def digits_in_words(table: Table, digits: Any) -> str:
     """The id that digits stand for, as far as they tell."""
     if digits[0] < 0:
         return "a negative id"
-    if all(digit == factor for digit, factor in zip(digits, table.radices, strict=True)):
+    if all(digit == factor for digit, factor in zip(digits, table.ids.radices, strict=True)):
         return f"an id beyond {table.num_embeddings}"
     row = 0
-    for digit, factor in zip(digits, table.radices, strict=True):
+    for digit, factor in zip(digits, table.ids.radices, strict=True):
         row = row * factor + int(digit)
     return f"id {row}"
 

@@ -16,12 +16,12 @@ from jax_tt._native.operands import sentinel_operand
 from jax_tt._native.table_call import Calls, run
 from jax_tt._native.table_group import TableGroup
 from jax_tt._table.options import Lookup
-from jax_tt._table.reference import stepped
-from jax_tt._table.table import Table, named
+from jax_tt._table.reference import ReferenceTable, stepped
+from jax_tt._table.table import named
 from jax_tt._table.types import Params, Slots, State
 
 
-class NativeTable(Table):
+class NativeTable(ReferenceTable):
     """A kind with native ops, selected by ``method`` and by the platform that a program is lowered for.
 
     Attributes:
@@ -67,7 +67,7 @@ class NativeTable(Table):
             state = named(self, params)
             if sentinel is not None:
                 state["sentinel"] = sentinel
-            out, _ = Table.forward(self, state, batch, lookup)
+            out, _ = ReferenceTable.forward(self, state, batch, lookup)
             platform = backend.native_platforms()[0]
             _, saved = jax.eval_shape(partial(native, platform), params, batch, sentinel)
             return vary_over((out, zeros_like(saved)), axes)
@@ -80,7 +80,8 @@ class NativeTable(Table):
         axes = varying_axes(params, batch, g)
 
         def reference(params: Params, batch: Batch, residuals: Any, g: jax.Array) -> Any:
-            return vary_over(Table.param_gradients(self, params, batch, residuals, g, lookup), axes)
+            own = ReferenceTable.param_gradients(self, params, batch, residuals, g, lookup)
+            return vary_over(own, axes)
 
         def native(
             platform: str, params: Params, batch: Batch, residuals: Any, g: jax.Array
@@ -99,7 +100,7 @@ class NativeTable(Table):
             return *stepped(self, state, batch, grads, lookup, values), dweights
 
         def reference(state: State, batch: Batch, residuals: Any, g: Any, values: Any) -> Any:
-            return Table.stepped_params(self, state, batch, residuals, g, lookup, values)
+            return ReferenceTable.stepped_params(self, state, batch, residuals, g, lookup, values)
 
         def native(
             platform: str, state: State, batch: Batch, residuals: Any, g: Any, values: Any

@@ -64,7 +64,7 @@ def make_operands(table: Table, table_dtype: Any, batch: Batch) -> Operands:
     given = [n for n in (groups * capacity, groups * bags) if isinstance(n, int)]
     if max(given, default=0) > MAX_POSITIONS:
         raise ValueError(
-            f"{table.label}bags: got {groups * capacity} ids in {groups * bags} bags; one call takes at most "
+            f"{table.ids.label}bags: got {groups * capacity} ids in {groups * bags} bags; one call takes at most "
             f"{MAX_POSITIONS} of either. Split the batch."
         )
     blocks = num_blocks(groups)

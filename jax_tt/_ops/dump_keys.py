@@ -203,10 +203,10 @@ def load_keys(
     method = table.method(Lookup(method=method), state)
     held = table_keys(table, state)
     if dump.base is not None:
-        check_base(dump, table.label, digests_of(held, state, taken))
+        check_base(dump, table.ids.label, digests_of(held, state, taken))
     changed = _others(table, state, sets, dump, optimizer_state)
     kept, new = _placed(table, held, sets, dump)
-    changed |= named_directory(directory_with(np.concatenate([kept, new]), sets, table.label))
+    changed |= named_directory(directory_with(np.concatenate([kept, new]), sets, table.ids.label))
     # One copy, which the files are then written into: on the device, or of several devices on the host.
     arrays: dict[str, Any] = {
         name: jnp.copy(state[name]) if _on_one(state[name]) else np.array(state[name])
@@ -245,7 +245,7 @@ def _placed(
     new["slot"] = -1
     _, there, here = np.intersect1d(held["key"], new["key"], return_indices=True)
     new["slot"][here] = held["slot"][there]
-    entries = placed(np.concatenate([others, new]), sets, f"{table.label}table")
+    entries = placed(np.concatenate([others, new]), sets, f"{table.ids.label}table")
     return entries[: len(others)], entries[len(others) :]
 
 
@@ -308,9 +308,9 @@ def _waiting(
         return given
     new["slot"] = -1
     entries = placed(
-        np.concatenate([held, new]), sets, f"{table.label}admission: of the keys that wait"
+        np.concatenate([held, new]), sets, f"{table.ids.label}admission: of the keys that wait"
     )
-    return directory_with(entries, sets, table.label)
+    return directory_with(entries, sets, table.ids.label)
 
 
 def _on_one(array: jax.Array) -> bool:
@@ -348,7 +348,7 @@ def _with_own_rows(table: Any) -> HashTable:
     table = require_hash_table(table)
     if not table.table.row_names:
         raise TypeError(
-            f"{table.label}table: the rows of its {type(table.table).__name__} share parameters; expected a "
+            f"{table.ids.label}table: the rows of its {type(table.table).__name__} share parameters; expected a "
             "hash_table. Save its state like that of any table: its shapes do not change."
         )
     return table

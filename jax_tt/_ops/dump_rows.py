@@ -205,7 +205,7 @@ def _by_row(table: Any, state: State) -> tuple[Table, State]:
     plain = table.unsharded
     if not plain.row_names:
         raise TypeError(
-            f"{table.label}table: the rows of a {type(plain).__name__} are not entries of its arrays; expected a "
+            f"{table.ids.label}table: the rows of a {type(plain).__name__} are not entries of its arrays; expected a "
             "DenseTable. dump_keys takes a HashTable; the states of other kinds have the same shapes at all times, and "
             "can be saved whole."
         )

@@ -127,7 +127,7 @@ def _check_types(given: Any, name: str | None) -> None:
 def _state(table: Table, given: FusedTable, params: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
     """The arrays by name, checked against the parameters and the optimizer."""
     assert table.update is not None
-    label = f"{table.label}table"
+    label = f"{table.ids.label}table"
     rule = table.update.optimizer
 
     def state(part: str, value: Any, dtype: str = "float32") -> jax.Array:

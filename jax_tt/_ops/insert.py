@@ -69,8 +69,8 @@ def inserted_anywhere(
     if divided:
         if return_evicted:
             raise ValueError(
-                f"{asked[divided[0]].table.label}return_evicted: got True for a table that is divided over devices; "
-                "expected False, as every device evicts rows of its own."
+                f"{asked[divided[0]].table.ids.label}return_evicted: got True for a table that is divided over "
+                "devices; expected False, as every device evicts rows of its own."
             )
         results = inserted_over_devices([asked[k] for k in divided], method)
         found.update(zip(divided, results, strict=True))

@@ -13,6 +13,7 @@ from jax_tt._base import words as _words
 from jax_tt._base.arguments import as_array
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.batch import present
+from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._ids.keys import keys_of, score_words
 from jax_tt._kinds.hashed.table import HashTable, initial_of_tables
 from jax_tt._native import hash_backend
@@ -33,7 +34,6 @@ from jax_tt._sets.hash_directory import (
 from jax_tt._sets.hash_reference import erase, scored, scores_of
 from jax_tt._sets.initial import InitialRows, threefry
 from jax_tt._sets.missing import Check
-from jax_tt._table.inputs import bag_batch, lookup_batch
 from jax_tt._table.options import Lookup
 from jax_tt._table.types import State
 
@@ -141,19 +141,21 @@ def requests_of(table: HashTable, ids: Any, scores: Any) -> Requests:
     if (table.policy == "custom") != (scores is not None):
         what = "expected one integer per id" if scores is None else "expected None"
         raise ValueError(
-            f"{table.label}scores: got {'None' if scores is None else 'an array'} for the policy {table.policy!r}; "
+            f"{table.ids.label}scores: got {'None' if scores is None else 'an array'} for the policy {table.policy!r}; "
             f"{what}. Scores belong to policy='custom'."
         )
     if scores is None:
         return Requests(keys, here, jnp.zeros_like(keys))
-    words = jnp.asarray(score_words(f"{table.label}scores", scores, _shape(ids))).reshape(-1, 2)
+    words = jnp.asarray(score_words(f"{table.ids.label}scores", scores, _shape(ids))).reshape(-1, 2)
     return Requests(keys, here, jax.lax.bitcast_convert_type(words, jnp.uint32))
 
 
 def keys_of_ids(table: HashTable, ids: Any) -> tuple[jax.Array, jax.Array]:
     """Keys uint32 ``[n, 2]``, and which positions count, bool ``[n]``."""
     is_bags = isinstance(ids, Bags)
-    batch = bag_batch(table, ids, jnp.float32)[0] if is_bags else lookup_batch(table, ids)[0]
+    batch = (
+        bag_batch(table.ids, ids, jnp.float32)[0] if is_bags else lookup_batch(table.ids, ids)[0]
+    )
     return keys_of(batch), present(batch).reshape(-1)
 
 
@@ -260,7 +262,7 @@ def _counted(entry: Entry, counts: jax.Array, slots: jax.Array) -> Entry:
 
 def no_room(table: HashTable) -> str:
     """What is said of keys that found no room."""
-    return f"{table.label}ids: {_NO_ROOM.format(table.num_embeddings)}"
+    return f"{table.ids.label}ids: {_NO_ROOM.format(table.num_embeddings)}"
 
 
 def _inserted(done: Insertion, counts: dict[str, Any], old: dict[str, Any] | None) -> Inserted:
@@ -432,16 +434,16 @@ def epoch_of(table: HashTable, epoch: Any) -> jax.Array:
     if table.policy.startswith("epoch_") != (epoch is not None):
         expected = "an integer scalar" if epoch is None else "None"
         raise ValueError(
-            f"{table.label}epoch: got {epoch!r} for the policy {table.policy!r}; expected {expected}. Epochs belong to "
-            "the policies 'epoch_lru' and 'epoch_lfu'."
+            f"{table.ids.label}epoch: got {epoch!r} for the policy {table.policy!r}; expected {expected}. Epochs "
+            "belong to the policies 'epoch_lru' and 'epoch_lfu'."
         )
     if epoch is None:
         return jnp.zeros((), jnp.uint32)
-    array = as_array(f"{table.label}epoch", epoch)
+    array = as_array(f"{table.ids.label}epoch", epoch)
     if array.shape != () or not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(
-            f"{table.label}epoch: got {array.dtype} of shape {array.shape}; expected an integer scalar."
+            f"{table.ids.label}epoch: got {array.dtype} of shape {array.shape}; expected an integer scalar."
         )
     if isinstance(array, np.ndarray) and not 0 <= int(array) < 2**31:
-        raise ValueError(f"{table.label}epoch: got {int(array)}; expected 0 to 2**31 - 1.")
+        raise ValueError(f"{table.ids.label}epoch: got {int(array)}; expected 0 to 2**31 - 1.")
     return jnp.maximum(jnp.asarray(array), 0).astype(jnp.uint32)

@@ -85,7 +85,7 @@ def remove_keys(
     table.check(state)
     if (keys is None) == (where is None):
         raise ValueError(
-            f"{own.label}keys, where: got {'neither' if keys is None else 'both'}; expected one of them, keys to "
+            f"{own.ids.label}keys, where: got {'neither' if keys is None else 'both'}; expected one of them, keys to "
             "remove or a condition."
         )
     names = (*KEYS, *own.table.row_arrays)
@@ -97,7 +97,7 @@ def remove_keys(
     else:
         if size is None and anywhere.divided:
             raise ValueError(
-                f"{own.label}size: got None for a table that is divided over devices; expected the most keys to "
+                f"{own.ids.label}size: got None for a table that is divided over devices; expected the most keys to "
                 "remove, whose rows every device gets, e.g. size=1024."
             )
         size = own.num_embeddings if size is None else size
@@ -183,7 +183,7 @@ def _chosen(table: HashTable, where: Any, view: KeyView) -> jax.Array:
     chosen = jnp.asarray(where(view))
     if chosen.shape != view.touched.shape or chosen.dtype != bool:
         raise ValueError(
-            f"{table.label}where: returned {chosen.dtype} of shape {chosen.shape}; expected bool of shape "
+            f"{table.ids.label}where: returned {chosen.dtype} of shape {chosen.shape}; expected bool of shape "
             f"{view.touched.shape}, one per slot."
         )
     return chosen & (view.touched > 0)

@@ -37,7 +37,7 @@ def plan_exchange(
     >>> jax_tt.plan_exchange(table, np.array([[1, 2, 1, 1]])).expected_unique
     0.5
     """
-    if not isinstance(table, ShardedTable) or table.takes_keys:
+    if not isinstance(table, ShardedTable) or table.ids.takes_keys:
         kind = type(table.table if isinstance(table, ShardedTable) else table).__name__
         raise TypeError(
             f"table: got a {kind}; expected a ShardedTable of rows, e.g. of jax_tt.shard_tables. The keys of hash "

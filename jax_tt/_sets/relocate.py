@@ -78,7 +78,7 @@ def _in_sets(
     table: Any, directory: KeyDirectory, sets: Sets, what: str
 ) -> tuple[tuple[np.ndarray, np.ndarray] | None, KeyDirectory]:
     """The entries before and after, or None where they are the same, and the directory after."""
-    before, what = sets_of(directory.touched), f"{table.label}{what}"
+    before, what = sets_of(directory.touched), f"{table.ids.label}{what}"
     if before == sets:
         return None, _flat(directory, before)
     if any(isinstance(array, Tracer) for array in directory):
@@ -91,7 +91,7 @@ def _in_sets(
     entries = old.copy()
     entries["slot"] = -1
     new = placed(entries, sets, what)
-    return (old, new), KeyDirectory(*map(jnp.asarray, directory_with(new, sets, table.label)))
+    return (old, new), KeyDirectory(*map(jnp.asarray, directory_with(new, sets, table.ids.label)))
 
 
 def _flat(directory: KeyDirectory, sets: Sets) -> KeyDirectory:
@@ -110,7 +110,7 @@ def _moved_rows(
     names = list(table.table.row_arrays)
     if not names:
         raise ValueError(
-            f"{table.label}state: got keys in other slots for a {type(table.table).__name__}, whose rows share "
+            f"{table.ids.label}state: got keys in other slots for a {type(table.table).__name__}, whose rows share "
             "parameters; expected the state of a table with this capacity and these ways."
         )
     found = {}

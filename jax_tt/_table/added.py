@@ -13,8 +13,8 @@ from jax import lax
 
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh
+from jax_tt._ids.id_space import outside
 from jax_tt._jax.vma import varying_axes
-from jax_tt._table.ids import outside
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -63,7 +63,7 @@ class Added:
 
     def any(self) -> jax.Array:
         """Whether there is anything to look up."""
-        return jnp.any(outside(self.table, self.prepared))
+        return jnp.any(outside(self.table.ids, self.prepared))
 
     def rows(self) -> tuple[Table, State, Batch]:
         return self.table.added_rows(

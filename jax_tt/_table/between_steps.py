@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._jax.rounding import round_to
-
-if TYPE_CHECKING:
-    from jax_tt._table.table import Table
-    from jax_tt._table.types import State
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 
 def changed_between_steps(

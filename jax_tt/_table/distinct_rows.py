@@ -14,11 +14,11 @@ from jax import lax
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch, of_positions, present
+from jax_tt._ids.id_space import digits_in_range
 from jax_tt._jax.rounding import of_array, round_to
 from jax_tt._jax.row_sums import sums_by_row
 from jax_tt._jax.vma import all_shards, own_shard
 from jax_tt._table import reference
-from jax_tt._table.ids import digits_in_range
 from jax_tt._table.options import IGNORED, Lookup
 from jax_tt.optimizers.row_gradients import RowGradients
 
@@ -119,7 +119,7 @@ def _positions(
     table: Table, batch: Batch, g: jax.Array, lookup: Lookup
 ) -> tuple[jax.Array, jax.Array]:
     """The row of every position ``[S, cap]``, marked if it trains none, and the gradient of its bag ``[S, cap, D]``."""
-    (rows,), ok = digits_in_range(table, batch)
+    (rows,), ok = digits_in_range(table.ids, batch)
     here = present(batch) & (ok | (lookup.bounds not in (*IGNORED, "error")))
     if rows.dtype.itemsize < 4:
         rows = rows.astype(jnp.int32)

@@ -1,13 +1,15 @@
-"""Pure JAX versions of the native ops, for any kind of table: always available, differentiable, the test oracle.
+"""`ReferenceTable`: kinds in plain JAX, which is always available, differentiable, and the oracle of native ops.
 
 Every function takes the canonical `Batch` and works in the accumulator type (float32, or float64 for float64).
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +18,19 @@ from jax import lax
 from jax_tt._base import sentinel as _sentinel
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch, pool, present
+from jax_tt._ids.id_space import digits_in_range, outside
+from jax_tt._jax.refuse import once
 from jax_tt._jax.rounding import of_array, round_to
 from jax_tt._jax.vma import vary_over, varying_axes
-from jax_tt._table.ids import digits_in_range, outside
+from jax_tt._table.between_steps import changed_between_steps
 from jax_tt._table.options import IGNORED, Lookup
-
-if TYPE_CHECKING:
-    from jax_tt._table.table import Table
-    from jax_tt._table.types import Params, Slots, State
+from jax_tt._table.table import APPLIED, Table
+from jax_tt._table.types import Params, Slots, State
 
 
-def rows(table: Table, params: Params, batch: Batch, lookup: Lookup) -> jax.Array:
+def rows(table: ReferenceTable, params: Params, batch: Batch, lookup: Lookup) -> jax.Array:
     """Row of every position ``[S, cap, D]``, with bounds applied; 0 for positions that are not present."""
-    digits, ok = digits_in_range(table, batch)
+    digits, ok = digits_in_range(table.ids, batch)
     value = table.rows(params, digits, lookup.precision)
     here = present(batch)
     if lookup.bounds in IGNORED:
@@ -39,7 +41,11 @@ def rows(table: Table, params: Params, batch: Batch, lookup: Lookup) -> jax.Arra
 
 
 def forward(
-    table: Table, params: Params, batch: Batch, lookup: Lookup, sentinel: jax.Array | None = None
+    table: ReferenceTable,
+    params: Params,
+    batch: Batch,
+    lookup: Lookup,
+    sentinel: jax.Array | None = None,
 ) -> jax.Array:
     """Weighted sums of rows ``[S, nb, D]``, all NaN if the sentinel is invalid."""
     value = rows(table, params, batch, lookup)
@@ -52,7 +58,7 @@ def forward(
 
 
 def backward(
-    table: Table, params: Params, batch: Batch, g: jax.Array, lookup: Lookup
+    table: ReferenceTable, params: Params, batch: Batch, g: jax.Array, lookup: Lookup
 ) -> tuple[Params, jax.Array | None]:
     """Gradients of `forward` in the accumulator type, for this shard of the batch only."""
     accum = accumulator(params[0].dtype)
@@ -72,7 +78,7 @@ def backward(
 
 
 def update(
-    table: Table,
+    table: ReferenceTable,
     state: State,
     batch: Batch,
     g: jax.Array,
@@ -90,7 +96,7 @@ def update(
 
 
 def stepped(
-    table: Table,
+    table: ReferenceTable,
     state: State,
     batch: Batch,
     grads: Params,
@@ -103,10 +109,10 @@ def stepped(
     """
     assert table.update is not None
     params, slots = table.params(state), table.stepped_slots(state)
-    touched = table.touched(batch, lookup)
+    read = touched(table, batch, lookup)
     if lookup.axis_name is not None:
         grads = lax.psum(grads, lookup.axis_name)
-        touched = [lax.psum(rows.astype(jnp.int32), lookup.axis_name) > 0 for rows in touched]
+        read = [lax.psum(rows.astype(jnp.int32), lookup.axis_name) > 0 for rows in read]
     grads = tuple(grad * values["inv_scale"].astype(grad.dtype) for grad in grads)
     applied = ~poisoned(table, batch, lookup, lookup.axis_name)
     if table.update.skip_nonfinite:
@@ -115,7 +121,7 @@ def stepped(
     stochastic = table.update.rounds_stochastically(params[0].dtype)
     new_params, new_slots = [], []
     for k, (param, slot, grad, rows_touched) in enumerate(
-        zip(params, slots, grads, touched, strict=True)
+        zip(params, slots, grads, read, strict=True)
     ):
         flat = param.reshape(param.shape[0], math.prod(param.shape[1:]))
         old = flat.astype(grad.dtype)
@@ -143,19 +149,148 @@ def poisoned(table: Table, batch: Batch, lookup: Lookup, axes: Any) -> jax.Array
     """Whether any shard has an id that makes its bag NaN, so that the gradients of the batch are meaningless."""
     if lookup.bounds != "error":
         return jnp.zeros((), bool)
-    found = jnp.any(outside(table, batch))
+    found = jnp.any(outside(table.ids, batch))
     return lax.psum(found.astype(jnp.int32), axes) > 0 if axes else found
 
 
-def touched(table: Table, batch: Batch, lookup: Lookup) -> list[jax.Array]:
+def touched(table: ReferenceTable, batch: Batch, lookup: Lookup) -> list[jax.Array]:
     """Whether the batch reads each row of each parameter, regardless of the gradient; bool ``[rows]`` each."""
-    digits, ok = digits_in_range(table, batch)
+    digits, ok = digits_in_range(table.ids, batch)
     here = present(batch)
     if lookup.bounds in (*IGNORED, "error"):
         here = here & ok
     found = []
-    for digit, factor in zip(digits, table.radices, strict=True):
+    for digit, factor in zip(digits, table.ids.radices, strict=True):
         count = jnp.zeros(factor, jnp.int32).at[digit]
         count = count.max(here.astype(jnp.int32), mode="drop", wrap_negative_indices=False)
         found.append(count > 0)
     return found
+
+
+class Step(NamedTuple):
+    """The arguments of `ReferenceTable.stepped_params` other than the table's."""
+
+    batch: Batch
+    g: jax.Array
+    lookup: Lookup
+    values: Any
+
+
+class ReferenceTable(Table):
+    """A kind in plain JAX: rows are a function of the parameters and of the digits of their ids.
+
+    A kind has `Table.param_shapes`, `Table.init_params` and `rows`. The methods here index the parameters by the digits
+    of a row in mixed radix, one parameter per digit, and JAX differentiates them.
+    """
+
+    @abc.abstractmethod
+    def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
+        """Rows ``[..., D]`` in the accumulator type, for digits ``[...]`` that are in range."""
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        """Weighted sums ``[S, nb, D]`` in the accumulator type, and residuals."""
+        params, sentinel = self.params(state), state.get("sentinel")
+        return forward(self, params, batch, lookup, sentinel), ()
+
+    def backward(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        """Gradients of the parameters in their accumulator type, and of the weights if they are wanted."""
+        params = self.params(state)
+        grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
+        return dict(zip(self.param_names, grads, strict=True)), dweights
+
+    def step(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        """The state after the update with output gradient ``g``, and the gradient of the weights."""
+        new, _, dweights = self.step_if(None, state, batch, residuals, g, lookup, values)
+        return new, dweights
+
+    def step_if(
+        self,
+        allowed: jax.Array | None,
+        state: State,
+        batch: Batch,
+        residuals: Any,
+        g: jax.Array,
+        lookup: Lookup,
+        values: Any,
+    ) -> tuple[dict[str, Any], jax.Array, jax.Array | None]:
+        """`step` that changes nothing where ``allowed`` is 0, and that also says whether the batch allows the step.
+
+        Returns:
+            The new state; 1.0, or 0.0 where gradients are not finite and such steps are skipped, or where ``bounds``
+            refuses an id; and the gradient of the weights. The second does not depend on ``allowed``.
+        """
+        step = self.step_of(allowed, state, batch, g, lookup, values)
+        stepped = self.stepped_params(
+            state, step.batch, residuals, step.g, step.lookup, step.values
+        )
+        return self.after_step(state, step, *stepped)
+
+    def step_of(
+        self,
+        allowed: jax.Array | None,
+        state: State,
+        batch: Batch,
+        g: jax.Array,
+        lookup: Lookup,
+        values: Any,
+    ) -> Step:
+        """The arguments of `stepped_params` in a step; ``allowed`` is by default that of ``values``, or 1."""
+        if allowed is None:
+            allowed = values.get("allowed", jnp.ones((), jnp.float32))
+        batch, g = once((batch, g), state["step"])
+        lookup = dataclasses.replace(lookup, axis_name=self.summed_axes(state, batch, g, lookup))
+        batch, g = vary_over((batch, g), varying_axes(batch, g))
+        return Step(batch, g, lookup, {**values, "allowed": allowed})
+
+    def after_step(
+        self,
+        state: State,
+        step: Step,
+        params: Params,
+        slots: Slots,
+        applied: jax.Array,
+        dweights: jax.Array | None,
+    ) -> tuple[dict[str, Any], jax.Array, jax.Array | None]:
+        """What `step_if` returns, from what `stepped_params` does."""
+        new = dict(zip(self.param_names, params, strict=True))
+        for names, arrays in zip(self.stepped_names, slots, strict=True):
+            new |= dict(zip(names, arrays, strict=True))
+        new = changed_between_steps(
+            self, state, new, step.values["allowed"] * applied, step.values["seed"]
+        )
+        if self.update is not None and self.update.shared:
+            new[APPLIED] = step.values["allowed"] * applied
+        else:
+            new["sentinel"] = _sentinel.kept(state["sentinel"])
+            # A compile-time constant, so that the compiler knows that the old table is not needed.
+            new["used"] = vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"]))
+            new["step"] = state["step"] + step.values["allowed"] * applied
+        return new, applied, dweights
+
+    def param_gradients(
+        self, params: Params, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[Params, jax.Array | None]:
+        """Gradients of the parameters, for this shard only, and of the weights."""
+        del residuals
+        return backward(self, params, batch, g, lookup)
+
+    def stepped_params(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+        """New parameters and slots, whether the batch allows the step, and the gradient of the weights.
+
+        ``values`` are `step_values` and ``allowed``, which is 0 if nothing may change.
+        """
+        del residuals
+        return update(self, state, batch, g, lookup, values)
+
+    def to_dense(self, state: State) -> jax.Array:
+        """The table ``[N, D]`` in the accumulator type."""
+        ids = jnp.arange(self.num_embeddings)
+        batch = Batch(ids[:, None], None, None, rectangular=True)
+        digits, _ = digits_in_range(self.ids, batch)
+        return self.rows(self.params(state), [d[:, 0] for d in digits], lax.Precision.HIGHEST)

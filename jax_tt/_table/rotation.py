@@ -42,7 +42,7 @@ def check_rotation(table: Any, state: State) -> None:
     shape = (table.features, table.features)
     if table.rotated and state[ROTATION].shape != shape:
         raise ValueError(
-            f"{table.label}{ROTATION}: got shape {state[ROTATION].shape}; expected {shape}."
+            f"{table.ids.label}{ROTATION}: got shape {state[ROTATION].shape}; expected {shape}."
         )
 
 

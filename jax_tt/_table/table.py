@@ -1,4 +1,4 @@
-"""`Table`: the interface of all kinds of tables, with defaults in pure JAX."""
+"""`Table`: the interface of all kinds of tables."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from jax_tt._base import sentinel as _sentinel
 from jax_tt._base.storage import STORAGE, check_storage
 from jax_tt._ids.batch import Batch, of_positions, present
-from jax_tt._jax.refuse import once
-from jax_tt._jax.vma import vary_over, varying_axes
-from jax_tt._table import reference
-from jax_tt._table.between_steps import changed_between_steps
-from jax_tt._table.ids import digits_in_range
-from jax_tt._table.inputs import one_bag_per_position
+from jax_tt._ids.id_space import IdSpace
+from jax_tt._ids.inputs import one_bag_per_position
+from jax_tt._jax.vma import varying_axes
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._table.step_values import step_values
 from jax_tt._table.types import Params, Slots, State
@@ -42,20 +37,11 @@ _CAST = (
 )
 
 
-class Step(NamedTuple):
-    """The arguments of `Table.stepped_params` other than the table's."""
-
-    batch: Batch
-    g: jax.Array
-    lookup: Lookup
-    values: Any
-
-
 class Table(abc.ABC):
     """A table without its arrays: sizes, options of its update, and functions of its state.
 
-    A kind is a frozen dataclass with the fields below and the abstract methods, all in plain JAX. The default methods
-    index the parameters by the digits of a row in mixed radix, one parameter per digit.
+    A kind is a frozen dataclass with the fields below and the abstract methods. `ReferenceTable` has all but three of
+    them, in plain JAX, and is what most kinds derive from.
 
     Attributes:
         num_embeddings: number of rows, N.
@@ -63,7 +49,6 @@ class Table(abc.ABC):
         update: `Update` of a fused table; None for ordinary gradients.
         name: for error messages.
         cacheable: whether it can have a row cache.
-        takes_keys: whether ids are keys of 64 bits, of which any may have a row.
         row_names: the parameters of which row k is that of id k alone.
         rounded_type: name of the type that new rows are rounded to; None for that of the parameters.
         divided: whether rows are on several devices, which have to take part in every lookup.
@@ -75,7 +60,6 @@ class Table(abc.ABC):
     update: Update | None
     name: str | None
     cacheable: ClassVar[bool] = False
-    takes_keys: ClassVar[bool] = False
     row_names: ClassVar[tuple[str, ...]] = ()
     rounded_type: ClassVar[str | None] = None
     divided: ClassVar[bool] = False
@@ -95,19 +79,10 @@ class Table(abc.ABC):
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         """Initial parameters by name; an initialiser may box them."""
 
-    @abc.abstractmethod
-    def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
-        """Rows ``[..., D]`` in the accumulator type, for digits ``[...]`` that are in range."""
-
     @functools.cached_property
-    def radices(self) -> tuple[int, ...]:
-        """Radices of the digits of a row, the last digit fastest."""
-        return (self.num_embeddings,)
-
-    @functools.cached_property
-    def label(self) -> str:
-        """Prefix of error messages about the table."""
-        return "" if self.name is None else f"{self.name}: "
+    def ids(self) -> IdSpace:
+        """The ids that the table has rows for, and their digits."""
+        return IdSpace(self.num_embeddings, (self.num_embeddings,), name=self.name)
 
     # State
 
@@ -298,16 +273,6 @@ class Table(abc.ABC):
         kept = {*table.param_names, *table.constant_names, *table.buffers}
         return table, {name: array for name, array in state.items() if name in kept}
 
-    def check_split_ids(self, name: str, digits: int) -> None:
-        """Raises unless this table accepts `SplitIds` with ``digits`` digits."""
-        if len(self.radices) == 1:
-            raise ValueError(f"{name}: got SplitIds; a dense table takes integer ids.")
-        if digits != len(self.radices):
-            raise ValueError(
-                f"{name}: SplitIds with {digits} digits for a table of {len(self.radices)} cores; split them with the "
-                "TTShape of this table."
-            )
-
     def without_values(self) -> Self:
         """The table without arrays that are used only to initialise a state."""
         return self
@@ -319,7 +284,7 @@ class Table(abc.ABC):
         shapes = self.param_shapes
         dtypes = {state[name].dtype.name for name in shapes}
         if len(dtypes) != 1 or not dtypes <= _STORAGE:
-            check_storage(self.label, "parameters", dtypes)
+            check_storage(self.ids.label, "parameters", dtypes)
         for name, shape in self.trained_shapes.items():
             array = state[name]
             own = array.dtype if name in shapes else jnp.float32
@@ -327,8 +292,8 @@ class Table(abc.ABC):
             if array.shape != shape or array.dtype != dtype:
                 advice = _CAST if array.shape == shape else ""
                 raise ValueError(
-                    f"{self.label}{name}: got {array.dtype} of shape {array.shape}; expected {dtype} of shape {shape}, "
-                    f"as this table and its optimizer have.{advice}"
+                    f"{self.ids.label}{name}: got {array.dtype} of shape {array.shape}; expected {dtype} of shape "
+                    f"{shape}, as this table and its optimizer have.{advice}"
                 )
 
     def require(self, state: State, names: Sequence[str]) -> None:
@@ -338,13 +303,13 @@ class Table(abc.ABC):
             tables := [name for name, own in state.items() if isinstance(own, Mapping)]
         ):
             raise ValueError(
-                f"{self.label}state: got the arrays of several tables, {', '.join(map(str, tables))}; expected the "
+                f"{self.ids.label}state: got the arrays of several tables, {', '.join(map(str, tables))}; expected the "
                 f"arrays of this table, e.g. state[{tables[0]!r}]."
             )
         if missing:
             raise ValueError(
-                f"{self.label}state: has no {', '.join(missing)}; expected what Table.init returns, with the arrays "
-                f"{', '.join(names)}."
+                f"{self.ids.label}state: has no {', '.join(missing)}; expected what Table.init returns, with the "
+                f"arrays {', '.join(names)}."
             )
 
     # Lookups
@@ -392,89 +357,21 @@ class Table(abc.ABC):
         """
         raise NotImplementedError
 
+    @abc.abstractmethod
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         """Weighted sums ``[S, nb, D]`` in the accumulator type, and residuals."""
-        params, sentinel = self.params(state), state.get("sentinel")
-        return reference.forward(self, params, batch, lookup, sentinel), ()
 
+    @abc.abstractmethod
     def backward(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
     ) -> tuple[dict[str, Any], jax.Array | None]:
         """Gradients of the parameters in their accumulator type, and of the weights if they are wanted."""
-        params = self.params(state)
-        grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
-        return dict(zip(self.param_names, grads, strict=True)), dweights
 
+    @abc.abstractmethod
     def step(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[dict[str, Any], jax.Array | None]:
         """The state after the update with output gradient ``g``, and the gradient of the weights."""
-        new, _, dweights = self.step_if(None, state, batch, residuals, g, lookup, values)
-        return new, dweights
-
-    def step_if(
-        self,
-        allowed: jax.Array | None,
-        state: State,
-        batch: Batch,
-        residuals: Any,
-        g: jax.Array,
-        lookup: Lookup,
-        values: Any,
-    ) -> tuple[dict[str, Any], jax.Array, jax.Array | None]:
-        """`step` that changes nothing where ``allowed`` is 0, and that also says whether the batch allows the step.
-
-        Returns:
-            The new state; 1.0, or 0.0 where gradients are not finite and such steps are skipped, or where ``bounds``
-            refuses an id; and the gradient of the weights. The second does not depend on ``allowed``.
-        """
-        step = self.step_of(allowed, state, batch, g, lookup, values)
-        stepped = self.stepped_params(
-            state, step.batch, residuals, step.g, step.lookup, step.values
-        )
-        return self.after_step(state, step, *stepped)
-
-    def step_of(
-        self,
-        allowed: jax.Array | None,
-        state: State,
-        batch: Batch,
-        g: jax.Array,
-        lookup: Lookup,
-        values: Any,
-    ) -> Step:
-        """The arguments of `stepped_params` in a step; ``allowed`` is by default that of ``values``, or 1."""
-        if allowed is None:
-            allowed = values.get("allowed", jnp.ones((), jnp.float32))
-        batch, g = once((batch, g), state["step"])
-        lookup = dataclasses.replace(lookup, axis_name=self.summed_axes(state, batch, g, lookup))
-        batch, g = vary_over((batch, g), varying_axes(batch, g))
-        return Step(batch, g, lookup, {**values, "allowed": allowed})
-
-    def after_step(
-        self,
-        state: State,
-        step: Step,
-        params: Params,
-        slots: Slots,
-        applied: jax.Array,
-        dweights: jax.Array | None,
-    ) -> tuple[dict[str, Any], jax.Array, jax.Array | None]:
-        """What `step_if` returns, from what `stepped_params` does."""
-        new = dict(zip(self.param_names, params, strict=True))
-        for names, arrays in zip(self.stepped_names, slots, strict=True):
-            new |= dict(zip(names, arrays, strict=True))
-        new = changed_between_steps(
-            self, state, new, step.values["allowed"] * applied, step.values["seed"]
-        )
-        if self.update is not None and self.update.shared:
-            new[APPLIED] = step.values["allowed"] * applied
-        else:
-            new["sentinel"] = _sentinel.kept(state["sentinel"])
-            # A compile-time constant, so that the compiler knows that the old table is not needed.
-            new["used"] = vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"]))
-            new["step"] = state["step"] + step.values["allowed"] * applied
-        return new, applied, dweights
 
     def summed_axes(self, state: State, batch: Batch, g: jax.Array, lookup: Lookup) -> Any:
         """The axes that a step sums gradients over, as `Lookup.axis_name`.
@@ -501,41 +398,17 @@ class Table(abc.ABC):
             return ()
         if self.update.shared and "sentinel" not in state:
             raise ValueError(
-                f"{self.label}a table of a collection was looked up on its own; it shares a sentinel with the other "
-                "tables. Call the collection, or look it up without an optimizer: table.with_update(None)."
+                f"{self.ids.label}a table of a collection was looked up on its own; it shares a sentinel with the "
+                "other tables. Call the collection, or look it up without an optimizer: table.with_update(None)."
             )
         rounded_type = self.rounded_type or self.storage(state)
         return step_values(self.update, state["step"], rounded_type, inputs)
 
-    def param_gradients(
-        self, params: Params, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
-    ) -> tuple[Params, jax.Array | None]:
-        """Gradients of the parameters, for this shard only, and of the weights."""
-        del residuals
-        return reference.backward(self, params, batch, g, lookup)
-
-    def stepped_params(
-        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
-    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-        """New parameters and slots, whether the batch allows the step, and the gradient of the weights.
-
-        ``values`` are `step_values` and ``allowed``, which is 0 if nothing may change.
-        """
-        del residuals
-        return reference.update(self, state, batch, g, lookup, values)
-
-    def touched(self, batch: Batch, lookup: Lookup) -> list[jax.Array]:
-        """Whether a batch reads each row of each parameter, regardless of the gradient; bool ``[rows]`` each."""
-        return reference.touched(self, batch, lookup)
-
     # The whole table
 
+    @abc.abstractmethod
     def to_dense(self, state: State) -> jax.Array:
         """The table ``[N, D]`` in the accumulator type."""
-        ids = jnp.arange(self.num_embeddings)
-        batch = Batch(ids[:, None], None, None, rectangular=True)
-        digits, _ = digits_in_range(self, batch)
-        return self.rows(self.params(state), [d[:, 0] for d in digits], lax.Precision.HIGHEST)
 
     @functools.cached_property
     def attended_names(self) -> tuple[str, ...]:

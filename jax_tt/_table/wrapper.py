@@ -50,7 +50,10 @@ class Wrapper(Table):
     # They are not annotated, which would make them fields of the dataclass.
     param_shapes = _of_table("param_shapes")  # pyright: ignore[reportIncompatibleMethodOverride]
     init_params = _of_table("init_params")
-    rows = _of_table("rows")
+    forward = _of_table("forward")
+    backward = _of_table("backward")
+    step = _of_table("step")
+    to_dense = _of_table("to_dense")
     # Most kinds have it, but it is no member of `Table`.
     param_dtype = _of_table("param_dtype")
 
@@ -81,7 +84,6 @@ def maintained(wrapper: Wrapper, state: State, method: str = "auto") -> dict[str
 # them.
 COMPUTED = frozenset(
     (
-        "label",
         "init",
         "require",
         "pieces",

@@ -119,7 +119,7 @@ def _form(
 ) -> Form:
     feature = collection.features[name]
     table = collection.tables[feature.table]
-    split = split and len(table.radices) > 1
+    split = split and len(table.ids.radices) > 1
     bags = int(rng.integers(0, 5)) if samples is None else samples
     length = int(rng.integers(0, 5))
     if feature.combiner is None:

@@ -182,11 +182,11 @@ def _values(table: Any, ids: Any, padded: bool) -> tuple[np.ndarray, np.ndarray]
     if not isinstance(ids, SplitIds):
         return ids.astype(object), (ids == -1) & padded
     padding = (ids.digits == -1).all(axis=-1) & padded
-    if table.takes_keys:
+    if table.ids.takes_keys:
         words = ids.digits.view(np.uint32).astype(object)
         return words[..., 0] * 2**32 + words[..., 1], padding
     value = np.zeros(ids.shape, object)
-    for k, factor in enumerate(table.radices):
+    for k, factor in enumerate(table.ids.radices):
         value = value * factor + ids.digits[..., k].astype(object)
     return np.where(ids.digits[..., 0] < 0, -1, value), padding
 

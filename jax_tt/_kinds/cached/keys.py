@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._ids.batch import HIGHEST_BIT, Batch, padding_mark, present, unsigned, with_marks
-from jax_tt._table.ids import digits_in_range
+from jax_tt._ids.id_space import digits_in_range
 from jax_tt._table.table import Table
 
 
@@ -17,9 +17,9 @@ def keys_of(table: Table, batch: Batch, bounds: str, dtype: Any) -> jax.Array:
     """Row of every position ``[S, cap]``; -1 for padding, positions outside every bag, and ids out of range."""
     here = present(batch)
     if batch.split:
-        digits, ok = digits_in_range(table, batch)
+        digits, ok = digits_in_range(table.ids, batch)
         row = jnp.zeros(batch.ids.shape[:2], dtype)
-        for digit, factor in zip(digits, table.radices, strict=True):
+        for digit, factor in zip(digits, table.ids.radices, strict=True):
             row = row * factor + digit.astype(dtype)
     else:
         last = min(table.num_embeddings - 1, int(jnp.iinfo(batch.ids.dtype).max))

@@ -28,16 +28,17 @@ from jax_tt._kinds.cached.names import (
     outer,
     outer_name,
 )
+from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._native import cache_backend
 from jax_tt._native.cache_forward import cache_forward
 from jax_tt._native.native import zeros_like
 from jax_tt._native.operands import sentinel_operand
-from jax_tt._native.rows import RowTable
 from jax_tt._native.table_call import run
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table import reference
 from jax_tt._table.options import Lookup, StepInputs, Wanted
+from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
@@ -87,10 +88,10 @@ class RowCachedTable(Wrapper):
         return self.cache.gradients == "rows"
 
     @functools.cached_property
-    def rows_table(self) -> RowTable:
-        """The cached rows as a table, one row per slot."""
+    def rows_table(self) -> DenseTable:
+        """The cached rows as a dense table, one row per slot."""
         sets, ways, _, _ = self.cache.layout(self.num_embeddings)
-        return RowTable(
+        return DenseTable(
             sets * ways,
             self.features,
             update=self.update if self.trains_rows else None,
@@ -231,7 +232,7 @@ class RowCachedTable(Wrapper):
 
         def reference(of_tables: Any, of_rows: Any, hits: Batch, misses: Batch) -> Any:
             sums, residuals = self._composed(
-                Table.forward, of_tables, of_rows, (hits, misses), lookup
+                ReferenceTable.forward, of_tables, of_rows, (hits, misses), lookup
             )
             if lookup.method != "reference":
                 platform = _backend.native_platforms()[0]
@@ -395,7 +396,7 @@ def _part_weights_gradient(
 
 
 def _part_cotangents(
-    table: Table,
+    table: ReferenceTable,
     state: State,
     batch: Batch,
     saved: tuple[Any, jax.Array],

@@ -43,7 +43,7 @@ def encoded_rows(
     for start in range(0, len(found), BLOCK):
         own = range(start, min(start + BLOCK, len(found)))
         block, here = (
-            finite(f"{table.label}rows", rows[start : own.stop], own),
+            finite(f"{table.ids.label}rows", rows[start : own.stop], own),
             hot[start : own.stop],
         )
         if table.rotated:

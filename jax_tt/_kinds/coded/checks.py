@@ -32,34 +32,37 @@ def check_fields(table: CodedTable) -> None:
     check_param_dtype(table.param_dtype)
     check_update(table.update)
     if not 1 <= as_int("bits", table.bits) <= codec.MAX_BITS:
-        raise ValueError(f"{table.label}bits: got {table.bits}; expected 1 to {codec.MAX_BITS}.")
+        raise ValueError(
+            f"{table.ids.label}bits: got {table.bits}; expected 1 to {codec.MAX_BITS}."
+        )
     if table.num_codes % as_positive("terms", table.terms):
         raise ValueError(
-            f"{table.label}terms: got {table.terms}; expected a divisor of num_codes={table.num_codes}."
+            f"{table.ids.label}terms: got {table.terms}; expected a divisor of num_codes={table.num_codes}."
         )
     if table.kind == "additive" and table.terms > 1:
         raise ValueError(
-            f"{table.label}terms: got {table.terms} with kind='additive', which adds all codes; expected 1."
+            f"{table.ids.label}terms: got {table.terms} with kind='additive', which adds all codes; expected 1."
         )
     if table.features % table.column_parts:
         times = "" if table.terms == 1 else f"{table.terms} times "
         raise ValueError(
-            f"{table.label}num_codes: got {table.num_codes}; expected {times}a divisor of features={table.features}, "
+            f"{table.ids.label}num_codes: got {table.num_codes}; expected {times}a divisor of "
+            f"features={table.features}, "
             "as every part of a product gives as many columns. Additive codes may be any number."
         )
     if not 0 <= as_int("hot", table.hot) <= table.num_embeddings:
         raise ValueError(
-            f"{table.label}hot: got {table.hot}; expected 0 to num_embeddings={table.num_embeddings}."
+            f"{table.ids.label}hot: got {table.hot}; expected 0 to num_embeddings={table.num_embeddings}."
         )
     if (as_int("hot_terms", table.hot_terms) > 0) != (table.hot > 0) or table.hot_terms < 0:
         raise ValueError(
-            f"{table.label}hot_terms: got {table.hot_terms} with hot={table.hot}; expected a positive number with hot "
-            "ids, and 0 without."
+            f"{table.ids.label}hot_terms: got {table.hot_terms} with hot={table.hot}; expected a positive number with "
+            "hot ids, and 0 without."
         )
     if table.num_entries > 2**31 - 1:
         of_hot = f" and hot_terms={table.hot_terms}" if table.hot else ""
         raise ValueError(
-            f"{table.label}num_codes: got {table.num_codes}{of_hot}, which are {table.num_entries} "
+            f"{table.ids.label}num_codes: got {table.num_codes}{of_hot}, which are {table.num_entries} "
             f"codebook rows at {table.bits} bits; expected fewer than 2**31."
         )
     _check_shape(table)
@@ -71,13 +74,13 @@ def _check_shape(table: CodedTable) -> None:
         return
     if not isinstance(shape, TTShape):
         raise TypeError(
-            f"{table.label}codebook_shape: got {shape!r}; expected a TTShape of the rows of all codebooks, "
+            f"{table.ids.label}codebook_shape: got {shape!r}; expected a TTShape of the rows of all codebooks, "
             f"jax_tt.TTShape.suggest({table.num_entries}, {table.width}, ranks), or None."
         )
     if (shape.num_embeddings, shape.features) != (table.num_entries, table.width):
         raise ValueError(
-            f"{table.label}codebook_shape: got {shape.num_embeddings} x {shape.features}; expected {table.num_entries} "
-            f"x {table.width}, the rows of all codebooks and their columns."
+            f"{table.ids.label}codebook_shape: got {shape.num_embeddings} x {shape.features}; expected "
+            f"{table.num_entries} x {table.width}, the rows of all codebooks and their columns."
         )
 
 
@@ -87,14 +90,15 @@ def check_constants(table: CodedTable, state: State) -> None:
         own = state[name]
         if own.dtype != jnp.uint8 or own.shape != shape:
             raise ValueError(
-                f"{table.label}{name}: got {own.dtype} of shape {own.shape}; expected uint8 of shape {shape}, codes "
-                f"of {table.bits} bits. jax_tt.encode makes them of rows, CodedTable.with_codes of integers."
+                f"{table.ids.label}{name}: got {own.dtype} of shape {own.shape}; expected uint8 of shape {shape}, "
+                f"codes of {table.bits} bits. jax_tt.encode makes them of rows, CodedTable.with_codes of integers."
             )
     if table.hot:
         own, shape = state[HOT_PLACES], places.shape_of(table.num_embeddings)
         if own.dtype != jnp.uint32 or own.shape != shape:
             raise ValueError(
-                f"{table.label}{HOT_PLACES}: got {own.dtype} of shape {own.shape}; expected uint32 of shape {shape}."
+                f"{table.ids.label}{HOT_PLACES}: got {own.dtype} of shape {own.shape}; expected uint32 of shape "
+                f"{shape}."
             )
     check_rotation(table, state)
 
@@ -109,13 +113,13 @@ def check_codes(table: CodedTable, codes: np.ndarray) -> None:
         hot = (~absent[:, last]).all(axis=1)
         if hot.sum() != table.hot or not absent[~hot][:, last].all():
             raise ValueError(
-                f"{table.label}codes: got {hot.sum()} ids with all codes of hot ids; expected {table.hot}, and -1 "
+                f"{table.ids.label}codes: got {hot.sum()} ids with all codes of hot ids; expected {table.hot}, and -1 "
                 "for all these codes of the others."
             )
     wrong = ~absent & ((codes < 0) | (codes >= 1 << table.bits))
     if wrong.any():
         row, k = map(int, np.argwhere(wrong)[0])
         raise ValueError(
-            f"{table.label}codes: code {k} of row {row} is {codes[row, k]}; expected 0 to "
+            f"{table.ids.label}codes: code {k} of row {row} is {codes[row, k]}; expected 0 to "
             f"{(1 << table.bits) - 1}, as codes have {table.bits} bits."
         )

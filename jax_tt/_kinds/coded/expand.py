@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._ids.batch import Batch, present
+from jax_tt._ids.id_space import digits_in_range
 from jax_tt._native.operands import MAX_POSITIONS
-from jax_tt._table.ids import digits_in_range
 from jax_tt._table.options import IGNORED, Lookup
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def expanded(table: CodedTable, state: State, batch: Batch, lookup: Lookup) -> Batch:
     """The batch of codebook rows of a batch of ids."""
     _check_size(table, batch)
-    (ids,), ok = digits_in_range(table, batch)
+    (ids,), ok = digits_in_range(table.ids, batch)
     here = present(batch)
     if lookup.bounds in IGNORED:
         here &= ok
@@ -69,7 +69,7 @@ def _check_size(table: CodedTable, batch: Batch) -> None:
     sizes = ids * table.all_codes, bags * table.column_parts
     if max((n for n in sizes if isinstance(n, int)), default=0) > MAX_POSITIONS:
         raise ValueError(
-            f"{table.label}bags: got {ids} ids in {bags} bags, with {table.all_codes} codes of each id and "
+            f"{table.ids.label}bags: got {ids} ids in {bags} bags, with {table.all_codes} codes of each id and "
             f"{table.column_parts} parts of each bag; one call takes at most {MAX_POSITIONS} of either. Split the "
             "batch."
         )

@@ -18,6 +18,7 @@ from jax_tt._base.arguments import as_array
 from jax_tt._base.host_table import host_table
 from jax_tt._ids import places
 from jax_tt._ids.batch import Batch
+from jax_tt._ids.id_space import digits_of_integers
 from jax_tt._jax import backend
 from jax_tt._jax.by_platform import by_platform
 from jax_tt._jax.gather import gathered
@@ -27,18 +28,17 @@ from jax_tt._kinds.coded.assign import encoded_rows
 from jax_tt._kinds.coded.checks import check_codes, check_constants, check_fields
 from jax_tt._kinds.coded.expand import by_part, expanded, of_positions, whole
 from jax_tt._kinds.coded.names import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES
+from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._lookup.warn import warn_out_of_range
 from jax_tt._native.coded import Forward
 from jax_tt._native.operands import sentinel_operand
 from jax_tt._native.partition import num_blocks
-from jax_tt._native.rows import RowTable
 from jax_tt._native.table_call import run
 from jax_tt._table import reference
-from jax_tt._table.ids import digits_of_integers
 from jax_tt._table.options import IGNORED, Lookup, Update
+from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.rotation import ROTATION, rotation_of, turned, turned_back
-from jax_tt._table.table import Table
 from jax_tt._table.types import Params, Slots, State
 from jax_tt._tt.shape import TTShape
 
@@ -47,7 +47,7 @@ COLLECTION = "coded"
 
 
 @dataclasses.dataclass(frozen=True)
-class CodedTable(Table):
+class CodedTable(ReferenceTable):
     """A table in which every id has ``m`` codes, and a row is made of the codebook rows that they select.
 
     A codebook has ``2 ** bits`` rows. A row of the table is the concatenation of one row of each codebook, of ``D / m``
@@ -236,11 +236,11 @@ class CodedTable(Table):
             ValueError: they have another shape or type, one is no row of its codebook, or other than ``hot`` ids have
                 codes of hot ids.
         """
-        given = as_array(f"{self.label}codes", codes)
+        given = as_array(f"{self.ids.label}codes", codes)
         shape = self.num_embeddings, self.all_codes
         if given.shape != shape or given.dtype.kind not in "iu":
             raise ValueError(
-                f"{self.label}codes: got {given.dtype} of shape {given.shape}; expected integers of shape {shape}."
+                f"{self.ids.label}codes: got {given.dtype} of shape {given.shape}; expected integers of shape {shape}."
             )
         if not isinstance(given, Tracer):
             check_codes(self, np.asarray(given))
@@ -267,19 +267,21 @@ class CodedTable(Table):
             ValueError: the rows have another shape, or one is not finite; an id is out of range.
         """
         self.check(state)
-        given = host_table(f"{self.label}rows", rows)
-        at = None if ids is None else np.asarray(as_array(f"{self.label}ids", ids))
+        given = host_table(f"{self.ids.label}rows", rows)
+        at = None if ids is None else np.asarray(as_array(f"{self.ids.label}ids", ids))
         if at is not None and (at.ndim != 1 or at.dtype.kind not in "iu"):
             raise ValueError(
-                f"{self.label}ids: got {at.dtype} of shape {at.shape}; expected integers [n]."
+                f"{self.ids.label}ids: got {at.dtype} of shape {at.shape}; expected integers [n]."
             )
         if at is not None and len(at) and not 0 <= at.min() <= at.max() < self.num_embeddings:
             raise ValueError(
-                f"{self.label}ids: got ids from {at.min()} to {at.max()}; expected 0 to {self.num_embeddings - 1}."
+                f"{self.ids.label}ids: got ids from {at.min()} to {at.max()}; expected 0 to {self.num_embeddings - 1}."
             )
         shape = self.num_embeddings if at is None else len(at), self.features
         if tuple(given.shape) != shape:
-            raise ValueError(f"{self.label}rows: got shape {tuple(given.shape)}; expected {shape}.")
+            raise ValueError(
+                f"{self.ids.label}rows: got shape {tuple(given.shape)}; expected {shape}."
+            )
         at = np.arange(self.num_embeddings) if at is None else at
         if not self.hot:
             codes, _ = encoded_rows(self, state, given, None)
@@ -294,7 +296,7 @@ class CodedTable(Table):
         count = len(self.param_names)
 
         def of_entries(entries: jax.Array) -> jax.Array:
-            own, _ = digits_of_integers(self._books, entries)
+            own, _ = digits_of_integers(self._books.ids, entries)
             return self._books.rows(params[:count], own, precision)
 
         (ids,) = digits
@@ -412,11 +414,11 @@ class CodedTable(Table):
         return (own.reshape(blocks, own.shape[0] // blocks, *own.shape[1:]),)
 
     @functools.cached_property
-    def _books(self) -> RowTable | TTTable:
+    def _books(self) -> DenseTable | TTTable:
         """The codebooks as a table, in which the lookup of an id is one of m rows."""
         options = {"param_dtype": self.param_dtype, "update": self.update, "name": self.name}
         if self.codebook_shape is None:
-            return RowTable(self.num_entries, self.width, **options)
+            return DenseTable(self.num_entries, self.width, **options)
         init = {} if self.codebook_init is None else {"core_init": self.codebook_init}
         return TTTable.of_shape(self.codebook_shape, **options, **init)
 

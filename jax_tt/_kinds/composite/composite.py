@@ -14,13 +14,15 @@ from jax import lax
 
 from jax_tt._base import sentinel
 from jax_tt._base.dtypes import accumulator, widest
+from jax_tt._base.storage import table_label
 from jax_tt._ids.batch import Batch
+from jax_tt._ids.id_space import IdSpace
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table import groups
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._table.table import APPLIED, SCALARS, Table
-from jax_tt._table.types import Params, State
+from jax_tt._table.types import State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,22 +41,23 @@ class Composite(Table):
     name: str | None = None
 
     def __post_init__(self) -> None:
+        label = table_label(self.name)
         if not isinstance(self.tables, Sequence):
             raise TypeError(
-                f"{self.label}tables: got {self.tables!r}; expected a tuple of tables, e.g. (table, other)."
+                f"{label}tables: got {self.tables!r}; expected a tuple of tables, e.g. (table, other)."
             )
         object.__setattr__(self, "tables", tuple(self.tables))
         if not self.tables:
-            raise ValueError(f"{self.label}tables: got none; expected at least one.")
+            raise ValueError(f"{label}tables: got none; expected at least one.")
         for k, table in enumerate(self.tables):
-            self._check_table(f"{self.label}tables[{k}]", table)
+            self._check_table(f"{label}tables[{k}]", table)
 
     def _check_table(self, argument: str, table: Any) -> None:
         if not isinstance(table, Table):
             raise TypeError(
                 f"{argument}: got {table!r}; expected a jax_tt.Table, e.g. jax_tt.DenseTable(1000, 16)."
             )
-        if table.takes_keys or table.cached is not None or table.divided:
+        if table.ids.takes_keys or table.cached is not None or table.divided:
             raise TypeError(
                 f"{argument}: got a {type(table).__name__}; expected a table without a row cache, which is not a hash "
                 "table and is not divided over devices."
@@ -221,12 +224,12 @@ class Composite(Table):
 
     # Lookups
 
-    def check_split_ids(self, name: str, digits: int) -> None:
-        del digits
-        raise TypeError(
-            f"{name}: got SplitIds for a {type(self).__name__}, whose tables split ids in different ways; expected "
-            "integers."
+    @functools.cached_property
+    def ids(self) -> IdSpace:
+        reason = (
+            f"a {type(self).__name__}, whose tables split ids in different ways; expected integers."
         )
+        return dataclasses.replace(super().ids, integers_only=reason)
 
     def method(self, lookup: Lookup, state: State) -> str:
         own = zip(self._members, self.separated(state), strict=True)
@@ -243,9 +246,6 @@ class Composite(Table):
             )
             for k, (table, part) in enumerate(own)
         )
-
-    def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
-        raise NotImplementedError("rows are looked up in the tables, each with its digits")
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         batches = self._prepared(state, batch, lookup)

@@ -15,8 +15,8 @@ from jax.core import Tracer
 from jax_tt._base.arguments import as_array
 from jax_tt._ids import places
 from jax_tt._ids.batch import Batch, is_padding, padding_mark, with_marks
+from jax_tt._ids.id_space import digits_in_range
 from jax_tt._kinds.composite.composite import Composite
-from jax_tt._table.ids import digits_in_range
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -56,7 +56,7 @@ class MixedTable(Composite):
         super().__post_init__()
         if self.num_embeddings > _MOST_ROWS:
             raise ValueError(
-                f"{self.label}tables: got {self.num_embeddings} rows in all; expected at most {_MOST_ROWS}."
+                f"{self.ids.label}tables: got {self.num_embeddings} rows in all; expected at most {_MOST_ROWS}."
             )
 
     def common(self, table: Table) -> str:
@@ -103,7 +103,7 @@ class MixedTable(Composite):
             own = state[name]
             if own.dtype != jnp.uint32 or own.shape != shape:
                 raise ValueError(
-                    f"{self.label}{name}: got {own.dtype} of shape {own.shape}; expected uint32 of shape {shape}. "
+                    f"{self.ids.label}{name}: got {own.dtype} of shape {own.shape}; expected uint32 of shape {shape}. "
                     "MixedTable.with_parts makes it of the number of the table of every id."
                 )
 
@@ -118,15 +118,15 @@ class MixedTable(Composite):
             ValueError: they have another shape or type, or their counts are not the numbers of rows of the tables.
             TypeError: they are traced.
         """
-        given = as_array(f"{self.label}parts", parts)
+        given = as_array(f"{self.ids.label}parts", parts)
         if isinstance(given, Tracer):
             raise TypeError(
-                f"{self.label}parts: got a traced array, whose counts cannot be checked; call with_parts outside of "
-                "jit."
+                f"{self.ids.label}parts: got a traced array, whose counts cannot be checked; call with_parts outside "
+                "of jit."
             )
         if given.shape != (self.num_embeddings,) or given.dtype.kind not in "iub":
             raise ValueError(
-                f"{self.label}parts: got {given.dtype} of shape {given.shape}; expected integers of shape "
+                f"{self.ids.label}parts: got {given.dtype} of shape {given.shape}; expected integers of shape "
                 f"[{self.num_embeddings}]."
             )
         sizes = [table.num_embeddings for table in self.tables]
@@ -134,8 +134,8 @@ class MixedTable(Composite):
         counts = [int((own == k).sum()) for k in range(len(sizes))]
         if counts != sizes:
             raise ValueError(
-                f"{self.label}parts: got {counts} ids with the numbers 0 to {len(sizes) - 1}; expected {sizes}, the "
-                "rows of the tables."
+                f"{self.ids.label}parts: got {counts} ids with the numbers 0 to {len(sizes) - 1}; expected {sizes}, "
+                "the rows of the tables."
             )
         return {**state, **self._places(jnp.asarray(own.astype(np.int32)))}
 
@@ -172,7 +172,7 @@ class MixedTable(Composite):
 
     def batches(self, state: State, batch: Batch, lookup: Lookup) -> list[Batch]:
         batch = batch if batch.padded else with_marks(batch)
-        (ids,), ok = digits_in_range(self, batch)
+        (ids,), ok = digits_in_range(self.ids, batch)
         if lookup.bounds == "clip":
             ok = ~is_padding(batch)
         part, row = self._rows_of(state, ids)

@@ -16,16 +16,7 @@ from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._sets.admission import AdmitAfter
 from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
-from jax_tt._table.change import (
-    Change,
-    Growth,
-    OnShards,
-    Orders,
-    grow,
-    grow_shards,
-    reorder,
-    under_order,
-)
+from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_order
 from jax_tt._table.types import State
 from jax_tt._tt.initial_cores import fresh_init
 
@@ -64,7 +55,7 @@ def grow_if_full(
     change = grow(table, state, growth_to(own, capacity))
     before, after = (_occupied(arrays) for arrays in (state, change.state))
     if before != after:
-        raise RuntimeError(f"{own.label}table: {after} of {before} keys would be left.")
+        raise RuntimeError(f"{own.ids.label}table: {after} of {before} keys would be left.")
     grown: Any = change.table
     return grown, change.state
 
@@ -77,7 +68,7 @@ def grown_capacity(table: HashTable, state: State, max_load: Any) -> int:
     touched = state[KEYS[2]]
     if isinstance(touched, Tracer):
         raise TypeError(
-            f"{table.label}state: got traced arrays; a table grows between steps, outside of jit."
+            f"{table.ids.label}state: got traced arrays; a table grows between steps, outside of jit."
         )
     occupied = _occupied(state)
     capacity, most = table.num_embeddings, table.max_capacity or table.num_embeddings
@@ -101,34 +92,25 @@ def growth_to(table: HashTable, capacity: int, method: str = "auto") -> Growth:
 @grow.register(HashTable)
 def grown(table: HashTable, state: State, growth: Growth) -> Change:
     """The table with a multiple of its capacity, a power of 2."""
-    if table.table.row_arrays:
-        return grow_slots(table, table, state, growth, lambda f, static, x: f(*static, x))
-    moved, source = _with_more_slots(table, _factor_of(table, growth), growth.method, state)
+    factor = factor_of(table, growth)
+    moved, source = with_more_slots(table, state, factor, growth.method)
     kept = {name: value for name, value in state.items() if name not in table.hash_shapes}
-    change = _of_shared_rows(table, kept, growth, np.asarray(source))
+    if table.table.row_arrays:
+        inner = dataclasses.replace(table.table, num_embeddings=table.num_embeddings * factor)
+
+        def carried(old: Any, fresh: Any) -> Any:
+            return old if old.shape == fresh.shape else in_new_slots(old, source)
+
+        change = Change(inner, kept, dict.fromkeys(table.table.row_names, carried))
+    else:
+        change = _of_shared_rows(table, kept, growth, np.asarray(source))
     new = dataclasses.replace(table, table=change.table)
     after = {name: value for name, value in state.items() if name in table.hash_shapes}
     return Change(new, {**change.state, **after, **moved}, change.carry)
 
 
-@grow_shards.register(HashTable)
-def grow_slots(
-    table: HashTable, shard: HashTable, state: State, growth: Growth, on_shards: OnShards
-) -> Change:
-    """As `grown`, for keys whose rows are theirs alone; keys stay on their devices."""
-    factor = _factor_of(table, growth)
-    moved, source = on_shards(_with_more_slots, (shard, factor, growth.method), dict(state))
-    inner = dataclasses.replace(table.table, num_embeddings=table.num_embeddings * factor)
-
-    def carried(old: Any, fresh: Any) -> Any:
-        return old if old.shape == fresh.shape else on_shards(_in_new_slots, (), (old, source))
-
-    new = dataclasses.replace(table, table=inner)
-    return Change(new, {**state, **moved}, dict.fromkeys(table.table.row_names, carried))
-
-
-def _with_more_slots(
-    table: HashTable, factor: int, method: str, state: State
+def with_more_slots(
+    table: HashTable, state: State, factor: int, method: str
 ) -> tuple[dict[str, Any], jax.Array]:
     """The arrays of keys and of rows that are theirs alone, with ``factor`` times the slots.
 
@@ -146,9 +128,8 @@ def _with_more_slots(
     return after, numbers - 1
 
 
-def _in_new_slots(moved: tuple[jax.Array, jax.Array]) -> jax.Array:
+def in_new_slots(old: jax.Array, source: jax.Array) -> jax.Array:
     """Entries ``[capacity, ...]`` of old slots in the new ones; 0 for those that are empty."""
-    old, source = moved
     places = jnp.where(source < 0, old.shape[0], source)
     return old.at[places].get(mode="fill", fill_value=0)
 
@@ -163,21 +144,21 @@ def _doubled(
     return directory, arrays
 
 
-def _factor_of(table: HashTable, growth: Growth) -> int:
+def factor_of(table: HashTable, growth: Growth) -> int:
     """How many times the capacity grows."""
     capacity, old = as_int("num_embeddings", growth.num_embeddings), table.num_embeddings
     factor = capacity // old
     if growth.like is not None:
         raise ValueError(
-            f"{table.label}like: got ids; expected None, since new rows of a HashTable belong to no key yet."
+            f"{table.ids.label}like: got ids; expected None, since new rows of a HashTable belong to no key yet."
         )
     if capacity % old or factor < 1 or factor & (factor - 1):
         raise ValueError(
-            f"{table.label}num_embeddings: got {capacity}; expected the capacity {old} times a power of 2."
+            f"{table.ids.label}num_embeddings: got {capacity}; expected the capacity {old} times a power of 2."
         )
     if table.max_capacity is not None and capacity > table.max_capacity:
         raise ValueError(
-            f"{table.label}num_embeddings: got {capacity}; expected at most max_capacity, {table.max_capacity}."
+            f"{table.ids.label}num_embeddings: got {capacity}; expected at most max_capacity, {table.max_capacity}."
         )
     return factor
 
@@ -186,7 +167,7 @@ def _factor_of(table: HashTable, growth: Growth) -> int:
 def reordered(table: HashTable, state: State, orders: Orders) -> Change:
     del state, orders
     raise TypeError(
-        f"{table.label}id_order: a HashTable maps keys to rows itself; expected the order in the wrapped table, "
+        f"{table.ids.label}id_order: a HashTable maps keys to rows itself; expected the order in the wrapped table, "
         "e.g. HashTable(OrderedTable(table, id_order))."
     )
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,11 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._base.arguments import as_int, as_positive, one_of
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import lists_over_explicit_axes, over_explicit_axes
+from jax_tt._ids.id_space import IdSpace, outside
 from jax_tt._ids.keys import keys_of, slots_of
+from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._native import hash_backend
 from jax_tt._native.hash_calls import Fresh, Search
-from jax_tt._native.rows import RowTable
 from jax_tt._sets.admission import Admission, AdmitAfter, as_admission
 from jax_tt._sets.hash_directory import (
     CLOCK,
@@ -36,7 +37,6 @@ from jax_tt._sets.hash_directory import (
 from jax_tt._sets.initial import InitialRows, Normal
 from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
 from jax_tt._sets.relocate import relocated
-from jax_tt._table.ids import outside
 from jax_tt._table.options import Lookup, Update
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -111,7 +111,6 @@ class HashTable(Wrapper):
     initializer: Initializer | None = None
     missing: str | int = "initial"
     safe_check: str = "warn"
-    takes_keys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,7 +119,7 @@ class HashTable(Wrapper):
         one_of("safe_check", self.safe_check, SAFE_CHECKS)
         if as_positive("min_age", self.min_age) >= 2**31:
             raise ValueError(f"min_age: got {self.min_age}; expected less than 2**31.")
-        _check_capacity(self.label, self.num_embeddings, as_positive("ways", self.ways))
+        _check_capacity(self.ids.label, self.num_embeddings, as_positive("ways", self.ways))
         object.__setattr__(self, "admission", as_admission(self.admission))
         if not -(2**63) <= as_int("seed", self.seed) < 2**64:
             raise ValueError(f"seed: got {self.seed}; expected an integer of 64 bits.")
@@ -175,8 +174,9 @@ class HashTable(Wrapper):
     def buffers(self) -> dict[str, str]:
         return {**self.table.buffers, **dict.fromkeys(self.hash_shapes, COLLECTION)}
 
-    def check_split_ids(self, name: str, digits: int) -> None:
-        """Keys were checked when they became digits of a batch."""
+    @functools.cached_property
+    def ids(self) -> IdSpace:
+        return dataclasses.replace(self.table.ids, takes_keys=True)
 
     def check(self, state: State) -> None:
         self.table.check(state)
@@ -187,7 +187,7 @@ class HashTable(Wrapper):
                 several = name in (*KEYS, *WAITING) and len(array.shape) > len(shape)
                 fix = " HashTable.of_rows takes the keys of several devices." if several else ""
                 raise ValueError(
-                    f"{self.label}{name}: got {array.dtype} of shape {array.shape}; expected {jnp.dtype(dtype)} of "
+                    f"{self.ids.label}{name}: got {array.dtype} of shape {array.shape}; expected {jnp.dtype(dtype)} of "
                     f"shape {shape}, as this table has.{fix}"
                 )
 
@@ -251,7 +251,7 @@ class HashTable(Wrapper):
     @property
     def untrained(self) -> str:
         """What is said of keys without a row in a training batch."""
-        return f"{self.label}ids: {_UNTRAINED}"
+        return f"{self.ids.label}ids: {_UNTRAINED}"
 
     def trains(self, lookup: Lookup) -> bool:
         """Whether a lookup is one of training, in which keys without a row read their initial rows.
@@ -277,7 +277,7 @@ class HashTable(Wrapper):
 
         def found(inputs: tuple[State, Batch, Batch]) -> tuple[jax.Array, jax.Array]:
             state, given, prepared = inputs
-            missing = outside(self.table, prepared)
+            missing = outside(self.table.ids, prepared)
             here = missing.reshape(-1)
             values = self.initial(state, keys_of(given), here, storage, lookup.method)
             own = jnp.arange(rows, dtype=jnp.int32).reshape(missing.shape)
@@ -288,7 +288,7 @@ class HashTable(Wrapper):
         batch = dataclasses.replace(prepared, ids=ids, slots=None, padded=False)
         # The size of a symbolic batch is not known here; all ids are rows of the array or negative.
         most = max(rows, 1) if isinstance(rows, int) else 2**31 - 1
-        table = RowTable(most, self.features, param_dtype=storage, name=self.name)
+        table = DenseTable(most, self.features, param_dtype=storage, name=self.name)
         if isinstance(rows, int) and rows == 0:
             values = jnp.zeros((1, self.features), storage)
         return table, {"embedding": values}, batch
@@ -316,7 +316,7 @@ def initial_of_tables(
         own = jnp.asarray(values(keys, features))
         if own.shape != (keys.shape[0], features):
             raise ValueError(
-                f"{table.label}initializer: returned shape {own.shape}; expected one row per key, "
+                f"{table.ids.label}initializer: returned shape {own.shape}; expected one row per key, "
                 f"{(keys.shape[0], features)}."
             )
         rows[k] = own.astype(dtype)
@@ -353,7 +353,7 @@ def require_hash_table(table: Any) -> HashTable:
     several = getattr(table, "tables", None)
     advice = "jax_tt.hash_table(16, 1024)"
     if isinstance(several, Mapping):
-        hashed = next((name for name, own in several.items() if own.takes_keys), "name")
+        hashed = next((name for name, own in several.items() if own.ids.takes_keys), "name")
         advice = f"collection.tables[{hashed!r}] with state[{hashed!r}]"
     raise TypeError(f"table: got a {type(table).__name__}; expected a HashTable, e.g. {advice}.")
 
@@ -364,7 +364,7 @@ def unsharded_hash_table(table: Any) -> HashTable:
 
 
 def _check_table(table: Table) -> None:
-    if table.takes_keys:
+    if table.ids.takes_keys:
         raise TypeError(
             "table: got a HashTable; expected a table of numbered rows, e.g. a DenseTable."
         )

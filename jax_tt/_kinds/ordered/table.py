@@ -5,20 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from jax_tt._ids.apply_order import columns_by_id, mapped_ids
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
+from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.stored_order import StoredRows, of_layer, on_device
 from jax_tt._table.options import Lookup
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
 
-if TYPE_CHECKING:
-    pass
+_INTEGERS_ONLY = (
+    "a table with an id_order, which maps integers. Map them on the host first, shape.split_ids(order.apply(ids)), and "
+    "build the layer with id_order=None."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +50,7 @@ class OrderedTable(Wrapper):
                 "table: got one that has an order of ids; expected one without. Compose the two orders: "
                 "IdOrder(inner.rows[outer.rows])."
             )
-        if self.table.takes_keys:
+        if self.table.ids.takes_keys:
             raise TypeError(
                 "table: got a HashTable, whose ids are keys without an order; expected the order inside, "
                 "HashTable(OrderedTable(table, id_order))."
@@ -59,15 +62,10 @@ class OrderedTable(Wrapper):
         return {**self.table.buffers, ID_ORDER: ID_ORDER}
 
     @functools.cached_property
-    def radices(self) -> tuple[int, ...]:
+    def ids(self) -> IdSpace:
         # Ids are mapped as integers, independent of the digits of the rows.
-        return (self.num_embeddings,)
-
-    def check_split_ids(self, name: str, digits: int) -> None:
-        del digits
-        raise TypeError(
-            f"{name}: got SplitIds for a table with an id_order, which maps integers. Map them on the host first, "
-            "shape.split_ids(order.apply(ids)), and build the layer with id_order=None."
+        return dataclasses.replace(
+            self.table.ids, radices=(self.num_embeddings,), integers_only=_INTEGERS_ONLY
         )
 
     def check(self, state: State) -> None:
@@ -80,12 +78,12 @@ class OrderedTable(Wrapper):
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         if self.id_order is None:
             raise ValueError(
-                f"{self.label}id_order: got None; expected the order of a fresh state."
+                f"{self.ids.label}id_order: got None; expected the order of a fresh state."
             )
         return {**self.table.init_rest(params), ID_ORDER: on_device(self.id_order.rows)}
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
-        ids = mapped_ids(self._rows(state), batch.ids, f"{self.label}ids")
+        ids = mapped_ids(self._rows(state), batch.ids, f"{self.ids.label}ids")
         return self.table.prepare(state, dataclasses.replace(batch, ids=ids), lookup)
 
     def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:

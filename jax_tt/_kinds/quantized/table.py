@@ -86,12 +86,14 @@ class QuantizedTable(NativeTable):
         as_positive("num_embeddings", self.num_embeddings)
         as_positive("features", self.features)
         check_bits(self.bits)
-        check_levels(self.label, self.levels, self.bits)
+        check_levels(self.ids.label, self.levels, self.bits)
         if not isinstance(self.rotated, bool):
-            raise TypeError(f"{self.label}rotated: got {self.rotated!r}; expected True or False.")
+            raise TypeError(
+                f"{self.ids.label}rotated: got {self.rotated!r}; expected True or False."
+            )
         check_update(self.update)
         if self.update is not None:
-            _check_trained(self.label, self.features, self.bits, self.update.optimizer)
+            _check_trained(self.ids.label, self.features, self.bits, self.update.optimizer)
 
     @property
     def row_bytes(self) -> int:
@@ -163,7 +165,7 @@ class QuantizedTable(NativeTable):
         if packed.shape == (self.num_embeddings, widths.get(packed.dtype)):
             return None
         raise ValueError(
-            f"{self.label}{PACKED}: got {packed.dtype} of shape {packed.shape}; expected uint8 of shape "
+            f"{self.ids.label}{PACKED}: got {packed.dtype} of shape {packed.shape}; expected uint8 of shape "
             f"{self.param_shapes[PACKED]}: {self.bits} bits for each of {self.features} numbers, and 4 bytes of scale "
             "and offset. jax_tt.quantize makes it of rows, jax_tt.from_fbgemm of rows of FBGEMM."
         )
@@ -248,8 +250,8 @@ def _scored_rows_fwd(table: QuantizedTable, packed: jax.Array) -> tuple[jax.Arra
 def _scored_rows_bwd(table: QuantizedTable, residuals: None, g: jax.Array) -> Any:
     del residuals, g
     raise TypeError(
-        f"{table.label}attend is part of the loss, but the table is quantized: only lookups train it. Take the scores "
-        "of other arrays, jax.lax.stop_gradient(state), or use them outside the loss only."
+        f"{table.ids.label}attend is part of the loss, but the table is quantized: only lookups train it. Take the "
+        "scores of other arrays, jax.lax.stop_gradient(state), or use them outside the loss only."
     )
 
 

@@ -19,7 +19,7 @@ from jax_tt._kinds.sharded.spread import sent_gradients
 from jax_tt._kinds.sharded.steps import Trained, exchanged_steps
 from jax_tt._table import groups
 from jax_tt._table.groups import Call, Cotangents
-from jax_tt._table.table import Step
+from jax_tt._table.reference import Step
 
 
 class Carried(NamedTuple):

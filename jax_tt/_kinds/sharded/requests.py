@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tt._ids.batch import Batch, present
+from jax_tt._ids.id_space import digits_in_range
 from jax_tt._ids.keys import keys_of
-from jax_tt._ids.placement import Layout, Paged, paged
+from jax_tt._kinds.sharded.pages import Paged, paged
+from jax_tt._kinds.sharded.placement import Layout
 from jax_tt._kinds.sharded.route import Distinct, Route, distinct
 from jax_tt._sets.owners import owners_of, words_of
-from jax_tt._table.ids import digits_in_range
 from jax_tt._table.options import IGNORED, Lookup
 
 if TYPE_CHECKING:
@@ -83,10 +84,10 @@ def positions_of(
 ) -> Positions:
     """Where the rows of this device's part of a batch are; the arguments are those of `requests_of`."""
     here = present(batch)
-    if table.takes_keys:
+    if table.ids.takes_keys:
         own, refused = keys_in_pages(table.layout, keys_of(batch)), jnp.zeros((), bool)
         return _placed(table.layout, page_table, own, (here, here, refused), axes)
-    (rows,), ok = digits_in_range(table, batch)
+    (rows,), ok = digits_in_range(table.ids, batch)
     read = here & ok if lookup.bounds in (*IGNORED, "error") else here
     own = _paged(table.layout, jnp.where(read, rows, jnp.zeros_like(rows)))
     refused = jnp.any(here & ~ok) if lookup.bounds == "error" else jnp.zeros((), bool)

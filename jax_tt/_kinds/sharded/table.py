@@ -19,20 +19,23 @@ from jax_tt._ids.explicit import (
     sharded_over_explicit_axes,
     specified_over_explicit_axes,
 )
-from jax_tt._ids.placement import Layout, Placement, stored_rows
+from jax_tt._kinds.hashed.table import HashTable
 from jax_tt._kinds.sharded.column_pieces import columns_of_rows, rows_of_columns
 from jax_tt._kinds.sharded.columns import rows_of_shards, rows_of_table
 from jax_tt._kinds.sharded.group import ShardedGroup, inside_shard_map
 from jax_tt._kinds.sharded.initial import can_draw_rows, drawn_rows
+from jax_tt._kinds.sharded.kinds import check_kind, check_layout, divided_arrays
 from jax_tt._kinds.sharded.move import moved_rows, row_numbers
 from jax_tt._kinds.sharded.options import DEFAULT, Exchange
+from jax_tt._kinds.sharded.pages import stored_rows
+from jax_tt._kinds.sharded.placement import Layout, Placement
 from jax_tt._kinds.sharded.programs import Local
 from jax_tt._kinds.sharded.requests import PAGES
+from jax_tt._sets.admission import AdmitAfter
 from jax_tt._sets.hash_directory import KEYS, SEED, TOTALS, WAITING
 from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup
-from jax_tt._table.sharding import check_sharding, rows_to_shard, shard_of
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
@@ -81,8 +84,8 @@ class ShardedTable(Wrapper):
         self._check()
 
     def _check(self) -> None:
-        label = self.table.label
-        rows_to_shard(self.table)  # raises
+        label = self.table.ids.label
+        check_kind(self.table)
         if not isinstance(self.mesh, Mesh):
             raise TypeError(
                 f"{label}mesh: got a {type(self.mesh).__name__}; expected a jax.sharding.Mesh, e.g. "
@@ -104,11 +107,11 @@ class ShardedTable(Wrapper):
                 f"{label}axis: got {self.axis!r}; expected one or several different axes of the mesh, which has "
                 f"{', '.join(map(repr, self.mesh.axis_names))}."
             )
-        check_sharding(self.table, self.layout)
+        check_layout(self.table, self.layout)
 
     def __getstate__(self) -> object:
         raise TypeError(
-            f"{self.table.label}mesh: got a ShardedTable to pickle; its devices exist in this process only. "
+            f"{self.table.ids.label}mesh: got a ShardedTable to pickle; its devices exist in this process only. "
             "Pickle the table that it divides, its attribute `table`, or a Collection of such tables, and divide it in "
             "the other process with jax_tt.shard_tables. States are saved by orbax or jax_tt.dump_rows."
         )
@@ -135,22 +138,32 @@ class ShardedTable(Wrapper):
         return self.placement.layout(self.num_embeddings, devices)
 
     @functools.cached_property
-    def shard(self) -> Any:
-        """The table that one device holds."""
-        return shard_of(self.table, self.layout)
-
-    @functools.cached_property
     def local(self) -> Any:
         """The table of the rows that one device holds."""
-        return self.shard.table if self.takes_keys else self.shard
+        return self._of_rows(self.layout.rows)
+
+    @functools.cached_property
+    def local_keys(self) -> HashTable:
+        """The hash table that one device holds."""
+        admission = self.table.admission
+        if isinstance(admission, AdmitAfter) and admission.waiting is not None:
+            waiting = self.table.waiting_sets // self.layout.devices * self.table.ways
+            admission = dataclasses.replace(admission, waiting=waiting)
+        return dataclasses.replace(self.table, table=self.local, admission=admission)
 
     @functools.cached_property
     def stored(self) -> Any:
-        """The global view: a table of the arrays of all shards, concatenated."""
-        if self.takes_keys:
-            return self.table
-        rows = self.layout.rows * self.layout.devices
-        return dataclasses.replace(self.shard, num_embeddings=rows)
+        """A table whose arrays are those of all devices."""
+        return (
+            self.table
+            if self.ids.takes_keys
+            else self._of_rows(self.layout.rows * self.layout.devices)
+        )
+
+    def _of_rows(self, rows: int) -> Any:
+        table = self.table.table if self.ids.takes_keys else self.table
+        width = self.features // self.layout.columns
+        return dataclasses.replace(table, num_embeddings=rows, features=width)
 
     @property
     def num_stored(self) -> int:
@@ -181,7 +194,7 @@ class ShardedTable(Wrapper):
 
     @functools.cached_property
     def constant_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        own = (*KEYS, SEED) if self.takes_keys else ()
+        own = (*KEYS, SEED) if self.ids.takes_keys else ()
         return (*self.table.constant_names, *own, PAGES)
 
     @functools.cached_property
@@ -192,7 +205,8 @@ class ShardedTable(Wrapper):
 
     def check(self, state: State) -> None:
         self.require(state, (PAGES,))
-        (self.shard if inside_shard_map() else self.stored).check(state)
+        local = self.local_keys if self.ids.takes_keys else self.local
+        (local if inside_shard_map() else self.stored).check(state)
 
     def frozen(self, state: State) -> tuple[Self, dict[str, Any]]:
         self.check(state)
@@ -200,13 +214,13 @@ class ShardedTable(Wrapper):
         return self.with_update(None), {**arrays, PAGES: state[PAGES]}
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
-        if self.takes_keys:
+        if self.ids.takes_keys:
             return {name: self._placed(x) for name, x in self.table.init_params(key).items()}
         found = self._drawn(key)
         return self._initial(self.table.init_params(key)) if found is None else found
 
     def init_param(self, name: str, key: jax.Array) -> Any:
-        if self.takes_keys:
+        if self.ids.takes_keys:
             return self._placed(self.table.init_param(name, key))
         found = self._drawn(key)
         return (found or self._initial({name: self.table.init_param(name, key)}))[name]
@@ -271,7 +285,7 @@ class ShardedTable(Wrapper):
         rows = self.layout.rows * self.layout.devices
         if rows >= 2**31:
             raise ValueError(
-                f"{self.label}table: got {rows} rows of all devices outside of jax.jit; expected fewer than 2**31. "
+                f"{self.ids.label}table: got {rows} rows of all devices outside of jax.jit; expected fewer than 2**31. "
                 "Initialise larger tables inside of it, jax.jit(table.init)(key), where rows move between devices."
             )
 
@@ -283,14 +297,14 @@ class ShardedTable(Wrapper):
                 and ways that have.
             TypeError: keys get other slots, but the arrays are traced.
         """
-        if self.takes_keys:
+        if self.ids.takes_keys:
             return self._of_keys(state)
         arrays = {name: state[name] for name in self.row_arrays}
         for name, shape in self.table.trained_shapes.items():
             if name in arrays and arrays[name].shape != shape:
                 raise ValueError(
-                    f"{self.label}state[{name!r}]: got shape {arrays[name].shape}; expected {shape}, with an entry for "
-                    "every row of the table."
+                    f"{self.ids.label}state[{name!r}]: got shape {arrays[name].shape}; expected {shape}, with an entry "
+                    "for every row of the table."
                 )
         arrays = {name: rows_of_shards(a, self.layout.columns) for name, a in arrays.items()}
         return {**state, **self._stored(arrays), PAGES: self._pages()}
@@ -336,9 +350,9 @@ class ShardedTable(Wrapper):
         >>> state["page_table"].shape
         (10, 1)
         """
-        if self.takes_keys:
+        if self.ids.takes_keys:
             raise TypeError(
-                f"{self.label}table: a HashTable that is divided over devices cannot be moved; its keys are where "
+                f"{self.ids.label}table: a HashTable that is divided over devices cannot be moved; its keys are where "
                 "their hashes say. For other devices, of_rows takes what by_row returns."
             )
         self.check(state)
@@ -372,7 +386,7 @@ class ShardedTable(Wrapper):
     def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
         layout, mesh = self._whole_rows, self.mesh
         found = {}
-        if self.takes_keys:
+        if self.ids.takes_keys:
             for name, like in jax.eval_shape(self._keys_by_device, self.table.pieces).items():
                 sharding = NamedSharding(mesh, P(self.axis) if name in self.divided_names else P())
                 found[name] = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
@@ -386,7 +400,7 @@ class ShardedTable(Wrapper):
 
     def in_pieces(self, state: State) -> dict[str, Any]:
         self.check(state)
-        if self.takes_keys:
+        if self.ids.takes_keys:
             return self._keys_in_pieces(state)
         arrays = {name: state[name] for name in self.row_arrays}
         if self.layout.columns > 1:
@@ -405,7 +419,7 @@ class ShardedTable(Wrapper):
         }
 
     def of_pieces(self, state: State) -> dict[str, Any]:
-        if self.takes_keys:
+        if self.ids.takes_keys:
             return self._of_keys(state)
         pieces = {name: state[name] for name in self.row_arrays}
         layout, pages = self._whole_rows, jnp.asarray(self._whole_rows.page_table)
@@ -471,7 +485,7 @@ class ShardedTable(Wrapper):
         axis of devices: `HashTable.of_rows` places them in a table of one device.
         """
         self.require(state, (PAGES,))
-        if self.takes_keys:
+        if self.ids.takes_keys:
             return replicated_over_explicit_axes(self._keys_by_device, dict(state))
         others = {name: state[name] for name in state if name != PAGES}
         columns = self.layout.columns
@@ -495,7 +509,7 @@ class ShardedTable(Wrapper):
 
     @functools.cached_property
     def row_arrays(self) -> dict[str, float | None]:
-        return rows_to_shard(self.table)
+        return divided_arrays(self.table)
 
     def _pages(self) -> jax.Array:
         return self._on(jnp.asarray(self.layout.page_table), P())
@@ -519,10 +533,14 @@ class ShardedTable(Wrapper):
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
         # The owners of keys look for them.
-        return (dict(state), batch) if self.takes_keys else self.table.prepare(state, batch, lookup)
+        return (
+            (dict(state), batch)
+            if self.ids.takes_keys
+            else self.table.prepare(state, batch, lookup)
+        )
 
     def adds_rows(self, lookup: Lookup) -> bool:
-        return not self.takes_keys and self.table.adds_rows(lookup)
+        return not self.ids.takes_keys and self.table.adds_rows(lookup)
 
     def differentiates_itself(self, lookup: Lookup) -> bool:
         return False
@@ -551,9 +569,6 @@ class ShardedTable(Wrapper):
         self, state: State, batch: Batch, g: jax.Array, lookup: Lookup
     ) -> jax.Array:
         return Table.weights_gradient(self, state, batch, g, lookup)
-
-    def rows(self, params: Any, digits: Any, precision: Any) -> jax.Array:
-        raise TypeError(f"{self.label}a ShardedTable is looked up by its group.")
 
     def to_dense(self, state: State) -> jax.Array:
         return self.table.to_dense(self.by_row(state))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 
 from jax_tt._base.dtypes import accumulator
-from jax_tt._ids.placement import Layout
+from jax_tt._kinds.sharded.placement import Layout
 from jax_tt._kinds.sharded.requests import sharded
 from jax_tt._kinds.sharded.route import message_rows
 from jax_tt._kinds.sharded.spread import bags_of
@@ -38,7 +38,7 @@ def can_travel_as_sums(call: Call, others: tuple[str, ...]) -> bool:
     """Whether a device can step its rows by the gradients of sums: it has the only replicas, and finds no keys."""
     table = sharded(call)
     alone = table.layout.replicas == 1 and not others
-    return alone and bags_of(call) > 0 and not table.takes_keys
+    return alone and bags_of(call) > 0 and not table.ids.takes_keys
 
 
 def bytes_of_rows(call: Call) -> int:

@@ -13,6 +13,7 @@ from jax import lax
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import check_param_dtype
+from jax_tt._ids.id_space import IdSpace
 from jax_tt._jax.gather import gathered
 from jax_tt._native.tt import TrainTable
 from jax_tt._table.options import Update, check_update
@@ -90,8 +91,8 @@ class TTTable(TrainTable):
         return TrainSizes(self.num_embeddings, *factors, self.param_dtype)
 
     @functools.cached_property
-    def radices(self) -> tuple[int, ...]:
-        return self.row_factors
+    def ids(self) -> IdSpace:
+        return IdSpace(self.num_embeddings, self.row_factors, name=self.name)
 
     @functools.cached_property
     def features(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -96,7 +96,7 @@ def insert_collection_keys(
         (3, (2, 16))
     """
     collection = Collection(_tables(layer), layer.features)
-    hashed = {name: table for name, table in collection.tables.items() if table.takes_keys}
+    hashed = {name: table for name, table in collection.tables.items() if table.ids.takes_keys}
     state = {
         name: TableVariables(variables, (*path, name), table).values
         for name, table in hashed.items()
@@ -142,7 +142,7 @@ def grow_if_full(
     """
     check_optax(tx, opt_state, variables)
     if isinstance(layer, EmbedCollection):
-        tables = {(*path, n): t for n, t in _tables(layer).items() if t.takes_keys}
+        tables = {(*path, n): t for n, t in _tables(layer).items() if t.ids.takes_keys}
     else:
         tables = {tuple(path): _table(layer, path)}
     after, rules, larger = dict(variables), {}, {}

@@ -79,7 +79,7 @@ class CachedModule(TableModule):
         found = self.table.cached
         if found is None:
             raise ValueError(
-                f"{self.table.label}has no row cache; build it with cache=jax_tt.RowCache(capacity=...)."
+                f"{self.table.ids.label}has no row cache; build it with cache=jax_tt.RowCache(capacity=...)."
             )
         return found
 

@@ -25,8 +25,8 @@ from jax_tt._collection.statistics import (
     init_totals,
     read_totals,
 )
-from jax_tt._ids.placement import Placement
 from jax_tt._kinds.sharded.options import Exchange
+from jax_tt._kinds.sharded.placement import Placement
 from jax_tt._layers.guard import refuse_gradient
 from jax_tt._layers.nnx.hash import HashedModule
 from jax_tt._layers.nnx.table import (
@@ -70,8 +70,8 @@ class CollectedTable(TableEmbed, HashedModule):
             return super()._call(op, inputs, grad_scale, hyperparameters)
         table, (state, lookup, _) = self.table, begin_call(self, grad_scale, hyperparameters)
         message = (
-            f"{table.label}this table of a collection was called on its own in a loss; only calls of the collection "
-            "update it."
+            f"{table.ids.label}this table of a collection was called on its own in a loss; only calls of the "
+            "collection update it."
         )
         params = {name: state[name] for name in table.param_names}
         state |= dict(refuse_gradient(message, params))
@@ -287,7 +287,7 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
         return tuple(
             name
             for name in self._names
-            if self.tables[name].table.takes_keys
+            if self.tables[name].table.ids.takes_keys
             and self.tables[name].grow_if_full(max_load=max_load, opt=opt, model=model)
         )
 

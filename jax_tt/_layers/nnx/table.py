@@ -74,7 +74,7 @@ class _UpdateOption(_LookupOption):
         update = layer.table.update
         if update is None:
             raise ValueError(
-                f"{self.name}: {layer.table.label}has no fused update; build the layer with an optimizer."
+                f"{self.name}: {layer.table.ids.label}has no fused update; build the layer with an optimizer."
             )
         update = dataclasses.replace(update, **{self.name: value})
         layer.table = layer.table.with_update(update)
@@ -158,7 +158,8 @@ class TableModule(ChecksKeywords, nnx.Module):
     def optimizer(self, optimizer: Optimizer) -> None:
         if self.table.update is None:
             raise ValueError(
-                f"optimizer: {self.table.label}has no optimizer state; build the layer with optimizer={optimizer!r}."
+                f"optimizer: {self.table.ids.label}has no optimizer state; build the layer with "
+                f"optimizer={optimizer!r}."
             )
         old = self.table.update
         update = described_update(
@@ -250,7 +251,8 @@ def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup)
                 getattr(layer, name)[...] = after[name]
             except TraceContextError:
                 raise TypeError(
-                    f"{layer.table.label}{name}: a training call sets this variable, which JAX transformations that "
+                    f"{layer.table.ids.label}{name}: a training call sets this variable, which JAX transformations "
+                    "that "
                     "close over the layer, such as jax.lax.scan, forbid. Pass the layer through nnx.scan, or call "
                     "layer.eval() first, after which calls count nothing."
                 ) from None

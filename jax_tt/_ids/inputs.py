@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +16,19 @@ from jax_tt._base.dtypes import x64_enabled
 from jax_tt._ids.bags import Bags, as_ids, signed_padding
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import reshape_rows
+from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.keys import key_digits
 from jax_tt._ids.split_ids import SplitIds, split_on_host
 
-if TYPE_CHECKING:
-    from jax_tt._table.table import Table
 
-
-def lookup_batch(table: Table, ids: Any) -> tuple[Batch, tuple[int, ...]]:
+def lookup_batch(space: IdSpace, ids: Any) -> tuple[Batch, tuple[int, ...]]:
     """A batch with one segment, position and bag per id, and the shape of the ids."""
     if isinstance(ids, Bags):
         raise TypeError(
-            f"{table.label}ids: got Bags; expected integers of any shape, or SplitIds. Bags go to what "
+            f"{space.label}ids: got Bags; expected integers of any shape, or SplitIds. Bags go to what "
             "pools them, such as tt_embed_bag and TTEmbedBag."
         )
-    ids, cut = _table_ids(table, ids)
+    ids, cut = _table_ids(space, ids)
     shape = ids.shape
     positions = _positions(ids, shape)
     flat = reshape_rows(positions, (math.prod(shape), 1, *positions.shape[len(shape) :]))
@@ -50,19 +48,19 @@ def one_bag_per_position(batch: Batch) -> Batch:
     )
 
 
-def bag_batch(table: Table, bags: Any, accum: Any) -> tuple[Batch, int]:
+def bag_batch(space: IdSpace, bags: Any, accum: Any) -> tuple[Batch, int]:
     """The canonical batch of `Bags` or of ``[B, L]`` ids, and the number of bags."""
     if isinstance(bags, Bags):
-        ids, cut = _table_ids(table, bags.ids, "bags.ids", bags.padded)
+        ids, cut = _table_ids(space, bags.ids, "bags.ids", bags.padded)
     else:
-        ids, cut = _table_ids(table, bags, "bags")
+        ids, cut = _table_ids(space, bags, "bags")
         if ids.ndim != 2:
             raise ValueError(
-                f"{table.label}bags: got ids of shape {ids.shape}; expected Bags or ids [B, L]. "
+                f"{space.label}bags: got ids of shape {ids.shape}; expected Bags or ids [B, L]. "
                 "For one id per bag use ids[:, None]; for flat ids use Bags.from_offsets."
             )
         bags = Bags(ids)
-    label = table.label
+    label = space.label
     weights = bags.weights
     if weights is not None:
         weights = as_array(f"{label}bags.weights", weights)
@@ -107,25 +105,27 @@ def bag_batch(table: Table, bags: Any, accum: Any) -> tuple[Batch, int]:
     return batch, offsets.shape[1] - 1
 
 
-def _table_ids(table: Table, ids: Any, name: str = "ids", padded: bool = False) -> tuple[Any, Any]:
+def _table_ids(
+    space: IdSpace, ids: Any, name: str = "ids", padded: bool = False
+) -> tuple[Any, Any]:
     """The ids in a type that JAX keeps, and `Batch.cut`."""
-    name, first = table.label + name, None
-    if table.takes_keys:
+    name, first = space.label + name, None
+    if space.takes_keys:
         return key_digits(name, ids, padded), None
     ids = signed_padding(ids) if padded else ids
     if isinstance(ids, Tracer):
-        _refuse_cut(table, ids, name)
+        _refuse_cut(space, ids, name)
     # JAX would silently truncate 64-bit host ids to 32 bits; here they stay exact.
     cut = isinstance(ids, np.ndarray) and ids.itemsize == 8 and not x64_enabled()
     if cut and ids.dtype.kind in "iu" and ids.size:
         fits = ids.min() >= -(2**31) and ids.max() < 2**31
-        if not fits and len(table.radices) > 1:
-            ids = split_on_host(ids, table.num_embeddings, table.radices)
-        elif not fits and table.num_embeddings < 2**31:
+        if not fits and len(space.radices) > 1:
+            ids = split_on_host(ids, space.num_embeddings, space.radices)
+        elif not fits and space.num_embeddings < 2**31:
             ids, first = narrow(ids), _first_cut(ids)
     ids = as_ids(ids, name)
     if isinstance(ids, SplitIds):
-        table.check_split_ids(name, ids.digits.shape[-1])
+        space.check_split(name, ids.digits.shape[-1])
     return ids, first
 
 
@@ -137,20 +137,20 @@ def _first_cut(ids: Any) -> tuple[int | None, int | None]:
     return int(large[0]) if large.size else None, int(small[0]) if small.size else None
 
 
-def _refuse_cut(table: Table, ids: Any, name: str) -> None:
+def _refuse_cut(space: IdSpace, ids: Any, name: str) -> None:
     """Raises for ids that may have been truncated to 32 bits when the function was traced."""
     if x64_enabled():
         return
-    held = {"int32": 2**31, "uint32": 2**32}.get(str(ids.dtype), table.num_embeddings)
-    if table.num_embeddings <= held:
+    held = {"int32": 2**31, "uint32": 2**32}.get(str(ids.dtype), space.num_embeddings)
+    if space.num_embeddings <= held:
         return
     ways = ["turn on jax_enable_x64"]
-    if len(table.radices) > 1:
+    if len(space.radices) > 1:
         ways.append("split the ids on the host, TTShape.split_ids(ids), and pass the SplitIds")
-    if table.num_embeddings <= 2**32:
+    if space.num_embeddings <= 2**32:
         ways.append("pass uint32 ids, which hold all rows of this table")
     raise ValueError(
-        f"{name}: got traced {ids.dtype} ids for a table of {table.num_embeddings} rows. Without jax_enable_x64 JAX "
+        f"{name}: got traced {ids.dtype} ids for a table of {space.num_embeddings} rows. Without jax_enable_x64 JAX "
         "cuts 64-bit ids to 32 bits when it traces a function, so these may name other rows than the caller's; "
         f"{'; or '.join(ways)}."
     )

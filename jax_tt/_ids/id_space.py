@@ -1,0 +1,122 @@
+"""`IdSpace`: which ids a table has, their digits and their bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._ids.batch import Batch, present
+
+
+@dataclasses.dataclass(frozen=True)
+class IdSpace:
+    """The ids of a table. Names and messages do not count in comparisons, so that equal spaces share programs.
+
+    Attributes:
+        num_embeddings: number of rows, N; ids are ``0`` to ``N - 1``.
+        radices: radices of the digits of a row, the last digit fastest. Tables of several digits take `SplitIds`.
+        takes_keys: whether ids are keys of 64 bits, of which any may have a row.
+        name: of the table, for error messages.
+        integers_only: what the error for `SplitIds` says of a table that maps integers; empty for others.
+
+    >>> import jax_tt
+    >>> space = jax_tt.IdSpace(10, (4, 3), name="items")
+    >>> space.label
+    'items: '
+    """
+
+    num_embeddings: int
+    radices: tuple[int, ...]
+    takes_keys: bool = False
+    name: str | None = dataclasses.field(default=None, compare=False)
+    integers_only: str = dataclasses.field(default="", compare=False)
+
+    @functools.cached_property
+    def label(self) -> str:
+        """Prefix of error messages about the table."""
+        return "" if self.name is None else f"{self.name}: "
+
+    def check_split(self, name: str, digits: int) -> None:
+        """Raises unless `SplitIds` with ``digits`` digits are ids of the table; keys were checked when they were "
+        "split."""
+        if self.takes_keys:
+            return
+        if self.integers_only:
+            raise TypeError(f"{name}: got SplitIds for {self.integers_only}")
+        if len(self.radices) == 1:
+            raise ValueError(f"{name}: got SplitIds; a dense table takes integer ids.")
+        if digits != len(self.radices):
+            raise ValueError(
+                f"{name}: SplitIds with {digits} digits for a table of {len(self.radices)} cores; split them with the "
+                "TTShape of this table."
+            )
+
+
+def digits_in_range(space: IdSpace, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
+    """Digits of every id, clamped to the rows, and whether the id was in range.
+
+    Returns:
+        ``d`` arrays ``[S, cap]`` that are safe to index with, and bool ``[S, cap]``.
+    """
+    if batch.split:
+        return _from_digits(space, batch.ids)
+    return digits_of_integers(space, batch.ids)
+
+
+def digits_of_integers(space: IdSpace, ids: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    """`digits_in_range` of integers ``[...]``."""
+    info = jnp.iinfo(ids.dtype)
+    last = min(
+        space.num_embeddings - 1, int(info.max)
+    )  # all values of a narrow type may be valid ids
+    low = jnp.zeros((), ids.dtype)
+    high = jnp.asarray(np.asarray(last, ids.dtype))
+    ok = (ids >= low) & (ids <= high)
+    rest = jnp.clip(ids, low, high)
+    digits: list[jax.Array] = []
+    for factor in reversed(space.radices):
+        if factor > int(info.max):  # no value of this type reaches the next digit
+            digits.append(rest)
+            rest = jnp.zeros_like(rest)
+            continue
+        radix = jnp.asarray(np.asarray(factor, ids.dtype))
+        digits.append(rest % radix)
+        rest = rest // radix
+    return digits[::-1], ok
+
+
+def outside(space: IdSpace, batch: Batch) -> jax.Array:
+    """Positions that hold an id out of range, bool ``[S, cap]``."""
+    return present(batch) & ~digits_in_range(space, batch)[1]
+
+
+def last_digits(space: IdSpace) -> list[int]:
+    """Digits of the last row, ``num_embeddings - 1``, most significant first."""
+    digits, rest = [], space.num_embeddings - 1
+    for factor in reversed(space.radices):
+        rest, digit = divmod(rest, factor)
+        digits.append(digit)
+    return digits[::-1]
+
+
+def _from_digits(space: IdSpace, digits: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    columns = [digits[..., k] for k in range(len(space.radices))]
+    # Lexicographic comparison with the last row, from the last digit to the first.
+    valid = jnp.ones(digits.shape[:-1], bool)
+    above = jnp.zeros(digits.shape[:-1], bool)
+    for digit, factor, last in zip(
+        columns[::-1], space.radices[::-1], last_digits(space)[::-1], strict=True
+    ):
+        valid &= (digit >= 0) & (digit < factor)
+        above = (digit > last) | ((digit == last) & above)
+    ok = valid & ~above
+    negative = columns[0] < 0
+    clamped = [
+        jnp.where(ok, digit, jnp.where(negative, 0, last))
+        for digit, last in zip(columns, last_digits(space), strict=True)
+    ]
+    return clamped, ok

@@ -210,7 +210,7 @@ def collection_of(count: int) -> tuple[jax_tt.Collection, Any]:
             else:
                 tables[own] = jax_tt.dense_table(rows, columns, optimizer=optimizer)
             batch[own] = jax_tt.Bags(rng.integers(0, rows, (21, 3)).astype(np.int32))
-    tables["keys"] = jax_tt.hash_table(16, 64, optimizer=RULES["sgd"], ways=32)
+    tables["keys"] = jax_tt.hash_table(64, 16, optimizer=RULES["sgd"], ways=32)
     batch["keys"] = jax_tt.Bags(jax_tt.split_keys(rng.integers(0, 2**62, (21, 2))))
     collection = jax_tt.Collection(tables, {name: jax_tt.Feature(name) for name in tables})
     return collection, jax.tree.map(jnp.asarray, batch)
@@ -223,7 +223,7 @@ def stepped_together(count: int, method: str) -> Any:
 
     @jax.jit
     def step(state: Any, batch: Any) -> Any:
-        state, inserted = jax_tt.insert_collection_keys(collection, state, batch, method=method)
+        inserted, state = jax_tt.insert_collection_keys(collection, state, batch, method=method)
         batch = jax_tt.with_slots(batch, inserted)
 
         def loss(own: Any) -> Any:
@@ -239,14 +239,14 @@ def stepped_together(count: int, method: str) -> Any:
 
 def inserted_keys(count: int, rows: int, method: str) -> Any:
     """Two batches of keys, more than the table has rows, and what finds them."""
-    table = jax_tt.hash_table(8, rows, policy="lru", safe_check="ignore", optimizer=RULES["sgd"])
+    table = jax_tt.hash_table(rows, 8, policy="lru", safe_check="ignore", optimizer=RULES["sgd"])
     rng = np.random.default_rng(2)
     state = initialized(table.init)
     insert = jax.jit(lambda state, keys: jax_tt.insert_keys(table, state, keys, method=method))
     lookup, found = jax_tt.Lookup(method=method), []
     for _ in range(2):
         keys = jax.tree.map(jnp.asarray, jax_tt.split_keys(rng.integers(0, 2 * count, count)))
-        state, _ = insert(state, keys)
+        _, state = insert(state, keys)
         found.append(jax.jit(lambda s, k: jax_tt.lookup_rows(table, s, k, lookup)[0])(state, keys))
     return found, state
 

@@ -40,7 +40,7 @@ def pool_of(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Keys, and their initial rows."""
     keys = draw.integers(2**64, size=POOL, dtype=np.uint64)
     keys[: len(EXTREMES)] = EXTREMES
-    table = jax_tt.hash_table(D, WAYS, seed=SEED, safe_check="ignore")
+    table = jax_tt.hash_table(WAYS, D, seed=SEED, safe_check="ignore")
     ids = jax_tt.split_keys(keys)
     lookup = jax_tt.Lookup(train=False, method="reference")
     rows, _ = jax_tt.lookup_rows(table, table.init(jax.random.key(0)), ids, lookup)
@@ -99,7 +99,7 @@ class HashRun:
         options = {"ways": WAYS, "policy": policy, "seed": SEED, "safe_check": "ignore"}
         age = 1 + POLICIES.index(policy) % 2
         return jax_tt.hash_table(
-            D, capacity, optimizer=RULE, max_capacity=SIZES[-1], min_age=age, **options
+            capacity, D, optimizer=RULE, max_capacity=SIZES[-1], min_age=age, **options
         )
 
     def operate(self) -> int:
@@ -119,7 +119,7 @@ class HashRun:
         given = self.draw.integers(2**64, size=BATCH, dtype=np.uint64)
         self.now += 1
         epoch = self.now // 9 if policy.startswith("epoch") else None
-        self.state, done = _insert(
+        done, self.state = _insert(
             self.table,
             self.state,
             jax_tt.split_keys(keys),
@@ -158,7 +158,7 @@ class HashRun:
         """Removes given keys."""
         keys = self.pool[drawn(self.draw, 32)]
         slots = sorted({self.directory.find(key) for key in keys.tolist()} - {-1})
-        self.state, gone = jax_tt.remove_keys(
+        gone, self.state = jax_tt.remove_keys(
             self.table, self.state, jax_tt.split_keys(keys), method=self.method
         )
         return self._removed(gone, slots)
@@ -166,7 +166,7 @@ class HashRun:
     def remove_old(self) -> int:
         """Removes some of the keys that were not requested for a while."""
         age, size = int(self.draw.integers(1, 9)), 64
-        self.state, gone = jax_tt.remove_keys(
+        gone, self.state = jax_tt.remove_keys(
             self.table, self.state, where=lambda view: view.age >= age, size=size
         )
         old = [

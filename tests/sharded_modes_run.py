@@ -75,7 +75,7 @@ MODES = {
     "rows": Mode(_dense, exact=True),
     "hash": Mode(
         lambda rule: jax_tt.hash_table(
-            WIDTH, 1024, optimizer=RULES[rule], max_capacity=2048, **CHOICES[rule]
+            1024, WIDTH, optimizer=RULES[rule], max_capacity=2048, **CHOICES[rule]
         ),
         # Bags add initial rows of keys that are not admitted in another order.
         ("all", "all", "sequence", "all"),
@@ -196,7 +196,7 @@ def _run(mode: str, mesh: Mesh, divided: bool, share: slice) -> dict[str, Any]:
     def step(state: Any, arrays: Any) -> Any:
         weights = {name: own["weights"] for name, own in arrays.items() if "weights" in own}
         batch = _inputs(keyed, arrays, weights)
-        state, _ = jax_tt.insert_collection_keys(collection, state, batch)
+        _, state = jax_tt.insert_collection_keys(collection, state, batch)
 
         def loss(trained: Any, weights: Any) -> Any:
             before = collection.replaced(state, trained)

@@ -42,7 +42,7 @@ def sharded(kind: AxisType) -> Any:
     mesh = jax.make_mesh((4,), ("model",), axis_types=(kind,))
     rule = jax_tt.optimizers.Adagrad(0.1)
     tables = {
-        "item": jax_tt.hash_table(8, 64, optimizer=rule, max_capacity=256),
+        "item": jax_tt.hash_table(64, 8, optimizer=rule, max_capacity=256),
         "ad": jax_tt.dense_table(32, 8, optimizer=rule),
     }
     features = {name: jax_tt.Feature(name) for name in tables}

@@ -44,10 +44,10 @@ def _check(function, table, ids, specs):
 
 def test_keys_of_a_hash_table(method):
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
-    table = jax_tt.hash_table(4, 64, safe_check="ignore")
+    table = jax_tt.hash_table(64, 4, safe_check="ignore")
     keys = jax_tt.split_keys(np.arange(8, dtype=np.uint64)[:, None] << np.uint64(40))
     known = jax.tree.map(lambda words: words[:5], keys)
-    state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), known)
+    _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), known)
     lookup = jax_tt.Lookup(method=method)
     expected, _ = jax_tt.pooled_rows(table, state, keys, lookup)
     state = jax.device_put(state, NamedSharding(mesh, P()))

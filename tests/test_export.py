@@ -203,9 +203,9 @@ def sizes(*names):
 @pytest.mark.parametrize("method", ["reference", pytest.param("auto", marks=needs_native)])
 @pytest.mark.parametrize("missing", ["initial", "zeros"])
 def test_programs_of_hash_tables_take_any_number_of_keys(method, missing):
-    table = jax_tt.hash_table(4, 64, missing=missing)
+    table = jax_tt.hash_table(64, 4, missing=missing)
     start = table.init(jax.random.key(0))
-    state, _ = jax_tt.insert_keys(table, start, np.arange(6))
+    _, state = jax_tt.insert_keys(table, start, np.arange(6))
     lookup = jax_tt.Lookup(method=method, train=False)
 
     @jax.jit

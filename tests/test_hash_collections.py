@@ -27,7 +27,7 @@ def stepped(collection, located):
     """Insertion, lookup and update of a collection, with or without a second search."""
 
     def step(state, batch):
-        state, inserted = jax_tt.insert_collection_keys(collection, state, batch)
+        inserted, state = jax_tt.insert_collection_keys(collection, state, batch)
         ids = jax_tt.with_slots(batch, inserted) if located else batch
 
         def loss(own):
@@ -71,7 +71,7 @@ def test_missing_keys_of_many_tables_in_parts(layout, monkeypatch):
     batch = {name: WORDS(draw.integers(40, size=(5, 3))) for name in tables}
     # Of one table, no key is missing.
     others = {name: WORDS(np.full((5, 3), 99)) for name in tables}
-    state, _ = jax_tt.insert_collection_keys(collection, state, others | {"b": batch["b"]})
+    _, state = jax_tt.insert_collection_keys(collection, state, others | {"b": batch["b"]})
 
     def rows(state, batch):
         return jax_tt.embed_collection(collection, state, batch, layout=layout)[0]
@@ -85,7 +85,7 @@ def test_missing_keys_of_many_tables_in_parts(layout, monkeypatch):
 
 
 def test_features_with_ids_of_different_types():
-    table = jax_tt.hash_table(4, 64)
+    table = jax_tt.hash_table(64, 4)
     collection = jax_tt.Collection(
         {"key": table}, {"old": jax_tt.Feature("key"), "new": jax_tt.Feature("key")}
     )
@@ -93,7 +93,7 @@ def test_features_with_ids_of_different_types():
         "old": np.array([[1], [-1]], np.int32),
         "new": np.array([[2**64 - 1], [5]], np.uint64),
     }
-    state, _ = jax_tt.insert_collection_keys(collection, collection.init(jax.random.key(0)), batch)
+    _, state = jax_tt.insert_collection_keys(collection, collection.init(jax.random.key(0)), batch)
     assert sorted(jax_tt.table_keys(table, state["key"])["key"].tolist()) == [1, 5, 2**64 - 1]
     with pytest.raises(ValueError, match="feature 'old' of 'key': ids: got dtype float64"):
         jax_tt.insert_collection_keys(collection, state, batch | {"old": np.ones((2, 1))})
@@ -103,8 +103,8 @@ def test_slots_of_single_tables():
     table = dataclasses.replace(described(8), missing=3)
     keys, serving = np.array([[5, -1, 2**62], [5, 0, 9]]), jax_tt.Lookup(train=False)
     bags = jax_tt.Bags(WORDS(keys), padded=True)
-    state, inserted = jax_tt.insert_keys(table, table.init(jax.random.key(0)), bags)
-    state, _ = jax_tt.remove_keys(table, state, np.array([9]))
+    inserted, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), bags)
+    _, state = jax_tt.remove_keys(table, state, np.array([9]))
     located = jax_tt.with_slots(bags, inserted)
     assert located.ids.digits.shape == (2, 3, 3) and located.padded
     assert located.ids.digits[0, 1].tolist() == [-1, -1, -1]
@@ -114,33 +114,33 @@ def test_slots_of_single_tables():
         expected, _ = jax_tt.pooled_rows(table, state, bags, lookup)
         got, _ = jax_tt.pooled_rows(table, state, located, lookup)
         np.testing.assert_array_equal(got, expected)
-    again, done = jax_tt.insert_keys(table, state, located)
+    done, again = jax_tt.insert_keys(table, state, located)
     assert int(done.counts["inserted"]) == 1 and again["hash_touched"].any()
     layer = jax_tt.HashEmbed(table, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(
         layer(jax_tt.with_slots(keys, layer.insert(keys))), layer(WORDS(keys))
     )
     nothing = np.zeros((0, 2), np.int64)
-    state, inserted = jax_tt.insert_keys(table, state, nothing)
+    inserted, state = jax_tt.insert_keys(table, state, nothing)
     assert jax_tt.with_slots(nothing, inserted).shape == (0, 2)
 
 
 @pytest.mark.parametrize("change", ["insertion", "removal", "growth", "nothing", "other"])
 def test_slots_of_an_earlier_table(change, method):
     """Keys that have moved read their rows, those that have left their initial ones, and none that of another key."""
-    table = jax_tt.hash_table(4, 64, ways=4, max_capacity=256, safe_check="ignore")
+    table = jax_tt.hash_table(64, 4, ways=4, max_capacity=256, safe_check="ignore")
     draw = np.random.default_rng(0)
     keys = draw.integers(-(2**63), 2**63, 60)
     keys[:2] = 0, -1
     keys[30:32] = keys[:2]
     first = INIT(table, jax.random.key(0))
-    state, inserted = INSERT(table, first, WORDS(keys), method=method)
+    inserted, state = INSERT(table, first, WORDS(keys), method=method)
     located = jax_tt.with_slots(keys, inserted)
     before = np.asarray(inserted.found)
     if change == "insertion":
-        state, _ = INSERT(table, state, WORDS(draw.integers(0, 2**63, 60)), method=method)
+        _, state = INSERT(table, state, WORDS(draw.integers(0, 2**63, 60)), method=method)
     elif change == "removal":
-        state, _ = REMOVE(table, state, WORDS(keys[::2]), method=method)
+        _, state = REMOVE(table, state, WORDS(keys[::2]), method=method)
     elif change == "growth":
         table, state = jax_tt.grow_if_full(table, state, max_load=0.1)
     elif change == "other":
@@ -161,10 +161,10 @@ def test_slots_of_an_earlier_table(change, method):
 
 
 def test_keys_that_have_left_their_slots_are_reported(method):
-    table = jax_tt.hash_table(4, 64, safe_check="error")
+    table = jax_tt.hash_table(64, 4, safe_check="error")
     keys = np.arange(5)
-    state, inserted = INSERT(table, INIT(table, jax.random.key(0)), WORDS(keys))
-    state, _ = REMOVE(table, state, WORDS(keys[:2]))
+    inserted, state = INSERT(table, INIT(table, jax.random.key(0)), WORDS(keys))
+    _, state = REMOVE(table, state, WORDS(keys[:2]))
     located, lookup = jax_tt.with_slots(keys, inserted), jax_tt.Lookup(method=method)
     with pytest.raises(Exception, match="2 ids of a training batch are keys without a row"):
         jax.block_until_ready(jax_tt.lookup_rows(table, state, located, lookup)[0])
@@ -174,10 +174,10 @@ def test_slots_of_another_batch():
     tables, features, batch = collected()
     collection = jax_tt.Collection(tables, features)
     state = collection.init(jax.random.key(0))
-    state, inserted = jax_tt.insert_collection_keys(collection, state, batch)
+    inserted, state = jax_tt.insert_collection_keys(collection, state, batch)
     with pytest.raises(ValueError, match=r"ids: got ids of shape \(3,\) for the insertion of anot"):
         table = collection.tables["tail"]
-        _, done = jax_tt.insert_keys(table, state["tail"], np.arange(4))
+        done, _ = jax_tt.insert_keys(table, state["tail"], np.arange(4))
         jax_tt.with_slots(np.arange(3), done)
     with pytest.raises(TypeError, match="inserted: got a int for a dict"):
         jax_tt.with_slots(batch, 3)
@@ -212,9 +212,9 @@ def test_collections_return_what_is_evicted():
     collection = jax_tt.Collection(tables, features)
     state = collection.init(jax.random.key(0))
     first = batch_of(np.arange(8)[:, None], np.arange(4)[:, None], np.arange(4, 8)[:, None])
-    state, done = jax_tt.insert_collection_keys(collection, state, first, return_evicted=True)
+    done, state = jax_tt.insert_collection_keys(collection, state, first, return_evicted=True)
     assert evicted_keys(done) == {"a": [], "b": []}
-    state, _ = jax_tt.insert_collection_keys(collection, state, first)
+    _, state = jax_tt.insert_collection_keys(collection, state, first)
     for name, own in state.items():
         if "embedding" in own:
             state[name]["embedding"] = own["embedding"] + 1
@@ -222,7 +222,7 @@ def test_collections_return_what_is_evicted():
     entries = {n: jax_tt.table_keys(t, state[n]) for n, t in collection.tables.items()}
     # The new keys of "b" have one request each, the old ones two: no key is above its score.
     second = batch_of([[20], [21]], [[7], [30]], [[30], [30]])
-    state, done = jax_tt.insert_collection_keys(collection, state, second, return_evicted=True)
+    done, state = jax_tt.insert_collection_keys(collection, state, second, return_evicted=True)
     assert evicted_keys(done) == {"a": [0, 1], "b": [0]}
     for name, own in done.items():
         for key, touched, row in zip(
@@ -238,7 +238,7 @@ def test_collections_return_what_is_evicted():
     variables, layer = None, jax_tt.linen.EmbedCollection(tables, features)
     variables = layer.init(jax.random.key(0), first)
     for batch in (first, first, second):
-        variables, own = jax_tt.linen.insert_collection_keys(
+        own, variables = jax_tt.linen.insert_collection_keys(
             layer, variables, batch, return_evicted=True
         )
     assert evicted_keys(own) == {"a": [0, 1], "b": [0]}
@@ -255,7 +255,7 @@ def test_collections_grow():
     tables, features, batch = growing()
     collection = jax_tt.Collection(tables, features)
     state = collection.init(jax.random.key(0))
-    state, _ = jax_tt.insert_collection_keys(collection, state, batch)
+    _, state = jax_tt.insert_collection_keys(collection, state, batch)
     before, _ = jax_tt.embed_collection(collection, state, batch)
     same, kept = jax_tt.grow_collection_if_full(collection, state, max_load=0.5)
     assert same is collection and kept["key"]["embedding"] is state["key"]["embedding"]
@@ -308,8 +308,8 @@ def test_linen_collection_inserts_and_grows():
     fused, moments = "_overwrite_with_gradient", tx.init(variables["params"])
     losses = []
     for number in range(4):
-        variables, inserted = jax_tt.linen.insert_collection_keys(layer, variables, batch)
-        state, expected = jax_tt.insert_collection_keys(collection, state, batch)
+        inserted, variables = jax_tt.linen.insert_collection_keys(layer, variables, batch)
+        expected, state = jax_tt.insert_collection_keys(collection, state, batch)
         jax.tree.map(np.testing.assert_array_equal, inserted, expected)
         ids = jax_tt.with_slots(batch, inserted)
 

@@ -20,7 +20,7 @@ def trained(table, state, steps, seed=0):
     pool[:4] = 0, 2**64 - 1, 2**63, 1
     for _ in range(steps):
         keys = jax_tt.split_keys(draw.choice(pool, 12))
-        state, _ = jax_tt.insert_keys(table, state, keys)
+        _, state = jax_tt.insert_keys(table, state, keys)
 
         def loss(own, state=state, keys=keys):
             rows, _ = jax_tt.lookup_rows(table, {**state, **own}, keys, jax_tt.Lookup())
@@ -45,7 +45,7 @@ def by_key(table, state, names=("embedding",)):
 
 @pytest.fixture(scope="module")
 def source():
-    table = jax_tt.hash_table(6, 128, optimizer=RULE, policy="lfu", ways=8)
+    table = jax_tt.hash_table(128, 6, optimizer=RULE, policy="lfu", ways=8)
     state, pool = trained(table, table.init(jax.random.key(0)), 12)
     return table, state, pool
 
@@ -56,7 +56,7 @@ def test_round_trip(source, tmp_path, capacity, keys_per_file):
     table, state, _ = source
     count = jax_tt.dump_keys(table, state, tmp_path / "dump", keys_per_file=keys_per_file)
     assert count == len(by_key(table, state))
-    other = jax_tt.hash_table(6, capacity, optimizer=RULE, policy="lfu", ways=8, seed=5)
+    other = jax_tt.hash_table(capacity, 6, optimizer=RULE, policy="lfu", ways=8, seed=5)
     loaded, counts = jax_tt.load_keys(other, other.init(jax.random.key(1)), tmp_path / "dump")
     names = ("embedding", "slot_sum_0")
     assert by_key(other, loaded, names) == by_key(table, state, names)
@@ -80,7 +80,7 @@ def test_changes(source, tmp_path):
     jax_tt.dump_keys(table, last, tmp_path / "2", since=tmp_path / "1", format="orbax")
     found = table.init(jax.random.key(3))
     # One without an optimizer, and of another type, whose values are rounded.
-    narrow = jax_tt.hash_table(6, 256, param_dtype=jnp.bfloat16, policy="lfu", ways=8)
+    narrow = jax_tt.hash_table(256, 6, param_dtype=jnp.bfloat16, policy="lfu", ways=8)
     served = narrow.init(jax.random.key(3))
     for part in ("0", "1", "2"):
         found, _ = jax_tt.load_keys(table, found, tmp_path / part)
@@ -139,7 +139,7 @@ def test_changes_since_nothing_are_refused(source, tmp_path):
 def test_smaller_tables_are_refused(source, tmp_path, policy):
     table, state, _ = source
     jax_tt.dump_keys(table, state, tmp_path / "dump", keys_per_file=10)
-    small = jax_tt.hash_table(6, 16, optimizer=RULE, policy=policy, ways=16)
+    small = jax_tt.hash_table(16, 6, optimizer=RULE, policy=policy, ways=16)
     start = small.init(jax.random.key(0))
     with pytest.raises(
         ValueError, match=r"\d+ of \d+ keys find no room .* larger capacity, such as (\d+)"
@@ -151,7 +151,7 @@ def test_smaller_tables_are_refused(source, tmp_path, policy):
 def test_other_types_and_rules(source, tmp_path):
     table, state, pool = source
     jax_tt.dump_keys(table, state, tmp_path / "dump")
-    narrow = jax_tt.hash_table(6, 128, param_dtype=jnp.bfloat16, ways=8)
+    narrow = jax_tt.hash_table(128, 6, param_dtype=jnp.bfloat16, ways=8)
     with pytest.raises(jax_tt.FileError, match="is left out by optimizer_state=False"):
         jax_tt.load_keys(narrow, narrow.init(jax.random.key(0)), tmp_path / "dump")
     loaded, _ = jax_tt.load_keys(
@@ -166,7 +166,7 @@ def test_other_types_and_rules(source, tmp_path):
 
 
 def test_empty_tables(tmp_path):
-    table = jax_tt.hash_table(3, 16)
+    table = jax_tt.hash_table(16, 3)
     state = table.init(jax.random.key(0))
     assert jax_tt.dump_keys(table, state, tmp_path / "dump") == 0
     loaded, counts = jax_tt.load_keys(table, state, tmp_path / "dump")
@@ -178,7 +178,7 @@ def test_the_number_of_batches_never_falls(source, tmp_path):
     table, state, pool = source
     other = table.init(jax.random.key(0))
     for _ in range(int(state["hash_clock"]) + 3):
-        other, _ = jax_tt.insert_keys(table, other, jax_tt.split_keys(pool[:2]))
+        _, other = jax_tt.insert_keys(table, other, jax_tt.split_keys(pool[:2]))
     jax_tt.dump_keys(table, state, tmp_path / "dump")
     loaded, _ = jax_tt.load_keys(table, other, tmp_path / "dump")
     assert loaded["hash_clock"] == other["hash_clock"]
@@ -207,10 +207,10 @@ def test_errors(source, tmp_path):
         jax_tt.dump_keys(table, state, path)
     with pytest.raises(FileNotFoundError, match="is no complete dump of a table"):
         jax_tt.load_keys(table, state, tmp_path / "nothing")
-    row_wise = jax_tt.hash_table(6, 128, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1))
+    row_wise = jax_tt.hash_table(128, 6, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1))
     with pytest.raises(jax_tt.FileError, match=r"slot_sum_0 has entries of shape \(6,\); expected"):
         jax_tt.load_keys(row_wise, row_wise.init(jax.random.key(0)), path)
-    wide = jax_tt.hash_table(7, 128, optimizer=RULE)
+    wide = jax_tt.hash_table(128, 7, optimizer=RULE)
     with pytest.raises(jax_tt.FileError, match="has rows of 6 columns; expected 7"):
         jax_tt.load_keys(wide, wide.init(jax.random.key(0)), path)
     train = jax_tt.HashTable(jax_tt.tt_table(1000, 8, tt_ranks=4), ways=10)
@@ -238,9 +238,9 @@ def test_errors(source, tmp_path):
 @pytest.fixture
 def well_filled(tmp_path):
     """A table, its state and a dump."""
-    table = jax_tt.hash_table(2, 65_536, policy="none", safe_check="error")
+    table = jax_tt.hash_table(65_536, 2, policy="none", safe_check="error")
     state = table.init(jax.random.key(0))
-    insert = jax.jit(lambda state, keys: jax_tt.insert_keys(table, state, keys)[0])
+    insert = jax.jit(lambda state, keys: jax_tt.insert_keys(table, state, keys)[1])
     for keys in np.random.default_rng(0).integers(2**64, size=(16, 2560), dtype=np.uint64):
         state = insert(state, jax_tt.split_keys(keys))
     jax_tt.dump_keys(table, state, tmp_path / "keys", keys_per_file=15_000)
@@ -259,7 +259,7 @@ def test_keys_come_into_the_slots_that_they_had(well_filled, tmp_path):
 
 def test_keys_find_as_much_room_as_they_had(well_filled, tmp_path):
     table, state = well_filled
-    other = jax_tt.hash_table(2, 65_536, ways=16, policy="none", safe_check="error")
+    other = jax_tt.hash_table(65_536, 2, ways=16, policy="none", safe_check="error")
     after, counts = jax_tt.load_keys(other, other.init(jax.random.key(1)), tmp_path / "keys")
     assert counts == jax_tt.Loaded(keys=40_960, evicted=0)
     keys, found = (

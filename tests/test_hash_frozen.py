@@ -28,8 +28,8 @@ def silent():
 
 
 def source(missing, optimizer=RULE):
-    table = jax_tt.hash_table(4, 64, optimizer=optimizer, missing=missing, safe_check="error")
-    state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), KNOWN)
+    table = jax_tt.hash_table(64, 4, optimizer=optimizer, missing=missing, safe_check="error")
+    _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), KNOWN)
     return table, state
 
 
@@ -68,7 +68,7 @@ def test_tables_behind_an_order_of_ids():
     inner = jax_tt.tt_table(64, 4, tt_ranks=2, optimizer=RULE)
     ordered = jax_tt.OrderedTable(inner, jax_tt.order.IdOrder(np.arange(64)[::-1]))
     table = jax_tt.HashTable(ordered, missing="zeros", safe_check="error")
-    state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), KNOWN)
+    _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), KNOWN)
     served, arrays = table.frozen(state)
     rows, _ = jax_tt.lookup_rows(served, arrays, keys(), Lookup())
     check(np.asarray(rows), state, "zeros")
@@ -76,9 +76,9 @@ def test_tables_behind_an_order_of_ids():
 
 def test_tables_on_several_devices():
     mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
-    plain = jax_tt.hash_table(4, 64, optimizer=RULE, missing="zeros", safe_check="error")
+    plain = jax_tt.hash_table(64, 4, optimizer=RULE, missing="zeros", safe_check="error")
     table = ShardedTable(plain, mesh, "model", Placement.hashed())
-    state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), jax_tt.split_keys(KNOWN))
+    _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), jax_tt.split_keys(KNOWN))
     served, arrays = table.frozen(state)
     ids = jax_tt.split_keys(np.concatenate([KNOWN, UNKNOWN, KNOWN[:1]]))
     rows, _ = jax.jit(lambda arrays: jax_tt.lookup_rows(served, arrays, ids, Lookup()))(arrays)
@@ -92,7 +92,7 @@ def test_collections_layers_and_exported_programs(missing):
     collection = jax_tt.Collection({"item": table}, features)
     state = collection.init(jax.random.key(0))
     batch = {"item": keys()}
-    state, _ = jax_tt.insert_collection_keys(collection, state, {"item": jax_tt.split_keys(KNOWN)})
+    _, state = jax_tt.insert_collection_keys(collection, state, {"item": jax_tt.split_keys(KNOWN)})
     served, arrays = collection.frozen(state)
 
     def rows_of(arrays, digits):

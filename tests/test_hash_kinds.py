@@ -25,7 +25,7 @@ class HashCase(KindCase):
                 jax_tt.HashTable(self.table.table, **{**OPTIONS, "safe_check": "ignore"}),
                 state,
                 keys,
-            )[0]
+            )[1]
         )
         draw = np.random.default_rng(0)
         while (state["hash_touched"] == 0).any():
@@ -39,13 +39,13 @@ class HashCase(KindCase):
         return jax_tt.SplitIds(jnp.asarray(jax_tt.split_keys(entries["key"]).digits)[rows])
 
     def with_ids(self, model):
-        state, _ = jax_tt.insert_keys(model.table, model.state(), self.bags())
+        _, state = jax_tt.insert_keys(model.table, model.state(), self.bags())
         for name, value in state.items():
             getattr(model, name)[...] = value
         return model
 
     def variables_with_ids(self, model, variables):
-        return jax_tt.linen.insert_keys(model, variables, self.bags())[0]
+        return jax_tt.linen.insert_keys(model, variables, self.bags())[1]
 
     def test_lookup_equals_the_dense_table(self):
         dense = self.table.to_dense(self.state)

@@ -12,12 +12,12 @@ import jax_tt
 from jax_tt._base import reports
 from tests.test_hash_tables import EXTREMES
 
-QUIET = jax_tt.hash_table(4, 64, ways=4, safe_check="ignore")
+QUIET = jax_tt.hash_table(64, 4, ways=4, safe_check="ignore")
 LOOKUP = jax_tt.Lookup()
 
 
 def filled(table, keys):
-    state, inserted = jax_tt.insert_keys(table, table.init(jax.random.key(0)), keys)
+    inserted, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), keys)
     assert int(inserted.counts["refused"]) == 0
     return state
 
@@ -156,7 +156,7 @@ def test_safe_check():
         jax.effects_barrier()
     full = jax_tt.hash_table(4, 4, ways=4, policy="none", safe_check="error")
     with pytest.raises(Exception, match="2 new keys of a batch found no room"):
-        state, _ = jax_tt.insert_keys(full, full.init(jax.random.key(0)), np.arange(6))
+        _, state = jax_tt.insert_keys(full, full.init(jax.random.key(0)), np.arange(6))
         jax.block_until_ready(state)
         jax.effects_barrier()
 
@@ -166,10 +166,10 @@ def test_no_ids(shape):
     state = filled(QUIET, np.array([1]))
     ids = np.zeros(shape, np.int64)
     assert rows_of(QUIET, state, ids).shape == (*shape, 4)
-    after, inserted = jax_tt.insert_keys(QUIET, state, ids)
+    inserted, after = jax_tt.insert_keys(QUIET, state, ids)
     assert int(inserted.counts["requests"]) == 0
     np.testing.assert_array_equal(after["hash_keys"], state["hash_keys"])
-    after, gone = jax_tt.remove_keys(QUIET, state, ids)
+    gone, after = jax_tt.remove_keys(QUIET, state, ids)
     assert gone.keys.shape == (0, 2)
     if len(shape) == 2:
         pooled, _ = jax_tt.pooled_rows(QUIET, state, ids, LOOKUP)
@@ -190,7 +190,7 @@ def test_a_function_as_initializer():
 
 def test_seeds_and_capacities_do_not_change_initial_rows():
     keys = np.array([5, -7])
-    tables = [QUIET, jax_tt.hash_table(4, 16), jax_tt.hash_table(4, 64, ways=4, seed=1)]
+    tables = [QUIET, jax_tt.hash_table(16, 4), jax_tt.hash_table(64, 4, ways=4, seed=1)]
     rows = [rows_of(table, filled(table, keys), keys) for table in tables]
     np.testing.assert_array_equal(rows[0], rows[1])
     assert (rows[0] != rows[2]).any()
@@ -267,7 +267,7 @@ def test_bad_input():
 def test_bad_tables(options, message):
     capacity = options.pop("capacity", 64)
     with pytest.raises((ValueError, TypeError), match=message):
-        jax_tt.hash_table(4, capacity, **options)
+        jax_tt.hash_table(capacity, 4, **options)
 
 
 def test_wrappers_that_do_not_fit():

@@ -17,7 +17,7 @@ from jax_tt._sets import placing
 from jax_tt._sets.placing import ENTRY, Sets, placed
 
 FEATURES = {"item": jax_tt.Feature("item")}
-PLAIN = jax_tt.hash_table(4, 1024, optimizer=jax_tt.optimizers.Adagrad(0.1), name="item")
+PLAIN = jax_tt.hash_table(1024, 4, optimizer=jax_tt.optimizers.Adagrad(0.1), name="item")
 
 
 def mesh(devices, kind=AxisType.Auto):
@@ -33,7 +33,7 @@ def divided(table, devices, kind=AxisType.Auto):
 def filled(table, keys, state=None, seed=0):
     """A state with at least so many keys, inserted batch by batch."""
     state = jax.jit(table.init)(jax.random.key(0)) if state is None else state
-    insert = jax.jit(lambda state, ids: jax_tt.insert_keys(table, state, ids)[0])
+    insert = jax.jit(lambda state, ids: jax_tt.insert_keys(table, state, ids)[1])
     draw = np.random.default_rng(seed)
     while jax_tt.hash_statistics(table, state)["keys"] < keys:
         state = insert(state, jax_tt.split_keys(draw.integers(0, 2**64, 256, dtype=np.uint64)))
@@ -143,7 +143,7 @@ def test_collections_and_layers(source):
 
 @pytest.mark.parametrize("ways", [1, 2])
 def test_tables_that_are_too_full_are_not_frozen(ways):
-    table = divided(jax_tt.hash_table(4, 64, ways=ways, safe_check="ignore"), 2)
+    table = divided(jax_tt.hash_table(64, 4, ways=ways, safe_check="ignore"), 2)
     state = filled(table, 64)
     collection = jax_tt.Collection({"item": table}, FEATURES)
     with pytest.raises(ValueError, match=r"keys find no room .* larger capacity, such as \d+"):
@@ -178,7 +178,7 @@ def test_checkpoints_of_other_slots_are_refused(other):
     """As many rows, of which orbax would cut the keys or the counts."""
     options: dict[str, Any] = {"ways": 8, "admission": jax_tt.AdmitAfter(2, waiting=64)}
     source, target = (
-        jax_tt.Collection({"item": jax_tt.hash_table(4, 64, **own)}, FEATURES)
+        jax_tt.Collection({"item": jax_tt.hash_table(64, 4, **own)}, FEATURES)
         for own in (options, options | other)
     )
     arrays = jax_tt.checkpoint_state(source, source.init(jax.random.key(0)))
@@ -226,20 +226,20 @@ def test_meshes_with_explicit_axes(tmp_path, devices):
 @pytest.mark.parametrize("waiting", [None, 2048], ids=["capacity", "given"])
 def test_admission_counts_come_to_another_capacity(tmp_path, devices, waiting):
     small, large = (
-        jax_tt.hash_table(4, rows, admission=jax_tt.AdmitAfter(3, waiting)) for rows in (1024, 2048)
+        jax_tt.hash_table(rows, 4, admission=jax_tt.AdmitAfter(3, waiting)) for rows in (1024, 2048)
     )
     source = small if devices == 1 else divided(small, devices)
     state = jax.jit(source.init)(jax.random.key(0))
     keys = jax_tt.split_keys(np.arange(400) * 2**33)
     for _ in range(2):
-        state, inserted = jax_tt.insert_keys(source, state, keys)
+        inserted, state = jax_tt.insert_keys(source, state, keys)
     assert int(inserted.counts["inserted"]) == 0
     jax_tt.dump_keys(source, state, tmp_path / "keys", progress=False)
     found, _ = jax_tt.load_keys(large, large.init(jax.random.key(0)), tmp_path / "keys")
     for moved in (found, large.of_rows(source.by_row(state))):
-        _, inserted = jax_tt.insert_keys(large, moved, keys)
+        inserted, _ = jax_tt.insert_keys(large, moved, keys)
         assert int(inserted.counts["inserted"]) == 400
-    tiny = jax_tt.hash_table(4, 64, admission=3)
+    tiny = jax_tt.hash_table(64, 4, admission=3)
     with pytest.raises(ValueError, match=r"admission: of the keys that wait: \d+ of 400 keys"):
         jax_tt.load_keys(tiny, tiny.init(jax.random.key(0)), tmp_path / "keys")
 
@@ -247,12 +247,12 @@ def test_admission_counts_come_to_another_capacity(tmp_path, devices, waiting):
 @pytest.fixture(scope="module")
 def changes(tmp_path_factory):
     """A full table, its state and its dump, and the same after keys have come, left and been removed."""
-    table, path = jax_tt.hash_table(4, 256, safe_check="ignore"), tmp_path_factory.mktemp("dumps")
+    table, path = jax_tt.hash_table(256, 4, safe_check="ignore"), tmp_path_factory.mktemp("dumps")
     state = filled(table, 256)
     jax_tt.dump_keys(table, state, path / "0", progress=False)
-    later, _ = jax_tt.insert_keys(table, state, jax_tt.split_keys(np.arange(40)))
+    _, later = jax_tt.insert_keys(table, state, jax_tt.split_keys(np.arange(40)))
     stay = jax_tt.table_keys(table, later)["key"]
-    later, _ = jax_tt.remove_keys(table, later, jax_tt.split_keys(stay[stay >= 40][:20]))
+    _, later = jax_tt.remove_keys(table, later, jax_tt.split_keys(stay[stay >= 40][:20]))
     count = jax_tt.dump_keys(table, later, path / "1", since=path / "0", progress=False)
     assert count == np.count_nonzero(jax_tt.table_keys(table, later)["key"] < 40) > 20
     return table, path, state, later
@@ -262,7 +262,7 @@ def changes(tmp_path_factory):
 def test_changes_replay_exactly(changes, rows, ways):
     """In a table of any size; what has left the dumped table leaves this one."""
     table, path, state, later = changes
-    target = jax_tt.hash_table(4, rows, ways=ways)
+    target = jax_tt.hash_table(rows, 4, ways=ways)
     found, _ = jax_tt.load_keys(target, target.init(jax.random.key(1)), path / "0", progress=False)
     found, counts = jax_tt.load_keys(target, found, path / "1", progress=False)
     left = np.setdiff1d(*(jax_tt.table_keys(table, own)["key"] for own in (state, later)))
@@ -279,7 +279,7 @@ def test_changes_follow_one_state(changes):
     assert other["hash_clock"] == state["hash_clock"]
     hit = jax_tt.split_keys(jax_tt.table_keys(table, state)["key"][:1])
     rows = {**state, "embedding": state["embedding"].at[3, 3].add(1e-3)}
-    for own in (empty, other, later, rows, jax_tt.insert_keys(table, state, hit)[0]):
+    for own in (empty, other, later, rows, jax_tt.insert_keys(table, state, hit)[1]):
         before = jax.device_get(own)
         with pytest.raises(
             ValueError, match=r"in another state .* Load this one into a table with"
@@ -292,9 +292,9 @@ def test_changes_follow_one_state(changes):
 def test_changes_after_a_load_have_what_was_loaded(changes, tmp_path, what):
     """Loaded keys come with their last batches, before that of the dump; rows of another table even with the same."""
     table, _, _, later = changes
-    target = jax_tt.hash_table(4, 512)
+    target = jax_tt.hash_table(512, 4)
     if what == "keys":
-        loaded, _ = jax_tt.insert_keys(table, table.init(jax.random.key(5)), np.arange(50, 90))
+        _, loaded = jax_tt.insert_keys(table, table.init(jax.random.key(5)), np.arange(50, 90))
         state = filled(target, 200)
     else:
         loaded = {**later, "embedding": later["embedding"] + 1}
@@ -311,10 +311,10 @@ def test_changes_after_a_load_have_what_was_loaded(changes, tmp_path, what):
 
 
 def test_dumps_are_added_to_the_keys_of_a_table(tmp_path):
-    table = jax_tt.hash_table(4, 256)
+    table = jax_tt.hash_table(256, 4)
     keys = np.arange(100) * 2**40
     states = [
-        jax_tt.insert_keys(table, table.init(jax.random.key(0)), jax_tt.split_keys(own))[0]
+        jax_tt.insert_keys(table, table.init(jax.random.key(0)), jax_tt.split_keys(own))[1]
         for own in (keys[:70], keys[50:])
     ]
     jax_tt.dump_keys(table, states[0], tmp_path / "keys", progress=False)

@@ -101,8 +101,8 @@ def check_rows(model, table, state):
 def run(policy, rule, steps, method, seed, larger=None):
     draw = random.Random(seed)
     table = jax_tt.hash_table(
-        D,
         16,
+        D,
         ways=4,
         policy=policy,
         min_age=draw.choice([1, 2]),
@@ -117,7 +117,7 @@ def run(policy, rule, steps, method, seed, larger=None):
         given = [draw.choice([0, 2**40, draw.randrange(2**64)]) for _ in keys]
         own = policy == "custom"
         epoch = number // 4 if policy.startswith("epoch") else None
-        state, done = insert(
+        done, state = insert(
             table,
             state,
             jax_tt.split_keys(np.array(keys, np.uint64).reshape(4, 3)),
@@ -135,7 +135,7 @@ def run(policy, rule, steps, method, seed, larger=None):
             slots = sorted({model.directory.find(key) for key in gone} - {-1})
             entries = [model.directory.entry(slot)[0] for slot in slots]
             expected = [(key, model.arrays(key)["embedding"]) for key in entries]
-            state, removed = jax_tt.remove_keys(table, state, np.array(gone, np.uint64))
+            removed, state = jax_tt.remove_keys(table, state, np.array(gone, np.uint64))
             model.directory.erase(slots)
             assert joined(removed.keys)[: len(slots)].tolist() == [key for key, _ in expected]
             for k, (_, row) in enumerate(expected):
@@ -232,7 +232,7 @@ def test_admission_equals_the_reference(admission, method):
     if method == "reference":
         pytest.skip("it is what the others are compared with")
     table = jax_tt.hash_table(
-        D, 16, ways=4, admission=admission, optimizer=RULES["rowwise"], safe_check="ignore"
+        16, D, ways=4, admission=admission, optimizer=RULES["rowwise"], safe_check="ignore"
     )
     draw = np.random.default_rng(0)
     state = table.init(jax.random.key(0))

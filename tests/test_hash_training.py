@@ -24,7 +24,7 @@ RULE = jax_tt.optimizers.Adagrad(0.1)
 
 def described(capacity, **options):
     options = {"ways": 4, "policy": "none", "optimizer": RULE, "safe_check": "ignore", **options}
-    return jax_tt.hash_table(4, capacity, **options)
+    return jax_tt.hash_table(capacity, 4, **options)
 
 
 def trained(table, state):
@@ -33,7 +33,7 @@ def trained(table, state):
 
 def step_of(table):
     def step(state, ids, weights):
-        state, _ = jax_tt.insert_keys(table, state, ids)
+        _, state = jax_tt.insert_keys(table, state, ids)
 
         def loss(own):
             rows, _ = jax_tt.lookup_rows(table, {**state, **own}, ids, LOOKUP)
@@ -88,7 +88,7 @@ def test_growth_of_a_tensor_train_keeps_rows(ordered):
         train = jax_tt.OrderedTable(train, jax_tt.order.IdOrder(np.arange(32)[::-1]))
     table = jax_tt.HashTable(train, ways=4, max_capacity=128, safe_check="error", policy="none")
     state, keys = table.init(jax.random.key(0)), np.arange(12) - 5
-    state, _ = jax_tt.insert_keys(table, state, keys)
+    _, state = jax_tt.insert_keys(table, state, keys)
     before, _ = jax_tt.lookup_rows(table, state, keys, LOOKUP)
     for capacity, max_load in ((64, 0.3), (128, 0.1)):
         table, state = jax_tt.grow_if_full(table, state, max_load=max_load)
@@ -104,7 +104,7 @@ def test_keys_that_were_requested_often_enough_are_admitted():
     state = table.init(jax.random.key(0))
     found = []
     for keys in ([1, 1, 2, 3], [1, 2, 4, 4, 4], [2, 1, 1], [3, 3]):
-        state, done = jax_tt.insert_keys(table, state, np.array(keys))
+        done, state = jax_tt.insert_keys(table, state, np.array(keys))
         new = np.asarray(done.keys)[: int(done.counts["inserted"]), 1].tolist()
         found.append((sorted(new), int(done.counts["requests"]), int(done.counts["unique"])))
     assert found == [([], 4, 3), ([1, 4], 5, 3), ([2], 3, 2), ([3], 2, 1)]
@@ -114,7 +114,7 @@ def test_keys_that_were_requested_often_enough_are_admitted():
 
 def test_keys_are_admitted_with_a_probability():
     table = described(4096, admission=jax_tt.AdmitWithProbability(0.25))
-    insert = jax.jit(lambda state, ids: jax_tt.insert_keys(table, state, ids)[0])
+    insert = jax.jit(lambda state, ids: jax_tt.insert_keys(table, state, ids)[1])
     ids = jax_tt.split_keys(np.arange(2000))
     one = insert(table.init(jax.random.key(0)), ids)
     count = jax_tt.hash_statistics(table, one)["keys"]
@@ -124,7 +124,7 @@ def test_keys_are_admitted_with_a_probability():
     again = insert(table.init(jax.random.key(1)), ids)
     np.testing.assert_array_equal(one["hash_keys"], again["hash_keys"])
     always = dataclasses.replace(table, admission=jax_tt.AdmitWithProbability(1.0))
-    _, done = jax_tt.insert_keys(always, table.init(jax.random.key(0)), np.arange(500))
+    done, _ = jax_tt.insert_keys(always, table.init(jax.random.key(0)), np.arange(500))
     assert int(done.counts["inserted"]) == 500
 
 
@@ -172,7 +172,7 @@ def test_collection_of_all_kinds():
     collection = jax_tt.Collection(tables, features)
     state = collection.with_statistics(collection.init(jax.random.key(0)))
     missing, _ = jax_tt.embed_collection(collection, state, batch)
-    state, done = jax_tt.insert_collection_keys(collection, state, batch)
+    done, state = jax_tt.insert_collection_keys(collection, state, batch)
     assert {name: int(own.counts["inserted"]) for name, own in done.items()} == {
         "key": 4,
         "tail": 2,
@@ -268,7 +268,7 @@ def test_linen_training():
 
     @jax.jit
     def step(variables):
-        variables, _ = jax_tt.linen.insert_keys(layer, variables, keys)
+        _, variables = jax_tt.linen.insert_keys(layer, variables, keys)
 
         def loss(own):
             rows, _ = layer.apply({**variables, **own}, keys, mutable=["hash_table"])
@@ -284,7 +284,7 @@ def test_linen_training():
         losses.append(float(value))
     assert losses == sorted(losses, reverse=True)
     assert int(variables["hash_table"]["hash_clock"]) == 3
-    variables, gone = jax_tt.linen.remove_keys(layer, variables, np.array([-4]))
+    gone, variables = jax_tt.linen.remove_keys(layer, variables, np.array([-4]))
     assert gone.keys.tolist() == [[2**32 - 1, 2**32 - 4]]
     with pytest.raises(TypeError, match="layer: got a Embed; expected the"):
         jax_tt.linen.insert_keys(jax_tt.linen.Embed(4, 4), variables, keys)
@@ -293,7 +293,7 @@ def test_linen_training():
 def test_exported_lookup_runs_in_a_fresh_process(tmp_path):
     table = dataclasses.replace(described(64, optimizer=None), missing="zeros")
     state, keys = table.init(jax.random.key(0)), np.array([2**63 - 1, -1, 0])
-    state, _ = jax_tt.insert_keys(table, state, keys)
+    _, state = jax_tt.insert_keys(table, state, keys)
     serving = jax_tt.Lookup(train=False)
 
     def serve(state, ids):

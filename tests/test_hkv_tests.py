@@ -13,7 +13,7 @@ EXTREMES = np.array([0, -1, 2**63 - 1, -(2**63), 1], np.int64)
 
 def table_of(**options):
     options = {"ways": 8, "safe_check": "ignore", "optimizer": jax_tt.optimizers.SGD(1.0)} | options
-    table = jax_tt.hash_table(D, ROWS, **options)
+    table = jax_tt.hash_table(ROWS, D, **options)
     return table, table.init(jax.random.key(0))
 
 
@@ -54,17 +54,17 @@ def scores_in(table, state):
 def test_basic():
     table, state = table_of()
     assert not keys_in(table, state)
-    state, done = insert(table, state, EXTREMES)
+    done, state = insert(table, state, EXTREMES)
     assert keys_in(table, state) == set(EXTREMES.tolist())
     assert int(done.counts["inserted"]) == 5
-    state, done = insert(table, state, EXTREMES)
+    done, state = insert(table, state, EXTREMES)
     assert int(done.counts["inserted"]) == 0
     assert int(done.counts["hits"]) == 5
 
 
 def test_basic_when_full():
     table, state = table_of(policy="none")
-    state, done = insert(table, state, np.arange(4 * ROWS))
+    done, state = insert(table, state, np.arange(4 * ROWS))
     kept = keys_in(table, state)
     assert int(done.counts["inserted"]) == len(kept) > 0.9 * ROWS
     assert int(done.counts["refused"]) == 4 * ROWS - len(kept)
@@ -76,9 +76,9 @@ def test_basic_when_full():
 
 def test_find_or_insert():
     table, state = table_of()
-    state, _ = insert(table, state, [3, 3, 4])
+    _, state = insert(table, state, [3, 3, 4])
     known = rows_of(table, state, [3, 4, 5])
-    state, done = insert(table, state, [5, 4, 3, 5])
+    done, state = insert(table, state, [5, 4, 3, 5])
     assert int(done.counts["unique"]) == 3
     assert int(done.counts["inserted"]) == 1
     assert (rows_of(table, state, [3, 4, 5]) == known).all()
@@ -86,9 +86,9 @@ def test_find_or_insert():
 
 def test_insert_or_assign(tmp_path):
     table, state = table_of()
-    state, _ = insert(table, state, [1, 2, 3])
+    _, state = insert(table, state, [1, 2, 3])
     changed = stepped(table, state, [2, 3], jnp.ones((2, D)))
-    changed, _ = insert(table, changed, [9])
+    _, changed = insert(table, changed, [9])
     jax_tt.dump_keys(table, changed, tmp_path / "rows")
     state, _ = jax_tt.load_keys(table, state, tmp_path / "rows")
     keys = [1, 2, 3, 9]
@@ -104,7 +104,7 @@ def test_insert_and_evict(policy):
         before = (
             dict(zip(alive, np.asarray(rows_of(table, state, alive)), strict=True)) if alive else {}
         )
-        state, done = insert(table, state, np.arange(40) + 40 * step, return_evicted=True)
+        done, state = insert(table, state, np.arange(40) + 40 * step, return_evicted=True)
         there = np.asarray(done.evicted.touched) > 0
         left = np.asarray(done.evicted.keys)[there, 1].tolist()
         rows = np.asarray(done.evicted.arrays["embedding"])[there]
@@ -117,7 +117,7 @@ def test_insert_and_evict(policy):
 
 def test_accum_or_assign():
     table, state = table_of()
-    state, _ = insert(table, state, [7, 8])
+    _, state = insert(table, state, [7, 8])
     before = rows_of(table, state, [7, 8])
     # Gradients of equal keys are summed, and the row is stepped once.
     grads = jnp.arange(12.0).reshape(3, D)
@@ -129,31 +129,31 @@ def test_accum_or_assign():
 
 def test_assign_scores():
     table, state = table_of(policy="custom")
-    state, _ = insert(table, state, [1, 2], scores=np.array([5, 6], np.uint64))
-    state, _ = insert(table, state, [2], scores=np.array([2**64 - 1], np.uint64))
+    _, state = insert(table, state, [1, 2], scores=np.array([5, 6], np.uint64))
+    _, state = insert(table, state, [2], scores=np.array([2**64 - 1], np.uint64))
     assert scores_in(table, state) == {1: 5, 2: 2**64 - 1}
 
 
 def test_erase():
     table, state = table_of()
-    state, _ = insert(table, state, EXTREMES)
-    state, gone = jax_tt.remove_keys(table, state, jax_tt.split_keys(EXTREMES[:2]))
+    _, state = insert(table, state, EXTREMES)
+    gone, state = jax_tt.remove_keys(table, state, jax_tt.split_keys(EXTREMES[:2]))
     assert keys_in(table, state) == set(EXTREMES[2:].tolist())
     assert int((gone.touched > 0).sum()) == 2
 
 
 def test_erase_if():
     table, state = table_of(policy="lfu")
-    state, _ = insert(table, state, [1, 1, 2, 3, 3, 3])
+    _, state = insert(table, state, [1, 1, 2, 3, 3, 3])
     often = lambda view: view.scores[:, 1] < 2  # noqa: E731
-    state, gone = jax_tt.remove_keys(table, state, where=often, size=4)
+    gone, state = jax_tt.remove_keys(table, state, where=often, size=4)
     assert keys_in(table, state) == {1, 3}
     assert gone.keys[:, 1].tolist()[0] == 2
 
 
 def test_export_batch(tmp_path):
     table, state = table_of()
-    state, _ = insert(table, state, np.arange(40))
+    _, state = insert(table, state, np.arange(40))
     jax_tt.dump_keys(table, state, tmp_path / "rows", keys_per_file=7)
     assert len(list((tmp_path / "rows").glob("keys-*"))) == 6
     found, counts = jax_tt.load_keys(table, table.init(jax.random.key(1)), tmp_path / "rows")
@@ -163,10 +163,10 @@ def test_export_batch(tmp_path):
 
 def test_export_batch_if(tmp_path):
     table, state = table_of()
-    state, _ = insert(table, state, np.arange(10))
+    _, state = insert(table, state, np.arange(10))
     last = int(state["hash_clock"])
     jax_tt.dump_keys(table, state, tmp_path / "rows")
-    state, _ = insert(table, state, [3, 20])
+    _, state = insert(table, state, [3, 20])
     assert jax_tt.dump_keys(table, state, tmp_path / "new", since=tmp_path / "rows") == 2
     entries = jax_tt.table_keys(table, state)
     assert set(entries["key"][entries["touched"] > last]) == {3, 20}
@@ -178,20 +178,20 @@ def test_export_batch_if(tmp_path):
 
 def test_rehash_on_big_batch():
     table, state = table_of(policy="none", max_capacity=8 * ROWS)
-    state, _ = insert(table, state, np.arange(40))
+    _, state = insert(table, state, np.arange(40))
     before = rows_of(table, state, np.arange(40))
     table, state = jax_tt.grow_if_full(table, state, max_load=0.1)
     assert table.num_embeddings == 8 * ROWS
     assert keys_in(table, state) == set(range(40))
     assert (rows_of(table, state, np.arange(40)) == before).all()
     for keys in np.arange(300).reshape(6, 50):
-        state, done = insert(table, state, keys)
+        done, state = insert(table, state, keys)
         assert int(done.counts["refused"]) == 0
 
 
 def test_find_with_missed_keys():
     table, state = table_of(missing="zeros")
-    state, _ = insert(table, state, [5])
+    _, state = insert(table, state, [5])
     rows = rows_of(table, state, [5, 6])
     assert rows[0].any()
     assert not rows[1].any()
@@ -199,7 +199,7 @@ def test_find_with_missed_keys():
 
 def test_save_and_load(tmp_path):
     table, state = table_of()
-    state, _ = insert(table, state, EXTREMES)
+    _, state = insert(table, state, EXTREMES)
     state = stepped(table, state, EXTREMES, jnp.ones((5, D)))
     jax_tt.dump_keys(table, state, tmp_path / "rows")
     found, _ = jax_tt.load_keys(table, table.init(jax.random.key(9)), tmp_path / "rows")
@@ -208,40 +208,40 @@ def test_save_and_load(tmp_path):
 
 def full(policy, **options):
     """A table of one set, with the keys 0 to 7 in it."""
-    table = jax_tt.hash_table(D, 8, policy=policy, ways=8, safe_check="ignore")
-    state, _ = insert(table, table.init(jax.random.key(0)), np.arange(8), **options)
+    table = jax_tt.hash_table(8, D, policy=policy, ways=8, safe_check="ignore")
+    _, state = insert(table, table.init(jax.random.key(0)), np.arange(8), **options)
     return table, state
 
 
 def test_evict_strategy_lru():
     table, state = full("lru")
-    state, _ = insert(table, state, [0, 1, 2])
-    state, _ = insert(table, state, [8, 9])
+    _, state = insert(table, state, [0, 1, 2])
+    _, state = insert(table, state, [8, 9])
     assert {0, 1, 2, 8, 9} < keys_in(table, state)
 
 
 def test_evict_strategy_lfu():
     table, state = full("lfu")
-    state, _ = insert(table, state, [0, 0, 1, 1, 2, 3, 4, 5, 6])
-    state, _ = insert(table, state, [8])
+    _, state = insert(table, state, [0, 0, 1, 1, 2, 3, 4, 5, 6])
+    _, state = insert(table, state, [8])
     assert keys_in(table, state) == {0, 1, 2, 3, 4, 5, 6, 8}
     # A key that was requested less often than all others is refused.
-    state, _ = insert(table, state, [0, 1, 2, 3, 4, 5, 6, 8])
-    state, done = insert(table, state, [9])
+    _, state = insert(table, state, [0, 1, 2, 3, 4, 5, 6, 8])
+    done, state = insert(table, state, [9])
     assert int(done.counts["refused"]) == 1
 
 
 def test_evict_strategy_epochlru():
     table, state = full("epoch_lru", epoch=1)
-    state, _ = insert(table, state, [0, 1], epoch=2)
-    state, _ = insert(table, state, np.arange(8, 14), epoch=2)
+    _, state = insert(table, state, [0, 1], epoch=2)
+    _, state = insert(table, state, np.arange(8, 14), epoch=2)
     assert keys_in(table, state) == {0, 1, *range(8, 14)}
 
 
 def test_evict_strategy_epochlfu():
     table, state = full("epoch_lfu", epoch=1)
-    state, _ = insert(table, state, [0, 0, 0, 1], epoch=1)
-    state, _ = insert(table, state, np.arange(8, 15), epoch=2)
+    _, state = insert(table, state, [0, 0, 0, 1], epoch=1)
+    _, state = insert(table, state, np.arange(8, 15), epoch=2)
     # The keys of the last epoch leave, the least frequent ones first.
     assert keys_in(table, state) == {0, *range(8, 15)}
 
@@ -249,6 +249,6 @@ def test_evict_strategy_epochlfu():
 def test_evict_strategy_customized():
     given = np.arange(10, 18, dtype=np.uint64)
     table, state = full("custom", scores=given)
-    state, done = insert(table, state, [8, 9], scores=np.array([5, 50], np.uint64))
+    done, state = insert(table, state, [8, 9], scores=np.array([5, 50], np.uint64))
     assert int(done.counts["refused"]) == 1
     assert keys_in(table, state) == {*range(1, 8), 9}

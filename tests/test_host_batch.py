@@ -17,7 +17,7 @@ from jax_tt import Bags, Feature, KeyedBags, Lookup, SplitIds
 from jax_tt._base import reports
 
 DENSE = jax_tt.dense_table(10, 4, name="item")
-HASH = jax_tt.hash_table(4, 64, name="key")
+HASH = jax_tt.hash_table(64, 4, name="key")
 BIG = jax_tt.tt_table(
     10**12, 4, row_factors=(252,) * 5, col_factors=(4, 1, 1, 1, 1), tt_ranks=1, name="big"
 )
@@ -383,7 +383,7 @@ def test_columns_of_data_frames():
     lists = [[3, 1], [], [4]]
     for column in (Column(lists), {"ids": Column(lists)}):
         assert jax_tt.host_batch(item, column) == jax_tt.host_batch(item, lists)
-    keys = jax_tt.hash_table(4, 8)
+    keys = jax_tt.hash_table(8, 4)
     found, wanted = (jax_tt.host_batch(keys, names) for names in (Column(["a", "b"]), ["a", "b"]))
     np.testing.assert_array_equal(found.digits, wanted.digits)
 
@@ -488,16 +488,16 @@ def test_32_bit_arrays_of_jax_are_no_keys_unless_said():
     with pytest.raises(ValueError, match="JAX array of int32"):
         jax_tt.remove_keys(HASH, state, cut)
     with pytest.raises(ValueError, match="traced int32"):
-        jax.jit(lambda ids: jax_tt.insert_keys(HASH, state, ids)[0])(np.array([2**40 + 7, 7]))
+        jax.jit(lambda ids: jax_tt.insert_keys(HASH, state, ids)[1])(np.array([2**40 + 7, 7]))
 
     @jax.jit
     def insert(state, ids):
         return jax_tt.insert_keys(HASH, state, jax_tt.whole_keys(ids))
 
-    state, inserted = insert(state, np.array([7, -1, 7], np.int32))
+    inserted, state = insert(state, np.array([7, -1, 7], np.int32))
     assert int(inserted.counts["inserted"]) == 2
     keys = np.array([-1, 7])
-    state, inserted = jax_tt.insert_keys(HASH, state, keys)  # whole on the host
+    inserted, state = jax_tt.insert_keys(HASH, state, keys)  # whole on the host
     assert int(inserted.counts["hits"]) == 2
     assert keys_of(jax_tt.whole_keys(np.array([2**32 - 1], np.uint32))).tolist() == [2**32 - 1]
     with pytest.raises(ValueError, match="got dtype int64; expected integers of at most 32 bits"):

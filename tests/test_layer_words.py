@@ -17,7 +17,7 @@ RULE = jax_tt.optimizers.Adagrad(0.1)
 IDS = jnp.array([[1, 2], [3, 4]])
 KEY = jax.random.key(0)
 TABLE = jax_tt.dense_table(10, 4)
-HASHED = jax_tt.hash_table(4, 16)
+HASHED = jax_tt.hash_table(16, 4)
 FEATURES = {"a": jax_tt.Feature("a")}
 SIZES: dict[str, tuple[Any, ...]] = {
     "Embed": (10, 4),

@@ -30,7 +30,7 @@ TABLES: dict[str, Any] = {
     "tt": jax_tt.tt_table(N, D, tt_ranks=2),
     "cached": jax_tt.tt_table(N, D, tt_ranks=2, cache=CACHE, optimizer=RULE),
     "ordered": jax_tt.tt_table(N, D, tt_ranks=2, id_order=ORDER),
-    "hash": jax_tt.hash_table(D, N, admission=2, initializer=jax_tt.Uniform(0.1)),
+    "hash": jax_tt.hash_table(N, D, admission=2, initializer=jax_tt.Uniform(0.1)),
     "quantized": jax_tt.QuantizedTable(N, D, bits=4, rotated=True),
     "quantized, fused": jax_tt.QuantizedTable(N, D, update=jax_tt.Update(RULE)),
     "quantized rows": jax_tt.quantize(ROWS, bits=2)[0],
@@ -42,7 +42,7 @@ LAYERS: dict[str, Any] = {
     "Embed": functools.partial(jax_tt.Embed, N, D),
     "EmbedBag, fused": functools.partial(jax_tt.EmbedBag, N, D, optimizer=RULE),
     "TTEmbedBag": functools.partial(jax_tt.TTEmbedBag, N, D, cache=CACHE, id_order=ORDER),
-    "HashEmbed": functools.partial(jax_tt.HashEmbed, jax_tt.hash_table(D, N, safe_check="ignore")),
+    "HashEmbed": functools.partial(jax_tt.HashEmbed, jax_tt.hash_table(N, D, safe_check="ignore")),
     "EmbedCollection": functools.partial(
         jax_tt.EmbedCollection, {"dense": TABLES["dense"]}, {"dense": FEATURES["dense"]}
     ),
@@ -164,7 +164,7 @@ def looked_up(collection: Any, state: Any, layer: Any) -> Any:
 
 
 def test_a_spawned_process_takes_collections_and_layers() -> None:
-    tables = {"dense": TABLES["dense"], "hash": jax_tt.hash_table(D, N, safe_check="ignore")}
+    tables = {"dense": TABLES["dense"], "hash": jax_tt.hash_table(N, D, safe_check="ignore")}
     collection = jax_tt.Collection(tables, {name: FEATURES[name] for name in tables})
     described = collection, collection.init(jax.random.key(0)), jax_tt.Embed(N, D, rngs=nnx.Rngs(0))
     context = multiprocessing.get_context("spawn")

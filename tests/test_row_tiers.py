@@ -452,7 +452,7 @@ def test_a_table_that_has_grown_is_restored_with_its_size(tmp_path, capacity):
     def collection_with(rows):
         tables = {
             "item": jax_tt.dense_table(32, 8, optimizer=RULE),
-            "word": jax_tt.hash_table(8, rows, max_capacity=512, optimizer=RULE),
+            "word": jax_tt.hash_table(rows, 8, max_capacity=512, optimizer=RULE),
         }
         features = {name: jax_tt.Feature(name) for name in tables}
         return jax_tt.EmbedCollection(tables, features, rngs=nnx.Rngs(0))

@@ -39,8 +39,8 @@ def _mesh(*shape):
 def _tables():
     tables = {
         name: jax_tt.hash_table(
-            WIDTH,
             CAPACITY,
+            WIDTH,
             optimizer=rule,
             policy="custom" if name == "custom" else "lru",
             safe_check="error",
@@ -66,7 +66,7 @@ def _batches(steps):
 
 
 def _step(collection, state, batch, scores):
-    state, inserted = jax_tt.insert_collection_keys(collection, state, batch, scores=scores)
+    inserted, state = jax_tt.insert_collection_keys(collection, state, batch, scores=scores)
 
     def loss(trained):
         arrays = collection.replaced(state, trained)
@@ -165,7 +165,7 @@ def test_a_step_has_one_exchange_for_insertion_and_three_for_lookups():
 
 @pytest.mark.full
 def test_keys_that_are_not_there_read_their_initial_values():
-    plain = jax_tt.hash_table(WIDTH, 64, seed=5)
+    plain = jax_tt.hash_table(64, WIDTH, seed=5)
     keys = jnp.asarray(jax_tt.split_keys(np.arange(24).reshape(8, 3) * 2**40).digits)
     weights = jnp.linspace(0, 1, 24).reshape(8, 3)
     for table in plain, dataclasses.replace(plain, missing="zeros"):
@@ -217,13 +217,13 @@ def test_owners_are_spread_evenly_and_independently_of_sets(step):
 
 @pytest.mark.full
 def test_dumps_are_read_by_another_number_of_devices(tmp_path):
-    plain = jax_tt.hash_table(WIDTH, 64, optimizer=optimizers.Adagrad(0.1))
+    plain = jax_tt.hash_table(64, WIDTH, optimizer=optimizers.Adagrad(0.1))
     states = {}
     for shape in (2, 4):
         table = ShardedTable(plain, _mesh(shape), "model", Placement.hashed())
         state = jax.jit(table.init)(jax.random.key(0))
         if not states:
-            state, _ = jax_tt.insert_keys(table, state, jax_tt.split_keys(np.arange(20) * 7))
+            _, state = jax_tt.insert_keys(table, state, jax_tt.split_keys(np.arange(20) * 7))
             assert jax_tt.dump_keys(table, state, tmp_path / "dump", progress=False) == 20
         else:
             state, loaded = jax_tt.load_keys(table, state, tmp_path / "dump", progress=False)
@@ -242,13 +242,13 @@ def test_dumps_are_read_by_another_number_of_devices(tmp_path):
     ],
 )
 def test_hash_tables_that_cannot_be_divided_are_refused(change, error, message):
-    table = dataclasses.replace(jax_tt.hash_table(WIDTH, 64), **change)
+    table = dataclasses.replace(jax_tt.hash_table(64, WIDTH), **change)
     with pytest.raises(error, match=message):
         ShardedTable(table, _mesh(4), "model", Placement.hashed())
 
 
 def test_what_hash_tables_on_several_devices_cannot_do_is_refused():
-    plain = jax_tt.hash_table(WIDTH, 64, name="item")
+    plain = jax_tt.hash_table(64, WIDTH, name="item")
     with pytest.raises(ValueError, match=r"item: placement: .* expected Placement.hashed"):
         ShardedTable(plain, _mesh(4), "model", Placement.contiguous())
     table = ShardedTable(plain, _mesh(4), "model", Placement.hashed())
@@ -271,20 +271,20 @@ def test_what_hash_tables_on_several_devices_cannot_do_is_refused():
 )
 def test_keys_leave_their_devices(shape, kind, dtype):
     mesh = jax.make_mesh(shape, ("data", "model")[-len(shape) :], axis_types=(kind,) * len(shape))
-    plain = jax_tt.hash_table(WIDTH, 256, optimizer=optimizers.Adagrad(0.1), param_dtype=dtype)
+    plain = jax_tt.hash_table(256, WIDTH, optimizer=optimizers.Adagrad(0.1), param_dtype=dtype)
     table = ShardedTable(plain, mesh, "model", Placement.hashed())
     explicit = kind is AxisType.Explicit
     with jax.set_mesh(mesh) if explicit else contextlib.nullcontext():
         state = table.init(jax.random.key(0))
         for count in 100, 60:  # batches of one size, for one program
             ids = jax_tt.split_keys(np.arange(100) % count)
-            state, _ = jax_tt.insert_keys(table, state, ids)
+            _, state = jax_tt.insert_keys(table, state, ids)
         before = jax_tt.table_keys(table, state)
         for options, size, gone in (
             ({"keys": jax_tt.split_keys(np.array([3, 7, 1000, 99]))}, 4, [3, 7, 99]),
             ({"where": lambda view: view.age >= 1, "size": 30}, 30, None),
         ):
-            after, removed = jax_tt.remove_keys(table, state, **options)
+            removed, after = jax_tt.remove_keys(table, state, **options)
             # In the order of slots, those of the first device first.
             chosen = before["touched"] == 1 if gone is None else np.isin(before["key"], gone)
             expected = before[chosen][:size]
@@ -306,10 +306,10 @@ def test_keys_leave_their_devices(shape, kind, dtype):
 
 
 def test_keys_that_find_no_room_are_an_error_on_all_devices():
-    plain = jax_tt.hash_table(WIDTH, 16, ways=4, policy="none", safe_check="error", name="item")
+    plain = jax_tt.hash_table(16, WIDTH, ways=4, policy="none", safe_check="error", name="item")
     table = ShardedTable(plain, _mesh(4), "model", Placement.hashed())
     state, keys = table.init(jax.random.key(0)), jax_tt.split_keys(np.arange(64))
-    insert = jax.jit(lambda state: jax_tt.insert_keys(table, state, keys)[0])
+    insert = jax.jit(lambda state: jax_tt.insert_keys(table, state, keys)[1])
     with pytest.raises(Exception, match=r"item: ids: .* found no room"):
         jax.block_until_ready(insert(state))
         jax.effects_barrier()
@@ -319,7 +319,7 @@ def test_keys_that_find_no_room_are_an_error_on_all_devices():
 def test_keys_without_a_row_in_a_training_batch_are_told():
     ids = jax_tt.split_keys(np.arange(8) * 2**40)
     for check in "warn", "error":
-        plain = jax_tt.hash_table(WIDTH, 64, safe_check=check, name="item")
+        plain = jax_tt.hash_table(64, WIDTH, safe_check=check, name="item")
         table = ShardedTable(plain, _mesh(4), "model", Placement.hashed())
         state = jax.jit(table.init)(jax.random.key(0))
         look_up = jax.jit(

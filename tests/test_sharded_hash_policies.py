@@ -53,7 +53,7 @@ INSERT = jax.jit(_insert, static_argnums=0)
 
 def _inserted(table, state, ids, step):
     epoch = step // 3 if table.unsharded.policy.startswith("epoch_") else None
-    state, inserted = INSERT(table, state, jax_tt.split_keys(ids), epoch)
+    inserted, state = INSERT(table, state, jax_tt.split_keys(ids), epoch)
     return state, {name: int(count) for name, count in inserted.counts.items()}
 
 
@@ -81,7 +81,7 @@ def _parts(table, state):
     ],
 )
 def test_each_device_has_a_table_of_its_own_keys(capacity, options):
-    plain = jax_tt.hash_table(WIDTH, capacity, ways=4, safe_check="ignore", **options)
+    plain = jax_tt.hash_table(capacity, WIDTH, ways=4, safe_check="ignore", **options)
     table = _divided(plain, DEVICES)
     own = table.local_keys
     state = jax.jit(table.init)(jax.random.key(0))
@@ -144,7 +144,7 @@ def _same_by_key(divided, alone):
 )
 @pytest.mark.parametrize("shape", [(4,), (2, 2)], ids=["four", "data and model"])
 def test_keys_and_scores_equal_those_on_one_device(policy, admission, shape):
-    plain = jax_tt.hash_table(WIDTH, 512, policy=policy, admission=admission, safe_check="ignore")
+    plain = jax_tt.hash_table(512, WIDTH, policy=policy, admission=admission, safe_check="ignore")
     table = _divided(plain, *shape)
     state, alone = (jax.jit(own.init)(jax.random.key(0)) for own in (table, plain))
     for step, ids in enumerate(_batches(100)):
@@ -161,7 +161,7 @@ def test_keys_and_scores_equal_those_on_one_device(policy, admission, shape):
 
 @pytest.mark.full
 def test_keys_that_wait_move_to_other_devices(tmp_path):
-    plain = jax_tt.hash_table(WIDTH, 512, admission=3, safe_check="ignore")
+    plain = jax_tt.hash_table(512, WIDTH, admission=3, safe_check="ignore")
     table, wider = _divided(plain, 2), _divided(plain, DEVICES)
     state = jax.jit(table.init)(jax.random.key(0))
     *first, last = _batches(100)
@@ -191,7 +191,7 @@ def test_requests_in_several_rounds_are_counted():
     keys = keys[_owners(keys) == 1][:36]
     assert message_rows(36, DEVICES) < 36
     ids = np.tile(keys, DEVICES).reshape(-1, 3)  # every device requests all of them
-    plain = jax_tt.hash_table(WIDTH, 512, policy="lfu")
+    plain = jax_tt.hash_table(512, WIDTH, policy="lfu")
     table = _divided(plain, DEVICES)
     state, alone = (jax.jit(t.init)(jax.random.key(0)) for t in (table, plain))
     for step in range(2):
@@ -206,7 +206,7 @@ def test_requests_in_several_rounds_are_counted():
 def test_keys_of_a_batch_stay_where_it_takes_several_rounds():
     keys = np.arange(800)
     keys = keys[_owners(keys) == 1]
-    plain = jax_tt.hash_table(WIDTH, 128, policy="lfu", ways=4, safe_check="ignore")
+    plain = jax_tt.hash_table(128, WIDTH, policy="lfu", ways=4, safe_check="ignore")
     table = _divided(plain, DEVICES)
     state = jax.jit(table.init)(jax.random.key(0))
     batches = keys[:36], np.concatenate([keys[:18], keys[40:58]])
@@ -223,7 +223,7 @@ def test_keys_of_a_batch_stay_where_it_takes_several_rounds():
 @pytest.mark.full
 def test_each_device_doubles_the_table_of_its_keys():
     options = {"admission": 2, "max_capacity": 1024, "optimizer": jax_tt.optimizers.Adagrad(0.1)}
-    plain = jax_tt.hash_table(WIDTH, 128, policy="lfu", **options)
+    plain = jax_tt.hash_table(128, WIDTH, policy="lfu", **options)
     table = _divided(plain, DEVICES)
     state = jax.jit(table.init)(jax.random.key(0))
     for step, ids in enumerate(_batches(40, 4)):
@@ -243,7 +243,7 @@ def test_each_device_doubles_the_table_of_its_keys():
     assert same is larger and all(kept[name] is after[name] for name in after)
 
 
-TABLES = {"item": jax_tt.hash_table(WIDTH, 64, policy="lfu", max_capacity=256)}
+TABLES = {"item": jax_tt.hash_table(64, WIDTH, policy="lfu", max_capacity=256)}
 FEATURES = {"item": jax_tt.Feature("item")}
 
 
@@ -287,7 +287,7 @@ def test_collections_and_linen_layers_grow_on_several_devices():
     collection = jax_tt.Collection(jax_tt.shard_tables(TABLES, **options), FEATURES)
     state = jax.jit(collection.init)(jax.random.key(0))
     insert = jax.jit(jax_tt.insert_collection_keys, static_argnums=0)
-    before, _ = insert(collection, state, batch)
+    _, before = insert(collection, state, batch)
     variables = {**variables, "hash_table": {"item": _buffers(collection, before)}}
     layer, variables, _, _ = jax_tt.linen.grow_if_full(layer, variables, max_load=0.1)
     larger, after = jax_tt.grow_collection_if_full(collection, before, max_load=0.1)
@@ -310,7 +310,7 @@ def _buffers(collection, state):
 @pytest.mark.full
 def test_meshes_with_explicit_axes():
     options = {"optimizer": jax_tt.optimizers.Adam(0.1), "admission": 2, "max_capacity": 256}
-    tables = {"item": jax_tt.hash_table(WIDTH, 64, policy="lfu", safe_check="ignore", **options)}
+    tables = {"item": jax_tt.hash_table(64, WIDTH, policy="lfu", safe_check="ignore", **options)}
     features = {name: jax_tt.Feature("item") for name in ("seen", "clicked")}
     draw = np.random.default_rng(0)
     batches = [
@@ -319,7 +319,7 @@ def test_meshes_with_explicit_axes():
     ]
 
     def step(collection, state, batch):
-        state, inserted = jax_tt.insert_collection_keys(collection, state, batch)
+        inserted, state = jax_tt.insert_collection_keys(collection, state, batch)
 
         def loss(trained):
             arrays = collection.replaced(state, trained)
@@ -350,7 +350,7 @@ def test_meshes_with_explicit_axes():
 
 @pytest.mark.parametrize(("policy", "epoch"), [("epoch_lru", None), ("lru", 1)])
 def test_epochs_belong_to_their_policies_on_several_devices_as_well(policy, epoch):
-    table = _divided(jax_tt.hash_table(WIDTH, 128, policy=policy, name="item"), DEVICES)
+    table = _divided(jax_tt.hash_table(128, WIDTH, policy=policy, name="item"), DEVICES)
     state = table.init(jax.random.key(0))
     with pytest.raises(ValueError, match=f"item: epoch: got {epoch} for the policy '{policy}'"):
         jax_tt.insert_keys(table, state, np.arange(4), epoch=epoch)
@@ -358,11 +358,11 @@ def test_epochs_belong_to_their_policies_on_several_devices_as_well(policy, epoc
 
 @pytest.mark.full
 def test_an_insertion_copies_no_array_of_slots():
-    table = jax_tt.hash_table(4, 64, policy="lfu", ways=4, admission=2, safe_check="ignore")
+    table = jax_tt.hash_table(64, 4, policy="lfu", ways=4, admission=2, safe_check="ignore")
     own = _divided(table, DEVICES)
     state = jax.eval_shape(own.init, jax.random.key(0))
     keys = jax_tt.split_keys(np.arange(4096))
-    insert = jax.jit(lambda state: jax_tt.insert_keys(own, state, keys)[0], donate_argnums=0)
+    insert = jax.jit(lambda state: jax_tt.insert_keys(own, state, keys)[1], donate_argnums=0)
     program = str(insert.lower(state).compile().as_text())
     # Of the 4 sets of 4 slots that a device has.
     assert not re.findall(r"= \w+\[4,(?:2,)?4\]\S* copy", program)

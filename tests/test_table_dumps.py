@@ -93,9 +93,9 @@ def test_files_that_become_shorter_while_they_are_read(tmp_path, monkeypatch):
 
 
 def test_a_dump_that_is_replaced_while_it_is_read(tmp_path):
-    table = jax_tt.hash_table(4, 64)
+    table = jax_tt.hash_table(64, 4)
     for count in (3, 5):
-        state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(count))
+        _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(count))
         dumped = None if count == 3 else files.Dump.open(tmp_path / "a")
         jax_tt.dump_keys(table, state, tmp_path / "a", overwrite=True)
     with pytest.raises(
@@ -110,12 +110,12 @@ def test_between_dense_and_hash_tables(tmp_path):
     keys = np.random.default_rng(0).integers(-(2**63), 2**63, 50)
     keys[:3] = 0, -1, -(2**63)
     jax_tt.dump_rows(table, state, tmp_path / "dense", keys=keys, rows_per_file=15)
-    hashed = jax_tt.hash_table(6, 256, optimizer=RULE)
+    hashed = jax_tt.hash_table(256, 6, optimizer=RULE)
     found, counts = jax_tt.load_keys(hashed, hashed.init(jax.random.key(1)), tmp_path / "dense")
     assert counts == (50, 0)
     rows, _ = jax_tt.lookup_rows(hashed, found, keys, jax_tt.Lookup())
     assert (rows == state["embedding"]).all()
-    found, _ = jax_tt.insert_keys(hashed, found, np.arange(100, 103))
+    _, found = jax_tt.insert_keys(hashed, found, np.arange(100, 103))
     jax_tt.dump_keys(hashed, found, tmp_path / "hashed", keys_per_file=15)
     other, before = dense(60)
     longer = np.concatenate([keys[::-1], np.arange(10)])
@@ -184,8 +184,8 @@ def test_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
 KILLED = """
 import jax, numpy as np, sys, time, jax_tt
 from jax_tt._files import dump as files
-table = jax_tt.hash_table(4, 4096)
-state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(1000))
+table = jax_tt.hash_table(4096, 4)
+_, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(1000))
 write = files.write_safetensors
 def slow(*args):
     write(*args)
@@ -208,7 +208,7 @@ def test_killed_dump_goes_on(tmp_path):
     assert not path.exists()
     done = subprocess.run([*command, "0"], capture_output=True, text=True, check=True)
     assert len(done.stdout.split()) <= 7  # of eleven files: two may not have been complete
-    table = jax_tt.hash_table(4, 4096)
+    table = jax_tt.hash_table(4096, 4)
     _, counts = jax_tt.load_keys(table, table.init(jax.random.key(0)), path)
     assert counts == (1000, 0)
 
@@ -228,8 +228,8 @@ def test_a_dump_replaces_another_one_at_once(tmp_path, monkeypatch, writer):
     path = tmp_path / "dump"
     table, state = dense(50)
     if writer == "keys":
-        table = jax_tt.hash_table(6, 128)
-        state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(50))
+        table = jax_tt.hash_table(128, 6)
+        _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(50))
     if writer == "tiers":
         tiers, state = small_tiers()
         state = trained(tiers, state, [batch_of(np.arange(8))])
@@ -407,7 +407,7 @@ def test_tiers_in_files(tmp_path, disk):
     with pytest.raises(RuntimeError, match="load_dump: rows have changed"):
         others.load_dump(start, "item", tmp_path / "dump")
     rule = jax_tt.optimizers.Adagrad(0.1)
-    hashed = jax_tt.hash_table(8, 256, optimizer=rule)
+    hashed = jax_tt.hash_table(256, 8, optimizer=rule)
     found, counts = jax_tt.load_keys(hashed, hashed.init(jax.random.key(0)), tmp_path / "dump")
     assert counts == (48, 0)
     rows, _ = jax_tt.lookup_rows(hashed, found, known, jax_tt.Lookup())

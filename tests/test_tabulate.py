@@ -23,7 +23,7 @@ CACHE = jax_tt.RowCache(4, ways=2)
 TABLES = {
     "dense": jax_tt.dense_table(10, 4, optimizer=RULE),
     "cached": jax_tt.tt_table(10, 4, tt_ranks=2, cache=CACHE),
-    "hashed": jax_tt.hash_table(4, 16, safe_check="ignore"),
+    "hashed": jax_tt.hash_table(16, 4, safe_check="ignore"),
 }
 FEATURES = {name: jax_tt.Feature(name) for name in TABLES}
 BATCH = {"dense": IDS, "cached": IDS, "hashed": KEYS}

@@ -36,7 +36,7 @@ def measure(settings: Settings, report: Report) -> None:
 
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _inserted(table: jax_tt.HashTable, state: Any, keys: Any) -> Any:
-    return jax_tt.insert_keys(table, state, keys)[0]
+    return jax_tt.insert_keys(table, state, keys)[1]
 
 
 def filled(table: jax_tt.HashTable, load: float) -> tuple[dict[str, Any], np.ndarray]:
@@ -56,7 +56,7 @@ def words(keys: np.ndarray) -> jax.Array:
 
 def _search(settings: Settings, report: Report, capacity: int, n: int, load: float) -> None:
     # At load 1 an update of the policy would evict keys; those without a place are not asked for.
-    table = jax_tt.hash_table(1, capacity, policy="none", safe_check="ignore")
+    table = jax_tt.hash_table(capacity, 1, policy="none", safe_check="ignore")
     state, keys = filled(table, load)
     directory, library = directory_of(state), robin_map.compiled()
     if library is None:
@@ -95,7 +95,7 @@ def _step(settings: Settings, report: Report, count: int, rows: int, bags: tuple
     ids = [
         {n: _bags(rng.integers(rows, size=bags).astype(np.int32)) for n in names} for _ in "0" * 10
     ]
-    hashed = jax_tt.hash_table(COLUMNS, rows, optimizer=rule)
+    hashed = jax_tt.hash_table(rows, COLUMNS, optimizer=rule)
     dynamic = jax_tt.Collection(dict.fromkeys(names, hashed), features)
     state, keys = filled(hashed, 0.75)
     batches = [
@@ -129,7 +129,7 @@ def _training(collection: jax_tt.Collection, state: Any, batches: list[Any], g: 
     @partial(jax.jit, donate_argnums=0)
     def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
         if hashed:
-            state, inserted = jax_tt.insert_collection_keys(collection, state, batch)
+            inserted, state = jax_tt.insert_collection_keys(collection, state, batch)
             batch = jax_tt.with_slots(batch, inserted)
 
         def loss(own: Any) -> jax.Array:
@@ -150,7 +150,7 @@ def _training(collection: jax_tt.Collection, state: Any, batches: list[Any], g: 
 
 def _growth(report: Report, rows: int) -> None:
     rule = jax_tt.optimizers.SGD(LEARNING_RATE)
-    table = jax_tt.hash_table(COLUMNS, rows, optimizer=rule, max_capacity=2 * rows)
+    table = jax_tt.hash_table(rows, COLUMNS, optimizer=rule, max_capacity=2 * rows)
     state, _ = filled(table, 0.75)
     seconds = []
     for _ in range(6):  # the first one compiles

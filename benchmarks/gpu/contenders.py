@@ -121,11 +121,11 @@ def hash_table(work: GpuWork, policy: str) -> tuple[jax_tt.HashTable, Any]:
     """A table of so many rows that the keys of all ids fill `LOAD` of it, and its state with these keys."""
     rows = int(work.shape.num_embeddings / LOAD) // 32 * 32
     table = jax_tt.hash_table(
-        work.shape.features, rows, policy=policy, safe_check="ignore", optimizer=RULE
+        rows, work.shape.features, policy=policy, safe_check="ignore", optimizer=RULE
     )
     state = jax.jit(table.init)(jax.random.key(0))
     insert = jax.jit(
-        lambda state, ids: jax_tt.insert_keys(table, state, keys_of(ids))[0], donate_argnums=0
+        lambda state, ids: jax_tt.insert_keys(table, state, keys_of(ids))[1], donate_argnums=0
     )
     for part in np.array_split(np.arange(work.shape.num_embeddings, dtype=np.int32), 16):
         state = insert(state, jnp.asarray(part))
@@ -151,7 +151,7 @@ def hash_insert(work: GpuWork) -> tuple[Step, Any]:
     def step(state: Any, ids: jax.Array) -> Any:
         state, turn = state
         keys = keys_of(ids.reshape(-1) + turn * rows)
-        return jax_tt.insert_keys(table, state, keys)[0], turn % 1000 + 1
+        return jax_tt.insert_keys(table, state, keys)[1], turn % 1000 + 1
 
     return step, (state, jnp.int32(1))
 
@@ -164,7 +164,7 @@ def hash_step(work: GpuWork) -> tuple[Step, Any]:
     def step(state: Any, ids: jax.Array) -> Any:
         state, g = state
         batch = {"rows": jax_tt.Bags(keys_of(ids))}
-        state, inserted = jax_tt.insert_collection_keys(collection, state, batch)
+        inserted, state = jax_tt.insert_collection_keys(collection, state, batch)
         batch = jax_tt.with_slots(batch, inserted)
 
         def loss(own: Any) -> jax.Array:

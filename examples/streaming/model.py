@@ -51,6 +51,6 @@ def _with_keys(
     state, counts = dict(state), {}
     for name, table in collection.tables.items():
         if isinstance(table, jax_tt.HashTable):
-            state[name], inserted = jax_tt.insert_keys(table, state[name], ids[name])
+            inserted, state[name] = jax_tt.insert_keys(table, state[name], ids[name])
             counts[name] = inserted.counts
     return state, counts

@@ -97,8 +97,8 @@ def _unlimited(config: Config) -> jax_tt.Table:
 
 def _hashed(config: Config, capacity: int, **options: Any) -> jax_tt.Table:
     return jax_tt.hash_table(
-        config.features,
         capacity,
+        config.features,
         ways=WAYS,
         seed=config.seed,
         initializer=jax_tt.Normal(config.init_std),

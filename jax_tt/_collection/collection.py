@@ -135,7 +135,7 @@ class Collection:
 
         >>> import jax_tt, numpy as np
         >>> collection = jax_tt.Collection(
-        ...     {"item": jax_tt.hash_table(8, 1024), "ad": jax_tt.dense_table(50, 8)},
+        ...     {"item": jax_tt.hash_table(1024, 8), "ad": jax_tt.dense_table(50, 8)},
         ...     {"clicked": jax_tt.Feature("item"), "shown": jax_tt.Feature("ad")},
         ... )
         >>> batch = collection.host_batch({"clicked": [[2**40, 7], []], "shown": np.array([3, 4])})

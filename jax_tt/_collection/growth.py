@@ -28,10 +28,10 @@ def grow_collection_if_full(
         TypeError, ValueError: an argument does not fit; the message names it and the table.
 
     >>> import jax, jax_tt, numpy as np
-    >>> table = jax_tt.hash_table(8, 64, max_capacity=256)
+    >>> table = jax_tt.hash_table(64, 8, max_capacity=256)
     >>> collection = jax_tt.Collection({"item": table}, {"seen": jax_tt.Feature("item")})
     >>> state = collection.init(jax.random.key(0))
-    >>> state, _ = jax_tt.insert_collection_keys(collection, state, {"seen": np.arange(40)[:, None]})
+    >>> _, state = jax_tt.insert_collection_keys(collection, state, {"seen": np.arange(40)[:, None]})
     >>> collection, state = jax_tt.grow_collection_if_full(collection, state, max_load=0.5)
     >>> collection.tables["item"].num_embeddings, state["item"]["embedding"].shape
     (128, (128, 8))

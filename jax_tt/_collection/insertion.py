@@ -25,7 +25,7 @@ def insert_collection_keys(
     epoch: Any = None,
     method: str = "auto",
     return_evicted: bool = False,
-) -> tuple[dict[str, dict[str, Any]], dict[str, Inserted]]:
+) -> tuple[dict[str, Inserted], dict[str, dict[str, Any]]]:
     """Finds or inserts the keys of a batch in all hash tables of a collection; see `insert_keys`.
 
     The features of a table are one batch of it. Call it before `embed_collection`, outside of what is differentiated.
@@ -39,18 +39,18 @@ def insert_collection_keys(
         method, return_evicted: as in `insert_keys`.
 
     Returns:
-        The state, and `Inserted` by hash table.
+        `Inserted` by hash table, and the state.
 
     Raises:
         TypeError, ValueError: an argument does not fit; the message names the feature and the table.
 
     >>> import jax, jax_tt, numpy as np
-    >>> tables = {"item": jax_tt.hash_table(8, 1024), "ad": jax_tt.dense_table(50, 8)}
+    >>> tables = {"item": jax_tt.hash_table(1024, 8), "ad": jax_tt.dense_table(50, 8)}
     >>> features = {"clicked": jax_tt.Feature("item"), "ad": jax_tt.Feature("ad")}
     >>> collection = jax_tt.Collection(tables, features)
     >>> batch = {"clicked": np.array([[-1, 2**60]]), "ad": np.array([[3]])}
     >>> state = collection.init(jax.random.key(0))
-    >>> state, inserted = jax_tt.insert_collection_keys(collection, state, batch)
+    >>> inserted, state = jax_tt.insert_collection_keys(collection, state, batch)
     >>> int(inserted["item"].counts["inserted"])
     2
     """
@@ -88,10 +88,10 @@ def insert_collection_keys(
         ends[name] = list(itertools.accumulate(own.here.size for own in parts))
     results = inserted_anywhere(asked, method, return_evicted)
     after, inserted = {name: dict(own) for name, own in state.items()}, {}
-    for name, (own, done) in zip(hashed, results, strict=True):
+    for name, (done, own) in zip(hashed, results, strict=True):
         after[name], inserted[name] = own, done
         if done.found is not None:
             by_feature = jnp.split(done.found, ends[name][:-1])
             found = dict(zip(collection.features_of[name], by_feature, strict=True))
             inserted[name] = done._replace(found=found)
-    return after, inserted
+    return inserted, after

@@ -70,8 +70,8 @@ def dense_table(
 
 @checks_keywords
 def hash_table(
-    features: int,
     capacity: int,
+    features: int,
     *,
     policy: str = "lru",
     ways: int = 8,
@@ -92,8 +92,8 @@ def hash_table(
     """The description of a table of 64-bit keys with rows of its own.
 
     Args:
-        features: number of columns, D.
         capacity: number of rows, a multiple of ``ways``.
+        features: number of columns, D.
         policy, ways, min_age, admission, max_capacity, seed, initializer, missing, safe_check: as in `HashTable`.
         param_dtype, optimizer, skip_nonfinite, stochastic_rounding, max_gradient, name: as in `EmbedBag`.
 
@@ -104,7 +104,7 @@ def hash_table(
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
 
     >>> import jax_tt
-    >>> table = jax_tt.hash_table(16, 4096, optimizer=jax_tt.optimizers.Adagrad(0.05), policy="lfu")
+    >>> table = jax_tt.hash_table(4096, 16, optimizer=jax_tt.optimizers.Adagrad(0.05), policy="lfu")
     >>> table.num_embeddings, table.features, table.policy
     (4096, 16, 'lfu')
     """

@@ -91,12 +91,12 @@ def dump_keys(
         ImportError: ``format`` is ``"orbax"``, which is not installed.
 
     >>> import jax, jax_tt, numpy as np, os, tempfile
-    >>> table = jax_tt.hash_table(8, 1024)
-    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(5))
+    >>> table = jax_tt.hash_table(1024, 8)
+    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(5))
     >>> path = os.path.join(tempfile.mkdtemp(), "items")
     >>> jax_tt.dump_keys(table, state, path)
     5
-    >>> other = jax_tt.hash_table(8, 64)
+    >>> other = jax_tt.hash_table(64, 8)
     >>> loaded, counts = jax_tt.load_keys(other, other.init(jax.random.key(1)), path)
     >>> rows, _ = jax_tt.lookup_rows(table, state, np.arange(5), jax_tt.Lookup())
     >>> again, _ = jax_tt.lookup_rows(other, loaded, np.arange(5), jax_tt.Lookup())
@@ -186,10 +186,10 @@ def load_keys(
         TypeError: ``table`` is not a `HashTable` whose rows are those of single keys.
 
     >>> import jax, jax_tt, numpy as np, os, tempfile
-    >>> table, path = jax_tt.hash_table(8, 64), os.path.join(tempfile.mkdtemp(), "items")
-    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(5))
+    >>> table, path = jax_tt.hash_table(64, 8), os.path.join(tempfile.mkdtemp(), "items")
+    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(5))
     >>> count = jax_tt.dump_keys(table, state, path)
-    >>> larger = jax_tt.hash_table(8, 256)
+    >>> larger = jax_tt.hash_table(256, 8)
     >>> loaded, counts = jax_tt.load_keys(larger, larger.init(jax.random.key(1)), path)
     >>> counts
     Loaded(keys=5, evicted=0)

@@ -149,9 +149,9 @@ def load_rows(
         TypeError, ValueError: an argument does not fit.
 
     >>> import jax, jax_tt, numpy as np, os, tempfile
-    >>> source, path = jax_tt.hash_table(8, 64), os.path.join(tempfile.mkdtemp(), "items")
+    >>> source, path = jax_tt.hash_table(64, 8), os.path.join(tempfile.mkdtemp(), "items")
     >>> keys = np.array([10**12, -5, 7])
-    >>> state, _ = jax_tt.insert_keys(source, source.init(jax.random.key(0)), keys)
+    >>> _, state = jax_tt.insert_keys(source, source.init(jax.random.key(0)), keys)
     >>> last = jax_tt.dump_keys(source, state, path)
     >>> table = jax_tt.dense_table(3, 8)
     >>> loaded, counts = jax_tt.load_rows(table, table.init(jax.random.key(1)), path, keys=keys)

@@ -27,8 +27,8 @@ def table_keys(table: HashTable, state: State) -> np.ndarray:
         the key).
 
     >>> import jax, jax_tt, numpy as np
-    >>> table = jax_tt.hash_table(8, 1024)
-    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, -1]))
+    >>> table = jax_tt.hash_table(1024, 8)
+    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, -1]))
     >>> sorted(jax_tt.table_keys(table, state)["key"].tolist())
     [3, 18446744073709551615]
     """
@@ -46,8 +46,8 @@ def hash_statistics(table: HashTable, state: State) -> dict[str, int | float]:
         distinct keys, batch by batch.
 
     >>> import jax, jax_tt, numpy as np
-    >>> table = jax_tt.hash_table(8, 1024)
-    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, 3, -1]))
+    >>> table = jax_tt.hash_table(1024, 8)
+    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, 3, -1]))
     >>> found = jax_tt.hash_statistics(table, state)
     >>> found["keys"], found["requests"], found["inserted"]
     (2, 3, 2)

@@ -20,7 +20,7 @@ def insert_keys(
     epoch: Any = None,
     method: str = "auto",
     return_evicted: bool = False,
-) -> tuple[dict[str, Any], Inserted]:
+) -> tuple[Inserted, dict[str, Any]]:
     """Finds or inserts the keys of a batch, which counts as one request for each of its ids.
 
     Call it before the lookup of the batch, outside of what is differentiated; under ``jit`` with a donated state it
@@ -39,15 +39,15 @@ def insert_keys(
             them.
 
     Returns:
-        The state, and `Inserted`.
+        `Inserted`, and the state.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
 
     >>> import jax, jax_tt, numpy as np
-    >>> table = jax_tt.hash_table(8, 1024, optimizer=jax_tt.optimizers.Adagrad(0.1))
+    >>> table = jax_tt.hash_table(1024, 8, optimizer=jax_tt.optimizers.Adagrad(0.1))
     >>> state = table.init(jax.random.key(0))
-    >>> state, inserted = jax_tt.insert_keys(table, state, np.array([7, 7, -1]))
+    >>> inserted, state = jax_tt.insert_keys(table, state, np.array([7, 7, -1]))
     >>> {name: int(count) for name, count in inserted.counts.items() if count}
     {'requests': 3, 'unique': 2, 'inserted': 2}
     """
@@ -60,7 +60,7 @@ def insert_keys(
 
 def inserted_anywhere(
     asked: Sequence[Asked], method: str, return_evicted: bool
-) -> list[tuple[dict[str, Any], Inserted]]:
+) -> list[tuple[Inserted, dict[str, Any]]]:
     """`insert_keys` of several tables, some of which may be divided over devices."""
     divided = [k for k, own in enumerate(asked) if own.table.divided]
     alone = [k for k in range(len(asked)) if k not in divided]

@@ -41,12 +41,12 @@ from jax_tt._table.options import Lookup
 
 def inserted_over_devices(
     asked: Sequence[Asked], method: str
-) -> list[tuple[dict[str, Any], Inserted]]:
+) -> list[tuple[Inserted, dict[str, Any]]]:
     """`insert_keys` of several `ShardedTable`; those over the same devices take one exchange."""
     groups: dict[ShardedGroup, list[int]] = {}
     for k, own in enumerate(asked):
         groups.setdefault(own.table.group(Lookup()), []).append(k)
-    found: dict[int, tuple[dict[str, Any], Inserted]] = {}
+    found: dict[int, tuple[Inserted, dict[str, Any]]] = {}
     for group, members in groups.items():
         results = _inserted(group, [asked[k] for k in members], method)
         found.update(zip(members, results, strict=True))
@@ -55,7 +55,7 @@ def inserted_over_devices(
 
 def _inserted(
     group: ShardedGroup, asked: Sequence[Asked], method: str
-) -> list[tuple[dict[str, Any], Inserted]]:
+) -> list[tuple[Inserted, dict[str, Any]]]:
     tables = [own.table for own in asked]
     given = [_inputs(own) for own in asked]
 
@@ -76,8 +76,8 @@ def _inserted(
         after = specified_over_explicit_axes(call, given, changed)
     return [
         (
-            {**own.state, **state},
             Inserted(None, None, dict(zip(COUNTERS, counts, strict=True)), None),
+            {**own.state, **state},
         )
         for own, (state, counts) in zip(asked, after, strict=True)
     ]
@@ -247,7 +247,7 @@ def _at_owner(
     )
     epoch = own.epoch if local.policy.startswith("epoch_") else None
     asked = Asked(quiet, before, [arrived], epoch)
-    ((after, inserted),) = inserted_together([asked], method, False)
+    ((inserted, after),) = inserted_together([asked], method, False)
     counts = counts + jnp.stack([inserted.counts[name] for name in COUNTERS])
     return {name: after[name] for name in state}, counts
 

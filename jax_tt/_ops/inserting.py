@@ -57,8 +57,8 @@ class Evicted(NamedTuple):
 
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(8, 8, ways=8)
-    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(8))
-    >>> state, inserted = jax_tt.insert_keys(table, state, np.array([99]), return_evicted=True)
+    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(8))
+    >>> inserted, state = jax_tt.insert_keys(table, state, np.array([99]), return_evicted=True)
     >>> inserted.evicted.keys.tolist(), inserted.evicted.arrays["embedding"].shape
     ([[0, 0]], (1, 8))
     """
@@ -84,8 +84,8 @@ class Inserted(NamedTuple):
         evicted: `Evicted`, beside the new keys in the same slots; None unless asked for.
 
     >>> import jax, jax_tt, numpy as np
-    >>> table = jax_tt.hash_table(8, 64)
-    >>> state, inserted = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([7, 7, 3]))
+    >>> table = jax_tt.hash_table(64, 8)
+    >>> inserted, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([7, 7, 3]))
     >>> sorted(inserted.keys[:2, 1].tolist())
     [3, 7]
     """
@@ -186,7 +186,7 @@ class _Insertion(NamedTuple):
 
 def inserted_together(
     asked: Sequence[Asked], method: str, return_evicted: bool
-) -> list[tuple[dict[str, Any], Inserted]]:
+) -> list[tuple[Inserted, dict[str, Any]]]:
     """`insert_keys` of several tables, in one native call per op."""
     begun = _admitted(_found([_begun(own, method) for own in asked]))
     methods = [own.method for own in begun]
@@ -205,7 +205,7 @@ def inserted_together(
         return_evicted,
     )
     return [
-        (state, _inserted(done, counts, old if return_evicted else None))
+        (_inserted(done, counts, old if return_evicted else None), state)
         for (state, old), (_, done, counts) in zip(reset, results, strict=True)
     ]
 

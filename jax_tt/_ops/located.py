@@ -34,8 +34,8 @@ def with_slots(ids: Any, inserted: Any) -> Any:
         TypeError, ValueError: ``inserted`` does not belong to such ids.
 
     >>> import jax, jax_tt, numpy as np
-    >>> table, keys = jax_tt.hash_table(8, 1024), np.array([7, -1])
-    >>> state, inserted = jax_tt.insert_keys(table, table.init(jax.random.key(0)), keys)
+    >>> table, keys = jax_tt.hash_table(1024, 8), np.array([7, -1])
+    >>> inserted, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), keys)
     >>> located = jax_tt.with_slots(keys, inserted)
     >>> rows, _ = jax_tt.lookup_rows(table, state, located, jax_tt.Lookup())
     >>> located.digits.shape, rows.shape

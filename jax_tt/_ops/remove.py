@@ -32,10 +32,10 @@ class KeyView(NamedTuple):
         age: int32 ``[capacity]``, how many batches ago that was.
 
     >>> import jax, jax_tt, numpy as np
-    >>> table = jax_tt.hash_table(8, 1024)
-    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, 4]))
-    >>> state, _ = jax_tt.insert_keys(table, state, np.array([4]))
-    >>> state, gone = jax_tt.remove_keys(table, state, where=lambda view: view.age >= 1, size=2)
+    >>> table = jax_tt.hash_table(1024, 8)
+    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, 4]))
+    >>> _, state = jax_tt.insert_keys(table, state, np.array([4]))
+    >>> gone, state = jax_tt.remove_keys(table, state, where=lambda view: view.age >= 1, size=2)
     >>> gone.keys[:, 1].tolist(), gone.touched.tolist()
     ([3, 0], [1, 0])
     """
@@ -54,7 +54,7 @@ def remove_keys(
     where: Callable[[KeyView], jax.Array] | None = None,
     size: int | None = None,
     method: str = "auto",
-) -> tuple[dict[str, Any], Evicted]:
+) -> tuple[Evicted, dict[str, Any]]:
     """Takes keys out of a table; their rows are free for others.
 
     Args:
@@ -68,15 +68,15 @@ def remove_keys(
         method: as in `tt_embed_bag`.
 
     Returns:
-        The state, and the `Evicted` keys with their rows in the order of slots, each array with ``size`` entries.
+        The `Evicted` keys with their rows in the order of slots, each array with ``size`` entries, and the state.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
 
     >>> import jax, jax_tt, numpy as np
-    >>> table = jax_tt.hash_table(8, 1024)
-    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, 4]))
-    >>> state, gone = jax_tt.remove_keys(table, state, np.array([4, 5]))
+    >>> table = jax_tt.hash_table(1024, 8)
+    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, 4]))
+    >>> gone, state = jax_tt.remove_keys(table, state, np.array([4, 5]))
     >>> gone.keys[:, 1].tolist(), gone.arrays["embedding"].shape
     ([4, 0], (2, 8))
     """
@@ -110,7 +110,7 @@ def remove_keys(
         changed, gone = anywhere.at_owners(_removed, (*static, anywhere.axes), given, words)
     else:
         changed, gone = _removed(*static, (), given, words)
-    return {**state, **changed}, gone
+    return gone, {**state, **changed}
 
 
 def _removed(

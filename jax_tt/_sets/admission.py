@@ -21,7 +21,7 @@ class AdmitAfter:
         waiting: how many keys may wait, rounded up to whole sets; None for the capacity of the table.
 
     >>> import jax_tt
-    >>> table = jax_tt.hash_table(8, 1024, admission=jax_tt.AdmitAfter(2, waiting=4096))
+    >>> table = jax_tt.hash_table(1024, 8, admission=jax_tt.AdmitAfter(2, waiting=4096))
     >>> table.admission.requests
     2
     """

@@ -94,7 +94,7 @@ class Uniform(InitialRows):
     """A uniform distribution between ``-scale`` and ``scale``.
 
     >>> import jax_tt
-    >>> jax_tt.hash_table(8, 64, initializer=jax_tt.Uniform(0.1)).initializer.scale
+    >>> jax_tt.hash_table(64, 8, initializer=jax_tt.Uniform(0.1)).initializer.scale
     0.1
     """
 
@@ -106,7 +106,7 @@ class Constant(InitialRows):
     """``scale`` in every element.
 
     >>> import jax, jax_tt, numpy as np
-    >>> table = jax_tt.hash_table(8, 64, initializer=jax_tt.Constant(0.5), safe_check="ignore")
+    >>> table = jax_tt.hash_table(64, 8, initializer=jax_tt.Constant(0.5), safe_check="ignore")
     >>> rows, _ = jax_tt.lookup_rows(table, table.init(jax.random.key(0)), np.array([3]), jax_tt.Lookup())
     >>> float(rows[0, 0])
     0.5

@@ -28,7 +28,7 @@ COLLECTION = jax_tt.Collection(
         "large": jax_tt.tt_table(
             ROWS["large"], 4, row_factors=(252,) * 5, col_factors=(4, 1, 1, 1, 1), tt_ranks=1
         ),
-        "key": jax_tt.hash_table(4, 64),
+        "key": jax_tt.hash_table(64, 4),
     },
     {
         "shown": Feature("dense"),

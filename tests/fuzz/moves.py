@@ -34,8 +34,8 @@ def _table(rng: np.random.Generator, plain: Any = None) -> Any:
     capacity = int(rng.choice([2, 3, 8])) * 4 * 8
     if plain is None:
         plain = jax_tt.hash_table(
-            3,
             capacity,
+            3,
             ways=ways,
             optimizer=[jax_tt.optimizers.Adagrad(0.1), jax_tt.optimizers.Adam(0.1), None][
                 rng.integers(3)

@@ -41,8 +41,8 @@ def grow_if_full(
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
 
     >>> import jax, jax_tt, numpy as np
-    >>> table = jax_tt.hash_table(8, 64, policy="none", max_capacity=256)
-    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(40))
+    >>> table = jax_tt.hash_table(64, 8, policy="none", max_capacity=256)
+    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(40))
     >>> table, state = jax_tt.grow_if_full(table, state, max_load=0.5)
     >>> table.num_embeddings, state["embedding"].shape
     (128, (128, 8))

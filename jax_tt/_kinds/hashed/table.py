@@ -96,7 +96,7 @@ class HashTable(Wrapper):
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.HashTable(jax_tt.DenseTable(1024, 8), policy="lfu")
     >>> state, keys = table.init(jax.random.key(0)), np.array([-1, 2**62, 5])
-    >>> state, inserted = jax_tt.insert_keys(table, state, keys)
+    >>> inserted, state = jax_tt.insert_keys(table, state, keys)
     >>> rows, _ = jax_tt.lookup_rows(table, state, keys, jax_tt.Lookup())
     >>> rows.shape, int(inserted.counts["inserted"])
     ((3, 8), 3)
@@ -208,8 +208,8 @@ class HashTable(Wrapper):
             TypeError: the arrays are traced, and keys get other slots.
 
         >>> import jax, jax_tt, numpy as np
-        >>> small, large = jax_tt.hash_table(8, 64), jax_tt.hash_table(8, 96)
-        >>> state, _ = jax_tt.insert_keys(small, small.init(jax.random.key(0)), np.arange(40))
+        >>> small, large = jax_tt.hash_table(64, 8), jax_tt.hash_table(96, 8)
+        >>> _, state = jax_tt.insert_keys(small, small.init(jax.random.key(0)), np.arange(40))
         >>> jax_tt.hash_statistics(large, large.of_rows(state))["keys"]
         40
         """
@@ -351,7 +351,7 @@ def require_hash_table(table: Any) -> HashTable:
     if isinstance(table, HashTable):
         return table
     several = getattr(table, "tables", None)
-    advice = "jax_tt.hash_table(16, 1024)"
+    advice = "jax_tt.hash_table(1024, 16)"
     if isinstance(several, Mapping):
         hashed = next((name for name, own in several.items() if own.ids.takes_keys), "name")
         advice = f"collection.tables[{hashed!r}] with state[{hashed!r}]"

@@ -31,7 +31,7 @@ def insert_keys(
     *,
     path: Sequence[str] = (),
     **options: Any,
-) -> tuple[dict[str, Any], Inserted]:
+) -> tuple[Inserted, dict[str, Any]]:
     """Finds or inserts the keys of a batch, as `jax_tt.insert_keys` does, and returns new variables.
 
     Args:
@@ -42,24 +42,24 @@ def insert_keys(
         **options: ``scores``, ``epoch``, ``method`` and ``return_evicted`` of `jax_tt.insert_keys`.
 
     Returns:
-        The variables, and `Inserted`.
+        `Inserted`, and the variables.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
 
     Example:
         >>> import jax, jax_tt, jax_tt.linen, numpy as np
-        >>> layer = jax_tt.linen.TableEmbed(jax_tt.hash_table(16, 1024))
+        >>> layer = jax_tt.linen.TableEmbed(jax_tt.hash_table(1024, 16))
         >>> keys = np.array([2**63 - 1, -5])
         >>> variables = layer.init(jax.random.key(0), keys)
-        >>> variables, inserted = jax_tt.linen.insert_keys(layer, variables, keys)
+        >>> inserted, variables = jax_tt.linen.insert_keys(layer, variables, keys)
         >>> int(inserted.counts["inserted"]), layer.apply(variables, keys).shape
         (2, (2, 16))
     """
     table = _table(layer, path)
     own = TableVariables(variables, tuple(path), table)
-    state, inserted = hash_insert.insert_keys(table, own.values, ids, **options)
-    return own.replaced(state, table), inserted
+    inserted, state = hash_insert.insert_keys(table, own.values, ids, **options)
+    return inserted, own.replaced(state, table)
 
 
 def insert_collection_keys(
@@ -69,7 +69,7 @@ def insert_collection_keys(
     *,
     path: Sequence[str] = (),
     **options: Any,
-) -> tuple[dict[str, Any], dict[str, Inserted]]:
+) -> tuple[dict[str, Inserted], dict[str, Any]]:
     """Finds or inserts the keys of a batch, as `jax_tt.insert_collection_keys` does, and returns new variables.
 
     Args:
@@ -79,7 +79,7 @@ def insert_collection_keys(
         **options: ``scores``, ``epoch``, ``method`` and ``return_evicted`` of `jax_tt.insert_collection_keys`.
 
     Returns:
-        The variables, and `Inserted` by hash table.
+        `Inserted` by hash table, and the variables.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
@@ -87,11 +87,11 @@ def insert_collection_keys(
     Example:
         >>> import jax, jax_tt, jax_tt.linen, numpy as np
         >>> layer = jax_tt.linen.EmbedCollection(
-        ...     {"item": jax_tt.hash_table(16, 1024)}, {"seen": jax_tt.Feature("item")}
+        ...     {"item": jax_tt.hash_table(1024, 16)}, {"seen": jax_tt.Feature("item")}
         ... )
         >>> batch = {"seen": np.array([[2**62, -5], [3, 3]])}
         >>> variables = layer.init(jax.random.key(0), batch)
-        >>> variables, inserted = jax_tt.linen.insert_collection_keys(layer, variables, batch)
+        >>> inserted, variables = jax_tt.linen.insert_collection_keys(layer, variables, batch)
         >>> int(inserted["item"].counts["inserted"]), layer.apply(variables, batch)["seen"].shape
         (3, (2, 16))
     """
@@ -101,11 +101,11 @@ def insert_collection_keys(
         name: TableVariables(variables, (*path, name), table).values
         for name, table in hashed.items()
     }
-    state, inserted = insertion.insert_collection_keys(collection, state, batch, **options)
+    inserted, state = insertion.insert_collection_keys(collection, state, batch, **options)
     after = dict(variables)
     for name, table in hashed.items():
         after = TableVariables(after, (*path, name), table).replaced(state[name], table)
-    return after, inserted
+    return inserted, after
 
 
 def grow_if_full(
@@ -133,9 +133,9 @@ def grow_if_full(
 
     Example:
         >>> import jax, jax_tt, jax_tt.linen, numpy as np
-        >>> layer = jax_tt.linen.TableEmbed(jax_tt.hash_table(16, 64, max_capacity=256))
+        >>> layer = jax_tt.linen.TableEmbed(jax_tt.hash_table(64, 16, max_capacity=256))
         >>> variables = layer.init(jax.random.key(0), np.arange(4))
-        >>> variables, _ = jax_tt.linen.insert_keys(layer, variables, np.arange(40))
+        >>> _, variables = jax_tt.linen.insert_keys(layer, variables, np.arange(40))
         >>> changed = jax_tt.linen.grow_if_full(layer, variables, max_load=0.5)
         >>> changed.layer.table.num_embeddings, changed.variables["params"]["embedding"].shape
         (128, (128, 16))
@@ -170,7 +170,7 @@ def remove_keys(
     *,
     path: Sequence[str] = (),
     **options: Any,
-) -> tuple[dict[str, Any], Evicted]:
+) -> tuple[Evicted, dict[str, Any]]:
     """Takes keys out of a table, as `jax_tt.remove_keys` does, and returns new variables.
 
     Args:
@@ -179,25 +179,25 @@ def remove_keys(
         **options: ``where``, ``size`` and ``method`` of `jax_tt.remove_keys`.
 
     Returns:
-        The variables, and the `Evicted` keys.
+        The `Evicted` keys, and the variables.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
 
     Example:
         >>> import jax, jax_tt, jax_tt.linen, numpy as np
-        >>> layer = jax_tt.linen.TableEmbed(jax_tt.hash_table(16, 1024))
+        >>> layer = jax_tt.linen.TableEmbed(jax_tt.hash_table(1024, 16))
         >>> keys = np.array([8, 9])
         >>> variables = layer.init(jax.random.key(0), keys)
-        >>> variables, _ = jax_tt.linen.insert_keys(layer, variables, keys)
-        >>> variables, gone = jax_tt.linen.remove_keys(layer, variables, np.array([9]))
+        >>> _, variables = jax_tt.linen.insert_keys(layer, variables, keys)
+        >>> gone, variables = jax_tt.linen.remove_keys(layer, variables, np.array([9]))
         >>> gone.keys.tolist()
         [[0, 9]]
     """
     table = _table(layer, path)
     own = TableVariables(variables, tuple(path), table)
-    state, gone = hash_remove.remove_keys(table, own.values, keys, **options)
-    return own.replaced(state, table), gone
+    gone, state = hash_remove.remove_keys(table, own.values, keys, **options)
+    return gone, own.replaced(state, table)
 
 
 def _tables(layer: Any) -> dict[str, Any]:

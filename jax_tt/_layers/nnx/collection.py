@@ -259,7 +259,7 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
             `Inserted` by hash table.
         """
         collection, state = self.collection, self.arrays()
-        after, inserted = insert_collection_keys(
+        inserted, after = insert_collection_keys(
             collection, state, batch, scores=scores, epoch=epoch, return_evicted=return_evicted
         )
         for name in inserted:

@@ -39,7 +39,7 @@ class HashedModule(ChangingModule):
             TypeError: the layer has no hash table.
         """
         table, before = require_hash_table(self.table), read_state(self)
-        state, inserted = insert_keys(
+        inserted, state = insert_keys(
             table,
             before,
             ids,
@@ -64,7 +64,7 @@ class HashedModule(ChangingModule):
             keys, where, size: as in `jax_tt.remove_keys`.
         """
         table, before = require_hash_table(self.table), read_state(self)
-        state, evicted = remove_keys(
+        evicted, state = remove_keys(
             table, before, keys, where=where, size=size, method=self.lookup.method
         )
         write_state(self, before, state)
@@ -105,7 +105,7 @@ class HashEmbed(TableEmbed, HashedModule):
     Example:
         >>> import jax_tt, numpy as np
         >>> from flax import nnx
-        >>> layer = jax_tt.HashEmbed(jax_tt.hash_table(16, 1024), rngs=nnx.Rngs(0))
+        >>> layer = jax_tt.HashEmbed(jax_tt.hash_table(1024, 16), rngs=nnx.Rngs(0))
         >>> keys = np.array([2**63 - 1, -5])
         >>> int(layer.insert(keys).counts["inserted"]), layer(keys).shape
         (2, (2, 16))
@@ -122,7 +122,7 @@ class HashEmbedBag(TableEmbedBag, HashedModule):
     Example:
         >>> import jax_tt, numpy as np
         >>> from flax import nnx
-        >>> layer = jax_tt.HashEmbedBag(jax_tt.hash_table(16, 1024), rngs=nnx.Rngs(0))
+        >>> layer = jax_tt.HashEmbedBag(jax_tt.hash_table(1024, 16), rngs=nnx.Rngs(0))
         >>> bags = jax_tt.Bags.from_lengths(jax_tt.split_keys(np.array([2**40, 3, 3])), [2, 1])
         >>> int(layer.insert(bags).counts["inserted"]), layer(bags).shape
         (2, (2, 16))

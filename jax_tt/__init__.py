@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 from typing import Any
 
+from jax_tt import files as files
 from jax_tt import optimizers as optimizers
 from jax_tt import order as order
 from jax_tt._base import environment, ffi
@@ -32,17 +33,8 @@ from jax_tt._compress.quantize import quantize as quantize
 from jax_tt._compress.residual_table import residual_table as residual_table
 from jax_tt._compress.residuals import TTResidual as TTResidual
 from jax_tt._compress.residuals import tt_residuals as tt_residuals
-from jax_tt._files.coded import load_coded as load_coded
-from jax_tt._files.coded import save_coded as save_coded
 from jax_tt._files.export import export_checks as export_checks
 from jax_tt._files.export import register as register
-from jax_tt._files.mixed import load_mixed as load_mixed
-from jax_tt._files.mixed import save_mixed as save_mixed
-from jax_tt._files.quantized import load_quantized as load_quantized
-from jax_tt._files.quantized import save_quantized as save_quantized
-from jax_tt._files.tables import StoredTable as StoredTable
-from jax_tt._files.tables import load_tables as load_tables
-from jax_tt._files.tables import save_tables as save_tables
 from jax_tt._formats.mapped import map_arrays as map_arrays
 from jax_tt._formats.mapped import save_arrays as save_arrays
 from jax_tt._formats.stored import FileError as FileError
@@ -108,6 +100,7 @@ from jax_tt._ops.remove import KeyView as KeyView
 from jax_tt._ops.remove import remove_keys as remove_keys
 from jax_tt._ops.resize_cache import resize_cache as resize_cache
 from jax_tt._ops.to_dense import tt_to_dense as tt_to_dense
+from jax_tt._ops.train_table import train_table as train_table
 from jax_tt._planning.bandwidths import Bandwidths as Bandwidths
 from jax_tt._planning.device_plan import DevicePlan as DevicePlan
 from jax_tt._planning.device_plan import PlacedTable as PlacedTable

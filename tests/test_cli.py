@@ -9,6 +9,7 @@ import lzma
 import os
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -27,9 +28,8 @@ pytest.importorskip("scipy")
 
 
 def error_of(found, rows):
-    dense = np.asarray(jax_tt.tt_to_dense(found.cores, len(rows)), np.float64)
-    if found.id_order is not None:
-        dense = dense[found.id_order.rows]
+    table, state = found
+    dense = np.asarray(table.to_dense(state), np.float64)
     return np.linalg.norm(dense - rows) / np.linalg.norm(rows)
 
 
@@ -44,21 +44,20 @@ def test_compress_writes_what_info_and_layers_read(table, capsys, out, ordered):
     np.save("table.npy", table if not ordered else table[order.rows])
     more = ["--order", "order.npz"] if ordered else []
     ran("compress", "table.npy", "--out", out, "--ranks", "2", QUIET, *more)
-    (found,) = jax_tt.load_tables(out).values()
+    (found,) = jax_tt.files.load(out).values()
+    ((error, _),) = jax_tt.files.load_errors(out).values()
     rows = np.load("table.npy")
-    assert found.shape.ranks == (2, 2)
+    assert found[0].innermost.shape.ranks == (2, 2)
     assert error_of(found, rows) < 1e-2
-    assert abs(found.relative_error - error_of(found, rows)) < 1e-5
-    layer = jax_tt.TTEmbed(**found.arguments(), rngs=nnx.Rngs(0))
-    for k, core in enumerate(found.cores):
-        getattr(layer, f"core_{k}")[...] = core
+    assert abs(error - error_of(found, rows)) < 1e-5
+    layer = jax_tt.TTEmbed.from_pretrained(found)
     ids = np.array([0, 7, N - 1])
     np.testing.assert_allclose(layer(ids), rows[ids], atol=0.05)
     capsys.readouterr()
     ran("info", out, "--against", "table.npy", QUIET)
     heading, line = capsys.readouterr().out.strip().splitlines()
-    nbytes = sum(core.nbytes for core in found.cores) + ordered * 2 * N
-    assert f"{nbytes:,}" in line.split() and f"{found.relative_error:.3g}" in line.split()
+    nbytes = sum(core.nbytes for core in found[0].params(found[1])) + ordered * 2 * N
+    assert f"{nbytes:,}" in line.split() and f"{error:.3g}" in line.split()
     assert "error" in heading and ("ordered" in line) == ordered
 
 
@@ -68,17 +67,12 @@ def test_compress_writes_sums(table, capsys, out):
     args = ["--residuals", "--max-bytes", "2500", "--dtype", "bfloat16", "--picture", "e.png"]
     ran("compress", "table.npy", "--out", out, *args, QUIET)
     printed = capsys.readouterr().out
-    found = jax_tt.load_tables(out)
+    found = jax_tt.files.load(out)
     assert list(found) == [f"table.{k}" for k in range(len(found))] and len(found) > 1
-    layers = [jax_tt.TTEmbed(**one.arguments(), rngs=nnx.Rngs(0)) for one in found.values()]
-    total, rows = 0, 0.0
-    for layer, one in zip(layers, found.values(), strict=True):
-        for k, core in enumerate(one.cores):
-            getattr(layer, f"core_{k}")[...] = core
-        total += sum(core.nbytes for core in one.cores) + one.id_order.nbytes
-        rows = rows + np.asarray(layer(np.arange(N)), np.float32)
-    assert total <= 2500
-    errors = [one.relative_error for one in found.values()]
+    layers = [jax_tt.TTEmbed.from_pretrained(pair) for pair in found.values()]
+    rows = sum(np.asarray(layer(np.arange(N)), np.float32) for layer in layers)
+    assert sum(array.nbytes for _, state in found.values() for array in state.values()) <= 2500
+    errors = [error for error, _ in jax_tt.files.load_errors(out).values()]
     np.testing.assert_allclose(
         np.linalg.norm(rows - table) / np.linalg.norm(table), errors[-1], rtol=1e-2
     )
@@ -103,11 +97,11 @@ def test_sums_that_do_not_fit(table, capsys, more, message):
 
 def test_compress_by_tolerance_bytes_and_weights(table, capsys):
     ran("compress", "table.npy", "--out", "a.safetensors", "--tolerance", "0.01", QUIET)
-    assert jax_tt.load_tables("a.safetensors")["table"].relative_error <= 0.01
+    assert jax_tt.files.load_errors("a.safetensors")["table"][0] <= 0.01
     np.save("weights.npy", np.arange(N))
     args = ["--max-bytes", "1.5kB", "--weights", "weights.npy", "--picture", "e.png", QUIET]
     ran("compress", "table.npy", "--out", "b.safetensors", *args)
-    found = jax_tt.load_tables("b.safetensors")["table"]
+    found, _ = jax_tt.files.load("b.safetensors")["table"]
     assert found.shape.cost().bytes <= 1500
     assert Path("e.png").read_bytes()[:4] == b"\x89PNG"
     assert "by weight" in capsys.readouterr().out
@@ -123,7 +117,7 @@ def test_formats_hold_the_same_table(table, capsys):
     for path in ("t.npz", "t.safetensors", "t.pt"):
         out = f"{path}.safetensors"
         ran("compress", path, "--out", out, "--ranks", "2", "--name", "item", QUIET)
-        assert error_of(jax_tt.load_tables(out)["item"], table) < 1e-2
+        assert error_of(jax_tt.files.load(out)["item"], table) < 1e-2
         capsys.readouterr()
         ran("info", path)
         lines.add(capsys.readouterr().out.splitlines()[1])
@@ -164,9 +158,9 @@ def test_layers_checkpoints_are_read(folder, capsys):
     state = {name: nnx.to_pure_dict(nnx.state(layer)) for name, layer in layers.items()}
     with ocp.CheckpointManager(folder / "run") as manager:
         manager.save(5, args=ocp.args.StandardSave(state))
-    found = jax_tt.load_tables("run")["items"]
-    assert found.shape == layers["items"].tt_shape and found.id_order == order
-    for core, wanted in zip(found.cores, layers["items"].cores, strict=True):
+    found, state = jax_tt.files.load("run")["items"]
+    assert found.innermost.shape == layers["items"].tt_shape and found.id_order == order
+    for core, wanted in zip(found.params(state), layers["items"].cores, strict=True):
         np.testing.assert_array_equal(core, wanted)
     ran("info", "run")
     assert "items" in capsys.readouterr().out
@@ -180,9 +174,8 @@ def test_compress_takes_rows_of_safetensors_in_any_order(table):
     more = ["--order", "order.npz", "--ranks", "2", QUIET]
     ran("compress", "t.safetensors", "--name", "t", "--out", "a.safetensors", *more)
     ran("compress", "table.npy", "--out", "b.safetensors", *more)
-    found = [jax_tt.load_tables(f"{name}.safetensors").popitem()[1].cores for name in "ab"]
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+    one, other = (jax_tt.files.load(f"{name}.safetensors").popitem()[1][1] for name in "ab")
+    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 # order

@@ -255,18 +255,18 @@ def test_tables_that_do_not_fit(table, capsys):
 def test_cores_that_do_not_fit(folder, capsys):
     a, b = np.ones((4, 1, 2, 3), np.float32), np.ones((5, 3, 2, 1), np.float32)
     np.savez("good.npz", **{"x.core_0": a, "x.core_1": b})
-    assert jax_tt.load_tables("good.npz")["x"].shape.num_embeddings == 20
+    assert jax_tt.files.load("good.npz")["x"][0].num_embeddings == 20
     np.savez("bad.npz", **{"x.core_0": a, "x.core_1": b[:, :2]})
     assert "do not fit together" in refused(capsys, "info", "bad.npz")
     np.savez("nan.npz", **{"x.core_0": a * np.nan, "x.core_1": b})
     with pytest.raises(ValueError, match=r"x\.core_0 holds NaN"):
-        jax_tt.load_tables("nan.npz")
+        jax_tt.files.load("nan.npz")
     np.savez("order.npz", **{"x.core_0": a, "x.core_1": b, "x.id_order": np.zeros(20, int)})
     with pytest.raises(ValueError, match="is no order of ids"):
-        jax_tt.load_tables("order.npz")
+        jax_tt.files.load("order.npz")
     np.savez("none.npz", w=a)
-    with pytest.raises(ValueError, match="holds no tensor-train table"):
-        jax_tt.load_tables("none.npz")
+    with pytest.raises(ValueError, match=r"holds no table that .* and no tensor train"):
+        jax_tt.files.load("none.npz")
     from safetensors.numpy import save_file
 
     arrays = {"x.core_0": a, "x.core_1": b}

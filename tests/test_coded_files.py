@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,8 +32,8 @@ def test_files(tmp_path, suffix):
         pytest.importorskip("orbax.checkpoint")
     tables = {way: encoded(way) for way in WAYS}
     path = tmp_path / f"small{suffix}"
-    jax_tt.save_coded(path, tables)
-    found = jax_tt.load_coded(path)
+    jax_tt.files.save(path, tables)
+    found = jax_tt.files.load(path)
     assert list(found) == list(tables)
     for way, (table, state) in tables.items():
         assert found[way][0] == table
@@ -41,7 +42,7 @@ def test_files(tmp_path, suffix):
             assert found[way][1][name].dtype == array.dtype
             np.testing.assert_array_equal(found[way][1][name], array)
     with pytest.raises(FileExistsError, match="exists"):
-        jax_tt.save_coded(path, tables)
+        jax_tt.files.save(path, tables)
 
 
 @pytest.mark.parametrize(
@@ -67,30 +68,48 @@ def test_files_of_another_layout(tmp_path, change, message):
     path = tmp_path / "small.safetensors"
     save_file(arrays, path, metadata={"jax_tt": json.dumps({"coded": {"items": notes}})})
     with pytest.raises(jax_tt.FileError, match=message):
-        jax_tt.load_coded(path)
+        jax_tt.files.load(path)
 
 
 def test_files_of_other_things(tmp_path):
     path = tmp_path / "small.safetensors"
     table, state = encoded("product")
     with pytest.raises(TypeError, match="tables: got a tuple; expected a mapping"):
-        jax_tt.save_coded(path, (table, state))
+        jax_tt.files.save(path, (table, state))
     with pytest.raises(TypeError, match=r"tables\['a'\]: got a CodedTable; expected a table with"):
-        jax_tt.save_coded(path, {"a": table})
-    with pytest.raises(TypeError, match="got a QuantizedTable; expected a CodedTable"):
-        jax_tt.save_coded(path, {"a": jax_tt.quantize(ROWS)})
+        jax_tt.files.save(path, {"a": table})
     fused = dataclasses.replace(table, update=jax_tt.Update(jax_tt.optimizers.SGD(0.1)))
     with pytest.raises(ValueError, match="got a table with an optimizer"):
-        jax_tt.save_coded(path, {"a": (fused, state)})
-    jax_tt.save_quantized(path, {"a": jax_tt.quantize(ROWS)})
-    with pytest.raises(jax_tt.FileError, match="holds no coded table"):
-        jax_tt.load_coded(path)
+        jax_tt.files.save(path, {"a": (fused, state)})
+    assert not path.exists()
+
+
+def test_a_file_of_all_kinds(tmp_path):
+    path = tmp_path / "small.safetensors"
+    train = jax_tt.tt_from_dense(ROWS, 2)
+    order = jax_tt.order.IdOrder(np.arange(40)[::-1])
+    tables = {
+        "coded": encoded("hot"),
+        "quantized": jax_tt.quantize(ROWS, 4),
+        "mixed": jax_tt.quantize_mixed(ROWS, 300),
+        "train": jax_tt.train_table(train, order),
+        "": jax_tt.train_table(train),
+    }
+    errors = {"train": (train.relative_error, train.row_errors), "coded": (0.5, {})}
+    jax_tt.files.save(path, tables, errors=errors)
+    found = jax_tt.files.load(path)
+    assert found.keys() == tables.keys() and jax_tt.files.load_errors(path) == errors
+    for name, (table, state) in tables.items():
+        assert found[name][0] == table
+        jax.tree.map(np.testing.assert_array_equal, found[name][1], dict(state))
+    with pytest.raises(ValueError, match=r"errors: got \['other'\]; expected names of tables"):
+        jax_tt.files.save(path, tables, errors={"other": (0.5, {})}, overwrite=True)
 
 
 def test_files_with_wrong_places(tmp_path):
     table, state = encoded("hot")
     path = tmp_path / "small.safetensors"
     for wrong in (state["hot_places"].at[0, 1].add(1 << 30), state["hot_places"].at[0, 0].add(5)):
-        jax_tt.save_coded(path, {"items": (table, {**state, "hot_places": wrong})}, overwrite=True)
+        jax_tt.files.save(path, {"items": (table, {**state, "hot_places": wrong})}, overwrite=True)
         with pytest.raises(jax_tt.FileError, match="its hot_places do not tell the places of 7"):
-            jax_tt.load_coded(path)
+            jax_tt.files.load(path)

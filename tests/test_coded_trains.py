@@ -148,8 +148,8 @@ def test_files(tmp_path):
     options = {"hot": 7, "hot_terms": 2, "rotation": "fit", "param_dtype": jnp.bfloat16}
     table, state = jax_tt.encode(ROWS, 2, 4, codebook_rank=3, **options, progress=False)
     path = tmp_path / "small.safetensors"
-    jax_tt.save_coded(path, {"items": (table, state)})
-    found, own = jax_tt.load_coded(path)["items"]
+    jax_tt.files.save(path, {"items": (table, state)})
+    found, own = jax_tt.files.load(path)["items"]
     assert found == table
     assert own.keys() == state.keys()
     jax.tree.map(np.testing.assert_array_equal, own, state)
@@ -167,17 +167,17 @@ def test_files_of_another_layout(tmp_path, change, message):
     pytest.importorskip("safetensors")
     from safetensors.numpy import save_file
 
-    from jax_tt._files.coded import _notes
+    from jax_tt._files.kinds import describe
 
     table, state = jax_tt.encode(ROWS, 2, 4, codebook_rank=3, progress=False)
-    notes = _notes(table)
+    notes = describe(table).notes
     notes["codebook_shape"] |= change
     path = tmp_path / "small.safetensors"
 
     arrays = {f"items.{name}": np.asarray(array) for name, array in state.items()}
     save_file(arrays, path, metadata={"jax_tt": json.dumps({"coded": {"items": notes}})})
     with pytest.raises(jax_tt.FileError, match=message):
-        jax_tt.load_coded(path)
+        jax_tt.files.load(path)
 
 
 @pytest.mark.parametrize(

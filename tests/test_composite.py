@@ -384,17 +384,17 @@ def stored(tmp_path):
     rows = RNG.normal(size=(500, D)).astype(np.float32)
     pair = jax_tt.quantize_mixed(rows, 3800)
     assert len(pair[0].tables) > 1
-    jax_tt.save_mixed(path, {"items": pair})
+    jax_tt.files.save(path, {"items": pair})
     return path, pair
 
 
 def test_files(stored):
     path, (table, state) = stored
-    found, arrays = jax_tt.load_mixed(path)["items"]
+    found, arrays = jax_tt.files.load(path)["items"]
     assert found == table
     jax.tree.map(np.testing.assert_array_equal, arrays, dict(state))
-    with pytest.raises(TypeError, match="got a SumTable; expected a MixedTable of QuantizedTables"):
-        jax_tt.save_mixed(path, {"items": of_trains()})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"got a SumTable; expected a tensor train.* or a mixed one"):
+        jax_tt.files.save(path, {"items": of_trains()})
 
 
 def rewritten(path, change):
@@ -429,7 +429,7 @@ def test_damaged_files(stored, change):
     path, _ = stored
     rewritten(path, change)
     with pytest.raises(jax_tt.FileError, match=r"'items': (its|rotated: got 'no')"):
-        jax_tt.load_mixed(path)
+        jax_tt.files.load(path)
 
 
 @pytest.mark.full

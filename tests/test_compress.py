@@ -178,12 +178,10 @@ def test_command(table, capsys, kind):
     chosen = lines[-1].partition(": ")[2].partition(" with ")[0]
     assert kind in ("auto", chosen)
     if chosen in TRAINS:
-        terms = jax_tt.load_tables("o.safetensors")
+        terms = jax_tt.files.load("o.safetensors")
         small, state = jax_tt.residual_table(terms.values())
     else:
-        loads = {"quantized": jax_tt.load_quantized, "mixed": jax_tt.load_mixed}
-        load = loads.get(chosen, jax_tt.load_coded)
-        ((small, state),) = load("o.safetensors").values()
+        ((small, state),) = jax_tt.files.load("o.safetensors").values()
     rows = small.to_dense(state)
     best = max(float(line.split()[-1]) for line in lines[1:-2])
     error = np.sum((np.asarray(rows, np.float32) - table) ** 2) / np.sum(table**2)
@@ -216,7 +214,7 @@ def _listed(capsys):
 def test_info_of_several_tables(table, capsys):
     pytest.importorskip("safetensors")
     small = {f"t{bits}": jax_tt.quantize(table, bits) for bits in (8, 4)}
-    jax_tt.save_quantized("o.safetensors", small)
+    jax_tt.files.save("o.safetensors", small)
     ran("info", "o.safetensors", QUIET)
     _, *lines = capsys.readouterr().out.strip().splitlines()
     assert [line.split()[-3:] for line in lines] == [["?"] * 3] * 2

@@ -22,7 +22,14 @@ BLOCK = re.compile(
     r"^```python[ \t]*(?P<flags>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL
 )
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-MODULES = ["jax_tt", "jax_tt.optimizers", "jax_tt.order", "jax_tt.nnx", "jax_tt.linen"]
+MODULES = [
+    "jax_tt",
+    "jax_tt.optimizers",
+    "jax_tt.order",
+    "jax_tt.nnx",
+    "jax_tt.linen",
+    "jax_tt.files",
+]
 
 
 @pytest.fixture

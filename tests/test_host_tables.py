@@ -94,10 +94,11 @@ def test_tensors_of_torch_are_tables(torch, table, tmp_path):
     by_tensor = jax_tt.order.from_table(whole, shape, progress=False)
     assert by_tensor == jax_tt.order.from_table(table, shape, progress=False)
     cores = [np.asarray(core) for core in wanted.cores]
-    stored = jax_tt.StoredTable(tuple(tensors(torch, core)[1] for core in cores), shape)
-    jax_tt.save_tables(tmp_path / "t.safetensors", {"t": stored})
-    (read,) = jax_tt.load_tables(tmp_path / "t.safetensors").values()
-    np.testing.assert_array_equal(read.cores[0], cores[0].astype(jnp.bfloat16))
+    halves = [tensors(torch, core)[1] for core in cores]
+    pair = jax_tt.train_table(halves, num_embeddings=shape.num_embeddings)
+    jax_tt.files.save(tmp_path / "t.safetensors", {"t": pair})
+    ((_, state),) = jax_tt.files.load(tmp_path / "t.safetensors").values()
+    np.testing.assert_array_equal(state["core_0"], cores[0].astype(jnp.bfloat16))
     for tensor, message in refused.items():
         with pytest.raises(TypeError, match=f"table: {message}"):
             jax_tt.tt_from_dense(tensor, 2)
@@ -137,8 +138,8 @@ def test_the_other_byte_order_in_python(table, tmp_path):
     )
     cores = {f"core_{k}": swapped(np.asarray(core)) for k, core in enumerate(wanted.cores)}
     np.savez(tmp_path / "cores.npz", **cores)
-    (found,) = jax_tt.load_tables(tmp_path / "cores.npz").values()
-    for core, same in zip(found.cores, wanted.cores, strict=True):
+    ((small, state),) = jax_tt.files.load(tmp_path / "cores.npz").values()
+    for core, same in zip(small.params(state), wanted.cores, strict=True):
         assert core.dtype.isnative
         np.testing.assert_array_equal(core, same)
 

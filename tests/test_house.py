@@ -13,7 +13,7 @@ import jax_tt.nnx
 
 PACKAGE = Path(jax_tt.__file__).parent
 SOURCES = {path.relative_to(PACKAGE): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
-MODULES = (jax_tt, jax_tt.nnx, jax_tt.linen, jax_tt.order, jax_tt.optimizers)
+MODULES = (jax_tt, jax_tt.nnx, jax_tt.linen, jax_tt.order, jax_tt.optimizers, jax_tt.files)
 # Names that users call, and the constructors of what they build.
 PUBLIC = {name for module in MODULES for name in dir(module)} | {"__init__", "from_pretrained"}
 

@@ -110,11 +110,11 @@ def test_files_keep_them_packed(tmp_path, suffix):
     order, shape = IdOrder(permutation(MANY)), jax_tt.TTShape.suggest(MANY, 4, ranks=1)
     cores = jax_tt.init_cores(jax.random.key(0), shape)
     path = tmp_path / f"table{suffix}"
-    jax_tt.save_tables(path, {"items": jax_tt.StoredTable(cores, shape, order)})
+    jax_tt.files.save(path, {"items": jax_tt.train_table(cores, order, num_embeddings=MANY)})
     held = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
     assert held < order.nbytes + 4 * shape.num_params + 20_000
-    found = jax_tt.load_tables(path)["items"]
-    assert found.id_order == order and found.shape == shape
+    table, _ = jax_tt.files.load(path)["items"]
+    assert table.id_order == order and table.table.shape == shape
 
 
 def test_checkpoints_of_layers_say_how_many_ids_there_are(tmp_path):
@@ -123,8 +123,8 @@ def test_checkpoints_of_layers_say_how_many_ids_there_are(tmp_path):
     path = (tmp_path / "state").absolute()
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path, nnx.to_pure_dict(nnx.state(layer)))
-    (found,) = jax_tt.load_tables(path).values()
-    assert found.id_order == order and found.shape.num_embeddings == MANY
+    ((table, _),) = jax_tt.files.load(path).values()
+    assert table.id_order == order and table.num_embeddings == MANY
 
 
 def damaged():
@@ -155,7 +155,7 @@ def test_damaged_ones_are_refused(tmp_path, name):
     path = tmp_path / "table.npz"
     np.savez(path, **cores, **{"x.id_order": words})
     with pytest.raises(ValueError, match=r"x\.id_order is no order of ids"):
-        jax_tt.load_tables(path)
+        jax_tt.files.load(path)
 
 
 def test_what_is_too_large_is_refused_by_its_last_block():

@@ -44,7 +44,7 @@ def inputs(table):
     np.savez("own.npz", pairs=np.stack([np.arange(N) % 7, np.arange(N)], axis=1))
     np.save("weights.npy", np.ones(N))
     cores = jax_tt.tt_from_dense(table, 1)
-    jax_tt.save_tables("ckpt", {"item": jax_tt.StoredTable.of(cores)})
+    jax_tt.files.save("ckpt", {"item": jax_tt.train_table(cores)})
     os.symlink("dense.safetensors", "link.safetensors")
     os.symlink(".", "here")
     os.link("dense.safetensors", "hard.safetensors")
@@ -139,15 +139,15 @@ def test_hopeless_outputs_are_refused_at_once(inputs, capsys, argv, message):
 @pytest.mark.parametrize("out", ["old.safetensors", "old", "latest.safetensors", "link"])
 def test_force_replaces(inputs, out):
     """Also what a link leads to; the link stays."""
-    tables = {"old": jax_tt.load_tables("ckpt")["item"]}
-    jax_tt.save_tables("old.safetensors", tables)
-    jax_tt.save_tables("old", tables)
+    tables = {"old": jax_tt.files.load("ckpt")["item"]}
+    jax_tt.files.save("old.safetensors", tables)
+    jax_tt.files.save("old", tables)
     os.symlink("old.safetensors", "latest.safetensors")
     os.symlink("old", "link")
     Path("old.png").write_text("old")
     ran(*COMPRESS, "--out", out, "--force", "--picture", "old.png")
     written = "old.safetensors" if out.endswith("safetensors") else "old"
-    assert list(jax_tt.load_tables(written)) == ["item"]
+    assert list(jax_tt.files.load(written)) == ["item"]
     assert Path("old.png").read_bytes()[:4] == b"\x89PNG"
     links = {"latest.safetensors": "old.safetensors", "link": "old"}
     after = contents()
@@ -163,7 +163,7 @@ def test_force_replaces(inputs, out):
 def test_force_makes_what_is_not_there(inputs):
     ran(*ORDER, "--out", "new.npz", "--force")
     ran(*COMPRESS, "--out", "new", "--force")
-    assert list(jax_tt.load_tables("new")) == ["item"]
+    assert list(jax_tt.files.load("new")) == ["item"]
     assert os.stat("new.npz").st_nlink == 1
     mask = os.umask(0)
     os.umask(mask)
@@ -179,9 +179,9 @@ WRITERS = {
 
 
 def existing(table):
-    old = {"old": jax_tt.StoredTable.of(jax_tt.tt_from_dense(table, 1))}
-    jax_tt.save_tables("old.safetensors", old)
-    jax_tt.save_tables("old", old)
+    old = {"old": jax_tt.train_table(jax_tt.tt_from_dense(table, 1))}
+    jax_tt.files.save("old.safetensors", old)
+    jax_tt.files.save("old", old)
     IdOrder(np.arange(5)).save("old.npz")
     Path("old.png").write_text("old")
 
@@ -247,13 +247,13 @@ def test_a_disk_that_is_full(inputs, capsys, writer):
 
 def test_two_programs_write_the_same_new_file(table, tmp_path):
     """One of them makes it, the others are told; what is there is whole."""
-    tables = {"t": jax_tt.StoredTable.of(jax_tt.tt_from_dense(table, 2))}
+    tables = {"t": jax_tt.train_table(jax_tt.tt_from_dense(table, 2))}
     outcomes = []
 
     def write(start, path):
         start.wait()
         try:
-            jax_tt.save_tables(path, tables)
+            jax_tt.files.save(path, tables)
             outcomes.append("made")
         except FileExistsError:
             outcomes.append("exists")
@@ -267,7 +267,7 @@ def test_two_programs_write_the_same_new_file(table, tmp_path):
         for thread in threads:
             thread.join()
         assert sorted(outcomes) == ["exists"] * 5 + ["made"]
-        assert jax_tt.load_tables(path)["t"].shape == tables["t"].shape
+        assert jax_tt.files.load(path)["t"][0] == tables["t"][0]
     assert not list(tmp_path.glob(".*"))
 
 
@@ -303,32 +303,35 @@ def test_no_links(tmp_path, monkeypatch):
     order.inverse.save(tmp_path / "o.npz", overwrite=True)
 
 
-def test_save_tables_and_orders_overwrite_only_when_told(table, tmp_path):
-    first = {"a": jax_tt.StoredTable.of(jax_tt.tt_from_dense(table, 1))}
+def test_save_and_orders_overwrite_only_when_told(table, tmp_path):
+    first = {"a": jax_tt.train_table(jax_tt.tt_from_dense(table, 1))}
     for name in ("t.safetensors", "t"):
         path = tmp_path / name
-        jax_tt.save_tables(path, first)
+        jax_tt.files.save(path, first)
         with pytest.raises(jax_tt.FileError, match="exists; expected a new name, or --force"):
-            jax_tt.save_tables(path, {"b": first["a"]})
-        assert list(jax_tt.load_tables(path)) == ["a"]
-        jax_tt.save_tables(path, {"b": first["a"]}, overwrite=True)
-        assert list(jax_tt.load_tables(path)) == ["b"]
+            jax_tt.files.save(path, {"b": first["a"]})
+        assert list(jax_tt.files.load(path)) == ["a"]
+        jax_tt.files.save(path, {"b": first["a"]}, overwrite=True)
+        assert list(jax_tt.files.load(path)) == ["b"]
         with pytest.raises(FileNotFoundError, match="there is no directory"):
-            jax_tt.save_tables(tmp_path / "nodir" / name, first)
+            jax_tt.files.save(tmp_path / "nodir" / name, first)
     IdOrder([0, 1]).save(tmp_path / "o.npz")
     with pytest.raises(FileExistsError):
         IdOrder([1, 0]).save(tmp_path / "o.npz")
 
 
-def test_save_tables_says_what_it_takes(table, tmp_path):
+def test_save_says_what_it_takes(table, tmp_path):
     found = jax_tt.tt_from_dense(table, 1)
+    pair = jax_tt.train_table(found)
     for given, words in (
-        ({"b": found}, r"tables\['b'\]: got a TTApproximation.*StoredTable\.of\(\.\.\.\)"),
-        ({"b": found.cores}, r"tables\['b'\]: got a tuple.*StoredTable\(cores, shape\)"),
-        (jax_tt.StoredTable.of(found), "tables: got a StoredTable; expected a mapping"),
+        ({"b": found}, r"tables\['b'\]: got a TTApproximation.*train_table\(\.\.\.\)"),
+        ({"b": found.cores}, r"tables\['b'\]: got a tuple; expected a table with its state"),
+        ({"b": (jax_tt.dense_table(4, 8), {})}, r"tables\['b'\]: got a DenseTable; expected a"),
+        ({2: pair}, "tables: got the name 2; expected a string"),
+        (pair, "tables: got a tuple; expected a mapping"),
     ):
         with pytest.raises(TypeError, match=words):
-            jax_tt.save_tables(tmp_path / "t.safetensors", given)
+            jax_tt.files.save(tmp_path / "t.safetensors", given)
     assert not (tmp_path / "t.safetensors").exists()
 
 
@@ -337,8 +340,8 @@ def test_permissions_are_those_of_any_new_file(table, tmp_path, name):
     def write(overwrite=False):
         if name == "o.npz":
             return IdOrder([1, 0]).save(tmp_path / name, overwrite=overwrite)
-        stored = jax_tt.StoredTable.of(jax_tt.tt_from_dense(table, 1))
-        return jax_tt.save_tables(tmp_path / name, {"a": stored}, overwrite=overwrite)
+        pair = jax_tt.train_table(jax_tt.tt_from_dense(table, 1))
+        return jax_tt.files.save(tmp_path / name, {"a": pair}, overwrite=overwrite)
 
     (tmp_path / "any").touch()
     write()
@@ -351,7 +354,7 @@ def test_permissions_are_those_of_any_new_file(table, tmp_path, name):
 # Errors of reading
 
 
-@pytest.mark.parametrize("read", [jax_tt.load_tables, IdOrder.load])
+@pytest.mark.parametrize("read", [jax_tt.files.load, IdOrder.load])
 def test_a_missing_file_is_both(tmp_path, read):
     for kind in (FileNotFoundError, jax_tt.FileError, ValueError):
         for path in (tmp_path / "nothing.npz", tmp_path / "no" / "thing.npz"):
@@ -375,7 +378,7 @@ def test_files_that_may_not_be_read(table, tmp_path):
         with pytest.raises(
             PermissionError, match=r"t.npz: cannot be read \(Permission denied\)"
         ) as got:
-            jax_tt.load_tables(path)
+            jax_tt.files.load(path)
         assert isinstance(got.value, jax_tt.FileError)
         tmp_path.chmod(0o500) if not root else None
         with pytest.raises(PermissionError, match=r"cannot be written \(Permission denied\)"):

@@ -18,15 +18,15 @@ def test_files(tmp_path, suffix):
         pytest.importorskip("orbax.checkpoint")
     tables = {f"items_{bits}": jax_tt.quantize(random_rows(20, 13), bits) for bits in BITS}
     path = tmp_path / f"small{suffix}"
-    jax_tt.save_quantized(path, tables)
-    found = jax_tt.load_quantized(path)
+    jax_tt.files.save(path, tables)
+    found = jax_tt.files.load(path)
     assert list(found) == list(tables)
     for name, (table, state) in tables.items():
         assert found[name][0] == table
         np.testing.assert_array_equal(found[name][1]["packed"], state["packed"])
     with pytest.raises(FileExistsError, match="exists"):
-        jax_tt.save_quantized(path, tables)
-    jax_tt.save_quantized(path, tables, overwrite=True)
+        jax_tt.files.save(path, tables)
+    jax_tt.files.save(path, tables, overwrite=True)
 
 
 def write(path, packed, notes):
@@ -38,8 +38,8 @@ def write(path, packed, notes):
 @pytest.mark.parametrize(
     ("notes", "message"),
     [
-        ({}, "holds no quantized table of jax_tt.save_quantized, only items.packed"),
-        ({"quantized": [1]}, "holds no quantized table"),
+        ({}, r"holds no table that jax_tt.files.save writes, .* only items.packed"),
+        ({"quantized": [1]}, "holds no table that jax_tt.files.save writes"),
         ({"quantized": {"other": {}}}, "no array 'other.packed'"),
         ({"quantized": {"items": {}}}, "the table 'items': 'features'"),
         ({"quantized": {"items": 3}}, "the table 'items'"),
@@ -55,7 +55,7 @@ def test_files_of_another_layout(tmp_path, notes, message):
     packed = np.asarray(jax_tt.quantize(random_rows(4, 16), 4)[1]["packed"])
     write(tmp_path / "small.safetensors", packed, notes)
     with pytest.raises(jax_tt.FileError, match=message):
-        jax_tt.load_quantized(tmp_path / "small.safetensors")
+        jax_tt.files.load(tmp_path / "small.safetensors")
 
 
 def test_files_with_damaged_rows(tmp_path):
@@ -63,13 +63,13 @@ def test_files_with_damaged_rows(tmp_path):
     notes = {"quantized": {"items": {"features": 16, "bits": 4}}}
     write(tmp_path / "types.safetensors", packed.astype(np.int32), notes)
     with pytest.raises(jax_tt.FileError, match="its rows are int32"):
-        jax_tt.load_quantized(tmp_path / "types.safetensors")
+        jax_tt.files.load(tmp_path / "types.safetensors")
     packed[2, :2] = 0xFF
     write(tmp_path / "nan.safetensors", packed, notes)
     with pytest.raises(jax_tt.FileError, match="its rows: row 2 has the scale nan"):
-        jax_tt.load_quantized(tmp_path / "nan.safetensors")
+        jax_tt.files.load(tmp_path / "nan.safetensors")
     with pytest.raises(FileNotFoundError):
-        jax_tt.load_quantized(tmp_path / "none.safetensors")
+        jax_tt.files.load(tmp_path / "none.safetensors")
 
 
 def test_only_quantized_tables_are_written(tmp_path):
@@ -79,12 +79,12 @@ def test_only_quantized_tables_are_written(tmp_path):
         ({"a": table}, r"tables\['a'\]: got a QuantizedTable; expected a table with its state"),
         (
             {"a": (jax_tt.DenseTable(4, 16), state)},
-            "table: got a DenseTable; expected a QuantizedTable",
+            r"tables\['a'\]: got a DenseTable; expected a tensor train",
         ),
         ({"a": (table, {})}, "state: has no packed"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
-            jax_tt.save_quantized(tmp_path / "small.safetensors", tables)
+            jax_tt.files.save(tmp_path / "small.safetensors", tables)
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])

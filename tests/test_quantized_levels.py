@@ -392,17 +392,17 @@ def test_files(tmp_path):
     pytest.importorskip("safetensors")
     made = {"levels": table_of(4), "turned": table_of(2, rotation="random")}
     path = tmp_path / "small.safetensors"
-    jax_tt.save_quantized(path, made)
-    found = jax_tt.load_quantized(path)
+    jax_tt.files.save(path, made)
+    found = jax_tt.files.load(path)
     for name, (table, state) in made.items():
         assert found[name][0] == table and found[name][1].keys() == state.keys()
         for key, array in state.items():
             np.testing.assert_array_equal(found[name][1][key], array)
     table, state = made["turned"]
     state = {**state, "rotation": 2 * state["rotation"]}
-    jax_tt.save_quantized(path, {"turned": (table, state)}, overwrite=True)
+    jax_tt.files.save(path, {"turned": (table, state)}, overwrite=True)
     with pytest.raises(jax_tt.FileError, match="'turned': rotation: got a matrix that is not orth"):
-        jax_tt.load_quantized(path)
+        jax_tt.files.load(path)
 
 
 @pytest.mark.parametrize(

@@ -409,7 +409,7 @@ def test_layers():
             "update: EnsembleRowWiseAdagrad changes rows",
         ),
         (
-            lambda update: jax_tt.save_quantized(
+            lambda update: jax_tt.files.save(
                 "x.safetensors", {"a": trained_table(8, update.optimizer)}
             ),
             r"table\.frozen\(state\)",

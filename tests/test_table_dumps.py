@@ -314,15 +314,15 @@ def test_old_or_new_dump_at_every_step(tmp_path):
 def test_what_a_killed_call_has_set_aside(tmp_path, kind):
     """It is read, and only replaced with ``overwrite=True``."""
     path, (table, state) = tmp_path / "items", dense(5)
-    stored = jax_tt.StoredTable.of(jax_tt.tt_from_dense(np.eye(6, dtype=np.float32), 1))
+    stored = jax_tt.train_table(jax_tt.tt_from_dense(np.eye(6, dtype=np.float32), 1))
 
     def write(**options):
         if kind == "orbax":
-            return jax_tt.save_tables(path, {"item": stored}, **options)
+            return jax_tt.files.save(path, {"item": stored}, **options)
         return jax_tt.dump_rows(table, state, path, **options)
 
     def read():
-        return jax_tt.load_tables(path) if kind == "orbax" else jax_tt.load_rows(table, state, path)
+        return jax_tt.files.load(path) if kind == "orbax" else jax_tt.load_rows(table, state, path)
 
     write()
     path.rename(tmp_path / ".jax_tt_items.replaced")

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import jax
-import jax.numpy as jnp
 
 from jax_tt._compress.residuals import TTResidual
-from jax_tt._files.tables import StoredTable
-from jax_tt._ids.id_order import ID_ORDER
-from jax_tt._ids.stored_order import on_device
 from jax_tt._kinds.composite.sum import SumTable
-from jax_tt._kinds.ordered.table import OrderedTable
-from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._ops.train_table import train_table
 from jax_tt._table.options import Update
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 
 def residual_table(
-    terms: Iterable[TTResidual | StoredTable],
+    terms: Iterable[TTResidual | tuple[Table, State]],
     *,
     update: Update | None = None,
     name: str | None = None,
@@ -26,8 +23,8 @@ def residual_table(
     """The table whose rows are the sums of the rows of tensor trains with different orders of ids, and its state.
 
     Args:
-        terms: at least one, as `tt_residuals` returns them, or as `load_tables` reads those that
-            ``jax-tt compress --kind tt_sum`` has written.
+        terms: at least one, as `tt_residuals` returns them, or tables with their states, as `files.load` reads those
+            that ``jax-tt compress --kind tt_sum`` writes.
         update: `Update` of a fused table, or None.
         name: of the table in error messages.
 
@@ -50,17 +47,14 @@ def residual_table(
         raise TypeError(f"terms: got {terms!r}; expected the result of jax_tt.tt_residuals.")
     tables, states = [], []
     for k, term in enumerate(terms):
-        if not isinstance(term, TTResidual | StoredTable):
+        if isinstance(term, TTResidual):
+            term = train_table(term.approximation, term.id_order)
+        elif not (isinstance(term, tuple) and len(term) == 2 and isinstance(term[0], Table)):
             raise TypeError(
-                f"terms[{k}]: got a {type(term).__name__}; expected a jax_tt.TTResidual or a jax_tt.StoredTable."
+                f"terms[{k}]: got a {type(term).__name__}; expected a jax_tt.TTResidual, or a table with its state."
             )
-        found = term.approximation if isinstance(term, TTResidual) else term
-        own = TTTable.of_shape(found.shape, param_dtype=found.cores[0].dtype, update=update)
-        state = {f"core_{k}": jnp.asarray(core) for k, core in enumerate(found.cores)}
-        if term.id_order is not None:
-            own, state[ID_ORDER] = OrderedTable(own, term.id_order), on_device(term.id_order.rows)
-        tables.append(own)
-        states.append(state)
+        tables.append(term[0].with_update(update))
+        states.append(term[1])
     table = SumTable(tuple(tables), name)
     params = table.joined(states)
     return table, table.init_rest(params) | params

@@ -11,11 +11,9 @@ import jax.numpy as jnp
 
 from jax_tt._compress.residual_table import residual_table
 from jax_tt._compress.residuals import tt_residuals
-from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.ordered_rows import OrderedRows
-from jax_tt._ids.stored_order import kept_bytes, on_device
-from jax_tt._kinds.ordered.table import OrderedTable
-from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._ids.stored_order import kept_bytes
+from jax_tt._ops.train_table import train_table
 from jax_tt._table.table import Table
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.residual_shapes import tt_residual_shapes
@@ -77,14 +75,14 @@ def _shape(source: Source, max_bytes: int) -> TTShape | None:
 
 
 def _fitted(source: Source, **options: Any) -> Made:
-    return _made(_train(source, source.rows, source.weights, **options), source)
+    return train_table(_train(source, source.rows, source.weights, **options))
 
 
 def _ordered(source: Source, shape: TTShape, refine: int = _REFINE, **options: Any) -> Made:
     order = from_table(source.rows, shape, refine=refine, seed=source.seed, progress=False)
     weights = None if source.weights is None else source.weights[order.inverse.rows]
     found = _train(source, OrderedRows(source.rows, order), weights, shape=shape, **options)
-    return _made(found, source, order)
+    return train_table(found, order)
 
 
 def _sum(source: Source, shapes: tuple[TTShape, ...], refine: int = _REFINE) -> Made:
@@ -102,12 +100,3 @@ def _sum(source: Source, shapes: tuple[TTShape, ...], refine: int = _REFINE) -> 
 def _train(source: Source, rows: Any, weights: Any, **options: Any) -> Any:
     own = {"weights": weights, "dtype": source.param_dtype, "seed": source.seed}
     return tt_from_dense(rows, **options, **own)
-
-
-def _made(found: Any, source: Source, order: IdOrder | None = None) -> Made:
-    """The table of an approximation, and its state."""
-    table: Table = TTTable.of_shape(found.shape, param_dtype=source.param_dtype)
-    state = {f"core_{k}": jnp.asarray(core) for k, core in enumerate(found.cores)}
-    if order is None:
-        return table, state
-    return OrderedTable(table, order), {**state, ID_ORDER: on_device(order.rows)}

@@ -1,149 +1,201 @@
-"""`load_tables` and `save_tables`: tensor-train tables in files."""
+"""`save` and `load`: tables with their states in files."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from jax_tt._base.arguments import as_array
 from jax_tt._base.requires import require
+from jax_tt._files import trains
+from jax_tt._files.kinds import READERS, Description, Pair, array_names, describe
 from jax_tt._formats.arrays import open_arrays
 from jax_tt._formats.orbax_directory import write_orbax
 from jax_tt._formats.output import check_output, writing
 from jax_tt._formats.safetensors_file import write_safetensors
 from jax_tt._formats.stored import FileError, StoredArrays
-from jax_tt._ids.id_order import IdOrder
-from jax_tt._ids.stored_order import count_of, kept
+from jax_tt._ops.train_table import train_table
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
 from jax_tt._tt.approximation import TTApproximation
 from jax_tt._tt.shape import TTShape
 
-# Layers of NNX have a leaf "value" below the name in some checkpoints.
-_CORE = re.compile(r"(?:(?P<table>.+)\.)?core_(?P<k>[0-4])(?P<leaf>\.value)?")
 _VERSION = 1
+_ERROR, _ROW_ERRORS = "relative_error", "row_errors"
+# Relative error of a table, and of a row by quantile.
+Errors = tuple[float | None, Mapping[float, float]]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class StoredTable:
-    """A tensor-train table in a file, read by `load_tables`.
-
-    Attributes:
-        cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
-        shape: their `TTShape`.
-        id_order: `IdOrder` from ids to rows, or None where ids are rows.
-        relative_error: error relative to the dense table that it was made from, if the file contains it.
-        row_errors: quantile -> relative error of a row, as in `TTApproximation`; may be empty.
-
-    >>> import jax_tt, numpy as np, os, tempfile
-    >>> from flax import nnx
-    >>> found = jax_tt.tt_from_dense(np.ones((1000, 8), np.float32), 1)
-    >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
-    >>> jax_tt.save_tables(path, {"items": jax_tt.StoredTable.of(found)})
-    >>> table = jax_tt.load_tables(path)["items"]
-    >>> layer = jax_tt.TTEmbedBag(**table.arguments(), rngs=nnx.Rngs(0))
-    >>> for k, core in enumerate(table.cores): getattr(layer, f"core_{k}")[...] = core
-    >>> float(layer(np.array([[3, 4]]))[0, 0].round(3))
-    2.0
-    """
-
-    cores: tuple[Any, ...]
-    shape: TTShape
-    id_order: IdOrder | None = None
-    relative_error: float | None = None
-    row_errors: Mapping[float, float] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def of(cls, found: TTApproximation, id_order: IdOrder | None = None) -> StoredTable:
-        """The result of `tt_from_dense` for a table whose rows were in the order ``id_order``."""
-        return cls(found.cores, found.shape, id_order, found.relative_error, found.row_errors)
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of `TTEmbed` and `TTEmbedBag` for a layer with the shape of the cores."""
-        return {
-            **self.shape.layer_arguments(),
-            "param_dtype": self.cores[0].dtype,
-            "id_order": self.id_order,
-        }
-
-
-def save_tables(
-    path: str | os.PathLike[str], tables: Mapping[str, StoredTable], *, overwrite: bool = False
+def save(
+    path: str | os.PathLike[str],
+    tables: Mapping[str, tuple[Table, State]],
+    *,
+    errors: Mapping[str, Errors] | None = None,
+    overwrite: bool = False,
 ) -> None:
-    """Writes tables to one ``.safetensors`` file, or to a new directory as an orbax checkpoint.
+    """Writes tables with their states to one ``.safetensors`` file, or to a new directory as an orbax checkpoint.
 
-    Core k of a table is the array ``name.core_k``, and its order is ``name.id_order``; sizes and errors are stored in
-    the metadata under the key ``jax_tt``. The order is stored as uint16 rows ``[N]`` up to 65,536 ids, as int64 beyond
-    2^31 - 1, and in between as uint32 ``[ceil(N / 32), b]``, where b is the number of bits of N: 32 rows of b bits
-    each, one after another, lowest bits first.
+    A file keeps tables for lookups: tensor trains (`TTTable`, also in an `OrderedTable`), `QuantizedTable`,
+    `CodedTable`, and `MixedTable` of quantized tables. Anything else is refused before anything is written. A file may
+    have tables of several kinds.
+
+    The array ``NAME.array`` of the file is the array of the state of the table ``NAME``, such as ``NAME.core_0`` or
+    ``NAME.packed``. An order of ids is the array ``NAME.id_order``: uint16 rows ``[N]`` up to 65,536 ids, int64 beyond
+    2^31 - 1, and in between uint32 ``[ceil(N / 32), b]``, where b is the number of bits of N: 32 rows of b bits each,
+    one after another, lowest bits first. Settings and errors are in the metadata under the key ``jax_tt``, a JSON
+    object.
 
     The file or directory is written under a temporary name and renamed when it is complete, so that an interrupted
     program leaves either the old one or the new one.
 
     Args:
         path: ends with ``.safetensors``, or names a directory. Its parent folder must exist.
-        tables: by name.
+        tables: tables with their states by name, as `quantize`, `encode` and `train_table` return them.
+        errors: by name of the table, its error relative to the table that it was made from, and the relative errors of
+            rows by quantile, such as ``(found.relative_error, found.row_errors)`` of a `TTApproximation`.
+            `load_errors` reads them, and ``jax-tt info`` shows them.
         overwrite: replace an existing file, or the directory of a checkpoint.
 
     Raises:
         FileError: the path has another suffix, cannot be written, or exists and ``overwrite`` is False (then also a
             `FileExistsError`).
-        TypeError: ``tables`` contains something other than a `StoredTable`.
+        TypeError, ValueError: ``tables`` contains something else, a table with an optimizer, or a state that does not
+            belong to its table.
         ImportError: safetensors or orbax is missing.
 
-    >>> import jax, jax_tt, os, tempfile
-    >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
-    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)
-    >>> path = os.path.join(tempfile.mkdtemp(), "fresh.safetensors")
-    >>> jax_tt.save_tables(path, {"items": jax_tt.StoredTable(cores, shape)})
-    >>> jax_tt.load_tables(path)["items"].shape == shape
-    True
+    >>> import jax.numpy as jnp, os, tempfile
+    >>> import jax_tt
+    >>> path = os.path.join(tempfile.mkdtemp(), "small.safetensors")
+    >>> rows = jnp.eye(100, 16)
+    >>> jax_tt.files.save(path, {"items": jax_tt.quantize(rows, bits=4), "shops": jax_tt.encode(rows, 4, bits=4)})
+    >>> table, state = jax_tt.files.load(path)["items"]
+    >>> table.bits, state["packed"].shape
+    (4, (100, 12))
     """
-    _check_tables(tables)
-    directory = check_tables_path(path)
-    check_output(path, overwrite=overwrite, directory=directory)
-    arrays: dict[str, Any] = {}
-    notes: dict[str, Any] = {}
-    for table, stored in tables.items():
-        arrays |= {
-            f"{table}.core_{k}": np.asarray(as_array(f"tables[{table!r}].cores[{k}]", core))
-            for k, core in enumerate(stored.cores)
-        }
-        if stored.id_order is not None:
-            arrays[f"{table}.id_order"] = kept(np.asarray(stored.id_order.rows))
-        notes[table] = {
-            "num_embeddings": stored.shape.num_embeddings,
-            "relative_error": stored.relative_error,
-            "row_errors": [[at, error] for at, error in stored.row_errors.items()],
-        }
-    write = write_orbax if directory else write_safetensors
-    with writing(path, overwrite=overwrite, directory=directory) as new:
-        write(new, arrays, {"version": _VERSION, "tables": notes})
-
-
-def _check_tables(tables: Any) -> None:
     if not isinstance(tables, Mapping):
         raise TypeError(
-            f"tables: got a {type(tables).__name__}; expected a mapping from names to StoredTable, e.g. "
-            "{'items': table}."
+            f"tables: got a {type(tables).__name__}; expected a mapping from names to tables with their states, e.g. "
+            "{'items': jax_tt.quantize(rows)}."
         )
-    for name, table in tables.items():
-        if isinstance(table, StoredTable):
-            continue
-        fix = "jax_tt.StoredTable(cores, shape)"
-        if isinstance(table, TTApproximation):
-            fix = "jax_tt.StoredTable.of(...) of it, which also takes an id_order"
-        raise TypeError(
-            f"tables[{name!r}]: got a {type(table).__name__}; expected a StoredTable, {fix}."
+    measured = _as_notes(errors or {}, tables)
+    arrays: dict[str, Any] = {}
+    about: dict[str, Any] = {"version": _VERSION}
+    for name, pair in tables.items():
+        kind, notes = _described(name, pair)
+        table, state = pair
+        arrays |= {
+            f"{_prefix(name)}{key}": np.asarray(state[key]) for key in array_names(table, state)
+        }
+        about.setdefault(kind, {})[name] = notes | measured.get(name, {})
+    directory = check_tables_path(path)
+    check_output(path, overwrite=overwrite, directory=directory)
+    write = write_orbax if directory else write_safetensors
+    with writing(path, overwrite=overwrite, directory=directory) as new:
+        write(new, arrays, about)
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Array]]]:
+    """Reads the tables in a file or checkpoint, with their states, by name.
+
+    These are the tables written by `save`, and the arrays ``core_0``, ``core_1``, ... in checkpoints of layers, which
+    are named after the path to the layer. Such a checkpoint contains the number of rows only if there is an order of
+    ids; otherwise it is taken to be the product of the row factors, which is slightly larger.
+
+    Args:
+        path: a ``.safetensors`` or ``.npz`` file, or the directory of an orbax checkpoint.
+
+    Returns:
+        Read-only tables: `TTTable`, `OrderedTable` of one, `QuantizedTable`, `CodedTable`, or `MixedTable`.
+
+    Raises:
+        FileError: there is no such file (then also a `FileNotFoundError`), it is damaged, it contains no such table, or
+            the arrays of a table have other sizes than the metadata say, do not fit together, or are not finite.
+        ImportError: safetensors or orbax is missing.
+
+    >>> import numpy as np, os, tempfile
+    >>> import jax_tt
+    >>> path = os.path.join(tempfile.mkdtemp(), "cores.npz")
+    >>> np.savez(path, core_0=np.ones((10, 1, 2, 3)), core_1=np.ones((10, 3, 4, 1)))
+    >>> table, state = jax_tt.files.load(path)[""]
+    >>> table.num_embeddings, table.features, list(state)
+    (100, 8, ['core_0', 'core_1'])
+    """
+    stored = open_arrays(path)
+    pairs = described_tables(stored)
+    for name, shape in train_shapes(stored).items():
+        found = trains.read(stored, name, shape)
+        pairs[name] = train_table(
+            found.cores, found.id_order, num_embeddings=found.shape.num_embeddings
         )
+    if not pairs:
+        raise FileError(
+            f"{stored.path}: holds no table that jax_tt.files.save writes, and no tensor train (arrays core_0, core_1, "
+            f"...), only {stored.listed()}."
+        )
+    return pairs
+
+
+def load_errors(path: str | os.PathLike[str]) -> dict[str, tuple[float | None, dict[float, float]]]:
+    """Reads the errors of tables that were given to `save`.
+
+    Returns:
+        By name of the table, its relative error, or None, and the relative errors of rows by quantile.
+
+    Raises:
+        FileError: there is no such file (then also a `FileNotFoundError`), or it is damaged.
+
+    >>> import numpy as np, os, tempfile
+    >>> import jax_tt
+    >>> path = os.path.join(tempfile.mkdtemp(), "items.safetensors")
+    >>> found = jax_tt.tt_from_dense(np.ones((1000, 8), np.float32), 1)
+    >>> errors = {"items": (found.relative_error, found.row_errors)}
+    >>> jax_tt.files.save(path, {"items": jax_tt.train_table(found)}, errors=errors)
+    >>> jax_tt.files.load_errors(path) == errors
+    True
+    """
+    stored = open_arrays(path)
+    named = (*train_shapes(stored), *(name for kind in READERS for name in _notes(stored, kind)))
+    every = {name: errors_of(stored, name) for name in named}
+    return {name: errors for name, errors in every.items() if errors != (None, {})}
+
+
+def described_tables(stored: StoredArrays) -> dict[str, Pair]:
+    """The tables of a file of which it has settings: all kinds but tensor trains."""
+    pairs = {}
+    for kind, read in READERS.items():
+        for name, notes in _notes(stored, kind).items():
+            try:
+                pairs[name] = read(stored, _prefix(name), notes)
+            except FileError:
+                raise
+            except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+                raise FileError(f"{stored.path}: the table {name!r}: {error}") from error
+    return pairs
+
+
+def train_shapes(stored: StoredArrays) -> dict[str, TTShape]:
+    """Shapes of the tensor trains that are tables, by name; codebooks are not. The cores are not read."""
+    others = {name for kind in READERS for name in _notes(stored, kind)}
+    return trains.shapes(stored, without=others)
+
+
+def errors_of(stored: StoredArrays, name: str) -> tuple[float | None, dict[float, float]]:
+    """Relative error of a table and those of its rows by quantile, as the metadata say."""
+    found = (_notes(stored, kind).get(name) for kind in (trains.KIND, *READERS))
+    notes = next((notes for notes in found if isinstance(notes, Mapping)), {})
+    error, rows = notes.get(_ERROR), notes.get(_ROW_ERRORS)
+    try:
+        pairs = rows if isinstance(rows, Sequence) else ()
+        return None if error is None else float(error), {float(at): float(e) for at, e in pairs}
+    except (TypeError, ValueError) as problem:
+        raise FileError(f"{stored.path}: the errors of {name!r} are no numbers.") from problem
 
 
 def check_tables_path(path: str | os.PathLike[str]) -> bool:
-    """Whether `save_tables` makes a directory of this name, with what it needs for it installed."""
+    """Whether `save` makes a directory of this name, with what it needs for it installed."""
     name = os.fsdecode(path)
     suffix = os.path.splitext(name.rstrip(os.sep))[1]
     if suffix not in ("", ".safetensors"):
@@ -156,130 +208,45 @@ def check_tables_path(path: str | os.PathLike[str]) -> bool:
     return not suffix
 
 
-def load_tables(path: str | os.PathLike[str]) -> dict[str, StoredTable]:
-    """The tensor-train tables in a file or checkpoint, by name.
-
-    These are the tables written by `save_tables`, and the arrays ``core_0``, ``core_1``, ... in checkpoints of layers,
-    which are named after the path to the layer. Such a checkpoint contains the number of rows only if there is an order
-    of ids; otherwise it is taken to be the product of the row factors, which is slightly larger.
-
-    Args:
-        path: a ``.safetensors`` or ``.npz`` file, or the directory of an orbax checkpoint.
-
-    Raises:
-        FileError: there is no such file (then also a `FileNotFoundError`), it is damaged, it contains no such table, or
-            the cores are inconsistent or not finite.
-        ImportError: safetensors or orbax is missing.
-
-    >>> import jax_tt, numpy as np, os, tempfile
-    >>> path = os.path.join(tempfile.mkdtemp(), "cores.npz")
-    >>> np.savez(path, core_0=np.ones((10, 1, 2, 3)), core_1=np.ones((10, 3, 4, 1)))
-    >>> jax_tt.load_tables(path)[""].shape.num_embeddings
-    100
-    """
-    stored = open_arrays(path)
-    shapes = table_shapes(stored)
-    if not shapes:
-        raise FileError(
-            f"{stored.path}: holds no tensor-train table (arrays core_0, core_1, ...), only {stored.listed()}."
+def _described(name: Any, pair: Any) -> Description:
+    """The description of a table with its state, which were checked."""
+    where = f"tables[{name!r}]"
+    if not isinstance(name, str):
+        raise TypeError(f"tables: got the name {name!r}; expected a string.")
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        train = isinstance(pair, TTApproximation)
+        fix = ", jax_tt.train_table(...) of it" if train else ""
+        raise TypeError(
+            f"{where}: got a {type(pair).__name__}; expected a table with its state{fix}."
         )
-    return {name: loaded_table(stored, name, shape) for name, shape in shapes.items()}
+    table, state = pair
+    try:
+        description = describe(table)
+        if table.update is not None:
+            raise ValueError(
+                "got a table with an optimizer, whose state such a file does not hold; expected a read-only one, "
+                "table.frozen(state). Save the whole state in a checkpoint to train on."
+            )
+        table.check(state)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from error
+    return description
 
 
-def table_shapes(stored: StoredArrays) -> dict[str, TTShape]:
-    """Shapes of the tensor-train tables among arrays; their cores are not read."""
-    return {name: _shape(stored, name, keys) for name, keys in core_names(stored).items()}
-
-
-def core_names(stored: StoredArrays) -> dict[str, tuple[str, ...]]:
-    """The names of the cores of every table, in order."""
-    found: dict[str, dict[int, str]] = {}
-    for key, array in stored.arrays.items():
-        match = _CORE.fullmatch(key)
-        if match and len(array.shape) == 4:
-            found.setdefault(match["table"] or "", {})[int(match["k"])] = key
+def _as_notes(errors: Mapping[str, Errors], tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    if unknown := [name for name in errors if name not in tables]:
+        raise ValueError(f"errors: got {unknown}; expected names of tables, {list(tables)}.")
     return {
-        name: tuple(keys[k] for k in sorted(keys))
-        for name, keys in found.items()
-        if len(keys) >= 2 and sorted(keys) == list(range(len(keys)))
+        name: {_ERROR: error, _ROW_ERRORS: [[at, e] for at, e in by_row.items()]}
+        for name, (error, by_row) in errors.items()
     }
 
 
-def order_name(stored: StoredArrays, table: str) -> str | None:
-    """The array that holds the order of a table's ids, or None."""
-    start = f"{table}.id_order" if table else "id_order"
-    return next((name for name in (start, f"{start}.value") if name in stored.arrays), None)
-
-
-def notes_of(stored: StoredArrays, table: str) -> Mapping[str, Any]:
-    """What the file's metadata say of a table; unchecked but for being a mapping."""
-    tables = stored.notes.get("tables")
-    notes = tables.get(table) if isinstance(tables, Mapping) else None
+def _notes(stored: StoredArrays, kind: str) -> Mapping[str, Any]:
+    """What the metadata say of the tables of a kind, by name; unchecked but for being a mapping."""
+    notes = stored.notes.get(kind)
     return notes if isinstance(notes, Mapping) else {}
 
 
-def errors_of(stored: StoredArrays, table: str) -> tuple[float | None, dict[float, float]]:
-    """Relative error and row errors by quantile, as the metadata say."""
-    notes = notes_of(stored, table)
-    error, rows = notes.get("relative_error"), notes.get("row_errors")
-    try:
-        pairs = rows if isinstance(rows, Sequence) else ()
-        return None if error is None else float(error), {float(at): float(e) for at, e in pairs}
-    except (TypeError, ValueError) as problem:
-        raise FileError(f"{stored.path}: the errors of {table!r} are no numbers.") from problem
-
-
-def _shape(stored: StoredArrays, name: str, keys: Sequence[str]) -> TTShape:
-    p, left, q, right = zip(*(stored.arrays[key].shape for key in keys), strict=True)
-    ranks = right[:-1]
-    where = f"{stored.path}: the table {name!r}"
-    if (left[0], right[-1]) != (1, 1) or left[1:] != ranks:
-        shapes = ", ".join(str(stored.arrays[key].shape) for key in keys)
-        raise FileError(f"{where}: the cores {shapes} do not fit together.")
-    order = order_name(stored, name)
-    rows = notes_of(stored, name).get("num_embeddings")
-    if rows is None:
-        rows = math.prod(p) if order is None else _number_of_ids(stored, order)
-    try:
-        shape = TTShape(rows, math.prod(q), ranks, p, q)
-    except (ValueError, TypeError) as error:
-        raise FileError(f"{where}: {error}") from error
-    if shape.ranks != ranks:
-        raise FileError(
-            f"{where}: the ranks {ranks} are higher than the factors allow, {shape.ranks}."
-        )
-    return shape
-
-
-def loaded_table(stored: StoredArrays, name: str, shape: TTShape) -> StoredTable:
-    """One table of those that `table_shapes` found."""
-    cores = []
-    for key in core_names(stored)[name]:
-        core = np.asarray(stored.arrays[key].read())
-        if not np.isfinite(core.astype(np.float32)).all():
-            raise FileError(f"{stored.path}: {key} holds NaN or infinity.")
-        cores.append(core)
-    order = order_name(stored, name)
-    id_order = None if order is None else _id_order(stored, order)
-    if id_order is not None and id_order.num_embeddings != shape.num_embeddings:
-        raise FileError(
-            f"{stored.path}: {order} orders {id_order.num_embeddings} ids, the table has {shape.num_embeddings}."
-        )
-    return StoredTable(tuple(cores), shape, id_order, *errors_of(stored, name))
-
-
-def _number_of_ids(stored: StoredArrays, name: str) -> int:
-    array = stored.arrays[name]
-    if len(array.shape) == 1:
-        return array.shape[0]
-    try:
-        return count_of(np.asarray(array.read()))
-    except ValueError as error:
-        raise FileError(f"{stored.path}: {name} is no order of ids: {error}") from error
-
-
-def _id_order(stored: StoredArrays, name: str) -> IdOrder:
-    try:
-        return IdOrder(stored.arrays[name].read())
-    except (ValueError, TypeError) as error:
-        raise FileError(f"{stored.path}: {name} is no order of ids: {error}") from error
+def _prefix(name: str) -> str:
+    return f"{name}." if name else ""

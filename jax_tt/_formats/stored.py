@@ -20,7 +20,7 @@ class FileError(ValueError):
 
     >>> import jax_tt
     >>> try:
-    ...     jax_tt.load_tables("nothing.safetensors")
+    ...     jax_tt.files.load("nothing.safetensors")
     ... except jax_tt.FileError as error:
     ...     print(error, isinstance(error, FileNotFoundError))
     nothing.safetensors: no such file. True

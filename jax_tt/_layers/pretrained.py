@@ -14,8 +14,11 @@ from flax import nnx
 from jax_tt._base.arguments import as_array
 from jax_tt._base.rows_of_arrays import exactly_one
 from jax_tt._base.storage import refuse_tables
+from jax_tt._files import trains
 from jax_tt._files.dense import read_table
-from jax_tt._files.tables import StoredTable, loaded_table, table_shapes
+from jax_tt._files.kinds import train_of
+from jax_tt._files.tables import train_shapes
+from jax_tt._files.trains import Train
 from jax_tt._formats.arrays import open_arrays
 from jax_tt._formats.stored import FileError
 from jax_tt._ids.id_order import IdOrder
@@ -23,6 +26,7 @@ from jax_tt._ids.ordered_rows import OrderedRows
 from jax_tt._kinds.dense.table import GivenRows
 from jax_tt._kinds.ordered.table import check_id_order
 from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._table.table import Table
 from jax_tt._tt.approximation import TTApproximation
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.initial_cores import CoreInit, GivenCores
@@ -101,15 +105,15 @@ class TTFromPretrained:
             source: one of
 
                 - cores ``[p_k, r_k, q_k, r_{k+1}]``, a tuple,
-                - the result of `tt_from_dense`, or a `StoredTable`,
+                - the result of `tt_from_dense`, or a table with its state, as `train_table` returns them,
                 - a dense table ``[num_embeddings, features]``, as a numpy or JAX array or a torch tensor on the CPU,
                   which is compressed by `tt_from_dense`,
-                - the path of a file or checkpoint with tensor trains, as `load_tables` reads them, or with a dense
+                - the path of a file or checkpoint with tensor trains, as `files.load` reads them, or with a dense
                   table, including ``.npy``, ``.pt`` and ``.pth`` files.
             table: name of the table in a file with several.
             num_embeddings: number of rows, if the cores address more.
             id_order: `IdOrder` from ids to rows of the cores. A dense table is given in the order of ids. Must be None
-                if the file or `StoredTable` has an order, which the layer then uses.
+                if the file or table has an order, which the layer then uses.
             tt_ranks, tolerance, max_bytes: for dense tables only; one of the three, as ``ranks``, ``tolerance`` and
                 ``max_bytes`` of `tt_from_dense`.
             row_factors, col_factors: for dense tables only, as in `tt_from_dense`.
@@ -146,9 +150,12 @@ class TTFromPretrained:
         else:
             found = _in_order(found, id_order)
             _refuse(compression)
-        given = found.arguments()
-        dtype = given.pop("param_dtype")
-        given["core_init"] = GivenCores(found.cores, core_init)
+        dtype = found.cores[0].dtype
+        given = {
+            **found.shape.layer_arguments(),
+            "id_order": found.id_order,
+            "core_init": GivenCores(found.cores, core_init),
+        }
         return _built(cls, dtype if param_dtype is None else param_dtype, given, options)
 
 
@@ -183,7 +190,7 @@ def _dense(source: Any, table: str | None) -> Any:
     return array
 
 
-def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) -> StoredTable | None:
+def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) -> Train | None:
     """The tensor train of the source, or None if the source is dense."""
     if _is_path(source):
         found = _in_file(source, table)
@@ -192,12 +199,14 @@ def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) ->
         refuse_tables(source, "source", ".cores")
         found = source
     if isinstance(found, TTApproximation):
-        found = StoredTable.of(found)
-    if isinstance(found, StoredTable):
+        found = Train(found.cores, found.shape, None)
+    elif isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Table):
+        found = train_of(*found)
+    if isinstance(found, Train):
         if num_embeddings is None:
             return found
         shape = dataclasses.replace(found.shape, num_embeddings=num_embeddings)
-        return dataclasses.replace(found, shape=shape)
+        return found._replace(shape=shape)
     if not isinstance(found, tuple | list) or not all(np.ndim(core) == 4 for core in found):
         return None
     train, cores = TTTable.of(found, num_embeddings)
@@ -207,32 +216,32 @@ def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) ->
             f"source: got cores of ranks {train.ranks[1:-1]}; their factors have use for {shape.ranks} at most. Lower "
             f"them with jax_tt.tt_round(cores, {shape.ranks})."
         )
-    return StoredTable(cores, shape)
+    return Train(cores, shape, None)
 
 
-def _in_file(path: Any, table: str | None) -> StoredTable | None:
+def _in_file(path: Any, table: str | None) -> Train | None:
     stored = open_arrays(path)
-    shapes = table_shapes(stored)
+    shapes = train_shapes(stored)
     if table is None and len(shapes) > 1:
         raise FileError(
             f"{stored.path}: holds {len(shapes)} tensor trains; say which by table=: {', '.join(shapes)}."
         )
     name = next(iter(shapes), None) if table is None else table
-    return loaded_table(stored, name, shapes[name]) if name in shapes else None
+    return trains.read(stored, name, shapes[name]) if name in shapes else None
 
 
-def _in_order(found: StoredTable, id_order: IdOrder | None) -> StoredTable:
+def _in_order(found: Train, id_order: IdOrder | None) -> Train:
     check_id_order(id_order, found.shape.num_embeddings)
     if id_order is None:
         return found
     if found.id_order is not None:
         raise ValueError("id_order: got one for a source that has an order of ids; expected None.")
-    return dataclasses.replace(found, id_order=id_order)
+    return found._replace(id_order=id_order)
 
 
 def _compressed(
     array: Any, id_order: IdOrder | None, dtype: Any, *, tt_ranks: Any, **compression: Any
-) -> StoredTable:
+) -> Train:
     check_id_order(id_order, array.shape[0])
     exactly_one(
         tt_ranks=tt_ranks,
@@ -240,7 +249,8 @@ def _compressed(
         max_bytes=compression["max_bytes"],
     )
     rows = array if id_order is None else OrderedRows(array, id_order)
-    return StoredTable.of(tt_from_dense(rows, tt_ranks, dtype=dtype, **compression), id_order)
+    made = tt_from_dense(rows, tt_ranks, dtype=dtype, **compression)
+    return Train(made.cores, made.shape, id_order)
 
 
 def _check_no_name(table: str | None) -> None:

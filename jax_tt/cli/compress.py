@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,16 +12,11 @@ from jax_tt._base.arguments import as_dtype
 from jax_tt._compress.candidates import KINDS
 from jax_tt._compress.compress import compress
 from jax_tt._compress.residuals import tt_residuals
-from jax_tt._files.coded import save_coded
 from jax_tt._files.dense import read_table
-from jax_tt._files.mixed import save_mixed
-from jax_tt._files.quantized import save_quantized
-from jax_tt._files.tables import StoredTable, check_tables_path, save_tables
+from jax_tt._files.tables import check_tables_path, save
 from jax_tt._ids.ordered_rows import OrderedRows
-from jax_tt._kinds.coded.table import CodedTable
-from jax_tt._kinds.composite.mixed import MixedTable
 from jax_tt._kinds.composite.sum import SumTable
-from jax_tt._kinds.quantized.table import QuantizedTable
+from jax_tt._ops.train_table import train_table
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.residual_shapes import tt_residual_shapes
 from jax_tt._tt.shape import TTShape
@@ -142,7 +136,8 @@ def _run_one(args: argparse.Namespace) -> None:
         seed=args.seed,
         progress=args.progress,
     )
-    save_tables(args.out, {name: StoredTable.of(found, order)}, overwrite=args.force)
+    errors = {name: (found.relative_error, found.row_errors)}
+    save(args.out, {name: train_table(found, order)}, errors=errors, overwrite=args.force)
     print(found)
     stored = found.shape.num_params * np.dtype(found.cores[0].dtype).itemsize
     dense = table.shape[0] * table.shape[1] * table.dtype.itemsize
@@ -179,23 +174,11 @@ def _run_kind(args: argparse.Namespace) -> None:
 
 def _save(args: argparse.Namespace, name: str, table: Any, state: Any) -> None:
     """Writes a table of any kind of `compress`; the terms of a sum as tables of their own."""
-    if isinstance(table, QuantizedTable):
-        save_quantized(args.out, {name: (table, state)}, overwrite=args.force)
-    elif isinstance(table, CodedTable):
-        save_coded(args.out, {name: (table, state)}, overwrite=args.force)
-    elif isinstance(table, MixedTable):
-        save_mixed(args.out, {name: (table, state)}, overwrite=args.force)
-    elif isinstance(table, SumTable):
+    tables = {name: (table, state)}
+    if isinstance(table, SumTable):
         terms = zip(table.tables, table.separated(state), strict=True)
-        stored = {f"{name}.{k}": _stored(*term) for k, term in enumerate(terms)}
-        save_tables(args.out, stored, overwrite=args.force)
-    else:
-        save_tables(args.out, {name: _stored(table, state)}, overwrite=args.force)
-
-
-def _stored(table: Any, state: Any) -> StoredTable:
-    cores = tuple(state[core] for core in table.param_names)
-    return StoredTable(cores, table.innermost.shape, table.id_order)
+        tables = {f"{name}.{k}": term for k, term in enumerate(terms)}
+    save(args.out, tables, overwrite=args.force)
 
 
 def _run_residuals(args: argparse.Namespace) -> None:
@@ -211,21 +194,18 @@ def _run_residuals(args: argparse.Namespace) -> None:
     rows, features = table.shape
     shapes = tt_residual_shapes(rows, features, args.max_bytes, dtype=dtype)
     terms = tt_residuals(table, shapes, dtype=dtype, seed=args.seed, progress=args.progress)
-    stored = {
-        f"{name}.{k}": dataclasses.replace(
-            StoredTable.of(term.approximation, term.id_order),
-            relative_error=term.relative_error,
-            row_errors={},
-        )
-        for k, term in enumerate(terms)
+    names = [f"{name}.{k}" for k in range(len(terms))]
+    tables = {
+        key: train_table(term.approximation, term.id_order)
+        for key, term in zip(names, terms, strict=True)
     }
-    save_tables(args.out, stored, overwrite=args.force)
     errors = [term.relative_error for term in terms]
-    for key, one in stored.items():
-        print(
-            f"{key}: rank {one.shape.ranks[0]}, relative error of the sum {one.relative_error:.3g}"
-        )
-    cores = sum(core.nbytes for one in stored.values() for core in one.cores)
+    by_name = {key: (error, {}) for key, error in zip(names, errors, strict=True)}
+    save(args.out, tables, errors=by_name, overwrite=args.force)
+    for key, term in zip(names, terms, strict=True):
+        rank = term.approximation.shape.ranks[0]
+        print(f"{key}: rank {rank}, relative error of the sum {term.relative_error:.3g}")
+    cores = sum(core.nbytes for term in terms for core in term.approximation.cores)
     orders = sum(term.id_order.nbytes for term in terms)
     dense = table.shape[0] * table.shape[1] * table.dtype.itemsize
     print(

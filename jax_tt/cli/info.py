@@ -13,8 +13,11 @@ from jax_tt._base.progress import Progress
 from jax_tt._base.text import text_table
 from jax_tt._compress.errors import measured_errors
 from jax_tt._compress.residual_table import residual_table
+from jax_tt._files import trains
 from jax_tt._files.dense import read_table
-from jax_tt._files.tables import core_names, errors_of, load_tables, order_name, table_shapes
+from jax_tt._files.kinds import Pair
+from jax_tt._files.tables import described_tables, errors_of, load, train_shapes
+from jax_tt._files.trains import core_names, order_name
 from jax_tt._formats.arrays import open_arrays
 from jax_tt._formats.stored import FileError, StoredArrays
 from jax_tt._ids.ordered_rows import OrderedRows
@@ -22,7 +25,7 @@ from jax_tt._tt.approximation import measure
 from jax_tt._tt.rows import Rows
 from jax_tt._tt.shape import TTShape
 from jax_tt.cli._arguments import add_progress
-from jax_tt.cli._small_tables import Pair, array_names, small_tables, words
+from jax_tt.cli._settings import settings
 
 _COLUMNS = (
     "table",
@@ -66,7 +69,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     stored = open_arrays(args.path)
-    shapes, small = table_shapes(stored), small_tables(stored)
+    shapes, small = train_shapes(stored), described_tables(stored)
     names, sums = [*shapes, *small], _sums(shapes)
     if args.name is not None and args.name not in (*names, *sums):
         raise FileError(
@@ -77,13 +80,14 @@ def run(args: argparse.Namespace) -> None:
     if args.against is not None:
         name = _compared(args.name, names)
         if name in sums:
-            own = load_tables(args.path)
-            of_sum, _ = _measured(args, name, residual_table(own[term] for term in sums[name]))
+            found = load(args.path)
+            of_sum, _ = _measured(args, name, residual_table(found[term] for term in sums[name]))
         else:
             errors[name] = _measured(args, name, small.get(name))
     lines = [_tt_line(stored, name, shape, *errors[name]) for name, shape in shapes.items()]
     lines += [_small_line(name, pair, *errors[name]) for name, pair in small.items()]
-    used = {key for keys in core_names(stored).values() for key in keys} | array_names(small)
+    used = {key for keys in core_names(stored).values() for key in keys}
+    used |= {f"{name}.{key}" for name, (_, state) in small.items() for key in state}
     used |= {name for table in shapes if (name := order_name(stored, table)) is not None}
     others = {name: array for name, array in stored.arrays.items() if name not in used}
     dense = {
@@ -143,7 +147,7 @@ def _small_line(
     name: str, pair: Pair, error: float | None, rows: dict[float, float]
 ) -> tuple[str, ...]:
     table, state = pair
-    kind, dtype = words(pair)
+    kind, dtype = settings(table, state)
     nbytes = sum(array.nbytes for array in state.values())
     return (
         name or "(unnamed)",
@@ -188,9 +192,10 @@ def _measured(
         if small is not None:
             check(small[0])
             return measured_errors(original, *small, bar)
-        table = load_tables(args.path)[name]
-        check(table.shape)
-        rows = original if table.id_order is None else OrderedRows(original, table.id_order)
-        cores = tuple(jnp.asarray(np.asarray(core)) for core in table.cores)
-        found = measure(Rows(rows), cores, table.shape, None, bar)
+        stored = open_arrays(args.path)
+        train = trains.read(stored, name, train_shapes(stored)[name])
+        check(train.shape)
+        rows = original if train.id_order is None else OrderedRows(original, train.id_order)
+        cores = tuple(jnp.asarray(np.asarray(core)) for core in train.cores)
+        found = measure(Rows(rows), cores, train.shape, None, bar)
     return found.relative_error, found.row_errors

@@ -408,11 +408,11 @@ def _write_seeds() -> None:
     write_torch("t.pt", {"t": table, "emb.weight": table})
     cores = jax_tt.tt_from_dense(table, 2)
     stored = {
-        "t": jax_tt.StoredTable.of(cores, order),
-        "u": jax_tt.StoredTable.of(cores),
+        "t": jax_tt.train_table(cores, order),
+        "u": jax_tt.train_table(cores),
     }
-    jax_tt.save_tables("cores.safetensors", stored)
-    jax_tt.save_tables("checkpoint", stored)
+    jax_tt.files.save("cores.safetensors", stored)
+    jax_tt.files.save("checkpoint", stored)
     np.savez("cores.npz", **{f"core_{k}": np.asarray(core) for k, core in enumerate(cores.cores)})
     lines = "".join(f"{user} {item}\n" for user, item in pairs).encode()
     lists = b"".join(b"%d,%d,%d\r\n" % (k % 7, k, (k * k) % N) for k in range(N))

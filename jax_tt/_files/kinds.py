@@ -1,0 +1,217 @@
+"""What a file keeps of a table of every kind, and how it is read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._files.trains import KIND as TRAIN
+from jax_tt._files.trains import Train
+from jax_tt._formats.stored import StoredArrays
+from jax_tt._ids import places
+from jax_tt._ids.id_order import ID_ORDER, IdOrder
+from jax_tt._kinds.coded.names import CODES, HOT_PLACES
+from jax_tt._kinds.coded.table import CodedTable
+from jax_tt._kinds.composite.mixed import MixedTable
+from jax_tt._kinds.ordered.table import OrderedTable
+from jax_tt._kinds.quantized.codec import check_headers
+from jax_tt._kinds.quantized.table import PACKED, QuantizedTable
+from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._table.rotation import ROTATION, as_rotation
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
+from jax_tt._tt.shape import TTShape
+
+Pair = tuple[Any, dict[str, jax.Array]]
+
+# Settings of a table that a file lists, and those of a tensor train of codebooks.
+_QUANTIZED = ("features", "bits", "levels", "rotated")
+_CODED = ("features", "num_codes", "bits", "kind", "rotated", "terms", "hot", "hot_terms")
+_CODEBOOKS, _CODEBOOK_SIZES = "codebook_shape", ("ranks", "row_factors", "col_factors")
+
+
+class Description(NamedTuple):
+    """What a file says of a table beside its arrays.
+
+    Attributes:
+        kind: the key of `READERS`, or that of tensor trains.
+        notes: its settings, a JSON object.
+    """
+
+    kind: str
+    notes: dict[str, Any]
+
+
+@functools.singledispatch
+def describe(table: Table) -> Description:
+    """Describes a table that a file can keep.
+
+    Raises:
+        TypeError: files keep no tables of this kind.
+        ValueError: they keep no table with these settings.
+    """
+    raise TypeError(
+        f"got a {type(table).__name__}; expected a tensor train, with or without an id order, a quantized or coded "
+        "table, or a mixed one of quantized tables. Other states go to jax_tt.save_arrays, or into a checkpoint."
+    )
+
+
+@describe.register
+def _(table: TTTable) -> Description:
+    if table.shape.full_ranks != table.ranks:
+        raise ValueError(
+            f"got cores of ranks {table.ranks[1:-1]}; their factors have use for {table.shape.ranks} at most. Lower "
+            f"them with jax_tt.tt_round(cores, {table.shape.ranks})."
+        )
+    return Description(TRAIN, {"num_embeddings": table.num_embeddings})
+
+
+@describe.register
+def _(table: OrderedTable) -> Description:
+    description = describe(table.table)
+    if description.kind != TRAIN:
+        raise TypeError(
+            f"got an OrderedTable of a {type(table.table).__name__}; expected one of a tensor train."
+        )
+    return description
+
+
+@describe.register
+def _(table: QuantizedTable) -> Description:
+    return Description("quantized", {field: getattr(table, field) for field in _QUANTIZED})
+
+
+@describe.register
+def _(table: MixedTable) -> Description:
+    parts = [describe(part) for part in table.tables]
+    if any(part.kind != "quantized" for part in parts):
+        kinds = ", ".join(sorted({type(part).__name__ for part in table.tables}))
+        raise TypeError(f"got a MixedTable of {kinds}; expected one of quantized tables.")
+    notes = {
+        "num_embeddings": table.num_embeddings,
+        "tables": [part.notes for part in parts],
+    }
+    return Description("mixed", notes)
+
+
+@describe.register
+def _(table: CodedTable) -> Description:
+    notes: dict[str, Any] = {name: getattr(table, name) for name in _CODED}
+    shape = table.codebook_shape
+    if shape is not None:
+        notes[_CODEBOOKS] = {name: list(getattr(shape, name)) for name in _CODEBOOK_SIZES}
+    return Description("coded", notes)
+
+
+@functools.singledispatch
+def train_of(table: Table, state: State) -> Train:
+    """The tensor train of a table that consists of one.
+
+    Raises:
+        TypeError: the table is of another kind.
+    """
+    del state
+    raise TypeError(
+        f"source: got a {type(table).__name__}; expected a table that is a tensor train."
+    )
+
+
+@train_of.register
+def _(table: TTTable, state: State) -> Train:
+    return Train(tuple(table.params(state)), table.shape, None)
+
+
+@train_of.register
+def _(table: OrderedTable, state: State) -> Train:
+    return train_of(table.table, state)._replace(id_order=IdOrder(state[ID_ORDER]))
+
+
+def _quantized(stored: StoredArrays, prefix: str, notes: Any) -> Pair:
+    array = stored[f"{prefix}{PACKED}"]
+    # Files of earlier versions have uniform levels and no rotation.
+    levels, rotated = notes.get("levels"), notes.get("rotated", False)
+    levels = None if levels is None else tuple(levels)
+    table = QuantizedTable(
+        array.shape[0], notes["features"], notes["bits"], levels=levels, rotated=rotated
+    )
+    expected = table.param_shapes[PACKED]
+    if array.dtype != np.uint8 or array.shape != expected:
+        raise ValueError(
+            f"its rows are {array.dtype} of shape {array.shape}; expected uint8 of shape {expected}."
+        )
+    packed = np.asarray(array.read())
+    check_headers("its rows", packed, 0)
+    state = {PACKED: jnp.asarray(packed)}
+    if table.rotated:
+        rotation = as_rotation(np.asarray(stored[f"{prefix}{ROTATION}"].read()), table.features)
+        state[ROTATION] = jnp.asarray(rotation)
+    return table, state
+
+
+def _mixed(stored: StoredArrays, prefix: str, notes: Any) -> Pair:
+    pairs = [
+        _quantized(stored, f"{prefix}table_{k}_", part) for k, part in enumerate(notes["tables"])
+    ]
+    table = MixedTable(tuple(part for part, _ in pairs))
+    if table.num_embeddings != notes["num_embeddings"]:
+        raise ValueError(
+            f"its tables have {table.num_embeddings} rows; expected {notes['num_embeddings']}."
+        )
+    names = [f"places_{k}" for k in range(len(pairs) - 1)]
+    state = table.joined([state for _, state in pairs])
+    state |= {name: jnp.asarray(stored[f"{prefix}{name}"].read()) for name in names}
+    table.check(state)
+    try:
+        same = table.with_parts(state, table.parts_of(state))
+    except ValueError as error:
+        raise ValueError(f"its places are damaged: {error}") from error
+    if any((same[name] != state[name]).any() for name in names):
+        raise ValueError("its places are damaged: they do not tell the rows of the tables.")
+    return table, state
+
+
+def _coded(stored: StoredArrays, prefix: str, notes: Any) -> Pair:
+    def read(name: str) -> jax.Array:
+        return jnp.asarray(stored[f"{prefix}{name}"].read())
+
+    codes = read(CODES)
+    # Files of earlier versions have no hot ids.
+    table = CodedTable(
+        codes.shape[0], **{field: notes[field] for field in _CODED if field in notes}
+    )
+    if _CODEBOOKS in notes:
+        factors = (tuple(notes[_CODEBOOKS][name]) for name in _CODEBOOK_SIZES)
+        shape = TTShape(table.num_entries, table.width, *factors)
+        table = dataclasses.replace(table, codebook_shape=shape)
+    names = [name for name in (*table.param_names, *table.constant_names) if name != CODES]
+    state = {CODES: codes} | {name: read(name) for name in names}
+    for name in (*table.param_names, *([ROTATION] if table.rotated else [])):
+        if not np.isfinite(np.asarray(state[name], np.float32)).all():
+            raise ValueError(f"its {name} hold NaN or infinity; expected finite numbers.")
+    table = dataclasses.replace(table, param_dtype=table.storage(state))
+    table.check(state)
+    if table.hot:
+        hot, _ = table.hot_ids(state, jnp.arange(table.num_embeddings))
+        if hot.sum() != table.hot or (places.of_members(hot) != state[HOT_PLACES]).any():
+            raise ValueError(f"its {HOT_PLACES} do not tell the places of {table.hot} ids.")
+    return table, state
+
+
+# By kind: reads the table whose arrays have a prefix, with its state.
+READERS: Mapping[str, Callable[[StoredArrays, str, Any], Pair]] = {
+    "quantized": _quantized,
+    "mixed": _mixed,
+    "coded": _coded,
+}
+
+
+def array_names(table: Table, state: State) -> list[str]:
+    """The arrays of a state that a file keeps."""
+    kept = {*table.param_names, *table.constant_names, *table.buffers}
+    return [name for name in state if name in kept]

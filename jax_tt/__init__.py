@@ -44,6 +44,7 @@ from jax_tt._ids.id_space import IdSpace as IdSpace
 from jax_tt._ids.keyed_bags import KeyedBags as KeyedBags
 from jax_tt._ids.keys import split_keys as split_keys
 from jax_tt._ids.keys import whole_keys as whole_keys
+from jax_tt._ids.placement import Placement as Placement
 from jax_tt._ids.split_ids import SplitIds as SplitIds
 from jax_tt._kinds.cached.statistics import cache_statistics as cache_statistics
 from jax_tt._kinds.cached.table import RowCachedTable as RowCachedTable
@@ -56,7 +57,6 @@ from jax_tt._kinds.hashed.table import HashTable as HashTable
 from jax_tt._kinds.ordered.table import OrderedTable as OrderedTable
 from jax_tt._kinds.quantized.table import QuantizedTable as QuantizedTable
 from jax_tt._kinds.sharded.options import Exchange as Exchange
-from jax_tt._kinds.sharded.placement import Placement as Placement
 from jax_tt._kinds.sharded.table import ShardedTable as ShardedTable
 from jax_tt._kinds.tensor_train.table import TTTable as TTTable
 from jax_tt._lookup.calls import lookup_rows as lookup_rows

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Placement
-from jax_tt._kinds.sharded.pages import stored_rows
+from jax_tt._ids.placement import stored_rows
 from jax_tt._planning.load import load_of, sample_of
 from jax_tt._planning.placements import _by_load
 from jax_tt._planning.traced_exchange import traced_exchange

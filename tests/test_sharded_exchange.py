@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Exchange, Lookup, Placement, ShardedTable, optimizers
+from jax_tt._ids.placement import paged
 from jax_tt._kinds.sharded.move import rows_of
-from jax_tt._kinds.sharded.pages import paged
 
 ROWS, WIDTH = 40, 8
 ADAM = optimizers.Adam(0.1)

@@ -262,7 +262,7 @@ def test_pages_of_large_embedding():
 )
 @pytest.mark.parametrize("rows", [1, 3, 97, 1000])
 def test_every_row_has_a_place_that_no_other_row_has(placement, rows):
-    from jax_tt._kinds.sharded.pages import stored_rows
+    from jax_tt._ids.placement import stored_rows
 
     layout = placement.layout(rows, 4)
     found = np.asarray(stored_rows(layout, layout.page_table, np.arange(rows)))

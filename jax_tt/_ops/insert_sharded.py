@@ -210,7 +210,7 @@ def _marked(own: Asked, touched: dict[str, Any], keys: AskedKeys, method: str) -
 
     This one would stand for keys that have been inserted already.
     """
-    method = own.table.local_keys.method(Lookup(method=method), own.state)
+    method = own.table.shard.method(Lookup(method=method), own.state)
     after, here = {}, keys.here
     for names in (KEYS, WAITING):
         if names[2] not in touched:
@@ -230,7 +230,7 @@ def _at_owner(
     own: Asked, state: dict[str, Any], counts: jax.Array, parts: Any, method: str
 ) -> tuple[dict[str, Any], jax.Array]:
     """The arrays after an insertion of the keys that have arrived, and the counts with those of them."""
-    local: HashTable = own.table.local_keys
+    local: HashTable = own.table.shard
     keys = received_keys(parts)
     requests = jnp.where(keys.here, next(parts).reshape(-1), 0)
     given = jnp.zeros_like(keys.keys)

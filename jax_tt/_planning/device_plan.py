@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from jax_tt._base.text import text_table
-from jax_tt._kinds.sharded.placement import Layout, Placement
+from jax_tt._ids.placement import Layout, Placement
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.load import Load
 from jax_tt._planning.traced_exchange import Exchange

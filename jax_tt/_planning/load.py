@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._kinds.sharded.pages import paged
-from jax_tt._kinds.sharded.placement import Layout
+from jax_tt._ids.placement import Layout, paged
 from jax_tt._kinds.sharded.route import Route, distinct, leading_bits, message_rows
 from jax_tt._kinds.sharded.travels import rows_of_message
 

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 from jax_tt._base.arguments import as_int, as_positive
-from jax_tt._kinds.sharded.kinds import can_be_placed, can_be_sharded
-from jax_tt._kinds.sharded.placement import Layout, Placement
+from jax_tt._ids.placement import Layout, Placement
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.device_plan import DevicePlan, PlacedTable
 from jax_tt._planning.load import Load, Sample, load_of, pages_of, sample_of, uniform_sample
 from jax_tt._planning.traced_exchange import traced_exchange
+from jax_tt._table.sharding import can_be_placed, can_be_sharded
 from jax_tt._table.table import Table
 
 # Pages of a device that are placed by their load.

@@ -10,11 +10,11 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jax_tt._base.arguments import one_of
+from jax_tt._ids.placement import Placement
 from jax_tt._kinds.hashed.table import HashTable
-from jax_tt._kinds.sharded.kinds import can_be_placed, can_be_sharded
 from jax_tt._kinds.sharded.options import DEFAULT, Exchange
-from jax_tt._kinds.sharded.placement import Placement
 from jax_tt._kinds.sharded.table import ShardedTable
+from jax_tt._table.sharding import can_be_placed, can_be_sharded
 from jax_tt._table.table import Table
 
 

@@ -17,8 +17,8 @@ from jax_tt._collection.feature import Feature
 from jax_tt._collection.lookup import embed_collection
 from jax_tt._collection.states import UPDATES
 from jax_tt._ids.batch import Batch
+from jax_tt._ids.placement import Placement
 from jax_tt._kinds.sharded.group import ShardedGroup
-from jax_tt._kinds.sharded.placement import Placement
 from jax_tt._kinds.sharded.requests import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._kinds.sharded.travels import sums_travel

@@ -16,6 +16,8 @@ from jax_tt._table.types import State
 if TYPE_CHECKING:
     from jax_tt._sets.row_cache import RowCache
 
+# Runs ``function(*static, arrays)`` on each device's shard of the arrays.
+OnShards = Callable[[Callable[..., Any], tuple[Any, ...], Any], Any]
 # (optimizer state of an array before the change, initial state for the new array) -> state after the change
 Carry = Callable[[Any, Any], Any]
 
@@ -81,6 +83,15 @@ def grow(table: Table, state: State, growth: Growth) -> Change:
     """The table with more rows; existing rows are unchanged. Kinds register what they do."""
     del state, growth
     raise TypeError(f"{table.ids.label}a {type(table).__name__} cannot be given more rows.")
+
+
+@functools.singledispatch
+def grow_shards(
+    table: Table, shard: Any, state: State, growth: Growth, on_shards: OnShards
+) -> Change:
+    """As `grow`, for a sharded table of which every device grows its ``shard``. Kinds register what they do."""
+    del shard, state, growth, on_shards
+    raise TypeError(f"{table.ids.label}a sharded {type(table).__name__} cannot be given more rows.")
 
 
 @functools.singledispatch

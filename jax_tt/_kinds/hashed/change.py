@@ -16,7 +16,16 @@ from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._sets.admission import AdmitAfter
 from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
-from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_order
+from jax_tt._table.change import (
+    Change,
+    Growth,
+    OnShards,
+    Orders,
+    grow,
+    grow_shards,
+    reorder,
+    under_order,
+)
 from jax_tt._table.types import State
 from jax_tt._tt.initial_cores import fresh_init
 
@@ -92,25 +101,34 @@ def growth_to(table: HashTable, capacity: int, method: str = "auto") -> Growth:
 @grow.register(HashTable)
 def grown(table: HashTable, state: State, growth: Growth) -> Change:
     """The table with a multiple of its capacity, a power of 2."""
-    factor = factor_of(table, growth)
-    moved, source = with_more_slots(table, state, factor, growth.method)
-    kept = {name: value for name, value in state.items() if name not in table.hash_shapes}
     if table.table.row_arrays:
-        inner = dataclasses.replace(table.table, num_embeddings=table.num_embeddings * factor)
-
-        def carried(old: Any, fresh: Any) -> Any:
-            return old if old.shape == fresh.shape else in_new_slots(old, source)
-
-        change = Change(inner, kept, dict.fromkeys(table.table.row_names, carried))
-    else:
-        change = _of_shared_rows(table, kept, growth, np.asarray(source))
+        return grow_slots(table, table, state, growth, lambda f, static, x: f(*static, x))
+    moved, source = _with_more_slots(table, _factor_of(table, growth), growth.method, state)
+    kept = {name: value for name, value in state.items() if name not in table.hash_shapes}
+    change = _of_shared_rows(table, kept, growth, np.asarray(source))
     new = dataclasses.replace(table, table=change.table)
     after = {name: value for name, value in state.items() if name in table.hash_shapes}
     return Change(new, {**change.state, **after, **moved}, change.carry)
 
 
-def with_more_slots(
-    table: HashTable, state: State, factor: int, method: str
+@grow_shards.register(HashTable)
+def grow_slots(
+    table: HashTable, shard: HashTable, state: State, growth: Growth, on_shards: OnShards
+) -> Change:
+    """As `grown`, for keys whose rows are theirs alone; keys stay on their devices."""
+    factor = _factor_of(table, growth)
+    moved, source = on_shards(_with_more_slots, (shard, factor, growth.method), dict(state))
+    inner = dataclasses.replace(table.table, num_embeddings=table.num_embeddings * factor)
+
+    def carried(old: Any, fresh: Any) -> Any:
+        return old if old.shape == fresh.shape else on_shards(_in_new_slots, (), (old, source))
+
+    new = dataclasses.replace(table, table=inner)
+    return Change(new, {**state, **moved}, dict.fromkeys(table.table.row_names, carried))
+
+
+def _with_more_slots(
+    table: HashTable, factor: int, method: str, state: State
 ) -> tuple[dict[str, Any], jax.Array]:
     """The arrays of keys and of rows that are theirs alone, with ``factor`` times the slots.
 
@@ -128,8 +146,9 @@ def with_more_slots(
     return after, numbers - 1
 
 
-def in_new_slots(old: jax.Array, source: jax.Array) -> jax.Array:
+def _in_new_slots(moved: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Entries ``[capacity, ...]`` of old slots in the new ones; 0 for those that are empty."""
+    old, source = moved
     places = jnp.where(source < 0, old.shape[0], source)
     return old.at[places].get(mode="fill", fill_value=0)
 
@@ -144,7 +163,7 @@ def _doubled(
     return directory, arrays
 
 
-def factor_of(table: HashTable, growth: Growth) -> int:
+def _factor_of(table: HashTable, growth: Growth) -> int:
     """How many times the capacity grows."""
     capacity, old = as_int("num_embeddings", growth.num_embeddings), table.num_embeddings
     factor = capacity // old

@@ -63,7 +63,7 @@ def received(
         return Asked(jnp.where(allowed, rows, -1), rows), None
     asked = received_keys(parts)
     asked = asked._replace(here=asked.here & allowed)
-    table, lookup = sharded(call).local_keys, call.use.lookup
+    table, lookup = sharded(call).shard, call.use.lookup
     # A lookup that raised on one device alone would leave the others waiting.
     warns = checked and lookup.train and table.safe_check == "warn"
     search = table.search_of(
@@ -80,7 +80,7 @@ def with_missing(
     """The sums ``[n, 1, D]`` of rows, and the initial values of keys that have no row."""
     if keys is None:
         return sums
-    table, lookup = sharded(call).local_keys, call.use.lookup
+    table, lookup = sharded(call).shard, call.use.lookup
     missing = keys.here & (asked.rows < 0)
     if table.trains(lookup) and table.safe_check == "error":
         count = lax.psum(jnp.sum(missing, dtype=jnp.int32), everywhere)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._kinds.sharded.placement import Layout
+from jax_tt._ids.placement import Layout
 
 Arrays = Mapping[str, jax.Array]
 # ``move(arrays, before, pages, after)``: the arrays of rows in another layout.

@@ -11,8 +11,7 @@ from jax import lax
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._ids.keys import keys_of
-from jax_tt._kinds.sharded.pages import Paged, paged
-from jax_tt._kinds.sharded.placement import Layout
+from jax_tt._ids.placement import Layout, Paged, paged
 from jax_tt._kinds.sharded.route import Distinct, Route, distinct
 from jax_tt._sets.owners import owners_of, words_of
 from jax_tt._table.options import IGNORED, Lookup

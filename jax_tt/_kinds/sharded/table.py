@@ -19,23 +19,20 @@ from jax_tt._ids.explicit import (
     sharded_over_explicit_axes,
     specified_over_explicit_axes,
 )
-from jax_tt._kinds.hashed.table import HashTable
+from jax_tt._ids.placement import Layout, Placement, stored_rows
 from jax_tt._kinds.sharded.column_pieces import columns_of_rows, rows_of_columns
 from jax_tt._kinds.sharded.columns import rows_of_shards, rows_of_table
 from jax_tt._kinds.sharded.group import ShardedGroup, inside_shard_map
 from jax_tt._kinds.sharded.initial import can_draw_rows, drawn_rows
-from jax_tt._kinds.sharded.kinds import check_kind, check_layout, divided_arrays
 from jax_tt._kinds.sharded.move import moved_rows, row_numbers
 from jax_tt._kinds.sharded.options import DEFAULT, Exchange
-from jax_tt._kinds.sharded.pages import stored_rows
-from jax_tt._kinds.sharded.placement import Layout, Placement
 from jax_tt._kinds.sharded.programs import Local
 from jax_tt._kinds.sharded.requests import PAGES
-from jax_tt._sets.admission import AdmitAfter
 from jax_tt._sets.hash_directory import KEYS, SEED, TOTALS, WAITING
 from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup
+from jax_tt._table.sharding import check_sharding, rows_to_shard, shard_of
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
@@ -85,7 +82,7 @@ class ShardedTable(Wrapper):
 
     def _check(self) -> None:
         label = self.table.ids.label
-        check_kind(self.table)
+        rows_to_shard(self.table)  # raises
         if not isinstance(self.mesh, Mesh):
             raise TypeError(
                 f"{label}mesh: got a {type(self.mesh).__name__}; expected a jax.sharding.Mesh, e.g. "
@@ -107,7 +104,7 @@ class ShardedTable(Wrapper):
                 f"{label}axis: got {self.axis!r}; expected one or several different axes of the mesh, which has "
                 f"{', '.join(map(repr, self.mesh.axis_names))}."
             )
-        check_layout(self.table, self.layout)
+        check_sharding(self.table, self.layout)
 
     def __getstate__(self) -> object:
         raise TypeError(
@@ -138,32 +135,22 @@ class ShardedTable(Wrapper):
         return self.placement.layout(self.num_embeddings, devices)
 
     @functools.cached_property
-    def local(self) -> Any:
-        """The table of the rows that one device holds."""
-        return self._of_rows(self.layout.rows)
+    def shard(self) -> Any:
+        """The table that one device holds."""
+        return shard_of(self.table, self.layout)
 
     @functools.cached_property
-    def local_keys(self) -> HashTable:
-        """The hash table that one device holds."""
-        admission = self.table.admission
-        if isinstance(admission, AdmitAfter) and admission.waiting is not None:
-            waiting = self.table.waiting_sets // self.layout.devices * self.table.ways
-            admission = dataclasses.replace(admission, waiting=waiting)
-        return dataclasses.replace(self.table, table=self.local, admission=admission)
+    def local(self) -> Any:
+        """The table of the rows that one device holds."""
+        return self.shard.table if self.ids.takes_keys else self.shard
 
     @functools.cached_property
     def stored(self) -> Any:
-        """A table whose arrays are those of all devices."""
-        return (
-            self.table
-            if self.ids.takes_keys
-            else self._of_rows(self.layout.rows * self.layout.devices)
-        )
-
-    def _of_rows(self, rows: int) -> Any:
-        table = self.table.table if self.ids.takes_keys else self.table
-        width = self.features // self.layout.columns
-        return dataclasses.replace(table, num_embeddings=rows, features=width)
+        """The global view: a table of the arrays of all shards, concatenated."""
+        if self.ids.takes_keys:
+            return self.table
+        rows = self.layout.rows * self.layout.devices
+        return dataclasses.replace(self.shard, num_embeddings=rows)
 
     @property
     def num_stored(self) -> int:
@@ -205,8 +192,7 @@ class ShardedTable(Wrapper):
 
     def check(self, state: State) -> None:
         self.require(state, (PAGES,))
-        local = self.local_keys if self.ids.takes_keys else self.local
-        (local if inside_shard_map() else self.stored).check(state)
+        (self.shard if inside_shard_map() else self.stored).check(state)
 
     def frozen(self, state: State) -> tuple[Self, dict[str, Any]]:
         self.check(state)
@@ -509,7 +495,7 @@ class ShardedTable(Wrapper):
 
     @functools.cached_property
     def row_arrays(self) -> dict[str, float | None]:
-        return divided_arrays(self.table)
+        return rows_to_shard(self.table)
 
     def _pages(self) -> jax.Array:
         return self._on(jnp.asarray(self.layout.page_table), P())

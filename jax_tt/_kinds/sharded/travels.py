@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 
 from jax_tt._base.dtypes import accumulator
-from jax_tt._kinds.sharded.placement import Layout
+from jax_tt._ids.placement import Layout
 from jax_tt._kinds.sharded.requests import sharded
 from jax_tt._kinds.sharded.route import message_rows
 from jax_tt._kinds.sharded.spread import bags_of

@@ -18,8 +18,8 @@ from jax_tt._collection.inputs import check_lookup, step_arguments
 from jax_tt._collection.lookup import embed
 from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
+from jax_tt._ids.placement import Placement
 from jax_tt._kinds.sharded.options import Exchange
-from jax_tt._kinds.sharded.placement import Placement
 from jax_tt._layers.linen.table import TableEmbed, begin_call, finish_call, fused_variable
 from jax_tt._lookup.shared import init_flags, is_shared
 from jax_tt._planning.shard_tables import over_mesh

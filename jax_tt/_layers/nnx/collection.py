@@ -25,8 +25,8 @@ from jax_tt._collection.statistics import (
     init_totals,
     read_totals,
 )
+from jax_tt._ids.placement import Placement
 from jax_tt._kinds.sharded.options import Exchange
-from jax_tt._kinds.sharded.placement import Placement
 from jax_tt._layers.guard import refuse_gradient
 from jax_tt._layers.nnx.hash import HashedModule
 from jax_tt._layers.nnx.table import (

@@ -1,0 +1,120 @@
+"""What a kind of tables says about sharding its rows over devices; kinds register the functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+
+from jax_tt import optimizers
+from jax_tt._ids.placement import Layout
+from jax_tt._table.options import Update
+from jax_tt._table.table import Table
+
+# Optimizers whose step of an element depends on the gradients of this element alone.
+_ELEMENTWISE = (
+    optimizers.SGD,
+    optimizers.Adagrad,
+    optimizers.AdagradMomentum,
+    optimizers.Adam,
+    optimizers.FTRL,
+)
+
+
+@functools.singledispatch
+def rows_to_shard(table: Table) -> dict[str, float | None]:
+    """The arrays to shard, whose entry k belongs to row k alone, and the entry of a new row, as `Table.row_arrays`.
+
+    Raises:
+        TypeError, ValueError: the rows of the table cannot be sharded.
+    """
+    by_rows = bool(table.row_names) and table.row_names == table.param_names
+    if by_rows and table.cached is None:
+        return table.row_arrays
+    raise TypeError(
+        f"{table.ids.label}table: got a {type(table).__name__}; expected a DenseTable, a QuantizedTable, or a "
+        "HashTable of a DenseTable, whose rows can be sharded. The cores of a TTTable are small, and every device has "
+        "all of them, as it has of row caches and orders of ids: leave them as they are."
+    )
+
+
+@functools.singledispatch
+def check_sharding(table: Table, layout: Layout) -> None:
+    """Raises if the table cannot be sharded in this layout."""
+    update = table.update
+    if update is not None:
+        _check_optimizer(table, update)
+        storage = table.rounded_type or getattr(table, "param_dtype", jnp.float32)
+        narrow = update.rounds_stochastically(storage)
+        if narrow and not layout.same_places:
+            raise ValueError(
+                f"{table.ids.label}placement: got replicas at different places of their devices, whose rows would be "
+                "rounded differently at random; expected Update(..., stochastic_rounding=False), "
+                "Placement.replicated(), or no replicas."
+            )
+    if layout.columns > 1:
+        _check_columns(table, layout.columns)
+
+
+@functools.singledispatch
+def shard_of(table: Any, layout: Layout) -> Any:
+    """The table that one device holds."""
+    columns = table.features // layout.columns
+    return dataclasses.replace(table, num_embeddings=layout.rows, features=columns)
+
+
+def can_be_sharded(table: Table) -> bool:
+    """Whether the rows of a table can be sharded."""
+    try:
+        rows_to_shard(table)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def can_be_placed(table: Table) -> bool:
+    """Whether a plan can choose which devices have the rows of a table."""
+    return can_be_sharded(table) and not table.ids.takes_keys
+
+
+def _check_optimizer(table: Table, update: Update) -> None:
+    optimizer = update.optimizer
+    if optimizer.changes_all(jnp.zeros(())) is not None:
+        raise ValueError(
+            f"{table.ids.label}optimizer: {type(optimizer).__name__} changes all rows between steps; expected one that "
+            "changes the rows of a batch."
+        )
+    if any(slot.rows is not None for slot in optimizer.slots):
+        raise ValueError(
+            f"{table.ids.label}optimizer: {type(optimizer).__name__} has state that is not sharded by rows; expected "
+            "one whose state has an entry per row or per element."
+        )
+    if optimizer.scales_reads:
+        raise ValueError(
+            f"{table.ids.label}optimizer: {type(optimizer).__name__} scales the rows that are read, by state that is "
+            "on other devices; expected another optimizer, e.g. RowWiseAdagrad."
+        )
+
+
+def _check_columns(table: Table, columns: int) -> None:
+    if not table.row_names:  # rows are coded as a whole
+        raise TypeError(
+            f"{table.ids.label}placement: got column shards of a {type(table).__name__}; expected a DenseTable, or "
+            "whole rows."
+        )
+    if table.features % columns:
+        raise ValueError(
+            f"{table.ids.label}placement: got {columns} column shards of {table.features} columns; expected a divisor "
+            "of them."
+        )
+    if table.update is None:
+        return
+    optimizer = table.update.optimizer
+    if type(optimizer) not in _ELEMENTWISE or any(slot.rowwise for slot in optimizer.slots):
+        raise ValueError(
+            f"{table.ids.label}optimizer: {type(optimizer).__name__} steps an element by the whole row, of which every "
+            "device has some columns; expected SGD, Adagrad, AdagradMomentum, Adam or FTRL, or a placement of whole "
+            "rows."
+        )

@@ -28,11 +28,11 @@ from jax_tt._kinds.cached.names import (
     outer,
     outer_name,
 )
-from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._native import cache_backend
 from jax_tt._native.cache_forward import cache_forward
 from jax_tt._native.native import zeros_like
 from jax_tt._native.operands import sentinel_operand
+from jax_tt._native.rows import RowTable
 from jax_tt._native.table_call import run
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.row_cache import RowCache
@@ -88,10 +88,10 @@ class RowCachedTable(Wrapper):
         return self.cache.gradients == "rows"
 
     @functools.cached_property
-    def rows_table(self) -> DenseTable:
-        """The cached rows as a dense table, one row per slot."""
+    def rows_table(self) -> RowTable:
+        """The cached rows as a table, one row per slot."""
         sets, ways, _, _ = self.cache.layout(self.num_embeddings)
-        return DenseTable(
+        return RowTable(
             sets * ways,
             self.features,
             update=self.update if self.trains_rows else None,

@@ -28,12 +28,12 @@ from jax_tt._kinds.coded.assign import encoded_rows
 from jax_tt._kinds.coded.checks import check_codes, check_constants, check_fields
 from jax_tt._kinds.coded.expand import by_part, expanded, of_positions, whole
 from jax_tt._kinds.coded.names import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES
-from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._lookup.warn import warn_out_of_range
 from jax_tt._native.coded import Forward
 from jax_tt._native.operands import sentinel_operand
 from jax_tt._native.partition import num_blocks
+from jax_tt._native.rows import RowTable
 from jax_tt._native.table_call import run
 from jax_tt._table import reference
 from jax_tt._table.options import IGNORED, Lookup, Update
@@ -414,11 +414,11 @@ class CodedTable(ReferenceTable):
         return (own.reshape(blocks, own.shape[0] // blocks, *own.shape[1:]),)
 
     @functools.cached_property
-    def _books(self) -> DenseTable | TTTable:
+    def _books(self) -> RowTable | TTTable:
         """The codebooks as a table, in which the lookup of an id is one of m rows."""
         options = {"param_dtype": self.param_dtype, "update": self.update, "name": self.name}
         if self.codebook_shape is None:
-            return DenseTable(self.num_entries, self.width, **options)
+            return RowTable(self.num_entries, self.width, **options)
         init = {} if self.codebook_init is None else {"core_init": self.codebook_init}
         return TTTable.of_shape(self.codebook_shape, **options, **init)
 

@@ -17,9 +17,9 @@ from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import lists_over_explicit_axes, over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, outside
 from jax_tt._ids.keys import keys_of, slots_of
-from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._native import hash_backend
 from jax_tt._native.hash_calls import Fresh, Search
+from jax_tt._native.rows import RowTable
 from jax_tt._sets.admission import Admission, AdmitAfter, as_admission
 from jax_tt._sets.hash_directory import (
     CLOCK,
@@ -288,7 +288,7 @@ class HashTable(Wrapper):
         batch = dataclasses.replace(prepared, ids=ids, slots=None, padded=False)
         # The size of a symbolic batch is not known here; all ids are rows of the array or negative.
         most = max(rows, 1) if isinstance(rows, int) else 2**31 - 1
-        table = DenseTable(most, self.features, param_dtype=storage, name=self.name)
+        table = RowTable(most, self.features, param_dtype=storage, name=self.name)
         if isinstance(rows, int) and rows == 0:
             values = jnp.zeros((1, self.features), storage)
         return table, {"embedding": values}, batch

@@ -19,9 +19,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._ids.placement import Layout
-from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.sharded.move import pages_at, rows_at
 from jax_tt._kinds.sharded.programs import Local, over_devices
+from jax_tt._native.rows import RowTable
 from jax_tt._sets.initial import threefry
 from jax_tt._table.initial_rows import default_embedding_init
 
@@ -39,7 +39,7 @@ def can_draw_rows(table: Any, key: jax.Array) -> bool:
 
 
 def drawn_rows(
-    table: DenseTable,
+    table: RowTable,
     layout: Layout,
     page_table: jax.Array,
     mesh: Mesh,
@@ -60,7 +60,7 @@ def drawn_rows(
 
 
 def _drawn_on_device(
-    table: DenseTable,
+    table: RowTable,
     layout: Layout,
     axes: tuple[str, ...],
     words: jax.Array,
@@ -83,11 +83,11 @@ def _drawn_on_device(
     return lax.fori_loop(0, -(-layout.rows // size), block, start)
 
 
-def _drawn(table: DenseTable, words: jax.Array, rows: jax.Array) -> jax.Array:
+def _drawn(table: RowTable, words: jax.Array, rows: jax.Array) -> jax.Array:
     def one(high: jax.Array, low: jax.Array) -> jax.Array:
         data = jnp.concatenate([words, jnp.stack([high, low])])
         key = jax.random.wrap_key_data(data, impl=_from_entry())
-        return table.embedding_init(key, (1, table.features), table.param_dtype)[0]
+        return default_embedding_init(key, (1, table.features), table.param_dtype)[0]
 
     return jax.vmap(one)(*_product(rows, table.features))
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._ids.batch import Batch
-from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.sharded.requests import sharded
+from jax_tt._native.rows import RowTable
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, Wanted
 from jax_tt._table.types import State
@@ -24,7 +24,7 @@ def pool_call(call: Call, batch: Batch, rows: jax.Array) -> Call:
         rows = jnp.concatenate([rows, jnp.full_like(rows[:1], jnp.nan)])
     wanted = Wanted(_TABLE if lookup.wanted.names else frozenset(), lookup.wanted.weights)
     count, width = rows.shape
-    described = DenseTable(count, width, rows.dtype, name=table.name)
+    described = RowTable(count, width, rows.dtype, name=table.name)
     return Call(Use(described, inner(lookup, wanted)), {"embedding": rows}, batch, ())
 
 

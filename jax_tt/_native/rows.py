@@ -1,0 +1,77 @@
+"""`RowTable`: an array of rows, with native ops."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._base.arguments import as_positive
+from jax_tt._base.dtypes import accumulator
+from jax_tt._base.storage import check_param_dtype
+from jax_tt._ids.batch import Batch
+from jax_tt._jax.gather import gathered
+from jax_tt._native.dense import DENSE
+from jax_tt._native.native import NativeTable
+from jax_tt._native.table_call import Calls
+from jax_tt._table import distinct_rows
+from jax_tt._table.options import Lookup, Update, check_update
+from jax_tt._table.types import Params, Slots, State
+
+
+@dataclasses.dataclass(frozen=True)
+class RowTable(NativeTable):
+    """Rows that other code provides, one parameter ``embedding[num_embeddings, features]``.
+
+    A lookup in it shares native calls with lookups in a `DenseTable`, which adds initial values.
+
+    Attributes:
+        num_embeddings, features: shape of the parameter.
+        param_dtype: type of the parameter.
+        update: `Update` of a fused table, or None.
+        name: for error messages.
+    """
+
+    num_embeddings: int
+    features: int
+    param_dtype: Any = jnp.float32
+    update: Update | None = None
+    name: str | None = None
+    calls: ClassVar[Calls] = DENSE
+    row_names: ClassVar[tuple[str, ...]] = ("embedding",)
+
+    def __post_init__(self) -> None:
+        check_param_dtype(self.param_dtype)
+        check_update(self.update)
+        as_positive("num_embeddings", self.num_embeddings)
+        as_positive("features", self.features)
+        if self.update is not None:
+            self.update.optimizer.check_width(self.features)
+
+    @property
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"embedding": (self.num_embeddings, self.features)}
+
+    def init_params(self, key: jax.Array) -> dict[str, Any]:
+        """Zeros, to be replaced by rows."""
+        del key
+        return {"embedding": jnp.zeros((self.num_embeddings, self.features), self.param_dtype)}
+
+    def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
+        del precision
+        (table,), (ids,) = params, digits
+        return gathered(table, ids)
+
+    def stepped_params(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+        if not self.steps_natively:
+            return distinct_rows.update(self, state, batch, residuals, g, lookup, values)
+        return super().stepped_params(state, batch, residuals, g, lookup, values)
+
+    def to_dense(self, state: State) -> jax.Array:
+        (table,) = self.params(state)
+        return table.astype(accumulator(table.dtype))

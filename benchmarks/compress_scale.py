@@ -40,7 +40,7 @@ def main() -> None:
         print(f"table: {table.nbytes / 2**30:.2f} GiB on disk, {peak_gib():.2f} GiB used so far")
         weights = 1 / np.arange(1.0, args.rows + 1) if args.weighted else None
         start = time.perf_counter()
-        found = jax_tt.tt_from_dense(
+        found = jax_tt.tt.from_dense(
             table,
             args.ranks,
             tolerance=args.tolerance,
@@ -58,13 +58,13 @@ def write_table(path: Path, shape: jax_tt.TTShape) -> np.memmap:
     """A tensor train and noise, float32 ``[N, D]``, in a file."""
     n, width = shape.num_embeddings, shape.features
     table = np.memmap(path, np.float32, "w+", shape=(n, width))
-    first, *others = jax_tt.init_cores(jax.random.key(0), shape)
+    first, *others = jax_tt.tt.init(jax.random.key(0), shape)
     rng = np.random.default_rng(0)
     scale = np.float32(_NOISE / np.sqrt(3 * n))
     per_slab = shape.num_rows // shape.row_factors[0]
     for i in range(-(-n // per_slab)):
         part = table[i * per_slab : (i + 1) * per_slab]
-        part[:] = np.asarray(jax_tt.tt_to_dense((first[i : i + 1], *others)))[: len(part)]
+        part[:] = np.asarray(jax_tt.tt.to_dense((first[i : i + 1], *others)))[: len(part)]
         part += scale * rng.standard_normal(part.shape, np.float32)
     table.flush()
     return np.memmap(path, np.float32, "r", shape=(n, width))

@@ -54,7 +54,7 @@ def train(
     policy: str,
     steps: int,
     every: int,
-    options: jax_tt.WriteBack | None = None,
+    options: jax_tt.cache.WriteBack | None = None,
 ) -> list[Record]:
     """Two towers, a random fixed user side: each batch tells its items from each other, by the fused Adagrad.
 
@@ -74,53 +74,48 @@ def train(
         ways=8,
         counters=64 * (num // 100),
         policy=policy,
-        write_back=options or jax_tt.WriteBack(),
+        write_back=options or jax_tt.cache.WriteBack(),
     )
-    cores = jax_tt.init_cores(jax.random.key(0), shape)
-    table = jax_tt.init_cached_table(
-        jax_tt.init_fused_table(cores, rule), cache, num_embeddings=num, optimizer=rule
-    )
+    train = jax_tt.TTTable.of_shape(shape, update=jax_tt.Update(rule))
+    table = jax_tt.RowCachedTable(train, cache)
+    state = table.init(jax.random.key(0))
     # Tastes that change from batch to batch, but are the same for the same item: something to learn for every row.
     tastes = jax.random.normal(jax.random.key(1), (num, FEATURES)) / np.sqrt(FEATURES)
 
-    def loss(weights: Any, state: Any, ids: jax.Array) -> tuple[jax.Array, Any]:
-        state = state._replace(table=weights[0], rows=weights[1])
-        rows, directory = jax_tt.cached_tt_lookup(
-            state, ids, cache, optimizer=rule, num_embeddings=num
-        )
+    def loss(trained: Any, state: Any, ids: jax.Array) -> tuple[jax.Array, Any]:
+        rows, after = jax_tt.lookup_rows(table, {**state, **trained}, ids, jax_tt.Lookup())
         scores = tastes[ids] @ rows.T
         same = (ids[:, None] == ids[None, :]) & ~jnp.eye(ids.size, dtype=bool)
         chosen = jnp.diagonal(jax.nn.log_softmax(jnp.where(same, -1e9, scores)))
-        return -jnp.sum(chosen), directory
+        return -jnp.sum(chosen), after
 
     @partial(jax.jit, donate_argnums=0)
     def step(state: Any, ids: jax.Array) -> Any:
-        (table, rows), directory = jax.grad(loss, has_aux=True)(
-            (state.table, state.rows), state, ids
-        )
-        return jax_tt.CachedTable(table, rows, directory)
+        trained = {name: state[name] for name in table.trained_names}
+        trained, after = jax.grad(loss, has_aux=True)(trained, state, ids)
+        return {**after, **trained}
 
-    populate = jax.jit(
-        partial(jax_tt.populate_cache, cache=cache, num_embeddings=num, optimizer=rule)
-    )
+    populate = jax.jit(partial(jax_tt.cache.populate, table))
     records = []
     for n in range(steps):
         start = n * BATCH % (items.size - BATCH)
-        table = step(table, jnp.asarray(items[start : start + BATCH]))
+        state = step(state, jnp.asarray(items[start : start + BATCH]))
         if (n + 1) % every == 0:
-            new = populate(table)
-            records.append(_record(n + 1, table, new, shape))
-            table = new
+            new = populate(state)
+            records.append(_record(n + 1, train, state, new))
+            state = new
     return records
 
 
-def _record(step: int, old: Any, new: Any, shape: jax_tt.TTShape) -> Record:
-    tags, after_tags = (np.asarray(t.directory.tags).reshape(-1) for t in (old, new))
+def _record(step: int, train: jax_tt.TTTable, old: Any, new: Any) -> Record:
+    tags, after_tags = (np.asarray(state["cache_tags"]).reshape(-1) for state in (old, new))
     gone = (tags != after_tags) & (tags >= 0)
-    ids, rows = tags[gone], np.asarray(old.values)[gone]
-    figures = measure(old.cores, new.cores, ids, rows, tags[tags >= 0], shape.num_embeddings)
+    ids, rows = tags[gone], np.asarray(old["cache_rows"])[gone]
+    before, after = (train.params(state) for state in (old, new))
+    shape = train.shape
+    figures = measure(before, after, ids, rows, tags[tags >= 0], shape.num_embeddings)
     compression = shape.num_embeddings * shape.features / shape.num_params
-    return Record(step, ids.size, *figures, compression, old.cores, ids, rows)
+    return Record(step, ids.size, *figures, compression, before, ids, rows)
 
 
 def measure(
@@ -128,7 +123,7 @@ def measure(
 ) -> tuple[float, float, float, float]:
     """``learned``, ``left``, ``damage`` and ``moved`` of a `Record`."""
     before, after = (
-        np.asarray(jax_tt.tt_to_dense(cores, num_embeddings), np.float64) for cores in (old, new)
+        np.asarray(jax_tt.tt.to_dense(cores, num_embeddings), np.float64) for cores in (old, new)
     )
     others = np.ones(num_embeddings, bool)
     others[cached] = others[ids] = False
@@ -145,7 +140,7 @@ def measure(
 
 
 def rewritten(
-    record: Record, count: int, options: jax_tt.WriteBack, num_embeddings: int
+    record: Record, count: int, options: jax_tt.cache.WriteBack, num_embeddings: int
 ) -> tuple[float, float, float, float]:
     """`measure` with only the first rows of a record written back, under other options."""
     table, cores = TTTable.of(record.cores, num_embeddings)

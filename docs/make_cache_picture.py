@@ -56,11 +56,11 @@ def draw_write_back(items: np.ndarray) -> None:
 def draw_record(axes: Any, record: Record, rows: int, colour: str, label: str) -> None:
     """One populate again, with fewer rows and with other ridges."""
     counts = sorted({min(count, record.evicted) for count in COUNTS})
-    left = [100 * rewritten(record, n, jax_tt.WriteBack(), rows)[1] for n in counts]
+    left = [100 * rewritten(record, n, jax_tt.cache.WriteBack(), rows)[1] for n in counts]
     axes[0].plot(counts, left, "o-", c=colour, label=label)
     points = []
     for ridge in RIDGES:
-        options = jax_tt.WriteBack(ridge=ridge)
+        options = jax_tt.cache.WriteBack(ridge=ridge)
         _, kept, damage, _ = rewritten(record, record.evicted, options, rows)
         points.append((100 * kept, damage))
         axes[1].annotate(
@@ -89,8 +89,8 @@ def draw_miss_ratios(found: dict[str, np.ndarray]) -> None:
     for axis, (name, ids) in zip(axes, found.items(), strict=True):
         one_percent = (int(ids.max()) + 1) // 100
         for policy in ("lru", "ideal"):
-            jax_tt.miss_ratio_curve(ids, policy=policy).plot(axis, label=policy)
-            at = jax_tt.miss_ratio_curve(ids, [one_percent], policy=policy).miss_ratios[0]
+            jax_tt.cache.miss_ratio_curve(ids, policy=policy).plot(axis, label=policy)
+            at = jax_tt.cache.miss_ratio_curve(ids, [one_percent], policy=policy).miss_ratios[0]
             print(f"{name}: {policy} misses {100 * at:.1f} % with 1 % of the rows")
         axis.axvline(one_percent, c="grey", lw=0.8)
         axis.text(one_percent, 0.03, " 1 % of the rows", fontsize=8)

@@ -22,9 +22,9 @@ ROWS, FEATURES = 1_000_000, 64
 def entries(name: str, rank: int) -> np.ndarray:
     """Entries of random rows, in units of the target's standard deviation."""
     shape = jax_tt.TTShape.suggest(ROWS, FEATURES, rank)
-    cores = jax_tt.init_cores(jax.random.key(0), shape, name)
+    cores = jax_tt.tt.init(jax.random.key(0), shape, name)
     ids = np.random.default_rng(0).integers(0, ROWS, 20_000).astype(np.int32)
-    rows = jax_tt.tt_lookup(cores, ids, method="reference")
+    rows = jax_tt.tt.lookup(cores, ids, method="reference")
     return np.asarray(rows, np.float64).ravel() * np.sqrt(3 * ROWS)
 
 

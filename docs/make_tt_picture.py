@@ -49,11 +49,11 @@ def main() -> None:
 
 def read_row(digits: tuple[int, ...]) -> tuple[list[np.ndarray], np.ndarray]:
     """The three slices as matrices, and their product, which is checked against the library."""
-    cores = jax_tt.init_cores(jax.random.key(4), SHAPE)
+    cores = jax_tt.tt.init(jax.random.key(4), SHAPE)
     first, second, third = (np.asarray(core[i]) for core, i in zip(cores, digits, strict=True))
     slices = [first[0], second.reshape(32, 128), third[:, :, 0]]
     row = (slices[0] @ slices[1]).reshape(16, 32) @ slices[2]
-    rows = jax_tt.tt_lookup(cores, np.array([ROW]), method="reference")
+    rows = jax_tt.tt.lookup(cores, np.array([ROW]), method="reference")
     np.testing.assert_allclose(row.reshape(1, 64), rows, rtol=1e-4, atol=1e-6)
     return slices, row.reshape(1, 64)
 

@@ -31,7 +31,7 @@ from jax_tt._compress.fbgemm import to_fbgemm as to_fbgemm
 from jax_tt._compress.mixed_widths import quantize_mixed as quantize_mixed
 from jax_tt._compress.quantize import quantize as quantize
 from jax_tt._compress.residual_table import residual_table as residual_table
-from jax_tt._compress.residuals import TTResidual as TTResidual
+from jax_tt._compress.residuals import Residual as Residual
 from jax_tt._compress.residuals import tt_residuals as tt_residuals
 from jax_tt._files.export import export_checks as export_checks
 from jax_tt._files.export import register as register
@@ -46,7 +46,6 @@ from jax_tt._ids.keys import split_keys as split_keys
 from jax_tt._ids.keys import whole_keys as whole_keys
 from jax_tt._ids.placement import Placement as Placement
 from jax_tt._ids.split_ids import SplitIds as SplitIds
-from jax_tt._kinds.cached.statistics import cache_statistics as cache_statistics
 from jax_tt._kinds.cached.table import RowCachedTable as RowCachedTable
 from jax_tt._kinds.coded.table import CodedTable as CodedTable
 from jax_tt._kinds.composite.mixed import MixedTable as MixedTable
@@ -63,10 +62,6 @@ from jax_tt._lookup.calls import lookup_rows as lookup_rows
 from jax_tt._lookup.calls import pooled_rows as pooled_rows
 from jax_tt._ops import registered as _registered  # noqa: F401
 from jax_tt._ops.attend import tt_attend as tt_attend
-from jax_tt._ops.cached_lookup import cached_tt_embed_bag as cached_tt_embed_bag
-from jax_tt._ops.cached_lookup import cached_tt_lookup as cached_tt_lookup
-from jax_tt._ops.cached_table import CachedTable as CachedTable
-from jax_tt._ops.cached_table import init_cached_table as init_cached_table
 from jax_tt._ops.dense_bag import embed_bag as embed_bag
 from jax_tt._ops.describe import dense_table as dense_table
 from jax_tt._ops.describe import hash_table as hash_table
@@ -80,7 +75,6 @@ from jax_tt._ops.dump_rows import load_rows as load_rows
 from jax_tt._ops.embed_bag import tt_embed_bag as tt_embed_bag
 from jax_tt._ops.entries import hash_statistics as hash_statistics
 from jax_tt._ops.entries import table_keys as table_keys
-from jax_tt._ops.fill_cache import fill_cache as fill_cache
 from jax_tt._ops.fused import fused_embed_bag as fused_embed_bag
 from jax_tt._ops.fused import fused_tt_embed_bag as fused_tt_embed_bag
 from jax_tt._ops.fused import fused_tt_lookup as fused_tt_lookup
@@ -92,13 +86,8 @@ from jax_tt._ops.inserting import Inserted as Inserted
 from jax_tt._ops.located import with_slots as with_slots
 from jax_tt._ops.lookup import tt_lookup as tt_lookup
 from jax_tt._ops.out_of_range import count_out_of_range as count_out_of_range
-from jax_tt._ops.refresh import flush_cache as flush_cache
-from jax_tt._ops.refresh import populate_cache as populate_cache
-from jax_tt._ops.refresh import refresh_if_due as refresh_if_due
-from jax_tt._ops.refresh import reset_cache as reset_cache
 from jax_tt._ops.remove import KeyView as KeyView
 from jax_tt._ops.remove import remove_keys as remove_keys
-from jax_tt._ops.resize_cache import resize_cache as resize_cache
 from jax_tt._ops.to_dense import tt_to_dense as tt_to_dense
 from jax_tt._ops.train_table import train_table as train_table
 from jax_tt._planning.bandwidths import Bandwidths as Bandwidths
@@ -113,17 +102,13 @@ from jax_tt._planning.table_plan import PlannedTable as PlannedTable
 from jax_tt._planning.table_plan import TablePlan as TablePlan
 from jax_tt._sets.admission import AdmitAfter as AdmitAfter
 from jax_tt._sets.admission import AdmitWithProbability as AdmitWithProbability
-from jax_tt._sets.cache_directory import CacheDirectory as CacheDirectory
 from jax_tt._sets.initial import Constant as Constant
 from jax_tt._sets.initial import InitialRows as InitialRows
 from jax_tt._sets.initial import Normal as Normal
 from jax_tt._sets.initial import TruncatedNormal as TruncatedNormal
 from jax_tt._sets.initial import Uniform as Uniform
-from jax_tt._sets.miss_ratio import MissRatioCurve as MissRatioCurve
-from jax_tt._sets.miss_ratio import miss_ratio_curve as miss_ratio_curve
 from jax_tt._sets.missing import MissingKeyWarning as MissingKeyWarning
 from jax_tt._sets.row_cache import RowCache as RowCache
-from jax_tt._sets.row_cache import WriteBack as WriteBack
 from jax_tt._table.options import Lookup as Lookup
 from jax_tt._table.options import StepInputs as StepInputs
 from jax_tt._table.options import Update as Update
@@ -135,7 +120,7 @@ from jax_tt._tiers.table import TierStatistics as TierStatistics
 from jax_tt._tiers.tiers import Staged as Staged
 from jax_tt._tiers.tiers import Tiers as Tiers
 from jax_tt._tt.add import tt_add as tt_add
-from jax_tt._tt.approximation import TTApproximation as TTApproximation
+from jax_tt._tt.approximation import Approximation as Approximation
 from jax_tt._tt.from_dense import tt_from_dense as tt_from_dense
 from jax_tt._tt.grow import tt_grow as tt_grow
 from jax_tt._tt.initial_cores import init_cores as init_cores
@@ -145,7 +130,7 @@ from jax_tt._tt.refine import tt_refine as tt_refine
 from jax_tt._tt.reorder import tt_reorder as tt_reorder
 from jax_tt._tt.residual_shapes import tt_residual_shapes as tt_residual_shapes
 from jax_tt._tt.round import tt_round as tt_round
-from jax_tt._tt.shape import TTCost as TTCost
+from jax_tt._tt.shape import Cost as Cost
 from jax_tt._tt.shape import TTShape as TTShape
 
 environment.check()

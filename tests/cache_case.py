@@ -10,6 +10,7 @@ import pytest
 
 import jax_tt
 from jax_tt import RowCache
+from tests import cache_parts
 from tests.helpers import (
     SHAPES,
     dense_table,
@@ -47,14 +48,14 @@ def warm(cores, cache, method, hot=HOT, optimizer=None, n=N):
 @partial(jax.jit, static_argnames=("cache", "n", "optimizer", "method"))
 def _warmed(table, hot, cache, n, optimizer, method):
     options = {"num_embeddings": n, "optimizer": optimizer}
-    table = jax_tt.init_cached_table(table, cache, **options)
+    table = cache_parts.init_parts(table, cache, **options)
     options["method"] = method
-    _, directory = jax_tt.cached_tt_lookup(table, hot, cache, **options)
+    _, directory = cache_parts.lookup(table, hot, cache, **options)
     cache = dataclasses.replace(cache, write_back=None)
-    return jax_tt.populate_cache(table._replace(directory=directory), cache, **options)
+    return cache_parts.populate(table._replace(directory=directory), cache, **options)
 
 
-# `jax_tt.cached_tt_lookup` and `jax_tt.cached_tt_embed_bag`, compiled once for every test that asks the same of them.
+# `cache_parts.lookup` and `cache_parts.embed_bag`, compiled once for every test that asks the same of them.
 OPTIONS = (
     "cache",
     "combiner",
@@ -64,8 +65,8 @@ OPTIONS = (
     "optimizer",
     "method",
 )
-lookup = jax.jit(jax_tt.cached_tt_lookup, static_argnames=OPTIONS)
-embed_bag = jax.jit(jax_tt.cached_tt_embed_bag, static_argnames=OPTIONS)
+lookup = jax.jit(cache_parts.lookup, static_argnames=OPTIONS)
+embed_bag = jax.jit(cache_parts.embed_bag, static_argnames=OPTIONS)
 
 
 def trained(table, seed=3):

@@ -25,7 +25,7 @@ def table(folder):
     rng = np.random.default_rng(0)
     shape = jax_tt.TTShape.suggest(N, D, ranks=2)
     cores = [rng.normal(size=core) for core in shape.core_shapes]
-    rows = np.asarray(jax_tt.tt_to_dense([c.astype(np.float32) for c in cores], N))
+    rows = np.asarray(jax_tt.tt.to_dense([c.astype(np.float32) for c in cores], N))
     rows = (rows + 1e-3 * rng.normal(size=rows.shape)).astype(np.float32)
     np.save("table.npy", rows)
     return rows

@@ -27,11 +27,11 @@ ROWS, COLUMNS = 120, 8
 
 def _plain_loss(cores: Any, ids: Any, weights: Any) -> Any:
     bags = jax_tt.Bags(ids, None, weights, True)
-    return jnp.sum(jnp.sin(jax_tt.tt_embed_bag(cores, bags, combiner="mean")))
+    return jnp.sum(jnp.sin(jax_tt.tt.embed_bag(cores, bags, combiner="mean")))
 
 
 def _fused_loss(table: Any, ids: Any, weights: Any) -> Any:
-    op = jax_tt.fused_embed_bag if len(table.cores) == 1 else jax_tt.fused_tt_embed_bag
+    op = jax_tt.fused_embed_bag if len(table.cores) == 1 else jax_tt.tt.fused_embed_bag
     return jnp.sum(jnp.sin(op(table, jax_tt.Bags(ids, None, weights, True), RULE)))
 
 

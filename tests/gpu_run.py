@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jax_tt
+from tests import cache_parts
 from tests.helpers import SHAPES, assert_close, make_case
 from tests.native_run import CHUNKED, RULES, chunked_batch, gradients, steps
 
@@ -85,7 +86,7 @@ def small() -> Iterator[Work]:
         bags, g = case.bags(), jnp.asarray(case.g, jnp.float32)
         rules = ("sgd", "adam") if dtype == "float32" else ("adagrad",)
         yield Work(f"{name}, {dtype}", case.cores, bags, g, rules)
-        table = jax_tt.tt_to_dense(case.cores, case.shape.num_embeddings)
+        table = jax_tt.tt.to_dense(case.cores, case.shape.num_embeddings)
         yield Work(f"{name} dense, {dtype}", table, bags, g, rules)
 
 
@@ -145,21 +146,21 @@ def cached_steps(work: Work, cache: jax_tt.RowCache, method: str) -> list[Any]:
     rule = RULES[work.rules[0]]
     size = math.prod(core.shape[0] for core in work.start)
     options = {"num_embeddings": size, "optimizer": rule}
-    table = jax_tt.init_cached_table(jax_tt.init_fused_table(work.start, rule), cache, **options)
+    table = cache_parts.init_parts(jax_tt.init_fused_table(work.start, rule), cache, **options)
     options["method"] = method
 
     @jax.jit
-    def step(table: jax_tt.CachedTable, bags: jax_tt.Bags, g: jax.Array) -> Any:
+    def step(table: cache_parts.Parts, bags: jax_tt.Bags, g: jax.Array) -> Any:
         def loss(cores: Any, rows: Any) -> Any:
             given = table._replace(table=cores, rows=rows)
-            out, directory = jax_tt.cached_tt_embed_bag(given, bags, cache, **options)
+            out, directory = cache_parts.embed_bag(given, bags, cache, **options)
             return jnp.vdot(out, g), (out, directory)
 
         (cores, rows), (out, directory) = jax.grad(loss, (0, 1), has_aux=True)(
             table.table, table.rows
         )
         table = table._replace(table=cores, rows=rows, directory=directory)
-        return out, jax_tt.populate_cache(table, cache, **options)
+        return out, cache_parts.populate(table, cache, **options)
 
     outputs = []
     for k in range(4):
@@ -276,7 +277,7 @@ def sharded(method: str) -> Any:
     mesh = Mesh(np.array([device]), ("batch",), axis_types=(AxisType.Auto,))
     found = []
     for start in (_table("", (7, 8, 11), (4, 4, 4), 16, 210, "float32").start, jnp.ones((616, 64))):
-        op = jax_tt.fused_tt_embed_bag if isinstance(start, tuple) else jax_tt.fused_embed_bag
+        op = jax_tt.tt.fused_embed_bag if isinstance(start, tuple) else jax_tt.fused_embed_bag
         table = jax_tt.init_fused_table(start, RULES["adagrad"])
         ids = jnp.asarray(np.random.default_rng(4).integers(0, 616, (20, 5)), jnp.int32)
         table = jax.device_put(table, NamedSharding(mesh, PartitionSpec()))
@@ -312,7 +313,7 @@ def others() -> Iterator[Program]:
 def run(work: Work, method: str) -> dict[str, list[Any]]:
     if work.cache is not None:
         return {"steps through the cache": cached_steps(work, work.cache, method)}
-    op = jax_tt.tt_embed_bag if isinstance(work.start, tuple) else jax_tt.embed_bag
+    op = jax_tt.tt.embed_bag if isinstance(work.start, tuple) else jax_tt.embed_bag
     results = {"gradients": list(gradients(work.start, work.bags, work.g, method, op))}
     for rule in work.rules:
         fused = jax_tt.init_fused_table(work.start, RULES[rule])

@@ -76,7 +76,7 @@ def chunked_batch(shape: jax_tt.TTShape) -> tuple[tuple[jax.Array, ...], jax_tt.
 
 
 def gradients(
-    table: Any, bags: jax_tt.Bags, g: jax.Array, method: str, op: Any = jax_tt.tt_embed_bag
+    table: Any, bags: jax_tt.Bags, g: jax.Array, method: str, op: Any = jax_tt.tt.embed_bag
 ) -> Any:
     """Output, and gradients of the table and of the weights."""
 
@@ -93,7 +93,7 @@ def steps(
     table: jax_tt.FusedTable, bags: Any, rule: Any, g: jax.Array, method: str, **options: Any
 ) -> Any:
     """The table after three fused steps."""
-    op = jax_tt.fused_embed_bag if len(table.cores) == 1 else jax_tt.fused_tt_embed_bag
+    op = jax_tt.fused_embed_bag if len(table.cores) == 1 else jax_tt.tt.fused_embed_bag
 
     @jax.jit
     def step(table: jax_tt.FusedTable, bags: Any, g: jax.Array) -> jax_tt.FusedTable:
@@ -209,8 +209,8 @@ def long_sums() -> list[Any]:
     bags = jax_tt.Bags(ids, jnp.asarray(cuts, jnp.int32), weights)
     g = jnp.asarray(rng.normal(size=(len(cuts) - 1, 12)), jnp.float32)
     shape = jax_tt.TTShape(9, 12, 4, (3, 3), (3, 4))
-    cores = jax_tt.init_cores(jax.random.key(1), shape)
-    dense = jax_tt.init_fused_table(jax_tt.tt_to_dense(cores), RULES["adagrad"])
+    cores = jax_tt.tt.init(jax.random.key(1), shape)
+    dense = jax_tt.init_fused_table(jax_tt.tt.to_dense(cores), RULES["adagrad"])
     sums = jax_tt.embed_bag(dense.cores[0], bags, method="ffi")
     return [
         sums,
@@ -233,7 +233,7 @@ def results() -> Iterator[tuple[str, list[Any]]]:
         yield f"{name} gradients", list(gradients(case.cores, case.bags(), g, "ffi"))
     case = make_case(SHAPES["d4"], "float32", True)
     g = jnp.asarray(case.g, jnp.float32)
-    dense = jax_tt.tt_to_dense(case.cores)
+    dense = jax_tt.tt.to_dense(case.cores)
     for name, rule in RULES.items():
         for start in (case.cores, dense):
             kind = "dense" if start is dense else "tt"

@@ -1,4 +1,4 @@
-"""`tt_add`, `tt_inner`, `tt_norm`, `tt_round` and `tt_refine` against dense tables in float64."""
+"""`tt.add`, `tt.inner`, `tt.norm`, `tt.round` and `tt.refine` against dense tables in float64."""
 
 import math
 
@@ -32,7 +32,7 @@ def other_ranks(shape, rank=2):
 @pytest.mark.parametrize("name", SHAPES)
 def test_sum(name):
     a, b = train(SHAPES[name], 0), train(other_ranks(SHAPES[name]), 1)
-    found = jax.jit(jax_tt.tt_add)(a, b)
+    found = jax.jit(jax_tt.tt.add)(a, b)
     rows = SHAPES[name].num_rows
     np.testing.assert_allclose(dense(found, rows), dense(a, rows) + dense(b, rows), atol=1e-6)
 
@@ -46,17 +46,17 @@ def test_inner_products_count_the_rows_of_the_table(name):
     for n in (1, last - 1, last, shape.num_embeddings, shape.num_rows, None):
         x, y = (table[:n] for table in whole)
         tolerance = 1e-5 * np.linalg.norm(x) * np.linalg.norm(y)
-        assert abs(float(jax_tt.tt_inner(a, b, n)) - np.sum(x * y)) < tolerance
-        assert float(jax_tt.tt_norm(a, n)) == pytest.approx(np.linalg.norm(x), rel=1e-5)
+        assert abs(float(jax_tt.tt.inner(a, b, n)) - np.sum(x * y)) < tolerance
+        assert float(jax_tt.tt.norm(a, n)) == pytest.approx(np.linalg.norm(x), rel=1e-5)
 
 
 def test_norm_of_a_small_difference():
     cores = train(SHAPES["d3"], 0)
     near = (cores[0] * (1 + 1e-5), *cores[1:])
-    difference = jax_tt.tt_add(near, (-cores[0], *cores[1:]))
+    difference = jax_tt.tt.add(near, (-cores[0], *cores[1:]))
     exact = np.linalg.norm(dense(near, 120) - dense(cores, 120))
-    assert float(jax_tt.tt_norm(difference)) == pytest.approx(exact, rel=0.05)
-    assert float(jax_tt.tt_norm(jax_tt.tt_add(cores, (-cores[0], *cores[1:])))) < 1e-4
+    assert float(jax_tt.tt.norm(difference)) == pytest.approx(exact, rel=0.05)
+    assert float(jax_tt.tt.norm(jax_tt.tt.add(cores, (-cores[0], *cores[1:])))) < 1e-4
 
 
 def test_gradients_of_products(x64):
@@ -66,12 +66,12 @@ def test_gradients_of_products(x64):
     a, b = train(shape, 0, np.float64), train(other_ranks(shape), 1, np.float64)
 
     def table(cores):
-        return jax_tt.tt_to_dense(cores, n, method="reference")
+        return jax_tt.tt.to_dense(cores, n, method="reference")
 
     for ours, plain in [
-        (lambda a: jax_tt.tt_inner(a, b, n), lambda a: jnp.sum(table(a) * table(b))),
+        (lambda a: jax_tt.tt.inner(a, b, n), lambda a: jnp.sum(table(a) * table(b))),
         (
-            lambda a: jax_tt.tt_norm(jax_tt.tt_add(a, b), n),
+            lambda a: jax_tt.tt.norm(jax_tt.tt.add(a, b), n),
             lambda a: jnp.linalg.norm(table(a) + table(b)),
         ),
     ]:
@@ -83,13 +83,13 @@ def test_gradients_of_products(x64):
 def test_types_of_sums_and_products(x64, dtype):
     del x64
     a, b = train(SHAPES["d3"], 0, jnp.dtype(dtype)), train(SHAPES["d3"], 1)
-    total = jax_tt.tt_add(a, b)
+    total = jax_tt.tt.add(a, b)
     wide = "float64" if dtype == "float64" else "float32"
     assert {str(core.dtype) for core in total} == {wide}
-    inner = jax_tt.tt_inner(a, b)
-    assert str(inner.dtype) == str(jax_tt.tt_norm(total).dtype) == wide
+    inner = jax_tt.tt.inner(a, b)
+    assert str(inner.dtype) == str(jax_tt.tt.norm(total).dtype) == wide
     assert float(inner) == pytest.approx(np.sum(dense(a, 120) * dense(b, 120)), rel=1e-4)
-    rounded = jax_tt.tt_round(a, 2)
+    rounded = jax_tt.tt.round(a, 2)
     assert {str(core.dtype) for core in rounded} == {dtype}
 
 
@@ -117,7 +117,7 @@ def test_rounding_to_given_ranks(name):
     shape = SHAPES[name]
     cores = train(shape, 0)
     wanted = other_ranks(shape, 2)
-    found = jax_tt.tt_round(cores, 2)
+    found = jax_tt.tt.round(cores, 2)
     table = dense(cores, shape.num_rows)
     error = np.linalg.norm(dense(found, shape.num_rows) - table)
     assert error <= np.linalg.norm(discarded(table, wanted)) * (1 + 1e-5)
@@ -128,11 +128,11 @@ def test_rounding_to_given_ranks(name):
 def test_rounding_undoes_a_sum(name):
     shape = SHAPES[name]
     cores = train(shape, 0)
-    twice = jax_tt.tt_add(cores, cores)
+    twice = jax_tt.tt.add(cores, cores)
     for found in (
-        jax_tt.tt_round(twice, shape.ranks),
-        jax_tt.tt_round(twice, tolerance=1e-5),
-        jax_tt.tt_round(twice, max_bytes=2 * shape.cost().bytes),
+        jax_tt.tt.round(twice, shape.ranks),
+        jax_tt.tt.round(twice, tolerance=1e-5),
+        jax_tt.tt.round(twice, max_bytes=2 * shape.cost().bytes),
     ):
         table = 2 * dense(cores, shape.num_rows)
         error = np.linalg.norm(dense(found, shape.num_rows) - table)
@@ -147,10 +147,10 @@ def test_rounding_keeps_its_tolerance_and_its_budget(tolerance):
     shape = SHAPES["d4"]
     cores = train(shape, 3)
     table = dense(cores, shape.num_rows)
-    found = jax_tt.tt_round(cores, tolerance=tolerance)
+    found = jax_tt.tt.round(cores, tolerance=tolerance)
     error = np.linalg.norm(dense(found, shape.num_rows) - table)
     assert error <= (tolerance + 1e-6) * np.linalg.norm(table)
-    small = jax_tt.tt_round(cores, max_bytes=shape.cost().bytes // 2)
+    small = jax_tt.tt.round(cores, max_bytes=shape.cost().bytes // 2)
     assert sum(core.size for core in small) * 4 <= shape.cost().bytes // 2
 
 
@@ -164,7 +164,7 @@ def test_refining_recovers_a_train_from_some_of_its_rows():
     ids = rng.integers(0, shape.num_embeddings, 700)
     rows = dense(wanted, shape.num_embeddings)[ids]
     start = tuple(core + 0.1 * noise for core, noise in zip(wanted, train(shape, 1), strict=True))
-    found = jax_tt.tt_refine(start, ids, rows, sweeps=8, ridge=1e-9)
+    found = jax_tt.tt.refine(start, ids, rows, sweeps=8, ridge=1e-9)
     table = dense(wanted, shape.num_embeddings)
     error = np.linalg.norm(dense(found, shape.num_embeddings) - table)
     assert error < 1e-3 * np.linalg.norm(table)
@@ -184,7 +184,7 @@ def test_refining_solves_the_ridge_regression():
         return samples + ridge * weights.sum() / 12 * np.sum((table - before) ** 2)
 
     before = dense(cores, 12)
-    found = jax_tt.tt_refine(cores, ids, rows, weights=weights, ridge=ridge, sweeps=1)
+    found = jax_tt.tt.refine(cores, ids, rows, weights=weights, ridge=ridge, sweeps=1)
     # The best first core for the second as it was, over all rows at once, then one more step may only help.
     right = np.asarray(cores[1], np.float64)[:, :, :, 0].transpose(1, 0, 2).reshape(2, 8)
     design, target = [], []
@@ -202,7 +202,7 @@ def test_refining_solves_the_ridge_regression():
     best_first = dense((first, cores[1]), 12)
     assert objective(dense(found, 12)) <= objective(best_first) * (1 + 1e-6)
     np.testing.assert_allclose(
-        dense(jax_tt.tt_refine(cores, ids, rows, sweeps=0), 12), before, atol=1e-5
+        dense(jax_tt.tt.refine(cores, ids, rows, sweeps=0), 12), before, atol=1e-5
     )
 
 
@@ -212,15 +212,15 @@ def test_refining_leaves_what_was_not_sampled():
     ids = np.arange(6)
     before = dense(cores, 120)
     rows = before[ids] + 1
-    strong = jax_tt.tt_refine(cores, ids, rows, ridge=1e6)
+    strong = jax_tt.tt.refine(cores, ids, rows, ridge=1e6)
     np.testing.assert_allclose(dense(strong, 120), before, atol=1e-3)
-    weak = dense(jax_tt.tt_refine(cores, ids, rows, ridge=1e-3), 120)
+    weak = dense(jax_tt.tt.refine(cores, ids, rows, ridge=1e-3), 120)
     assert np.sum((weak[ids] - rows) ** 2) < 0.2 * np.sum((before[ids] - rows) ** 2)
 
 
 def test_refining_without_samples_changes_nothing():
     cores = train(SHAPES["d3"], 0)
-    found = jax_tt.tt_refine(cores, np.zeros(0, np.int32), np.zeros((0, 8)))
+    found = jax_tt.tt.refine(cores, np.zeros(0, np.int32), np.zeros((0, 8)))
     assert all(bool(jnp.array_equal(a, b)) for a, b in zip(found, cores, strict=True))
 
 
@@ -264,19 +264,19 @@ IDS, ROWS = np.array([1, 2]), np.ones((2, 8))
 @pytest.mark.parametrize(
     ("message", "call"),
     [
-        ("b: has row factors", lambda: jax_tt.tt_add(CORES, train(SHAPES["d2"], 0))),
-        ("a: cores: got 1 cores", lambda: jax_tt.tt_inner(CORES[:1], CORES)),
-        ("num_embeddings: got 121", lambda: jax_tt.tt_inner(CORES, CORES, 121)),
-        ("num_embeddings: got 0", lambda: jax_tt.tt_norm(CORES, 0)),
-        ("expected exactly one", lambda: jax_tt.tt_round(CORES)),
-        ("ranks and tolerance", lambda: jax_tt.tt_round(CORES, 3, tolerance=0.1)),
-        ("ranks: got 3 ranks", lambda: jax_tt.tt_round(CORES, (1, 2, 3))),
-        ("max_bytes: got 4;", lambda: jax_tt.tt_round(CORES, max_bytes=4)),
-        ("ids: got 1 to 120", lambda: jax_tt.tt_refine(CORES, [1, 120], ROWS)),
-        ("ids: got float", lambda: jax_tt.tt_refine(CORES, [1.0, 2.0], ROWS)),
-        (r"rows: got shape \(2, 7\)", lambda: jax_tt.tt_refine(CORES, IDS, ROWS[:, 1:])),
-        ("rows: some hold NaN", lambda: jax_tt.tt_refine(CORES, IDS, ROWS * np.nan)),
-        ("ridge: got -1", lambda: jax_tt.tt_refine(CORES, IDS, ROWS, ridge=-1)),
+        ("b: has row factors", lambda: jax_tt.tt.add(CORES, train(SHAPES["d2"], 0))),
+        ("a: cores: got 1 cores", lambda: jax_tt.tt.inner(CORES[:1], CORES)),
+        ("num_embeddings: got 121", lambda: jax_tt.tt.inner(CORES, CORES, 121)),
+        ("num_embeddings: got 0", lambda: jax_tt.tt.norm(CORES, 0)),
+        ("expected exactly one", lambda: jax_tt.tt.round(CORES)),
+        ("ranks and tolerance", lambda: jax_tt.tt.round(CORES, 3, tolerance=0.1)),
+        ("ranks: got 3 ranks", lambda: jax_tt.tt.round(CORES, (1, 2, 3))),
+        ("max_bytes: got 4;", lambda: jax_tt.tt.round(CORES, max_bytes=4)),
+        ("ids: got 1 to 120", lambda: jax_tt.tt.refine(CORES, [1, 120], ROWS)),
+        ("ids: got float", lambda: jax_tt.tt.refine(CORES, [1.0, 2.0], ROWS)),
+        (r"rows: got shape \(2, 7\)", lambda: jax_tt.tt.refine(CORES, IDS, ROWS[:, 1:])),
+        ("rows: some hold NaN", lambda: jax_tt.tt.refine(CORES, IDS, ROWS * np.nan)),
+        ("ridge: got -1", lambda: jax_tt.tt.refine(CORES, IDS, ROWS, ridge=-1)),
         ("max_bytes, ratio", lambda: jax_tt.TTShape.for_budget(100, 8)),
         ("ratio: got 0", lambda: jax_tt.TTShape.for_budget(100, 8, ratio=0)),
         ("max_rank: got 0", lambda: jax_tt.TTShape.for_budget(100, 8, ratio=2, max_rank=0)),
@@ -290,4 +290,4 @@ def test_arguments_that_do_not_fit(message, call):
 
 def test_ranks_that_follow_from_values_are_refused_under_jit():
     with pytest.raises(TypeError, match="tolerance: got traced cores"):
-        jax.jit(lambda cores: jax_tt.tt_round(cores, tolerance=0.1))(CORES)
+        jax.jit(lambda cores: jax_tt.tt.round(cores, tolerance=0.1))(CORES)

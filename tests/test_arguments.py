@@ -25,15 +25,15 @@ def test_numpy_tables_under_jit(method, as_list):
         cores, [[np.zeros((c.shape[0], c[0].size), np.float32)] for c in CORES], 0.0, 1.0, 1.0
     )
     device = tuple(map(jnp.asarray, CORES))
-    wanted = jax_tt.tt_lookup(device, IDS, method=method)
+    wanted = jax_tt.tt.lookup(device, IDS, method=method)
     for function in (
-        lambda ids: jax_tt.tt_lookup(cores, ids, method=method),
-        lambda ids: jax_tt.tt_embed_bag(cores, ids.reshape(2, 1), method=method)[None],
-        lambda ids: jax_tt.fused_tt_lookup(table, ids, RULE, method=method),
-        lambda ids: jax_tt.tt_to_dense(cores, 120, method=method)[ids],
+        lambda ids: jax_tt.tt.lookup(cores, ids, method=method),
+        lambda ids: jax_tt.tt.embed_bag(cores, ids.reshape(2, 1), method=method)[None],
+        lambda ids: jax_tt.tt.fused_lookup(table, ids, RULE, method=method),
+        lambda ids: jax_tt.tt.to_dense(cores, 120, method=method)[ids],
     ):
         np.testing.assert_allclose(jax.jit(function)(IDS), wanted, rtol=1e-6)
-    new = jax.grad(lambda t: jax_tt.fused_tt_lookup(t, IDS, RULE, method=method).sum())(
+    new = jax.grad(lambda t: jax_tt.tt.fused_lookup(t, IDS, RULE, method=method).sum())(
         jax.tree.map(jnp.asarray, table)
     )
     assert float(new.step) == 1 and float(new.sentinel) == 1
@@ -43,7 +43,7 @@ def test_axis_names_are_hashable():
     with pytest.raises(TypeError, match="axis_name: got a ndarray"):
         jax_tt.embed_bag(TABLE, IDS, axis_name=np.ones(2))
     with pytest.raises(TypeError, match="axis_name"):
-        jax_tt.tt_lookup(CORES, IDS, axis_name=["data", {}])
+        jax_tt.tt.lookup(CORES, IDS, axis_name=["data", {}])
 
 
 @pytest.mark.parametrize("value", [3.5, np.float32(2), "x", True, None, np.ones(2), [3]])
@@ -56,9 +56,9 @@ def test_sizes_are_exact_integers(value):
     ]
     if value is not None:
         calls += [
-            ("num_embeddings", lambda: jax_tt.tt_lookup(CORES, IDS, num_embeddings=value)),
-            ("num_embeddings", lambda: jax_tt.tt_attend(CORES, np.ones(8), value)),
-            ("num_embeddings", lambda: jax_tt.tt_to_dense(CORES, value)),
+            ("num_embeddings", lambda: jax_tt.tt.lookup(CORES, IDS, num_embeddings=value)),
+            ("num_embeddings", lambda: jax_tt.tt.attend(CORES, np.ones(8), value)),
+            ("num_embeddings", lambda: jax_tt.tt.to_dense(CORES, value)),
             ("capacity", lambda: Bags.from_ragged([[1]], capacity=value)),
             ("pad_id", lambda: Bags.from_padded(IDS, pad_id=value)),
         ]
@@ -73,13 +73,13 @@ def test_arrays_hold_numbers(value):
         return jax_tt.embed_bag(TABLE, Bags(**{"ids": IDS} | fields))
 
     calls = [
-        ("ids", lambda: jax_tt.tt_lookup(CORES, value)),
-        ("ids.digits", lambda: jax_tt.tt_lookup(CORES, SplitIds(value))),
+        ("ids", lambda: jax_tt.tt.lookup(CORES, value)),
+        ("ids.digits", lambda: jax_tt.tt.lookup(CORES, SplitIds(value))),
         ("split_ids", lambda: SHAPE.split_ids(value)),
         ("ids", lambda: bags(ids=value)),
-        (r"cores\[1\]", lambda: jax_tt.tt_to_dense((CORES[0], value, CORES[2]))),
+        (r"cores\[1\]", lambda: jax_tt.tt.to_dense((CORES[0], value, CORES[2]))),
         ("table", lambda: jax_tt.embed_bag(value, IDS)),
-        ("query", lambda: jax_tt.tt_attend(CORES, value)),
+        ("query", lambda: jax_tt.tt.attend(CORES, value)),
         ("offsets", lambda: Bags.from_offsets([1], value)),
         ("lengths", lambda: Bags.from_lengths([1], value)),
         ("table.step", lambda: jax_tt.fused_embed_bag(FUSED._replace(step=value), IDS, RULE)),
@@ -113,13 +113,13 @@ def test_a_name_is_a_string(value):
     with pytest.raises(TypeError, match="name: got"):
         jax_tt.embed_bag(TABLE, IDS, name=value)
     with pytest.raises(TypeError, match="name: got"):
-        jax_tt.tt_lookup(CORES, IDS, name=value)
+        jax_tt.tt.lookup(CORES, IDS, name=value)
 
 
 def test_result_types():
     for value in ("x", [[1], [2, 3]]):
         with pytest.raises(TypeError, match="dtype: got"):
-            jax_tt.tt_lookup(CORES, IDS, dtype=value)
+            jax_tt.tt.lookup(CORES, IDS, dtype=value)
     with pytest.raises(ValueError, match="dtype: got int32"):
         jax_tt.embed_bag(TABLE, IDS, dtype=jnp.int32)
 
@@ -153,11 +153,11 @@ def test_start_of_a_fused_table():
         with pytest.raises((TypeError, ValueError), match="rows"):
             Bags.from_ragged(rows)
     with pytest.raises(TypeError, match="shape: got"):
-        jax_tt.init_cores(jax.random.key(0), (4, 5))
+        jax_tt.tt.init(jax.random.key(0), (4, 5))
     with pytest.raises(ValueError, match="init: got"):
-        jax_tt.init_cores(jax.random.key(0), SHAPE, init=[])
+        jax_tt.tt.init(jax.random.key(0), SHAPE, init=[])
     with pytest.raises(TypeError, match="key: got"):
-        jax_tt.init_cores(2**70, SHAPE)
+        jax_tt.tt.init(2**70, SHAPE)
     with pytest.raises(TypeError, match="key: got"):
         jax_tt.fused_embed_bag(FUSED, IDS, RULE, key=7)
 
@@ -180,7 +180,7 @@ def test_sizes_beyond_the_integers():
     tall = [jax.ShapeDtypeStruct((2**20, 1, 1, 1), jnp.float32)] * 4
     for cores in (wide, tall):
         with pytest.raises(ValueError, match="cores: address"):
-            jax.eval_shape(lambda *c: jax_tt.tt_lookup(c, IDS, method="reference"), *cores)
+            jax.eval_shape(lambda *c: jax_tt.tt.lookup(c, IDS, method="reference"), *cores)
     for size in (2**31, 2**70):
         with pytest.raises(ValueError, match="features: got"):
             TTShape.suggest(100, size)

@@ -19,6 +19,7 @@ from flax import nnx
 import jax_tt
 from jax_tt._base import reports
 from jax_tt._ids.split_ids import SplitIds
+from tests import cache_parts
 from tests.conftest import method_fixture, native_available
 from tests.helpers import TRAINED
 
@@ -170,18 +171,18 @@ def test_a_linen_model_survives_bad_batches(kind, method):
 )
 def test_warn_is_zero_in_values_and_gradients(bounds, combiner, method):
     """An id out of range counts in the divisor, as any id of the bag does."""
-    cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape(N, D, 3, (4, 14), (2, 2)))
+    cores = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape(N, D, 3, (4, 14), (2, 2)))
     weights = jnp.array([[0.5, 2.0, 1.0], [1.0, 3.0, 0.25]])
     ids = jnp.array([[3, N, 7], [-5, 3, 3]])
 
     def pooled(cores, weights, ids, bounds):
         bags = jax_tt.Bags(ids, weights=weights)
         options = {"combiner": combiner, "num_embeddings": N, "bounds": bounds, "method": method}
-        return jnp.sum(jax_tt.tt_embed_bag(cores, bags, **options) ** 2)
+        return jnp.sum(jax_tt.tt.embed_bag(cores, bags, **options) ** 2)
 
     value, (dcores, dweights) = jax.value_and_grad(pooled, (0, 1))(cores, weights, ids, bounds)
     # The same written with a row of zeros.
-    table = jnp.concatenate([jax_tt.tt_to_dense(cores)[:N], jnp.zeros((1, D))])
+    table = jnp.concatenate([jax_tt.tt.to_dense(cores)[:N], jnp.zeros((1, D))])
     there = jnp.where((ids >= 0) & (ids < N), ids, N)
 
     def plain(weights):
@@ -231,10 +232,10 @@ def test_a_cached_table_reports_an_id_as_it_was_written(dtype, given, written, m
     """Native lookups of misses mark hits by all bits set, and so must tell an id that has them from a hit."""
     shape = jax_tt.TTShape(N, D, 3, FACTORS["row_factors"], FACTORS["col_factors"])
     cache = jax_tt.RowCache(8, ways=2)
-    table = jax_tt.init_cached_table(jax_tt.init_cores(jax.random.key(0), shape), cache)
+    table = cache_parts.init_parts(jax_tt.tt.init(jax.random.key(0), shape), cache)
     ids = jnp.asarray(np.array([3, given], dtype))
     options = {"num_embeddings": N, "bounds": "warn", "method": method}
-    (message,) = said(lambda: jax_tt.cached_tt_lookup(table, ids, cache, **options)[0])
+    (message,) = said(lambda: cache_parts.lookup(table, ids, cache, **options)[0])
     assert message.startswith(f"id {written} at position 1 is")
 
 
@@ -242,11 +243,11 @@ def test_a_cached_table_reports_an_id_as_it_was_written(dtype, given, written, m
 @pytest.mark.parametrize("levels", [1, 2])
 def test_under_vmap_a_report_is_of_the_first_example_that_has_such_ids(levels, method):
     shape = jax_tt.TTShape(N, D, 3, FACTORS["row_factors"], FACTORS["col_factors"])
-    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    cores = jax_tt.tt.init(jax.random.key(0), shape)
     ids = jnp.array([[1, 2, 3], [4, -1, N], [N, N, N]])
 
     def call(ids):
-        return jax_tt.tt_lookup(cores, ids, num_embeddings=N, bounds="warn", method=method)
+        return jax_tt.tt.lookup(cores, ids, num_embeddings=N, bounds="warn", method=method)
 
     for _ in range(levels):
         call = jax.vmap(call)
@@ -339,14 +340,14 @@ def test_cuda_kernels_leave_notices(kind, dtype, request):
     ids, words = [[1, 2, bad], [N + 9, 3, bad]], rf"id ({bad}|{N + 9}) at position [235] is"
     if kind == "split":
         shape = jax_tt.TTShape(10**12, 4, 1, (10**4, 10**4, 10**4), (1, 2, 2))
-        cores = jax_tt.init_cores(jax.random.key(0), shape)
+        cores = jax_tt.tt.init(jax.random.key(0), shape)
         bad, words = (
             (10**12 + 5, "an id beyond 1000000000000 at position 1 is")
             if dtype == "beyond"
             else (-3, "a negative id at position 1 is")
         )
         ids = shape.split_ids(np.array([[5, bad]]))
-        call = lambda: jax_tt.tt_embed_bag(cores, jax_tt.Bags(ids), name=name, **options)  # noqa: E731
+        call = lambda: jax_tt.tt.embed_bag(cores, jax_tt.Bags(ids), name=name, **options)  # noqa: E731
     else:
         cls, own = layer_options(kind, "cuda_emulated")
         layer = cls(N, D, name=name, rngs=nnx.Rngs(0), **own)
@@ -404,10 +405,10 @@ def test_reports_of_other_threads():
 @speaking
 def test_split_ids_are_named_as_ids(method):
     shape = jax_tt.TTShape(10**12, 4, 1, (10**4, 10**4, 10**4), (1, 2, 2))
-    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    cores = jax_tt.tt.init(jax.random.key(0), shape)
     options = {"num_embeddings": 10**12, "method": method}
-    lookup = jax.jit(lambda ids: jax_tt.tt_lookup(cores, ids, bounds="warn", **options))
-    strict = jax.jit(lambda ids: jax_tt.tt_lookup(cores, ids, **options))
+    lookup = jax.jit(lambda ids: jax_tt.tt.lookup(cores, ids, bounds="warn", **options))
+    strict = jax.jit(lambda ids: jax_tt.tt.lookup(cores, ids, **options))
     for ids, words in (
         ([5, 10**12 + 7], f"id {10**12 + 7} at position 1"),
         ([-3, 5], "a negative id at position 0"),

@@ -140,7 +140,7 @@ def test_equality_is_by_value():
 
 def test_ops_check_their_bags():
     shape = jax_tt.TTShape.suggest(100, 4)
-    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    cores = jax_tt.tt.init(jax.random.key(0), shape)
     for bags, fix in [
         (np.zeros(3, np.int32), "ids[:, None]"),
         (np.zeros((2, 2), np.float32), "Input type must be an integer or unsigned integer."),
@@ -150,18 +150,18 @@ def test_ops_check_their_bags():
         (Bags(jax_tt.SplitIds(np.zeros((2, 3, 2), np.int32))), "TTShape of this table"),
     ]:
         with pytest.raises(ValueError) as error:
-            jax_tt.tt_embed_bag(cores, bags, method="reference")
+            jax_tt.tt.embed_bag(cores, bags, method="reference")
         assert fix in str(error.value)
     with pytest.raises(ValueError, match="'sum', 'mean', 'mean_count', 'sqrtn', 'max'"):
-        jax_tt.tt_embed_bag(cores, np.zeros((2, 2), np.int32), combiner="min")
+        jax_tt.tt.embed_bag(cores, np.zeros((2, 2), np.int32), combiner="min")
     with pytest.raises(ValueError, match="clip"):
-        jax_tt.tt_lookup(cores, np.zeros(2, np.int32), bounds="wrap")
+        jax_tt.tt.lookup(cores, np.zeros(2, np.int32), bounds="wrap")
     with pytest.raises(ValueError, match="reference"):
-        jax_tt.tt_lookup(cores, np.zeros(2, np.int32), method="cuda")
+        jax_tt.tt.lookup(cores, np.zeros(2, np.int32), method="cuda")
     with pytest.raises(ValueError, match="items: num_embeddings"):
-        jax_tt.tt_lookup(cores, np.zeros(2, np.int32), num_embeddings=10**6, name="items")
+        jax_tt.tt.lookup(cores, np.zeros(2, np.int32), num_embeddings=10**6, name="items")
     with pytest.raises(ValueError, match="left rank"):
-        jax_tt.tt_lookup((cores[0], cores[1][:, 1:], cores[2]), np.zeros(2, np.int32))
+        jax_tt.tt.lookup((cores[0], cores[1][:, 1:], cores[2]), np.zeros(2, np.int32))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64"])

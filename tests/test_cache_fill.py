@@ -13,6 +13,7 @@ import jax_tt
 import jax_tt.linen
 from jax_tt import RowCache
 from jax_tt._base.mix import set_of
+from tests import cache_parts
 from tests.cache_case import SHAPE, D, N, same, trained, warm
 from tests.helpers import assert_close, dense_table, make_case
 
@@ -46,8 +47,8 @@ def test_sets_hold_their_most_frequent_rows(capacity, ways, policy, weighted):
     ids = (N ** rng.random(500)).astype(int) - 1
     weights = rng.integers(1, 5, ids.shape) if weighted else None
     cache = RowCache(capacity, ways=ways, policy=policy, counters=1)
-    empty = jax_tt.init_cached_table(CORES, cache, num_embeddings=N)
-    table = jax_tt.fill_cache(empty, cache, ids, weights=weights, num_embeddings=N)
+    empty = cache_parts.init_parts(CORES, cache, num_embeddings=N)
+    table = cache_parts.fill(empty, cache, ids, weights=weights, num_embeddings=N)
     sets = -(-capacity // ways)
     assert held(table.directory) == most_frequent(sets, ways, ids.tolist(), weights)
     tags = np.asarray(table.directory.tags).reshape(-1)
@@ -58,7 +59,7 @@ def test_sets_hold_their_most_frequent_rows(capacity, ways, policy, weighted):
     # Any shape and integer type, with padding, is the same sample.
     padded = np.concatenate([ids, np.full(12, -1)]).astype(np.int16).reshape(2, -1)
     whole = None if weights is None else np.append(weights, np.ones(12)).reshape(2, -1)
-    same(jax_tt.fill_cache(empty, cache, padded, weights=whole, num_embeddings=N), table)
+    same(cache_parts.fill(empty, cache, padded, weights=whole, num_embeddings=N), table)
 
 
 @pytest.mark.parametrize("gradients", [pytest.param("rows", marks=pytest.mark.full), "cores"])
@@ -70,11 +71,11 @@ def test_rows_of_the_sample_stay_and_others_are_written_back(gradients):
         noise = jax.random.normal(jax.random.key(0), table.values.shape)
         table = table._replace(rows=table.rows._replace(slots=((noise, noise + 1),)))
     sample = [2, 2, 5, 5, 20, 20, 21, 21]
-    fill = partial(jax_tt.fill_cache, num_embeddings=N, optimizer=RULE)
+    fill = partial(cache_parts.fill, num_embeddings=N, optimizer=RULE)
     after = fill(table, cache, sample)
     assert held(after.directory)[0] > {2, 5, 20, 21} and len(held(after.directory)[0]) == 8
     assert len(held(after.directory)[0] & set(range(8))) == 6
-    figures = jax_tt.cache_statistics(after.directory)
+    figures = after.directory.statistics()
     assert figures["evicted"] == 2
     before, now = (np.asarray(t.directory.tags)[0] for t in (table, after))
     np.testing.assert_array_equal(now[before == now], before[before == now])
@@ -101,13 +102,13 @@ def test_rows_of_the_sample_stay_and_others_are_written_back(gradients):
 )
 def test_counting_goes_on_from_the_sample(options):
     cache = RowCache(2, ways=2, counters=16, write_back=None, **options)
-    table = jax_tt.init_cached_table(CORES, cache, num_embeddings=N)
-    table = jax_tt.fill_cache(table, cache, [1, 1, 1, 2, 2, 2, 2], num_embeddings=N)
+    table = cache_parts.init_parts(CORES, cache, num_embeddings=N)
+    table = cache_parts.fill(table, cache, [1, 1, 1, 2, 2, 2, 2], num_embeddings=N)
     # Two requests for 3 are fewer than the sample has for 1, but later.
     for ids, wanted in (([3, 3], {"lru": {2, 3}}), ([3, 3, 3], {"lru": {2, 3}, "lfu": {2, 3}})):
-        _, directory = jax_tt.cached_tt_lookup(table, jnp.array(ids), cache, num_embeddings=N)
+        _, directory = cache_parts.lookup(table, jnp.array(ids), cache, num_embeddings=N)
         table = table._replace(directory=directory)
-        table = jax_tt.populate_cache(table, cache, num_embeddings=N)
+        table = cache_parts.populate(table, cache, num_embeddings=N)
         assert held(table.directory)[0] == wanted.get(cache.policy, {1, 2})
 
 
@@ -125,22 +126,22 @@ def test_counting_goes_on_from_the_sample(options):
 )
 def test_samples_that_do_not_fit(error, match, ids, weights):
     cache = RowCache(4, ways=2)
-    table = jax_tt.init_cached_table(CORES, cache, num_embeddings=N)
+    table = cache_parts.init_parts(CORES, cache, num_embeddings=N)
     with pytest.raises(error, match=match):
-        jax_tt.fill_cache(table, cache, ids, weights=weights, num_embeddings=N)
+        cache_parts.fill(table, cache, ids, weights=weights, num_embeddings=N)
 
 
 def test_it_is_refused_under_jit():
     cache = RowCache(4, ways=2)
-    table = jax_tt.init_cached_table(CORES, cache, num_embeddings=N)
+    table = cache_parts.init_parts(CORES, cache, num_embeddings=N)
     with pytest.raises(TypeError, match="outside of jit"):
-        jax.jit(lambda t: jax_tt.fill_cache(t, cache, [1], num_embeddings=N))(table)
+        jax.jit(lambda t: cache_parts.fill(t, cache, [1], num_embeddings=N))(table)
 
 
 def test_huge_counts_do_not_overflow():
     cache = RowCache(4, ways=4)
-    table = jax_tt.init_cached_table(CORES, cache, num_embeddings=N)
-    table = jax_tt.fill_cache(table, cache, [1, 2, 2], weights=1e30, num_embeddings=N)
+    table = cache_parts.init_parts(CORES, cache, num_embeddings=N)
+    table = cache_parts.fill(table, cache, [1, 2, 2], weights=1e30, num_embeddings=N)
     assert held(table.directory) == [{1, 2}]
     assert np.asarray(table.directory.scores).max() == 2**31 - 1
 

@@ -17,6 +17,7 @@ from jax_tt._ids.batch import Batch
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._table.options import Lookup, Update, Wanted
 from jax_tt._table.table import named
+from tests import cache_parts
 from tests.conftest import native_available
 from tests.helpers import SHAPES, TOLERANCE, assert_close, dense_table, make_case
 
@@ -282,7 +283,7 @@ def test_gradients_beside_rows_of_another_type(of_cores, of_rows, x64):
     shape = SHAPES["d3"]
     cores = make_case(shape, of_cores, False).cores
     cache = jax_tt.RowCache(8, ways=4)
-    table = jax_tt.init_cached_table(cores, cache, num_embeddings=shape.num_embeddings)
+    table = cache_parts.init_parts(cores, cache, num_embeddings=shape.num_embeddings)
     tags = table.directory.tags.at[:, 0].set(2)  # in the set that it belongs to, and in the other
     table = table._replace(
         rows=jnp.ones_like(table.rows, of_rows), directory=table.directory._replace(tags=tags)
@@ -291,7 +292,7 @@ def test_gradients_beside_rows_of_another_type(of_cores, of_rows, x64):
     def loss(cores, rows, weights, method):
         bags = jax_tt.Bags(jnp.arange(4), jnp.array([0, 3, 4]), weights)
         own = table._replace(table=cores, rows=rows)
-        sums, _ = jax_tt.cached_tt_embed_bag(own, bags, cache, method=method)
+        sums, _ = cache_parts.embed_bag(own, bags, cache, method=method)
         return sums.astype(of_cores).sum()
 
     arguments = (cores, table.rows, jnp.arange(1, 5, dtype=of_cores))

@@ -158,9 +158,9 @@ def test_flush_puts_what_rows_learned_into_the_cores():
     layer.cache_rows[...] = layer.cache_rows[...] + jnp.where(held, 0.01, 0)
     learned = layer(ids)
     layer.flush()
-    left = jax_tt.tt_lookup(layer.cores, ids) - learned
+    left = jax_tt.tt.lookup(layer.cores, ids) - learned
     assert float(jnp.sum(left**2)) < 0.1 * float(jnp.sum((first - learned) ** 2))
-    np.testing.assert_allclose(layer(ids), jax_tt.tt_lookup(layer.cores, ids), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(layer(ids), jax_tt.tt.lookup(layer.cores, ids), rtol=1e-5, atol=1e-7)
     layer.reset_cache()
     assert layer.cache_statistics()["occupied"] == 0 == layer.cache_statistics()["requested"]
 
@@ -227,21 +227,6 @@ def test_refresh_caches_refuses_what_is_no_nnx_model(model):
     message = r"model: got .*; expected an NNX module.*jax_tt\.linen\.refresh_caches\(model"
     with pytest.raises(TypeError, match=message):
         jax_tt.refresh_caches(model)
-
-
-def test_a_lookup_refuses_another_cache_and_options_of_no_use():
-    cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(N, D, ranks=4))
-    rule = RULES["fused"]
-    rows, copies = (jax_tt.RowCache(20, ways=5, gradients=kind) for kind in ("rows", "cores"))
-    fused = jax_tt.init_cached_table(
-        jax_tt.init_fused_table(cores, rule), copies, num_embeddings=N, optimizer=rule
-    )
-    ids = jnp.arange(3)
-    with pytest.raises(ValueError, match=r"table.rows: got .*gradients='rows'"):
-        jax_tt.cached_tt_lookup(fused, ids, rows, num_embeddings=N, optimizer=rule)
-    plain = jax_tt.init_cached_table(cores, rows, num_embeddings=N)
-    with pytest.raises(TypeError, match="grad_scale: of no use without an optimizer"):
-        jax_tt.cached_tt_lookup(plain, ids, rows, num_embeddings=N, grad_scale=2.0)
 
 
 def test_caches_of_other_types_are_others():

@@ -98,7 +98,7 @@ def test_a_compact_model_with_a_train_state(gradients, rule):
     assert jax.tree.structure(state) == structure and len(traces) == 1
     assert losses[-1] < losses[0]
     directories = jax_tt.linen.cache_directories({"row_cache": state.row_cache})
-    figures = {path: jax_tt.cache_statistics(found) for path, found in directories.items()}
+    figures = {path: found.statistics() for path, found in directories.items()}
     assert {path: found["refreshes"] for path, found in figures.items()} == {
         "items": 3,
         "users/TTEmbedBag_0": 2,

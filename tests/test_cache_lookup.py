@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jax_tt
+from tests import cache_parts
 from tests.cache_case import (
     HOT,
     SHAPE,
@@ -72,7 +73,7 @@ def test_equals_a_dense_table_and_its_gradient(name, dtype, combiner, weighted, 
         g = jnp.asarray(case.g).astype(jnp.float32 if dtype != "float64" else dtype)
 
         def loss(values, rows, weights):
-            out, directory = jax_tt.cached_tt_embed_bag(
+            out, directory = cache_parts.embed_bag(
                 table._replace(table=values, rows=rows),
                 dataclasses.replace(bags, weights=weights),
                 cache,
@@ -106,8 +107,8 @@ def test_equals_a_dense_table_and_its_gradient(name, dtype, combiner, weighted, 
                 got = [np.asarray(dweights)[b, : len(row)] for b, row in enumerate(case.rows)]
                 assert_close(np.concatenate(got), flat(want_weights), tolerance)
         ids = np.concatenate(case.rows)
-        figures = jax_tt.cache_statistics(directory)
-        before = jax_tt.cache_statistics(table.directory)
+        figures = directory.statistics()
+        before = table.directory.statistics()
         assert figures["requested"] - before["requested"] == len(ids)
         assert figures["unique"] - before["unique"] == len(np.unique(ids))
         assert figures["misses"] - before["misses"] == np.sum(~np.isin(ids, tags[slots]))
@@ -116,7 +117,7 @@ def test_equals_a_dense_table_and_its_gradient(name, dtype, combiner, weighted, 
 # Every form of a batch with each rule for bounds and with both ways of training rows.
 FORMS = ("weighted", "plain", "padded", "ragged", "array")
 uncached = jax.jit(
-    jax_tt.tt_embed_bag, static_argnames=("combiner", "bounds", "num_embeddings", "method")
+    jax_tt.tt.embed_bag, static_argnames=("combiner", "bounds", "num_embeddings", "method")
 )
 
 
@@ -172,7 +173,7 @@ def test_an_id_out_of_range_is_named(gradients, method):
     for bad in (N, -7, -1):
         with pytest.raises(Exception, match=rf"id {bad} at"):
             jax.block_until_ready(
-                jax_tt.cached_tt_embed_bag(
+                cache_parts.embed_bag(
                     table, jnp.array([[5, bad, 0]]), cache, num_embeddings=N, method=method
                 )
             )
@@ -191,7 +192,7 @@ def test_all_ids_out_of_range(bounds, gradients, method):
             jax.block_until_ready(run(table, ids))
         return
     out, directory = run(table, ids)
-    before, after = map(jax_tt.cache_statistics, (table.directory, directory))
+    before, after = (d.statistics() for d in (table.directory, directory))
     if bounds == "clip":
         want = dense_table(case.cores, N)[np.array([[0, N - 1, N - 1], [0, 0, N - 1]])].sum(1)
         assert_close(out, want, 1e-5)
@@ -228,11 +229,11 @@ def test_padding_of_unsigned_ids(method):
     mark = 2**32 - 1
     ids = np.array([[5, mark, 8], [mark, mark, mark]], np.uint32)
     bags = jax_tt.Bags(jnp.asarray(ids), padded=True)
-    out, directory = jax_tt.cached_tt_embed_bag(
+    out, directory = cache_parts.embed_bag(
         table, bags, cache, combiner="mean", num_embeddings=N, method=method
     )
     assert_close(out, np.stack([dense[[5, 8]].mean(0), np.zeros(D)]), 1e-5)
-    assert jax_tt.cache_statistics(directory)["requested"] == HOT.size + 2
+    assert directory.statistics()["requested"] == HOT.size + 2
 
 
 @both
@@ -254,13 +255,13 @@ def test_ids_beyond_31_bits(beyond, gradients, method, x64):
         cold = warm(cores, cache, method, jnp.asarray([1]), n=n)
         got, _ = lookup(cold, given[-1], cache, method=method)
         np.testing.assert_allclose(
-            got, jax_tt.tt_lookup(cores, given[-1], method=method), rtol=1e-5
+            got, jax_tt.tt.lookup(cores, given[-1], method=method), rtol=1e-5
         )
     for ids in given:
         got, directory = lookup(table, ids, cache, method=method)
-        want = jax_tt.tt_lookup(cores, ids, method=method)
+        want = jax_tt.tt.lookup(cores, ids, method=method)
         np.testing.assert_allclose(got, want, rtol=1e-5)
-        assert jax_tt.cache_statistics(directory)["misses"] == 5
+        assert directory.statistics()["misses"] == 5
 
 
 # Every type of the cores and of the rows with both ways of training rows.
@@ -293,7 +294,7 @@ def test_rows_of_another_type(storage, dtype, gradients, method):
         bags = case.bags()
 
         def loss(cores, rows):
-            out, _ = jax_tt.cached_tt_embed_bag(
+            out, _ = cache_parts.embed_bag(
                 table._replace(table=cores, rows=rows),
                 bags,
                 cache,
@@ -327,7 +328,7 @@ def test_copies_are_read_and_rows_are_not_differentiated_twice(gradients, method
     ids = jnp.arange(N)
 
     def loss(rows):
-        out, _ = jax_tt.cached_tt_lookup(
+        out, _ = cache_parts.lookup(
             table._replace(rows=rows), ids, cache, num_embeddings=N, method=method
         )
         return jnp.sum(out), out

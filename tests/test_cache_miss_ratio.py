@@ -30,7 +30,7 @@ def simulated(ids, size):
 @given(st.lists(st.integers(0, 12), max_size=80))
 def test_lru_is_exact(ids):
     sizes = np.arange(1, 15)
-    curve = jax_tt.miss_ratio_curve(np.array(ids, np.int32), sizes)
+    curve = jax_tt.cache.miss_ratio_curve(np.array(ids, np.int32), sizes)
     misses = [simulated(ids, size) for size in sizes] if ids else np.ones(14)
     np.testing.assert_allclose(curve.miss_ratios * max(len(ids), 1), misses, atol=1e-9)
     assert curve.requests == len(ids) and curve.distinct == len(set(ids))
@@ -39,7 +39,7 @@ def test_lru_is_exact(ids):
 def test_lru_on_a_longer_stream():
     ids = np.random.default_rng(0).zipf(1.2, 20_000) % 3000
     sizes = [1, 10, 100, 1000, 5000]
-    curve = jax_tt.miss_ratio_curve(ids, sizes)
+    curve = jax_tt.cache.miss_ratio_curve(ids, sizes)
     expected = [simulated(ids.tolist(), size) / ids.size for size in sizes]
     np.testing.assert_allclose(curve.miss_ratios, expected, atol=1e-12)
 
@@ -47,7 +47,7 @@ def test_lru_on_a_longer_stream():
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=80), st.integers(1, 15))
 def test_ideal_is_the_best_set(ids, size):
     best = sorted((ids.count(i) for i in set(ids)), reverse=True)[:size]
-    curve = jax_tt.miss_ratio_curve(ids, [size], policy="ideal")
+    curve = jax_tt.cache.miss_ratio_curve(ids, [size], policy="ideal")
     np.testing.assert_allclose(curve.miss_ratios, [1 - sum(best) / len(ids)])
 
 
@@ -55,22 +55,22 @@ def test_ideal_is_the_best_set(ids, size):
 def test_sample_is_near(policy):
     ids = np.random.default_rng(0).zipf(1.3, 400_000) % 50_000
     sizes = [2000, 5000, 20_000]
-    whole = jax_tt.miss_ratio_curve(ids, sizes, policy)
-    part = jax_tt.miss_ratio_curve(ids, sizes, policy, sample=0.1)
+    whole = jax_tt.cache.miss_ratio_curve(ids, sizes, policy)
+    part = jax_tt.cache.miss_ratio_curve(ids, sizes, policy, sample=0.1)
     np.testing.assert_allclose(part.miss_ratios, whole.miss_ratios, atol=0.02)
     assert abs(part.distinct / whole.distinct - 1) < 0.1
     assert part.requests == whole.requests
 
 
 def test_input():
-    curve = jax_tt.miss_ratio_curve([[3, -1], [3, -1]])  # padding is no request
+    curve = jax_tt.cache.miss_ratio_curve([[3, -1], [3, -1]])  # padding is no request
     assert curve.requests == 2 and curve.sizes.tolist() == [1] and curve.miss_ratios[0] == 0.5
-    wide = jax_tt.miss_ratio_curve(np.array([2**60, 5, 2**60]), [2])
+    wide = jax_tt.cache.miss_ratio_curve(np.array([2**60, 5, 2**60]), [2])
     assert wide.distinct == 2
-    assert jax_tt.miss_ratio_curve([]).miss_ratios.tolist() == [1.0]
+    assert jax_tt.cache.miss_ratio_curve([]).miss_ratios.tolist() == [1.0]
     # The default sizes end where every row is cached: only first requests miss.
     ids = np.random.default_rng(0).integers(0, 500, 5000)
-    curve = jax_tt.miss_ratio_curve(ids)
+    curve = jax_tt.cache.miss_ratio_curve(ids)
     assert curve.sizes[-1] == curve.distinct
     np.testing.assert_allclose(curve.miss_ratios[-1], curve.distinct / 5000)
     assert (np.diff(curve.miss_ratios) <= 0).all()
@@ -89,14 +89,14 @@ def test_input():
 )
 def test_errors(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        jax_tt.miss_ratio_curve(**{"ids": [1, 2], **arguments})
+        jax_tt.cache.miss_ratio_curve(**{"ids": [1, 2], **arguments})
 
 
 def test_plot():
     import matplotlib.pyplot as plt
 
     _, axes = plt.subplots()
-    curve = jax_tt.miss_ratio_curve([1, 2, 1], [1, 2])
+    curve = jax_tt.cache.miss_ratio_curve([1, 2, 1], [1, 2])
     assert curve.plot(axes, label="mine") is axes
     assert axes.lines[0].get_label() == "mine"
     np.testing.assert_array_equal(axes.lines[0].get_ydata(), curve.miss_ratios)

@@ -16,6 +16,7 @@ import jax_tt
 import jax_tt.linen
 from jax_tt import RowCache
 from jax_tt._kinds.cached.resize import placed
+from tests import cache_parts
 from tests.cache_case import SHAPE, D, N, trained, warm
 from tests.cache_model import SCORINGS, SIZES, Model, Sizes, Subject, compare
 from tests.helpers import assert_close, dense_table, make_case
@@ -77,14 +78,14 @@ def test_rows_that_stay_are_the_same_and_others_are_written_back(gradients):
         noise = jax.random.normal(jax.random.key(0), table.values.shape)
         table = table._replace(rows=table.rows._replace(slots=((noise, noise + 1),)))
     resize = jax.jit(
-        partial(jax_tt.resize_cache, num_embeddings=N, optimizer=rule), static_argnums=(1, 2)
+        partial(cache_parts.resize, num_embeddings=N, optimizer=rule), static_argnums=(1, 2)
     )
     small = resize(table, old, new)
     assert small.directory.tags.tolist() == [[57, 54, 51, 48]]
     was = np.asarray(table.directory.tags).reshape(-1)
     at = [int(np.flatnonzero(was == row)[0]) for row in (57, 54, 51, 48)]
     np.testing.assert_array_equal(small.values, table.values[np.array(at)])
-    figures = jax_tt.cache_statistics(small.directory)
+    figures = small.directory.statistics()
     left = len(was[was >= 0]) - 4
     assert left > 10 and figures["evicted"] == left
     assert set(small.directory.ghost_tags.reshape(-1).tolist()) > {0, 3, 45}
@@ -107,7 +108,7 @@ def test_rows_that_stay_are_the_same_and_others_are_written_back(gradients):
 def test_other_counters_move_no_row():
     old = RowCache(24, ways=4, counters=64)
     table = warm(make_case(SHAPE, "float32", False).cores, old, "reference", np.arange(60))
-    more = jax_tt.resize_cache(table, old, RowCache(24, ways=4, counters=640), num_embeddings=N)
+    more = cache_parts.resize(table, old, RowCache(24, ways=4, counters=640), num_embeddings=N)
     for name in ("tags", "scores", "touched", "unaged"):
         np.testing.assert_array_equal(getattr(more.directory, name), getattr(table.directory, name))
     ghosts = [np.ravel(t.directory.ghost_tags) for t in (table, more)]
@@ -117,7 +118,7 @@ def test_other_counters_move_no_row():
 def test_twice_the_sets_lose_no_row():
     old, new = RowCache(24, ways=4), RowCache(48, ways=4, policy="lru")
     table = warm(make_case(SHAPE, "float32", False).cores, old, "reference", np.arange(60))
-    grown = jax_tt.resize_cache(table, old, new, num_embeddings=N)
+    grown = cache_parts.resize(table, old, new, num_embeddings=N)
     assert set(np.ravel(grown.directory.tags)) >= set(np.ravel(table.directory.tags))
 
 
@@ -223,12 +224,16 @@ def test_linen():
 
 
 def test_what_does_not_fit_is_named():
-    table = warm(make_case(SHAPE, "float32", False).cores, OLD, "reference")
-    with pytest.raises(ValueError, match=r"old: got a RowCache of \(25, 4\) sets and ways for a"):
-        jax_tt.resize_cache(table, NEW, OLD, num_embeddings=N)
+    parts = warm(make_case(SHAPE, "float32", False).cores, OLD, "reference")
+    with pytest.raises(ValueError, match=r"table: has a cache of \(25, 4\) sets and ways, but the"):
+        cache_parts.resize(parts, NEW, OLD, num_embeddings=N)
     copies = dataclasses.replace(NEW, gradients="cores")
     with pytest.raises(ValueError, match=r"cache: got gradients='cores' for a cache of gradients"):
-        jax_tt.resize_cache(table, OLD, copies, num_embeddings=N)
+        cache_parts.resize(parts, OLD, copies, num_embeddings=N)
+    train = jax_tt.TTTable.of_shape(SHAPE)
+    for change in (jax_tt.cache.populate, jax_tt.cache.refresh, jax_tt.cache.statistics):
+        with pytest.raises(ValueError, match=r"table: has no row cache; build it with cache="):
+            change(train, {})
     layer = jax_tt.TTEmbed(1000, 8, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"cache: the layer has no row cache to resize"):
         layer.resize_cache(NEW)

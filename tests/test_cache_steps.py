@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import RowCache, optimizers
+from tests import cache_parts
 from tests.cache_case import (
     HOT,
     SHAPE,
@@ -57,7 +58,7 @@ def test_a_fused_step_is_that_of_the_parts(rule, gradients, method):
     g = jnp.asarray(case.g, jnp.float32)
 
     def loss(values, rows, weights):
-        out, _ = jax_tt.cached_tt_embed_bag(
+        out, _ = cache_parts.embed_bag(
             table._replace(table=values, rows=rows),
             dataclasses.replace(bags, weights=weights),
             cache,
@@ -72,7 +73,7 @@ def test_a_fused_step_is_that_of_the_parts(rule, gradients, method):
 
     def uncached(values, bags, weights):
         given = dataclasses.replace(bags, weights=weights)
-        out = jax_tt.fused_tt_embed_bag(values, given, rule, num_embeddings=N, method=method)
+        out = jax_tt.tt.fused_embed_bag(values, given, rule, num_embeddings=N, method=method)
         return jnp.sum(out * g)
 
     if gradients == "cores":
@@ -110,7 +111,7 @@ def test_empty_batches(shape, gradients, method):
     ids = jnp.zeros(shape, jnp.int32)
 
     def loss(values, rows):
-        out, directory = jax_tt.cached_tt_embed_bag(
+        out, directory = cache_parts.embed_bag(
             table._replace(table=values, rows=rows), ids, cache, num_embeddings=N, method=method
         )
         return jnp.sum(out), (out, directory)
@@ -134,7 +135,7 @@ def test_an_empty_fused_step_changes_no_row(rule, gradients, method):
     argnums = (0, 1) if gradients == "rows" else 0
 
     def loss(values, rows, ids):
-        out, _ = jax_tt.cached_tt_embed_bag(
+        out, _ = cache_parts.embed_bag(
             table._replace(table=values, rows=rows),
             ids,
             cache,
@@ -171,7 +172,7 @@ def test_more_hot_ids_than_places(options, gradients, method):
     table = warm(case.cores, cache, method)
     rng = np.random.default_rng(0)
     dense = dense_table(case.cores, N)
-    populate = jax.jit(partial(jax_tt.populate_cache, cache=cache, num_embeddings=N, method=method))
+    populate = jax.jit(partial(cache_parts.populate, cache=cache, num_embeddings=N, method=method))
     for _ in range(5):
         ids = rng.integers(0, N, (40,)).astype(np.int32)
         rows, directory = lookup(table, ids, cache, num_embeddings=N, method=method)
@@ -192,7 +193,7 @@ def test_inference_leaves_the_directory_alone(gradients, method):
     case = make_case(SHAPE, "float32", False)
     cache = small_cache(gradients)
     table = warm(case.cores, cache, method)
-    _, directory = jax_tt.cached_tt_lookup(
+    _, directory = cache_parts.lookup(
         table, HOT, cache, count=False, num_embeddings=N, method=method
     )
     same(directory, table.directory)
@@ -213,13 +214,13 @@ def test_populate_flush_and_reset_under_jit(fused, gradients, method):
         table = table._replace(rows=table.rows._replace(cores=(rows,)) if fused else rows)
     populate, flush, reset = (
         jax.jit(partial(change, cache=cache, **options))
-        for change in (jax_tt.populate_cache, jax_tt.flush_cache, jax_tt.reset_cache)
+        for change in (cache_parts.populate, cache_parts.flush, cache_parts.reset)
     )
     for ids in ([40] * 30 + [50] * 20, [3] * 9 + [5]):
         table = populate(table)
         _, directory = lookup(table, jnp.asarray(ids), cache, **options)
         table = table._replace(directory=directory)
-    for change, compiled in ((jax_tt.populate_cache, populate), (jax_tt.flush_cache, flush)):
+    for change, compiled in ((cache_parts.populate, populate), (cache_parts.flush, flush)):
         want, got = change(table, cache, **options), compiled(table)
         same(got.directory, want.directory)
         close((got.table, got.rows), (want.table, want.rows), 1e-5)
@@ -234,7 +235,7 @@ def test_populate_flush_and_reset_under_jit(fused, gradients, method):
     close(empty.table, flushed.table, 1e-5)
     for compiled in (populate, flush, reset):
         assert compiled._cache_size() == 1
-    fresh = jax_tt.init_cached_table(empty.table, cache, num_embeddings=N, optimizer=rule)
+    fresh = cache_parts.init_parts(empty.table, cache, num_embeddings=N, optimizer=rule)
     same(empty.directory, fresh.directory)
     same(empty.values, fresh.values)
     if fused and gradients == "rows":
@@ -249,14 +250,14 @@ def test_steps_in_a_scan(gradients, method):
     cache = small_cache(gradients, refresh_every=2)
     rule = RULES["sgd"]
     options = {"num_embeddings": N, "optimizer": rule, "method": method}
-    table = jax_tt.init_cached_table(
+    table = cache_parts.init_parts(
         jax_tt.init_fused_table(case.cores, rule), cache, num_embeddings=N, optimizer=rule
     )
     batches = jnp.asarray(np.random.default_rng(0).zipf(1.4, (7, 6, 4)) % N, jnp.int32)
 
     def step(table, ids):
         table = _fused_step(table, ids, cache, rule, method)
-        return jax_tt.refresh_if_due(table, cache, **options), table.directory.totals
+        return cache_parts.refresh(table, cache, **options), table.directory.totals
 
     together, totals = jax.jit(lambda table: jax.lax.scan(step, table, batches))(table)
     one_by_one = jax.jit(step)
@@ -265,12 +266,12 @@ def test_steps_in_a_scan(gradients, method):
         same(totals[t], after)
     same(together.directory, table.directory)
     close(together, table, 1e-5)
-    assert jax_tt.cache_statistics(table.directory)["refreshes"] == 3
+    assert table.directory.statistics()["refreshes"] == 3
 
 
 def _fused_step(table, ids, cache, rule, method, axis_name=None):
     def loss(values, rows):
-        out, directory = jax_tt.cached_tt_embed_bag(
+        out, directory = cache_parts.embed_bag(
             table._replace(table=values, rows=rows),
             ids,
             cache,
@@ -284,14 +285,14 @@ def _fused_step(table, ids, cache, rule, method, axis_name=None):
 
     if cache.gradients == "rows":
         (values, rows), directory = jax.grad(loss, (0, 1), has_aux=True)(table.table, table.rows)
-        return jax_tt.CachedTable(values, rows, directory)
+        return cache_parts.Parts(values, rows, directory)
     values, directory = jax.grad(loss, has_aux=True)(table.table, table.rows)
-    return jax_tt.CachedTable(values, table.rows, directory)
+    return cache_parts.Parts(values, table.rows, directory)
 
 
 def _optax_step(table, ids, cache, method, axis_name=None):
     def loss(values, rows):
-        out, directory = jax_tt.cached_tt_embed_bag(
+        out, directory = cache_parts.embed_bag(
             table._replace(table=values, rows=rows),
             ids,
             cache,
@@ -304,7 +305,7 @@ def _optax_step(table, ids, cache, method, axis_name=None):
 
     grads, directory = jax.grad(loss, (0, 1), has_aux=True)(table.table, table.rows)
     values, rows = jax.tree.map(lambda x, g: x - 0.1 * g, (table.table, table.rows), grads)
-    return jax_tt.CachedTable(values, rows, directory)
+    return cache_parts.Parts(values, rows, directory)
 
 
 @pytest.mark.full(but="ffi")
@@ -315,7 +316,7 @@ def test_a_donated_fused_step_stays_in_place(gradients, method):
     if method == "cuda_emulated":
         pytest.skip("the emulator's launches are those of the GPU, its memory is not")
     shape = jax_tt.TTShape.suggest(20_000, 16, ranks=4)
-    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    cores = jax_tt.tt.init(jax.random.key(0), shape)
     cache = RowCache(2048, ways=32, counters=4096, gradients=gradients)
     rule = RULES["rowwise"]
     options = {"num_embeddings": 20_000, "optimizer": rule, "method": method}
@@ -326,7 +327,7 @@ def test_a_donated_fused_step_stays_in_place(gradients, method):
     @partial(jax.jit, donate_argnums=0)
     def step(table, ids):
         def loss(values, rows):
-            out, directory = jax_tt.cached_tt_embed_bag(
+            out, directory = cache_parts.embed_bag(
                 table._replace(table=values, rows=rows), ids, cache, **options
             )
             return jnp.sum(out**2), directory
@@ -335,9 +336,9 @@ def test_a_donated_fused_step_stays_in_place(gradients, method):
             (values, rows), directory = jax.grad(loss, (0, 1), has_aux=True)(
                 table.table, table.rows
             )
-            return jax_tt.CachedTable(values, rows, directory)
+            return cache_parts.Parts(values, rows, directory)
         values, directory = jax.grad(loss, has_aux=True)(table.table, table.rows)
-        return jax_tt.CachedTable(values, table.rows, directory)
+        return cache_parts.Parts(values, table.rows, directory)
 
     text = step.lower(table, ids).compile().as_text()
     watched = {
@@ -393,7 +394,7 @@ def test_a_sharded_batch(fused, way, gradients, method, mesh):
     rule = RULES["sgd"] if fused else None
     options = {"num_embeddings": N, "optimizer": rule, "method": method}
     values = jax_tt.init_fused_table(case.cores, rule) if fused else case.cores
-    table = jax_tt.init_cached_table(values, cache, num_embeddings=N, optimizer=rule)
+    table = cache_parts.init_parts(values, cache, num_embeddings=N, optimizer=rule)
     batches = np.random.default_rng(0).zipf(1.3, (5, 8, 3)).astype(np.int32) % N
 
     def step(table, ids, axis_name=None):
@@ -402,7 +403,7 @@ def test_a_sharded_batch(fused, way, gradients, method, mesh):
         return _optax_step(table, ids, cache, method, axis_name)
 
     def whole(table, ids):
-        return jax_tt.refresh_if_due(step(table, ids), cache, **options)
+        return cache_parts.refresh(step(table, ids), cache, **options)
 
     def spread(table, ids):
         if way == "jit":
@@ -415,7 +416,7 @@ def test_a_sharded_batch(fused, way, gradients, method, mesh):
             out_specs=P(),
             check_vma=checked,
         )
-        return jax_tt.refresh_if_due(run(table, ids), cache, **options)
+        return cache_parts.refresh(run(table, ids), cache, **options)
 
     one, many = jax.jit(whole), jax.jit(spread)
     replicated = jax.device_put(table, NamedSharding(mesh, P()))
@@ -425,13 +426,5 @@ def test_a_sharded_batch(fused, way, gradients, method, mesh):
         _identical_replicas(replicated)
         same(replicated.directory, table.directory)
         close((replicated.table, replicated.rows), (table.table, table.rows), 2e-5)
-    figures = jax_tt.cache_statistics(table.directory)
+    figures = table.directory.statistics()
     assert figures["misses"] < figures["requested"] == batches.size
-
-
-def test_a_plain_table_is_refused():
-    cores = make_case(SHAPE, "float32", False).cores
-    with pytest.raises(TypeError, match=r"table: got tuple; expected a CachedTable"):
-        jax_tt.cached_tt_lookup(cores, HOT, small_cache())
-    with pytest.raises(ValueError, match=r"optimizer: got None for a FusedTable"):
-        jax_tt.init_cached_table(jax_tt.init_fused_table(cores, RULES["sgd"]), small_cache())

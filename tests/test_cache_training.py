@@ -15,6 +15,7 @@ import pytest
 
 import jax_tt
 from jax_tt import RowCache, optimizers
+from tests import cache_parts
 from tests.cache_model import Model, Sizes, compare
 from tests.conftest import method_fixture
 
@@ -53,11 +54,11 @@ def shape() -> jax_tt.TTShape:
 
 def start(cache, rule):
     """Cores or a fused table of them, behind the cache where there is one."""
-    cores = jax_tt.init_cores(jax.random.key(0), shape(), "normal")
+    cores = jax_tt.tt.init(jax.random.key(0), shape(), "normal")
     table = cores if rule is None else jax_tt.init_fused_table(cores, rule)
     if cache is None:
         return table
-    return jax_tt.init_cached_table(table, cache, num_embeddings=stream()[1], optimizer=rule)
+    return cache_parts.init_parts(table, cache, num_embeddings=stream()[1], optimizer=rule)
 
 
 def loss_of(out, ids):
@@ -104,10 +105,10 @@ class Training:
         def loss(parameters, rows):
             options = self.options | {"combiner": self.combiner}
             if self.cache is None:
-                op = jax_tt.tt_embed_bag if self.rule is None else jax_tt.fused_tt_embed_bag
+                op = jax_tt.tt.embed_bag if self.rule is None else jax_tt.tt.fused_embed_bag
                 return loss_of(op(parameters, self.bags(ids), **options), ids), None
             own = table._replace(table=parameters, rows=rows)
-            out, directory = jax_tt.cached_tt_embed_bag(own, self.bags(ids), self.cache, **options)
+            out, directory = cache_parts.embed_bag(own, self.bags(ids), self.cache, **options)
             return loss_of(out, ids), directory
 
         if self.cache is None:
@@ -124,8 +125,8 @@ class Training:
             grads = optax.apply_updates(parameters, updates)
         if self.cache is None:
             return grads, opt_state
-        table = jax_tt.CachedTable(*grads, directory)
-        return jax_tt.refresh_if_due(table, self.cache, **self.options), opt_state
+        table = cache_parts.Parts(*grads, directory)
+        return cache_parts.refresh(table, self.cache, **self.options), opt_state
 
     def run(self, state, ids, watch=lambda table: None):
         """The state after all batches, and what ``watch`` saw after each."""
@@ -173,7 +174,7 @@ def test_copies_refreshed_every_step_train_as_no_cache_does(name, method):
     for got, core, first in zip(table.cores, want, begun, strict=True):
         assert np.abs(core - first).max() > 1e-2  # it learned
         np.testing.assert_allclose(got, core, rtol=1e-5, atol=1e-5)
-    figures = jax_tt.cache_statistics(table.directory)
+    figures = table.directory.statistics()
     assert figures["refreshes"] == 200 and figures["hit_rate"] > 0.05
 
 
@@ -182,11 +183,11 @@ def test_copies_refreshed_every_step_train_as_no_cache_does(name, method):
 def test_rows_that_stay_keep_what_they_learned_bit_for_bit(fused, method):
     """Over 50 populates, each beside others that come and go, with their leavings written into the cores."""
     ways = {"rule": optimizers.RowWiseAdagrad(0.05)} if fused else {"tx": optax.sgd(0.05)}
-    cache = RowCache(stream()[1] // 100, write_back=jax_tt.WriteBack(steps=1, iterations=4))
+    cache = RowCache(stream()[1] // 100, write_back=jax_tt.cache.WriteBack(steps=1, iterations=4))
     training = Training(cache, **ways, method=method)
     state = training.init()
     step = jax.jit(training.step)
-    populate = jax.jit(partial(jax_tt.populate_cache, cache=cache, **training.options))
+    populate = jax.jit(partial(cache_parts.populate, cache=cache, **training.options))
     through, first, moved = None, None, 0
     for t, ids in enumerate(batches(100)):
         state = step(state, ids)
@@ -230,7 +231,7 @@ def test_figures_agree_with_a_recount_of_the_ids(policy, method):
         return table.directory.tags, table.directory.totals
 
     (table, _), (tags, _) = training.run(training.init(), jnp.asarray(ids), watch)
-    figures = jax_tt.cache_statistics(table.directory)
+    figures = table.directory.statistics()
     tags = np.concatenate([np.full((1, sets * ways), -1), np.asarray(tags).reshape(len(ids), -1)])
     recount = {"requested": 0, "unique": 0, "misses": 0, "unique_misses": 0}
     for asked, held in zip(ids.reshape(len(ids), -1), tags[:-1], strict=True):
@@ -281,5 +282,5 @@ def test_a_run_resumed_from_a_file_goes_on_bit_for_bit(gradients, fused, method,
     )
     got, _ = training.run(state, ids[10:])
     same(got, want)
-    figures = jax_tt.cache_statistics(got[0].directory)
+    figures = got[0].directory.statistics()
     assert figures["calls"] == 24 and figures["refreshes"] == 6 and figures["evicted"] > 0

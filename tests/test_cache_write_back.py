@@ -14,9 +14,10 @@ from benchmarks.streams import streams
 from jax_tt._kinds.cached.write_back import write_back
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._sets.metric import table_metric
+from tests import cache_parts
 
 KEY = jax.random.key(0)
-OPTIONS = jax_tt.WriteBack()
+OPTIONS = jax_tt.cache.WriteBack()
 
 
 def written(cores, num_embeddings, ids, rows, options=OPTIONS, method="reference"):
@@ -75,7 +76,7 @@ def test_float64():
 def random_rows(count, scale=1.0, seed=0):
     """A table of 4,000 rows, and rows that learned something without structure."""
     shape = jax_tt.TTShape(4000, 16, 8, (16, 16, 16), (2, 2, 4))
-    cores = jax_tt.init_cores(jax.random.key(seed), shape)
+    cores = jax_tt.tt.init(jax.random.key(seed), shape)
     before = dense_table(cores, 4000)
     rng = np.random.default_rng(seed)
     ids = rng.choice(4000, count, replace=False).astype(np.int32)
@@ -103,7 +104,7 @@ def test_ridge_trades_the_rows_for_the_others():
     _, cores, before, ids, rows = random_rows(16)
     results = []
     for ridge in (0.01, 0.1, 0.3, 1.0, 10.0):
-        options = jax_tt.WriteBack(ridge=ridge, steps=3)
+        options = jax_tt.cache.WriteBack(ridge=ridge, steps=3)
         after = dense_table(written(cores, 4000, ids, rows, options), 4000)
         results.append(figures(before, after, ids, rows))
     left, damage = np.transpose(results)
@@ -114,7 +115,7 @@ def test_ridge_trades_the_rows_for_the_others():
 def test_never_worse_than_dropping(ridge):
     """More rows, changed much more than the cores can follow: the sum that is minimised never grows."""
     _, cores, before, ids, rows = random_rows(1000, 30.0)
-    options = jax_tt.WriteBack(ridge=ridge, steps=4, iterations=30)
+    options = jax_tt.cache.WriteBack(ridge=ridge, steps=4, iterations=30)
     after = dense_table(written(cores, 4000, ids, rows, options), 4000)
     left, _ = figures(before, after, ids, rows)
     assert left < 1 and np.isfinite(after).all()
@@ -136,7 +137,7 @@ def test_chunks():
     """Chunks one behind the other; a chunk of all rows is as good as one that is larger."""
     _, cores, before, ids, rows = random_rows(24)
     one, large, small = (
-        dense_table(written(cores, 4000, ids, rows, jax_tt.WriteBack(chunk=chunk)), 4000)
+        dense_table(written(cores, 4000, ids, rows, jax_tt.cache.WriteBack(chunk=chunk)), 4000)
         for chunk in (24, 10_000, 5)
     )
     np.testing.assert_array_equal(one, large)
@@ -203,22 +204,22 @@ def test_metric_is_the_size_of_the_change():
 )
 def test_options_are_checked(field, value):
     with pytest.raises(ValueError, match=f"WriteBack.{field}: got"):
-        jax_tt.WriteBack(**{field: value})
+        jax_tt.cache.WriteBack(**{field: value})
 
 
 def flushed(size, count=32, **options):
     """Cores, ids, their rows before, what they learned to be, and the cores after a flush."""
     shape = jax_tt.TTShape.suggest(2000, 16, ranks=8)
-    cores = jax_tt.init_cores(jax.random.key(0), shape, "approx-normal")
-    cache = jax_tt.RowCache(count, ways=count, write_back=jax_tt.WriteBack(**options))
-    table = jax_tt.init_cached_table(cores, cache, num_embeddings=2000)
+    cores = jax_tt.tt.init(jax.random.key(0), shape, "approx-normal")
+    cache = jax_tt.RowCache(count, ways=count, write_back=jax_tt.cache.WriteBack(**options))
+    table = cache_parts.init_parts(cores, cache, num_embeddings=2000)
     ids = jnp.asarray(np.random.default_rng(0).choice(2000, count, replace=False))
-    _, directory = jax_tt.cached_tt_lookup(table, ids, cache, num_embeddings=2000)
+    _, directory = cache_parts.lookup(table, ids, cache, num_embeddings=2000)
     table = table._replace(directory=directory)
-    table = jax_tt.populate_cache(table, cache, num_embeddings=2000)
+    table = cache_parts.populate(table, cache, num_embeddings=2000)
     ids = table.directory.tags.reshape(-1)
     learned = table.values + size * jax.random.normal(jax.random.key(1), table.values.shape)
-    after = jax_tt.flush_cache(table._replace(rows=learned), cache, num_embeddings=2000)
+    after = cache_parts.flush(table._replace(rows=learned), cache, num_embeddings=2000)
     return cores, ids, table.values, learned, after
 
 
@@ -237,14 +238,14 @@ def test_more_steps_fit_rows_that_grew_a_hundredfold():
 
 def test_a_row_that_is_not_finite_is_dropped_alone():
     shape = jax_tt.TTShape.suggest(2000, 16, ranks=8)
-    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    cores = jax_tt.tt.init(jax.random.key(0), shape)
     cache = jax_tt.RowCache(4, ways=4)
-    table = jax_tt.init_cached_table(cores, cache, num_embeddings=2000)
+    table = cache_parts.init_parts(cores, cache, num_embeddings=2000)
     ids = jnp.array([3, 700])
-    _, directory = jax_tt.cached_tt_lookup(table, ids, cache, num_embeddings=2000)
-    table = jax_tt.populate_cache(table._replace(directory=directory), cache, num_embeddings=2000)
+    _, directory = cache_parts.lookup(table, ids, cache, num_embeddings=2000)
+    table = cache_parts.populate(table._replace(directory=directory), cache, num_embeddings=2000)
     bad = jnp.where(table.directory.tags.reshape(-1, 1) == 3, jnp.nan, table.values + 0.01)
-    after = jax_tt.flush_cache(table._replace(rows=bad), cache, num_embeddings=2000)
+    after = cache_parts.flush(table._replace(rows=bad), cache, num_embeddings=2000)
     assert all(bool(jnp.isfinite(core).all()) for core in after.cores)
     here = after.directory.tags.reshape(-1) == 700
     learned, kept = bad[here], after.values[here]

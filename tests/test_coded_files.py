@@ -86,7 +86,7 @@ def test_files_of_other_things(tmp_path):
 
 def test_a_file_of_all_kinds(tmp_path):
     path = tmp_path / "small.safetensors"
-    train = jax_tt.tt_from_dense(ROWS, 2)
+    train = jax_tt.tt.from_dense(ROWS, 2)
     order = jax_tt.order.IdOrder(np.arange(40)[::-1])
     tables = {
         "coded": encoded("hot"),

@@ -318,7 +318,7 @@ def test_linen_trains_all_tables():
     assert int(counts["out_of_range"]["embed"]["items"]["count"]) == 4
     refreshed = jax_tt.linen.refresh_caches(Linen(), {**state.variables, **counts}, BATCH)
     directory = jax_tt.linen.cache_directories(refreshed)["embed/users"]
-    assert jax_tt.cache_statistics(directory)["refreshes"] == 1
+    assert directory.statistics()["refreshes"] == 1
 
 
 def test_single_linen_layers_read_the_tables():

@@ -393,7 +393,9 @@ def test_files(stored):
     found, arrays = jax_tt.files.load(path)["items"]
     assert found == table
     jax.tree.map(np.testing.assert_array_equal, arrays, dict(state))
-    with pytest.raises(TypeError, match=r"got a SumTable; expected a tensor train.* or a mixed one"):
+    with pytest.raises(
+        TypeError, match=r"got a SumTable; expected a tensor train.* or a mixed one"
+    ):
         jax_tt.files.save(path, {"items": of_trains()})
 
 
@@ -460,8 +462,8 @@ def test_descriptions_are_static_and_have_names(make):
 
 
 def test_the_table_of_residuals():
-    shapes = jax_tt.tt_residual_shapes(N, D, 1500)
-    terms = jax_tt.tt_residuals(ROWS, shapes, refine=0, progress=False)
+    shapes = jax_tt.tt.residual_shapes(N, D, 1500)
+    terms = jax_tt.tt.residuals(ROWS, shapes, refine=0, progress=False)
     update = jax_tt.Update(jax_tt.optimizers.RowWiseAdagrad(0.1))
     table, state = jax_tt.residual_table(terms, update=update, name="items")
     assert len(table.tables) == len(shapes) > 1
@@ -473,7 +475,7 @@ def test_the_table_of_residuals():
     with pytest.raises(ValueError, match="tables: got none; expected at least one"):
         jax_tt.residual_table(())
     with pytest.raises(
-        TypeError, match=r"terms\[0\]: got a SumTable; expected a jax_tt.TTResidual"
+        TypeError, match=r"terms\[0\]: got a SumTable; expected a jax_tt.tt.Residual"
     ):
         jax_tt.residual_table([table])  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="terms: got None; expected the result of"):

@@ -57,7 +57,7 @@ def test_tt_embed_bag(name, dtype, combiner, weighted, method):
         g = jnp.asarray(case.g).astype(jnp.float32 if dtype != "float64" else dtype)
 
         def loss(cores, weights):
-            out = jax_tt.tt_embed_bag(
+            out = jax_tt.tt.embed_bag(
                 cores,
                 dataclasses.replace(bags, weights=weights),
                 combiner=combiner,
@@ -97,7 +97,7 @@ def test_embed_bag(dtype, combiner, method):
     with _x64_for(dtype):
         weighted = combiner in WEIGHTABLE
         case = make_case(SHAPES["d3"], dtype, weighted)
-        table = jax_tt.tt_to_dense(case.cores, case.shape.num_embeddings)
+        table = jax_tt.tt.to_dense(case.cores, case.shape.num_embeddings)
         bags = case.bags()
         g = jnp.asarray(case.g).astype(jnp.float32 if dtype != "float64" else dtype)
 
@@ -125,13 +125,13 @@ def test_lookup_to_dense_attend(name, method):
     n = case.shape.num_embeddings
     table = dense_table(case.cores, n)
     ids = np.array([[0, n - 1, n // 2], [1, 1, 0]], np.int32)
-    rows = jax_tt.tt_lookup(case.cores, ids, num_embeddings=n, method=method)
+    rows = jax_tt.tt.lookup(case.cores, ids, num_embeddings=n, method=method)
     assert_close(rows, table[ids], 1e-5, "lookup")
     split = case.shape.split_ids(ids)
-    assert_close(jax_tt.tt_lookup(case.cores, split, method=method), table[ids], 1e-5, "split")
-    assert_close(jax_tt.tt_to_dense(case.cores, n, method=method), table, 1e-5, "to_dense")
+    assert_close(jax_tt.tt.lookup(case.cores, split, method=method), table[ids], 1e-5, "split")
+    assert_close(jax_tt.tt.to_dense(case.cores, n, method=method), table, 1e-5, "to_dense")
     query = jnp.asarray(case.g, jnp.float32)
-    scores = jax_tt.tt_attend(case.cores, query, n)
+    scores = jax_tt.tt.attend(case.cores, query, n)
     assert_close(scores, np.asarray(query, np.float64) @ table.T, 1e-5, "attend")
 
 
@@ -140,7 +140,7 @@ def test_id_types(dtype, method):
     with jax.enable_x64(dtype == "int64"):
         case = make_case(SHAPES["d3"], "float32", False)
         ids = np.array([0, 7, 119], dtype)
-        rows = jax_tt.tt_lookup(case.cores, ids, method=method)
+        rows = jax_tt.tt.lookup(case.cores, ids, method=method)
         assert_close(rows, dense_table(case.cores, 120)[ids], 1e-5)
 
 
@@ -155,7 +155,7 @@ def test_bounds(split, method):
     outside = (ids < 0) | (ids >= n)
 
     def rows(bounds):
-        return jax_tt.tt_lookup(case.cores, given, num_embeddings=n, bounds=bounds, method=method)
+        return jax_tt.tt.lookup(case.cores, given, num_embeddings=n, bounds=bounds, method=method)
 
     clipped = table[np.clip(ids, 0, n - 1)]
     assert_close(rows("clip"), clipped, 1e-5, "clip")
@@ -168,7 +168,7 @@ def test_bounds(split, method):
     else:
         assert (np.isnan(rows("error")).all(-1) == outside).all()
     # An id that reads zeros still counts in the divisor of a mean, and its weight has no gradient.
-    mean = jax_tt.tt_embed_bag(
+    mean = jax_tt.tt.embed_bag(
         case.cores,
         jax_tt.Bags(given),
         combiner="mean",
@@ -179,7 +179,7 @@ def test_bounds(split, method):
     assert_close(mean, np.where(outside[..., None], 0, clipped).mean(1), 1e-5, "mean")
     weights = jnp.ones(ids.shape, jnp.float32)
     dweights = jax.grad(
-        lambda w: jax_tt.tt_embed_bag(
+        lambda w: jax_tt.tt.embed_bag(
             case.cores, jax_tt.Bags(given, None, w), num_embeddings=n, bounds="zero", method=method
         ).sum()
     )(weights)
@@ -213,7 +213,7 @@ def test_zero_sizes(bags, combiner, method):
 
     def loss(cores, weights):
         given = bags if weights is None else dataclasses.replace(bags, weights=weights)
-        out = jax_tt.tt_embed_bag(cores, given, combiner=combiner, method=method)
+        out = jax_tt.tt.embed_bag(cores, given, combiner=combiner, method=method)
         return out.sum(), out
 
     weights = getattr(bags, "weights", None)
@@ -225,14 +225,14 @@ def test_zero_sizes(bags, combiner, method):
     assert out.shape == (count, 8) and not np.any(out)
     assert not any(np.any(core) for core in dcores)
     assert dweights is None or not np.any(dweights)
-    empty = jax_tt.tt_lookup(case.cores, np.zeros((2, 0), np.int32), method=method)
+    empty = jax_tt.tt.lookup(case.cores, np.zeros((2, 0), np.int32), method=method)
     assert empty.shape == (2, 0, 8)
-    assert jax_tt.tt_attend(case.cores, jnp.zeros((0, 8))).shape == (0, 120)
+    assert jax_tt.tt.attend(case.cores, jnp.zeros((0, 8))).shape == (0, 120)
 
 
 def test_table_of_10_to_the_12_rows(method):
     shape = jax_tt.TTShape.suggest(10**12, 32, 8, 5)
-    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    cores = jax_tt.tt.init(jax.random.key(0), shape)
     ids = np.array([0, 10**12 - 1, 123_456_789_012, 2**39])
     digits = np.asarray(shape.split_ids(ids).digits)
     rest = digits.astype(object)
@@ -241,7 +241,7 @@ def test_table_of_10_to_the_12_rows(method):
         value = value * shape.row_factors[k] + rest[:, k]
     assert value.tolist() == ids.tolist()
     # A host array is split for the caller where JAX would cut it to 32 bits.
-    rows = jax_tt.tt_lookup(cores, ids, num_embeddings=10**12, method=method)
+    rows = jax_tt.tt.lookup(cores, ids, num_embeddings=10**12, method=method)
     for row, digit in zip(rows, digits, strict=True):
         parts = tuple(np.asarray(core)[i][None] for core, i in zip(cores, digit, strict=True))
         assert_close(row, dense_table(parts, 1)[0], 1e-5)
@@ -250,10 +250,10 @@ def test_table_of_10_to_the_12_rows(method):
 @pytest.mark.optimized
 def test_uint32_ids_above_2_to_the_31(method):
     shape = jax_tt.TTShape.suggest(4_000_000_000, 4, 2, 3)
-    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    cores = jax_tt.tt.init(jax.random.key(0), shape)
     ids = np.array([3_999_999_999, 2**31, 4_000_000_000], np.uint32)
-    rows = jax_tt.tt_lookup(cores, ids, num_embeddings=4_000_000_000, bounds="zero", method=method)
-    again = jax_tt.tt_lookup(
+    rows = jax_tt.tt.lookup(cores, ids, num_embeddings=4_000_000_000, bounds="zero", method=method)
+    again = jax_tt.tt.lookup(
         cores, shape.split_ids(ids), num_embeddings=4_000_000_000, bounds="zero", method=method
     )
     np.testing.assert_array_equal(rows, again)
@@ -264,17 +264,17 @@ def test_uint32_ids_above_2_to_the_31(method):
 def test_float64_is_refused(op, method, x64):
     """Where kernels store no float64, "auto" takes the reference and the native method says so."""
     cores = make_case(SHAPES["d2"], "float64", False).cores
-    table = jax_tt.tt_to_dense(cores, 50)
+    table = jax_tt.tt.to_dense(cores, 50)
     rule = jax_tt.optimizers.SGD(0.1)
     ids = np.array([[1, 2]], np.int32)
 
     def run(method):
         if op == "tt_embed_bag":
-            return jax_tt.tt_embed_bag(cores, ids, method=method)
+            return jax_tt.tt.embed_bag(cores, ids, method=method)
         if op == "embed_bag":
             return jax_tt.embed_bag(table, ids, method=method)
         fused = jax_tt.init_fused_table(cores, rule)
-        return jax_tt.fused_tt_embed_bag(fused, ids, rule, method=method)
+        return jax_tt.tt.fused_embed_bag(fused, ids, rule, method=method)
 
     want = np.asarray(table)[ids].sum(1)
     np.testing.assert_allclose(run("auto"), want, rtol=1e-12)

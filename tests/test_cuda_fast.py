@@ -74,7 +74,7 @@ def _run(cores, bags, g, method):
     def step(cores, weights):
         def loss(cores, weights):
             given = jax_tt.Bags(bags.ids, bags.offsets, weights)
-            out = jax_tt.tt_embed_bag(
+            out = jax_tt.tt.embed_bag(
                 cores, given, num_embeddings=n, bounds="zero", method=method
             ).astype(jnp.float32)
             return jnp.sum(out * g), out

@@ -49,7 +49,7 @@ def test_tt_steps(name, dtype, method):
 
     def steps(method):
         def loss(table, skip):
-            out = jax_tt.fused_tt_embed_bag(
+            out = jax_tt.tt.fused_embed_bag(
                 table, bags, rule, method=method, stochastic_rounding=False, skip_nonfinite=skip
             )
             return jnp.sum(out.astype(jnp.float32) * g)

@@ -18,11 +18,11 @@ SMALL = jax_tt.TTShape(120, 8, (4, 4), (4, 5, 6), (2, 2, 2))
 
 def step(shape, ids, method, dtype="float32"):
     """Output and core gradients of a sum of rows weighted by fixed random numbers."""
-    cores = jax_tt.init_cores(jax.random.key(0), shape, "normal", dtype=dtype)
+    cores = jax_tt.tt.init(jax.random.key(0), shape, "normal", dtype=dtype)
     g = jax.random.normal(jax.random.key(1), (ids.shape[0], shape.features))
 
     def loss(cores):
-        out = jax_tt.tt_embed_bag(cores, ids, num_embeddings=shape.num_embeddings, method=method)
+        out = jax_tt.tt.embed_bag(cores, ids, num_embeddings=shape.num_embeddings, method=method)
         return jnp.vdot(out.astype(jnp.float32), g), out
 
     (_, out), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(cores)
@@ -99,13 +99,13 @@ def test_sums_of_long_bags_do_not_depend_on_their_neighbours(method):
     ids = rng.integers(0, 120, ends[-1]).astype(np.int32)
     weights = rng.normal(size=ends[-1]).astype(np.float32)
     ids[ends[4] + 200] = 120  # makes NaN of the bag of 257
-    cores = jax_tt.init_cores(jax.random.key(0), SMALL, "normal")
+    cores = jax_tt.tt.init(jax.random.key(0), SMALL, "normal")
 
     def pooled(begin, cuts, method):
         offsets = np.concatenate([[0], np.asarray(cuts) - begin])
         part = slice(begin, cuts[-1])
         bags = jax_tt.Bags.from_offsets(ids[part], offsets, weights[part], include_last_offset=True)
-        return np.asarray(jax_tt.tt_embed_bag(cores, bags, num_embeddings=120, method=method))
+        return np.asarray(jax_tt.tt.embed_bag(cores, bags, num_embeddings=120, method=method))
 
     out = pooled(0, ends, method)
     assert np.isnan(out).all(axis=1).tolist() == [length == 257 for length in lengths]
@@ -144,14 +144,14 @@ def test_bitwise_equal_in_any_order_of_threads(rule):
     if module is None:
         pytest.skip(ffi.why_unavailable("cuda_emulated"))
     optimizer = getattr(optimizers, rule)(0.05)
-    cores = jax_tt.init_cores(jax.random.key(0), SMALL, "normal")
+    cores = jax_tt.tt.init(jax.random.key(0), SMALL, "normal")
     ids = uniform(120, 300, 4)
     g = jax.random.normal(jax.random.key(1), (300, SMALL.features))
 
     @jax.jit
     def update(table):
         def loss(table):
-            out = jax_tt.fused_tt_embed_bag(table, ids, optimizer, method="cuda_emulated")
+            out = jax_tt.tt.fused_embed_bag(table, ids, optimizer, method="cuda_emulated")
             return jnp.vdot(out, g)
 
         return jax.grad(loss)(table)
@@ -174,13 +174,13 @@ def test_steps_of_slices_with_several_parts(rule, method):
     """One slice of 4,096 elements that all rows share: the blocks of its parts divide it, or one of them has it."""
     optimizer = getattr(optimizers, rule)(0.05)
     shape = jax_tt.TTShape(80, 64, (32, 32), (8, 1, 10), (4, 4, 4))
-    cores = jax_tt.init_cores(jax.random.key(0), shape, "normal")
+    cores = jax_tt.tt.init(jax.random.key(0), shape, "normal")
     ids = jnp.asarray(np.random.default_rng(0).permutation(80).reshape(20, 4), jnp.int32)
     g = jax.random.normal(jax.random.key(1), (20, shape.features))
 
     def update(way):
         def loss(table):
-            out = jax_tt.fused_tt_embed_bag(
+            out = jax_tt.tt.fused_embed_bag(
                 table, ids, optimizer, num_embeddings=shape.num_embeddings, method=way
             )
             return jnp.vdot(out, g)
@@ -197,9 +197,7 @@ def test_steps_of_slices_with_several_parts(rule, method):
 def test_a_bad_batch_changes_nothing(broken, method):
     # The CPU raises; a GPU cannot, so the output is NaN and the table stays as it was.
     optimizer = optimizers.Adagrad(0.05)
-    table = jax_tt.init_fused_table(
-        jax_tt.init_cores(jax.random.key(0), SMALL, "normal"), optimizer
-    )
+    table = jax_tt.init_fused_table(jax_tt.tt.init(jax.random.key(0), SMALL, "normal"), optimizer)
     ids, offsets = uniform(120, 12), np.array([0, 4, 8, 12], np.int32)
     if broken == "id":
         ids = ids.at[5].set(120)
@@ -213,7 +211,7 @@ def test_a_bad_batch_changes_nothing(broken, method):
         bags = jax_tt.Bags.from_offsets(ids, offsets, include_last_offset=True)
 
         def loss(table):
-            out = jax_tt.fused_tt_embed_bag(
+            out = jax_tt.tt.fused_embed_bag(
                 table, bags, optimizer, num_embeddings=120, method=method
             )
             return jnp.sum(out**2), out

@@ -57,7 +57,7 @@ def stepper(method):
     def step(dense, tt, ids, offsets, g_dense, g_tt):
         def loss(tables):
             pooled = jax_tt.fused_embed_bag(tables[0], Bags(ids, offsets), RULE, method=method)
-            of_tt = jax_tt.fused_tt_embed_bag(tables[1], Bags(ids, offsets), RULE, method=method)
+            of_tt = jax_tt.tt.fused_embed_bag(tables[1], Bags(ids, offsets), RULE, method=method)
             return jnp.sum(pooled * g_dense) + jnp.sum(of_tt * g_tt)
 
         return jax.grad(loss)((dense, tt))

@@ -126,7 +126,7 @@ def test_flax_names_are_public():
 WITHOUT_EXAMPLE = {
     "jax_tt.FusedTable",
     "jax_tt.SplitIds",
-    "jax_tt.TTCost",
+    "jax_tt.tt.Cost",
     "jax_tt.ReferenceTable",  # tests/test_toy_kind.py is its example
     "jax_tt.Table",
     "jax_tt.optimizers.Optimizer",

@@ -226,7 +226,7 @@ def test_a_sum_of_tts_starts_at_the_sum_of_its_terms(dtype):
     start = normal(500, 24)
     table = make("tt_residual", 500, 24, 4.0, dtype=dtype, start=start)
     shapes = sizes.residual_shapes(500, 24, 4.0, dtype)
-    terms = jax_tt.tt_residuals(start, shapes, dtype=dtype, progress=False)
+    terms = jax_tt.tt.residuals(start, shapes, dtype=dtype, progress=False)
     expected = np.zeros((500, 24))
     for term in terms:
         cores = [np.asarray(core, np.float64) for core in term.approximation.cores]

@@ -7,11 +7,12 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
+from tests import cache_parts
 from tests.helpers import SHAPES
 
 SHAPE = SHAPES["d3"]
 RULE = jax_tt.optimizers.SGD(0.1)
-CORES = jax_tt.init_cores(jax.random.key(0), SHAPE)
+CORES = jax_tt.tt.init(jax.random.key(0), SHAPE)
 IDS = np.random.default_rng(0).integers(0, 120, (8, 3)).astype(np.int32)
 
 
@@ -72,7 +73,7 @@ def test_ids_out_of_range_over_two_axes():
 @pytest.mark.parametrize("spec", [P("x"), P()])
 def test_bags(method, combiner, spec):
     out = _check(
-        lambda c, ids: jax_tt.tt_embed_bag(c, ids, combiner=combiner, method=method),
+        lambda c, ids: jax_tt.tt.embed_bag(c, ids, combiner=combiner, method=method),
         CORES,
         IDS,
         spec,
@@ -92,7 +93,7 @@ def test_ragged_bags(method, combiner):
     bags = jax_tt.Bags.from_lengths(IDS.ravel(), [5, 0, 12, 7])
     specs = jax_tt.Bags(P("x"), P())
     _check(
-        lambda c, bags: jax_tt.tt_embed_bag(c, bags, combiner=combiner, method=method),
+        lambda c, bags: jax_tt.tt.embed_bag(c, bags, combiner=combiner, method=method),
         CORES,
         bags,
         specs,
@@ -103,7 +104,7 @@ def test_ragged_bags(method, combiner):
 @pytest.mark.parametrize("spec", [P("x"), P("x", None), P()])
 def test_lookup(method, spec):
     ids = IDS[:, 0] if len(spec) == 1 else IDS
-    out = _check(lambda c, ids: jax_tt.tt_lookup(c, ids, method=method), CORES, ids, spec)
+    out = _check(lambda c, ids: jax_tt.tt.lookup(c, ids, method=method), CORES, ids, spec)
     assert out.sharding.spec[0] == (spec[0] if len(spec) else None)
 
 
@@ -112,7 +113,7 @@ def test_lookup(method, spec):
 def test_fused(method, combiner):
     table = jax_tt.init_fused_table(CORES, RULE)
     _check(
-        lambda t, ids: jax_tt.fused_tt_embed_bag(t, ids, RULE, combiner=combiner, method=method),
+        lambda t, ids: jax_tt.tt.fused_embed_bag(t, ids, RULE, combiner=combiner, method=method),
         table,
         IDS,
         P("x"),
@@ -125,15 +126,15 @@ def test_a_row_cache(gradients, fused):
     cache = jax_tt.RowCache(40, ways=4, gradients=gradients)
     optimizer = RULE if fused else None
     start = jax_tt.init_fused_table(CORES, RULE) if fused else CORES
-    table = jax_tt.init_cached_table(start, cache, optimizer=optimizer)
-    _, directory = jax_tt.cached_tt_embed_bag(table, IDS[:4], cache, optimizer=optimizer)
+    table = cache_parts.init_parts(start, cache, optimizer=optimizer)
+    _, directory = cache_parts.embed_bag(table, IDS[:4], cache, optimizer=optimizer)
     table = table._replace(directory=directory)
-    table = jax_tt.populate_cache(table, cache, optimizer=optimizer)
+    table = cache_parts.populate(table, cache, optimizer=optimizer)
 
     def step(table, ids):
         def loss(trained):
             own = table._replace(table=trained[0], rows=trained[1])
-            out, directory = jax_tt.cached_tt_embed_bag(own, ids, cache, optimizer=optimizer)
+            out, directory = cache_parts.embed_bag(own, ids, cache, optimizer=optimizer)
             return (out**2).sum(), (out, directory)
 
         return jax.value_and_grad(loss, has_aux=True)((table.table, table.rows))

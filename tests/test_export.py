@@ -27,7 +27,7 @@ BAGS = CASE.bags()
 RULE = optimizers.Adagrad(0.1)
 FUSED = jax_tt.init_fused_table(CASE.cores, RULE)
 CACHE = jax_tt.RowCache(20, ways=4)
-CACHED = jax_tt.init_cached_table(CASE.cores, CACHE)
+CACHED = jax_tt.RowCachedTable(jax_tt.TTTable.of(CASE.cores)[0], CACHE)
 DENSE = jnp.arange(360.0).reshape(120, 3)
 
 
@@ -53,7 +53,7 @@ def run_python(code, folder):
 
 @needs_native
 def test_import_registers_and_starts_no_backend(tmp_path):
-    pool = partial(jax_tt.tt_embed_bag, method="ffi")
+    pool = partial(jax_tt.tt.embed_bag, method="ffi")
     exported = export(pool, CASE.cores, BAGS)
     (tmp_path / "pool.bin").write_bytes(exported.serialize())
     np.savez(tmp_path / "cores.npz", *CASE.cores)
@@ -98,7 +98,7 @@ def test_checks_name_every_target():
 
 
 @pytest.mark.parametrize(
-    "value", [BAGS, CASE.bags("padded"), FUSED, CACHED], ids=lambda v: type(v).__name__
+    "value", [BAGS, CASE.bags("padded"), FUSED], ids=lambda v: type(v).__name__
 )
 def test_pytrees_are_serialised(value):
     exported = export(lambda tree: jax.tree.map(lambda leaf: leaf + leaf, tree), value)
@@ -111,9 +111,9 @@ def test_pytrees_are_serialised(value):
 
 def test_split_ids_are_serialised():
     split = SHAPE.split_ids(np.arange(7))
-    exported = export(lambda ids: jax_tt.tt_lookup(CASE.cores, ids), split)
+    exported = export(lambda ids: jax_tt.tt.lookup(CASE.cores, ids), split)
     restored = jax.export.deserialize(exported.serialize())
-    np.testing.assert_array_equal(restored.call(split), jax_tt.tt_lookup(CASE.cores, np.arange(7)))
+    np.testing.assert_array_equal(restored.call(split), jax_tt.tt.lookup(CASE.cores, np.arange(7)))
 
 
 def squares(op, table, *args, **options):
@@ -124,24 +124,24 @@ def squares(op, table, *args, **options):
 RAGGED = ("ragged", BAGS)
 IDS = np.arange(66, dtype=np.int32).reshape(22, 3)
 SYMBOLIC = {
-    "lookup": (lambda m, t, x: jax_tt.tt_lookup(t, x, method=m), CASE.cores, IDS[:, 0]),
+    "lookup": (lambda m, t, x: jax_tt.tt.lookup(t, x, method=m), CASE.cores, IDS[:, 0]),
     "split": (
-        lambda m, t, x: jax_tt.tt_lookup(t, x, method=m),
+        lambda m, t, x: jax_tt.tt.lookup(t, x, method=m),
         CASE.cores,
         SHAPE.split_ids(IDS[:, 0]),
     ),
     "rectangle": (
-        lambda m, t, x: jax_tt.tt_embed_bag(t, x, combiner="sqrtn", method=m),
+        lambda m, t, x: jax_tt.tt.embed_bag(t, x, combiner="sqrtn", method=m),
         CASE.cores,
         IDS,
     ),
     "bags": (
-        lambda m, t, x: jax_tt.tt_embed_bag(t, x, combiner="mean", method=m),
+        lambda m, t, x: jax_tt.tt.embed_bag(t, x, combiner="mean", method=m),
         CASE.cores,
         BAGS,
     ),
     "max": (
-        lambda m, t, x: squares(jax_tt.tt_embed_bag, t, x, combiner="max", method=m),
+        lambda m, t, x: squares(jax_tt.tt.embed_bag, t, x, combiner="max", method=m),
         CASE.cores,
         dataclasses.replace(BAGS, weights=None),
     ),
@@ -151,16 +151,16 @@ SYMBOLIC = {
         IDS,
     ),
     "dense": (lambda m, t, x: jax_tt.embed_bag(t, x, method=m), DENSE, BAGS),
-    "gradient": (lambda m, t, x: squares(jax_tt.tt_embed_bag, t, x, method=m), CASE.cores, BAGS),
+    "gradient": (lambda m, t, x: squares(jax_tt.tt.embed_bag, t, x, method=m), CASE.cores, BAGS),
     "dense gradient": (lambda m, t, x: squares(jax_tt.embed_bag, t, x, method=m), DENSE, BAGS),
     "fused": (
-        lambda m, t, x: squares(jax_tt.fused_tt_embed_bag, t, x, RULE, method=m),
+        lambda m, t, x: squares(jax_tt.tt.fused_embed_bag, t, x, RULE, method=m),
         FUSED,
         BAGS,
     ),
     "cached": (
-        lambda m, t, x: jax_tt.cached_tt_embed_bag(t, x, CACHE, method=m),
-        CACHED,
+        lambda m, t, x: jax_tt.pooled_rows(CACHED, t, x, jax_tt.Lookup(method=m)),
+        CACHED.init(jax.random.key(0)),
         BAGS,
     ),
 }
@@ -268,7 +268,7 @@ def test_plans_of_symbolic_batches_are_large_enough(name):
 
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="needs the emulated module")
 def test_symbolic_batches_have_no_cuda_kernels():
-    lookup = partial(jax_tt.tt_lookup, method="cuda_emulated")
+    lookup = partial(jax_tt.tt.lookup, method="cuda_emulated")
     with pytest.raises(ValueError, match=r"symbolic batch size.*method='reference'"):
         export(lookup, CASE.cores, symbolic(IDS[:, 0]))
 
@@ -276,6 +276,6 @@ def test_symbolic_batches_have_no_cuda_kernels():
 @pytest.mark.skipif(native_available("cuda"), reason="this process has CUDA ops")
 @needs_native
 def test_ffi_is_not_exported_for_a_platform_without_ops():
-    lookup = partial(jax_tt.tt_lookup, method="ffi")
+    lookup = partial(jax_tt.tt.lookup, method="ffi")
     with pytest.raises(NotImplementedError, match="cuda"):
         export(lookup, CASE.cores, IDS, platforms=["cpu", "cuda"])

@@ -60,7 +60,7 @@ def stepped(rule, method, dtype, shape, **options):
     @jax.jit
     @jax.grad
     def step(table):
-        out = jax_tt.fused_tt_embed_bag(table, case.bags(), rule, method=method, **options)
+        out = jax_tt.tt.fused_embed_bag(table, case.bags(), rule, method=method, **options)
         return jnp.sum(out.astype(g.dtype) * g)
 
     return step(step(table))

@@ -92,7 +92,7 @@ def test_tt_equals_gradients_and_rule_over_20_steps(name, combiner, method):
     def step(table, bags):
         def loss(table, weights):
             given = dataclasses.replace(bags, weights=weights)
-            out = jax_tt.fused_tt_embed_bag(table, given, rule, combiner=combiner, method=method)
+            out = jax_tt.tt.fused_embed_bag(table, given, rule, combiner=combiner, method=method)
             return jnp.sum(out * g)
 
         weights = bags.weights if combiner in WEIGHTABLE else None
@@ -162,10 +162,10 @@ def test_equals_optax(rule, name, method):
     table, state = jax_tt.init_fused_table(cores, rule), tx.init(cores)
 
     def plain(cores, bags):
-        return jnp.sum(jnp.sin(jax_tt.tt_embed_bag(cores, bags, method="reference")))
+        return jnp.sum(jnp.sin(jax_tt.tt.embed_bag(cores, bags, method="reference")))
 
     def fused(table, bags):
-        return jnp.sum(jnp.sin(jax_tt.fused_tt_embed_bag(table, bags, rule, method=method)))
+        return jnp.sum(jnp.sin(jax_tt.tt.fused_embed_bag(table, bags, rule, method=method)))
 
     plain_step, fused_step = jax.jit(jax.grad(plain)), jax.jit(jax.grad(fused))
     for _, _, bags in _batches(20, 120):
@@ -182,7 +182,7 @@ def _table(rule=RULES["adam"], dtype="float32"):
 
 def _grad(rule, method, **options):
     def loss(table, ids, factor=1.0):
-        out = jax_tt.fused_tt_embed_bag(table, ids, rule, method=method, **options)
+        out = jax_tt.tt.fused_embed_bag(table, ids, rule, method=method, **options)
         return jnp.sum(out.astype(jnp.float32)) * factor
 
     return jax.grad(loss)
@@ -264,7 +264,7 @@ def test_out_of_range_and_padding_touch_nothing(method):
 def test_no_bags_are_a_step_that_moves_nothing(combiner, kind, method):
     rule = RULES["adagrad"]
     if kind == "tt":
-        op, table = jax_tt.fused_tt_embed_bag, _table(rule)
+        op, table = jax_tt.tt.fused_embed_bag, _table(rule)
     else:
         op, table = jax_tt.fused_embed_bag, jax_tt.init_fused_table(jnp.ones((40, 64)), rule)
     ids, offsets = np.arange(9, dtype=np.int32), np.zeros(1, np.int32)
@@ -291,7 +291,7 @@ def test_lookup_and_traced_learning_rate(method):
     @jax.jit
     def step(table, lr):
         rule = optimizers.SGD(lr)
-        out = jax.grad(lambda t: jax_tt.fused_tt_lookup(t, ids, rule, method=method).sum())
+        out = jax.grad(lambda t: jax_tt.tt.fused_lookup(t, ids, rule, method=method).sum())
         return out(table)
 
     table = _table(optimizers.SGD(0.1))
@@ -310,11 +310,11 @@ def test_weights_only_leaves_the_table(method):
 
     def fused(w):
         given = dataclasses.replace(bags, weights=w)
-        return jax_tt.fused_tt_embed_bag(table, given, rule, combiner="mean", method=method).sum()
+        return jax_tt.tt.fused_embed_bag(table, given, rule, combiner="mean", method=method).sum()
 
     def plain(w):
         given = dataclasses.replace(bags, weights=w)
-        return jax_tt.tt_embed_bag(table.cores, given, combiner="mean", method=method).sum()
+        return jax_tt.tt.embed_bag(table.cores, given, combiner="mean", method=method).sum()
 
     np.testing.assert_allclose(
         jax.grad(fused)(bags.weights), jax.grad(plain)(bags.weights), rtol=1e-5, atol=1e-6
@@ -326,7 +326,7 @@ def test_moved_sentinel_is_refused(method):
     ids = np.array([[1, 2]], np.int32)
 
     def once(table):
-        return jnp.sum(jax_tt.fused_tt_embed_bag(table, ids, rule, method=method))
+        return jnp.sum(jax_tt.tt.fused_embed_bag(table, ids, rule, method=method))
 
     twice = jax.grad(lambda t: once(t) + once(t))(table)
     unused = jax.tree.map(jnp.zeros_like, table)
@@ -347,7 +347,7 @@ def test_refused_transformations():
     ids = np.array([[1, 2]], np.int32)
 
     def loss(table, ids=ids):
-        return jnp.sum(jax_tt.fused_tt_embed_bag(table, ids, rule, method="reference"))
+        return jnp.sum(jax_tt.tt.fused_embed_bag(table, ids, rule, method="reference"))
 
     with pytest.raises(ValueError, match=r"jax\.vmap"):
         jax.grad(lambda t: jnp.sum(jax.vmap(lambda i: loss(t, i))(ids[None])))(table)
@@ -370,18 +370,18 @@ def test_refused_transformations():
 def test_bad_arguments_hold_the_fix():
     rule, table, ids = RULES["adam"], _table(), np.array([[1]], np.int32)
     with pytest.raises(TypeError, match="init_fused_table"):
-        jax_tt.fused_tt_embed_bag(table.cores, ids, rule)
+        jax_tt.tt.fused_embed_bag(table.cores, ids, rule)
     with pytest.raises(TypeError, match=r"jax_tt\.optimizers"):
-        jax_tt.fused_tt_embed_bag(table, ids, "adam")
+        jax_tt.tt.fused_embed_bag(table, ids, "adam")
     with pytest.raises(TypeError, match=r"optimizer=None.*optax"):
-        jax_tt.fused_tt_embed_bag(table, ids, optax.adam(0.1))
+        jax_tt.tt.fused_embed_bag(table, ids, optax.adam(0.1))
     with pytest.raises(ValueError, match="SGD expects"):
-        jax_tt.fused_tt_embed_bag(table, ids, optimizers.SGD(0.1))
+        jax_tt.tt.fused_embed_bag(table, ids, optimizers.SGD(0.1))
     with pytest.raises(ValueError, match="fused_tt_embed_bag"):
         jax_tt.fused_embed_bag(table, ids, rule)
     with pytest.raises(TypeError, match="typed key"):
         half = _table(dtype="bfloat16")
-        jax_tt.fused_tt_embed_bag(half, ids, rule, key=jnp.zeros(2, jnp.uint32))
+        jax_tt.tt.fused_embed_bag(half, ids, rule, key=jnp.zeros(2, jnp.uint32))
     with pytest.raises(ValueError, match="learning_rate"):
         optimizers.SGD(-1.0)
     with pytest.raises(TypeError, match="learning_rate"):

@@ -25,8 +25,8 @@ def problem(kind):
             1000, 8, ranks=(6, 6), row_factors=(10, 10, 10), col_factors=(2, 2, 2)
         )
         source, op = (
-            jax_tt.init_cores(jax.random.key(0), shape, "normal"),
-            jax_tt.fused_tt_embed_bag,
+            jax_tt.tt.init(jax.random.key(0), shape, "normal"),
+            jax_tt.tt.fused_embed_bag,
         )
     else:
         source, op = jax.random.normal(jax.random.key(1), (1000, 8)), jax_tt.fused_embed_bag
@@ -114,16 +114,16 @@ def test_forward_and_backward_split_differently(ids, out, fused, method):
     """What the forward pass hands to the backward pass may come back in other parts."""
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     shape = jax_tt.TTShape(1000, 8, ranks=(6, 6), row_factors=(10, 10, 10), col_factors=(2, 2, 2))
-    cores = jax_tt.init_cores(jax.random.key(0), shape, "normal")
+    cores = jax_tt.tt.init(jax.random.key(0), shape, "normal")
     tables = jax_tt.init_fused_table(cores, OPTIMIZER) if fused else cores
     batch = jnp.asarray(np.random.default_rng(0).integers(0, 1000, (16, 5)), jnp.int32)
 
     def gradient(tables, batch, constrain):
         def loss(tables):
             if fused:
-                rows = jax_tt.fused_tt_embed_bag(tables, batch, OPTIMIZER, method=method)
+                rows = jax_tt.tt.fused_embed_bag(tables, batch, OPTIMIZER, method=method)
             else:
-                rows = jax_tt.tt_embed_bag(tables, batch, method=method)
+                rows = jax_tt.tt.embed_bag(tables, batch, method=method)
             return jnp.sum(constrain(rows) ** 3)
 
         return jax.grad(loss)(tables)

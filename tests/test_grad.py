@@ -26,7 +26,7 @@ def _loss(case, combiner, method):
     def loss(cores, weights):
         given = weights if combiner in WEIGHTABLE else None
         given = dataclasses.replace(bags, weights=given)
-        out = jax_tt.tt_embed_bag(cores, given, combiner=combiner, method=method)
+        out = jax_tt.tt.embed_bag(cores, given, combiner=combiner, method=method)
         return jnp.sum(jnp.sin(out))
 
     return loss, bags.weights
@@ -72,7 +72,7 @@ def test_remat_and_scan(case, method):
 def test_integer_ids_have_no_gradient(case, method):
     bags = case.bags()
     grads = jax.grad(
-        lambda bags: jax_tt.tt_embed_bag(case.cores, bags, method=method).sum(), allow_int=True
+        lambda bags: jax_tt.tt.embed_bag(case.cores, bags, method=method).sum(), allow_int=True
     )(bags)
     assert grads.ids.dtype == jax.dtypes.float0 and grads.offsets.dtype == jax.dtypes.float0
     assert np.any(grads.weights)
@@ -130,7 +130,7 @@ def test_only_weights_on_every_method(case, method):
     np.testing.assert_allclose(alone, both, rtol=1e-5, atol=1e-6)
     padded = case.bags("rectangular")
     alone = jax.grad(
-        lambda w: jax_tt.tt_embed_bag(
+        lambda w: jax_tt.tt.embed_bag(
             case.cores, dataclasses.replace(padded, weights=w), method=method
         ).sum()
     )(padded.weights)
@@ -145,7 +145,7 @@ def test_a_bag_whose_weights_sum_to_zero_has_no_gradient(case, combiner, method)
     def gradients(cores, weights):
         def loss(cores, weights):
             given = dataclasses.replace(bags, weights=weights)
-            out = jax_tt.tt_embed_bag(cores, given, combiner=combiner, method=method)
+            out = jax_tt.tt.embed_bag(cores, given, combiner=combiner, method=method)
             return jnp.sum(out[:2])
 
         return jax.grad(loss, (0, 1))(cores, weights)

@@ -1,4 +1,4 @@
-"""`tt_grow`, `TTShape.grow` and `IdOrder.grow`: rows stay, bit for bit, and new ones are as asked for."""
+"""`tt.grow`, `TTShape.grow` and `IdOrder.grow`: rows stay, bit for bit, and new ones are as asked for."""
 
 import tracemalloc
 from functools import partial
@@ -15,7 +15,7 @@ from jax_tt.order import IdOrder
 from tests.helpers import SHAPES, dense_table, make_case
 
 SHAPE = jax_tt.TTShape(58, 8, 4, (3, 4, 5), (2, 2, 2))
-CORES = jax_tt.init_cores(jax.random.key(0), SHAPE)
+CORES = jax_tt.tt.init(jax.random.key(0), SHAPE)
 KEY = jax.random.key(1)
 
 
@@ -29,7 +29,7 @@ def test_old_rows_keep_their_bits(name, more, dtype):
     old = SHAPES[name]
     cores = make_case(old, dtype, weighted=False).cores
     shape = old.grow(old.num_embeddings + more)
-    grown = jax_tt.tt_grow(cores, shape, KEY)
+    grown = jax_tt.tt.grow(cores, shape, KEY)
     assert [core.shape for core in grown] == list(shape.core_shapes)
     assert all(core.dtype == dtype for core in grown)
     if shape.num_embeddings <= old.num_rows:
@@ -43,9 +43,9 @@ def test_old_rows_keep_their_bits(name, more, dtype):
 def test_new_rows_are_distributed_as_fresh_ones(init):
     """Mean 0 and variance 1 / (3 N), for cores of another size too."""
     shape = jax_tt.TTShape(1000, 16, 8, (10, 10, 10), (2, 2, 4))
-    trained = [3 * core for core in jax_tt.init_cores(KEY, shape)]
+    trained = [3 * core for core in jax_tt.tt.init(KEY, shape)]
     bigger = shape.grow(5000)
-    new = dense_table(jax_tt.tt_grow(trained, bigger, KEY, init=init), 5000)[1000:]
+    new = dense_table(jax_tt.tt.grow(trained, bigger, KEY, init=init), 5000)[1000:]
     assert np.isclose((new**2).mean() * 3 * 5000, 1, atol=1e-3)
     assert abs(new.mean()) < 0.05 * new.std()
     kurtosis = (new**4).mean() / (new**2).mean() ** 2
@@ -53,19 +53,19 @@ def test_new_rows_are_distributed_as_fresh_ones(init):
 
 
 def test_a_callable_makes_the_slices():
-    grown = jax_tt.tt_grow(CORES, SHAPE.grow(100), KEY, init=jax.nn.initializers.constant(7))
+    grown = jax_tt.tt.grow(CORES, SHAPE.grow(100), KEY, init=jax.nn.initializers.constant(7))
     np.testing.assert_array_equal(grown[0][3:], 7)
     zeros = [jnp.zeros_like(core) for core in CORES]
-    assert np.isfinite(jax_tt.tt_grow(zeros, SHAPE.grow(100), KEY)[0]).all()
+    assert np.isfinite(jax_tt.tt.grow(zeros, SHAPE.grow(100), KEY)[0]).all()
 
 
 def test_new_rows_near_old_ones():
     table = dense_table(CORES, 60)
-    exact = jax_tt.tt_grow(CORES, SHAPE.grow(80), KEY, like=np.arange(20, 40))
+    exact = jax_tt.tt.grow(CORES, SHAPE.grow(80), KEY, like=np.arange(20, 40))
     np.testing.assert_allclose(dense_table(exact, 80)[60:], table[20:40], atol=1e-6)
-    one = jax_tt.tt_grow(CORES, SHAPE.grow(80), KEY, like=np.int64(7))
+    one = jax_tt.tt.grow(CORES, SHAPE.grow(80), KEY, like=np.int64(7))
     far = np.linalg.norm(
-        dense_table(jax_tt.tt_grow(CORES, SHAPE.grow(80), KEY), 80)[60:] - table[7]
+        dense_table(jax_tt.tt.grow(CORES, SHAPE.grow(80), KEY), 80)[60:] - table[7]
     )
     assert np.linalg.norm(dense_table(one, 80)[60:] - table[7]) < 0.9 * far
 
@@ -73,17 +73,17 @@ def test_new_rows_near_old_ones():
 def test_rows_to_be_near_are_not_held_in_memory():
     """The fit is that of least squares over all new rows, and takes a fraction of what those rows would."""
     shape = jax_tt.TTShape(60_000, 32, 8, (5, 12_000), (4, 8))
-    cores = jax_tt.init_cores(jax.random.key(2), shape)
+    cores = jax_tt.tt.init(jax.random.key(2), shape)
     count = 114_000  # of ten more slices, the last of them in part
     like = np.random.default_rng(0).integers(0, 60_000, count)
-    grow = partial(jax_tt.tt_grow, cores, shape.grow(60_000 + count), KEY)
+    grow = partial(jax_tt.tt.grow, cores, shape.grow(60_000 + count), KEY)
     fresh = grow()
     tracemalloc.start()
     first = np.asarray(grow(like=like)[0], np.float64)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < count * 32 * 4 / 2
-    wanted = np.asarray(jax_tt.tt_lookup(cores, like, method="reference"), np.float64)
+    wanted = np.asarray(jax_tt.tt.lookup(cores, like, method="reference"), np.float64)
     tails = np.asarray(cores[1], np.float64)[..., 0].transpose(1, 0, 2)  # [r, p, q]
     for i in range(10):
         rows = wanted[i * 12_000 : (i + 1) * 12_000].reshape(-1, 4, 8).transpose(1, 0, 2)
@@ -95,8 +95,8 @@ def test_rows_to_be_near_are_not_held_in_memory():
 
 def test_blocks_of_rows_to_be_near_are_small_at_high_ranks():
     shape = jax_tt.TTShape(5000, 128, 128, (5, 1000), (64, 2))
-    cores = jax_tt.init_cores(jax.random.key(2), shape)
-    grow = partial(jax_tt.tt_grow, cores, shape.grow(7000), KEY)
+    cores = jax_tt.tt.init(jax.random.key(2), shape)
+    grow = partial(jax_tt.tt.grow, cores, shape.grow(7000), KEY)
     fresh = grow()
     like = np.random.default_rng(0).integers(0, 5000, 2000)
     tracemalloc.start()
@@ -115,8 +115,8 @@ def test_blocks_of_rows_to_be_near_are_small_at_high_ranks():
 def test_slices_to_spare_are_like_no_row(num_embeddings, like):
     """A shape may have more slices than its rows take."""
     shape = jax_tt.TTShape(num_embeddings, 8, 4, (4, 4, 5), (2, 2, 2))
-    grown = jax_tt.tt_grow(CORES, shape, KEY, like=like)
-    np.testing.assert_array_equal(grown[0], jax_tt.tt_grow(CORES, shape, KEY)[0])
+    grown = jax_tt.tt.grow(CORES, shape, KEY, like=like)
+    np.testing.assert_array_equal(grown[0], jax_tt.tt.grow(CORES, shape, KEY)[0])
 
 
 def test_orders_and_shapes_grow():
@@ -133,16 +133,16 @@ def test_bad_arguments():
         with pytest.raises(ValueError, match=rf"num_embeddings: got {number} .*only grows"):
             thing.grow(number)
     with pytest.raises(TypeError, match="shape: got 100; expected a TTShape"):
-        jax_tt.tt_grow(CORES, 100, KEY)
+        jax_tt.tt.grow(CORES, 100, KEY)
     for other in (jax_tt.TTShape(40, 8, 4, (2, 4, 5), (2, 2, 2)), jax_tt.TTShape.suggest(100, 8)):
         with pytest.raises(ValueError, match=r"shape: has cores of shapes .*old_shape.grow"):
-            jax_tt.tt_grow(CORES, other, KEY)
+            jax_tt.tt.grow(CORES, other, KEY)
     for like, message in (
         (np.arange(3), r"like: got int64 of shape \(3,\); expected an integer, or one for every"),
         (0.5, "like: got float64"),
         (60, "like: got 60 to 60; expected 0 to 59"),
     ):
         with pytest.raises(ValueError, match=message):
-            jax_tt.tt_grow(CORES, SHAPE.grow(80), KEY, like=like)
+            jax_tt.tt.grow(CORES, SHAPE.grow(80), KEY, like=like)
     with pytest.raises(ValueError, match="init: got 'x'; expected one of"):
-        jax_tt.tt_grow(CORES, SHAPE.grow(80), KEY, init="x")
+        jax_tt.tt.grow(CORES, SHAPE.grow(80), KEY, init="x")

@@ -85,11 +85,11 @@ def equal(a, b):
 
 def test_tensors_of_torch_are_tables(torch, table, tmp_path):
     whole, half, refused = tensors(torch, table)
-    wanted = jax_tt.tt_from_dense(table, 2)
-    equal(jax_tt.tt_from_dense(whole, 2), wanted)
-    found = jax_tt.tt_from_dense(half, 2)
+    wanted = jax_tt.tt.from_dense(table, 2)
+    equal(jax_tt.tt.from_dense(whole, 2), wanted)
+    found = jax_tt.tt.from_dense(half, 2)
     assert found.cores[0].dtype == jnp.bfloat16
-    equal(found, jax_tt.tt_from_dense(table.astype(jnp.bfloat16), 2))
+    equal(found, jax_tt.tt.from_dense(table.astype(jnp.bfloat16), 2))
     shape = wanted.shape
     by_tensor = jax_tt.order.from_table(whole, shape, progress=False)
     assert by_tensor == jax_tt.order.from_table(table, shape, progress=False)
@@ -101,7 +101,7 @@ def test_tensors_of_torch_are_tables(torch, table, tmp_path):
     np.testing.assert_array_equal(state["core_0"], cores[0].astype(jnp.bfloat16))
     for tensor, message in refused.items():
         with pytest.raises(TypeError, match=f"table: {message}"):
-            jax_tt.tt_from_dense(tensor, 2)
+            jax_tt.tt.from_dense(tensor, 2)
         with pytest.raises(TypeError, match=rf"tables\['items'\]: {message}"):
             jax_tt.plan({"items": tensor}, 1000)
 
@@ -111,9 +111,9 @@ def test_tensors_of_torch_are_arguments(torch, table):
     np.testing.assert_array_equal(as_array("x", whole), table)
     np.testing.assert_array_equal(as_array("x", half), table.astype(jnp.bfloat16))
     ids = torch.from_numpy(np.arange(3))
-    cores = jax_tt.tt_from_dense(whole, 2).cores
+    cores = jax_tt.tt.from_dense(whole, 2).cores
     np.testing.assert_array_equal(
-        jax_tt.tt_lookup(cores, ids), jax_tt.tt_lookup(cores, np.arange(3))
+        jax_tt.tt.lookup(cores, ids), jax_tt.tt.lookup(cores, np.arange(3))
     )
     for tensor, message in refused.items():
         with pytest.raises(TypeError, match=f"x: {message}"):
@@ -125,8 +125,8 @@ def swapped(array):
 
 
 def test_the_other_byte_order_in_python(table, tmp_path):
-    wanted = jax_tt.tt_from_dense(table, 2, weights=np.arange(N))
-    equal(jax_tt.tt_from_dense(swapped(table), 2, weights=swapped(np.arange(N))), wanted)
+    wanted = jax_tt.tt.from_dense(table, 2, weights=np.arange(N))
+    equal(jax_tt.tt.from_dense(swapped(table), 2, weights=swapped(np.arange(N))), wanted)
     order = jax_tt.order.from_table(table, wanted.shape, progress=False)
     assert jax_tt.order.from_table(swapped(table), wanted.shape, progress=False) == order
     assert jax_tt.order.IdOrder(swapped(np.asarray(order.rows))) == order
@@ -134,7 +134,7 @@ def test_the_other_byte_order_in_python(table, tmp_path):
     assert str(plans[0]) == str(plans[1])
     ids = swapped(np.arange(5))
     np.testing.assert_array_equal(
-        jax_tt.tt_lookup(wanted.cores, ids), jax_tt.tt_lookup(wanted.cores, np.arange(5))
+        jax_tt.tt.lookup(wanted.cores, ids), jax_tt.tt.lookup(wanted.cores, np.arange(5))
     )
     cores = {f"core_{k}": swapped(np.asarray(core)) for k, core in enumerate(wanted.cores)}
     np.savez(tmp_path / "cores.npz", **cores)
@@ -179,13 +179,13 @@ def test_a_map_of_the_other_byte_order_is_read_by_blocks(folder, monkeypatch):
     monkeypatch.setattr(type(read), "__array__", lambda *_, **__: pytest.fail("read as a whole"))
     monkeypatch.setattr(from_dense, "_ENERGY_BLOCK", 1024)
     shape = jax_tt.TTShape(4096, 8, 2, (64, 64), (2, 4))
-    equal(jax_tt.tt_from_dense(read, shape=shape), jax_tt.tt_from_dense(rows, shape=shape))
+    equal(jax_tt.tt.from_dense(read, shape=shape), jax_tt.tt.from_dense(rows, shape=shape))
 
 
 def test_torch_is_not_imported(table):
     if "torch" in sys.modules:
         pytest.skip("another test has imported it")
-    jax_tt.tt_from_dense(table, 1)
+    jax_tt.tt.from_dense(table, 1)
     assert "torch" not in sys.modules
 
 

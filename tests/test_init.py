@@ -20,7 +20,7 @@ TABLES = [
 
 def _entries(init, table, seed=0):
     shape = jax_tt.TTShape.suggest(*table)
-    cores = jax_tt.init_cores(jax.random.key(seed), shape, init)
+    cores = jax_tt.tt.init(jax.random.key(seed), shape, init)
     return dense_table(cores, shape.num_embeddings)
 
 
@@ -40,9 +40,9 @@ def test_mean_and_variance_of_entries(init, table):
 
 def test_headline_table_is_normal():
     shape = jax_tt.TTShape(11_000_000, 64, 32, (200, 220, 250), (4, 4, 4))
-    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    cores = jax_tt.tt.init(jax.random.key(0), shape)
     ids = np.random.default_rng(0).integers(0, 11_000_000, 5000)
-    rows = np.asarray(jax_tt.tt_lookup(cores, ids, method="reference"), np.float64)
+    rows = np.asarray(jax_tt.tt.lookup(cores, ids, method="reference"), np.float64)
     assert abs(rows.var() * 33e6 - 1) < 0.02
     assert abs(_kurtosis(rows) - 3) < 0.1
     deviation = rows / rows.std()
@@ -60,9 +60,9 @@ def test_rank_one_entries_follow_their_targets():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_dtype_and_determinism(dtype):
     shape = jax_tt.TTShape.suggest(1000, 8, 4)
-    one = jax_tt.init_cores(jax.random.key(7), shape, dtype=dtype)
-    two = jax_tt.init_cores(jax.random.key(7), shape, dtype=dtype)
-    other = jax_tt.init_cores(jax.random.key(8), shape, dtype=dtype)
+    one = jax_tt.tt.init(jax.random.key(7), shape, dtype=dtype)
+    two = jax_tt.tt.init(jax.random.key(7), shape, dtype=dtype)
+    other = jax_tt.tt.init(jax.random.key(8), shape, dtype=dtype)
     assert tuple(core.shape for core in one) == shape.core_shapes
     assert all(core.dtype == dtype and np.isfinite(core.astype(np.float32)).all() for core in one)
     assert all((a == b).all() for a, b in zip(one, two, strict=True))
@@ -71,9 +71,9 @@ def test_dtype_and_determinism(dtype):
 
 def test_callable_and_errors():
     shape = jax_tt.TTShape.suggest(1000, 8, 4)
-    cores = jax_tt.init_cores(jax.random.key(0), shape, jax.nn.initializers.ones)
+    cores = jax_tt.tt.init(jax.random.key(0), shape, jax.nn.initializers.ones)
     assert all((core == 1).all() for core in cores)
     with pytest.raises(ValueError, match="approx-normal"):
-        jax_tt.init_cores(jax.random.key(0), shape, "gaussian")
+        jax_tt.tt.init(jax.random.key(0), shape, "gaussian")
     with pytest.raises(ValueError, match="core 0"):
-        jax_tt.init_cores(jax.random.key(0), shape, lambda key, shape, dtype: jnp.ones(3))
+        jax_tt.tt.init(jax.random.key(0), shape, lambda key, shape, dtype: jnp.ones(3))

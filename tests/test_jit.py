@@ -17,7 +17,7 @@ def test_second_call_does_not_recompile(method):
     @jax.jit
     def step(cores, bags):
         traces.append(1)
-        return jax.grad(lambda c: jax_tt.tt_embed_bag(c, bags, method=method).sum())(cores)
+        return jax.grad(lambda c: jax_tt.tt.embed_bag(c, bags, method=method).sum())(cores)
 
     short, long = [[1], [2, 3]], [[4, 5, 6], [7]]
     for rows in (short, long, short):
@@ -36,7 +36,7 @@ def test_fused_second_call_does_not_recompile(method):
         traces.append(1)
         return jax.grad(
             lambda t: (
-                jax_tt.fused_tt_embed_bag(t, ids, rule, method=method, grad_scale=scale)
+                jax_tt.tt.fused_embed_bag(t, ids, rule, method=method, grad_scale=scale)
                 .astype(jnp.float32)
                 .sum()
             )
@@ -51,7 +51,7 @@ def test_export_of_the_reference():
     case = make_case(SHAPES["d3"], "float32", False)
 
     def serve(cores, ids):
-        return jax_tt.tt_embed_bag(cores, ids, combiner="mean", method="reference")
+        return jax_tt.tt.embed_bag(cores, ids, combiner="mean", method="reference")
 
     ids = jnp.arange(6).reshape(2, 3)
     exported = jax.export.export(jax.jit(serve), platforms=["cpu", "cuda", "tpu"])(case.cores, ids)
@@ -61,7 +61,7 @@ def test_export_of_the_reference():
 def test_auto_lowers_for_every_platform():
     case = make_case(SHAPES["d3"], "float32", False)
     ids = jnp.arange(6).reshape(2, 3)
-    function = jax.jit(jax.grad(lambda c: jax_tt.tt_embed_bag(c, ids, method="auto").sum()))
+    function = jax.jit(jax.grad(lambda c: jax_tt.tt.embed_bag(c, ids, method="auto").sum()))
     for platform in ("cpu", "tpu"):
         function.trace(case.cores).lower(lowering_platforms=(platform,))
 

@@ -111,7 +111,7 @@ def test_embed_equals_flax(shape, param_dtype, dtype):
     cores = tuple(variables["params"][f"core_{k}"] for k in range(3))
     assert {str(core.dtype) for core in cores} == {param_dtype}
     twin = nn.Embed(N, D, dtype=dtype, param_dtype=param_dtype)
-    table = {"params": {"embedding": jax_tt.tt_to_dense(cores, N)}}
+    table = {"params": {"embedding": jax_tt.tt.to_dense(cores, N)}}
     rows, want = layer.apply(variables, ids), twin.apply(table, ids)
     assert rows.shape == want.shape
     assert rows.dtype == want.dtype
@@ -157,7 +157,7 @@ def test_named_initialisers_differ_per_core_and_key():
     layer = make("lookup", row_factors=(4, 4, 4), tt_ranks=2)
     first, second = (layer.init(jax.random.key(k), IDS)["params"] for k in range(2))
     assert not np.array_equal(first["core_1"], second["core_1"])
-    table = jax_tt.tt_to_dense(tuple(first.values()), N)
+    table = jax_tt.tt.to_dense(tuple(first.values()), N)
     assert float(jnp.var(table)) == pytest.approx(1 / (3 * N), rel=0.7)
 
 

@@ -118,8 +118,8 @@ def test_tensor_trains(n, method):
     @jax.jit
     def run(cores, bags, g):
         whole = jax_tt.Bags(bags.ids, jnp.array([0, n], jnp.int32), g[:, 5])
-        out = jax_tt.tt_embed_bag(cores, whole, method=method)
-        _, pullback = jax.vjp(lambda cores: jax_tt.tt_embed_bag(cores, bags, method=method), cores)
+        out = jax_tt.tt.embed_bag(cores, whole, method=method)
+        _, pullback = jax.vjp(lambda cores: jax_tt.tt.embed_bag(cores, bags, method=method), cores)
         return out[0], pullback(g)[0]
 
     out, (left, right) = run(cores, bags, terms)

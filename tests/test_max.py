@@ -67,11 +67,11 @@ def test_fused_step_is_that_of_a_lookup(method):
     g = jnp.asarray(case.g, jnp.float32)
 
     def pooled(table):
-        out = jax_tt.fused_tt_embed_bag(table, case.bags(), RULE, combiner="max", method=method)
+        out = jax_tt.tt.fused_embed_bag(table, case.bags(), RULE, combiner="max", method=method)
         return jnp.sum(out * g)
 
     def by_hand(table):
-        rows = jax_tt.fused_tt_lookup(table, ids, RULE, method=method)
+        rows = jax_tt.tt.fused_lookup(table, ids, RULE, method=method)
         bags = zip(ends, case.rows, g, strict=True)
         return sum(jnp.sum(rows[end - len(row) : end].max(0) * h) for end, row, h in bags if row)
 
@@ -87,7 +87,7 @@ def test_vmap(form, method):
     cases = [make_case(SHAPES["d3"], "float32", False, seed) for seed in range(2)]
     step = jax.value_and_grad(
         lambda cores, bags: jnp.sum(
-            jnp.sin(jax_tt.tt_embed_bag(cores, bags, combiner="max", method=method))
+            jnp.sin(jax_tt.tt.embed_bag(cores, bags, combiner="max", method=method))
         )
     )
     pairs = [(case.cores, case.bags(form)) for case in cases]
@@ -103,11 +103,11 @@ def test_vmap(form, method):
 
 def test_split_ids_of_a_table_beyond_32_bits(method):
     shape = jax_tt.TTShape.suggest(10**12, 8, 4, 5)
-    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    cores = jax_tt.tt.init(jax.random.key(0), shape)
     ids = shape.split_ids(np.array([[2**39, 5], [10**12, 10**12 - 1], [10**12, -1]]))
     options = {"num_embeddings": 10**12, "bounds": "zero", "method": method}
-    rows = jax_tt.tt_lookup(cores, ids, **options)
-    got = jax_tt.tt_embed_bag(cores, ids, combiner="max", **options)
+    rows = jax_tt.tt.lookup(cores, ids, **options)
+    got = jax_tt.tt.embed_bag(cores, ids, combiner="max", **options)
     np.testing.assert_array_equal(got, [rows[0].max(0), rows[1, 1], np.zeros(8)])
 
 

@@ -61,7 +61,7 @@ def test_20_steps_are_those_of_the_formula(method):
 @pytest.mark.parametrize("combiner", ["sum", "mean", "max"])
 @pytest.mark.parametrize("tt", [False, True])
 def test_it_is_a_limit_of_the_gradient_of_the_result(combiner, tt):
-    op = jax_tt.fused_tt_embed_bag if tt else jax_tt.fused_embed_bag
+    op = jax_tt.tt.fused_embed_bag if tt else jax_tt.fused_embed_bag
     table = jax_tt.init_fused_table(cores() if tt else rows(), RULE)
     weights = None if combiner == "max" else WEIGHTED.weights
 
@@ -85,7 +85,7 @@ def test_lookups_have_it_as_well():
     ids, g = jnp.array([[1, 2], [2, 2]]), 100.0
 
     def loss(table, g, **options):
-        return g * jnp.sum(jax_tt.fused_tt_lookup(table, ids, RULE, **options))
+        return g * jnp.sum(jax_tt.tt.fused_lookup(table, ids, RULE, **options))
 
     got, want = jax.grad(loss)(table, g, max_gradient=0.25), jax.grad(loss)(table, 0.25)
     for a, b in zip(got.cores, want.cores, strict=True):

@@ -126,7 +126,7 @@ def test_donated_tables_stay_where_they_are(kind, rule, loss):
     """No copy of a table or slot in the program, and each buffer keeps its address from step to step."""
     cores = make_case(SHAPES["d3-odd"], "float32", False).cores
     start = cores if kind == "tt" else jnp.ones((1237, 24))
-    op = jax_tt.fused_tt_embed_bag if kind == "tt" else jax_tt.fused_embed_bag
+    op = jax_tt.tt.fused_embed_bag if kind == "tt" else jax_tt.fused_embed_bag
     optimizer = RULES[rule]
     table = jax_tt.init_fused_table(start, optimizer)
 
@@ -208,7 +208,7 @@ def test_step_of_11_million_rows_takes_no_memory_beside_the_table():
 def test_table_of_10_to_the_12_rows_trains(fused):
     """Through split ids, without 64-bit integers; the loss falls, and falls as the reference's does."""
     shape = jax_tt.TTShape(10**12, 16, 8, (252,) * 5, (2, 2, 2, 2, 1))
-    cores = jax_tt.init_cores(jax.random.key(1), shape, "normal")
+    cores = jax_tt.tt.init(jax.random.key(1), shape, "normal")
     cores = tuple(core * 20 for core in cores)  # entries of the order of the targets
     rng = np.random.default_rng(2)
     # A few rows from all over the table, some sharing leading digits.
@@ -220,11 +220,11 @@ def test_table_of_10_to_the_12_rows_trains(fused):
     def train(method):
         def loss(params):
             if fused:
-                out = jax_tt.fused_tt_embed_bag(
+                out = jax_tt.tt.fused_embed_bag(
                     params, ids, rule, num_embeddings=10**12, method=method
                 )
             else:
-                out = jax_tt.tt_embed_bag(params, ids, num_embeddings=10**12, method=method)
+                out = jax_tt.tt.embed_bag(params, ids, num_embeddings=10**12, method=method)
             return jnp.mean((out - target) ** 2)
 
         step = jax.jit(jax.value_and_grad(loss))
@@ -249,8 +249,7 @@ def test_gradients_for_ids_above_2_to_the_31(dtype):
         n = 4_200_000_000 if dtype == "uint32" else 10**13
         shape = jax_tt.TTShape.suggest(n, 6, 3, 4)
         cores = tuple(
-            core.astype(jnp.float32)
-            for core in jax_tt.init_cores(jax.random.key(0), shape, "normal")
+            core.astype(jnp.float32) for core in jax_tt.tt.init(jax.random.key(0), shape, "normal")
         )
         rng = np.random.default_rng(0)
         ids = rng.integers(2**31, n, 20).astype(dtype)
@@ -348,7 +347,7 @@ def test_residuals_that_were_tampered_with_are_refused():
     """`jax.vjp` hands out what the forward pass saved; a changed plan must not be followed."""
     case = make_case(SHAPES["d3"], "float32", True)
     out, pullback = jax.vjp(
-        lambda cores: jax_tt.tt_embed_bag(cores, case.bags(), method="ffi"), case.cores
+        lambda cores: jax_tt.tt.embed_bag(cores, case.bags(), method="ffi"), case.cores
     )
     plans = [
         leaf for leaf in jax.tree.leaves(pullback) if leaf.dtype == jnp.int32 and leaf.size > 100
@@ -381,7 +380,7 @@ def test_export(tmp_path):
     assert module is not None
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in module.registrations()]
     ids = np.arange(12, dtype=np.int32).reshape(4, 3)
-    op = jax.jit(lambda cores, ids: jax_tt.tt_embed_bag(cores, ids, method="ffi"))
+    op = jax.jit(lambda cores, ids: jax_tt.tt.embed_bag(cores, ids, method="ffi"))
     exported = jax.export.export(op, disabled_checks=checks)(case.cores, ids)
     with contextlib.suppress(ImportError):  # serialization needs flatbuffers, which JAX does not
         exported = jax.export.deserialize(exported.serialize())
@@ -397,7 +396,7 @@ def test_many_threads_at_once():
 
     @jax.jit
     def step(cores, bags):
-        return jax.grad(lambda c: jnp.sum(jax_tt.tt_embed_bag(c, bags, method="ffi") * g))(cores)
+        return jax.grad(lambda c: jnp.sum(jax_tt.tt.embed_bag(c, bags, method="ffi") * g))(cores)
 
     bags = dataclasses.replace(case.bags(), weights=jnp.asarray(case.bags().weights))
     want = [leaf.tobytes() for leaf in map(np.asarray, step(case.cores, bags))]

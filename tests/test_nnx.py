@@ -39,7 +39,7 @@ def dense_bag(**kwargs: Any) -> jax_tt.EmbedBag:
 def flax_twin(layer: jax_tt.TTEmbed, **kwargs: Any) -> nnx.Embed:
     """nnx.Embed with the same table."""
     twin = nnx.Embed(N, D, rngs=nnx.Rngs(0), param_dtype=layer.param_dtype, **kwargs)
-    twin.embedding[...] = jax_tt.tt_to_dense(layer.cores, N)
+    twin.embedding[...] = jax_tt.tt.to_dense(layer.cores, N)
     return twin
 
 
@@ -95,7 +95,7 @@ def test_dtypes_are_those_of_flax(param_dtype, dtype):
 
 def test_rows_are_computed_wide_and_cast_once():
     wide = embed(param_dtype="bfloat16", dtype="float32")
-    exact = jax_tt.tt_lookup(tuple(core.astype("float32") for core in wide.cores), IDS)
+    exact = jax_tt.tt.lookup(tuple(core.astype("float32") for core in wide.cores), IDS)
     np.testing.assert_allclose(wide(IDS), exact, rtol=1e-5)
 
 
@@ -136,7 +136,7 @@ def test_out_sharding(method):
 @pytest.mark.parametrize("bags", [RAGGED, IDS], ids=["ragged", "rectangle"])
 def test_bags_equal_the_functional_ops(combiner, bags, method):
     layer = tt_bag(combiner=combiner, method=method)
-    want = jax_tt.tt_embed_bag(
+    want = jax_tt.tt.embed_bag(
         layer.cores, bags, combiner=combiner, num_embeddings=N, method=method
     )
     np.testing.assert_array_equal(layer(bags), want)
@@ -201,7 +201,7 @@ def test_fused_variables(make, rule):
 
 
 def test_cores_are_those_of_init_cores():
-    want = jax_tt.init_cores(nnx.Rngs(0).params(), embed().tt_shape)
+    want = jax_tt.tt.init(nnx.Rngs(0).params(), embed().tt_shape)
     for got, core in zip(embed().cores, want, strict=True):
         np.testing.assert_array_equal(got, core)
 

@@ -121,7 +121,7 @@ def test_layer_equals_the_functional_op(rule):
     @jax.jit
     @jax.grad
     def table_step(table, ids):
-        return jnp.sum(jax_tt.fused_tt_embed_bag(table, ids, rule, num_embeddings=N) ** 2)
+        return jnp.sum(jax_tt.tt.fused_embed_bag(table, ids, rule, num_embeddings=N) ** 2)
 
     for k in range(3):
         layer_step(layer, opt, batch(k)[0])

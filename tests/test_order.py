@@ -429,7 +429,7 @@ def test_refined_order_lowers_the_error_further():
         found = order.from_table(table, shape, refine=rounds, progress=False)
         assert is_permutation(found.rows)
         by_row = table[found.inverse.rows]
-        error[rounds] = jax_tt.tt_from_dense(by_row, shape=shape).relative_error
+        error[rounds] = jax_tt.tt.from_dense(by_row, shape=shape).relative_error
     assert error[6] <= error[1] < error[0] and error[6] < 0.9 * error[0]
 
 

@@ -230,7 +230,7 @@ def test_linen_bags():
     variables = layer.init(jax.random.key(0), IDS)
     cores = [variables["params"][f"core_{k}"] for k in range(3)]
     moved = jax_tt.Bags(ORDER.apply(PADDED.ids), None, None, True)
-    equal(layer.apply(variables, PADDED), jax_tt.tt_embed_bag(cores, moved, num_embeddings=N))
+    equal(layer.apply(variables, PADDED), jax_tt.tt.embed_bag(cores, moved, num_embeddings=N))
 
 
 def test_under_vmap_and_meshes():

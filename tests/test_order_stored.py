@@ -98,7 +98,7 @@ def test_what_is_no_id_stays_so():
     order = IdOrder(permutation(MANY))
     bags = jax_tt.TTEmbedBag(MANY, 4, tt_ranks=2, id_order=order, bounds="zero", rngs=nnx.Rngs(0))
     given = jax_tt.Bags.from_padded([[5, -1], [MANY, 7], [-7, -1]])
-    rows = jax_tt.tt_to_dense(bags.cores, MANY)[order.rows[np.array([5, 7])]]
+    rows = jax_tt.tt.to_dense(bags.cores, MANY)[order.rows[np.array([5, 7])]]
     np.testing.assert_allclose(bags(given)[:2], rows, rtol=1e-5, atol=1e-7)
     assert not bags(given)[2].any()
 
@@ -108,7 +108,7 @@ def test_files_keep_them_packed(tmp_path, suffix):
     if suffix:
         pytest.importorskip("safetensors")
     order, shape = IdOrder(permutation(MANY)), jax_tt.TTShape.suggest(MANY, 4, ranks=1)
-    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    cores = jax_tt.tt.init(jax.random.key(0), shape)
     path = tmp_path / f"table{suffix}"
     jax_tt.files.save(path, {"items": jax_tt.train_table(cores, order, num_embeddings=MANY)})
     held = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())

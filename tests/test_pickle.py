@@ -21,7 +21,7 @@ RULE = jax_tt.optimizers.Adagrad(0.1)
 IDS = jnp.array([[1, 2], [3, 15]])
 KEYS = jax_tt.split_keys(np.array([[2**40, 2], [3, 4]]))
 ROWS = np.arange(N * D, dtype=np.float32).reshape(N, D)
-CORES = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(N, D, ranks=2))
+CORES = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(N, D, ranks=2))
 ORDER = jax_tt.order.from_counts(np.arange(N))
 CACHE = jax_tt.RowCache(4, ways=2)
 

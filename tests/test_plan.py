@@ -44,8 +44,8 @@ def compressed(planned, table):
         (rank,) = planned.shape.ranks
         approximation = (u[:, :rank] * s[:rank]) @ vt[:rank]
     else:
-        cores = jax_tt.tt_from_dense(rows, shape=planned.shape).cores
-        approximation = np.asarray(jax_tt.tt_to_dense(cores, len(rows)), np.float64)
+        cores = jax_tt.tt.from_dense(rows, shape=planned.shape).cores
+        approximation = np.asarray(jax_tt.tt.to_dense(cores, len(rows)), np.float64)
     return np.linalg.norm(approximation - rows) / np.linalg.norm(rows)
 
 
@@ -79,7 +79,7 @@ def test_the_rival_of_equal_bytes_is_named(trained):
     assert plan["smooth"].nbytes < 4 * (N + D)
     assert "smaller than any product of low rank" in plan["smooth"].reason
     planned = plan["of_low_rank"]
-    train = jax_tt.tt_from_dense(tables["of_low_rank"], max_bytes=planned.nbytes)
+    train = jax_tt.tt.from_dense(tables["of_low_rank"], max_bytes=planned.nbytes)
     assert train.relative_error > planned.error
     assert f"has error {train.relative_error:.3g}" in planned.reason
 
@@ -96,7 +96,7 @@ def test_layers_take_the_arguments(trained, name):
     table, planned = tables[name], plan[name]
     layer = jax_tt.TTEmbed(**planned.arguments(), rngs=nnx.Rngs(0))
     rows = table if planned.id_order is None else table[planned.id_order.inverse.rows]
-    found = jax_tt.tt_from_dense(rows, shape=planned.shape)
+    found = jax_tt.tt.from_dense(rows, shape=planned.shape)
     for k, core in enumerate(found.cores):
         getattr(layer, f"core_{k}")[...] = core
     got = np.asarray(layer(jnp.arange(N)), np.float64)

@@ -40,9 +40,9 @@ def _step(op, method):
     cores = make_case(SHAPES["d3"], "float32", False).cores
     start = jnp.ones((120, 8)) if "dense" in op else cores
     if "fused" not in op:
-        run = jax_tt.embed_bag if "dense" in op else jax_tt.tt_embed_bag
+        run = jax_tt.embed_bag if "dense" in op else jax_tt.tt.embed_bag
         return jax.grad(lambda t, ids: jnp.sum(run(t, ids, method=method) ** 2)), start
-    fused = jax_tt.fused_embed_bag if "dense" in op else jax_tt.fused_tt_embed_bag
+    fused = jax_tt.fused_embed_bag if "dense" in op else jax_tt.tt.fused_embed_bag
 
     def step(table, ids):
         return jax.grad(lambda t: jnp.sum(fused(t, ids, RULE, method=method) ** 2))(table)
@@ -104,7 +104,7 @@ def test_one_export_for_both(op):
 
 def test_float64_runs_natively_on_the_cpu_alone(x64):
     cores = make_case(SHAPES["d3"], "float64", False).cores
-    step = jax.jit(lambda c, ids: jax_tt.tt_embed_bag(c, ids, method="auto"))
+    step = jax.jit(lambda c, ids: jax_tt.tt.embed_bag(c, ids, method="auto"))
     trace = step.trace(cores, IDS)
     assert "jax_tt_forward_v1" in trace.lower(lowering_platforms=("cpu",)).as_text()
     assert "jax_tt_" not in trace.lower(lowering_platforms=("cuda",)).as_text()

@@ -26,11 +26,11 @@ method = method_fixture(
 
 
 def _tt(cores, bags, method):
-    return jax_tt.tt_embed_bag(cores, bags, num_embeddings=N, method=method)
+    return jax_tt.tt.embed_bag(cores, bags, num_embeddings=N, method=method)
 
 
 def _fused_tt(table, bags, method):
-    return jax_tt.fused_tt_embed_bag(table, bags, RULE, num_embeddings=N, method=method)
+    return jax_tt.tt.fused_embed_bag(table, bags, RULE, num_embeddings=N, method=method)
 
 
 def _dense(table, bags, method):
@@ -44,7 +44,7 @@ def _fused_dense(table, bags, method):
 @pytest.mark.parametrize("op", [_tt, _fused_tt, _dense, _fused_dense])
 def test_the_weight_of_a_bad_id_has_no_gradient_that_is_a_number(op, method):
     cores = make_case(SHAPE, "float32", False).cores
-    rows = jax_tt.tt_to_dense(cores, num_embeddings=N)
+    rows = jax_tt.tt.to_dense(cores, num_embeddings=N)
     table = cores if op in (_tt, _fused_tt) else rows
     if op in (_fused_tt, _fused_dense):
         table = jax_tt.init_fused_table(table, RULE)

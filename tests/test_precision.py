@@ -49,9 +49,9 @@ def test_resolves(given, resolved, tf32):
 
 @pytest.mark.parametrize("given", ["exact", ("high",), ("high", "exact"), 3, True, jnp.float32])
 def test_others_are_refused(given):
-    cores = jax_tt.init_cores(jax.random.key(0), SHAPE)
+    cores = jax_tt.tt.init(jax.random.key(0), SHAPE)
     with pytest.raises(ValueError, match=r"precision: got .*expected None, 'default'"):
-        jax_tt.tt_lookup(cores, IDS, precision=given, method="reference")
+        jax_tt.tt.lookup(cores, IDS, precision=given, method="reference")
 
 
 def test_none_takes_the_setting():
@@ -83,31 +83,31 @@ def _precisions(function, *args):
 
 
 def _lookup(table, **options):
-    return jax_tt.tt_lookup(table.cores, IDS, **options)
+    return jax_tt.tt.lookup(table.cores, IDS, **options)
 
 
 def _bags(table, **options):
-    return jax_tt.tt_embed_bag(table.cores, IDS, **options)
+    return jax_tt.tt.embed_bag(table.cores, IDS, **options)
 
 
 def _fused_lookup(table, **options):
-    return jax_tt.fused_tt_lookup(table, IDS, optimizers.SGD(0.1), **options)
+    return jax_tt.tt.fused_lookup(table, IDS, optimizers.SGD(0.1), **options)
 
 
 def _fused_bags(table, **options):
-    return jax_tt.fused_tt_embed_bag(table, IDS, optimizers.SGD(0.1), **options)
+    return jax_tt.tt.fused_embed_bag(table, IDS, optimizers.SGD(0.1), **options)
 
 
 def _attend(table, **options):
     del options["method"]
-    return jax_tt.tt_attend(table.cores, jnp.ones((2, 64)), **options)
+    return jax_tt.tt.attend(table.cores, jnp.ones((2, 64)), **options)
 
 
 OPS = [_lookup, _bags, _fused_lookup, _fused_bags, _attend]
 
 
 def _table():
-    cores = jax_tt.init_cores(jax.random.key(0), SHAPE, "normal")
+    cores = jax_tt.tt.init(jax.random.key(0), SHAPE, "normal")
     return jax_tt.init_fused_table(cores, optimizers.SGD(0.1))
 
 

@@ -98,7 +98,7 @@ def test_cores_and_approximations(layers):
         close(pooled(layer), TABLE[IDS])
         assert not np.any(pooled(layer, np.array([N])))
     assert layers.TTEmbed.from_pretrained(CORES).num_embeddings == SHAPE.num_rows
-    found = jax_tt.tt_from_dense(TABLE, shape=SHAPE)
+    found = jax_tt.tt.from_dense(TABLE, shape=SHAPE)
     close(pooled(layers.TTEmbed.from_pretrained(found)), TABLE[IDS])
     stored = jax_tt.train_table(found, ORDER)
     close(pooled(layers.TTEmbed.from_pretrained(stored)), TABLE[ORDER.apply(IDS)])
@@ -110,7 +110,7 @@ def test_cores_and_approximations(layers):
 @pytest.mark.parametrize("name", ["items.safetensors", "items"])
 def test_files_of_tables(layers, name, tmp_path):
     path = tmp_path / name
-    other = jax_tt.init_cores(jax.random.key(0), SHAPES["d2"])
+    other = jax_tt.tt.init(jax.random.key(0), SHAPES["d2"])
     tables = {
         "items": jax_tt.train_table(CORES, ORDER, num_embeddings=N),
         "shops": jax_tt.train_table(other, num_embeddings=SHAPES["d2"].num_embeddings),

@@ -10,12 +10,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
+from tests import cache_parts
 from tests.conftest import method_fixture
 
 RULE = jax_tt.optimizers.Adagrad(0.1)
 N, D = 60, 8
 SHAPE = jax_tt.TTShape(N, D, 3, (3, 4, 5), (2, 2, 2))
-CORES = jax_tt.init_cores(jax.random.key(0), SHAPE)
+CORES = jax_tt.tt.init(jax.random.key(0), SHAPE)
 CACHE = jax_tt.RowCache(8, ways=8, write_back=None)
 HOT = np.arange(8)
 # In every half of a batch a bag of hits, one of misses and one of both.
@@ -31,26 +32,26 @@ def tt_table():
 
 
 def dense_table():
-    return jax_tt.init_fused_table(jax_tt.tt_to_dense(CORES, N), RULE)
+    return jax_tt.init_fused_table(jax_tt.tt.to_dense(CORES, N), RULE)
 
 
 @functools.cache
 def cached_table():
     table = jax_tt.init_fused_table(CORES, RULE)
-    table = jax_tt.init_cached_table(table, CACHE, num_embeddings=N, optimizer=RULE)
+    table = cache_parts.init_parts(table, CACHE, num_embeddings=N, optimizer=RULE)
     options = {"num_embeddings": N, "optimizer": RULE, "method": "reference"}
-    _, directory = jax_tt.cached_tt_lookup(table, jnp.asarray(HOT), CACHE, **options)
+    _, directory = cache_parts.lookup(table, jnp.asarray(HOT), CACHE, **options)
     table = table._replace(directory=directory)
-    return jax_tt.populate_cache(table, CACHE, **options)
+    return cache_parts.populate(table, CACHE, **options)
 
 
 def pooled(table, bags, **options):
-    if isinstance(table, jax_tt.CachedTable):
+    if isinstance(table, cache_parts.Parts):
         options |= {"num_embeddings": N, "optimizer": RULE, "count": False}
-        return jax_tt.cached_tt_embed_bag(table, bags, CACHE, **options)[0]
+        return cache_parts.embed_bag(table, bags, CACHE, **options)[0]
     if len(table.cores) == 1:
         return jax_tt.fused_embed_bag(table, bags, RULE, **options)
-    return jax_tt.fused_tt_embed_bag(table, bags, RULE, num_embeddings=N, **options)
+    return jax_tt.tt.fused_embed_bag(table, bags, RULE, num_embeddings=N, **options)
 
 
 def step(table, ids, g, place, parts=("table", "rows"), **options):
@@ -63,7 +64,7 @@ def step(table, ids, g, place, parts=("table", "rows"), **options):
         out = pooled(whole, jax_tt.Bags(ids, weights=weights), **options)
         return jnp.sum(jnp.where(jnp.isnan(out), 0, out) * g)
 
-    cached = isinstance(table, jax_tt.CachedTable)
+    cached = isinstance(table, cache_parts.Parts)
     trained = {part: getattr(table, part) for part in parts} if cached else table
     run = jax.grad(loss, (0, 1))
     if place != "one device":
@@ -82,7 +83,7 @@ def step(table, ids, g, place, parts=("table", "rows"), **options):
 
 
 def leaves(table):
-    if isinstance(table, jax_tt.CachedTable):
+    if isinstance(table, cache_parts.Parts):
         table = (table.table, table.rows)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(table)]
 
@@ -101,7 +102,7 @@ def changed(before, after):
 )
 def test_cached_rows_and_cores_skip_together(method, place, where):
     table = cached_table()
-    assert jax_tt.cache_statistics(table.directory)["occupied"] == len(HOT)
+    assert table.directory.statistics()["occupied"] == len(HOT)
     g = np.ones((len(IDS), D), np.float32)
     if where != "nothing":
         g[BAGS[where], 1] = np.inf

@@ -1,4 +1,4 @@
-"""`tt_reorder`: rows move with their ids, as far as the new cores can hold them."""
+"""`tt.reorder`: rows move with their ids, as far as the new cores can hold them."""
 
 import math
 import tracemalloc
@@ -16,7 +16,7 @@ from jax_tt.order import IdOrder
 from tests.helpers import SHAPES, dense_table, make_case
 
 SHAPE = jax_tt.TTShape(120, 8, (4, 4), (4, 5, 6), (2, 2, 2))
-CORES = jax_tt.init_cores(jax.random.key(0), SHAPE)
+CORES = jax_tt.tt.init(jax.random.key(0), SHAPE)
 
 
 def shuffled(n, seed=0):
@@ -44,7 +44,7 @@ def test_full_ranks_hold_any_order(name, seed, ordered, dtype):
     cores = make_case(old, dtype, weighted=False, seed=seed).cores
     before = shuffled(n, seed) if ordered else None
     after = shuffled(n, seed + 1)
-    found = jax_tt.tt_reorder(cores, before, after, shape=shape)
+    found = jax_tt.tt.reorder(cores, before, after, shape=shape)
     wanted = by_id(cores, before, n)
     error = np.linalg.norm(by_id(found.cores, after, n) - wanted) / np.linalg.norm(wanted)
     assert found.shape == shape and all(core.dtype == dtype for core in found.cores)
@@ -65,7 +65,7 @@ def test_renamed_digits_cost_no_rank(data, name):
     names = [np.array(data.draw(st.permutations(range(p)))) for p in full.row_factors]
     moved = [name[digit] for name, digit in zip(names, digits, strict=True)]
     order = IdOrder(np.ravel_multi_index(moved, full.row_factors))
-    found = jax_tt.tt_reorder(cores, None, order)
+    found = jax_tt.tt.reorder(cores, None, order)
     assert found.shape == full and found.relative_error < 1e-5
     np.testing.assert_allclose(
         by_id(found.cores, order, full.num_rows), dense_table(cores, full.num_rows), atol=1e-4
@@ -79,14 +79,14 @@ def test_the_error_is_that_of_the_permuted_dense_table(size):
     table = by_id(CORES, before, 120).astype(np.float32)
     for by_weight in (None, weights):
         row_weights = None if by_weight is None else by_weight[after.inverse.rows]
-        wanted = jax_tt.tt_from_dense(
+        wanted = jax_tt.tt.from_dense(
             table[after.inverse.rows],
             **size,
             weights=row_weights,
             row_factors=SHAPE.row_factors,
             col_factors=SHAPE.col_factors,
         )
-        found = jax_tt.tt_reorder(
+        found = jax_tt.tt.reorder(
             CORES,
             before,
             after,
@@ -105,7 +105,7 @@ def test_the_error_is_that_of_the_permuted_dense_table(size):
 
 @pytest.mark.parametrize("order", [None, shuffled(120)])
 def test_the_same_order_keeps_rows(order):
-    found = jax_tt.tt_reorder(CORES, order, order or IdOrder.identity(120))
+    found = jax_tt.tt.reorder(CORES, order, order or IdOrder.identity(120))
     assert found.relative_error < 1e-6
     np.testing.assert_allclose(dense_table(found.cores, 120), dense_table(CORES, 120), atol=1e-6)
 
@@ -113,9 +113,9 @@ def test_the_same_order_keeps_rows(order):
 def test_other_factors_and_back():
     other = jax_tt.TTShape(120, 8, 64, (11, 11), (2, 4))
     order = shuffled(120)
-    found = jax_tt.tt_reorder(CORES, None, order, shape=other)
+    found = jax_tt.tt.reorder(CORES, None, order, shape=other)
     assert found.shape == other and found.relative_error < 1e-5
-    back = jax_tt.tt_reorder(found.cores, order, IdOrder.identity(120), shape=SHAPE)
+    back = jax_tt.tt.reorder(found.cores, order, IdOrder.identity(120), shape=SHAPE)
     np.testing.assert_allclose(dense_table(back.cores, 120), dense_table(CORES, 120), atol=1e-5)
 
 
@@ -124,16 +124,16 @@ def test_a_good_order_loses_less():
     rng = np.random.default_rng(0)
     kinds = rng.normal(size=(4, 8))
     table = (kinds[np.arange(120) % 4] + 0.01 * rng.normal(size=(120, 8))).astype(np.float32)
-    full = jax_tt.tt_from_dense(
+    full = jax_tt.tt.from_dense(
         table[rng.permutation(120)],
         10**6,
         row_factors=(4, 5, 6),
         col_factors=(8, 1, 1),
     )
-    rows = jax_tt.tt_to_dense(full.cores, 120)
+    rows = jax_tt.tt.to_dense(full.cores, 120)
     good = jax_tt.order.from_table(rows, full.shape, progress=False)
     errors = [
-        jax_tt.tt_reorder(full.cores, None, order, ranks=2).relative_error
+        jax_tt.tt.reorder(full.cores, None, order, ranks=2).relative_error
         for order in (good, IdOrder.identity(120))
     ]
     assert errors[0] < 0.05 < 0.3 < errors[1]
@@ -142,15 +142,15 @@ def test_a_good_order_loses_less():
 def test_least_squares_refine():
     """Weights of 1 add sweeps to the SVD, which can only bring the rows nearer."""
     order = shuffled(120)
-    plain = jax_tt.tt_reorder(CORES, None, order)
-    refined = jax_tt.tt_reorder(CORES, None, order, weights=np.ones(120), sweeps=4)
+    plain = jax_tt.tt.reorder(CORES, None, order)
+    refined = jax_tt.tt.reorder(CORES, None, order, weights=np.ones(120), sweeps=4)
     assert refined.relative_error < 0.999 * plain.relative_error
 
 
 def test_equal_arguments_give_equal_bits(monkeypatch):
     monkeypatch.setattr(decompose, "_EXACT", 100)
     monkeypatch.setattr(decompose, "GRAM_SIDE", 4)  # the randomised part
-    first, again = (jax_tt.tt_reorder(CORES, None, shuffled(120), seed=3).cores for _ in range(2))
+    first, again = (jax_tt.tt.reorder(CORES, None, shuffled(120), seed=3).cores for _ in range(2))
     for a, b in zip(first, again, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -161,11 +161,11 @@ def test_the_dense_table_is_never_there(monkeypatch):
     for module, name in (*modules, (train_rows, "_BLOCK")):
         monkeypatch.setattr(module, name, 1 << 14)
     shape = jax_tt.TTShape(40_000, 64, 4, (20, 40, 50), (4, 4, 4))
-    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    cores = jax_tt.tt.init(jax.random.key(0), shape)
     order = shuffled(40_000)
     tracemalloc.start()
     try:
-        found = jax_tt.tt_reorder(cores, None, order)
+        found = jax_tt.tt.reorder(cores, None, order)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -176,20 +176,20 @@ def test_the_dense_table_is_never_there(monkeypatch):
 def test_traced_cores_and_bad_arguments():
     order = shuffled(120)
     with pytest.raises(TypeError, match=r"cores: got traced arrays; .*outside of jit"):
-        jax.jit(lambda cores: jax_tt.tt_reorder(cores, None, order).cores)(CORES)
+        jax.jit(lambda cores: jax_tt.tt.reorder(cores, None, order).cores)(CORES)
     with pytest.raises(ValueError, match=r"new_order: orders 120 ids; expected 3, as old_order"):
-        jax_tt.tt_reorder(CORES, IdOrder.identity(3), order)
+        jax_tt.tt.reorder(CORES, IdOrder.identity(3), order)
     with pytest.raises(ValueError, match=r"num_embeddings.*200"):
-        jax_tt.tt_reorder(CORES, None, IdOrder.identity(200))
+        jax_tt.tt.reorder(CORES, None, IdOrder.identity(200))
     for name, orders in (("old_order", ([0], order)), ("new_order", (None, None))):
         with pytest.raises(TypeError, match=rf"{name}: got a \w+; expected a jax_tt.order.IdOrder"):
-            jax_tt.tt_reorder(CORES, *orders)
+            jax_tt.tt.reorder(CORES, *orders)
     with pytest.raises(ValueError, match="expected exactly one"):
-        jax_tt.tt_reorder(CORES, None, order, 4, tolerance=0.1)
+        jax_tt.tt.reorder(CORES, None, order, 4, tolerance=0.1)
     with pytest.raises(ValueError, match=r"weights: got shape \(3,\); expected \(120,\)"):
-        jax_tt.tt_reorder(CORES, None, order, weights=np.ones(3))
+        jax_tt.tt.reorder(CORES, None, order, weights=np.ones(3))
     bad = (CORES[0], CORES[1].at[0].set(jnp.nan), CORES[2])
     with pytest.raises(ValueError, match="cores: core 1 holds NaN or infinity"):
-        jax_tt.tt_reorder(bad, None, order)
+        jax_tt.tt.reorder(bad, None, order)
     with pytest.raises(ValueError, match=r"shape: is of 100 x 8; expected 120 x 8"):
-        jax_tt.tt_reorder(CORES, None, order, shape=jax_tt.TTShape.suggest(100, 8))
+        jax_tt.tt.reorder(CORES, None, order, shape=jax_tt.TTShape.suggest(100, 8))

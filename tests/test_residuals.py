@@ -1,4 +1,4 @@
-"""`tt_residuals`: trains in orders of their own that add up to a table."""
+"""`tt.residuals`: trains in orders of their own that add up to a table."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def table(rows=118, seed=0, dtype=np.float32):
 
 def dense(term, dtype=np.float64):
     cores = [np.asarray(core, np.float32) for core in term.approximation.cores]
-    rows = np.asarray(jax_tt.tt_to_dense(cores, term.id_order.num_embeddings))
+    rows = np.asarray(jax_tt.tt.to_dense(cores, term.id_order.num_embeddings))
     return rows[term.id_order.rows].astype(dtype)
 
 
@@ -29,7 +29,7 @@ def dense(term, dtype=np.float64):
 @pytest.mark.parametrize("count", [1, 3])
 def test_errors_are_those_of_the_sums(count, refine):
     wanted = table()
-    terms = jax_tt.tt_residuals(wanted, [SHAPE] * count, refine=refine, progress=False)
+    terms = jax_tt.tt.residuals(wanted, [SHAPE] * count, refine=refine, progress=False)
     assert len(terms) == count
     left = wanted.astype(np.float64)
     for term in terms:
@@ -47,9 +47,9 @@ def test_errors_are_those_of_the_sums(count, refine):
 
 def test_one_term_is_the_order_and_the_train_by_themselves():
     wanted = table()
-    (term,) = jax_tt.tt_residuals(wanted, [SHAPE], refine=3, seed=5, progress=False)
+    (term,) = jax_tt.tt.residuals(wanted, [SHAPE], refine=3, seed=5, progress=False)
     id_order = jax_tt.order.from_table(wanted, SHAPE, refine=3, seed=5, progress=False)
-    found = jax_tt.tt_from_dense(wanted[id_order.inverse.rows], shape=SHAPE, seed=5)
+    found = jax_tt.tt.from_dense(wanted[id_order.inverse.rows], shape=SHAPE, seed=5)
     assert term.id_order == id_order
     assert all(map(np.array_equal, term.approximation.cores, found.cores))
 
@@ -60,7 +60,7 @@ def test_several_orders_hold_more_than_higher_ranks():
     error = []
     for count in (1, 2, 3, 6):
         shape = jax_tt.TTShape(400, 8, 6 // count, (20, 20), (8, 1))
-        error.append(jax_tt.tt_residuals(wanted, [shape] * count, progress=False)[-1])
+        error.append(jax_tt.tt.residuals(wanted, [shape] * count, progress=False)[-1])
     errors = [term.relative_error for term in error]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.8 * errors[0]
@@ -69,14 +69,14 @@ def test_several_orders_hold_more_than_higher_ranks():
 def test_a_sum_of_trains_in_hidden_orders_is_nearly_found():
     """What is left falls with every term, and vanishes where the terms can hold the whole table."""
     exact = jax_tt.TTShape(60, 8, 8, (6, 10), (8, 1))
-    ends = jax_tt.tt_residuals(table(60), [exact] * 3, progress=False)
+    ends = jax_tt.tt.residuals(table(60), [exact] * 3, progress=False)
     errors = [term.relative_error for term in ends]
     assert errors == sorted(errors, reverse=True)
     full = jax_tt.TTShape(60, 8, 60, (60, 1), (8, 1))
     rows = table(60)
-    (whole,) = jax_tt.tt_residuals(rows, [full], progress=False)
+    (whole,) = jax_tt.tt.residuals(rows, [full], progress=False)
     assert whole.relative_error < 1e-6
-    _, second = jax_tt.tt_residuals(rows, [full, SHAPE_60], progress=False)
+    _, second = jax_tt.tt.residuals(rows, [full, SHAPE_60], progress=False)
     assert second.relative_error < 1e-6
 
 
@@ -85,14 +85,14 @@ def test_shapes_may_differ():
         jax_tt.TTShape(118, 8, 3, (10, 12), (8, 1)),
         jax_tt.TTShape(118, 8, 2, (5, 24), (2, 4)),
     ]
-    terms = jax_tt.tt_residuals(table(), shapes, progress=False)
+    terms = jax_tt.tt.residuals(table(), shapes, progress=False)
     assert [term.approximation.shape for term in terms] == shapes
 
 
 def test_later_terms_make_up_for_rounding():
     """With bfloat16 cores, the error is that of the cores as they are stored."""
     wanted = table()
-    terms = jax_tt.tt_residuals(wanted, [SHAPE] * 3, dtype=jnp.bfloat16, progress=False)
+    terms = jax_tt.tt.residuals(wanted, [SHAPE] * 3, dtype=jnp.bfloat16, progress=False)
     assert all(core.dtype == jnp.bfloat16 for term in terms for core in term.approximation.cores)
     left = wanted - sum(dense(term) for term in terms)
     np.testing.assert_allclose(
@@ -103,7 +103,7 @@ def test_later_terms_make_up_for_rounding():
 def test_equal_seeds_give_equal_terms_and_the_table_is_left_alone():
     wanted = table()
     copy = wanted.copy()
-    one, two = (jax_tt.tt_residuals(wanted, [SHAPE] * 2, seed=3, progress=False) for _ in range(2))
+    one, two = (jax_tt.tt.residuals(wanted, [SHAPE] * 2, seed=3, progress=False) for _ in range(2))
     for a, b in zip(one, two, strict=True):
         assert a.id_order == b.id_order and a.relative_error == b.relative_error
         assert all(map(np.array_equal, a.approximation.cores, b.approximation.cores))
@@ -113,7 +113,7 @@ def test_equal_seeds_give_equal_terms_and_the_table_is_left_alone():
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_cores_have_the_type_of_the_table(dtype):
     with jax.enable_x64(dtype == np.float64):
-        (term,) = jax_tt.tt_residuals(table(dtype=dtype), [SHAPE], progress=False)
+        (term,) = jax_tt.tt.residuals(table(dtype=dtype), [SHAPE], progress=False)
         assert {core.dtype for core in term.approximation.cores} == {np.dtype(dtype)}
 
 
@@ -121,7 +121,7 @@ def test_cores_have_the_type_of_the_table(dtype):
 def test_errors_of_tables_whose_squares_float32_does_not_hold(scale):
     shapes, options = [SHAPE] * 2, {"refine": 0, "progress": False}
     wanted, found = (
-        jax_tt.tt_residuals(table() * np.float32(factor), shapes, **options)
+        jax_tt.tt.residuals(table() * np.float32(factor), shapes, **options)
         for factor in (1, scale)
     )
     for one, other in zip(wanted, found, strict=True):
@@ -143,9 +143,9 @@ def test_shapes_fill_a_budget(rows, features, part, dtype):
     of_rank = (p[0] * features + p[1]) * jnp.dtype(dtype).itemsize
     if budget < order + of_rank:
         with pytest.raises(ValueError, match=f"expected at least {order + of_rank:,}, those of an"):
-            jax_tt.tt_residual_shapes(rows, features, budget, dtype=dtype)
+            jax_tt.tt.residual_shapes(rows, features, budget, dtype=dtype)
         return
-    shapes = jax_tt.tt_residual_shapes(rows, features, budget, dtype=dtype)
+    shapes = jax_tt.tt.residual_shapes(rows, features, budget, dtype=dtype)
     assert {(s.num_embeddings, s.features, s.row_factors) for s in shapes} == {(rows, features, p)}
     taken = len(shapes) * order + sum(s.cost(dtype=dtype).bytes for s in shapes)
     assert taken <= budget
@@ -155,7 +155,7 @@ def test_shapes_fill_a_budget(rows, features, part, dtype):
 
 def test_a_budget_beyond_the_table_is_one_whole_term():
     """It took time in proportion to the budget."""
-    (shape,) = jax_tt.tt_residual_shapes(60, 6, 10**15)
+    (shape,) = jax_tt.tt.residual_shapes(60, 6, 10**15)
     assert shape.ranks == (shape.row_factors[1],)
 
 
@@ -170,20 +170,20 @@ def test_a_budget_beyond_the_table_is_one_whole_term():
 )
 def test_shapes_of_no_budget_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
-        jax_tt.tt_residual_shapes(*arguments)
+        jax_tt.tt.residual_shapes(*arguments)
     with pytest.raises(ValueError, match="dtype: got int32; expected a floating type"):
-        jax_tt.tt_residual_shapes(10, 8, 1000, dtype=jnp.int32)
+        jax_tt.tt.residual_shapes(10, 8, 1000, dtype=jnp.int32)
 
 
 def test_a_table_of_zeros():
-    terms = jax_tt.tt_residuals(np.zeros((118, 8), np.float32), [SHAPE] * 2, progress=False)
+    terms = jax_tt.tt.residuals(np.zeros((118, 8), np.float32), [SHAPE] * 2, progress=False)
     assert [term.relative_error for term in terms] == [0, 0]
 
 
 def test_layers_of_the_terms_train_on():
     """The sum of fused layers starts at the sum of the terms and comes nearer to the table by gradient steps."""
     wanted = table()
-    terms = jax_tt.tt_residuals(wanted, [SHAPE] * 2, progress=False)
+    terms = jax_tt.tt.residuals(wanted, [SHAPE] * 2, progress=False)
 
     def layer(term):
         made = jax_tt.TTEmbed(
@@ -235,11 +235,11 @@ def test_layers_of_the_terms_train_on():
 )
 def test_what_does_not_fit_is_refused(rows, shapes, error, message):
     with pytest.raises(error, match=message):
-        jax_tt.tt_residuals(rows, shapes, progress=False)
+        jax_tt.tt.residuals(rows, shapes, progress=False)
 
 
 def test_refuses_tracers():
     with pytest.raises(TypeError, match="table: got a traced array"):
-        jax.jit(lambda rows: jax_tt.tt_residuals(rows, [SHAPE], progress=False)[0].approximation)(
+        jax.jit(lambda rows: jax_tt.tt.residuals(rows, [SHAPE], progress=False)[0].approximation)(
             table()
         )

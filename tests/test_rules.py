@@ -62,7 +62,7 @@ def stepper(name, method):
 
         def loss(tables):
             pooled = jax_tt.fused_embed_bag(tables[0], bags, own, method=method)
-            of_tt = jax_tt.fused_tt_embed_bag(tables[1], bags, own, method=method)
+            of_tt = jax_tt.tt.fused_embed_bag(tables[1], bags, own, method=method)
             return jnp.sum(pooled * g_dense) + jnp.sum(of_tt * g_tt)
 
         return jax.grad(loss)((dense, tt))
@@ -189,7 +189,7 @@ def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype
             out = []
             for key, table in state.items():
                 look_up = (
-                    jax_tt.fused_embed_bag if len(table.cores) == 1 else jax_tt.fused_tt_embed_bag
+                    jax_tt.fused_embed_bag if len(table.cores) == 1 else jax_tt.tt.fused_embed_bag
                 )
                 options = {"skip_nonfinite": key == "afterwards", "stochastic_rounding": False}
                 own = look_up(table, bags, rule, method=method, **options).astype(jnp.float32)

@@ -18,7 +18,7 @@ ONE = np.float32(1)
 
 
 def tables() -> dict[str, jax_tt.FusedTable]:
-    cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(12, 4, ranks=2))
+    cores = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(12, 4, ranks=2))
     return {
         "tt": jax_tt.init_fused_table(cores, RULE),
         "dense": jax_tt.init_fused_table(jnp.ones((12, 4)), RULE),
@@ -26,7 +26,7 @@ def tables() -> dict[str, jax_tt.FusedTable]:
 
 
 def loss(kind: str, method: str, table: jax_tt.FusedTable) -> jax.Array:
-    op = jax_tt.fused_tt_embed_bag if kind == "tt" else jax_tt.fused_embed_bag
+    op = jax_tt.tt.fused_embed_bag if kind == "tt" else jax_tt.fused_embed_bag
     return jnp.sum(op(table, IDS, RULE, method=method))
 
 

@@ -30,12 +30,12 @@ def batch():
 
 
 def _plain(cores, ids, method, axis_name=None):
-    out = jax_tt.tt_embed_bag(cores, ids, combiner="mean", method=method, axis_name=axis_name)
+    out = jax_tt.tt.embed_bag(cores, ids, combiner="mean", method=method, axis_name=axis_name)
     return jnp.sum(jnp.sin(out))
 
 
 def _fused(table, ids, method, axis_name=None, combiner="sum"):
-    out = jax_tt.fused_tt_embed_bag(
+    out = jax_tt.tt.fused_embed_bag(
         table, ids, RULE, combiner=combiner, method=method, axis_name=axis_name
     )
     return jnp.sum(jnp.sin(out))
@@ -70,10 +70,10 @@ def test_jit_forward_needs_no_communication(combiner, mesh, batch, method):
     cores = make_case(SHAPE, "float32", False).cores
     sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
     placed = jax.device_put(cores, NamedSharding(mesh, P()))
-    forward = jax.jit(lambda c, i: jax_tt.tt_embed_bag(c, i, combiner=combiner, method=method))
+    forward = jax.jit(lambda c, i: jax_tt.tt.embed_bag(c, i, combiner=combiner, method=method))
     text = forward.lower(placed, sharded).compile().as_text()
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all"))
-    want = jax_tt.tt_embed_bag(cores, batch, combiner=combiner, method=method)
+    want = jax_tt.tt.embed_bag(cores, batch, combiner=combiner, method=method)
     _close(forward(placed, sharded), want)
 
 
@@ -101,12 +101,12 @@ def test_shard_map_of_the_forward_pass(mesh, batch, method):
 
     def total(cores):
         spread = jax.shard_map(
-            lambda c, i: jax_tt.tt_embed_bag(c, i, method=method),
+            lambda c, i: jax_tt.tt.embed_bag(c, i, method=method),
             mesh=mesh,
             in_specs=(P(), P("data")),
             out_specs=P("data"),
         )
         return jnp.sum(jnp.sin(spread(cores, batch)))
 
-    want = jax.grad(lambda c: jnp.sum(jnp.sin(jax_tt.tt_embed_bag(c, batch, method=method))))(cores)
+    want = jax.grad(lambda c: jnp.sum(jnp.sin(jax_tt.tt.embed_bag(c, batch, method=method))))(cores)
     _close(jax.jit(jax.grad(total))(cores), want)

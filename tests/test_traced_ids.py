@@ -13,7 +13,7 @@ from jax_tt import optimizers
 
 ROWS = 2**33
 SHAPE = jax_tt.TTShape.suggest(ROWS, 4, ranks=2)
-CORES = jax_tt.init_cores(jax.random.key(0), SHAPE)
+CORES = jax_tt.tt.init(jax.random.key(0), SHAPE)
 ID = 2**32 + 5
 IDS = np.array([[ID]])
 RULE = optimizers.SGD(0.1)
@@ -30,15 +30,15 @@ class Tower(linen.Module):
 
 
 CALLS = {
-    "lookup": lambda ids: jax_tt.tt_lookup(CORES, ids),
-    "bags": lambda ids: jax_tt.tt_embed_bag(CORES, ids),
-    "Bags": lambda ids: jax_tt.tt_embed_bag(CORES, jax_tt.Bags(ids)),
-    "ragged Bags": lambda ids: jax_tt.tt_embed_bag(
+    "lookup": lambda ids: jax_tt.tt.lookup(CORES, ids),
+    "bags": lambda ids: jax_tt.tt.embed_bag(CORES, ids),
+    "Bags": lambda ids: jax_tt.tt.embed_bag(CORES, jax_tt.Bags(ids)),
+    "ragged Bags": lambda ids: jax_tt.tt.embed_bag(
         CORES, jax_tt.Bags.from_lengths(ids[0], np.ones(1, np.int32))
     ),
-    "fused lookup": lambda ids: jax_tt.fused_tt_lookup(FUSED, ids, RULE),
-    "fused bags": lambda ids: jax_tt.fused_tt_embed_bag(FUSED, ids, RULE),
-    "gradient": jax.grad(lambda ids: jax_tt.tt_lookup(CORES, ids).sum(), allow_int=True),
+    "fused lookup": lambda ids: jax_tt.tt.fused_lookup(FUSED, ids, RULE),
+    "fused bags": lambda ids: jax_tt.tt.fused_embed_bag(FUSED, ids, RULE),
+    "gradient": jax.grad(lambda ids: jax_tt.tt.lookup(CORES, ids).sum(), allow_int=True),
     "NNX": lambda ids: NNX(ids),
     "fused NNX": lambda ids: FUSED_NNX(ids),
     "linen": lambda ids: Tower().init_with_output(jax.random.key(0), ids),
@@ -60,15 +60,15 @@ def test_other_ways_to_be_traced(transform):
 
 
 def row(i):
-    return jax_tt.tt_lookup(CORES, SHAPE.split_ids(np.array([i])))[0]
+    return jax_tt.tt.lookup(CORES, SHAPE.split_ids(np.array([i])))[0]
 
 
 def test_the_right_row_every_other_way():
     """Concrete, closed over, and split; the row of the cut id is another one."""
     want = row(ID)
     assert (want != row(5)).any()
-    lookup = partial(jax_tt.tt_lookup, CORES)
-    closed = jax.jit(lambda cores: jax_tt.tt_lookup(cores, IDS))(CORES)
+    lookup = partial(jax_tt.tt.lookup, CORES)
+    closed = jax.jit(lambda cores: jax_tt.tt.lookup(cores, IDS))(CORES)
     for got in (lookup(IDS), closed, jax.jit(lookup)(SHAPE.split_ids(IDS))):
         np.testing.assert_allclose(got[0, 0], want, rtol=1e-6)
 
@@ -81,7 +81,7 @@ def test_traced_ids_with_x64(x64):
 
 def test_ids_that_hold_every_row_are_taken():
     """No type but the two that JAX cuts to is refused, and these only where there are more rows than numbers."""
-    lookup = jax.jit(jax_tt.tt_lookup, static_argnames="num_embeddings")
+    lookup = jax.jit(jax_tt.tt.lookup, static_argnames="num_embeddings")
     for rows, ids in [
         (2**31, np.array([5], np.int32)),
         (2**32, np.array([5], np.uint32)),

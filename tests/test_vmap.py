@@ -27,7 +27,7 @@ def test_vmap_of_value_and_gradient(which, form, method):
 
     def loss(cores, weights, bags):
         given = dataclasses.replace(bags, weights=weights)
-        return jnp.sum(jnp.sin(jax_tt.tt_embed_bag(cores, given, combiner="mean", method=method)))
+        return jnp.sum(jnp.sin(jax_tt.tt.embed_bag(cores, given, combiner="mean", method=method)))
 
     step = jax.value_and_grad(loss, argnums=(0, 1))
     axes = (0 if which != "bags" else None, 0 if which != "cores" else None)
@@ -49,5 +49,5 @@ def test_vmap_of_value_and_gradient(which, form, method):
 def test_vmap_of_lookup(method):
     case = make_case(SHAPE, "float32", False)
     ids = jnp.arange(6).reshape(2, 3)
-    mapped = jax.vmap(lambda i: jax_tt.tt_lookup(case.cores, i, method=method))(ids)
-    np.testing.assert_array_equal(mapped, jax_tt.tt_lookup(case.cores, ids, method=method))
+    mapped = jax.vmap(lambda i: jax_tt.tt.lookup(case.cores, i, method=method))(ids)
+    np.testing.assert_array_equal(mapped, jax_tt.tt.lookup(case.cores, ids, method=method))

@@ -18,31 +18,32 @@ from jax_tt._base import environment
 from tests.conftest import method_fixture
 
 ROOT = Path(__file__).resolve().parent.parent
-CORES = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(100, 8, ranks=4))
+CORES = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(100, 8, ranks=4))
 DENSE = jnp.ones((10, 3))
 RULE = optimizers.SGD(0.1)
 FUSED = jax_tt.init_fused_table(CORES, RULE)
 CACHE = jax_tt.RowCache(20, ways=4)
-CACHED = jax_tt.init_cached_table(CORES, CACHE)
+CACHED = jax_tt.tt_table(100, 8, tt_ranks=4, cache=CACHE)
 IDS = jnp.array([[1, 2], [3, 4]])
 native = method_fixture("ffi")  # the fixture is called `method`
 
 
 def weighted(weights, **options):
     bags = jax_tt.Bags(IDS, weights=weights)
-    return jax_tt.tt_embed_bag(CORES, bags, combiner="mean", **options)
+    return jax_tt.tt.embed_bag(CORES, bags, combiner="mean", **options)
 
 
 def cached(cores, **options):
-    table = CACHED._replace(table=cores)
-    return jax_tt.cached_tt_embed_bag(table, IDS, CACHE, **options)[0]
+    params = dict(zip(CACHED.table.param_names, cores, strict=True))
+    state = params | CACHED.init_rest(params)
+    return jax_tt.pooled_rows(CACHED, state, IDS, jax_tt.Lookup(**options))[0]
 
 
 OPS = {
-    "tt": (partial(jax_tt.tt_embed_bag, bags=IDS), CORES),
+    "tt": (partial(jax_tt.tt.embed_bag, bags=IDS), CORES),
     "dense": (partial(jax_tt.embed_bag, bags=IDS), DENSE),
     "weights": (weighted, jnp.ones((2, 2))),
-    "fused": (partial(jax_tt.fused_tt_embed_bag, bags=IDS, optimizer=RULE), FUSED),
+    "fused": (partial(jax_tt.tt.fused_embed_bag, bags=IDS, optimizer=RULE), FUSED),
     "cached": (cached, CORES),
 }
 
@@ -84,13 +85,13 @@ def test_gradients_of_gradients_of_what_comes_after(method):
     """The table is a constant, and what is differentiated twice reaches it through the cotangent."""
 
     def loss(scale, cores):
-        return total(scale * jax_tt.tt_embed_bag(cores, IDS, method=method))
+        return total(scale * jax_tt.tt.embed_bag(cores, IDS, method=method))
 
     with pytest.raises(TypeError, match="higher derivatives"):
         jax.grad(lambda scale: total(jax.grad(loss, 1)(scale, CORES)))(2.0)
     # Where no gradient of the table is asked for, there is nothing to refuse.
     second = jax.grad(jax.grad(loss))(2.0, CORES)
-    reference = 2 * total(jax_tt.tt_embed_bag(CORES, IDS, method="reference"))
+    reference = 2 * total(jax_tt.tt.embed_bag(CORES, IDS, method="reference"))
     np.testing.assert_allclose(second, reference, rtol=1e-5)
 
 
@@ -117,7 +118,7 @@ def test_only_what_is_differentiated_is_computed(method):
 
     def loss(cores, weights):
         bags = jax_tt.Bags(IDS, weights=weights)
-        return jax_tt.tt_embed_bag(cores, bags, method=method).sum()
+        return jax_tt.tt.embed_bag(cores, bags, method=method).sum()
 
     text = str(jax.make_jaxpr(jax.grad(loss))(CORES, jnp.ones((2, 2))))
     both = str(jax.make_jaxpr(jax.grad(loss, (0, 1)))(CORES, jnp.ones((2, 2))))
@@ -139,11 +140,13 @@ def test_ragged_lists(lists):
     layer = jax_tt.TTEmbedBag(100, 8, tt_ranks=4, rngs=rngs)
     ordered = jax_tt.TTEmbedBag(100, 8, tt_ranks=4, id_order=order, rngs=rngs)
     for op in (
-        partial(jax_tt.tt_embed_bag, CORES),
-        partial(jax_tt.tt_lookup, CORES),
+        partial(jax_tt.tt.embed_bag, CORES),
+        partial(jax_tt.tt.lookup, CORES),
         partial(jax_tt.embed_bag, DENSE),
-        partial(jax_tt.fused_tt_embed_bag, FUSED, optimizer=RULE),
-        partial(jax_tt.cached_tt_embed_bag, CACHED, cache=CACHE),
+        partial(jax_tt.tt.fused_embed_bag, FUSED, optimizer=RULE),
+        lambda lists: jax_tt.pooled_rows(
+            CACHED, CACHED.init(jax.random.key(0)), lists, jax_tt.Lookup()
+        ),
         partial(jax_tt.count_out_of_range, num_embeddings=5),
         jax_tt.Bags.from_padded,
         layer,
@@ -155,24 +158,22 @@ def test_ragged_lists(lists):
 
 def test_bags_given_to_a_lookup():
     with pytest.raises(TypeError, match="tt_embed_bag"):
-        jax_tt.tt_lookup(CORES, jax_tt.Bags(IDS))
+        jax_tt.tt.lookup(CORES, jax_tt.Bags(IDS))
 
 
 def test_tables_given_to_ops_of_arrays():
     dense = jax_tt.init_fused_table(DENSE, RULE)
     for op in (
-        partial(jax_tt.tt_embed_bag, bags=IDS),
-        partial(jax_tt.tt_lookup, ids=IDS),
-        jax_tt.tt_to_dense,
-        partial(jax_tt.tt_attend, query=jnp.ones(8)),
+        partial(jax_tt.tt.embed_bag, bags=IDS),
+        partial(jax_tt.tt.lookup, ids=IDS),
+        jax_tt.tt.to_dense,
+        partial(jax_tt.tt.attend, query=jnp.ones(8)),
         partial(jax_tt.init_fused_table, optimizer=RULE),
     ):
         with pytest.raises(
             TypeError, match=r"got a FusedTable; expected its arrays, table\.cores\."
         ):
             op(FUSED)
-        with pytest.raises(TypeError, match="got a CachedTable"):
-            op(CACHED)
     with pytest.raises(TypeError, match=r"table\.cores\[0\]"):
         jax_tt.embed_bag(dense, IDS)
 
@@ -224,7 +225,7 @@ for module in ("nnx", "linen"):
 def test_values_of_environment_variables(monkeypatch, name, value, expected):
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"{name}: got '{value}'; expected .*{expected}"):
-        jax_tt.tt_lookup(CORES, IDS, method="reference")
+        jax_tt.tt.lookup(CORES, IDS, method="reference")
 
 
 def test_environment_variables_at_import():

@@ -9,6 +9,7 @@ from benchmarks.registry import Settings, case
 from benchmarks.results import Report
 from benchmarks.streams import drifting, streams
 
+State = dict[str, jax.Array]
 BATCH, REFRESH_EVERY = 4096, 10
 DRIFTS = {"no drift": 0.0, "1 % drift": 0.01, "10 % drift": 0.1}
 POLICIES = {
@@ -43,16 +44,15 @@ def hit_rate(batches: np.ndarray, rows: int, cache: jax_tt.RowCache, *, ties: bo
 
     Without ``ties`` the requests in the low bits of LRU's scores are cleared after every batch.
     """
-    cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(rows, 2, ranks=1))
-    table = jax_tt.init_cached_table(cores, cache, num_embeddings=rows)
+    table = jax_tt.tt_table(rows, 2, tt_ranks=1, cache=cache)
 
-    def step(table: jax_tt.CachedTable, ids: jax.Array) -> tuple[jax_tt.CachedTable, None]:
-        _, directory = jax_tt.cached_tt_lookup(table, ids, cache, num_embeddings=rows)
+    def step(state: State, ids: jax.Array) -> tuple[State, None]:
+        _, state = jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup())
         if not ties:
-            scores, ghosts = (x & -1024 for x in (directory.scores, directory.ghost_scores))
-            directory = directory._replace(scores=scores, ghost_scores=ghosts)
-        table = table._replace(directory=directory)
-        return jax_tt.refresh_if_due(table, cache, num_embeddings=rows), None
+            scores = {name: state[name] & -1024 for name in ("cache_scores", "cache_ghost_scores")}
+            state = {**state, **scores}
+        return jax_tt.cache.refresh(table, state), None
 
-    run = jax.jit(lambda table, batches: jax.lax.scan(step, table, batches)[0])
-    return jax_tt.cache_statistics(run(table, jnp.asarray(batches)).directory)["hit_rate"]
+    run = jax.jit(lambda state, batches: jax.lax.scan(step, state, batches)[0])
+    state = run(table.init(jax.random.key(0)), jnp.asarray(batches))
+    return jax_tt.cache.statistics(table, state)["hit_rate"]

@@ -51,7 +51,7 @@ def _plain(batches: np.ndarray, rows: int) -> Timing:
 
     def step(table: jax_tt.FusedTable, ids: jax.Array) -> jax_tt.FusedTable:
         def loss(table: jax_tt.FusedTable) -> jax.Array:
-            return jnp.sum(jax_tt.fused_tt_lookup(table, ids, OPTIMIZER, num_embeddings=rows))
+            return jnp.sum(jax_tt.tt.fused_lookup(table, ids, OPTIMIZER, num_embeddings=rows))
 
         return jax.grad(loss)(table)
 
@@ -61,27 +61,24 @@ def _plain(batches: np.ndarray, rows: int) -> Timing:
 def _cached(batches: np.ndarray, rows: int, cache: jax_tt.RowCache) -> tuple[Timing, float]:
     """Steps with one, and its hit rate."""
 
-    def step(table: jax_tt.CachedTable, ids: jax.Array) -> jax_tt.CachedTable:
+    table = jax_tt.tt_table(rows, FEATURES, tt_ranks=RANK, optimizer=OPTIMIZER, cache=cache)
+
+    def step(state: dict[str, jax.Array], ids: jax.Array) -> dict[str, jax.Array]:
         def loss(trained: Any) -> Any:
-            own = table._replace(table=trained[0], rows=trained[1])
-            out, directory = jax_tt.cached_tt_lookup(
-                own, ids, cache, optimizer=OPTIMIZER, num_embeddings=rows
-            )
-            return jnp.sum(out), directory
+            out, after = jax_tt.lookup_rows(table, {**state, **trained}, ids, jax_tt.Lookup())
+            return jnp.sum(out), after
 
-        pair = (table.table, table.rows)
-        (_, directory), (cores, own) = jax.value_and_grad(loss, has_aux=True)(pair)
-        table = jax_tt.CachedTable(cores, own, directory)
-        return jax_tt.refresh_if_due(table, cache, optimizer=OPTIMIZER, num_embeddings=rows)
+        trained = {name: state[name] for name in table.trained_names}
+        (_, after), trained = jax.value_and_grad(loss, has_aux=True)(trained)
+        return jax_tt.cache.refresh(table, {**after, **trained})
 
-    table = jax_tt.init_cached_table(_table(rows), cache, optimizer=OPTIMIZER, num_embeddings=rows)
-    timing, table = _timed(step, table, batches)
-    return timing, jax_tt.cache_statistics(table.directory)["hit_rate"]
+    timing, state = _timed(step, table.init(jax.random.key(0)), batches)
+    return timing, jax_tt.cache.statistics(table, state)["hit_rate"]
 
 
 def _table(rows: int) -> jax_tt.FusedTable:
     shape = jax_tt.TTShape.suggest(rows, FEATURES, ranks=RANK)
-    return jax_tt.init_fused_table(jax_tt.init_cores(jax.random.key(0), shape), OPTIMIZER)
+    return jax_tt.init_fused_table(jax_tt.tt.init(jax.random.key(0), shape), OPTIMIZER)
 
 
 def _timed(step: Any, table: Any, batches: np.ndarray) -> tuple[Timing, Any]:

@@ -24,19 +24,19 @@ class Filled:
     def __init__(self, work: Work, rows: int) -> None:
         self._work = work
         # Half as many ids again as slots to spare, so that no set overflows.
-        self._cache = jax_tt.RowCache(3 * rows // 2)
-        self._options = {"num_embeddings": work.shape.num_embeddings, "optimizer": OPTIMIZER}
-        table = jax_tt.init_fused_table(cores_of(work), OPTIMIZER)
-        table = jax_tt.init_cached_table(table, self._cache, **self._options)
+        cache = jax_tt.RowCache(3 * rows // 2)
+        train, cores = jax_tt.TTTable.of(
+            cores_of(work), work.shape.num_embeddings, jax_tt.Update(OPTIMIZER)
+        )
+        self._table = table = jax_tt.RowCachedTable(train, cache)
+        params = dict(zip(train.param_names, cores, strict=True))
+        state = params | table.init_rest(params)
         # Cached rows are hot ones: none of the rows that are only counted will take their place.
         hot = np.random.default_rng(3).choice(work.shape.num_embeddings, rows, replace=False)
         ids = jnp.asarray(hot, jnp.int32)
-        _, directory = jax_tt.cached_tt_lookup(table, ids, self._cache, **self._options)
-        table = jax_tt.populate_cache(
-            table._replace(directory=directory), self._cache, **self._options
-        )
-        self._table = table
-        cached = np.asarray(table.directory.tags).reshape(-1)
+        _, state = jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup())
+        self._state = jax_tt.cache.populate(table, state)
+        cached = np.asarray(self._state["cache_tags"]).reshape(-1)
         self._cached = cached[cached >= 0]
 
     def batches(self, hit_rate: float, count: int = 10) -> list[np.ndarray]:
@@ -57,35 +57,32 @@ class Filled:
         """Pooled rows without counting, as in inference."""
 
         @jax.jit
-        def forward(table, bags):
-            return jax_tt.cached_tt_embed_bag(
-                table, bags, self._cache, count=False, **self._options
-            )[0]
+        def forward(state, bags):
+            return jax_tt.pooled_rows(self._table, state, bags, jax_tt.Lookup(train=False))[0]
 
-        table = self._table
-        return lambda i: forward(table, batches[i % len(batches)]).block_until_ready()
+        state = self._state
+        return lambda i: forward(state, batches[i % len(batches)]).block_until_ready()
 
     def fused_step(self, batches: list[jax_tt.Bags]) -> Call:
         """Forward, counting, backward and update of the cached rows and the cores."""
         gradient = jnp.asarray(self._work.gradient)
 
-        def step(table, bags):
+        def step(state, bags):
             def loss(trained):
-                own = table._replace(table=trained[0], rows=trained[1])
-                out, directory = jax_tt.cached_tt_embed_bag(own, bags, self._cache, **self._options)
-                return jnp.vdot(out, gradient), directory
+                state_now = {**state, **trained}
+                out, after = jax_tt.pooled_rows(self._table, state_now, bags, jax_tt.Lookup())
+                return jnp.vdot(out, gradient), after
 
-            (value, directory), (cores, rows) = jax.value_and_grad(loss, has_aux=True)(
-                (table.table, table.rows)
-            )
-            return value, jax_tt.CachedTable(cores, rows, directory)
+            trained = {name: state[name] for name in self._table.trained_names}
+            (value, after), trained = jax.value_and_grad(loss, has_aux=True)(trained)
+            return value, {**after, **trained}
 
         program = jax.jit(step, donate_argnums=0)
-        table = jax.tree.map(jnp.copy, self._table)
+        state = jax.tree.map(jnp.copy, self._state)
 
         def call(i: int) -> object:
-            nonlocal table
-            value, table = program(table, batches[i % len(batches)])
-            return jax.block_until_ready((value, table))
+            nonlocal state
+            value, state = program(state, batches[i % len(batches)])
+            return jax.block_until_ready((value, state))
 
         return call

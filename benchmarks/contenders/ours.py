@@ -18,7 +18,7 @@ def bags_of(work: Work) -> list[jax_tt.Bags]:
 
 def cores_of(work: Work) -> tuple[jax.Array, ...]:
     """Freshly initialised cores."""
-    return tuple(jax_tt.init_cores(jax.random.key(0), work.shape, "approx-normal"))
+    return tuple(jax_tt.tt.init(jax.random.key(0), work.shape, "approx-normal"))
 
 
 def tt_forward(work: Work, method: str = "auto") -> Call:
@@ -27,7 +27,7 @@ def tt_forward(work: Work, method: str = "auto") -> Call:
 
     @jax.jit
     def forward(cores, bags):
-        return jax_tt.tt_embed_bag(cores, bags, num_embeddings=n, method=method)
+        return jax_tt.tt.embed_bag(cores, bags, num_embeddings=n, method=method)
 
     return lambda i: forward(cores, bags[i % len(bags)]).block_until_ready()
 
@@ -45,7 +45,7 @@ def tt_fused_program(work: Work, optimizer, method: str = "auto"):
     table = jax_tt.init_fused_table(cores_of(work), optimizer)
 
     def loss(table, bags):
-        out = jax_tt.fused_tt_embed_bag(table, bags, optimizer, num_embeddings=n, method=method)
+        out = jax_tt.tt.fused_embed_bag(table, bags, optimizer, num_embeddings=n, method=method)
         return jnp.vdot(out, gradient)
 
     return jax.jit(jax.value_and_grad(loss), donate_argnums=0), table
@@ -57,7 +57,7 @@ def tt_optax_step(work: Work, method: str = "auto") -> Call:
     tx = optax.sgd(LEARNING_RATE)
 
     def loss(cores, bags):
-        out = jax_tt.tt_embed_bag(cores, bags, num_embeddings=n, method=method)
+        out = jax_tt.tt.embed_bag(cores, bags, num_embeddings=n, method=method)
         return jnp.vdot(out, gradient)
 
     def step(state, bags):

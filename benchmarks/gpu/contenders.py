@@ -20,7 +20,7 @@ LOAD = 0.75
 
 
 def cores_of(work: GpuWork) -> tuple[jax.Array, ...]:
-    return tuple(jax_tt.init_cores(jax.random.key(0), work.shape, "approx-normal"))
+    return tuple(jax_tt.tt.init(jax.random.key(0), work.shape, "approx-normal"))
 
 
 def _example(work: GpuWork) -> jax.Array:
@@ -37,7 +37,7 @@ def tt_forward(work: GpuWork, method: str) -> tuple[Step, Any]:
     n = work.shape.num_embeddings
 
     def call(cores: Any, ids: jax.Array) -> jax.Array:
-        return jax_tt.tt_embed_bag(cores, ids, num_embeddings=n, method=method)
+        return jax_tt.tt.embed_bag(cores, ids, num_embeddings=n, method=method)
 
     return accumulated(call, cores_of(work), _example(work))
 
@@ -48,7 +48,7 @@ def tt_gradient(work: GpuWork, method: str) -> tuple[Step, Any]:
 
     def call(given: Any, ids: jax.Array) -> Any:
         def loss(cores: Any, g: jax.Array) -> jax.Array:
-            return jnp.vdot(jax_tt.tt_embed_bag(cores, ids, num_embeddings=n, method=method), g)
+            return jnp.vdot(jax_tt.tt.embed_bag(cores, ids, num_embeddings=n, method=method), g)
 
         return jax.grad(loss)(*given)
 
@@ -61,7 +61,7 @@ def tt_fused(work: GpuWork, method: str) -> tuple[Step, Any]:
 
     def step(state: Any, ids: jax.Array) -> Any:
         def loss(table: Any, g: jax.Array) -> jax.Array:
-            out = jax_tt.fused_tt_embed_bag(table, ids, RULE, num_embeddings=n, method=method)
+            out = jax_tt.tt.fused_embed_bag(table, ids, RULE, num_embeddings=n, method=method)
             return jnp.vdot(out, g)
 
         return jax.grad(loss)(*state), state[1]

@@ -21,13 +21,13 @@ def tables():
     dense = jnp.asarray(random.normal(size=(ROWS, COLUMNS)) / 4, jnp.float32)
     return tuple(
         jax_tt.init_fused_table(start, RULE)
-        for start in (dense, jax_tt.init_cores(jax.random.key(0), SHAPE))
+        for start in (dense, jax_tt.tt.init(jax.random.key(0), SHAPE))
     )
 
 
 def loss(tables, bags, method):
     dense = jax_tt.fused_embed_bag(tables[0], bags, RULE, method=method)
-    cores = jax_tt.fused_tt_embed_bag(tables[1], bags, RULE, method=method)
+    cores = jax_tt.tt.fused_embed_bag(tables[1], bags, RULE, method=method)
     return jnp.sum(jnp.sin(3 * dense)) + jnp.sum(jnp.sin(3 * cores))
 
 

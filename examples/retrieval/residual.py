@@ -24,7 +24,7 @@ def residual_tt(
     """
     rows, features = start.shape
     shapes = residual_shapes(rows, features, ratio, dtype)
-    terms = jax_tt.tt_residuals(start, shapes, dtype=dtype, progress=False)
+    terms = jax_tt.tt.residuals(start, shapes, dtype=dtype, progress=False)
     update = None if optimizer is None else jax_tt.Update(optimizer)
     table, state = jax_tt.residual_table(terms, update=update)
     layer = jax_tt.TableEmbed(table, jax_tt.Lookup(bounds="warn", dtype=jnp.float32), rngs=rngs)

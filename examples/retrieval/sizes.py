@@ -75,7 +75,7 @@ def residual_shapes(
     """A shape for each term, whose cores have this type."""
     budget = _budget(rows * features, ratio, itemsize=1)
     try:
-        return jax_tt.tt_residual_shapes(rows, features, budget, dtype=dtype)
+        return jax_tt.tt.residual_shapes(rows, features, budget, dtype=dtype)
     except ValueError as error:
         raise _too_small("tt_residual", ratio, str(error).rstrip(".")) from error
 

@@ -119,7 +119,7 @@ def _tt(
     )
     if start is not None:
         by_row = start if id_order is None else start[id_order.inverse.rows]
-        for k, core in enumerate(jax_tt.tt_from_dense(by_row, shape=shape).cores):
+        for k, core in enumerate(jax_tt.tt.from_dense(by_row, shape=shape).cores):
             getattr(table, f"core_{k}")[...] = core
     return table
 

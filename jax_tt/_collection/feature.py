@@ -15,7 +15,7 @@ class Feature:
     Attributes:
         table: name of its table, which it may share with other features.
         combiner: ``"sum"``, ``"mean"``, ``"mean_count"``, ``"sqrtn"`` or ``"max"`` for one vector per bag, as in
-            `tt_embed_bag`; None for a sequence: one row per id.
+            `tt.embed_bag`; None for a sequence: one row per id.
 
     Raises:
         TypeError, ValueError: an argument does not fit.

@@ -128,8 +128,8 @@ def compress(
     - ``"product"`` and ``"additive"``: `CodedTable` with different numbers and lengths of codes; below 3 bits a number
       also with more codes for some rows, if rows are of very different importance,
     - ``"low_rank"``: a `TTTable` of two cores, of which the first has a row for every id,
-    - ``"tt"``: a `TTTable` by `tt_from_dense`, for the ids in their order and in that of `order.from_table`,
-    - ``"tt_sum"``: a `SumTable` of tensor trains with different orders, by `tt_residuals`, for which all rows have the
+    - ``"tt"``: a `TTTable` by `tt.from_dense`, for the ids in their order and in that of `order.from_table`,
+    - ``"tt_sum"``: a `SumTable` of tensor trains with different orders, by `tt.residuals`, for which all rows have the
       same weight.
 
     Orders of ids count among the bytes. They are refined if ``jax-tt[order]`` is installed.

@@ -1,4 +1,4 @@
-"""`residual_table`: the sum of tensor trains that `tt_residuals` found, as one table."""
+"""`residual_table`: the sum of tensor trains that `tt.residuals` found, as one table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import jax
 
-from jax_tt._compress.residuals import TTResidual
+from jax_tt._compress.residuals import Residual
 from jax_tt._kinds.composite.sum import SumTable
 from jax_tt._ops.train_table import train_table
 from jax_tt._table.options import Update
@@ -15,7 +15,7 @@ from jax_tt._table.types import State
 
 
 def residual_table(
-    terms: Iterable[TTResidual | tuple[Table, State]],
+    terms: Iterable[Residual | tuple[Table, State]],
     *,
     update: Update | None = None,
     name: str | None = None,
@@ -23,7 +23,7 @@ def residual_table(
     """The table whose rows are the sums of the rows of tensor trains with different orders of ids, and its state.
 
     Args:
-        terms: at least one, as `tt_residuals` returns them, or tables with their states, as `files.load` reads those
+        terms: at least one, as `tt.residuals` returns them, or tables with their states, as `files.load` reads those
             that ``jax-tt compress --kind tt_sum`` writes.
         update: `Update` of a fused table, or None.
         name: of the table in error messages.
@@ -38,20 +38,20 @@ def residual_table(
     >>> import jax, jax.numpy as jnp, jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)
     >>> shapes = [jax_tt.TTShape(400, 16, 2, (20, 20), (16, 1))] * 3
-    >>> table, state = jax_tt.residual_table(jax_tt.tt_residuals(rows, shapes, progress=False))
+    >>> table, state = jax_tt.residual_table(jax_tt.tt.residuals(rows, shapes, progress=False))
     >>> pooled, _ = jax_tt.pooled_rows(table, state, jnp.array([[3, 399], [7, 7]]), jax_tt.Lookup())
     >>> pooled.shape, len(table.tables)
     ((2, 16), 3)
     """
     if not isinstance(terms, Iterable):
-        raise TypeError(f"terms: got {terms!r}; expected the result of jax_tt.tt_residuals.")
+        raise TypeError(f"terms: got {terms!r}; expected the result of jax_tt.tt.residuals.")
     tables, states = [], []
     for k, term in enumerate(terms):
-        if isinstance(term, TTResidual):
+        if isinstance(term, Residual):
             term = train_table(term.approximation, term.id_order)
         elif not (isinstance(term, tuple) and len(term) == 2 and isinstance(term[0], Table)):
             raise TypeError(
-                f"terms[{k}]: got a {type(term).__name__}; expected a jax_tt.TTResidual, or a table with its state."
+                f"terms[{k}]: got a {type(term).__name__}; expected a jax_tt.tt.Residual, or a table with its state."
             )
         tables.append(term[0].with_update(update))
         states.append(term[1])

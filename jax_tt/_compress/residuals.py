@@ -1,4 +1,4 @@
-"""`tt_residuals`: a dense table as a sum of tensor trains with different orders of ids."""
+"""`tt.residuals`: a dense table as a sum of tensor trains with different orders of ids."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import dense_table
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._ids.ordered_rows import OrderedRows
-from jax_tt._tt.approximation import TTApproximation, rows_of
+from jax_tt._tt.approximation import Approximation, rows_of
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.shape import TTShape
 from jax_tt.order._table import from_table
 
 
-class TTResidual(NamedTuple):
-    """One term of a sum of tensor trains; made by `tt_residuals`.
+class Residual(NamedTuple):
+    """One term of a sum of tensor trains; made by `tt.residuals`.
 
     Attributes:
         id_order: the row of each id in this term.
@@ -28,13 +28,13 @@ class TTResidual(NamedTuple):
 
     >>> import numpy as np, jax_tt
     >>> table = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
-    >>> first, second = jax_tt.tt_residuals(table, [jax_tt.TTShape(60, 8, 2, (8, 8), (8, 1))] * 2, progress=False)
+    >>> first, second = jax_tt.tt.residuals(table, [jax_tt.TTShape(60, 8, 2, (8, 8), (8, 1))] * 2, progress=False)
     >>> second.relative_error < first.relative_error
     True
     """
 
     id_order: IdOrder
-    approximation: TTApproximation
+    approximation: Approximation
     relative_error: float
 
 
@@ -46,7 +46,7 @@ def tt_residuals(
     dtype: Any = None,
     seed: int = 0,
     progress: bool = True,
-) -> tuple[TTResidual, ...]:
+) -> tuple[Residual, ...]:
     """Tensor trains whose sum approximates a dense table, each fitted to the remainder of those before it.
 
     The only thing specific to an id in a tensor train is its place; all parameters are shared with other ids. A second
@@ -59,12 +59,12 @@ def tt_residuals(
     For vectors the same idea is called residual quantisation: Y. Chen et al., "Approximate nearest neighbor search by
     residual vector quantization", Sensors 2010.
 
-    The order of each term is made by `order.from_table`, and its cores by `tt_from_dense`. Every term takes the time of
+    The order of each term is made by `order.from_table`, and its cores by `tt.from_dense`. Every term takes the time of
     both functions; in addition to their memory, a float32 copy of the table is needed.
 
     Args:
         table: floats ``[N, D]``, on the host.
-        shapes: a `TTShape` of N and D for each term, the largest first if they differ; `tt_residual_shapes` chooses
+        shapes: a `TTShape` of N and D for each term, the largest first if they differ; `tt.residual_shapes` chooses
             them for a number of bytes.
         refine: rounds of `order.from_table`, at least 0; requires ``jax-tt[order]`` unless 0.
         dtype: storage type of the cores, by default that of the table. Later terms correct its rounding.
@@ -72,7 +72,7 @@ def tt_residuals(
         progress: show progress bars, two for each term.
 
     Returns:
-        A `TTResidual` for each shape. ``[-1].relative_error`` is the error of the whole sum.
+        A `tt.Residual` for each shape. ``[-1].relative_error`` is the error of the whole sum.
 
     Raises:
         ValueError: ``table`` is not finite or does not have the sizes of the shapes, or there are no shapes.
@@ -83,7 +83,7 @@ def tt_residuals(
     >>> table = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)
     >>> alone = jax_tt.TTShape(400, 16, 6, (20, 20), (16, 1))
     >>> thirds = [jax_tt.TTShape(400, 16, 2, (20, 20), (16, 1))] * 3  # as many parameters
-    >>> error = lambda shapes: jax_tt.tt_residuals(table, shapes, progress=False)[-1].relative_error
+    >>> error = lambda shapes: jax_tt.tt.residuals(table, shapes, progress=False)[-1].relative_error
     >>> error(thirds) < 0.95 * error([alone])
     True
     """
@@ -106,7 +106,7 @@ def tt_residuals(
         for start, value in rows_of(found.cores, shape, Progress(False)):
             left[rows[start : start + len(value)]] -= value.astype(np.float32)
         error *= found.relative_error
-        terms.append(TTResidual(id_order, found, error))
+        terms.append(Residual(id_order, found, error))
     return tuple(terms)
 
 

@@ -11,9 +11,7 @@ from jax_tt._base import ffi
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.split_ids import SplitIds
-from jax_tt._ops.cached_table import CachedTable
 from jax_tt._ops.fused_table import FusedTable
-from jax_tt._sets.cache_directory import CacheDirectory
 
 # Programs hold native ops for no other platforms.
 _EXPORTED = ("cpu", "cuda")
@@ -44,8 +42,8 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
         reference is installed.
 
     >>> import jax, jax_tt
-    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(1000, 8, ranks=4))
-    >>> lookup = jax.jit(lambda cores, ids: jax_tt.tt_lookup(cores, ids))
+    >>> cores = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(1000, 8, ranks=4))
+    >>> lookup = jax.jit(lambda cores, ids: jax_tt.tt.lookup(cores, ids))
     >>> ids = jax.ShapeDtypeStruct((4,), "int32")
     >>> export = jax.export.export(lookup, disabled_checks=jax_tt.export_checks())
     >>> export(cores, ids).out_avals[0].shape
@@ -58,10 +56,7 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
 
 # Once per process, which is why it is done where the module is loaded: these types may then stand among the arguments
 # and results of serialised programs.
-for _record in (FusedTable, CachedTable, CacheDirectory):
-    jax.export.register_namedtuple_serialization(
-        _record, serialized_name=f"jax_tt.{_record.__name__}"
-    )
+jax.export.register_namedtuple_serialization(FusedTable, serialized_name="jax_tt.FusedTable")
 jax.export.register_pytree_node_serialization(
     Bags,
     serialized_name="jax_tt.Bags",

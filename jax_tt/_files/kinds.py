@@ -67,7 +67,7 @@ def _(table: TTTable) -> Description:
     if table.shape.full_ranks != table.ranks:
         raise ValueError(
             f"got cores of ranks {table.ranks[1:-1]}; their factors have use for {table.shape.ranks} at most. Lower "
-            f"them with jax_tt.tt_round(cores, {table.shape.ranks})."
+            f"them with jax_tt.tt.round(cores, {table.shape.ranks})."
         )
     return Description(TRAIN, {"num_embeddings": table.num_embeddings})
 

@@ -20,7 +20,7 @@ from jax_tt._formats.stored import FileError, StoredArrays
 from jax_tt._ops.train_table import train_table
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
-from jax_tt._tt.approximation import TTApproximation
+from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.shape import TTShape
 
 _VERSION = 1
@@ -55,7 +55,7 @@ def save(
         path: ends with ``.safetensors``, or names a directory. Its parent folder must exist.
         tables: tables with their states by name, as `quantize`, `encode` and `train_table` return them.
         errors: by name of the table, its error relative to the table that it was made from, and the relative errors of
-            rows by quantile, such as ``(found.relative_error, found.row_errors)`` of a `TTApproximation`.
+            rows by quantile, such as ``(found.relative_error, found.row_errors)`` of a `tt.Approximation`.
             `load_errors` reads them, and ``jax-tt info`` shows them.
         overwrite: replace an existing file, or the directory of a checkpoint.
 
@@ -150,7 +150,7 @@ def load_errors(path: str | os.PathLike[str]) -> dict[str, tuple[float | None, d
     >>> import numpy as np, os, tempfile
     >>> import jax_tt
     >>> path = os.path.join(tempfile.mkdtemp(), "items.safetensors")
-    >>> found = jax_tt.tt_from_dense(np.ones((1000, 8), np.float32), 1)
+    >>> found = jax_tt.tt.from_dense(np.ones((1000, 8), np.float32), 1)
     >>> errors = {"items": (found.relative_error, found.row_errors)}
     >>> jax_tt.files.save(path, {"items": jax_tt.train_table(found)}, errors=errors)
     >>> jax_tt.files.load_errors(path) == errors
@@ -214,7 +214,7 @@ def _described(name: Any, pair: Any) -> Description:
     if not isinstance(name, str):
         raise TypeError(f"tables: got the name {name!r}; expected a string.")
     if not isinstance(pair, tuple) or len(pair) != 2:
-        train = isinstance(pair, TTApproximation)
+        train = isinstance(pair, Approximation)
         fix = ", jax_tt.train_table(...) of it" if train else ""
         raise TypeError(
             f"{where}: got a {type(pair).__name__}; expected a table with its state{fix}."

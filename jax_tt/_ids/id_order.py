@@ -46,7 +46,7 @@ class IdOrder:
         >>> order.inverse.apply(order.apply([0, 1, 2, 3]))
         array([0, 1, 2, 3])
         >>> layer = jax_tt.TTEmbed(4, 8, id_order=order, rngs=nnx.Rngs(0))
-        >>> rows = jax_tt.tt_to_dense(layer.cores, 4)
+        >>> rows = jax_tt.tt.to_dense(layer.cores, 4)
         >>> bool(jnp.allclose(layer(jnp.array(0)), rows[2], atol=1e-6))
         True
     """

@@ -12,9 +12,7 @@ import optax
 
 from jax_tt._base.arguments import as_int
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
-from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._kinds.ordered.table import check_id_order
-from jax_tt._ops.fill_cache import filled
 from jax_tt._table.change import Carry, Change, Growth, Orders, grow, reorder, under_order
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -43,15 +41,6 @@ def grown(table: Table, state: State, growth: Growth) -> Change:
         count = as_int("num_embeddings", growth.num_embeddings) - table.num_embeddings
         _check_like(growth.like, count, table.num_embeddings)
     return grow(table, state, growth)
-
-
-def cache_filled(
-    cached: RowCachedTable, state: State, method: str, *, ids: Any, weights: Any
-) -> dict[str, Any]:
-    """`jax_tt.fill_cache` of a state whose table may have an order of ids."""
-    if ID_ORDER in state:
-        ids = IdOrder(state[ID_ORDER]).apply(ids)
-    return filled(cached, state, method, ids=ids, weights=weights)
 
 
 def check_cores(name: str, old: Table, new: Table) -> None:

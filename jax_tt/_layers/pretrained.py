@@ -27,7 +27,7 @@ from jax_tt._kinds.dense.table import GivenRows
 from jax_tt._kinds.ordered.table import check_id_order
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._table.table import Table
-from jax_tt._tt.approximation import TTApproximation
+from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.initial_cores import CoreInit, GivenCores
 
@@ -105,9 +105,9 @@ class TTFromPretrained:
             source: one of
 
                 - cores ``[p_k, r_k, q_k, r_{k+1}]``, a tuple,
-                - the result of `tt_from_dense`, or a table with its state, as `train_table` returns them,
+                - the result of `tt.from_dense`, or a table with its state, as `train_table` returns them,
                 - a dense table ``[num_embeddings, features]``, as a numpy or JAX array or a torch tensor on the CPU,
-                  which is compressed by `tt_from_dense`,
+                  which is compressed by `tt.from_dense`,
                 - the path of a file or checkpoint with tensor trains, as `files.load` reads them, or with a dense
                   table, including ``.npy``, ``.pt`` and ``.pth`` files.
             table: name of the table in a file with several.
@@ -115,8 +115,8 @@ class TTFromPretrained:
             id_order: `IdOrder` from ids to rows of the cores. A dense table is given in the order of ids. Must be None
                 if the file or table has an order, which the layer then uses.
             tt_ranks, tolerance, max_bytes: for dense tables only; one of the three, as ``ranks``, ``tolerance`` and
-                ``max_bytes`` of `tt_from_dense`.
-            row_factors, col_factors: for dense tables only, as in `tt_from_dense`.
+                ``max_bytes`` of `tt.from_dense`.
+            row_factors, col_factors: for dense tables only, as in `tt.from_dense`.
             param_dtype: type of the cores; default that of the source.
             core_init: initialiser of the slices that `grow` appends.
             **options: the other arguments of the layer, except ``features`` and ``rngs``.
@@ -198,7 +198,7 @@ def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) ->
         _check_no_name(table)
         refuse_tables(source, "source", ".cores")
         found = source
-    if isinstance(found, TTApproximation):
+    if isinstance(found, Approximation):
         found = Train(found.cores, found.shape, None)
     elif isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Table):
         found = train_of(*found)
@@ -214,7 +214,7 @@ def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) ->
     if shape.full_ranks != train.ranks:
         raise ValueError(
             f"source: got cores of ranks {train.ranks[1:-1]}; their factors have use for {shape.ranks} at most. Lower "
-            f"them with jax_tt.tt_round(cores, {shape.ranks})."
+            f"them with jax_tt.tt.round(cores, {shape.ranks})."
         )
     return Train(cores, shape, None)
 
@@ -272,5 +272,5 @@ def _refuse(compression: dict[str, Any]) -> None:
     if given:
         raise ValueError(
             f"{', '.join(given)}: got a value for a source that is a tensor train already; expected None. To lower the "
-            "ranks of cores use jax_tt.tt_round."
+            "ranks of cores use jax_tt.tt.round."
         )

@@ -1,4 +1,4 @@
-"""`tt_attend`: inner products of queries with every row of a tensor-train table."""
+"""`tt.attend`: inner products of queries with every row of a tensor-train table."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def tt_attend(
         query: floats ``[..., D]``.
         num_embeddings: rows to score; default all that the cores address.
         dtype: type of the result; default the wider type of ``query`` and the cores.
-        precision: of the products, as in `tt_lookup`; they are computed by XLA.
+        precision: of the products, as in `tt.lookup`; they are computed by XLA.
 
     Returns:
         ``[..., N]``.
@@ -40,8 +40,8 @@ def tt_attend(
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
-    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)
-    >>> jax_tt.tt_attend(cores, jax.numpy.ones((5, 8)), 1000).shape
+    >>> cores = jax_tt.tt.init(jax.random.key(0), shape)
+    >>> jax_tt.tt.attend(cores, jax.numpy.ones((5, 8)), 1000).shape
     (5, 1000)
     """
     table, cores = TTTable.of(cores, num_embeddings)
@@ -56,7 +56,7 @@ def attend(
     dtype: Any = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
-    """`tt_attend` for any table."""
+    """`tt.attend` for any table."""
     precision = resolve_precision(precision)
     query = as_array("query", query)
     if query.ndim == 0 or query.shape[-1] != table.features:

@@ -21,12 +21,12 @@ def embed_bag(
     axis_name: Any = None,
     name: str | None = None,
 ) -> jax.Array:
-    """`tt_embed_bag` for a dense table.
+    """`tt.embed_bag` for a dense table.
 
     Args:
         table: ``[N, D]``.
         bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
-        combiner, bounds, dtype, method, axis_name, name: as in `tt_embed_bag`.
+        combiner, bounds, dtype, method, axis_name, name: as in `tt.embed_bag`.
 
     Returns:
         ``[B, D]``. Differentiable in the table (a dense gradient) and in ``bags.weights``.

@@ -173,7 +173,7 @@ def load_keys(
         path: of the directory that `dump_keys` wrote.
         optimizer_state: whether to load the optimizer state, which must be that of the rule of the table; otherwise
             that of the keys is reset.
-        method: as in `tt_embed_bag`.
+        method: as in `tt.embed_bag`.
         progress: as in `dump_keys`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""`tt_embed_bag`: pooled rows of a tensor-train table."""
+"""`tt.embed_bag`: pooled rows of a tensor-train table."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def tt_embed_bag(
             squares (the count and its root without weights), ``"mean_count"`` always by the count. A zero divisor
             gives 0. ``"max"`` is the maximum of each column and takes no weights; its gradient goes to the first id of
             the bag with the maximum.
-        num_embeddings, bounds, dtype, method, axis_name, name, precision: as in `tt_lookup`.
+        num_embeddings, bounds, dtype, method, axis_name, name, precision: as in `tt.lookup`.
 
     Returns:
         ``[B, D]``; an empty bag is 0. Differentiable in the cores and in ``bags.weights``.
@@ -44,9 +44,9 @@ def tt_embed_bag(
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
-    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)
+    >>> cores = jax_tt.tt.init(jax.random.key(0), shape)
     >>> bags = jax_tt.Bags.from_ragged([[1, 2, 3], [], [4]])
-    >>> jax_tt.tt_embed_bag(cores, bags, combiner="mean", method="reference").shape
+    >>> jax_tt.tt.embed_bag(cores, bags, combiner="mean", method="reference").shape
     (3, 8)
     """
     lookup = Lookup(combiner, bounds, dtype, precision, method, axis_name)

@@ -31,7 +31,7 @@ def fused_tt_embed_bag(
     max_gradient: float | None = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
-    """`tt_embed_bag` with its optimizer step fused into the backward pass.
+    """`tt.embed_bag` with its optimizer step fused into the backward pass.
 
     The cotangent of ``table`` is the **new table**: overwrite the old one with it. Never add, scale, clip, average or
     accumulate it, and use a table in one call per loss: put all features that share it into one batch.
@@ -42,7 +42,7 @@ def fused_tt_embed_bag(
         table: `FusedTable`, from `init_fused_table`.
         bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
         optimizer: the optimizer of `jax_tt.optimizers` that the table was created with.
-        combiner, num_embeddings, bounds, dtype, method, name, precision: as in `tt_embed_bag`.
+        combiner, num_embeddings, bounds, dtype, method, name, precision: as in `tt.embed_bag`.
         axis_name: mesh axes to sum gradients over before the update, inside a ``shard_map`` with ``check_vma=False``;
             with ``check_vma=True`` they are found automatically.
         grad_scale: loss scale that the gradients are divided by inside the op.
@@ -61,10 +61,10 @@ def fused_tt_embed_bag(
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
     >>> rule = jax_tt.optimizers.SGD(0.1)
-    >>> table = jax_tt.init_fused_table(jax_tt.init_cores(jax.random.key(0), shape), rule)
+    >>> table = jax_tt.init_fused_table(jax_tt.tt.init(jax.random.key(0), shape), rule)
     >>> bags = jax_tt.Bags.from_ragged([[1, 2], [3]])
     >>> def loss(table):
-    ...     return jax_tt.fused_tt_embed_bag(table, bags, rule, method="reference").sum()
+    ...     return jax_tt.tt.fused_embed_bag(table, bags, rule, method="reference").sum()
     >>> table = jax.grad(loss)(table)
     >>> float(table.step), float(table.sentinel)
     (1.0, 1.0)
@@ -95,23 +95,23 @@ def fused_tt_lookup(
     max_gradient: float | None = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
-    """`tt_lookup` with its optimizer step fused into the backward pass.
+    """`tt.lookup` with its optimizer step fused into the backward pass.
 
     Args:
         table: `FusedTable`, from `init_fused_table`.
         ids: integers of any shape, or `SplitIds`.
         optimizer, num_embeddings, bounds, dtype, method, axis_name, name, precision, grad_scale, skip_nonfinite,
-            stochastic_rounding, max_gradient, key: as in `fused_tt_embed_bag`.
+            stochastic_rounding, max_gradient, key: as in `tt.fused_embed_bag`.
 
     Returns:
         ``[*ids.shape, D]``; the cotangent of ``table`` is the new table.
 
     >>> import jax, jax_tt
     >>> rule = jax_tt.optimizers.SGD(0.1)
-    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(1000, 8, ranks=4))
+    >>> cores = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(1000, 8, ranks=4))
     >>> table = jax_tt.init_fused_table(cores, rule)
     >>> ids = jax.numpy.array([1, 5])
-    >>> jax_tt.fused_tt_lookup(table, ids, rule, method="reference").shape
+    >>> jax_tt.tt.fused_lookup(table, ids, rule, method="reference").shape
     (2, 8)
     """
     lookup = Lookup("sum", bounds, dtype, precision, method, axis_name)
@@ -145,7 +145,7 @@ def fused_embed_bag(
         table: `FusedTable` of one dense table ``[N, D]``, from `init_fused_table`.
         bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
         optimizer, combiner, bounds, dtype, method, axis_name, name, grad_scale, skip_nonfinite,
-            stochastic_rounding, max_gradient, key: as in `fused_tt_embed_bag`.
+            stochastic_rounding, max_gradient, key: as in `tt.fused_embed_bag`.
 
     Returns:
         ``[B, D]``; the cotangent of ``table`` is the new table.

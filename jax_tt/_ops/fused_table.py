@@ -53,7 +53,7 @@ def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimize
         `FusedTable` at step 0.
 
     >>> import jax, jax_tt
-    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(1000, 8, ranks=4))
+    >>> cores = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(1000, 8, ranks=4))
     >>> table = jax_tt.init_fused_table(cores, jax_tt.optimizers.Adagrad(0.05))
     >>> [slot.shape for slots in table.slots for slot in slots]
     [(10, 8), (10, 32), (10, 8)]

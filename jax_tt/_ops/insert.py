@@ -34,7 +34,7 @@ def insert_keys(
             of a key is its score.
         epoch: with the policies ``"epoch_lru"`` and ``"epoch_lfu"``, and only then, the present epoch, an integer
             scalar from 0 to 2**31 - 1.
-        method: as in `tt_embed_bag`.
+        method: as in `tt.embed_bag`.
         return_evicted: whether to return the rows that were evicted and their optimizer state, which costs reading
             them.
 

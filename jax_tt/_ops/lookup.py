@@ -1,4 +1,4 @@
-"""`tt_lookup`: rows of a tensor-train table."""
+"""`tt.lookup`: rows of a tensor-train table."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -48,8 +48,8 @@ def tt_lookup(
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
-    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)
-    >>> jax_tt.tt_lookup(cores, jax.numpy.array([[1, 2, 999]]), method="reference").shape
+    >>> cores = jax_tt.tt.init(jax.random.key(0), shape)
+    >>> jax_tt.tt.lookup(cores, jax.numpy.array([[1, 2, 999]]), method="reference").shape
     (1, 3, 8)
     """
     lookup = Lookup("sum", bounds, dtype, precision, method, axis_name)

@@ -65,7 +65,7 @@ def remove_keys(
             ``lambda view: view.age > 1000``.
         size: of the result; with ``where`` at most so many keys are removed, the first ones in the order of slots.
             Default: the number of ``keys``, or the capacity; of a `ShardedTable` it has to be given with ``where``.
-        method: as in `tt_embed_bag`.
+        method: as in `tt.embed_bag`.
 
     Returns:
         The `Evicted` keys with their rows in the order of slots, each array with ``size`` entries, and the state.

@@ -1,4 +1,4 @@
-"""`tt_to_dense`: the whole table."""
+"""`tt.to_dense`: the whole table."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def tt_to_dense(
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
-    >>> jax_tt.tt_to_dense(jax_tt.init_cores(jax.random.key(0), shape), 1000).shape
+    >>> jax_tt.tt.to_dense(jax_tt.tt.init(jax.random.key(0), shape), 1000).shape
     (1000, 8)
     """
     resolve_method(method)

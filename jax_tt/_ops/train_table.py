@@ -13,11 +13,11 @@ from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table
-from jax_tt._tt.approximation import TTApproximation
+from jax_tt._tt.approximation import Approximation
 
 
 def train_table(
-    train: TTApproximation | Sequence[Any],
+    train: Approximation | Sequence[Any],
     id_order: IdOrder | None = None,
     *,
     num_embeddings: int | None = None,
@@ -27,9 +27,9 @@ def train_table(
     """Makes a table of a tensor train, and its state.
 
     Args:
-        train: the result of `tt_from_dense`, or cores ``[p_k, r_k, q_k, r_{k+1}]``.
+        train: the result of `tt.from_dense`, or cores ``[p_k, r_k, q_k, r_{k+1}]``.
         id_order: `IdOrder` from ids to the rows of the train, or None where ids are rows.
-        num_embeddings: number of rows, if the cores address more; that of a result of `tt_from_dense` is known.
+        num_embeddings: number of rows, if the cores address more; that of a result of `tt.from_dense` is known.
         update: `Update` of a fused table, or None.
         name: of the table in error messages.
 
@@ -40,14 +40,14 @@ def train_table(
         ValueError, TypeError: the cores do not fit together, or the order is one of another number of ids.
 
     >>> import jax.numpy as jnp, jax_tt, numpy as np
-    >>> found = jax_tt.tt_from_dense(np.ones((1000, 8), np.float32), 1)
+    >>> found = jax_tt.tt.from_dense(np.ones((1000, 8), np.float32), 1)
     >>> table, state = jax_tt.train_table(found)
     >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([3, 999]), jax_tt.Lookup())
     >>> table.shape == found.shape, rows.shape
     (True, (2, 8))
     """
     cores: Sequence[Any]
-    if isinstance(train, TTApproximation):
+    if isinstance(train, Approximation):
         cores, num_embeddings = train.cores, train.shape.num_embeddings
     else:
         cores = train

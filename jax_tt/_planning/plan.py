@@ -47,7 +47,7 @@ def plan(
     dense table, which has no error: small tables become dense first. Remaining bytes go to the tables with the largest
     errors.
 
-    The error of a trained table is *measured*: `tt_from_dense` compresses it to several sizes, each a quarter of the
+    The error of a trained table is *measured*: `tt.from_dense` compresses it to several sizes, each a quarter of the
     previous one, with its ids in the given order and ordered by its rows (`order.from_table`, whose 2 to 4 bytes per id
     are included). Further candidates are the products ``[N, r] [r, D]`` of all ranks, which are better if the columns
     are similar and the rows are not. If only the sizes of a table are known, its error is *predicted* by the model of

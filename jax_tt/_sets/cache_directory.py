@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_tt._base import words
 
@@ -46,10 +47,9 @@ class CacheDirectory(NamedTuple):
         unaged: int32 scalar, requests since scores were last halved.
         totals: uint32 ``[len(COUNTERS), 2]``, 64-bit totals as low and high word.
 
-    >>> import jax, jax_tt
-    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
-    >>> table = jax_tt.init_cached_table(cores, jax_tt.RowCache(100, ways=4))
-    >>> table.directory.tags.shape, table.directory.slots
+    >>> from jax_tt._sets.cache_directory import init_directory
+    >>> directory = init_directory(25, 4, buckets=50, room=4, key_dtype="int32")
+    >>> directory.tags.shape, directory.slots
     ((25, 4), 100)
     """
 
@@ -69,6 +69,20 @@ class CacheDirectory(NamedTuple):
     def slots(self) -> int:
         """Number of slots: sets times ways."""
         return self.tags.shape[0] * self.tags.shape[1]
+
+    def statistics(self) -> dict[str, int | float]:
+        """The totals and the occupancy, as `jax_tt.cache.statistics` describes them."""
+        counts, tags = jax.device_get((self.totals, self.tags))
+        totals: dict[str, int | float] = dict(
+            zip(COUNTERS, words.integers(counts).tolist(), strict=True)
+        )
+        requested = totals["requested"]
+        occupied = int(np.sum(tags >= 0))
+        return totals | {
+            "hit_rate": (requested - totals["misses"]) / requested if requested else 0.0,
+            "occupied": occupied,
+            "occupancy": occupied / tags.size,
+        }
 
 
 def init_directory(sets: int, ways: int, buckets: int, room: int, key_dtype: Any) -> CacheDirectory:

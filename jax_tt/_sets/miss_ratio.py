@@ -26,7 +26,7 @@ class MissRatioCurve:
         distinct: number of distinct ids; an estimate if only a sample is followed.
 
     >>> import jax_tt
-    >>> curve = jax_tt.miss_ratio_curve([7, 7, 7, 8], [1, 2], policy="ideal")
+    >>> curve = jax_tt.cache.miss_ratio_curve([7, 7, 7, 8], [1, 2], policy="ideal")
     >>> curve.miss_ratios.tolist(), curve.distinct
     ([0.25, 0.0], 2)
     """
@@ -83,7 +83,7 @@ def miss_ratio_curve(
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
 
     >>> import jax_tt
-    >>> jax_tt.miss_ratio_curve([1, 2, 1, 3, 1, 2], sizes=[1, 2, 3]).miss_ratios.round(2).tolist()
+    >>> jax_tt.cache.miss_ratio_curve([1, 2, 1, 3, 1, 2], sizes=[1, 2, 3]).miss_ratios.round(2).tolist()
     [1.0, 0.67, 0.5]
     """
     one_of("policy", policy, POLICIES)

@@ -45,7 +45,7 @@ class WriteBack:
         chunk: rows fitted together.
 
     >>> import jax_tt
-    >>> jax_tt.WriteBack(iterations=20).ridge
+    >>> jax_tt.cache.WriteBack(iterations=20).ridge
     0.1
     """
 
@@ -117,8 +117,8 @@ class RowCache:
                 _check_positive(f"RowCache.{name}", getattr(self, name))
         if self.write_back is not None and not isinstance(self.write_back, WriteBack):
             raise TypeError(
-                f"RowCache.write_back: got {self.write_back!r}; expected a jax_tt.WriteBack, or None to drop what "
-                "leaving rows have learned."
+                f"RowCache.write_back: got {self.write_back!r}; expected a jax_tt.cache.WriteBack, or None to drop "
+                "what leaving rows have learned."
             )
         if self.dtype is not None:
             # A name, since np.dtype("float64") == None, and jit reuses programs for equal caches.

@@ -29,7 +29,7 @@ class Change(NamedTuple):
         table: its description.
         state: all of its arrays by name.
         carry: rules for the optax state of arrays, by name; that of the others is kept.
-        found: `TTApproximation` of a table that was fitted again.
+        found: `tt.Approximation` of a table that was fitted again.
     """
 
     table: Table
@@ -60,7 +60,7 @@ class Orders(NamedTuple):
 
     Attributes:
         new: the new order of ids.
-        options: of `jax_tt.tt_reorder`.
+        options: of `jax_tt.tt.reorder`.
         old: the present order of ids, None if ids are rows.
         own: row numbers, -1 for none, and values ``[n, D]`` that replace these rows in the fit.
     """

@@ -44,7 +44,7 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-    """Options of a call, as `jax_tt.tt_embed_bag` describes them.
+    """Options of a call, as `jax_tt.tt.embed_bag` describes them.
 
     Attributes:
         train: whether the call is a training call, which a row cache counts.

@@ -1,4 +1,4 @@
-"""`tt_add`: the sum of two tables."""
+"""`tt.add`: the sum of two tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax_tt._tt.operands import table_pair
 def tt_add(a: Sequence[Any], b: Sequence[Any]) -> tuple[jax.Array, ...]:
     """The exact sum of two tables, as a tensor train whose ranks are the sums of theirs.
 
-    Use `tt_round` to reduce the ranks. To scale a table, scale one of its cores: ``a - b`` is
+    Use `tt.round` to reduce the ranks. To scale a table, scale one of its cores: ``a - b`` is
     ``tt_add(a, (-b[0], *b[1:]))``. Works under ``jit`` and ``grad``.
 
     Args:
@@ -29,8 +29,8 @@ def tt_add(a: Sequence[Any], b: Sequence[Any]) -> tuple[jax.Array, ...]:
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
-    >>> a, b = (jax_tt.init_cores(jax.random.key(k), shape) for k in (0, 1))
-    >>> [core.shape for core in jax_tt.tt_add(a, b)]
+    >>> a, b = (jax_tt.tt.init(jax.random.key(k), shape) for k in (0, 1))
+    >>> [core.shape for core in jax_tt.tt.add(a, b)]
     [(10, 1, 2, 8), (10, 8, 2, 8), (10, 8, 2, 1)]
     """
     _, a, b = table_pair(a, b)

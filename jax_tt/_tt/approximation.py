@@ -1,4 +1,4 @@
-"""`TTApproximation`: cores made from a dense table, and their error."""
+"""`tt.Approximation`: cores made from a dense table, and their error."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _BLOCK = 1 << 23  # numbers in a block, 64 MiB of float64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TTApproximation:
-    """A dense table as a tensor train; made by `tt_from_dense`.
+class Approximation:
+    """A dense table as a tensor train; made by `tt.from_dense`.
 
     Errors are those of the cores as they are stored, over all rows of the table.
 
@@ -35,7 +35,7 @@ class TTApproximation:
             square norm of all rows.
 
     >>> import numpy as np, jax_tt
-    >>> found = jax_tt.tt_from_dense(np.ones((1000, 8), np.float32), 1)
+    >>> found = jax_tt.tt.from_dense(np.ones((1000, 8), np.float32), 1)
     >>> found.shape.ranks, found.relative_error < 1e-6, found.row_errors[0.99] < 1e-6
     ((1, 1), True, True)
     """
@@ -58,19 +58,19 @@ def measure(
     shape: TTShape,
     weights: np.ndarray | None,
     progress: Progress,
-) -> TTApproximation:
-    """The `TTApproximation` of cores, computed in one pass over the table."""
+) -> Approximation:
+    """The `tt.Approximation` of cores, computed in one pass over the table."""
     squares, sizes = _squares(rows, rows_of(cores, shape, progress), shape.num_embeddings)
     weighted = None
     if weights is not None:
         weighted = _ratio(float(weights @ squares), float(weights @ sizes))
-    return TTApproximation(tuple(cores), shape, *_relative(squares, sizes, weighted))
+    return Approximation(tuple(cores), shape, *_relative(squares, sizes, weighted))
 
 
 def errors(
     rows: Rows, approximations: Iterable[tuple[int, np.ndarray]]
 ) -> tuple[float, dict[float, float]]:
-    """`TTApproximation.relative_error` and ``row_errors`` of other rows, given by blocks with their first row."""
+    """`Approximation.relative_error` and ``row_errors`` of other rows, given by blocks with their first row."""
     relative, _, row_errors = _relative(*_squares(rows, approximations, rows.num_embeddings), None)
     return relative, row_errors
 

@@ -70,7 +70,7 @@ def checked_cores(
             else f"a {type(cores).__name__}"
         )
         raise ValueError(
-            f"{label}cores: got {what}; expected a tuple of 2 to 5 arrays, e.g. from jax_tt.init_cores."
+            f"{label}cores: got {what}; expected a tuple of 2 to 5 arrays, e.g. from jax_tt.tt.init."
         )
     arrays = [as_array(f"{label}cores[{k}]", core) for k, core in enumerate(cores)]
     shapes = [tuple(core.shape) for core in arrays]

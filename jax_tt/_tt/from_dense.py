@@ -1,4 +1,4 @@
-"""`tt_from_dense`: a dense table as a tensor train."""
+"""`tt.from_dense`: a dense table as a tensor train."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jax_tt._base.rows_of_arrays import (
     relative_tolerance,
     row_weights,
 )
-from jax_tt._tt.approximation import TTApproximation, measure
+from jax_tt._tt.approximation import Approximation, measure
 from jax_tt._tt.decompose import tt_svd
 from jax_tt._tt.least_squares import alternate, padded
 from jax_tt._tt.round import check_budget, to_budget
@@ -53,7 +53,7 @@ def tt_from_dense(
     dtype: Any = None,
     seed: int = 0,
     progress: bool = False,
-) -> TTApproximation:
+) -> Approximation:
     """A tensor train close to a dense table, by TT-SVD (Oseledets 2011).
 
     The squared error is at most the sum, over the cuts of the train, of the discarded squared singular values of the
@@ -94,7 +94,7 @@ def tt_from_dense(
         progress: show a progress bar.
 
     Returns:
-        `TTApproximation`: cores, shape, and the error of the whole table and by quantiles of the rows. The cores are
+        `tt.Approximation`: cores, shape, and the error of the whole table and by quantiles of the rows. The cores are
         balanced: each singular value is divided evenly between the two adjacent cores.
 
     Raises:
@@ -103,7 +103,7 @@ def tt_from_dense(
 
     >>> import numpy as np, jax_tt
     >>> table = np.sin(np.arange(1000 * 8).reshape(1000, 8) / 100).astype(np.float32)
-    >>> found = jax_tt.tt_from_dense(table, tolerance=1e-3)
+    >>> found = jax_tt.tt.from_dense(table, tolerance=1e-3)
     >>> found.shape.ranks, found.relative_error < 1e-3
     ((2, 2), True)
     """

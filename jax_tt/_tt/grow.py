@@ -1,4 +1,4 @@
-"""`tt_grow`: more rows for a tensor-train table."""
+"""`tt.grow`: more rows for a tensor-train table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tt_grow(
         shape: the new `TTShape`, e.g. ``old_shape.grow(num_embeddings)``, with a larger first row factor and no other
             difference.
         key: typed key for the appended slices.
-        init: as in `init_cores`: a name, with which entries of new rows have the variance ``1 / (3 N)`` of a fresh
+        init: as in `tt.init`: a name, with which entries of new rows have the variance ``1 / (3 N)`` of a fresh
             table, or a callable, which creates the appended slices.
         like: ints, one row or one for every new row: the new rows start close to these rows. The appended slices are
             fitted to them by least squares, in float64 on the host, some rows at a time. New rows that are unused rows
@@ -55,8 +55,8 @@ def tt_grow(
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape(1000, 8, 4, (10, 10, 10), (2, 2, 2))
-    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)
-    >>> grown = jax_tt.tt_grow(cores, shape.grow(1200), jax.random.key(1))
+    >>> cores = jax_tt.tt.init(jax.random.key(0), shape)
+    >>> grown = jax_tt.tt.grow(cores, shape.grow(1200), jax.random.key(1))
     >>> [core.shape[0] for core in grown], bool((grown[0][:10] == cores[0]).all())
     ([12, 10, 10], True)
     """

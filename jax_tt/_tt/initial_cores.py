@@ -69,7 +69,7 @@ def init_cores(
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
-    >>> [core.shape for core in jax_tt.init_cores(jax.random.key(0), shape)]
+    >>> [core.shape for core in jax_tt.tt.init(jax.random.key(0), shape)]
     [(10, 1, 2, 4), (10, 4, 2, 4), (10, 4, 2, 1)]
     """
     if not isinstance(shape, TTShape):

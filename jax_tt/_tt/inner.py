@@ -1,4 +1,4 @@
-"""`tt_inner` and `tt_norm`: products of tables summed over their entries, without the tables.
+"""`tt.inner` and `tt.norm`: products of tables summed over their entries, without the tables.
 
 The rows below N are cut out exactly. With the digits ``n_1 ... n_d`` of N, a row is below N if its first digit is below
 ``n_1`` and the rest is free, or if its first digit is ``n_1`` and the rest is below ``n_2 ... n_d``. So from the right
@@ -36,10 +36,10 @@ def tt_inner(a: Sequence[Any], b: Sequence[Any], num_embeddings: int | None = No
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
-    >>> a, b = (jax_tt.init_cores(jax.random.key(k), shape) for k in (0, 1))
-    >>> tables = [jax_tt.tt_to_dense(cores, 990) for cores in (a, b)]
+    >>> a, b = (jax_tt.tt.init(jax.random.key(k), shape) for k in (0, 1))
+    >>> tables = [jax_tt.tt.to_dense(cores, 990) for cores in (a, b)]
     >>> exact = (tables[0] * tables[1]).sum()
-    >>> bool(abs(jax_tt.tt_inner(a, b, 990) - exact) < 1e-5)
+    >>> bool(abs(jax_tt.tt.inner(a, b, 990) - exact) < 1e-5)
     True
     """
     table, a, b = table_pair(a, b, num_embeddings)
@@ -65,8 +65,8 @@ def tt_norm(cores: Sequence[Any], num_embeddings: int | None = None) -> jax.Arra
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
-    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)  # entries of variance 1 / 3000
-    >>> round(float(jax_tt.tt_norm(cores)) ** 2 / (1000 * 8 / 3000), 3)
+    >>> cores = jax_tt.tt.init(jax.random.key(0), shape)  # entries of variance 1 / 3000
+    >>> round(float(jax_tt.tt.norm(cores)) ** 2 / (1000 * 8 / 3000), 3)
     1.0
     """
     table, cores = checked_cores(cores, num_embeddings, name="cores")

@@ -1,4 +1,4 @@
-"""`tt_refine`: cores fitted to sampled rows."""
+"""`tt.refine`: cores fitted to sampled rows."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def tt_refine(
 
     >>> import jax, jax_tt, numpy as np
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
-    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)
+    >>> cores = jax_tt.tt.init(jax.random.key(0), shape)
     >>> ids = np.arange(0, 1000, 2)
-    >>> rows = jax_tt.tt_lookup(jax_tt.init_cores(jax.random.key(1), shape), ids)
+    >>> rows = jax_tt.tt.lookup(jax_tt.tt.init(jax.random.key(1), shape), ids)
     >>> def error(cores):
-    ...     return float(((jax_tt.tt_lookup(cores, ids) - rows) ** 2).sum())
-    >>> error(jax_tt.tt_refine(cores, ids, rows)) < 0.1 * error(cores)
+    ...     return float(((jax_tt.tt.lookup(cores, ids) - rows) ** 2).sum())
+    >>> error(jax_tt.tt.refine(cores, ids, rows)) < 0.1 * error(cores)
     True
     """
     table, cores = checked_cores(cores, name="cores")

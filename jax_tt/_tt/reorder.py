@@ -1,4 +1,4 @@
-"""`tt_reorder`: a tensor-train table in another order of its ids."""
+"""`tt.reorder`: a tensor-train table in another order of its ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax_tt._base.rows_of_arrays import row_weights
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._ids.ordered_rows import OrderedRows
-from jax_tt._tt.approximation import TTApproximation
+from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.cores import checked_cores
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.shape import TTShape
@@ -24,11 +24,11 @@ def tt_reorder(
     new_order: IdOrder,
     ranks: int | Sequence[int] | None = None,
     **options: Any,
-) -> TTApproximation:
+) -> Approximation:
     """Cores for a new order of ids, in which every id has nearly the same row as in the old order.
 
-    The result is `tt_from_dense` of the old table with its rows in the new order, which is computed block by block as
-    it is read. With N rows, D columns and rank r, the memory is that of `tt_from_dense`, plus two factors of the old
+    The result is `tt.from_dense` of the old table with its rows in the new order, which is computed block by block as
+    it is read. With N rows, D columns and rank r, the memory is that of `tt.from_dense`, plus two factors of the old
     table, ``r (heads q_left + tails q_right)`` float64 numbers at the cut of the train where this is smallest: at the
     peak 375 MB for 1,000,000 rows of 64 at rank 16, most of it blocks of rows, whose size does not depend on N.
 
@@ -40,13 +40,13 @@ def tt_reorder(
         cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``, on the host or on a device, outside of jit.
         old_order: their current `IdOrder`, or None if ids are rows.
         new_order: the new `IdOrder`; `IdOrder.identity` if ids are to be rows.
-        ranks, shape, tolerance, max_bytes, row_factors, col_factors: as in `tt_from_dense`, at most one of the first
+        ranks, shape, tolerance, max_bytes, row_factors, col_factors: as in `tt.from_dense`, at most one of the first
             four; factors and ranks that are not given are those of ``cores``.
-        **options: the others of `tt_from_dense`: ``weights`` by id, e.g. the number of requests of each id, ``sweeps``,
+        **options: the others of `tt.from_dense`: ``weights`` by id, e.g. the number of requests of each id, ``sweeps``,
             ``seed``, ``progress``, and ``dtype`` of the new cores, by default that of the old ones.
 
     Returns:
-        `TTApproximation`: the new cores, their shape, and the difference between the new and the old rows.
+        `tt.Approximation`: the new cores, their shape, and the difference between the new and the old rows.
 
     Raises:
         ValueError: the orders differ in length, ``cores`` hold NaN or infinity, or an argument is invalid.
@@ -54,13 +54,13 @@ def tt_reorder(
 
     >>> import jax, jax_tt, numpy as np
     >>> shape = jax_tt.TTShape(1000, 8, 4, (10, 10, 10), (2, 2, 2))
-    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)
+    >>> cores = jax_tt.tt.init(jax.random.key(0), shape)
     >>> order = jax_tt.order.IdOrder(np.arange(1000)[::-1])
-    >>> found = jax_tt.tt_reorder(cores, None, order)
+    >>> found = jax_tt.tt.reorder(cores, None, order)
     >>> found.shape == shape, found.relative_error < 1e-5
     (True, True)
-    >>> row = jax_tt.tt_lookup(found.cores, order.apply(7))  # as row 7 was
-    >>> bool(jax.numpy.allclose(row, jax_tt.tt_lookup(cores, 7), atol=1e-6))
+    >>> row = jax_tt.tt.lookup(found.cores, order.apply(7))  # as row 7 was
+    >>> bool(jax.numpy.allclose(row, jax_tt.tt.lookup(cores, 7), atol=1e-6))
     True
     """
     for name, order in (("old_order", old_order), ("new_order", new_order)):
@@ -83,8 +83,8 @@ def reordered_rows(
     *,
     weights: Any = None,
     **options: Any,
-) -> TTApproximation:
-    """`tt_reorder` of anything that is indexed by rows; what is not said of the new shape is that of the old one."""
+) -> Approximation:
+    """`tt.reorder` of anything that is indexed by rows; what is not said of the new shape is that of the old one."""
     moved = new_order
     if old_order is not None:
         if old_order.num_embeddings != new_order.num_embeddings:

@@ -1,4 +1,4 @@
-"""`tt_residual_shapes`: the shapes of a sum of tensor trains of a given size."""
+"""`tt.residual_shapes`: the shapes of a sum of tensor trains of a given size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ORDERS = 0.5
 def tt_residual_shapes(
     num_embeddings: int, features: int, max_bytes: int, *, dtype: Any = jnp.float32
 ) -> tuple[TTShape, ...]:
-    """Shapes for `tt_residuals` whose cores and orders of ids take at most ``max_bytes``.
+    """Shapes for `tt.residuals` whose cores and orders of ids take at most ``max_bytes``.
 
     About half of the bytes are used for orders, one per term, and the rest for the cores. The terms are tensor trains
     of two cores with the columns in the first one: the rows of ids that share a first digit are combinations of vectors
@@ -35,7 +35,7 @@ def tt_residual_shapes(
         ValueError: an order and cores of rank 1 already exceed ``max_bytes``, or a size is not positive.
 
     >>> import jax_tt, jax.numpy as jnp
-    >>> shapes = jax_tt.tt_residual_shapes(50_000, 64, 1_280_000, dtype=jnp.bfloat16)  # 10 times smaller than float32
+    >>> shapes = jax_tt.tt.residual_shapes(50_000, 64, 1_280_000, dtype=jnp.bfloat16)  # 10 times smaller than float32
     >>> [shape.ranks for shape in shapes]
     [(4,), (4,), (4,), (4,), (4,), (3,)]
     """

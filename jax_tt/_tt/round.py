@@ -1,4 +1,4 @@
-"""`tt_round`: reduces the ranks of a table."""
+"""`tt.round`: reduces the ranks of a table."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def tt_round(
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
-    >>> a = jax_tt.init_cores(jax.random.key(0), shape)
-    >>> twice = jax_tt.tt_add(a, a)  # ranks 8, but it needs 4
-    >>> [core.shape for core in jax_tt.tt_round(twice, tolerance=1e-5)]
+    >>> a = jax_tt.tt.init(jax.random.key(0), shape)
+    >>> twice = jax_tt.tt.add(a, a)  # ranks 8, but it needs 4
+    >>> [core.shape for core in jax_tt.tt.round(twice, tolerance=1e-5)]
     [(10, 1, 2, 4), (10, 4, 2, 4), (10, 4, 2, 1)]
     """
     exactly_one(ranks=ranks, tolerance=tolerance, max_bytes=max_bytes)

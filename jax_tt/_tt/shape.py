@@ -17,7 +17,7 @@ from jax_tt._tt.budget import best_shape, least_params
 from jax_tt._tt.factor import balanced_cover, exact_factors
 
 
-class TTCost(NamedTuple):
+class Cost(NamedTuple):
     """Size and work of a table of a given shape; see :meth:`TTShape.cost`."""
 
     params: int
@@ -149,7 +149,7 @@ class TTShape:
         as 1, 1/2, 1/3, ..., and the squared error is the sum of what the cuts discard. For 2 to 5 cores with nearly
         equal row factors, parameters are added one after another where they reduce that sum most. Of the shapes whose
         predicted error is within 2 % of the least, the one with the fewest flops per lookup is chosen. If the table is
-        available, `tt_from_dense` with ``max_bytes`` chooses the ranks by its actual singular values.
+        available, `tt.from_dense` with ``max_bytes`` chooses the ranks by its actual singular values.
 
         Args:
             num_embeddings: number of rows.
@@ -250,7 +250,7 @@ class TTShape:
         factors = (max(first, -(-n // math.prod(rest))), *rest)
         return TTShape(n, self.features, self.ranks, factors, self.col_factors)
 
-    def cost(self, nnz: int = 1, dtype: Any = jnp.float32) -> TTCost:
+    def cost(self, nnz: int = 1, dtype: Any = jnp.float32) -> Cost:
         """Size and work of the table.
 
         Args:
@@ -258,7 +258,7 @@ class TTShape:
             dtype: storage type of the cores and of the dense table that they are compared with.
 
         Returns:
-            `TTCost` with parameters, bytes, those of the dense table, the compression ratio, and the flops of ``nnz``
+            `tt.Cost` with parameters, bytes, those of the dense table, the compression ratio, and the flops of ``nnz``
             lookups, each contracted separately, starting from the cheaper side.
 
         >>> import jax_tt
@@ -274,7 +274,7 @@ class TTShape:
         flops = nnz * min(from_left, from_right)
         size = jnp.dtype(dtype).itemsize
         dense = self.num_embeddings * self.features
-        return TTCost(
+        return Cost(
             params=self.num_params,
             bytes=self.num_params * size,
             dense_params=dense,

@@ -28,7 +28,7 @@ def spectral_rows(
     They are the leading singular vectors of the interactions, normalised by the square roots of the degrees of contexts
     and ids, as in `from_interactions`. Those of an id are scaled by the fourth root of its degree, so that frequent ids
     get higher scores than rare ones; those of a context by the square roots of the singular values, and to norm 1.
-    Order the rows with `from_table` and compress them with `tt_from_dense` to get initial cores.
+    Order the rows with `from_table` and compress them with `tt.from_dense` to get initial cores.
 
     Memory is that of `from_interactions` with ``rank=features``, plus the result. Requires ``jax-tt[order]``.
 

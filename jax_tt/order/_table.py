@@ -37,8 +37,8 @@ def from_table(
         shape: `TTShape` of the table.
         rank: wider tables are first projected to this many random directions.
         refine: number of rounds in which the tensor train of ``shape``, with its ranks, is fitted to the rows, and the
-            ids of every prefix exchange places to be closer to it. The error of `tt_from_dense` decreases, most at low
-            ranks. A round takes the time of a `tt_from_dense` and of an assignment of ``p_d`` ids for every prefix; two
+            ids of every prefix exchange places to be closer to it. The error of `tt.from_dense` decreases, most at low
+            ranks. A round takes the time of a `tt.from_dense` and of an assignment of ``p_d`` ids for every prefix; two
             copies of the table are held in memory. Requires ``jax-tt[order]``.
         seed: of the projection.
         progress: show a progress bar if it takes longer than a second.

@@ -205,7 +205,7 @@ class Target:
             if s.table not in DENSE:
                 options["num_embeddings"] = s.num_embeddings
             if s.form == "lookup":
-                op = jax_tt.tt_lookup if s.rule is None else jax_tt.fused_tt_lookup
+                op = jax_tt.tt.lookup if s.rule is None else jax_tt.tt.fused_lookup
                 given: Any = ids
             else:
                 options["combiner"] = s.combiner
@@ -213,8 +213,8 @@ class Target:
                 op = {
                     (True, False): jax_tt.embed_bag,
                     (True, True): jax_tt.fused_embed_bag,
-                    (False, False): jax_tt.tt_embed_bag,
-                    (False, True): jax_tt.fused_tt_embed_bag,
+                    (False, False): jax_tt.tt.embed_bag,
+                    (False, True): jax_tt.tt.fused_embed_bag,
                 }[s.table in DENSE, s.rule is not None]
             first = table[0] if s.table in DENSE and s.rule is None else table
             out = (

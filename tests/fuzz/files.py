@@ -406,7 +406,7 @@ def _write_seeds() -> None:
     save_file({"t": table}, "t.safetensors")
     save_file({"t": table.astype(jnp.bfloat16), "x": np.zeros((0, 3))}, "half.safetensors")
     write_torch("t.pt", {"t": table, "emb.weight": table})
-    cores = jax_tt.tt_from_dense(table, 2)
+    cores = jax_tt.tt.from_dense(table, 2)
     stored = {
         "t": jax_tt.train_table(cores, order),
         "u": jax_tt.train_table(cores),

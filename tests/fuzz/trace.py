@@ -169,7 +169,7 @@ def lookup(rng: np.random.Generator) -> Case:
     arguments = {"cores": _cores(), "ids": np.array([1, 2]), "num_embeddings": N} | _common(rng)
     arguments["precision"] = None
     kinds = {"cores": "cores", "ids": "ids", "num_embeddings": "rows"} | _COMMON | _PRECISION
-    return Case(jax_tt.tt_lookup, arguments, kinds)
+    return Case(jax_tt.tt.lookup, arguments, kinds)
 
 
 def bag(rng: np.random.Generator) -> Case:
@@ -186,7 +186,7 @@ def bag(rng: np.random.Generator) -> Case:
         "num_embeddings": "rows",
         "combiner": "word",
     } | (_COMMON | _PRECISION)
-    return Case(jax_tt.tt_embed_bag, arguments, kinds)
+    return Case(jax_tt.tt.embed_bag, arguments, kinds)
 
 
 def dense_bag(rng: np.random.Generator) -> Case:
@@ -215,25 +215,25 @@ def fused(rng: np.random.Generator) -> Case:
     if which == 2:
         ids = {"ids": np.array([[1, 2]]), "num_embeddings": N}
         return Case(
-            jax_tt.fused_tt_lookup,
+            jax_tt.tt.fused_lookup,
             arguments | ids,
             kinds | {"ids": "ids", "num_embeddings": "rows"},
         )
     arguments |= {"bags": _bags(rng), "combiner": "sqrtn"}
     kinds |= {"bags": "bags", "combiner": "word"}
-    return Case(jax_tt.fused_tt_embed_bag if which else jax_tt.fused_embed_bag, arguments, kinds)
+    return Case(jax_tt.tt.fused_embed_bag if which else jax_tt.fused_embed_bag, arguments, kinds)
 
 
 def to_dense(rng: np.random.Generator) -> Case:
     arguments = {"cores": _cores(), "num_embeddings": N, "dtype": None, "method": "auto"}
     kinds = {"cores": "cores", "num_embeddings": "rows", "dtype": "dtype", "method": "method"}
-    return Case(jax_tt.tt_to_dense, arguments, kinds)
+    return Case(jax_tt.tt.to_dense, arguments, kinds)
 
 
 def attend(rng: np.random.Generator) -> Case:
     arguments = {"cores": _cores(), "query": np.ones((2, D), np.float32), "num_embeddings": N}
     return Case(
-        jax_tt.tt_attend, arguments, {"cores": "cores", "query": "query", "num_embeddings": "rows"}
+        jax_tt.tt.attend, arguments, {"cores": "cores", "query": "query", "num_embeddings": "rows"}
     )
 
 
@@ -245,7 +245,7 @@ def start(rng: np.random.Generator) -> Case:
 def initial(rng: np.random.Generator) -> Case:
     arguments = {"key": jax.random.key(0), "shape": SHAPE, "init": "normal", "dtype": jnp.float32}
     kinds = {"key": "needed_key", "shape": "shape", "init": "word", "dtype": "needed_dtype"}
-    return Case(jax_tt.init_cores, arguments, kinds)
+    return Case(jax_tt.tt.init, arguments, kinds)
 
 
 def count(rng: np.random.Generator) -> Case:

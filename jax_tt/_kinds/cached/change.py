@@ -1,4 +1,4 @@
-"""What becomes of a table with a row cache that grows, is reordered, or gets another cache."""
+"""Changes of a table with a row cache: it grows, is reordered, or gets another cache."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from jax_tt._kinds.cached.names import ROWS, directory_of, outer_name
 from jax_tt._kinds.cached.resize import moved, resized
-from jax_tt._kinds.cached.table import RowCachedTable
+from jax_tt._kinds.cached.table import RowCachedTable, cached_part
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Change, Growth, Orders, grow, reorder, restarted, with_cache
-from jax_tt._table.table import SCALARS
+from jax_tt._table.table import SCALARS, Table
 from jax_tt._table.types import State
 
 
@@ -58,6 +58,44 @@ def cached_anew(cached: RowCachedTable, state: State, cache: RowCache, method: s
         )
     table = dataclasses.replace(cached, cache=cache)
     return Change(table, *_resized(cached, state, cache, cached.num_embeddings, method))
+
+
+def resize(
+    table: Table, state: State, cache: RowCache, method: str = "auto"
+) -> tuple[Table, dict[str, Any]]:
+    """Changes the capacity, ways, policy or counters of the cache of a table.
+
+    A set keeps its hottest rows, with their values and optimizer state bit for bit; if sets or ways change, rows may
+    move to other slots. The other rows are written back into the cores according to ``write_back`` of the present cache
+    and become ghosts. Ghosts keep their scores as far as there is room. If the cache grows, new slots are filled when
+    it is next populated; some rows may be evicted even then, since the set of a row depends on the number of sets,
+    unless the new number is a multiple of the old one. Under another policy, cached rows keep the step of their last
+    request, and counts that the old policy did not keep start at zero.
+
+    Args:
+        table: a table with a row cache.
+        state: its arrays by name. Call this outside of a loss: the cores may change.
+        cache: the new `RowCache`, with the same ``gradients``.
+        method: as in `Lookup`.
+
+    Returns:
+        The table with the new cache, and its state.
+
+    Raises:
+        ValueError: the table has no row cache, or ``cache`` has other ``gradients``.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
+    >>> state = table.init(jax.random.key(0))
+    >>> _, state = jax_tt.lookup_rows(table, state, jnp.array([7, 8]), jax_tt.Lookup())
+    >>> state = jax_tt.cache.populate(table, state)
+    >>> table, state = jax_tt.cache.resize(table, state, jax_tt.RowCache(200, ways=4))
+    >>> state["cache_rows"].shape, jax_tt.cache.statistics(table, state)["occupied"]
+    ((200, 8), 2)
+    """
+    cached_part(table)
+    change = with_cache(table, state, cache, method)
+    return change.table, change.state
 
 
 def _resized(

@@ -1,4 +1,4 @@
-"""Maintenance of the state of a `RowCachedTable` between steps; everything works under ``jit``."""
+"""Maintenance of a row cache between steps: populate, refresh, flush and reset work under ``jit``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._kinds.cached.names import ROWS, directory_of, named_directory, outer_name
-from jax_tt._kinds.cached.table import RowCachedTable
+from jax_tt._kinds.cached.table import RowCachedTable, cached_part
 from jax_tt._kinds.cached.write_back import single_rows, write_back
 from jax_tt._lookup.rule import resolved
 from jax_tt._native import cache_backend
@@ -16,12 +16,37 @@ from jax_tt._sets.cache_directory import add_to_statistics, init_directory
 from jax_tt._sets.scores import aged
 from jax_tt._table.change import maintain
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import named
+from jax_tt._table.table import Table, named
 from jax_tt._table.types import State
 
 
-def populated(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]:
-    """`jax_tt.populate_cache`."""
+def populate(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
+    """Replaces cold cached rows by hot rows that were counted.
+
+    With ``gradients="rows"``, evicted rows are written back into the cores, inserted rows are read from the cores with
+    fresh optimizer state, and the others keep their values bit for bit. With ``gradients="cores"``, all rows are read
+    again.
+
+    Args:
+        table: a table with a row cache, such as `tt_table` makes with ``cache=``.
+        state: its arrays by name. Call this outside of a loss: the cores may change.
+        method: as in `Lookup`.
+
+    Returns:
+        The state after the exchange.
+
+    Raises:
+        ValueError: the table has no row cache.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
+    >>> state = table.init(jax.random.key(0))
+    >>> _, state = jax_tt.lookup_rows(table, state, jnp.array([7, 7, 8]), jax_tt.Lookup())
+    >>> state = jax_tt.cache.populate(table, state)
+    >>> jax_tt.cache.statistics(table, state)["occupied"]
+    2
+    """
+    cached = cached_part(table)
     before = directory_of(state)
     directory, evicted, counts = cache_backend.populate(before, method)
     directory = add_to_statistics(
@@ -44,19 +69,43 @@ def populated(cached: RowCachedTable, state: State, method: str) -> dict[str, An
 
 
 @maintain.register(RowCachedTable)
-def refreshed_if_due(cached: RowCachedTable, state: State, method: str = "auto") -> dict[str, Any]:
-    """`jax_tt.refresh_if_due`."""
+def refresh(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
+    """`populate` if the last was ``refresh_every`` counted batches ago; otherwise the unchanged state.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> cache = jax_tt.RowCache(100, ways=4, refresh_every=1)
+    >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=cache)
+    >>> state = table.init(jax.random.key(0))
+    >>> _, state = jax_tt.lookup_rows(table, state, jnp.array([7, 8]), jax_tt.Lookup())
+    >>> state = jax_tt.cache.refresh(table, state)
+    >>> jax_tt.cache.statistics(table, state)["refreshes"]
+    1
+    """
+    cached = cached_part(table)
     every = cached.cache.refresh_every
     if every is None:
         return dict(state)
     directory = directory_of(state)
     # Not clock % refresh_every: a step may count several batches or none.
     due = directory.clock - directory.refreshed >= every
-    return jax.lax.cond(due, lambda state: populated(cached, state, method), dict, dict(state))
+    return jax.lax.cond(due, lambda state: populate(cached, state, method), dict, dict(state))
 
 
-def flushed(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]:
-    """`jax_tt.flush_cache`."""
+def flush(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
+    """Writes all cached rows back into the cores, which then are the whole model, and reads the rows again.
+
+    What the fit does not capture is lost; with ``write_back=None``, that is everything the rows learned. No row is
+    evicted, and counts do not change. Arguments and errors are those of `populate`.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
+    >>> state = table.init(jax.random.key(0))
+    >>> _, state = jax_tt.lookup_rows(table, state, jnp.array([7, 8]), jax_tt.Lookup())
+    >>> state = jax_tt.cache.flush(table, jax_tt.cache.populate(table, state))
+    >>> jax_tt.cache.statistics(table, state)["written_back"]
+    2
+    """
+    cached = cached_part(table)
     directory = directory_of(state)
     tags = directory.tags
     if cached.trains_rows and cached.cache.write_back is not None:
@@ -67,9 +116,21 @@ def flushed(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]
     return {**state, ROWS: rows, **named_directory(directory)}
 
 
-def emptied(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]:
-    """`jax_tt.reset_cache`."""
-    state = flushed(cached, state, method)
+def reset(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
+    """Flushes the cache, then clears its rows, counts and statistics.
+
+    Arguments and errors are those of `populate`.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
+    >>> state = table.init(jax.random.key(0))
+    >>> _, state = jax_tt.lookup_rows(table, state, jnp.array([7, 8]), jax_tt.Lookup())
+    >>> state = jax_tt.cache.reset(table, jax_tt.cache.populate(table, state))
+    >>> jax_tt.cache.statistics(table, state)["occupied"]
+    0
+    """
+    cached = cached_part(table)
+    state = flush(cached, state, method)
     directory = directory_of(state)
     sets, ways = directory.tags.shape
     buckets, room = directory.ghost_tags.shape
@@ -77,6 +138,32 @@ def emptied(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]
     everything = jnp.ones(directory.tags.size, bool)
     state = _with_rows(cached, state, everything, jnp.zeros_like(state[ROWS]))
     return {**state, **named_directory(directory)}
+
+
+def statistics(table: Table, state: State) -> dict[str, int | float]:
+    """Totals of a row cache since it was created or reset. Blocks until the device is done.
+
+    Args:
+        table: a table with a row cache.
+        state: its arrays by name.
+
+    Returns:
+        ``calls``: batches counted; ``requested``: ids in them; ``unique``: distinct ids, batch by batch;
+        ``misses`` and ``unique_misses``: those that were not cached; ``conflict_unique_misses`` and
+        ``conflict_misses``: those of them that a refresh in the same step could not insert; ``refreshes``,
+        ``inserted``, ``evicted``, ``written_back``: refreshes, and rows changed by them; ``hit_rate``: fraction of
+        requests that were hits; ``occupied`` and ``occupancy``: number and fraction of slots in use.
+
+    Raises:
+        ValueError: the table has no row cache.
+
+    >>> import jax, jax_tt
+    >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
+    >>> jax_tt.cache.statistics(table, table.init(jax.random.key(0)))["occupancy"]
+    0.0
+    """
+    cached_part(table)
+    return directory_of(state).statistics()
 
 
 def written_back(

@@ -21,13 +21,13 @@ from jax_tt._table.types import State
 def resized(
     cached: RowCachedTable, state: State, new: RowCache, method: str, rows_to_come: int
 ) -> tuple[dict[str, Any], jax.Array]:
-    """`resize_cache` for a table that will have ``rows_to_come`` rows; also returns the new slot of every old slot."""
+    """The state with another cache, for a table that will have ``rows_to_come`` rows, and the new slots."""
     old, table = cached.cache, cached.table
     before = directory_of(state)
     if before.tags.shape != old.layout(table.num_embeddings)[:2]:
         raise ValueError(
-            f"old: got a RowCache of {old.layout(table.num_embeddings)[:2]} sets and ways for a cache of "
-            f"{before.tags.shape}; expected the one that the table was made for."
+            f"table: has a cache of {old.layout(table.num_embeddings)[:2]} sets and ways, but the state one of "
+            f"{before.tags.shape}; expected the state of this table."
         )
     if new.gradients != old.gradients:
         raise ValueError(

@@ -373,6 +373,19 @@ class RowCachedTable(Wrapper):
         return of_table | outer(of_rows), dweights
 
 
+def cached_part(table: Table) -> RowCachedTable:
+    """The table with a row cache that ``table`` is or wraps.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if table.cached is None:
+        raise ValueError(
+            f"{table.ids.label or 'table: '}has no row cache; build it with cache=jax_tt.RowCache(capacity=...)."
+        )
+    return table.cached
+
+
 def _of_rows(lookup: Lookup) -> Lookup:
     return dataclasses.replace(lookup, bounds="unchecked")
 

@@ -23,7 +23,7 @@ from jax_tt._table.types import State
 class SumTable(Composite):
     """A table whose rows are the sums of the rows of several tables.
 
-    An example is a sum of tensor trains that have different orders of ids, as `tt_residuals` makes it. Where native
+    An example is a sum of tensor trains that have different orders of ids, as `tt.residuals` makes it. Where native
     operations take many tables of a kind in one call, those of a sum are one call.
 
     Its state has the arrays of table k with the prefix ``table_k_``. With an update, which is the same for all tables,

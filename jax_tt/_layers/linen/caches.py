@@ -10,9 +10,9 @@ import jax
 from flax import linen as nn
 
 from jax_tt._kinds.cached import maintain
+from jax_tt._kinds.cached.fill import fill
 from jax_tt._kinds.cached.names import COLLECTION as ROW_CACHE
 from jax_tt._kinds.cached.names import DIRECTORY, directory_of
-from jax_tt._layers.change import cache_filled
 from jax_tt._layers.linen.collection import EmbedCollection
 from jax_tt._layers.linen.table import TableModule
 from jax_tt._layers.linen.variables import TableVariables
@@ -48,16 +48,16 @@ def refresh_caches(
         ...     _, counted = layer.apply(variables, ids, mutable=["row_cache"])
         ...     variables = jax_tt.linen.refresh_caches(layer, {**variables, **counted}, ids)
         >>> directory = jax_tt.linen.cache_directory(variables["row_cache"])
-        >>> jax_tt.cache_statistics(directory)["occupied"]
+        >>> directory.statistics()["occupied"]
         3
     """
-    return _changed(maintain.refreshed_if_due, model, variables, args, kwargs)
+    return _changed(maintain.refresh, model, variables, args, kwargs)
 
 
 def populate_caches(
     model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
-    """Populates every row cache of a model, due or not; see `jax_tt.populate_cache`.
+    """Populates every row cache of a model, due or not; see `jax_tt.cache.populate`.
 
     Args, Returns, Raises: as in `refresh_caches`.
 
@@ -67,10 +67,10 @@ def populate_caches(
         >>> ids = jnp.array([1, 2, 3])
         >>> _, variables = layer.apply(layer.init(jax.random.key(0), ids), ids, mutable=True)
         >>> variables = jax_tt.linen.populate_caches(layer, variables, ids)
-        >>> jax_tt.cache_statistics(jax_tt.linen.cache_directory(variables["row_cache"]))["occupied"]
+        >>> jax_tt.linen.cache_directory(variables["row_cache"]).statistics()["occupied"]
         3
     """
-    return _changed(maintain.populated, model, variables, args, kwargs)
+    return _changed(maintain.populate, model, variables, args, kwargs)
 
 
 def fill_caches(
@@ -80,7 +80,7 @@ def fill_caches(
     *args: Any,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Puts the most frequent rows of samples of ids into the row caches of a model; see `jax_tt.fill_cache`.
+    """Puts the most frequent rows of samples of ids into the row caches of a model; see `jax_tt.cache.fill`.
 
     Args:
         model, variables, args, kwargs: as in `refresh_caches`.
@@ -99,7 +99,7 @@ def fill_caches(
         >>> ids = jnp.array([1, 2, 3])
         >>> variables = layer.init(jax.random.key(0), ids)
         >>> variables = jax_tt.linen.fill_caches(layer, variables, {"": [5, 6, 5]}, ids)
-        >>> jax_tt.cache_statistics(jax_tt.linen.cache_directory(variables["row_cache"]))["occupied"]
+        >>> jax_tt.linen.cache_directory(variables["row_cache"]).statistics()["occupied"]
         2
     """
     layers = _layers_of(model, variables, args, kwargs)
@@ -112,15 +112,14 @@ def fill_caches(
                 f"inputs: {', '.join(map(repr, by_path)) or 'none'}."
             )
         table, method = layers[by_path[name]]
-        fill = partial(cache_filled, ids=ids, weights=None)
-        changed = _change(fill, changed, by_path[name], table, method)
+        changed = _change(partial(fill, ids=ids), changed, by_path[name], table, method)
     return changed
 
 
 def flush_caches(
     model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
-    """Writes the cached rows of a model back into the cores; see `jax_tt.flush_cache`.
+    """Writes the cached rows of a model back into the cores; see `jax_tt.cache.flush`.
 
     Args, Returns, Raises: as in `refresh_caches`.
 
@@ -132,16 +131,16 @@ def flush_caches(
         >>> variables = jax_tt.linen.populate_caches(layer, variables, ids)
         >>> variables = jax_tt.linen.flush_caches(layer, variables, ids)
         >>> directory = jax_tt.linen.cache_directory(variables["row_cache"])
-        >>> jax_tt.cache_statistics(directory)["written_back"]
+        >>> directory.statistics()["written_back"]
         3
     """
-    return _changed(maintain.flushed, model, variables, args, kwargs)
+    return _changed(maintain.flush, model, variables, args, kwargs)
 
 
 def reset_caches(
     model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
-    """Flushes the row caches of a model, then clears rows, counts and statistics; see `jax_tt.reset_cache`.
+    """Flushes the row caches of a model, then clears rows, counts and statistics; see `jax_tt.cache.reset`.
 
     Args, Returns, Raises: as in `refresh_caches`.
 
@@ -151,14 +150,14 @@ def reset_caches(
         >>> ids = jnp.array([1, 2, 3])
         >>> _, variables = layer.apply(layer.init(jax.random.key(0), ids), ids, mutable=True)
         >>> variables = jax_tt.linen.reset_caches(layer, variables, ids)
-        >>> jax_tt.cache_statistics(jax_tt.linen.cache_directory(variables["row_cache"]))["calls"]
+        >>> jax_tt.linen.cache_directory(variables["row_cache"]).statistics()["calls"]
         0
     """
-    return _changed(maintain.emptied, model, variables, args, kwargs)
+    return _changed(maintain.reset, model, variables, args, kwargs)
 
 
 def cache_directory(variables: Mapping[str, Any]) -> CacheDirectory:
-    """The directory of one layer, for `jax_tt.cache_statistics`.
+    """The directory of one layer, whose ``statistics()`` count requests and hits.
 
     Args:
         variables: the collection ``row_cache`` of that layer.
@@ -172,7 +171,7 @@ def cache_directory(variables: Mapping[str, Any]) -> CacheDirectory:
         >>> layer = TTEmbed(1000, 16, cache=jax_tt.RowCache(50, ways=5))
         >>> variables = layer.init(jax.random.key(0), jnp.array([1]))
         >>> rows, counted = layer.apply(variables, jnp.array([1, 2, 2]), mutable=["row_cache"])
-        >>> jax_tt.cache_statistics(cache_directory(counted["row_cache"]))["requested"]
+        >>> cache_directory(counted["row_cache"]).statistics()["requested"]
         3
     """
     missing = [name for name in DIRECTORY if name not in variables]
@@ -202,7 +201,7 @@ def cache_directories(variables: Mapping[str, Any]) -> dict[str, CacheDirectory]
         ...         return jax_tt.linen.TTEmbed(1000, 16, cache=cache, name="items")(ids)
         >>> variables = Model().init(jax.random.key(0), jnp.array([1]))
         >>> directories = jax_tt.linen.cache_directories(variables)
-        >>> {path: jax_tt.cache_statistics(found)["calls"] for path, found in directories.items()}
+        >>> {path: found.statistics()["calls"] for path, found in directories.items()}
         {'items': 0}
     """
 
@@ -286,4 +285,4 @@ def _change(
             f"model: {label} is called inside nn.scan or nn.vmap, which stack its variables; expected a layer with a "
             "row cache outside of them."
         )
-    return own.replaced(change(table.cached, own.values, method), table)
+    return own.replaced(change(table, own.values, method=method), table)

@@ -18,7 +18,7 @@ from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Carry, Change, Growth, with_cache
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
-from jax_tt._tt.approximation import TTApproximation
+from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.initial_cores import fresh_init
 
 
@@ -30,7 +30,7 @@ class ChangedTable(NamedTuple):
             ``layer.num_embeddings``, ``layer.row_factors``, and so on, or ``layer.table`` and ``layer.tables``.
         variables: all variables of the model.
         opt_state: the optax state of ``variables["params"]``, or None if none was given.
-        found: `TTApproximation` from `reorder_table`; otherwise None.
+        found: `tt.Approximation` from `reorder_table`; otherwise None.
 
     >>> import jax, jax.numpy as jnp, jax_tt.linen
     >>> layer = jax_tt.linen.TTEmbed(1000, 8, tt_ranks=4)
@@ -43,7 +43,7 @@ class ChangedTable(NamedTuple):
     layer: Any
     variables: dict[str, Any]
     opt_state: Any
-    found: TTApproximation | None
+    found: Approximation | None
 
 
 def reorder_table(
@@ -64,7 +64,7 @@ def reorder_table(
         id_order: `IdOrder` of ``num_embeddings`` ids.
         path: path of the layer in the collections; empty if the layer is the model.
         tx, opt_state: the transformation and state of ``variables["params"]``, if optax updates this table.
-        **options: ``ranks``, ``shape``, ``tolerance`` and the other arguments of `tt_reorder` except ``dtype``.
+        **options: ``ranks``, ``shape``, ``tolerance`` and the other arguments of `tt.reorder` except ``dtype``.
 
     Returns:
         `ChangedTable`.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from flax import nnx
 
-from jax_tt._kinds.cached.maintain import emptied, flushed, populated
-from jax_tt._kinds.cached.names import directory_of
-from jax_tt._kinds.cached.statistics import cache_statistics
-from jax_tt._kinds.cached.table import RowCachedTable
-from jax_tt._layers.change import cache_filled
+from jax_tt._kinds.cached.fill import fill
+from jax_tt._kinds.cached.maintain import flush, populate, reset, statistics
+from jax_tt._kinds.cached.table import cached_part
 from jax_tt._layers.nnx.table import TableModule, maintain, read_state
 
 
@@ -19,7 +16,7 @@ class CachedModule(TableModule):
     """A layer that may have a row cache."""
 
     def populate(self) -> None:
-        """Replaces cold cached rows by hot rows that were counted; see `jax_tt.populate_cache`.
+        """Replaces cold cached rows by hot rows that were counted; see `jax_tt.cache.populate`.
 
         Call it between steps, under ``jit`` or not, but not inside a loss. `FusedOptimizer.update` and
         `refresh_caches` do this automatically if the cache has a ``refresh_every``.
@@ -27,10 +24,10 @@ class CachedModule(TableModule):
         Raises:
             ValueError: the layer has no cache.
         """
-        self._change(populated)
+        self._replace(populate(self.table, read_state(self), self.lookup.method))
 
     def fill_cache(self, ids: Any, weights: Any = None) -> None:
-        """Puts the most frequent rows of a sample of ids into the cache; see `jax_tt.fill_cache`.
+        """Puts the most frequent rows of a sample of ids into the cache; see `jax_tt.cache.fill`.
 
         Call it before training or between steps, outside of ``jit``. Without ``refresh_every``, the cache then holds
         these rows until it is filled or populated again.
@@ -50,38 +47,28 @@ class CachedModule(TableModule):
             >>> layer.cache_statistics()["occupied"]
             5
         """
-        self._change(partial(cache_filled, ids=ids, weights=weights))
+        self._replace(fill(self.table, read_state(self), ids, weights, self.lookup.method))
 
     def refresh(self) -> None:
         """Calls `populate` if ``refresh_every`` batches have been counted since the last time."""
-        self._cached()
+        cached_part(self.table)
         maintain(self)
 
     def flush(self) -> None:
-        """Writes the cached rows back into the cores; see `jax_tt.flush_cache`."""
-        self._change(flushed)
+        """Writes the cached rows back into the cores; see `jax_tt.cache.flush`."""
+        self._replace(flush(self.table, read_state(self), self.lookup.method))
 
     def reset_cache(self) -> None:
-        """Flushes the cache, then clears its rows, counts and statistics; see `jax_tt.reset_cache`."""
-        self._change(emptied)
+        """Flushes the cache, then clears its rows, counts and statistics; see `jax_tt.cache.reset`."""
+        self._replace(reset(self.table, read_state(self), self.lookup.method))
 
     def cache_statistics(self) -> dict[str, int | float]:
-        """Statistics of the cache, read on the host; see `jax_tt.cache_statistics`."""
-        self._cached()
-        return cache_statistics(directory_of(read_state(self)))
+        """Statistics of the cache, read on the host; see `jax_tt.cache.statistics`."""
+        return statistics(self.table, read_state(self))
 
-    def _change(self, change: Any) -> None:
-        after = change(self._cached(), read_state(self), self.lookup.method)
+    def _replace(self, after: dict[str, Any]) -> None:
         for name, value in after.items():
             getattr(self, name)[...] = value
-
-    def _cached(self) -> RowCachedTable:
-        found = self.table.cached
-        if found is None:
-            raise ValueError(
-                f"{self.table.ids.label}has no row cache; build it with cache=jax_tt.RowCache(capacity=...)."
-            )
-        return found
 
 
 def refresh_caches(model: Any) -> None:

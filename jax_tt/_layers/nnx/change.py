@@ -19,7 +19,7 @@ from jax_tt._layers.variables import IdOrderState
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Carry, Change, Growth, with_cache
 from jax_tt._table.table import Table
-from jax_tt._tt.approximation import TTApproximation
+from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.initial_cores import CoreInit, fresh_init
 from jax_tt._tt.shape import TTShape
 
@@ -46,10 +46,10 @@ class ChangingModule(CachedModule):
         opt: nnx.Optimizer[Any] | None = None,
         model: nnx.Module | None = None,
         **options: Any,
-    ) -> TTApproximation:
+    ) -> Approximation:
         """Changes the order of ids in place; every id keeps its row up to the approximation error of the cores.
 
-        The new cores are those of `tt_reorder`, fitted to the cached values of cached rows; the cache is empty
+        The new cores are those of `tt.reorder`, fitted to the cached values of cached rows; the cache is empty
         afterwards. Slots of a fused optimizer are reset to their mean over each core, and its step count is kept.
         Functions that were compiled for the layer are compiled again.
 
@@ -58,11 +58,11 @@ class ChangingModule(CachedModule):
             opt: the optimizer of ``model`` if optax updates this table; its state of the table is reset in the same
                 way, all other state is kept.
             model: the model that ``opt`` was created with; default this layer.
-            **options: ``ranks``, ``shape``, ``tolerance`` and the other arguments of `tt_reorder` except ``dtype``;
+            **options: ``ranks``, ``shape``, ``tolerance`` and the other arguments of `tt.reorder` except ``dtype``;
                 factors and ranks default to those of the layer.
 
         Returns:
-            `TTApproximation`, with the error of the new rows.
+            `tt.Approximation`, with the error of the new rows.
 
         Raises:
             ValueError, TypeError: an argument does not fit. The layer is unchanged then.
@@ -95,7 +95,7 @@ class ChangingModule(CachedModule):
 
         If necessary, the first row factor grows: slices from the layer's ``core_init`` are appended to the first core,
         with fresh optimizer state. An order of ids is continued by the new ids in the new rows. Cached rows stay
-        cached, and keep their slots unless the cache was larger than the table. See `tt_grow` for rows that the
+        cached, and keep their slots unless the cache was larger than the table. See `tt.grow` for rows that the
         factors already covered.
 
         Args:
@@ -131,7 +131,7 @@ class ChangingModule(CachedModule):
     ) -> None:
         """Changes the capacity, ways, policy or counters of the row cache in place.
 
-        The hottest rows are kept bit for bit, with their optimizer state; see `jax_tt.resize_cache`. To restore a
+        The hottest rows are kept bit for bit, with their optimizer state; see `jax_tt.cache.resize`. To restore a
         checkpoint, build the layer with the cache that was saved, and resize it afterwards.
 
         Args:

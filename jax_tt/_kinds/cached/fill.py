@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,75 +10,59 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._base.mix import set_of
-from jax_tt._kinds.cached.maintain import populated
+from jax_tt._ids.id_order import ID_ORDER, IdOrder
+from jax_tt._kinds.cached.maintain import populate
 from jax_tt._kinds.cached.names import directory_of, named_directory
-from jax_tt._kinds.cached.table import RowCachedTable
-from jax_tt._ops.cached_table import CachedTable, changed
+from jax_tt._kinds.cached.table import cached_part
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.cache_reference import rank_within
 from jax_tt._sets.miss_ratio import stream
-from jax_tt._sets.row_cache import RowCache
 from jax_tt._sets.scores import MOST_COUNTED, UNIT, Scoring
+from jax_tt._table.table import Table
 from jax_tt._table.types import State
-from jax_tt.optimizers import Optimizer
 
 _MOST_SCORE = 2**31 - 1
 
 
-def fill_cache(
-    table: CachedTable,
-    cache: RowCache,
-    ids: Any,
-    *,
-    weights: Any = None,
-    num_embeddings: int | None = None,
-    optimizer: Optimizer | None = None,
-    method: str = "auto",
-) -> CachedTable:
+def fill(
+    table: Table, state: State, ids: Any, weights: Any = None, method: str = "auto"
+) -> dict[str, Any]:
     """Puts the most frequent rows of a sample of ids into the cache.
 
     Every set gets its most frequent rows, ties by the smaller id, as far as it has room. All earlier counts are
     forgotten: rows that are cached already and are as frequent stay, with their values bit for bit, as do rows that no
-    row of the sample displaces. Rows that leave are written back as in `populate_cache`. The counts of the sample
-    become the scores of the cached rows, from which counting goes on. It runs on the host, outside of ``jit``.
+    row of the sample displaces. Rows that leave are written back as in `populate`. The counts of the sample become the
+    scores of the cached rows, from which counting goes on. It runs on the host, outside of ``jit``.
 
     Args:
-        table: the table; not inside a loss, since its cores may change.
-        cache: the `RowCache` it was created with.
+        table: a table with a row cache.
+        state: its arrays by name. Call this outside of a loss: the cores may change.
         ids: a sample of requested ids, integers of any shape; negative ids are ignored.
         weights: what each id counts, positive numbers of a shape that broadcasts to that of the ids; default 1.
-        num_embeddings: rows of the table; default all that the cores address.
-        optimizer: the optimizer of a fused table; its state of inserted rows is reset.
-        method: as in the ops.
+        method: as in `Lookup`.
 
     Returns:
-        The table with these rows in its cache.
+        The state with these rows in the cache.
 
     Raises:
-        ValueError, TypeError: the sample has no ids, ids that are not integers or not in the table, or the weights do
-            not fit.
+        ValueError, TypeError: the table has no row cache, the sample has no ids, ids that are not integers or not in
+            the table, or the weights do not fit.
 
     >>> import jax, jax_tt
-    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
-    >>> cache = jax_tt.RowCache(2, ways=2)
-    >>> table = jax_tt.fill_cache(jax_tt.init_cached_table(cores, cache), cache, [7, 9, 8, 9, 8])
-    >>> table.directory.tags.tolist()
+    >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(2, ways=2))
+    >>> state = jax_tt.cache.fill(table, table.init(jax.random.key(0)), [7, 9, 8, 9, 8])
+    >>> state["cache_tags"].tolist()
     [[8, 9]]
     """
-    change = partial(filled, ids=ids, weights=weights)
-    return changed(change, table, cache, num_embeddings, optimizer, method)
-
-
-def filled(
-    cached: RowCachedTable, state: State, method: str, *, ids: Any, weights: Any = None
-) -> dict[str, Any]:
-    """`fill_cache` of a state; ids are rows of the table."""
+    cached = cached_part(table)
+    if ID_ORDER in state:
+        ids = IdOrder(state[ID_ORDER]).apply(ids)
     before = directory_of(state)
     if isinstance(before.tags, Tracer):
         raise TypeError("table: its arrays are traced; a cache is filled outside of jit.")
     rows, counts = _frequencies(cached.num_embeddings, ids, weights)
     sampled = _candidates(before, rows, _scores(counts, cached.cache.scoring))
-    after = directory_of(state := populated(cached, {**state, **named_directory(sampled)}, method))
+    after = directory_of(state := populate(cached, {**state, **named_directory(sampled)}, method))
     scores = after.scores
     if cached.cache.policy == "lru":  # as if requested in one step, the last
         scores = jnp.minimum(scores, MOST_COUNTED)

@@ -1,0 +1,147 @@
+"""A table with a row cache, its state in three parts that tests replace and differentiate one by one."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+import jax_tt
+from jax_tt import RowCache
+from jax_tt._kinds.cached.names import directory_of, named_directory, outer_name
+from jax_tt._ops.fused_table import fused_state, fused_table
+from jax_tt._sets.cache_directory import CacheDirectory
+from jax_tt._table.hoisted import fused_update
+from jax_tt._table.options import NO_INPUTS
+
+
+class Parts(NamedTuple):
+    """Cores and cached rows, each as arrays or with the state of the optimizer, and the directory."""
+
+    table: Any
+    rows: Any
+    directory: CacheDirectory
+
+    @property
+    def cores(self) -> tuple[jax.Array, ...]:
+        return self.table.cores if _is_fused(self.table) else self.table
+
+    @property
+    def values(self) -> jax.Array:
+        return self.rows.cores[0] if _is_fused(self.rows) else self.rows
+
+
+def init_parts(
+    given: Any, cache: RowCache, *, num_embeddings: Any = None, optimizer: Any = None
+) -> Parts:
+    """Cores, or a fused table of them, with an empty cache."""
+    update = None if optimizer is None else jax_tt.Update(optimizer)
+    cores = given.cores if _is_fused(given) else given
+    table = _table(cores, cache, update, num_embeddings)
+    params = dict(zip(table.table.param_names, cores, strict=True))
+    return _parts(table, params | table.init_rest(params))._replace(table=given)
+
+
+def lookup(
+    parts: Parts, ids: Any, cache: RowCache, **options: Any
+) -> tuple[jax.Array, CacheDirectory]:
+    return _asked(jax_tt.lookup_rows, parts, ids, cache, **options)
+
+
+def embed_bag(
+    parts: Parts, bags: Any, cache: RowCache, **options: Any
+) -> tuple[jax.Array, CacheDirectory]:
+    return _asked(jax_tt.pooled_rows, parts, bags, cache, **options)
+
+
+def populate(parts: Parts, cache: RowCache, **options: Any) -> Parts:
+    return _changed(jax_tt.cache.populate, parts, cache, (), **options)
+
+
+def refresh(parts: Parts, cache: RowCache, **options: Any) -> Parts:
+    return _changed(jax_tt.cache.refresh, parts, cache, (), **options)
+
+
+def flush(parts: Parts, cache: RowCache, **options: Any) -> Parts:
+    return _changed(jax_tt.cache.flush, parts, cache, (), **options)
+
+
+def reset(parts: Parts, cache: RowCache, **options: Any) -> Parts:
+    return _changed(jax_tt.cache.reset, parts, cache, (), **options)
+
+
+def fill(parts: Parts, cache: RowCache, ids: Any, *, weights: Any = None, **options: Any) -> Parts:
+    return _changed(jax_tt.cache.fill, parts, cache, (ids, weights), **options)
+
+
+def resize(parts: Parts, old: RowCache, new: RowCache, **options: Any) -> Parts:
+    return _changed(jax_tt.cache.resize, parts, old, (new,), **options)
+
+
+def _asked(
+    op: Any,
+    parts: Parts,
+    ids: Any,
+    cache: RowCache,
+    *,
+    combiner: str = "sum",
+    count: bool = True,
+    optimizer: Any = None,
+    num_embeddings: Any = None,
+    bounds: str = "error",
+    method: str = "auto",
+    axis_name: Any = None,
+    **update: Any,
+) -> tuple[jax.Array, CacheDirectory]:
+    rule, inputs = None, NO_INPUTS
+    if optimizer is not None:
+        rule, inputs = fused_update(optimizer, **update)
+    table = _table(parts.cores, cache, rule, num_embeddings)
+    options = jax_tt.Lookup(combiner, bounds, None, None, method, axis_name, count)
+    rows, state = op(table, _state(table, parts), ids, options, inputs)
+    return rows, directory_of(state)
+
+
+def _changed(
+    change: Any,
+    parts: Parts,
+    cache: RowCache,
+    arguments: tuple[Any, ...],
+    *,
+    num_embeddings: Any = None,
+    optimizer: Any = None,
+    method: str = "auto",
+) -> Parts:
+    update = None if optimizer is None else jax_tt.Update(optimizer)
+    table = _table(parts.cores, cache, update, num_embeddings)
+    after = change(table, _state(table, parts), *arguments, method=method)
+    return _parts(*after) if isinstance(after, tuple) else _parts(table, after)
+
+
+def _table(cores: Any, cache: RowCache, update: Any, num_embeddings: Any) -> jax_tt.RowCachedTable:
+    return jax_tt.RowCachedTable(jax_tt.TTTable.of(cores, num_embeddings, update)[0], cache)
+
+
+def _parts(table: Any, state: Any) -> Parts:
+    cores, rows = table.table, table.rows_table
+    of_rows = {name: state[outer_name(name)] for name in rows.trained_names}
+    return Parts(
+        cores.params(state) if cores.update is None else fused_table(cores, state),
+        of_rows["embedding"] if rows.update is None else fused_table(rows, of_rows),
+        directory_of(state),
+    )
+
+
+def _state(table: Any, parts: Parts) -> dict[str, Any]:
+    cores = dict(zip(table.table.param_names, parts.cores, strict=True))
+    if _is_fused(parts.table):
+        cores = fused_state(table.table, parts.table)
+    rows = {"embedding": parts.values}
+    if _is_fused(parts.rows):
+        rows = fused_state(table.rows_table, parts.rows)
+    rows = {outer_name(name): value for name, value in rows.items()}
+    return cores | rows | named_directory(parts.directory)
+
+
+def _is_fused(part: Any) -> bool:
+    return isinstance(part, jax_tt.FusedTable)

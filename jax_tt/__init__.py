@@ -4,9 +4,11 @@ import importlib
 import importlib.util
 from typing import Any
 
+from jax_tt import cache as cache
 from jax_tt import files as files
 from jax_tt import optimizers as optimizers
 from jax_tt import order as order
+from jax_tt import tt as tt
 from jax_tt._base import environment, ffi
 from jax_tt._base.include import get_include as get_include
 from jax_tt._base.reports import OutOfRangeWarning as OutOfRangeWarning
@@ -31,8 +33,6 @@ from jax_tt._compress.fbgemm import to_fbgemm as to_fbgemm
 from jax_tt._compress.mixed_widths import quantize_mixed as quantize_mixed
 from jax_tt._compress.quantize import quantize as quantize
 from jax_tt._compress.residual_table import residual_table as residual_table
-from jax_tt._compress.residuals import Residual as Residual
-from jax_tt._compress.residuals import tt_residuals as tt_residuals
 from jax_tt._files.export import export_checks as export_checks
 from jax_tt._files.export import register as register
 from jax_tt._formats.mapped import map_arrays as map_arrays
@@ -61,7 +61,6 @@ from jax_tt._kinds.tensor_train.table import TTTable as TTTable
 from jax_tt._lookup.calls import lookup_rows as lookup_rows
 from jax_tt._lookup.calls import pooled_rows as pooled_rows
 from jax_tt._ops import registered as _registered  # noqa: F401
-from jax_tt._ops.attend import tt_attend as tt_attend
 from jax_tt._ops.dense_bag import embed_bag as embed_bag
 from jax_tt._ops.describe import dense_table as dense_table
 from jax_tt._ops.describe import hash_table as hash_table
@@ -72,23 +71,18 @@ from jax_tt._ops.dump_keys import load_keys as load_keys
 from jax_tt._ops.dump_rows import LoadedRows as LoadedRows
 from jax_tt._ops.dump_rows import dump_rows as dump_rows
 from jax_tt._ops.dump_rows import load_rows as load_rows
-from jax_tt._ops.embed_bag import tt_embed_bag as tt_embed_bag
 from jax_tt._ops.entries import hash_statistics as hash_statistics
 from jax_tt._ops.entries import table_keys as table_keys
 from jax_tt._ops.fused import fused_embed_bag as fused_embed_bag
-from jax_tt._ops.fused import fused_tt_embed_bag as fused_tt_embed_bag
-from jax_tt._ops.fused import fused_tt_lookup as fused_tt_lookup
 from jax_tt._ops.fused_table import FusedTable as FusedTable
 from jax_tt._ops.fused_table import init_fused_table as init_fused_table
 from jax_tt._ops.insert import insert_keys as insert_keys
 from jax_tt._ops.inserting import Evicted as Evicted
 from jax_tt._ops.inserting import Inserted as Inserted
 from jax_tt._ops.located import with_slots as with_slots
-from jax_tt._ops.lookup import tt_lookup as tt_lookup
 from jax_tt._ops.out_of_range import count_out_of_range as count_out_of_range
 from jax_tt._ops.remove import KeyView as KeyView
 from jax_tt._ops.remove import remove_keys as remove_keys
-from jax_tt._ops.to_dense import tt_to_dense as tt_to_dense
 from jax_tt._ops.train_table import train_table as train_table
 from jax_tt._planning.bandwidths import Bandwidths as Bandwidths
 from jax_tt._planning.device_plan import DevicePlan as DevicePlan
@@ -119,18 +113,6 @@ from jax_tt._tiers.table import Tier as Tier
 from jax_tt._tiers.table import TierStatistics as TierStatistics
 from jax_tt._tiers.tiers import Staged as Staged
 from jax_tt._tiers.tiers import Tiers as Tiers
-from jax_tt._tt.add import tt_add as tt_add
-from jax_tt._tt.approximation import Approximation as Approximation
-from jax_tt._tt.from_dense import tt_from_dense as tt_from_dense
-from jax_tt._tt.grow import tt_grow as tt_grow
-from jax_tt._tt.initial_cores import init_cores as init_cores
-from jax_tt._tt.inner import tt_inner as tt_inner
-from jax_tt._tt.inner import tt_norm as tt_norm
-from jax_tt._tt.refine import tt_refine as tt_refine
-from jax_tt._tt.reorder import tt_reorder as tt_reorder
-from jax_tt._tt.residual_shapes import tt_residual_shapes as tt_residual_shapes
-from jax_tt._tt.round import tt_round as tt_round
-from jax_tt._tt.shape import Cost as Cost
 from jax_tt._tt.shape import TTShape as TTShape
 
 environment.check()

@@ -24,11 +24,11 @@ BLOCK = re.compile(
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = [
     "jax_tt",
-    "jax_tt.optimizers",
-    "jax_tt.order",
-    "jax_tt.nnx",
-    "jax_tt.linen",
-    "jax_tt.files",
+    *(
+        f"jax_tt.{found.name}"
+        for found in pkgutil.iter_modules(jax_tt.__path__)
+        if not found.name.startswith("_") and found.name != "cli"
+    ),
 ]
 
 

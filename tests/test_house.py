@@ -1,19 +1,26 @@
 """Rules that keep the sources easy to read."""
 
 import ast
+import importlib
 import os
+import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import jax_tt
-import jax_tt.linen
-import jax_tt.nnx
 
 PACKAGE = Path(jax_tt.__file__).parent
 SOURCES = {path.relative_to(PACKAGE): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
-MODULES = (jax_tt, jax_tt.nnx, jax_tt.linen, jax_tt.order, jax_tt.optimizers, jax_tt.files)
+MODULES = [
+    jax_tt,
+    *(
+        importlib.import_module(f"jax_tt.{found.name}")
+        for found in pkgutil.iter_modules(jax_tt.__path__)
+        if not found.name.startswith("_") and found.name != "cli"
+    ),
+]
 # Names that users call, and the constructors of what they build.
 PUBLIC = {name for module in MODULES for name in dir(module)} | {"__init__", "from_pretrained"}
 

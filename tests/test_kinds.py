@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._kinds.cached.maintain import populated
 from tests.kind_case import KindCase
 
 TRAIN = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(50, 8, ranks=4))
@@ -56,7 +55,7 @@ class TestCached(KindCase):
         def warmed(ids):
             state = self.table.init(jax.random.key(0))
             _, state = jax_tt.lookup_rows(self.table, state, ids, jax_tt.Lookup())
-            return populated(self.table, state, "auto")
+            return jax_tt.cache.populate(self.table, state)
 
         state = warmed(np.array([1, 2, 49]))
         return {**state, "cache_rows": state["cache_rows"] + 0.5}

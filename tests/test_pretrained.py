@@ -242,7 +242,7 @@ def test_training_of_chosen_tables():
             {"tt_ranks": 2, "num_embeddings": 3},
             "num_embeddings: got 3 for a dense",
         ),
-        ("TTEmbed", CORES, {"tolerance": 0.1}, "tolerance: got a value.*tt_round"),
+        ("TTEmbed", CORES, {"tolerance": 0.1}, r"tolerance: got a value.*tt\.round"),
         ("TTEmbed", CORES, {"num_embeddings": 1000}, "num_embeddings: got 1000"),
         ("TTEmbed", CORES, {"table": "w"}, "table: got 'w'"),
         ("TTEmbed", "missing.npz", {}, "missing.npz"),
@@ -267,5 +267,5 @@ def test_orders_and_ranks_that_do_not_fit(layers):
     with pytest.raises(ValueError, match="id_order: got one for a source that has"):
         layers.TTEmbed.from_pretrained(stored, id_order=ORDER)
     wide = (np.ones((2, 1, 1, 9), np.float32), np.ones((3, 9, 2, 1), np.float32))
-    with pytest.raises(ValueError, match=r"ranks \(9,\).*\(2,\).*tt_round"):
+    with pytest.raises(ValueError, match=r"ranks \(9,\).*\(2,\).*tt\.round"):
         layers.TTEmbed.from_pretrained(wide)

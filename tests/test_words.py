@@ -157,7 +157,7 @@ def test_ragged_lists(lists):
 
 
 def test_bags_given_to_a_lookup():
-    with pytest.raises(TypeError, match="tt_embed_bag"):
+    with pytest.raises(TypeError, match=r"tt\.embed_bag"):
         jax_tt.tt.lookup(CORES, jax_tt.Bags(IDS))
 
 

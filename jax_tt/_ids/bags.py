@@ -382,7 +382,7 @@ def id_array(ids: Any, name: str) -> Any:
             raise
         raise TypeError(
             f"{name}: got lists of different lengths; make bags of them, jax_tt.Bags.from_ragged(lists), for what "
-            "pools them, such as tt_embed_bag and TTEmbedBag."
+            "pools them, such as tt.embed_bag and TTEmbedBag."
         ) from error
 
 

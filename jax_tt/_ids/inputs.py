@@ -26,7 +26,7 @@ def lookup_batch(space: IdSpace, ids: Any) -> tuple[Batch, tuple[int, ...]]:
     if isinstance(ids, Bags):
         raise TypeError(
             f"{space.label}ids: got Bags; expected integers of any shape, or SplitIds. Bags go to what "
-            "pools them, such as tt_embed_bag and TTEmbedBag."
+            "pools them, such as tt.embed_bag and TTEmbedBag."
         )
     ids, cut = _table_ids(space, ids)
     shape = ids.shape

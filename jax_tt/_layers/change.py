@@ -28,7 +28,7 @@ def reordered(table: Table, state: State, id_order: IdOrder, options: Mapping[st
     check_id_order(id_order, table.num_embeddings)
     if "dtype" in options:
         raise TypeError(
-            f"dtype: got {options['dtype']!r}; a layer keeps its param_dtype. Give the cores of tt_reorder to a "
+            f"dtype: got {options['dtype']!r}; a layer keeps its param_dtype. Give the cores of tt.reorder to a "
             "layer of another one."
         )
     change = reorder(table, state, Orders(id_order, options))

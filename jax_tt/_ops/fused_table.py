@@ -102,7 +102,7 @@ def dense_fused(
     if len(given.cores) != 1:
         raise ValueError(
             f"{table_label(name)}table.cores: got {len(given.cores)} arrays; expected one dense table [N, D]. "
-            "Tensor-train tables go to fused_tt_embed_bag."
+            "Tensor-train tables go to tt.fused_embed_bag."
         )
     table, rows = DenseTable.of(given.cores[0], update, name, "table.cores[0]")
     return table, _state(table, given, (rows,))

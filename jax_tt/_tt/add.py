@@ -16,7 +16,7 @@ def tt_add(a: Sequence[Any], b: Sequence[Any]) -> tuple[jax.Array, ...]:
     """The exact sum of two tables, as a tensor train whose ranks are the sums of theirs.
 
     Use `tt.round` to reduce the ranks. To scale a table, scale one of its cores: ``a - b`` is
-    ``tt_add(a, (-b[0], *b[1:]))``. Works under ``jit`` and ``grad``.
+    ``tt.add(a, (-b[0], *b[1:]))``. Works under ``jit`` and ``grad``.
 
     Args:
         a, b: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]`` each, of the same ``p`` and ``q``.

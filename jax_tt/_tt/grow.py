@@ -83,7 +83,7 @@ def _check(cores: Sequence[jax.Array], shape: Any) -> None:
     if not fits or have[0][0] > want[0][0]:
         raise ValueError(
             f"shape: has cores of shapes {want}; expected those of the table, {have}, with at most more slices of the "
-            "first, e.g. old_shape.grow(num_embeddings). tt_reorder brings a table under other factors."
+            "first, e.g. old_shape.grow(num_embeddings). tt.reorder brings a table under other factors."
         )
 
 

@@ -49,8 +49,8 @@ def tt_inner(a: Sequence[Any], b: Sequence[Any], num_embeddings: int | None = No
 def tt_norm(cores: Sequence[Any], num_embeddings: int | None = None) -> jax.Array:
     """Frobenius norm of a table, the square root of the sum of its squared entries.
 
-    It is computed by orthogonalisation and not as ``sqrt(tt_inner(a, a))``. The norm of a small difference
-    ``tt_add(a, (-b[0], *b[1:]))`` is therefore accurate to the rounding of its cores, while the square root would lose
+    It is computed by orthogonalisation and not as ``sqrt(tt.inner(a, a))``. The norm of a small difference
+    ``tt.add(a, (-b[0], *b[1:]))`` is therefore accurate to the rounding of its cores, while the square root would lose
     half of the digits. Works under ``jit`` and, where the norm is not 0, under ``grad``.
 
     Args:

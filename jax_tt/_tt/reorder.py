@@ -90,7 +90,7 @@ def reordered_rows(
         if old_order.num_embeddings != new_order.num_embeddings:
             raise ValueError(
                 f"new_order: orders {new_order.num_embeddings} ids; expected {old_order.num_embeddings}, as old_order. "
-                "A table gets more rows with tt_grow."
+                "A table gets more rows with jax_tt.tt.grow."
             )
         moved = IdOrder(np.asarray(new_order.rows)[old_order.inverse.rows])
     weights = row_weights(weights, new_order.num_embeddings)

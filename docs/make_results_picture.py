@@ -17,9 +17,9 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+from benchmarks.quality import curve_report
 from benchmarks.render import RESULTS
 from benchmarks.results import Report, number
-from examples.retrieval import curve_report
 
 IMAGES = Path(__file__).parent / "images"
 MACHINE = "cpu-intel-xeon-2c"

@@ -70,57 +70,14 @@ def load(path: str | Path, test: str | Path | None = None, layout: str = "auto")
     return _renumber(train, held)
 
 
-def data_sets(folder: Path) -> dict[str, tuple[Path, Path | None]]:
-    """The data sets of a folder by name: (train file, test file or None).
-
-    `<name>_train.*` with `<name>_test.*` is one with a given split; every other text file is a log of pairs in time
-    order, of which `load` leaves out each user's last item.
-
-    Raises:
-        ValueError: there is none.
-    """
-    files = sorted(path for path in folder.glob("*") if _is_text(path))
-    found: dict[str, tuple[Path, Path | None]] = {}
-    for path in files:
-        name = path.name.split(".")[0]
-        if name.endswith(TRAIN):
-            test = path.with_name(path.name.replace(TRAIN, TEST))
-            found[name.removesuffix(TRAIN)] = (path, test if test in files else None)
-        elif path.with_name(path.name.replace(TEST, TRAIN)) not in files or TEST not in name:
-            found[name] = (path, None)
-    if not found:
-        raise ValueError(
-            f"data: got the folder {folder} without a file .txt, .txt.gz or .txt.xz; expected interaction files."
-        )
-    return found
-
-
-def hold_out(data: Interactions, fraction: float, seed: int = 0) -> Interactions:
-    """Replaces the test set by the last part of each user's train items, to tune on without seeing the test set.
-
-    Files list a user's items in time order or close to it, and test items come last: random ones would be easier. The
-    part is rounded up or down at random, so that it is right on average for users with few items.
-    """
-    users, items = data.train_users, data.train_items
-    length = np.bincount(users, minlength=data.num_users)
-    place = np.arange(len(users)) - (np.cumsum(length) - length)[users]
-    part = np.floor(fraction * length + np.random.default_rng(seed).random(len(length)))
-    held = place >= (length - part)[users]
-    return Interactions(
-        users[~held], items[~held], users[held], items[held], data.num_users, data.num_items
-    )
-
-
 def write_synthetic(
     path: str | Path, num_users: int = 2000, num_items: int = 800, groups: int = 20, seed: int = 0
 ) -> None:
     """Writes a pairs file in which users of a group mostly take items of that group, the popular ones more often."""
     rng = np.random.default_rng(seed)
-    length = rng.integers(5, 25, num_users)
-    users = np.repeat(np.arange(num_users), length)
-    group = np.where(
-        rng.random(len(users)) < 0.9, users % groups, rng.integers(0, groups, len(users))
-    )
+    users = np.repeat(np.arange(num_users), rng.integers(5, 25, num_users))
+    likes = rng.random(len(users)) < 0.9
+    group = np.where(likes, users % groups, rng.integers(0, groups, len(users)))
     rank = (num_items // groups * rng.random(len(users)) ** 2).astype(np.int64)
     order = rng.permutation(len(users))  # time mixes the users
     lines = np.stack([users, group * (num_items // groups) + rank], 1)[order]
@@ -129,12 +86,7 @@ def write_synthetic(
 
 
 def _open(path: Path, mode: str):
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    return opener(path, mode)
-
-
-def _is_text(path: Path) -> bool:
-    return ".txt" in (path.suffix, path.with_suffix("").suffix) and path.is_file()
+    return {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)(path, mode)
 
 
 def _pair_in(folder: Path) -> tuple[Path, Path]:
@@ -157,12 +109,12 @@ def _read(path: Path, layout: str) -> tuple[np.ndarray, np.ndarray, str]:
         raise ValueError(f"layout: got {layout!r}; expected 'auto', 'lists' or 'pairs'.")
     with _open(path, "rt") as file:
         lines = [words for line in file if (words := line.split())]
-    try:
-        ids = np.array([int(word) for words in lines for word in words], np.int64)
-    except (ValueError, OverflowError):
-        raise _bad_line(path, lines) from None
-    if len(ids) and ids.min() < 0:
-        raise _bad_line(path, lines)
+    for n, words in enumerate(lines, 1):
+        if not all(word.isdecimal() and int(word) < 2**63 for word in words):
+            raise ValueError(
+                f"{path}: got {' '.join(words[:5])!r} in its non-empty line {n}; expected integers in [0, 2**63)."
+            )
+    ids = np.array([int(word) for words in lines for word in words], np.int64)
     length = np.array([len(words) for words in lines], np.int64)
     if layout == "auto":
         layout = "pairs" if np.all(length == 2) else "lists"
@@ -175,17 +127,6 @@ def _read(path: Path, layout: str) -> tuple[np.ndarray, np.ndarray, str]:
     is_item = np.ones(len(ids), bool)
     is_item[starts] = False
     return np.repeat(ids[starts], length - 1), ids[is_item], layout
-
-
-def _bad_line(path: Path, lines: list[list[str]]) -> ValueError:
-    number, words = next(
-        (n, words)
-        for n, words in enumerate(lines, 1)
-        if not all(word.isdecimal() and int(word) < 2**63 for word in words)
-    )
-    return ValueError(
-        f"{path}: got {' '.join(words[:5])!r} in its non-empty line {number}; expected integers in [0, 2**63)."
-    )
 
 
 def _first_of_each(users: np.ndarray, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -201,10 +142,7 @@ def _first_of_each(users: np.ndarray, items: np.ndarray) -> tuple[np.ndarray, np
 
 def _last_of_each_user(users: np.ndarray) -> np.ndarray:
     """Marks the last entry of every user who has two or more; `users` is sorted."""
-    last = np.ones(len(users), bool)
-    last[:-1] = users[1:] != users[:-1]
-    first = np.ones(len(users), bool)
-    first[1:] = users[1:] != users[:-1]
+    last, first = np.diff(users, append=-1) != 0, np.diff(users, prepend=-1) != 0
     return last & ~first
 
 
@@ -217,10 +155,6 @@ def _renumber(
     item_ids = np.unique(np.concatenate([train[1], held[1]]))
     if len(train[0]) == 0:
         raise ValueError("data: got no train interactions; expected at least one.")
-    if len(user_ids) * len(item_ids) >= 2**63:
-        raise ValueError(
-            f"data: {len(user_ids)} users x {len(item_ids)} items do not fit into 63 bits."
-        )
     users, items = np.searchsorted(user_ids, train[0]), np.searchsorted(item_ids, train[1])
     test_users, test_items = np.searchsorted(user_ids, held[0]), np.searchsorted(item_ids, held[1])
     pair = lambda u, i: u * len(item_ids) + i  # noqa: E731

@@ -26,9 +26,7 @@ class Recall:
         if max_users is not None and max_users < len(users):
             users = np.sort(np.random.default_rng(0).choice(users, max_users, replace=False))
         if len(users) == 0:
-            raise ValueError(
-                "data: got no test interactions; expected at least one to evaluate on."
-            )
+            raise ValueError("data: got no test interactions; expected at least one.")
         self.num_users = len(users)
         self._blocks = _blocks(data, users)
 
@@ -68,14 +66,10 @@ def _blocks(data: Interactions, users: np.ndarray):
     most_seen = max(piece[1].shape[1] for piece in pieces)
     most_test = max(piece[2].shape[1] for piece in pieces)
     size = min(_BLOCK, len(users))
+    lengths, fills = (size, most_seen, most_test, most_test), (0, size, 0, 0)
     return [
-        (
-            jnp.asarray(_pad(block, size, 0)),
-            jnp.asarray(_pad(seen, most_seen, size)),
-            jnp.asarray(_pad(test, most_test, 0)),
-            jnp.asarray(_pad(share, most_test, 0)),
-        )
-        for block, seen, test, share in pieces
+        tuple(jnp.asarray(_pad(*array)) for array in zip(piece, lengths, fills, strict=True))
+        for piece in pieces
     ]
 
 

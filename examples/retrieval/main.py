@@ -4,21 +4,15 @@ python -m examples.retrieval.main --data TRAIN_FILE_OR_DIRECTORY [--quick] [--he
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-if (
-    not __package__
-):  # run as a script: `examples` is found from the checkout, the rest where it is installed
-    sys.path.append(str(Path(__file__).resolve().parents[2]))
-
-from examples.retrieval import report, settings
-
-ROOT = Path(__file__).resolve().parents[2]
+from examples.conditions import conditions
+from examples.retrieval import settings
 
 
 def main(argv: list[str]) -> None:
@@ -31,26 +25,26 @@ def main(argv: list[str]) -> None:
         for variant in options.variants:
             shutil.rmtree(options.workdir / variant, ignore_errors=True)
     results = [_measure(options.workdir, variant, argv) for variant in options.variants]
-    text = report.table(results, options.k)
+    text = table(results, options.k)
     (options.workdir / "comparison.txt").write_text(text + "\n")
-    figures = {"arguments": argv, **report.conditions(), "results": results}
+    figures = {"arguments": argv, **conditions(), "results": results}
     (options.workdir / "comparison.json").write_text(json.dumps(figures, indent=1) + "\n")
-    report.picture(options.workdir / "comparison.png", results, options.k)
-    print(f"\n{text}\n\nPicture: {options.workdir / 'comparison.png'}")
+    print(f"\n{text}")
 
 
 def _work(options: Any) -> None:
     """Trains one variant; JAX is loaded by the processes that train only."""
     from examples.retrieval import data
+    from examples.retrieval.model import make_model
     from examples.retrieval.train import train
 
     interactions = data.load(options.data, options.test, options.layout)
-    if options.validation:
-        interactions = data.hold_out(interactions, options.validation, options.seed)
     print(f"{options.worker}: {interactions}")
+    config = settings.config(options, options.worker)
     train(
-        settings.config(options, options.worker),
+        config,
         interactions,
+        make_model(config, interactions),
         options.workdir / options.worker,
         k=options.k,
         test_users=options.test_users,
@@ -59,16 +53,31 @@ def _work(options: Any) -> None:
 
 
 def _measure(workdir: Path, variant: str, argv: list[str]) -> dict[str, Any]:
-    """Trains a variant in a separate process, so that its peak memory can be measured."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    """The result of a variant, which is trained in a separate process."""
     command = [sys.executable, "-m", "examples.retrieval.main", *argv, "--worker", variant]
-    status = subprocess.run(command, env=environment, check=False).returncode
+    status = subprocess.run(command, check=False).returncode
     if status:
         raise SystemExit(
             f"training {variant} ended with status {status}; run the command again to continue"
         )
     return json.loads((workdir / variant / "result.json").read_text())
+
+
+def table(results: Sequence[dict[str, Any]], k: int) -> str:
+    """A line per result of `train`, as text."""
+    head = (f"recall@{k}", "parameters", "tables", "smaller by", "state", "a step")
+    lines = [" " * 13 + (" {:>11}" * len(head)).format(*head)]
+    for r in results:
+        label = settings.VARIANTS[r["variant"]].label
+        lines.append(
+            f"{label:13} {r['recall']:11.4f} {r['parameters']:11,} {r['bytes'] / 1e6:8.2f} MB "
+            f"{r['compression']:10.1f}x {r['state_bytes'] / 1e6:8.2f} MB {r['step_ms']:8.2f} ms"
+        )
+    lines.append(
+        f"Recall over all items for {results[0]['test_users']:,} test users, train items left out. "
+        "The state is the tables and their optimizers."
+    )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

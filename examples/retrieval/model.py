@@ -1,7 +1,5 @@
-"""Matrix factorisation with any kind of table: a score is the inner product of a user's and an item's row."""
+"""Matrix factorisation with dense or TT tables: a score is the inner product of a user's and an item's row."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -11,128 +9,121 @@ import optax
 from flax import nnx
 
 import jax_tt
-from examples.retrieval.settings import Variant
-from examples.retrieval.sizes import split_ratio
-from examples.retrieval.tables import arrays, make_table
+from examples.retrieval.data import Interactions
+from examples.retrieval.settings import VARIANTS, Config
 
 
 class MatrixFactorization(nnx.Module):
     """Two tables of the same width.
 
     Args:
-        num_users, num_items, features: sizes; rows are vectors of `features` numbers.
-        variant: kind of table.
-        init_std: standard deviation of the initial table entries.
-        learning_rate: number or schedule of the fused Adam; the other variants leave it to optax.
-        tt_ranks: rank(s) of TT tables without a ratio.
-        ratio: float32 bytes of dense tables over bytes of the compressed ones, at least.
-        order: of the ids of TT tables: `(ids, shape) -> IdOrder or None`, `ids` being "users" or "items".
-        start: rows of "users" and of "items" to start from, or None for random ones.
-        dtype: storage type of compressed tables, see `tables.make_table`.
+        users, items: layers from ids ``[n]`` to rows ``[n, features]``. A fused one can be looked up once a step: give
+            all ids of a step in one call.
     """
 
-    def __init__(
-        self,
-        num_users: int,
-        num_items: int,
-        features: int,
-        variant: Variant,
-        *,
-        init_std: float,
-        learning_rate: Any,
-        tt_ranks: int | tuple[int, ...],
-        ratio: float | None = None,
-        order: Callable[[str, jax_tt.TTShape], jax_tt.order.IdOrder | None] = lambda ids, shape: (
-            None
-        ),
-        start: Mapping[str, np.ndarray | None] = MappingProxyType({"users": None, "items": None}),
-        dtype: str = "float32",
-        rngs: nnx.Rngs,
-    ):
-        sizes = {"users": num_users, "items": num_items}
-        split = split_ratio(variant.table, sizes.values(), features, ratio)
-        ratios = dict(zip(sizes, split, strict=True))
-
-        def table(ids: str) -> Any:
-            return make_table(
-                variant.table,
-                sizes[ids],
-                features,
-                std=init_std,
-                optimizer=jax_tt.optimizers.Adam(learning_rate) if variant.fused else None,
-                ratio=ratios[ids],
-                tt_ranks=tt_ranks,
-                order=lambda shape: order(ids, shape),
-                start=start[ids],
-                dtype=dtype,
-                rngs=rngs,
-            )
-
-        self.users, self.items = table("users"), table("items")
-
-    def user_rows(self, ids: jax.Array) -> jax.Array:
-        """ids [n] -> [n, features]."""
-        return self.users(ids)
-
-    def item_rows(self, ids: jax.Array) -> jax.Array:
-        """ids [n] -> [n, features]. A fused table can be looked up once a step: give all ids of a step in one call."""
-        return self.items(ids)
+    def __init__(self, users: Any, items: Any):
+        self.users, self.items = users, items
 
 
-def make_optimizer(model: MatrixFactorization, learning_rate: Any) -> jax_tt.FusedOptimizer:
-    """Adam for the parameters that optax updates; fused tables are overwritten by their new values."""
-    return jax_tt.FusedOptimizer(model, optax.adam(learning_rate))
+def make_model(config: Config, data: Interactions) -> MatrixFactorization:
+    """The model of a variant."""
+    rngs = nnx.Rngs(config.seed)
+    users = _table(config, data, "users", rngs)
+    return MatrixFactorization(users, _table(config, data, "items", rngs))
+
+
+def _table(config: Config, data: Interactions, ids: str, rngs: nnx.Rngs) -> Any:
+    variant = VARIANTS[config.variant]
+    rows = data.num_users if ids == "users" else data.num_items
+    optimizer = jax_tt.optimizers.Adam(learning_rate(config, data)) if variant.fused else None
+    if variant.table == "tt":
+        shape = jax_tt.TTShape.suggest(rows, config.features, config.tt_rank)
+        return jax_tt.TTEmbed(
+            **shape.layer_arguments(),
+            core_init=scaled_init(shape, config.init_std),
+            optimizer=optimizer,
+            id_order=make_order(config.order, data, ids, shape),
+            rngs=rngs,
+        )
+    init = nnx.initializers.normal(config.init_std)
+    if optimizer is None:
+        return nnx.Embed(rows, config.features, embedding_init=init, rngs=rngs)
+    return jax_tt.Embed(rows, config.features, embedding_init=init, optimizer=optimizer, rngs=rngs)
+
+
+def scaled_init(shape: jax_tt.TTShape, std: float) -> Any:
+    """Normal core entries for table entries of standard deviation `std`: each is a sum of prod(ranks) products of d."""
+    return nnx.initializers.normal((std / np.sqrt(np.prod(shape.ranks))) ** (1 / shape.d))
+
+
+def make_order(
+    kind: str, data: Interactions, ids: str, shape: jax_tt.TTShape
+) -> jax_tt.order.IdOrder | None:
+    """The order of the ids of a TT table, from the train interactions alone.
+
+    Args:
+        kind: "none": the original order; "interactions": users who took the same items, or items of the same users,
+            share digits; "counts": the most frequent first.
+        ids: "users" or "items".
+    """
+    these, others = data.train_items, data.train_users
+    if ids == "users":
+        these, others = others, these
+    if kind == "counts":
+        return jax_tt.order.from_counts(np.bincount(these, minlength=shape.num_embeddings))
+    if kind == "interactions":
+        return jax_tt.order.from_interactions((others, these), shape)
+    return None
+
+
+def steps_per_epoch(config: Config, data: Interactions) -> int:
+    """Minibatches an epoch; interactions that do not fill one are left to other epochs."""
+    return max(1, len(data.train_users) // config.batch_size)
+
+
+def learning_rate(config: Config, data: Interactions) -> optax.Schedule:
+    """The learning rate of every step, fused or not."""
+    steps = config.epochs * steps_per_epoch(config, data)
+    return optax.linear_schedule(config.learning_rate, 0.0, steps)
 
 
 def loss_fn(
-    model: MatrixFactorization,
-    users: jax.Array,
-    items: jax.Array,
-    negatives: jax.Array,
-    loss: str,
-    l2: float,
+    model: MatrixFactorization, users: jax.Array, items: jax.Array, negatives: jax.Array, l2: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Ranking loss of (user, item) pairs against random items.
+    """Sampled softmax: -log of the share of each pair's item among it and random items.
 
     Args:
-        users, items: [B] train pairs.
-        negatives: [B] one random item per pair ("bpr"), or [n] random items shared by all pairs ("softmax").
-        loss: "bpr": -log sigmoid(positive - negative); "softmax": -log softmax of the positive among the n negatives,
-            which for n = 1 is the same thing.
+        users, items: train pairs ``[B]``.
+        negatives: random items ``[n]`` that all pairs share.
         l2: weight of half the mean squared length of each kind of row looked up.
 
     Returns:
         The loss to differentiate, and its part without the L2 term to show.
     """
-    user = model.user_rows(users)
+    user = model.users(users)
     # One call for both: a fused table is updated by its lookup, so a loss may hold one lookup of it.
-    rows = model.item_rows(jnp.concatenate([items, negatives]))
+    rows = model.items(jnp.concatenate([items, negatives]))
     positive, negative = rows[: len(items)], rows[len(items) :]
     score = jnp.sum(user * positive, axis=1)
-    if loss == "bpr":
-        ranking = jax.nn.softplus(jnp.sum(user * negative, axis=1) - score)
-    else:
-        others = jnp.where(items[:, None] == negatives, -jnp.inf, user @ negative.T)
-        ranking = jnp.logaddexp(jax.nn.logsumexp(others, axis=1), score) - score
-    ranking = jnp.mean(ranking)
+    others = jnp.where(items[:, None] == negatives, -jnp.inf, user @ negative.T)
+    ranking = jnp.mean(jnp.logaddexp(jax.nn.logsumexp(others, axis=1), score) - score)
     lengths = [jnp.mean(jnp.sum(jnp.square(x), axis=1)) for x in (user, positive, negative)]
     return ranking + 0.5 * l2 * sum(lengths), ranking
 
 
-def num_parameters(model: MatrixFactorization) -> int:
-    """Entries of tables, cores or factors, without the optimizer's slots."""
-    return sum(value.size for value in _arrays(model))
+def arrays(table: Any) -> list[jax.Array]:
+    """What is trained of a table, without the optimizer's slots; layers other than these have a method for it."""
+    if isinstance(table, jax_tt.TableEmbed):
+        return list(table.table.innermost.params(table.state()))
+    return [table.embedding[...]] if isinstance(table, nnx.Embed) else table.arrays()
 
 
-def num_bytes(model: MatrixFactorization) -> int:
-    """Bytes of what `num_parameters` counts, and of the orders of ids."""
-    return sum(value.nbytes for value in _arrays(model)) + order_bytes(model)
-
-
-def order_bytes(model: MatrixFactorization) -> int:
-    """Bytes of the orders of ids alone."""
-    return sum(value.nbytes for value in jax.tree.leaves(nnx.state(model, jax_tt.IdOrderState)))
-
-
-def _arrays(model: MatrixFactorization) -> list[jax.Array]:
-    return [*arrays(model.users), *arrays(model.items)]
+def sizes(model: MatrixFactorization) -> dict[str, int]:
+    """Parameters and bytes of the tables, and the bytes of the orders of ids, which the bytes include."""
+    trained = [*arrays(model.users), *arrays(model.items)]
+    orders = jax.tree.leaves(nnx.state(model, jax_tt.IdOrderState))
+    return {
+        "parameters": sum(value.size for value in trained),
+        "bytes": sum(value.nbytes for value in [*trained, *orders]),
+        "order_bytes": sum(value.nbytes for value in orders),
+    }

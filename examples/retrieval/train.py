@@ -1,12 +1,14 @@
-"""Trains one variant: a jitted loop over minibatches, a checkpoint after every epoch, exact resume.
+"""Trains a model: a jitted loop over minibatches, a checkpoint after every epoch, exact resume.
 
 Everything random is a function of (seed, epoch, step) and everything else is in the checkpoint, so a run that was
 killed and started again ends with the same parameters as an uninterrupted one.
 """
 
+import json
+import os
+import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,163 +16,104 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
+import orbax.checkpoint as ocp
 from flax import nnx
 from tqdm import tqdm
 
 import jax_tt
-from examples.retrieval import memory
-from examples.retrieval.checkpoint import Run
 from examples.retrieval.data import Interactions
 from examples.retrieval.evaluate import Recall
 from examples.retrieval.model import (
     MatrixFactorization,
+    learning_rate,
     loss_fn,
-    make_optimizer,
-    num_bytes,
-    num_parameters,
-    order_bytes,
+    sizes,
+    steps_per_epoch,
 )
-from examples.retrieval.orders import make_order
-from examples.retrieval.settings import VARIANTS, Config
-from examples.retrieval.starts import make_start
+from examples.retrieval.settings import Config
 
 _CHUNK_SECONDS = 0.5  # the loop comes back to Python about this often, to move the progress bar
-_CURVE_USERS = 10_000  # points of the recall curve are taken on at most this many test users
 
 
 class Training(nnx.Module):
-    """Model and optimizer, as one thing to save."""
+    """Model and optimizer, as one thing to save. Fused tables are overwritten by their new values."""
 
-    def __init__(
-        self,
-        config: Config,
-        data: Interactions,
-        trained: Mapping[str, np.ndarray] | None = None,
-    ):
-        steps = config.epochs * steps_per_epoch(config, data)
-        learning_rate = optax.linear_schedule(config.learning_rate, 0.0, steps)
-        start = make_start(config.start, data, config.features, config.init_std, trained)
-        self.model = MatrixFactorization(
-            data.num_users,
-            data.num_items,
-            config.features,
-            VARIANTS[config.variant],
-            init_std=config.init_std,
-            learning_rate=learning_rate,
-            tt_ranks=config.tt_rank,
-            ratio=config.ratio,
-            order=lambda ids, shape: make_order(config.order, data, ids, shape, start[ids]),
-            start=start,
-            dtype=config.dtype,
-            rngs=nnx.Rngs(config.seed),
-        )
-        self.optimizer = make_optimizer(self.model, learning_rate)
-
-
-def steps_per_epoch(config: Config, data: Interactions) -> int:
-    """Minibatches an epoch; interactions that do not fill one are left to other epochs."""
-    return max(1, len(data.train_users) // config.batch_size)
+    def __init__(self, config: Config, data: Interactions, model: MatrixFactorization):
+        self.model = model
+        self.optimizer = jax_tt.FusedOptimizer(model, optax.adam(learning_rate(config, data)))
 
 
 def train(
     config: Config,
     data: Interactions,
+    model: MatrixFactorization,
     workdir: Path,
     *,
     k: int = 20,
     test_users: int | None = None,
     evaluate_every: int = 0,
     evaluate_start: bool = False,
-    trained: Mapping[str, np.ndarray] | None = None,
-    save_rows: Path | None = None,
 ) -> dict[str, Any]:
-    """Trains `config.variant` in `workdir`, from its last checkpoint if there is one.
+    """Trains a model in `workdir`, from the last checkpoint if there is one.
 
     Args:
         k: length of the ranked lists.
         test_users: evaluate the result on so many random test users; default all.
         evaluate_every: epochs between points of the recall curve, which is for monitoring only; 0: none.
         evaluate_start: let the curve begin before training, at epoch 0.
-        trained: rows to start from, as `starts.make_start` takes them.
-        save_rows: write the rows that came out to this file, an .npz of "users" and "items".
 
     Returns:
-        The variant's row of the report; it is written to `workdir/result.json` as well.
+        The line of the report; it is written to `workdir/result.json` as well.
     """
-    start_bytes = memory.resident_bytes()
-    run = Run(workdir, config)
-    graphdef, state = nnx.split(Training(config, data, trained))
-    history: dict[str, Any] = {"loss": [], "recall": [], "step_seconds": [], "peak_bytes": 0}
-    if run.epoch:
-        history = run.restore(state)
-        print(f"{config.variant}: continues after epoch {run.epoch}")
+    checkpoints = Checkpoints(workdir, config)
+    training = Training(config, data, model)
+    graphdef, state = nnx.split(training)
+    history: dict[str, Any] = {"loss": [], "recall": [], "step_seconds": []}
+    if checkpoints.epoch:
+        history = checkpoints.restore(state)
+        print(f"{config.variant}: continues after epoch {checkpoints.epoch}")
     train_epoch = EpochLoop(config, data, graphdef)
-    curve = Recall(data, k, min(_CURVE_USERS, test_users or _CURVE_USERS))
-    if evaluate_start and not run.epoch:
-        value = evaluate(nnx.merge(graphdef, state).model, curve, data.num_items)
-        history["recall"].append([0, value])
-    steps = steps_per_epoch(config, data)
-    bar = tqdm(
-        total=config.epochs * steps,
-        initial=run.epoch * steps,
-        desc=config.variant,
-        unit="step",
-    )
-    for epoch in range(run.epoch + 1, config.epochs + 1):
-        state, loss, seconds, peak = train_epoch(state, epoch, bar)
-        history["loss"].append(loss)
-        history["step_seconds"].append(seconds)
-        if epoch == 1:  # later ones hold what the writer of checkpoints did not give back as well
-            history["peak_bytes"] = peak
-        if evaluate_every and epoch % evaluate_every == 0:
-            value = evaluate(nnx.merge(graphdef, state).model, curve, data.num_items)
-            history["recall"].append([epoch, value])
-            bar.write(f"{config.variant}: epoch {epoch}, loss {loss:.4f}, recall@{k} {value:.4f}")
-        run.save(epoch, state, history)
-    bar.close()
-    model = nnx.merge(graphdef, state).model
-    if save_rows is not None:
-        _save_rows(save_rows, model, data)
+    curve = Recall(data, k, min(10_000, test_users or 10_000))
+    if evaluate_start and not checkpoints.epoch:
+        history["recall"].append([0, evaluate(nnx.merge(graphdef, state).model, curve, data)])
+    total = config.epochs * steps_per_epoch(config, data)
+    done = checkpoints.epoch * steps_per_epoch(config, data)
+    with tqdm(total=total, initial=done, desc=config.variant, unit="step") as bar:
+        for epoch in range(checkpoints.epoch + 1, config.epochs + 1):
+            state, loss, seconds = train_epoch(state, epoch, bar)
+            history["loss"].append(loss)
+            history["step_seconds"].append(seconds)
+            if evaluate_every and epoch % evaluate_every == 0:
+                recall = evaluate(nnx.merge(graphdef, state).model, curve, data)
+                history["recall"].append([epoch, recall])
+                bar.write(f"{config.variant}: epoch {epoch}, loss {loss:.4f}, recall {recall:.4f}")
+            checkpoints.save(epoch, state, history)
+    checkpoints.manager.close()
+    nnx.update(training, state)
+    size, dense = sizes(model), config.features * (data.num_users + data.num_items)
     recall = Recall(data, k, test_users)
-    dense = config.features * (data.num_users + data.num_items)
     result = {
         "variant": config.variant,
-        "recall": evaluate(model, recall, data.num_items),
+        "recall": evaluate(model, recall, data),
         "test_users": recall.num_users,
-        "parameters": num_parameters(model),
-        "bytes": num_bytes(model),
-        "order_bytes": order_bytes(model),
+        **size,
         "state_bytes": sum(value.nbytes for value in jax.tree.leaves(state)),
-        "compression": dense / num_parameters(model),
+        "compression": dense / size["parameters"],
         "step_ms": 1e3 * statistics.median(history["step_seconds"]),
-        "peak_bytes": history["peak_bytes"],
-        "start_bytes": start_bytes,
         "loss_curve": history["loss"],
         "recall_curve": history["recall"],
         "config": asdict(config),
     }
-    run.finish(result)
+    _write(workdir / "result.json", result)
     return result
 
 
-def evaluate(model: MatrixFactorization, recall: Recall, num_items: int) -> float:
+def evaluate(model: MatrixFactorization, recall: Recall, data: Interactions) -> float:
     """Recall of the model in its current state."""
-    item_rows = nnx.jit(lambda model, ids: model.item_rows(ids))
-    user_rows = nnx.jit(lambda model, ids: model.user_rows(ids))
-    items = item_rows(model, jnp.arange(num_items, dtype=jnp.int32))
-    return recall(lambda ids: user_rows(model, ids), items)
-
-
-def _save_rows(path: Path, model: MatrixFactorization, data: Interactions) -> None:
-    """Writes a file that is either complete or absent, even if the process is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished.npz")
-    users = model.user_rows(jnp.arange(data.num_users, dtype=jnp.int32))
-    items = model.item_rows(jnp.arange(data.num_items, dtype=jnp.int32))
-    np.savez(unfinished, users=np.asarray(users), items=np.asarray(items))
-    unfinished.replace(path)
+    rows = nnx.jit(lambda table, ids: table(ids))
+    items = rows(model.items, jnp.arange(data.num_items, dtype=jnp.int32))
+    return recall(lambda ids: rows(model.users, ids), items)
 
 
 class EpochLoop:
@@ -180,11 +123,12 @@ class EpochLoop:
         self._pairs = jnp.stack([jnp.asarray(data.train_users), jnp.asarray(data.train_items)])
         self._steps = steps_per_epoch(config, data)
         self._key = jax.random.key(config.seed)
-        self._run = _jitted_steps(config, data.num_items, graphdef)
+        self._config, self._num_items, self._graphdef = config, data.num_items, graphdef
+        self._run = jax.jit(self._run_steps, donate_argnums=0)
         self._chunk = 1  # the first call compiles; its successors are sized by their duration
 
-    def __call__(self, state: Any, epoch: int, bar: tqdm) -> tuple[Any, float, float, int]:
-        """Returns the new state, mean loss, median seconds a step and the peak of resident memory."""
+    def __call__(self, state: Any, epoch: int, bar: tqdm) -> tuple[Any, float, float]:
+        """Returns the new state, mean loss, and median seconds a step."""
         key = jax.random.fold_in(self._key, epoch)
         order = jax.random.permutation(key, self._pairs, axis=1)
         total, loss, seconds, start = jnp.zeros((), jnp.float32), 0.0, [], 0
@@ -198,33 +142,83 @@ class EpochLoop:
             start += count
             bar.update(count)
             bar.set_postfix(epoch=epoch, loss=f"{(loss - before) / count:.4f}")
-            if len(seconds) == 1:
-                memory.reset_peak()  # neither compilation nor evaluation counts
-            else:
+            if len(seconds) > 1:
                 self._chunk = max(1, int(_CHUNK_SECONDS / seconds[-1]))
-        typical = statistics.median(seconds[1:] or seconds)
-        return state, loss / self._steps, typical, memory.peak_bytes()
+        return state, loss / self._steps, statistics.median(seconds[1:] or seconds)
 
+    def _run_steps(
+        self, state: Any, total: Any, pairs: Any, key: Any, first: int, last: int
+    ) -> Any:
+        """Steps first..last-1 of an epoch, on train pairs ``[2, n]``; adds their losses to the total."""
+        size = min(self._config.batch_size, pairs.shape[1])
+        shape = (self._config.negatives,)
+        grad = jax_tt.value_and_grad(partial(loss_fn, l2=self._config.l2), has_aux=True)
 
-def _jitted_steps(config: Config, num_items: int, graphdef: Any) -> Callable[..., Any]:
-    """`(state, total, pairs [2, n], key, first, last) -> (state, total + losses)`: steps first..last-1 of an epoch."""
-    shape = (config.negatives if config.loss == "softmax" else config.batch_size,)
-    objective = partial(loss_fn, loss=config.loss, l2=config.l2)
-
-    @partial(jax.jit, donate_argnums=0)
-    def run(state: Any, total: Any, pairs: Any, key: Any, first: int, last: int) -> Any:
         def step(i: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
             state, total = carry
-            training = nnx.merge(graphdef, state)
+            training = nnx.merge(self._graphdef, state)
             users, items = jax.lax.dynamic_slice_in_dim(pairs, i * size, size, axis=1)
-            # A random item is among a user's own too rarely to be worth looking up.
-            negatives = jax.random.randint(jax.random.fold_in(key, i), shape, 0, num_items)
-            grad = jax_tt.value_and_grad(objective, has_aux=True)
+            # A random item is among a user's train items too rarely to be worth looking up.
+            negatives = jax.random.randint(jax.random.fold_in(key, i), shape, 0, self._num_items)
             (_, loss), grads = grad(training.model, users, items, negatives)
             training.optimizer.update(training.model, grads)
             return nnx.state(training), total + loss
 
-        size = min(config.batch_size, pairs.shape[1])
         return jax.lax.fori_loop(first, last, step, (state, total))
 
-    return run
+
+class Checkpoints:
+    """The last checkpoint of a run, in its folder.
+
+    Orbax writes a checkpoint under a temporary name and renames it when it is complete, so that a killed run leaves
+    either that checkpoint or the previous one. A folder that holds a run with other settings is rejected.
+    """
+
+    def __init__(self, workdir: Path, config: Config):
+        _check_config(config, workdir)
+        self.manager = ocp.CheckpointManager(
+            (workdir / "checkpoints").absolute(),
+            options=ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False),
+        )
+
+        self.epoch = self.manager.latest_step() or 0  # that a run continues after
+
+    def save(self, epoch: int, state: nnx.State, history: dict[str, Any]) -> None:
+        """Saves the model, the optimizer and the figures collected so far."""
+        arrays = ocp.args.StandardSave(nnx.to_pure_dict(state))
+        both = ocp.args.Composite(state=arrays, history=ocp.args.JsonSave(history))
+        self.manager.save(epoch, args=both)
+
+    def restore(self, state: nnx.State) -> dict[str, Any]:
+        """Overwrites `state` with the saved one and returns the history."""
+        like = jax.tree.map(ocp.utils.to_shape_dtype_struct, nnx.to_pure_dict(state))
+        arrays = ocp.args.StandardRestore(like)
+        both = ocp.args.Composite(state=arrays, history=ocp.args.JsonRestore())
+        saved = self.manager.restore(self.epoch, args=both)
+        nnx.replace_by_pure_dict(state, saved["state"])
+        return saved["history"]
+
+
+def _check_config(config: Config, workdir: Path) -> None:
+    path, new = workdir / "config.json", asdict(config)
+    if not path.exists():
+        shutil.rmtree(workdir, ignore_errors=True)
+        workdir.mkdir(parents=True)
+        _write(path, new)
+        return
+    old = json.loads(path.read_text())
+    changed = {
+        name: (old.get(name), value) for name, value in new.items() if old.get(name) != value
+    }
+    if changed:
+        raise ValueError(
+            f"workdir: {workdir} holds a run with other settings (old, new): {changed}. "
+            "Give another --workdir, or --fresh to delete that run."
+        )
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Writes a file that is complete or absent."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(content) + "\n")
+    os.replace(unfinished, path)

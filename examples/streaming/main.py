@@ -16,7 +16,7 @@ if (
 ):  # run as a script: `examples` is found from the checkout, the rest where it is installed
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from examples.retrieval.report import conditions
+from examples.conditions import conditions
 from examples.streaming import report, settings
 
 ROOT = Path(__file__).resolve().parents[2]

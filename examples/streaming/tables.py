@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 import jax_tt
-from examples.retrieval.tables import scaled_init
+from examples.retrieval.model import scaled_init
 from examples.streaming.settings import Config
 
 NAMES = ("user", "item")

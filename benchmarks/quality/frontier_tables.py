@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_tt
-from examples.retrieval.distill import Small
-from examples.retrieval.sizes import hashed_rows, low_rank, remainders
-from examples.retrieval.small import mix
+from benchmarks.quality.distill import Small
+from benchmarks.quality.sizes import hashed_rows, low_rank, remainders
+from benchmarks.quality.small import mix
 
 HALF = jnp.bfloat16
 # Codes of the residual quantizer, as many as `jax_tt.compress` tries in a sum: more take very long to fit.

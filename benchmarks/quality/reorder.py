@@ -1,6 +1,6 @@
 """Reorders the tables of a model during its training, and measures the effect.
 
-python -m examples.retrieval.reorder --data TRAIN_FILE_OR_DIRECTORY [--at 10] [--out FILE] [--help]
+python -m benchmarks.quality.reorder --data TRAIN_FILE_OR_DIRECTORY [--at 10] [--out FILE] [--help]
 
 TT tables are trained for some epochs with the original order of ids. Then one copy of the model continues unchanged,
 and another one is first reordered by the train interactions.
@@ -15,13 +15,14 @@ from typing import Any
 from flax import nnx
 from tqdm import tqdm
 
-from examples.retrieval import data, report, settings
-from examples.retrieval.checkpoint import write_json
+from benchmarks.quality.files import write_json
+from examples.conditions import conditions
+from examples.retrieval import data, settings
 from examples.retrieval.data import Interactions
 from examples.retrieval.evaluate import Recall
-from examples.retrieval.orders import make_order
+from examples.retrieval.model import make_model, make_order, steps_per_epoch
 from examples.retrieval.settings import TUNED, Config
-from examples.retrieval.train import EpochLoop, Training, evaluate, steps_per_epoch
+from examples.retrieval.train import EpochLoop, Training, evaluate
 
 
 def compare(config: Config, interactions: Interactions, at: int) -> dict[str, Any]:
@@ -43,13 +44,14 @@ def compare(config: Config, interactions: Interactions, at: int) -> dict[str, An
             return nnx.merge(graphdef, state)
 
         def measure(training: Training) -> float:
-            return evaluate(training.model, recall, interactions.num_items)
+            return evaluate(training.model, recall, interactions)
 
-        training = train(Training(config, interactions), epochs[:at])
+        model = make_model(config, interactions)
+        training = train(Training(config, interactions, model), epochs[:at])
         moved = copy.deepcopy(training)
         result: dict[str, Any] = {"at": at, "epochs": config.epochs, "before": measure(training)}
         for ids, table in (("users", moved.model.users), ("items", moved.model.items)):
-            order = make_order("interactions", interactions, ids, table.tt_shape, None)
+            order = make_order("interactions", interactions, ids, table.tt_shape)
             found = table.reorder(order)
             result[f"{ids}_error"] = found.relative_error
         result["right_after"] = measure(moved)
@@ -67,14 +69,13 @@ def main(argv: list[str] | None = None) -> None:
         variant="tt_fused",
         features=options.features,
         tt_rank=options.tt_rank,
-        loss="softmax",
         batch_size=options.batch_size,
         negatives=256,
         seed=options.seed,
         **{**TUNED["tt"], **epochs},
     )
     result = compare(config, interactions, options.at)
-    figures = {"data": str(interactions), **report.conditions(), **result}
+    figures = {"data": str(interactions), **conditions(), **result}
     if options.out is not None:
         write_json(options.out, figures)
     print(json.dumps(figures, indent=1))
@@ -83,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; see `--help`."""
     parser = argparse.ArgumentParser(
-        prog="python -m examples.retrieval.reorder",
+        prog="python -m benchmarks.quality.reorder",
         description="Reorders TT tables in the middle of training; compares with training on as they are.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

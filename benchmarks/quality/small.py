@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 import jax_tt
-from examples.retrieval.sizes import hashed_rows, low_rank, remainders
+from benchmarks.quality.sizes import hashed_rows, low_rank, remainders
 
 
 class LowRank(nnx.Module):

@@ -1,6 +1,6 @@
 """How small can a table be? Trains matrix factorisation with tables of many sizes, and compares recall.
 
-python -m examples.retrieval.curve --data FOLDER [--seeds 3] [--ratios 10 50] [--tune] [--out FOLDER] [--help]
+python -m benchmarks.quality.curve --data FOLDER [--seeds 3] [--ratios 10 50] [--tune] [--out FOLDER] [--help]
 
 Every point is a separate run. Finished ones are stored in OUT/curve_results.json, and a run that was stopped continues
 from its last checkpoint, so the same command may be started again at any time, or later with more seeds or ratios.
@@ -20,12 +20,15 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from examples.retrieval import curve_report, data, report, settings
-from examples.retrieval.checkpoint import write_json
+from benchmarks.quality import curve_report, data_sets, settings
+from benchmarks.quality.files import write_json
+from benchmarks.quality.settings import VARIANTS, Config
+from benchmarks.quality.sizes import check_fits, split_ratio
+from benchmarks.quality.train import train
+from examples.conditions import conditions
+from examples.retrieval import data
 from examples.retrieval.data import Interactions
-from examples.retrieval.settings import VARIANTS, Config
-from examples.retrieval.sizes import check_fits, split_ratio
-from examples.retrieval.train import train
+from examples.retrieval.settings import TT_RANK
 
 RESULTS = "curve_results.json"
 HELD_OUT = 0.2  # of each user's train items, to tune on
@@ -127,7 +130,7 @@ class Results:
         found = self.points.get(point.name)
         if found is None:
             found = self.points[point.name] = self._train(point, interactions)
-            write_json(self.path, {**report.conditions(), "points": self.points})
+            write_json(self.path, {**conditions(), "points": self.points})
             shutil.rmtree(self._run(point))
         return found
 
@@ -173,7 +176,7 @@ def main(argv: list[str] | None = None) -> None:
     """Runs the command line."""
     options = parse(argv)
     results = Results(options.out)
-    files = data.data_sets(options.data)
+    files = data_sets.data_sets(options.data)
     chosen = options.datasets or list(files)
     if unknown := [name for name in chosen if name not in files]:
         raise SystemExit(f"--datasets: got {unknown}; expected some of {list(files)}")
@@ -197,7 +200,7 @@ def measure(
         if _fits(name, interactions, method, ratio, options.features)
     ]
     if options.tune:
-        held = data.hold_out(interactions, HELD_OUT)
+        held = data_sets.hold_out(interactions, HELD_OUT)
         tuned = _tune(name, held, sizes, options, results)
     else:
         tuned = {method: {} for method in METHODS}
@@ -241,7 +244,7 @@ def config(options: argparse.Namespace, method: str, ratio: float | None, seed: 
     return Config(
         variant=chosen.variant,
         features=options.features,
-        tt_rank=settings.TT_RANK,
+        tt_rank=TT_RANK,
         loss="softmax",
         batch_size=options.batch_size,
         negatives=options.negatives,
@@ -311,12 +314,17 @@ def _fits(
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; see `--help`."""
     parser = argparse.ArgumentParser(
-        prog="python -m examples.retrieval.curve",
+        prog="python -m benchmarks.quality.curve",
         description="Recall against bytes for dense tables and for tables compressed in several ways.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--data", type=Path, required=True, help="folder of interaction files, see data.data_sets")
+    add(
+        "--data",
+        type=Path,
+        required=True,
+        help="folder of interaction files, see data_sets.data_sets",
+    )
     add("--datasets", nargs="+", help="names of data sets; all of the folder without it")
     add("--methods", nargs="+", choices=tuple(METHODS), default=list(METHODS))
     add("--ratios", nargs="+", type=float, default=[10.0, 50.0], help="dense bytes / bytes")

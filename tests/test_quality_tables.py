@@ -1,4 +1,4 @@
-"""The kinds of tables of the retrieval example: sizes within a budget, lookups, starts and steps."""
+"""The kinds of tables that are compared on interactions: sizes within a budget, lookups, starts and steps."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +16,11 @@ pytest.importorskip("tqdm")
 from flax import nnx
 
 import jax_tt
-from examples.retrieval import data, settings, sizes, tables
-from examples.retrieval.train import train
+from benchmarks.quality import sizes, tables
+from benchmarks.quality.settings import Config
+from benchmarks.quality.train import train
+from examples.retrieval import data
+from examples.retrieval.model import arrays
 
 SMALL = ["hashing", "low_rank", "quotient_remainder"]
 COMPRESSED = [*SMALL, "tt", "tt2"]
@@ -39,7 +42,7 @@ def interactions(tmp_path_factory: pytest.TempPathFactory) -> data.Interactions:
 
 
 def make(kind: str, rows: int, features: int, ratio: float | None, **options: Any) -> Any:
-    arguments = {"std": 0.5, "optimizer": None, "tt_ranks": 16, "order": lambda shape: None}
+    arguments = {"std": 0.5, "optimizer": None, "tt_rank": 16, "order": lambda shape: None}
     return tables.make_table(
         kind, rows, features, ratio=ratio, rngs=nnx.Rngs(0), **arguments | options
     )
@@ -52,7 +55,7 @@ def normal(rows: int, features: int) -> np.ndarray:
 def num_bytes(table: Any) -> int:
     """Of what is trained, and of the orders of ids."""
     orders = jax.tree.leaves(nnx.state(table, jax_tt.IdOrderState))
-    return sum(array.nbytes for array in [*tables.arrays(table), *orders])
+    return sum(array.nbytes for array in [*arrays(table), *orders])
 
 
 # Sizes
@@ -238,8 +241,8 @@ def test_a_sum_of_tts_starts_at_the_sum_of_its_terms(dtype):
     np.testing.assert_allclose(
         np.linalg.norm(found - start) / np.linalg.norm(start), terms[-1].relative_error, rtol=1e-3
     )
-    assert len(tables.arrays(table)) == 2 * len(terms)
-    assert {array.dtype for array in tables.arrays(table)} == {jnp.dtype(dtype)}
+    assert len(arrays(table)) == 2 * len(terms)
+    assert {array.dtype for array in arrays(table)} == {jnp.dtype(dtype)}
     assert table(jnp.zeros(0, jnp.int32)).shape == (0, 24)
 
 
@@ -289,8 +292,8 @@ def test_steps_change_tables_of_two_bytes_a_number(kind):
     fused = jax_tt.optimizers.Adam(0.02)
     table = make(kind, 96, 8, 3.0, dtype="bfloat16", optimizer=fused, **options)
     optimizer = jax_tt.FusedOptimizer(table, optax.adam(0.02))
-    before = [np.asarray(array, np.float32) for array in tables.arrays(table)]
-    dtypes = [array.dtype for array in tables.arrays(table)]
+    before = [np.asarray(array, np.float32) for array in arrays(table)]
+    dtypes = [array.dtype for array in arrays(table)]
     assert jnp.bfloat16 in dtypes
 
     @nnx.jit
@@ -304,7 +307,7 @@ def test_steps_change_tables_of_two_bytes_a_number(kind):
 
     losses = [float(step(table, optimizer)) for _ in range(20)]
     assert losses[-1] < 0.9 * losses[0]
-    after = tables.arrays(table)
+    after = arrays(table)
     assert [array.dtype for array in after] == dtypes
     for old, new in zip(before, after, strict=True):
         assert (
@@ -312,13 +315,18 @@ def test_steps_change_tables_of_two_bytes_a_number(kind):
         )  # hashing leaves some rows to no id
 
 
+def tiny(variant: str, **options: Any) -> Config:
+    """Settings of a run on the interactions, with tables that are four times smaller where they can be."""
+    ratio = None if variant == "dense_fused" else 4.0
+    sizes = {"features": 8, "tt_rank": 16, "batch_size": 256, "negatives": 16, "seed": 0}
+    return Config(variant=variant, ratio=ratio, **sizes, **options)
+
+
 @pytest.mark.full(but="low_rank")
 @pytest.mark.parametrize("variant", SMALL)
 def test_learns(interactions, tmp_path, variant):
-    arguments = ["--data", "x", "--ratio", "4", "--features", "8", "--epochs", "12", "--l2", "0.01"]
-    arguments += ["--batch-size", "256", "--negatives", "16", "--learning-rate", "0.03"]
-    options = settings.parse([*arguments, "--variants", variant])
-    result = train(settings.config(options, variant), interactions, tmp_path / "run", k=10)
+    config = tiny(variant, learning_rate=0.03, l2=0.01, init_std=0.01, epochs=12)
+    result = train(config, interactions, tmp_path / "run", k=10)
     assert result["loss_curve"][-1] < 0.97 * result["loss_curve"][0]
     assert 4 <= result["compression"] < 8 and result["order_bytes"] == 0
     # Chance is 10 of about 110 items; ids that share a row by chance hold a user back.
@@ -327,10 +335,10 @@ def test_learns(interactions, tmp_path, variant):
 
 @pytest.mark.parametrize("variant", ["dense_fused", "tt2_fused"])
 def test_a_spectral_start_knows_the_groups_before_training(interactions, tmp_path, variant):
-    arguments = ["--data", "x", "--ratio", "4", "--features", "8", "--epochs", "1"]
-    arguments += ["--batch-size", "256", "--negatives", "16", "--learning-rate", "1e-6"]
-    arguments += ["--order", "start", "--start", "spectral", "--variants", variant]
-    options = settings.parse(arguments)
-    result = train(settings.config(options, variant), interactions, tmp_path / "run", k=10)
+    order = "none" if variant == "dense_fused" else "start"
+    config = tiny(
+        variant, learning_rate=1e-6, l2=0.2, init_std=0.25, epochs=1, start="spectral", order=order
+    )
+    result = train(config, interactions, tmp_path / "run", k=10)
     # Of the 20 items of a user's group 10 are found by guessing among them.
     assert result["recall"] > 0.3

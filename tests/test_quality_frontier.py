@@ -14,10 +14,11 @@ pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
 import jax_tt
-from examples.retrieval import data, frontier, frontier_report, least_squares
-from examples.retrieval.distill import distill
+from benchmarks.quality import frontier, frontier_report, least_squares
+from benchmarks.quality.distill import distill
+from benchmarks.quality.frontier_tables import METHODS, Source, of_bits, of_table, unpacked
+from examples.retrieval import data
 from examples.retrieval.evaluate import Recall
-from examples.retrieval.frontier_tables import METHODS, Source, of_bits, of_table, unpacked
 
 RNG = np.random.default_rng(0)
 ROWS = (RNG.normal(size=(800, 4)) @ RNG.normal(size=(4, 16))).astype(np.float32)

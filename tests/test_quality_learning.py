@@ -10,7 +10,8 @@ pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
-from examples.retrieval import curve, data, learning
+from benchmarks.quality import curve, learning
+from examples.retrieval import data
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Bytes and recall of tables that are made from trained ones: what `jax_tt.compress` chooses, and others.
 
-python -m examples.retrieval.frontier --data FOLDER [--ratios 30 15 8 50 100] [--seeds 1] [--out FILE] [--help]
+python -m benchmarks.quality.frontier --data FOLDER [--ratios 30 15 8 50 100] [--seeds 1] [--out FILE] [--help]
 
 Every pair of small tables is finetuned to the scores of the dense pair that it was made from (`distill`), except those
 that are made from rows by least squares. Finished points stay in the file, and the same command measures the missing
@@ -17,17 +17,17 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from examples.retrieval import curve, data, frontier_report, least_squares, report
-from examples.retrieval.checkpoint import write_json
+from benchmarks.quality import curve, data_sets, frontier_report, least_squares
+from benchmarks.quality.distill import Small, distill
+from benchmarks.quality.files import FOLDER, write_json
+from benchmarks.quality.frontier_tables import METHODS, Source, of_bits
+from examples.conditions import conditions
+from examples.retrieval import data
 from examples.retrieval.data import Interactions
-from examples.retrieval.distill import Small, distill
 from examples.retrieval.evaluate import Recall
-from examples.retrieval.frontier_tables import METHODS, Source, of_bits
 from jax_tt import QuantizedTable
 
-RESULTS = (
-    Path(__file__).parents[2] / "benchmarks" / "results" / "retrieval" / "frontier_results.json"
-)
+RESULTS = FOLDER / "frontier_results.json"
 RATES = (
     1e-3,
     3e-3,
@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> None:
     points: dict[str, Any] = {}
     if options.out.exists():
         points = json.loads(options.out.read_text())["points"]
-    files = data.data_sets(options.data)
+    files = data_sets.data_sets(options.data)
     known = options.trained
     suffix = "" if known == "dense" else f", from {known}"
     for seed in range(options.seeds):
@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> None:
                     continue
                 points[key] = found
                 print(key, found, flush=True)
-                write_json(options.out, {**report.conditions(), "points": points})
+                write_json(options.out, {**conditions(), "points": points})
     print(frontier_report.table(list(points.values())))
 
 
@@ -247,11 +247,16 @@ def _rates(points: dict[str, Any], name: str, method: str, trained: str) -> Sequ
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; see `--help`."""
     parser = argparse.ArgumentParser(
-        prog="python -m examples.retrieval.frontier",
+        prog="python -m benchmarks.quality.frontier",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--data", type=Path, required=True, help="folder of interaction files, see data.data_sets")
+    add(
+        "--data",
+        type=Path,
+        required=True,
+        help="folder of interaction files, see data_sets.data_sets",
+    )
     add("--datasets", nargs="+", help="names of data sets; all of the folder without it")
     add(
         "--methods",

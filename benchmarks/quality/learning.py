@@ -1,6 +1,6 @@
 """How fast do tables learn? Recall after every epoch, dense and TT from scratch, on several data sets.
 
-python -m examples.retrieval.learning --data FOLDER [--out FILE] [--picture FILE] [--help]
+python -m benchmarks.quality.learning --data FOLDER [--out FILE] [--picture FILE] [--help]
 
 In addition to the data sets of the folder, a synthetic one of groups is used (`data.write_synthetic`). No table starts
 from another run. Finished runs stay in the file, and the same command trains the missing ones.
@@ -16,16 +16,16 @@ from typing import Any
 
 from tqdm import tqdm
 
-from examples.retrieval import curve, curve_report, data, report
-from examples.retrieval.checkpoint import write_json
+from benchmarks.quality import curve, curve_report, data_sets
+from benchmarks.quality.files import FOLDER, write_json
+from benchmarks.quality.settings import Config
+from examples.conditions import conditions
+from examples.retrieval import data
 from examples.retrieval.data import Interactions
-from examples.retrieval.settings import Config
 
 METHODS = ("dense", "tt_residual_scratch", "tt2_order", "tt")
 RATIO = 10.0
-RESULTS = (
-    Path(__file__).parents[2] / "benchmarks" / "results" / "retrieval" / "learning_results.json"
-)
+RESULTS = FOLDER / "learning_results.json"
 _GROUPS = {"num_users": 20_000, "num_items": 8_000, "groups": 100}
 
 
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
                 "recall": recall,
                 "config": asdict(config),
             }
-            write_json(options.out, {**report.conditions(), "runs": runs})
+            write_json(options.out, {**conditions(), "runs": runs})
     rows = list(runs.values())
     print(table(rows))
     picture(options.picture, rows)
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def sets(folder: Path) -> Sequence[tuple[str, Interactions]]:
     """The data sets of a folder, and one of groups."""
-    found = [(name, data.load(*files)) for name, files in data.data_sets(folder).items()]
+    found = [(name, data.load(*files)) for name, files in data_sets.data_sets(folder).items()]
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "groups.txt.gz"
         data.write_synthetic(path, **_GROUPS)
@@ -133,12 +133,17 @@ def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; see `--help`."""
     parser = argparse.ArgumentParser(
-        prog="python -m examples.retrieval.learning",
+        prog="python -m benchmarks.quality.learning",
         description="Recall after every epoch for dense and TT tables that are trained from scratch.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--data", type=Path, required=True, help="folder of interaction files, see data.data_sets")
+    add(
+        "--data",
+        type=Path,
+        required=True,
+        help="folder of interaction files, see data_sets.data_sets",
+    )
     add("--out", type=Path, default=RESULTS, help="results")
     add("--picture", type=Path, default=Path("demo_output/learning.png"))
     add("--epochs", type=int, help="default: those of settings.py")

@@ -18,8 +18,10 @@ pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
-from examples.retrieval import checkpoint, curve, curve_report, data
-from examples.retrieval.train import train
+from benchmarks.quality import curve, curve_report, data_sets
+from benchmarks.quality.train import train
+from examples.retrieval import data
+from examples.retrieval.train import Checkpoints
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,14 +46,14 @@ def test_data_sets_of_a_folder(tmp_path):
     for name in ("b_train.txt.xz", "b_test.txt.xz", "log.txt.gz", "plain.txt", "README.md"):
         with lzma.open(tmp_path / name, "wt") as file:
             file.write("1 2\n")
-    assert data.data_sets(tmp_path) == {
+    assert data_sets.data_sets(tmp_path) == {
         "b": (tmp_path / "b_train.txt.xz", tmp_path / "b_test.txt.xz"),
         "log": (tmp_path / "log.txt.gz", None),
         "plain": (tmp_path / "plain.txt", None),
     }
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="expected interaction files"):
-        data.data_sets(tmp_path / "empty")
+        data_sets.data_sets(tmp_path / "empty")
 
 
 # The command
@@ -301,9 +303,9 @@ def test_a_command_that_was_stopped_at_a_pupil_keeps_its_teacher(
 @pytest.mark.full
 def test_a_real_pupil_continues_from_its_checkpoint(folder, tmp_path, monkeypatch):
     """It is as small as asked with its orders, and stopped after an epoch it ends as one that was not stopped."""
-    save = checkpoint.Run.save
+    save = Checkpoints.save
 
-    def stop(run: checkpoint.Run, epoch: int, *state: Any) -> None:
+    def stop(run: Checkpoints, epoch: int, *state: Any) -> None:
         save(run, epoch, *state)
         raise KeyboardInterrupt
 
@@ -311,7 +313,7 @@ def test_a_real_pupil_continues_from_its_checkpoint(folder, tmp_path, monkeypatc
     chosen = ["--seeds", "1", "--ratios", "4", "--epochs", "2", "--methods"]
     command(folder, tmp_path / "stopped", *chosen, "dense")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(checkpoint.Run, "save", stop)
+        patch.setattr(Checkpoints, "save", stop)
         command(folder, tmp_path / "stopped", *chosen, "tt_residual")
     command(folder, tmp_path / "stopped", *chosen, "tt_residual")
     shutil.copytree(tmp_path / "stopped" / "rows", tmp_path / "whole" / "rows")

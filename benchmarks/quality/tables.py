@@ -7,15 +7,15 @@ updated in the backward pass if they are given an optimizer.
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 import jax_tt
-from examples.retrieval.residual import residual_tt
-from examples.retrieval.sizes import tt2_shape, tt_shape
-from examples.retrieval.small import Hashing, LowRank, QuotientRemainder, make_rows
+from benchmarks.quality.residual import residual_tt
+from benchmarks.quality.sizes import tt2_shape, tt_shape
+from benchmarks.quality.small import Hashing, LowRank, QuotientRemainder, make_rows
+from examples.retrieval.model import scaled_init
 
 Order = Callable[[jax_tt.TTShape], jax_tt.order.IdOrder | None]
 
@@ -33,7 +33,7 @@ def make_table(
     std: float,
     optimizer: Any,
     ratio: float | None,
-    tt_ranks: int | tuple[int, ...],
+    tt_rank: int,
     order: Order,
     start: np.ndarray | None = None,
     dtype: str = "float32",
@@ -46,10 +46,10 @@ def make_table(
             "hashing" or "quotient_remainder".
         rows, features: its size.
         std: standard deviation of its initial entries.
-        optimizer: fused one of `jax_tt.optimizers`, or None to leave the step of dense and TT tables to optax.
+        optimizer: fused one of `jax_tt.optimizers`, or None for tables that optax steps.
         ratio: float32 bytes of the dense table over bytes, at least; None for tables with a row for each id, and for
-            TT tables of `tt_ranks`. The orders of ids count for "tt_residual" only, which is made of them.
-        tt_ranks: of a TT table where there is no ratio.
+            TT tables of `tt_rank`. The orders of ids count for "tt_residual" only, which is made of them.
+        tt_rank: of a TT table where there is no ratio.
         order: of the ids of a TT table.
         start: rows [rows, features] to start from instead of random ones, as near as the kind of table can hold them.
         dtype: storage type; the dense table and TT tables of a single train are float32.
@@ -59,8 +59,6 @@ def make_table(
     """
     if kind == "dense":
         init = nnx.initializers.normal(std) if start is None else _constant(start)
-        if optimizer is None:
-            return nnx.Embed(rows, features, embedding_init=init, rngs=rngs)
         return make_rows(rows, features, init, dtype, optimizer, rngs)
     if kind in _BITS:
         init = nnx.initializers.normal(std) if start is None else _constant(start)
@@ -69,7 +67,7 @@ def make_table(
         return jax_tt.TableEmbed(table, rngs=rngs)
     if kind == "tt" and ratio is None:
         return _tt(
-            jax_tt.TTShape.suggest(rows, features, tt_ranks), std, optimizer, order, start, rngs
+            jax_tt.TTShape.suggest(rows, features, tt_rank), std, optimizer, order, start, rngs
         )
     if ratio is None:
         raise ValueError(f"ratio: got None for a table of kind {kind}; expected a number above 1.")
@@ -87,18 +85,6 @@ def make_table(
     if start is not None:
         table.start_from(start)
     return table
-
-
-def arrays(table: Any) -> list[jax.Array]:
-    """What is trained of a table of any kind, without the optimizer's slots."""
-    if isinstance(table, jax_tt.TableEmbed):
-        return list(table.table.innermost.params(table.state()))
-    return [table.embedding[...]] if isinstance(table, nnx.Embed) else table.arrays()
-
-
-def scaled_init(shape: jax_tt.TTShape, std: float) -> Any:
-    """Normal core entries for table entries of standard deviation `std`: each is a sum of prod(ranks) products of d."""
-    return nnx.initializers.normal((std / np.sqrt(np.prod(shape.ranks))) ** (1 / shape.d))
 
 
 def _tt(

@@ -7,7 +7,7 @@ import numpy as np
 from flax import nnx
 
 import jax_tt
-from examples.retrieval.sizes import residual_shapes
+from benchmarks.quality.sizes import residual_shapes
 
 
 def residual_tt(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_tt
-from examples.retrieval.settings import WHOLE
+from benchmarks.quality.settings import WHOLE
 
 
 def check_fits(

@@ -7,8 +7,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from examples.retrieval.report import COLOURS
-
 LABELS = {
     "dense": "dense",
     "dense_spectral": "dense, spectral start",
@@ -28,24 +26,25 @@ LABELS = {
     "quotient_remainder": "quotient-remainder",
     "hashing": "hashing",
 }
+# Colours that stay apart for colour-blind readers, and markers.
 STYLES = {
-    "dense": (COLOURS["dense_fused"], "D"),
-    "dense_spectral": (COLOURS["dense_optax"], "D"),
-    "int8": (COLOURS["int8_fused"], "D"),
-    "int4": (COLOURS["int4_fused"], "D"),
-    "tt_residual": (COLOURS["tt_residual_fused"], "*"),
-    "tt_residual_spectral": (COLOURS["tt_residual_fused"], "h"),
-    "tt_residual_scratch": (COLOURS["tt_residual_fused"], "p"),
-    "tt2_spectral": (COLOURS["tt2_fused"], "P"),
-    "tt2_order": (COLOURS["tt2_fused"], "."),
-    "tt_order": (COLOURS["tt_fused"], "o"),
-    "tt": (COLOURS["tt_optax"], "s"),
-    "low_rank": (COLOURS["low_rank"], "^"),
-    "low_rank_spectral": (COLOURS["low_rank"], "<"),
-    "low_rank_trained": (COLOURS["low_rank"], ">"),
-    "low_rank_trained_spectral": (COLOURS["low_rank"], "1"),
-    "quotient_remainder": (COLOURS["quotient_remainder"], "v"),
-    "hashing": (COLOURS["hashing"], "x"),
+    "dense": ("#2171b5", "D"),
+    "dense_spectral": ("#9ecae1", "D"),
+    "int8": ("#084594", "D"),
+    "int4": ("#6baed6", "D"),
+    "tt_residual": ("#dd1c77", "*"),
+    "tt_residual_spectral": ("#dd1c77", "h"),
+    "tt_residual_scratch": ("#dd1c77", "p"),
+    "tt2_spectral": ("#8c2d04", "P"),
+    "tt2_order": ("#8c2d04", "."),
+    "tt_order": ("#d94801", "o"),
+    "tt": ("#fdae6b", "s"),
+    "low_rank": ("#41ab5d", "^"),
+    "low_rank_spectral": ("#41ab5d", "<"),
+    "low_rank_trained": ("#41ab5d", ">"),
+    "low_rank_trained_spectral": ("#41ab5d", "1"),
+    "quotient_remainder": ("#6a51a3", "v"),
+    "hashing": ("#737373", "x"),
 }
 
 

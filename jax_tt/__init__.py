@@ -61,6 +61,8 @@ from jax_tt._kinds.tensor_train.table import TTTable as TTTable
 from jax_tt._lookup.calls import lookup_rows as lookup_rows
 from jax_tt._lookup.calls import pooled_rows as pooled_rows
 from jax_tt._ops import registered as _registered  # noqa: F401
+from jax_tt._ops.change_tables import grow_table as grow_table
+from jax_tt._ops.change_tables import reorder_table as reorder_table
 from jax_tt._ops.dense_bag import embed_bag as embed_bag
 from jax_tt._ops.describe import dense_table as dense_table
 from jax_tt._ops.describe import hash_table as hash_table

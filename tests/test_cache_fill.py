@@ -182,10 +182,10 @@ class Model(nn.Module):
 def test_linen_caches_by_path():
     ids = jnp.array([1, 2])
     variables = Model().init(jax.random.key(0), ids)
-    filled = jax_tt.linen.fill_caches(Model(), variables, {"items": [[5, 6], [6, 7]]}, ids)
+    layer = jax_tt.linen.find_layers(Model(), variables, ids)["items"]
+    fill = partial(jax_tt.cache.fill, ids=[[5, 6], [6, 7]])
+    _, filled = jax_tt.linen.update_table(layer, variables, fill, path="items")
     directories = jax_tt.linen.cache_directories(filled)
     tags = {path: np.ravel(directory.tags) for path, directory in directories.items()}
     assert set(tags["items"]) == {-1, 5, 6, 7} and set(tags["others"]) == {-1}
     assert jax.tree.structure(filled) == jax.tree.structure(variables)
-    with pytest.raises(ValueError, match=r"samples: got 'user'; .* 'items', 'others'"):
-        jax_tt.linen.fill_caches(Model(), variables, {"user": [5]}, ids)

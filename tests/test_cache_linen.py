@@ -127,12 +127,14 @@ def test_they_do_what_the_nnx_layers_do():
     )
     for path, value in jax.tree.leaves_with_path(variables):
         getattr(layer, path[-1].key)[...] = value
-    for linen, method in (
-        (jax_tt.linen.populate_caches, "populate"),
-        (jax_tt.linen.flush_caches, "flush"),
-        (jax_tt.linen.reset_caches, "reset_cache"),
+    ((name, found),) = jax_tt.linen.find_layers(model, variables, ids).items()
+    for change, method in (
+        (jax_tt.cache.populate, "populate"),
+        (jax_tt.cache.flush, "flush"),
+        (jax_tt.cache.reset, "reset_cache"),
     ):
-        variables = jax.jit(partial(linen, model))(variables, ids)
+        update = partial(jax_tt.linen.update_table, found, fn=change, path=name)
+        _, variables = jax.jit(update)(variables)
         nnx.jit(getattr(type(layer), method))(layer)
         for path, value in jax.tree.leaves_with_path(variables):
             np.testing.assert_array_equal(value, getattr(layer, path[-1].key)[...])
@@ -149,7 +151,8 @@ def test_boxes_and_other_collections_stay():
 
     model, ids = Noted(), batches(1)[0]
     _, variables = model.apply(model.init(jax.random.key(0), ids), ids, mutable=True)
-    changed = jax_tt.linen.populate_caches(model, variables, ids)
+    ((path, layer),) = jax_tt.linen.find_layers(model, variables, ids).items()
+    _, changed = jax_tt.linen.update_table(layer, variables, jax_tt.cache.populate, path=path)
     assert jax.tree.structure(changed) == jax.tree.structure(variables)
     assert isinstance(changed["params"]["TTEmbed_0"]["core_0"], nn.Partitioned)
 
@@ -160,7 +163,10 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match=r"model: Dense calls no layer with a row cache"):
         dense = nn.Dense(3)
         refresh(dense, dense.init(jax.random.key(0), jnp.ones(4)), jnp.ones(4))
-    with pytest.raises(ValueError, match=r"variables: hold no row cache of TTEmbedBag_0; expected"):
+    with pytest.raises(
+        ValueError,
+        match=r"variables: hold no cache_tags at TTEmbedBag_0 in the collection",
+    ):
         refresh(model, {**variables, "row_cache": {}}, ids)
     with pytest.raises(TypeError, match=r"model: got dict; expected a flax.linen module"):
         refresh(variables, ids)
@@ -177,13 +183,5 @@ def test_what_does_not_fit_is_named():
         jax.eval_shape(partial(refresh, stacked), variables, ids)
 
 
-def test_a_directory_where_there_is_none():
-    _, variables, _ = counted()
-    message = r"variables: hold '_overwrite_with_gradient', 'row_cache' but not 'cache_tags'; expec"
-    with pytest.raises(ValueError, match=message):
-        jax_tt.linen.cache_directory(variables)
-    with pytest.raises(ValueError, match=r"row cache in these variables: TTEmbedBag_0\."):
-        jax_tt.linen.cache_directory(variables["row_cache"])
-    with pytest.raises(ValueError, match=r"variables: hold nothing but not 'cache_tags'"):
-        jax_tt.linen.cache_directory({})
+def test_variables_without_caches():
     assert jax_tt.linen.cache_directories({"params": {}}) == {}

@@ -209,18 +209,18 @@ def test_linen():
     model, ids = LinenTower(OLD), batches(1)[0]
     variables = model.init(jax.random.key(0), ids)
     _, counted = model.apply(variables, ids, mutable=["row_cache"])
-    variables = jax_tt.linen.populate_caches(model, {**variables, **counted}, ids)
+    layer = jax_tt.linen.TTEmbed(1000, 8, cache=OLD)
+    update = partial(jax_tt.linen.update_table, layer, path="items")
+    _, variables = update({**variables, **counted}, jax_tt.cache.populate)
     tx = optax.adam(0.1)
     state = tx.init(variables["params"])
-    layer = jax_tt.linen.TTEmbed(1000, 8, cache=OLD)
-    more = {"path": ("items",), "tx": tx, "opt_state": state}
-    changed = jax_tt.linen.resize_cache(layer, variables, NEW, **more)
+    changed, after = update(variables, partial(jax_tt.cache.resize, cache=NEW))
     assert changed.layer.cache == NEW
     bigger = LinenTower(NEW)
     shapes = jax.eval_shape(bigger.init, jax.random.key(0), ids)
-    assert jax.tree.map(jnp.shape, changed.variables) == jax.tree.map(jnp.shape, shapes)
-    assert changed.opt_state[0].mu["items"]["cache_rows"].shape == (100, 8)
-    assert_close(bigger.apply(changed.variables, ids), model.apply(variables, ids), 1e-6)
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, shapes)
+    assert changed.opt_state(tx, state, after)[0].mu["items"]["cache_rows"].shape == (100, 8)
+    assert_close(bigger.apply(after, ids), model.apply(variables, ids), 1e-6)
 
 
 def test_what_does_not_fit_is_named():

@@ -1,6 +1,7 @@
 """Layers that are reordered or grow between steps: rows, optimizer state, caches, checkpoints, both flavours."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -299,37 +300,34 @@ def test_linen(case):
     opt_state = tx.init(variables["params"])
     grads = jax.tree.map(jnp.ones_like, variables["params"])
     _, opt_state = tx.update(grads, opt_state)
-    more = {"path": ("items",), "tx": tx, "opt_state": opt_state}
 
     def rows(layer, variables, ids=ALL):
         own = {name: part["items"] for name, part in variables.items() if "items" in part}
         return layer.apply(own, ids)
 
-    found = jax_tt.linen.reorder_table(layer, variables, NEW, **more)
+    def reorder(table, state):
+        return jax_tt.reorder_table(table, state, NEW)
+
+    def grow(table, state):
+        return jax_tt.grow_table(table, state, 80, key=jax.random.key(1))
+
+    found, after = jax_tt.linen.update_table(layer, variables, reorder, path="items")
     assert found.found.relative_error < 1e-5
-    near(rows(found.layer, found.variables), rows(layer, variables))
-    equal(found.variables["id_order"]["items"]["id_order"], NEW.rows)
-    equal(found.variables["params"]["Dense_0"], variables["params"]["Dense_0"])
-    moments, before = found.opt_state[0].mu, opt_state[0].mu
-    equal(moments["Dense_0"], before["Dense_0"])
-    grown = jax_tt.linen.grow_table(
-        found.layer,
-        found.variables,
-        80,
-        key=jax.random.key(1),
-        path=("items",),
-        tx=tx,
-        opt_state=found.opt_state,
-    )
-    near(rows(grown.layer, grown.variables), rows(layer, variables))
+    near(rows(found.layer, after), rows(layer, variables))
+    equal(after["id_order"]["items"]["id_order"], NEW.rows)
+    equal(after["params"]["Dense_0"], variables["params"]["Dense_0"])
+    moved = found.opt_state(tx, opt_state, after)
+    equal(moved[0].mu["Dense_0"], opt_state[0].mu["Dense_0"])
+    grown, larger = jax_tt.linen.update_table(found.layer, after, grow, path="items")
+    near(rows(grown.layer, larger), rows(layer, variables))
     if case == "optax":
-        new = grown.opt_state[0].mu["items"]["core_0"]
+        new = grown.opt_state(tx, moved, larger)[0].mu["items"]["core_0"]
         assert new.shape == (4, 1, 2, 6) and not new[3:].any() and new[:3].all()
     sizes = {
         field.name: getattr(grown.layer, field.name) for field in dataclasses.fields(grown.layer)
     }
     bigger = LinenTower(tuple((name, sizes[name]) for name in options | {"id_order": 0}))
-    out = bigger.apply(grown.variables, np.array([0, 79]))
+    out = bigger.apply(larger, np.array([0, 79]))
     assert out.shape == (2, 1) and np.isfinite(out).all()
 
 
@@ -351,13 +349,14 @@ def test_state_of_any_transformation(tx):
     variables = layer.init(jax.random.key(0), IDS)
     ones = jax.tree.map(jnp.ones_like, variables["params"])
     _, state = tx.update(ones, tx.init(ones), ones)
-    options = {"key": jax.random.key(1), "tx": tx, "opt_state": state}
-    grown = jax_tt.linen.grow_table(layer, variables, 80, **options)
-    shapes = jax.tree.map(jnp.shape, tx.init(grown.variables["params"]))
-    assert jax.tree.map(jnp.shape, grown.opt_state) == shapes
-    for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(grown.opt_state), strict=True):
+    grow = functools.partial(jax_tt.grow_table, num_embeddings=80, key=jax.random.key(1))
+    grown, larger = jax_tt.linen.update_table(layer, variables, grow)
+    after = grown.opt_state(tx, state, larger)
+    shapes = jax.tree.map(jnp.shape, tx.init(larger["params"]))
+    assert jax.tree.map(jnp.shape, after) == shapes
+    for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
         equal(new[: len(old)] if jnp.ndim(old) else new, old)
-    tx.update(grown.variables["params"], grown.opt_state, grown.variables["params"])
+    tx.update(larger["params"], after, larger["params"])
 
 
 @pytest.mark.parametrize("change", ["reorder", "grow"])
@@ -395,7 +394,7 @@ def test_what_layers_refuse(case):
         layer.reorder(IdOrder.identity(3))
     with pytest.raises(TypeError, match=r"id_order: got None; expected a jax_tt.order.IdOrder"):
         layer.reorder(None)
-    with pytest.raises(TypeError, match="dtype: got 'bfloat16'; a layer keeps its param_dtype"):
+    with pytest.raises(TypeError, match="dtype: got 'bfloat16'; a table keeps its param_dtype"):
         layer.reorder(NEW, dtype="bfloat16")
     with pytest.raises(ValueError, match="model: got a module that does not hold this layer"):
         layer.reorder(NEW, opt=opt, model=model.users)
@@ -422,13 +421,20 @@ def test_what_layers_refuse(case):
     equal(values(model), before)
     linen = jax_tt.linen.TTEmbed(N, D, **FACTORS, tt_ranks=2)
     variables = linen.init(jax.random.key(0), IDS)
-    with pytest.raises(ValueError, match="path: the variables hold no core_0 at items"):
-        jax_tt.linen.reorder_table(linen, variables, NEW, path=("items",))
-    with pytest.raises(ValueError, match="tx, opt_state: got one of them"):
-        jax_tt.linen.reorder_table(linen, variables, NEW, tx=optax.sgd(0.1))
+    update = functools.partial(jax_tt.linen.update_table, linen, variables)
+    with pytest.raises(ValueError, match="variables: hold no core_0 at items in the collection"):
+        update(lambda table, state: (None, state), path="items")
+    with pytest.raises(TypeError, match=r"path: got \('items',\); expected names joined by '/'"):
+        update(lambda table, state: (None, state), path=("items",))
+    with pytest.raises(TypeError, match=r"state: its arrays are traced; .* outside of jit"):
+        reorder = functools.partial(jax_tt.reorder_table, id_order=NEW)
+        jax.jit(lambda v: jax_tt.linen.update_table(linen, v, reorder)[1])(variables)
+    with pytest.raises(TypeError, match="fn: returned a DenseTable for a TTEmbed, which cannot"):
+        update(lambda table, state: (jax_tt.dense_table(N, D), {"embedding": jnp.zeros((N, D))}))
     with pytest.raises(ValueError, match="opt_state: holds state of other parameters"):
         adam = optax.adam(0.1)
-        jax_tt.linen.reorder_table(linen, variables, NEW, tx=adam, opt_state=adam.init({}))
+        changed, after = update(lambda table, state: jax_tt.reorder_table(table, state, NEW))
+        changed.opt_state(adam, adam.init({}), after)
 
 
 def test_a_layer_whose_new_cores_do_not_divide_stays():

@@ -1,6 +1,7 @@
 """Hash tables of collections: lookups with the slots of an insertion, evicted keys, growth and linen."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -238,9 +239,8 @@ def test_collections_return_what_is_evicted():
     variables, layer = None, jax_tt.linen.EmbedCollection(tables, features)
     variables = layer.init(jax.random.key(0), first)
     for batch in (first, first, second):
-        own, variables = jax_tt.linen.insert_collection_keys(
-            layer, variables, batch, return_evicted=True
-        )
+        insert = partial(jax_tt.insert_collection_keys, batch=batch, return_evicted=True)
+        own, variables = jax_tt.linen.update_table(layer, variables, insert)
     assert evicted_keys(own) == {"a": [0, 1], "b": [0]}
 
 
@@ -308,7 +308,9 @@ def test_linen_collection_inserts_and_grows():
     fused, moments = "_overwrite_with_gradient", tx.init(variables["params"])
     losses = []
     for number in range(4):
-        inserted, variables = jax_tt.linen.insert_collection_keys(layer, variables, batch)
+        inserted, variables = jax_tt.linen.update_table(
+            layer, variables, lambda *given: jax_tt.insert_collection_keys(*given, batch)
+        )
         expected, state = jax_tt.insert_collection_keys(collection, state, batch)
         jax.tree.map(np.testing.assert_array_equal, inserted, expected)
         ids = jax_tt.with_slots(batch, inserted)
@@ -325,10 +327,9 @@ def test_linen_collection_inserts_and_grows():
         variables = {**variables, fused: new[fused], "params": params}
         losses.append(float(value))
         if number == 1:
-            changed = jax_tt.linen.grow_if_full(
-                layer, variables, max_load=0.02, tx=tx, opt_state=moments
-            )
-            layer, variables, moments, _ = changed
+            grow = partial(jax_tt.grow_collection_if_full, max_load=0.02)
+            changed, variables = jax_tt.linen.update_table(layer, variables, grow)
+            layer, moments = changed.layer, changed.opt_state(tx, moments, variables)
             collection, state = jax_tt.grow_collection_if_full(collection, state, max_load=0.02)
             assert layer.tables["key"].num_embeddings == 256
             assert variables["params"]["tail"]["embedding"].shape == (128, 4)
@@ -338,10 +339,5 @@ def test_linen_collection_inserts_and_grows():
                 state["key"]["hash_keys"],
             )
     assert losses == sorted(losses, reverse=True)
-    again = jax_tt.linen.grow_if_full(layer, variables, tx=tx, opt_state=moments)
-    assert again.layer.tables == layer.tables and again.opt_state is moments
-    with pytest.raises(TypeError, match="layer: got a TableEmbed; expected a"):
-        single = jax_tt.linen.TableEmbed(described(64))
-        jax_tt.linen.insert_collection_keys(single, variables, batch)
-    with pytest.raises(ValueError, match="tx, opt_state: got one of them"):
-        jax_tt.linen.grow_if_full(layer, variables, tx=tx)
+    again, _ = jax_tt.linen.update_table(layer, variables, jax_tt.grow_collection_if_full)
+    assert again.layer is layer

@@ -45,7 +45,12 @@ class HashCase(KindCase):
         return model
 
     def variables_with_ids(self, model, variables):
-        return jax_tt.linen.insert_keys(model, variables, self.bags())[1]
+        _, variables = jax_tt.linen.update_table(
+            model,
+            variables,
+            lambda table, state: jax_tt.insert_keys(table, state, self.bags()),
+        )
+        return variables
 
     def test_lookup_equals_the_dense_table(self):
         dense = self.table.to_dense(self.state)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from flax import nnx
 
 import jax_tt
@@ -268,7 +269,9 @@ def test_linen_training():
 
     @jax.jit
     def step(variables):
-        _, variables = jax_tt.linen.insert_keys(layer, variables, keys)
+        _, variables = jax_tt.linen.update_table(
+            layer, variables, lambda table, state: jax_tt.insert_keys(table, state, keys)
+        )
 
         def loss(own):
             rows, _ = layer.apply({**variables, **own}, keys, mutable=["hash_table"])
@@ -284,10 +287,14 @@ def test_linen_training():
         losses.append(float(value))
     assert losses == sorted(losses, reverse=True)
     assert int(variables["hash_table"]["hash_clock"]) == 3
-    gone, variables = jax_tt.linen.remove_keys(layer, variables, np.array([-4]))
+    gone, variables = jax_tt.linen.update_table(
+        layer,
+        variables,
+        lambda table, state: jax_tt.remove_keys(table, state, np.array([-4])),
+    )
     assert gone.keys.tolist() == [[2**32 - 1, 2**32 - 4]]
-    with pytest.raises(TypeError, match="layer: got a Embed; expected the"):
-        jax_tt.linen.insert_keys(jax_tt.linen.Embed(4, 4), variables, keys)
+    with pytest.raises(TypeError, match=r"layer: got a Dense; expected a layer of jax_tt\.linen"):
+        jax_tt.linen.update_table(nn.Dense(4), variables, lambda table, state: (None, state))
 
 
 def test_exported_lookup_runs_in_a_fresh_process(tmp_path):

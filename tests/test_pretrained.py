@@ -1,5 +1,7 @@
 """`from_pretrained` of the layers, from every source."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -196,9 +198,9 @@ def test_a_layer_of_given_cores_grows(layers):
     else:
         layer = jax_tt.linen.TTEmbed.from_pretrained(CORES, num_embeddings=N)
         variables = layer.init(jax.random.key(0), IDS)
-        changed = jax_tt.linen.grow_table(layer, variables, count, key=jax.random.key(1))
-        grown = changed.layer
-        got = (grown.apply(changed.variables, ids) for ids in (IDS, np.arange(N, count)))
+        grow = partial(jax_tt.grow_table, num_embeddings=count, key=jax.random.key(1))
+        changed, variables = jax_tt.linen.update_table(layer, variables, grow)
+        got = (changed.layer.apply(variables, ids) for ids in (IDS, np.arange(N, count)))
     old, new = got
     close(old, TABLE[IDS])
     assert np.isfinite(new).all()

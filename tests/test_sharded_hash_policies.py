@@ -1,5 +1,6 @@
 """Scores, admission and growth of hash tables that are divided over devices."""
 
+import functools
 import re
 from typing import Any
 
@@ -289,8 +290,9 @@ def test_collections_and_linen_layers_grow_on_several_devices():
     insert = jax.jit(jax_tt.insert_collection_keys, static_argnums=0)
     _, before = insert(collection, state, batch)
     variables = {**variables, "hash_table": {"item": _buffers(collection, before)}}
-    layer, variables, _, _ = jax_tt.linen.grow_if_full(layer, variables, max_load=0.1)
-    larger, after = jax_tt.grow_collection_if_full(collection, before, max_load=0.1)
+    grow = functools.partial(jax_tt.grow_collection_if_full, max_load=0.1)
+    changed, variables = jax_tt.linen.update_table(layer, variables, grow)
+    layer, (larger, after) = changed.layer, grow(collection, before)
     assert not isinstance(layer.tables["item"], ShardedTable)
     assert layer.tables["item"].num_embeddings == larger.tables["item"].num_embeddings == 256
     for name, array in variables["hash_table"]["item"].items():

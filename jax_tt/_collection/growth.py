@@ -7,11 +7,12 @@ from typing import Any
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.states import check_states
 from jax_tt._kinds.hashed.change import grow_if_full
+from jax_tt._table.change import Change
 
 
 def grow_collection_if_full(
     collection: Collection, state: States, *, max_load: float = 0.75
-) -> tuple[Collection, dict[str, dict[str, Any]]]:
+) -> Change:
     """Doubles the capacity of hash tables whose load exceeds a limit, up to their ``max_capacity``.
 
     Call it between steps, outside of ``jit``; see `grow_if_full`.
@@ -38,9 +39,14 @@ def grow_collection_if_full(
     """
     hashed: dict[str, Any] = {n: t for n, t in collection.tables.items() if t.ids.takes_keys}
     check_states("state", state, hashed)
+    changes = {
+        name: grow_if_full(table, state[name], max_load=max_load) for name, table in hashed.items()
+    }
     after = {name: dict(own) for name, own in state.items()}
-    tables = dict(collection.tables)
-    for name, table in hashed.items():
-        tables[name], after[name] = grow_if_full(table, state[name], max_load=max_load)
-    same = all(tables[name] is table for name, table in hashed.items())
-    return collection if same else Collection(tables, collection.features), after
+    after |= {name: change.state for name, change in changes.items()}
+    grown = {name: change for name, change in changes.items() if change.table is not hashed[name]}
+    if not grown:
+        return Change(collection, after, {})
+    tables = {**collection.tables, **{name: change.table for name, change in grown.items()}}
+    carry = {name: change.carry for name, change in grown.items()}
+    return Change(Collection(tables, collection.features), after, carry)

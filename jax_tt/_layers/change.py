@@ -1,46 +1,16 @@
-"""Changes of the table of a layer and of its optax state: code shared by NNX and linen."""
+"""The optax state of a table that has changed: code shared by NNX and linen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from jax_tt._base.arguments import as_int
-from jax_tt._ids.id_order import ID_ORDER, IdOrder
-from jax_tt._kinds.ordered.table import check_id_order
-from jax_tt._table.change import Carry, Change, Growth, Orders, grow, reorder, under_order
+from jax_tt._table.change import Carry
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
-
-
-def reordered(table: Table, state: State, id_order: IdOrder, options: Mapping[str, Any]) -> Change:
-    """The table under another order."""
-    if id_order is None:
-        raise TypeError(
-            "id_order: got None; expected a jax_tt.order.IdOrder, e.g. IdOrder.identity(num_embeddings) where ids are "
-            "to be rows."
-        )
-    check_id_order(id_order, table.num_embeddings)
-    if "dtype" in options:
-        raise TypeError(
-            f"dtype: got {options['dtype']!r}; a layer keeps its param_dtype. Give the cores of tt.reorder to a "
-            "layer of another one."
-        )
-    change = reorder(table, state, Orders(id_order, options))
-    return change if ID_ORDER in table.buffers else under_order(change.table, change, id_order)
-
-
-def grown(table: Table, state: State, growth: Growth) -> Change:
-    """The table with more rows."""
-    if growth.like is not None:
-        count = as_int("num_embeddings", growth.num_embeddings) - table.num_embeddings
-        _check_like(growth.like, count, table.num_embeddings)
-    return grow(table, state, growth)
 
 
 def check_cores(name: str, old: Table, new: Table) -> None:
@@ -107,17 +77,3 @@ def carried(
     for i, leaf in zip(changing, new, strict=True):
         leaves[i] = leaf
     return structure.unflatten(leaves)
-
-
-def _check_like(like: Any, count: int, num_embeddings: int) -> None:
-    """Raises unless ``like`` holds existing ids, one or as many as there are new ids."""
-    ids = np.asarray(like)
-    if ids.dtype.kind not in "iu" or ids.shape not in ((), (count,)):
-        raise ValueError(
-            f"like: got {ids.dtype} of shape {ids.shape}; expected an id, or one for each of the {count} new ids."
-        )
-    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < num_embeddings:
-        raise ValueError(
-            f"like: got ids {int(ids.min())} to {int(ids.max())}; expected 0 to {num_embeddings - 1}, those the table "
-            "has."
-        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -22,20 +23,24 @@ OnShards = Callable[[Callable[..., Any], tuple[Any, ...], Any], Any]
 Carry = Callable[[Any, Any], Any]
 
 
-class Change(NamedTuple):
-    """A table after a change.
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A table or collection after a change, and its state: ``table, state = change``.
 
     Attributes:
-        table: its description.
-        state: all of its arrays by name.
-        carry: rules for the optax state of arrays, by name; that of the others is kept.
+        table: its description; of a collection, the `Collection`.
+        state: all of its arrays by name; of a collection, by table and name.
+        carry: rules for the optax state of arrays, in the structure of ``state``; that of the others is kept.
         found: `tt.Approximation` of a table that was fitted again.
     """
 
-    table: Table
+    table: Any
     state: dict[str, Any]
-    carry: Mapping[str, Carry]
+    carry: Mapping[str, Any]
     found: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.table, self.state))
 
 
 class Growth(NamedTuple):

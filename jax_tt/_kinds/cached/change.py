@@ -30,7 +30,7 @@ def grown(cached: RowCachedTable, state: State, growth: Growth) -> Change:
         state, carry = _resized(cached, state, cache, growth.num_embeddings, growth.method)
     change = grow(cached.table, state, growth)
     table = dataclasses.replace(cached, table=change.table)
-    return change._replace(table=table, carry={**change.carry, **carry})
+    return dataclasses.replace(change, table=table, carry={**change.carry, **carry})
 
 
 @reorder.register(RowCachedTable)
@@ -47,7 +47,7 @@ def reordered(cached: RowCachedTable, state: State, orders: Orders) -> Change:
         for name, value in table.init_cache(change.found.cores[0].dtype).items()
     }
     carry = {**change.carry, ROWS: restarted}
-    return change._replace(table=table, state=change.state | empty, carry=carry)
+    return dataclasses.replace(change, table=table, state=change.state | empty, carry=carry)
 
 
 @with_cache.register(RowCachedTable)
@@ -60,9 +60,7 @@ def cached_anew(cached: RowCachedTable, state: State, cache: RowCache, method: s
     return Change(table, *_resized(cached, state, cache, cached.num_embeddings, method))
 
 
-def resize(
-    table: Table, state: State, cache: RowCache, method: str = "auto"
-) -> tuple[Table, dict[str, Any]]:
+def resize(table: Table, state: State, cache: RowCache, method: str = "auto") -> Change:
     """Changes the capacity, ways, policy or counters of the cache of a table.
 
     A set keeps its hottest rows, with their values and optimizer state bit for bit; if sets or ways change, rows may
@@ -94,8 +92,7 @@ def resize(
     ((200, 8), 2)
     """
     cached_part(table)
-    change = with_cache(table, state, cache, method)
-    return change.table, change.state
+    return with_cache(table, state, cache, method)
 
 
 def _resized(

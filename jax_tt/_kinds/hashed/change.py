@@ -31,8 +31,8 @@ from jax_tt._tt.initial_cores import fresh_init
 
 
 def grow_if_full(
-    table: HashTable, state: State, *, max_load: float = 0.75
-) -> tuple[HashTable, dict[str, Any]]:
+    table: HashTable, state: State, *, max_load: float = 0.75, method: str = "auto"
+) -> Change:
     """Doubles the capacity of a table for as long as its load exceeds a limit and ``max_capacity`` allows it.
 
     Call it between steps, outside of ``jit``; it waits for the device. Every key keeps its row and its optimizer state,
@@ -42,6 +42,7 @@ def grow_if_full(
         table: the `HashTable`, or a `ShardedTable` of one.
         state: its arrays by name.
         max_load: the share of occupied slots, from 0 to 1, above which the table grows.
+        method: as in `Lookup`.
 
     Returns:
         The table and the state, as they were if the table has not grown.
@@ -60,13 +61,12 @@ def grow_if_full(
     table.check(state)
     capacity = grown_capacity(own, state, max_load)
     if capacity == own.num_embeddings:
-        return table, dict(state)
-    change = grow(table, state, growth_to(own, capacity))
+        return Change(table, dict(state), {})
+    change = grow(table, state, growth_to(own, capacity, method))
     before, after = (_occupied(arrays) for arrays in (state, change.state))
     if before != after:
         raise RuntimeError(f"{own.ids.label}table: {after} of {before} keys would be left.")
-    grown: Any = change.table
-    return grown, change.state
+    return change
 
 
 def grown_capacity(table: HashTable, state: State, max_load: Any) -> int:
@@ -204,5 +204,5 @@ def _of_shared_rows(
     rows[~taken] = np.setdiff1d(np.arange(rows.size), rows[taken])
     change = grow(table.table, state, growth)
     if ordered:
-        change = change._replace(table=change.table.table)  # pyright: ignore[reportAttributeAccessIssue]
+        change = dataclasses.replace(change, table=change.table.table)
     return under_order(change.table, change, IdOrder(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def ordered(table: Table, change: Change, id_order: IdOrder) -> Change:
     """A changed table with an order of ids."""
     del table
     state = {**change.state, ID_ORDER: on_device(id_order.rows)}
-    return change._replace(table=OrderedTable(change.table, id_order), state=state)
+    return dataclasses.replace(change, table=OrderedTable(change.table, id_order), state=state)
 
 
 def _of_table(state: State) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class CollectedTable(TableEmbed):
         state = super()._declare()
         if is_shared(self.described):
             init = partial(jnp.zeros, (), jnp.float32)
-            state["step"] = fused_variable(self, self._label(), "step", init)
+            state["step"] = fused_variable(self, "step", init)
         return state
 
 
@@ -102,6 +102,17 @@ class EmbedCollection(ChecksKeywords, nn.Module):
     def _described(self) -> Collection:
         tables = over_mesh(self.tables, self.mesh, self.axis, self.placement, self.exchange)
         return Collection(tables, self.features)
+
+    @nn.nowrap
+    def _rebuilt(self, before: Collection, after: Collection) -> EmbedCollection:
+        """The layer of a collection some of whose tables have changed between steps."""
+        tables = {
+            name: table
+            if after.tables[name] == before.tables[name]
+            else after.tables[name].unsharded.with_update(table.update).with_name(table.name)
+            for name, table in self.tables.items()
+        }
+        return self.clone(tables=tables)
 
     def setup(self) -> None:
         check_lookup(self.lookup)
@@ -178,11 +189,9 @@ class EmbedCollection(ChecksKeywords, nn.Module):
         """What a state has of the scalars that tables share."""
         if not self.collection.sharing:
             return {}
-        label = "/".join(self.path) or type(self).__name__
         first = init_flags()
         return {
             UPDATES: {
-                name: fused_variable(self, label, name, lambda name=name: first[name])
-                for name in first
+                name: fused_variable(self, name, lambda name=name: first[name]) for name in first
             }
         }

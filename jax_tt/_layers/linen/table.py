@@ -46,25 +46,30 @@ class TableModule(ChecksKeywords, nn.Module):
         raise NotImplementedError
 
     def setup(self) -> None:
-        table, self.options = self._describe()
-        self.described = table if table.name is not None else table.with_name(self._label())
+        self.described, self.options = self._described("/".join(self.path)), self._describe()[1]
         self.state = self._declare()
 
     @nn.nowrap
-    def _label(self) -> str:
-        """The table's name in error messages: its path in the model."""
-        return "/".join(self.path) or f"{type(self).__name__}({self._sizes()})"
+    def _described(self, path: str = "") -> Table:
+        """The table, whose name in error messages is, by default, its path in the model."""
+        table, _ = self._describe()
+        sizes = f"{table.num_embeddings}, {table.features}"
+        default = path or f"{type(self).__name__}({sizes})"
+        return table if table.name is not None else table.with_name(default)
 
     @nn.nowrap
-    def _sizes(self) -> str:
-        return f"{self.num_embeddings}, {self.features}"
+    def _rebuilt(self, before: Table, after: Table) -> Any:
+        """The layer of a table that has changed between steps."""
+        del before
+        raise TypeError(
+            f"fn: returned a {type(after).__name__} for a {type(self).__name__}, which cannot hold it; expected a "
+            "layer jax_tt.linen.TableEmbed or TableEmbedBag of the table."
+        )
 
     @nn.nowrap
     def _host_batch(self, ids: Any, pooled: bool, **options: Any) -> Any:
-        table, lookup = self._describe()
-        if table.name is None:
-            table = table.with_name(f"{type(self).__name__}({self._sizes()})")
-        return host_batch(table, ids, pooled=pooled, bounds=lookup.bounds, **options)
+        lookup = self._describe()[1]
+        return host_batch(self._described(), ids, pooled=pooled, bounds=lookup.bounds, **options)
 
     @nn.nowrap
     def _box(self, init: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,7 +121,7 @@ class TableModule(ChecksKeywords, nn.Module):
         """Value of a parameter or fused variable; boxed if its initialiser returns a box."""
         if self.described.update is None:
             return self.param(name, init, unbox=False)
-        return fused_variable(self, self._label(), name, lambda: init(self.make_rng("params")))
+        return fused_variable(self, name, lambda: init(self.make_rng("params")))
 
     @nn.nowrap
     def _call(
@@ -162,11 +167,12 @@ def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup)
         layer.put_variable(OUT_OF_RANGE, COUNT, after[OUT_OF_RANGE])
 
 
-def fused_variable(module: nn.Module, label: str, name: str, init: Callable[[], Any]) -> Any:
+def fused_variable(module: nn.Module, name: str, init: Callable[[], Any]) -> Any:
     """Value of a variable that its gradient overwrites; boxed if its initialiser returns a box."""
     # If the collection is mutable, flax reports a missing variable itself.
     can_make = module.is_mutable_collection(OVERWRITE_WITH_GRADIENT)
     if not can_make and not module.has_variable(OVERWRITE_WITH_GRADIENT, name):
+        label = "/".join(module.path) or type(module).__name__
         raise ValueError(
             f"{label}: the variables hold no {name} of this fused table in the collection "
             f"{OVERWRITE_WITH_GRADIENT}. Give apply the whole dictionary that init returned, or the variables of a "
@@ -249,8 +255,9 @@ class AnyTable(TableModule):
         return self.table, self.lookup
 
     @nn.nowrap
-    def _sizes(self) -> str:
-        return f"{self.table.num_embeddings}, {self.table.features}"
+    def _rebuilt(self, before: Table, after: Table) -> Any:
+        del before
+        return self.clone(table=after.unsharded.with_name(self.table.name))
 
 
 class TableEmbed(AnyTable, EmbedModule):

@@ -62,6 +62,18 @@ class TTLayer(TTFromPretrained, TableModule):
         return table, Lookup(getattr(self, "combiner", "sum"), *options)
 
     @nn.nowrap
+    def _rebuilt(self, before: Table, after: Table) -> Any:
+        if type(after.innermost) is not type(before.innermost):
+            return super()._rebuilt(before, after)
+        train: Any = after.innermost
+        return self.clone(
+            **train.shape.layer_arguments(),
+            id_order=after.id_order,
+            cache=None if after.cached is None else after.cached.cache,
+            core_init=train.core_init,
+        )
+
+    @nn.nowrap
     def _shape(self) -> TTShape:
         return table_shape(
             self.num_embeddings, self.features, self.tt_ranks, self.row_factors, self.col_factors

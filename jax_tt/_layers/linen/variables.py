@@ -1,4 +1,4 @@
-"""The variables of one table among those of a whole linen model."""
+"""The variables of one table, or of a collection, among those of a whole linen model."""
 
 from __future__ import annotations
 
@@ -9,45 +9,90 @@ from flax import linen as nn
 from flax import traverse_util
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
+from jax_tt._collection.collection import Collection
+from jax_tt._collection.states import UPDATES
+from jax_tt._collection.statistics import STATISTICS, TOTALS
+from jax_tt._lookup.shared import FLAGS
 from jax_tt._table.table import Table
 
 PARAMS = "params"
+Path = tuple[str, ...]
 
 
 class TableVariables:
-    """The arrays of a table by name, unboxed; `replaced` boxes them again.
+    """The state of a table, unboxed; `replaced` boxes it again.
 
     Raises:
-        ValueError: the variables hold no tensor-train table at ``path``.
+        ValueError: the variables hold no such table at ``path``, or not all of it.
     """
 
-    def __init__(self, variables: Mapping[str, Any], path: tuple[str, ...], table: Table) -> None:
-        self._all = traverse_util.flatten_dict(dict(variables), keep_empty_nodes=True)
+    def __init__(self, variables: Mapping[str, Any], path: Path, table: Table) -> None:
+        self._all = _flat(variables)
         collections = {PARAMS, OVERWRITE_WITH_GRADIENT, *table.buffers.values()}
         self._places = {
             place[-1]: place
             for place in self._all
             if place[0] in collections and place[1:-1] == path
         }
-        first = table.param_names[0]
-        if first not in self._places:
-            raise ValueError(
-                f"path: the variables hold no {first} at {'/'.join(path) or 'their top'}; expected the names that lead "
-                "to the layer in the collections."
-            )
-        self.values = {
-            name: nn.meta.unbox(self._all[place]) for name, place in self._places.items()
-        }
-        self._first = self._places[first]
+        where = "/".join(path) or "their top"
+        for name in (*table.param_names, *table.buffers):
+            if name not in self._places:
+                collection = table.buffers.get(name, PARAMS)
+                raise ValueError(
+                    f"variables: hold no {name} at {where} in the collection {collection!r}; expected all collections "
+                    "of the model, e.g. {**state.variables, ...}, and in path= the names that lead to the layer."
+                )
+        self.state = {name: nn.meta.unbox(self._all[place]) for name, place in self._places.items()}
+        self._first = self._places[table.param_names[0]]
 
-    def replaced(self, values: Mapping[str, Any], table: Table) -> dict[str, Any]:
-        """All variables of the model with the state ``values`` of ``table`` in place of that of the old table."""
-        own = set(self._places.values())
-        kept = {place: value for place, value in self._all.items() if place not in own}
-        for name, value in values.items():
+    def replaced(self, state: Mapping[str, Any], table: Table) -> dict[str, Any]:
+        """All variables of the model, with ``state`` of ``table`` in place of the state of the old table."""
+        old = set(self._places.values())
+        kept = {place: value for place, value in self._all.items() if place not in old}
+        for name, value in state.items():
             collection = table.buffers.get(name, self._first[0])
             place = self._places.get(name, (collection, *self._first[1:-1], name))
             like = None if name in table.buffers else self._all[self._first]
             like = self._all.get(place, like)
             kept[place] = value if like is None else nn.meta.replace_boxed(like, value)
         return traverse_util.unflatten_dict(kept)
+
+
+class CollectionVariables:
+    """The state of a collection: that of its tables by name, and what they share.
+
+    Raises:
+        ValueError: the variables do not hold all tables at ``path``.
+    """
+
+    def __init__(self, variables: Mapping[str, Any], path: Path, collection: Collection) -> None:
+        self._variables, self._path = dict(variables), path
+        self.state: dict[str, Any] = {
+            name: TableVariables(variables, (*path, name), table).state
+            for name, table in collection.tables.items()
+        }
+        all_variables = _flat(variables)
+        places: dict[Path, Path] = {
+            (UPDATES, flag): (OVERWRITE_WITH_GRADIENT, *path, flag) for flag in FLAGS
+        }
+        for name in collection.tables:
+            places[STATISTICS, TOTALS, name] = (STATISTICS, *path, TOTALS, name)
+        self._shared = {key: place for key, place in places.items() if place in all_variables}
+        shared = {key: all_variables[place] for key, place in self._shared.items()}
+        self.state |= traverse_util.unflatten_dict(shared)
+
+    def replaced(self, state: Mapping[str, Any], collection: Collection) -> dict[str, Any]:
+        """All variables of the model, with ``state`` in place of the old state."""
+        after = self._variables
+        for name, table in collection.tables.items():
+            after = TableVariables(after, (*self._path, name), table).replaced(state[name], table)
+        values = _flat(after)
+        shared = traverse_util.flatten_dict(
+            {name: dict(state[name]) for name in (UPDATES, STATISTICS) if name in state}
+        )
+        values |= {place: shared[key] for key, place in self._shared.items()}
+        return traverse_util.unflatten_dict(values)
+
+
+def _flat(variables: Mapping[str, Any]) -> dict[Any, Any]:
+    return traverse_util.flatten_dict(dict(variables), keep_empty_nodes=True)

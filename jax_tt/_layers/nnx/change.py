@@ -16,11 +16,11 @@ from jax_tt._layers.nnx.cache import CachedModule
 from jax_tt._layers.nnx.table import read_state, variable_type
 from jax_tt._layers.options import check_rngs
 from jax_tt._layers.variables import IdOrderState
+from jax_tt._ops.change_tables import grow_table, reorder_table
 from jax_tt._sets.row_cache import RowCache
-from jax_tt._table.change import Carry, Change, Growth, with_cache
+from jax_tt._table.change import Carry, Change, with_cache
 from jax_tt._table.table import Table
 from jax_tt._tt.approximation import Approximation
-from jax_tt._tt.initial_cores import CoreInit, fresh_init
 from jax_tt._tt.shape import TTShape
 
 
@@ -78,7 +78,7 @@ class ChangingModule(CachedModule):
             >>> bool(change < jnp.linalg.norm(before)), layer.tt_shape.ranks
             (True, (20, 20))
         """
-        change = _change.reordered(self.table, self._whole(), id_order, options)
+        change = reorder_table(self.table, self._whole(), id_order, **options)
         self._become(change, opt, model)
         return change.found
 
@@ -117,10 +117,11 @@ class ChangingModule(CachedModule):
             (True, (1, 8))
         """
         check_rngs(rngs)
-        state = self._whole()
-        method = self.lookup.method
-        growth = Growth(num_embeddings, rngs.params(), self._slice_init(), like, method)
-        self._become(_change.grown(self.table, state, growth), opt, model)
+        state, key = self._whole(), rngs.params()
+        change = grow_table(
+            self.table, state, num_embeddings, key=key, like=like, method=self.lookup.method
+        )
+        self._become(change, opt, model)
 
     def resize_cache(
         self,
@@ -161,12 +162,6 @@ class ChangingModule(CachedModule):
                 "layer: its variables are traced; it is reordered or grows between steps, outside of jit."
             )
         return values
-
-    def _slice_init(self) -> CoreInit:
-        own: Any = getattr(self.table.innermost, "core_init", None)  # other kinds have no cores
-        init = fresh_init(own)
-        # `nnx.with_partitioning` returns metadata, which a variable unwraps.
-        return (lambda *args: nnx.Param(init(*args))[...]) if callable(init) else init
 
     def _become(
         self, change: Change, opt: nnx.Optimizer[Any] | None, model: nnx.Module | None

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from flax import nnx
 
-from jax_tt._kinds.hashed.change import grown_capacity, growth_to
-from jax_tt._kinds.hashed.table import require_hash_table, unsharded_hash_table
+from jax_tt._kinds.hashed.change import grow_if_full
+from jax_tt._kinds.hashed.table import HashTable, require_hash_table
 from jax_tt._layers.nnx.change import ChangingModule
 from jax_tt._layers.nnx.table import TableEmbed, TableEmbedBag, read_state, write_state
 from jax_tt._ops.insert import insert_keys
 from jax_tt._ops.inserting import Evicted, Inserted
 from jax_tt._ops.remove import KeyView, remove_keys
-from jax_tt._table.change import grow
 
 
 class HashedModule(ChangingModule):
@@ -86,12 +85,11 @@ class HashedModule(ChangingModule):
         Returns:
             Whether the table has grown.
         """
-        table, state = unsharded_hash_table(self.table), read_state(self)
-        capacity = grown_capacity(table, state, max_load)
-        if capacity == table.num_embeddings:
+        table, method = cast(HashTable, self.table), self.lookup.method
+        change = grow_if_full(table, read_state(self), max_load=max_load, method=method)
+        if change.table is self.table:
             return False
-        growth = growth_to(table, capacity, self.lookup.method)
-        self._become(grow(self.table, state, growth), opt, model)
+        self._become(change, opt, model)
         return True
 
 

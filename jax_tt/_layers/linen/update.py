@@ -1,0 +1,153 @@
+"""`update_table`: what is done to a table between steps, on the variables of a linen model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import optax
+from flax import linen as nn
+from flax import traverse_util
+
+from jax_tt._collection.collection import Collection
+from jax_tt._layers.change import carried, check_cores, check_state
+from jax_tt._layers.linen.collection import EmbedCollection
+from jax_tt._layers.linen.table import TableModule
+from jax_tt._layers.linen.variables import PARAMS, CollectionVariables, Path, TableVariables
+from jax_tt._table.change import Carry, Change
+from jax_tt._table.table import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class ChangedLayer:
+    """The first result of `update_table` where the function returned a table.
+
+    Attributes:
+        layer: the module with the new sizes, order and cache; a model must build its layer with these:
+            ``layer.num_embeddings``, ``layer.row_factors``, and so on, or ``layer.table`` and ``layer.tables``.
+        found: `tt.Approximation` of a table that was reordered; otherwise None.
+        params: the shapes of ``variables["params"]`` before the change.
+        carry: rules for the optax state of parameters, by path.
+        tables: the table before and after.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen, optax
+        >>> layer = jax_tt.linen.TTEmbed(1000, 8, tt_ranks=4)
+        >>> variables = layer.init(jax.random.key(0), jnp.array([1]))
+        >>> tx = optax.adam(0.01)
+        >>> opt_state = tx.init(variables["params"])
+        >>> changed, variables = jax_tt.linen.update_table(
+        ...     layer, variables, lambda table, state: jax_tt.grow_table(
+        ...         table, state, 1200, key=jax.random.key(1)
+        ...     )
+        ... )
+        >>> opt_state = changed.opt_state(tx, opt_state, variables)
+        >>> opt_state[0].mu["core_0"].shape
+        (12, 1, 2, 4)
+    """
+
+    layer: Any
+    found: Any
+    params: Any
+    carry: Mapping[Path, Carry]
+    tables: tuple[Any, Any]
+
+    def opt_state(
+        self, tx: optax.GradientTransformation, opt_state: Any, variables: Mapping[str, Any]
+    ) -> Any:
+        """The optax state for the changed parameters: that of a row moves with the row, that of new rows is initial.
+
+        Args:
+            tx: the transformation of ``variables["params"]``.
+            opt_state: its state before the change.
+            variables: those after the change.
+
+        Raises:
+            ValueError: ``opt_state`` belongs to other parameters, or to another number of cores.
+        """
+        check_state(
+            "opt_state", tx, opt_state, self.params, "variables['params'] before the change"
+        )
+        before, after = self.tables
+        if isinstance(before, Table) and before.update is None:
+            check_cores("opt_state", before, after)
+
+        def rule(keys: Any) -> Carry | None:
+            return self.carry.get(
+                tuple(key.key for key in keys if isinstance(key, jax.tree_util.DictKey))
+            )
+
+        return carried(tx, opt_state, variables[PARAMS], rule)
+
+
+def update_table(
+    layer: nn.Module, variables: Mapping[str, Any], fn: Callable[[Any, Any], Any], *, path: str = ""
+) -> tuple[Any, dict[str, Any]]:
+    """Applies a function of a table and its state to the table of a layer, among the variables of a model.
+
+    It inserts and removes keys, lets tables grow, changes the order of ids and maintains caches with the functions that
+    do so without Flax. Call it outside of what is differentiated; under ``jit`` if ``fn`` works there.
+
+    Args:
+        layer: the layer, or an `EmbedCollection`.
+        variables: all collections of the model.
+        fn: maps the description of the table and its arrays by name (of a collection, the `Collection` and its arrays
+            by table and name) to one of: ``result, state``, such as `insert_keys` computes; a new table and its state,
+            as from `grow_table`, `reorder_table` and `grow_if_full`; or the state alone.
+        path: path of the layer in the collections, e.g. ``"tower/items"``; empty if the layer is the model.
+
+    Returns:
+        The result, and the variables. Where ``fn`` returned a table, the result is a `ChangedLayer`; where it
+        returned the state alone, None.
+
+    Raises:
+        TypeError, ValueError: ``layer`` has no table, or the variables hold none at ``path``.
+
+    Example:
+        >>> import jax, jax_tt, jax_tt.linen, numpy as np
+        >>> layer = jax_tt.linen.TableEmbed(jax_tt.hash_table(64, 16, max_capacity=256))
+        >>> keys = np.arange(40)
+        >>> variables = layer.init(jax.random.key(0), keys)
+        >>> inserted, variables = jax_tt.linen.update_table(
+        ...     layer, variables, lambda table, state: jax_tt.insert_keys(table, state, keys)
+        ... )
+        >>> int(inserted.counts["inserted"])
+        40
+        >>> changed, variables = jax_tt.linen.update_table(
+        ...     layer, variables, lambda table, state: jax_tt.grow_if_full(table, state, max_load=0.5)
+        ... )
+        >>> changed.layer.table.num_embeddings, variables["params"]["embedding"].shape
+        (128, (128, 16))
+    """
+    if not isinstance(path, str):
+        raise TypeError(f"path: got {path!r}; expected names joined by '/', e.g. 'tower/items'.")
+    place = tuple(path.split("/")) if path else ()
+    if isinstance(layer, EmbedCollection):
+        before: Any = layer._described()
+        held: Any = CollectionVariables(variables, place, before)
+    elif isinstance(layer, TableModule):
+        before = layer._described(path)
+        held = TableVariables(variables, place, before)
+    else:
+        raise TypeError(
+            f"layer: got a {type(layer).__name__}; expected a layer of jax_tt.linen. Give the path of a layer inside "
+            "a model as path=."
+        )
+    returned = fn(before, held.state)
+    if isinstance(returned, tuple) and isinstance(returned[0], Table | Collection):
+        returned = Change(returned[0], returned[1], {})
+    if not isinstance(returned, Change):
+        result, state = (None, returned) if isinstance(returned, Mapping) else returned
+        return result, held.replaced(state, before)
+    table, state = returned
+    carry: Any = traverse_util.flatten_dict(dict(returned.carry))
+    changed = ChangedLayer(
+        layer if table is before else layer._rebuilt(before, table),
+        returned.found,
+        jax.eval_shape(lambda: variables.get(PARAMS, {})),
+        {(*place, *names): rule for names, rule in carry.items()},
+        (before, table),
+    )
+    return changed, held.replaced(state, table)

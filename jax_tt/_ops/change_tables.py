@@ -1,0 +1,139 @@
+"""Growing and reordering a table of any kind between steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from jax_tt._base.arguments import as_int
+from jax_tt._ids.id_order import ID_ORDER, IdOrder
+from jax_tt._kinds.ordered.table import check_id_order
+from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_order
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
+from jax_tt._tt.initial_cores import CoreInit, fresh_init
+
+
+def grow_table(
+    table: Table,
+    state: State,
+    num_embeddings: int,
+    *,
+    key: jax.Array,
+    like: Any = None,
+    method: str = "auto",
+) -> Change:
+    """Adds rows to a table; the arrays of existing rows are unchanged, bit for bit.
+
+    If necessary, the first row factor of a tensor train grows: slices from its ``core_init`` are appended to the first
+    core, with fresh optimizer state. An order of ids is continued by the new ids in the new rows. Cached rows stay
+    cached, and keep their slots unless the cache was larger than the table. See `tt.grow` for rows that the factors
+    already covered. Call it between steps, outside of ``jit``.
+
+    Args:
+        table: e.g. that of `tt_table`, in any wrappers; dense tables do not grow.
+        state: its arrays by name.
+        num_embeddings: the new number of ids, at least the present one.
+        key: for the initialisation of appended slices.
+        like: one id, or one for every new id; the new rows start near the rows of these ids.
+        method: as in `Lookup`.
+
+    Returns:
+        The larger table and its state.
+
+    Example:
+        >>> import jax, jax_tt
+        >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4)
+        >>> state = table.init(jax.random.key(0))
+        >>> table, state = jax_tt.grow_table(table, state, 1200, key=jax.random.key(1))
+        >>> table.num_embeddings, table.row_factors
+        (1200, (12, 10, 10))
+    """
+    _refuse_traced(state)
+    if like is not None:
+        _check_like(
+            like,
+            as_int("num_embeddings", num_embeddings) - table.num_embeddings,
+            table.num_embeddings,
+        )
+    init = _unboxed(fresh_init(getattr(table.innermost, "core_init", None)))  # pyright: ignore[reportArgumentType]
+    return grow(table, state, Growth(num_embeddings, key, init, like, method))
+
+
+def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any) -> Change:
+    """Changes the order of ids; every id keeps its row up to the approximation error of the cores.
+
+    The new cores are those of `tt.reorder`, fitted to the cached values of cached rows; the cache is empty
+    afterwards. Optimizer slots are reset to their mean over each core, and the step count is kept. Call it between
+    steps, outside of ``jit``.
+
+    Args:
+        table: e.g. that of `tt_table`, with or without an order of ids.
+        state: its arrays by name.
+        id_order: `IdOrder` of ``num_embeddings`` ids.
+        **options: ``ranks``, ``shape``, ``tolerance`` and the other arguments of `tt.reorder` except ``dtype``;
+            factors and ranks default to those of the table.
+
+    Returns:
+        The table and its state. ``found`` of this pair is the `tt.Approximation`, with the error of the new rows.
+
+    Example:
+        >>> import jax, jax_tt, numpy as np
+        >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4, row_factors=(10, 10, 10))
+        >>> state = table.init(jax.random.key(0))
+        >>> order = jax_tt.order.IdOrder(np.arange(1000)[::-1])
+        >>> table, state = jax_tt.reorder_table(table, state, order)
+        >>> int(state["id_order"][0])
+        999
+    """
+    _refuse_traced(state)
+    if id_order is None:
+        raise TypeError(
+            "id_order: got None; expected a jax_tt.order.IdOrder, e.g. IdOrder.identity(num_embeddings) where ids are "
+            "to be rows."
+        )
+    check_id_order(id_order, table.num_embeddings)
+    if "dtype" in options:
+        raise TypeError(
+            f"dtype: got {options['dtype']!r}; a table keeps its param_dtype. Give the cores of tt.reorder to a "
+            "table of another one."
+        )
+    change = reorder(table, state, Orders(id_order, options))
+    return change if ID_ORDER in table.buffers else under_order(change.table, change, id_order)
+
+
+def _refuse_traced(state: State) -> None:
+    if any(isinstance(value, Tracer) for value in state.values()):
+        raise TypeError(
+            "state: its arrays are traced; a table is reordered or grows between steps, outside of jit."
+        )
+
+
+def _unboxed(init: CoreInit) -> CoreInit:
+    """The initialiser without the metadata in which Flax wraps values, e.g. for their sharding."""
+    if not callable(init):
+        return init
+
+    def unboxed(*args: Any) -> Any:
+        value = init(*args)
+        unbox = getattr(value, "unbox", None)
+        return getattr(value, "raw_value", value) if unbox is None else unbox()
+
+    return unboxed
+
+
+def _check_like(like: Any, count: int, num_embeddings: int) -> None:
+    """Raises unless ``like`` holds existing ids, one or as many as there are new ids."""
+    ids = np.asarray(like)
+    if ids.dtype.kind not in "iu" or ids.shape not in ((), (count,)):
+        raise ValueError(
+            f"like: got {ids.dtype} of shape {ids.shape}; expected an id, or one for each of the {count} new ids."
+        )
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < num_embeddings:
+        raise ValueError(
+            f"like: got ids {int(ids.min())} to {int(ids.max())}; expected 0 to {num_embeddings - 1}, those the table "
+            "has."
+        )

@@ -67,12 +67,6 @@ from jax_tt._ops.dense_bag import embed_bag as embed_bag
 from jax_tt._ops.describe import dense_table as dense_table
 from jax_tt._ops.describe import hash_table as hash_table
 from jax_tt._ops.describe import tt_table as tt_table
-from jax_tt._ops.dump_keys import Loaded as Loaded
-from jax_tt._ops.dump_keys import dump_keys as dump_keys
-from jax_tt._ops.dump_keys import load_keys as load_keys
-from jax_tt._ops.dump_rows import LoadedRows as LoadedRows
-from jax_tt._ops.dump_rows import dump_rows as dump_rows
-from jax_tt._ops.dump_rows import load_rows as load_rows
 from jax_tt._ops.entries import hash_statistics as hash_statistics
 from jax_tt._ops.entries import table_keys as table_keys
 from jax_tt._ops.fused import fused_embed_bag as fused_embed_bag

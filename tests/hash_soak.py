@@ -198,12 +198,12 @@ class HashRun:
     def move(self) -> int:
         """Dumps the table, and loads it into one of any capacity; one that is too small stays as it is."""
         path = self.path / f"keys-{next(self.files)}"
-        count = jax_tt.dump_keys(self.table, self.state, path, keys_per_file=200, progress=False)
+        count = jax_tt.files.dump(self.table, self.state, path, rows_per_file=200, progress=False)
         assert count == len(self.rows)
         other = self._table(self.table.policy, int(self.draw.choice(SIZES)))
         empty = other.init(jax.random.key(1))
         try:
-            self.state, counts = jax_tt.load_keys(
+            counts, self.state = jax_tt.files.load_dump(
                 other, empty, path, method=self.method, progress=False
             )
         except ValueError as error:
@@ -217,10 +217,10 @@ class HashRun:
             there[key] = self.rows[key]
             self.directory.sets[slot // WAYS][slot % WAYS] = [key, score, touched]
             assert self.directory.find(key) == slot
-        assert (counts.keys, counts.evicted, len(there)) == (len(self.rows), 0, len(self.rows))
+        assert (counts.rows, counts.evicted, len(there)) == (len(self.rows), 0, len(self.rows))
         self.rows = there
         self.check()
-        return counts.keys
+        return counts.rows
 
     def check(self) -> None:
         """The whole table."""
@@ -334,7 +334,7 @@ class TiersRun:
         """Dumps all rows, and loads them into other tiers."""
         number = next(self.files)
         path = self.path / f"rows-{number}"
-        self.tiers.dump(self.state, "item", path, keys_per_file=500)
+        self.tiers.dump(self.state, "item", path, rows_per_file=500)
         self.tiers.close()
         self._open(self.path / f"tiers-{number + 1}")
         self.saved = None

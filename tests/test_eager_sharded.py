@@ -66,7 +66,7 @@ def remove(embed: Any, first: int) -> Any:
 
 def dump(embed: Any, folder: Path) -> None:
     table = embed.tables["item"]
-    jax_tt.dump_keys(table.table, table.state(), folder)
+    jax_tt.files.dump(table.table, table.state(), folder)
 
 
 def restored(embed: Any) -> Any:

@@ -51,16 +51,16 @@ def source():
 
 
 @pytest.mark.parametrize("capacity", [128, 64 * 8])
-@pytest.mark.parametrize("keys_per_file", [7, 1000])
-def test_round_trip(source, tmp_path, capacity, keys_per_file):
+@pytest.mark.parametrize("rows_per_file", [7, 1000])
+def test_round_trip(source, tmp_path, capacity, rows_per_file):
     table, state, _ = source
-    count = jax_tt.dump_keys(table, state, tmp_path / "dump", keys_per_file=keys_per_file)
+    count = jax_tt.files.dump(table, state, tmp_path / "dump", rows_per_file=rows_per_file)
     assert count == len(by_key(table, state))
     other = jax_tt.hash_table(capacity, 6, optimizer=RULE, policy="lfu", ways=8, seed=5)
-    loaded, counts = jax_tt.load_keys(other, other.init(jax.random.key(1)), tmp_path / "dump")
+    counts, loaded = jax_tt.files.load_dump(other, other.init(jax.random.key(1)), tmp_path / "dump")
     names = ("embedding", "slot_sum_0")
     assert by_key(other, loaded, names) == by_key(table, state, names)
-    assert counts == (len(by_key(table, state)), 0)
+    assert counts == (len(by_key(table, state)), 0, 0)
     for name in ("step", "hash_clock", "hash_seed", "hash_totals"):
         assert (loaded[name] == state[name]).all()
     went_on, continued = (
@@ -72,19 +72,19 @@ def test_round_trip(source, tmp_path, capacity, keys_per_file):
 
 def test_changes(source, tmp_path):
     table, state, _ = source
-    jax_tt.dump_keys(table, state, tmp_path / "0")
+    jax_tt.files.dump(table, state, tmp_path / "0")
     later, _ = trained(table, state, 2, seed=9)
-    changed = jax_tt.dump_keys(table, later, tmp_path / "1", since=tmp_path / "0")
+    changed = jax_tt.files.dump(table, later, tmp_path / "1", since=tmp_path / "0")
     assert 0 < changed < len(by_key(table, later))
     last, _ = trained(table, later, 2, seed=10)
-    jax_tt.dump_keys(table, last, tmp_path / "2", since=tmp_path / "1", format="orbax")
+    jax_tt.files.dump(table, last, tmp_path / "2", since=tmp_path / "1", format="orbax")
     found = table.init(jax.random.key(3))
     # One without an optimizer, and of another type, whose values are rounded.
     narrow = jax_tt.hash_table(256, 6, param_dtype=jnp.bfloat16, policy="lfu", ways=8)
     served = narrow.init(jax.random.key(3))
     for part in ("0", "1", "2"):
-        found, _ = jax_tt.load_keys(table, found, tmp_path / part)
-        served, _ = jax_tt.load_keys(narrow, served, tmp_path / part, optimizer_state=False)
+        _, found = jax_tt.files.load_dump(table, found, tmp_path / part)
+        _, served = jax_tt.files.load_dump(narrow, served, tmp_path / part, optimizer_state=False)
     names = ("embedding", "slot_sum_0")
     assert by_key(table, found, names) == by_key(table, last, names)
     rounded = {"embedding": last["embedding"].astype(jnp.bfloat16)}
@@ -94,14 +94,14 @@ def test_changes(source, tmp_path):
 def test_dumps_of_the_first_version_are_read(source, tmp_path):
     """Their descriptions do not say on how many devices the keys were."""
     table, state, _ = source
-    jax_tt.dump_keys(table, state, tmp_path / "dump")
+    jax_tt.files.dump(table, state, tmp_path / "dump")
     about = tmp_path / "dump" / "about.json"
     described = json.loads(about.read_text()) | {"version": 1}
     for name in ("devices", "digests", "base"):
         del described[name]
     described["since"] = 0
     about.write_text(json.dumps(described))
-    found, _ = jax_tt.load_keys(table, table.init(jax.random.key(1)), tmp_path / "dump")
+    _, found = jax_tt.files.load_dump(table, table.init(jax.random.key(1)), tmp_path / "dump")
     assert by_key(table, found) == by_key(table, state)
     for change, message in (
         ({"version": 4}, r"is of version 4; expected at most 3\. Read"),
@@ -109,15 +109,15 @@ def test_dumps_of_the_first_version_are_read(source, tmp_path):
     ):
         about.write_text(json.dumps(described | change))
         with pytest.raises(jax_tt.FileError, match=message):
-            jax_tt.load_keys(table, state, tmp_path / "dump")
+            jax_tt.files.load_dump(table, state, tmp_path / "dump")
 
 
 def test_changes_since_nothing_are_refused(source, tmp_path):
     """A number of batches, a directory without a dump, the dump itself, and dumps that do not say what they hold."""
     table, state, _ = source
-    jax_tt.dump_keys(table, state, tmp_path / "old")
+    jax_tt.files.dump(table, state, tmp_path / "old")
     dense = jax_tt.dense_table(4, 6)
-    jax_tt.dump_rows(dense, dense.init(jax.random.key(0)), tmp_path / "dense")
+    jax_tt.files.dump(dense, dense.init(jax.random.key(0)), tmp_path / "dense")
     about = tmp_path / "old" / "about.json"
     described = json.loads(about.read_text())
     for name in ("digests", "base"):
@@ -131,30 +131,30 @@ def test_changes_since_nothing_are_refused(source, tmp_path):
         (tmp_path / "dense", jax_tt.FileError, "unknown; make a full dump"),
     ):
         with pytest.raises(kind, match=message):
-            jax_tt.dump_keys(table, state, tmp_path / "new", since=since)
+            jax_tt.files.dump(table, state, tmp_path / "new", since=since)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "old"]
 
 
 @pytest.mark.parametrize("policy", ["lfu", "none"])
 def test_smaller_tables_are_refused(source, tmp_path, policy):
     table, state, _ = source
-    jax_tt.dump_keys(table, state, tmp_path / "dump", keys_per_file=10)
+    jax_tt.files.dump(table, state, tmp_path / "dump", rows_per_file=10)
     small = jax_tt.hash_table(16, 6, optimizer=RULE, policy=policy, ways=16)
     start = small.init(jax.random.key(0))
     with pytest.raises(
         ValueError, match=r"\d+ of \d+ keys find no room .* larger capacity, such as (\d+)"
     ):
-        jax_tt.load_keys(small, start, tmp_path / "dump")
+        jax_tt.files.load_dump(small, start, tmp_path / "dump")
     assert not by_key(small, start)
 
 
 def test_other_types_and_rules(source, tmp_path):
     table, state, pool = source
-    jax_tt.dump_keys(table, state, tmp_path / "dump")
+    jax_tt.files.dump(table, state, tmp_path / "dump")
     narrow = jax_tt.hash_table(128, 6, param_dtype=jnp.bfloat16, ways=8)
     with pytest.raises(jax_tt.FileError, match="is left out by optimizer_state=False"):
-        jax_tt.load_keys(narrow, narrow.init(jax.random.key(0)), tmp_path / "dump")
-    loaded, _ = jax_tt.load_keys(
+        jax_tt.files.load_dump(narrow, narrow.init(jax.random.key(0)), tmp_path / "dump")
+    _, loaded = jax_tt.files.load_dump(
         narrow, narrow.init(jax.random.key(0)), tmp_path / "dump", optimizer_state=False
     )
     keys = jax_tt.split_keys(pool)
@@ -168,9 +168,9 @@ def test_other_types_and_rules(source, tmp_path):
 def test_empty_tables(tmp_path):
     table = jax_tt.hash_table(16, 3)
     state = table.init(jax.random.key(0))
-    assert jax_tt.dump_keys(table, state, tmp_path / "dump") == 0
-    loaded, counts = jax_tt.load_keys(table, state, tmp_path / "dump")
-    assert counts == (0, 0)
+    assert jax_tt.files.dump(table, state, tmp_path / "dump") == 0
+    counts, loaded = jax_tt.files.load_dump(table, state, tmp_path / "dump")
+    assert counts == (0, 0, 0)
     assert not by_key(table, loaded)
 
 
@@ -179,60 +179,60 @@ def test_the_number_of_batches_never_falls(source, tmp_path):
     other = table.init(jax.random.key(0))
     for _ in range(int(state["hash_clock"]) + 3):
         _, other = jax_tt.insert_keys(table, other, jax_tt.split_keys(pool[:2]))
-    jax_tt.dump_keys(table, state, tmp_path / "dump")
-    loaded, _ = jax_tt.load_keys(table, other, tmp_path / "dump")
+    jax_tt.files.dump(table, state, tmp_path / "dump")
+    _, loaded = jax_tt.files.load_dump(table, other, tmp_path / "dump")
     assert loaded["hash_clock"] == other["hash_clock"]
-    jax_tt.dump_keys(table, other, tmp_path / "later")
-    loaded, _ = jax_tt.load_keys(table, state, tmp_path / "later")
+    jax_tt.files.dump(table, other, tmp_path / "later")
+    _, loaded = jax_tt.files.load_dump(table, state, tmp_path / "later")
     assert loaded["hash_clock"] == other["hash_clock"]
 
 
 @pytest.mark.parametrize("name", ["features", "keys", "files", "arrays"])
 def test_damaged_descriptions(source, tmp_path, name):
     table, state, _ = source
-    jax_tt.dump_keys(table, state, tmp_path / "dump")
+    jax_tt.files.dump(table, state, tmp_path / "dump")
     about = tmp_path / "dump" / "about.json"
     found = json.loads(about.read_text())
     del found[name]
     about.write_text(json.dumps(found))
     with pytest.raises(jax_tt.FileError, match=r"about.json cannot be read or is damaged"):
-        jax_tt.load_keys(table, state, tmp_path / "dump")
+        jax_tt.files.load_dump(table, state, tmp_path / "dump")
 
 
 def test_errors(source, tmp_path):
     table, state, _ = source
     path = tmp_path / "dump"
-    jax_tt.dump_keys(table, state, path, keys_per_file=20)
+    jax_tt.files.dump(table, state, path, rows_per_file=20)
     with pytest.raises(FileExistsError, match="exists; expected a new name"):
-        jax_tt.dump_keys(table, state, path)
+        jax_tt.files.dump(table, state, path)
     with pytest.raises(FileNotFoundError, match="is no complete dump of a table"):
-        jax_tt.load_keys(table, state, tmp_path / "nothing")
+        jax_tt.files.load_dump(table, state, tmp_path / "nothing")
     row_wise = jax_tt.hash_table(128, 6, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1))
     with pytest.raises(jax_tt.FileError, match=r"slot_sum_0 has entries of shape \(6,\); expected"):
-        jax_tt.load_keys(row_wise, row_wise.init(jax.random.key(0)), path)
+        jax_tt.files.load_dump(row_wise, row_wise.init(jax.random.key(0)), path)
     wide = jax_tt.hash_table(128, 7, optimizer=RULE)
     with pytest.raises(jax_tt.FileError, match="has rows of 6 columns; expected 7"):
-        jax_tt.load_keys(wide, wide.init(jax.random.key(0)), path)
+        jax_tt.files.load_dump(wide, wide.init(jax.random.key(0)), path)
     train = jax_tt.HashTable(jax_tt.tt_table(1000, 8, tt_ranks=4), ways=10)
     with pytest.raises(TypeError, match="rows of its TTTable share parameters"):
-        jax_tt.dump_keys(train, train.init(jax.random.key(0)), tmp_path / "train")
+        jax_tt.files.dump(train, train.init(jax.random.key(0)), tmp_path / "train")
     for options, message in (
-        ({"keys_per_file": 0}, "keys_per_file"),
+        ({"rows_per_file": 0}, "rows_per_file"),
         ({"since": 0.5}, "since: got 0.5"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
-            jax_tt.dump_keys(table, state, tmp_path / "other", **options)
+            jax_tt.files.dump(table, state, tmp_path / "other", **options)
     part = path / "keys-00001.safetensors"
     part.write_bytes(part.read_bytes()[:-100])
     with pytest.raises(jax_tt.FileError, match="is no whole safetensors file"):
-        jax_tt.load_keys(table, state, path)
+        jax_tt.files.load_dump(table, state, path)
     for file in (part, path / "rest.safetensors"):
         file.unlink()
         with pytest.raises(jax_tt.FileError, match=f"no complete dump .* it has no {file.name}"):
-            jax_tt.load_keys(table, state, path)
+            jax_tt.files.load_dump(table, state, path)
     (path / "about.json").write_text("{")
     with pytest.raises(jax_tt.FileError, match=r"about.json cannot be read or is damaged"):
-        jax_tt.load_keys(table, state, path)
+        jax_tt.files.load_dump(table, state, path)
 
 
 @pytest.fixture
@@ -243,14 +243,14 @@ def well_filled(tmp_path):
     insert = jax.jit(lambda state, keys: jax_tt.insert_keys(table, state, keys)[1])
     for keys in np.random.default_rng(0).integers(2**64, size=(16, 2560), dtype=np.uint64):
         state = insert(state, jax_tt.split_keys(keys))
-    jax_tt.dump_keys(table, state, tmp_path / "keys", keys_per_file=15_000)
+    jax_tt.files.dump(table, state, tmp_path / "keys", rows_per_file=15_000)
     return table, state
 
 
 def test_keys_come_into_the_slots_that_they_had(well_filled, tmp_path):
     table, state = well_filled
-    after, counts = jax_tt.load_keys(table, table.init(jax.random.key(1)), tmp_path / "keys")
-    assert counts == jax_tt.Loaded(keys=40_960, evicted=0)
+    counts, after = jax_tt.files.load_dump(table, table.init(jax.random.key(1)), tmp_path / "keys")
+    assert counts == jax_tt.files.Loaded(rows=40_960, evicted=0)
     names = [*table.hash_shapes]
     jax.tree.map(np.testing.assert_array_equal, *({n: s[n] for n in names} for s in (after, state)))
     slots = jax_tt.table_keys(table, state)["slot"]
@@ -260,8 +260,8 @@ def test_keys_come_into_the_slots_that_they_had(well_filled, tmp_path):
 def test_keys_find_as_much_room_as_they_had(well_filled, tmp_path):
     table, state = well_filled
     other = jax_tt.hash_table(65_536, 2, ways=16, policy="none", safe_check="error")
-    after, counts = jax_tt.load_keys(other, other.init(jax.random.key(1)), tmp_path / "keys")
-    assert counts == jax_tt.Loaded(keys=40_960, evicted=0)
+    counts, after = jax_tt.files.load_dump(other, other.init(jax.random.key(1)), tmp_path / "keys")
+    assert counts == jax_tt.files.Loaded(rows=40_960, evicted=0)
     keys, found = (
         np.sort(jax_tt.table_keys(t, s), order="key") for t, s in ((table, state), (other, after))
     )
@@ -277,7 +277,7 @@ def test_keys_find_as_much_room_as_they_had(well_filled, tmp_path):
 def test_slots_that_keys_cannot_have(source, tmp_path, change):
     table, state, _ = source
     path = tmp_path / "keys"
-    jax_tt.dump_keys(table, state, path)
+    jax_tt.files.dump(table, state, path)
     (file,) = path.glob("keys-*")
     arrays = load_file(file)
     slots = arrays["slot"].copy()
@@ -288,4 +288,4 @@ def test_slots_that_keys_cannot_have(source, tmp_path, change):
     about = path / "about.json"  # without checksums, which would notice it first
     about.write_text(json.dumps(json.loads(about.read_text()) | {"version": 1}))
     with pytest.raises(jax_tt.FileError, match="is damaged; keys are in slots that they cannot"):
-        jax_tt.load_keys(table, table.init(jax.random.key(1)), path)
+        jax_tt.files.load_dump(table, table.init(jax.random.key(1)), path)

@@ -67,11 +67,11 @@ def same_keys(table, found, other, expected, names=tuple(PLAIN.table.row_arrays)
 
 def test_dumps_come_back_to_the_same_devices_bit_for_bit(source, tmp_path):
     table, state = source
-    jax_tt.dump_keys(table, state, tmp_path / "keys", keys_per_file=300, progress=False)
+    jax_tt.files.dump(table, state, tmp_path / "keys", rows_per_file=300, progress=False)
     start = jax.jit(table.init)(jax.random.key(1))
-    found, counts = jax_tt.load_keys(table, start, tmp_path / "keys", progress=False)
+    counts, found = jax_tt.files.load_dump(table, start, tmp_path / "keys", progress=False)
     keys = jax_tt.table_keys(table, state)
-    assert counts == (len(keys), 0)
+    assert counts == (len(keys), 0, 0)
     same(found, state, [name for name in state if name not in PLAIN.table.row_arrays])
     for name in PLAIN.table.row_arrays:
         np.testing.assert_array_equal(found[name][keys["slot"]], state[name][keys["slot"]])
@@ -82,14 +82,14 @@ def test_dumps_come_back_to_the_same_devices_bit_for_bit(source, tmp_path):
 def test_dumps_of_other_devices(source, tmp_path, devices):
     """All keys have room, but for those of a full table on more devices; the message says what has."""
     table, state = source
-    jax_tt.dump_keys(table, state, tmp_path / "keys", progress=False)
+    jax_tt.files.dump(table, state, tmp_path / "keys", progress=False)
     other = PLAIN if devices == 1 else divided(PLAIN, devices)
     start = other.init(jax.random.key(1))
     if devices == 4 and len(jax_tt.table_keys(table, state)) == 1024:
         with pytest.raises(
             ValueError, match=r"item: table: \d+ of 1024 keys find no room"
         ) as raised:
-            jax_tt.load_keys(other, start, tmp_path / "keys", progress=False)
+            jax_tt.files.load_dump(other, start, tmp_path / "keys", progress=False)
         assert not len(jax_tt.table_keys(other, start))
         with pytest.raises(ValueError, match=r"item: state: \d+ of 1024 keys find no room"):
             other.of_rows(table.by_row(state))
@@ -97,7 +97,7 @@ def test_dumps_of_other_devices(source, tmp_path, devices):
         inner = dataclasses.replace(PLAIN.table, num_embeddings=rows)
         other = divided(dataclasses.replace(PLAIN, table=inner), devices)
         start = other.init(jax.random.key(1))
-    found, counts = jax_tt.load_keys(other, start, tmp_path / "keys", progress=False)
+    counts, found = jax_tt.files.load_dump(other, start, tmp_path / "keys", progress=False)
     assert counts.evicted == 0
     same_keys(other, found, table, state)
     same_keys(other, other.of_rows(table.by_row(state)), table, state)
@@ -210,9 +210,9 @@ def test_meshes_with_explicit_axes(tmp_path, devices):
     table = divided(PLAIN, 2, AxisType.Explicit)
     with jax.set_mesh(table.mesh):
         state = filled(table, 300, table.init(jax.random.key(0)))
-        jax_tt.dump_keys(table, state, tmp_path / "keys", progress=False)
+        jax_tt.files.dump(table, state, tmp_path / "keys", progress=False)
         start = table.init(jax.random.key(1))
-        found, _ = jax_tt.load_keys(table, start, tmp_path / "keys", progress=False)
+        _, found = jax_tt.files.load_dump(table, start, tmp_path / "keys", progress=False)
         np.testing.assert_array_equal(
             jax_tt.table_keys(table, found), jax_tt.table_keys(table, state)
         )
@@ -234,14 +234,14 @@ def test_admission_counts_come_to_another_capacity(tmp_path, devices, waiting):
     for _ in range(2):
         inserted, state = jax_tt.insert_keys(source, state, keys)
     assert int(inserted.counts["inserted"]) == 0
-    jax_tt.dump_keys(source, state, tmp_path / "keys", progress=False)
-    found, _ = jax_tt.load_keys(large, large.init(jax.random.key(0)), tmp_path / "keys")
+    jax_tt.files.dump(source, state, tmp_path / "keys", progress=False)
+    _, found = jax_tt.files.load_dump(large, large.init(jax.random.key(0)), tmp_path / "keys")
     for moved in (found, large.of_rows(source.by_row(state))):
         inserted, _ = jax_tt.insert_keys(large, moved, keys)
         assert int(inserted.counts["inserted"]) == 400
     tiny = jax_tt.hash_table(64, 4, admission=3)
     with pytest.raises(ValueError, match=r"admission: of the keys that wait: \d+ of 400 keys"):
-        jax_tt.load_keys(tiny, tiny.init(jax.random.key(0)), tmp_path / "keys")
+        jax_tt.files.load_dump(tiny, tiny.init(jax.random.key(0)), tmp_path / "keys")
 
 
 @pytest.fixture(scope="module")
@@ -249,11 +249,11 @@ def changes(tmp_path_factory):
     """A full table, its state and its dump, and the same after keys have come, left and been removed."""
     table, path = jax_tt.hash_table(256, 4, safe_check="ignore"), tmp_path_factory.mktemp("dumps")
     state = filled(table, 256)
-    jax_tt.dump_keys(table, state, path / "0", progress=False)
+    jax_tt.files.dump(table, state, path / "0", progress=False)
     _, later = jax_tt.insert_keys(table, state, jax_tt.split_keys(np.arange(40)))
     stay = jax_tt.table_keys(table, later)["key"]
     _, later = jax_tt.remove_keys(table, later, jax_tt.split_keys(stay[stay >= 40][:20]))
-    count = jax_tt.dump_keys(table, later, path / "1", since=path / "0", progress=False)
+    count = jax_tt.files.dump(table, later, path / "1", since=path / "0", progress=False)
     assert count == np.count_nonzero(jax_tt.table_keys(table, later)["key"] < 40) > 20
     return table, path, state, later
 
@@ -263,8 +263,10 @@ def test_changes_replay_exactly(changes, rows, ways):
     """In a table of any size; what has left the dumped table leaves this one."""
     table, path, state, later = changes
     target = jax_tt.hash_table(rows, 4, ways=ways)
-    found, _ = jax_tt.load_keys(target, target.init(jax.random.key(1)), path / "0", progress=False)
-    found, counts = jax_tt.load_keys(target, found, path / "1", progress=False)
+    _, found = jax_tt.files.load_dump(
+        target, target.init(jax.random.key(1)), path / "0", progress=False
+    )
+    counts, found = jax_tt.files.load_dump(target, found, path / "1", progress=False)
     left = np.setdiff1d(*(jax_tt.table_keys(table, own)["key"] for own in (state, later)))
     assert counts.evicted == len(left) > 30
     same_keys(target, found, table, later, ["embedding"])
@@ -284,7 +286,7 @@ def test_changes_follow_one_state(changes):
         with pytest.raises(
             ValueError, match=r"in another state .* Load this one into a table with"
         ):
-            jax_tt.load_keys(table, own, path / "1", progress=False)
+            jax_tt.files.load_dump(table, own, path / "1", progress=False)
         same(jax.device_get(own), before)
 
 
@@ -299,14 +301,14 @@ def test_changes_after_a_load_have_what_was_loaded(changes, tmp_path, what):
     else:
         loaded = {**later, "embedding": later["embedding"] + 1}
         target, state = table, later
-    jax_tt.dump_keys(table, loaded, tmp_path / "other", progress=False)
-    jax_tt.dump_keys(target, state, tmp_path / "0", progress=False)
-    state, _ = jax_tt.load_keys(target, state, tmp_path / "other", progress=False)
-    count = jax_tt.dump_keys(target, state, tmp_path / "1", since=tmp_path / "0", progress=False)
+    jax_tt.files.dump(table, loaded, tmp_path / "other", progress=False)
+    jax_tt.files.dump(target, state, tmp_path / "0", progress=False)
+    _, state = jax_tt.files.load_dump(target, state, tmp_path / "other", progress=False)
+    count = jax_tt.files.dump(target, state, tmp_path / "1", since=tmp_path / "0", progress=False)
     assert count == len(jax_tt.table_keys(table, loaded))
     found = target.init(jax.random.key(1))
     for name in "0", "1":
-        found, _ = jax_tt.load_keys(target, found, tmp_path / name, progress=False)
+        _, found = jax_tt.files.load_dump(target, found, tmp_path / name, progress=False)
     same_keys(target, found, target, state, ["embedding"])
 
 
@@ -317,9 +319,9 @@ def test_dumps_are_added_to_the_keys_of_a_table(tmp_path):
         jax_tt.insert_keys(table, table.init(jax.random.key(0)), jax_tt.split_keys(own))[1]
         for own in (keys[:70], keys[50:])
     ]
-    jax_tt.dump_keys(table, states[0], tmp_path / "keys", progress=False)
-    found, counts = jax_tt.load_keys(table, states[1], tmp_path / "keys", progress=False)
-    assert counts == (70, 0)
+    jax_tt.files.dump(table, states[0], tmp_path / "keys", progress=False)
+    counts, found = jax_tt.files.load_dump(table, states[1], tmp_path / "keys", progress=False)
+    assert counts == (70, 0, 0)
     np.testing.assert_array_equal(np.sort(jax_tt.table_keys(table, found)["key"]), keys)
 
 

@@ -210,11 +210,13 @@ def test_equals_model_while_it_grows(rule):
 @pytest.mark.parametrize("policy", ["lfu", "custom"])
 def test_equals_model_through_files(policy, tmp_path):
     def loaded(table, state):
-        jax_tt.dump_keys(table, state, tmp_path / "keys", keys_per_file=5)
+        jax_tt.files.dump(table, state, tmp_path / "keys", rows_per_file=5)
         other = dataclasses.replace(
             table, table=dataclasses.replace(table.table, num_embeddings=64)
         )
-        state, counts = jax_tt.load_keys(other, other.init(jax.random.key(3)), tmp_path / "keys")
+        counts, state = jax_tt.files.load_dump(
+            other, other.init(jax.random.key(3)), tmp_path / "keys"
+        )
         assert counts.evicted == 0
         return other, state
 

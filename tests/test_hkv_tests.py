@@ -89,8 +89,8 @@ def test_insert_or_assign(tmp_path):
     _, state = insert(table, state, [1, 2, 3])
     changed = stepped(table, state, [2, 3], jnp.ones((2, D)))
     _, changed = insert(table, changed, [9])
-    jax_tt.dump_keys(table, changed, tmp_path / "rows")
-    state, _ = jax_tt.load_keys(table, state, tmp_path / "rows")
+    jax_tt.files.dump(table, changed, tmp_path / "rows")
+    _, state = jax_tt.files.load_dump(table, state, tmp_path / "rows")
     keys = [1, 2, 3, 9]
     assert (rows_of(table, state, keys) == rows_of(table, changed, keys)).all()
 
@@ -154,10 +154,10 @@ def test_erase_if():
 def test_export_batch(tmp_path):
     table, state = table_of()
     _, state = insert(table, state, np.arange(40))
-    jax_tt.dump_keys(table, state, tmp_path / "rows", keys_per_file=7)
+    jax_tt.files.dump(table, state, tmp_path / "rows", rows_per_file=7)
     assert len(list((tmp_path / "rows").glob("keys-*"))) == 6
-    found, counts = jax_tt.load_keys(table, table.init(jax.random.key(1)), tmp_path / "rows")
-    assert counts.keys == 40
+    counts, found = jax_tt.files.load_dump(table, table.init(jax.random.key(1)), tmp_path / "rows")
+    assert counts.rows == 40
     assert keys_in(table, found) == set(range(40))
 
 
@@ -165,14 +165,14 @@ def test_export_batch_if(tmp_path):
     table, state = table_of()
     _, state = insert(table, state, np.arange(10))
     last = int(state["hash_clock"])
-    jax_tt.dump_keys(table, state, tmp_path / "rows")
+    jax_tt.files.dump(table, state, tmp_path / "rows")
     _, state = insert(table, state, [3, 20])
-    assert jax_tt.dump_keys(table, state, tmp_path / "new", since=tmp_path / "rows") == 2
+    assert jax_tt.files.dump(table, state, tmp_path / "new", since=tmp_path / "rows") == 2
     entries = jax_tt.table_keys(table, state)
     assert set(entries["key"][entries["touched"] > last]) == {3, 20}
     found = table.init(jax.random.key(1))
     for name in "rows", "new":
-        found, _ = jax_tt.load_keys(table, found, tmp_path / name)
+        _, found = jax_tt.files.load_dump(table, found, tmp_path / name)
     assert keys_in(table, found) == {*range(10), 20}
 
 
@@ -201,8 +201,8 @@ def test_save_and_load(tmp_path):
     table, state = table_of()
     _, state = insert(table, state, EXTREMES)
     state = stepped(table, state, EXTREMES, jnp.ones((5, D)))
-    jax_tt.dump_keys(table, state, tmp_path / "rows")
-    found, _ = jax_tt.load_keys(table, table.init(jax.random.key(9)), tmp_path / "rows")
+    jax_tt.files.dump(table, state, tmp_path / "rows")
+    _, found = jax_tt.files.load_dump(table, table.init(jax.random.key(9)), tmp_path / "rows")
     assert (rows_of(table, found, EXTREMES) == rows_of(table, state, EXTREMES)).all()
 
 

@@ -224,10 +224,10 @@ def test_dumps_are_read_by_another_number_of_devices(tmp_path):
         state = jax.jit(table.init)(jax.random.key(0))
         if not states:
             _, state = jax_tt.insert_keys(table, state, jax_tt.split_keys(np.arange(20) * 7))
-            assert jax_tt.dump_keys(table, state, tmp_path / "dump", progress=False) == 20
+            assert jax_tt.files.dump(table, state, tmp_path / "dump", progress=False) == 20
         else:
-            state, loaded = jax_tt.load_keys(table, state, tmp_path / "dump", progress=False)
-            assert (loaded.keys, loaded.evicted) == (20, 0)
+            loaded, state = jax_tt.files.load_dump(table, state, tmp_path / "dump", progress=False)
+            assert (loaded.rows, loaded.evicted) == (20, 0)
         states[shape] = _by_key(table, state)
         assert jax_tt.hash_statistics(table, state)["keys"] == 20
     _check_alike(states[4], states[2])

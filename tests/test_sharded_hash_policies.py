@@ -168,11 +168,11 @@ def test_keys_that_wait_move_to_other_devices(tmp_path):
     *first, last = _batches(100)
     for step, ids in enumerate(first):
         state, _ = _inserted(table, state, ids, step)
-    jax_tt.dump_keys(table, state, tmp_path / "dump", progress=False)
+    jax_tt.files.dump(table, state, tmp_path / "dump", progress=False)
     whole = jax.device_get(jax.jit(table.by_row)(state))
     moved = {table: state, plain: plain.of_rows(whole), wider: wider.of_rows(whole)}
     for own in (plain, wider):
-        loaded, _ = jax_tt.load_keys(
+        _, loaded = jax_tt.files.load_dump(
             own, own.init(jax.random.key(0)), tmp_path / "dump", progress=False
         )
         assert _waiting(loaded) == _waiting(state)

@@ -36,7 +36,7 @@ def same(first, second):
 def test_rows_round_trip_and_changes(tmp_path, format, dtype):
     table, state = dense(50, dtype=dtype)
     options = {"rows_per_file": 20, "format": format}
-    assert jax_tt.dump_rows(table, state, tmp_path / "0", **options) == 50
+    assert jax_tt.files.dump(table, state, tmp_path / "0", **options) == 50
     slot = "slot_sum_0"
     changed = {**state, "embedding": state["embedding"].at[jnp.array([3, 49])].multiply(-1)}
     changed = {
@@ -44,19 +44,19 @@ def test_rows_round_trip_and_changes(tmp_path, format, dtype):
         slot: state[slot].at[jnp.array([3, 10])].add(1),
         "step": state["step"] + 1,
     }
-    assert jax_tt.dump_rows(table, changed, tmp_path / "1", since=tmp_path / "0", **options) == 3
-    assert jax_tt.dump_rows(table, changed, tmp_path / "2", since=tmp_path / "1", **options) == 0
+    assert jax_tt.files.dump(table, changed, tmp_path / "1", since=tmp_path / "0", **options) == 3
+    assert jax_tt.files.dump(table, changed, tmp_path / "2", since=tmp_path / "1", **options) == 0
     found = dense(50)[0].init(jax.random.key(0))
     for name, rows in ("0", 50), ("1", 3), ("2", 0):
-        found, counts = jax_tt.load_rows(dense(50)[0], found, tmp_path / name)
-        assert counts == (rows, 0)
+        counts, found = jax_tt.files.load_dump(dense(50)[0], found, tmp_path / name)
+        assert counts == (rows, 0, 0)
     assert same(found, {name: array.astype(found[name].dtype) for name, array in changed.items()})
 
 
 def test_changed_bytes_are_noticed(tmp_path):
     table, state = dense(50)
     dump = tmp_path / "dump"
-    jax_tt.dump_rows(table, state, dump, rows_per_file=25)
+    jax_tt.files.dump(table, state, dump, rows_per_file=25)
     draw = np.random.default_rng(0)
     for path in sorted(dump.iterdir()):
         whole = path.read_bytes()
@@ -65,21 +65,21 @@ def test_changed_bytes_are_noticed(tmp_path):
             changed[place] ^= 1 << draw.integers(8)
             path.write_bytes(changed)
             with contextlib.suppress(jax_tt.FileError):
-                found, _ = jax_tt.load_rows(table, state, dump)
+                _, found = jax_tt.files.load_dump(table, state, dump)
                 assert same(found, state)  # a space between words of the description, perhaps
         path.write_bytes(whole)
     with (dump / "keys-00001.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"?")
     with pytest.raises(jax_tt.FileError, match="is damaged, its checksum differs"):
-        jax_tt.load_rows(table, state, dump)
+        jax_tt.files.load_dump(table, state, dump)
 
 
 def test_files_that_become_shorter_while_they_are_read(tmp_path, monkeypatch):
     """An array that is a map of its file would end the process."""
     table, state = dense(50)
     dump = tmp_path / "dump"
-    jax_tt.dump_rows(table, state, dump)
+    jax_tt.files.dump(table, state, dump)
     checksum = files._sum
 
     def after_a_cut(array):
@@ -89,7 +89,7 @@ def test_files_that_become_shorter_while_they_are_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "_sum", after_a_cut)
     with pytest.raises(jax_tt.FileError, match="has become shorter while it was read"):
-        jax_tt.load_rows(table, state, dump)
+        jax_tt.files.load_dump(table, state, dump)
 
 
 def test_a_dump_that_is_replaced_while_it_is_read(tmp_path):
@@ -97,7 +97,7 @@ def test_a_dump_that_is_replaced_while_it_is_read(tmp_path):
     for count in (3, 5):
         _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(count))
         dumped = None if count == 3 else files.Dump.open(tmp_path / "a")
-        jax_tt.dump_keys(table, state, tmp_path / "a", overwrite=True)
+        jax_tt.files.dump(table, state, tmp_path / "a", overwrite=True)
     with pytest.raises(
         jax_tt.FileError, match="a: was replaced or removed while it was read; read"
     ):
@@ -109,19 +109,21 @@ def test_between_dense_and_hash_tables(tmp_path):
     table, state = dense(50)
     keys = np.random.default_rng(0).integers(-(2**63), 2**63, 50)
     keys[:3] = 0, -1, -(2**63)
-    jax_tt.dump_rows(table, state, tmp_path / "dense", keys=keys, rows_per_file=15)
+    jax_tt.files.dump(table, state, tmp_path / "dense", keys=keys, rows_per_file=15)
     hashed = jax_tt.hash_table(256, 6, optimizer=RULE)
-    found, counts = jax_tt.load_keys(hashed, hashed.init(jax.random.key(1)), tmp_path / "dense")
-    assert counts == (50, 0)
+    counts, found = jax_tt.files.load_dump(
+        hashed, hashed.init(jax.random.key(1)), tmp_path / "dense"
+    )
+    assert counts == (50, 0, 0)
     rows, _ = jax_tt.lookup_rows(hashed, found, keys, jax_tt.Lookup())
     assert (rows == state["embedding"]).all()
     _, found = jax_tt.insert_keys(hashed, found, np.arange(100, 103))
-    jax_tt.dump_keys(hashed, found, tmp_path / "hashed", keys_per_file=15)
+    jax_tt.files.dump(hashed, found, tmp_path / "hashed", rows_per_file=15)
     other, before = dense(60)
     longer = np.concatenate([keys[::-1], np.arange(10)])
     longer[50:] += 10**6
-    again, counts = jax_tt.load_rows(other, before, tmp_path / "hashed", keys=longer)
-    assert counts == (50, 3)
+    counts, again = jax_tt.files.load_dump(other, before, tmp_path / "hashed", keys=longer)
+    assert counts == (50, 3, 0)
     for name in table.row_arrays:
         assert (again[name][:50] == state[name][::-1]).all()
         assert (again[name][50:] == before[name][50:]).all()
@@ -132,12 +134,12 @@ def test_sharded_tables_write_and_read_rows(tmp_path):
     mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
     table, state = dense(50)
     sharded = jax_tt.ShardedTable(table, mesh, "model", jax_tt.Placement.round_robin(page_size=8))
-    jax_tt.dump_rows(sharded, sharded.of_rows(state), tmp_path / "dump", rows_per_file=20)
-    found, counts = jax_tt.load_rows(table, table.init(jax.random.key(0)), tmp_path / "dump")
-    assert counts == (50, 0)
+    jax_tt.files.dump(sharded, sharded.of_rows(state), tmp_path / "dump", rows_per_file=20)
+    counts, found = jax_tt.files.load_dump(table, table.init(jax.random.key(0)), tmp_path / "dump")
+    assert counts == (50, 0, 0)
     assert same(found, state)
     start = sharded.init(jax.random.key(0))
-    found, _ = jax_tt.load_rows(sharded, start, tmp_path / "dump")
+    _, found = jax_tt.files.load_dump(sharded, start, tmp_path / "dump")
     assert same(sharded.by_row(found), state)
 
 
@@ -160,7 +162,7 @@ def test_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
     path = tmp_path / "dump"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         cut_off(patch, 3)
-        jax_tt.dump_rows(table, state, path, rows_per_file=10)
+        jax_tt.files.dump(table, state, path, rows_per_file=10)
     assert not path.exists()
     unfinished = tmp_path / ".jax_tt_dump.unfinished"
     assert len(os.listdir(unfinished)) == 3
@@ -171,19 +173,19 @@ def test_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
     kept = (unfinished / "keys-00002.safetensors").stat()
     with monkeypatch.context() as patch:
         cut_off(patch, 5)  # two parts again, two more, and the other arrays
-        assert jax_tt.dump_rows(table, state, path, rows_per_file=10) == 50
+        assert jax_tt.files.dump(table, state, path, rows_per_file=10) == 50
     assert (path / "keys-00002.safetensors").stat().st_mtime_ns == kept.st_mtime_ns
     parts = [f"keys-0000{k}.safetensors" for k in range(5)]
     assert sorted(os.listdir(path)) == ["about.json", *parts, "rest.safetensors"]
-    found, counts = jax_tt.load_rows(table, table.init(jax.random.key(0)), path)
-    assert counts == (50, 0)
+    counts, found = jax_tt.files.load_dump(table, table.init(jax.random.key(0)), path)
+    assert counts == (50, 0, 0)
     assert same(found, state)
     assert os.listdir(tmp_path) == ["dump"]
 
 
 KILLED = """
 import jax, numpy as np, sys, time, jax_tt
-from jax_tt._files import dump as files
+from jax_tt._formats import dump as files
 table = jax_tt.hash_table(4096, 4)
 _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(1000))
 write = files.write_safetensors
@@ -192,7 +194,7 @@ def slow(*args):
     print(args[0], flush=True)
     time.sleep(float(sys.argv[2]))
 files.write_safetensors = slow
-jax_tt.dump_keys(table, state, sys.argv[1], keys_per_file=100)
+jax_tt.files.dump(table, state, sys.argv[1], rows_per_file=100)
 """
 
 
@@ -209,8 +211,8 @@ def test_killed_dump_goes_on(tmp_path):
     done = subprocess.run([*command, "0"], capture_output=True, text=True, check=True)
     assert len(done.stdout.split()) <= 7  # of eleven files: two may not have been complete
     table = jax_tt.hash_table(4096, 4)
-    _, counts = jax_tt.load_keys(table, table.init(jax.random.key(0)), path)
-    assert counts == (1000, 0)
+    counts, _ = jax_tt.files.load_dump(table, table.init(jax.random.key(0)), path)
+    assert counts == (1000, 0, 0)
 
 
 def test_two_calls_do_not_write_the_same_dump(tmp_path):
@@ -219,7 +221,7 @@ def test_two_calls_do_not_write_the_same_dump(tmp_path):
         files.resuming(tmp_path / "dump", files.DUMP, overwrite=False),
         pytest.raises(jax_tt.FileError, match="is being written"),
     ):
-        jax_tt.dump_rows(table, state, tmp_path / "dump")
+        jax_tt.files.dump(table, state, tmp_path / "dump")
 
 
 @pytest.mark.parametrize("writer", ["rows", "keys", "tiers"])
@@ -236,10 +238,10 @@ def test_a_dump_replaces_another_one_at_once(tmp_path, monkeypatch, writer):
 
     def dump(**options):
         if writer == "tiers":
-            return tiers.dump(state, "item", path, keys_per_file=5, **options)
+            return tiers.dump(state, "item", path, rows_per_file=5, **options)
         if writer == "keys":
-            return jax_tt.dump_keys(table, state, path, keys_per_file=20, **options)
-        return jax_tt.dump_rows(table, state, path, rows_per_file=20, **options)
+            return jax_tt.files.dump(table, state, path, rows_per_file=20, **options)
+        return jax_tt.files.dump(table, state, path, rows_per_file=20, **options)
 
     dump()
     with pytest.raises(FileExistsError, match="overwrite=True"):
@@ -319,10 +321,14 @@ def test_what_a_killed_call_has_set_aside(tmp_path, kind):
     def write(**options):
         if kind == "orbax":
             return jax_tt.files.save(path, {"item": stored}, **options)
-        return jax_tt.dump_rows(table, state, path, **options)
+        return jax_tt.files.dump(table, state, path, **options)
 
     def read():
-        return jax_tt.files.load(path) if kind == "orbax" else jax_tt.load_rows(table, state, path)
+        return (
+            jax_tt.files.load(path)
+            if kind == "orbax"
+            else jax_tt.files.load_dump(table, state, path)
+        )
 
     write()
     path.rename(tmp_path / ".jax_tt_items.replaced")
@@ -343,17 +349,17 @@ def test_full_disk(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_safetensors", full)
         with pytest.raises(jax_tt.FileError, match=r"cannot be written \(No space left"):
-            jax_tt.dump_rows(table, state, tmp_path / "dump")
+            jax_tt.files.dump(table, state, tmp_path / "dump")
     assert os.listdir(tmp_path) == []
-    jax_tt.dump_rows(table, state, tmp_path / "dump")
+    jax_tt.files.dump(table, state, tmp_path / "dump")
 
 
 def test_errors(tmp_path):
     table, state = dense(50)
     path = tmp_path / "dump"
-    jax_tt.dump_rows(table, state, path, rows_per_file=20)
+    jax_tt.files.dump(table, state, path, rows_per_file=20)
     with pytest.raises(FileExistsError, match="exists; expected a new name"):
-        jax_tt.dump_rows(table, state, path)
+        jax_tt.files.dump(table, state, path)
     train = jax_tt.tt_table(1000, 8, tt_ranks=4)
     for options, message in (
         ({"keys": np.arange(49)}, r"keys: got int64 of shape \(49,\); expected integers of shape"),
@@ -364,24 +370,24 @@ def test_errors(tmp_path):
         ({"format": "npz"}, "format: got 'npz'; expected one of 'safetensors', 'orbax'"),
     ):
         with pytest.raises(ValueError, match=message):
-            jax_tt.dump_rows(table, state, tmp_path / "other", **options)
+            jax_tt.files.dump(table, state, tmp_path / "other", **options)
     with pytest.raises(TypeError, match="rows of a TTTable are not entries of its arrays"):
-        jax_tt.dump_rows(train, train.init(jax.random.key(0)), tmp_path / "other")
+        jax_tt.files.dump(train, train.init(jax.random.key(0)), tmp_path / "other")
     other, before = dense(51)
-    with pytest.raises(jax_tt.FileError, match="is no dump of a table of 51 rows by dump_rows"):
-        jax_tt.dump_rows(other, before, tmp_path / "other", since=path)
+    with pytest.raises(jax_tt.FileError, match="is no dump of a dense table of 51 rows"):
+        jax_tt.files.dump(other, before, tmp_path / "other", since=path)
     wide = jax_tt.dense_table(50, 7)
     with pytest.raises(jax_tt.FileError, match="has rows of 6 columns; expected 7"):
-        jax_tt.load_rows(wide, wide.init(jax.random.key(0)), path)
+        jax_tt.files.load_dump(wide, wide.init(jax.random.key(0)), path)
     plain, start = dense(50, None)
     with pytest.raises(jax_tt.FileError, match="has embedding, slot_sum_0; expected embedding"):
-        jax_tt.load_rows(plain, start, path)
-    found, _ = jax_tt.load_rows(plain, start, path, optimizer_state=False)
+        jax_tt.files.load_dump(plain, start, path)
+    _, found = jax_tt.files.load_dump(plain, start, path, optimizer_state=False)
     assert (found["embedding"] == state["embedding"]).all()
     part = path / "keys-00001.safetensors"
     part.write_bytes(part.read_bytes()[:-100])
     with pytest.raises(jax_tt.FileError, match="is no whole safetensors file"):
-        jax_tt.load_rows(table, state, path)
+        jax_tt.files.load_dump(table, state, path)
     assert sorted(os.listdir(tmp_path)) == ["dump"]
 
 
@@ -393,7 +399,7 @@ def test_tiers_in_files(tmp_path, disk):
     known, batches = ids[:48], [batch_of(ids[8 * k : 8 * k + 8]) for k in range(6)]
     batches += [batch_of(draw.choice(known, 8)) for _ in range(20)]
     state = trained(tiers, state, batches)
-    count = tiers.dump(state, "item", tmp_path / "dump", keys_per_file=17)
+    count = tiers.dump(state, "item", tmp_path / "dump", rows_per_file=17)
     assert count == tiers.statistics()["item"].created == 48
     before = tiers.read(state, "item", ids)
     others, start = small_tiers(
@@ -408,14 +414,16 @@ def test_tiers_in_files(tmp_path, disk):
         others.load_dump(start, "item", tmp_path / "dump")
     rule = jax_tt.optimizers.Adagrad(0.1)
     hashed = jax_tt.hash_table(256, 8, optimizer=rule)
-    found, counts = jax_tt.load_keys(hashed, hashed.init(jax.random.key(0)), tmp_path / "dump")
-    assert counts == (48, 0)
+    counts, found = jax_tt.files.load_dump(
+        hashed, hashed.init(jax.random.key(0)), tmp_path / "dump"
+    )
+    assert counts == (48, 0, 0)
     rows, _ = jax_tt.lookup_rows(hashed, found, known, jax_tt.Lookup())
     assert (rows == before[:48]).all()
     table = jax_tt.dense_table(60, 8, optimizer=rule)
     start = table.init(jax.random.key(0))
-    found, counts = jax_tt.load_rows(table, start, tmp_path / "dump", keys=ids)
-    assert counts == (48, 0)
+    counts, found = jax_tt.files.load_dump(table, start, tmp_path / "dump", keys=ids)
+    assert counts == (48, 0, 0)
     assert (found["embedding"][:48] == before[:48]).all()
     small, start = small_tiers(host_rows=40)
     with pytest.raises(jax_tt.StoreError, match="40 rows in host memory are full"):

@@ -87,7 +87,7 @@ class Model:
     def move(self):
         """A dump of everything into other tiers."""
         path = self.path / f"dump-{self.dumps}"
-        self.tiers.dump(self.state, "item", path, keys_per_file=31)
+        self.tiers.dump(self.state, "item", path, rows_per_file=31)
         self.tiers.close()
         step = self.state["item"]["step"]
         self.open(None)

@@ -150,7 +150,7 @@ def _check_sizes(name: str, got: Any, expected: np.ndarray[Any, Any]) -> None:
         raise ValueError(
             f"arrays[{name!r}]: the checkpoint holds the hash table of {_divided(got)}; expected {_divided(expected)}, "
             "since these say in which slots keys are. Restore it with a description as it was saved, and give "
-            "Collection.separated(state) to Collection.joined of the new one; or use dump_keys and load_keys."
+            "Collection.separated(state) to Collection.joined of the new one; or use files.dump and load_dump."
         )
     if not np.array_equal(got, expected):
         (rows, columns), (own_rows, own_columns) = _read(got), _read(expected)

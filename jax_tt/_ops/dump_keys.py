@@ -1,24 +1,21 @@
-"""`dump_keys` and `load_keys`: hash tables in files, key by key."""
+"""Dumps of hash tables."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_positive, one_of
 from jax_tt._base.progress import Progress
-from jax_tt._formats.dump import DUMP, FORMATS, Dump, write_dump
-from jax_tt._formats.output import check_output
+from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
 from jax_tt._kinds.hashed.table import HashTable, require_hash_table, unsharded_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._ops.changes import LEFT, changed_since, check_base, digests_of, held_by, summed
+from jax_tt._ops.dump_content import Content, Loaded
 from jax_tt._ops.entries import table_keys
 from jax_tt._sets.hash_directory import (
     CLOCK,
@@ -33,86 +30,10 @@ from jax_tt._table.options import Lookup
 from jax_tt._table.types import State
 
 
-class Loaded(NamedTuple):
-    """What `load_keys` did.
-
-    Attributes:
-        keys: the number of keys in the dump.
-        evicted: keys of the table that have left it, as the dump says, if it is one of changes; otherwise 0.
-
-    >>> import jax_tt
-    >>> jax_tt.Loaded(keys=5, evicted=0).keys
-    5
-    """
-
-    keys: int
-    evicted: int
-
-
-def dump_keys(
-    table: HashTable,
-    state: State,
-    path: str | os.PathLike[str],
-    *,
-    since: str | os.PathLike[str] | None = None,
-    keys_per_file: int = 1 << 20,
-    format: str = "safetensors",
-    progress: bool = True,
-    overwrite: bool = False,
-) -> int:
-    """Writes the keys of a table with their rows to files in a directory.
-
-    The directory is complete or absent. If a call is cut off, the next one with the same arguments keeps the files that
-    are finished; until then they are in a hidden directory beside it, ``.jax_tt_NAME.unfinished``. `load_keys` reads a
-    dump into a table of any capacity and storage type, and `load_rows` into a dense table. Arrays are written in their
-    types, ``keys_per_file`` keys at a time.
-
-    Args:
-        table: the `HashTable`, or a `ShardedTable` of one, whose rows are those of single keys: not one of tensor
-            trains, whose state has the same shapes at all times and can be saved like any other.
-        state: its arrays by name.
-        path: of the directory.
-        since: an earlier dump of this table, whole or of changes; only keys that have changed since then are written,
-            with their rows, and the names of those that have left the table. A digest of 64 bits tells them apart,
-            which every dump has for every key, so that nothing is missed, whatever was loaded or removed in between.
-        keys_per_file: keys in one file.
-        format: ``"safetensors"``, or ``"orbax"`` for a checkpoint in place of every file.
-        progress: show a progress bar if it takes longer than a second.
-        overwrite: replace an existing dump, at once when the new one is complete. A directory with anything else in it
-            is never replaced, nor is the dump ``since``.
-
-    Returns:
-        The number of keys that were written.
-
-    Raises:
-        FileError: the directory cannot be written, or exists and ``overwrite`` is False (then also a
-            `FileExistsError`) or it is not a dump; or ``since`` is no dump of a hash table, or is ``path``.
-        TypeError, ValueError: an argument does not fit.
-        ImportError: ``format`` is ``"orbax"``, which is not installed.
-
-    >>> import jax, jax_tt, numpy as np, os, tempfile
-    >>> table = jax_tt.hash_table(1024, 8)
-    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(5))
-    >>> path = os.path.join(tempfile.mkdtemp(), "items")
-    >>> jax_tt.dump_keys(table, state, path)
-    5
-    >>> other = jax_tt.hash_table(64, 8)
-    >>> loaded, counts = jax_tt.load_keys(other, other.init(jax.random.key(1)), path)
-    >>> rows, _ = jax_tt.lookup_rows(table, state, np.arange(5), jax_tt.Lookup())
-    >>> again, _ = jax_tt.lookup_rows(other, loaded, np.arange(5), jax_tt.Lookup())
-    >>> bool((rows == again).all()), counts.keys
-    (True, 5)
-    """
+def content(table: Any, state: State, keys: Any, base: Dump | None) -> Content:
+    """What a dump of a table has, or one of the changes since another."""
     sets, table = _sets_of(table), _with_own_rows(unsharded_hash_table(table))
-    size = as_positive("keys_per_file", keys_per_file)
-    one_of("format", format, FORMATS)
-    if since is not None and not isinstance(since, str | os.PathLike):
-        raise TypeError(
-            f"since: got {since!r}; expected the path of an earlier dump of this table, or None for all keys."
-        )
-    before = [] if since is None else [since]
-    check_output(path, overwrite=overwrite, directory=True, contents=DUMP, others=before)
-    base = None if since is None else Dump.open(since)
+    _refuse_keys(table, keys)
     if base is not None:
         base.check(table.features, [], exact=False)
     names, entries = list(table.table.row_arrays), table_keys(table, state)
@@ -125,78 +46,34 @@ def dump_keys(
     rows = {
         name: state[name] if _on_one(state[name]) else np.asarray(state[name]) for name in names
     }
-
-    def parts() -> Iterator[dict[str, np.ndarray]]:
-        for k in range(0, len(entries), size):
-            part = entries[k : k + size]
-            yield {
-                **{name: np.ascontiguousarray(part[name]) for name in ENTRY.fields or ()},
-                **{name: np.asarray(rows[name][part["slot"]]) for name in names},
-            }
-
     about = {
-        "features": table.features,
-        "since": None if since is None else os.fsdecode(since),
-        "arrays": {name: str(state[name].dtype) for name in names},
         "digests": summed(digests),
         "base": None if base is None else base.digests,
         **sets._asdict(),
     }
-    with Progress(progress, "dump_keys", -(-len(entries) // size)) as bar:
-        return write_dump(path, parts(), rest, about, format, bar, overwrite=overwrite)
+    return Content(
+        table.features,
+        {name: entries[name] for name in ENTRY.fields or ()},
+        {name: str(state[name].dtype) for name in names},
+        lambda part: {name: np.asarray(rows[name][entries["slot"][part]]) for name in names},
+        rest,
+        about,
+    )
 
 
-def load_keys(
-    table: HashTable,
+def loaded(
+    table: Any,
     state: State,
-    path: str | os.PathLike[str],
-    *,
-    optimizer_state: bool = True,
-    method: str = "auto",
-    progress: bool = True,
-) -> tuple[dict[str, Any], Loaded]:
-    """Puts the keys of a dump into a table, with their rows, scores and last batches.
-
-    The capacity and the number of devices may differ from those of the dumped table, and so may storage types, to
-    which values are rounded. Keys that the table has already are overwritten. All keys are there afterwards, those of
-    the dump and those of the table, or it is an error. Where the table has the capacity, the ways and the number of
-    devices of the dumped one, and no other keys in their slots, all keys come into the slots that they had, whatever
-    the load. Admission counts come with the keys. Step counts, the seed and totals become those of the dump, and the
-    number of batches the larger one.
-
-    A dump of changes is loaded after the dump that it follows, and no other state is taken: the table then has the keys
-    of the dumped one, without those that have left it.
-
-    Args:
-        table: the `HashTable`, or a `ShardedTable` of one, on any number of devices.
-        state: its arrays by name, such as those of ``table.init(key)``.
-        path: of the directory that `dump_keys` wrote.
-        optimizer_state: whether to load the optimizer state, which must be that of the rule of the table; otherwise
-            that of the keys is reset.
-        method: as in `tt.embed_bag`.
-        progress: as in `dump_keys`.
-
-    Returns:
-        The state, and `Loaded`.
-
-    Raises:
-        FileError: the directory is missing, incomplete, damaged or that of another kind of table.
-        ValueError: there is no room for all keys, and the message has a capacity and ways that have; or the dump is
-            one of changes of another state than that of the table.
-        TypeError: ``table`` is not a `HashTable` whose rows are those of single keys.
-
-    >>> import jax, jax_tt, numpy as np, os, tempfile
-    >>> table, path = jax_tt.hash_table(64, 8), os.path.join(tempfile.mkdtemp(), "items")
-    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(5))
-    >>> count = jax_tt.dump_keys(table, state, path)
-    >>> larger = jax_tt.hash_table(256, 8)
-    >>> loaded, counts = jax_tt.load_keys(larger, larger.init(jax.random.key(1)), path)
-    >>> counts
-    Loaded(keys=5, evicted=0)
-    """
+    dump: Dump,
+    keys: Any,
+    optimizer_state: bool,
+    method: str,
+    bar: Progress,
+) -> tuple[Loaded, dict[str, Any]]:
+    """Puts the keys of a dump into a table, with their rows, scores and last batches."""
     sets, table = _sets_of(table), _with_own_rows(unsharded_hash_table(table))
+    _refuse_keys(table, keys)
     table.check(state)
-    dump = Dump.open(path)
     wanted = table.table.row_arrays
     taken = list(wanted) if optimizer_state else list(table.table.row_names)
     dump.check(table.features, taken, exact=optimizer_state)
@@ -219,17 +96,16 @@ def load_keys(
             rows = np.asarray(state[name])[before]
             arrays[name] = _written(arrays[name], rows, after, method)
     first = 0
-    with Progress(progress, "load_keys", len(dump.files)) as bar:
-        for part in dump.parts({name: state[name].shape[1:] for name in taken}):
-            slots = new["slot"][first : first + len(part["key"])]
-            first += len(slots)
-            for name, value in wanted.items():
-                arrays[name] = _written(arrays[name], part.get(name, value), slots, method)
-            bar.step()
+    for part in dump.parts({name: state[name].shape[1:] for name in taken}):
+        slots = new["slot"][first : first + len(part["key"])]
+        first += len(slots)
+        for name, value in wanted.items():
+            arrays[name] = _written(arrays[name], part.get(name, value), slots, method)
+        bar.step()
     changed |= {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     changed = {name: _like(state[name], value) for name, value in changed.items()}
     left = len(held) - len(kept) - np.isin(held["key"], new["key"]).sum()
-    return {**state, **arrays, **changed}, Loaded(dump.keys, int(left))
+    return Loaded(dump.keys, evicted=int(left)), {**state, **arrays, **changed}
 
 
 def _placed(
@@ -352,6 +228,13 @@ def _with_own_rows(table: Any) -> HashTable:
             "hash_table. Save its state like that of any table: its shapes do not change."
         )
     return table
+
+
+def _refuse_keys(table: HashTable, keys: Any) -> None:
+    if keys is not None:
+        raise ValueError(
+            f"{table.ids.label}keys: got keys for a hash table, which has some; expected None."
+        )
 
 
 def _rest_names(table: HashTable) -> set[str]:

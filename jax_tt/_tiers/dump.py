@@ -3,49 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from jax_tt._base.arguments import as_positive, one_of
 from jax_tt._base.progress import Progress
-from jax_tt._formats.dump import FORMATS, Dump, write_dump
+from jax_tt._formats.dump import Dump
+from jax_tt._ops.dump_content import Content, Target
 from jax_tt._tiers.table import TieredRows
 
 
-def dump_tier(
-    rows: TieredRows,
-    state: Mapping[str, Any],
-    path: str | os.PathLike[str],
-    keys_per_file: int,
-    kind: str,
-    progress: bool,
-    *,
-    overwrite: bool,
-) -> int:
+def dump_tier(rows: TieredRows, state: Mapping[str, Any], target: Target) -> int:
     """Writes all rows of a table, and the other arrays of its state; see `Tiers.dump`."""
-    size = as_positive("keys_per_file", keys_per_file)
-    one_of("format", kind, FORMATS)
+    target.check()
     # In this order the files do not depend on where the rows are, so that a dump that was cut off goes on.
-    keys, layout = rows.keys(), rows.layout
-
-    def parts() -> Iterator[dict[str, np.ndarray]]:
-        for first in range(0, len(keys), size):
-            part = keys[first : first + size]
-            entries = rows.entries(state, part, layout.names)
-            scores, touched = np.zeros(len(part), np.uint64), np.ones(len(part), np.int32)
-            of_keys = {"key": part, "score": scores, "touched": touched}
-            yield of_keys | dict(zip(layout.names, entries, strict=True))
-
-    rest = {name: value for name, value in state.items() if name not in layout.names}
-    about = {
-        "features": rows.features,
-        "since": 0,
-        "arrays": {name: str(state[name].dtype) for name in layout.names},
+    keys, names = rows.keys(), rows.layout.names
+    of_keys = {
+        "key": keys,
+        "score": np.zeros(len(keys), np.uint64),
+        "touched": np.ones(len(keys), np.int32),
     }
-    with Progress(progress, "dump", -(-len(keys) // size)) as bar:
-        return write_dump(path, parts(), rest, about, kind, bar, overwrite=overwrite)
+    content = Content(
+        rows.features,
+        of_keys,
+        {name: str(state[name].dtype) for name in names},
+        lambda part: dict(zip(names, rows.entries(state, keys[part], names), strict=True)),
+        {name: value for name, value in state.items() if name not in names},
+        {"since": 0},
+    )
+    return target.write(content)
 
 
 def load_tier(

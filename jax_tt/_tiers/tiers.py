@@ -14,6 +14,7 @@ import numpy as np
 
 from jax_tt._base.arguments import as_int
 from jax_tt._collection.collection import Collection, States
+from jax_tt._ops.dump_content import Target
 from jax_tt._table.table import Table
 from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.disk import DiskStore, StoreError
@@ -259,29 +260,29 @@ class Tiers:
         table: str,
         path: str | os.PathLike[str],
         *,
-        keys_per_file: int = 1 << 18,
+        rows_per_file: int = 1 << 18,
         format: str = "safetensors",
         progress: bool = True,
         overwrite: bool = False,
     ) -> int:
-        """Writes all rows of a table, wherever they are, to files in a directory, as `dump_keys` does.
+        """Writes all rows of a table, wherever they are, to files in a directory, as `files.dump` does.
 
         Only the rows of three files are in memory at a time, and 8 bytes for every key.
 
         Args:
             state: the arrays after a step.
             table: its name.
-            path, keys_per_file, format, progress, overwrite: as in `dump_keys`.
+            path, rows_per_file, format, progress, overwrite: as in `files.dump`.
 
         Returns:
             The number of keys.
 
         Raises:
-            FileError: as in `dump_keys`.
+            FileError: as in `files.dump`.
         """
+        target = Target(path, rows_per_file, format, progress, overwrite)
         with self._stores:
-            rows, own = self._rows[table], state[table]
-            return dump_tier(rows, own, path, keys_per_file, format, progress, overwrite=overwrite)
+            return dump_tier(self._rows[table], state[table], target)
 
     def load_dump(
         self,
@@ -296,8 +297,8 @@ class Tiers:
         Args:
             state: an initial state of the collection.
             table: its name.
-            path: of the directory that `dump`, `dump_keys` or `dump_rows` wrote.
-            progress: as in `dump_keys`.
+            path: of the directory that `dump` or `files.dump` wrote.
+            progress: as in `files.dump`.
 
         Returns:
             The state with the other arrays of the dump, such as step counts.

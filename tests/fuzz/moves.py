@@ -168,19 +168,19 @@ def _moved(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "dump")
         if way == "dump":
-            jax_tt.dump_keys(
-                table, state, path, keys_per_file=int(rng.integers(5, 300)), progress=False
+            jax_tt.files.dump(
+                table, state, path, rows_per_file=int(rng.integers(5, 300)), progress=False
             )
-            found, counts = jax_tt.load_keys(other, start, path, progress=False)
+            counts, found = jax_tt.files.load_dump(other, start, path, progress=False)
             assert counts.evicted == 0
             return other, found
         if way == "changes":
             earlier, gone = _earlier(rng, table, state)
-            jax_tt.dump_keys(table, earlier, path, progress=False)
-            start, _ = jax_tt.load_keys(other, start, path, progress=False)
+            jax_tt.files.dump(table, earlier, path, progress=False)
+            _, start = jax_tt.files.load_dump(other, start, path, progress=False)
             later = Path(folder, "changes")
-            jax_tt.dump_keys(table, state, later, since=path, progress=False)
-            found, counts = jax_tt.load_keys(other, start, later, progress=False)
+            jax_tt.files.dump(table, state, later, since=path, progress=False)
+            counts, found = jax_tt.files.load_dump(other, start, later, progress=False)
             assert counts.evicted == gone
             return other, found
     if way == "rows":

@@ -110,7 +110,7 @@ class ShardedTable(Wrapper):
         raise TypeError(
             f"{self.table.ids.label}mesh: got a ShardedTable to pickle; its devices exist in this process only. "
             "Pickle the table that it divides, its attribute `table`, or a Collection of such tables, and divide it in "
-            "the other process with jax_tt.shard_tables. States are saved by orbax or jax_tt.dump_rows."
+            "the other process with jax_tt.shard_tables. States are saved by orbax or jax_tt.files.dump."
         )
 
     def __copy__(self) -> Self:

@@ -1,0 +1,104 @@
+"""What dumps of tables of all kinds have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_tt._base.arguments import as_positive, one_of
+from jax_tt._base.progress import Progress
+from jax_tt._formats.dump import DUMP, FORMATS, write_dump
+from jax_tt._formats.output import check_output
+
+
+class Loaded(NamedTuple):
+    """What `load_dump` did.
+
+    Attributes:
+        rows: number of rows that were loaded.
+        others: keys of the dump that have no row in the table; 0 for hash tables, which take all keys.
+        evicted: keys of a hash table that have left it, as a dump of changes says; otherwise 0.
+
+    >>> import jax_tt
+    >>> jax_tt.files.Loaded(rows=5).evicted
+    0
+    """
+
+    rows: int
+    others: int = 0
+    evicted: int = 0
+
+
+class Content(NamedTuple):
+    """What is written of a table.
+
+    Attributes:
+        features: columns of a row.
+        of_keys: for every key uint64 ``[n]``, by the names ``key``, ``score``, ``touched`` and, of hash tables,
+            ``slot``.
+        dtypes: the type of every array of rows, by name.
+        entries: returns the rows of these arrays for a range of the keys, by name.
+        rest: arrays that do not belong to single keys; read after the last row.
+        about: what the description says beside sizes and types.
+    """
+
+    features: int
+    of_keys: Mapping[str, np.ndarray]
+    dtypes: Mapping[str, str]
+    entries: Callable[[slice], Mapping[str, np.ndarray]]
+    rest: Mapping[str, Any]
+    about: Mapping[str, Any]
+
+
+class Target(NamedTuple):
+    """Where and how a dump is written.
+
+    Attributes:
+        path: of the directory.
+        rows_per_file: rows in one file, at most.
+        format: one of `FORMATS`.
+        progress: whether to show a progress bar.
+        overwrite: whether to replace a dump of this name.
+    """
+
+    path: str | os.PathLike[str]
+    rows_per_file: int
+    format: str
+    progress: bool
+    overwrite: bool
+
+    def check(self, *others: str | os.PathLike[str]) -> None:
+        """Raises unless a dump can be written there that is none of the others."""
+        as_positive("rows_per_file", self.rows_per_file)
+        one_of("format", self.format, FORMATS)
+        check_output(
+            self.path, overwrite=self.overwrite, directory=True, contents=DUMP, others=list(others)
+        )
+
+    def write(self, content: Content) -> int:
+        """Writes a dump. Returns the number of keys."""
+        count, size = len(content.of_keys["key"]), self.rows_per_file
+
+        def parts() -> Iterator[dict[str, np.ndarray]]:
+            for first in range(0, count, size):
+                part = slice(first, first + size)
+                of_keys = {
+                    name: np.ascontiguousarray(array[part])
+                    for name, array in content.of_keys.items()
+                }
+                yield {**of_keys, **content.entries(part)}
+
+        about = {"features": content.features, "arrays": dict(content.dtypes), **content.about}
+        with Progress(self.progress, "dump", -(-count // size)) as bar:
+            return write_dump(
+                self.path,
+                parts(),
+                content.rest,
+                about,
+                self.format,
+                bar,
+                overwrite=self.overwrite,
+            )

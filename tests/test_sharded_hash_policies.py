@@ -66,7 +66,7 @@ def _owners(ids):
 def _parts(table, state):
     """The arrays of every device that has keys."""
     return [
-        {name: np.split(np.asarray(state[name]), DEVICES)[device] for name in table.divided_names}
+        {name: np.split(np.asarray(state[name]), DEVICES)[device] for name in table.sharding.names}
         for device in range(DEVICES)
     ]
 
@@ -84,7 +84,7 @@ def _parts(table, state):
 def test_each_device_has_a_table_of_its_own_keys(capacity, options):
     plain = jax_tt.hash_table(capacity, WIDTH, ways=4, safe_check="ignore", **options)
     table = _divided(plain, DEVICES)
-    own = table.shard
+    own = table.sharding.shard
     state = jax.jit(table.init)(jax.random.key(0))
     alone = [jax.jit(own.init)(jax.random.key(0))] * DEVICES
     evicted = 0
@@ -235,7 +235,7 @@ def test_each_device_doubles_the_table_of_its_keys():
     larger.check(after)
     assert after["hash_keys"].sharding.is_equivalent_to(state["hash_keys"].sharding, 3)
     for part, expected in zip(_parts(table, state), _parts(larger, after), strict=True):
-        own = table.shard
+        own = table.sharding.shard
         growth = growth_to(own, 8 * own.num_embeddings)
         found = grow(own, {**state, **part}, growth).state
         for name, array in expected.items():

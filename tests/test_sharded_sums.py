@@ -242,8 +242,8 @@ def test_what_travels_is_chosen_by_bytes(mesh):
     table = ShardedTable(jax_tt.dense_table(ROWS, 64), mesh, "model", Placement.hashed())
     # The part of one of four devices: 16 bags.
     short, long = (_call(table, jnp.zeros((16, length), jnp.int32)) for length in (1, 20))
-    assert not sums_travel(short, ())
-    assert sums_travel(long, ())
+    assert not sums_travel(short)
+    assert sums_travel(long)
     # Four bags of 64 columns and their ends for each of 16 bags, and ids: twice a quarter of 320, and 4 sqrt of that.
     assert message_of(long) == 160 + 51
     assert bytes_of_sums(long) == 4 * (16 * (4 + 64 * 4) + 4 * 211)
@@ -255,13 +255,15 @@ def test_what_travels_is_chosen_by_bytes(mesh):
     assert bytes_of_sums(weighted) == bytes_of_sums(long) + 4 * 4 * 211
     assert bytes_of_sums(asking) == bytes_of_sums(weighted) + 4 * (4 * 211 + 16 * 64 * 4)
     # Devices along another axis of the mesh step their copies of the rows alike, by the gradients of these rows.
-    assert not sums_travel(long, ("data",))
+    both = jax.make_mesh((2, 2), ("data", "model"))
+    alike = ShardedTable(table.table, both, "model", Placement.hashed())
+    assert not sums_travel(_call(alike, jnp.zeros((16, 20), jnp.int32)))
     few = ShardedTable(
         table.table, mesh, "model", Placement.hashed(), Exchange(expected_unique=0.05)
     )
-    assert not sums_travel(_call(few, jnp.zeros((16, 20), jnp.int32)), ())
+    assert not sums_travel(_call(few, jnp.zeros((16, 20), jnp.int32)))
     replicas = ShardedTable(table.table, mesh, "model", Placement.pages([(0, 1), 2], 100), SUMS)
-    assert not sums_travel(_call(replicas, jnp.zeros((16, 20), jnp.int32)), ())
+    assert not sums_travel(_call(replicas, jnp.zeros((16, 20), jnp.int32)))
 
 
 def _entry(text):

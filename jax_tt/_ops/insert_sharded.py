@@ -20,8 +20,9 @@ from jax_tt._kinds.sharded.exchange import exchanged, other_rounds
 from jax_tt._kinds.sharded.forward import all_messages
 from jax_tt._kinds.sharded.group import ShardedGroup, inside_shard_map
 from jax_tt._kinds.sharded.programs import Local
-from jax_tt._kinds.sharded.requests import PAGES, keys_in_pages, replicas_of, requested
+from jax_tt._kinds.sharded.requests import keys_in_pages, replicas_of, requested
 from jax_tt._kinds.sharded.route import Messages, Route, distinct, message_rows
+from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._native import hash_backend
 from jax_tt._ops.inserting import (
@@ -59,7 +60,7 @@ def _inserted(
     tables = [own.table for own in asked]
     given = [_inputs(own) for own in asked]
 
-    local = Local(_of_device, (tuple(tables), method, group.axes, group.others))
+    local = Local(_of_device, (tuple(tables), method))
     if inside_shard_map():
         after = local(given)
     else:
@@ -84,7 +85,7 @@ def _inserted(
 
 
 def _inputs(own: Asked) -> tuple[dict[str, Any], list[Requests], Any]:
-    names = {*own.table.divided_names, CLOCK, SEED, TOTALS, PAGES}
+    names = {*own.table.sharding.names, CLOCK, SEED, TOTALS, PAGES}
     devices = own.table.parts
 
     def padded(array: jax.Array) -> jax.Array:
@@ -98,7 +99,7 @@ def _inputs(own: Asked) -> tuple[dict[str, Any], list[Requests], Any]:
 
 
 def _specs(group: ShardedGroup, table: ShardedTable, state: dict[str, Any]) -> dict[str, P]:
-    return {name: P(group.axes) if name in table.divided_names else P() for name in state}
+    return {name: P(group.axes) if name in table.sharding.names else P() for name in state}
 
 
 class _Sent(NamedTuple):
@@ -109,20 +110,18 @@ class _Sent(NamedTuple):
     values: list[jax.Array]
 
 
-def _of_device(tables: tuple[Any, ...], *arguments: Any) -> Any:
-    *options, inputs = arguments
-    own = [Asked(table, *one) for table, one in zip(tables, inputs, strict=True)]
-    return _local(own, *options)
+def _of_device(tables: tuple[Any, ...], method: str, inputs: Any) -> Any:
+    asked = [Asked(table, *one) for table, one in zip(tables, inputs, strict=True)]
+    return _local(asked, method)
 
 
-def _local(
-    asked: Sequence[Asked], method: str, axes: tuple[str, ...], others: tuple[str, ...]
-) -> list[tuple[dict[str, Any], jax.Array]]:
+def _local(asked: Sequence[Asked], method: str) -> list[tuple[dict[str, Any], jax.Array]]:
     """The arrays that an insertion changes on this device, and the counts of all devices."""
-    everywhere = (*others, *axes)
+    sharding = asked[0].table.sharding
+    everywhere = sharding.everywhere
     devices = lax.axis_size(everywhere)
     methods = [own.table.method(Lookup(method=method), own.state) for own in asked]
-    routes = [_route(*pair, axes, devices) for pair in zip(asked, methods, strict=True)]
+    routes = [_route(*pair, devices) for pair in zip(asked, methods, strict=True)]
     sizes = [message_rows(route.row.shape[0], devices) for route, _ in routes]
     messages, bits = all_messages([route for route, _ in routes], sizes, devices, everywhere)
     sent = [
@@ -166,7 +165,7 @@ def _local(
     found = other_rounds(insert, bits, insert(0, start))
     results = []
     for own, (state, counts) in zip(asked, found, strict=True):
-        counts = lax.psum(counts, axes)
+        counts = lax.psum(counts, sharding.axes)
         table = own.table.table
         if table.safe_check == "error":
             check_count(Check("error", no_room(table)), counts[-1])
@@ -175,18 +174,17 @@ def _local(
     return results
 
 
-def _route(
-    own: Asked, method: str, axes: tuple[str, ...], devices: int
-) -> tuple[Route, list[jax.Array]]:
+def _route(own: Asked, method: str, devices: int) -> tuple[Route, list[jax.Array]]:
     """The way to all devices that hold the keys, and what goes with every key: its requests, and its score."""
-    table, layout = own.table, own.table.layout
+    sharding = own.table.sharding
+    layout = sharding.layout
     keys, here, given, _ = joined(own.parts)
     pages, refused = keys_in_pages(layout, keys), jnp.zeros((), bool)
-    found = requested(table, own.state[PAGES], pages, (here, here, refused), method, axes)
+    found = requested(sharding, own.state[PAGES], pages, (here, here, refused), method)
     places, size = found.distinct.places, here.shape[0]
     at = jnp.where(here, places, size)
     values = [jnp.zeros(size, jnp.int32).at[at].add(1, mode="drop")]
-    if table.table.policy == "custom":
+    if own.table.table.policy == "custom":
         values.append(lax.bitcast_convert_type(_largest(given, at, size), jnp.int32))
     copies = devices // layout.devices
     if copies == 1:
@@ -210,7 +208,7 @@ def _marked(own: Asked, touched: dict[str, Any], keys: AskedKeys, method: str) -
 
     This one would stand for keys that have been inserted already.
     """
-    method = own.table.shard.method(Lookup(method=method), own.state)
+    method = own.table.sharding.shard.method(Lookup(method=method), own.state)
     after, here = {}, keys.here
     for names in (KEYS, WAITING):
         if names[2] not in touched:
@@ -230,7 +228,7 @@ def _at_owner(
     own: Asked, state: dict[str, Any], counts: jax.Array, parts: Any, method: str
 ) -> tuple[dict[str, Any], jax.Array]:
     """The arrays after an insertion of the keys that have arrived, and the counts with those of them."""
-    local: HashTable = own.table.shard
+    local: HashTable = own.table.sharding.shard
     keys = received_keys(parts)
     requests = jnp.where(keys.here, next(parts).reshape(-1), 0)
     given = jnp.zeros_like(keys.keys)

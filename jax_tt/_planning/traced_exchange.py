@@ -19,7 +19,7 @@ from jax_tt._collection.states import UPDATES
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.placement import Placement
 from jax_tt._kinds.sharded.group import ShardedGroup
-from jax_tt._kinds.sharded.requests import PAGES
+from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._kinds.sharded.travels import sums_travel
 from jax_tt._lookup.shared import init_flags
@@ -114,7 +114,7 @@ def _sums_travel(table: ShardedTable, state: Any, sizes: tuple[int, int]) -> boo
     ids, ends = (jax.ShapeDtypeStruct((segments, n), jnp.int32) for n in (length, 2))
     lookup = Lookup(bounds="zero", wanted=Wanted(frozenset(table.trained_names)))
     batch = Batch(ids, ends, None, rectangular=True)
-    return sums_travel(Call(Use(table, lookup), state, batch, ()), ())
+    return sums_travel(Call(Use(table, lookup), state, batch, ()))
 
 
 class _Described(ShardedTable):
@@ -133,7 +133,7 @@ def _state(collection: Collection) -> dict[str, dict[str, Any]]:
     for name, table in collection.tables.items():
         assert isinstance(table, ShardedTable)
         layout = table.layout
-        own = jax.eval_shape(table.local.init, jax.random.key(0))
+        own = jax.eval_shape(table.sharding.rows.init, jax.random.key(0))
         for array in table.row_arrays:
             shape = (layout.rows * layout.devices, *own[array].shape[1:])
             own[array] = jax.ShapeDtypeStruct(shape, own[array].dtype)

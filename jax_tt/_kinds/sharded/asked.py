@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._kinds.sharded.requests import sharded
+from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._native import hash_backend
 from jax_tt._sets.missing import Check, check_count
 from jax_tt._sets.owners import keys_of_words
@@ -58,12 +58,12 @@ def received(
 
     Nothing that is not allowed is asked for. If it is ``checked``, missing keys of a training batch are warned of.
     """
-    if not sharded(call).ids.takes_keys:
+    if not sharding_of(call).ids.takes_keys:
         rows = next(parts).reshape(-1)
         return Asked(jnp.where(allowed, rows, -1), rows), None
     asked = received_keys(parts)
     asked = asked._replace(here=asked.here & allowed)
-    table, lookup = sharded(call).shard, call.use.lookup
+    table, lookup = sharding_of(call).shard, call.use.lookup
     # A lookup that raised on one device alone would leave the others waiting.
     warns = checked and lookup.train and table.safe_check == "warn"
     search = table.search_of(
@@ -74,15 +74,14 @@ def received(
     return Asked(slots, asked.words), asked
 
 
-def with_missing(
-    call: Call, asked: Asked, keys: AskedKeys | None, sums: jax.Array, everywhere: Any
-) -> jax.Array:
+def with_missing(call: Call, asked: Asked, keys: AskedKeys | None, sums: jax.Array) -> jax.Array:
     """The sums ``[n, 1, D]`` of rows, and the initial values of keys that have no row."""
     if keys is None:
         return sums
-    table, lookup = sharded(call).shard, call.use.lookup
+    table, lookup = sharding_of(call).shard, call.use.lookup
     missing = keys.here & (asked.rows < 0)
     if table.trains(lookup) and table.safe_check == "error":
+        everywhere = sharding_of(call).everywhere
         count = lax.psum(jnp.sum(missing, dtype=jnp.int32), everywhere)
         check_count(Check("error", table.untrained), count)
     if not table.adds_rows(lookup):

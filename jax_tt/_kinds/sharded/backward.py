@@ -14,7 +14,7 @@ from jax_tt._kinds.sharded.columns import in_columns, of_weights, separated_colu
 from jax_tt._kinds.sharded.exchange import unless
 from jax_tt._kinds.sharded.forward import Attempt, Residuals, all_requests, attempted, with_batches
 from jax_tt._kinds.sharded.reads import pool_call
-from jax_tt._kinds.sharded.requests import sharded
+from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._kinds.sharded.spread import sent_gradients
 from jax_tt._kinds.sharded.steps import Trained, exchanged_steps
 from jax_tt._table import groups
@@ -40,8 +40,6 @@ def local_backward(
     calls: Sequence[Call],
     residuals: Residuals,
     gs: Sequence[Any],
-    axes: tuple[str, ...],
-    others: tuple[str, ...],
 ) -> list[Cotangents]:
     """The cotangents of every call for this device."""
     calls = [in_columns(call) for call in calls]
@@ -50,7 +48,7 @@ def local_backward(
     ]
 
     def stepped(attempt: Attempt, states: Sequence[dict[str, Any]], wanted: jax.Array) -> Carried:
-        return _attempted(calls, attempt, gs, states, wanted, (axes, others))
+        return _attempted(calls, attempt, gs, states, wanted)
 
     def again(carried: Carried, batches: Sequence[Batch]) -> Carried:
         # The first attempt changed nothing. To read the arrays from before it, XLA would keep a copy of them.
@@ -58,7 +56,7 @@ def local_backward(
         for k, (call, state) in enumerate(zip(calls, carried.states, strict=True)):
             if call.use.table.update is not None:
                 present[k] = present[k]._replace(state={**call.state, **state})
-        _, attempt = attempted(present, all_requests(present, axes), axes, others)
+        _, attempt = attempted(present, all_requests(present))
         return stepped(attempt, carried.states, jnp.ones((), bool))
 
     # Arrays of rows are only changed once the forward pass has read them, since `fits` is known after that.
@@ -79,7 +77,6 @@ def _attempted(
     gs: Sequence[Any],
     states: Sequence[dict[str, Any]],
     wanted: jax.Array,
-    mesh_axes: tuple[tuple[str, ...], tuple[str, ...]],
 ) -> Carried:
     """The attempt, which changes nothing unless it is ``wanted``."""
     fetched = {k: own for k, own in enumerate(attempt.fetched) if own is not None}
@@ -97,15 +94,16 @@ def _attempted(
             trained.append(Trained(k, call, grads.astype(kind)))
     allowed, of_sums = [wanted] * len(calls), {}
     if trained:
-        stepped = exchanged_steps(calls, trained, states, attempt, wanted, mesh_axes)
+        stepped = exchanged_steps(calls, trained, states, attempt, wanted)
         states, allowed, of_sums = stepped
     weights = [of_rows[k][1] if k in of_rows else of_sums.get(k) for k in range(len(calls))]
     return Carried(list(states), allowed, weights)
 
 
 def _type_of_gradients(call: Call) -> Any:
-    table = sharded(call)
-    return table.exchange.type_of_gradients(accumulator(table.storage(call.state)))
+    sharding = sharding_of(call)
+    accum = accumulator(sharding.rows.storage(call.state))
+    return sharding.exchange.type_of_gradients(accum)
 
 
 def _start(call: Call) -> dict[str, Any]:
@@ -127,7 +125,7 @@ def _finished(call: Call, state: dict[str, Any], allowed: jax.Array) -> dict[str
     table = call.use.table
     if table.update is None:
         return state
-    local, applied = sharded(call).local, allowed.astype(jnp.float32)
+    local, applied = sharding_of(call).rows, allowed.astype(jnp.float32)
     params, slots = local.params(state), local.stepped_slots(state)
     values = {**call.values, "allowed": applied}
     step = Step(call.batch, applied, call.use.lookup, values)

@@ -18,7 +18,7 @@ from jax_tt._table.types import State
 
 @grow.register(ShardedTable)
 def grow_sharded(table: ShardedTable, state: State, growth: Growth) -> Change:
-    arrays = {name: state[name] for name in table.divided_names}
+    arrays = {name: state[name] for name in table.sharding.names}
 
     def on_shards(function: Callable[..., Any], static: tuple[Any, ...], arrays: Any) -> Any:
         spec, local = P(table.axes), Local(function, static)
@@ -28,6 +28,6 @@ def grow_sharded(table: ShardedTable, state: State, growth: Growth) -> Change:
 
         return sharded_over_explicit_axes(call, arrays, table.axes)
 
-    change = grow_shards(table.table, table.shard, arrays, growth, on_shards)
+    change = grow_shards(table.table, table.sharding.shard, arrays, growth, on_shards)
     new = dataclasses.replace(table, table=change.table)
     return change._replace(table=new, state={**state, **change.state})

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._kinds.sharded.requests import sharded
+from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._table.groups import Call
 
 
 def in_columns(call: Call) -> Call:
     """The call with segment ``s`` for the first column shard as segment ``k * s``, and so on."""
-    count = sharded(call).layout.columns
+    count = sharding_of(call).layout.columns
     if count == 1:
         return call
 
@@ -32,7 +32,7 @@ def in_columns(call: Call) -> Call:
 
 def joined_columns(call: Call, sums: jax.Array) -> jax.Array:
     """Sums ``[S, nb, D]`` from those of `in_columns`."""
-    count = sharded(call).layout.columns
+    count = sharding_of(call).layout.columns
     if count == 1:
         return sums
     segments, bags, width = sums.shape
@@ -42,7 +42,7 @@ def joined_columns(call: Call, sums: jax.Array) -> jax.Array:
 
 def separated_columns(call: Call, sums: jax.Array) -> jax.Array:
     """The inverse of `joined_columns`."""
-    count = sharded(call).layout.columns
+    count = sharding_of(call).layout.columns
     if count == 1:
         return sums
     segments, bags, width = sums.shape
@@ -52,7 +52,7 @@ def separated_columns(call: Call, sums: jax.Array) -> jax.Array:
 
 def of_weights(call: Call, gradient: jax.Array | None) -> jax.Array | None:
     """The gradient of weights ``[S, cap]`` from that of the weights of `in_columns`."""
-    count = sharded(call).layout.columns
+    count = sharding_of(call).layout.columns
     if gradient is None or count == 1:
         return gradient
     return jnp.sum(gradient.reshape(-1, count, gradient.shape[-1]), axis=1)

@@ -17,7 +17,7 @@ from jax_tt._kinds.sharded.asked import Asked, AskedKeys, received, with_missing
 from jax_tt._kinds.sharded.columns import in_columns, joined_columns
 from jax_tt._kinds.sharded.exchange import exchanged, other_rounds, sums_of, unless
 from jax_tt._kinds.sharded.reads import own_call, pool_call, read_call
-from jax_tt._kinds.sharded.requests import PAGES, Requests, requests_of, sharded
+from jax_tt._kinds.sharded.requests import Requests, requests_of
 from jax_tt._kinds.sharded.route import (
     Messages,
     Route,
@@ -26,6 +26,7 @@ from jax_tt._kinds.sharded.route import (
     message_rows,
     messages_of,
 )
+from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._kinds.sharded.spread import (
     Spread,
     emptied,
@@ -93,25 +94,23 @@ class Attempt(NamedTuple):
     fits: jax.Array | None
 
 
-def local_forward(
-    calls: Sequence[Call], axes: tuple[str, ...], others: tuple[str, ...]
-) -> tuple[list[jax.Array], Residuals]:
+def local_forward(calls: Sequence[Call]) -> tuple[list[jax.Array], Residuals]:
     """Sums ``[S, nb, D]`` of every call for the batch of this device."""
     calls = [in_columns(call) for call in calls]
-    summed = [sums_travel(call, others) for call in calls]
-    usual = all(sharded(call).exchange.expects_nothing for call in calls)
+    summed = [sums_travel(call) for call in calls]
+    usual = all(sharding_of(call).exchange.expects_nothing for call in calls)
     if usual and not any(summed):
-        sums, attempt = attempted(calls, all_requests(calls, axes), axes, others)
+        sums, attempt = attempted(calls, all_requests(calls))
         fits = None
     else:
-        first, missing = _in_messages_of_expected_sizes(calls, summed, axes)
-        found = attempted(calls, first, axes, others, missing)
+        first, missing = _in_messages_of_expected_sizes(calls, summed)
+        found = attempted(calls, first, missing)
         fits = found[1].fits
         assert fits is not None
 
         def again(_: Any, batches: Sequence[Batch]) -> list[jax.Array]:
             present = with_batches(calls, batches)
-            return attempted(present, all_requests(present, axes), axes, others)[0]
+            return attempted(present, all_requests(present))[0]
 
         sums, fits = unless(fits[0], again, found[0], [call.batch for call in calls])
         attempt, fits = found[1], fits[None]
@@ -124,19 +123,14 @@ def with_batches(calls: Sequence[Call], batches: Sequence[Batch]) -> list[Call]:
     return [call._replace(batch=batch) for call, batch in zip(calls, batches, strict=True)]
 
 
-def all_requests(calls: Sequence[Call], axes: tuple[str, ...]) -> list[Requests]:
+def all_requests(calls: Sequence[Call]) -> list[Requests]:
     """The different rows that this device's part of every batch reads."""
-    return [
-        requests_of(sharded(call), call.state[PAGES], call.batch, call.use.lookup, axes)
-        for call in calls
-    ]
+    return [requests_of(call) for call in calls]
 
 
 def attempted(
     calls: Sequence[Call],
     asks: Sequence[Ask],
-    axes: tuple[str, ...],
-    others: tuple[str, ...],
     missing: jax.Array | None = None,
 ) -> tuple[list[jax.Array], Attempt]:
     """Sums of every call, in as many rounds as it takes.
@@ -144,7 +138,8 @@ def attempted(
     With ``missing``, 0 or less if messages of the expected sizes hold what this device asks for: in one round of such
     messages. If those of one device do not hold it, sums have no meaning, and nothing is asked for.
     """
-    devices = sharded(calls[0]).layout.devices
+    sharding = sharding_of(calls[0])
+    devices = sharding.layout.devices
     requests = {k: own for k, own in enumerate(asks) if isinstance(own, Requests)}
     routes = [own.distinct.route for own in requests.values()]
     if missing is not None:
@@ -155,10 +150,10 @@ def attempted(
         kept = [own.place for own in messages]
     else:
         sizes = [message_rows(route.row.shape[0], devices) for route in routes]
-        messages, bits = all_messages(routes, sizes, devices, (*axes, *others))
+        messages, bits = all_messages(routes, sizes, devices, sharding.everywhere)
         kept = [kept_places(own, bits, devices) for own in messages]
     ways = dict(zip(requests, zip(messages, kept, strict=True), strict=True))
-    answers, asked, read, fits = _answers(calls, asks, ways, bits, missing, (axes, others))
+    answers, asked, read, fits = _answers(calls, asks, ways, bits, missing)
     if fits is not None:
         asks = [own.only_if(fits) for own in asks]
         fits = fits[None]
@@ -193,11 +188,11 @@ def all_messages(
 
 def _expected_size(call: Call, requests: Requests) -> int:
     """The rows of a message, by the different ids that the user expects."""
-    return rows_of_expected_message(sharded(call), requests.distinct.source.shape[0])
+    return rows_of_expected_message(sharding_of(call), requests.distinct.source.shape[0])
 
 
 def _in_messages_of_expected_sizes(
-    calls: Sequence[Call], summed: Sequence[bool], axes: tuple[str, ...]
+    calls: Sequence[Call], summed: Sequence[bool]
 ) -> tuple[list[Ask], jax.Array]:
     """What to ask for, and a number above 0 if messages of the expected sizes do not hold it."""
     asks: list[Ask] = []
@@ -205,13 +200,13 @@ def _in_messages_of_expected_sizes(
     for call, sums in zip(calls, summed, strict=True):
         if sums:
             size = message_of(call)
-            spread = spread_of(call, call.state[PAGES], size, axes)
+            spread = spread_of(call, size)
             asks.append(spread)
             missing.append(spread.places.most[0] - size)
         else:
-            (own,) = all_requests([call], axes)
+            own = requests_of(call)
             asks.append(own)
-            devices = sharded(call).layout.devices
+            devices = sharding_of(call).layout.devices
             missing.append(leading_bits(own.distinct.route, _expected_size(call, own), devices))
     return asks, jnp.max(jnp.stack(missing))
 
@@ -222,15 +217,14 @@ def _answers(
     ways: dict[int, tuple[Messages, jax.Array]],
     bits: jax.Array | None,
     missing: jax.Array | None,
-    mesh_axes: tuple[tuple[str, ...], tuple[str, ...]],
 ) -> tuple[list[jax.Array], list[Asked | Batch], Any, jax.Array | None]:
     """The different rows of every table where they are kept, or sums; what was asked for first; and residuals.
 
     The last result is whether the messages of all devices hold what they ask for, None without ``missing``. There are
     further rounds only if no sums travel.
     """
-    axes, others = mesh_axes
-    devices = sharded(calls[0]).layout.devices
+    sharding = sharding_of(calls[0])
+    axes, others, devices = sharding.axes, sharding.others, sharding.layout.devices
 
     def got(k: Any) -> tuple[list[jax.Array], list[Asked | Batch], Any, jax.Array | None]:
         # Whether messages hold everything goes with them, since another collective would take as long as they do.
@@ -256,7 +250,7 @@ def _answers(
             if isinstance(own, Batch):
                 answers.append(partial_sums(call, sum_))
             else:
-                rows = with_missing(call, own, keys, sum_, (*axes, *others))
+                rows = with_missing(call, own, keys, sum_)
                 answers.append(_sent_rows(call, rows, devices))
         # A collective that adds in 16 bits would round every sum.
         added = len({x.dtype for x in answers}) == 1 and answers[0].dtype.itemsize > 2
@@ -285,7 +279,7 @@ def _answers(
 
 def _adds_parts(call: Call, own: Ask) -> bool:
     """Whether what comes back from all devices has to be added."""
-    return isinstance(own, Spread) and sharded(call).layout.columns == 1
+    return isinstance(own, Spread) and sharding_of(call).layout.columns == 1
 
 
 def _received(
@@ -299,13 +293,13 @@ def _received(
 
 
 def _sent_rows(call: Call, sums: jax.Array, devices: int) -> jax.Array:
-    storage = sharded(call).storage(call.state)
-    kind = sharded(call).exchange.type_of_rows(storage, sums.dtype)
+    storage = sharding_of(call).rows.storage(call.state)
+    kind = sharding_of(call).exchange.type_of_rows(storage, sums.dtype)
     return sums.astype(kind).reshape(devices, -1, sums.shape[-1])
 
 
 def _received_rows(call: Call, rows: jax.Array) -> jax.Array:
-    accum = accumulator(sharded(call).storage(call.state))
+    accum = accumulator(sharding_of(call).rows.storage(call.state))
     # Sums of 16-bit rows are in float32.
     kind = accum if accum == jnp.float64 else rows.dtype
     return rows.reshape(-1, rows.shape[-1]).astype(kind)
@@ -313,7 +307,7 @@ def _received_rows(call: Call, rows: jax.Array) -> jax.Array:
 
 def _pooled_batch(call: Call, requests: Requests, messages: Messages, kept: jax.Array) -> Batch:
     """The batch with the places of its rows as ids; that of the row after all of them for ids without a row."""
-    total = messages.size * sharded(call).layout.devices
+    total = messages.size * sharding_of(call).layout.devices
     ids = jnp.where(requests.read, kept[requests.distinct.places], total)
     ids = jnp.where(requests.here, ids.reshape(requests.here.shape), -1)
     return dataclasses.replace(call.batch, ids=ids, slots=None)

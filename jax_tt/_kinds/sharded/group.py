@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._kinds.sharded.backward import local_backward
 from jax_tt._kinds.sharded.forward import local_forward
 from jax_tt._kinds.sharded.programs import Local, over_devices
-from jax_tt._kinds.sharded.requests import sharded
+from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._table.groups import Call, Cotangents, Gradients, Use
 from jax_tt._table.table import APPLIED
 from jax_tt._table.wide import Wide
@@ -31,13 +31,8 @@ class ShardedGroup:
     mesh: Mesh
     axes: tuple[str, ...]
 
-    @property
-    def others(self) -> tuple[str, ...]:
-        """The other axes, along which devices hold the same rows."""
-        return tuple(name for name in self.mesh.axis_names if name not in self.axes)
-
     def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
-        local = Local(_forward, (tuple(call.use for call in calls), self.axes, self.others))
+        local = Local(_forward, (tuple(call.use for call in calls),))
         arrays = [(call.state, call.batch, ()) for call in calls]
         specs = ([(*self._specs(call)[:2], ()) for call in calls],)
         sums, residuals = self.on_devices(local, specs, self._batch)(arrays)
@@ -48,7 +43,7 @@ class ShardedGroup:
     ) -> list[Cotangents]:
         if wide is not None:
             gs = wide.separated(gs, [call.shape for call in calls])
-        local = Local(_backward, (tuple(call.use for call in calls), self.axes, self.others))
+        local = Local(_backward, (tuple(call.use for call in calls),))
         arrays = [(call.state, call.batch, call.values) for call in calls]
         states = [self._specs(call) for call in calls]
         results = [
@@ -67,7 +62,7 @@ class ShardedGroup:
         return {name: self._spec_of(call, name) for name in call.state}, self._batch, P()
 
     def _spec_of(self, call: Call, name: str) -> P:
-        return P(self.axes) if name in sharded(call).divided_names else P()
+        return P(self.axes) if name in sharding_of(call).names else P()
 
     def _names(self, call: Call, g: Any) -> list[str]:
         """The arrays of the cotangents of a call."""
@@ -86,19 +81,13 @@ class ShardedGroup:
         return over_devices(local, self.mesh, specs, out)
 
 
-def _forward(
-    uses: tuple[Use, ...], axes: tuple[str, ...], others: tuple[str, ...], arrays: Any
-) -> Any:
-    own = [Call(use, *part) for use, part in zip(uses, arrays, strict=True)]
-    return local_forward(own, axes, others)
+def _forward(uses: tuple[Use, ...], arrays: Any) -> Any:
+    return local_forward([Call(use, *one) for use, one in zip(uses, arrays, strict=True)])
 
 
-def _backward(
-    uses: tuple[Use, ...], axes: tuple[str, ...], others: tuple[str, ...], *arrays: Any
-) -> Any:
-    calls, residuals, gs = arrays
-    own = [Call(use, *part) for use, part in zip(uses, calls, strict=True)]
-    return local_backward(own, residuals, gs, axes, others)
+def _backward(uses: tuple[Use, ...], arrays: Any, residuals: Any, gs: Any) -> Any:
+    calls = [Call(use, *one) for use, one in zip(uses, arrays, strict=True)]
+    return local_backward(calls, residuals, gs)
 
 
 def inside_shard_map() -> bool:

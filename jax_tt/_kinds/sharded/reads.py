@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._ids.batch import Batch
-from jax_tt._kinds.sharded.requests import sharded
+from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._native.rows import RowTable
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, Wanted
@@ -40,7 +40,7 @@ def own_call(call: Call, batch: Batch, state: State | None = None) -> Call:
     """The lookup, or the step, of a batch of rows of this device."""
     lookup = call.use.lookup
     weights = lookup.wanted.weights and batch.weights is not None
-    use = Use(sharded(call).local, inner(lookup, Wanted(lookup.wanted.names, weights)))
+    use = Use(sharding_of(call).rows, inner(lookup, Wanted(lookup.wanted.names, weights)))
     return Call(use, call.state if state is None else state, batch, call.values)
 
 

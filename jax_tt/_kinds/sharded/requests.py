@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._ids.batch import Batch, present
+from jax_tt._ids.batch import present
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._ids.keys import keys_of
 from jax_tt._ids.placement import Layout, Paged, paged
 from jax_tt._kinds.sharded.route import Distinct, Route, distinct
+from jax_tt._kinds.sharded.sharding import PAGES, Sharding, sharding_of
 from jax_tt._sets.owners import owners_of, words_of
-from jax_tt._table.options import IGNORED, Lookup
-
-if TYPE_CHECKING:
-    from jax_tt._kinds.sharded.table import ShardedTable
-    from jax_tt._table.groups import Call
-
-# In a state: where the pages are.
-PAGES = "page_table"
+from jax_tt._table.groups import Call
+from jax_tt._table.options import IGNORED
 
 
 class Requests(NamedTuple):
@@ -63,34 +58,23 @@ class Positions(NamedTuple):
     refused: jax.Array
 
 
-def requests_of(
-    table: ShardedTable, page_table: jax.Array, batch: Batch, lookup: Lookup, axes: Any
-) -> Requests:
-    """The requests of this device.
-
-    Args:
-        table: divided over the devices.
-        page_table: int32 ``[pages, replicas]``.
-        batch: of this device.
-        lookup: options of the call.
-        axes: mesh axes that pages are divided over.
-    """
-    return _distinct(table, positions_of(table, page_table, batch, lookup, axes), lookup.method)
+def requests_of(call: Call) -> Requests:
+    """The different rows that this device requests for its part of a batch."""
+    return _distinct(sharding_of(call), positions_of(call), call.use.lookup.method)
 
 
-def positions_of(
-    table: ShardedTable, page_table: jax.Array, batch: Batch, lookup: Lookup, axes: Any
-) -> Positions:
-    """Where the rows of this device's part of a batch are; the arguments are those of `requests_of`."""
-    here = present(batch)
-    if table.ids.takes_keys:
-        own, refused = keys_in_pages(table.layout, keys_of(batch)), jnp.zeros((), bool)
-        return _placed(table.layout, page_table, own, (here, here, refused), axes)
-    (rows,), ok = digits_in_range(table.ids, batch)
-    read = here & ok if lookup.bounds in (*IGNORED, "error") else here
-    own = _paged(table.layout, jnp.where(read, rows, jnp.zeros_like(rows)))
-    refused = jnp.any(here & ~ok) if lookup.bounds == "error" else jnp.zeros((), bool)
-    return _placed(table.layout, page_table, own, (read, here, refused), axes)
+def positions_of(call: Call) -> Positions:
+    """Where the rows of this device's part of a batch are."""
+    sharding, batch, bounds = sharding_of(call), call.batch, call.use.lookup.bounds
+    layout, here = sharding.layout, present(batch)
+    if sharding.ids.takes_keys:
+        pages, refused = keys_in_pages(layout, keys_of(batch)), jnp.zeros((), bool)
+        return _placed(sharding, call.state[PAGES], pages, (here, here, refused))
+    (rows,), ok = digits_in_range(sharding.ids, batch)
+    read = here & ok if bounds in (*IGNORED, "error") else here
+    pages = _paged(layout, jnp.where(read, rows, jnp.zeros_like(rows)))
+    refused = jnp.any(here & ~ok) if bounds == "error" else jnp.zeros((), bool)
+    return _placed(sharding, call.state[PAGES], pages, (read, here, refused))
 
 
 def keys_in_pages(layout: Layout, keys: jax.Array) -> Paged:
@@ -100,49 +84,48 @@ def keys_in_pages(layout: Layout, keys: jax.Array) -> Paged:
 
 
 def requested(
-    table: ShardedTable,
+    sharding: Sharding,
     page_table: jax.Array,
-    own: Paged,
+    pages: Paged,
     flags: tuple[jax.Array, jax.Array, jax.Array],
     method: str,
-    axes: Any,
 ) -> Requests:
     """The requests for rows of pages; ``flags`` are `Requests.read`, `here` and `refused`."""
-    return _distinct(table, _placed(table.layout, page_table, own, flags, axes), method)
+    return _distinct(sharding, _placed(sharding, page_table, pages, flags), method)
 
 
 def _placed(
-    layout: Layout,
+    sharding: Sharding,
     page_table: jax.Array,
-    own: Paged,
+    pages: Paged,
     flags: tuple[jax.Array, jax.Array, jax.Array],
-    axes: Any,
 ) -> Positions:
+    layout = sharding.layout
     read, here, refused = flags
     read = read.reshape(-1)
-    places = page_table[own.page]
+    places = page_table[pages.page]
     if layout.replicas == 1:
         place = places[:, 0]
     else:
         # Devices share the replicas of a page evenly.
         count = jnp.sum(places >= 0, axis=1, dtype=jnp.int32)
-        turn = lax.axis_index(axes).astype(jnp.int32) % count
+        turn = lax.axis_index(sharding.axes).astype(jnp.int32) % count
         place = jnp.take_along_axis(places, turn[:, None], axis=1)[:, 0]
     route = Route(
         jnp.where(read, place // layout.pool, layout.devices),
-        place % layout.pool * layout.page_size + own.row,
-        own.rest,
+        place % layout.pool * layout.page_size + pages.row,
+        pages.rest,
     )
-    return Positions(route, own, read, here, refused)
+    return Positions(route, pages, read, here, refused)
 
 
-def _distinct(table: ShardedTable, positions: Positions, method: str) -> Requests:
-    route, own, read, here, refused = positions
-    found = distinct(route, table.layout.devices, method)
+def _distinct(sharding: Sharding, positions: Positions, method: str) -> Requests:
+    route, pages, read, here, refused = positions
+    rows = distinct(route, sharding.layout.devices, method)
     # Positions that read nothing are a request as well, for no page.
-    wanted = own._replace(page=jnp.where(read, own.page, -1))
-    pages = jax.tree.map(lambda part: part.at[found.source].get(mode="fill", fill_value=-1), wanted)
-    return Requests(found, pages, read, here, refused[None])
+    pages = pages._replace(page=jnp.where(read, pages.page, -1))
+    pages = jax.tree.map(lambda part: part.at[rows.source].get(mode="fill", fill_value=-1), pages)
+    return Requests(rows, pages, read, here, refused[None])
 
 
 def _paged(layout: Layout, rows: jax.Array) -> Paged:
@@ -168,9 +151,3 @@ def replicas_of(layout: Layout, page_table: jax.Array, pages: Paged, others: int
 
     rest = None if pages.rest is None else of_all(jnp.broadcast_to(pages.rest[:, None], row.shape))
     return Route(device.reshape(-1), of_all(row), rest)
-
-
-def sharded(call: Call) -> ShardedTable:
-    """The table of a call of a `ShardedGroup`."""
-    table: Any = call.use.table
-    return table

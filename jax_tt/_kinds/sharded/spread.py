@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,9 @@ from jax_tt._base.dtypes import accumulator
 from jax_tt._base.ffi import available
 from jax_tt._ids.batch import Batch, bag_index
 from jax_tt._jax.by_platform import by_platform
-from jax_tt._kinds.sharded.requests import PAGES, Positions, positions_of, sharded
+from jax_tt._kinds.sharded.requests import Positions, positions_of
 from jax_tt._kinds.sharded.route import Route
+from jax_tt._kinds.sharded.sharding import PAGES, sharding_of
 from jax_tt._native.route import route_bags
 from jax_tt._table.groups import Call
 
@@ -81,15 +82,15 @@ class Spread(NamedTuple):
         return most * jnp.sum(count).astype(g.dtype)
 
 
-def spread_of(call: Call, page_table: jax.Array, size: int, axes: Any) -> Spread:
+def spread_of(call: Call, size: int) -> Spread:
     """The positions of this device's part of a batch, in messages of ``size`` rows."""
-    table, batch, lookup = sharded(call), call.batch, call.use.lookup
-    found = positions_of(table, page_table, batch, lookup, axes)
+    layout, batch, lookup = sharding_of(call).layout, call.batch, call.use.lookup
+    found = positions_of(call)
     # The column shards of a bag are on different devices, to each of which it is one bag.
-    segment = lax.iota(jnp.int32, batch.num_segments)[:, None] // table.layout.columns
+    segment = lax.iota(jnp.int32, batch.num_segments)[:, None] // layout.columns
     bag = (batch.num_bags * segment + bag_index(batch)).reshape(-1)
     bags = bags_of(call)
-    places = bag_places(found.route, bag, (table.layout.devices, size, bags), lookup.method)
+    places = bag_places(found.route, bag, (layout.devices, size, bags), lookup.method)
     weights = batch.weights
     if weights is not None:
         weights = weights.reshape(-1).at[places.source].get(mode="fill", fill_value=0)
@@ -157,13 +158,13 @@ def emptied(batch: Batch, allowed: jax.Array) -> Batch:
 
 def partial_sums(call: Call, sums: jax.Array) -> jax.Array:
     """Sums ``[devices, bags, D]`` in the type in which they travel."""
-    return sums.astype(sharded(call).exchange.type_of_sums(sums.dtype))
+    return sums.astype(sharding_of(call).exchange.type_of_sums(sums.dtype))
 
 
 def whole_sums(call: Call, spread: Spread, parts: jax.Array) -> jax.Array:
     """Sums ``[S, nb, D]`` from those ``[devices, bags, D]`` of the rows of each device, or ``[1, bags, D]`` of all."""
-    columns, width = sharded(call).layout.columns, parts.shape[-1]
-    accum = accumulator(sharded(call).storage(call.state))
+    columns, width = sharding_of(call).layout.columns, parts.shape[-1]
+    accum = accumulator(sharding_of(call).rows.storage(call.state))
     if columns == 1:
         sums = jnp.sum(parts.astype(accum), axis=0)[None]
     else:
@@ -177,23 +178,23 @@ def whole_sums(call: Call, spread: Spread, parts: jax.Array) -> jax.Array:
 
 def sent_gradients(call: Call, g: jax.Array) -> jax.Array:
     """What devices get of the gradients ``[S, nb, D]`` of sums: ``[1, bags, D]`` for all of them, or one for each."""
-    columns, width = sharded(call).layout.columns, g.shape[-1]
+    columns, width = sharding_of(call).layout.columns, g.shape[-1]
     segments, bags = call.batch.num_segments // columns, call.batch.num_bags
     parts = g.reshape(segments, columns, bags, width).transpose(1, 0, 2, 3)
     parts = parts.reshape(columns, segments * bags, width)
     if columns == 1:
         return parts
-    nothing = jnp.zeros((sharded(call).layout.devices, *parts.shape[1:]), parts.dtype)
+    nothing = jnp.zeros((sharding_of(call).layout.devices, *parts.shape[1:]), parts.dtype)
     return nothing.at[_devices_of_columns(call)].set(parts)
 
 
 def bags_of(call: Call) -> int:
     """The bags of a device, whose columns may be divided."""
-    return call.batch.num_segments * call.batch.num_bags // sharded(call).layout.columns
+    return call.batch.num_segments * call.batch.num_bags // sharding_of(call).layout.columns
 
 
 def _devices_of_columns(call: Call) -> jax.Array:
-    return call.state[PAGES][:, 0] // sharded(call).layout.pool
+    return call.state[PAGES][:, 0] // sharding_of(call).layout.pool
 
 
 def _if(allowed: jax.Array, offsets: jax.Array) -> jax.Array:

@@ -16,8 +16,9 @@ from jax_tt._kinds.sharded.asked import Asked, received
 from jax_tt._kinds.sharded.exchange import exchanged, other_rounds
 from jax_tt._kinds.sharded.forward import Attempt, all_messages
 from jax_tt._kinds.sharded.reads import own_call, read_call
-from jax_tt._kinds.sharded.requests import PAGES, replicas_of, sharded
+from jax_tt._kinds.sharded.requests import replicas_of
 from jax_tt._kinds.sharded.route import Messages, Route, distinct, message_rows, round_of
+from jax_tt._kinds.sharded.sharding import PAGES, sharding_of
 from jax_tt._kinds.sharded.spread import Spread
 from jax_tt._kinds.sharded.weights import returned_weights
 from jax_tt._table import groups
@@ -61,7 +62,6 @@ def exchanged_steps(
     states: Sequence[dict[str, Any]],
     attempt: Attempt,
     wanted: jax.Array,
-    mesh_axes: tuple[tuple[str, ...], tuple[str, ...]],
 ) -> tuple[list[dict[str, Any]], list[jax.Array], dict[int, jax.Array]]:
     """The steps of the pages of this device.
 
@@ -71,14 +71,12 @@ def exchanged_steps(
         states: of every call, what is stepped.
         attempt: the forward pass.
         wanted: whether there are to be steps.
-        mesh_axes: those that pages are divided over, and the others.
 
     Returns:
         The states after the steps; of every call, whether it was stepped; and the gradients of the weights of bags
         whose sums have travelled.
     """
-    axes, others = mesh_axes
-    everywhere = (*others, *axes)
+    everywhere = sharding_of(calls[0]).everywhere
     allowed = [wanted] * len(calls)
     for table, flag in zip(tables, _allowed(tables, attempt, everywhere), strict=True):
         allowed[table.number] &= flag
@@ -111,7 +109,7 @@ def exchanged_steps(
         return new, [dweights for _, dweights in found]
 
     states, dweights = step(0, states, first=True)
-    weights = returned_weights(calls, attempt.asks, dweights, axes)
+    weights = returned_weights(calls, attempt.asks, dweights)
     return other_rounds(lambda k, states: step(k, states)[0], bits, states), allowed, weights
 
 
@@ -170,7 +168,7 @@ def _arrived(
 ) -> tuple[Call, jax.Array]:
     """The step of a table, and the gradients that have arrived for it."""
     of, call = own.sent, own.table.call
-    accum = accumulator(sharded(call).storage(call.state))
+    accum = accumulator(sharding_of(call).rows.storage(call.state))
     if of is None:
         bags = attempt.asked[own.table.number]
         assert isinstance(bags, Batch)
@@ -202,7 +200,7 @@ def _sent(
     devices = lax.axis_size(everywhere)
     found: dict[int, Sent] = {}
     for place, table in enumerate(tables):
-        layout, k = sharded(table.call).layout, table.number
+        layout, k = sharding_of(table.call).layout, table.number
         requests, fetched, asked = attempt.asks[k], attempt.fetched[k], attempt.asked[k]
         if fetched is None or isinstance(requests, Spread):
             continue

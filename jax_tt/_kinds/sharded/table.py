@@ -27,7 +27,7 @@ from jax_tt._kinds.sharded.initial import can_draw_rows, drawn_rows
 from jax_tt._kinds.sharded.move import moved_rows, row_numbers
 from jax_tt._kinds.sharded.options import DEFAULT, Exchange
 from jax_tt._kinds.sharded.programs import Local
-from jax_tt._kinds.sharded.requests import PAGES
+from jax_tt._kinds.sharded.sharding import PAGES, Sharding
 from jax_tt._sets.hash_directory import KEYS, SEED, TOTALS, WAITING
 from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
 from jax_tt._table.groups import Call, Use
@@ -135,14 +135,18 @@ class ShardedTable(Wrapper):
         return self.placement.layout(self.num_embeddings, devices)
 
     @functools.cached_property
-    def shard(self) -> Any:
-        """The table that one device holds."""
-        return shard_of(self.table, self.layout)
-
-    @functools.cached_property
-    def local(self) -> Any:
-        """The table of the rows that one device holds."""
-        return self.shard.table if self.ids.takes_keys else self.shard
+    def sharding(self) -> Sharding:
+        """What the program of one device needs to know."""
+        keys = [name for name in (*KEYS, *WAITING) if name in self.buffers]
+        return Sharding(
+            self.ids,
+            self.axes,
+            tuple(name for name in self.mesh.axis_names if name not in self.axes),
+            self.layout,
+            self.exchange,
+            shard_of(self.table, self.layout),
+            frozenset([*self.row_arrays, *keys]),
+        )
 
     @functools.cached_property
     def stored(self) -> Any:
@@ -150,7 +154,7 @@ class ShardedTable(Wrapper):
         if self.ids.takes_keys:
             return self.table
         rows = self.layout.rows * self.layout.devices
-        return dataclasses.replace(self.shard, num_embeddings=rows)
+        return dataclasses.replace(self.sharding.shard, num_embeddings=rows)
 
     @property
     def num_stored(self) -> int:
@@ -184,15 +188,9 @@ class ShardedTable(Wrapper):
         own = (*KEYS, SEED) if self.ids.takes_keys else ()
         return (*self.table.constant_names, *own, PAGES)
 
-    @functools.cached_property
-    def divided_names(self) -> frozenset[str]:
-        """The arrays of which every device has a part."""
-        of_keys = [name for name in (*KEYS, *WAITING) if name in self.buffers]
-        return frozenset([*self.row_arrays, *of_keys])
-
     def check(self, state: State) -> None:
         self.require(state, (PAGES,))
-        (self.shard if inside_shard_map() else self.stored).check(state)
+        (self.sharding.shard if inside_shard_map() else self.stored).check(state)
 
     def frozen(self, state: State) -> tuple[Self, dict[str, Any]]:
         self.check(state)
@@ -296,8 +294,8 @@ class ShardedTable(Wrapper):
         return {**state, **self._stored(arrays), PAGES: self._pages()}
 
     def _of_keys(self, state: State) -> dict[str, Any]:
-        self.require(state, tuple(self.divided_names))
-        divided = {name: state[name] for name in self.divided_names}
+        self.require(state, tuple(self.sharding.names))
+        divided = {name: state[name] for name in self.sharding.names}
         devices = self.layout.devices
         if stay_in_slots(self.table, divided, devices):
             found = sharded_over_explicit_axes(
@@ -374,7 +372,7 @@ class ShardedTable(Wrapper):
         found = {}
         if self.ids.takes_keys:
             for name, like in jax.eval_shape(self._keys_by_device, self.table.pieces).items():
-                sharding = NamedSharding(mesh, P(self.axis) if name in self.divided_names else P())
+                sharding = NamedSharding(mesh, P(self.axis) if name in self.sharding.names else P())
                 found[name] = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
             return found
         for name, whole in self.table.pieces.items():
@@ -398,7 +396,7 @@ class ShardedTable(Wrapper):
         return {name: array for name, array in {**state, **found}.items() if name != PAGES}
 
     def _keys_in_pieces(self, state: State) -> dict[str, Any]:
-        divided = {name: state[name] for name in self.divided_names}
+        divided = {name: state[name] for name in self.sharding.names}
         found = sharded_over_explicit_axes(self._keys_by_device, divided, self.axis)
         return {
             name: self._in_place(name, x) for name, x in {**state, **found}.items() if name != PAGES
@@ -505,7 +503,7 @@ class ShardedTable(Wrapper):
         return self._on(array, P(self.axis) if array.ndim else P())
 
     def _in_place(self, name: str, array: jax.Array) -> jax.Array:
-        return self._on(array, P(self.axis) if name in self.divided_names else P())
+        return self._on(array, P(self.axis) if name in self.sharding.names else P())
 
     def _on(self, array: jax.Array, spec: P) -> jax.Array:
         sharding = NamedSharding(self.mesh, spec)

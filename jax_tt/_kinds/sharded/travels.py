@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.placement import Layout
-from jax_tt._kinds.sharded.requests import sharded
 from jax_tt._kinds.sharded.route import message_rows
+from jax_tt._kinds.sharded.sharding import Sharding, sharding_of
 from jax_tt._kinds.sharded.spread import bags_of
 from jax_tt._table.groups import Call
-
-if TYPE_CHECKING:
-    from jax_tt._kinds.sharded.table import ShardedTable
 
 # Rows of messages for sums over those of ids that are spread evenly: places for ids cost less than another attempt.
 _ROOM = 2
 
 
-def sums_travel(call: Call, others: tuple[str, ...]) -> bool:
-    """Whether sums of a call, whose batch is that of one device, travel.
-
-    Args:
-        call: in columns.
-        others: mesh axes along which devices have the same rows.
-    """
-    table = sharded(call)
-    if not can_travel_as_sums(call, others) or table.exchange.pooled == "rows":
+def sums_travel(call: Call) -> bool:
+    """Whether sums travel for a call, in columns, with the batch of one device."""
+    pooled = sharding_of(call).exchange.pooled
+    if not can_travel_as_sums(call) or pooled == "rows":
         return False
-    return table.exchange.pooled == "sums" or bytes_of_sums(call) < bytes_of_rows(call)
+    return pooled == "sums" or bytes_of_sums(call) < bytes_of_rows(call)
 
 
-def can_travel_as_sums(call: Call, others: tuple[str, ...]) -> bool:
+def can_travel_as_sums(call: Call) -> bool:
     """Whether a device can step its rows by the gradients of sums: it has the only replicas, and finds no keys."""
-    table = sharded(call)
-    alone = table.layout.replicas == 1 and not others
-    return alone and bags_of(call) > 0 and not table.ids.takes_keys
+    sharding = sharding_of(call)
+    alone = sharding.layout.replicas == 1 and not sharding.others
+    return alone and bags_of(call) > 0 and not sharding.ids.takes_keys
 
 
 def bytes_of_rows(call: Call) -> int:
     """Bytes of the messages of a device, if rows travel."""
-    table = sharded(call)
-    rows = rows_of_expected_message(table, _positions(call))
-    return table.layout.devices * rows * (4 + _width(call) * _itemsize(call, True))
+    sharding = sharding_of(call)
+    rows = rows_of_expected_message(sharding, _positions(call))
+    return sharding.layout.devices * rows * (4 + _width(call) * _itemsize(call, True))
 
 
 def bytes_of_sums(call: Call) -> int:
@@ -56,14 +47,15 @@ def bytes_of_sums(call: Call) -> int:
     ways = 2 if call.use.lookup.wanted.weights else 1
     of_id = 4 + (0 if weights is None else ways * weights.dtype.itemsize)
     ids = message_of(call) * of_id
-    return sharded(call).layout.devices * (ids + bags * (4 + _width(call) * _itemsize(call, False)))
+    of_bag = 4 + _width(call) * _itemsize(call, False)
+    return sharding_of(call).layout.devices * (ids + bags * of_bag)
 
 
-def rows_of_expected_message(table: ShardedTable, count: int) -> int:
+def rows_of_expected_message(sharding: Sharding, count: int) -> int:
     """Rows in a message to one device, of ``count`` ids of a device, if rows travel."""
-    exchange = table.exchange
+    exchange = sharding.exchange
     expected = math.ceil(count * exchange.expected_unique * exchange.expected_skew)
-    return min(count, message_rows(expected, table.layout.devices))
+    return min(count, message_rows(expected, sharding.layout.devices))
 
 
 def rows_of_message(layout: Layout, count: int, skew: float = 1) -> int:
@@ -76,8 +68,8 @@ def rows_of_message(layout: Layout, count: int, skew: float = 1) -> int:
 
 def message_of(call: Call) -> int:
     """`rows_of_message` for a call."""
-    table = sharded(call)
-    return rows_of_message(table.layout, _positions(call), table.exchange.expected_skew)
+    sharding = sharding_of(call)
+    return rows_of_message(sharding.layout, _positions(call), sharding.exchange.expected_skew)
 
 
 def _positions(call: Call) -> int:
@@ -85,15 +77,15 @@ def _positions(call: Call) -> int:
 
 
 def _width(call: Call) -> int:
-    return sharded(call).local.features
+    return sharding_of(call).rows.features
 
 
 def _itemsize(call: Call, rows: bool) -> int:
     """Bytes of an element there, and of its gradient back if there is one."""
-    table = sharded(call)
-    storage = table.storage(call.state)
+    sharding = sharding_of(call)
+    storage = sharding.rows.storage(call.state)
     accum = accumulator(storage)
-    exchange = table.exchange
+    exchange = sharding.exchange
     there = exchange.type_of_rows(storage, accum) if rows else exchange.type_of_sums(accum)
     wanted = call.use.lookup.wanted
     returned = wanted.names or (wanted.weights and not rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 from jax_tt._ids.batch import present
 from jax_tt._kinds.sharded.exchange import exchanged
 from jax_tt._kinds.sharded.requests import Requests
+from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._kinds.sharded.spread import Spread
 from jax_tt._table.groups import Call
 
@@ -19,7 +19,6 @@ def returned_weights(
     calls: Sequence[Call],
     asks: Sequence[Requests | Spread],
     gradients: Sequence[jax.Array | None],
-    axes: Any,
 ) -> dict[int, jax.Array]:
     """``row . g`` of every position ``[S, cap]``, by the number of a call.
 
@@ -27,7 +26,6 @@ def returned_weights(
         calls: in columns.
         asks: what was sent.
         gradients: of the weights that have arrived here, ``[devices, size]``, or None.
-        axes: mesh axes that pages are divided over.
     """
     spreads: dict[int, Spread] = {}
     sent = []
@@ -35,7 +33,7 @@ def returned_weights(
         if isinstance(ask, Spread) and g is not None:
             spreads[k] = ask
             sent.append(g.astype(call.batch.weights.dtype))
-    back = exchanged(sent, axes) if sent else []
+    back = exchanged(sent, sharding_of(calls[0]).axes) if sent else []
     return {
         k: _of_positions(calls[k], spread, own)
         for (k, spread), own in zip(spreads.items(), back, strict=True)

@@ -63,9 +63,11 @@ from jax_tt._lookup.calls import pooled_rows as pooled_rows
 from jax_tt._ops import registered as _registered  # noqa: F401
 from jax_tt._ops.change_tables import grow_table as grow_table
 from jax_tt._ops.change_tables import reorder_table as reorder_table
+from jax_tt._ops.coded_table import coded_table as coded_table
 from jax_tt._ops.dense_bag import embed_bag as embed_bag
 from jax_tt._ops.describe import dense_table as dense_table
 from jax_tt._ops.describe import hash_table as hash_table
+from jax_tt._ops.describe import quantized_table as quantized_table
 from jax_tt._ops.describe import tt_table as tt_table
 from jax_tt._ops.entries import hash_statistics as hash_statistics
 from jax_tt._ops.entries import table_keys as table_keys

@@ -256,7 +256,7 @@ def pooled(method: str) -> Any:
     """Bags of tables that are read alone: with few bits, with codes, and of tables of these."""
     n, columns = 600, 16
     quantized = [jax_tt.QuantizedTable(n // 2, columns, bits) for bits in (8, 4)]
-    tables = [*quantized, jax_tt.CodedTable(n, columns, num_codes=8, bits=6)]
+    tables = [*quantized, jax_tt.coded_table(n, columns, num_codes=8, bits=6)]
     tables.append(jax_tt.MixedTable(tuple(quantized)))
     train = jax_tt.tt_table(n, columns, tt_ranks=4)
     tables.append(jax_tt.SumTable((train, train)))

@@ -35,7 +35,7 @@ N = 700
 def table_of(shape, **options):
     features, num_codes, bits, kind, *more = SHAPES[shape]
     options |= dict(zip(("terms", "hot", "hot_terms"), more, strict=False))
-    table = jax_tt.CodedTable(N, features, num_codes, bits, kind, **options)
+    table = jax_tt.coded_table(N, features, num_codes, bits, kind=kind, **options)
     state = jax.jit(table.init)(jax.random.key(3))
     if table.hot:
         hot = np.random.default_rng(1).permutation(N) < table.hot
@@ -135,8 +135,7 @@ def test_mapped_over_batches_and_tables(shape):
 
 @pytest.mark.parametrize("shape", ["odd parts", "odd sum", "more codes of some"])
 def test_trained_in_the_backward_pass(shape):
-    update = jax_tt.Update(jax_tt.optimizers.Adagrad(0.1))
-    table, state = table_of(shape, update=update)
+    table, state = table_of(shape, optimizer=jax_tt.optimizers.Adagrad(0.1))
     bags = ragged([4, 0, 7, 1], True)
 
     def step(method):

@@ -175,7 +175,7 @@ def test_candidates_with_more_codes_use_the_bytes():
 )
 def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
-        jax_tt.CodedTable(N, D, 4, **options)
+        jax_tt.coded_table(N, D, 4, **options)
 
 
 def test_bad_codes():
@@ -201,7 +201,7 @@ def test_errors_name_ids_and_not_codebook_rows(native):
     # There is no native operation on codes for float64.
     dtype = "float32" if native else "float64"
     with jax.enable_x64(not native):
-        table = jax_tt.CodedTable(N, D, 2, 4, hot=5, hot_terms=3, param_dtype=dtype, name="words")
+        table = jax_tt.coded_table(N, D, 2, 4, hot=5, hot_terms=3, param_dtype=dtype, name="words")
         state = jax.jit(table.init)(jax.random.key(0))
         lookup = jax_tt.Lookup(bounds="error", dtype=dtype)
         named = rf"id {N} at position 1 .*'words' of {N} rows" if native else "'words, codebooks'"
@@ -210,7 +210,7 @@ def test_errors_name_ids_and_not_codebook_rows(native):
 
 
 def test_batches_of_too_many_codes():
-    table = jax_tt.CodedTable(N, D, 2, 4, hot=5, hot_terms=3, name="words")
+    table = jax_tt.coded_table(N, D, 2, 4, hot=5, hot_terms=3, name="words")
     state = jax.eval_shape(table.init, jax.random.key(0))
     lookup = jax_tt.Lookup(method="cuda_emulated")
 

@@ -86,4 +86,4 @@ def test_codebooks_too_large_to_solve_for():
 )
 def test_bad_terms(options, message):
     with pytest.raises(ValueError, match=message):
-        jax_tt.CodedTable(**{"num_embeddings": 9, "features": 8, "num_codes": 4, **options})
+        jax_tt.coded_table(**{"num_embeddings": 9, "features": 8, "num_codes": 4, **options})

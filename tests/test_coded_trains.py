@@ -26,9 +26,9 @@ BAGS = Bags(
 
 
 def table_of(way, **options):
-    dense = jax_tt.CodedTable(N, D, **WAYS[way])
+    dense = jax_tt.coded_table(N, D, **WAYS[way])
     shape = TTShape.suggest(dense.num_entries, dense.width, 3, d=2)
-    table = jax_tt.CodedTable(N, D, **WAYS[way], codebook_shape=shape, **options)
+    table = jax_tt.coded_table(N, D, **WAYS[way], codebook_shape=shape, **options)
     state = jax.jit(table.init)(jax.random.key(3))
     if table.hot:
         state["hot_places"] = places.of_members(jnp.arange(N) % 5 < 2)
@@ -68,7 +68,7 @@ def test_rows_and_gradients_are_those_of_the_codebooks_written_out(way, method):
 @pytest.mark.full(but="hot")
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_of_the_native_op_are_those_of_the_reference(way):
-    _, table, state = table_of(way, update=jax_tt.Update(jax_tt.optimizers.Adagrad(0.1)))
+    _, table, state = table_of(way, optimizer=jax_tt.optimizers.Adagrad(0.1))
 
     def step(method):
         def loss(trained):
@@ -112,7 +112,7 @@ def test_fresh_rows_have_the_length_of_those_of_dense_codebooks():
     dense, table, state = table_of("additive")
     lengths = [float(jnp.std(one.to_dense(one.init(jax.random.key(1))))) for one in (dense, table)]
     assert 0.5 < lengths[1] / lengths[0] < 2
-    given = dataclasses.replace(table, codebook_init=jax.nn.initializers.ones)
+    _, given, _ = table_of("additive", codebook_init=jax.nn.initializers.ones)
     assert all((core == 1).all() for core in given.init_params(jax.random.key(0)).values())
     assert table.nbytes == sum(array.nbytes for array in state.values())
 
@@ -194,6 +194,6 @@ def test_files_of_another_layout(tmp_path, change, message):
 )
 def test_shapes_that_do_not_fit(shape, error, message):
     with pytest.raises(error, match=message):
-        jax_tt.CodedTable(N, D, 4, 3, codebook_shape=shape, name="words")
+        jax_tt.coded_table(N, D, 4, 3, codebook_shape=shape, name="words")
     with pytest.raises(ValueError, match="codebook_rank: got 0"):
         jax_tt.encode(ROWS, 4, 3, codebook_rank=0, progress=False)

@@ -18,20 +18,20 @@ class TestDense(KindCase):
 
 
 class TestProductCodes(KindCase):
-    table = jax_tt.CodedTable(50, 8, num_codes=4, bits=3, rotated=True)
+    table = jax_tt.coded_table(50, 8, num_codes=4, bits=3, rotated=True)
 
 
 class TestAdditiveCodes(KindCase):
-    table = jax_tt.CodedTable(50, 8, num_codes=3, bits=5, kind="additive")
+    table = jax_tt.coded_table(50, 8, num_codes=3, bits=5, kind="additive")
 
 
 class TestProductsOfSums(KindCase):
-    table = jax_tt.CodedTable(50, 8, num_codes=4, bits=3, terms=2, hot=20, hot_terms=1)
+    table = jax_tt.coded_table(50, 8, num_codes=4, bits=3, terms=2, hot=20, hot_terms=1)
 
 
 @pytest.mark.full
 class TestCodebooksInATrain(KindCase):
-    table = jax_tt.CodedTable(
+    table = jax_tt.coded_table(
         50, 8, num_codes=4, bits=3, codebook_shape=jax_tt.TTShape(32, 2, 2, (8, 4), (2, 1))
     )
 
@@ -117,7 +117,7 @@ class TestMixed(OfTables):
     table = jax_tt.MixedTable(
         (
             jax_tt.DenseTable(20, 8),
-            jax_tt.CodedTable(12, 8, num_codes=4, bits=3),
+            jax_tt.coded_table(12, 8, num_codes=4, bits=3),
             jax_tt.DenseTable(18, 8),
         )
     )

@@ -35,7 +35,7 @@ TABLES: dict[str, Any] = {
     "quantized, fused": jax_tt.QuantizedTable(N, D, update=jax_tt.Update(RULE)),
     "quantized rows": jax_tt.quantize(ROWS, bits=2)[0],
     "sum": jax_tt.SumTable((jax_tt.DenseTable(N, D), jax_tt.tt_table(N, D, tt_ranks=2))),
-    "coded": jax_tt.CodedTable(N, D, 2),
+    "coded": jax_tt.coded_table(N, D, 2),
 }
 FEATURES = {name: jax_tt.Feature(name) for name in TABLES}
 LAYERS: dict[str, Any] = {

@@ -37,7 +37,7 @@ def measure(settings: Settings, report: Report) -> None:
         calls = {(stream, DENSE): ours.dense_forward(work)}
         for detail, options in TABLES.items():
             hot = rows // 4 if "hot_terms" in options else 0
-            table = jax_tt.CodedTable(rows, 64, hot=hot, **options)
+            table = jax_tt.coded_table(rows, 64, hot=hot, **options)
             calls[stream, detail] = ours.table_forward(work, table, _random_state(table))
         timings = interleave(calls, settings.budget)
         report.timings(timings)

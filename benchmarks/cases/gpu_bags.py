@@ -17,7 +17,7 @@ def run(settings: Settings, report: Report) -> None:
     own = work.rows(settings.quick)
     size = own.shape.num_embeddings, own.shape.features
     quantized = {bits: jax_tt.QuantizedTable(*size, bits) for bits in (8, 4)}
-    coded = jax_tt.CodedTable(*size, num_codes=8, bits=6)
+    coded = jax_tt.coded_table(*size, num_codes=8, bits=6)
 
     def packed(table: jax_tt.QuantizedTable) -> dict[str, jax.Array]:
         """Random numbers with one scale and offset."""

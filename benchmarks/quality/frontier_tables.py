@@ -183,7 +183,7 @@ def _most_bits(
     """The table of codes with the most bits in all that fits; None if there is none."""
     n, features = source.rows.shape
     tables = [
-        jax_tt.CodedTable(n, features, m, bits, kind, rotated, param_dtype=HALF)
+        jax_tt.coded_table(n, features, m, bits, kind=kind, rotated=rotated, param_dtype=HALF)
         for m in counts
         for bits in (8, 7, 6, 5, 4)
     ]

@@ -17,10 +17,11 @@ from jax_tt._compress.mixed_widths import quantize_mixed
 from jax_tt._compress.quantize import quantize
 from jax_tt._compress.source import Found, Made, Source
 from jax_tt._kinds.coded.codec import row_bytes
-from jax_tt._kinds.coded.table import CodedTable
-from jax_tt._kinds.coded.words import in_words
+from jax_tt._kinds.coded.layout import CodeLayout
+from jax_tt._kinds.coded.table import CodedTable, in_words
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.table import QuantizedTable
+from jax_tt._ops.coded_table import with_codebooks
 
 # Codebooks of longer codes take more bytes than they save, unless a table is very large.
 _CODE_BITS = (8, 7, 6, 5, 4)
@@ -217,7 +218,8 @@ KINDS: dict[str, Callable[[Source, int], Found]] = {
 
 
 def _coded(source: Source, m: int, bits: int, **options: Any) -> CodedTable:
-    return CodedTable(*source.sizes, m, bits, **options, param_dtype=source.param_dtype)
+    layout = CodeLayout(*source.sizes, m, bits, **options)
+    return with_codebooks(layout, param_dtype=source.param_dtype)
 
 
 def _encoded(

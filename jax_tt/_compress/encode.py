@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -18,8 +17,9 @@ from jax_tt._compress import coded_trains
 from jax_tt._ids import places
 from jax_tt._kinds.coded import product
 from jax_tt._kinds.coded.assign import BLOCK, encoded_rows
-from jax_tt._kinds.coded.names import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES
+from jax_tt._kinds.coded.layout import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, CodeLayout
 from jax_tt._kinds.coded.table import CodedTable
+from jax_tt._ops.coded_table import with_codebooks
 from jax_tt._table.options import Update
 from jax_tt._table.rotation import ROTATION, as_rotation
 
@@ -95,47 +95,37 @@ def encode(
         raise ValueError(f"rows: got dtype {given.dtype}; expected one of {', '.join(STORAGE)}.")
     n, features = map(int, given.shape)
     rotated = rotation is not None
-    table = CodedTable(
-        n,
-        features,
-        num_codes,
-        bits,
-        kind,
-        rotated,
-        param_dtype=param_dtype,
-        update=update,
-        name=name,
-        terms=terms,
-        hot=hot,
-        hot_terms=hot_terms,
-    )
+    layout = CodeLayout(n, features, num_codes, bits, kind, rotated, terms, hot, hot_terms, name)
+    shape = None
     if codebook_rank is not None:
-        shape = coded_trains.shape_of_rank(table, as_positive("codebook_rank", codebook_rank))
-        table = dataclasses.replace(table, codebook_shape=shape)
+        shape = coded_trains.shape_of_rank(layout, as_positive("codebook_rank", codebook_rank))
+    table = with_codebooks(layout, shape, param_dtype=param_dtype, update=update)
     if rotated and kind != "product":
         raise ValueError(
             "rotation: got one with kind='additive', whose errors do not depend on it; expected None."
         )
     rng = np.random.default_rng(seed)
-    size = max(256 << bits, _SUM_SAMPLE if table.all_codes > table.column_parts else 0)
+    size = max(256 << bits, _SUM_SAMPLE if layout.all_codes > layout.column_parts else 0)
     size = size if sample is None else as_positive("sample", sample)
     own = _checked_weights(weights, n)
-    ids, points, of_points = sample_of(f"{table.ids.label}rows", given, own, size, rng)
+    ids, points, of_points = sample_of(f"{layout.label}rows", given, own, size, rng)
     are_hot = _hot(given, own, hot)
     with Progress(progress, "encode", 0) as bar:
         matrix = as_rotation(rotation, features, ("fit",))
         found, matrix = product.fitted(
-            table, points, of_points, are_hot[ids], matrix, iterations, rng, bar
+            layout, points, of_points, are_hot[ids], matrix, iterations, rng, bar
         )
         state = (
             {CODEBOOKS: jnp.asarray(found).astype(param_dtype)}
-            if table.codebook_shape is None
-            else coded_trains.compressed(table, table.codebook_shape, found)
+            if shape is None
+            else coded_trains.compressed(layout, shape, found, param_dtype)
         )
         if rotated:
             state[ROTATION] = jnp.asarray(matrix)
         step = bar.begin("codes of rows", -(-n // BLOCK))
-        codes, of_hot = encoded_rows(table, state, given, are_hot, step)
+        codes, of_hot = encoded_rows(
+            layout, table.codebook_rows(state), matrix, given, are_hot, step
+        )
     state[CODES] = jnp.asarray(codes)
     if hot:
         state[HOT_CODES] = jnp.asarray(of_hot)

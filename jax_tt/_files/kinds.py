@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,13 +15,14 @@ from jax_tt._files.trains import Train
 from jax_tt._formats.stored import StoredArrays
 from jax_tt._ids import places
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
-from jax_tt._kinds.coded.names import CODES, HOT_PLACES
+from jax_tt._kinds.coded.layout import CODES, HOT_PLACES, CodeLayout
 from jax_tt._kinds.coded.table import CodedTable
 from jax_tt._kinds.composite.mixed import MixedTable
 from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable
 from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._ops.coded_table import with_codebooks
 from jax_tt._table.rotation import ROTATION, as_rotation
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -103,7 +103,8 @@ def _(table: MixedTable) -> Description:
 @describe.register
 def _(table: CodedTable) -> Description:
     notes: dict[str, Any] = {name: getattr(table, name) for name in _CODED}
-    shape = table.codebook_shape
+    # Only tensor trains have a shape.
+    shape = getattr(table.codebooks, "shape", None)
     if shape is not None:
         notes[_CODEBOOKS] = {name: list(getattr(shape, name)) for name in _CODEBOOK_SIZES}
     return Description("coded", notes)
@@ -182,19 +183,20 @@ def _coded(stored: StoredArrays, prefix: str, notes: Any) -> Pair:
 
     codes = read(CODES)
     # Files of earlier versions have no hot ids.
-    table = CodedTable(
+    layout = CodeLayout(
         codes.shape[0], **{field: notes[field] for field in _CODED if field in notes}
     )
+    shape = None
     if _CODEBOOKS in notes:
         factors = (tuple(notes[_CODEBOOKS][name]) for name in _CODEBOOK_SIZES)
-        shape = TTShape(table.num_entries, table.width, *factors)
-        table = dataclasses.replace(table, codebook_shape=shape)
+        shape = TTShape(layout.num_entries, layout.width, *factors)
+    table = with_codebooks(layout, shape)
     names = [name for name in (*table.param_names, *table.constant_names) if name != CODES]
     state = {CODES: codes} | {name: read(name) for name in names}
     for name in (*table.param_names, *([ROTATION] if table.rotated else [])):
         if not np.isfinite(np.asarray(state[name], np.float32)).all():
             raise ValueError(f"its {name} hold NaN or infinity; expected finite numbers.")
-    table = dataclasses.replace(table, param_dtype=table.storage(state))
+    table = with_codebooks(layout, shape, param_dtype=table.storage(state))
     table.check(state)
     if table.hot:
         hot, _ = table.hot_ids(state, jnp.arange(table.num_embeddings))

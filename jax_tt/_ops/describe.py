@@ -17,6 +17,8 @@ from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.hashed.table import HashTable, Initializer
 from jax_tt._kinds.ordered.table import OrderedTable
+from jax_tt._kinds.quantized.levels import Levels
+from jax_tt._kinds.quantized.table import QuantizedTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._sets.admission import Admission
 from jax_tt._sets.row_cache import RowCache
@@ -62,9 +64,52 @@ def dense_table(
     >>> table.trained_names
     ('embedding', 'slot_sum_0', 'step', 'sentinel', 'used')
     """
-    update = _update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
+    update = update_of(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
     return DenseTable(
         num_embeddings, features, param_dtype, update, name, embedding_init=embedding_init
+    )
+
+
+@checks_keywords
+def quantized_table(
+    num_embeddings: int,
+    features: int,
+    bits: int = 8,
+    *,
+    levels: Levels = None,
+    rotated: bool = False,
+    embedding_init: Callable[..., Any] = default_embedding_init,
+    optimizer: Optimizer | None = None,
+    skip_nonfinite: bool = False,
+    stochastic_rounding: bool = True,
+    max_gradient: float | None = None,
+    name: str | None = None,
+) -> QuantizedTable:
+    """The description of a table of 8, 4, 3 or 2 bits a number; `quantize` makes one of trained rows.
+
+    Args:
+        num_embeddings, features, bits, levels, rotated, embedding_init: as in `QuantizedTable`.
+        optimizer: of a table of 8 or 4 bits that is trained; without one, it is read-only.
+        skip_nonfinite, stochastic_rounding, max_gradient, name: as in `EmbedBag`.
+
+    Returns:
+        `QuantizedTable`.
+
+    >>> import jax_tt
+    >>> table = jax_tt.quantized_table(1000, 16, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.05))
+    >>> table.row_bytes, table.nbytes
+    (20, 20000)
+    """
+    update = update_of(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
+    return QuantizedTable(
+        num_embeddings,
+        features,
+        bits,
+        update,
+        name,
+        embedding_init,
+        levels,
+        rotated,
     )
 
 
@@ -109,7 +154,7 @@ def hash_table(
     (4096, 16, 'lfu')
     """
     as_positive("capacity", capacity)
-    update = _update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
+    update = update_of(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
     # Rows are initialised when they are given to a key.
     zeros = jax.nn.initializers.zeros
     dense = DenseTable(capacity, features, param_dtype, update, name, embedding_init=zeros)
@@ -168,7 +213,7 @@ def tt_table(
         id_order,
         param_dtype=param_dtype,
         core_init=core_init,
-        update=_update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient),
+        update=update_of(optimizer, skip_nonfinite, stochastic_rounding, max_gradient),
         name=name,
     )
 
@@ -272,18 +317,19 @@ def described_update(
     max_gradient: float | None,
 ) -> Update | None:
     """The update of a layer, whose optimizer is static."""
-    update = _update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
+    update = update_of(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
     if update is not None:
         check_static("optimizer", update.optimizer)
     return update
 
 
-def _update(
+def update_of(
     optimizer: Optimizer | None,
     skip_nonfinite: bool,
     stochastic_rounding: bool,
     max_gradient: float | None,
 ) -> Update | None:
+    """The `Update` of these arguments of a layer."""
     if optimizer is None:
         if max_gradient is not None:
             raise ValueError(

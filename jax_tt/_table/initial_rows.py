@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,3 +14,13 @@ _VARIANCE_SCALING = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal"
 def default_embedding_init(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
     """The default of flax's Embed: rows of about unit length. A function, so that descriptions can be pickled."""
     return _VARIANCE_SCALING(key, shape, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class NormalRows:
+    """An initialiser of normally distributed numbers; equal ones compare equal, unlike the functions of JAX."""
+
+    deviation: float
+
+    def __call__(self, key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
+        return jax.nn.initializers.normal(self.deviation)(key, shape, dtype)

@@ -16,7 +16,16 @@ from jax_tt._base.arguments import as_dtype, one_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._tt.shape import TTShape
 
-CoreInit = str | Callable[..., Any]
+
+@dataclasses.dataclass(frozen=True)
+class ScaledCores:
+    """Cores of a named initialiser, drawn in float32 and multiplied by a factor."""
+
+    factor: float
+    init: str = "approx-normal"
+
+
+CoreInit = str | ScaledCores | Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,6 +93,9 @@ def init_cores(
         return tuple(
             _called(init, keys[k], core, dtype, k) for k, core in enumerate(shape.core_shapes)
         )
+    if isinstance(init, ScaledCores):
+        cores = init_cores(key, shape, init.init)
+        return tuple((init.factor * core).astype(dtype) for core in cores)
     one_of("init", init, tuple(_SAMPLERS), ", or a callable (key, core_shape, dtype) -> core")
     return _sample(key, shape, init, dtype)
 
@@ -117,6 +129,7 @@ def init_slices(
     added = (shape.row_factors[0] - cores[0].shape[0], *cores[0].shape[1:])
     if callable(init):
         return _called(init, key, added, cores[0].dtype, 0)
+    init = init.init if isinstance(init, ScaledCores) else init
     one_of("init", init, tuple(_SAMPLERS), ", or a callable (key, core_shape, dtype) -> core")
     wide = accumulator(cores[0].dtype)
     raw = _SAMPLERS[init][1](jax.random.uniform(key, added, wide, -1.0, 1.0))

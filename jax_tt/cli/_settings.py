@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from jax_tt._kinds.coded.table import CodedTable
-from jax_tt._kinds.coded.words import in_words
+from jax_tt._kinds.coded.table import CodedTable, in_words
 from jax_tt._kinds.composite.mixed import MixedTable
 from jax_tt._kinds.quantized.table import QuantizedTable
 from jax_tt._table.types import State

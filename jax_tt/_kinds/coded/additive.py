@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jax_tt._kinds.coded.clusters import kmeans, means, nearest
-
-if TYPE_CHECKING:
-    from jax_tt._kinds.coded.table import CodedTable
+from jax_tt._kinds.coded.layout import CodeLayout
 
 # Sums of codes that are kept while further codes are chosen.
 _BEAM = 4
@@ -27,7 +24,7 @@ _BLOCK = 2**18
 
 
 def fitted(
-    table: CodedTable,
+    layout: CodeLayout,
     points: np.ndarray,
     weights: np.ndarray,
     hot: np.ndarray,
@@ -37,14 +34,14 @@ def fitted(
 ) -> np.ndarray:
     """Codebooks float32 ``[terms * K, width]`` of a part ``[s, width]`` of the points; called back for each code.
 
-    The last ``table.hot_terms`` codebooks are for the points that are ``hot``, bool ``[s]``.
+    The last ``layout.hot_terms`` codebooks are for the points that are ``hot``, bool ``[s]``.
     """
-    m, size = table.part_terms, 1 << table.bits
-    codebooks = np.zeros((m, size, table.width), np.float32)
+    m, size = layout.part_terms, 1 << layout.bits
+    codebooks = np.zeros((m, size, layout.width), np.float32)
     codes = np.full((len(points), m), -1, np.int32)
     left = points.copy()
     for k in range(m):
-        own = slice(None) if k < m - table.hot_terms else hot
+        own = slice(None) if k < m - layout.hot_terms else hot
         # In a sample there may be no hot points.
         if len(left[own]):
             codebooks[k] = kmeans(left[own], weights[own], size, iterations, rng)
@@ -55,8 +52,8 @@ def fitted(
     for _ in range(rounds):
         improved = _solved if m * size <= _MOST_SOLVED else _averaged
         codebooks = improved(points, weights, codes, codebooks)
-        codes = nearest_codes(points, codebooks, hot, table.hot_terms)
-    return codebooks.reshape(m * size, table.width)
+        codes = nearest_codes(points, codebooks, hot, layout.hot_terms)
+    return codebooks.reshape(m * size, layout.width)
 
 
 def nearest_codes(

@@ -1,20 +1,19 @@
-"""The codes of given rows in given codebooks."""
+"""The codes of given rows in given codebooks, on the host."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._base.arguments import as_array
+from jax_tt._base.host_table import host_table
 from jax_tt._base.sample import finite
 from jax_tt._kinds.coded import codec, product
-
-if TYPE_CHECKING:
-    from jax_tt._kinds.coded.table import CodedTable
-    from jax_tt._table.types import State
+from jax_tt._kinds.coded.layout import CodeLayout
 
 # Rows that are encoded at a time.
 BLOCK = 2**14
@@ -23,42 +22,67 @@ _packed = jax.jit(codec.packed, static_argnums=1)
 
 
 def encoded_rows(
-    table: CodedTable,
-    state: State,
+    layout: CodeLayout,
+    codebooks: Any,
+    rotation: Any,
     rows: Any,
     hot: np.ndarray | None,
     step: Callable[[], object] = lambda: None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Packed codes uint8 ``[n, W]`` of rows ``[n, D]``, and those that only hot rows have, ``[h, V]``.
 
-    Rows are read in blocks, after each of which ``step`` is called. ``hot`` tells which rows are hot; None for no row.
+    Args:
+        layout: the sizes of codes and codebooks.
+        codebooks: their rows ``[m * 2 ** bits, width]``.
+        rotation: the matrix of a rotated table, or None.
+        rows: read in blocks.
+        hot: which rows are hot, bool ``[n]``; None for no row.
+        step: called after each block.
     """
-    shape = table.column_parts, -1, 1 << table.bits, table.width
-    codebooks = np.asarray(table.codebook_rows(state), np.float32).reshape(shape)
-    terms = table.part_terms - table.hot_terms
-    hot = np.zeros(rows.shape[0], bool) if hot is None else hot
-    found = np.empty((rows.shape[0], table.row_bytes), np.uint8)
-    of_hot = np.empty((int(hot.sum()), table.hot_bytes), np.uint8)
+    shape = layout.column_parts, -1, 1 << layout.bits, layout.width
+    codebooks = np.asarray(codebooks, np.float32).reshape(shape)
+    terms, n = layout.part_terms - layout.hot_terms, rows.shape[0]
+    hot = np.zeros(n, bool) if hot is None else hot
+    packed = np.empty((n, layout.row_bytes), np.uint8)
+    of_hot = np.empty((int(hot.sum()), layout.hot_bytes), np.uint8)
     before = 0
-    for start in range(0, len(found), BLOCK):
-        own = range(start, min(start + BLOCK, len(found)))
+    for start in range(0, n, BLOCK):
+        ids = range(start, min(start + BLOCK, n))
         block, here = (
-            finite(f"{table.ids.label}rows", rows[start : own.stop], own),
-            hot[start : own.stop],
+            finite(f"{layout.label}rows", rows[start : ids.stop], ids),
+            hot[start : ids.stop],
         )
-        if table.rotated:
-            block = block @ np.asarray(state["rotation"]).T
-        codes = np.empty((len(block), table.num_codes), np.int32)
+        if rotation is not None:
+            block = block @ np.asarray(rotation).T
+        codes = np.empty((len(block), layout.num_codes), np.int32)
         codes[~here] = product.nearest_codes(block[~here], codebooks[:, :terms])
         if here.any():
             both = product.nearest_codes(block[here], codebooks).reshape(-1, *codebooks.shape[:2])
             codes[here] = both[:, :, :terms].reshape(len(both), -1)
-            more = _in_blocks(both[:, :, terms:].reshape(len(both), -1), table.bits, len(found))
+            more = _in_blocks(both[:, :, terms:].reshape(len(both), -1), layout.bits, n)
             of_hot[before : before + len(both)] = more
             before += len(both)
-        found[start : own.stop] = _in_blocks(codes, table.bits, len(found))
+        packed[start : ids.stop] = _in_blocks(codes, layout.bits, n)
         step()
-    return found, of_hot
+    return packed, of_hot
+
+
+def checked_rows(layout: CodeLayout, rows: Any, ids: Any) -> tuple[Any, np.ndarray]:
+    """Given rows and the ids that they belong to, all of them for None; raises if they do not fit."""
+    given, n = host_table(f"{layout.label}rows", rows), layout.num_embeddings
+    at = np.arange(n) if ids is None else np.asarray(as_array(f"{layout.label}ids", ids))
+    if at.ndim != 1 or at.dtype.kind not in "iu":
+        raise ValueError(
+            f"{layout.label}ids: got {at.dtype} of shape {at.shape}; expected integers [n]."
+        )
+    if len(at) and not 0 <= at.min() <= at.max() < n:
+        raise ValueError(
+            f"{layout.label}ids: got ids from {at.min()} to {at.max()}; expected 0 to {n - 1}."
+        )
+    shape = len(at), layout.features
+    if tuple(given.shape) != shape:
+        raise ValueError(f"{layout.label}rows: got shape {tuple(given.shape)}; expected {shape}.")
+    return given, at
 
 
 def _in_blocks(codes: np.ndarray, bits: int, n: int) -> np.ndarray:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from jax_tt._base.progress import Progress
 from jax_tt._kinds.coded import additive
 from jax_tt._kinds.coded.clusters import kmeans, means, nearest
-
-if TYPE_CHECKING:
-    from jax_tt._base.progress import Progress
-    from jax_tt._kinds.coded.table import CodedTable
+from jax_tt._kinds.coded.layout import CodeLayout
 
 
 def fitted(
-    table: CodedTable,
+    layout: CodeLayout,
     points: np.ndarray,
     weights: np.ndarray,
     hot: np.ndarray,
@@ -27,7 +25,7 @@ def fitted(
     """Codebooks float32 ``[m * K, D / m]`` and the rotation ``[D, D]``, or None.
 
     Args:
-        table: its sizes.
+        layout: the sizes of codes and codebooks.
         points, weights: rows ``[s, D]`` to fit to, and their importance ``[s]``.
         hot: which of them have more codes, bool ``[s]``.
         rotation: a matrix, ``"fit"``, or None.
@@ -35,16 +33,16 @@ def fitted(
         rng: of the first codebooks.
         bar: progress.
     """
-    m, size = table.column_parts, 1 << table.bits
+    m, size = layout.column_parts, 1 << layout.bits
     fits = isinstance(rotation, str)
     matrix = _principal(points, weights, m) if fits else rotation
-    step = bar.begin("codebooks", table.all_codes + (m if fits else 0))
+    step = bar.begin("codebooks", layout.all_codes + (m if fits else 0))
 
     def codebooks_of(turned: np.ndarray) -> np.ndarray:
         found = [
             _codebook(part, weights, size, iterations, rng, step)
-            if table.all_codes == m
-            else additive.fitted(table, part, weights, hot, iterations, rng, step)
+            if layout.all_codes == m
+            else additive.fitted(layout, part, weights, hot, iterations, rng, step)
             for part in _parts(turned, m)
         ]
         return np.concatenate(found)

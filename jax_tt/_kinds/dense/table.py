@@ -17,7 +17,7 @@ from jax_tt._base.storage import (
     table_label,
 )
 from jax_tt._native.rows import RowTable
-from jax_tt._table.initial_rows import default_embedding_init
+from jax_tt._table.initial_rows import NormalRows, default_embedding_init
 from jax_tt._table.options import Update
 
 
@@ -52,7 +52,9 @@ class DenseTable(RowTable):
     embedding_init: Callable[..., Any] = default_embedding_init
 
     def without_values(self) -> DenseTable:
-        # An initialiser may keep a reference to the table that it returns.
+        # Any other initialiser may keep a reference to the table that it returns.
+        if isinstance(self.embedding_init, NormalRows):
+            return self
         return dataclasses.replace(self, embedding_init=default_embedding_init)
 
     @classmethod

@@ -19,7 +19,7 @@ from jax_tt._native.tt import TrainTable
 from jax_tt._table.options import Update, check_update
 from jax_tt._table.types import Params, State
 from jax_tt._tt.cores import TrainSizes, checked_cores
-from jax_tt._tt.initial_cores import CoreInit, GivenCores, fresh_init, init_cores
+from jax_tt._tt.initial_cores import CoreInit, GivenCores, ScaledCores, fresh_init, init_cores
 from jax_tt._tt.shape import TTShape
 
 
@@ -105,7 +105,7 @@ class TTTable(TrainTable):
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         names = self.param_names
-        if isinstance(self.core_init, str):
+        if isinstance(self.core_init, str | ScaledCores):
             cores = init_cores(key, self.shape, self.core_init, self.param_dtype)
             return dict(zip(names, cores, strict=True))
         given = isinstance(self.core_init, GivenCores)  # the key is not used

@@ -1,0 +1,120 @@
+"""`CodeLayout`: how many codes ids have, and which codebook rows they select."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from jax_tt._base.arguments import as_int, as_positive, one_of
+from jax_tt._base.storage import table_label
+from jax_tt._kinds.coded import codec
+
+KINDS = ("product", "additive")
+CODEBOOKS, CODES = "codebooks", "codes"
+# Codes that only hot ids have, and which ids are hot.
+HOT_CODES, HOT_PLACES = "hot_codes", "hot_places"
+
+
+@dataclasses.dataclass(frozen=True)
+class CodeLayout:
+    """The sizes of codes and codebooks; the attributes are described in `CodedTable`."""
+
+    num_embeddings: int
+    features: int
+    num_codes: int
+    bits: int = 8
+    kind: str = "product"
+    rotated: bool = False
+    terms: int = 1
+    hot: int = 0
+    hot_terms: int = 0
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        as_positive("num_embeddings", self.num_embeddings)
+        as_positive("features", self.features)
+        as_positive("num_codes", self.num_codes)
+        one_of("kind", self.kind, KINDS)
+        if not 1 <= as_int("bits", self.bits) <= codec.MAX_BITS:
+            raise ValueError(f"{self.label}bits: got {self.bits}; expected 1 to {codec.MAX_BITS}.")
+        self._check_parts()
+        self._check_hot()
+        if self.num_entries > 2**31 - 1:
+            of_hot = f" and hot_terms={self.hot_terms}" if self.hot else ""
+            raise ValueError(
+                f"{self.label}num_codes: got {self.num_codes}{of_hot}, which are {self.num_entries} codebook rows at "
+                f"{self.bits} bits; expected fewer than 2**31."
+            )
+
+    def _check_parts(self) -> None:
+        if self.num_codes % as_positive("terms", self.terms):
+            raise ValueError(
+                f"{self.label}terms: got {self.terms}; expected a divisor of num_codes={self.num_codes}."
+            )
+        if self.kind == "additive" and self.terms > 1:
+            raise ValueError(
+                f"{self.label}terms: got {self.terms} with kind='additive', which adds all codes; expected 1."
+            )
+        if self.features % self.column_parts:
+            times = "" if self.terms == 1 else f"{self.terms} times "
+            raise ValueError(
+                f"{self.label}num_codes: got {self.num_codes}; expected {times}a divisor of features={self.features}, "
+                "as every part of a product gives as many columns. Additive codes may be any number."
+            )
+
+    def _check_hot(self) -> None:
+        if not 0 <= as_int("hot", self.hot) <= self.num_embeddings:
+            raise ValueError(
+                f"{self.label}hot: got {self.hot}; expected 0 to num_embeddings={self.num_embeddings}."
+            )
+        if (as_int("hot_terms", self.hot_terms) > 0) != (self.hot > 0) or self.hot_terms < 0:
+            raise ValueError(
+                f"{self.label}hot_terms: got {self.hot_terms} with hot={self.hot}; expected a positive number with "
+                "hot ids, and 0 without."
+            )
+
+    @functools.cached_property
+    def label(self) -> str:
+        """Prefix of error messages about the table."""
+        return table_label(self.name)
+
+    @property
+    def column_parts(self) -> int:
+        """Parts into which the columns are divided; each part of a row is a sum of ``part_terms`` codebook rows."""
+        return self.num_codes // self.terms if self.kind == "product" else 1
+
+    @property
+    def part_terms(self) -> int:
+        """Codes of a hot id for one part of the columns; other ids lack the last ``hot_terms`` of them."""
+        return self.num_codes // self.column_parts + self.hot_terms
+
+    @property
+    def all_codes(self) -> int:
+        """Codes of a hot id."""
+        return self.column_parts * self.part_terms
+
+    @property
+    def num_entries(self) -> int:
+        """Rows of all codebooks."""
+        return self.all_codes << self.bits
+
+    @property
+    def width(self) -> int:
+        """Columns of a codebook."""
+        return self.features // self.column_parts
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the codes that every row has."""
+        return codec.row_bytes(self.num_codes, self.bits)
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of the codes that only a hot row has."""
+        return codec.row_bytes(self.column_parts * self.hot_terms, self.bits)
+
+    @property
+    def code_shapes(self) -> dict[str, tuple[int, int]]:
+        """Shapes of the arrays of packed codes by name."""
+        of_hot = {HOT_CODES: (self.hot, self.hot_bytes)} if self.hot else {}
+        return {CODES: (self.num_embeddings, self.row_bytes), **of_hot}

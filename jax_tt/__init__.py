@@ -129,8 +129,6 @@ _LAYERS = (
     "EmbedCollection",
     "TableEmbed",
     "TableEmbedBag",
-    "HashEmbed",
-    "HashEmbedBag",
     "FusedParam",
     "FusedOptimizer",
     "value_and_grad",

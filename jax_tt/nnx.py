@@ -7,8 +7,6 @@ from jax_tt._layers.nnx.dense import EmbedBag as EmbedBag
 from jax_tt._layers.nnx.fused import FusedOptimizer as FusedOptimizer
 from jax_tt._layers.nnx.gradients import grad as grad
 from jax_tt._layers.nnx.gradients import value_and_grad as value_and_grad
-from jax_tt._layers.nnx.hash import HashEmbed as HashEmbed
-from jax_tt._layers.nnx.hash import HashEmbedBag as HashEmbedBag
 from jax_tt._layers.nnx.table import TableEmbed as TableEmbed
 from jax_tt._layers.nnx.table import TableEmbedBag as TableEmbedBag
 from jax_tt._layers.nnx.tiers import LayerTiers as LayerTiers

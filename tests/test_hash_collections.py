@@ -117,7 +117,7 @@ def test_slots_of_single_tables():
         np.testing.assert_array_equal(got, expected)
     done, again = jax_tt.insert_keys(table, state, located)
     assert int(done.counts["inserted"]) == 1 and again["hash_touched"].any()
-    layer = jax_tt.HashEmbed(table, rngs=nnx.Rngs(0))
+    layer = jax_tt.TableEmbed(table, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(
         layer(jax_tt.with_slots(keys, layer.insert(keys))), layer(WORDS(keys))
     )

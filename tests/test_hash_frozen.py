@@ -110,7 +110,7 @@ def test_collections_layers_and_exported_programs(missing):
     layer = jax_tt.EmbedCollection(served.tables, features, rngs=nnx.Rngs(0))
     write_arrays(layer, arrays)
     check(np.asarray(layer(batch)["item"]), state["item"], missing)
-    alone = jax_tt.HashEmbed(served.tables["item"], rngs=nnx.Rngs(0))
+    alone = jax_tt.TableEmbed(served.tables["item"], rngs=nnx.Rngs(0))
     for name, array in arrays["item"].items():
         getattr(alone, name).set_value(array)
     check(np.asarray(alone(batch["item"])), state["item"], missing)

@@ -235,7 +235,7 @@ def test_nnx_collection_trains_and_grows():
 
 def test_nnx_layer_with_optax_grows_with_its_moments():
     table = described(64, optimizer=None, max_capacity=256)
-    layer = jax_tt.HashEmbed(table, rngs=nnx.Rngs(0))
+    layer = jax_tt.TableEmbed(table, rngs=nnx.Rngs(0))
     opt = nnx.Optimizer(layer, optax.adagrad(0.1), wrt=nnx.Param)
     keys = jax_tt.split_keys(np.arange(9) - 4)
     layer.insert(keys)

@@ -27,10 +27,7 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "TableEmbed": (TABLE,),
     "TableEmbedBag": (TABLE,),
     "EmbedCollection": ({"a": TABLE}, FEATURES),
-    "HashEmbed": (HASHED,),
-    "HashEmbedBag": (HASHED,),
 }
-LINEN = [name for name in SIZES if not name.startswith("Hash")]
 FACTORIES = {"dense_table": (10, 4), "tt_table": (10, 4), "hash_table": (4, 16)}
 # A keyword, what accepts it, and the advice.
 NEAR = {
@@ -51,9 +48,8 @@ def refused(caller: str, keyword: str, advice: str = "") -> Any:
 def test_wrong_keywords_name_the_class(name: str) -> None:
     with refused(name, "quux", "expected some of "):
         getattr(jax_tt, name)(*SIZES[name], quux=1, rngs=nnx.Rngs(0))
-    if name in LINEN:
-        with refused(name, "quux", "expected some of "):
-            getattr(jax_tt.linen, name)(*SIZES[name], quux=1)
+    with refused(name, "quux", "expected some of "):
+        getattr(jax_tt.linen, name)(*SIZES[name], quux=1)
 
 
 def test_subclasses_of_users_have_their_name() -> None:

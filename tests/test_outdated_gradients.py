@@ -82,7 +82,7 @@ def test_keys_that_are_inserted_before_the_update(jit):
             layer.insert(more)
         opt.update(layer, grads)
 
-    layer = jax_tt.HashEmbed(table, rngs=nnx.Rngs(0))
+    layer = jax_tt.TableEmbed(table, rngs=nnx.Rngs(0))
     run = nnx.jit(step, static_argnums=2) if jit else step
     run(layer, optimizer(layer), False)
     with pytest.raises(ValueError, match=r"embedding.* changed after grads were computed"):

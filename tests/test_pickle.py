@@ -42,7 +42,9 @@ LAYERS: dict[str, Any] = {
     "Embed": functools.partial(jax_tt.Embed, N, D),
     "EmbedBag, fused": functools.partial(jax_tt.EmbedBag, N, D, optimizer=RULE),
     "TTEmbedBag": functools.partial(jax_tt.TTEmbedBag, N, D, cache=CACHE, id_order=ORDER),
-    "HashEmbed": functools.partial(jax_tt.HashEmbed, jax_tt.hash_table(N, D, safe_check="ignore")),
+    "TableEmbed": functools.partial(
+        jax_tt.TableEmbed, jax_tt.hash_table(N, D, safe_check="ignore")
+    ),
     "EmbedCollection": functools.partial(
         jax_tt.EmbedCollection, {"dense": TABLES["dense"]}, {"dense": FEATURES["dense"]}
     ),
@@ -126,7 +128,7 @@ def test_collections() -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(name: str) -> None:
     layer = LAYERS[name](rngs=nnx.Rngs(0))
-    inputs = {"dense": IDS} if name == "EmbedCollection" else KEYS if name == "HashEmbed" else IDS
+    inputs = {"dense": IDS} if name == "EmbedCollection" else KEYS if name == "TableEmbed" else IDS
     again = copied(layer)
     equal(again(inputs), layer(inputs))
     equal(copied(layer)(inputs), layer(inputs))

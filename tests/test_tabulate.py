@@ -38,12 +38,8 @@ LAYERS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Any, str]] = {
     "TableEmbedBag": ("TableEmbedBag", (TABLES["hashed"],), {}, KEYS, "float32[1,4]"),
     "EmbedCollection": ("EmbedCollection", (TABLES, FEATURES), {}, BATCH, "hashed: float32[1,4]"),
 }
-NNX_ONLY = {
-    "HashEmbed": ("HashEmbed", (TABLES["hashed"],), {}, KEYS, "float32[1,2,4]"),
-    "HashEmbedBag": ("HashEmbedBag", (TABLES["hashed"],), {}, KEYS, "float32[1,4]"),
-}
 # The quick tier has one of each way that a layer is made.
-QUICK = ("TTEmbedBag, cached", "EmbedCollection", "HashEmbedBag")
+QUICK = ("TTEmbedBag, cached", "EmbedCollection", "TableEmbedBag")
 CONSOLE = {"width": 200, "force_terminal": False}
 
 
@@ -68,9 +64,9 @@ def public_methods(layer: Any) -> dict[str, Any]:
     return {name: method for name, method in members if name[0] != "_" or name == "__call__"}
 
 
-@cases(*LAYERS, *NNX_ONLY)
+@cases(*LAYERS)
 def test_nnx_tabulate(case: str) -> None:
-    name, args, options, inputs, outputs = (LAYERS | NNX_ONLY)[case]
+    name, args, options, inputs, outputs = LAYERS[case]
     kind = getattr(jax_tt, name)
     before = public_methods(kind)
     layer = kind(*args, **options, rngs=nnx.Rngs(0))

@@ -77,7 +77,7 @@ class HashState(nnx.Variable):
     Example:
         >>> import jax_tt
         >>> from flax import nnx
-        >>> layer = jax_tt.HashEmbed(jax_tt.hash_table(1024, 16), rngs=nnx.Rngs(0))
+        >>> layer = jax_tt.TableEmbed(jax_tt.hash_table(1024, 16), rngs=nnx.Rngs(0))
         >>> nnx.state(layer, jax_tt.HashState)["hash_keys"].shape
         (128, 2, 8)
     """

@@ -9,7 +9,7 @@ from flax import nnx
 from jax_tt._kinds.cached.fill import fill
 from jax_tt._kinds.cached.maintain import flush, populate, reset, statistics
 from jax_tt._kinds.cached.table import cached_part
-from jax_tt._layers.nnx.table import TableModule, maintain, read_state
+from jax_tt._layers.nnx.module import TableModule, maintain, read_state
 
 
 class CachedModule(TableModule):

@@ -28,15 +28,15 @@ from jax_tt._collection.statistics import (
 from jax_tt._ids.placement import Placement
 from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._layers.guard import refuse_gradient
-from jax_tt._layers.nnx.hash import HashedModule
-from jax_tt._layers.nnx.table import (
-    TableEmbed,
+from jax_tt._layers.nnx.module import (
+    DEFAULT,
     begin_call,
     finish_call,
     hoisted_update,
     read_state,
     write_state,
 )
+from jax_tt._layers.nnx.table import TableEmbed
 from jax_tt._layers.options import check_rngs
 from jax_tt._layers.variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
 from jax_tt._lookup.shared import FLAGS, init_flags, is_shared
@@ -45,10 +45,8 @@ from jax_tt._planning.shard_tables import over_mesh
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 
-_DEFAULT = Lookup(bounds="warn")
 
-
-class CollectedTable(TableEmbed, HashedModule):
+class CollectedTable(TableEmbed):
     """A table of an `EmbedCollection`: its variables, and what can be done with it between steps.
 
     A call of it returns rows outside of losses; only calls of the collection update a table with an optimizer.
@@ -129,7 +127,7 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
         self,
         tables: Mapping[str, Table],
         features: Mapping[str, Feature],
-        lookup: Lookup = _DEFAULT,
+        lookup: Lookup = DEFAULT,
         *,
         mesh: Mesh | None = None,
         axis: str | tuple[str, ...] | None = None,

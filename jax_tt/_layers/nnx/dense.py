@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_tt._kinds.dense.table import DenseTable
-from jax_tt._layers.nnx.table import TableEmbed, TableEmbedBag, TableModule, hoisted_update
+from jax_tt._layers.nnx.hash import HashedModule
+from jax_tt._layers.nnx.module import hoisted_update
+from jax_tt._layers.nnx.table import TableEmbed, TableEmbedBag
 from jax_tt._layers.options import bags_of
 from jax_tt._layers.pretrained import DenseFromPretrained
 from jax_tt._table.initial_rows import default_embedding_init
@@ -18,7 +20,7 @@ from jax_tt._table.options import Lookup
 from jax_tt.optimizers import Optimizer
 
 
-class DenseLayer(DenseFromPretrained, TableModule):
+class DenseLayer(DenseFromPretrained, HashedModule):
     """The constructor shared by `Embed` and `EmbedBag`."""
 
     embedding: nnx.Variable[Any]

@@ -1,4 +1,4 @@
-"""NNX layers of hash tables: insertion, removal and growth between lookups."""
+"""Hash tables in NNX: insertion, removal and growth between lookups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flax import nnx
 from jax_tt._kinds.hashed.change import grow_if_full
 from jax_tt._kinds.hashed.table import HashTable, require_hash_table
 from jax_tt._layers.nnx.change import ChangingModule
-from jax_tt._layers.nnx.table import TableEmbed, TableEmbedBag, read_state, write_state
+from jax_tt._layers.nnx.module import read_state, write_state
 from jax_tt._ops.insert import insert_keys
 from jax_tt._ops.inserting import Evicted, Inserted
 from jax_tt._ops.remove import KeyView, remove_keys
@@ -91,37 +91,3 @@ class HashedModule(ChangingModule):
             return False
         self._become(change, opt, model)
         return True
-
-
-class HashEmbed(TableEmbed, HashedModule):
-    """Rows of a `HashTable`.
-
-    Args:
-        table: the `HashTable`.
-        lookup, promote_dtype, options: as in `TableEmbed`.
-
-    Example:
-        >>> import jax_tt, numpy as np
-        >>> from flax import nnx
-        >>> layer = jax_tt.HashEmbed(jax_tt.hash_table(1024, 16), rngs=nnx.Rngs(0))
-        >>> keys = np.array([2**63 - 1, -5])
-        >>> int(layer.insert(keys).counts["inserted"]), layer(keys).shape
-        (2, (2, 16))
-    """
-
-
-class HashEmbedBag(TableEmbedBag, HashedModule):
-    """Pooled rows of a `HashTable`.
-
-    Args:
-        table: the `HashTable`.
-        lookup, rngs, metadata, hyperparameters: as in `TableEmbedBag`.
-
-    Example:
-        >>> import jax_tt, numpy as np
-        >>> from flax import nnx
-        >>> layer = jax_tt.HashEmbedBag(jax_tt.hash_table(1024, 16), rngs=nnx.Rngs(0))
-        >>> bags = jax_tt.Bags.from_lengths(jax_tt.split_keys(np.array([2**40, 3, 3])), [2, 1])
-        >>> int(layer.insert(bags).counts["inserted"]), layer(bags).shape
-        (2, (2, 16))
-    """

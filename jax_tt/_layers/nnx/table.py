@@ -1,268 +1,28 @@
-"""NNX layers of any table: the variables of its state, and its calls."""
+"""NNX layers of any table."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
-from flax.errors import TraceContextError
 from flax.nnx.nn import dtypes
 
-from jax_tt._base.arguments import as_scalar
-from jax_tt._base.keywords import ChecksKeywords
-from jax_tt._collection.host_batch import host_batch
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.split_ids import SplitIds
-from jax_tt._layers.call import attended, check_value, for_evaluation, step_inputs
-from jax_tt._layers.options import check_rngs
-from jax_tt._layers.variables import (
-    WHERE_FLAX_ALLOWS,
-    CacheState,
-    FusedParam,
-    HashState,
-    IdOrderState,
-    OutOfRange,
-    PageTable,
-)
+from jax_tt._layers.call import attended
+from jax_tt._layers.nnx.hash import HashedModule
+from jax_tt._layers.nnx.module import DEFAULT, read_state
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
-from jax_tt._lookup.rule import OUT_OF_RANGE
-from jax_tt._ops.describe import described_update
-from jax_tt._table import change
-from jax_tt._table.hoisted import hoisted
-from jax_tt._table.options import Lookup, StepInputs, Update
+from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
-from jax_tt.optimizers import Optimizer
-
-# Variable types of non-trained arrays, by the name of their linen collection.
-_BUFFERS: dict[str, type[nnx.Variable[Any]]] = {
-    "row_cache": CacheState,
-    "id_order": IdOrderState,
-    "hash_table": HashState,
-    "placement": PageTable,
-}
 
 
-_DEFAULT = Lookup(bounds="warn")
-
-
-class _LookupOption:
-    """An attribute of a layer that is a field of its `Lookup`."""
-
-    def __set_name__(self, owner: Any, name: str) -> None:
-        self.name = name
-
-    def __get__(self, layer: Any, owner: Any = None) -> Any:
-        return self if layer is None else getattr(layer.lookup, self.name)
-
-    def __set__(self, layer: Any, value: Any) -> None:
-        layer.lookup = dataclasses.replace(layer.lookup, **{self.name: value})
-
-
-class _UpdateOption(_LookupOption):
-    """An attribute of a layer that is a field of the `Update` of its table."""
-
-    def __get__(self, layer: Any, owner: Any = None) -> Any:
-        return self if layer is None else getattr(layer.table.update, self.name, None)
-
-    def __set__(self, layer: Any, value: Any) -> None:
-        update = layer.table.update
-        if update is None:
-            raise ValueError(
-                f"{self.name}: {layer.table.ids.label}has no fused update; build the layer with an optimizer."
-            )
-        update = dataclasses.replace(update, **{self.name: value})
-        layer.table = layer.table.with_update(update)
-
-
-class TableModule(ChecksKeywords, nnx.Module):
-    """The state of a table in variables, and the common part of its calls.
-
-    Args:
-        table: the description of the table; its name defaults to the class and sizes of the layer.
-        lookup: options of the calls.
-        rngs: random number generators; the parameters take one key of ``params``.
-        metadata: of the variables of the parameters, and of optimizer state of the same shape.
-        hyperparameters: variables of scalars that replace fields of the optimizer.
-    """
-
-    hyperparameters: Mapping[str, Any] = MappingProxyType({})
-    # The step count of a table of a collection, which its description does not have.
-    step_names: tuple[str, ...] = ()
-
-    def __init__(
-        self,
-        table: Table,
-        lookup: Lookup = _DEFAULT,
-        *,
-        rngs: nnx.Rngs,
-        metadata: Mapping[str, Any] = MappingProxyType({}),
-        hyperparameters: Mapping[str, nnx.Variable[Any]] = MappingProxyType({}),
-    ) -> None:
-        check_rngs(rngs)
-        table = self._named(table)
-        self.table = table.without_values()
-        self.lookup = lookup
-        # Set by `model.eval()` and `model.train()`, like that of dropout; no ids are counted in evaluation.
-        self.deterministic = False
-        if hyperparameters:
-            self.hyperparameters = nnx.Dict(dict(hyperparameters))
-        if lookup.bounds == "warn":
-            self.out_of_range = OutOfRange(jnp.zeros((), jnp.int32))
-        kind = variable_type(table, table.param_names[0])
-        params = {
-            name: kind(value, **metadata)
-            for name, value in table.init_params(rngs.params()).items()
-        }
-        for name, param in params.items():
-            if name not in table.buffers:
-                check_value(name, param, table.param_shapes[name])
-            setattr(self, name, param)
-        arrays = {name: param[...] for name, param in params.items()}
-        self.param_dtype = table.storage(arrays)
-        rest = table.init_rest(arrays)
-        for name, value in rest.items():
-            # Optimizer state of the same shape as a parameter is sharded like it.
-            twin = next((param for param in params.values() if param.shape == value.shape), None)
-            like = {} if twin is None or name in table.buffers else twin.get_metadata()
-            setattr(self, name, variable_type(table, name)(value, **like))
-
-    @property
-    def num_embeddings(self) -> int:
-        return self.table.num_embeddings
-
-    @property
-    def features(self) -> int:
-        return self.table.features
-
-    @property
-    def name(self) -> str | None:
-        """The table's name in error messages."""
-        return self.table.name
-
-    @name.setter
-    def name(self, name: str) -> None:
-        self.table = self.table.with_name(name)
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """The optimizer that is fused into the backward pass."""
-        return None if self.table.update is None else self.table.update.optimizer
-
-    @optimizer.setter
-    def optimizer(self, optimizer: Optimizer) -> None:
-        if self.table.update is None:
-            raise ValueError(
-                f"optimizer: {self.table.ids.label}has no optimizer state; build the layer with "
-                f"optimizer={optimizer!r}."
-            )
-        old = self.table.update
-        update = described_update(
-            optimizer, old.skip_nonfinite, old.stochastic_rounding, old.max_gradient
-        )
-        self.table = self.table.with_update(update)
-
-    bounds = _LookupOption()
-    method = _LookupOption()
-    axis_name = _LookupOption()
-    precision = _LookupOption()
-    combiner = _LookupOption()
-    skip_nonfinite = _UpdateOption()
-    stochastic_rounding = _UpdateOption()
-    max_gradient = _UpdateOption()
-
-    @property
-    def dtype(self) -> Any:
-        """Type of the rows returned."""
-        return jnp.dtype(self.lookup.dtype or self.param_dtype)
-
-    def state(self) -> dict[str, jax.Array]:
-        """The arrays of the table by name: the state that methods of ``table`` take."""
-        return read_state(self)
-
-    def _host_batch(self, ids: Any, pooled: bool, **options: Any) -> Any:
-        return host_batch(self.table, ids, pooled=pooled, bounds=self.lookup.bounds, **options)
-
-    def _named(self, table: Table) -> Table:
-        if table.name is not None:
-            return table
-        return table.with_name(f"{type(self).__name__}({table.num_embeddings}, {table.features})")
-
-    def _call(
-        self,
-        op: Callable[..., Any],
-        inputs: Any,
-        grad_scale: Any,
-        hyperparameters: Mapping[str, Any] | None,
-    ) -> jax.Array:
-        state, lookup, step = begin_call(self, grad_scale, hyperparameters)
-        result, after = op(self.table, state, inputs, lookup, step)
-        finish_call(self, state, after, lookup)
-        return result
-
-
-# Functions instead of methods: `nnx.tabulate` traces every public method of a layer, whose results must be arrays.
-
-
-def read_state(layer: TableModule) -> dict[str, jax.Array]:
-    """Returns the arrays of a layer's table by name, and the step count of a table of a collection."""
-    names = (*layer.table.trained_names, *layer.table.buffers, *layer.step_names)
-    return {name: getattr(layer, name)[...] for name in names}
-
-
-def write_state(layer: TableModule, before: State, after: State) -> None:
-    """Sets the variables whose arrays differ between two states."""
-    for name, value in after.items():
-        if value is not before[name]:
-            getattr(layer, name)[...] = value
-
-
-def maintain(layer: TableModule) -> None:
-    """Populates a row cache if it is due."""
-    state = read_state(layer)
-    write_state(layer, state, change.maintain(layer.table, state, layer.lookup.method))
-
-
-def begin_call(
-    layer: TableModule, grad_scale: Any, hyperparameters: Mapping[str, Any] | None
-) -> tuple[dict[str, Any], Lookup, StepInputs]:
-    """Returns the state, the options and the inputs of the update for a call of a layer."""
-    own = {name: value.get_value() for name, value in layer.hyperparameters.items()}
-    step = step_inputs(layer.table, grad_scale, hyperparameters, own)
-    lookup = for_evaluation(layer.lookup) if layer.deterministic else layer.lookup
-    state = read_state(layer)
-    if lookup.train and lookup.bounds == "warn":
-        state[OUT_OF_RANGE] = layer.out_of_range[...]
-    return state, lookup, step
-
-
-def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup) -> None:
-    """Sets the variables that a call of a layer has changed, such as counts."""
-    if lookup.train:
-        for name in layer.table.buffers:
-            if after[name] is before[name]:
-                continue
-            try:
-                getattr(layer, name)[...] = after[name]
-            except TraceContextError:
-                raise TypeError(
-                    f"{layer.table.ids.label}{name}: a training call sets this variable, which JAX transformations "
-                    "that "
-                    "close over the layer, such as jax.lax.scan, forbid. Pass the layer through nnx.scan, or call "
-                    "layer.eval() first, after which calls count nothing."
-                ) from None
-    if OUT_OF_RANGE in before:
-        with WHERE_FLAX_ALLOWS:
-            layer.out_of_range.set_value(after[OUT_OF_RANGE])
-
-
-class TableEmbed(TableModule):
+class TableEmbed(HashedModule):
     """Rows of any `Table`; `TTEmbed` and `Embed` are special cases.
+
+    The layer has the methods of all kinds: those for row caches, for growth, for an order of ids and for the keys of
+    hash tables. A method that the table does not support raises an error.
 
     Args:
         table: the kind and its sizes.
@@ -277,12 +37,20 @@ class TableEmbed(TableModule):
         >>> layer = jax_tt.TableEmbed(jax_tt.DenseTable(1000, 16), rngs=nnx.Rngs(0))
         >>> layer(jnp.array([1, 999])).shape
         (2, 16)
+
+        A table of 64-bit keys:
+
+        >>> import numpy as np
+        >>> layer = jax_tt.TableEmbed(jax_tt.hash_table(1024, 16), rngs=nnx.Rngs(0))
+        >>> keys = np.array([2**63 - 1, -5])
+        >>> int(layer.insert(keys).counts["inserted"]), layer(keys).shape
+        (2, (2, 16))
     """
 
     def __init__(
         self,
         table: Table,
-        lookup: Lookup = _DEFAULT,
+        lookup: Lookup = DEFAULT,
         *,
         promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
         **options: Any,
@@ -356,7 +124,7 @@ class TableEmbed(TableModule):
         return scores(read_state(self), query)
 
 
-class TableEmbedBag(TableModule):
+class TableEmbedBag(HashedModule):
     """Pooled rows of any `Table`; `TTEmbedBag` and `EmbedBag` are special cases.
 
     Args:
@@ -401,32 +169,3 @@ class TableEmbedBag(TableModule):
             ids, capacity, sharding: as in `jax_tt.host_batch`.
         """
         return self._host_batch(ids, True, capacity=capacity, sharding=sharding)
-
-
-def variable_type(table: Table, name: str) -> type[nnx.Variable[Any]]:
-    """The variable type of an array of a table's state."""
-    if name in table.buffers:
-        return _BUFFERS.get(table.buffers[name], nnx.Variable)
-    return nnx.Param if table.update is None else FusedParam
-
-
-def hoisted_update(
-    optimizer: Any,
-    skip_nonfinite: bool,
-    stochastic_rounding: bool,
-    max_gradient: float | None,
-) -> tuple[Update | None, dict[str, nnx.Variable[Any]]]:
-    """The update of a layer, and the variables that were fields of its optimizer, by name."""
-    if optimizer is None:
-        return described_update(None, skip_nonfinite, stochastic_rounding, max_gradient), {}
-    rule, found = hoisted(optimizer, lambda value: isinstance(value, nnx.Variable))
-    for name, variable in found.items():
-        if isinstance(variable, nnx.Param):
-            raise TypeError(
-                f"{name}: got a {type(variable).__name__}, which would be trained; expected an nnx.Variable, e.g. "
-                f"{name}=nnx.Variable(jnp.float32(0.05))."
-            )
-        if isinstance(variable.get_value(), int | float):
-            variable.set_value(jnp.asarray(variable.get_value(), jnp.float32))
-        as_scalar(name, variable.get_value())
-    return described_update(rule, skip_nonfinite, stochastic_rounding, max_gradient), found

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_tt._ids.id_order import IdOrder
-from jax_tt._layers.nnx.change import ChangingModule
-from jax_tt._layers.nnx.table import TableEmbed, TableEmbedBag, hoisted_update, read_state
+from jax_tt._layers.nnx.hash import HashedModule
+from jax_tt._layers.nnx.module import hoisted_update, read_state
+from jax_tt._layers.nnx.table import TableEmbed, TableEmbedBag
 from jax_tt._layers.options import bags_of
 from jax_tt._layers.pretrained import TTFromPretrained
 from jax_tt._ops.describe import described_tt, table_shape
@@ -22,7 +23,7 @@ from jax_tt._tt.initial_cores import CoreInit
 from jax_tt.optimizers import Optimizer
 
 
-class TTLayer(TTFromPretrained, ChangingModule):
+class TTLayer(TTFromPretrained, HashedModule):
     """The constructor and properties shared by `TTEmbed` and `TTEmbedBag`."""
 
     def __init__(

@@ -5,6 +5,7 @@ import importlib.util
 from typing import Any
 
 from jax_tt import cache as cache
+from jax_tt import checkpoint as checkpoint
 from jax_tt import files as files
 from jax_tt import optimizers as optimizers
 from jax_tt import order as order
@@ -13,9 +14,6 @@ from jax_tt._base import environment, ffi
 from jax_tt._base.include import get_include as get_include
 from jax_tt._base.reports import OutOfRangeWarning as OutOfRangeWarning
 from jax_tt._base.version import __version__ as __version__
-from jax_tt._collection.checkpoint import checkpoint_state as checkpoint_state
-from jax_tt._collection.checkpoint import checkpoint_target as checkpoint_target
-from jax_tt._collection.checkpoint import restored_state as restored_state
 from jax_tt._collection.collection import Collection as Collection
 from jax_tt._collection.feature import Feature as Feature
 from jax_tt._collection.growth import grow_collection_if_full as grow_collection_if_full
@@ -35,8 +33,6 @@ from jax_tt._compress.quantize import quantize as quantize
 from jax_tt._compress.residual_table import residual_table as residual_table
 from jax_tt._files.export import export_checks as export_checks
 from jax_tt._files.export import register as register
-from jax_tt._formats.mapped import map_arrays as map_arrays
-from jax_tt._formats.mapped import save_arrays as save_arrays
 from jax_tt._formats.stored import FileError as FileError
 from jax_tt._ids.bags import Bags as Bags
 from jax_tt._ids.hash_ids import hash_ids as hash_ids
@@ -106,7 +102,6 @@ from jax_tt._table.options import StepInputs as StepInputs
 from jax_tt._table.options import Update as Update
 from jax_tt._table.reference import ReferenceTable as ReferenceTable
 from jax_tt._table.table import Table as Table
-from jax_tt._tiers.disk import StoreError as StoreError
 from jax_tt._tiers.table import Tier as Tier
 from jax_tt._tiers.table import TierStatistics as TierStatistics
 from jax_tt._tiers.tiers import Staged as Staged

@@ -21,11 +21,21 @@ also only those that have changed.
 >>> loaded, state = jax_tt.files.load_dump(table, table.init(jax.random.key(1)), path)
 >>> loaded.rows
 5
+
+`save_arrays` writes the arrays of a model for serving, and `map_arrays` maps them into memory without a copy.
+
+>>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+>>> jax_tt.files.save_arrays(path, {"items": state})
+>>> jax_tt.files.map_arrays(path)["items"].keys() == state.keys()
+True
 """
 
 from jax_tt._files.tables import load as load
 from jax_tt._files.tables import load_errors as load_errors
 from jax_tt._files.tables import save as save
+from jax_tt._formats.mapped import map_arrays as map_arrays
+from jax_tt._formats.mapped import save_arrays as save_arrays
 from jax_tt._ops.dump import dump as dump
 from jax_tt._ops.dump import load_dump as load_dump
 from jax_tt._ops.dump_content import Loaded as Loaded
+from jax_tt._tiers.disk import StoreError as StoreError

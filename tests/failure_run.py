@@ -68,9 +68,9 @@ def main(process: int, count: int, port: str, folder: Path, death: str, path: st
             [int(found.name) for found in folder.glob("[0-9]*") if found.name.isdigit()], default=0
         )
         if done:
-            target = jax_tt.checkpoint_target(collection)
+            target = jax_tt.checkpoint.target(collection)
             arrays = checkpointer.restore(folder / str(done), target, strict=False)
-            state = jax_tt.restored_state(collection, arrays)
+            state = jax_tt.checkpoint.restore(collection, arrays)
         else:
             state = jax.jit(collection.init)(jax.random.key(0))
         for k in range(done, STEPS):
@@ -89,7 +89,9 @@ def main(process: int, count: int, port: str, folder: Path, death: str, path: st
             jax.block_until_ready(state)
             print("step", k, flush=True)
             if (k + 1) % EVERY == 0 and count != 1:
-                checkpointer.save(folder / str(k + 1), jax_tt.checkpoint_state(collection, state))
+                checkpointer.save(
+                    folder / str(k + 1), jax_tt.checkpoint.save_args(collection, state)
+                )
                 checkpointer.wait_until_finished()
 
     def whole(state: Any) -> Any:

@@ -26,7 +26,7 @@ def test_refused_directories_stay_as_they_are(tmp_path):
         ({"else": 4}, "second"),
         ({"item": 8}, "first"),
     ):
-        with pytest.raises(jax_tt.StoreError, match="holds records of"):
+        with pytest.raises(jax_tt.files.StoreError, match="holds records of"):
             DiskStore(tmp_path, sizes, about)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -34,18 +34,22 @@ def test_refused_directories_stay_as_they_are(tmp_path):
 def test_what_is_no_store_is_refused_and_not_kept_locked(tmp_path):
     (tmp_path / "index").write_bytes(b"x" * 8192)
     for _ in range(2):
-        with pytest.raises(jax_tt.StoreError, match="is damaged, or another program wrote it"):
+        with pytest.raises(
+            jax_tt.files.StoreError, match="is damaged, or another program wrote it"
+        ):
             DiskStore(tmp_path, {"item": 4}, "about")
     (tmp_path / "index").unlink()
     DiskStore(tmp_path, {"item": 4}, "about").close()
     (tmp_path / "index").unlink()
-    with pytest.raises(jax_tt.StoreError, match="its index is missing"):
+    with pytest.raises(jax_tt.files.StoreError, match="its index is missing"):
         DiskStore(tmp_path, {"item": 4}, "about")
 
 
 def test_stores_without_checksums_are_refused(tmp_path):
     (tmp_path / "data.mdb").write_bytes(b"x" * 8192)
-    with pytest.raises(jax_tt.StoreError, match="an earlier version, which have no checksums"):
+    with pytest.raises(
+        jax_tt.files.StoreError, match="an earlier version, which have no checksums"
+    ):
         DiskStore(tmp_path, {"item": 4}, "about")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.mdb", "in_use"]
 
@@ -62,7 +66,7 @@ def test_directories_that_cannot_be_locked(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(disk.fcntl, "flock", refused)
-    with pytest.raises(jax_tt.StoreError, match="cannot be locked: No locks available"):
+    with pytest.raises(jax_tt.files.StoreError, match="cannot be locked: No locks available"):
         DiskStore(tmp_path, {"item": 4}, "about")
 
 
@@ -116,12 +120,12 @@ def test_nothing_is_saved_after_a_write_that_failed(tmp_path, monkeypatch):
     message = "No space left on device. The last committed state is intact"
     with monkeypatch.context() as patch:
         patch.setattr(block_file.os, "pwrite", full)
-        with pytest.raises(jax_tt.StoreError, match=message):
+        with pytest.raises(jax_tt.files.StoreError, match=message):
             for first in range(0, 2000, 100):
                 part = keys[first : first + 100]
                 put_records(store, part, 0)
     for call in (lambda: store.commit(b"second"), lambda: records_of(store, keys)):
-        with pytest.raises(jax_tt.StoreError, match=message):
+        with pytest.raises(jax_tt.files.StoreError, match=message):
             call()
     store.close()
     store = DiskStore(tmp_path, {"item": 400}, "about")
@@ -141,7 +145,7 @@ def test_nothing_is_saved_after_a_write_that_was_interrupted(tmp_path, monkeypat
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(DiskStore, "_wait", _interrupted)
         put_records(store, keys, 2)
-    with pytest.raises(jax_tt.StoreError, match=r"KeyboardInterrupt.*Open the store again"):
+    with pytest.raises(jax_tt.files.StoreError, match=r"KeyboardInterrupt.*Open the store again"):
         store.commit(b"second")
     store.close()
     store = DiskStore(tmp_path, {"item": 400}, "about")
@@ -184,7 +188,7 @@ def test_changed_bytes_are_noticed(tmp_path, monkeypatch, size):
             )
             assert there.all() and (found == records).all()
             assert store.saved() == b"saved" * 50 and (store.keys("item") == keys).all()
-        except jax_tt.StoreError as error:
+        except jax_tt.files.StoreError as error:
             assert "is damaged" in str(error)
             refused += 1
         finally:
@@ -231,7 +235,7 @@ def test_bytes_that_change_while_a_store_is_open(tmp_path, monkeypatch):
         file.write(b"other")
     for k in range(20):
         put_records(store, keys[30:], k)
-    with pytest.raises(jax_tt.StoreError, match=r"record .* does not have its checksum"):
+    with pytest.raises(jax_tt.files.StoreError, match=r"record .* does not have its checksum"):
         records_of(store, keys[:30])
     store.close()
 
@@ -244,7 +248,7 @@ def test_a_damaged_block_is_named(tmp_path, count):
     store.close()
     with open(tmp_path / "blocks", "r+b") as file:
         file.write(np.array([count]).tobytes())
-    with pytest.raises(jax_tt.StoreError, match=r"block 0 has .* records"):
+    with pytest.raises(jax_tt.files.StoreError, match=r"block 0 has .* records"):
         DiskStore(tmp_path, {"item": 400}, "about")
 
 
@@ -255,7 +259,7 @@ def test_a_file_that_was_cut_is_noticed(tmp_path, monkeypatch):
     store.commit(b"saved")
     store.close()
     os.truncate(tmp_path / "blocks", 1 << 13)
-    with pytest.raises(jax_tt.StoreError, match=r"block \d has \d+ bytes"):
+    with pytest.raises(jax_tt.files.StoreError, match=r"block \d has \d+ bytes"):
         DiskStore(tmp_path, {"item": 400}, "about")
 
 
@@ -312,10 +316,10 @@ def test_a_file_that_becomes_shorter_is_noticed(tmp_path, monkeypatch, call, len
         ],
     }
     os.truncate(tmp_path / "blocks", length)
-    with pytest.raises(jax_tt.StoreError, match="is damaged, "):
+    with pytest.raises(jax_tt.files.StoreError, match="is damaged, "):
         calls[call]()
     if call in ("put", "commit"):  # what was not moved may not be missing from what is saved
-        with pytest.raises(jax_tt.StoreError, match="is damaged, "):
+        with pytest.raises(jax_tt.files.StoreError, match="is damaged, "):
             store.commit(b"other")
     store.close()
 

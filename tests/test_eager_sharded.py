@@ -70,8 +70,8 @@ def dump(embed: Any, folder: Path) -> None:
 
 
 def restored(embed: Any) -> Any:
-    arrays = jax_tt.checkpoint_state(embed.collection, embed.arrays())
-    return jax_tt.restored_state(embed.collection, arrays)
+    arrays = jax_tt.checkpoint.save_args(embed.collection, embed.arrays())
+    return jax_tt.checkpoint.restore(embed.collection, arrays)
 
 
 @KINDS
@@ -85,7 +85,7 @@ def test_second_calls_compile_nothing(kind: AxisType, tmp_path: Path) -> None:
         "removal": lambda k: remove(embed, k),
         "dump": lambda k: dump(embed, tmp_path / str(k)),
         "states": lambda k: embed.states(),
-        "checkpoint": lambda k: jax_tt.checkpoint_state(embed.collection, embed.arrays()),
+        "checkpoint": lambda k: jax_tt.checkpoint.save_args(embed.collection, embed.arrays()),
         "restored": lambda k: restored(embed),
     }
     if kind is AxisType.Explicit:

@@ -119,8 +119,8 @@ def test_collections_and_layers(source):
     states = collection.init(jax.random.key(0))
     states["item"] = {name: state[name] for name in states["item"]}
     same(collection.joined(collection.separated(states))["item"], states["item"])
-    arrays = jax_tt.checkpoint_state(collection, states)
-    same(jax_tt.restored_state(collection, arrays)["item"], states["item"])
+    arrays = jax_tt.checkpoint.save_args(collection, states)
+    same(jax_tt.checkpoint.restore(collection, arrays)["item"], states["item"])
 
     layers = [jax_tt.EmbedCollection({"item": table}, FEATURES, rngs=nnx.Rngs(k)) for k in range(2)]
     write_arrays(layers[0], states)
@@ -159,16 +159,16 @@ def test_checkpoints_of_other_devices_are_refused(two):
         "item": {n: x for n, x in state.items() if n != "step"}
     }
     states["item"] = {name: state[name] for name in source.init(jax.random.key(0))["item"]}
-    arrays = jax_tt.checkpoint_state(source, states)
+    arrays = jax_tt.checkpoint.save_args(source, states)
     # What orbax makes of it for the shapes of the other devices.
-    like = jax_tt.checkpoint_target(target)
+    like = jax_tt.checkpoint.target(target)
     arrays["item"] |= {
         name: np.resize(arrays["item"][name], own.shape)
         for name, own in like["item"].items()
         if name.startswith("hash_")
     }
     with pytest.raises(ValueError, match=r"the hash table of 2 devices with .* expected 4 devices"):
-        jax_tt.restored_state(target, arrays)
+        jax_tt.checkpoint.restore(target, arrays)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +181,11 @@ def test_checkpoints_of_other_slots_are_refused(other):
         jax_tt.Collection({"item": jax_tt.hash_table(64, 4, **own)}, FEATURES)
         for own in (options, options | other)
     )
-    arrays = jax_tt.checkpoint_state(source, source.init(jax.random.key(0)))
-    like = jax_tt.checkpoint_target(target)["item"]
+    arrays = jax_tt.checkpoint.save_args(source, source.init(jax.random.key(0)))
+    like = jax_tt.checkpoint.target(target)["item"]
     arrays["item"] = {name: np.resize(arrays["item"][name], x.shape) for name, x in like.items()}
     with pytest.raises(ValueError, match=r"holds the hash table of .* with ways=8 and 64 slots"):
-        jax_tt.restored_state(target, arrays)
+        jax_tt.checkpoint.restore(target, arrays)
 
 
 def test_keys_that_are_traced_keep_their_slots(two):

@@ -110,7 +110,7 @@ def test_rows_are_not_read_after_an_interrupted_change(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         tiers.save(state, b"second")
     for call in (lambda: tiers.read(state, "item", IDS), lambda: tiers.save(state)):
-        with pytest.raises(jax_tt.StoreError, match=r"KeyboardInterrupt.*[Oo]pen"):
+        with pytest.raises(jax_tt.files.StoreError, match=r"KeyboardInterrupt.*[Oo]pen"):
             call()
     tiers.close()
     tiers, state = small_tiers(tmp_path)

@@ -36,8 +36,8 @@ def arrays():
 def test_round_trip(tmp_path):
     path = tmp_path / "model.safetensors"
     want = arrays()
-    jax_tt.save_arrays(path, want)
-    got = jax_tt.map_arrays(path)
+    jax_tt.files.save_arrays(path, want)
+    got = jax_tt.files.map_arrays(path)
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert isinstance(a, jax.Array)
@@ -47,19 +47,21 @@ def test_round_trip(tmp_path):
     found = safetensors.load_file(path)
     np.testing.assert_array_equal(found["items/packed"], want["items"]["packed"])
     with pytest.raises(jax_tt.FileError, match="exists"):
-        jax_tt.save_arrays(path, want)
-    jax_tt.save_arrays(path, {"other": np.ones(3, np.float32)}, overwrite=True)
+        jax_tt.files.save_arrays(path, want)
+    jax_tt.files.save_arrays(path, {"other": np.ones(3, np.float32)}, overwrite=True)
     # What is mapped stays as it was.
     np.testing.assert_array_equal(got["last"], want["last"])
-    assert list(jax_tt.map_arrays(path)) == ["other"]
+    assert list(jax_tt.files.map_arrays(path)) == ["other"]
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="other devices have their own memory")
 def test_arrays_are_the_file(tmp_path):
     """A mapped array shows what is written to the file, and a donated one does not change it."""
     path = tmp_path / "model.safetensors"
-    jax_tt.save_arrays(path, {"a": np.ones(3, np.uint8), "rows": np.zeros((1000, 7), np.float32)})
-    found = jax_tt.map_arrays(path)
+    jax_tt.files.save_arrays(
+        path, {"a": np.ones(3, np.uint8), "rows": np.zeros((1000, 7), np.float32)}
+    )
+    found = jax_tt.files.map_arrays(path)
     before = path.read_bytes()
     length = int.from_bytes(before[:8], "little")
     assert (8 + length) % 64 == 0
@@ -70,7 +72,7 @@ def test_arrays_are_the_file(tmp_path):
     assert found["rows"][0, 0] == 5
     donated = jax.jit(lambda rows: rows.at[0, 0].set(7), donate_argnums=0)(found["rows"])
     assert donated[0, 0] == 7
-    assert jax_tt.map_arrays(path)["rows"][0, 0] == 5
+    assert jax_tt.files.map_arrays(path)["rows"][0, 0] == 5
 
 
 @pytest.mark.parametrize(
@@ -91,38 +93,38 @@ def test_what_is_not_written(tmp_path, given, message):
     if isinstance(given, dict):
         given = {name: value() if callable(value) else value for name, value in given.items()}
     with pytest.raises((TypeError, ValueError), match=message):
-        jax_tt.save_arrays(tmp_path / "model.safetensors", given)
+        jax_tt.files.save_arrays(tmp_path / "model.safetensors", given)
     assert not list(tmp_path.iterdir())
 
 
 def test_files_that_are_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     with pytest.raises(jax_tt.FileError, match="unknown suffix"):
-        jax_tt.save_arrays(tmp_path / "model.bin", {"a": np.ones(3)})
+        jax_tt.files.save_arrays(tmp_path / "model.bin", {"a": np.ones(3)})
     with pytest.raises(FileNotFoundError):
-        jax_tt.map_arrays(path)
+        jax_tt.files.map_arrays(path)
     safetensors.save_file({"a": np.ones(3)}, path)
     with pytest.raises(
-        jax_tt.FileError, match=r"was not written by jax_tt.save_arrays; it holds a"
+        jax_tt.FileError, match=r"was not written by jax_tt.files.save_arrays; it holds a"
     ):
-        jax_tt.map_arrays(path)
+        jax_tt.files.map_arrays(path)
     for notes in ({"arrays": {"b": ["b"]}}, {"arrays": {"a": "a b"}}, {"arrays": {"a": []}}):
         metadata = {"jax_tt": json.dumps(notes)}
         safetensors.save_file({"a": np.ones(3)}, path, metadata=metadata)
         with pytest.raises(jax_tt.FileError):
-            jax_tt.map_arrays(path)
-    jax_tt.save_arrays(path, {"a": np.ones(3)}, overwrite=True)
+            jax_tt.files.map_arrays(path)
+    jax_tt.files.save_arrays(path, {"a": np.ones(3)}, overwrite=True)
     path.write_bytes(path.read_bytes()[:-70])
     with pytest.raises(jax_tt.FileError, match="no whole safetensors file"):
-        jax_tt.map_arrays(path)
+        jax_tt.files.map_arrays(path)
 
 
 def test_arrays_of_64_bits_are_not_shortened(tmp_path, x64):
     path = tmp_path / "model.safetensors"
-    jax_tt.save_arrays(path, {"a": np.array([2**40])})
-    assert jax_tt.map_arrays(path)["a"].tolist() == [2**40]
+    jax_tt.files.save_arrays(path, {"a": np.array([2**40])})
+    assert jax_tt.files.map_arrays(path)["a"].tolist() == [2**40]
     with jax.enable_x64(False), pytest.raises(ValueError, match=r"a: got int64.*jax_enable_x64"):
-        jax_tt.map_arrays(path)
+        jax_tt.files.map_arrays(path)
 
 
 def collection():
@@ -184,7 +186,7 @@ def test_a_program_in_a_fresh_process(tmp_path):
         jax.jit(serve), disabled_checks=jax_tt.export_checks(), platforms=("cpu", "cuda")
     )
     (tmp_path / "serve.program").write_bytes(exporter(own, batch).serialize())
-    jax_tt.save_arrays(tmp_path / "arrays.safetensors", own)
+    jax_tt.files.save_arrays(tmp_path / "arrays.safetensors", own)
     want = jax.jit(serve)(own, batch)
     code = """
 import sys
@@ -193,7 +195,7 @@ import jax, jax_tt, numpy as np
 jax_tt.register()
 program = jax.export.deserialize(open("serve.program", "rb").read())
 assert program.platforms == ("cpu", "cuda")
-arrays = jax_tt.map_arrays("arrays.safetensors")
+arrays = jax_tt.files.map_arrays("arrays.safetensors")
 weighted = jax_tt.Bags.from_ragged([[3, 9], [], [7, 7, 1]], [[0.5, 2.0], [], [1.0, -0.25, 3.0]])
 ragged = jax_tt.Bags.from_ragged([[39], [1, 2], []])
 batch = {name: (weighted, ragged)[k & 1] for k, name in enumerate(%r)}

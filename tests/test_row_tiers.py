@@ -381,7 +381,9 @@ def test_full_host_memory(depth):
         [batch_of(np.arange(8) + 8 * k) for k in range(8)],
     )
     done = 0
-    with pytest.raises(jax_tt.StoreError, match="8 rows in host memory are full; make room by"):
+    with pytest.raises(
+        jax_tt.files.StoreError, match="8 rows in host memory are full; make room by"
+    ):
         for staged in tiers.prefetch(batches):
             state, _ = step(tiers.load(state, staged), staged.batch)
             done += 1
@@ -395,14 +397,14 @@ def test_full_host_memory(depth):
     tiers.grow_host("item", 64)
     state, whole = (trained(*pair, batches[done:]) for pair in ((tiers, state), (others, whole)))
     assert (tiers.read(state, "item", ids) == others.read(whole, "item", ids)).all()
-    with pytest.raises(jax_tt.StoreError, match=r"there is no tier on disk; expected Tiers"):
+    with pytest.raises(jax_tt.files.StoreError, match=r"there is no tier on disk; expected Tiers"):
         tiers.save(state)
 
 
 def test_errors_of_disks(tmp_path):
     tiers, state = small_tiers(tmp_path / "rows")
     assert tiers.restored(state) is None
-    with pytest.raises(jax_tt.StoreError, match="is open in another process or store"):
+    with pytest.raises(jax_tt.files.StoreError, match="is open in another process or store"):
         small_tiers(tmp_path / "rows")
     state = trained(tiers, state, [batch_of(np.arange(8))])
     tiers.save(state, b"first")
@@ -410,12 +412,12 @@ def test_errors_of_disks(tmp_path):
         tiers.restored(state)
     before = tiers.read(state, "item", np.arange(8))
     tiers.close()
-    with pytest.raises(jax_tt.StoreError, match="the store is closed"):
+    with pytest.raises(jax_tt.files.StoreError, match="the store is closed"):
         tiers.save(state)
-    with pytest.raises(jax_tt.StoreError, match="holds records of"):
+    with pytest.raises(jax_tt.files.StoreError, match="holds records of"):
         small_tiers(tmp_path / "rows", seed=1)
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(jax_tt.StoreError, match="expected a directory that can be created"):
+    with pytest.raises(jax_tt.files.StoreError, match="expected a directory that can be created"):
         small_tiers(tmp_path / "file")
     tiers, state = small_tiers(tmp_path / "rows")
     state, other = tiers.restored(state)
@@ -434,7 +436,7 @@ def test_full_disk_keeps_what_was_saved(tmp_path):
     size = (tmp_path / "blocks").stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
-        with pytest.raises(jax_tt.StoreError, match="The last committed state is intact"):
+        with pytest.raises(jax_tt.files.StoreError, match="The last committed state is intact"):
             tiers.save(state, b"second" * 10**6)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -469,7 +471,7 @@ def test_a_table_that_has_grown_is_restored_with_its_size(tmp_path, capacity):
     before = jax.device_get(other.arrays())
     with jax_tt.LayerTiers(other, tier, path=tmp_path, depth=0) as tiers:
         if capacity == 64:
-            with pytest.raises(jax_tt.StoreError, match=r"shape \(512, .*shape \(64, "):
+            with pytest.raises(jax_tt.files.StoreError, match=r"shape \(512, .*shape \(64, "):
                 tiers.restore()
             jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(other.arrays()))
         else:

@@ -89,12 +89,12 @@ def check_chain(counts, folder):
     with ocp.StandardCheckpointer() as checkpointer:
         for count in counts[1:]:
             path = folder / str(count)
-            checkpointer.save(path, jax_tt.checkpoint_state(collection, state))
+            checkpointer.save(path, jax_tt.checkpoint.save_args(collection, state))
             checkpointer.wait_until_finished()
             collection = _collection(count)
-            target = jax_tt.checkpoint_target(collection)
+            target = jax_tt.checkpoint.target(collection)
             arrays = checkpointer.restore(path, target, strict=False)
-            state = jax_tt.restored_state(collection, arrays)
+            state = jax_tt.checkpoint.restore(collection, arrays)
             _check_equal(collection, state, expected)
 
 
@@ -124,32 +124,34 @@ def test_eight_devices_read_what_two_wrote(tmp_path):
 @pytest.mark.full
 def test_no_device_has_more_than_its_share():
     collection = _collection(4)
-    arrays = jax_tt.checkpoint_state(collection, _trained(collection))
+    arrays = jax_tt.checkpoint.save_args(collection, _trained(collection))
     parts_of = {"user": ("embedding", "slot_mu_0"), "item": ("slot_sum_0",), "tag": ("embedding",)}
     for name, parts in parts_of.items():
         for part in parts:
             array = arrays[name][part]
             share = -(-collection.tables[name].num_embeddings // 4)
             assert [shard.data.shape[0] for shard in array.addressable_shards] == [share] * 4
-            assert jax_tt.checkpoint_target(collection)[name][part].sharding == array.sharding
+            assert jax_tt.checkpoint.target(collection)[name][part].sharding == array.sharding
 
 
 def test_arrays_of_other_tables_are_refused():
     collection = _collection(4)
-    arrays = jax_tt.checkpoint_state(collection, _trained(collection))
+    arrays = jax_tt.checkpoint.save_args(collection, _trained(collection))
     other = _tables() | {"item": jax_tt.dense_table(99, 3)}
     other = jax_tt.Collection(other, FEATURES)
     with pytest.raises(ValueError, match=r"got shape \(104, 3\); expected \(99, 3\)"):
-        jax_tt.restored_state(other, {**arrays, "user": jax_tt.checkpoint_state(*_pair())["user"]})
+        jax_tt.checkpoint.restore(
+            other, {**arrays, "user": jax_tt.checkpoint.save_args(*_pair())["user"]}
+        )
     with pytest.raises(ValueError, match="has no table 'item'"):
-        jax_tt.restored_state(collection, {"user": arrays["user"]})
+        jax_tt.checkpoint.restore(collection, {"user": arrays["user"]})
     cut = {**arrays["item"], "embedding": arrays["item"]["embedding"][:99]}
     single = jax_tt.Collection({"item": jax_tt.dense_table(99, 3)}, {"item": FEATURES["item"]})
     with pytest.raises(ValueError, match="holds a table of 101 x 3; expected 99 x 3"):
-        jax_tt.restored_state(single, {"item": cut})
+        jax_tt.checkpoint.restore(single, {"item": cut})
     del cut["embedding"]
     with pytest.raises(ValueError, match=r"arrays\['item'\]: has no 'embedding'"):
-        jax_tt.restored_state(single, {"item": cut})
+        jax_tt.checkpoint.restore(single, {"item": cut})
 
 
 def _pair():

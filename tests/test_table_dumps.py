@@ -426,7 +426,7 @@ def test_tiers_in_files(tmp_path, disk):
     assert counts == (48, 0, 0)
     assert (found["embedding"][:48] == before[:48]).all()
     small, start = small_tiers(host_rows=40)
-    with pytest.raises(jax_tt.StoreError, match="40 rows in host memory are full"):
+    with pytest.raises(jax_tt.files.StoreError, match="40 rows in host memory are full"):
         small.load_dump(start, "item", tmp_path / "dump")
     small.grow_host("item", 56)
     start = small.load_dump(start, "item", tmp_path / "dump")

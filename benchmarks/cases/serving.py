@@ -33,9 +33,9 @@ def measure(settings: Settings, report: Report) -> None:
                 {f"t{k}": jax_tt.Feature(f"t{k}", combiner="mean") for k in range(TABLES)},
             )
             path = Path(folder) / f"{kind}.safetensors"
-            jax_tt.save_arrays(path, jax.jit(collection.init)(jax.random.key(0)))
+            jax_tt.files.save_arrays(path, jax.jit(collection.init)(jax.random.key(0)))
             start = time.perf_counter()
-            arrays = jax_tt.map_arrays(path)
+            arrays = jax_tt.files.map_arrays(path)
             opened = 1e3 * (time.perf_counter() - start)
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(arrays)) / 1e6
             report.figure(f"open {kind}", opened, "ms", f"{kind}: opening {size:.0f} MB")

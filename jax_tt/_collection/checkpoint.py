@@ -27,7 +27,7 @@ _SIZES = "sizes"
 _SCALARS = ("step", "sentinel")
 
 
-def checkpoint_state(collection: Collection, state: States) -> dict[str, dict[str, Any]]:
+def save_args(collection: Collection, state: States) -> dict[str, dict[str, Any]]:
     """The arrays to save: logical ones, which do not depend on the placement, in pieces.
 
     Rows and their optimizer state are in the order of the rows, divided evenly over the devices of each table, with
@@ -48,7 +48,7 @@ def checkpoint_state(collection: Collection, state: States) -> dict[str, dict[st
     >>> mesh = jax.make_mesh((1,), ("model",))
     >>> tables = jax_tt.shard_tables({"ad": jax_tt.dense_table(50, 8)}, mesh, "model")
     >>> collection = jax_tt.Collection(tables, {"ad": jax_tt.Feature("ad")})
-    >>> saved = jax_tt.checkpoint_state(collection, collection.init(jax.random.key(0)))
+    >>> saved = jax_tt.checkpoint.save_args(collection, collection.init(jax.random.key(0)))
     >>> sorted(saved["ad"])
     ['embedding', 'sizes']
     """
@@ -61,11 +61,11 @@ def checkpoint_state(collection: Collection, state: States) -> dict[str, dict[st
     return found
 
 
-def checkpoint_target(collection: Collection) -> dict[str, dict[str, Any]]:
-    """What to restore: the shapes, types and shardings of `checkpoint_state` of this collection.
+def target(collection: Collection) -> dict[str, dict[str, Any]]:
+    """What to restore: the shapes, types and shardings of `save_args` of this collection.
 
     A checkpoint that other devices have written has other numbers of zeros after the rows, so that orbax has to be told
-    to fit arrays to these shapes: ``StandardRestore(target, strict=False)``. `restored_state` checks that it has not
+    to fit arrays to these shapes: ``StandardRestore(target, strict=False)``. `restore` checks that it has not
     cut off anything else.
 
     Args:
@@ -76,7 +76,7 @@ def checkpoint_target(collection: Collection) -> dict[str, dict[str, Any]]:
 
     >>> import jax_tt
     >>> collection = jax_tt.Collection({"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")})
-    >>> jax_tt.checkpoint_target(collection)["ad"]["embedding"].shape
+    >>> jax_tt.checkpoint.target(collection)["ad"]["embedding"].shape
     (50, 8)
     """
     everywhere = _everywhere(collection)
@@ -93,12 +93,12 @@ def checkpoint_target(collection: Collection) -> dict[str, dict[str, Any]]:
     return found
 
 
-def restored_state(collection: Collection, arrays: States) -> dict[str, dict[str, Any]]:
+def restore(collection: Collection, arrays: States) -> dict[str, dict[str, Any]]:
     """The state of a collection from the arrays of a checkpoint, whatever placement and mesh wrote it.
 
     Args:
         collection: the tables, with the placement and mesh that they are to have.
-        arrays: restored with `checkpoint_target`.
+        arrays: restored with `target`.
 
     Returns:
         The arrays as `Collection.init` returns them. Rows move to the devices of their pages a block at a time.
@@ -109,14 +109,13 @@ def restored_state(collection: Collection, arrays: States) -> dict[str, dict[str
     >>> import jax, jax_tt
     >>> collection = jax_tt.Collection({"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")})
     >>> state = collection.init(jax.random.key(0))
-    >>> restored = jax_tt.restored_state(collection, jax_tt.checkpoint_state(collection, state))
+    >>> restored = jax_tt.checkpoint.restore(collection, jax_tt.checkpoint.save_args(collection, state))
     >>> bool((restored["ad"]["embedding"] == state["ad"]["embedding"]).all())
     True
     """
     check_states("arrays", arrays, collection.tables)
-    target = checkpoint_target(collection)
     found: dict[str, dict[str, Any]] = {}
-    for name, wanted in target.items():
+    for name, wanted in target(collection).items():
         _check_arrays(name, arrays[name], wanted)
         _check_sizes(name, arrays[name][_SIZES], _sizes(collection, name))
         found[name] = {array: arrays[name][array] for array in wanted if array != _SIZES}
@@ -133,13 +132,13 @@ def _check_arrays(name: str, arrays: Mapping[str, Any], wanted: Mapping[str, Any
     for array, like in wanted.items():
         if array not in arrays:
             raise ValueError(
-                f"arrays[{name!r}]: has no {array!r}; expected what checkpoint_state writes for this table, with "
+                f"arrays[{name!r}]: has no {array!r}; expected what checkpoint.save_args returns for this table, with "
                 "its optimizer."
             )
         got = getattr(arrays[array], "shape", None)
         if got != like.shape:
             raise ValueError(
-                f"arrays[{name!r}][{array!r}]: got shape {got}; expected {like.shape}, as checkpoint_target describes "
+                f"arrays[{name!r}][{array!r}]: got shape {got}; expected {like.shape}, as checkpoint.target describes "
                 "it: restore the checkpoint with that target and strict=False."
             )
 

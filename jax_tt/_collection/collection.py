@@ -269,7 +269,7 @@ class Collection:
         Args:
             state: the arrays of the collection.
             in_pieces: leave the rows of a `ShardedTable` divided over the devices, as neighbouring rows, with zeros
-                after the last one: no device has all of them. `checkpoint_state` writes such states.
+                after the last one: no device has all of them. `checkpoint.save_args` writes such states.
 
         Raises:
             TypeError, ValueError: ``state`` lacks a table or the shared scalars.

@@ -58,7 +58,7 @@ def describe(table: Table) -> Description:
     """
     raise TypeError(
         f"got a {type(table).__name__}; expected a tensor train, with or without an id order, a quantized or coded "
-        "table, or a mixed one of quantized tables. Other states go to jax_tt.save_arrays, or into a checkpoint."
+        "table, or a mixed one of quantized tables. Other states go to jax_tt.files.save_arrays, or into a checkpoint."
     )
 
 

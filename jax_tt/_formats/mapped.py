@@ -43,8 +43,8 @@ def save_arrays(
 
     >>> import jax, jax.numpy as jnp, jax_tt, os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
-    >>> jax_tt.save_arrays(path, {"items": jax_tt.quantize(jnp.eye(100, 16), bits=4)[1]})
-    >>> jax_tt.map_arrays(path)["items"]["packed"].shape
+    >>> jax_tt.files.save_arrays(path, {"items": jax_tt.quantize(jnp.eye(100, 16), bits=4)[1]})
+    >>> jax_tt.files.map_arrays(path)["items"]["packed"].shape
     (100, 12)
     """
     if Path(os.fsdecode(path)).suffix.lower() != _SUFFIX:
@@ -104,15 +104,15 @@ def map_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     >>> import jax.numpy as jnp, jax_tt, os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
-    >>> jax_tt.save_arrays(path, {"head": {"kernel": jnp.ones((16, 1))}})
-    >>> jax_tt.map_arrays(path)["head"]["kernel"].sum().item()
+    >>> jax_tt.files.save_arrays(path, {"head": {"kernel": jnp.ones((16, 1))}})
+    >>> jax_tt.files.map_arrays(path)["head"]["kernel"].sum().item()
     16.0
     """
     stored = open_arrays(path)
     places = stored.notes.get(_NOTES)
     if not isinstance(places, Mapping):
         raise FileError(
-            f"{stored.path}: was not written by jax_tt.save_arrays; it holds {stored.listed()}."
+            f"{stored.path}: was not written by jax_tt.files.save_arrays; it holds {stored.listed()}."
         )
     found: dict[str, Any] = {}
     for name, place in places.items():

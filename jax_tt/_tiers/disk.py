@@ -33,7 +33,7 @@ class StoreError(Exception):
     >>> with jax_tt.Tiers(collection, sizes, path=path) as tiers:
     ...     try:
     ...         jax_tt.Tiers(collection, sizes, path=path)
-    ...     except jax_tt.StoreError as error:
+    ...     except jax_tt.files.StoreError as error:
     ...         print(str(error).partition(": ")[2].partition(";")[0])
     is open in another process or store
     """

@@ -193,8 +193,8 @@ def _moved(
     states = source.init(jax.random.key(0))
     states["item"] = {name: state[name] for name in states["item"]}
     if way == "pieces":
-        arrays = jax_tt.checkpoint_state(source, states)
-        return table, jax_tt.restored_state(source, arrays)["item"]
+        arrays = jax_tt.checkpoint.save_args(source, states)
+        return table, jax_tt.checkpoint.restore(source, arrays)["item"]
     if way == "frozen":
         served, arrays = source.frozen(states)
         names = table.unsharded.table.row_arrays

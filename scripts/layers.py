@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 PACKAGE = Path(__file__).parent.parent / "jax_tt"
 
-# From the lowest: a folder may import the folders of lower layers and itself. Rooms of one layer do not know each other.
+# From the lowest: a folder may import the folders of lower layers and itself. Folders of one layer are strangers.
 LAYERS = (
     ("_base",),
     ("_jax", "_formats", "optimizers"),
@@ -149,6 +149,16 @@ def _reached(start: str, ties: dict[str, dict[str, list[Import]]]) -> set[str]:
             seen.add(module)
             waiting += ties.get(module, ())
     return seen
+
+
+def between_folders(package: Path) -> set[tuple[str, str]]:
+    """Pairs of folders of which the first imports from the second."""
+    level = {folder: floor for floor, folders in enumerate(LAYERS) for folder in folders}
+    pairs = {
+        (_folder(_module(package.parent / edge.file, package), level), _folder(edge.source, level))
+        for edge in imports(package)
+    }
+    return {(importer, imported) for importer, imported in pairs if importer != imported}
 
 
 def lines(package: Path) -> dict[str, int]:

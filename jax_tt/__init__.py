@@ -128,13 +128,6 @@ _LAYERS = (
     "FusedOptimizer",
     "value_and_grad",
     "grad",
-    "LayerTiers",
-    "CacheState",
-    "HashState",
-    "PageTable",
-    "IdOrderState",
-    "LookupCounts",
-    "OutOfRange",
     "refresh_caches",
 )
 _MODULES = ("nnx", "linen")

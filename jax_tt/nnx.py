@@ -1,4 +1,7 @@
-"""Layers for Flax NNX, which are also available as `jax_tt.TTEmbed` and so on."""
+"""Layers for Flax NNX, and the types of their variables.
+
+The layers, `FusedOptimizer`, `FusedParam` and the functions are also available as `jax_tt.TTEmbed` and so on.
+"""
 
 from jax_tt._layers.nnx.cache import refresh_caches as refresh_caches
 from jax_tt._layers.nnx.collection import EmbedCollection as EmbedCollection

@@ -455,7 +455,7 @@ def test_the_counter_stops_at_the_largest_int():
 def test_only_bounds_warn_has_a_counter():
     assert not hasattr(jax_tt.EmbedBag(N, D, bounds="zero", rngs=nnx.Rngs(0)), "out_of_range")
     layer = jax_tt.EmbedBag(N, D, rngs=nnx.Rngs(0))
-    assert [path for path, _ in nnx.to_flat_state(nnx.state(layer, jax_tt.OutOfRange))] == [
+    assert [path for path, _ in nnx.to_flat_state(nnx.state(layer, jax_tt.nnx.OutOfRange))] == [
         ("out_of_range",)
     ]
 

@@ -229,7 +229,7 @@ def test_nnx_collection_trains_and_grows():
     losses += [float(step(embed, opt)) for _ in range(2)]
     assert losses == sorted(losses, reverse=True)
     assert jax_tt.hash_statistics(layer.table, layer.state())["keys"] == 4
-    state = nnx.state(embed, jax_tt.HashState)
+    state = nnx.state(embed, jax_tt.nnx.HashState)
     assert "hash_keys" in state["tables"]["key"]
 
 

@@ -145,7 +145,7 @@ class Shared(nnx.Module):
 def test_a_shared_rate_is_part_of_the_model(tmp_path):
     model = Shared()
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
-    rest = nnx.Not(nnx.Any(TRAINED, jax_tt.OutOfRange))
+    rest = nnx.Not(nnx.Any(TRAINED, jax_tt.nnx.OutOfRange))
     state = nnx.to_pure_dict(nnx.state(model, rest))
     assert jax.tree.leaves(state) == [jnp.float32(0.1)]  # once
 

@@ -174,7 +174,7 @@ def test_unfused_variables():
     state = nnx.to_flat_state(nnx.state(embed()))
     assert [path for path, _ in state] == [("core_0",), ("core_1",), ("core_2",), ("out_of_range",)]
     kinds = [type(variable) for _, variable in state]
-    assert kinds == [nnx.Param, nnx.Param, nnx.Param, jax_tt.OutOfRange]
+    assert kinds == [nnx.Param, nnx.Param, nnx.Param, jax_tt.nnx.OutOfRange]
     assert list(nnx.to_pure_dict(nnx.state(dense_bag()))) == ["embedding", "out_of_range"]
 
 

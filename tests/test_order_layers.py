@@ -48,7 +48,7 @@ def trained(layer, opt, ids, steps=3):
 
     for _ in range(steps):
         step(layer, opt)
-    return nnx.to_pure_dict(nnx.state(layer, nnx.Not(jax_tt.IdOrderState)))
+    return nnx.to_pure_dict(nnx.state(layer, nnx.Not(jax_tt.nnx.IdOrderState)))
 
 
 @pytest.mark.parametrize(("rule", "cache"), [("optax", "none"), ("fused", "cache")])

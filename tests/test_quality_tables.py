@@ -54,7 +54,7 @@ def normal(rows: int, features: int) -> np.ndarray:
 
 def num_bytes(table: Any) -> int:
     """Of what is trained, and of the orders of ids."""
-    orders = jax.tree.leaves(nnx.state(table, jax_tt.IdOrderState))
+    orders = jax.tree.leaves(nnx.state(table, jax_tt.nnx.IdOrderState))
     return sum(array.nbytes for array in [*arrays(table), *orders])
 
 
@@ -97,7 +97,7 @@ def test_sums_of_tts_keep_their_budget_with_the_orders(rows, features, ratio, dt
     budget = rows * features * 4 / ratio
     assert budget - (p[0] * features + p[1]) * BYTES[dtype] < num_bytes(table) <= budget
     assert [term.ranks[1] for term in terms] == ranks
-    orders = jax.tree.leaves(nnx.state(table, jax_tt.IdOrderState))
+    orders = jax.tree.leaves(nnx.state(table, jax_tt.nnx.IdOrderState))
     assert len({order.tobytes() for order in map(np.asarray, orders)}) == len(ranks)
 
 

@@ -465,11 +465,11 @@ def test_a_table_that_has_grown_is_restored_with_its_size(tmp_path, capacity):
     embed.insert(batch)
     embed.grow_if_full(max_load=0.02)
     assert embed.tables["word"].num_embeddings == 512
-    with jax_tt.LayerTiers(embed, tier, path=tmp_path, depth=0) as tiers:
+    with jax_tt.nnx.LayerTiers(embed, tier, path=tmp_path, depth=0) as tiers:
         tiers.save(b"saved")
     other = collection_with(capacity)
     before = jax.device_get(other.arrays())
-    with jax_tt.LayerTiers(other, tier, path=tmp_path, depth=0) as tiers:
+    with jax_tt.nnx.LayerTiers(other, tier, path=tmp_path, depth=0) as tiers:
         if capacity == 64:
             with pytest.raises(jax_tt.files.StoreError, match=r"shape \(512, .*shape \(64, "):
                 tiers.restore()

@@ -321,7 +321,7 @@ def test_nnx_in_a_plain_jit_counts_nothing():
 
 def test_nnx_without_statistics():
     embed = jax_tt.EmbedCollection(TABLES, FEATURES, rngs=nnx.Rngs(0))
-    assert not jax.tree.leaves(nnx.state(embed, jax_tt.LookupCounts))
+    assert not jax.tree.leaves(nnx.state(embed, jax_tt.nnx.LookupCounts))
     with pytest.raises(ValueError, match="build it with statistics=True"):
         embed.statistics()
 

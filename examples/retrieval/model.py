@@ -121,7 +121,7 @@ def arrays(table: Any) -> list[jax.Array]:
 def sizes(model: MatrixFactorization) -> dict[str, int]:
     """Parameters and bytes of the tables, and the bytes of the orders of ids, which the bytes include."""
     trained = [*arrays(model.users), *arrays(model.items)]
-    orders = jax.tree.leaves(nnx.state(model, jax_tt.IdOrderState))
+    orders = jax.tree.leaves(nnx.state(model, jax_tt.nnx.IdOrderState))
     return {
         "parameters": sum(value.size for value in trained),
         "bytes": sum(value.nbytes for value in [*trained, *orders]),

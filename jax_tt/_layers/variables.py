@@ -54,7 +54,7 @@ class LookupCounts(nnx.Variable):
         >>> from flax import nnx
         >>> tables, features = {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")}
         >>> embed = jax_tt.EmbedCollection(tables, features, statistics=True, rngs=nnx.Rngs(0))
-        >>> nnx.state(embed, jax_tt.LookupCounts)["counts"]["ad"].shape
+        >>> nnx.state(embed, jax_tt.nnx.LookupCounts)["counts"]["ad"].shape
         (4, 2)
     """
 
@@ -66,7 +66,7 @@ class CacheState(nnx.Variable):
         >>> import jax_tt
         >>> from flax import nnx
         >>> layer = jax_tt.TTEmbed(1000, 16, cache=jax_tt.RowCache(50, ways=5), rngs=nnx.Rngs(0))
-        >>> nnx.state(layer, jax_tt.CacheState)["cache_tags"].shape
+        >>> nnx.state(layer, jax_tt.nnx.CacheState)["cache_tags"].shape
         (10, 5)
     """
 
@@ -78,7 +78,7 @@ class HashState(nnx.Variable):
         >>> import jax_tt
         >>> from flax import nnx
         >>> layer = jax_tt.TableEmbed(jax_tt.hash_table(1024, 16), rngs=nnx.Rngs(0))
-        >>> nnx.state(layer, jax_tt.HashState)["hash_keys"].shape
+        >>> nnx.state(layer, jax_tt.nnx.HashState)["hash_keys"].shape
         (128, 2, 8)
     """
 
@@ -109,7 +109,7 @@ class IdOrderState(nnx.Variable):
         >>> from flax import nnx
         >>> order = jax_tt.order.from_counts([1, 5, 3])
         >>> layer = jax_tt.TTEmbed(3, 8, id_order=order, rngs=nnx.Rngs(0))
-        >>> nnx.state(layer, jax_tt.IdOrderState)["id_order"][...]
+        >>> nnx.state(layer, jax_tt.nnx.IdOrderState)["id_order"][...]
         Array([2, 0, 1], dtype=uint16)
     """
 

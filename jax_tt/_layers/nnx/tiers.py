@@ -32,7 +32,7 @@ class LayerTiers:
         >>> @nnx.jit
         ... def step(embed, optimizer, batch):
         ...     optimizer.update(embed, jax_tt.grad(lambda embed: (embed(batch)["item"] ** 2).sum())(embed))
-        >>> tiers = jax_tt.LayerTiers(embed, {"item": jax_tt.Tier(host_rows=1024)})
+        >>> tiers = jax_tt.nnx.LayerTiers(embed, {"item": jax_tt.Tier(host_rows=1024)})
         >>> ids = np.random.default_rng(0).integers(0, 2**63, size=(20, 10, 1))
         >>> for staged in tiers.prefetch({"item": batch} for batch in ids):
         ...     step(embed, optimizer, staged.batch)

@@ -1,6 +1,8 @@
 """The row cache's policy once more, as dicts and in words of its own, and a driver that holds the ops to it.
 
-``python -m tests.cache_model --operations 100000 --scoring lfu --method ffi`` compares after every operation.
+It compares after every operation:
+
+    python -m tests.cache_model --operations 100000 --scoring lfu --method ffi
 """
 
 from __future__ import annotations

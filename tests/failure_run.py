@@ -1,4 +1,6 @@
-"""One process of a training that may lose one: ``python -m tests.failure_run PROCESS COUNT PORT FOLDER DEATH OUT.npz``.
+"""One process of a training that may lose one.
+
+    python -m tests.failure_run PROCESS COUNT PORT FOLDER DEATH OUT.npz
 
 Goes on from the last checkpoint in ``FOLDER``, writes one every few steps, and the final rows to ``OUT.npz``. ``DEATH``
 is ``PROCESS:STEP`` of a process that is killed, as by the system, before this step; ``none`` if all of them live.

@@ -2,7 +2,7 @@
 
     python -m tests.hash_soak --operations 1000000
     python -m tests.hash_soak --operations 100000 --methods cuda_emulated
-    python -m tests.hash_soak --operations 250000 --seed 1  # other operations, of which several runs add up
+    python -m tests.hash_soak --operations 250000 --seed 1  # other operations
 
 An operation is one key that is requested and trained, read, removed, or moved by a dump. Keys are drawn from all 64-bit
 integers. Gradients are small whole numbers and the rate of SGD is 1/2, so that rows are equal bit for bit whatever the

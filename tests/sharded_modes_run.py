@@ -1,8 +1,10 @@
 """Fifty steps of tables of every kind, with features of every kind.
 
-``python -m tests.sharded_modes_run PROCESS COUNT PORT DEVICES OUT.npz`` is one process. All of them together have
-``DEVICES`` devices, 0 for tables that are not divided. Writes what every step has looked up, the gradients of weights,
-and the final tables with their optimizer state, those of hash tables in the order of their keys; these grow at the end.
+    python -m tests.sharded_modes_run PROCESS COUNT PORT DEVICES OUT.npz
+
+All processes together have ``DEVICES`` devices, 0 for tables that are not sharded. Writes what every step has looked up,
+the gradients of weights, and the final tables with their optimizer state, those of hash tables in the order of their
+keys; these grow at the end.
 """
 
 from __future__ import annotations

@@ -57,9 +57,15 @@ def _quick(items: list[pytest.Item]) -> set[str]:
     for item in items:
         cases = functions.setdefault(item.nodeid.partition("[")[0], {})
         full = item.get_closest_marker("full")
-        if full is None or ("but" in full.kwargs and full.kwargs["but"] in item.nodeid):
+        if full is None or ("but" in full.kwargs and full.kwargs["but"] in _parameters(item)):
             cases[item.nodeid] = _pairs(item)
     return {node for cases in functions.values() for node in covering(cases)}
+
+
+def _parameters(item: pytest.Item) -> str:
+    """The parameters of a test in brackets, without the names of its file and its function."""
+    _, bracket, parameters = item.nodeid.partition("[")
+    return bracket + parameters
 
 
 def covering(cases: dict[str, set[Pair]]) -> set[str]:

@@ -15,13 +15,12 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._base import words
 from jax_tt._ids.explicit import specified_over_explicit_axes
 from jax_tt._kinds.hashed.table import HashTable
-from jax_tt._kinds.sharded.asked import AskedKeys, received_keys
 from jax_tt._kinds.sharded.exchange import exchanged, other_rounds
-from jax_tt._kinds.sharded.forward import all_messages
 from jax_tt._kinds.sharded.group import ShardedGroup, inside_shard_map
+from jax_tt._kinds.sharded.local import AskedKeys, received_keys
 from jax_tt._kinds.sharded.programs import Local
 from jax_tt._kinds.sharded.requests import keys_in_pages, replicas_of, requested
-from jax_tt._kinds.sharded.route import Messages, Route, distinct, message_rows
+from jax_tt._kinds.sharded.route import Messages, Route, all_messages, distinct, message_rows
 from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._native import hash_backend

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
-from jax_tt._kinds.sharded.columns import in_columns, of_weights, separated_columns
+from jax_tt._kinds.sharded.columns import in_columns, joined_weights, separated_columns
 from jax_tt._kinds.sharded.exchange import unless
 from jax_tt._kinds.sharded.forward import Attempt, Residuals, all_requests, attempted, with_batches
-from jax_tt._kinds.sharded.reads import pool_call
+from jax_tt._kinds.sharded.local import received_call
 from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._kinds.sharded.spread import sent_gradients
 from jax_tt._kinds.sharded.steps import Trained, exchanged_steps
@@ -66,7 +66,7 @@ def local_backward(
     if residuals.fits is not None:
         found, _ = unless(fits, again, found, [call.batch for call in calls])
     return [
-        (_finished(call, state, allowed) if state else {}, of_weights(call, dweights))
+        (_finished(call, state, allowed) if state else {}, joined_weights(call, dweights))
         for call, state, allowed, dweights in zip(calls, *found, strict=True)
     ]
 
@@ -80,7 +80,7 @@ def _attempted(
 ) -> Carried:
     """The attempt, which changes nothing unless it is ``wanted``."""
     fetched = {k: own for k, own in enumerate(attempt.fetched) if own is not None}
-    pools = [pool_call(calls[k], own.batch, own.rows) for k, own in fetched.items()]
+    pools = [received_call(calls[k], own.batch, own.rows) for k, own in fetched.items()]
     found = groups.backward(pools, attempt.pooled, [gs[k] for k in fetched], None)
     of_rows = dict(zip(fetched, found, strict=True))
     trained = []

@@ -17,9 +17,15 @@ from jax_tt._base.dtypes import x64_enabled
 from jax_tt._base.mix import mix
 from jax_tt._ids.placement import Layout, Paged, paged
 from jax_tt._kinds.sharded.exchange import exchanged, other_rounds
-from jax_tt._kinds.sharded.forward import all_messages
 from jax_tt._kinds.sharded.programs import Local, over_devices
-from jax_tt._kinds.sharded.route import Messages, Route, distinct, kept_places, message_rows
+from jax_tt._kinds.sharded.route import (
+    Messages,
+    Route,
+    all_messages,
+    distinct,
+    kept_places,
+    message_rows,
+)
 
 # Rows that a device asks for at a time.
 _BLOCK = 2**16

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -174,6 +175,29 @@ def messages_of(route: Route, bits: jax.Array | None, size: int, devices: int) -
     rank = numbers - begin
     sent = (route.device < devices) & (rank < size)
     return Messages(turn, jnp.where(sent, route.device * size + rank, devices * size), size)
+
+
+def all_messages(
+    routes: Sequence[Route],
+    sizes: Sequence[int],
+    devices: int,
+    axes: Any,
+    least: jax.Array | None = None,
+) -> tuple[list[Messages], jax.Array]:
+    """The messages for all routes, and the number of leading bits that tell their rounds apart on all devices.
+
+    Args:
+        routes: of several tables.
+        sizes: rows of a message, by route.
+        devices: the number of devices.
+        axes: mesh axes of all devices, which agree on the number of bits.
+        least: the smallest number of bits.
+    """
+    needed = [leading_bits(*pair, devices) for pair in zip(routes, sizes, strict=True)]
+    needed += [] if least is None else [least]
+    bits = lax.pmax(jnp.max(jnp.stack(needed)), axes)
+    pairs = zip(routes, sizes, strict=True)
+    return [messages_of(route, bits, size, devices) for route, size in pairs], bits
 
 
 def round_of(rows: jax.Array, bits: jax.Array | None) -> jax.Array:

@@ -1,15 +1,15 @@
-"""Bags whose ids travel to the devices that have their rows, and of which sums of rows come back.
+"""Bags whose ids travel to the owners of their rows, and of which sums of rows come back.
 
-Each device sums those rows of a bag that it has: some of them, or some columns of all of them. A message to a device
-has the ids of all bags that it has rows of, those of a bag behind each other, so that the messages that a device gets
-are a batch with a segment for each sender.
+Each device sums the rows of a bag that it has: some of them, or some columns of all of them. A message to a device has
+the ids of all bags that it has rows of, bag after bag, so that the messages that a device gets are a batch with a
+segment for each sender.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,9 +18,10 @@ from jax import lax
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.ffi import available
-from jax_tt._ids.batch import Batch, bag_index
+from jax_tt._ids.batch import Batch, bag_index, present
 from jax_tt._jax.by_platform import by_platform
-from jax_tt._kinds.sharded.requests import Positions, positions_of
+from jax_tt._kinds.sharded.exchange import exchanged
+from jax_tt._kinds.sharded.requests import Positions, Requests, positions_of
 from jax_tt._kinds.sharded.route import Route
 from jax_tt._kinds.sharded.sharding import PAGES, sharding_of
 from jax_tt._native.route import route_bags
@@ -32,9 +33,9 @@ class Places(NamedTuple):
 
     Attributes:
         rows: int32 ``[devices, size]``, in the order of the bags; 0 where there are no more.
-        source: their positions; the number of positions where there are no more.
-        offsets: int32 ``[devices, bags + 1]`` of the bags.
-        most: ``[1]``, how many positions are for the same device; beyond ``size``, some of them are left out.
+        source: the positions that read the rows; the number of positions where there are no more.
+        offsets: int32 ``[devices, bags + 1]``, where the bags begin and end.
+        most: ``[1]``, the most positions for one device; beyond ``size``, some of them are left out.
     """
 
     rows: jax.Array
@@ -47,10 +48,10 @@ class Spread(NamedTuple):
     """What one device sends of its part of a batch.
 
     Attributes:
-        places: of the positions that read a row.
+        places: where the positions that read a row are sent.
         weights: ``[devices, size]``, or None.
         refused: whether an id must not be in the batch, ``[1]``.
-        spoiled: ``[bags]``, those with such an id; None if ids cannot be refused.
+        spoiled: ``[bags]``, whether a bag has such an id; None if ids cannot be refused.
     """
 
     places: Places
@@ -83,29 +84,29 @@ class Spread(NamedTuple):
 
 
 def spread_of(call: Call, size: int) -> Spread:
-    """The positions of this device's part of a batch, in messages of ``size`` rows."""
+    """Sorts the positions of this device's part of a batch by device, in messages of ``size`` rows."""
     layout, batch, lookup = sharding_of(call).layout, call.batch, call.use.lookup
-    found = positions_of(call)
+    positions = positions_of(call)
     # The column shards of a bag are on different devices, to each of which it is one bag.
     segment = lax.iota(jnp.int32, batch.num_segments)[:, None] // layout.columns
     bag = (batch.num_bags * segment + bag_index(batch)).reshape(-1)
     bags = bags_of(call)
-    places = bag_places(found.route, bag, (layout.devices, size, bags), lookup.method)
+    places = bag_places(positions.route, bag, (layout.devices, size, bags), lookup.method)
     weights = batch.weights
     if weights is not None:
         weights = weights.reshape(-1).at[places.source].get(mode="fill", fill_value=0)
     spoiled = None
     if lookup.bounds == "error":
-        spoiled = jnp.zeros(bags, bool).at[bag].max(_not_read(found), mode="drop")
-    return Spread(places, weights, found.refused[None], spoiled)
+        spoiled = jnp.zeros(bags, bool).at[bag].max(_not_read(positions), mode="drop")
+    return Spread(places, weights, positions.refused[None], spoiled)
 
 
 def bag_places(route: Route, bag: jax.Array, sizes: tuple[int, int, int], method: str) -> Places:
-    """Positions by device.
+    """Sorts positions by device.
 
     Args:
-        route: of every position; the number of devices for none.
-        bag: of every position, ascending among those that have a device.
+        route: the way to the row of every position; the number of devices for none.
+        bag: the bag of every position, ascending among positions that have a device.
         sizes: the number of devices, of rows in a message, and of bags.
         method: as that of a lookup; there is a native op on CPU.
     """
@@ -145,7 +146,7 @@ def _places(sizes: tuple[int, int, int], route: Route, bag: jax.Array) -> Places
 
 
 def received_bags(call: Call, parts: Iterator[jax.Array]) -> Batch:
-    """The batch of the bags of all devices, from messages of `Spread.message`: a segment for each of them."""
+    """Reads the bags of all devices, a segment for each of them, from messages of `Spread.message`."""
     ids, ends = next(parts), next(parts)
     weights = None if call.batch.weights is None else next(parts)
     return Batch(ids, jnp.pad(ends, [(0, 0), (1, 0)]), weights)
@@ -162,7 +163,7 @@ def partial_sums(call: Call, sums: jax.Array) -> jax.Array:
 
 
 def whole_sums(call: Call, spread: Spread, parts: jax.Array) -> jax.Array:
-    """Sums ``[S, nb, D]`` from those ``[devices, bags, D]`` of the rows of each device, or ``[1, bags, D]`` of all."""
+    """Adds sums of the rows of each device, ``[devices, bags, D]``, or of all, ``[1, bags, D]``, to ``[S, nb, D]``."""
     columns, width = sharding_of(call).layout.columns, parts.shape[-1]
     accum = accumulator(sharding_of(call).rows.storage(call.state))
     if columns == 1:
@@ -177,7 +178,7 @@ def whole_sums(call: Call, spread: Spread, parts: jax.Array) -> jax.Array:
 
 
 def sent_gradients(call: Call, g: jax.Array) -> jax.Array:
-    """What devices get of the gradients ``[S, nb, D]`` of sums: ``[1, bags, D]`` for all of them, or one for each."""
+    """Splits the gradients ``[S, nb, D]`` of sums for devices: ``[1, bags, D]`` for all of them, or one for each."""
     columns, width = sharding_of(call).layout.columns, g.shape[-1]
     segments, bags = call.batch.num_segments // columns, call.batch.num_bags
     parts = g.reshape(segments, columns, bags, width).transpose(1, 0, 2, 3)
@@ -188,8 +189,46 @@ def sent_gradients(call: Call, g: jax.Array) -> jax.Array:
     return nothing.at[_devices_of_columns(call)].set(parts)
 
 
+def returned_weights(
+    calls: Sequence[Call],
+    asks: Sequence[Requests | Spread],
+    gradients: Sequence[jax.Array | None],
+) -> dict[int, jax.Array]:
+    """Sends the gradients of weights back from the owners of rows, for bags whose sums travelled.
+
+    Args:
+        calls: in columns.
+        asks: what was sent.
+        gradients: of the weights that arrived here, ``[devices, size]``, or None.
+
+    Returns:
+        By the number of a call, ``row . g`` of every position ``[S, cap]``.
+    """
+    spreads: dict[int, Spread] = {}
+    sent = []
+    for k, (call, ask, g) in enumerate(zip(calls, asks, gradients, strict=True)):
+        if isinstance(ask, Spread) and g is not None:
+            spreads[k] = ask
+            sent.append(g.astype(call.batch.weights.dtype))
+    back = exchanged(sent, sharding_of(calls[0]).axes) if sent else []
+    return {
+        k: _at_positions(calls[k], spread, part)
+        for (k, spread), part in zip(spreads.items(), back, strict=True)
+    }
+
+
+def _at_positions(call: Call, spread: Spread, gradients: jax.Array) -> jax.Array:
+    """The gradients where the ids were; 0 for ids that have no owner, since they are not read."""
+    nothing = jnp.zeros(call.batch.ids.shape[:2], gradients.dtype)
+    if call.use.lookup.bounds == "error":
+        # Ids that must not be in the batch have no owner, and rows of NaN.
+        nothing = jnp.where(present(call.batch), jnp.nan, nothing)
+    at = spread.places.source
+    return nothing.reshape(-1).at[at].set(gradients, mode="drop").reshape(nothing.shape)
+
+
 def bags_of(call: Call) -> int:
-    """The bags of a device, whose columns may be divided."""
+    """The number of bags of a device, each of which counts once for all of its column shards."""
     return call.batch.num_segments * call.batch.num_bags // sharding_of(call).layout.columns
 
 
@@ -201,5 +240,5 @@ def _if(allowed: jax.Array, offsets: jax.Array) -> jax.Array:
     return jnp.where(allowed, offsets, jnp.zeros_like(offsets))
 
 
-def _not_read(found: Positions) -> jax.Array:
-    return found.here.reshape(-1) & ~found.read
+def _not_read(positions: Positions) -> jax.Array:
+    return positions.here.reshape(-1) & ~positions.read

@@ -20,8 +20,12 @@ from jax_tt._ids.explicit import (
     specified_over_explicit_axes,
 )
 from jax_tt._ids.placement import Layout, Placement, stored_rows
-from jax_tt._kinds.sharded.column_pieces import columns_of_rows, rows_of_columns
-from jax_tt._kinds.sharded.columns import rows_of_shards, rows_of_table
+from jax_tt._kinds.sharded.columns import (
+    columns_of_rows,
+    rows_of_columns,
+    rows_of_shards,
+    rows_of_table,
+)
 from jax_tt._kinds.sharded.group import ShardedGroup, inside_shard_map
 from jax_tt._kinds.sharded.initial import can_draw_rows, drawn_rows
 from jax_tt._kinds.sharded.move import moved_rows, row_numbers

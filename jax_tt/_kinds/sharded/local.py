@@ -1,4 +1,4 @@
-"""What a device is asked for by the others: rows, or keys of which it looks for the rows."""
+"""The lookups that one device makes: of rows that it holds, for itself and the others, and of rows that it received."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tt._ids.batch import Batch
 from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._native import hash_backend
+from jax_tt._native.rows import RowTable
 from jax_tt._sets.missing import Check, check_count
 from jax_tt._sets.owners import keys_of_words
-from jax_tt._table.groups import Call
+from jax_tt._table.groups import Call, Use
+from jax_tt._table.options import Lookup, Wanted
+from jax_tt._table.types import State
+
+_TABLE = frozenset({"embedding"})
 
 
 class Asked(NamedTuple):
@@ -35,7 +41,7 @@ class AskedKeys(NamedTuple):
     Attributes:
         keys: uint32 ``[devices * size, 2]``.
         here: which of them are keys.
-        words: the first word that each has travelled as.
+        words: the first word of each key.
     """
 
     keys: jax.Array
@@ -44,19 +50,23 @@ class AskedKeys(NamedTuple):
 
 
 def received_keys(parts: Iterator[jax.Array]) -> AskedKeys:
-    """The keys of messages of `Route.message`."""
+    """Reads the keys of messages of `Route.message`."""
     first, rest, count = (next(parts) for _ in range(3))
     here = lax.broadcasted_iota(jnp.int32, first.shape, 1) < count
     words = first.reshape(-1)
     return AskedKeys(keys_of_words(words, rest.reshape(-1)), here.reshape(-1), words)
 
 
-def received(
+def received_rows(
     call: Call, parts: Iterator[jax.Array], allowed: Any, *, checked: bool
 ) -> tuple[Asked, AskedKeys | None]:
-    """The rows that the others ask for in messages of `Route.message`, and the keys that they are of.
+    """Reads the rows that others ask for from messages of `Route.message`; finds them by their keys in hash tables.
 
-    Nothing that is not allowed is asked for. If it is ``checked``, missing keys of a training batch are warned of.
+    Args:
+        call: the lookup.
+        parts: the messages.
+        allowed: where it is False, nothing is asked for.
+        checked: whether to warn of missing keys of a training batch.
     """
     if not sharding_of(call).ids.takes_keys:
         rows = next(parts).reshape(-1)
@@ -75,7 +85,7 @@ def received(
 
 
 def with_missing(call: Call, asked: Asked, keys: AskedKeys | None, sums: jax.Array) -> jax.Array:
-    """The sums ``[n, 1, D]`` of rows, and the initial values of keys that have no row."""
+    """Replaces the sums ``[n, 1, D]`` of keys without a row by their initial values."""
     if keys is None:
         return sums
     table, lookup = sharding_of(call).shard, call.use.lookup
@@ -94,3 +104,37 @@ def with_missing(call: Call, asked: Asked, keys: AskedKeys | None, sums: jax.Arr
         return jnp.where(missing.reshape(-1, *[1] * (sums.ndim - 1)), rows, sums)
 
     return lax.cond(jnp.any(missing), added, lambda sums: sums, sums)
+
+
+def received_call(call: Call, batch: Batch, rows: jax.Array) -> Call:
+    """The lookup of a batch whose ids are positions in ``rows``, which this device received."""
+    table, lookup = call.use.table, call.use.lookup
+    if lookup.bounds == "error":
+        rows = jnp.concatenate([rows, jnp.full_like(rows[:1], jnp.nan)])
+    wanted = Wanted(_TABLE if lookup.wanted.names else frozenset(), lookup.wanted.weights)
+    count, width = rows.shape
+    described = RowTable(count, width, rows.dtype, name=table.name)
+    return Call(Use(described, _plain(lookup, wanted)), {"embedding": rows}, batch, ())
+
+
+def rows_call(call: Call, rows: jax.Array, state: State | None = None) -> Call:
+    """The lookup, or the step, of rows ``[n]`` of this device, -1 for none."""
+    count = rows.shape[0]
+    ends = jnp.broadcast_to(jnp.array([0, 1], jnp.int32), (count, 2))
+    batch = Batch(rows[:, None], ends, None, padded=True, rectangular=True)
+    return batch_call(call, batch, state)
+
+
+def batch_call(call: Call, batch: Batch, state: State | None = None) -> Call:
+    """The lookup, or the step, of a batch of rows of this device."""
+    lookup = call.use.lookup
+    weights = lookup.wanted.weights and batch.weights is not None
+    use = Use(sharding_of(call).rows, _plain(lookup, Wanted(lookup.wanted.names, weights)))
+    return Call(use, call.state if state is None else state, batch, call.values)
+
+
+def _plain(lookup: Lookup, wanted: Wanted) -> Lookup:
+    """Options for rows that are known to exist."""
+    return dataclasses.replace(
+        lookup, combiner="sum", bounds="zero", dtype=None, axis_name=None, wanted=wanted
+    )

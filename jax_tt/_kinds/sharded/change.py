@@ -30,4 +30,4 @@ def grow_sharded(table: ShardedTable, state: State, growth: Growth) -> Change:
 
     change = grow_shards(table.table, table.sharding.shard, arrays, growth, on_shards)
     new = dataclasses.replace(table, table=change.table)
-    return change._replace(table=new, state={**state, **change.state})
+    return dataclasses.replace(change, table=new, state={**state, **change.state})

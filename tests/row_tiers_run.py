@@ -17,7 +17,7 @@ import numpy as np
 
 import jax_tt
 from jax_tt._sets.initial import Normal, initial_rows
-from jax_tt._tiers.words import to_words
+from jax_tt._tiers.places import to_words
 
 POOL, DEVICE_ROWS, HOST_ROWS, SEED, EVERY = 400, 48, 96, 7, 25
 

@@ -10,10 +10,9 @@ import pytest
 import jax_tt
 from jax_tt._base import ffi
 from jax_tt._tiers import block_file, disk
-from jax_tt._tiers.addresses import addresses, copy_rows
-from jax_tt._tiers.checksum import checksums
 from jax_tt._tiers.disk import DiskStore
 from jax_tt._tiers.map_reader import MapReader
+from jax_tt._tiers.row_bytes import addresses, checksums, copy_rows
 
 
 def test_refused_directories_stay_as_they_are(tmp_path):

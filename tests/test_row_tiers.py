@@ -15,8 +15,7 @@ from flax import nnx
 import jax_tt
 from jax_tt._base import ffi
 from jax_tt._sets.initial import Normal, initial_rows
-from jax_tt._tiers.places import DevicePlaces
-from jax_tt._tiers.words import to_words
+from jax_tt._tiers.places import DevicePlaces, to_words
 from tests import row_tiers_run
 
 RULE = jax_tt.optimizers.Adagrad(0.1)

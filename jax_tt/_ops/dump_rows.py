@@ -13,8 +13,8 @@ from jax_tt._base.arguments import as_array
 from jax_tt._base.progress import Progress
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
+from jax_tt._ops.changes import joined_digests, row_digests
 from jax_tt._ops.dump_content import Content, Loaded
-from jax_tt._ops.row_digests import joined_digests, row_digests
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 

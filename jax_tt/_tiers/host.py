@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_tt._tiers.addresses import addresses
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.key_index import KeyIndex
 from jax_tt._tiers.record import RecordLayout
+from jax_tt._tiers.row_bytes import addresses
 
 
 class Found(NamedTuple):

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.split_ids import SplitIds
-from jax_tt._tiers.words import to_integers
+from jax_tt._tiers.places import to_integers
 
 
 def features_of(batch: Any, features: Sequence[str]) -> tuple[Any, dict[str, Any]]:

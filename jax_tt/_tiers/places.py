@@ -19,8 +19,7 @@ from jax_tt._sets.hash_directory import (
     KeyDirectory,
     init_directory,
 )
-from jax_tt._tiers.overflow import Overflow
-from jax_tt._tiers.words import padded, to_integers, to_words
+from jax_tt._tiers.key_index import KeyIndex
 
 # One of so many rows belongs to the overflow.
 _SHARE = 64
@@ -207,3 +206,77 @@ def _insert(
         scores = jnp.zeros_like(words)
     rest = scores, jnp.asarray(now, jnp.int32), jnp.zeros((), jnp.uint32)
     return hash_backend.insert(directory, words, present, *rest, Eviction(policy), "reference")
+
+
+class Overflow:
+    """Places that any key may take, from 0 to ``rows`` - 1; a new key takes that of the one used least recently.
+
+    Args:
+        rows: the number of places.
+    """
+
+    def __init__(self, rows: int):
+        self._places = KeyIndex()
+        self._keys, self._touched = np.zeros(rows, np.uint64), np.zeros(rows, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def rows(self) -> int:
+        """The number of places."""
+        return len(self._keys)
+
+    def touch(self, keys: np.ndarray, now: int) -> np.ndarray:
+        """The places int64 ``[n]`` of keys uint64 ``[n]``, -1 for those without one; batch ``now`` requests them."""
+        places = self._places.find(keys)
+        self._touched[places[places >= 0]] = now
+        return places
+
+    def insert(
+        self, keys: np.ndarray, now: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """The places of distinct new keys in ascending order, the keys that were there, and which of them are keys.
+
+        None where batch ``now`` requests too many of the others.
+        """
+        places = np.sort(np.argsort(self._touched, kind="stable")[: len(keys)])
+        if len(places) < len(keys) or (self._touched[places] == now).any():
+            return None
+        old, full = self._keys[places], self._touched[places] > 0
+        self._places.erase(old[full])
+        self._places.set(keys, places)
+        self._keys[places], self._touched[places] = keys, now
+        return places, old, full
+
+    def reset(self, keys: np.ndarray, full: np.ndarray) -> None:
+        """Puts these keys uint64 ``[rows]`` in the places that are full."""
+        self._places = KeyIndex()
+        self._places.set(keys[full], np.flatnonzero(full))
+        self._keys, self._touched = keys.copy(), full.astype(np.int64)
+
+
+def to_words(keys: np.ndarray, size: int | None = None) -> np.ndarray:
+    """Keys uint64 ``[n]`` as uint32 ``[size, 2]``, the high word first; zeros follow, by default none."""
+    words = np.empty((len(keys) if size is None else size, 2), np.uint32)
+    words[: len(keys), 0] = keys >> np.uint64(32)
+    words[: len(keys), 1] = keys & np.uint64(2**32 - 1)
+    words[len(keys) :] = 0
+    return words
+
+
+def to_integers(words: np.ndarray) -> np.ndarray:
+    """The inverse of `to_words`."""
+    return words[..., 0].astype(np.uint64) << np.uint64(32) | words[..., 1]
+
+
+def rounded_up(count: int, fewest: int = 1) -> int:
+    """A size of at least ``count`` and ``fewest``, at most an eighth larger, so that few programs are compiled."""
+    unit = 1 << max(0, (count - 1).bit_length() - 3)
+    return max(fewest, -(-count // unit) * unit)
+
+
+def padded(keys: np.ndarray, fewest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Words of keys with zeros up to `rounded_up` of their number, and which of them are present."""
+    size = rounded_up(len(keys), fewest)
+    return to_words(keys, size), np.arange(size) < len(keys)

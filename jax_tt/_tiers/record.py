@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jax_tt._table.table import Table
-from jax_tt._tiers.addresses import addresses, copy_rows
+from jax_tt._tiers.row_bytes import addresses, copy_rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jax_tt._tiers.addresses import addresses, copy_rows
-from jax_tt._tiers.checksum import checksum, checksums
 from jax_tt._tiers.key_index import KeyIndex
 from jax_tt._tiers.map_reader import MapReader
+from jax_tt._tiers.row_bytes import addresses, checksum, checksums, copy_rows
 
 # Bytes of a block, at least one record.
 BLOCK_BYTES = 1 << 20

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax_tt._tiers.block_file import Extent
-from jax_tt._tiers.checksum import checksum
+from jax_tt._tiers.row_bytes import checksum
 
 _BEGIN, _VERSION = b"jax_tt store\n", 3
 # The table, the number, the offset, the length and the checksum of a block.

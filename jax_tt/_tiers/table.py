@@ -18,9 +18,8 @@ from jax_tt._table.table import Table
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.host import HostStore, full
 from jax_tt._tiers.key_index import KeyIndex
-from jax_tt._tiers.places import DevicePlaces, Exchanged
+from jax_tt._tiers.places import DevicePlaces, Exchanged, padded, rounded_up, to_words
 from jax_tt._tiers.record import RecordLayout
-from jax_tt._tiers.words import padded, rounded_up, to_words
 from jax_tt.optimizers import Optimizer
 
 POLICIES = ("lru", "lfu")

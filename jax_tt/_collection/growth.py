@@ -25,9 +25,6 @@ def grow_collection_if_full(
     Returns:
         The collection and the state, as they were if no table has grown.
 
-    Raises:
-        TypeError, ValueError: an argument does not fit; the message names it and the table.
-
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(64, 8, max_capacity=256)
     >>> collection = jax_tt.Collection({"item": table}, {"seen": jax_tt.Feature("item")})

@@ -41,9 +41,6 @@ def insert_collection_keys(
     Returns:
         `Inserted` by hash table, and the state.
 
-    Raises:
-        TypeError, ValueError: an argument does not fit; the message names the feature and the table.
-
     >>> import jax, jax_tt, numpy as np
     >>> tables = {"item": jax_tt.hash_table(1024, 8), "ad": jax_tt.dense_table(50, 8)}
     >>> features = {"clicked": jax_tt.Feature("item"), "ad": jax_tt.Feature("ad")}

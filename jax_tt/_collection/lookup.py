@@ -71,9 +71,6 @@ def embed_collection(
         Differentiable in ``state`` and in weights; the cotangents of the arrays of a table with an optimizer are their
         new values, see `Collection.overwritten`.
 
-    Raises:
-        TypeError, ValueError: an argument does not fit; the message names the feature and the table.
-
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> collection = jax_tt.Collection(
     ...     {"item": jax_tt.tt_table(1000, 16, tt_ranks=4), "ad": jax_tt.dense_table(50, 8)},

@@ -93,9 +93,6 @@ class KeyedBags:
             batch_sizes: number of bags of every feature, which may be 0; default equal ones.
             capacity: as in `Bags.from_offsets`.
 
-        Raises:
-            TypeError, ValueError: an argument does not fit; the message names the feature.
-
         >>> import jax_tt
         >>> batch = jax_tt.KeyedBags.from_offsets(["a", "b"], [5, 6, 7], [0, 1, 3, 3], batch_sizes=[2, 1])
         >>> batch["a"].offsets, batch["b"].offsets
@@ -125,8 +122,6 @@ class KeyedBags:
             keys, ids, weights, batch_sizes, capacity: as in `from_offsets`.
             lengths: ``[sum of batch_sizes]`` non-negative integers.
 
-        Raises:
-            TypeError, ValueError: an argument does not fit; the message names the feature.
         """
         keys = keyed_checks.names(keys)
         keyed_checks.refuse_split_ids("ids", ids)
@@ -143,9 +138,6 @@ class KeyedBags:
             bags: by feature, `Bags` or integers ``[B, L]`` with one bag per row, or ``[B]`` with one id per bag; numpy
                 arrays, or JAX arrays that are not traced. The numbers of bags may differ. Padding is left out.
             capacity: as in `Bags.from_offsets`.
-
-        Raises:
-            TypeError, ValueError: an argument does not fit; the message names the feature.
 
         >>> import jax_tt, numpy as np
         >>> clicked = jax_tt.Bags.from_ragged([[3, 1], []])

@@ -56,9 +56,6 @@ def dense_table(
     Returns:
         `DenseTable`.
 
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
-
     >>> import jax_tt
     >>> table = jax_tt.dense_table(1000, 16, optimizer=jax_tt.optimizers.Adagrad(0.05))
     >>> table.trained_names
@@ -145,9 +142,6 @@ def hash_table(
     Returns:
         `HashTable` around a `DenseTable`.
 
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
-
     >>> import jax_tt
     >>> table = jax_tt.hash_table(4096, 16, optimizer=jax_tt.optimizers.Adagrad(0.05), policy="lfu")
     >>> table.num_embeddings, table.features, table.policy
@@ -198,9 +192,6 @@ def tt_table(
 
     Returns:
         `TTTable`, inside of a `RowCachedTable` and an `OrderedTable` if it has a cache or an order.
-
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
 
     >>> import jax_tt
     >>> table = jax_tt.tt_table(1000, 16, tt_ranks=4, cache=jax_tt.RowCache(50))

@@ -41,9 +41,6 @@ def insert_keys(
     Returns:
         `Inserted`, and the state.
 
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
-
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(1024, 8, optimizer=jax_tt.optimizers.Adagrad(0.1))
     >>> state = table.init(jax.random.key(0))

@@ -43,9 +43,6 @@ def tt_lookup(
     Returns:
         ``[*ids.shape, D]``.
 
-    Raises:
-        ValueError: an argument does not fit; the message names it and the fix.
-
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
     >>> cores = jax_tt.tt.init(jax.random.key(0), shape)

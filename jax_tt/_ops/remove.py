@@ -70,9 +70,6 @@ def remove_keys(
     Returns:
         The `Evicted` keys with their rows in the order of slots, each array with ``size`` entries, and the state.
 
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
-
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(1024, 8)
     >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, 4]))

@@ -28,9 +28,6 @@ def plan_exchange(
         pooled: ``"rows"`` or ``"sums"``, what comes back for bags.
         dtype: as that of `Exchange`.
 
-    Raises:
-        TypeError, ValueError: an argument does not fit; the message names it and the fix.
-
     >>> import jax, jax_tt, numpy as np
     >>> mesh = jax.make_mesh((1,), ("model",))
     >>> table = jax_tt.ShardedTable(jax_tt.dense_table(1000, 16), mesh, "model", jax_tt.Placement.hashed())

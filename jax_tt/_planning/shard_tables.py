@@ -43,9 +43,6 @@ def shard_tables(
     Returns:
         `ShardedTable`, or the table itself, by name.
 
-    Raises:
-        TypeError, ValueError: an argument does not fit; the message names it and the fix.
-
     >>> import jax, jax_tt
     >>> mesh = jax.make_mesh((1,), ("model",))
     >>> tables = {"user": jax_tt.dense_table(1000, 16), "item": jax_tt.tt_table(10**6, 16, tt_ranks=4)}

@@ -79,9 +79,6 @@ def miss_ratio_curve(
     Returns:
         `MissRatioCurve`.
 
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
-
     >>> import jax_tt
     >>> jax_tt.cache.miss_ratio_curve([1, 2, 1, 3, 1, 2], sizes=[1, 2, 3]).miss_ratios.round(2).tolist()
     [1.0, 0.67, 0.5]

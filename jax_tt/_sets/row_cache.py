@@ -89,9 +89,6 @@ class RowCache:
         write_back: `WriteBack`, or None to drop what evicted rows have learned; ``gradients="rows"`` only.
         dtype: type of the rows; default that of the cores.
 
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
-
     >>> import jax_tt
     >>> jax_tt.RowCache(capacity=1000, ways=32).layout(num_embeddings=100_000)
     (32, 32, 1024, 16)

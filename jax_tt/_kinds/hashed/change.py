@@ -47,9 +47,6 @@ def grow_if_full(
     Returns:
         The table and the state, as they were if the table has not grown.
 
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
-
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(64, 8, policy="none", max_capacity=256)
     >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(40))

@@ -90,9 +90,6 @@ class HashTable(Wrapper):
             ``"error"`` raises, ``"warn"`` issues a `MissingKeyWarning`, ``"ignore"`` does nothing. The first two take a
             host callback.
 
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
-
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.HashTable(jax_tt.DenseTable(1024, 8), policy="lfu")
     >>> state, keys = table.init(jax.random.key(0)), np.array([-1, 2**62, 5])

@@ -61,9 +61,6 @@ class QuantizedTable(NativeTable):
             multiples of 1 / 512 from 0 to ``2 ** bits - 1``. None for uniform levels.
         rotated: whether rows are multiplied by the constant array ``rotation``, float32 ``[D, D]``, in the end.
 
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
-
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> table, state = jax_tt.quantize(jnp.eye(1000, 16), bits=4)
     >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([1, 999]), jax_tt.Lookup())

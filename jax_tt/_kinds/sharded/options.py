@@ -33,9 +33,6 @@ class Exchange:
             those of an even spread, 1 or more. It makes messages larger, with the same other exchange for batches that
             do not fit. `plan_exchange` counts both.
 
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
-
     >>> import jax_tt
     >>> jax_tt.Exchange(dtype="bfloat16", expected_unique=0.3).dtype
     'bfloat16'

@@ -61,9 +61,6 @@ class ShardedTable(Wrapper):
         placement: which devices hold which pages.
         exchange: how rows and gradients travel.
 
-    Raises:
-        TypeError, ValueError: an argument does not fit; the message names it and the fix.
-
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> mesh = jax.make_mesh((1,), ("model",))
     >>> placement = jax_tt.Placement.round_robin(page_size=100)

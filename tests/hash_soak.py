@@ -315,7 +315,7 @@ class TiersRun:
             return 0
         self.tiers.close()
         self._open(self.directory)
-        found = self.tiers.restored(self.state)
+        found = self.tiers.restore(self.state)
         assert found is not None and found[1] == b"saved"
         self.state, self.rows = found[0], dict(self.saved)
         return 1

@@ -98,7 +98,7 @@ def main() -> None:
     tier = jax_tt.Tier(host_rows=HOST_ROWS, ways=8, seed=SEED)
     with jax_tt.Tiers(collection, {"item": tier}, path=options.directory, depth=depth) as tiers:
         state = collection.init(jax.random.key(0))
-        if found := tiers.restored(state):
+        if found := tiers.restore(state):
             state, saved = found
             first = int(saved)
         batches = (with_ids(batch_of(k), ids) for k in range(first, options.steps))

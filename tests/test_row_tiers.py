@@ -402,13 +402,13 @@ def test_full_host_memory(depth):
 
 def test_errors_of_disks(tmp_path):
     tiers, state = small_tiers(tmp_path / "rows")
-    assert tiers.restored(state) is None
+    assert tiers.restore(state) is None
     with pytest.raises(jax_tt.files.StoreError, match="is open in another process or store"):
         small_tiers(tmp_path / "rows")
     state = trained(tiers, state, [batch_of(np.arange(8))])
     tiers.save(state, b"first")
-    with pytest.raises(RuntimeError, match="restored: rows have changed"):
-        tiers.restored(state)
+    with pytest.raises(RuntimeError, match="restore: rows have changed"):
+        tiers.restore(state)
     before = tiers.read(state, "item", np.arange(8))
     tiers.close()
     with pytest.raises(jax_tt.files.StoreError, match="the store is closed"):
@@ -419,7 +419,7 @@ def test_errors_of_disks(tmp_path):
     with pytest.raises(jax_tt.files.StoreError, match="expected a directory that can be created"):
         small_tiers(tmp_path / "file")
     tiers, state = small_tiers(tmp_path / "rows")
-    state, other = tiers.restored(state)
+    state, other = tiers.restore(state)
     assert other == b"first"
     assert max(float(own.get("step", 0)) for own in state.values()) == 1
     assert (tiers.read(state, "item", np.arange(8)) == before).all()
@@ -441,7 +441,7 @@ def test_full_disk_keeps_what_was_saved(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     tiers.close()
     tiers, state = small_tiers(tmp_path)
-    _, other = tiers.restored(state)
+    _, other = tiers.restore(state)
     assert other == b"first"
     tiers.close()
 

@@ -210,7 +210,7 @@ class Tiered(Hashed):
         self._tiers.save(self.state, np.float32(self.bias).tobytes() + other)
 
     def restored(self) -> bytes | None:
-        found = self._tiers.restored(self.state)
+        found = self._tiers.restore(self.state)
         if found is None:
             return None
         self.state, other = found

@@ -1,7 +1,7 @@
 """Checkpoints of collections whose rows no device and no process has all of.
 
-The arrays of a checkpoint are those of the tables, with rows in their order, and divided over the devices that write
-it. Orbax lets every process write and read its own pieces.
+A checkpoint has the arrays of the tables, with rows in their order, sharded over the devices that write it. Orbax lets
+every process write and read its shards.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SCALARS = ("step", "sentinel")
 
 
 def save_args(collection: Collection, state: States) -> dict[str, dict[str, Any]]:
-    """The arrays to save: logical ones, which do not depend on the placement, in pieces.
+    """Returns the arrays to save: logical ones, which do not depend on the placement, sharded over the devices.
 
     Rows and their optimizer state are in the order of the rows, divided evenly over the devices of each table, with
-    zeros after the last row if need be. No device and no process has all of them. Those of a hash table are where they
-    are, and are restored on the same number of devices.
+    zeros after the last row if need be. No device and no process has all of them. Keys of a hash table stay in
+    their slots, and are restored on the same number of devices.
 
     Args:
         collection: the tables.
@@ -52,17 +52,17 @@ def save_args(collection: Collection, state: States) -> dict[str, dict[str, Any]
     >>> sorted(saved["ad"])
     ['embedding', 'sizes']
     """
-    found = collection.separated(state, in_pieces=True)
+    saved = collection.separated(state, in_pieces=True)
     everywhere = _everywhere(collection)
-    for name, own in found.items():
+    for name, arrays in saved.items():
         sizes = _sizes(collection, name)
-        own[_SIZES] = jax.make_array_from_callback(sizes.shape, everywhere, sizes.__getitem__)
-        own.pop("used", None)
-    return found
+        arrays[_SIZES] = jax.make_array_from_callback(sizes.shape, everywhere, sizes.__getitem__)
+        arrays.pop("used", None)
+    return saved
 
 
 def target(collection: Collection) -> dict[str, dict[str, Any]]:
-    """What to restore: the shapes, types and shardings of `save_args` of this collection.
+    """Describes what to restore: the shapes, types and shardings of `save_args` of this collection.
 
     A checkpoint that other devices have written has other numbers of zeros after the rows, so that orbax has to be told
     to fit arrays to these shapes: ``StandardRestore(target, strict=False)``. `restore` checks that it has not
@@ -80,21 +80,21 @@ def target(collection: Collection) -> dict[str, dict[str, Any]]:
     (50, 8)
     """
     everywhere = _everywhere(collection)
-    found: dict[str, dict[str, Any]] = {}
+    targets: dict[str, dict[str, Any]] = {}
     for name, table in collection.tables.items():
-        own = {array: _with_sharding(like, everywhere) for array, like in table.pieces.items()}
+        arrays = {array: _with_sharding(like, everywhere) for array, like in table.pieces.items()}
         if name in collection.sharing:
             scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere)
-            own |= dict.fromkeys(_SCALARS, scalar)
-        own.pop("used", None)
+            arrays |= dict.fromkeys(_SCALARS, scalar)
+        arrays.pop("used", None)
         sizes = _sizes(collection, name)
-        own[_SIZES] = jax.ShapeDtypeStruct(sizes.shape, sizes.dtype, sharding=everywhere)
-        found[name] = own
-    return found
+        arrays[_SIZES] = jax.ShapeDtypeStruct(sizes.shape, sizes.dtype, sharding=everywhere)
+        targets[name] = arrays
+    return targets
 
 
 def restore(collection: Collection, arrays: States) -> dict[str, dict[str, Any]]:
-    """The state of a collection from the arrays of a checkpoint, whatever placement and mesh wrote it.
+    """Makes the state of a collection of the arrays of a checkpoint, whatever placement and mesh wrote it.
 
     Args:
         collection: the tables, with the placement and mesh that they are to have.
@@ -114,12 +114,12 @@ def restore(collection: Collection, arrays: States) -> dict[str, dict[str, Any]]
     True
     """
     check_states("arrays", arrays, collection.tables)
-    found: dict[str, dict[str, Any]] = {}
+    states: dict[str, dict[str, Any]] = {}
     for name, wanted in target(collection).items():
         _check_arrays(name, arrays[name], wanted)
         _check_sizes(name, arrays[name][_SIZES], _sizes(collection, name))
-        found[name] = {array: arrays[name][array] for array in wanted if array != _SIZES}
-    return _joined(collection, found)
+        states[name] = {array: arrays[name][array] for array in wanted if array != _SIZES}
+    return _joined(collection, states)
 
 
 # Several processes can only make arrays of all of them in a program.

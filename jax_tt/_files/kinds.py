@@ -30,7 +30,7 @@ from jax_tt._tt.shape import TTShape
 
 Pair = tuple[Any, dict[str, jax.Array]]
 
-# Settings of a table that a file lists, and those of a tensor train of codebooks.
+# Settings of a table that a file lists, and sizes of a tensor train of codebooks.
 _QUANTIZED = ("features", "bits", "levels", "rotated")
 _CODED = ("features", "num_codes", "bits", "kind", "rotated", "terms", "hot", "hot_terms")
 _CODEBOOKS, _CODEBOOK_SIZES = "codebook_shape", ("ranks", "row_factors", "col_factors")
@@ -40,7 +40,7 @@ class Description(NamedTuple):
     """What a file says of a table beside its arrays.
 
     Attributes:
-        kind: the key of `READERS`, or that of tensor trains.
+        kind: the key of `READERS`, or `TRAIN`.
         notes: its settings, a JSON object.
     """
 

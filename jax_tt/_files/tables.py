@@ -126,9 +126,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Arr
     stored = open_arrays(path)
     pairs = described_tables(stored)
     for name, shape in train_shapes(stored).items():
-        found = trains.read(stored, name, shape)
+        train = trains.read(stored, name, shape)
         pairs[name] = train_table(
-            found.cores, found.id_order, num_embeddings=found.shape.num_embeddings
+            train.cores, train.id_order, num_embeddings=train.shape.num_embeddings
         )
     if not pairs:
         raise FileError(
@@ -183,9 +183,9 @@ def train_shapes(stored: StoredArrays) -> dict[str, TTShape]:
 
 
 def errors_of(stored: StoredArrays, name: str) -> tuple[float | None, dict[float, float]]:
-    """Relative error of a table and those of its rows by quantile, as the metadata say."""
-    found = (_notes(stored, kind).get(name) for kind in (trains.KIND, *READERS))
-    notes = next((notes for notes in found if isinstance(notes, Mapping)), {})
+    """Relative error of a table, and relative errors of its rows by quantile, as the metadata say."""
+    candidates = (_notes(stored, kind).get(name) for kind in (trains.KIND, *READERS))
+    notes = next((notes for notes in candidates if isinstance(notes, Mapping)), {})
     error, rows = notes.get(_ERROR), notes.get(_ROW_ERRORS)
     try:
         pairs = rows if isinstance(rows, Sequence) else ()

@@ -42,14 +42,14 @@ def shapes(stored: StoredArrays, without: Container[str] = ()) -> dict[str, TTSh
 
 def core_names(stored: StoredArrays) -> dict[str, tuple[str, ...]]:
     """The names of the cores of every table, in order."""
-    found: dict[str, dict[int, str]] = {}
+    by_table: dict[str, dict[int, str]] = {}
     for key, array in stored.arrays.items():
         match = _CORE.fullmatch(key)
         if match and len(array.shape) == 4:
-            found.setdefault(match["table"] or "", {})[int(match["k"])] = key
+            by_table.setdefault(match["table"] or "", {})[int(match["k"])] = key
     return {
         name: tuple(keys[k] for k in sorted(keys))
-        for name, keys in found.items()
+        for name, keys in by_table.items()
         if len(keys) >= 2 and sorted(keys) == list(range(len(keys)))
     }
 

@@ -104,7 +104,7 @@ class Dump:
             parts have slots then.
         since, base: the dump before that the changes of a hash table follow, and the digests of its table by name;
             None for dumps of whole tables.
-        digests: those of the hash table; None where the dump was written without them.
+        digests: of the hash table, by name; None where the dump was written without them.
         checksums: of every array, by file and name; None where the dump was written without them.
     """
 
@@ -121,7 +121,7 @@ class Dump:
 
     @property
     def devices(self) -> int:
-        """That the keys of the table belonged to."""
+        """The number of devices of the dumped table."""
         return 1 if self.sets is None else self.sets[2]
 
     @classmethod
@@ -139,29 +139,29 @@ class Dump:
     @classmethod
     def _read_from(cls, name: str) -> Dump:
         try:
-            found = json.loads(Path(name, _ABOUT).read_text())
-            version = found["version"]
+            about = json.loads(Path(name, _ABOUT).read_text())
+            version = about["version"]
             if version not in (1, 2, _VERSION):
                 raise FileError(
                     f"{name}: is of version {version}; expected at most {_VERSION}. Read it with the version of jax_tt "
                     "that wrote it."
                 )
             # The first version wrote no checksums, and slots for one device alone, whose number it did not write.
-            if version > 1 and found.pop("checksum") != _sum_of_text(found):
+            if version > 1 and about.pop("checksum") != _sum_of_text(about):
                 raise ValueError("its checksum differs")
-            files = [str(file) for file in found["files"]]
-            sizes = int(found["features"]), int(found["keys"])
+            files = [str(file) for file in about["files"]]
+            sizes = int(about["features"]), int(about["keys"])
             sets = since = base = None
-            if "sets" in found:
-                sets = int(found["sets"]), int(found["ways"]), int(found.get("devices", 1))
-                since, base = found["since"], found.get("base")
+            if "sets" in about:
+                sets = int(about["sets"]), int(about["ways"]), int(about.get("devices", 1))
+                since, base = about["since"], about.get("base")
             if since and base is None:
                 raise FileError(
                     f"{name}: is a dump of changes of version {version}, which does not say what they follow; expected "
                     f"version {_VERSION}. Make a full dump of the table, and load that."
                 )
-            sums = found["checksums"] if version > 1 else None
-            arrays, digests = dict(found["arrays"]), found.get("digests")
+            sums = about["checksums"] if version > 1 else None
+            arrays, digests = dict(about["arrays"]), about.get("digests")
             return cls(name, *sizes, files, arrays, sets, since, base, digests, sums)
         except FileNotFoundError:
             raise
@@ -174,22 +174,22 @@ class Dump:
         """Raises unless there are entries of these arrays, and with ``exact`` of no others."""
         if self.features != features:
             raise FileError(
-                f"{self.path}: has rows of {self.features} columns; expected {features}, those of the table."
+                f"{self.path}: has rows of {self.features} columns; expected {features}, as the table has."
             )
         given = list(self.arrays)
         if set(taken) != set(given) if exact else not set(taken) <= set(given):
             raise FileError(
-                f"{self.path}: has {', '.join(given)}; expected {', '.join(taken)}. The optimizer state of another "
-                "rule is left out by optimizer_state=False."
+                f"{self.path}: has {', '.join(given)}; expected {', '.join(taken)}. The state of another "
+                "optimizer is left out by optimizer_state=False."
             )
 
     def rest(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Those of the arrays of these names that do not belong to single keys and that the dump has."""
+        """Reads arrays that do not belong to single keys; names that the dump does not have are left out."""
         stored = self._read(_REST)
         return {name: self._array(_REST, stored, name) for name in names if name in stored.arrays}
 
     def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, np.ndarray]]:
-        """Keys, scores and last batches, slots if there are any, and entries of these shapes."""
+        """Reads keys, scores and last batches, slots if there are any, and entries of these shapes, file by file."""
         of_keys = _OF_KEYS if self.sets is None else _OF_KEYS | {"slot": np.dtype(np.int32)}
         for file in self.files:
             stored = self._read(file)
@@ -200,8 +200,8 @@ class Dump:
             for name, expected in shapes.items():
                 if (shape := arrays[name].shape[1:]) != expected:
                     raise FileError(
-                        f"{stored.path}: {name} has entries of shape {shape}; expected {expected}, that of the table. "
-                        "The optimizer state of another rule is left out by optimizer_state=False."
+                        f"{stored.path}: {name} has entries of shape {shape}; expected {expected}, as in the table. "
+                        "The state of another optimizer is left out by optimizer_state=False."
                     )
             yield arrays
 
@@ -274,11 +274,11 @@ def _same(stored: StoredArrays, arrays: Part) -> bool:
     if stored.arrays.keys() != arrays.keys():
         return False
     for name, array in arrays.items():
-        found = stored[name]
-        if (found.shape, found.dtype) != (array.shape, array.dtype):
+        other = stored[name]
+        if (other.shape, other.dtype) != (array.shape, array.dtype):
             return False
         # Bytes, since no NaN equals itself.
-        if not np.array_equal(_bytes(found.read()), _bytes(array)):
+        if not np.array_equal(_bytes(other.read()), _bytes(array)):
             return False
     return True
 

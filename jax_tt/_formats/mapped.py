@@ -49,16 +49,16 @@ def save_arrays(
     """
     if Path(os.fsdecode(path)).suffix.lower() != _SUFFIX:
         raise FileError(f"{os.fsdecode(path)}: unknown suffix; expected {_SUFFIX}.")
-    found: dict[str, np.ndarray] = {}
+    flat: dict[str, np.ndarray] = {}
     places = {}
     for place, array in _flat("arrays", arrays, ()):
         name = "/".join(place)
-        if name in found or name.startswith(PADDING):
+        if name in flat or name.startswith(PADDING):
             raise ValueError(f"arrays: got the name {name!r} twice, or one of padding; rename it.")
-        found[name], places[name] = array, place
+        flat[name], places[name] = array, place
     check_output(path, overwrite=overwrite)
     with writing(path, overwrite=overwrite) as new:
-        write_aligned(new, found, {"version": _VERSION, _NOTES: places})
+        write_aligned(new, flat, {"version": _VERSION, _NOTES: places})
 
 
 def _flat(
@@ -87,7 +87,7 @@ def _flat(
 
 
 def map_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The arrays that `save_arrays` wrote, in the same nested dictionaries.
+    """Maps the arrays that `save_arrays` wrote into memory, in the same nested dictionaries.
 
     On the CPU they are memory maps of the file: this takes milliseconds whatever their size, a page of the file is
     read when a lookup first needs it, and processes that map the same file share its memory. They may be used like any
@@ -114,18 +114,18 @@ def map_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise FileError(
             f"{stored.path}: was not written by jax_tt.files.save_arrays; it holds {stored.listed()}."
         )
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for name, place in places.items():
         if not isinstance(place, list) or "/".join(map(str, place)) != name:
             raise FileError(
                 f"{stored.path}: its metadata is damaged: {name} has the place {place!r}."
             )
         *outer, last = place
-        own = found
+        inner = tree
         for key in outer:
-            own = own.setdefault(key, {})
-        own[last] = _as_jax(f"{stored.path}: {name}", stored[name].by_rows())
-    return found
+            inner = inner.setdefault(key, {})
+        inner[last] = _as_jax(f"{stored.path}: {name}", stored[name].by_rows())
+    return tree
 
 
 def _as_jax(where: str, array: np.ndarray) -> jax.Array:

@@ -44,7 +44,7 @@ def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, Any], *, overwr
 def read_npz(path: str) -> StoredArrays:
     """The arrays of an ``.npz`` file; they are read as a whole."""
     with opened(path, "npz") as archive:
-        found = {}
+        arrays = {}
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
             if name == info.filename:
@@ -53,10 +53,10 @@ def read_npz(path: str) -> StoredArrays:
             where = f"{path}: {info.filename}"
             with archive.open(info) as file:
                 shape, dtype, _ = _header(file, where, info.file_size)
-            found[name] = StoredArray(
+            arrays[name] = StoredArray(
                 shape, native_type(dtype), partial(_member, path, info, where)
             )
-    return StoredArrays(path, found)
+    return StoredArrays(path, arrays)
 
 
 def _member(path: str, info: zipfile.ZipInfo, where: str) -> np.ndarray:

@@ -34,20 +34,20 @@ def read_orbax(path: str) -> StoredArrays:
         if metadata.item_metadata is None:
             raise ValueError("it lacks the list of its arrays")
         tree = metadata.item_metadata.tree
-        found = {}
+        arrays = {}
         for keys, leaf in _leaves(tree, ()):
             read = partial(_read, place, keys)
-            found[".".join(keys)] = StoredArray(tuple(leaf.shape), np.dtype(leaf.dtype), read)
+            arrays[".".join(keys)] = StoredArray(tuple(leaf.shape), np.dtype(leaf.dtype), read)
     except Exception as error:  # a damaged checkpoint fails anywhere in orbax
         raise FileError(f"{path}: is no whole orbax checkpoint ({_brief(error)}).") from error
     held = sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
-    for name, array in found.items():
+    for name, array in arrays.items():
         if is_bomb(held, array.nbytes):
             raise FileError(
                 f"{path}: {name} claims {array.nbytes:,} bytes, the checkpoint has {held:,} in all; refused."
             )
     notes = (metadata.custom_metadata or {}).get(_KEY, {})
-    return StoredArrays(path, found, notes if isinstance(notes, dict) else {})
+    return StoredArrays(path, arrays, notes if isinstance(notes, dict) else {})
 
 
 def write_orbax(path: str, arrays: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
@@ -105,12 +105,12 @@ def _leaves(tree: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
 
 def _tree_directory(path: str) -> Path:
     start = Path(path).absolute()
-    found = [start] if (start / _TREE).exists() else []
+    places = [start] if (start / _TREE).exists() else []
     for depth in range(1, _DEEPEST + 1):
-        found = found or sorted(p.parent for p in start.glob("*/" * depth + _TREE))
-    if len(found) == 1:
-        return found[0]
-    if not found:
+        places = places or sorted(p.parent for p in start.glob("*/" * depth + _TREE))
+    if len(places) == 1:
+        return places[0]
+    if not places:
         raise FileError(f"{path}: is a directory without an orbax checkpoint (no {_TREE} in it).")
-    listed = ", ".join(str(place.relative_to(start)) for place in found[:5])
-    raise FileError(f"{path}: holds {len(found)} checkpoints; expected one of them: {listed}.")
+    listed = ", ".join(str(place.relative_to(start)) for place in places[:5])
+    raise FileError(f"{path}: holds {len(places)} checkpoints; expected one of them: {listed}.")

@@ -17,7 +17,7 @@ from jax_tt._formats.stored import ExistsError, FileError, MissingError, in_word
 
 
 class Contents(NamedTuple):
-    """What a directory holds that may be replaced; anything else there is somebody's own.
+    """What a directory holds that may be replaced; anything else there belongs to somebody.
 
     Attributes:
         name: what it is.
@@ -223,14 +223,14 @@ def _exists(name: str) -> FileError:
 
 def _places(path: str) -> list[object]:
     """Identities of a path without links, and of all the directories that it is in."""
-    found: list[object] = []
+    identities: list[object] = []
     for place in (Path(path), *Path(path).parents):
         try:
             known = os.stat(place)
-            found.append((known.st_dev, known.st_ino))
+            identities.append((known.st_dev, known.st_ino))
         except OSError:
-            found.append(str(place))
-    return found
+            identities.append(str(place))
+    return identities
 
 
 def _open_to_readers(new: str, target: str, usual: str) -> None:

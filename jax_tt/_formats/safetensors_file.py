@@ -48,19 +48,19 @@ def read_safetensors(path: str) -> StoredArrays:
         start = _LENGTH + int.from_bytes(file.read(_LENGTH), "little")
         header = json.loads(file.read(start - _LENGTH))
     header.pop("__metadata__", None)
-    found = {}
+    arrays = {}
     for name, entry in header.items():
         shape, kind = tuple(entry["shape"]), entry["dtype"]
         if kind not in DTYPES:
             raise FileError(f"{path}: {name} is of the type {kind}; expected {', '.join(DTYPES)}.")
         dtype, offset = np.dtype(DTYPES[kind]), start + entry["data_offsets"][0]
-        found[name] = StoredArray(
+        arrays[name] = StoredArray(
             shape,
             dtype,
             partial(in_memory, path, dtype, offset, shape),
             partial(mapped, path, dtype, offset, shape),
         )
-    return StoredArrays(path, found, notes)
+    return StoredArrays(path, arrays, notes)
 
 
 def write_safetensors(path: str, arrays: Mapping[str, Any], notes: Mapping[str, Any]) -> None:

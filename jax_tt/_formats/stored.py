@@ -130,10 +130,10 @@ def whole_file(path: str | os.PathLike[str]) -> str:
     """The path of a regular file that can be read and is not empty."""
     name = os.fsdecode(path)
     try:
-        found = os.stat(name)
-        if stat.S_ISDIR(found.st_mode):
+        status = os.stat(name)
+        if stat.S_ISDIR(status.st_mode):
             raise FileError(f"{name}: is a directory; expected a file.")
-        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
             raise FileError(f"{name}: is no regular file.")
         with open(name, "rb"):
             pass
@@ -143,6 +143,6 @@ def whole_file(path: str | os.PathLike[str]) -> str:
         raise MissingError(f"{name}: no such file.") from error
     except OSError as error:
         raise in_words(error, name, "cannot be read") from error
-    if found.st_size == 0:
+    if status.st_size == 0:
         raise FileError(f"{name}: is empty.")
     return name

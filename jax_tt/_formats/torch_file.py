@@ -92,11 +92,11 @@ def read_torch(path: str) -> StoredArrays:
                 f"{path}: data.pkl has {info.file_size:,} bytes; expected fewer than {_LARGEST_PICKLE:,}."
             )
         value = _Machine(path).run(member_bytes(archive, info, path))
-    found: dict[str, StoredArray] = {}
+    arrays: dict[str, StoredArray] = {}
     for name, tensor in _tensors(value, path):
         member = members.get(f"{root}data/{tensor.storage.key}")
-        found[name] = _array(path, name, tensor, member)
-    return StoredArrays(path, found)
+        arrays[name] = _array(path, name, tensor, member)
+    return StoredArrays(path, arrays)
 
 
 def _array(path: str, name: str, tensor: _Tensor, member: zipfile.ZipInfo | None) -> StoredArray:

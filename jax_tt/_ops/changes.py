@@ -13,7 +13,7 @@ from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
 from jax_tt._table.types import State
 
-# In the arrays beside those of keys: all keys of the table with a digest each, and those that have left it.
+# Among the arrays that do not belong to single keys: all keys of the table with a digest each, and keys that have left.
 _HELD, LEFT = ("held_keys", "held_digests"), "left_keys"
 
 Digests = dict[str, np.ndarray]
@@ -28,17 +28,17 @@ def digests_of(entries: np.ndarray, state: State, names: Iterable[str]) -> Diges
         names: of arrays with a row for every slot.
     """
     keys, slots = entries["key"], entries["slot"]
-    found = {"keys": joined_digests(keys, entries["score"], entries["touched"])}
+    digests = {"keys": joined_digests(keys, entries["score"], entries["touched"])}
     for name in names:
         # A table of another type holds other values, which are not compared.
         rows = row_digests(state[name])[slots]
-        found[f"{name} {state[name].dtype}"] = joined_digests(keys, rows)
-    return found
+        digests[f"{name} {state[name].dtype}"] = joined_digests(keys, rows)
+    return digests
 
 
 def summed(digests: Digests) -> dict[str, int]:
     """The digests of all keys as one number by name, whatever slots they are in."""
-    return {name: int(own.sum(dtype=np.uint64)) for name, own in digests.items()}
+    return {name: int(numbers.sum(dtype=np.uint64)) for name, numbers in digests.items()}
 
 
 def held_by(entries: np.ndarray, digests: Digests) -> dict[str, np.ndarray]:
@@ -63,7 +63,7 @@ def changed_since(base: Dump, held: dict[str, np.ndarray]) -> tuple[np.ndarray, 
             "make a full dump."
         )
     (keys, digests), (old_keys, old_digests) = (
-        [own[name] for name in _HELD] for own in (held, before)
+        [arrays[name] for name in _HELD] for arrays in (held, before)
     )
     _, here, there = np.intersect1d(keys, old_keys, assume_unique=True, return_indices=True)
     changed = np.ones(len(keys), bool)
@@ -80,12 +80,12 @@ def check_base(dump: Dump, label: str, digests: Digests) -> None:
         digests: of its keys, and of the arrays that are loaded.
     """
     base = dump.base or {}
-    differs = [name for name, own in summed(digests).items() if base.get(name, own) != own]
+    differs = [name for name, total in summed(digests).items() if base.get(name, total) != total]
     if differs:
         raise ValueError(
             f"{label}state: got {len(digests['keys'])} keys in another state than the one that {dump.path} is a dump "
-            f"of changes of ({', '.join(differs)} differ); expected that of {dump.since}. Load this one into a table "
-            "without keys, and then the dumps of changes in their order; or make a full dump."
+            f"of changes of ({', '.join(differs)} differ); expected the state of {dump.since}. Load this one into a "
+            "table without keys, and then the dumps of changes in their order; or make a full dump."
         )
 
 
@@ -97,10 +97,10 @@ def row_digests(array: jax.Array) -> np.ndarray:
 
 def joined_digests(*digests: np.ndarray) -> np.ndarray:
     """One number in place of several, uint64 ``[N]``; their order counts."""
-    found = np.zeros(digests[0].shape, np.uint64)
-    for own in digests:
-        found = mix_wide(found + own.astype(np.uint64))
-    return found
+    joined = np.zeros(digests[0].shape, np.uint64)
+    for one in digests:
+        joined = mix_wide(joined + one.astype(np.uint64))
+    return joined
 
 
 @jax.jit

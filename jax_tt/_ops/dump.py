@@ -101,8 +101,8 @@ def load_dump(
 
     Into a hash table: keys come with their rows, scores, last batches and admission counts. The capacity and the number
     of devices may differ from those of the dumped table, and so may storage types, to which values are rounded. Keys
-    that the table has already are overwritten. All keys are there afterwards, those of the dump and those of the table,
-    or it is an error. Where the table has the capacity, the ways and the number of devices of the dumped one, and no
+    that the table has already are overwritten. Afterwards it has all keys of the dump beside its other keys, or it is
+    an error. Where the table has the capacity, the ways and the number of devices of the dumped one, and no
     other keys in their slots, all keys come into the slots that they had, whatever the load. Step counts, the seed and
     totals become those of the dump, and the number of batches the larger one. A dump of changes is loaded after the
     dump that it follows, and no other state is taken: the table then has the keys of the dumped one, without those that
@@ -110,12 +110,12 @@ def load_dump(
 
     Args:
         table: as in `dump`, on any number of devices.
-        state: its arrays by name, such as those of ``table.init(key)``.
+        state: its arrays by name, such as ``table.init(key)``.
         path: of the directory that `dump` or `Tiers.dump` wrote.
         keys: distinct integers of 64 bits ``[N]``, the key of every row of a dense table; None where the keys of the
             dump are rows. A hash table takes none.
-        optimizer_state: whether to load the optimizer state, which must be that of the optimizer of the table.
-            Otherwise that of a dense table stays, and that of the keys of a hash table is reset.
+        optimizer_state: whether to load the optimizer state, which must be of the optimizer of the table. Otherwise a
+            dense table keeps its optimizer state, and a hash table resets it for the keys of the dump.
         method: of the writes into a hash table, as in `tt.embed_bag`.
         progress: as in `dump`.
 
@@ -123,10 +123,10 @@ def load_dump(
         `Loaded`, and the state.
 
     Raises:
-        FileError: the directory is missing, incomplete, damaged or that of another kind of table.
+        FileError: the directory is missing, incomplete, damaged, or of another kind of table.
         ValueError: a hash table has no room for all keys, and the message has a capacity and ways that have; or the
-            dump is one of changes of another state than that of the table; or ``keys`` do not fit.
-        TypeError: the rows of the table are not those of single ids.
+            dump is one of changes, which follows another state; or ``keys`` do not fit.
+        TypeError: the rows of the table do not belong to single ids.
 
     >>> import jax, jax_tt, numpy as np, os, tempfile
     >>> source, path = jax_tt.hash_table(64, 8), os.path.join(tempfile.mkdtemp(), "items")

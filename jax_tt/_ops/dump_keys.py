@@ -111,7 +111,7 @@ def loaded(
 def _placed(
     table: HashTable, held: np.ndarray, sets: Sets, dump: Dump
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The other keys that stay in a table, and those of the dump in the order of its files, with their slots."""
+    """Places keys: the other keys that stay in the table, and the keys of the dump in the order of its files."""
     new, left = _keys_of(dump), dump.rest([LEFT])
     others = held[~np.isin(held["key"], np.concatenate([new["key"], *left.values()]))]
     if dump.sets == sets:
@@ -132,14 +132,14 @@ def _keys_of(dump: Dump) -> np.ndarray:
         parts.append(np.zeros(len(part["key"]), ENTRY))
         for name in ENTRY.names or ():
             parts[-1][name] = part.get(name, -1)
-    found = np.concatenate([np.zeros(0, ENTRY), *parts])
-    if len(found) != dump.keys or len(np.unique(found["key"])) < len(found):
+    entries = np.concatenate([np.zeros(0, ENTRY), *parts])
+    if len(entries) != dump.keys or len(np.unique(entries["key"])) < len(entries):
         raise FileError(
-            f"{dump.path}: is damaged; it has {len(np.unique(found['key']))} different keys, not {dump.keys}."
+            f"{dump.path}: is damaged; it has {len(np.unique(entries['key']))} different keys, not {dump.keys}."
         )
-    if (found["touched"] <= 0).any():
+    if (entries["touched"] <= 0).any():
         raise FileError(f"{dump.path}: is damaged; keys have no last batch.")
-    return found
+    return entries
 
 
 def _check_slots(entries: np.ndarray, sets: Sets, path: str) -> None:
@@ -154,28 +154,28 @@ def _others(
 ) -> dict[str, Any]:
     """The arrays of the dump that do not belong to single keys of the table, as they are afterwards."""
     rest = dump.rest({*_rest_names(table), *WAITING})
-    found = {}
+    arrays = {}
     for name in _rest_names(table) & rest.keys():
         if not (optimizer_state or name.startswith("hash_")):
             continue
         if rest[name].shape != state[name].shape:
             raise FileError(
-                f"{dump.path}: {name} has shape {rest[name].shape}; expected {state[name].shape}, that of the table."
+                f"{dump.path}: {name} has shape {rest[name].shape}; expected {state[name].shape}, as in the table."
             )
-        found[name] = rest[name]
+        arrays[name] = rest[name]
     # The batches of both tables lie in the past. The dump of a table without batches is of batch 1.
-    found[CLOCK] = np.maximum(np.asarray(state[CLOCK]), found.get(CLOCK, 1))
+    arrays[CLOCK] = np.maximum(np.asarray(state[CLOCK]), arrays.get(CLOCK, 1))
     if table.waiting_sets and WAITING[0] in rest:
-        own = sets._replace(sets=table.waiting_sets)
+        waiting = sets._replace(sets=table.waiting_sets)
         given = KeyDirectory(*(rest[name] for name in WAITING))
-        found |= named_directory(_waiting(table, state, given, own, dump), WAITING)
-    return found
+        arrays |= named_directory(_waiting(table, state, given, waiting, dump), WAITING)
+    return arrays
 
 
 def _waiting(
     table: HashTable, state: State, given: KeyDirectory, sets: Sets, dump: Dump
 ) -> KeyDirectory:
-    """The keys that wait for admission after those of a dump, which has all that waited, have come."""
+    """Adds the waiting keys of a dump to the keys that wait for admission."""
     held, new = entries_of(directory_of(state, WAITING)), entries_of(given)
     held = held[~np.isin(held["key"], new["key"])]
     if dump.base is not None:
@@ -216,8 +216,8 @@ def _like(array: jax.Array, value: Any) -> jax.Array:
 
 
 def _sets_of(table: Any) -> Sets:
-    own = unsharded_hash_table(table)
-    return Sets(own.sets, own.ways, table.layout.devices if table.divided else 1)
+    whole = unsharded_hash_table(table)
+    return Sets(whole.sets, whole.ways, table.layout.devices if table.divided else 1)
 
 
 def _with_own_rows(table: Any) -> HashTable:
@@ -225,7 +225,7 @@ def _with_own_rows(table: Any) -> HashTable:
     if not table.table.row_names:
         raise TypeError(
             f"{table.ids.label}table: the rows of its {type(table.table).__name__} share parameters; expected a "
-            "hash_table. Save its state like that of any table: its shapes do not change."
+            "hash_table. Save its state like the state of any table: its shapes do not change."
         )
     return table
 

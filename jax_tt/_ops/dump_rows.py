@@ -18,7 +18,7 @@ from jax_tt._ops.dump_content import Content, Loaded
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
-# In the arrays beside those of keys: a number for every row, which changes with its values and optimizer state.
+# Among the arrays that do not belong to single keys: a digest of every row with its optimizer state.
 _DIGESTS = "row_digests"
 
 
@@ -115,16 +115,16 @@ def _rest_names(table: Table) -> list[str]:
 
 
 def _keys(keys: Any, count: int) -> np.ndarray:
-    found = np.asarray(as_array("keys", keys))
-    if found.dtype.kind not in "iu" or found.shape != (count,):
+    named = np.asarray(as_array("keys", keys))
+    if named.dtype.kind not in "iu" or named.shape != (count,):
         raise ValueError(
-            f"keys: got {found.dtype} of shape {found.shape}; expected integers of shape ({count},), the key of every "
+            f"keys: got {named.dtype} of shape {named.shape}; expected integers of shape ({count},), the key of every "
             "row."
         )
-    found = found.astype(np.int64 if found.dtype.kind == "i" else np.uint64).view(np.uint64)
-    if len(np.unique(found)) < count:
-        raise ValueError("keys: some are equal; expected a key of its own for every row.")
-    return found
+    named = named.astype(np.int64 if named.dtype.kind == "i" else np.uint64).view(np.uint64)
+    if len(np.unique(named)) < count:
+        raise ValueError("keys: some are equal; expected a different key for every row.")
+    return named
 
 
 def _digests_of(base: Dump, count: int) -> np.ndarray:

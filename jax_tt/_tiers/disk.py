@@ -86,7 +86,7 @@ class DiskStore:
     ) -> np.ndarray:
         """Finds the records of keys uint64 ``[n]``; returns whether each of them is there, bool ``[n]``.
 
-        ``take`` is called with the addresses of the records found and the positions of their keys.
+        ``take`` is called with the addresses of the records on disk and the positions of their keys.
         """
         with self._guard, self._intact():
             self._check()
@@ -158,7 +158,7 @@ class DiskStore:
 
     @contextlib.contextmanager
     def _intact(self) -> Iterator[None]:
-        """Raises a `StoreError` for bytes that are not those that were written."""
+        """Raises a `StoreError` for bytes that differ from what was written."""
         try:
             yield
         except (DamagedBlockError, DamagedIndexError, UnreadableError) as error:
@@ -203,23 +203,23 @@ class DiskStore:
             )
         try:
             with self._intact():
-                found = self._index.read()
-                if found.other is not None:
+                committed = self._index.read()
+                if committed.other is not None:
                     raise StoreError(
-                        f"{self.path}: holds records of {found.other}; expected {self._index.about}. Use another "
+                        f"{self.path}: holds records of {committed.other}; expected {self._index.about}. Use another "
                         "directory, or the table that it was written with."
                     )
-                file = self._file = BlockFile(self.path / "blocks", found.extents)
+                file = self._file = BlockFile(self.path / "blocks", committed.extents)
                 reader = MapReader()
                 self._logs = {
                     table: RecordLog(size, BlockFile.UNIT, reader, BLOCK_BYTES)
                     for table, size in self._sizes.items()
                 }
-                for table, number, offset, length, head in found.blocks:
+                for table, number, offset, length, head in committed.blocks:
                     extent = self._extents[table, number] = Extent(offset, length)
                     self._saved.add((table, number))
                     self._logs[table].restore(number, file.memory(extent), head)
-                for table, end in found.ends.items():
+                for table, end in committed.ends.items():
                     self._logs[table].skip_to(end)
         except OSError as error:
             raise StoreError(

@@ -15,7 +15,7 @@ from jax_tt._tiers.record import RecordLayout
 from jax_tt._tiers.row_bytes import addresses
 
 
-class Found(NamedTuple):
+class Fetched(NamedTuple):
     """Records of keys.
 
     Attributes:
@@ -75,7 +75,7 @@ class HostStore:
         """The number of records that have a place in memory."""
         return len(self._keys)
 
-    def get(self, keys: np.ndarray, size: int) -> Found:
+    def get(self, keys: np.ndarray, size: int) -> Fetched:
         """The records of keys uint64 ``[n]``, in arrays of ``size`` entries, at least n."""
         self._check()
         slots = self._slots.find(keys)
@@ -86,11 +86,11 @@ class HostStore:
         if self._disk is not None and len(here) < len(keys):
             rest = np.flatnonzero(~in_memory)
 
-            def take(records: np.ndarray, found: np.ndarray) -> None:
-                self._layout.unpack(records, entries, rest[found])
+            def take(records: np.ndarray, positions: np.ndarray) -> None:
+                self._layout.unpack(records, entries, rest[positions])
 
             on_disk[rest] = self._disk.get(self._table, keys[rest], take)
-        return Found(entries, in_memory, on_disk)
+        return Fetched(entries, in_memory, on_disk)
 
     def put(self, keys: np.ndarray, entries: list[np.ndarray], rows: np.ndarray) -> None:
         """Writes records of distinct keys, which are in some rows of arrays; the oldest leave memory for the disk.
@@ -116,8 +116,8 @@ class HostStore:
     def keys(self) -> np.ndarray:
         """The keys of all records, those on disk included; some twice."""
         self._check()
-        own = self._keys[self._arrived > 0]
-        return own if self._disk is None else np.concatenate([own, self._disk.keys(self._table)])
+        held = self._keys[self._arrived > 0]
+        return held if self._disk is None else np.concatenate([held, self._disk.keys(self._table)])
 
     def erase(self, keys: np.ndarray) -> None:
         """Removes keys from memory; what the disk has of them stays."""
@@ -197,7 +197,7 @@ class HostStore:
 
     def _oldest(self, count: int) -> np.ndarray:
         """The slots of the oldest records, which are no longer named in the order."""
-        found = []
+        parts = []
         while count:
             clock, slots = self._order.popleft()
             self._named -= len(slots)
@@ -205,15 +205,15 @@ class HostStore:
             if len(slots) > count:
                 self._order.appendleft((clock, slots[count:]))
                 self._named += len(slots) - count
-            found.append(slots[:count])
-            count -= len(found[-1])
-        return np.concatenate(found)
+            parts.append(slots[:count])
+            count -= len(parts[-1])
+        return np.concatenate(parts)
 
     def _append(self, slots: np.ndarray) -> None:
         self._order.append((self._clock, slots))
         self._named += len(slots)
         if self._named > 2 * self.rows:
-            kept = [(clock, own[self._arrived[own] == clock]) for clock, own in self._order]
+            kept = [(clock, those[self._arrived[those] == clock]) for clock, those in self._order]
             self._order = collections.deque(pair for pair in kept if len(pair[1]))
             self._named = len(self)
 

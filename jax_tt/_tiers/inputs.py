@@ -32,8 +32,8 @@ def features_of(batch: Any, features: Sequence[str]) -> tuple[Any, dict[str, Any
         )
     if isinstance(batch, KeyedBags):
         return batch, {}
-    own = {name: batch[name] for name in features}
-    return own, {name: value for name, value in batch.items() if name not in own}
+    taken = {name: batch[name] for name in features}
+    return taken, {name: value for name, value in batch.items() if name not in taken}
 
 
 def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -73,28 +73,28 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
     return wide.view(np.uint64).reshape(-1), present.reshape(-1)
 
 
-def with_slots(batch: Any, found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Any:
+def with_slots(batch: Any, placed: dict[str, tuple[np.ndarray, np.ndarray]]) -> Any:
     """The batch with slots in place of ids; -1 stays where it is padding.
 
     Args:
         batch: as it was given.
-        found: by feature, the slots of all positions in one axis, and which of them count.
+        placed: by feature, the slots of all positions in one axis, and which of them count.
     """
     if isinstance(batch, KeyedBags):
         ids = np.array(batch.ids)
         firsts = np.cumsum((0, *batch.sizes))
-        for name, (slots, _) in found.items():
+        for name, (slots, _) in placed.items():
             k = batch.keys.index(name)
             first, last = np.asarray(batch.offsets)[firsts[k : k + 2]]
             ids[first:last] = slots[: last - first]
         return dataclasses.replace(batch, ids=ids)
-    return {name: _replaced(value, found.get(name)) for name, value in batch.items()}
+    return {name: _replaced(value, placed.get(name)) for name, value in batch.items()}
 
 
-def _replaced(value: Any, found: tuple[np.ndarray, np.ndarray] | None) -> Any:
-    if found is None:
+def _replaced(value: Any, placed: tuple[np.ndarray, np.ndarray] | None) -> Any:
+    if placed is None:
         return value
-    slots, present = found
+    slots, present = placed
     if not isinstance(value, Bags):
         return slots.reshape(value.shape)
     if value.padded:

@@ -19,7 +19,7 @@ class DictIndex:
         return len(self._numbers)
 
     def find_into(self, keys: np.ndarray, numbers: np.ndarray) -> None:
-        """Sets ``numbers`` to those of the keys, and to -1 where there is none."""
+        """Writes the numbers of keys to ``numbers``, -1 for keys without one."""
         numbers[:] = [self._numbers.get(key, -1) for key in keys.tolist()]
 
     def set(self, keys: np.ndarray, numbers: np.ndarray, before: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""`Pipeline`: two functions of every batch, each in a thread of its own."""
+"""`Pipeline`: two functions of every batch, each in its thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Pipeline:
         ]
 
     def start(self) -> None:
-        """Starts the threads. If this is interrupted, `stop` ends those that have started."""
+        """Starts the threads. If this is interrupted, `stop` ends the threads that have started."""
         for thread in self._threads:
             thread.start()
 
@@ -73,17 +73,17 @@ class Pipeline:
         return None if begun is None else self._second(begun)
 
     def _run(self, step: Callable[[], Any], results: queue.Queue[Any]) -> None:
-        found: Any = True
-        while found is not None and not self._stopped.is_set():
+        result: Any = True
+        while result is not None and not self._stopped.is_set():
             try:
-                found = step()
+                result = step()
             except BaseException as error:
                 results.put(error)
                 return
-            results.put(found)
+            results.put(result)
 
 
-def _unless_raised(found: Any) -> Any:
-    if isinstance(found, BaseException):
-        raise found
-    return found
+def _unless_raised(result: Any) -> Any:
+    if isinstance(result, BaseException):
+        raise result
+    return result

@@ -76,19 +76,19 @@ class DevicePlaces:
         """
         self._clock += 1
         given = keys[present]
-        found = np.full(len(given), -1, np.int32)
+        positions = np.full(len(given), -1, np.int32)
         if len(self._overflow):
-            found = self._spare(given)
-        elsewhere = int(np.count_nonzero(found >= 0))
-        counts, parts = self._insert(given, found, self._policy)
+            positions = self._spare(given)
+        elsewhere = int(np.count_nonzero(positions >= 0))
+        counts, parts = self._insert(given, positions, self._policy)
         if counts["refused"] and self._policy == "lfu":
             # What is in its sets was requested more often; the least frequent of it leaves all the same.
-            forced, more = self._insert(given, found, "custom")
+            forced, more = self._insert(given, positions, "custom")
             counts["refused"] = forced["refused"]
             parts = [*parts, *more]
         if counts["refused"]:
-            parts.append(self._overflowing(given[found < 0], counts))
-            found = np.where(found < 0, self._spare(given), found)
+            parts.append(self._overflowing(given[positions < 0], counts))
+            positions = np.where(positions < 0, self._spare(given), positions)
         merged = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
         order = np.argsort(merged[0])
         new, loaded, evicted, full = (array[order] for array in merged)
@@ -96,18 +96,18 @@ class DevicePlaces:
         counts["requests"] += elsewhere
         counts["hits"] += elsewhere
         slots = np.zeros(len(keys), np.int32)
-        slots[present] = found
-        return slots, Exchanged(new, loaded, evicted, full, found, counts)
+        slots[present] = positions
+        return slots, Exchanged(new, loaded, evicted, full, positions, counts)
 
     def _insert(
-        self, keys: np.ndarray, found: np.ndarray, policy: str
+        self, keys: np.ndarray, positions: np.ndarray, policy: str
     ) -> tuple[dict[str, int], list[_Parts]]:
-        """Finds or inserts the keys whose slot in ``found`` is -1, and writes their slots there."""
+        """Finds or inserts the keys whose slot in ``positions`` is -1, and writes their slots there."""
         words, wanted = padded(keys, 1)
-        wanted[: len(keys)] = found < 0
+        wanted[: len(keys)] = positions < 0
         done = self._inserted(words, wanted, policy)
         counts = dict(zip(COUNTERS, done.counts.tolist(), strict=True))
-        np.copyto(found, done.found[: len(keys)], where=found < 0)
+        np.copyto(positions, done.found[: len(keys)], where=positions < 0)
         new, loaded, evicted, touched = (
             array[: counts["inserted"]]
             for array in (done.slots, done.keys, done.old_keys, done.old_touched)
@@ -127,7 +127,7 @@ class DevicePlaces:
             self._directory = KeyDirectory(*map(np.array, after))
             return Insertion(*map(np.asarray, done))
         size = len(words)
-        slots, touched, found = (np.empty(size, np.int32) for _ in range(3))
+        slots, touched, positions = (np.empty(size, np.int32) for _ in range(3))
         done = Insertion(
             slots=slots,
             keys=np.empty((size, 2), np.uint32),
@@ -135,7 +135,7 @@ class DevicePlaces:
             old_scores=np.empty((0, 2), np.uint32),
             old_touched=touched,
             counts=np.empty(len(COUNTERS), np.int32),
-            found=found,
+            found=positions,
         )
         native.hash_insert_here(
             *self._directory,
@@ -160,14 +160,14 @@ class DevicePlaces:
 
     def _overflowing(self, keys: np.ndarray, counts: dict[str, int]) -> _Parts:
         loaded = np.unique(keys)
-        found = self._overflow.insert(loaded, self._clock)
-        if found is None:
+        inserted = self._overflow.insert(loaded, self._clock)
+        if inserted is None:
             raise ValueError(
                 f"{self._label}: {counts['unique']} distinct ids of a batch do not fit into the {self._rows} rows on "
                 f"the device ({counts['refused']} found no place in their sets, and the overflow has "
                 f"{self._overflow.rows} rows); expected about twice as many rows as distinct ids."
             )
-        places, evicted, full = found
+        places, evicted, full = inserted
         return (places + self._directory.capacity).astype(np.int32), loaded, evicted, full
 
     def reset(self, keys: np.ndarray, full: np.ndarray) -> None:
@@ -190,7 +190,7 @@ class DevicePlaces:
 def _empty(sets: int, ways: int) -> KeyDirectory:
     """An empty directory of numpy arrays."""
     shapes = jax.eval_shape(partial(init_directory, sets, ways))
-    return KeyDirectory(*(np.zeros(own.shape, own.dtype) for own in shapes))
+    return KeyDirectory(*(np.zeros(like.shape, like.dtype) for like in shapes))
 
 
 @partial(jax.jit, static_argnums=5)
@@ -209,7 +209,7 @@ def _insert(
 
 
 class Overflow:
-    """Places that any key may take, from 0 to ``rows`` - 1; a new key takes that of the one used least recently.
+    """Places that any key may take, from 0 to ``rows`` - 1; a new key takes the place that was used least recently.
 
     Args:
         rows: the number of places.

@@ -33,10 +33,12 @@ class RecordLayout:
 
     @classmethod
     def of(cls, table: Table) -> RecordLayout:
-        own = table.row_arrays
+        arrays = table.row_arrays
         like = jax.eval_shape(table.init, jax.random.key(0))
-        shapes = tuple(like[name].shape[1:] for name in own)
-        return cls(tuple(own), shapes, tuple(like[name].dtype for name in own), (*own.values(),))
+        shapes = tuple(like[name].shape[1:] for name in arrays)
+        return cls(
+            tuple(arrays), shapes, tuple(like[name].dtype for name in arrays), (*arrays.values(),)
+        )
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:

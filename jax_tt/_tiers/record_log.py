@@ -21,7 +21,7 @@ _SMALL_TOGETHER = 16
 
 
 class DamagedBlockError(Exception):
-    """The bytes of a block are not those that were written."""
+    """The bytes of a block differ from what was written."""
 
 
 class RecordLog:
@@ -144,12 +144,12 @@ class RecordLog:
 
     def take_dropped(self, among: Callable[[int], bool]) -> list[int]:
         """Numbers of some blocks that are no longer needed; their memory is not used after this call."""
-        found = [number for number in self._dropped if among(number)]
+        numbers = [number for number in self._dropped if among(number)]
         self._dropped = [number for number in self._dropped if not among(number)]
-        for number in found:
+        for number in numbers:
             self._blocks[number] = None
             self._heads.pop(number, None)
-        return found
+        return numbers
 
     def settle(self, number: int, memory: np.ndarray) -> None:
         """Uses other memory for a block, which contains the same."""
@@ -201,9 +201,9 @@ class RecordLog:
             copy_rows(records[part], targets, self._stride if checked else self._size)
             if not checked:
                 head = 8 + 8 * self.rows
-                own = block[head : head + self.rows * self._stride].reshape(self.rows, -1)
-                own = own[first : first + len(rows)]
-                own[:, self._size :].view(np.uint64)[:, 0] = checksums(own[:, : self._size])
+                written = block[head : head + self.rows * self._stride].reshape(self.rows, -1)
+                written = written[first : first + len(rows)]
+                written[:, self._size :].view(np.uint64)[:, 0] = checksums(written[:, : self._size])
             self._counts[number] += len(rows)
             self._enter(number, rows, keys[part])
             self._total += len(rows)
@@ -234,15 +234,15 @@ class RecordLog:
         return [number for block in small.tolist() for number in self._move(block)]
 
     def _move(self, number: int) -> list[int]:
-        """Drops a block and appends the records in it that are still those of their keys."""
+        """Drops a block, and appends its records that are still current."""
         keys = self._keys_of(number)
         places = np.arange(len(keys)) + number * self.rows
         kept = np.flatnonzero(self._index.find(keys) == places)
         full = []
         for part, records in self._copies(places[kept]):
-            # The checksums are those that were written, so that damage is still noticed.
-            own = addresses(records, np.arange(len(records)))
-            full += self._append(keys[kept[part]], own, checked=True)
+            # With the checksums that were written, so that damage is still noticed.
+            sources = addresses(records, np.arange(len(records)))
+            full += self._append(keys[kept[part]], sources, checked=True)
         self._total -= len(keys)
         self._counts[number] = 0
         self._dropped.append(number)
@@ -265,9 +265,9 @@ class RecordLog:
         return max(8 + (8 + self._stride) * self.rows, self._least)
 
     def _memory(self, number: int) -> np.ndarray:
-        found = self._blocks[number]
-        assert found is not None
-        return found
+        memory = self._blocks[number]
+        assert memory is not None
+        return memory
 
     def _keys_of(self, number: int) -> np.ndarray:
         head = self._head(self._memory(number), int(self._counts[number]))

@@ -23,20 +23,20 @@ def checksums(rows: np.ndarray) -> np.ndarray:
     """
     count, size = rows.shape
     whole = size - size % 4
-    found = np.full(count, _START * (size + 1) % 2**64 | 1, np.uint64)
+    sums = np.full(count, _START * (size + 1) % 2**64 | 1, np.uint64)
     factors = _factors(-(-size // 4))
     native = ffi.load("cpu")
     if native is not None:
-        native.add_checksums(rows, factors, found)
-        return found
+        native.add_checksums(rows, factors, sums)
+        return sums
     if whole:
         words = rows[:, :whole].view(np.uint32)
-        found += np.einsum("ij,j->i", words, factors[: whole // 4], dtype=np.uint64, casting="safe")
+        sums += np.einsum("ij,j->i", words, factors[: whole // 4], dtype=np.uint64, casting="safe")
     if size % 4:
         rest = np.zeros((count, 4), np.uint8)
         rest[:, : size % 4] = rows[:, whole:]
-        found += rest.view(np.uint32)[:, 0] * factors[-1]
-    return found
+        sums += rest.view(np.uint32)[:, 0] * factors[-1]
+    return sums
 
 
 def checksum(data: bytes | np.ndarray) -> int:

@@ -15,8 +15,8 @@ from jax_tt._tiers.disk import StoreError
 def to_bytes(arrays: Mapping[str, Mapping[str, Any]], other: bytes) -> bytes:
     """The arrays, and other bytes behind them."""
     described, parts = [], []
-    for table, own in arrays.items():
-        for name, value in own.items():
+    for table, by_name in arrays.items():
+        for name, value in by_name.items():
             array = np.asarray(value)
             described.append((table, name, array.dtype.name, array.shape))
             parts.append(array.tobytes())
@@ -27,13 +27,13 @@ def to_bytes(arrays: Mapping[str, Mapping[str, Any]], other: bytes) -> bytes:
 def from_bytes(data: bytes) -> tuple[dict[str, dict[str, np.ndarray]], bytes]:
     """The inverse of `to_bytes`."""
     start = 8 + int.from_bytes(data[:8], "little")
-    found: dict[str, dict[str, np.ndarray]] = {}
+    arrays: dict[str, dict[str, np.ndarray]] = {}
     for table, name, dtype, shape in json.loads(data[8:start]):
         count, kind = int(np.prod(shape)), jnp.dtype(dtype)
         array = np.frombuffer(data, kind, count, start).reshape(shape)
-        found.setdefault(table, {})[name] = array
+        arrays.setdefault(table, {})[name] = array
         start += array.nbytes
-    return found, data[start:]
+    return arrays, data[start:]
 
 
 def check_like(
@@ -54,6 +54,6 @@ def check_like(
 def _described(arrays: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], str]:
     return {
         (table, name): f"{jnp.result_type(x)} of shape {jnp.shape(x)}"
-        for table, own in arrays.items()
-        for name, x in own.items()
+        for table, by_name in arrays.items()
+        for name, x in by_name.items()
     }

@@ -74,11 +74,11 @@ class StoreIndex:
         if checksum(rest) != expected:
             raise DamagedIndexError("its index does not have its checksum")
         size = int.from_bytes(rest[:8], "little")
-        found, saved = json.loads(rest[8 : 8 + size]), rest[8 + size :]
-        if found["about"] != self.about:
-            return Committed([], {}, None, found["about"])
-        blocks = [tuple(block) for block in found["blocks"]]
-        return Committed(blocks, found["ends"], saved if found["saved"] else None)
+        about, saved = json.loads(rest[8 : 8 + size]), rest[8 + size :]
+        if about["about"] != self.about:
+            return Committed([], {}, None, about["about"])
+        blocks = [tuple(block) for block in about["blocks"]]
+        return Committed(blocks, about["ends"], saved if about["saved"] else None)
 
     def write(self, blocks: Sequence[Block], ends: dict[str, int], saved: bytes | None) -> None:
         """Replaces the file; whatever happens, it is the old one or the new one.
@@ -86,8 +86,8 @@ class StoreIndex:
         Raises:
             OSError: the file cannot be written.
         """
-        found = {"about": self.about, "blocks": blocks, "ends": ends, "saved": saved is not None}
-        described = json.dumps(found).encode()
+        about = {"about": self.about, "blocks": blocks, "ends": ends, "saved": saved is not None}
+        described = json.dumps(about).encode()
         rest = len(described).to_bytes(8, "little") + described + (saved or b"")
         new = self._path / "index.new"
         try:

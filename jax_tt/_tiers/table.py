@@ -152,7 +152,7 @@ class _Leaving:
 
     @property
     def grows(self) -> int:
-        """How many rows more are in host memory afterwards."""
+        """How many more rows host memory holds afterwards."""
         return int(self.plan.full.sum()) - len(self.in_memory)
 
 
@@ -192,9 +192,9 @@ class TieredRows:
         self._totals = dict.fromkeys(TierStatistics._fields[:-2], 0)
 
     def fetch(self, number: int, plan: Exchanged, most: int) -> tuple[jax.Array, list[jax.Array]]:
-        """Slots and entries of the rows that come, padded; `load` adds those that are still on the device.
+        """Fetches the rows that come: their slots and entries, padded. `load` adds rows that are still on the device.
 
-        At most so many batches are left waiting of which the rows have left the device.
+        Rows that left the device with the last ``most`` batches may wait; older ones go to host memory first.
 
         Raises:
             StoreError: there is no disk, and the rows that leave with the plan do not fit into host memory.
@@ -202,9 +202,9 @@ class TieredRows:
         self._absorb(most)
         size = rounded_up(len(plan.slots), _FEWEST)
         returned, here = self._returned(plan.loaded, size)
-        found = self._host.get(plan.loaded, size)
-        in_memory, on_disk = found.in_memory | here, found.on_disk & ~here
-        entries, missing = found.entries, ~(in_memory | on_disk)
+        stored = self._host.get(plan.loaded, size)
+        in_memory, on_disk = stored.in_memory | here, stored.on_disk & ~here
+        entries, missing = stored.entries, ~(in_memory | on_disk)
         new = np.flatnonzero(missing)
         if len(new):
             self._write_initial(plan.loaded, missing, entries[0])
@@ -212,7 +212,9 @@ class TieredRows:
                 array[new] = value
         counts = int(in_memory.sum()), int(on_disk.sum()), len(new)
         leaving = _Leaving(plan, plan.loaded[in_memory], counts, returned)
-        needed = len(self._host) + leaving.grows + sum(own.grows for own in self._leaving.values())
+        needed = (
+            len(self._host) + leaving.grows + sum(other.grows for other in self._leaving.values())
+        )
         if not self._has_disk and needed > self._host.rows:
             raise StoreError(full(self._name, self._host.rows))
         self._leaving[number] = leaving
@@ -223,11 +225,11 @@ class TieredRows:
     def load(
         self, number: int, state: Mapping[str, Any], slots: jax.Array, entries: list[jax.Array]
     ) -> dict[str, Any]:
-        """The arrays of the table with the rows of a batch, which `fetch` returned, and notes that it has them."""
-        own, after = self._leaving[number], dict(state)
-        plan, old = own.plan, []
+        """Puts the rows of a batch, which `fetch` returned, into the arrays of the table; returns these."""
+        leaving, after = self._leaving[number], dict(state)
+        plan, old = leaving.plan, []
         if len(plan.loaded):
-            for back in own.returned:
+            for back in leaving.returned:
                 assert back.left.entries is not None
                 entries, _ = _exchanged(
                     entries, _gathered(back.left.entries, back.sources), back.targets
@@ -237,13 +239,13 @@ class TieredRows:
             after |= zip(names, arrays, strict=True)
         self._keys[plan.slots], self._full[plan.slots] = plan.loaded, True
         self._changed[plan.requested] = True
-        own.entries, own.returned = old, []
+        leaving.entries, leaving.returned = old, []
         counts = plan.counts
         more = (
             counts["requests"],
             counts["hits"],
             counts["inserted"],
-            *own.counts,
+            *leaving.counts,
             counts["evicted"],
         )
         self._totals = {
@@ -252,15 +254,15 @@ class TieredRows:
         return after
 
     def forget_staged(self, loaded: int) -> None:
-        """Returns to what is on the device, without the batches from this number on."""
-        self._leaving = {k: own for k, own in self._leaving.items() if k < loaded}
+        """Forgets the batches from this number on, which were fetched but not loaded."""
+        self._leaving = {k: leaving for k, leaving in self._leaving.items() if k < loaded}
         self._left_with = KeyIndex()
-        for number, own in sorted(self._leaving.items()):
-            self._note_left(number, own.plan)
+        for number, leaving in sorted(self._leaving.items()):
+            self._note_left(number, leaving.plan)
         self.places.reset(self._keys, self._full)
 
     def flush(self, state: Any) -> None:
-        """Writes all rows to disk whose last value is not there."""
+        """Writes all rows to disk whose last value is not there yet."""
         self._absorb(0)
         self._host.flush()
         slots = np.flatnonzero(self._changed & self._full)
@@ -271,30 +273,30 @@ class TieredRows:
         self._changed[:] = False
 
     def read(self, state: Any, keys: np.ndarray) -> np.ndarray:
-        """Rows of keys, wherever they are."""
+        """Reads rows of keys, wherever they are."""
         distinct, inverse = np.unique(keys, return_inverse=True)
         return self.entries(state, distinct, self.layout.names[:1])[0][inverse]
 
     def keys(self) -> np.ndarray:
-        """All keys that have a row, wherever it is, in ascending order."""
+        """Returns all keys that have a row, wherever it is, in ascending order."""
         self._absorb(0)
         return np.unique(np.concatenate([self._host.keys(), self._keys[self._full]]))
 
     def entries(self, state: Any, keys: np.ndarray, names: tuple[str, ...]) -> list[np.ndarray]:
-        """Entries of the first arrays of keys in ascending order; initial rows where there is none."""
+        """Reads entries of the first arrays for keys in ascending order; initial rows for keys without a row."""
         self._absorb(0)
-        found = self._host.get(keys, len(keys))
-        arrays = found.entries[: len(names)]
-        self._write_initial(keys, found.missing, arrays[0])
+        stored = self._host.get(keys, len(keys))
+        arrays = stored.entries[: len(names)]
+        self._write_initial(keys, stored.missing, arrays[0])
         for array, value in zip(arrays[1:], self.layout.initial[1:], strict=False):
-            array[found.missing] = value
+            array[stored.missing] = value
         slots = np.flatnonzero(self._full)
         places = np.searchsorted(keys, self._keys[slots])
         inside = places < len(keys)
         slots, places = slots[inside], places[inside]
         here = keys[places] == self._keys[slots]
-        for array, own in zip(arrays, self._entries(state, names, slots[here]), strict=True):
-            array[places[here]] = own
+        for array, on_device in zip(arrays, self._entries(state, names, slots[here]), strict=True):
+            array[places[here]] = on_device
         return arrays
 
     def put(self, keys: np.ndarray, entries: list[np.ndarray]) -> None:
@@ -312,18 +314,18 @@ class TieredRows:
         """Makes room for this number of rows in host memory."""
         if as_positive("rows", rows) < self._host.rows:
             raise ValueError(
-                f"rows: got {rows}; expected at least {self._host.rows}, those of tiers[{self._name!r}] in host memory."
+                f"rows: got {rows}; expected at least {self._host.rows}, the host_rows of tiers[{self._name!r}]."
             )
         self._host.grow(rows)
 
     def _absorb(self, most: int) -> None:
-        """Moves rows that left the device to host memory, without a wait for those of the last ``most`` batches."""
-        loaded = [k for k, own in sorted(self._leaving.items()) if own.entries is not None]
+        """Moves rows that left the device to host memory; does not wait for rows of the last ``most`` batches."""
+        loaded = [k for k, leaving in sorted(self._leaving.items()) if leaving.entries is not None]
         for place, number in enumerate(loaded):
-            own = self._leaving[number]
-            if place >= len(loaded) - most and not own.ready:
+            leaving = self._leaving[number]
+            if place >= len(loaded) - most and not leaving.ready:
                 break
-            self._absorb_one(number, own.plan, own.entries or [])
+            self._absorb_one(number, leaving.plan, leaving.entries or [])
 
     def _absorb_one(self, number: int, plan: Exchanged, entries: list[jax.Array]) -> None:
         self._host.erase(self._leaving[number].in_memory)
@@ -342,41 +344,48 @@ class TieredRows:
     def _returned(self, keys: np.ndarray, size: int) -> tuple[list[_Returned], np.ndarray]:
         """The rows of keys that are on their way to host memory, and which keys these are."""
         numbers = self._left_with.find(keys)
-        found = []
+        returned = []
         for number in np.unique(numbers[numbers >= 0]).tolist():
             left, targets = self._leaving[number], np.flatnonzero(numbers == number)
             rows = np.flatnonzero(left.plan.full)
             order = np.argsort(left.plan.evicted[rows])
             places = np.searchsorted(left.plan.evicted[rows], keys[targets], sorter=order)
             count = rounded_up(len(targets), _FEWEST)
-            found.append(
+            returned.append(
                 _Returned(
                     left,
                     _padded(rows[order[places]], count, 0),
                     _padded(targets, count, size),
                 )
             )
-        return found, numbers >= 0
+        return returned, numbers >= 0
 
     def _entries(self, state: Any, names: tuple[str, ...], slots: np.ndarray) -> list[np.ndarray]:
-        """The entries of these slots on the device, of which no others are transferred."""
+        """Reads the entries of these slots on the device, without a transfer of others."""
         wanted = _padded(slots, rounded_up(len(slots), _FEWEST), 0)
-        found = _gathered([state[name] for name in names], wanted)
-        return [np.asarray(array)[: len(slots)] for array in found]
+        gathered = _gathered([state[name] for name in names], wanted)
+        return [np.asarray(array)[: len(slots)] for array in gathered]
 
     def _write_initial(self, keys: np.ndarray, wanted: np.ndarray, rows: np.ndarray) -> None:
         """Sets the first of ``rows`` to the initial rows of the keys that are wanted."""
         native = ffi.load("cpu")
         if native is None:
             words, present = padded(keys[wanted], _FEWEST)
-            found = _initial(self._initial, self._seed, words, self.features)
-            rows[: len(keys)][wanted] = np.asarray(found)[present].astype(rows.dtype)
+            drawn = _initial(self._initial, self._seed, words, self.features)
+            rows[: len(keys)][wanted] = np.asarray(drawn)[present].astype(rows.dtype)
             return
-        own, type_of = self._initial, rows.dtype.name
+        initial, type_of = self._initial, rows.dtype.name
         flat = rows[: len(keys)].view(np.uint8)
         words = to_words(keys)
         native.hash_initial_here(
-            self._seed, own.quantiles, own.factor, own.signed, words, wanted, type_of, flat
+            self._seed,
+            initial.quantiles,
+            initial.factor,
+            initial.signed,
+            words,
+            wanted,
+            type_of,
+            flat,
         )
 
 

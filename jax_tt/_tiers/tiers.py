@@ -31,7 +31,7 @@ class Staged(NamedTuple):
     Attributes:
         batch: of the collection, with the slots of the rows in place of ids.
         other: what a dict had beside the features, such as labels, unchanged.
-        number: of the batch, from 0. Those of batches that are dropped are not used again.
+        number: of the batch, from 0. Numbers of dropped batches are not used again.
         exchanges: slots and new entries by table.
 
     >>> import jax_tt, numpy as np
@@ -144,7 +144,7 @@ class Tiers:
         self.seconds_waited = 0.0
 
     def prefetch(self, batches: Iterable[Any]) -> Iterator[Staged]:
-        """The batches in their order, each as soon as its rows are ready.
+        """Yields the batches in their order, each as soon as its rows are ready.
 
         Every one must be given to `load` before the next one is asked for. If the iteration ends early, batches that
         were prepared ahead are dropped.
@@ -180,10 +180,10 @@ class Tiers:
                 self._end()
 
     def load(self, state: States, staged: Staged) -> dict[str, dict[str, Any]]:
-        """The state with the rows of a batch on the device. Its tables are donated.
+        """Puts the rows of a batch on the device, and returns the state. Its tables are donated.
 
         Args:
-            state: arrays by table and name; those of the collection as the step before left them.
+            state: arrays of the collection by table and name, as the step before left them.
             staged: of `prefetch`, in that order.
 
         Raises:
@@ -194,7 +194,7 @@ class Tiers:
                 f"staged: got batch {staged.number}; expected {self._loaded}: every batch once, in the order of "
                 "prefetch, and before its iteration ends."
             )
-        after = {name: dict(own) for name, own in state.items()}
+        after = {name: dict(arrays) for name, arrays in state.items()}
         for name, (slots, entries) in staged.exchanges.items():
             after[name] = self._rows[name].load(staged.number, after[name], slots, entries)
         self._loaded += 1
@@ -203,44 +203,44 @@ class Tiers:
     def save(self, state: States, other: bytes = b"") -> None:
         """Writes all rows and the rest of the state to disk, as one transaction.
 
-        A process that dies later goes on from here: see `restored`.
+        A process that dies later goes on from here: see `restore`.
 
         Args:
             state: the arrays after a step.
-            other: what belongs to this state, such as the serialised parameters of the rest of the model. The file
+            other: bytes that belong to this state, such as the serialised parameters of the rest of the model. The file
                 keeps the room of the previous ones for what is written later.
         """
         disk = self._needs_disk("save")
         with self._stores:
-            for name, own in self._rows.items():
-                own.flush(state[name])
+            for name, rows in self._rows.items():
+                rows.flush(state[name])
             disk.commit(saved_arrays.to_bytes(jax.device_get(self._rest(state)), other))
 
-    def restored(self, state: States) -> tuple[dict[str, dict[str, Any]], bytes] | None:
-        """What was saved last, or None: a state with no rows on the device, and the other bytes.
+    def restore(self, state: States) -> tuple[dict[str, dict[str, Any]], bytes] | None:
+        """Reads what was saved last: a state with no rows on the device, and the other bytes; None if there is none.
 
         Args:
             state: an initial state of the collection.
 
         Raises:
             RuntimeError: batches have been prefetched before.
-            StoreError: there is no tier on disk, it cannot be read, or its arrays are not those of this collection; the
+            StoreError: there is no tier on disk, it cannot be read, or its arrays do not fit this collection; the
                 message has both shapes.
         """
-        disk = self._needs_disk("restored")
-        self._require_unused("restored")
+        disk = self._needs_disk("restore")
+        self._require_unused("restore")
         data = disk.saved()
         if data is None:
             return None
         rest, other = saved_arrays.from_bytes(data)
         saved_arrays.check_like(rest, self._rest(state), str(disk.path))
         return {
-            name: {**own, **{k: jnp.asarray(v) for k, v in rest.get(name, {}).items()}}
-            for name, own in state.items()
+            name: {**arrays, **{k: jnp.asarray(v) for k, v in rest.get(name, {}).items()}}
+            for name, arrays in state.items()
         }, other
 
     def read(self, state: States, table: str, ids: Any) -> np.ndarray:
-        """Rows of any ids, wherever they are; initial rows for ids that were never trained.
+        """Reads rows of any ids, wherever they are; initial rows for ids that were never trained.
 
         Args:
             state: the arrays after a step.
@@ -305,13 +305,13 @@ class Tiers:
 
         Raises:
             RuntimeError: batches have been prefetched before.
-            FileError: the dump is missing, incomplete, damaged or that of another kind of table.
+            FileError: the dump is missing, incomplete, damaged, or of another kind of table.
             StoreError: host memory is full and there is no disk, or the disk is full.
         """
         self._require_unused("load_dump")
         with self._stores:
             rest = load_tier(self._rows[table], state[table], path, progress)
-        after = {name: dict(own) for name, own in state.items()}
+        after = {name: dict(arrays) for name, arrays in state.items()}
         after[table] |= {
             name: jnp.asarray(rest[name])
             for name, array in state[table].items()
@@ -329,9 +329,9 @@ class Tiers:
             self._rows[table].grow_host(rows)
 
     def statistics(self) -> dict[str, TierStatistics]:
-        """Totals by table so far."""
+        """Returns totals by table so far."""
         with self._stores:
-            return {name: own.statistics() for name, own in self._rows.items()}
+            return {name: rows.statistics() for name, rows in self._rows.items()}
 
     def close(self) -> None:
         """Ends the threads, and closes the tier on disk without saving."""
@@ -348,10 +348,10 @@ class Tiers:
         self.close()
 
     def _rest(self, state: States) -> dict[str, dict[str, Any]]:
-        """The arrays that do not belong to rows with tiers."""
+        """The arrays that have no entry for every row of a table with tiers."""
         return {
-            name: {array: value for array, value in own.items() if array not in names}
-            for name, own in state.items()
+            name: {array: value for array, value in arrays.items() if array not in names}
+            for name, arrays in state.items()
             for names in [self._rows[name].layout.names if name in self._rows else ()]
         }
 
@@ -391,13 +391,13 @@ class Tiers:
         number, self._staged = self._staged, self._staged + 1
         slots: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         plans = {}
-        for name, own in self._rows.items():
+        for name, rows in self._rows.items():
             features = [feature for feature, table in self._features.items() if table == name]
-            found = [keys_of(f, values[f], own.tier.num_embeddings) for f in features]
-            keys, present = (np.concatenate(parts) for parts in zip(*found, strict=True))
-            placed, plans[name] = own.places.place(keys, present)
-            parts = apart(placed, [len(part) for part, _ in found])
-            pairs = zip(parts, (here for _, here in found), strict=True)
+            parts_of = [keys_of(f, values[f], rows.tier.num_embeddings) for f in features]
+            keys, present = (np.concatenate(parts) for parts in zip(*parts_of, strict=True))
+            placed, plans[name] = rows.places.place(keys, present)
+            parts = apart(placed, [len(part) for part, _ in parts_of])
+            pairs = zip(parts, (here for _, here in parts_of), strict=True)
             slots |= zip(features, pairs, strict=True)
         return _Placed(with_slots(values, slots), other, number, plans)
 
@@ -405,21 +405,21 @@ class Tiers:
         """Fetches the rows that come with a batch."""
         batch, other, number, plans = placed
         exchanges = {}
-        for name, own in self._rows.items():
+        for name, rows in self._rows.items():
             with self._stores:
-                exchanges[name] = own.fetch(number, plans[name], self._depth)
+                exchanges[name] = rows.fetch(number, plans[name], self._depth)
         return Staged(batch, other, number, exchanges)
 
     def _forget_what_was_not_loaded(self) -> None:
         if self._staged > self._loaded:
-            for own in self._rows.values():
-                own.forget_staged(self._loaded)
+            for rows in self._rows.values():
+                rows.forget_staged(self._loaded)
             # Numbers are not used again, so that `load` refuses the batches that were dropped.
             self._loaded = self._staged
 
 
 def _checked(collection: Any, tiers: Any) -> dict[str, Table]:
-    """The tables with tiers."""
+    """Checks the arguments of `Tiers`; returns the tables with tiers."""
     if not isinstance(collection, Collection):
         raise TypeError(
             f"collection: got a {type(collection).__name__}; expected a jax_tt.Collection."
@@ -428,7 +428,7 @@ def _checked(collection: Any, tiers: Any) -> dict[str, Table]:
         raise TypeError(
             f"tiers: got {tiers!r}; expected a dict from tables to Tier, e.g. {{'item': jax_tt.Tier(host_rows=10**6)}}."
         )
-    found = {}
+    tables = {}
     for name, tier in tiers.items():
         table = collection.tables.get(name)
         if table is None:
@@ -440,5 +440,5 @@ def _checked(collection: Any, tiers: Any) -> dict[str, Table]:
                 f"tiers[{name!r}]: got a {type(tier).__name__}; expected a jax_tt.Tier."
             )
         tier.check(name, table)
-        found[name] = table
-    return found
+        tables[name] = table
+    return tables

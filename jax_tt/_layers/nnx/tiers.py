@@ -76,7 +76,7 @@ class LayerTiers:
 
     def restore(self) -> bytes | None:
         """Sets the layer to what was saved last, and returns the other bytes; None if nothing was saved."""
-        found = self._tiers.restored(self._embed.arrays())
+        found = self._tiers.restore(self._embed.arrays())
         if found is None:
             return None
         state, other = found

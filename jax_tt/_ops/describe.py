@@ -23,7 +23,7 @@ from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._sets.admission import Admission
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.initial_rows import default_embedding_init
-from jax_tt._table.options import Update, check_static
+from jax_tt._table.options import Update
 from jax_tt._table.table import Table
 from jax_tt._tt.initial_cores import CoreInit, GivenCores
 from jax_tt._tt.shape import TTShape
@@ -299,19 +299,6 @@ def _check_smaller(shape: TTShape) -> None:
             f"{dense:,}; expected lower ranks, e.g. tt_ranks=32. A table without compression is an Embed, EmbedBag or "
             f"dense_table. (Only up to {_SMALL:,} entries of the dense table, any ranks are accepted.)"
         )
-
-
-def described_update(
-    optimizer: Optimizer | None,
-    skip_nonfinite: bool,
-    stochastic_rounding: bool,
-    max_gradient: float | None,
-) -> Update | None:
-    """The update of a layer, whose optimizer is static."""
-    update = update_of(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
-    if update is not None:
-        check_static("optimizer", update.optimizer)
-    return update
 
 
 def update_of(

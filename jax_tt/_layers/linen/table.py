@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jax_tt._ids.bags import Bags
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._kinds.cached.names import COLLECTION as ROW_CACHE
 from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
+from jax_tt._layers.arguments import described
 from jax_tt._layers.call import attended, check_value, for_evaluation, step_inputs
 from jax_tt._layers.variables import FusedParam
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
@@ -26,6 +28,7 @@ from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
+from jax_tt.optimizers import Optimizer
 
 COUNT = "count"
 # So that `nnx.bridge.ToNNX` makes variables that `FusedOptimizer` overwrites. What else is in the collection, such as
@@ -46,13 +49,18 @@ class TableModule(ChecksKeywords, nn.Module):
         raise NotImplementedError
 
     def setup(self) -> None:
-        self.described, self.options = self._described("/".join(self.path)), self._describe()[1]
+        table, self.options = self._describe()
+        self.described = self._named(table, "/".join(self.path))
         self.state = self._declare()
 
     @nn.nowrap
     def _described(self, path: str = "") -> Table:
+        """The table of the layer at a path of the model."""
+        return self._named(self._describe()[0], path)
+
+    @nn.nowrap
+    def _named(self, table: Table, path: str) -> Table:
         """The table, whose name in error messages is, by default, its path in the model."""
-        table, _ = self._describe()
         sizes = f"{table.num_embeddings}, {table.features}"
         default = path or f"{type(self).__name__}({sizes})"
         return table if table.name is not None else table.with_name(default)
@@ -68,8 +76,9 @@ class TableModule(ChecksKeywords, nn.Module):
 
     @nn.nowrap
     def _host_batch(self, ids: Any, pooled: bool, **options: Any) -> Any:
-        lookup = self._describe()[1]
-        return host_batch(self._described(), ids, pooled=pooled, bounds=lookup.bounds, **options)
+        table, lookup = self._describe()
+        table = self._named(table, "")
+        return host_batch(table, ids, pooled=pooled, bounds=lookup.bounds, **options)
 
     @nn.nowrap
     def _box(self, init: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,6 +251,40 @@ class EmbedBagModule(TableModule):
     def host_batch(self, ids: Any, *, capacity: int | None = None, sharding: Any = None) -> Any:
         """The bags as a compiled step takes them; see `jax_tt.TableEmbedBag.host_batch`. It needs no variables."""
         return self._host_batch(ids, True, capacity=capacity, sharding=sharding)
+
+
+class Sizes(TableModule):
+    """The attributes that may be given by position."""
+
+    num_embeddings: int
+    features: int
+
+
+class FactoryModule(Sizes, kw_only=True):
+    """A layer that is constructed from the arguments of a factory, of `Lookup` and of its own.
+
+    Attributes:
+        _factory: describes the table.
+    """
+
+    _factory: ClassVar[Callable[..., Table]]
+    bounds: str = "warn"
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: jax.lax.PrecisionLike = None
+    optimizer: Optimizer | None = None
+    skip_nonfinite: bool = False
+    stochastic_rounding: bool = True
+    max_gradient: float | None = None
+    axis_name: Any = None
+    method: str = "auto"
+
+    @nn.nowrap
+    def _describe(self) -> tuple[Table, Lookup]:
+        names = {field.name for field in dataclasses.fields(self)} - {"name", "parent"}
+        given = {name: getattr(self, name) for name in names}
+        table, lookup, _ = described(type(self)._factory, given)
+        return table, lookup
 
 
 class AnyTable(TableModule):

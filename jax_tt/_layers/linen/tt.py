@@ -6,60 +6,30 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen import dtypes
 
 from jax_tt._ids.id_order import IdOrder
-from jax_tt._layers.linen.table import EmbedBagModule, EmbedModule, TableModule
+from jax_tt._layers.linen.table import EmbedBagModule, EmbedModule, FactoryModule
 from jax_tt._layers.pretrained import TTFromPretrained
-from jax_tt._ops.describe import described_tt, described_update, table_shape
+from jax_tt._ops.describe import tt_table
 from jax_tt._sets.row_cache import RowCache
-from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt._tt.initial_cores import CoreInit
 from jax_tt._tt.shape import TTShape
-from jax_tt.optimizers import Optimizer
 
 
-class TTLayer(TTFromPretrained, TableModule):
-    """Attributes shared by `TTEmbed` and `TTEmbedBag`."""
+class TTLayer(TTFromPretrained, FactoryModule, kw_only=True):
+    """What `TTEmbed` and `TTEmbedBag` share."""
 
-    num_embeddings: int
-    features: int
+    _factory = staticmethod(tt_table)
     tt_ranks: int | Sequence[int] = 32
     row_factors: Sequence[int] | None = None
     col_factors: Sequence[int] | None = None
-    bounds: str = "warn"
-    dtype: Any = None
-    param_dtype: Any = jnp.float32
     core_init: CoreInit = "approx-normal"
     core_partitioning: Callable[..., Any] | None = None
-    optimizer: Optimizer | None = None
     cache: RowCache | None = None
     id_order: IdOrder | None = None
-    skip_nonfinite: bool = False
-    stochastic_rounding: bool = True
-    max_gradient: float | None = None
-    axis_name: Any = None
-    method: str = "auto"
-    precision: jax.lax.PrecisionLike = None
-
-    @nn.nowrap
-    def _describe(self) -> tuple[Table, Lookup]:
-        update = described_update(
-            self.optimizer, self.skip_nonfinite, self.stochastic_rounding, self.max_gradient
-        )
-        table = described_tt(
-            self._shape(),
-            self.cache,
-            self.id_order,
-            param_dtype=self.param_dtype,
-            core_init=self.core_init,
-            update=update,
-        )
-        options = self.bounds, self.dtype, self.precision, self.method, self.axis_name
-        return table, Lookup(getattr(self, "combiner", "sum"), *options)
 
     @nn.nowrap
     def _rebuilt(self, before: Table, after: Table) -> Any:
@@ -74,19 +44,14 @@ class TTLayer(TTFromPretrained, TableModule):
         )
 
     @nn.nowrap
-    def _shape(self) -> TTShape:
-        return table_shape(
-            self.num_embeddings, self.features, self.tt_ranks, self.row_factors, self.col_factors
-        )
-
-    @nn.nowrap
     def _box(self, init: Callable[..., Any]) -> Callable[..., Any]:
         return init if self.core_partitioning is None else self.core_partitioning(init)
 
     @property
     def tt_shape(self) -> TTShape:
         """Sizes of the tensor train."""
-        return self._shape()
+        train: Any = self._described().innermost
+        return train.shape
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
@@ -94,7 +59,7 @@ class TTLayer(TTFromPretrained, TableModule):
         return self.described.innermost.params(self.state)
 
 
-class TTEmbed(TTLayer, EmbedModule):
+class TTEmbed(TTLayer, EmbedModule, kw_only=True):
     """Embedding table stored as a tensor train; a drop-in for ``nn.Embed``.
 
     A table of ``num_embeddings`` rows and ``features`` columns is stored as ``d`` small cores of
@@ -126,10 +91,6 @@ class TTEmbed(TTLayer, EmbedModule):
         promote_dtype: as in ``nn.Embed``; called with ``rows`` by ``__call__`` and with
             ``query, *cores`` by ``attend``.
 
-    Raises:
-        ValueError, TypeError: in ``init`` or ``apply``: an attribute does not fit; the message
-            names it and the fix.
-
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import jax_tt.linen
@@ -147,7 +108,7 @@ class TTEmbed(TTLayer, EmbedModule):
     promote_dtype: Callable[..., Any] = dtypes.promote_dtype
 
 
-class TTEmbedBag(TTLayer, EmbedBagModule):
+class TTEmbedBag(TTLayer, EmbedBagModule, kw_only=True):
     """Pooled embeddings: one vector per bag of ids, from a table stored as a tensor train.
 
     Attributes:
@@ -155,10 +116,6 @@ class TTEmbedBag(TTLayer, EmbedBagModule):
             core_init, core_partitioning, optimizer, cache, id_order, skip_nonfinite,
             stochastic_rounding, max_gradient, axis_name, method, precision: as in `TTEmbed`.
         combiner: ``"sum"``, ``"mean"``, ``"mean_count"``, ``"sqrtn"`` or ``"max"``, as in `jax_tt.TTEmbedBag`.
-
-    Raises:
-        ValueError, TypeError: in ``init`` or ``apply``: an attribute does not fit; the message
-            names it and the fix.
 
     Example:
         >>> import flax.linen as nn, jax, jax.numpy as jnp, optax

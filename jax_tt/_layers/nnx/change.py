@@ -13,8 +13,7 @@ from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._layers import change as _change
 from jax_tt._layers.nnx.cache import CachedModule
-from jax_tt._layers.nnx.module import read_state, variable_type
-from jax_tt._layers.options import check_rngs
+from jax_tt._layers.nnx.module import check_rngs, read_state, variable_type
 from jax_tt._layers.variables import IdOrderState
 from jax_tt._ops.change_tables import grow_table, reorder_table
 from jax_tt._sets.row_cache import RowCache

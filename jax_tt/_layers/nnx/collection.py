@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,13 +32,13 @@ from jax_tt._layers.guard import refuse_gradient
 from jax_tt._layers.nnx.module import (
     DEFAULT,
     begin_call,
+    check_rngs,
     finish_call,
-    hoisted_update,
+    hoisted_optimizer,
     read_state,
     write_state,
 )
 from jax_tt._layers.nnx.table import TableEmbed
-from jax_tt._layers.options import check_rngs
 from jax_tt._layers.variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
 from jax_tt._lookup.shared import FLAGS, init_flags, is_shared
 from jax_tt._ops.inserting import Inserted
@@ -392,10 +393,8 @@ def _hoisted(tables: Any) -> tuple[Any, dict[str, dict[str, nnx.Variable[Any]]]]
             return tables, {}
         old = table.update
         if old is not None:
-            update, variables[name] = hoisted_update(
-                old.optimizer, old.skip_nonfinite, old.stochastic_rounding, old.max_gradient
-            )
-            static[name] = table.with_update(update)
+            optimizer, variables[name] = hoisted_optimizer(old.optimizer)
+            static[name] = table.with_update(dataclasses.replace(old, optimizer=optimizer))
     return static, variables
 
 

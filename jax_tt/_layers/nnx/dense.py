@@ -2,65 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 
-from jax_tt._kinds.dense.table import DenseTable
-from jax_tt._layers.nnx.hash import HashedModule
-from jax_tt._layers.nnx.module import hoisted_update
+from jax_tt._layers.nnx.arguments import FactoryModule, with_signature
 from jax_tt._layers.nnx.table import TableEmbed, TableEmbedBag
-from jax_tt._layers.options import bags_of
 from jax_tt._layers.pretrained import DenseFromPretrained
-from jax_tt._table.initial_rows import default_embedding_init
-from jax_tt._table.options import Lookup
-from jax_tt.optimizers import Optimizer
+from jax_tt._ops.describe import dense_table
 
 
-class DenseLayer(DenseFromPretrained, HashedModule):
-    """The constructor shared by `Embed` and `EmbedBag`."""
+class DenseLayer(DenseFromPretrained, FactoryModule):
+    """What `Embed` and `EmbedBag` share."""
 
+    _factory = staticmethod(dense_table)
+    _metadata_argument = "embedding_metadata"
     embedding: nnx.Variable[Any]
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        features: int,
-        *,
-        bounds: str = "warn",
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-        promote_dtype: Callable[..., Any] | None = None,
-        embedding_init: Callable[..., Any] = default_embedding_init,
-        optimizer: Optimizer | None = None,
-        skip_nonfinite: bool = False,
-        stochastic_rounding: bool = True,
-        max_gradient: float | None = None,
-        axis_name: Any = None,
-        method: str = "auto",
-        name: str | None = None,
-        rngs: nnx.Rngs,
-        embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        update, variables = hoisted_update(
-            optimizer, skip_nonfinite, stochastic_rounding, max_gradient
-        )
-        table = DenseTable(
-            num_embeddings, features, param_dtype, update, name, embedding_init=embedding_init
-        )
-        super().__init__(
-            table,
-            Lookup("sum", bounds, dtype, None, method, axis_name),
-            rngs=rngs,
-            metadata=embedding_metadata,
-            hyperparameters=variables,
-            **({} if promote_dtype is None else {"promote_dtype": promote_dtype}),
-        )
 
-
+@with_signature
 class EmbedBag(DenseLayer, TableEmbedBag):
     """Pooled embeddings from a dense table: ``nnx.Embed`` for bags.
 
@@ -71,14 +31,11 @@ class EmbedBag(DenseLayer, TableEmbedBag):
         num_embeddings: number of rows, N.
         features: number of columns, D.
         combiner: ``"sum"``, ``"mean"``, ``"mean_count"``, ``"sqrtn"`` or ``"max"``, as in `TTEmbedBag`.
-        bounds, dtype, param_dtype, optimizer, skip_nonfinite, stochastic_rounding,
-            max_gradient, axis_name, method, name, rngs: as in `TTEmbed`.
+        bounds, dtype, param_dtype, precision, optimizer, skip_nonfinite, stochastic_rounding, max_gradient, axis_name,
+            method, name, rngs: as in `TTEmbed`.
         embedding_init: initialiser ``(key, shape, dtype) -> table`` (default: that of
             ``nnx.Embed``); may be wrapped in ``nnx.with_partitioning``.
         embedding_metadata: metadata for the table's variable, and for slots of its shape.
-
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
 
     Example:
         >>> import jax_tt
@@ -88,14 +45,8 @@ class EmbedBag(DenseLayer, TableEmbedBag):
         (3, 16)
     """
 
-    @bags_of(DenseLayer.__init__)
-    def __init__(
-        self, num_embeddings: int, features: int, *, combiner: str = "sum", **options: Any
-    ) -> None:
-        super().__init__(num_embeddings, features, **options)
-        self.combiner = combiner
 
-
+@with_signature
 class Embed(DenseLayer, TableEmbed):
     """Rows of a dense table: ``nnx.Embed`` with checked ids and an optional fused update.
 
@@ -105,14 +56,9 @@ class Embed(DenseLayer, TableEmbed):
     Args:
         num_embeddings: number of rows, N.
         features: number of columns, D.
-        bounds, dtype, param_dtype, promote_dtype, optimizer, skip_nonfinite, stochastic_rounding,
+        bounds, dtype, param_dtype, precision, promote_dtype, optimizer, skip_nonfinite, stochastic_rounding,
             max_gradient, axis_name, method, name, rngs: as in `TTEmbed`.
-        embedding_init: initialiser ``(key, shape, dtype) -> table`` (default: that of
-            ``nnx.Embed``); may be wrapped in ``nnx.with_partitioning``.
-        embedding_metadata: metadata for the table's variable, and for slots of its shape.
-
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+        embedding_init, embedding_metadata: as in `EmbedBag`.
 
     Example:
         >>> import jax.numpy as jnp, jax_tt

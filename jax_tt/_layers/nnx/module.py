@@ -16,7 +16,6 @@ from jax_tt._base.arguments import as_scalar
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
 from jax_tt._layers.call import check_value, for_evaluation, step_inputs
-from jax_tt._layers.options import check_rngs
 from jax_tt._layers.variables import (
     WHERE_FLAX_ALLOWS,
     CacheState,
@@ -27,10 +26,9 @@ from jax_tt._layers.variables import (
     PageTable,
 )
 from jax_tt._lookup.rule import OUT_OF_RANGE
-from jax_tt._ops.describe import described_update
 from jax_tt._table import change
 from jax_tt._table.hoisted import hoisted
-from jax_tt._table.options import Lookup, StepInputs, Update
+from jax_tt._table.options import Lookup, StepInputs, check_static
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt.optimizers import Optimizer
@@ -157,10 +155,8 @@ class TableModule(ChecksKeywords, nnx.Module):
                 f"optimizer: {self.table.ids.label}has no optimizer state; build the layer with "
                 f"optimizer={optimizer!r}."
             )
-        old = self.table.update
-        update = described_update(
-            optimizer, old.skip_nonfinite, old.stochastic_rounding, old.max_gradient
-        )
+        update = dataclasses.replace(self.table.update, optimizer=optimizer)
+        check_static("optimizer", optimizer)
         self.table = self.table.with_update(update)
 
     bounds = _LookupOption()
@@ -264,17 +260,12 @@ def variable_type(table: Table, name: str) -> type[nnx.Variable[Any]]:
     return nnx.Param if table.update is None else FusedParam
 
 
-def hoisted_update(
-    optimizer: Any,
-    skip_nonfinite: bool,
-    stochastic_rounding: bool,
-    max_gradient: float | None,
-) -> tuple[Update | None, dict[str, nnx.Variable[Any]]]:
-    """The update of a layer, and the variables that were fields of its optimizer, by name."""
+def hoisted_optimizer(optimizer: Any) -> tuple[Any, dict[str, nnx.Variable[Any]]]:
+    """A static optimizer, and the variables that were fields of ``optimizer``, by name."""
     if optimizer is None:
-        return described_update(None, skip_nonfinite, stochastic_rounding, max_gradient), {}
-    rule, found = hoisted(optimizer, lambda value: isinstance(value, nnx.Variable))
-    for name, variable in found.items():
+        return None, {}
+    static, variables = hoisted(optimizer, lambda value: isinstance(value, nnx.Variable))
+    for name, variable in variables.items():
         if isinstance(variable, nnx.Param):
             raise TypeError(
                 f"{name}: got a {type(variable).__name__}, which would be trained; expected an nnx.Variable, e.g. "
@@ -283,4 +274,13 @@ def hoisted_update(
         if isinstance(variable.get_value(), int | float):
             variable.set_value(jnp.asarray(variable.get_value(), jnp.float32))
         as_scalar(name, variable.get_value())
-    return described_update(rule, skip_nonfinite, stochastic_rounding, max_gradient), found
+    return static, variables
+
+
+def check_rngs(rngs: Any) -> None:
+    """Raises unless a layer can draw its parameters from ``rngs``."""
+    if not callable(getattr(rngs, "params", None)):
+        raise TypeError(
+            f"rngs: got a {type(rngs).__name__}; expected flax.nnx.Rngs, e.g. rngs=nnx.Rngs(0), or nnx.Rngs(key) for a "
+            "key of jax.random."
+        )

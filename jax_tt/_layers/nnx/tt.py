@@ -2,76 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
-
 import jax
-import jax.numpy as jnp
-from flax import nnx
 
-from jax_tt._ids.id_order import IdOrder
-from jax_tt._layers.nnx.hash import HashedModule
-from jax_tt._layers.nnx.module import hoisted_update, read_state
+from jax_tt._layers.nnx.arguments import FactoryModule, with_signature
+from jax_tt._layers.nnx.module import read_state
 from jax_tt._layers.nnx.table import TableEmbed, TableEmbedBag
-from jax_tt._layers.options import bags_of
 from jax_tt._layers.pretrained import TTFromPretrained
-from jax_tt._ops.describe import described_tt, table_shape
-from jax_tt._sets.row_cache import RowCache
-from jax_tt._table.options import Lookup
-from jax_tt._tt.initial_cores import CoreInit
-from jax_tt.optimizers import Optimizer
+from jax_tt._ops.describe import tt_table
 
 
-class TTLayer(TTFromPretrained, HashedModule):
-    """The constructor and properties shared by `TTEmbed` and `TTEmbedBag`."""
+class TTLayer(TTFromPretrained, FactoryModule):
+    """What `TTEmbed` and `TTEmbedBag` share."""
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        features: int,
-        *,
-        tt_ranks: int | Sequence[int] = 32,
-        row_factors: Sequence[int] | None = None,
-        col_factors: Sequence[int] | None = None,
-        bounds: str = "warn",
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-        precision: jax.lax.PrecisionLike = None,
-        core_init: CoreInit = "approx-normal",
-        promote_dtype: Callable[..., Any] | None = None,
-        optimizer: Optimizer | None = None,
-        cache: RowCache | None = None,
-        id_order: IdOrder | None = None,
-        skip_nonfinite: bool = False,
-        stochastic_rounding: bool = True,
-        max_gradient: float | None = None,
-        axis_name: Any = None,
-        method: str = "auto",
-        name: str | None = None,
-        rngs: nnx.Rngs,
-        core_metadata: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        update, variables = hoisted_update(
-            optimizer, skip_nonfinite, stochastic_rounding, max_gradient
-        )
-        table = described_tt(
-            table_shape(num_embeddings, features, tt_ranks, row_factors, col_factors),
-            cache,
-            id_order,
-            param_dtype=param_dtype,
-            core_init=core_init,
-            update=update,
-            name=name,
-        )
-        super().__init__(
-            table,
-            Lookup("sum", bounds, dtype, precision, method, axis_name),
-            rngs=rngs,
-            metadata=core_metadata,
-            hyperparameters=variables,
-            **({} if promote_dtype is None else {"promote_dtype": promote_dtype}),
-        )
+    _factory = staticmethod(tt_table)
+    _metadata_argument = "core_metadata"
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
@@ -79,6 +23,7 @@ class TTLayer(TTFromPretrained, HashedModule):
         return self.table.innermost.params(read_state(self))
 
 
+@with_signature
 class TTEmbed(TTLayer, TableEmbed):
     """Embedding table stored as a tensor train; a drop-in for ``nnx.Embed``.
 
@@ -132,9 +77,6 @@ class TTEmbed(TTLayer, TableEmbed):
         core_metadata: metadata for the core variables, e.g. ``{"out_sharding": (...)}`` with four
             axis names.
 
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
-
     Example:
         >>> import jax.numpy as jnp, jax_tt
         >>> from flax import nnx
@@ -148,6 +90,7 @@ class TTEmbed(TTLayer, TableEmbed):
     """
 
 
+@with_signature
 class TTEmbedBag(TTLayer, TableEmbedBag):
     """Pooled embeddings: one vector per bag of ids, from a table stored as a tensor train.
 
@@ -158,9 +101,6 @@ class TTEmbedBag(TTLayer, TableEmbedBag):
         combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
             ``"sqrtn"`` by the root of the number, or of the sum of squared weights; ``"mean_count"``
             always by the number of ids; ``"max"`` is the maximum of each column and takes no weights.
-
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
 
     Example:
         >>> import jax_tt
@@ -179,10 +119,3 @@ class TTEmbedBag(TTLayer, TableEmbedBag):
         >>> grads = jax_tt.grad(lambda layer: layer(bags).sum())(layer)
         >>> _ = opt.update(layer, grads)
     """
-
-    @bags_of(TTLayer.__init__)
-    def __init__(
-        self, num_embeddings: int, features: int, *, combiner: str = "sum", **options: Any
-    ) -> None:
-        super().__init__(num_embeddings, features, **options)
-        self.combiner = combiner

@@ -77,7 +77,6 @@ from jax_tt._ops.located import with_slots as with_slots
 from jax_tt._ops.out_of_range import count_out_of_range as count_out_of_range
 from jax_tt._ops.remove import KeyView as KeyView
 from jax_tt._ops.remove import remove_keys as remove_keys
-from jax_tt._ops.train_table import train_table as train_table
 from jax_tt._planning.bandwidths import Bandwidths as Bandwidths
 from jax_tt._planning.device_plan import DevicePlan as DevicePlan
 from jax_tt._planning.device_plan import PlacedTable as PlacedTable

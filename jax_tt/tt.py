@@ -20,6 +20,7 @@ from jax_tt._ops.fused import fused_tt_embed_bag as fused_embed_bag
 from jax_tt._ops.fused import fused_tt_lookup as fused_lookup
 from jax_tt._ops.lookup import tt_lookup as lookup
 from jax_tt._ops.to_dense import tt_to_dense as to_dense
+from jax_tt._ops.to_table import tt_to_table as to_table
 from jax_tt._tt.add import tt_add as add
 from jax_tt._tt.approximation import Approximation as Approximation
 from jax_tt._tt.from_dense import tt_from_dense as from_dense
@@ -54,4 +55,5 @@ __all__ = [
     "residuals",
     "round",
     "to_dense",
+    "to_table",
 ]

@@ -91,8 +91,8 @@ def test_a_file_of_all_kinds(tmp_path):
         "coded": encoded("hot"),
         "quantized": jax_tt.quantize(ROWS, 4),
         "mixed": jax_tt.quantize_mixed(ROWS, 300),
-        "train": jax_tt.train_table(train, order),
-        "": jax_tt.train_table(train),
+        "train": jax_tt.tt.to_table(train, order),
+        "": jax_tt.tt.to_table(train),
     }
     errors = {"train": (train.relative_error, train.row_errors), "coded": (0.5, {})}
     jax_tt.files.save(path, tables, errors=errors)

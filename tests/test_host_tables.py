@@ -95,7 +95,7 @@ def test_tensors_of_torch_are_tables(torch, table, tmp_path):
     assert by_tensor == jax_tt.order.from_table(table, shape, progress=False)
     cores = [np.asarray(core) for core in wanted.cores]
     halves = [tensors(torch, core)[1] for core in cores]
-    pair = jax_tt.train_table(halves, num_embeddings=shape.num_embeddings)
+    pair = jax_tt.tt.to_table(halves, num_embeddings=shape.num_embeddings)
     jax_tt.files.save(tmp_path / "t.safetensors", {"t": pair})
     ((_, state),) = jax_tt.files.load(tmp_path / "t.safetensors").values()
     np.testing.assert_array_equal(state["core_0"], cores[0].astype(jnp.bfloat16))

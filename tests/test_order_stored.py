@@ -110,7 +110,7 @@ def test_files_keep_them_packed(tmp_path, suffix):
     order, shape = IdOrder(permutation(MANY)), jax_tt.TTShape.suggest(MANY, 4, ranks=1)
     cores = jax_tt.tt.init(jax.random.key(0), shape)
     path = tmp_path / f"table{suffix}"
-    jax_tt.files.save(path, {"items": jax_tt.train_table(cores, order, num_embeddings=MANY)})
+    jax_tt.files.save(path, {"items": jax_tt.tt.to_table(cores, order, num_embeddings=MANY)})
     held = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
     assert held < order.nbytes + 4 * shape.num_params + 20_000
     table, _ = jax_tt.files.load(path)["items"]

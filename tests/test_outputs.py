@@ -44,7 +44,7 @@ def inputs(table):
     np.savez("own.npz", pairs=np.stack([np.arange(N) % 7, np.arange(N)], axis=1))
     np.save("weights.npy", np.ones(N))
     cores = jax_tt.tt.from_dense(table, 1)
-    jax_tt.files.save("ckpt", {"item": jax_tt.train_table(cores)})
+    jax_tt.files.save("ckpt", {"item": jax_tt.tt.to_table(cores)})
     os.symlink("dense.safetensors", "link.safetensors")
     os.symlink(".", "here")
     os.link("dense.safetensors", "hard.safetensors")
@@ -179,7 +179,7 @@ WRITERS = {
 
 
 def existing(table):
-    old = {"old": jax_tt.train_table(jax_tt.tt.from_dense(table, 1))}
+    old = {"old": jax_tt.tt.to_table(jax_tt.tt.from_dense(table, 1))}
     jax_tt.files.save("old.safetensors", old)
     jax_tt.files.save("old", old)
     IdOrder(np.arange(5)).save("old.npz")
@@ -247,7 +247,7 @@ def test_a_disk_that_is_full(inputs, capsys, writer):
 
 def test_two_programs_write_the_same_new_file(table, tmp_path):
     """One of them makes it, the others are told; what is there is whole."""
-    tables = {"t": jax_tt.train_table(jax_tt.tt.from_dense(table, 2))}
+    tables = {"t": jax_tt.tt.to_table(jax_tt.tt.from_dense(table, 2))}
     outcomes = []
 
     def write(start, path):
@@ -304,7 +304,7 @@ def test_no_links(tmp_path, monkeypatch):
 
 
 def test_save_and_orders_overwrite_only_when_told(table, tmp_path):
-    first = {"a": jax_tt.train_table(jax_tt.tt.from_dense(table, 1))}
+    first = {"a": jax_tt.tt.to_table(jax_tt.tt.from_dense(table, 1))}
     for name in ("t.safetensors", "t"):
         path = tmp_path / name
         jax_tt.files.save(path, first)
@@ -322,9 +322,9 @@ def test_save_and_orders_overwrite_only_when_told(table, tmp_path):
 
 def test_save_says_what_it_takes(table, tmp_path):
     found = jax_tt.tt.from_dense(table, 1)
-    pair = jax_tt.train_table(found)
+    pair = jax_tt.tt.to_table(found)
     for given, words in (
-        ({"b": found}, r"tables\['b'\]: got a Approximation.*train_table\(\.\.\.\)"),
+        ({"b": found}, r"tables\['b'\]: got a Approximation.*to_table\(\.\.\.\)"),
         ({"b": found.cores}, r"tables\['b'\]: got a tuple; expected a table with its state"),
         ({"b": (jax_tt.dense_table(4, 8), {})}, r"tables\['b'\]: got a DenseTable; expected a"),
         ({2: pair}, "tables: got the name 2; expected a string"),
@@ -340,7 +340,7 @@ def test_permissions_are_those_of_any_new_file(table, tmp_path, name):
     def write(overwrite=False):
         if name == "o.npz":
             return IdOrder([1, 0]).save(tmp_path / name, overwrite=overwrite)
-        pair = jax_tt.train_table(jax_tt.tt.from_dense(table, 1))
+        pair = jax_tt.tt.to_table(jax_tt.tt.from_dense(table, 1))
         return jax_tt.files.save(tmp_path / name, {"a": pair}, overwrite=overwrite)
 
     (tmp_path / "any").touch()

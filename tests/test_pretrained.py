@@ -102,7 +102,7 @@ def test_cores_and_approximations(layers):
     assert layers.TTEmbed.from_pretrained(CORES).num_embeddings == SHAPE.num_rows
     found = jax_tt.tt.from_dense(TABLE, shape=SHAPE)
     close(pooled(layers.TTEmbed.from_pretrained(found)), TABLE[IDS])
-    stored = jax_tt.train_table(found, ORDER)
+    stored = jax_tt.tt.to_table(found, ORDER)
     close(pooled(layers.TTEmbed.from_pretrained(stored)), TABLE[ORDER.apply(IDS)])
     mapped = layers.TTEmbed.from_pretrained(CORES, id_order=ORDER, num_embeddings=N)
     close(pooled(mapped), TABLE[ORDER.apply(IDS)])
@@ -114,8 +114,8 @@ def test_files_of_tables(layers, name, tmp_path):
     path = tmp_path / name
     other = jax_tt.tt.init(jax.random.key(0), SHAPES["d2"])
     tables = {
-        "items": jax_tt.train_table(CORES, ORDER, num_embeddings=N),
-        "shops": jax_tt.train_table(other, num_embeddings=SHAPES["d2"].num_embeddings),
+        "items": jax_tt.tt.to_table(CORES, ORDER, num_embeddings=N),
+        "shops": jax_tt.tt.to_table(other, num_embeddings=SHAPES["d2"].num_embeddings),
     }
     jax_tt.files.save(path, tables)
     layer = layers.TTEmbed.from_pretrained(path, table="items")
@@ -265,7 +265,7 @@ def test_a_type_of_none_is_that_of_the_source(layers):
 
 @FLAVOURS
 def test_orders_and_ranks_that_do_not_fit(layers):
-    stored = jax_tt.train_table(CORES, ORDER, num_embeddings=N)
+    stored = jax_tt.tt.to_table(CORES, ORDER, num_embeddings=N)
     with pytest.raises(ValueError, match="id_order: got one for a source that has"):
         layers.TTEmbed.from_pretrained(stored, id_order=ORDER)
     wide = (np.ones((2, 1, 1, 9), np.float32), np.ones((3, 9, 2, 1), np.float32))

@@ -316,7 +316,7 @@ def test_old_or_new_dump_at_every_step(tmp_path):
 def test_what_a_killed_call_has_set_aside(tmp_path, kind):
     """It is read, and only replaced with ``overwrite=True``."""
     path, (table, state) = tmp_path / "items", dense(5)
-    stored = jax_tt.train_table(jax_tt.tt.from_dense(np.eye(6, dtype=np.float32), 1))
+    stored = jax_tt.tt.to_table(jax_tt.tt.from_dense(np.eye(6, dtype=np.float32), 1))
 
     def write(**options):
         if kind == "orbax":

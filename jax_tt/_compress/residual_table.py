@@ -8,7 +8,7 @@ import jax
 
 from jax_tt._compress.residuals import Residual
 from jax_tt._kinds.composite.sum import SumTable
-from jax_tt._ops.train_table import train_table
+from jax_tt._ops.to_table import tt_to_table
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -48,7 +48,7 @@ def residual_table(
     tables, states = [], []
     for k, term in enumerate(terms):
         if isinstance(term, Residual):
-            term = train_table(term.approximation, term.id_order)
+            term = tt_to_table(term.approximation, term.id_order)
         elif not (isinstance(term, tuple) and len(term) == 2 and isinstance(term[0], Table)):
             raise TypeError(
                 f"terms[{k}]: got a {type(term).__name__}; expected a jax_tt.tt.Residual, or a table with its state."

@@ -13,7 +13,7 @@ from jax_tt._compress.residual_table import residual_table
 from jax_tt._compress.residuals import tt_residuals
 from jax_tt._ids.ordered_rows import OrderedRows
 from jax_tt._ids.stored_order import kept_bytes
-from jax_tt._ops.train_table import train_table
+from jax_tt._ops.to_table import tt_to_table
 from jax_tt._table.table import Table
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.residual_shapes import tt_residual_shapes
@@ -75,14 +75,14 @@ def _shape(source: Source, max_bytes: int) -> TTShape | None:
 
 
 def _fitted(source: Source, **options: Any) -> Made:
-    return train_table(_train(source, source.rows, source.weights, **options))
+    return tt_to_table(_train(source, source.rows, source.weights, **options))
 
 
 def _ordered(source: Source, shape: TTShape, refine: int = _REFINE, **options: Any) -> Made:
     order = from_table(source.rows, shape, refine=refine, seed=source.seed, progress=False)
     weights = None if source.weights is None else source.weights[order.inverse.rows]
     found = _train(source, OrderedRows(source.rows, order), weights, shape=shape, **options)
-    return train_table(found, order)
+    return tt_to_table(found, order)
 
 
 def _sum(source: Source, shapes: tuple[TTShape, ...], refine: int = _REFINE) -> Made:

@@ -17,7 +17,7 @@ from jax_tt._formats.orbax_directory import write_orbax
 from jax_tt._formats.output import check_output, writing
 from jax_tt._formats.safetensors_file import write_safetensors
 from jax_tt._formats.stored import FileError, StoredArrays
-from jax_tt._ops.train_table import train_table
+from jax_tt._ops.to_table import tt_to_table
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._tt.approximation import Approximation
@@ -53,7 +53,7 @@ def save(
 
     Args:
         path: ends with ``.safetensors``, or names a directory. Its parent folder must exist.
-        tables: tables with their states by name, as `quantize`, `encode` and `train_table` return them.
+        tables: tables with their states by name, as `quantize`, `encode` and `tt.to_table` return them.
         errors: by name of the table, its error relative to the table that it was made from, and the relative errors of
             rows by quantile, such as ``(found.relative_error, found.row_errors)`` of a `tt.Approximation`.
             `load_errors` reads them, and ``jax-tt info`` shows them.
@@ -127,7 +127,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Arr
     pairs = described_tables(stored)
     for name, shape in train_shapes(stored).items():
         train = trains.read(stored, name, shape)
-        pairs[name] = train_table(
+        pairs[name] = tt_to_table(
             train.cores, train.id_order, num_embeddings=train.shape.num_embeddings
         )
     if not pairs:
@@ -152,7 +152,7 @@ def load_errors(path: str | os.PathLike[str]) -> dict[str, tuple[float | None, d
     >>> path = os.path.join(tempfile.mkdtemp(), "items.safetensors")
     >>> found = jax_tt.tt.from_dense(np.ones((1000, 8), np.float32), 1)
     >>> errors = {"items": (found.relative_error, found.row_errors)}
-    >>> jax_tt.files.save(path, {"items": jax_tt.train_table(found)}, errors=errors)
+    >>> jax_tt.files.save(path, {"items": jax_tt.tt.to_table(found)}, errors=errors)
     >>> jax_tt.files.load_errors(path) == errors
     True
     """
@@ -215,7 +215,7 @@ def _described(name: Any, pair: Any) -> Description:
         raise TypeError(f"tables: got the name {name!r}; expected a string.")
     if not isinstance(pair, tuple) or len(pair) != 2:
         train = isinstance(pair, Approximation)
-        fix = ", jax_tt.train_table(...) of it" if train else ""
+        fix = ", jax_tt.tt.to_table(...) of it" if train else ""
         raise TypeError(
             f"{where}: got a {type(pair).__name__}; expected a table with its state{fix}."
         )

@@ -105,7 +105,7 @@ class TTFromPretrained:
             source: one of
 
                 - cores ``[p_k, r_k, q_k, r_{k+1}]``, a tuple,
-                - the result of `tt.from_dense`, or a table with its state, as `train_table` returns them,
+                - the result of `tt.from_dense`, or a table with its state, as `tt.to_table` returns them,
                 - a dense table ``[num_embeddings, features]``, as a numpy or JAX array or a torch tensor on the CPU,
                   which is compressed by `tt.from_dense`,
                 - the path of a file or checkpoint with tensor trains, as `files.load` reads them, or with a dense

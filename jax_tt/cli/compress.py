@@ -16,7 +16,7 @@ from jax_tt._files.dense import read_table
 from jax_tt._files.tables import check_tables_path, save
 from jax_tt._ids.ordered_rows import OrderedRows
 from jax_tt._kinds.composite.sum import SumTable
-from jax_tt._ops.train_table import train_table
+from jax_tt._ops.to_table import tt_to_table
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.residual_shapes import tt_residual_shapes
 from jax_tt._tt.shape import TTShape
@@ -137,7 +137,7 @@ def _run_one(args: argparse.Namespace) -> None:
         progress=args.progress,
     )
     errors = {name: (found.relative_error, found.row_errors)}
-    save(args.out, {name: train_table(found, order)}, errors=errors, overwrite=args.force)
+    save(args.out, {name: tt_to_table(found, order)}, errors=errors, overwrite=args.force)
     print(found)
     stored = found.shape.num_params * np.dtype(found.cores[0].dtype).itemsize
     dense = table.shape[0] * table.shape[1] * table.dtype.itemsize
@@ -196,7 +196,7 @@ def _run_residuals(args: argparse.Namespace) -> None:
     terms = tt_residuals(table, shapes, dtype=dtype, seed=args.seed, progress=args.progress)
     names = [f"{name}.{k}" for k in range(len(terms))]
     tables = {
-        key: train_table(term.approximation, term.id_order)
+        key: tt_to_table(term.approximation, term.id_order)
         for key, term in zip(names, terms, strict=True)
     }
     errors = [term.relative_error for term in terms]

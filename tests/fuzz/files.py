@@ -408,8 +408,8 @@ def _write_seeds() -> None:
     write_torch("t.pt", {"t": table, "emb.weight": table})
     cores = jax_tt.tt.from_dense(table, 2)
     stored = {
-        "t": jax_tt.train_table(cores, order),
-        "u": jax_tt.train_table(cores),
+        "t": jax_tt.tt.to_table(cores, order),
+        "u": jax_tt.tt.to_table(cores),
     }
     jax_tt.files.save("cores.safetensors", stored)
     jax_tt.files.save("checkpoint", stored)

@@ -1,4 +1,4 @@
-"""`train_table`: tensor trains as tables."""
+"""`tt.to_table`: tensor trains as tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jax_tt._table.table import Table
 from jax_tt._tt.approximation import Approximation
 
 
-def train_table(
+def tt_to_table(
     train: Approximation | Sequence[Any],
     id_order: IdOrder | None = None,
     *,
@@ -41,7 +41,7 @@ def train_table(
 
     >>> import jax.numpy as jnp, jax_tt, numpy as np
     >>> found = jax_tt.tt.from_dense(np.ones((1000, 8), np.float32), 1)
-    >>> table, state = jax_tt.train_table(found)
+    >>> table, state = jax_tt.tt.to_table(found)
     >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([3, 999]), jax_tt.Lookup())
     >>> table.shape == found.shape, rows.shape
     (True, (2, 8))

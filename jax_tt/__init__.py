@@ -6,6 +6,7 @@ from typing import Any
 
 from jax_tt import cache as cache
 from jax_tt import checkpoint as checkpoint
+from jax_tt import extension as extension
 from jax_tt import files as files
 from jax_tt import optimizers as optimizers
 from jax_tt import order as order
@@ -36,7 +37,6 @@ from jax_tt._files.export import register as register
 from jax_tt._formats.stored import FileError as FileError
 from jax_tt._ids.bags import Bags as Bags
 from jax_tt._ids.hash_ids import hash_ids as hash_ids
-from jax_tt._ids.id_space import IdSpace as IdSpace
 from jax_tt._ids.keyed_bags import KeyedBags as KeyedBags
 from jax_tt._ids.keys import split_keys as split_keys
 from jax_tt._ids.keys import whole_keys as whole_keys
@@ -99,7 +99,6 @@ from jax_tt._sets.row_cache import RowCache as RowCache
 from jax_tt._table.options import Lookup as Lookup
 from jax_tt._table.options import StepInputs as StepInputs
 from jax_tt._table.options import Update as Update
-from jax_tt._table.reference import ReferenceTable as ReferenceTable
 from jax_tt._table.table import Table as Table
 from jax_tt._tiers.table import Tier as Tier
 from jax_tt._tiers.table import TierStatistics as TierStatistics

@@ -36,7 +36,7 @@ class KindCase:
 
     def fused(self, rule: Any) -> Any:
         """The same kind with a fused update."""
-        return self.table.with_update(jax_tt.Update(rule))
+        return jax_tt.extension.with_update(self.table, jax_tt.Update(rule))
 
     @functools.cached_property
     def state(self) -> dict[str, Any]:

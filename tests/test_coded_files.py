@@ -77,7 +77,7 @@ def test_files_of_other_things(tmp_path):
         jax_tt.files.save(path, (table, state))
     with pytest.raises(TypeError, match=r"tables\['a'\]: got a CodedTable; expected a table with"):
         jax_tt.files.save(path, {"a": table})
-    fused = table.with_update(jax_tt.Update(jax_tt.optimizers.SGD(0.1)))
+    fused = jax_tt.extension.with_update(table, jax_tt.Update(jax_tt.optimizers.SGD(0.1)))
     with pytest.raises(ValueError, match="got a table with an optimizer"):
         jax_tt.files.save(path, {"a": (fused, state)})
     assert not path.exists()

@@ -34,7 +34,8 @@ def of_bits(update=None):
 
 
 def of_trains(update=None):
-    table = jax_tt.SumTable((TRAIN, jax_tt.OrderedTable(TRAIN, ORDER))).with_update(update)
+    table = jax_tt.SumTable((TRAIN, jax_tt.OrderedTable(TRAIN, ORDER)))
+    table = jax_tt.extension.with_update(table, update)
     return table, jax.jit(table.init)(jax.random.key(0))
 
 
@@ -75,7 +76,7 @@ def test_ids_out_of_range(make, bounds, method):
     dense = dense_of(table, state)
     ids = np.array([[0, -5, 7, N + 1], [N - 1, 3, 3, 2**31 - 1]])
     lookup = jax_tt.Lookup(bounds=bounds, method=method)
-    table = table.with_name(f"{make.__name__} {method}")  # each is warned of once
+    table = jax_tt.extension.with_name(table, f"{make.__name__} {method}")  # each is warned of once
     run = jax.jit(lambda state: jax_tt.pooled_rows(table, state, ids, lookup)[0])
     if bounds == "warn":
         with pytest.warns(jax_tt.OutOfRangeWarning, match=rf"{N} rows"):
@@ -164,7 +165,7 @@ def test_quantized_rows_of_different_precision_are_trained():
         errors.append(float(error))
     assert errors[-1] < 0.05 * errors[0]
     assert float(state["step"]) == 8
-    frozen, kept = table.frozen(state)
+    frozen, kept = jax_tt.extension.freeze(table, state)
     assert frozen.update is None and set(kept) == {
         *(f"table_{k}_packed" for k in range(3)),
         "places_0",
@@ -195,7 +196,9 @@ def test_members_of_a_kind_are_one_call():
 def test_terms_are_rounded_at_random_by_themselves():
     """With the same random numbers, the errors of equal terms would add up."""
     dense = jax_tt.DenseTable(N, D, param_dtype=jnp.bfloat16)
-    table = jax_tt.SumTable((dense, dense)).with_update(jax_tt.Update(jax_tt.optimizers.SGD(1e-3)))
+    table = jax_tt.extension.with_update(
+        jax_tt.SumTable((dense, dense)), jax_tt.Update(jax_tt.optimizers.SGD(1e-3))
+    )
     state = table.init(jax.random.key(0))
     state = {**state, "table_1_embedding": state["table_0_embedding"] + 0}
     trained = {name: state[name] for name in table.trained_names}
@@ -237,7 +240,7 @@ def test_a_skipped_step_changes_nothing():
             r"tables\[1\]: got 60 x 4; expected 60 x 8, as tables\[0\] has",
         ),
         (
-            (TRAIN, TRAIN.with_update(jax_tt.Update(jax_tt.optimizers.SGD(0.1)))),
+            (TRAIN, jax_tt.extension.with_update(TRAIN, jax_tt.Update(jax_tt.optimizers.SGD(0.1)))),
             ValueError,
             r"tables\[1\]: got update=Update.*; expected that of tables\[0\], None",
         ),
@@ -450,8 +453,10 @@ def test_exported_programs(make):
 
 def test_descriptions_are_static_and_have_names(make):
     table, state = make()
-    assert hash(table.without_values()) == hash(table.without_values())
-    named = table.with_name("items")
+    assert hash(jax_tt.extension.without_values(table)) == hash(
+        jax_tt.extension.without_values(table)
+    )
+    named = jax_tt.extension.with_name(table, "items")
     assert dataclasses.replace(named, name=None) == table
     with pytest.raises(ValueError, match=r"items( of 60 rows)?, table 1: "):
         name = next(name for name in state if name.startswith("table_1"))

@@ -127,8 +127,15 @@ WITHOUT_EXAMPLE = {
     "jax_tt.FusedTable",
     "jax_tt.SplitIds",
     "jax_tt.tt.Cost",
-    "jax_tt.ReferenceTable",  # tests/test_toy_kind.py is its example
     "jax_tt.Table",
+    "jax_tt.extension.ReferenceTable",  # tests/test_toy_kind.py is its example
+    "jax_tt.extension.Wrapper",  # tests/test_wrappers.py has one
+    # What kinds register; users call functions of layers and of collections.
+    "jax_tt.extension.grow",
+    "jax_tt.extension.maintain",
+    "jax_tt.extension.reorder",
+    "jax_tt.extension.with_cache",
+    "jax_tt.extension.without_values",
     "jax_tt.optimizers.Optimizer",
     "jax_tt.optimizers.Slot",
 }

@@ -51,7 +51,7 @@ def check(rows, state, missing):
 @pytest.mark.parametrize("train", [True, False])
 def test_single_tables(missing, train):
     table, state = source(missing)
-    served, arrays = table.frozen(state)
+    served, arrays = jax_tt.extension.freeze(table, state)
     look_up = jax.jit(
         lambda arrays: jax_tt.lookup_rows(served, arrays, keys(), Lookup(train=train))[0]
     )
@@ -69,7 +69,7 @@ def test_tables_behind_an_order_of_ids():
     ordered = jax_tt.OrderedTable(inner, jax_tt.order.IdOrder(np.arange(64)[::-1]))
     table = jax_tt.HashTable(ordered, missing="zeros", safe_check="error")
     _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), KNOWN)
-    served, arrays = table.frozen(state)
+    served, arrays = jax_tt.extension.freeze(table, state)
     rows, _ = jax_tt.lookup_rows(served, arrays, keys(), Lookup())
     check(np.asarray(rows), state, "zeros")
 
@@ -79,7 +79,7 @@ def test_tables_on_several_devices():
     plain = jax_tt.hash_table(64, 4, optimizer=RULE, missing="zeros", safe_check="error")
     table = ShardedTable(plain, mesh, "model", Placement.hashed())
     _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), jax_tt.split_keys(KNOWN))
-    served, arrays = table.frozen(state)
+    served, arrays = jax_tt.extension.freeze(table, state)
     ids = jax_tt.split_keys(np.concatenate([KNOWN, UNKNOWN, KNOWN[:1]]))
     rows, _ = jax.jit(lambda arrays: jax_tt.lookup_rows(served, arrays, ids, Lookup()))(arrays)
     check(np.asarray(rows)[:11], state, "zeros")

@@ -33,7 +33,7 @@ def narrow(rule, dtype="bfloat16"):
 
 
 def of_kind(kind, rule, **options):
-    return KINDS[kind].with_update(jax_tt.Update(rule, **options))
+    return jax_tt.extension.with_update(KINDS[kind], jax_tt.Update(rule, **options))
 
 
 @functools.cache

@@ -244,7 +244,7 @@ def test_caches_of_hot_rows():
     rows = cache.capacity * (32 * 4 + 12)
     assert plan["hot"].nbytes == plan["hot"].shape.cost().bytes + rows + counters
     layer = jax_tt.TTEmbedBag(**plan["hot"].arguments(), rngs=nnx.Rngs(0))
-    assert layer.table.with_name(None) == plan["hot"].table()
+    assert jax_tt.extension.with_name(layer.table, None) == plan["hot"].table()
     assert layer.cache == cache
 
 

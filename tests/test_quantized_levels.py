@@ -357,7 +357,7 @@ def test_a_step_is_that_of_the_dense_table_rounded(method, bits):
     cosines = jnp.cos(jnp.array([[2.5, 0, 1], [0] * 3, [1.5, -1, 0]]) @ rows[jnp.array([3, 0, 39])])
     wanted = [cosines[b] @ rows[i] for b, i in ((0, 3), (0, 3), (0, 39), (2, 0), (2, 3))]
     np.testing.assert_allclose(of_weights, jnp.stack(wanted), rtol=1e-3, atol=1e-3)
-    frozen, own = table.frozen(state | new)
+    frozen, own = jax_tt.extension.freeze(table, state | new)
     assert set(own) == {"packed", "rotation"}
     np.testing.assert_array_equal(frozen.to_dense(own), table.to_dense(state | new))
 

@@ -242,9 +242,9 @@ def test_all_bytes_survive(method, bits):
     # Rows that are read are rounded anew, even by a step of size 0.
     scale, _ = codec.header(codec.as_bytes(new["packed"]))
     assert (jnp.abs(table.to_dense(new) - rows) <= 1.01 * scale[:, None]).all()
-    frozen, own = table.frozen(state)
+    frozen, own = jax_tt.extension.freeze(table, state)
     np.testing.assert_array_equal(own["packed"], packed)
-    assert frozen == table.with_update(None)
+    assert frozen == jax_tt.extension.with_update(table, None)
 
 
 @pytest.mark.full
@@ -412,7 +412,7 @@ def test_layers():
             lambda update: jax_tt.files.save(
                 "x.safetensors", {"a": trained_table(8, update.optimizer)}
             ),
-            r"table\.frozen\(state\)",
+            r"jax_tt\.extension\.freeze\(table, state\)",
         ),
     ],
 )

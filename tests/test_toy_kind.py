@@ -15,7 +15,7 @@ from tests.kind_case import KindCase
 
 
 @dataclasses.dataclass(frozen=True)
-class QuotientRemainder(jax_tt.ReferenceTable):
+class QuotientRemainder(jax_tt.extension.ReferenceTable):
     """A row is the product of one row for the quotient of its id and one for the remainder."""
 
     num_embeddings: int
@@ -25,9 +25,9 @@ class QuotientRemainder(jax_tt.ReferenceTable):
     name: str | None = None
 
     @functools.cached_property
-    def ids(self) -> jax_tt.IdSpace:
+    def ids(self) -> jax_tt.extension.IdSpace:
         radices = -(-self.num_embeddings // self.buckets), self.buckets
-        return jax_tt.IdSpace(self.num_embeddings, radices, name=self.name)
+        return jax_tt.extension.IdSpace(self.num_embeddings, radices, name=self.name)
 
     @property
     def param_shapes(self) -> dict[str, tuple[int, ...]]:

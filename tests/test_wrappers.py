@@ -1,5 +1,6 @@
 """Tables in front of tables: what they delegate, and that their state is what their members say."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -44,7 +45,7 @@ def sharded(table: Any) -> Any:
 def wrappers() -> dict[str, Any]:
     found = {}
     for update in (None, UPDATE):
-        kinds = {name: table.with_update(update) for name, table in KINDS.items()}
+        kinds = {name: jax_tt.extension.with_update(table, update) for name, table in KINDS.items()}
         kind = "" if update is None else ", fused"
         found |= {
             f"ordered {name}{kind}": jax_tt.OrderedTable(table, ORDER)
@@ -56,7 +57,7 @@ def wrappers() -> dict[str, Any]:
         found |= {
             f"hashed {name}{kind}": jax_tt.HashTable(kinds[name]) for name in ("dense", "tt", "sum")
         }
-    fused = {name: table.with_update(UPDATE) for name, table in KINDS.items()}
+    fused = {name: jax_tt.extension.with_update(table, UPDATE) for name, table in KINDS.items()}
     found["sharded quantized, fused"] = sharded(fused["quantized"])
     found["sharded hashed, fused"] = sharded(jax_tt.HashTable(fused["dense"]))
     return found
@@ -82,13 +83,37 @@ def subclasses(kind: type) -> set[type]:
 def test_every_member_is_delegated_or_the_wrappers() -> None:
     """A member that is added to the contract is delegated, unless `Wrapper` says otherwise."""
     table, wrapper = KINDS["dense"], jax_tt.OrderedTable(KINDS["dense"], ORDER)
-    own = {"with_name", "with_update", "without_values", "frozen"}
     overridden = set(vars(jax_tt.OrderedTable))
-    assert COMPUTED | OF_WRAPPER | own < MEMBERS
-    for name in MEMBERS - COMPUTED - OF_WRAPPER - own - overridden:
+    assert COMPUTED | OF_WRAPPER < MEMBERS
+    for name in MEMBERS - COMPUTED - OF_WRAPPER - overridden:
         assert getattr(wrapper, name) == getattr(table, name), name
     for name in COMPUTED | OF_WRAPPER:
         assert vars(Table)[name] is getattr_static(Wrapper, name), name
+
+
+@dataclasses.dataclass(frozen=True)
+class Forgetful(Wrapper):
+    """A wrapper that registers nothing."""
+
+
+DISPATCHED = [
+    getattr(jax_tt.extension, name)
+    for name in ("freeze", "grow", "maintain", "reorder", "with_cache", "with_name", "with_update")
+]
+DISPATCHED.append(jax_tt.extension.without_values)
+
+
+@pytest.mark.parametrize("function", DISPATCHED, ids=lambda function: function.__name__)
+def test_wrappers_register_every_function(function: Any) -> None:
+    """None of them is done to the wrapped table alone, which would lose the wrapper without a word."""
+    name, wrapper = function.__name__, Forgetful(KINDS["dense"])
+    message = rf"Forgetful wraps a table .* @jax_tt\.extension\.{name}\.register\(Forgetful\)"
+    with pytest.raises(NotImplementedError, match=message):
+        function(wrapper)
+    kinds = {kind for kind in subclasses(Wrapper) if kind.__module__.startswith("jax_tt.")}
+    forgotten = function.dispatch(Wrapper)
+    assert {kind for kind in kinds if function.dispatch(kind) is forgotten} == {Wrapper}
+    assert function.dispatch(jax_tt.DenseTable) is not forgotten
 
 
 def getattr_static(kind: type, name: str) -> Any:
@@ -131,7 +156,7 @@ def test_stepped_shapes_are_those_of_the_rows(name: str) -> None:
 @EACH
 def test_frozen(name: str) -> None:
     table, state = WRAPPERS[name], state_of(name)
-    frozen, arrays = table.frozen(state)
+    frozen, arrays = jax_tt.extension.freeze(table, state)
     assert type(frozen) is type(table) and frozen.update is None
     frozen.check(arrays)
     expected = jax.eval_shape(frozen.init, jax.random.key(0))

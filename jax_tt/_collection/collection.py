@@ -36,6 +36,7 @@ from jax_tt._collection.statistics import (
 )
 from jax_tt._lookup.shared import FLAGS, Shared, init_flags, is_shared
 from jax_tt._table.change import maintain
+from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.options import check_static
 from jax_tt._table.table import Table
 
@@ -98,7 +99,7 @@ class Collection:
                     f"tables: got the name {name!r}, which stands for what all tables of a collection share; rename "
                     "the table."
                 )
-        named = {name: _sharing(table).with_name(name) for name, table in tables.items()}
+        named = {name: with_name(_sharing(table), name) for name, table in tables.items()}
         object.__setattr__(self, "tables", Frozen(named))
         object.__setattr__(self, "features", Frozen(features))
 
@@ -255,7 +256,7 @@ class Collection:
         """Every table as it is on its own, which `separated` states are for."""
         found = {name: table.unsharded for name, table in self.tables.items()}
         return {
-            name: table.with_update(dataclasses.replace(table.update, shared=False))
+            name: with_update(table, dataclasses.replace(table.update, shared=False))
             if table.update is not None
             else table
             for name, table in found.items()
@@ -340,7 +341,7 @@ class Collection:
         for name, own in self.separated(state).items():
             if name in self.tables:
                 table = self.separated_tables[name]
-                tables[name], states[name] = table.frozen(table.of_rows(own))
+                tables[name], states[name] = freeze(table, table.of_rows(own))
         return Collection(tables, self.features), states
 
     def with_statistics(self, state: States) -> dict[str, dict[str, Any]]:
@@ -467,7 +468,7 @@ def _sharing(table: Table) -> Table:
     update = table.update
     if update is None:
         return table
-    return table.with_update(dataclasses.replace(update, shared=table.cached is None))
+    return with_update(table, dataclasses.replace(update, shared=table.cached is None))
 
 
 def _by_path(names: Sequence[str], arrays: States) -> dict[tuple[str, ...], Any]:
@@ -480,7 +481,7 @@ def _by_path(names: Sequence[str], arrays: States) -> dict[tuple[str, ...], Any]
 
 
 def _for_calls(table: Table, name: str) -> Table:
-    return table.without_values().with_name(name)
+    return with_name(without_values(table), name)
 
 
 def _checked(argument: str, given: Any, kind: type, example: str) -> dict[str, Any]:

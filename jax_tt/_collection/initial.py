@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from jax_tt._table.copies import with_name
 from jax_tt._table.table import Table
 
 # Numbers of a table that may share a loop: its result is copied once.
@@ -28,7 +29,7 @@ def initial_states(tables: Mapping[str, Table], keys: jax.Array) -> dict[str, di
     for place, (name, table) in enumerate(tables.items()):
         numbers = sum(map(math.prod, table.param_shapes.values()))
         shares = isinstance(keys, Tracer) and table.parts == 1 and numbers <= _SMALL
-        alike[table.with_name(None) if shares else name].append(place)
+        alike[with_name(table, None) if shares else name].append(place)
     states: dict[str, dict[str, Any]] = {}
     for first, *others in alike.values():
         table = tables[names[first]]

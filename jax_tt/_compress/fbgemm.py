@@ -12,6 +12,7 @@ from jax_tt._base.arguments import as_array, as_positive, one_of
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable, check_bits, require_quantized
+from jax_tt._table.copies import freeze
 from jax_tt._table.types import State
 
 HEADERS = ("start", "end")
@@ -98,7 +99,7 @@ def to_fbgemm(
     >>> jax_tt.to_fbgemm(table, state, alignment=16).shape
     (5, 16)
     """
-    _, own = require_quantized(table).frozen(state)
+    _, own = freeze(require_quantized(table), state)
     _check_fbgemm_bits(table.bits)
     if table.levels is not None or table.rotated:
         has = "levels that are not uniform" if table.levels is not None else "a rotation"

@@ -9,6 +9,7 @@ import jax
 from jax_tt._compress.residuals import Residual
 from jax_tt._kinds.composite.sum import SumTable
 from jax_tt._ops.to_table import tt_to_table
+from jax_tt._table.copies import with_update
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -53,7 +54,7 @@ def residual_table(
             raise TypeError(
                 f"terms[{k}]: got a {type(term).__name__}; expected a jax_tt.tt.Residual, or a table with its state."
             )
-        tables.append(term[0].with_update(update))
+        tables.append(with_update(term[0], update))
         states.append(term[1])
     table = SumTable(tuple(tables), name)
     params = table.joined(states)

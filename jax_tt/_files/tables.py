@@ -225,7 +225,7 @@ def _described(name: Any, pair: Any) -> Description:
         if table.update is not None:
             raise ValueError(
                 "got a table with an optimizer, whose state such a file does not hold; expected a read-only one, "
-                "table.frozen(state). Save the whole state in a checkpoint to train on."
+                "jax_tt.extension.freeze(table, state). Save the whole state in a checkpoint to train on."
             )
         table.check(state)
     except (TypeError, ValueError) as error:

@@ -24,7 +24,7 @@ class IdSpace:
         integers_only: what the error for `SplitIds` says of a table that maps integers; empty for others.
 
     >>> import jax_tt
-    >>> space = jax_tt.IdSpace(10, (4, 3), name="items")
+    >>> space = jax_tt.extension.IdSpace(10, (4, 3), name="items")
     >>> space.label
     'items: '
     """

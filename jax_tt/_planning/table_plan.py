@@ -12,6 +12,7 @@ from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._ops.describe import described_tt
 from jax_tt._planning.device_plan import DevicePlan
 from jax_tt._sets.row_cache import RowCache
+from jax_tt._table.copies import with_name, with_update
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table
 from jax_tt._tt.shape import TTShape
@@ -97,7 +98,7 @@ class PlannedTable:
 
 
 def _changed(table: Table, update: Update | None = None, name: str | None = None) -> Table:
-    return table.with_update(update).with_name(name)
+    return with_name(with_update(table, update), name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

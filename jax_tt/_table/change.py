@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._ids.id_order import IdOrder
+from jax_tt._table.dispatch import dispatched
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
@@ -76,14 +77,19 @@ class Orders(NamedTuple):
     own: tuple[Any, Any] | None = None
 
 
-@functools.singledispatch
+@dispatched
 def maintain(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
     """The state after the maintenance of a kind between two steps. Kinds register what they do."""
     del table, method
     return dict(state)
 
 
-@functools.singledispatch
+def maintain_inner(wrapper: Any, state: State, method: str = "auto") -> dict[str, Any]:
+    """`maintain` of a wrapper whose arrays need none, for registration."""
+    return {**state, **maintain(wrapper.table, state, method)}
+
+
+@dispatched
 def grow(table: Table, state: State, growth: Growth) -> Change:
     """The table with more rows; existing rows are unchanged. Kinds register what they do."""
     del state, growth
@@ -99,14 +105,14 @@ def grow_shards(
     raise TypeError(f"{table.ids.label}a sharded {type(table).__name__} cannot be given more rows.")
 
 
-@functools.singledispatch
+@dispatched
 def reorder(table: Table, state: State, orders: Orders) -> Change:
     """The table in another order of ids. Kinds register what they do."""
     del state, orders
     raise TypeError(f"{table.ids.label}a {type(table).__name__} cannot be reordered.")
 
 
-@functools.singledispatch
+@dispatched
 def with_cache(table: Table, state: State, cache: RowCache, method: str) -> Change:
     """The table with another row cache. Kinds register what they do."""
     del table, state, cache, method

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -131,16 +131,6 @@ class Table(abc.ABC):
     def id_order(self) -> IdOrder | None:
         """The order of ids in an initial state."""
         return None
-
-    def with_name(self, name: str | None) -> Self:
-        """The table with another name."""
-        table: Any = self
-        return dataclasses.replace(table, name=name)
-
-    def with_update(self, update: Update | None) -> Self:
-        """The table with another update, or none."""
-        table: Any = self
-        return dataclasses.replace(table, update=update)
 
     @functools.cached_property
     def param_names(self) -> tuple[str, ...]:
@@ -266,17 +256,6 @@ class Table(abc.ABC):
             name: jnp.full((), float(name != "step"), jnp.float32) for name in self.scalar_names
         }
 
-    def frozen(self, state: State) -> tuple[Self, dict[str, jax.Array]]:
-        """The table without its update, and the state without that of the optimizer, e.g. for serving."""
-        self.check(state)
-        table = self.with_update(None)
-        kept = {*table.param_names, *table.constant_names, *table.buffers}
-        return table, {name: array for name, array in state.items() if name in kept}
-
-    def without_values(self) -> Self:
-        """The table without arrays that are used only to initialise a state."""
-        return self
-
     def check(self, state: State) -> None:
         """Raises if arrays are missing from a state, or do not belong to this table."""
         if any(name not in state for name in self.trained_names):
@@ -399,7 +378,8 @@ class Table(abc.ABC):
         if self.update.shared and "sentinel" not in state:
             raise ValueError(
                 f"{self.ids.label}a table of a collection was looked up on its own; it shares a sentinel with the "
-                "other tables. Call the collection, or look it up without an optimizer: table.with_update(None)."
+                "other tables. Call the collection, or look it up without an optimizer, "
+                "jax_tt.extension.with_update(table, None)."
             )
         rounded_type = self.rounded_type or self.storage(state)
         return step_values(self.update, state["step"], rounded_type, inputs)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Any
 
-from jax_tt._table.change import maintain
-from jax_tt._table.options import Update
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 
 class _OfTable:
@@ -56,28 +53,6 @@ class Wrapper(Table):
     to_dense = _of_table("to_dense")
     # Most kinds have it, but it is no member of `Table`.
     param_dtype = _of_table("param_dtype")
-
-    def with_name(self, name: str | None) -> Self:
-        return dataclasses.replace(self, table=self.table.with_name(name))
-
-    def with_update(self, update: Update | None) -> Self:
-        return dataclasses.replace(self, table=self.table.with_update(update))
-
-    def without_values(self) -> Self:
-        return dataclasses.replace(self, table=self.table.without_values())
-
-    def frozen(self, state: State) -> tuple[Self, dict[str, Any]]:
-        self.check(state)
-        table, of_table = self.table.frozen(state)
-        frozen = dataclasses.replace(self, table=table)
-        kept = {*frozen.param_names, *frozen.constant_names, *frozen.buffers}
-        arrays = {**state, **of_table}
-        return frozen, {name: array for name, array in arrays.items() if name in kept}
-
-
-@maintain.register(Wrapper)
-def maintained(wrapper: Wrapper, state: State, method: str = "auto") -> dict[str, Any]:
-    return {**state, **maintain(wrapper.table, state, method)}
 
 
 # Members that `Table` computes from other members, which a wrapper may override. What can be wrapped does not override

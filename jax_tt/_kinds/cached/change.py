@@ -14,8 +14,12 @@ from jax_tt._kinds.cached.resize import moved, resized
 from jax_tt._kinds.cached.table import RowCachedTable, cached_part
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Change, Growth, Orders, grow, reorder, restarted, with_cache
+from jax_tt._table.copies import copy_wrapper, freeze, freeze_wrapper
 from jax_tt._table.table import SCALARS, Table
 from jax_tt._table.types import State
+
+copy_wrapper(RowCachedTable)
+freeze.register(RowCachedTable, freeze_wrapper)
 
 
 @grow.register(RowCachedTable)

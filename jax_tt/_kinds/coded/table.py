@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from jax_tt._native.partition import num_blocks
 from jax_tt._native.rows import RowTable
 from jax_tt._native.table_call import run
 from jax_tt._table import reference
+from jax_tt._table.copies import with_name, with_update, without_values
 from jax_tt._table.options import IGNORED, Lookup, Update
 from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.rotation import ROTATION, check_rotation, rotation_of, turned, turned_back
@@ -111,9 +112,6 @@ class CodedTable(CodeLayout, ReferenceTable):
         codebooks: Any = self.codebooks
         return codebooks.param_dtype
 
-    def with_update(self, update: Update | None) -> Self:
-        return dataclasses.replace(self, codebooks=self.codebooks.with_update(update))
-
     @property
     def nbytes(self) -> int:
         """Bytes of codes, places of hot ids, codebooks and rotation, without optimizer state."""
@@ -136,9 +134,6 @@ class CodedTable(CodeLayout, ReferenceTable):
     @functools.cached_property
     def buffers(self) -> dict[str, str]:
         return dict.fromkeys(self.constant_names, COLLECTION)
-
-    def without_values(self) -> Self:
-        return dataclasses.replace(self, codebooks=self.codebooks.without_values())
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         return self._outer(self.codebooks.init_params(key))
@@ -279,7 +274,7 @@ class CodedTable(CodeLayout, ReferenceTable):
                 warn_out_of_range(self, batch)
             own = self._expanded(arrays, batch, lookup)
             # An error names one of the rows of the codebooks.
-            books = self.codebooks.with_name(f"{self.name or 'a CodedTable'}, codebooks")
+            books = with_name(self.codebooks, f"{self.name or 'a CodedTable'}, codebooks")
             found, residuals = books.forward(self._of_books(arrays), own, _quiet(lookup))
             return vary_over((whole(self, found), residuals), axes)
 
@@ -355,6 +350,16 @@ class CodedTable(CodeLayout, ReferenceTable):
 def _quiet(lookup: Lookup) -> Lookup:
     """The options of a lookup in the codebooks, after the ids have been checked."""
     return dataclasses.replace(lookup, bounds="zero") if lookup.bounds in IGNORED else lookup
+
+
+@with_update.register(CodedTable)
+def with_update_of_codebooks(table: CodedTable, update: Update | None) -> CodedTable:
+    return dataclasses.replace(table, codebooks=with_update(table.codebooks, update))
+
+
+@without_values.register(CodedTable)
+def without_initial_codebooks(table: CodedTable) -> CodedTable:
+    return dataclasses.replace(table, codebooks=without_values(table.codebooks))
 
 
 def in_words(table: CodedTable) -> str:

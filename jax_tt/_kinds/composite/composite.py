@@ -19,6 +19,7 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table import groups
+from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._table.table import APPLIED, SCALARS, Table
@@ -91,26 +92,21 @@ class Composite(Table):
     def update(self) -> Update | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.tables[0].update
 
-    def with_update(self, update: Update | None) -> Self:
-        return self._of_each(lambda table: table.with_update(update))
-
-    def without_values(self) -> Self:
-        return self._of_each(lambda table: table.without_values())
-
-    def _of_each(self, change: Callable[[Any], Any]) -> Self:
+    def of_each(self, change: Callable[[Any], Any]) -> Self:
+        """The same of changed tables."""
         return dataclasses.replace(self, tables=tuple(map(change, self.tables)))
 
     @functools.cached_property
-    def _members(self) -> tuple[Any, ...]:
+    def members(self) -> tuple[Any, ...]:
         """The tables with names, and without the step count and sentinel, which the whole table has."""
-        named = self._of_each(
+        named = self.of_each(
             lambda table: (
                 table
                 if table.update is None
-                else table.with_update(dataclasses.replace(table.update, shared=True))
+                else with_update(table, dataclasses.replace(table.update, shared=True))
             )
         ).tables
-        return tuple(table.with_name(f"{self.title}, table {k}") for k, table in enumerate(named))
+        return tuple(with_name(table, f"{self.title}, table {k}") for k, table in enumerate(named))
 
     @property
     def title(self) -> str:
@@ -123,7 +119,7 @@ class Composite(Table):
         """Values by name of every table, with the names that they have in the whole state."""
         return {
             f"table_{k}_{name}": value
-            for k, table in enumerate(self._members)
+            for k, table in enumerate(self.members)
             for name, value in of_table(table).items()
         }
 
@@ -165,7 +161,7 @@ class Composite(Table):
     def slot_names(self) -> tuple[tuple[str, ...], ...]:
         return tuple(
             tuple(f"table_{k}_{name}" for name in names)
-            for k, table in enumerate(self._members)
+            for k, table in enumerate(self.members)
             for names in table.slot_names
         )
 
@@ -185,32 +181,20 @@ class Composite(Table):
         return self._names(lambda table: table.attended_names)
 
     def storage(self, state: State) -> Any:
-        own = zip(self._members, self.separated(state), strict=True)
+        own = zip(self.members, self.separated(state), strict=True)
         return functools.reduce(widest, (table.storage(part) for table, part in own))
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         keys = jax.random.split(key, len(self.tables))
-        own = [table.init_params(one) for table, one in zip(self._members, keys, strict=True)]
+        own = [table.init_params(one) for table, one in zip(self.members, keys, strict=True)]
         return self.joined(own)
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
-        own = zip(self._members, self.separated(params), strict=True)
+        own = zip(self.members, self.separated(params), strict=True)
         rest = self.joined([table.init_rest(part) for table, part in own])
         return rest | {
             name: jnp.full((), float(name != "step"), jnp.float32) for name in self.scalar_names
         }
-
-    def frozen(self, state: State) -> tuple[Self, dict[str, jax.Array]]:
-        self.check(state)
-        own = [
-            table.frozen(part)
-            for table, part in zip(self._members, self.separated(state), strict=True)
-        ]
-        tables = tuple(
-            table.with_name(given.name) for (table, _), given in zip(own, self.tables, strict=True)
-        )
-        kept = self.joined([part for _, part in own])
-        return dataclasses.replace(self, tables=tables), kept | self.own_arrays(state)
 
     def own_arrays(self, state: State) -> dict[str, Any]:
         """Arrays of a frozen state that are not those of a table."""
@@ -219,7 +203,7 @@ class Composite(Table):
 
     def check(self, state: State) -> None:
         self.require(state, (*self.trained_names, *self.constant_names))
-        for table, own in zip(self._members, self.separated(state), strict=True):
+        for table, own in zip(self.members, self.separated(state), strict=True):
             table.check(own)
 
     # Lookups
@@ -232,14 +216,14 @@ class Composite(Table):
         return dataclasses.replace(super().ids, integers_only=reason)
 
     def method(self, lookup: Lookup, state: State) -> str:
-        own = zip(self._members, self.separated(state), strict=True)
+        own = zip(self.members, self.separated(state), strict=True)
         methods = {table.method(lookup, part) for table, part in own}
         return "reference" if methods == {"reference"} else lookup.method
 
     def step_values(self, state: State, inputs: StepInputs) -> Any:
         # With the same random numbers, the rounding errors of equal tables would add up.
         key = jax.random.key(0) if inputs.key is None else inputs.key
-        own = zip(self._members, self.separated(state), strict=True)
+        own = zip(self.members, self.separated(state), strict=True)
         return tuple(
             table.step_values(
                 part, inputs._replace(key=jax.random.fold_in(key, k)) if k else inputs
@@ -292,7 +276,7 @@ class Composite(Table):
 
     def _prepared(self, state: State, batch: Batch, lookup: Lookup) -> list[Batch]:
         given = self.batches(state, batch, lookup)
-        own = zip(self._members, self.separated(state), given, strict=True)
+        own = zip(self.members, self.separated(state), given, strict=True)
         return [table.prepare(part, one, lookup)[1] for table, part, one in own]
 
     def _calls(
@@ -300,7 +284,7 @@ class Composite(Table):
     ) -> list[Call]:
         calls = []
         for k, (table, own, batch) in enumerate(
-            zip(self._members, self.separated(state), batches, strict=True)
+            zip(self.members, self.separated(state), batches, strict=True)
         ):
             names = frozenset(
                 name for name in table.trained_names if f"table_{k}_{name}" in lookup.wanted.names
@@ -320,5 +304,27 @@ class Composite(Table):
     def of_members(self, state: State, method: str, *args: Any) -> list[jax.Array]:
         """What a method of every table returns, in the accumulator type."""
         accum = accumulator(self.storage(state))
-        own = zip(self._members, self.separated(state), strict=True)
+        own = zip(self.members, self.separated(state), strict=True)
         return [getattr(table, method)(part, *args).astype(accum) for table, part in own]
+
+
+@with_update.register(Composite)
+def with_update_of_each(table: Composite, update: Update | None) -> Composite:
+    return table.of_each(lambda member: with_update(member, update))
+
+
+@without_values.register(Composite)
+def without_values_of_each(table: Composite) -> Composite:
+    return table.of_each(without_values)
+
+
+@freeze.register(Composite)
+def freeze_each(table: Composite, state: State) -> tuple[Composite, dict[str, Any]]:
+    table.check(state)
+    frozen = [freeze(*member) for member in zip(table.members, table.separated(state), strict=True)]
+    tables = tuple(
+        with_name(member, given.name)
+        for (member, _), given in zip(frozen, table.tables, strict=True)
+    )
+    kept = table.joined([arrays for _, arrays in frozen])
+    return dataclasses.replace(table, tables=tables), kept | table.own_arrays(state)

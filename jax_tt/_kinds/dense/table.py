@@ -17,6 +17,7 @@ from jax_tt._base.storage import (
     table_label,
 )
 from jax_tt._native.rows import RowTable
+from jax_tt._table.copies import without_values
 from jax_tt._table.initial_rows import NormalRows, default_embedding_init
 from jax_tt._table.options import Update
 
@@ -51,12 +52,6 @@ class DenseTable(RowTable):
 
     embedding_init: Callable[..., Any] = default_embedding_init
 
-    def without_values(self) -> DenseTable:
-        # Any other initialiser may keep a reference to the table that it returns.
-        if isinstance(self.embedding_init, NormalRows):
-            return self
-        return dataclasses.replace(self, embedding_init=default_embedding_init)
-
     @classmethod
     def of(
         cls,
@@ -81,3 +76,11 @@ class DenseTable(RowTable):
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         shape = (self.num_embeddings, self.features)
         return {"embedding": self.embedding_init(key, shape, self.param_dtype)}
+
+
+@without_values.register(DenseTable)
+def without_initial_rows(table: DenseTable) -> DenseTable:
+    # Any other initialiser may keep a reference to the table that it returns.
+    if isinstance(table.embedding_init, NormalRows):
+        return table
+    return dataclasses.replace(table, embedding_init=default_embedding_init)

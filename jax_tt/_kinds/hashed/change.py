@@ -23,9 +23,15 @@ from jax_tt._table.change import (
     Orders,
     grow,
     grow_shards,
+    maintain,
+    maintain_inner,
     reorder,
     under_order,
+    with_cache,
 )
+from jax_tt._table.copies import copy_wrapper, freeze, freeze_wrapper, with_update
+from jax_tt._table.dispatch import default
+from jax_tt._table.options import Update
 from jax_tt._table.types import State
 from jax_tt._tt.initial_cores import fresh_init
 
@@ -203,3 +209,25 @@ def _of_shared_rows(
     if ordered:
         change = dataclasses.replace(change, table=change.table.table)
     return under_order(change.table, change, IdOrder(rows))
+
+
+copy_wrapper(HashTable)
+maintain.register(HashTable, maintain_inner)
+with_cache.register(HashTable, default(with_cache))
+
+
+@with_update.register(HashTable)
+def with_update_of_rows(table: HashTable, update: Update | None) -> HashTable:
+    after = dataclasses.replace(table, table=with_update(table.table, update))
+    return after if update is not None else _silent(after)
+
+
+@freeze.register(HashTable)
+def freeze_keys(table: HashTable, state: State) -> tuple[HashTable, dict[str, Any]]:
+    frozen, arrays = freeze_wrapper(table, state)
+    return _silent(frozen), arrays
+
+
+def _silent(table: HashTable) -> HashTable:
+    # Nothing is trained any more, so that nothing is to be said of keys that are not.
+    return dataclasses.replace(table, safe_check="ignore")

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ from jax_tt._sets.hash_directory import (
 from jax_tt._sets.initial import InitialRows, Normal
 from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
 from jax_tt._sets.relocate import relocated
-from jax_tt._table.options import Lookup, Update
+from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
@@ -211,18 +211,6 @@ class HashTable(Wrapper):
         40
         """
         return relocated(self, state, 1)
-
-    def with_update(self, update: Update | None) -> Self:
-        table = super().with_update(update)
-        return table if update is not None else table._silent()
-
-    def frozen(self, state: State) -> tuple[Self, dict[str, Any]]:
-        table, arrays = super().frozen(state)
-        return table._silent(), arrays
-
-    def _silent(self) -> Self:
-        # Nothing is trained any more, so that nothing is to be said of keys that are not.
-        return dataclasses.replace(self, safe_check="ignore")
 
     # Lookups
 

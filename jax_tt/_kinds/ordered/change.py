@@ -11,9 +11,29 @@ from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.stored_order import on_device
 from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._sets.row_cache import RowCache
-from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_order, with_cache
+from jax_tt._table.change import (
+    Change,
+    Growth,
+    Orders,
+    grow,
+    maintain,
+    maintain_inner,
+    reorder,
+    under_order,
+    with_cache,
+)
+from jax_tt._table.copies import copy_wrapper, freeze, freeze_wrapper, without_values
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
+
+copy_wrapper(OrderedTable)
+freeze.register(OrderedTable, freeze_wrapper)
+maintain.register(OrderedTable, maintain_inner)
+
+
+@without_values.register(OrderedTable)
+def without_order(table: OrderedTable) -> OrderedTable:
+    return dataclasses.replace(table, table=without_values(table.table), id_order=None)
 
 
 @grow.register(OrderedTable)

@@ -72,9 +72,6 @@ class OrderedTable(Wrapper):
         self.require(state, (ID_ORDER,))
         self.table.check(state)
 
-    def without_values(self) -> OrderedTable:
-        return dataclasses.replace(self, table=self.table.without_values(), id_order=None)
-
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         if self.id_order is None:
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jax_tt._native.dense import DENSE
 from jax_tt._native.native import NativeTable
 from jax_tt._native.table_call import Calls
 from jax_tt._table import distinct_rows
+from jax_tt._table.copies import freeze, with_update, without_values
 from jax_tt._table.distinct_rows import RowFormat
 from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Lookup, Update, check_update
@@ -102,16 +103,6 @@ class QuantizedTable(NativeTable):
         """Bytes of the rows and the rotation, without optimizer state."""
         of_rotation = codec.WORD * self.features**2 if self.rotated else 0
         return self.num_embeddings * self.row_bytes + of_rotation
-
-    def frozen(self, state: State) -> tuple[Self, dict[str, jax.Array]]:
-        """The read-only table with the same rows, and its state."""
-        self.check(state)
-        rest = {name: state[name] for name in self._rotation_name}
-        return self.with_update(None), {PACKED: codec.as_bytes(state[PACKED]), **rest}
-
-    def without_values(self) -> QuantizedTable:
-        # An initialiser may keep a reference to the rows that it returns.
-        return dataclasses.replace(self, embedding_init=default_embedding_init)
 
     @functools.cached_property
     def buffers(self) -> dict[str, str]:
@@ -291,3 +282,18 @@ def require_quantized(table: Any) -> QuantizedTable:
         f"table: got a {type(table).__name__}; expected a QuantizedTable, as jax_tt.quantize(rows, bits=8) returns it "
         "with its state."
     )
+
+
+@freeze.register(QuantizedTable)
+def freeze_rows(table: QuantizedTable, state: State) -> tuple[QuantizedTable, dict[str, Any]]:
+    """Packs the rows into bytes."""
+    table.check(state)
+    frozen = with_update(table, None)
+    constants = {name: state[name] for name in frozen.constant_names}
+    return frozen, constants | {PACKED: codec.as_bytes(state[PACKED])}
+
+
+@without_values.register(QuantizedTable)
+def without_initial_rows(table: QuantizedTable) -> QuantizedTable:
+    # An initialiser may keep a reference to the rows that it returns.
+    return dataclasses.replace(table, embedding_init=default_embedding_init)

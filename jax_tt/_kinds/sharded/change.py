@@ -10,8 +10,20 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._ids.explicit import sharded_over_explicit_axes
 from jax_tt._kinds.sharded.programs import Local
+from jax_tt._kinds.sharded.requests import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
-from jax_tt._table.change import Change, Growth, grow, grow_shards
+from jax_tt._table.change import (
+    Change,
+    Growth,
+    grow,
+    grow_shards,
+    maintain,
+    maintain_inner,
+    reorder,
+    with_cache,
+)
+from jax_tt._table.copies import copy_wrapper, freeze, with_update
+from jax_tt._table.dispatch import default
 from jax_tt._table.options import Lookup
 from jax_tt._table.types import State
 
@@ -31,3 +43,16 @@ def grow_sharded(table: ShardedTable, state: State, growth: Growth) -> Change:
     change = grow_shards(table.table, table.sharding.shard, arrays, growth, on_shards)
     new = dataclasses.replace(table, table=change.table)
     return dataclasses.replace(change, table=new, state={**state, **change.state})
+
+
+copy_wrapper(ShardedTable)
+maintain.register(ShardedTable, maintain_inner)
+for function in (reorder, with_cache):
+    function.register(ShardedTable, default(function))
+
+
+@freeze.register(ShardedTable)
+def freeze_shards(table: ShardedTable, state: State) -> tuple[ShardedTable, dict[str, Any]]:
+    table.check(state)
+    _, arrays = freeze(table.stored, state)
+    return with_update(table, None), {**arrays, PAGES: state[PAGES]}

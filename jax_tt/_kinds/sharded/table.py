@@ -193,11 +193,6 @@ class ShardedTable(Wrapper):
         self.require(state, (PAGES,))
         (self.sharding.shard if inside_shard_map() else self.stored).check(state)
 
-    def frozen(self, state: State) -> tuple[Self, dict[str, Any]]:
-        self.check(state)
-        _, arrays = self.stored.frozen(state)
-        return self.with_update(None), {**arrays, PAGES: state[PAGES]}
-
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         if self.ids.takes_keys:
             return {name: self._placed(x) for name, x in self.table.init_params(key).items()}

@@ -16,6 +16,7 @@ from jax_tt._base.storage import check_param_dtype
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._jax.gather import gathered
 from jax_tt._native.tt import TrainTable
+from jax_tt._table.copies import without_values
 from jax_tt._table.options import Update, check_update
 from jax_tt._table.types import Params, State
 from jax_tt._tt.cores import TrainSizes, checked_cores
@@ -52,9 +53,6 @@ class TTTable(TrainTable):
             self.update.optimizer.check_width(None)
         for name in ("row_factors", "col_factors", "ranks"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-
-    def without_values(self) -> TTTable:
-        return dataclasses.replace(self, core_init=fresh_init(self.core_init))
 
     @classmethod
     def of(
@@ -161,3 +159,8 @@ class TTTable(TrainTable):
             rows *= p
             value = value.reshape(batch, rows, t, columns)
         return value[:, : self.num_embeddings, 0, 0]
+
+
+@without_values.register(TTTable)
+def without_initial_cores(table: TTTable) -> TTTable:
+    return dataclasses.replace(table, core_init=fresh_init(table.core_init))

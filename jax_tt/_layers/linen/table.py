@@ -25,6 +25,7 @@ from jax_tt._layers.call import attended, check_value, for_evaluation, step_inpu
 from jax_tt._layers.variables import FusedParam
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
+from jax_tt._table.copies import with_name
 from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -63,7 +64,7 @@ class TableModule(ChecksKeywords, nn.Module):
         """The table, whose name in error messages is, by default, its path in the model."""
         sizes = f"{table.num_embeddings}, {table.features}"
         default = path or f"{type(self).__name__}({sizes})"
-        return table if table.name is not None else table.with_name(default)
+        return table if table.name is not None else with_name(table, default)
 
     @nn.nowrap
     def _rebuilt(self, before: Table, after: Table) -> Any:
@@ -300,7 +301,7 @@ class AnyTable(TableModule):
     @nn.nowrap
     def _rebuilt(self, before: Table, after: Table) -> Any:
         del before
-        return self.clone(table=after.unsharded.with_name(self.table.name))
+        return self.clone(table=with_name(after.unsharded, self.table.name))
 
 
 class TableEmbed(AnyTable, EmbedModule):

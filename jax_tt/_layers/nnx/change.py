@@ -18,6 +18,7 @@ from jax_tt._layers.variables import IdOrderState
 from jax_tt._ops.change_tables import grow_table, reorder_table
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Carry, Change, with_cache
+from jax_tt._table.copies import without_values
 from jax_tt._table.table import Table
 from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.shape import TTShape
@@ -184,7 +185,7 @@ class ChangingModule(CachedModule):
             kind = variable_type(change.table, name)
             like = {} if name in change.table.buffers else template.get_metadata()
             setattr(self, name, nnx.data(kind(value, **like)))
-        self.table = change.table.without_values()
+        self.table = without_values(change.table)
         moments()
 
 

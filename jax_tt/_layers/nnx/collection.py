@@ -43,6 +43,7 @@ from jax_tt._layers.variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
 from jax_tt._lookup.shared import FLAGS, init_flags, is_shared
 from jax_tt._ops.inserting import Inserted
 from jax_tt._planning.shard_tables import over_mesh
+from jax_tt._table.copies import with_update
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 
@@ -74,7 +75,7 @@ class CollectedTable(TableEmbed):
         )
         params = {name: state[name] for name in table.param_names}
         state |= dict(refuse_gradient(message, params))
-        result, after = op(table.with_update(None), state, inputs, lookup)
+        result, after = op(with_update(table, None), state, inputs, lookup)
         finish_call(self, state, after, lookup)
         return result
 
@@ -394,7 +395,7 @@ def _hoisted(tables: Any) -> tuple[Any, dict[str, dict[str, nnx.Variable[Any]]]]
         old = table.update
         if old is not None:
             optimizer, variables[name] = hoisted_optimizer(old.optimizer)
-            static[name] = table.with_update(dataclasses.replace(old, optimizer=optimizer))
+            static[name] = with_update(table, dataclasses.replace(old, optimizer=optimizer))
     return static, variables
 
 

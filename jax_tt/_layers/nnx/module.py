@@ -27,6 +27,7 @@ from jax_tt._layers.variables import (
 )
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._table import change
+from jax_tt._table.copies import with_name, with_update, without_values
 from jax_tt._table.hoisted import hoisted
 from jax_tt._table.options import Lookup, StepInputs, check_static
 from jax_tt._table.table import Table
@@ -71,7 +72,7 @@ class _UpdateOption(_LookupOption):
                 f"{self.name}: {layer.table.ids.label}has no fused update; build the layer with an optimizer."
             )
         update = dataclasses.replace(update, **{self.name: value})
-        layer.table = layer.table.with_update(update)
+        layer.table = with_update(layer.table, update)
 
 
 class TableModule(ChecksKeywords, nnx.Module):
@@ -100,7 +101,7 @@ class TableModule(ChecksKeywords, nnx.Module):
     ) -> None:
         check_rngs(rngs)
         table = self._named(table)
-        self.table = table.without_values()
+        self.table = without_values(table)
         self.lookup = lookup
         # Set by `model.eval()` and `model.train()`, like that of dropout; no ids are counted in evaluation.
         self.deterministic = False
@@ -141,7 +142,7 @@ class TableModule(ChecksKeywords, nnx.Module):
 
     @name.setter
     def name(self, name: str) -> None:
-        self.table = self.table.with_name(name)
+        self.table = with_name(self.table, name)
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -157,7 +158,7 @@ class TableModule(ChecksKeywords, nnx.Module):
             )
         update = dataclasses.replace(self.table.update, optimizer=optimizer)
         check_static("optimizer", optimizer)
-        self.table = self.table.with_update(update)
+        self.table = with_update(self.table, update)
 
     bounds = _LookupOption()
     method = _LookupOption()
@@ -183,7 +184,7 @@ class TableModule(ChecksKeywords, nnx.Module):
     def _named(self, table: Table) -> Table:
         if table.name is not None:
             return table
-        return table.with_name(f"{type(self).__name__}({table.num_embeddings}, {table.features})")
+        return with_name(table, f"{type(self).__name__}({table.num_embeddings}, {table.features})")
 
     def _call(
         self,

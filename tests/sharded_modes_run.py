@@ -2,9 +2,9 @@
 
     python -m tests.sharded_modes_run PROCESS COUNT PORT DEVICES OUT.npz
 
-All processes together have ``DEVICES`` devices, 0 for tables that are not sharded. Writes what every step has looked up,
-the gradients of weights, and the final tables with their optimizer state, those of hash tables in the order of their
-keys; these grow at the end.
+All processes together have ``DEVICES`` devices, 0 for tables that are not sharded. Writes what every step has looked
+up, the gradients of weights, and the final tables with their optimizer state, those of hash tables in the order of
+their keys; these grow at the end.
 """
 
 from __future__ import annotations

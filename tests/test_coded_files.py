@@ -80,6 +80,9 @@ def test_files_of_other_things(tmp_path):
     fused = jax_tt.extension.with_update(table, jax_tt.Update(jax_tt.optimizers.SGD(0.1)))
     with pytest.raises(ValueError, match="got a table with an optimizer"):
         jax_tt.files.save(path, {"a": (fused, state)})
+    wide = (jnp.ones((2, 1, 1, 9)), jnp.ones((3, 9, 2, 1)))
+    with pytest.raises(ValueError, match=r"tables\['a'\]: got cores of ranks \(9,\).*tt\.round"):
+        jax_tt.files.save(path, {"a": jax_tt.tt.to_table(wide)})
     assert not path.exists()
 
 

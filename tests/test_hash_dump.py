@@ -213,6 +213,12 @@ def test_errors(source, tmp_path):
     wide = jax_tt.hash_table(128, 7, optimizer=RULE)
     with pytest.raises(jax_tt.FileError, match="has rows of 6 columns; expected 7"):
         jax_tt.files.load_dump(wide, wide.init(jax.random.key(0)), path)
+    for call in (jax_tt.files.dump, jax_tt.files.load_dump):
+        place = tmp_path / "keyed" if call is jax_tt.files.dump else path
+        with pytest.raises(ValueError, match="keys: got keys for a hash table, which has some"):
+            call(table, state, place, keys=np.arange(128))
+    with pytest.raises(TypeError, match="table: got a dict; expected a table"):
+        jax_tt.files.dump({}, state, tmp_path / "other")  # pyright: ignore[reportArgumentType]
     train = jax_tt.HashTable(jax_tt.tt_table(1000, 8, tt_ranks=4), ways=10)
     with pytest.raises(TypeError, match="rows of its TTTable share parameters"):
         jax_tt.files.dump(train, train.init(jax.random.key(0)), tmp_path / "train")

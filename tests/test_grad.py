@@ -10,7 +10,7 @@ from jax.test_util import check_grads
 
 import jax_tt
 from jax_tt._jax import backend
-from jax_tt._native import native
+from jax_tt._native import table_group
 from jax_tt._table import reference
 from tests.helpers import COMBINERS, SHAPES, WEIGHTABLE, assert_close, make_case, skip_unless_stored
 
@@ -83,17 +83,19 @@ def recorder(monkeypatch):
     """What is asked of the native ops, which the reference takes over: names of ops, and the cotangents they want."""
     calls = []
 
-    def run(call):
+    def run(found, wide=None, shared=None):
+        (call,) = found
+        assert wide is None and not shared
         assert call.platform == "cpu"
         calls.append((call.op, call.lookup.wanted))
         params = tuple(call.params.values())
         if call.op == "forward":
             none = (None, None, None)  # residuals
-            return reference.forward(call.table, params, call.batch, call.lookup, None), none
+            return [(reference.forward(call.table, params, call.batch, call.lookup, None), none)]
         g = call.blocked["g"].reshape(call.batch.num_segments, call.batch.num_bags, -1)
-        return reference.backward(call.table, params, call.batch, g, call.lookup)
+        return [reference.backward(call.table, params, call.batch, g, call.lookup)]
 
-    monkeypatch.setattr(native, "run", run)
+    monkeypatch.setattr(table_group, "run", run)
     monkeypatch.setattr(backend, "native_platforms", lambda: ("cpu",))
     return calls
 

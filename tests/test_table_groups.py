@@ -117,8 +117,9 @@ def test_bits_are_those_of_single_calls(bounds, one_by_one):
     # Four devices may share the rectangular batches, but not the ragged ones.
     most = 2 if jax.device_count() > 1 else 1
     for op, kind in itertools.product(("forward", "update"), ("dense_", "")):
-        assert 1 <= lowered.as_text().count(f"@jax_tt_{kind}tables_{op}") <= most
-        assert f"@jax_tt_{kind}{op}" not in lowered.as_text()
+        together = lowered.as_text().count(f"@jax_tt_{kind}tables_{op}")
+        alone = lowered.as_text().count(f"@jax_tt_{kind}{op}")
+        assert 1 <= together <= together + alone <= most
     got = lowered.compile()(state, WEIGHTED.weights, batch)
     one_by_one()
     want = step_of(collection, lookup)(state, WEIGHTED.weights, batch)
@@ -285,7 +286,7 @@ def test_updates_in_several_calls(kind, layout, monkeypatch):
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
     state = collection.init(jax.random.key(0))
     batch = {name: jnp.asarray(RNG.integers(0, 9, (11, 2)), jnp.int32) for name in tables}
-    target = {"dense": "jax_tt_dense_tables_update", "tt": "jax_tt_tables_update"}[kind]
+    target = {"dense": "jax_tt_dense_(?:tables_)?update", "tt": "jax_tt_(?:tables_)?update"}[kind]
 
     def step():
         def loss(trained):

@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jax_tt._base import ffi
 from jax_tt._base.method import resolve_method
-from jax_tt._jax.by_platform import by_platform
+from jax_tt._jax.by_platform import branches
 
 _PLATFORMS = ("cpu", "cuda")
 
@@ -115,6 +116,6 @@ def run(method: str, native: Callable[..., Any], reference: Callable[..., Any], 
     platforms = native_platforms()
     if symbolic or any(leaf.dtype == jnp.float64 for leaf in leaves):
         platforms = tuple(p for p in platforms if p != "cuda")
-    branches = {platform: partial(native, platform) for platform in platforms}
-    default = reference if method == "auto" else None
-    return by_platform(branches, default, *args)
+    own = {platform: partial(native, platform) for platform in platforms}
+    by_platform = branches(own, reference if method == "auto" else None)
+    return lax.platform_dependent(*args, **by_platform)

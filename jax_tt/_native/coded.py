@@ -10,6 +10,7 @@ import numpy as np
 
 from jax_tt._native.call import Named
 from jax_tt._native.table_call import TableCall, Types
+from jax_tt._table.groups import Call
 
 
 class Forward(TableCall):
@@ -22,6 +23,10 @@ class Forward(TableCall):
     across_devices = False
     most_arrays = 0
     blocked_results = ("out",)
+
+    def __init__(self, platform: str, call: Call, codes: Named):
+        super().__init__(platform, call)
+        self.whole = {"sentinel": self.whole["sentinel"], **codes, **self.params}
 
     @classmethod
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:

@@ -12,9 +12,14 @@ from jax import lax
 
 from jax_tt._jax.vma import all_shards, own_shard
 from jax_tt._native.call import Named, native, numbered, types_of
-from jax_tt._native.operands import step_operands, update_attributes, weights_result
+from jax_tt._native.operands import (
+    step_operands,
+    update_attributes,
+    weights_result,
+)
 from jax_tt._native.partition import Arrays
 from jax_tt._native.table_call import Calls, TableCall, Types
+from jax_tt._table.groups import Call
 
 
 class DenseCall(TableCall):
@@ -61,9 +66,9 @@ class Backward(DenseCall):
     op = "backward"
     blocked_results = ("dweights",)
 
-    def __init__(self, *of_all: Any, residuals: Arrays, g: jax.Array | None):
+    def __init__(self, platform: str, call: Call, residuals: Arrays, g: jax.Array | None):
         del residuals
-        super().__init__(*of_all)
+        super().__init__(platform, call)
         if g is not None:
             self.blocked |= self.operands.gradient(g)
 
@@ -87,20 +92,13 @@ class Update(DenseCall):
     appended = ("hyper", "scale", "seed")
     appended_results = ("applied",)
 
-    def __init__(
-        self,
-        *of_all: Any,
-        slots: tuple[Arrays, ...],
-        residuals: Arrays,
-        g: jax.Array | None,
-        values: Named,
-    ):
-        super().__init__(*of_all)
+    def __init__(self, platform: str, call: Call, residuals: Arrays, g: jax.Array | None):
+        super().__init__(platform, call)
         if g is not None:
             (out,) = residuals
             self.blocked = {"out": out, **self.blocked, **self.operands.gradient(g)}
-        self.slots = numbered("slot", *slots)
-        self.whole = step_operands(values) | self.params | self.slots
+        self.slots = numbered("slot", *self.table.stepped_slots(call.state))
+        self.whole = step_operands(call.values) | self.params | self.slots
 
     def gathered(self, args: Named, axes: Any) -> Named:
         axes = self.lookup.axis_name or axes

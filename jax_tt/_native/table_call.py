@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tt._ids.batch import Batch
 from jax_tt._native.call import Named, Types, apart, native_call, native_tables_call, together
-from jax_tt._native.operands import lookup_attributes, make_operands
+from jax_tt._native.operands import lookup_attributes, make_operands, sentinel_operand
 from jax_tt._native.partition import Arrays, over_blocks
-from jax_tt._table.options import Lookup
+from jax_tt._table.groups import Call
 
 if TYPE_CHECKING:
     from jax_tt._table.wide import Wide
@@ -51,21 +50,16 @@ class TableCall(abc.ABC):
     appended: ClassVar[tuple[str, ...]] = ()
     appended_results: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(
-        self,
-        table: Any,
-        platform: str,
-        params: Arrays,
-        batch: Batch,
-        lookup: Lookup,
-        **before: jax.Array,
-    ):
-        """``before``: operands that come before the parameters."""
-        self.table, self.platform, self.batch, self.lookup = table, platform, batch, lookup
-        self.operands = make_operands(table, params[0].dtype, batch)
-        self.params = dict(zip(table.param_names, params, strict=True))
+    def __init__(self, platform: str, call: Call):
+        self.table: Any = call.use.table
+        self.platform, self.batch, self.lookup = platform, call.batch, call.use.lookup
+        self.params = {name: call.state[name] for name in self.table.param_names}
+        first = self.params[self.table.param_names[0]]
+        self.operands = make_operands(self.table, first.dtype, call.batch)
         self.blocked: dict[str, jax.Array] = dict(self.operands.arrays)
-        self.whole: dict[str, jax.Array] = {**before, **self.params}
+        self.whole: dict[str, jax.Array] = dict(self.params)
+        if self.op == "forward":
+            self.whole = {"sentinel": sentinel_operand(call.state.get("sentinel")), **self.whole}
 
     @abc.abstractmethod
     def results(self, args: Named) -> Types:
@@ -135,7 +129,7 @@ class TableCall(abc.ABC):
             given: their operands on this device.
             shared: operands of all tables.
             axes: as in `over_blocks`.
-            wide: as in `run_together`.
+            wide: as in `run`.
         """
         gathered = [call.gathered(args, axes) for call, args in zip(calls, given, strict=True)]
         into = wide if cls.op == "forward" else None
@@ -182,13 +176,13 @@ class TableCall(abc.ABC):
 
 
 class Calls(NamedTuple):
-    """The calls of a kind of tables. All are constructed with the arguments of `TableCall` and some of their own.
+    """The calls of a kind of tables.
 
     Attributes:
-        forward: with ``sentinel``; it returns sums ``[S, nb, D]`` and residuals.
-        backward: with ``residuals`` and ``g``, which is None where one array has those of all tables; it returns the
-            gradients of the parameters and of the weights.
-        update: with these and ``slots`` and ``values``; it returns what `Table.stepped_params` does.
+        forward: takes what `TableCall` does; returns sums ``[S, nb, D]`` and residuals.
+        backward: takes also the residuals and the gradient of the sums, which is None where one array has those of all
+            tables; returns the gradients of the parameters and of the weights.
+        update: takes the same; returns what `Table.stepped_params` does.
     """
 
     forward: type[Any]
@@ -196,16 +190,8 @@ class Calls(NamedTuple):
     update: type[Any]
 
 
-def run(call: Any) -> Any:
-    """What a call on one table returns."""
-    found = over_blocks(call.local, call.blocked, call.whole, call.blocked_results)
-    return call.finished(found)
-
-
-def run_together(
-    calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = None
-) -> Any:
-    """What calls of the same op on several tables return, from one native call where the platform has it.
+def run(calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = None) -> Any:
+    """What calls of the same op on each of several tables return, from one native call where the platform has it.
 
     Args:
         calls: on one table each, for one platform.
@@ -215,8 +201,11 @@ def run_together(
     """
     (kind,) = {type(call) for call in calls}
     platform = calls[0].platform
-    if platform not in kind.together_on:
-        return [run(call) for call in calls]
+    if platform not in kind.together_on or (len(calls) == 1 and wide is None):
+        return [
+            call.finished(over_blocks(call.local, call.blocked, call.whole, call.blocked_results))
+            for call in calls
+        ]
     appended = kind.appended
     shared = {} if shared is None else shared
 

@@ -6,20 +6,18 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
-from jax_tt._native.operands import sentinel_operand
 from jax_tt._native.partition import is_partitioned, num_blocks
-from jax_tt._native.table_call import Calls, run_together
-from jax_tt._table.groups import of_one_table
-
-if TYPE_CHECKING:
-    from jax_tt._table.groups import Call, Cotangents, Gradients, Use
-    from jax_tt._table.wide import Wide
+from jax_tt._native.table_call import Calls, run
+from jax_tt._table import reference
+from jax_tt._table.groups import Call, Cotangents, Gradients, of_one_table
+from jax_tt._table.wide import Wide
 
 # Ids of one update: its working memory may grow with those of all its tables.
 _MOST_IDS = 2**26
@@ -30,24 +28,28 @@ class TableGroup:
     """The group of all tables of a kind, for `jax_tt._table.groups`.
 
     One native call per pass takes all tables that the kind can have in it. On platforms without that call, each table
-    is on its own.
+    is on its own. On platforms without native ops, the reference takes their place.
 
     Attributes:
         calls: the native calls of the kind.
-        method: ``"auto"``, or ``"cuda_emulated"``.
+        method: as in `jax_tt._jax.backend.run`, but not ``"reference"``.
     """
 
     calls: Calls
     method: str
 
     def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
-        if wide is not None:
-            if self._in_columns(calls):
-                return self._wide_sums(calls, wide)
+        if wide is not None and not self._in_columns(calls):
             sums, saved = self.forward(calls, None)
             return wide.joined(sums), saved
+        calls = [_innermost(call) for call in calls]
+        if wide is not None:
+            array = self.sums(calls, wide)
+            # As a residual, it only orders the update after the forward pass; its first axis stands for one block.
+            saved = (array[None],)
+            return array, [saved if call.use.lookup.wanted.names else () for call in calls]
         joined = [k for k, call in enumerate(calls) if self._joins(call)]
-        found = dict(zip(joined, _in_parts(self._sums, [(calls[k],) for k in joined]), strict=True))
+        found = dict(zip(joined, _in_parts(self.sums, [(calls[k],) for k in joined]), strict=True))
         for k, (use, state, batch, *_) in enumerate(calls):
             if k not in found:
                 found[k] = use.table.forward(state, batch, use.lookup)
@@ -57,25 +59,24 @@ class TableGroup:
     def backward(
         self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
     ) -> list[Cotangents]:
+        calls = [_innermost(call) for call in calls]
         if wide is not None and not self._in_columns(calls):
-            gs, wide = _apart(calls, wide)(gs), None
+            gs, wide = _apart(calls, gs, wide), None
         found: list[Cotangents] = [({}, None)] * len(calls)
         stepped, others = [], []
-        for k, (call, g) in enumerate(zip(calls, _each(gs, calls, wide), strict=True)):
-            table, lookup = call.use.table, call.use.lookup
+        for k, (call, g) in enumerate(zip(calls, _each(calls, gs, wide), strict=True)):
+            table: Any = call.use.table
             if g is None:
                 continue
-            innermost: Any = table.innermost
-            native = innermost.steps_natively
-            if lookup.wanted.names and native and self._joins(call, g):
+            if call.use.lookup.wanted.names and table.steps_natively and self._joins(call, g):
                 (others if table.update is None else stepped).append(k)
                 continue
             if wide is not None:
-                (g,) = _apart([call], wide.of([k]))(gs)
+                (g,) = _apart([call], gs, wide.of([k]))
             # The sums of all tables may stand for those of this one: they only order the step after the forward pass.
             found[k] = of_one_table(call, residuals[k], g)
         parts = [(part, self._new_states) for part in self._parts(calls, stepped)]
-        parts += [(part, self._gradients) for part in self._parts(calls, others)]
+        parts += [(part, self._named_gradients) for part in self._parts(calls, others)]
         for members, of_part in parts:
             if wide is not None and members:
                 own = [calls[k] for k in members], [residuals[k] for k in members]
@@ -87,6 +88,111 @@ class TableGroup:
                 found[k] = of_table
         return found
 
+    # Passes of tables without wrappers, each in one native call
+
+    def sums(self, calls: Sequence[Call], wide: Wide | None = None) -> Any:
+        """Sums and residuals of every table, or one array of all sums.
+
+        An invalid sentinel is an error in native ops on CPU, and gives NaN elsewhere.
+        """
+        axes = [varying_axes(call.state, call.batch) for call in calls]
+        calls = [vary_over(call, own) for call, own in zip(calls, axes, strict=True)]
+
+        def native(platform: str, calls: Sequence[Call]) -> Any:
+            found = run([self.calls.forward(platform, call) for call in calls], wide)
+            if wide is not None:
+                return found
+            return [vary_over(own, over) for own, over in zip(found, axes, strict=True)]
+
+        def in_jax(calls: Sequence[Call]) -> Any:
+            sums = [_sums(call) for call in calls]
+            if wide is not None:
+                return wide.joined(sums)
+            types = jax.eval_shape(partial(native, backend.native_platforms()[0]), calls)
+            saved = [
+                vary_over(zeros_like(own), over) for (_, own), over in zip(types, axes, strict=True)
+            ]
+            return list(zip(sums, saved, strict=True))
+
+        return backend.run(self.method, native, in_jax, calls)
+
+    def gradients(self, *operands: Any) -> list[Any]:
+        """Gradients of the parameters of every table, and of its weights; ``operands`` as in `backward`."""
+        return self._backwards(
+            _Pass(self.calls.backward, _gradients, _varying_gradients), *operands
+        )
+
+    def stepped(self, *operands: Any) -> list[Any]:
+        """What `Table.stepped_params` returns for every table; ``operands`` as in `backward`."""
+        return self._backwards(_Pass(self.calls.update, _stepped, _varying_step), *operands)
+
+    def _backwards(
+        self,
+        one: _Pass,
+        calls: Sequence[Call],
+        residuals: Sequence[Any],
+        gs: Gradients,
+        wide: Wide | None = None,
+    ) -> list[Any]:
+        def native(platform: str, calls: Sequence[Call], residuals: Any, gs: Any) -> list[Any]:
+            own, shared = (gs, {}) if wide is None else ([None] * len(calls), {"g": gs})
+            if wide is not None and one.native is self.calls.update:
+                shared = {"out": residuals[0][0], **shared}
+            parts = [
+                one.native(platform, *operands)
+                for operands in zip(calls, residuals, own, strict=True)
+            ]
+            return varying(calls, run(parts, wide, shared), _each(calls, gs, wide))
+
+        def in_jax(calls: Sequence[Call], residuals: Any, gs: Any) -> list[Any]:
+            del residuals
+            gs = _apart(calls, gs, wide)
+            return varying(calls, map(one.in_jax, calls, gs), gs)
+
+        def varying(*found: Any) -> list[Any]:
+            return [one.varying(*own) for own in zip(*found, strict=True)]
+
+        return backend.run(self.method, native, in_jax, calls, residuals, gs)
+
+    def _named_gradients(self, calls: Sequence[Call], *passed: Any) -> list[Cotangents]:
+        return [
+            (dict(zip(call.use.table.param_names, grads, strict=True)), dweights)
+            for call, (grads, dweights) in zip(calls, self.gradients(calls, *passed), strict=True)
+        ]
+
+    def _new_states(
+        self,
+        calls: Sequence[Call],
+        residuals: Sequence[Any],
+        gs: Gradients,
+        wide: Wide | None = None,
+    ) -> list[Cotangents]:
+        tables: list[Any] = [call.use.table for call in calls]
+        steps = [
+            table.step_of(None, state, batch, g, use.lookup, values)
+            for table, (use, state, batch, values, _), g in zip(
+                tables, calls, _each(calls, gs, wide), strict=True
+            )
+        ]
+        given = [
+            Call(
+                dataclasses.replace(call.use, lookup=step.lookup),
+                call.state,
+                step.batch,
+                step.values,
+            )
+            for call, step in zip(calls, steps, strict=True)
+        ]
+        gs = [step.g for step in steps] if wide is None else steps[0].g
+        found = self.stepped(given, residuals, gs, wide)
+        results = []
+        for table, call, step, stepped in zip(tables, calls, steps, found, strict=True):
+            new, _, dweights = table.after_step(call.state, step, *stepped)
+            results.append((new, dweights))
+        return results
+
+    # Which tables one native call takes
+
     def _joins(self, call: Call, g: Any = None) -> bool:
         """Whether the native call on many tables takes this one."""
         return self.calls.forward.across_devices or (_whole([call]) and not varying_axes(g))
@@ -97,7 +203,8 @@ class TableGroup:
 
     def _parts(self, calls: Sequence[Call], members: Sequence[int]) -> list[list[int]]:
         """The members in about equal parts that one native call takes."""
-        arrays = [sum(map(len, (t.param_names, *t.stepped_names))) for t in _tables(calls)]
+        tables = [call.use.table for call in calls]
+        arrays = [sum(map(len, (t.param_names, *t.stepped_names))) for t in tables]
         total = sum(arrays[k] for k in members)
         most = -(-total // max(1, -(-total // self.calls.update.most_arrays)))
         parts: list[list[int]] = []
@@ -113,138 +220,15 @@ class TableGroup:
             ids += own
         return parts
 
-    def _sums(self, calls: Sequence[Call]) -> list[Any]:
-        axes = [varying_axes(call.state, call.batch) for call in calls]
-        arrays = [
-            vary_over((call.state, call.batch), own) for call, own in zip(calls, axes, strict=True)
-        ]
-        uses = [call.use for call in calls]
 
-        def at_once(platform: str, arrays: Any) -> list[Any]:
-            found = run_together(self._forward_parts(platform, uses, arrays))
-            return [vary_over(*pair) for pair in zip(found, axes, strict=True)]
-
-        return backend.run(self.method, at_once, partial(_one_by_one, uses), arrays)
-
-    def _wide_sums(self, calls: Sequence[Call], wide: Wide) -> tuple[jax.Array, list[Any]]:
-        uses = [call.use for call in calls]
-
-        def at_once(platform: str, arrays: Any) -> jax.Array:
-            return run_together(self._forward_parts(platform, uses, arrays), wide)
-
-        def one_by_one(arrays: Any) -> jax.Array:
-            return wide.joined([sums for sums, _ in _one_by_one(uses, arrays)])
-
-        arrays = [(call.state, call.batch) for call in calls]
-        array = backend.run(self.method, at_once, one_by_one, arrays)
-        # As a residual, it only orders the update after the forward pass; its first axis stands for one block.
-        return array, [(array[None],) if call.use.lookup.wanted.names else () for call in calls]
-
-    def _forward_parts(self, platform: str, uses: Sequence[Use], arrays: Any) -> list[Any]:
-        return [
-            self.calls.forward(
-                *_arguments(platform, use, state, batch),
-                sentinel=sentinel_operand(state.get("sentinel")),
-            )
-            for use, (state, batch) in zip(uses, arrays, strict=True)
-        ]
-
-    def _gradients(
-        self,
-        calls: Sequence[Call],
-        residuals: Sequence[Any],
-        gs: Gradients,
-        wide: Wide | None = None,
-    ) -> list[Cotangents]:
-        axes = [
-            varying_axes(call.state, call.batch, g)
-            for call, g in zip(calls, _each(gs, calls, wide), strict=True)
-        ]
-        arrays = [
-            (call.state, call.batch, saved) for call, saved in zip(calls, residuals, strict=True)
-        ]
-        uses, apart = [call.use for call in calls], _apart(calls, wide)
-
-        def one_by_one(arrays: Any, gs: Any) -> list[Any]:
-            return [
-                use.table.backward(state, batch, saved, g, use.lookup)
-                for use, (state, batch, saved), g in zip(uses, arrays, apart(gs), strict=True)
-            ]
-
-        def at_once(platform: str, arrays: Any, gs: Any) -> list[Any]:
-            own, shared = _operands_of(gs, len(uses), wide)
-            parts = [
-                self.calls.backward(*_arguments(platform, use, state, batch), residuals=saved, g=g)
-                for use, (state, batch, saved), g in zip(uses, arrays, own, strict=True)
-            ]
-            found = run_together(parts, wide, shared)
-            found = [vary_over(*pair) for pair in zip(found, axes, strict=True)]
-            return [
-                (dict(zip(use.table.param_names, grads, strict=True)), dweights)
-                for use, (grads, dweights) in zip(uses, found, strict=True)
-            ]
-
-        return backend.run(self.method, at_once, one_by_one, arrays, gs)
-
-    def _new_states(
-        self,
-        calls: Sequence[Call],
-        residuals: Sequence[Any],
-        gs: Gradients,
-        wide: Wide | None = None,
-    ) -> list[Cotangents]:
-        tables = _tables(calls)
-        steps = [
-            table.step_of(None, call.state, call.batch, g, call.use.lookup, call.values)
-            for table, call, g in zip(tables, calls, _each(gs, calls, wide), strict=True)
-        ]
-        uses = [
-            dataclasses.replace(call.use, lookup=step.lookup)
-            for call, step in zip(calls, steps, strict=True)
-        ]
-        apart = _apart(calls, wide)
-        arrays = [
-            (call.state, step.batch, saved, step.values)
-            for call, saved, step in zip(calls, residuals, steps, strict=True)
-        ]
-        gs = [step.g for step in steps] if wide is None else steps[0].g
-
-        def one_by_one(arrays: Any, gs: Any) -> list[Any]:
-            return [
-                table.stepped_params(state, batch, saved, g, use.lookup, values)
-                for table, use, (state, batch, saved, values), g in zip(
-                    tables, uses, arrays, apart(gs), strict=True
-                )
-            ]
-
-        def at_once(platform: str, arrays: Any, gs: Any) -> list[Any]:
-            own, shared = _operands_of(gs, len(uses), wide)
-            parts = []
-            for table, use, (state, batch, saved, values), g in zip(
-                tables, uses, arrays, own, strict=True
-            ):
-                of_all = _arguments(platform, use, state, batch)
-                own_part = {"slots": table.stepped_slots(state), "residuals": saved, "g": g}
-                parts.append(self.calls.update(*of_all, **own_part, values=values))
-            if wide is not None:
-                shared = {"out": arrays[0][2][0], **shared}
-            return [
-                table.varying_step(found, state, batch, g)
-                for table, found, (state, batch, *_), g in zip(
-                    tables, run_together(parts, wide, shared), arrays, own, strict=True
-                )
-            ]
-
-        found = backend.run(self.method, at_once, one_by_one, arrays, gs)
-        results = []
-        for table, call, step, stepped in zip(tables, calls, steps, found, strict=True):
-            new, _, dweights = table.after_step(call.state, step, *stepped)
-            results.append((new, dweights))
-        return results
+def zeros_like(saved: Any) -> Any:
+    """Placeholder for native residuals in the reference: all branches must return the same types."""
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), saved)
 
 
-def _tables(calls: Sequence[Call]) -> list[Any]:
-    return [call.use.table.innermost for call in calls]
+def _innermost(call: Call) -> Call:
+    use = call.use
+    return call._replace(use=dataclasses.replace(use, table=use.table.innermost))
 
 
 def _whole(calls: Sequence[Call]) -> bool:
@@ -274,32 +258,54 @@ def _in_parts(of_part: Callable[..., list[Any]], rows: Sequence[tuple[Any, ...]]
     return [found[k] for k in range(len(rows))]
 
 
-def _one_by_one(uses: Sequence[Use], arrays: Any) -> list[Any]:
-    return [
-        use.table.forward(state, batch, use.lookup)
-        for use, (state, batch) in zip(uses, arrays, strict=True)
-    ]
-
-
-def _each(gs: Gradients, calls: Sequence[Call], wide: Wide | None) -> Sequence[Any]:
+def _each(calls: Sequence[Call], gs: Gradients, wide: Wide | None) -> Sequence[Any]:
     """The gradient that every call gets: its own, or the one that they share."""
     return gs if wide is None else [gs] * len(calls)
 
 
-def _apart(calls: Sequence[Call], wide: Wide | None) -> Callable[[Gradients], Sequence[Any]]:
-    """A function from gradients to those of the sums of every call."""
-    shapes = [call.shape for call in calls]
-    return lambda gs: gs if wide is None else wide.separated(gs, shapes)
+def _apart(calls: Sequence[Call], gs: Gradients, wide: Wide | None) -> Sequence[Any]:
+    """The gradients of the sums of every call."""
+    return gs if wide is None else wide.separated(gs, [call.shape for call in calls])
 
 
-def _operands_of(
-    gs: Gradients, tables: int, wide: Wide | None
-) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The gradients as operands of every table, and as operands that the tables share."""
-    return (gs, {}) if wide is None else ([None] * tables, {"g": gs})
+def _sums(call: Call) -> jax.Array:
+    """The sums of a table without native ops."""
+    table: Any = call.use.table
+    params, sentinel = table.params(call.state), call.state.get("sentinel")
+    return reference.forward(table, params, call.batch, call.use.lookup, sentinel)
 
 
-def _arguments(platform: str, use: Use, state: Any, batch: Any) -> tuple[Any, ...]:
-    """Those that native calls of all passes have."""
-    table = use.table.innermost
-    return table, platform, table.params(state), batch, use.lookup
+class _Pass(NamedTuple):
+    """A backward pass or a step.
+
+    Attributes:
+        native: its native call.
+        in_jax: its results from a call and the gradient of its sums.
+        varying: its results, which JAX may take to be replicated, marked as varying where the operands do.
+    """
+
+    native: type[Any]
+    in_jax: Callable[[Call, Any], Any]
+    varying: Callable[[Call, Any, Any], Any]
+
+
+def _gradients(call: Call, g: Any) -> Any:
+    table: Any = call.use.table
+    return reference.backward(table, table.params(call.state), call.batch, g, call.use.lookup)
+
+
+def _varying_gradients(call: Call, found: Any, g: Any) -> Any:
+    return vary_over(found, varying_axes(call.state, call.batch, g))
+
+
+def _stepped(call: Call, g: Any) -> Any:
+    table: Any = call.use.table
+    return reference.update(table, call.state, call.batch, g, call.use.lookup, call.values)
+
+
+def _varying_step(call: Call, found: Any, g: Any) -> Any:
+    *new, dweights = found
+    table = call.use.table
+    arrays = table.params(call.state), table.stepped_slots(call.state)
+    new = vary_over(new, varying_axes(arrays))
+    return *new, vary_over(dweights, varying_axes(arrays, call.batch, g))

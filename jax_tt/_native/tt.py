@@ -19,7 +19,7 @@ from jax_tt._ids.batch import Batch
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.call import Named, native, native_call, native_tables_call, numbered, types_of
-from jax_tt._native.native import NativeTable, zeros_like
+from jax_tt._native.native import NativeTable
 from jax_tt._native.operands import (
     Operands,
     lookup_attributes,
@@ -32,7 +32,9 @@ from jax_tt._native.operands import (
 )
 from jax_tt._native.partition import Arrays, is_resharded, over_blocks
 from jax_tt._native.table_call import Calls, TableCall, Types
+from jax_tt._native.table_group import zeros_like
 from jax_tt._table import reference
+from jax_tt._table.groups import Call
 from jax_tt._table.options import Lookup
 from jax_tt._table.types import Params
 from jax_tt._tt.cores import TrainSizes
@@ -102,15 +104,15 @@ def blocked_sizes(platform: str, operands: Operands, train: TrainSizes) -> tuple
     return plan, per_block * saved if operands.accum == jnp.float32 else 0
 
 
-def _plan(
+def _plan_call(
     platform: str, table: TrainTable, size: int, args: Named, attributes: dict[str, Any]
-) -> jax.Array:
-    """Plan of one shard, ``[blocks, size]``."""
+) -> tuple[Any, ...]:
+    """The arguments of `native_call` for the plan of one shard, ``[blocks, size]``."""
     ids = args["ids"]
     operands = {name: args[name] for name in ("ids", "offsets", "sentinel")}
     results = {"plan": jax.ShapeDtypeStruct((ids.shape[0], size), jnp.int32)}
     workspace = _workspace(platform, "plan", table.sizes, math.prod(ids.shape[:2]))
-    return native_call(platform, "plan", operands, results, workspace, attributes)["plan"]
+    return platform, "plan", operands, results, workspace, attributes
 
 
 def _planned(
@@ -122,7 +124,7 @@ def _planned(
 
     def local(args: Named, axes: Any) -> Named:
         attributes = batch_attributes(platform, table, batch, lookup, axes)
-        return {"plan": _plan(platform, table, size, args, attributes)}
+        return native_call(*_plan_call(platform, table, size, args, attributes))
 
     blocked = {name: operands.arrays[name] for name in ("ids", "offsets")}
     plan = over_blocks(local, blocked, {"sentinel": sentinel_operand(None)}, ["plan"])["plan"]
@@ -186,19 +188,19 @@ class Forward(TTCall):
         platform, table = self.platform, self.table
         attributes = batch_attributes(platform, table, self.batch, self.lookup, axes)
         size, _ = blocked_sizes(platform, self.operands, table.sizes)
-        plan = _plan(platform, table, size, args, attributes)
+        plan = native_call(*_plan_call(platform, table, size, args, attributes))
         results = self.results(args)
         found = native_call(
             platform,
             "forward",
             {name: args[name] for name in self.operands.arrays}
-            | {"plan": plan}
+            | plan
             | {name: args[name] for name in self.params},
             {name: results[name] for name in ("out", "saved")},
             _workspace(platform, "forward", table.sizes, math.prod(args["ids"].shape[:2])),
             attributes,
         )
-        return {**found, "plan": plan}
+        return found | plan
 
     def own_workspace(self, args: Named) -> int | None:
         """The op on many tables makes the plans, too."""
@@ -221,8 +223,8 @@ class GradientCall(TTCall):
 
     blocked_results = ("dweights",)
 
-    def __init__(self, *of_all: Any, residuals: Arrays, g: jax.Array):
-        super().__init__(*of_all)
+    def __init__(self, platform: str, call: Call, residuals: Arrays, g: jax.Array):
+        super().__init__(platform, call)
         plan, saved, _ = residuals
         self.blocked |= {"plan": plan, "saved": saved} | self.operands.gradient(g)
 
@@ -259,20 +261,14 @@ class Update(GradientCall):
     appended = ("hyper", "scale", "seed")
     appended_results = ("applied",)
 
-    def __init__(
-        self,
-        *of_all: Any,
-        slots: tuple[Arrays, ...],
-        residuals: Arrays,
-        g: jax.Array,
-        values: Named,
-    ):
-        super().__init__(*of_all, residuals=residuals, g=g)
-        self.backward = Backward(*of_all, residuals=residuals, g=g)
+    def __init__(self, platform: str, call: Call, residuals: Arrays, g: jax.Array):
+        super().__init__(platform, call, residuals, g)
+        self.backward = Backward(platform, call, residuals, g)
         self.blocked = {"out": residuals[2], **self.blocked}
+        slots = self.table.stepped_slots(call.state)
         self.slots = numbered("slot", (slot for of_core in slots for slot in of_core))
         self.changed = self.params | self.slots
-        self.whole = step_operands(values) | self.changed
+        self.whole = step_operands(call.values) | self.changed
 
     def asked(self) -> dict[str, bool]:
         return super().asked() | {"skip_nonfinite": self.table.update.skip_nonfinite}

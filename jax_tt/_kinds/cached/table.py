@@ -30,13 +30,13 @@ from jax_tt._kinds.cached.names import (
 )
 from jax_tt._native import cache_backend
 from jax_tt._native.cache_forward import cache_forward
-from jax_tt._native.native import zeros_like
-from jax_tt._native.operands import sentinel_operand
 from jax_tt._native.rows import RowTable
 from jax_tt._native.table_call import run
+from jax_tt._native.table_group import zeros_like
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table import reference
+from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.table import Table
@@ -398,8 +398,8 @@ def _without(lookup: Lookup, names: set[str]) -> Lookup:
 def _native_forward(
     platform: str, table: Any, state: State, batch: Batch, lookup: Lookup
 ) -> tuple[jax.Array, Any]:
-    of_all = table, platform, table.params(state), batch, lookup
-    return run(table.calls.forward(*of_all, sentinel=sentinel_operand(state.get("sentinel"))))
+    (found,) = run([table.calls.forward(platform, Call(Use(table, lookup), state, batch, ()))])
+    return found
 
 
 def _part_weights_gradient(

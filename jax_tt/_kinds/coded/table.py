@@ -27,12 +27,12 @@ from jax_tt._kinds.coded.layout import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, 
 from jax_tt._lookup.warn import warn_out_of_range
 from jax_tt._native.coded import Forward
 from jax_tt._native.native import NativeTable
-from jax_tt._native.operands import sentinel_operand
 from jax_tt._native.partition import num_blocks
 from jax_tt._native.rows import RowTable
 from jax_tt._native.table_call import run
 from jax_tt._table import reference
 from jax_tt._table.copies import with_name, with_update, without_values
+from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import IGNORED, Lookup, Update
 from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.rotation import ROTATION, check_rotation, rotation_of, turned, turned_back
@@ -265,8 +265,9 @@ class CodedTable(CodeLayout, ReferenceTable):
         arrays, batch = vary_over((arrays, batch), axes)
 
         def native(arrays: State, batch: Batch) -> Any:
-            of_call = self, "cpu", (arrays[CODEBOOKS].astype(jnp.float32),), batch, lookup
-            sums = run(Forward(*of_call, **self._code_operands(arrays)))
+            books = {CODEBOOKS: arrays[CODEBOOKS].astype(jnp.float32)}
+            call = Call(Use(self, lookup), {**arrays, **books}, batch, ())
+            (sums,) = run([Forward("cpu", call, self._code_operands(arrays))])
             return vary_over((sums, self._order(sums) if lookup.wanted.names else ()), axes)
 
         def of_entries(arrays: State, batch: Batch) -> Any:
@@ -312,7 +313,6 @@ class CodedTable(CodeLayout, ReferenceTable):
         """What the native op takes before the codebooks."""
         _, words = places.shape_of(0)
         return {
-            "sentinel": sentinel_operand(state.get("sentinel")),
             CODES: state[CODES],
             HOT_CODES: state.get(HOT_CODES, jnp.zeros((0, 0), jnp.uint8)),
             HOT_PLACES: state.get(HOT_PLACES, jnp.zeros((0, words), jnp.uint32)),

@@ -1,4 +1,4 @@
-"""The arguments of the layers whose table a factory describes: those of the factory, of `Lookup`, and of the layer."""
+"""The arguments of layers whose table a factory describes, divided by what takes them."""
 
 from __future__ import annotations
 

@@ -17,16 +17,19 @@ from jax_tt._table.types import State
 
 
 def step_inputs(
-    table: Table, grad_scale: Any, hyperparameters: Mapping[str, Any] | None, own: Mapping[str, Any]
+    table: Table,
+    grad_scale: Any,
+    hyperparameters: Mapping[str, Any] | None,
+    fields: Mapping[str, Any],
 ) -> StepInputs:
-    """The update inputs of a call; ``own`` are hyper-parameters that are variables of the layer."""
+    """The update inputs of a call; ``fields`` are hyper-parameters that are variables of the layer."""
     if table.update is not None:
         if hyperparameters is not None and not isinstance(hyperparameters, Mapping):
             raise TypeError(
                 f"hyperparameters: got {hyperparameters!r}; expected a mapping from names to scalars, e.g. "
                 "{'learning_rate': 0.01}."
             )
-        return StepInputs(grad_scale, None, {**own, **(hyperparameters or {})})
+        return StepInputs(grad_scale, None, {**fields, **(hyperparameters or {})})
     if grad_scale is not None:
         raise ValueError(
             "grad_scale: got a loss scale for a layer with optimizer=None; its gradients are ordinary "
@@ -51,9 +54,9 @@ def attended(
     query, *arrays = promote(query, *(state[name] for name in names))
     params: dict[str, Any] = dict(zip(names, arrays, strict=True))
     if table.update is not None:
-        rule = type(table.update.optimizer).__name__
+        name = type(table.update.optimizer).__name__
         message = (
-            f"{table.ids.label}attend is part of the loss, but the table is fused (optimizer={rule}): its gradient "
+            f"{table.ids.label}attend is part of the loss, but the table is fused (optimizer={name}): its gradient "
             "touches "
             "every row and cannot be fused into a lookup. Build the layer with optimizer=None and let optax step it, "
             "or use the scores outside the loss only."

@@ -30,7 +30,7 @@ def check_state(
     want = jax.eval_shape(tx.init, params)
     if jax.tree.map(jnp.shape, want) != jax.tree.map(jnp.shape, state):
         raise ValueError(
-            f"{name}: holds state of other parameters than those of {whose}; expected what was made for these."
+            f"{name}: holds state of other parameters than {whose} has; expected what was made for these."
         )
 
 

@@ -48,7 +48,7 @@ class DenseFromPretrained:
             source: floats ``[num_embeddings, features]``, as a numpy or JAX array or a torch tensor on the CPU; or
                 the path of a ``.npy``, ``.npz``, ``.safetensors``, ``.pt`` or ``.pth`` file or of an orbax checkpoint.
             table: name of the array in a file with several.
-            param_dtype: type of the table; default that of the source.
+            param_dtype: type of the table; default the type of the source.
             **options: the other arguments of the layer, except ``num_embeddings``, ``features``, ``embedding_init`` and
                 ``rngs``.
 
@@ -57,7 +57,6 @@ class DenseFromPretrained:
 
         Raises:
             FileError: the file cannot be read, or holds no such table.
-            ValueError, TypeError: an argument does not fit; the message names it and the fix.
 
         Example:
             >>> import jax_tt, numpy as np
@@ -117,7 +116,7 @@ class TTFromPretrained:
             tt_ranks, tolerance, max_bytes: for dense tables only; one of the three, as ``ranks``, ``tolerance`` and
                 ``max_bytes`` of `tt.from_dense`.
             row_factors, col_factors: for dense tables only, as in `tt.from_dense`.
-            param_dtype: type of the cores; default that of the source.
+            param_dtype: type of the cores; default the type of the source.
             core_init: initialiser of the slices that `grow` appends.
             **options: the other arguments of the layer, except ``features`` and ``rngs``.
 
@@ -126,7 +125,6 @@ class TTFromPretrained:
 
         Raises:
             FileError: the file cannot be read, or holds no such table.
-            ValueError, TypeError: an argument does not fit; the message names it and the fix.
 
         Example:
             >>> import jax_tt, numpy as np
@@ -142,19 +140,19 @@ class TTFromPretrained:
             "row_factors": row_factors,
             "col_factors": col_factors,
         }
-        found = _tensor_train(source, table, num_embeddings)
-        if found is None:
+        train = _tensor_train(source, table, num_embeddings)
+        if train is None:
             array = _dense(source, table)
             _check_rows(array, num_embeddings)
-            found = _compressed(array, id_order, param_dtype, **compression)
+            train = _compressed(array, id_order, param_dtype, **compression)
         else:
-            found = _in_order(found, id_order)
+            train = _in_order(train, id_order)
             _refuse(compression)
-        dtype = found.cores[0].dtype
+        dtype = train.cores[0].dtype
         given = {
-            **found.shape.layer_arguments(),
-            "id_order": found.id_order,
-            "core_init": GivenCores(found.cores, core_init),
+            **train.shape.layer_arguments(),
+            "id_order": train.id_order,
+            "core_init": GivenCores(train.cores, core_init),
         }
         return _built(cls, dtype if param_dtype is None else param_dtype, given, options)
 
@@ -193,23 +191,23 @@ def _dense(source: Any, table: str | None) -> Any:
 def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) -> Train | None:
     """The tensor train of the source, or None if the source is dense."""
     if _is_path(source):
-        found = _in_file(source, table)
+        given = _in_file(source, table)
     else:
         _check_no_name(table)
         refuse_tables(source, "source", ".cores")
-        found = source
-    if isinstance(found, Approximation):
-        found = Train(found.cores, found.shape, None)
-    elif isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Table):
-        found = train_of(*found)
-    if isinstance(found, Train):
+        given = source
+    if isinstance(given, Approximation):
+        given = Train(given.cores, given.shape, None)
+    elif isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Table):
+        given = train_of(*given)
+    if isinstance(given, Train):
         if num_embeddings is None:
-            return found
-        shape = dataclasses.replace(found.shape, num_embeddings=num_embeddings)
-        return found._replace(shape=shape)
-    if not isinstance(found, tuple | list) or not all(np.ndim(core) == 4 for core in found):
+            return given
+        shape = dataclasses.replace(given.shape, num_embeddings=num_embeddings)
+        return given._replace(shape=shape)
+    if not isinstance(given, tuple | list) or not all(np.ndim(core) == 4 for core in given):
         return None
-    train, cores = TTTable.of(found, num_embeddings)
+    train, cores = TTTable.of(given, num_embeddings)
     shape = train.shape
     if shape.full_ranks != train.ranks:
         raise ValueError(
@@ -230,13 +228,13 @@ def _in_file(path: Any, table: str | None) -> Train | None:
     return trains.read(stored, name, shapes[name]) if name in shapes else None
 
 
-def _in_order(found: Train, id_order: IdOrder | None) -> Train:
-    check_id_order(id_order, found.shape.num_embeddings)
+def _in_order(train: Train, id_order: IdOrder | None) -> Train:
+    check_id_order(id_order, train.shape.num_embeddings)
     if id_order is None:
-        return found
-    if found.id_order is not None:
+        return train
+    if train.id_order is not None:
         raise ValueError("id_order: got one for a source that has an order of ids; expected None.")
-    return found._replace(id_order=id_order)
+    return train._replace(id_order=id_order)
 
 
 def _compressed(

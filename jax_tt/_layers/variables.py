@@ -72,7 +72,7 @@ class CacheState(nnx.Variable):
 
 
 class HashState(nnx.Variable):
-    """The arrays of a `HashTable` other than those of the table that it wraps: keys, scores, last batches and totals.
+    """The arrays that a `HashTable` adds to the table that it wraps: keys, scores, last batches and totals.
 
     Example:
         >>> import jax_tt

@@ -78,7 +78,7 @@ def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any)
             factors and ranks default to those of the table.
 
     Returns:
-        The table and its state. ``found`` of this pair is the `tt.Approximation`, with the error of the new rows.
+        The table and its state. The attribute ``approximation`` of the result has the error of the new rows.
 
     Example:
         >>> import jax, jax_tt, numpy as np

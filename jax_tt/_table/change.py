@@ -32,13 +32,13 @@ class Change:
         table: its description; of a collection, the `Collection`.
         state: all of its arrays by name; of a collection, by table and name.
         carry: rules for the optax state of arrays, in the structure of ``state``; that of the others is kept.
-        found: `tt.Approximation` of a table that was fitted again.
+        approximation: `tt.Approximation` of a table that was fitted again.
     """
 
     table: Any
     state: dict[str, Any]
     carry: Mapping[str, Any]
-    found: Any = None
+    approximation: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.table, self.state))

@@ -48,7 +48,7 @@ def reordered(cached: RowCachedTable, state: State, orders: Orders) -> Change:
     steps = {outer_name(name) for name in SCALARS}
     empty = {
         name: state[name] if name in steps else value
-        for name, value in table.init_cache(change.found.cores[0].dtype).items()
+        for name, value in table.init_cache(change.approximation.cores[0].dtype).items()
     }
     carry = {**change.carry, ROWS: restarted}
     return dataclasses.replace(change, table=table, state=change.state | empty, carry=carry)

@@ -55,16 +55,16 @@ def find_layers(
             f"model: got {type(model).__name__}; expected a flax.linen module, e.g. "
             "jax_tt.linen.refresh_caches(model, variables, ids). jax_tt.refresh_caches takes NNX models."
         )
-    found: dict[str, nn.Module] = {}
+    layers: dict[str, nn.Module] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         for layer in _looked_up(context.module, context.method_name):
-            found["/".join(layer.path)] = layer.clone(parent=None)
+            layers["/".join(layer.path)] = layer.clone(parent=None)
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
         jax.eval_shape(partial(model.apply, variables, *args, **{**kwargs, "mutable": True}))
-    return found
+    return layers
 
 
 def _looked_up(module: Any, method: str) -> Iterable[Any]:

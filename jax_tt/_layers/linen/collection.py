@@ -55,9 +55,6 @@ class EmbedCollection(ChecksKeywords, nn.Module):
         mesh, axis, placement, exchange: devices, and how the rows of tables are divided over them and travel, as in
             `jax_tt.shard_tables`.
 
-    Raises:
-        ValueError, TypeError: in ``init`` or ``apply``: an attribute does not fit; the message names it and the fix.
-
     Example:
         >>> import jax, jax.numpy as jnp, jax_tt.linen
         >>> embed = jax_tt.linen.EmbedCollection(
@@ -179,8 +176,8 @@ class EmbedCollection(ChecksKeywords, nn.Module):
             first = init_totals(before)
             state[STATISTICS] = {TOTALS: self.get_variable(STATISTICS, TOTALS, first)}
         result, after = embed(self.collection, state, batch, lookups, inputs, layout)
-        for name, own in before.items():
-            finish_call(self.parts[name], own, after[name], lookups[name])
+        for name, given in before.items():
+            finish_call(self.parts[name], given, after[name], lookups[name])
         if STATISTICS in state:
             self.put_variable(STATISTICS, TOTALS, after[STATISTICS][TOTALS])
         return result

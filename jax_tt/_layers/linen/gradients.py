@@ -79,7 +79,7 @@ def value_and_grad(
     """`jax.value_and_grad` for the variables of models with fused tables.
 
     It differentiates with respect to the collection ``params`` and to the fused tables; other collections are
-    constants. As from `jax_tt.value_and_grad`, norms, clipping and ``jax.tree.map`` of the gradients see those of
+    constants. As from `jax_tt.value_and_grad`, norms, clipping and ``jax.tree.map`` of the gradients see
     ``params`` only. The next values of the tables travel with them, out of sight, to `TrainState.apply_gradients`.
 
     Args:

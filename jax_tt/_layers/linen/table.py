@@ -262,7 +262,7 @@ class Sizes(TableModule):
 
 
 class FactoryModule(Sizes, kw_only=True):
-    """A layer that is constructed from the arguments of a factory, of `Lookup` and of its own.
+    """A layer that is constructed from the arguments of a factory, of `Lookup` and of the layer.
 
     Attributes:
         _factory: describes the table.

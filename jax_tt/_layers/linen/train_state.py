@@ -21,9 +21,9 @@ class TrainState(train_state.TrainState):
 
     ``params`` are ``variables["params"]``, and the optimizer state, norms and counts of parameters are theirs alone.
     ``fused`` are the tables, which `apply_gradients` overwrites with their next values; a table that the loss does not
-    use is left unchanged. ``variables`` holds both, for ``apply_fn``. Gradients are those of `value_and_grad`.
+    use is left unchanged. ``variables`` holds both, for ``apply_fn``. It takes the gradients of `value_and_grad`.
 
-    Flax's own ``TrainState``, whose ``params`` are the whole dictionary of variables, trains fused tables too, but
+    The ``TrainState`` of Flax, whose ``params`` are the whole dictionary of variables, trains fused tables too, but
     checks nothing: a penalty over its ``params`` makes tables grow, and a table that a loss does not use is overwritten
     with zeros, which the next forward pass refuses.
 
@@ -33,8 +33,8 @@ class TrainState(train_state.TrainState):
         >>> class Tower(nn.Module):
         ...     @nn.compact
         ...     def __call__(self, ids):
-        ...         rule = jax_tt.optimizers.Adagrad(learning_rate=0.05)
-        ...         return nn.Dense(1)(jax_tt.linen.EmbedBag(1000, 16, optimizer=rule)(ids))
+        ...         adagrad = jax_tt.optimizers.Adagrad(learning_rate=0.05)
+        ...         return nn.Dense(1)(jax_tt.linen.EmbedBag(1000, 16, optimizer=adagrad)(ids))
         >>> ids = jnp.array([[1, 2], [3, 4]])
         >>> model = Tower()
         >>> variables = model.init(jax.random.key(0), ids)
@@ -61,7 +61,7 @@ class TrainState(train_state.TrainState):
 
         Args:
             grads: what `jax_tt.linen.value_and_grad` returned for ``variables``. Gradients may be clipped, scaled or
-                averaged over devices, which changes those of ``params`` only.
+                averaged over devices, which changes the gradients of ``params`` only.
             **kwargs: fields to replace.
 
         Raises:
@@ -100,10 +100,10 @@ class TrainState(train_state.TrainState):
         Raises:
             ValueError: ``variables`` hold something else.
         """
-        found = set(variables) if isinstance(variables, Mapping) else None
-        if not found or not found <= _COLLECTIONS:
+        given = set(variables) if isinstance(variables, Mapping) else None
+        if not given or not given <= _COLLECTIONS:
             got = (
-                type(variables).__name__ if found is None else ", ".join(sorted(found)) or "nothing"
+                type(variables).__name__ if given is None else ", ".join(sorted(given)) or "nothing"
             )
             raise ValueError(
                 f"variables: got {got}; expected the collections {PARAMS} and {OVERWRITE_WITH_GRADIENT} of what "

@@ -123,8 +123,8 @@ class TTEmbedBag(TTLayer, EmbedBagModule, kw_only=True):
         >>> class Tower(nn.Module):
         ...     @nn.compact
         ...     def __call__(self, bags):
-        ...         rule = jax_tt.optimizers.Adagrad(learning_rate=0.05)
-        ...         rows = jax_tt.linen.TTEmbedBag(1_000_000, 64, tt_ranks=8, optimizer=rule)(bags)
+        ...         adagrad = jax_tt.optimizers.Adagrad(learning_rate=0.05)
+        ...         rows = jax_tt.linen.TTEmbedBag(1_000_000, 64, tt_ranks=8, optimizer=adagrad)(bags)
         ...         return nn.Dense(1)(rows)
         >>> bags = jax_tt.Bags.from_ragged([[17, 4], [], [999_999]])
         >>> model = Tower()

@@ -27,7 +27,7 @@ class ChangedLayer:
     Attributes:
         layer: the module with the new sizes, order and cache; a model must build its layer with these:
             ``layer.num_embeddings``, ``layer.row_factors``, and so on, or ``layer.table`` and ``layer.tables``.
-        found: `tt.Approximation` of a table that was reordered; otherwise None.
+        approximation: `tt.Approximation` of a table that was reordered; otherwise None.
         params: the shapes of ``variables["params"]`` before the change.
         carry: rules for the optax state of parameters, by path.
         tables: the table before and after.
@@ -49,7 +49,7 @@ class ChangedLayer:
     """
 
     layer: Any
-    found: Any
+    approximation: Any
     params: Any
     carry: Mapping[Path, Carry]
     tables: tuple[Any, Any]
@@ -57,7 +57,7 @@ class ChangedLayer:
     def opt_state(
         self, tx: optax.GradientTransformation, opt_state: Any, variables: Mapping[str, Any]
     ) -> Any:
-        """The optax state for the changed parameters: that of a row moves with the row, that of new rows is initial.
+        """The optax state for the changed parameters: it moves with the rows, and is initial for new rows.
 
         Args:
             tx: the transformation of ``variables["params"]``.
@@ -67,9 +67,7 @@ class ChangedLayer:
         Raises:
             ValueError: ``opt_state`` belongs to other parameters, or to another number of cores.
         """
-        check_state(
-            "opt_state", tx, opt_state, self.params, "variables['params'] before the change"
-        )
+        check_state("opt_state", tx, opt_state, self.params, "the layer before the change")
         before, after = self.tables
         if isinstance(before, Table) and before.update is None:
             check_cores("opt_state", before, after)
@@ -145,7 +143,7 @@ def update_table(
     carry: Any = traverse_util.flatten_dict(dict(returned.carry))
     changed = ChangedLayer(
         layer if table is before else layer._rebuilt(before, table),
-        returned.found,
+        returned.approximation,
         jax.eval_shape(lambda: variables.get(PARAMS, {})),
         {(*place, *names): rule for names, rule in carry.items()},
         (before, table),

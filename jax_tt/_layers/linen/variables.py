@@ -1,4 +1,4 @@
-"""The variables of one table, or of a collection, among those of a whole linen model."""
+"""The state of one table, or of a collection, among the variables of a linen model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TableVariables:
 
 
 class CollectionVariables:
-    """The state of a collection: that of its tables by name, and what they share.
+    """The state of a collection: its tables by name, and what they share.
 
     Raises:
         ValueError: the variables do not hold all tables at ``path``.

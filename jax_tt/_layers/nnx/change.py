@@ -49,7 +49,7 @@ class ChangingModule(CachedModule):
     ) -> Approximation:
         """Changes the order of ids in place; every id keeps its row up to the approximation error of the cores.
 
-        The new cores are those of `tt.reorder`, fitted to the cached values of cached rows; the cache is empty
+        `tt.reorder` computes the new cores, fitted to the cached values of cached rows; the cache is empty
         afterwards. Slots of a fused optimizer are reset to their mean over each core, and its step count is kept.
         Functions that were compiled for the layer are compiled again.
 
@@ -59,13 +59,13 @@ class ChangingModule(CachedModule):
                 way, all other state is kept.
             model: the model that ``opt`` was created with; default this layer.
             **options: ``ranks``, ``shape``, ``tolerance`` and the other arguments of `tt.reorder` except ``dtype``;
-                factors and ranks default to those of the layer.
+                factors and ranks default to the present ones.
 
         Returns:
             `tt.Approximation`, with the error of the new rows.
 
         Raises:
-            ValueError, TypeError: an argument does not fit. The layer is unchanged then.
+            ValueError, TypeError: if an argument does not fit, in which case the layer is unchanged.
 
         Example:
             >>> import jax.numpy as jnp, jax_tt
@@ -73,14 +73,14 @@ class ChangingModule(CachedModule):
             >>> layer = jax_tt.TTEmbed(1000, 8, tt_ranks=4, rngs=nnx.Rngs(0))
             >>> before = layer(jnp.array([3, 5]))
             >>> order = jax_tt.order.from_table(layer(jnp.arange(1000)), layer.tt_shape)
-            >>> found = layer.reorder(order, ranks=20)
+            >>> approximation = layer.reorder(order, ranks=20)
             >>> change = jnp.linalg.norm(layer(jnp.array([3, 5])) - before)
             >>> bool(change < jnp.linalg.norm(before)), layer.tt_shape.ranks
             (True, (20, 20))
         """
         change = reorder_table(self.table, self._whole(), id_order, **options)
         self._become(change, opt, model)
-        return change.found
+        return change.approximation
 
     def grow(
         self,
@@ -105,7 +105,7 @@ class ChangingModule(CachedModule):
             rngs: random number generators; new slices take one key of ``params``.
 
         Raises:
-            ValueError, TypeError: an argument does not fit. The layer is unchanged then.
+            ValueError, TypeError: if an argument does not fit, in which case the layer is unchanged.
 
         Example:
             >>> import jax.numpy as jnp, jax_tt
@@ -140,7 +140,7 @@ class ChangingModule(CachedModule):
             opt, model: as in `reorder`; the state of kept rows moves with them.
 
         Raises:
-            ValueError, TypeError: an argument does not fit. The layer is unchanged then.
+            ValueError, TypeError: if an argument does not fit, in which case the layer is unchanged.
 
         Example:
             >>> import jax.numpy as jnp, jax_tt
@@ -204,14 +204,14 @@ def _moments(
     layer: nnx.Module,
     opt: nnx.Optimizer[Any] | None,
     model: nnx.Module | None,
-    rules: Mapping[str, Carry],
+    carry: Mapping[str, Carry],
 ) -> Any:
     """Checks the optax state and returns a function that updates it after the layer has changed."""
     if opt is None:
         return lambda: None
     model = layer if model is None else model
-    found = [path for path, module in nnx.iter_modules(model) if module is layer]
-    if not found:
+    paths = [path for path, module in nnx.iter_modules(model) if module is layer]
+    if not paths:
         raise ValueError(
             "model: got a module that does not hold this layer; expected the one that opt was made for."
         )
@@ -222,12 +222,12 @@ def _moments(
     state = nnx.as_pure(opt.opt_state)
     _change.check_state("opt", opt.tx, state, params(), "model")
 
-    def carry(path: Any) -> Carry | None:
+    def rule_of(path: Any) -> Carry | None:
         *names, name = [getattr(key, "key", None) for key in path]
-        return rules.get(str(name)) if tuple(names) == found[0] else None
+        return carry.get(str(name)) if tuple(names) == paths[0] else None
 
     def apply() -> None:
-        after = _change.carried(opt.tx, state, params(), carry)
+        after = _change.carried(opt.tx, state, params(), rule_of)
         nnx.update(opt.opt_state, nnx.state(after, graph=opt.graph))
 
     return apply

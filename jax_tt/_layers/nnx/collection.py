@@ -103,15 +103,12 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
             variable `LookupCounts`.
         rngs: random number generators; every table takes one key of ``params``, in the order of ``tables``.
 
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
-
     Example:
         >>> import jax.numpy as jnp, jax_tt
         >>> from flax import nnx
-        >>> rule = jax_tt.optimizers.RowWiseAdagrad(0.05)
+        >>> adagrad = jax_tt.optimizers.RowWiseAdagrad(0.05)
         >>> embed = jax_tt.EmbedCollection(
-        ...     {"user": jax_tt.dense_table(1000, 16, optimizer=rule), "ad": jax_tt.dense_table(50, 16)},
+        ...     {"user": jax_tt.dense_table(1000, 16, optimizer=adagrad), "ad": jax_tt.dense_table(50, 16)},
         ...     {"user_id": jax_tt.Feature("user"), "friends": jax_tt.Feature("user", combiner="mean"),
         ...      "shown": jax_tt.Feature("ad")},
         ...     rngs=nnx.Rngs(0),
@@ -157,7 +154,7 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
         self.counts: dict[str, LookupCounts] | None = None
         if statistics:
             totals = init_totals(self._names)
-            self.counts = nnx.data({name: LookupCounts(own) for name, own in totals.items()})
+            self.counts = nnx.data({name: LookupCounts(value) for name, value in totals.items()})
 
     @property
     def collection(self) -> Collection:
@@ -277,7 +274,7 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
 
         Args:
             max_load: the share of occupied slots above which a table grows.
-            opt: the optimizer of the tables without an optimizer of their own, whose state moves with the rows.
+            opt: the optax optimizer of tables without a fused one; its state moves with the rows.
             model: the module that ``opt`` was made for; default this layer.
 
         Returns:
@@ -326,7 +323,7 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
         return self.collection.separated(self.arrays())
 
     def set_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Overwrites the arrays of all tables with those of other layers or collections, as `states` returns them.
+        """Overwrites the arrays of all tables with the arrays of other layers or collections, as `states` returns them.
 
         Arrays are not copied: after a step that donates them, the other layer does not have them any more.
 
@@ -356,12 +353,12 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
         if counts is not None:
             state[STATISTICS] = {TOTALS: self._totals(counts)}
         result, after = embed(collection, state, batch, lookups, inputs, layout)
-        for name, own in before.items():
-            finish_call(self.tables[name], own, after[name], lookups[name])
+        for name, given in before.items():
+            finish_call(self.tables[name], given, after[name], lookups[name])
         if counts is not None:
             with WHERE_FLAX_ALLOWS:
-                for name, own in after[STATISTICS][TOTALS].items():
-                    counts[name].set_value(own)
+                for name, total in after[STATISTICS][TOTALS].items():
+                    counts[name].set_value(total)
         return result
 
     def _flags(self) -> dict[str, dict[str, jax.Array]]:

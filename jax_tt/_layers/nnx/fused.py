@@ -85,7 +85,7 @@ class FusedOptimizer(nnx.Optimizer):
         Args:
             model: the module that the optimizer was created with.
             grads: what :func:`value_and_grad` or :func:`grad` returned for it. A fused table that the loss did not use
-                is unchanged. For a model without fused tables, those of ``nnx.grad`` do as well.
+                is unchanged. For a model without fused tables, gradients from ``nnx.grad`` do as well.
             **kwargs: passed on to ``tx.update``.
 
         Returns:
@@ -144,7 +144,7 @@ class FusedOptimizer(nnx.Optimizer):
         )
 
     def _check_model(self, model: Any) -> None:
-        """Raises if the model is not that of this optimizer."""
+        """Raises if this optimizer was made for another model."""
         params, tables = self._trained(model), _tables(self._fused(model))
         # Fused tables that were added later need no state of tx.
         if params == self._params and self._tables <= tables:

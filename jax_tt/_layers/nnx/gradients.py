@@ -63,9 +63,9 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """`nnx.value_and_grad` for models with fused tables: it differentiates with respect to these as well.
 
-    The gradients are those of ``nnx.value_and_grad``, an ``nnx.State`` of the variables in ``wrt``: norms, clipping,
-    ``jax.tree.map`` and collectives see nothing else. The next values of the fused tables travel with them, out of
-    sight, to :meth:`FusedOptimizer.update`. What would lose or mix them is an error: a sum or average of two
+    The gradients are what ``nnx.value_and_grad`` returns, an ``nnx.State`` of the variables in ``wrt``: norms,
+    clipping, ``jax.tree.map`` and collectives see nothing else. The next values of the fused tables travel with them,
+    out of sight, to :meth:`FusedOptimizer.update`. What would lose or mix them is an error: a sum or average of two
     gradients, and gradients as argument, carry or result of a compiled function. Compute the gradients and update in
     one jitted function.
 
@@ -89,8 +89,8 @@ def value_and_grad(
         >>> from flax import nnx
         >>> class Tower(nnx.Module):
         ...     def __init__(self, rngs):
-        ...         rule = jax_tt.optimizers.Adagrad(0.05)
-        ...         self.items = jax_tt.EmbedBag(1000, 16, optimizer=rule, rngs=rngs)
+        ...         adagrad = jax_tt.optimizers.Adagrad(0.05)
+        ...         self.items = jax_tt.EmbedBag(1000, 16, optimizer=adagrad, rngs=rngs)
         ...         self.head = nnx.Linear(16, 1, rngs=rngs)
         ...     def __call__(self, ids):
         ...         return self.head(self.items(ids))

@@ -103,7 +103,7 @@ class TableModule(ChecksKeywords, nnx.Module):
         table = self._named(table)
         self.table = without_values(table)
         self.lookup = lookup
-        # Set by `model.eval()` and `model.train()`, like that of dropout; no ids are counted in evaluation.
+        # Set by `model.eval()` and `model.train()`, as in dropout; no ids are counted in evaluation.
         self.deterministic = False
         if hyperparameters:
             self.hyperparameters = nnx.Dict(dict(hyperparameters))
@@ -225,8 +225,8 @@ def begin_call(
     layer: TableModule, grad_scale: Any, hyperparameters: Mapping[str, Any] | None
 ) -> tuple[dict[str, Any], Lookup, StepInputs]:
     """Returns the state, the options and the inputs of the update for a call of a layer."""
-    own = {name: value.get_value() for name, value in layer.hyperparameters.items()}
-    step = step_inputs(layer.table, grad_scale, hyperparameters, own)
+    fields = {name: value.get_value() for name, value in layer.hyperparameters.items()}
+    step = step_inputs(layer.table, grad_scale, hyperparameters, fields)
     lookup = for_evaluation(layer.lookup) if layer.deterministic else layer.lookup
     state = read_state(layer)
     if lookup.train and lookup.bounds == "warn":

@@ -76,10 +76,10 @@ class LayerTiers:
 
     def restore(self) -> bytes | None:
         """Sets the layer to what was saved last, and returns the other bytes; None if nothing was saved."""
-        found = self._tiers.restore(self._embed.arrays())
-        if found is None:
+        restored = self._tiers.restore(self._embed.arrays())
+        if restored is None:
             return None
-        state, other = found
+        state, other = restored
         write_arrays(self._embed, state)
         return other
 

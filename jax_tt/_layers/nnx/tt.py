@@ -46,7 +46,7 @@ class TTEmbed(TTLayer, TableEmbed):
             row.  ``"error"`` raises on CPU (NaN rows elsewhere); under ``nnx.jit``, or with donated
             buffers, no parameter of the model can be read after the error.  ``"unchecked"`` assumes
             that there are no such ids.  Negative ids are out of range; they do not wrap around.
-        dtype: type of the rows returned (default: that of the cores).  Rows are computed in
+        dtype: type of the rows returned (default: the type of the cores).  Rows are computed in
             float32 or better and cast once.
         param_dtype: type of the stored cores.
         precision: of the products of float32 cores on a GPU, as in ``nnx.Linear``.  None means

@@ -12,8 +12,8 @@ from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.states import check_states, listed
 from jax_tt._collection.values import values_of
 from jax_tt._kinds.hashed.table import unsharded_hash_table
-from jax_tt._ops.insert import inserted_anywhere
-from jax_tt._ops.inserting import Asked, Inserted, requests_of
+from jax_tt._ops.insert import insert_anywhere
+from jax_tt._ops.inserting import Inserted, ToInsert, requests_of
 
 
 def insert_collection_keys(
@@ -81,9 +81,9 @@ def insert_collection_keys(
             for feature in collection.features_of[name]
         ]
         own = epoch if table in of_epochs else None
-        asked.append(Asked(collection.for_batches[name], state[name], parts, own))
+        asked.append(ToInsert(collection.for_batches[name], state[name], parts, own))
         ends[name] = list(itertools.accumulate(own.here.size for own in parts))
-    results = inserted_anywhere(asked, method, return_evicted)
+    results = insert_anywhere(asked, method, return_evicted)
     after, inserted = {name: dict(own) for name, own in state.items()}, {}
     for name, (done, own) in zip(hashed, results, strict=True):
         after[name], inserted[name] = own, done

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
-from jax_tt._ops.insert_sharded import inserted_over_devices
-from jax_tt._ops.inserting import Asked, Inserted, inserted_together, requests_of
+from jax_tt._ops.insert_sharded import insert_over_devices
+from jax_tt._ops.inserting import Inserted, ToInsert, insert_together, requests_of
 from jax_tt._table.types import State
 
 
@@ -48,27 +48,27 @@ def insert_keys(
     >>> {name: int(count) for name, count in inserted.counts.items() if count}
     {'requests': 3, 'unique': 2, 'inserted': 2}
     """
-    own = unsharded_hash_table(table)
+    whole = unsharded_hash_table(table)
     table.check(state)
-    asked = Asked(table, state, [requests_of(own, ids, scores)], epoch)
-    (found,) = inserted_anywhere([asked], method, return_evicted)
-    return found
+    asked = ToInsert(table, state, [requests_of(whole, ids, scores)], epoch)
+    (result,) = insert_anywhere([asked], method, return_evicted)
+    return result
 
 
-def inserted_anywhere(
-    asked: Sequence[Asked], method: str, return_evicted: bool
+def insert_anywhere(
+    asked: Sequence[ToInsert], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
-    """`insert_keys` of several tables, some of which may be divided over devices."""
-    divided = [k for k, own in enumerate(asked) if own.table.divided]
-    alone = [k for k in range(len(asked)) if k not in divided]
-    results = inserted_together([asked[k] for k in alone], method, return_evicted) if alone else []
-    found = dict(zip(alone, results, strict=True))
-    if divided:
+    """`insert_keys` of several tables, some of which may be sharded."""
+    sharded = [k for k, one in enumerate(asked) if one.table.divided]
+    alone = [k for k in range(len(asked)) if k not in sharded]
+    done = insert_together([asked[k] for k in alone], method, return_evicted) if alone else []
+    results = dict(zip(alone, done, strict=True))
+    if sharded:
         if return_evicted:
             raise ValueError(
-                f"{asked[divided[0]].table.ids.label}return_evicted: got True for a table that is divided over "
-                "devices; expected False, as every device evicts rows of its own."
+                f"{asked[sharded[0]].table.ids.label}return_evicted: got True for a table that is sharded; "
+                "expected False, as every device evicts rows of its own."
             )
-        results = inserted_over_devices([asked[k] for k in divided], method)
-        found.update(zip(divided, results, strict=True))
-    return [found[k] for k in range(len(asked))]
+        done = insert_over_devices([asked[k] for k in sharded], method)
+        results.update(zip(sharded, done, strict=True))
+    return [results[k] for k in range(len(asked))]

@@ -1,4 +1,4 @@
-"""Insertion into hash tables that are divided over devices, at the owners of the keys."""
+"""Insertion into sharded hash tables, on the devices that own the keys."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from jax_tt._kinds.sharded.exchange import exchanged, other_rounds
 from jax_tt._kinds.sharded.group import ShardedGroup, inside_shard_map
 from jax_tt._kinds.sharded.local import AskedKeys, received_keys
 from jax_tt._kinds.sharded.programs import Local
-from jax_tt._kinds.sharded.requests import keys_in_pages, replicas_of, requested
+from jax_tt._kinds.sharded.requests import replicas_of, requests_of_keys
 from jax_tt._kinds.sharded.route import Messages, Route, all_messages, distinct, message_rows
 from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._native import hash_backend
 from jax_tt._ops.inserting import (
-    Asked,
     Inserted,
     Requests,
+    ToInsert,
     epoch_of,
-    inserted_together,
+    insert_together,
     joined,
     no_room,
 )
@@ -39,25 +39,25 @@ from jax_tt._sets.owners import words_of
 from jax_tt._table.options import Lookup
 
 
-def inserted_over_devices(
-    asked: Sequence[Asked], method: str
+def insert_over_devices(
+    asked: Sequence[ToInsert], method: str
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     """`insert_keys` of several `ShardedTable`; those over the same devices take one exchange."""
     groups: dict[ShardedGroup, list[int]] = {}
-    for k, own in enumerate(asked):
-        groups.setdefault(own.table.group(Lookup()), []).append(k)
-    found: dict[int, tuple[Inserted, dict[str, Any]]] = {}
+    for k, one in enumerate(asked):
+        groups.setdefault(one.table.group(Lookup()), []).append(k)
+    results: dict[int, tuple[Inserted, dict[str, Any]]] = {}
     for group, members in groups.items():
-        results = _inserted(group, [asked[k] for k in members], method)
-        found.update(zip(members, results, strict=True))
-    return [found[k] for k in range(len(asked))]
+        of_group = _insert_in_group(group, [asked[k] for k in members], method)
+        results.update(zip(members, of_group, strict=True))
+    return [results[k] for k in range(len(asked))]
 
 
-def _inserted(
-    group: ShardedGroup, asked: Sequence[Asked], method: str
+def _insert_in_group(
+    group: ShardedGroup, asked: Sequence[ToInsert], method: str
 ) -> list[tuple[Inserted, dict[str, Any]]]:
-    tables = [own.table for own in asked]
-    given = [_inputs(own) for own in asked]
+    tables = [one.table for one in asked]
+    given = [_inputs(one) for one in asked]
 
     local = Local(_of_device, (tuple(tables), method))
     if inside_shard_map():
@@ -77,24 +77,24 @@ def _inserted(
     return [
         (
             Inserted(None, None, dict(zip(COUNTERS, counts, strict=True)), None),
-            {**own.state, **state},
+            {**one.state, **state},
         )
-        for own, (state, counts) in zip(asked, after, strict=True)
+        for one, (state, counts) in zip(asked, after, strict=True)
     ]
 
 
-def _inputs(own: Asked) -> tuple[dict[str, Any], list[Requests], Any]:
-    names = {*own.table.sharding.names, CLOCK, SEED, TOTALS, PAGES}
-    devices = own.table.parts
+def _inputs(one: ToInsert) -> tuple[dict[str, Any], list[Requests], Any]:
+    names = {*one.table.sharding.names, CLOCK, SEED, TOTALS, PAGES}
+    devices = one.table.parts
 
     def padded(array: jax.Array) -> jax.Array:
         count = array.shape[0]
         spare = max(-(-count // devices), 1) * devices - count
         return jnp.pad(array, [(0, spare), *[(0, 0)] * (array.ndim - 1)]) if spare else array
 
-    parts = jax.lax.stop_gradient(jax.tree.map(padded, list(own.parts)))
-    epoch = epoch_of(own.table.table, own.epoch)
-    return {name: own.state[name] for name in names}, parts, epoch
+    parts = jax.lax.stop_gradient(jax.tree.map(padded, list(one.parts)))
+    epoch = epoch_of(one.table.table, one.epoch)
+    return {name: one.state[name] for name in names}, parts, epoch
 
 
 def _specs(group: ShardedGroup, table: ShardedTable, state: dict[str, Any]) -> dict[str, P]:
@@ -110,91 +110,93 @@ class _Sent(NamedTuple):
 
 
 def _of_device(tables: tuple[Any, ...], method: str, inputs: Any) -> Any:
-    asked = [Asked(table, *one) for table, one in zip(tables, inputs, strict=True)]
+    asked = [ToInsert(table, *one) for table, one in zip(tables, inputs, strict=True)]
     return _local(asked, method)
 
 
-def _local(asked: Sequence[Asked], method: str) -> list[tuple[dict[str, Any], jax.Array]]:
-    """The arrays that an insertion changes on this device, and the counts of all devices."""
+def _local(asked: Sequence[ToInsert], method: str) -> list[tuple[dict[str, Any], jax.Array]]:
+    """Inserts on this device; returns the arrays that change, and the counts of all devices."""
     sharding = asked[0].table.sharding
     everywhere = sharding.everywhere
     devices = lax.axis_size(everywhere)
-    methods = [own.table.method(Lookup(method=method), own.state) for own in asked]
+    methods = [one.table.method(Lookup(method=method), one.state) for one in asked]
     routes = [_route(*pair, devices) for pair in zip(asked, methods, strict=True)]
     sizes = [message_rows(route.row.shape[0], devices) for route, _ in routes]
     messages, bits = all_messages([route for route, _ in routes], sizes, devices, everywhere)
     sent = [
-        _Sent(route, own, values) for (route, values), own in zip(routes, messages, strict=True)
+        _Sent(route, one, values) for (route, values), one in zip(routes, messages, strict=True)
     ]
 
     def insert(k: Any, carry: Any) -> Any:
         parts: list[jax.Array] = []
-        for own in sent:
-            parts += own.route.message(own.messages, k, devices, np.True_)
-            number = own.messages.sent(k, devices)
-            for values in own.values:
+        for one in sent:
+            parts += one.route.message(one.messages, k, devices, np.True_)
+            number = one.messages.sent(k, devices)
+            for values in one.values:
                 part = values.at[number].get(mode="fill", fill_value=0)
-                parts.append(part.reshape(devices, own.messages.size, *values.shape[1:]))
-        got = iter(exchanged(parts, everywhere))
+                parts.append(part.reshape(devices, one.messages.size, *values.shape[1:]))
+        received = iter(exchanged(parts, everywhere))
         return [
-            _at_owner(own, state, counts, got, method)
-            for own, (state, counts) in zip(asked, carry, strict=True)
+            _at_owner(one, state, counts, received, method)
+            for one, (state, counts) in zip(asked, carry, strict=True)
         ]
 
     def mark(k: Any, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         parts = [
-            part for own in sent for part in own.route.message(own.messages, k, devices, np.True_)
+            part for one in sent for part in one.route.message(one.messages, k, devices, np.True_)
         ]
-        got = iter(exchanged(parts, everywhere))
+        received = iter(exchanged(parts, everywhere))
         return [
-            _marked(*pair, received_keys(got), method) for pair in zip(asked, states, strict=True)
+            _mark(*pair, received_keys(received), method)
+            for pair in zip(asked, states, strict=True)
         ]
 
     # A round must not evict the keys of a later one.
     touched = [
-        {name: own.state[name] for name in (KEYS[2], WAITING[2]) if name in own.state}
-        for own in asked
+        {name: one.state[name] for name in (KEYS[2], WAITING[2]) if name in one.state}
+        for one in asked
     ]
     marked = other_rounds(mark, bits, touched)
     nothing = jnp.zeros(len(COUNTERS), jnp.int32)
     start = [
-        ({name: x for name, x in own.state.items() if name not in (SEED, PAGES)} | touched, nothing)
-        for own, touched in zip(asked, marked, strict=True)
+        ({name: x for name, x in one.state.items() if name not in (SEED, PAGES)} | touched, nothing)
+        for one, touched in zip(asked, marked, strict=True)
     ]
-    found = other_rounds(insert, bits, insert(0, start))
+    after = other_rounds(insert, bits, insert(0, start))
     results = []
-    for own, (state, counts) in zip(asked, found, strict=True):
+    for one, (state, counts) in zip(asked, after, strict=True):
         counts = lax.psum(counts, sharding.axes)
-        table = own.table.table
+        table = one.table.table
         if table.safe_check == "error":
             check_count(Check("error", no_room(table)), counts[-1])
-        totals = words.added(own.state[TOTALS], counts.astype(jnp.uint32))
+        totals = words.added(one.state[TOTALS], counts.astype(jnp.uint32))
         results.append(({**state, TOTALS: totals}, counts))
     return results
 
 
-def _route(own: Asked, method: str, devices: int) -> tuple[Route, list[jax.Array]]:
-    """The way to all devices that hold the keys, and what goes with every key: its requests, and its score."""
-    sharding = own.table.sharding
+def _route(one: ToInsert, method: str, devices: int) -> tuple[Route, list[jax.Array]]:
+    """The route to all devices that hold the keys, and what goes with every key: its requests, and its score."""
+    sharding = one.table.sharding
     layout = sharding.layout
-    keys, here, given, _ = joined(own.parts)
-    pages, refused = keys_in_pages(layout, keys), jnp.zeros((), bool)
-    found = requested(sharding, own.state[PAGES], pages, (here, here, refused), method)
-    places, size = found.distinct.places, here.shape[0]
+    keys, here, given, _ = joined(one.parts)
+    requests = requests_of_keys(sharding, one.state[PAGES], keys, here, method)
+    places, size = requests.distinct.places, here.shape[0]
     at = jnp.where(here, places, size)
     values = [jnp.zeros(size, jnp.int32).at[at].add(1, mode="drop")]
-    if own.table.table.policy == "custom":
+    if one.table.table.policy == "custom":
         values.append(lax.bitcast_convert_type(_largest(given, at, size), jnp.int32))
     copies = devices // layout.devices
     if copies == 1:
-        return found.distinct.route, values
-    to_all = distinct(replicas_of(layout, own.state[PAGES], found.pages, copies), devices, method)
+        return requests.distinct.route, values
+    to_all = distinct(
+        replicas_of(layout, one.state[PAGES], requests.pages, copies), devices, method
+    )
     source = to_all.source // copies
     return to_all.route, [x.at[source].get(mode="fill", fill_value=0) for x in values]
 
 
 def _largest(scores: jax.Array, at: jax.Array, size: int) -> jax.Array:
-    """The largest of scores uint32 ``[n, 2]``, high and low word, of every place ``at``."""
+    """The largest score of every place ``at``, of scores uint32 ``[n, 2]``, high and low word."""
     none = jnp.zeros(size, jnp.uint32)
     high = none.at[at].max(scores[:, 0], mode="drop")
     leading = high.at[at].get(mode="fill", fill_value=0) == scores[:, 0]
@@ -202,18 +204,18 @@ def _largest(scores: jax.Array, at: jax.Array, size: int) -> jax.Array:
     return jnp.stack([high, low], axis=1)
 
 
-def _marked(own: Asked, touched: dict[str, Any], keys: AskedKeys, method: str) -> dict[str, Any]:
-    """The last batches of all slots, above all batches for the keys that have arrived.
+def _mark(one: ToInsert, touched: dict[str, Any], keys: AskedKeys, method: str) -> dict[str, Any]:
+    """Marks the slots of the received keys with a last batch that is above all batches.
 
-    This one would stand for keys that have been inserted already.
+    The number of this batch would stand for keys that it has already inserted.
     """
-    method = own.table.sharding.shard.method(Lookup(method=method), own.state)
+    method = one.table.sharding.shard.method(Lookup(method=method), one.state)
     after, here = {}, keys.here
     for names in (KEYS, WAITING):
         if names[2] not in touched:
             continue
         # XLA would keep a copy of last batches that are not those of the loop.
-        directory = KeyDirectory(own.state[names[0]], own.state[names[1]], touched[names[2]])
+        directory = KeyDirectory(one.state[names[0]], one.state[names[1]], touched[names[2]])
         slots = hash_backend.find(directory, keys.keys, here, method)
         here = here & (slots < 0)
         at = jnp.where(slots < 0, directory.capacity, slots)
@@ -224,10 +226,10 @@ def _marked(own: Asked, touched: dict[str, Any], keys: AskedKeys, method: str) -
 
 
 def _at_owner(
-    own: Asked, state: dict[str, Any], counts: jax.Array, parts: Any, method: str
+    one: ToInsert, state: dict[str, Any], counts: jax.Array, parts: Any, method: str
 ) -> tuple[dict[str, Any], jax.Array]:
-    """The arrays after an insertion of the keys that have arrived, and the counts with those of them."""
-    local: HashTable = own.table.sharding.shard
+    """Inserts the received keys; returns the updated arrays and counts."""
+    local: HashTable = one.table.sharding.shard
     keys = received_keys(parts)
     requests = jnp.where(keys.here, next(parts).reshape(-1), 0)
     given = jnp.zeros_like(keys.keys)
@@ -235,29 +237,29 @@ def _at_owner(
         given = lax.bitcast_convert_type(next(parts).reshape(-1, 2), jnp.uint32)
     arrived = Requests(keys.keys, keys.here, given, requests)
     # All rounds are one batch, with one number.
-    before = {**own.state, **state, CLOCK: own.state[CLOCK]}
+    before = {**one.state, **state, CLOCK: one.state[CLOCK]}
     if local.counts_requests:
-        arrived = _of_all(arrived, local.method(Lookup(method=method), before))
+        arrived = _distinct_keys(arrived, local.method(Lookup(method=method), before))
     # An insertion that raised on one device alone would leave the others waiting.
     quiet = dataclasses.replace(
         local, safe_check="warn" if local.safe_check == "warn" else "ignore"
     )
-    epoch = own.epoch if local.policy.startswith("epoch_") else None
-    asked = Asked(quiet, before, [arrived], epoch)
-    ((inserted, after),) = inserted_together([asked], method, False)
+    epoch = one.epoch if local.policy.startswith("epoch_") else None
+    asked = ToInsert(quiet, before, [arrived], epoch)
+    ((inserted, after),) = insert_together([asked], method, False)
     counts = counts + jnp.stack([inserted.counts[name] for name in COUNTERS])
     return {name: after[name] for name in state}, counts
 
 
-def _of_all(arrived: Requests, method: str) -> Requests:
-    """The different keys among those that have arrived, with the requests of all devices."""
+def _distinct_keys(arrived: Requests, method: str) -> Requests:
+    """The different keys among the received ones, each with its requests of all devices."""
     keys, here, given, counts = arrived
     size, (first, rest) = here.shape[0], words_of(keys)
-    found = distinct(Route((~here).astype(jnp.int32), first, rest), 1, method)
-    at = jnp.where(here, found.places, size)
+    keys_of_all = distinct(Route((~here).astype(jnp.int32), first, rest), 1, method)
+    at = jnp.where(here, keys_of_all.places, size)
     return Requests(
-        keys.at[found.source].get(mode="fill", fill_value=0),
-        found.route.device == 0,
+        keys.at[keys_of_all.source].get(mode="fill", fill_value=0),
+        keys_of_all.route.device == 0,
         _largest(given, at, size),
         jnp.zeros(size, jnp.int32).at[at].add(counts, mode="drop"),
     )

@@ -74,13 +74,13 @@ class Inserted(NamedTuple):
 
     Attributes:
         slots: int32 ``[n]``, the slots of new keys in ascending order, then the capacity; None where the table is
-            divided over devices.
+            sharded.
         keys: uint32 ``[n, 2]``, the new keys, high and low word; None as well.
         counts: int32 scalars by name: ``"requests"`` and ``"hits"`` are ids, ``"unique"``, ``"unique_hits"``,
             ``"inserted"``, ``"evicted"`` and ``"refused"`` distinct keys. Refused ones found no room; the others that
             were neither there nor inserted were not admitted.
         found: int32 ``[n]``, the slot of every id of the batch, -1 for those without one; by feature for a collection,
-            and None for divided tables. See `with_slots`.
+            and None for sharded tables. See `with_slots`.
         evicted: `Evicted`, beside the new keys in the same slots; None unless asked for.
 
     >>> import jax, jax_tt, numpy as np
@@ -115,17 +115,17 @@ class Requests(NamedTuple):
 
 
 def joined(parts: Sequence[Requests]) -> Requests:
-    """The requests of several parts of a batch."""
-    return jax.tree.map(lambda *own: jnp.concatenate(own), *parts)
+    """Joins the requests of several parts of a batch."""
+    return jax.tree.map(lambda *one: jnp.concatenate(one), *parts)
 
 
-class Asked(NamedTuple):
-    """What one table, or a `ShardedTable` of one, is asked to insert.
+class ToInsert(NamedTuple):
+    """What to insert into a hash table, or into a `ShardedTable` of one.
 
     Attributes:
         table: the table.
         state: its arrays by name.
-        parts: requests, which are one batch; each of them is divided over devices by itself.
+        parts: requests, which are one batch; each part is sharded over devices by itself.
         epoch: the present one, or None.
     """
 
@@ -184,23 +184,23 @@ class _Insertion(NamedTuple):
     missed: tuple[Any, Any] | None = None
 
 
-def inserted_together(
-    asked: Sequence[Asked], method: str, return_evicted: bool
+def insert_together(
+    asked: Sequence[ToInsert], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     """`insert_keys` of several tables, in one native call per op."""
-    begun = _admitted(_found([_begun(own, method) for own in asked]))
-    methods = [own.method for own in begun]
-    entries = [_entry(own, return_evicted) for own in begun]
+    begun = _admit(_find([_begin(one, method) for one in asked]))
+    methods = [one.method for one in begun]
+    entries = [_entry(one, return_evicted) for one in begun]
     results = []
-    for own, (directory, done) in zip(
+    for one, (directory, done) in zip(
         begun, hash_backend.insert_many(entries, methods), strict=True
     ):
-        counts = _counts(own, done)
+        counts = _counts(one, done)
         total = jnp.stack(list(counts.values())).astype(jnp.uint32)
-        totals = {TOTALS: _words.added(own.state[TOTALS], total)}
-        results.append(({**own.state, **named_directory(directory), **totals}, done, counts))
+        totals = {TOTALS: _words.added(one.state[TOTALS], total)}
+        results.append(({**one.state, **named_directory(directory), **totals}, done, counts))
     reset = _reset(
-        [(own.table, *r[:2]) for own, r in zip(begun, results, strict=True)],
+        [(one.table, *r[:2]) for one, r in zip(begun, results, strict=True)],
         methods,
         return_evicted,
     )
@@ -210,7 +210,7 @@ def inserted_together(
     ]
 
 
-def _begun(asked: Asked, method: str) -> _Insertion:
+def _begin(asked: ToInsert, method: str) -> _Insertion:
     table, state, parts, epoch = asked
     method = table.method(Lookup(method=method), state)
     now = jnp.minimum(state[CLOCK], _LAST) + 1
@@ -220,31 +220,31 @@ def _begun(asked: Asked, method: str) -> _Insertion:
     return _Insertion(table, state, requests, now, epoch, method, None, requests.here)
 
 
-def _found(begun: Sequence[_Insertion]) -> list[_Insertion]:
-    """The insertions with the slots of their keys, where these are needed before."""
+def _find(begun: Sequence[_Insertion]) -> list[_Insertion]:
+    """Finds the slots of keys, where an insertion needs them before."""
     needed = [
         k
-        for k, own in enumerate(begun)
-        if own.table.admission is not None or own.requests.counts is not None
+        for k, one in enumerate(begun)
+        if one.table.admission is not None or one.requests.counts is not None
     ]
     searches = [
-        Search(directory_of(own.state), own.requests.keys, own.requests.here)
-        for own in (begun[k] for k in needed)
+        Search(directory_of(one.state), one.requests.keys, one.requests.here)
+        for one in (begun[k] for k in needed)
     ]
     after = list(begun)
     slots = hash_backend.find_many(searches, [begun[k].method for k in needed])
-    for k, own in zip(needed, slots, strict=True):
-        after[k] = begun[k]._replace(slots=own)
+    for k, one in zip(needed, slots, strict=True):
+        after[k] = begun[k]._replace(slots=one)
     return after
 
 
-def _entry(own: _Insertion, return_old: bool) -> Entry:
-    table, (keys, _, given, counts) = own.table, own.requests
+def _entry(insertion: _Insertion, return_old: bool) -> Entry:
+    table, (keys, _, given, counts) = insertion.table, insertion.requests
     check = Check(table.safe_check, no_room(table))
-    directory = directory_of(own.state)
-    batch = directory, keys, own.admitted, given, own.now, own.epoch
+    directory = directory_of(insertion.state)
+    batch = directory, keys, insertion.admitted, given, insertion.now, insertion.epoch
     entry = Entry(*batch, table.eviction, return_old, check)
-    return entry if counts is None else _counted(entry, counts, own.slots)
+    return entry if counts is None else _counted(entry, counts, insertion.slots)
 
 
 def _counted(entry: Entry, counts: jax.Array, slots: jax.Array) -> Entry:
@@ -261,7 +261,7 @@ def _counted(entry: Entry, counts: jax.Array, slots: jax.Array) -> Entry:
 
 
 def no_room(table: HashTable) -> str:
-    """What is said of keys that found no room."""
+    """The message about keys that found no room."""
     return f"{table.ids.label}ids: {_NO_ROOM.format(table.num_embeddings)}"
 
 
@@ -282,14 +282,14 @@ def _reset(
     methods: Sequence[str],
     return_old: bool,
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The states with initial rows and optimizer state in the slots of new keys, and the old ones by name."""
+    """Writes initial rows and optimizer state to the slots of new keys; returns the states and the old arrays."""
     in_slots: dict[tuple[int, str], Any] = {} if return_old else _initial_in_slots(tables, methods)
     rest = [
         {name: value for name, value in table.table.row_arrays.items() if (k, name) not in in_slots}
         for k, (table, _, _) in enumerate(tables)
     ]
     of_rows = [
-        (k, name) for k, own in enumerate(rest) for name, value in own.items() if value is None
+        (k, name) for k, one in enumerate(rest) for name, value in one.items() if value is None
     ]
     fresh = iter(
         initial_of_tables(
@@ -303,128 +303,128 @@ def _reset(
     )
     exchanges = [
         Exchange(
-            [state[name] for name in own],
-            [next(fresh) if value is None else value for value in own.values()],
+            [state[name] for name in one],
+            [next(fresh) if value is None else value for value in one.values()],
             done.slots,
             return_old,
         )
-        for own, (_, state, done) in zip(rest, tables, strict=True)
+        for one, (_, state, done) in zip(rest, tables, strict=True)
     ]
     results = []
     changed = hash_backend.exchange_many(exchanges, methods)
-    for k, ((_, state, _), own, (arrays, old)) in enumerate(
+    for k, ((_, state, _), one, (arrays, old)) in enumerate(
         zip(tables, rest, changed, strict=True)
     ):
-        after = state | dict(zip(own, arrays, strict=True))
+        after = state | dict(zip(one, arrays, strict=True))
         after |= {name: array for (table, name), array in in_slots.items() if table == k}
-        results.append((after, dict(zip(own, old, strict=True)) if return_old else {}))
+        results.append((after, dict(zip(one, old, strict=True)) if return_old else {}))
     return results
 
 
 def _initial_in_slots(
     tables: Sequence[tuple[HashTable, dict[str, Any], Insertion]], methods: Sequence[str]
 ) -> dict[tuple[int, str], Any]:
-    """By table and name, arrays of rows with initial rows in the slots of new keys, where these need no copy."""
+    """Writes initial rows to the slots of new keys where this needs no copy; returns arrays by table and name."""
     resets = {
         (k, name): Reset(state[name], state[SEED], done.keys, done.slots, table.initializer)
         for k, (table, state, done) in enumerate(tables)
         for name, value in table.table.row_arrays.items()
         if value is None and isinstance(table.initializer, InitialRows)
     }
-    found = hash_backend.reset_many(list(resets.values()), [methods[k] for k, _ in resets])
-    return dict(zip(resets, found, strict=True))
+    arrays = hash_backend.reset_many(list(resets.values()), [methods[k] for k, _ in resets])
+    return dict(zip(resets, arrays, strict=True))
 
 
-def _admitted(begun: Sequence[_Insertion]) -> list[_Insertion]:
-    """The insertions with the keys that the tables admit."""
+def _admit(begun: Sequence[_Insertion]) -> list[_Insertion]:
+    """Decides which keys the tables admit."""
     after = list(begun)
     counting = []
-    for k, own in enumerate(begun):
-        if isinstance(own.table.admission, AdmitAfter):
+    for k, one in enumerate(begun):
+        if isinstance(one.table.admission, AdmitAfter):
             counting.append(k)
-        elif own.table.admission is not None:
-            after[k] = _drawn(own)
+        elif one.table.admission is not None:
+            after[k] = _admit_by_chance(one)
     methods = [begun[k].method for k in counting]
     of_counts = [k for k in counting if begun[k].requests.counts is not None]
     searches = [
-        Search(directory_of(own.state, WAITING), own.requests.keys, _missed(own))
-        for own in (begun[k] for k in of_counts)
+        Search(directory_of(one.state, WAITING), one.requests.keys, _missed(one))
+        for one in (begun[k] for k in of_counts)
     ]
-    found = hash_backend.find_many(searches, [begun[k].method for k in of_counts])
-    slots = dict(zip(of_counts, found, strict=True))
+    slots = hash_backend.find_many(searches, [begun[k].method for k in of_counts])
+    slots = dict(zip(of_counts, slots, strict=True))
     entries = [_waiting(begun[k], slots.get(k)) for k in counting]
     for k, (waiting, done) in zip(
         counting, hash_backend.insert_many(entries, methods), strict=True
     ):
-        after[k] = _admitted_after(begun[k], waiting, done)
+        after[k] = _admit_after(begun[k], waiting, done)
     return after
 
 
-def _missed(own: _Insertion) -> jax.Array:
-    return own.requests.here & (own.slots < 0)
+def _missed(insertion: _Insertion) -> jax.Array:
+    return insertion.requests.here & (insertion.slots < 0)
 
 
-def _waiting(own: _Insertion, slots: jax.Array | None) -> Entry:
-    """The insertion of keys that were not in the table among those that wait.
+def _waiting(insertion: _Insertion, slots: jax.Array | None) -> Entry:
+    """The insertion of keys that are not in the table into the directory of waiting keys.
 
-    Their scores are the last batch and, in the low word, the requests. ``slots`` are those of keys that wait already,
-    for requests with counts.
+    Their scores are the last batch and, in the low word, the requests. ``slots`` are the slots of keys that wait
+    already, for requests with counts.
     """
-    keys, now, counts = own.requests.keys, own.now, own.requests.counts
+    keys, now, counts = insertion.requests.keys, insertion.now, insertion.requests.counts
     given, epoch = jnp.zeros_like(keys), now.astype(jnp.uint32)
-    batch = directory_of(own.state, WAITING), keys, _missed(own), given, now, epoch
+    batch = directory_of(insertion.state, WAITING), keys, _missed(insertion), given, now, epoch
     entry = Entry(*batch, Eviction("epoch_lfu"), return_old=False)
     return entry if slots is None else _counted(entry, counts, slots)
 
 
-def _admitted_after(own: _Insertion, waiting: KeyDirectory, done: Insertion) -> _Insertion:
+def _admit_after(insertion: _Insertion, waiting: KeyDirectory, done: Insertion) -> _Insertion:
     """Admits keys that have been requested often enough."""
-    assert isinstance(own.table.admission, AdmitAfter)
+    assert isinstance(insertion.table.admission, AdmitAfter)
     slots = done.found
     requests = scores_of(waiting, slots)[:, 1]
-    least = np.uint32(min(own.table.admission.requests, 2**32 - 1))
+    least = np.uint32(min(insertion.table.admission.requests, 2**32 - 1))
     admitted = (slots >= 0) & (requests >= least)
     waiting = erase(waiting, jnp.where(admitted, slots, -1))
     counts = dict(zip(COUNTERS, done.counts, strict=True))
-    return own._replace(
-        state={**own.state, **named_directory(waiting, WAITING)},
-        admitted=(own.slots >= 0) | admitted,
+    return insertion._replace(
+        state={**insertion.state, **named_directory(waiting, WAITING)},
+        admitted=(insertion.slots >= 0) | admitted,
         missed=(counts["requests"], counts["unique"]),
     )
 
 
-def _drawn(own: _Insertion) -> _Insertion:
-    """Admits keys that are drawn."""
-    assert isinstance(own.table.admission, AdmitWithProbability)
-    seed, keys = own.state[SEED], own.requests.keys
-    missed = _missed(own)
+def _admit_by_chance(insertion: _Insertion) -> _Insertion:
+    """Admits keys with a probability."""
+    assert isinstance(insertion.table.admission, AdmitWithProbability)
+    seed, keys = insertion.state[SEED], insertion.requests.keys
+    missed = _missed(insertion)
     # Another key of the generator than that of initial rows, which is the seed itself.
-    first, second = threefry(seed[0], seed[1], own.now.astype(jnp.uint32), jnp.uint32(1))
+    first, second = threefry(seed[0], seed[1], insertion.now.astype(jnp.uint32), jnp.uint32(1))
     bits, _ = threefry(first, second, keys[:, 0], keys[:, 1])
-    most = np.uint32(max(int(own.table.admission.probability * 2**32) - 1, 0))
+    most = np.uint32(max(int(insertion.table.admission.probability * 2**32) - 1, 0))
     by = (~missed, keys[:, 0], keys[:, 1])
     absent, high, low = jax.lax.sort(by, num_keys=3)
     new = jnp.ones(missed.shape, bool)
     new = new.at[1:].set((high[1:] != high[:-1]) | (low[1:] != low[:-1]))
     unique = jnp.sum(new & ~absent, dtype=jnp.int32)
-    return own._replace(
-        admitted=(own.slots >= 0) | (missed & (bits <= most)),
+    return insertion._replace(
+        admitted=(insertion.slots >= 0) | (missed & (bits <= most)),
         missed=(jnp.sum(missed, dtype=jnp.int32), unique),
     )
 
 
-def _counts(own: _Insertion, done: Insertion) -> dict[str, jax.Array]:
-    """The counts by name, with the requests and distinct keys that were not admitted."""
+def _counts(insertion: _Insertion, done: Insertion) -> dict[str, jax.Array]:
+    """The counts by name, including requests and distinct keys that were not admitted."""
     counts: dict[str, jax.Array] = dict(zip(COUNTERS, done.counts, strict=True))
-    if own.missed is not None:
-        requests, unique = own.missed
+    if insertion.missed is not None:
+        requests, unique = insertion.missed
         counts |= {
             "requests": counts["hits"] + requests,
             "unique": counts["unique_hits"] + unique,
         }
-    given = own.requests.counts
+    given = insertion.requests.counts
     if given is not None:
-        hits = jnp.sum(jnp.where(own.slots >= 0, given, 0))
+        hits = jnp.sum(jnp.where(insertion.slots >= 0, given, 0))
         counts |= {"requests": jnp.sum(given), "hits": hits}
     return counts
 

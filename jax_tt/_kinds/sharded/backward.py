@@ -1,4 +1,4 @@
-"""Gradients and steps of one device for the pages that it holds."""
+"""The backward pass of one device: gradients and steps of the rows that it holds."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Carried(NamedTuple):
     """What an attempt changes.
 
     Attributes:
-        states: of every table, the arrays of rows, or sums of their gradients; nothing without gradients.
+        states: by table, the arrays of rows, or sums of their gradients; nothing without gradients.
         allowed: whether each table is stepped.
-        weights: the gradients of the weights of every table, or None.
+        weights: by table, the gradients of weights, or None.
     """
 
     states: list[dict[str, jax.Array]]
@@ -62,12 +62,12 @@ def local_backward(
     # Arrays of rows are only changed once the forward pass has read them, since `fits` is known after that.
     fits = jnp.ones((), bool) if residuals.fits is None else residuals.fits[0]
     start = [{} if g is None else _start(call) for call, g in zip(calls, gs, strict=True)]
-    found = stepped(residuals.attempt, start, fits)
+    carried = stepped(residuals.attempt, start, fits)
     if residuals.fits is not None:
-        found, _ = unless(fits, again, found, [call.batch for call in calls])
+        carried, _ = unless(fits, again, carried, [call.batch for call in calls])
     return [
         (_finished(call, state, allowed) if state else {}, joined_weights(call, dweights))
-        for call, state, allowed, dweights in zip(calls, *found, strict=True)
+        for call, state, allowed, dweights in zip(calls, *carried, strict=True)
     ]
 
 
@@ -79,18 +79,18 @@ def _attempted(
     wanted: jax.Array,
 ) -> Carried:
     """The attempt, which changes nothing unless it is ``wanted``."""
-    fetched = {k: own for k, own in enumerate(attempt.fetched) if own is not None}
-    pools = [received_call(calls[k], own.batch, own.rows) for k, own in fetched.items()]
-    found = groups.backward(pools, attempt.pooled, [gs[k] for k in fetched], None)
-    of_rows = dict(zip(fetched, found, strict=True))
+    fetched = {k: one for k, one in enumerate(attempt.fetched) if one is not None}
+    pools = [received_call(calls[k], one.batch, one.rows) for k, one in fetched.items()]
+    cotangents = groups.backward(pools, attempt.pooled, [gs[k] for k in fetched], None)
+    of_rows = dict(zip(fetched, cotangents, strict=True))
     trained = []
     for k, (call, g) in enumerate(zip(calls, gs, strict=True)):
         kind = _type_of_gradients(call)
         if k not in of_rows:
             if g is not None:
                 trained.append(Trained(k, call, sent_gradients(call, g).astype(kind)))
-        elif own := of_rows[k][0]:
-            grads = own["embedding"][: fetched[k].rows.shape[0]]
+        elif of_table := of_rows[k][0]:
+            grads = of_table["embedding"][: fetched[k].rows.shape[0]]
             trained.append(Trained(k, call, grads.astype(kind)))
     allowed, of_sums = [wanted] * len(calls), {}
     if trained:
@@ -107,7 +107,7 @@ def _type_of_gradients(call: Call) -> Any:
 
 
 def _start(call: Call) -> dict[str, Any]:
-    """What rounds add to or step: gradients of zero, or the arrays of rows; nothing if only weights have gradients."""
+    """What rounds add gradients to or step: zeros, or the arrays of rows; nothing if only weights have gradients."""
     table = call.use.table
     if not call.use.lookup.wanted.names:
         return {}

@@ -1,4 +1,4 @@
-"""The messages that devices exchange, those of all tables at once."""
+"""The exchange of messages between devices, for all tables at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Inputs = TypeVar("Inputs")
 
 
 def exchanged(messages: Sequence[jax.Array], axes: Any) -> list[jax.Array]:
-    """Arrays ``[devices, ...]``, of which part k goes to device k; part k of a result comes from device k.
+    """Sends part k of arrays ``[devices, ...]`` to device k; part k of a result comes from device k.
 
     An array ``[1, ...]`` goes to all devices.
     """
@@ -37,12 +37,12 @@ def exchanged(messages: Sequence[jax.Array], axes: Any) -> list[jax.Array]:
 
 
 def sums_of(messages: Sequence[jax.Array], axes: Any) -> list[jax.Array]:
-    """Arrays ``[devices, ...]`` of one type, of which part k goes to device k; ``[1, ...]``, their sums there."""
+    """Sends part k of arrays ``[devices, ...]`` of one type to device k, and adds the parts there, ``[1, ...]``."""
     parts = [_in_units(message, None) for message in messages]
     ends = [0, *itertools.accumulate(part.shape[1] for part in parts)]
-    found = lax.psum_scatter(jnp.concatenate(parts, axis=1), axes, tiled=True)
+    sums = lax.psum_scatter(jnp.concatenate(parts, axis=1), axes, tiled=True)
     return [
-        found[:, begin:end].reshape(1, *message.shape[1:])
+        sums[:, begin:end].reshape(1, *message.shape[1:])
         for (begin, end), message in zip(itertools.pairwise(ends), messages, strict=True)
     ]
 
@@ -50,7 +50,7 @@ def sums_of(messages: Sequence[jax.Array], axes: Any) -> list[jax.Array]:
 def other_rounds(
     body: Callable[[jax.Array, Carry], Carry], bits: jax.Array | None, carry: Carry
 ) -> Carry:
-    """``carry = body(k, carry)`` for the rounds that leading bits tell apart but the first, as a rule none."""
+    """``carry = body(k, carry)`` for all rounds but the first, as a rule none; ``bits`` tell them apart."""
     if bits is None:
         return carry
     last = jnp.where(
@@ -84,21 +84,21 @@ def unless(
 
     # Two stands for nothing to do.
     start = jnp.where(done, 2, 0)
-    count, found = lax.while_loop(lambda held: held[0] < 1, step, (start, carry))
-    return found, count == 2
+    count, carry = lax.while_loop(lambda held: held[0] < 1, step, (start, carry))
+    return carry, count == 2
 
 
 def _in_units(array: jax.Array, unit: Any) -> jax.Array:
-    """``[devices, n]`` of this type, or of that of the array."""
+    """The array as ``[devices, n]`` of type ``unit``, or of its type for None."""
     if unit is not None:
         array = lax.bitcast_convert_type(array, unit)
     return array.reshape(array.shape[0], math.prod(array.shape[1:]))
 
 
 def _from_units(units: jax.Array, like: jax.Array) -> jax.Array:
-    own = (units.shape[0], *like.shape[1:])
+    shape = (units.shape[0], *like.shape[1:])
     if units.dtype == like.dtype:
-        return units.reshape(own)
+        return units.reshape(shape)
     ratio = like.dtype.itemsize // units.dtype.itemsize
-    shape = own if ratio == 1 else (*own, ratio)
-    return lax.bitcast_convert_type(units.reshape(shape), like.dtype)
+    split = shape if ratio == 1 else (*shape, ratio)
+    return lax.bitcast_convert_type(units.reshape(split), like.dtype)

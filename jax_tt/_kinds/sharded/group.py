@@ -21,11 +21,11 @@ from jax_tt._table.wide import Wide
 
 @dataclasses.dataclass(frozen=True)
 class ShardedGroup:
-    """The group of all tables that are divided over the same devices, for `jax_tt._table.groups`.
+    """The group of all tables that are sharded over the same devices, for `jax_tt._table.groups`.
 
     Attributes:
         mesh: the devices.
-        axes: mesh axes that pages are divided over.
+        axes: mesh axes that rows are sharded over.
     """
 
     mesh: Mesh
@@ -55,7 +55,7 @@ class ShardedGroup:
 
     @property
     def _batch(self) -> P:
-        """The shards of what has one part per device."""
+        """The partition of arrays with one part per device."""
         return P(self.mesh.axis_names)
 
     def _specs(self, call: Call) -> tuple[dict[str, P], P, P]:
@@ -75,7 +75,7 @@ class ShardedGroup:
         return [*table.row_arrays, *([APPLIED] if shared else table.scalar_names)]
 
     def on_devices(self, local: Local, specs: Any, out: Any) -> Callable[..., Any]:
-        """``local`` on the shards of every device, unless it runs inside of a ``shard_map`` already."""
+        """Runs ``local`` on each device's shard, as it is inside of a ``shard_map``."""
         if inside_shard_map():
             return local
         return over_devices(local, self.mesh, specs, out)
@@ -91,5 +91,5 @@ def _backward(uses: tuple[Use, ...], arrays: Any, residuals: Any, gs: Any) -> An
 
 
 def inside_shard_map() -> bool:
-    """Whether arrays are the parts of one device."""
+    """Whether arrays are the shards of one device."""
     return bool(jax.sharding.get_abstract_mesh().manual_axes)

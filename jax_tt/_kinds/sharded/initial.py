@@ -1,7 +1,7 @@
 """Initial rows of a large table, a block at a time on every device.
 
 JAX draws entry k of an array from its key and k alone (``jax_threefry_partitionable``), so that a device can draw rows
-without those before them.
+without the rows before them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._ids.placement import Layout
-from jax_tt._kinds.sharded.move import pages_at, rows_at
+from jax_tt._kinds.sharded.move import Blocks
 from jax_tt._kinds.sharded.programs import Local, over_devices
 from jax_tt._native.rows import RowTable
 from jax_tt._sets.initial import threefry
@@ -30,7 +30,7 @@ _BLOCK = 2**12
 
 
 def can_draw_rows(table: Any, key: jax.Array) -> bool:
-    """Whether `drawn_rows` are those of ``table.init``: other initialisers may depend on the shape of the table."""
+    """Whether `drawn_rows` equals ``table.init``: other initialisers may depend on the shape of the table."""
     return (
         getattr(table, "embedding_init", None) is default_embedding_init
         and getattr(jax.config, "jax_threefry_partitionable", False)
@@ -52,7 +52,7 @@ def drawn_rows(
         table: all rows.
         layout, page_table: where they are.
         mesh: with automatic axes.
-        axes: that pages are divided over.
+        axes: mesh axes that rows are sharded over.
         key: of the table.
     """
     local = Local(_drawn_on_device, (table, layout, axes))
@@ -66,21 +66,14 @@ def _drawn_on_device(
     words: jax.Array,
     page_table: jax.Array,
 ) -> jax.Array:
-    """The rows of this device, a block of them at a time."""
-    size, dtype = min(layout.rows, _BLOCK), jnp.dtype(table.param_dtype)
-    own = lax.axis_index(axes).astype(jnp.int32)
-    page_at = pages_at(layout, page_table)
+    dtype = jnp.dtype(table.param_dtype)
 
-    def block(k: jax.Array, found: jax.Array) -> jax.Array:
-        # The last block is shifted back, so that all of them have the same size.
-        begin = jnp.minimum(k * size, layout.rows - size)
-        places = begin + lax.iota(jnp.int32, size)
-        rows, here = rows_at(layout, page_at, own, places, table.num_embeddings)
-        values = jnp.where(here[:, None], _drawn(table, words, rows), jnp.zeros((), dtype))
-        return lax.dynamic_update_slice_in_dim(found, values, begin, 0)
+    def values(rows: jax.Array, here: jax.Array) -> jax.Array:
+        return jnp.where(here[:, None], _drawn(table, words, rows), jnp.zeros((), dtype))
 
     start = jnp.zeros((layout.rows, table.features), dtype)
-    return lax.fori_loop(0, -(-layout.rows // size), block, start)
+    blocks = Blocks(layout, min(layout.rows, _BLOCK), table.num_embeddings, axes)
+    return blocks.filled(start, page_table, values)
 
 
 def _drawn(table: RowTable, words: jax.Array, rows: jax.Array) -> jax.Array:
@@ -94,7 +87,7 @@ def _drawn(table: RowTable, words: jax.Array, rows: jax.Array) -> jax.Array:
 
 @functools.cache
 def _from_entry() -> Any:
-    """A generator whose keys are those of threefry and the number of the first entry, as high and low word."""
+    """A generator whose keys are keys of threefry and the number of the first entry, as high and low word."""
 
     def bits(data: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
         low = data[3] + lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,40 +48,73 @@ def moved_rows(
         layouts: from and to.
         num_embeddings: rows of the table.
         mesh: with automatic axes.
-        axes: that pages are divided over.
+        axes: mesh axes that rows are sharded over.
     """
     before, after = layouts
-    size = min(after.rows, _BLOCK)
-
-    static = before, after, size, num_embeddings, axes
+    static = before, Blocks(after, min(after.rows, _BLOCK), num_embeddings, axes)
     run = over_devices(Local(_moved_on_device, static), mesh, (P(axes), P(), P()), P(axes))
     return run(dict(arrays), *pages)
 
 
-def _moved_on_device(
-    before: Layout, after: Layout, size: int, num_embeddings: int, axes: Any, *given: Any
-) -> dict[str, jax.Array]:
-    """The rows of this device in the layout ``after``, ``size`` of them at a time."""
-    arrays, old, new = given
-    own = lax.axis_index(axes).astype(jnp.int32)
-    page_at = pages_at(after, new)
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Blocks of the rows of one device.
 
-    def block(k: jax.Array, found: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        # The last block is shifted back, so that all of them have the same size.
-        begin = jnp.minimum(k * size, after.rows - size)
-        places = begin + lax.iota(jnp.int32, size)
-        rows, here = rows_at(after, page_at, own, places, num_embeddings)
-        values = _fetched(before, old, arrays, rows, here, axes)
-        return {
-            name: lax.dynamic_update_slice_in_dim(found[name], values[name], begin, 0)
-            for name in found
-        }
+    Attributes:
+        layout: where the rows of the table are.
+        size: rows of a block, at most the rows of the device.
+        num_embeddings: rows of the table.
+        axes: mesh axes that rows are sharded over.
+    """
+
+    layout: Layout
+    size: int
+    num_embeddings: int
+    axes: Any
+
+    def filled(
+        self,
+        arrays: Any,
+        page_table: jax.Array,
+        values: Callable[[jax.Array, jax.Array], Any],
+    ) -> Any:
+        """Fills arrays of rows ``[rows, ...]`` of this device, a block at a time.
+
+        Args:
+            arrays: initial values.
+            page_table: where the pages are.
+            values: for rows of the table and whether they exist, both ``[size]``, returns entries ``[size, ...]``.
+        """
+        rows, size = self.layout.rows, self.size
+        device = lax.axis_index(self.axes).astype(jnp.int32)
+        page_at = pages_at(self.layout, page_table)
+
+        def block(k: jax.Array, arrays: Any) -> Any:
+            # The last block is shifted back, so that all of them have the same size.
+            begin = jnp.minimum(k * size, rows - size)
+            places = begin + lax.iota(jnp.int32, size)
+            entries = values(*rows_at(self.layout, page_at, device, places, self.num_embeddings))
+            return jax.tree.map(
+                lambda array, new: lax.dynamic_update_slice_in_dim(array, new, begin, 0),
+                arrays,
+                entries,
+            )
+
+        return lax.fori_loop(0, -(-rows // size), block, arrays)
+
+
+def _moved_on_device(before: Layout, blocks: Blocks, *given: Any) -> dict[str, jax.Array]:
+    """The rows of this device in the layout of ``blocks``."""
+    arrays, old, new = given
+
+    def values(rows: jax.Array, here: jax.Array) -> dict[str, jax.Array]:
+        return _fetched(before, old, arrays, rows, here, blocks.axes)
 
     start = {
-        name: jnp.zeros((after.rows, *array.shape[1:]), array.dtype)
+        name: jnp.zeros((blocks.layout.rows, *array.shape[1:]), array.dtype)
         for name, array in arrays.items()
     }
-    return lax.fori_loop(0, -(-after.rows // size), block, start)
+    return blocks.filled(start, new, values)
 
 
 def pages_at(layout: Layout, page_table: jax.Array) -> jax.Array:
@@ -144,21 +178,20 @@ def _fetched(
     place = page_table[page, 0]
     device = jnp.where(here, place // layout.pool, layout.devices)
     requests = Route(device, place % layout.pool * layout.page_size + row)
-    found = distinct(requests, layout.devices, "auto")
+    different = distinct(requests, layout.devices, "auto")
     size = message_rows(rows.shape[0], layout.devices)
-    (messages,), bits = all_messages([found.route], [size], layout.devices, axes)
+    (messages,), bits = all_messages([different.route], [size], layout.devices, axes)
     kept = kept_places(messages, bits, layout.devices)
-    got = functools.partial(_answers, list(arrays.values()), found.route, messages, axes)
+    answers = functools.partial(_answers, list(arrays.values()), different.route, messages, axes)
 
     def other(k: jax.Array, held: Sequence[jax.Array]) -> list[jax.Array]:
         number = messages.sent(k, layout.devices)
         at = kept.at[number].get(mode="fill", fill_value=held[0].shape[0])
-        return [
-            table.at[at].set(more, mode="drop") for table, more in zip(held, got(k), strict=True)
-        ]
+        pairs = zip(held, answers(k), strict=True)
+        return [table.at[at].set(more, mode="drop") for table, more in pairs]
 
-    held = other_rounds(other, bits, got(0))
-    at = kept[found.places]
+    held = other_rounds(other, bits, answers(0))
+    at = kept[different.places]
     return {
         name: table.at[at].get(mode="fill", fill_value=0)
         for name, table in zip(arrays, held, strict=True)
@@ -176,5 +209,5 @@ def _answers(
         array.at[asked].get(mode="fill", fill_value=0, wrap_negative_indices=False)
         for array in arrays
     ]
-    found = [exchanged([part], axes)[0] for part in parts]
-    return [part.reshape(-1, *part.shape[2:]) for part in found]
+    received = [exchanged([part], axes)[0] for part in parts]
+    return [part.reshape(-1, *part.shape[2:]) for part in received]

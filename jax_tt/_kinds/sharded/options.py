@@ -29,9 +29,9 @@ class Exchange:
         pooled: what comes back for bags. ``"rows"``: their different rows, which are summed where the bag is.
             ``"sums"``: from each device, sums of the rows that it has, where tables and lookups allow it. ``"auto"``:
             what takes fewer bytes.
-        expected_skew: how many of the different rows, or of the ids if sums travel, a device asks of one other, over
-            those of an even spread, 1 or more. It makes messages larger, with the same other exchange for batches that
-            do not fit. `plan_exchange` counts both.
+        expected_skew: how many times an even spread of the different rows, or of the ids if sums travel, a device asks
+            of one other, 1 or more. It makes messages larger, with the same other exchange for batches that do not
+            fit. `plan_exchange` counts both.
 
     >>> import jax_tt
     >>> jax_tt.Exchange(dtype="bfloat16", expected_unique=0.3).dtype
@@ -79,7 +79,7 @@ class Exchange:
         return storage if jnp.dtype(storage).itemsize == 2 else accum
 
     def type_of_sums(self, accum: Any) -> Any:
-        """The type in which sums of rows travel: those of a 16-bit table are not in 16 bits, unless asked for."""
+        """The type in which sums of rows travel: not in 16 bits even for a 16-bit table, unless asked for."""
         return accum if self.dtype is None else jnp.dtype(self.dtype)
 
     def type_of_gradients(self, accum: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What one device requests of the others for its part of a batch."""
+"""The rows that one device requests of the others for its part of a batch."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Requests(NamedTuple):
     """The different rows of a batch.
 
     Attributes:
-        distinct: where their first replicas for this device are, and the positions that request them.
-        pages: of the different rows, -1 for none.
+        distinct: the route to the replica that this device reads, and the positions that request each row.
+        pages: the pages of the different rows, -1 for none.
         read: the positions that read a row, ``[S * cap]``.
         here: the positions that are in the batch, ``[S, cap]``.
         refused: whether an id must not be in the batch, ``[1]``.
@@ -46,9 +46,9 @@ class Positions(NamedTuple):
     """The positions of a batch.
 
     Attributes:
-        route: the row of each of them, the first replica for this device.
-        pages: of the rows.
-        read, here, refused: as those of `Requests`; ``refused`` is a scalar.
+        route: the row of each position, in the replica that this device reads.
+        pages: the pages of the rows.
+        read, here, refused: as in `Requests`; ``refused`` is a scalar.
     """
 
     route: Route
@@ -63,35 +63,32 @@ def requests_of(call: Call) -> Requests:
     return _distinct(sharding_of(call), positions_of(call), call.use.lookup.method)
 
 
+def requests_of_keys(
+    sharding: Sharding, page_table: jax.Array, keys: jax.Array, here: jax.Array, method: str
+) -> Requests:
+    """The different keys among keys uint32 ``[n, 2]``, of which the ones that are ``here`` count."""
+    return _distinct(sharding, _positions_of_keys(sharding, page_table, keys, here), method)
+
+
 def positions_of(call: Call) -> Positions:
     """Where the rows of this device's part of a batch are."""
     sharding, batch, bounds = sharding_of(call), call.batch, call.use.lookup.bounds
-    layout, here = sharding.layout, present(batch)
+    here = present(batch)
     if sharding.ids.takes_keys:
-        pages, refused = keys_in_pages(layout, keys_of(batch)), jnp.zeros((), bool)
-        return _placed(sharding, call.state[PAGES], pages, (here, here, refused))
+        return _positions_of_keys(sharding, call.state[PAGES], keys_of(batch), here)
     (rows,), ok = digits_in_range(sharding.ids, batch)
     read = here & ok if bounds in (*IGNORED, "error") else here
-    pages = _paged(layout, jnp.where(read, rows, jnp.zeros_like(rows)))
+    pages = _paged(sharding.layout, jnp.where(read, rows, jnp.zeros_like(rows)))
     refused = jnp.any(here & ~ok) if bounds == "error" else jnp.zeros((), bool)
     return _placed(sharding, call.state[PAGES], pages, (read, here, refused))
 
 
-def keys_in_pages(layout: Layout, keys: jax.Array) -> Paged:
-    """The owners and words of keys uint32 ``[n, 2]``."""
+def _positions_of_keys(
+    sharding: Sharding, page_table: jax.Array, keys: jax.Array, here: jax.Array
+) -> Positions:
     first, rest = words_of(keys)
-    return Paged(owners_of(first, rest, layout.devices), first, rest)
-
-
-def requested(
-    sharding: Sharding,
-    page_table: jax.Array,
-    pages: Paged,
-    flags: tuple[jax.Array, jax.Array, jax.Array],
-    method: str,
-) -> Requests:
-    """The requests for rows of pages; ``flags`` are `Requests.read`, `here` and `refused`."""
-    return _distinct(sharding, _placed(sharding, page_table, pages, flags), method)
+    pages = Paged(owners_of(first, rest, sharding.layout.devices), first, rest)
+    return _placed(sharding, page_table, pages, (here, here, jnp.zeros((), bool)))
 
 
 def _placed(
@@ -129,7 +126,7 @@ def _distinct(sharding: Sharding, positions: Positions, method: str) -> Requests
 
 
 def _paged(layout: Layout, rows: jax.Array) -> Paged:
-    """The pages of rows ``[S, cap]`` of a batch, those of each position behind each other."""
+    """The pages of rows ``[S, cap]`` of a batch, position by position."""
     if layout.columns == 1:
         return paged(layout, rows.reshape(-1))
     shard = lax.iota(jnp.int32, rows.shape[0]) % layout.columns
@@ -138,7 +135,7 @@ def _paged(layout: Layout, rows: jax.Array) -> Paged:
 
 
 def replicas_of(layout: Layout, page_table: jax.Array, pages: Paged, others: int) -> Route:
-    """Where all replicas of rows are, ``[rows * replicas * others]``, also on the ``others`` times as many devices."""
+    """Routes to all replicas of rows, ``[rows * replicas * others]``, on ``others`` times as many devices."""
     devices = layout.devices * others
     places = jnp.where((pages.page >= 0)[:, None], page_table[pages.page], -1)
     first = layout.devices * jnp.arange(others, dtype=jnp.int32)

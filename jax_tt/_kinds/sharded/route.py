@@ -1,8 +1,8 @@
 """Which rows go to which devices, in rounds of messages of a fixed size.
 
-The rows for a device are ordered by a hash. A round takes those whose hashes have the same leading bits, of which
-there are as many as it takes for every message to hold its rows: none as a rule, and then there is one round. All
-requests for a row are in the same round on all devices, so that the gradients of a row are complete in it.
+The rows for a device are ordered by a hash. A round takes the rows whose hashes have the same leading bits, as many
+bits as it takes for every message to hold its rows: as a rule none, and then there is one round. All requests for a row
+are in the same round on all devices, so that the gradients of a row are complete in it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class Route(NamedTuple):
     def message(self, messages: Messages, k: Any, devices: int, allowed: Any) -> list[jax.Array]:
         """What is sent of this route in round ``k``, int32 ``[devices, size]``: rows, and -1 where there are none.
 
-        Of keys, both words, and ``[devices, 1]``, how many of those of a device are there. Nothing that is not allowed
-        is sent.
+        Of keys, both words, and ``[devices, 1]``, the number of keys for a device. Nothing that is not allowed is sent.
         """
         number = messages.sent(k, devices)
         shape = devices, messages.size
@@ -108,14 +107,16 @@ def distinct(requests: Route, devices: int, method: str) -> Distinct:
 
 
 def _native_distinct(devices: int, requests: Route) -> Distinct:
-    found = route_distinct(requests.device, requests.row, devices=devices, platform="cpu")
-    result = Distinct(Route(*found[:2]), *found[2:])
+    device, row, *rest = route_distinct(
+        requests.device, requests.row, devices=devices, platform="cpu"
+    )
+    result = Distinct(Route(device, row), *rest)
     if requests.rest is None:
         return result
     # The op knows nothing of second words. Different keys seldom have the same first one.
-    rest = requests.rest.at[result.source].get(mode="fill", fill_value=0)
-    result = result._replace(route=result.route._replace(rest=rest))
-    alike = jnp.all(rest[result.places] == requests.rest)
+    second = requests.rest.at[result.source].get(mode="fill", fill_value=0)
+    result = result._replace(route=result.route._replace(rest=second))
+    alike = jnp.all(second[result.places] == requests.rest)
     return lax.cond(alike, lambda: result, lambda: _distinct(devices, requests))
 
 
@@ -232,5 +233,5 @@ def kept_places(messages: Messages, bits: jax.Array, devices: int) -> jax.Array:
 
 def _changes(*keys: jax.Array) -> jax.Array:
     """Where sorted keys differ from the ones before them."""
-    found = [key[1:] != key[:-1] for key in keys]
-    return jnp.concatenate([jnp.ones(1, bool), functools.reduce(jnp.logical_or, found)])
+    changes = [key[1:] != key[:-1] for key in keys]
+    return jnp.concatenate([jnp.ones(1, bool), functools.reduce(jnp.logical_or, changes)])

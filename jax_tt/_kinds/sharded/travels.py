@@ -1,4 +1,4 @@
-"""Whether the rows of a bag travel to the device of the bag, or sums of those that a device has."""
+"""Whether the rows of a bag travel to the device of the bag, or sums of the rows that each device has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax_tt._kinds.sharded.sharding import Sharding, sharding_of
 from jax_tt._kinds.sharded.spread import bags_of
 from jax_tt._table.groups import Call
 
-# Rows of messages for sums over those of ids that are spread evenly: places for ids cost less than another attempt.
+# Messages for sums have room for this many times an even spread: room for ids costs less than another attempt.
 _ROOM = 2
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jax_tt._native import hash_backend
-from jax_tt._sets.growth import doubled
 from jax_tt._sets.hash_directory import Eviction, init_directory
+from jax_tt._sets.hash_reference import doubled
 from tests.hash_model import joined
 from tests.test_hash_directory import EXTREMES, words
 

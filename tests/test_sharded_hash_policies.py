@@ -19,7 +19,7 @@ from jax_tt import Placement, ShardedTable
 from jax_tt._kinds.hashed.change import growth_to
 from jax_tt._kinds.sharded.route import message_rows
 from jax_tt._sets.hash_directory import KeyDirectory
-from jax_tt._sets.owners import owners_of, words_of
+from jax_tt._sets.hashing import owners_of, words_of
 from jax_tt._table.change import grow
 from tests.hash_model import joined
 

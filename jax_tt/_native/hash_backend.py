@@ -22,7 +22,7 @@ from jax_tt._native.hash import (
     hash_reset,
 )
 from jax_tt._native.hash_calls import Entry, Exchange, Fresh, Reset, Search
-from jax_tt._sets import growth, hash_reference, rows
+from jax_tt._sets import hash_reference
 from jax_tt._sets.hash_directory import Eviction, Insertion, KeyDirectory
 from jax_tt._sets.initial import InitialRows, initial_rows
 from jax_tt._sets.missing import check_count
@@ -99,7 +99,7 @@ def reset_many(resets: Sequence[Reset], methods: Sequence[str]) -> list[jax.Arra
         return Exchange([own.rows], [initial], own.slots, return_old=False)
 
     def plain(own: Reset) -> jax.Array:
-        return rows.exchange(*exchanged(own, _plain_initial(_fresh(own)))[:3])[0][0]
+        return hash_reference.exchange(*exchanged(own, _plain_initial(_fresh(own)))[:3])[0][0]
 
     def native(resets: list[Reset], platform: str) -> list[jax.Array]:
         @jax.custom_jvp
@@ -133,10 +133,10 @@ def _fresh(own: Reset) -> Fresh:
 def exchange_many(
     exchanges: Sequence[Exchange], methods: Sequence[str]
 ) -> list[tuple[list[jax.Array], list[jax.Array]]]:
-    """Exchanges entries of the arrays of each table; see `jax_tt._sets.rows.exchange`."""
+    """Exchanges entries of the arrays of each table; see `jax_tt._sets.hash_reference.exchange`."""
 
     def plain(own: Exchange) -> Any:
-        changed, old = rows.exchange(own.arrays, own.new, own.slots)
+        changed, old = hash_reference.exchange(own.arrays, own.new, own.slots)
         return changed, old if own.return_old else []
 
     def native(exchanges: list[Exchange], platform: str) -> Any:
@@ -218,11 +218,11 @@ def double(
 ) -> tuple[KeyDirectory, list[jax.Array]]:
     """Doubles the sets of a directory, with the arrays ``[capacity, ...]`` beside it.
 
-    Keys move as in `jax_tt._sets.growth.doubled`, and their entries with them; the other entries are 0.
+    Keys move as in `jax_tt._sets.hash_reference.doubled`, and their entries with them; the other entries are 0.
     """
 
     def plain(directory: KeyDirectory, arrays: Any) -> Any:
-        after, source = growth.doubled(directory)
+        after, source = hash_reference.doubled(directory)
         source = jnp.where(source < 0, directory.capacity, source)
         return after, [x.at[source].get(mode="fill", fill_value=0) for x in arrays]
 

@@ -74,7 +74,7 @@ class Reset(NamedTuple):
     Attributes:
         rows: ``[capacity, features]``.
         seed, keys: as in `jax_tt._sets.initial.initial_rows`, ``[n]`` keys.
-        slots: as in `jax_tt._sets.rows.exchange`.
+        slots: as in `jax_tt._sets.hash_reference.exchange`.
         distribution: static, as in `Fresh`.
     """
 
@@ -89,7 +89,7 @@ class Exchange(NamedTuple):
     """An exchange of entries in the arrays of one table.
 
     Attributes:
-        arrays, new, slots: as in `jax_tt._sets.rows.exchange`; ``new`` in the types of the arrays.
+        arrays, new, slots: as in `jax_tt._sets.hash_reference.exchange`; ``new`` in the types of the arrays.
         return_old: static, whether the old entries are returned; else there are none.
     """
 

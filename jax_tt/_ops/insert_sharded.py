@@ -34,8 +34,8 @@ from jax_tt._ops.inserting import (
     no_room,
 )
 from jax_tt._sets.hash_directory import CLOCK, COUNTERS, KEYS, SEED, TOTALS, WAITING, KeyDirectory
+from jax_tt._sets.hashing import words_of
 from jax_tt._sets.missing import Check, check_count
-from jax_tt._sets.owners import words_of
 from jax_tt._table.options import Lookup
 
 

@@ -1,4 +1,4 @@
-"""Finding and inserting keys in plain JAX. The native ops compute the same integers.
+"""Operations on the keys of a hash table and their rows in plain JAX. The native ops compute the same integers.
 
 The effect of a batch depends on its keys, how often they occur and the scores given with them, but not on their order:
 keys are made distinct first, and every round of an insertion handles the sets independently.
@@ -6,6 +6,7 @@ keys are made distinct first, and every round of an insertion handles the sets i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -30,8 +31,8 @@ def find(directory: KeyDirectory, keys: jax.Array, present: jax.Array) -> jax.Ar
         same = jnp.all(directory.keys[home] == keys[:, :, None], axis=1)
         same &= directory.touched[home] > 0
         way = jnp.argmax(same, axis=1).astype(jnp.int32)
-        found = jnp.any(same, axis=1) & present
-        slots = jnp.where(found, home * directory.ways + way, slots)
+        there = jnp.any(same, axis=1) & present
+        slots = jnp.where(there, home * directory.ways + way, slots)
     return slots
 
 
@@ -86,7 +87,7 @@ def insert(
         keys: uint32 ``[n, 2]``.
         present: bool ``[n]``, the positions to insert.
         given: uint32 ``[n, 2]``, scores of the policy ``custom``; not looked at otherwise.
-        now: int32 scalar, the number of this batch, above those of all batches before.
+        now: int32 scalar, the number of this batch, above the numbers of all batches before.
         epoch: uint32 scalar, not looked at without epochs.
         policy: one of `POLICIES`.
         min_age: at least 1.
@@ -115,14 +116,14 @@ def insert(
         waiting = here & ~known & (placed == directory.capacity)
         group = jnp.where(waiting, home, directory.sets)
         rank = rank_within(group, directory.sets, ~scores[:, 0], ~scores[:, 1])
-        own = home[:, None] * directory.ways + jnp.arange(directory.ways, dtype=jnp.int32)[None]
-        there = jax.tree.map(lambda array, own=own: array[own], flat)
+        of_set = home[:, None] * directory.ways + jnp.arange(directory.ways, dtype=jnp.int32)[None]
+        there = jax.tree.map(lambda array, at=of_set: array[at], flat)
         full = there.touched > 0
         open_to = full & (there.touched <= now - min_age) if evict else ~full
         order = (there.touched, *_columns(there.keys)) if evict else ()
         order = (*_columns(there.scores), *order) if evict else ()
         ways = jnp.lexsort((*reversed(order), ~open_to), axis=1)
-        slot = jnp.take_along_axis(own, ways, axis=1)
+        slot = jnp.take_along_axis(of_set, ways, axis=1)
         slot = slot.at[jnp.arange(rank.size), rank].get(mode="fill", fill_value=0)
         fits = waiting & (rank < jnp.sum(open_to, axis=1, dtype=jnp.int32))
         if evict:
@@ -146,8 +147,8 @@ def insert(
     old = jax.tree.map(lambda array: _where(kept, array[by], jnp.zeros_like(array)), old)
     new = _where(kept, distinct[by], jnp.zeros_like(distinct))
     after = flat.directory(directory)
-    found = find(after, keys, present)
-    return after, Insertion(placed[by], new, *old, counts=numbers.astype(jnp.int32), found=found)
+    counts, slots = numbers.astype(jnp.int32), find(after, keys, present)
+    return after, Insertion(placed[by], new, *old, counts=counts, found=slots)
 
 
 def erase(directory: KeyDirectory, slots: jax.Array) -> KeyDirectory:
@@ -249,3 +250,57 @@ def _columns(words: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _where(chosen: jax.Array, left: jax.Array, right: jax.Array) -> jax.Array:
     return jnp.where(chosen.reshape(-1, *(1,) * (left.ndim - 1)), left, right)
+
+
+def doubled(directory: KeyDirectory) -> tuple[KeyDirectory, jax.Array]:
+    """Doubles the sets of a directory.
+
+    A set is a hash modulo the number of sets, so the keys of set ``s`` go to sets ``s`` and ``s + sets``, where they
+    take the ways from 0 up in their order: all of them have a place. A key stays in its first set, or
+    in its second one.
+
+    Args:
+        directory: with less than 2^30 slots.
+
+    Returns:
+        The directory, and the old slot of every new one, int32 ``[2 * capacity]``; -1 for empty slots.
+    """
+    sets, ways = directory.touched.shape
+    words = directory.keys.transpose(0, 2, 1).reshape(-1, 2)
+    first, second = (home.reshape(sets, ways) for home in homes_of(words, 2 * sets))
+    here = jnp.arange(sets, dtype=jnp.int32)[:, None]
+    above = jnp.where(first % sets == here, first, second) >= sets
+    taken = directory.touched > 0
+    goes = jnp.stack([taken & ~above, taken & above])
+    way = jnp.argsort(~goes, axis=2, stable=True).astype(jnp.int32)
+    filled = jnp.take_along_axis(goes, way, axis=2)
+    source = jnp.where(filled, here[None] * ways + way, -1).reshape(-1)
+
+    def of_words(array: jax.Array) -> jax.Array:
+        moved = jnp.take_along_axis(array[None], way[:, :, None], axis=3)
+        return jnp.where(filled[:, :, None], moved, 0).reshape(2 * sets, 2, ways)
+
+    touched = jnp.take_along_axis(directory.touched[None], way, axis=2)
+    touched = jnp.where(filled, touched, 0).reshape(2 * sets, ways)
+    return KeyDirectory(of_words(directory.keys), of_words(directory.scores), touched), source
+
+
+def exchange(
+    arrays: Sequence[jax.Array], new: Sequence[jax.Array], slots: jax.Array
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Writes new entries into slots of arrays, and returns the old ones.
+
+    Args:
+        arrays: ``[capacity, ...]`` each: rows, and the optimizer state beside them.
+        new: entries ``[n, ...]`` in the type of the array, or a scalar that all of them get.
+        slots: int32 ``[n]``, distinct in ``[0, capacity)`` and then ``capacity``, which is skipped.
+
+    Returns:
+        The arrays, and their old entries ``[n, ...]``, zeros where a slot is skipped.
+    """
+    old = [array.at[slots].get(mode="fill", fill_value=0) for array in arrays]
+    changed = [
+        array.at[slots].set(jnp.broadcast_to(entries, (slots.size, *array.shape[1:])), mode="drop")
+        for array, entries in zip(arrays, new, strict=True)
+    ]
+    return changed, old

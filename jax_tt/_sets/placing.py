@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from jax_tt._sets.hash_directory import MAX_WAYS, KeyDirectory
-from jax_tt._sets.hashing import homes_of
-from jax_tt._sets.owners import owners_of_keys
+from jax_tt._sets.hashing import homes_of, owners_of_keys
 
 ENTRY = np.dtype(
     [("key", np.uint64), ("slot", np.int32), ("score", np.uint64), ("touched", np.int32)]
@@ -20,12 +19,12 @@ _TRIES = 24
 
 
 class Sets(NamedTuple):
-    """How the slots of a table are divided: slot ``s * ways + w`` is way w of set s.
+    """The sets of a table, whose slot ``s * ways + w`` is way w of set s.
 
     Attributes:
-        sets: of all devices, those of the first device first.
+        sets: the number of sets of all devices, the sets of the first device first.
         ways: slots of a set.
-        devices: that own keys; every one has as many sets.
+        devices: the number of devices; all of them have as many sets.
     """
 
     sets: int
@@ -40,7 +39,7 @@ class Sets(NamedTuple):
         """The two sets of every key uint64 ``[n]``, int64 ``[2, n]``; they may be the same."""
         words, local = words_of_keys(keys), self.sets // self.devices
         first = owners_of_keys(words, self.devices).astype(np.int64) * local
-        return np.stack([first + own for own in homes_of(words, local)])
+        return np.stack([first + home for home in homes_of(words, local)])
 
 
 def words_of_keys(keys: np.ndarray) -> np.ndarray:
@@ -65,9 +64,9 @@ def directory_with(entries: np.ndarray, sets: Sets, label: str) -> KeyDirectory:
     """The directory, numpy arrays, with distinct keys in the slots of their entries."""
 
     def in_slots(words: np.ndarray) -> np.ndarray:
-        found = np.zeros((sets.capacity, 2), np.uint32)
-        found[entries["slot"]] = words
-        return np.ascontiguousarray(found.reshape(sets.sets, sets.ways, 2).transpose(0, 2, 1))
+        of_slots = np.zeros((sets.capacity, 2), np.uint32)
+        of_slots[entries["slot"]] = words
+        return np.ascontiguousarray(of_slots.reshape(sets.sets, sets.ways, 2).transpose(0, 2, 1))
 
     touched = np.zeros(sets.capacity, np.int32)
     touched[entries["slot"]] = entries["touched"]
@@ -100,25 +99,25 @@ def placed(entries: np.ndarray, sets: Sets, what: str, advice: str = "") -> np.n
             f"{what}: {lost} of {len(entries)} keys find no room in {sets.capacity} rows with ways={sets.ways}{on}; "
             f"expected {_enough(entries['key'], sets)}.{advice}"
         )
-    found = entries.copy()
-    found["slot"][order] = slots
-    return found
+    placed = entries.copy()
+    placed["slot"][order] = slots
+    return placed
 
 
 def _enough(keys: np.ndarray, sets: Sets) -> str:
-    """A capacity and ways with which all keys have room, if they are among those that are tried."""
-    found, rows, ways = [], max(sets.capacity, len(keys)), sets.ways
+    """A capacity and ways with which all keys have room, if a few tries find them."""
+    advice, rows, ways = [], max(sets.capacity, len(keys)), sets.ways
     unit = ways * sets.devices
     for _ in range(_TRIES):
         rows = -(-max(rows + 1, rows * 9 // 8) // unit) * unit
         if _have_room(keys, sets._replace(sets=rows // ways)):
-            found.append(f"a larger capacity, such as {rows}")
+            advice.append(f"a larger capacity, such as {rows}")
             break
     while (ways := 2 * ways) <= MAX_WAYS and sets.capacity % (ways * sets.devices) == 0:
         if _have_room(keys, sets._replace(sets=sets.capacity // ways, ways=ways)):
-            found.append(f"ways={ways}")
+            advice.append(f"ways={ways}")
             break
-    return ", or ".join(found) or "a larger capacity and more ways"
+    return ", or ".join(advice) or "a larger capacity and more ways"
 
 
 def _have_room(keys: np.ndarray, sets: Sets) -> bool:

@@ -14,7 +14,7 @@ from jax_tt._sets.placing import Sets, directory_with, entries_of, placed
 
 
 def by_device(arrays: Mapping[str, Any], devices: int) -> dict[str, Any]:
-    """Arrays of keys with a first axis of devices, which tells where their keys are; of one device as they are."""
+    """Splits arrays of keys by device along a first axis, which tells where keys are; no axis for one device."""
     if devices == 1:
         return dict(arrays)
     return {name: x.reshape(devices, -1, *x.shape[1:]) for name, x in arrays.items()}
@@ -28,14 +28,14 @@ def stay_in_slots(table: Any, state: Mapping[str, Any], devices: int) -> bool:
 
 
 def relocated(table: Any, state: Mapping[str, Any], devices: int) -> dict[str, Any]:
-    """The state of the same keys with the slots of ``table`` over a number of devices, the first ones first.
+    """Moves the keys of a state to the slots of ``table`` over a number of devices, the slots of the first one first.
 
-    Where the slots are divided as they were, every array is as it was, bit for bit. Otherwise the keys are placed anew.
+    Where the slots are the same, every array is returned bit for bit. Otherwise the keys are placed anew.
 
     Args:
         table: the whole `HashTable`.
-        state: of any capacity and any number of devices, whose arrays of keys are those of `by_device`.
-        devices: that own the keys.
+        state: of any capacity and any number of devices, with arrays of keys as `by_device` returns them.
+        devices: the number of devices.
 
     Raises:
         ValueError: there is no room for all keys, or their rows share parameters.
@@ -45,14 +45,13 @@ def relocated(table: Any, state: Mapping[str, Any], devices: int) -> dict[str, A
     table.require(state, tuple(name for names in directories for name in names))
     sets = directories.pop(KEYS)
     entries, after = _in_sets(table, directory_of(state), sets, "state")
-    found = {**state, **named_directory(after)}
+    after = {**state, **named_directory(after)}
     if entries is not None:
-        found |= _moved_rows(table, state, *entries)
+        after |= _moved_rows(table, state, *entries)
     for waiting in directories.values():
-        found |= named_directory(
-            waiting_keys(table, directory_of(state, WAITING), waiting), WAITING
-        )
-    return found
+        moved = waiting_keys(table, directory_of(state, WAITING), waiting)
+        after |= named_directory(moved, WAITING)
+    return after
 
 
 def waiting_keys(table: Any, directory: KeyDirectory, sets: Sets) -> KeyDirectory:
@@ -61,15 +60,15 @@ def waiting_keys(table: Any, directory: KeyDirectory, sets: Sets) -> KeyDirector
 
 
 def _directories(table: Any, devices: int) -> dict[tuple[str, ...], Sets]:
-    """The names of the arrays of the directories of a table, and how their slots are divided."""
-    found = {KEYS: Sets(table.sets, table.ways, devices)}
+    """The sets of the directories of a table, by the names of their arrays."""
+    sets = {KEYS: Sets(table.sets, table.ways, devices)}
     if table.waiting_sets:
-        found[WAITING] = Sets(table.waiting_sets, table.ways, devices)
-    return found
+        sets[WAITING] = Sets(table.waiting_sets, table.ways, devices)
+    return sets
 
 
 def sets_of(touched: Any) -> Sets:
-    """How the slots of a directory are divided, by the shape of its last batches."""
+    """The sets of a directory, from the shape of its last batches."""
     *devices, sets, ways = touched.shape
     return Sets(int(np.prod(devices)) * sets, ways, int(np.prod(devices)))
 
@@ -113,10 +112,10 @@ def _moved_rows(
             f"{table.ids.label}state: got keys in other slots for a {type(table.table).__name__}, whose rows share "
             "parameters; expected the state of a table with this capacity and these ways."
         )
-    found = {}
+    arrays = {}
     for name in names:
         rows = np.asarray(state[name])
         moved = np.zeros((table.num_embeddings, *rows.shape[1:]), rows.dtype)
         moved[new["slot"]] = rows[old["slot"]]
-        found[name] = jnp.asarray(moved)
-    return found
+        arrays[name] = jnp.asarray(moved)
+    return arrays

@@ -14,7 +14,7 @@ from jax_tt._ids.keys import keys_of
 from jax_tt._ids.placement import Layout, Paged, paged
 from jax_tt._kinds.sharded.route import Distinct, Route, distinct
 from jax_tt._kinds.sharded.sharding import PAGES, Sharding, sharding_of
-from jax_tt._sets.owners import owners_of, words_of
+from jax_tt._sets.hashing import owners_of, words_of
 from jax_tt._table.groups import Call
 from jax_tt._table.options import IGNORED
 

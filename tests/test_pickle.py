@@ -152,7 +152,7 @@ def test_tables_on_a_mesh_say_what_to_pickle() -> None:
         jax_tt.Collection(sharded, features),
         jax_tt.EmbedCollection(tables, features, mesh=mesh, axis="model", rngs=nnx.Rngs(0)),
     ):
-        with pytest.raises(TypeError, match=r"Pickle the table that it divides"):
+        with pytest.raises(TypeError, match=r"Pickle the table that it shards"):
             pickle.dumps(what)
     assert copied(sharded["dense"].table) == tables["dense"]
     assert deepcopy(sharded) == copy(sharded) == sharded

@@ -60,15 +60,15 @@ def grow_if_full(
     >>> table.num_embeddings, state["embedding"].shape
     (128, (128, 8))
     """
-    own = unsharded_hash_table(table)
+    whole = unsharded_hash_table(table)
     table.check(state)
-    capacity = grown_capacity(own, state, max_load)
-    if capacity == own.num_embeddings:
+    capacity = grown_capacity(whole, state, max_load)
+    if capacity == whole.num_embeddings:
         return Change(table, dict(state), {})
-    change = grow(table, state, growth_to(own, capacity, method))
+    change = grow(table, state, growth_to(whole, capacity, method))
     before, after = (_occupied(arrays) for arrays in (state, change.state))
     if before != after:
-        raise RuntimeError(f"{own.ids.label}table: {after} of {before} keys would be left.")
+        raise RuntimeError(f"{whole.ids.label}table: {after} of {before} keys would be left.")
     return change
 
 
@@ -96,8 +96,8 @@ def _occupied(state: State) -> int:
 def growth_to(table: HashTable, capacity: int, method: str = "auto") -> Growth:
     """Growth with initial slices of tensor trains that depend on the seed and the capacity alone."""
     key = jax.random.fold_in(jax.random.key(table.seed & 0xFFFFFFFF), capacity)
-    own: Any = getattr(table.innermost, "core_init", None)  # other kinds have no cores
-    init = fresh_init(own)
+    core_init: Any = getattr(table.innermost, "core_init", None)  # other kinds have no cores
+    init = fresh_init(core_init)
     return Growth(capacity, key, init, None, method)
 
 
@@ -118,7 +118,7 @@ def grown(table: HashTable, state: State, growth: Growth) -> Change:
 def grow_slots(
     table: HashTable, shard: HashTable, state: State, growth: Growth, on_shards: OnShards
 ) -> Change:
-    """As `grown`, for keys whose rows are theirs alone; keys stay on their devices."""
+    """As `grown`, for tables with a row for every key; keys stay on their devices."""
     factor = _factor_of(table, growth)
     moved, source = on_shards(_with_more_slots, (shard, factor, growth.method), dict(state))
     inner = dataclasses.replace(table.table, num_embeddings=table.num_embeddings * factor)
@@ -133,15 +133,15 @@ def grow_slots(
 def _with_more_slots(
     table: HashTable, factor: int, method: str, state: State
 ) -> tuple[dict[str, Any], jax.Array]:
-    """The arrays of keys and of rows that are theirs alone, with ``factor`` times the slots.
+    """The arrays of keys and rows with ``factor`` times the slots.
 
-    Also returns the old slot of every new one; -1 for those that are empty.
+    Also returns the old slot of every new one; -1 for empty slots.
     """
-    own = list(table.table.row_arrays)
+    names = list(table.table.row_arrays)
     numbers = jnp.arange(table.num_embeddings, dtype=jnp.int32) + 1
-    arrays = [*(state[name] for name in own), numbers]
+    arrays = [*(state[name] for name in names), numbers]
     directory, (*arrays, numbers) = _doubled(directory_of(state), arrays, factor, method)
-    after = {**dict(zip(own, arrays, strict=True)), **named_directory(directory)}
+    after = {**dict(zip(names, arrays, strict=True)), **named_directory(directory)}
     admission = table.admission
     if isinstance(admission, AdmitAfter) and admission.waiting is None:
         waiting, _ = _doubled(directory_of(state, WAITING), [], factor, method)
@@ -150,7 +150,7 @@ def _with_more_slots(
 
 
 def _in_new_slots(moved: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Entries ``[capacity, ...]`` of old slots in the new ones; 0 for those that are empty."""
+    """Entries ``[capacity, ...]`` of old slots in the new ones; 0 for empty slots."""
     old, source = moved
     places = jnp.where(source < 0, old.shape[0], source)
     return old.at[places].get(mode="fill", fill_value=0)

@@ -156,7 +156,7 @@ class HashTable(Wrapper):
     @functools.cached_property
     def hash_shapes(self) -> dict[str, tuple[tuple[int, ...], Any]]:
         """Shapes and types of the arrays that the wrapped table does not have."""
-        found: dict[str, tuple[tuple[int, ...], Any]] = {
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {
             CLOCK: ((), jnp.int32),
             SEED: ((2,), jnp.uint32),
             TOTALS: ((len(COUNTERS), 2), jnp.uint32),
@@ -164,8 +164,8 @@ class HashTable(Wrapper):
         sizes = {KEYS: self.sets} | ({WAITING: self.waiting_sets} if self.waiting_sets else {})
         for names, sets in sizes.items():
             like = jax.eval_shape(functools.partial(init_directory, sets, self.ways))
-            found |= {name: (a.shape, a.dtype) for name, a in zip(names, like, strict=True)}
-        return found
+            shapes |= {name: (a.shape, a.dtype) for name, a in zip(names, like, strict=True)}
+        return shapes
 
     @functools.cached_property
     def buffers(self) -> dict[str, str]:
@@ -189,7 +189,7 @@ class HashTable(Wrapper):
                 )
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
-        rest = {name: jnp.zeros(*own) for name, own in self.hash_shapes.items()}
+        rest = {name: jnp.zeros(*like) for name, like in self.hash_shapes.items()}
         words = (self.seed >> 32) & 0xFFFFFFFF, self.seed & 0xFFFFFFFF
         return {**self.table.init_rest(params), **rest, SEED: jnp.array(words, jnp.uint32)}
 
@@ -198,7 +198,7 @@ class HashTable(Wrapper):
 
         Args:
             state: arrays by name, such as `ShardedTable.by_row` or `Collection.separated` returns them. Where the
-                slots are divided as in this table, they are returned as they are.
+                slots are the same as in this table, they are returned as they are.
 
         Raises:
             ValueError: there is no room for all keys; the message has a capacity and ways that have.
@@ -228,7 +228,7 @@ class HashTable(Wrapper):
         return search if slots is None else search._replace(guess=slots.reshape(-1))
 
     def search_of(self, state: State, keys: jax.Array, here: jax.Array, lookup: Lookup) -> Search:
-        """The search of keys uint32 ``[n, 2]``, of which those that are ``here`` count."""
+        """The search of the keys uint32 ``[n, 2]`` that are ``here``."""
         check = Check(self.safe_check, self.untrained) if self.trains(lookup) else IGNORED
         directory = jax.lax.stop_gradient(directory_of(state))
         return Search(directory, keys, here, absent=self.absent(lookup), check=check)
@@ -260,16 +260,18 @@ class HashTable(Wrapper):
         """The initial values of missing keys as a table with one row per position."""
         rows = prepared.ids.size
 
-        def found(inputs: tuple[State, Batch, Batch]) -> tuple[jax.Array, jax.Array]:
+        def missing_rows(inputs: tuple[State, Batch, Batch]) -> tuple[jax.Array, jax.Array]:
             state, given, prepared = inputs
             missing = outside(self.table.ids, prepared)
             here = missing.reshape(-1)
             values = self.initial(state, keys_of(given), here, storage, lookup.method)
-            own = jnp.arange(rows, dtype=jnp.int32).reshape(missing.shape)
-            return values, jnp.where(missing, own, -1)
+            numbers = jnp.arange(rows, dtype=jnp.int32).reshape(missing.shape)
+            return values, jnp.where(missing, numbers, -1)
 
         inputs = {SEED: state[SEED]}, given, prepared
-        values, ids = over_explicit_axes(found, inputs, prepared, lambda axis: (P(axis, None),) * 2)
+        values, ids = over_explicit_axes(
+            missing_rows, inputs, prepared, lambda axis: (P(axis, None),) * 2
+        )
         batch = dataclasses.replace(prepared, ids=ids, slots=None, padded=False)
         # The size of a symbolic batch is not known here; all ids are rows of the array or negative.
         most = max(rows, 1) if isinstance(rows, int) else 2**31 - 1
@@ -281,7 +283,7 @@ class HashTable(Wrapper):
     def initial(
         self, state: State, keys: jax.Array, wanted: jax.Array, dtype: Any, method: str
     ) -> jax.Array:
-        """Initial rows ``[n, D]`` of keys uint32 ``[n, 2]``; those that are not ``wanted`` are unspecified."""
+        """Initial rows ``[n, D]`` of the keys uint32 ``[n, 2]`` that are ``wanted``; others are unspecified."""
         (rows,) = initial_of_tables([(self, state, keys, wanted, dtype)], [method])
         return rows
 
@@ -298,15 +300,15 @@ def initial_of_tables(
             fresh[k] = Fresh(state[SEED], keys, wanted, values, features, dtype)
             continue
         assert values is not None
-        own = jnp.asarray(values(keys, features))
-        if own.shape != (keys.shape[0], features):
+        given = jnp.asarray(values(keys, features))
+        if given.shape != (keys.shape[0], features):
             raise ValueError(
-                f"{table.ids.label}initializer: returned shape {own.shape}; expected one row per key, "
+                f"{table.ids.label}initializer: returned shape {given.shape}; expected one row per key, "
                 f"{(keys.shape[0], features)}."
             )
-        rows[k] = own.astype(dtype)
-    found = hash_backend.initial_many(list(fresh.values()), [methods[k] for k in fresh])
-    rows.update(zip(fresh, found, strict=True))
+        rows[k] = given.astype(dtype)
+    drawn = hash_backend.initial_many(list(fresh.values()), [methods[k] for k in fresh])
+    rows.update(zip(fresh, drawn, strict=True))
     return [rows[k] for k in range(len(asked))]
 
 
@@ -315,7 +317,7 @@ def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> li
     batches = [batch for _, _, batch, _ in lookups]
     new = [k for k, batch in enumerate(batches) if batch.slots is None]
 
-    def found(inputs: Sequence[tuple[State, Batch]]) -> list[jax.Array]:
+    def find(inputs: Sequence[tuple[State, Batch]]) -> list[jax.Array]:
         searches, methods = [], []
         for (state, batch), k in zip(inputs, new, strict=True):
             table, _, _, lookup = lookups[k]
@@ -325,9 +327,9 @@ def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> li
         return [x.reshape(batch.ids.shape[:2]) for x, (_, batch) in zip(slots, inputs, strict=True)]
 
     asked = [({name: lookups[k][1][name] for name in KEYS}, batches[k]) for k in new]
-    slots = lists_over_explicit_axes(found, asked, [batch for _, batch in asked])
-    for k, own in zip(new, slots, strict=True):
-        batches[k] = dataclasses.replace(batches[k], slots=own)
+    slots = lists_over_explicit_axes(find, asked, [batch for _, batch in asked])
+    for k, of_batch in zip(new, slots, strict=True):
+        batches[k] = dataclasses.replace(batches[k], slots=of_batch)
     return batches
 
 
@@ -338,13 +340,13 @@ def require_hash_table(table: Any) -> HashTable:
     several = getattr(table, "tables", None)
     advice = "jax_tt.hash_table(1024, 16)"
     if isinstance(several, Mapping):
-        hashed = next((name for name, own in several.items() if own.ids.takes_keys), "name")
+        hashed = next((name for name, one in several.items() if one.ids.takes_keys), "name")
         advice = f"collection.tables[{hashed!r}] with state[{hashed!r}]"
     raise TypeError(f"table: got a {type(table).__name__}; expected a HashTable, e.g. {advice}.")
 
 
 def unsharded_hash_table(table: Any) -> HashTable:
-    """The table, also one that is divided over devices, as the `HashTable` whose arrays have the same shapes."""
+    """The table, or the `HashTable` that a `ShardedTable` shards."""
     return require_hash_table(table.unsharded if isinstance(table, Table) else table)
 
 

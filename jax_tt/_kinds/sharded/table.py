@@ -1,4 +1,4 @@
-"""`ShardedTable`: a table whose rows are divided over the devices of a mesh."""
+"""`ShardedTable`: a table whose rows are sharded over the devices of a mesh."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ _WHOLE_BYTES = 2**28
 
 @dataclasses.dataclass(frozen=True)
 class ShardedTable(Wrapper):
-    """A table of which every device along an axis of a mesh holds some pages of rows.
+    """A table whose rows are sharded, a page at a time, over the devices along an axis of a mesh.
 
     The arrays of its state have the pools of all devices one after the other and are sharded along their first axis;
     `page_table` in the state says where each page is. The devices along the other axes of the mesh hold the same rows,
-    and each device looks up its own part of a batch.
+    and each device looks up its part of a batch.
 
     Attributes:
         table: a `DenseTable`, a `QuantizedTable`, or a `HashTable` of a `DenseTable`, whose keys belong to devices by
             a hash; every device has a hash table of its share of the rows.
         mesh: the devices.
-        axis: the mesh axis, or a tuple of axes, that pages are divided over.
+        axis: the mesh axis, or a tuple of axes, that pages are sharded over.
         placement: which devices hold which pages.
         exchange: how rows and gradients travel.
 
@@ -110,7 +110,7 @@ class ShardedTable(Wrapper):
     def __getstate__(self) -> object:
         raise TypeError(
             f"{self.table.ids.label}mesh: got a ShardedTable to pickle; its devices exist in this process only. "
-            "Pickle the table that it divides, its attribute `table`, or a Collection of such tables, and divide it in "
+            "Pickle the table that it shards, its attribute `table`, or a Collection of such tables, and shard it in "
             "the other process with jax_tt.shard_tables. States are saved by orbax or jax_tt.files.dump."
         )
 
@@ -186,8 +186,8 @@ class ShardedTable(Wrapper):
 
     @functools.cached_property
     def constant_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        own = (*KEYS, SEED) if self.ids.takes_keys else ()
-        return (*self.table.constant_names, *own, PAGES)
+        keys = (*KEYS, SEED) if self.ids.takes_keys else ()
+        return (*self.table.constant_names, *keys, PAGES)
 
     def check(self, state: State) -> None:
         self.require(state, (PAGES,))
@@ -196,14 +196,14 @@ class ShardedTable(Wrapper):
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         if self.ids.takes_keys:
             return {name: self._placed(x) for name, x in self.table.init_params(key).items()}
-        found = self._drawn(key)
-        return self._initial(self.table.init_params(key)) if found is None else found
+        drawn = self._drawn(key)
+        return self._initial(self.table.init_params(key)) if drawn is None else drawn
 
     def init_param(self, name: str, key: jax.Array) -> Any:
         if self.ids.takes_keys:
             return self._placed(self.table.init_param(name, key))
-        found = self._drawn(key)
-        return (found or self._initial({name: self.table.init_param(name, key)}))[name]
+        drawn = self._drawn(key)
+        return (drawn or self._initial({name: self.table.init_param(name, key)}))[name]
 
     def _drawn(self, key: jax.Array) -> dict[str, jax.Array] | None:
         """The parameters of a large table, drawn where they are stored; None if they cannot be."""
@@ -243,11 +243,11 @@ class ShardedTable(Wrapper):
         return {**rest, PAGES: self._pages()}
 
     def _stored(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Arrays of all pools, with all replicas, from arrays of which entry k is that of row k."""
+        """Writes arrays, whose entry k belongs to row k, to the pools of all devices, replicas included."""
         self._check_numbers()
         rows = jnp.arange(self.num_stored)
         table = jnp.asarray(self.layout.page_table)
-        found = {}
+        pools = {}
         for name, array in arrays.items():
             stored = jnp.zeros(
                 (self.layout.rows * self.layout.devices, *array.shape[1:]), array.dtype
@@ -258,8 +258,8 @@ class ShardedTable(Wrapper):
                 # Pages with fewer replicas have -1, rows before the first one.
                 at = jnp.where(at < 0, stored.shape[0], at)
                 stored = stored.at[at].set(array, mode="drop", wrap_negative_indices=False)
-            found[name] = self._placed(stored)
-        return found
+            pools[name] = self._placed(stored)
+        return pools
 
     def _check_numbers(self) -> None:
         rows = self.layout.rows * self.layout.devices
@@ -291,17 +291,16 @@ class ShardedTable(Wrapper):
 
     def _of_keys(self, state: State) -> dict[str, Any]:
         self.require(state, tuple(self.sharding.names))
-        divided = {name: state[name] for name in self.sharding.names}
+        arrays = {name: state[name] for name in self.sharding.names}
         devices = self.layout.devices
-        if stay_in_slots(self.table, divided, devices):
-            found = sharded_over_explicit_axes(
-                lambda own: relocated(self.table, own, devices), divided, self.axis
+        if stay_in_slots(self.table, arrays, devices):
+            moved = sharded_over_explicit_axes(
+                lambda shards: relocated(self.table, shards, devices), arrays, self.axis
             )
         else:
-            found = relocated(self.table, divided, devices)
-        return {name: self._in_place(name, x) for name, x in {**state, **found}.items()} | {
-            PAGES: self._pages()
-        }
+            moved = relocated(self.table, arrays, devices)
+        after = {name: self._in_place(name, x) for name, x in {**state, **moved}.items()}
+        return after | {PAGES: self._pages()}
 
     def _keys_by_device(self, state: State) -> dict[str, Any]:
         keys = {name: x for name, x in state.items() if name in (*KEYS, *WAITING)}
@@ -310,7 +309,7 @@ class ShardedTable(Wrapper):
         )
 
     def moved(self, state: State, placement: Placement) -> tuple[ShardedTable, dict[str, Any]]:
-        """The table with another placement, and its state, which is the same row by row.
+        """Moves the table to another placement; returns it and its state.
 
         Rows move between the devices a block at a time; no device has the whole table.
 
@@ -332,7 +331,7 @@ class ShardedTable(Wrapper):
         """
         if self.ids.takes_keys:
             raise TypeError(
-                f"{self.ids.label}table: a HashTable that is divided over devices cannot be moved; its keys are where "
+                f"{self.ids.label}table: a sharded HashTable cannot be moved; its keys are where "
                 "their hashes say. For other devices, of_rows takes what by_row returns."
             )
         self.check(state)
@@ -340,8 +339,8 @@ class ShardedTable(Wrapper):
         if new.layout.columns != self.layout.columns:
             return new, new.of_pieces(self.in_pieces(state))
         arrays = {name: state[name] for name in self.row_arrays}
-        found = self._moved(arrays, self.layout, state[PAGES], new.layout)
-        return new, {**state, **found, PAGES: new._pages()}
+        moved = self._moved(arrays, self.layout, state[PAGES], new.layout)
+        return new, {**state, **moved, PAGES: new._pages()}
 
     def at_owners(
         self, function: Callable[..., Any], static: tuple[Any, ...], arrays: State, given: Any
@@ -351,16 +350,16 @@ class ShardedTable(Wrapper):
         Args:
             function: at module level. It returns a pair, shards and what is the same on all devices.
             static: hashable arguments.
-            arrays: by name, whose first axis is divided over the devices.
+            arrays: by name, with a first axis that is sharded over the devices.
             given: arrays that every device gets all of.
         """
-        divided, local = P(self.axes), Local(function, static)
+        sharded, local = P(self.axes), Local(function, static)
 
         def call(inputs: tuple[Any, Any]) -> Any:
-            run = self.group(Lookup()).on_devices(local, (divided, P()), (divided, P()))
+            run = self.group(Lookup()).on_devices(local, (sharded, P()), (sharded, P()))
             return run(*inputs)
 
-        return specified_over_explicit_axes(call, (arrays, given), (divided, P()))
+        return specified_over_explicit_axes(call, (arrays, given), (sharded, P()))
 
     @functools.cached_property
     def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -428,13 +427,13 @@ class ShardedTable(Wrapper):
     def _moved(
         self, arrays: Mapping[str, Any], before: Layout, pages: jax.Array, after: Layout
     ) -> dict[str, jax.Array]:
-        """Arrays of rows in another layout, those of column shards being rows as well."""
+        """Moves arrays of rows to another layout; column shards count as rows."""
         return self._moved_rows(self.num_stored, arrays, before, pages, after)
 
     def _moved_whole(
         self, arrays: Mapping[str, Any], before: Layout, pages: jax.Array, after: Layout
     ) -> dict[str, jax.Array]:
-        """As `_moved`, for the rows of one column shard."""
+        """As `_moved`, for one column shard."""
         return self._moved_rows(self.num_embeddings, arrays, before, pages, after)
 
     def _moved_rows(
@@ -452,8 +451,8 @@ class ShardedTable(Wrapper):
         mesh = Mesh(self.mesh.devices, self.mesh.axis_names)
 
         def move(inputs: tuple[Any, Any]) -> dict[str, jax.Array]:
-            own, tables = inputs
-            return moved_rows(own, tables, layouts, count, mesh, self.axes)
+            shards, tables = inputs
+            return moved_rows(shards, tables, layouts, count, mesh, self.axes)
 
         inputs = dict(arrays), (pages, jnp.asarray(after.page_table))
         return sharded_over_explicit_axes(move, inputs, self.axis)

@@ -1,4 +1,4 @@
-"""Counts the functions of the package that an eager fused forward pass goes through, and how deep they nest."""
+"""Counts the functions of the package that eager fused forward passes go through, and how deep they nest."""
 
 from __future__ import annotations
 
@@ -62,12 +62,28 @@ def eager_fused_forward() -> Calls:
     return count(lambda: layer(ids))
 
 
+def eager_collection_forward() -> Calls:
+    """Those of a collection of a dense, a tensor-train and a quantized table."""
+    rule = jax_tt.optimizers.Adagrad(0.05)
+    tables = {
+        "dense": jax_tt.dense_table(1000, 16, optimizer=rule),
+        "train": jax_tt.tt_table(1000, 16, tt_ranks=4, optimizer=rule),
+        "quantized": jax_tt.quantized_table(1000, 16, 8),
+    }
+    features = {name: jax_tt.Feature(name) for name in tables}
+    layer = jax_tt.EmbedCollection(tables, features, rngs=nnx.Rngs(0))
+    batch = dict.fromkeys(tables, jnp.array([[1, 2], [3, 999]]))
+    layer(batch)
+    return count(lambda: layer(batch))
+
+
 def main() -> None:
-    calls = eager_fused_forward()
-    for name, times in calls.functions.items():
-        print(f"{times:4d} {name}")
-    total = sum(calls.functions.values())
-    print(f"{len(calls.functions)} functions, {total} calls, {calls.depth} deep")
+    counted = {"TTEmbedBag": eager_fused_forward(), "collection": eager_collection_forward()}
+    for which, calls in counted.items():
+        for name, times in calls.functions.items():
+            print(f"{times:4d} {name}")
+        total = sum(calls.functions.values())
+        print(f"{which}: {len(calls.functions)} functions, {total} calls, {calls.depth} deep")
 
 
 if __name__ == "__main__":

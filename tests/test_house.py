@@ -50,7 +50,7 @@ def test_files_are_small():
     assert max(text.count("\n") for text in SOURCES.values()) <= 600
 
 
-def test_an_eager_fused_forward_pass_is_short():
+def test_eager_fused_forward_passes_are_short():
     """In a process of its own, which has one device."""
     environment = {
         key: value
@@ -65,8 +65,9 @@ def test_an_eager_fused_forward_pass_is_short():
         text=True,
         timeout=300,
     )
-    found = re.search(r"(\d+) functions, \d+ calls, (\d+) deep", done.stdout)
-    assert found is not None, done.stderr
-    functions, depth = map(int, found.groups())
-    assert functions <= 60
-    assert depth <= 16
+    found = re.findall(r"(\w+): (\d+) functions, \d+ calls, (\d+) deep", done.stdout)
+    counted = {which: (int(functions), int(depth)) for which, functions, depth in found}
+    assert counted.keys() == {"TTEmbedBag", "collection"}, done.stderr
+    for which, most in {"TTEmbedBag": (60, 16), "collection": (121, 20)}.items():
+        assert counted[which][0] <= most[0], which
+        assert counted[which][1] <= most[1], which

@@ -58,7 +58,7 @@ def prepared(
 
     That is the choice of the method, the count of ids out of range, and `Table.prepare`.
     """
-    lookup = _with(lookup, table.method(lookup, state), resolve_precision(lookup.precision))
+    lookup = resolved(table, state, lookup)
     if table.ids.takes_keys:
         # Keys without a row are out of range of the prepared batch, and are not in its sums.
         lookup = dataclasses.replace(lookup, bounds="zero")

@@ -92,7 +92,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--tier",
         choices=TIERS,
         default="all",
-        help="quick: what `make test` runs; rest: what it leaves out; sample: what `make test-newest` runs; all",
+        help="see tests/tiers.py",
     )
 
 

@@ -1,4 +1,4 @@
-"""The choice of the quick tier and of the sample of it."""
+"""The choice of the tiers, and of the sample of the quick one."""
 
 import itertools
 
@@ -50,3 +50,28 @@ def test_the_sample_has_tests_of_every_module_and_none_of_the_emulator():
         "tests/test_c.py::test_1",
     ]
     assert len(chosen) + len(left) == len(items)
+
+
+def test_the_tiers_are_all_tests_and_the_first_two_have_every_pair():
+    product = list(itertools.product("abc", "xyz", "01"))
+    items = [
+        _Item(f"tests/test_a.py::test[{'-'.join(p)}]", a=p[0], b=p[1], c=p[2]) for p in product
+    ]
+    items += [_Item("tests/test_b.py::test", ("full",)), _Item("tests/test_b.py::test_quick")]
+    items += [_Item(f"tests/test_c.py::test[{k}]", ("full",), k=k) for k in range(4)]
+    tiers = {tier: select(items, tier)[0] for tier in ("quick", "rest", "combinations")}
+    nodes = [item.nodeid for chosen in tiers.values() for item in chosen]
+    assert sorted(nodes) == sorted(item.nodeid for item in items)
+    assert {item.nodeid for item in tiers["rest"][-5:]} == {
+        "tests/test_b.py::test",
+        *(f"tests/test_c.py::test[{k}]" for k in range(4)),
+    }
+    both = [
+        item.callspec.params
+        for item in tiers["quick"] + tiers["rest"]
+        if item.nodeid.startswith("tests/test_a.py")
+    ]
+    for first, second in itertools.combinations("abc", 2):
+        assert len({(case[first], case[second]) for case in both}) == (9 if second == "b" else 6)
+    assert all(item.nodeid.startswith("tests/test_a.py") for item in tiers["combinations"])
+    assert len(tiers["combinations"]) >= 6

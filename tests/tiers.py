@@ -1,9 +1,10 @@
-"""Selects the tests of the quick tier, and orders tests.
+"""Selects the tests of a tier, and orders tests.
 
-`make test` runs the quick tier, `make test-rest` the other tests. A test marked `full` is not in the quick tier, except
-for the parameters that contain `text` if it is marked `full(but=text)`. For a test with several parameters, the quick
-tier has enough combinations to contain every value of each, or, if it is marked `pairwise`, every pair of values; a
-defect that needs a combination of more values is found by the rest.
+`make test` runs the quick tier, `make test-rest` the rest, and `make test-combinations` what is left. A test marked
+`full` is not in the quick tier, except for the parameters that contain `text` if it is marked `full(but=text)`. For a
+test with several parameters, the quick tier has enough combinations to contain every value of each, or, if it is marked
+`pairwise`, every pair of values. The rest adds all other tests, and combinations such that the two tiers together have
+every pair of values of every test. A defect that needs a combination of three values is found by the third tier.
 
 Programs of the reference take several times as long to compile as those of native ops, so the quick tier has one
 combination of each test that is not `pairwise` with it.
@@ -13,11 +14,11 @@ and all tests of modules marked `sampled`. Emulated kernels, which that target d
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import pytest
 
-TIERS = ("quick", "rest", "sample", "all")
+TIERS = ("quick", "rest", "combinations", "sample", "all")
 SAMPLE_STEP = 20
 Pair = tuple[tuple[str, str], tuple[str, str]]
 
@@ -32,7 +33,8 @@ def select(items: list[pytest.Item], tier: str) -> tuple[list[pytest.Item], list
     elif tier == "quick":
         nodes = quick
     else:
-        nodes = {item.nodeid for item in items} - quick
+        rest = _rest(items, quick)
+        nodes = rest if tier == "rest" else {item.nodeid for item in items} - quick - rest
     chosen = [item for item in items if item.nodeid in nodes]
     left = [item for item in items if item.nodeid not in nodes]
     return chosen, left
@@ -58,8 +60,15 @@ def _quick(items: list[pytest.Item]) -> set[str]:
         cases = functions.setdefault(item.nodeid.partition("[")[0], {})
         full = item.get_closest_marker("full")
         if full is None or ("but" in full.kwargs and full.kwargs["but"] in _parameters(item)):
-            cases[item.nodeid] = _pairs(item)
+            cases[item.nodeid] = _needed(item)
     return {node for cases in functions.values() for node in covering(cases)}
+
+
+def _rest(items: list[pytest.Item], quick: set[str]) -> set[str]:
+    functions: dict[str, dict[str, set[Pair]]] = {}
+    for item in items:
+        functions.setdefault(item.nodeid.partition("[")[0], {})[item.nodeid] = _pairs(item)
+    return {node for cases in functions.values() for node in covering(cases, quick)} - quick
 
 
 def _parameters(item: pytest.Item) -> str:
@@ -68,9 +77,10 @@ def _parameters(item: pytest.Item) -> str:
     return bracket + parameters
 
 
-def covering(cases: dict[str, set[Pair]]) -> set[str]:
-    """Cases that together contain all pairs, chosen greedily; ties are broken by order."""
+def covering(cases: dict[str, set[Pair]], known: Collection[str] = ()) -> set[str]:
+    """Cases that contain all pairs together with known ones, chosen greedily; ties are broken by order."""
     missing = set().union(*cases.values())
+    missing -= set().union(*(cases[case] for case in cases if case in known))
     chosen = {case for case, pairs in cases.items() if not pairs}
     while missing:
         best = max(cases, key=lambda case: len(cases[case] & missing))
@@ -79,17 +89,29 @@ def covering(cases: dict[str, set[Pair]]) -> set[str]:
     return chosen
 
 
-def _pairs(item: pytest.Item) -> set[Pair]:
-    """What a test covers: values of parameters, each paired with itself, or pairs of values."""
-    call = getattr(item, "callspec", None)
-    if call is None:
-        return set()
-    values = sorted((name, _value(value)) for name, value in call.params.items())
-    if item.get_closest_marker("pairwise") and len(values) > 1:
-        return set(itertools.combinations(values, 2))
-    if call.params.get("method") == "reference":
-        return {(("method", "reference"), ("method", "reference"))}
+def _needed(item: pytest.Item) -> set[Pair]:
+    """What a test covers in the quick tier: values of parameters, each paired with itself, or pairs of values."""
+    if item.get_closest_marker("pairwise"):
+        return _pairs(item)
+    values = _values(item)
+    if ("method", repr("reference")) in values:
+        values = [("method", repr("reference"))]
     return {(value, value) for value in values}
+
+
+def _pairs(item: pytest.Item) -> set[Pair]:
+    """All pairs of values of parameters; a single value is paired with itself."""
+    values = _values(item)
+    if len(values) == 1:
+        return {(values[0], values[0])}
+    return set(itertools.combinations(values, 2))
+
+
+def _values(item: pytest.Item) -> list[tuple[str, str]]:
+    call = getattr(item, "callspec", None)
+    return (
+        [] if call is None else sorted((name, _value(value)) for name, value in call.params.items())
+    )
 
 
 def _value(value: object) -> str:

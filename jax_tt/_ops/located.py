@@ -27,8 +27,8 @@ def with_slots(ids: Any, inserted: Any) -> Any:
 
     Returns:
         The same ids as a kind of `SplitIds` with three words, the two of the key and the slot; in `Bags`, if they were
-        in `Bags`. Of the batch of a collection a dict by feature, in which those of other tables are as they were, as
-        are those of tables that are divided over devices.
+        in `Bags`. Of the batch of a collection a dict by feature; features of tables that are sharded or have no keys
+        are unchanged.
 
     Raises:
         TypeError, ValueError: ``inserted`` does not belong to such ids.
@@ -44,8 +44,8 @@ def with_slots(ids: Any, inserted: Any) -> Any:
     if isinstance(inserted, Inserted):
         if inserted.found is None:
             raise ValueError(
-                "inserted: got that of a table which is divided over devices, whose owners know the slots; expected "
-                "that of a whole table. Look up the ids themselves."
+                "inserted: got the result of a sharded table, the owners of whose keys know the slots; expected "
+                "that of a table on one device. Look up the ids themselves."
             )
         return _located("ids", ids, inserted.found)
     if not isinstance(inserted, Mapping) or isinstance(ids, Bags):
@@ -54,9 +54,9 @@ def with_slots(ids: Any, inserted: Any) -> Any:
             "the dict of insert_collection_keys beside its batch."
         )
     batch = {name: ids[name] for name in ids}
-    for own in inserted.values():
-        for name, found in (own.found or {}).items():
-            batch[name] = _located(f"ids[{name!r}]", batch[name], found)
+    for one in inserted.values():
+        for name, slots in (one.found or {}).items():
+            batch[name] = _located(f"ids[{name!r}]", batch[name], slots)
     return batch
 
 

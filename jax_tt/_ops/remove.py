@@ -23,7 +23,7 @@ _CHOSEN = "chosen"
 
 
 class KeyView(NamedTuple):
-    """What a condition for removal sees of every slot; those of empty slots are not looked at.
+    """What a condition for removal sees of every slot; its result for empty slots does not count.
 
     Attributes:
         keys: uint32 ``[capacity, 2]``, high and low word.
@@ -78,54 +78,54 @@ def remove_keys(
     ([4, 0], (2, 8))
     """
     anywhere: Any = table
-    own = unsharded_hash_table(table)
+    whole = unsharded_hash_table(table)
     table.check(state)
     if (keys is None) == (where is None):
         raise ValueError(
-            f"{own.ids.label}keys, where: got {'neither' if keys is None else 'both'}; expected one of them, keys to "
+            f"{whole.ids.label}keys, where: got {'neither' if keys is None else 'both'}; expected one of them, keys to "
             "remove or a condition."
         )
-    names = (*KEYS, *own.table.row_arrays)
+    names = (*KEYS, *whole.table.row_arrays)
     given = {name: state[name] for name in names}
     words: Any = None
     if where is None:
-        words = keys_of_ids(own, keys)
+        words = keys_of_ids(whole, keys)
         size = words[1].size if size is None else size
     else:
         if size is None and anywhere.divided:
             raise ValueError(
-                f"{own.ids.label}size: got None for a table that is divided over devices; expected the most keys to "
-                "remove, whose rows every device gets, e.g. size=1024."
+                f"{whole.ids.label}size: got None for a sharded table; expected the most keys to remove, "
+                "whose rows every device gets, e.g. size=1024."
             )
-        size = own.num_embeddings if size is None else size
+        size = whole.num_embeddings if size is None else size
         axes = anywhere.axes if anywhere.divided else None
         slots = {name: state[name] for name in (*KEYS, CLOCK)}
-        given[_CHOSEN] = _chosen(own, where, sharded_over_explicit_axes(_view, slots, axes))
+        given[_CHOSEN] = _chosen(whole, where, sharded_over_explicit_axes(_view, slots, axes))
     size = size if size == 0 and where is None else as_positive("size", size)
-    static = size, own.method(Lookup(method=method), state)
+    static = size, whole.method(Lookup(method=method), state)
     if anywhere.divided:
-        changed, gone = anywhere.at_owners(_removed, (*static, anywhere.axes), given, words)
+        changed, gone = anywhere.at_owners(_remove, (*static, anywhere.axes), given, words)
     else:
-        changed, gone = _removed(*static, (), given, words)
+        changed, gone = _remove(*static, (), given, words)
     return gone, {**state, **changed}
 
 
-def _removed(
-    size: int, method: str, axes: tuple[str, ...], own: dict[str, Any], words: Any
+def _remove(
+    size: int, method: str, axes: tuple[str, ...], arrays: dict[str, Any], words: Any
 ) -> tuple[dict[str, Any], Evicted]:
-    """The directory without keys, and these keys with their rows.
+    """Removes keys on one device; returns the arrays that change, and the keys with their rows.
 
     Args:
-        size: of the result.
+        size: entries of the result.
         method: resolved.
-        axes: those of the mesh that slots are divided over.
-        own: arrays by name, and which slots to empty, bool ``[capacity]``; of one device.
+        axes: mesh axes that slots are sharded over.
+        arrays: by name, and which slots to empty, bool ``[capacity]``.
         words: instead of the latter, keys uint32 ``[n, 2]``, and which of them count, bool ``[n]``.
     """
-    directory = directory_of(own)
+    directory = directory_of(arrays)
     capacity = directory.capacity
     if words is None:
-        chosen = own[_CHOSEN]
+        chosen = arrays[_CHOSEN]
     else:
         keys, here = words
         slots = hash_backend.find(directory, keys, here, method)
@@ -133,28 +133,28 @@ def _removed(
         chosen = marks.set(True, mode="drop")
     (slots,) = jnp.nonzero(chosen, size=min(size, capacity) if axes else size, fill_value=capacity)
     slots = slots.astype(jnp.int32)
-    arrays = {name: own[name] for name in own if name not in (*KEYS, _CHOSEN)}
+    rows = {name: array for name, array in arrays.items() if name not in (*KEYS, _CHOSEN)}
     places = _places_of_all(slots < capacity, axes) if axes else None
     if places is not None:
         slots = jnp.where(places < size, slots, capacity)
 
     def entries(array: jax.Array) -> jax.Array:
-        found = array.at[slots].get(mode="fill", fill_value=0)
-        return found if places is None else _of_all(found, places, size, axes)
+        taken = array.at[slots].get(mode="fill", fill_value=0)
+        return taken if places is None else _of_all(taken, places, size, axes)
 
-    gone = jax.tree.map(entries, Evicted(*_of_slots(directory), arrays))
+    gone = jax.tree.map(entries, Evicted(*_of_slots(directory), rows))
     return named_directory(erase(directory, slots)), gone
 
 
 def _places_of_all(here: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Places among the entries of all devices, those of the first one first, of entries that are ``here``."""
+    """Places of the entries that are ``here`` among the entries of all devices, the first device first."""
     counts = jax.lax.all_gather(jnp.sum(here, dtype=jnp.int32), axes)
     before = jnp.arange(counts.size) < jax.lax.axis_index(axes)
     return jnp.sum(jnp.where(before, counts, 0)) + jnp.arange(here.size, dtype=jnp.int32)
 
 
 def _of_all(entries: jax.Array, places: jax.Array, size: int, axes: tuple[str, ...]) -> jax.Array:
-    """Entries of all devices in their places, bit for bit; those that no device has are 0."""
+    """Gathers entries of all devices in their places, bit for bit; 0 where no device has one."""
     kind = f"uint{8 * entries.dtype.itemsize}"
     bits = jax.lax.bitcast_convert_type(entries, kind)
     bits = jnp.zeros((size, *bits.shape[1:]), kind).at[places].add(bits, mode="drop")
@@ -172,8 +172,8 @@ def _of_slots(directory: KeyDirectory) -> tuple[jax.Array, jax.Array, jax.Array]
 
 
 def _view(state: State) -> KeyView:
-    found = _of_slots(directory_of(state))
-    return KeyView(*found, state[CLOCK] - found[2])
+    keys, scores, touched = _of_slots(directory_of(state))
+    return KeyView(keys, scores, touched, state[CLOCK] - touched)
 
 
 def _chosen(table: HashTable, where: Any, view: KeyView) -> jax.Array:

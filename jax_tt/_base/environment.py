@@ -1,4 +1,7 @@
-"""The environment variables that the package reads. An invalid value is an error already on import."""
+"""The environment variables that the package reads, and ``method=``.
+
+An invalid value of a variable is an error already on import.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,14 @@ import os
 import re
 import warnings
 from collections.abc import Callable
+from typing import Literal, cast, get_args
 
 from jax_tt._base.arguments import one_of
 
 _PREFIX = "JAX_TT_"
-METHODS = ("auto", "reference", "ffi", "cuda_emulated")
+# cuda_emulated: the CUDA kernels, run by the processor thread by thread; for tests, in builds that have it.
+Method = Literal["auto", "reference", "ffi", "cuda_emulated"]
+METHODS = get_args(Method)
 
 
 def _number(at_least: int) -> Callable[[str, str], object]:
@@ -49,6 +55,16 @@ def check() -> None:
     for name in _CHECKS:
         if name in os.environ:
             variable(name)
+
+
+def resolve_method(method: str) -> Method:
+    """Checks ``method``; ``JAX_TT_METHOD`` replaces ``"auto"``."""
+    check()  # it may have changed since the import, before the native ops read it
+    if not isinstance(method, str) or method not in METHODS:
+        one_of("method", method, METHODS, "; 'reference' is pure JAX and runs everywhere")
+    if method == "auto" and "JAX_TT_METHOD" in os.environ:
+        method = variable("JAX_TT_METHOD") or method
+    return cast(Method, method)
 
 
 def warn_of_misspelt() -> None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tt._base import ffi
-from jax_tt._base.method import resolve_method
+from jax_tt._base.environment import resolve_method
 from jax_tt._jax.by_platform import branches
 
 _PLATFORMS = ("cpu", "cuda")

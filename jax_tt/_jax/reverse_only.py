@@ -1,4 +1,4 @@
-"""Raises for derivatives that native and fused ops do not have: forward mode, and higher orders.
+"""Raises for derivatives that native and fused ops do not have: forward mode, higher orders, and steps under ``vmap``.
 
 The error is raised only if the derivative is computed, not if it is dropped, e.g. by `jax.lax.stop_gradient`.
 """
@@ -26,6 +26,11 @@ _FORWARD = (
 _TWICE = (
     "The backward pass of a native or fused op was itself differentiated (hessian, grad of grad, jvp of grad). Such "
     "ops have no higher derivatives; use the op without 'fused', with method='reference', which has all of them."
+)
+_VMAP = (
+    "A fused op was differentiated under jax.vmap. Its cotangent is the new table, and JAX would add one per "
+    "mapped example. Put all examples into one call (Bags, or ids [B, L]) outside vmap, or use the op without "
+    "'fused' and optax."
 )
 
 
@@ -106,3 +111,21 @@ def _mark(name: str, message: str, transpose: Callable[[Primitive, Any], Any]) -
 # Its transpose is the identity, because reverse mode is supported.
 _backwards = _mark("jax_tt_backwards", _FORWARD, lambda mark, cotangent: cotangent)
 _higher = _mark("jax_tt_higher", _TWICE, lambda mark, cotangent: mark.bind(cotangent))
+
+
+@jax.custom_batching.custom_vmap
+def once(operands: Any, witness: jax.Array) -> Any:
+    """Identity on ``operands`` that raises under ``vmap``.
+
+    Args:
+        operands: the batch and the output cotangent of the update.
+        witness: a small leaf of the table, which is mapped if the table is.
+    """
+    del witness
+    return operands
+
+
+@once.def_vmap
+def _once_rule(axis_size: int, in_batched: Any, operands: Any, witness: jax.Array) -> Any:
+    del axis_size, in_batched, operands, witness
+    raise ValueError(_VMAP)

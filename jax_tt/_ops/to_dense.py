@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from jax_tt._base.arguments import as_dtype
-from jax_tt._base.method import resolve_method
+from jax_tt._base.environment import resolve_method
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._table.table import named
 

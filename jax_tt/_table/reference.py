@@ -19,7 +19,7 @@ from jax_tt._base import sentinel as _sentinel
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch, pool, present
 from jax_tt._ids.id_space import digits_in_range, outside
-from jax_tt._jax.refuse import once
+from jax_tt._jax.reverse_only import once
 from jax_tt._jax.rounding import of_array, round_to
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table.between_steps import changed_between_steps

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.dtypes import widest
-from jax_tt._tt.operands import table_pair
+from jax_tt._tt.cores import table_pair
 
 
 def tt_add(a: Sequence[Any], b: Sequence[Any]) -> tuple[jax.Array, ...]:

@@ -113,3 +113,17 @@ def _ranks(label: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
             f"{label}cores: outer ranks are {ranks[0]} and {ranks[-1]}; expected 1 and 1."
         )
     return ranks
+
+
+def table_pair(
+    a: Sequence[Any], b: Sequence[Any], num_embeddings: int | None = None
+) -> tuple[TrainSizes, tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """Two tables of the same factors."""
+    left, a = checked_cores(a, num_embeddings, name="a")
+    right, b = checked_cores(b, num_embeddings, name="b")
+    if (left.row_factors, left.col_factors) != (right.row_factors, right.col_factors):
+        raise ValueError(
+            f"b: has row factors {right.row_factors} and column factors {right.col_factors}; expected those of a, "
+            f"{left.row_factors} and {left.col_factors}. Only the ranks may differ."
+        )
+    return left, a, b

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.dtypes import accumulator
-from jax_tt._tt.cores import checked_cores
-from jax_tt._tt.operands import table_pair
+from jax_tt._tt.cores import checked_cores, table_pair
 
 
 def tt_inner(a: Sequence[Any], b: Sequence[Any], num_embeddings: int | None = None) -> jax.Array:

@@ -13,7 +13,7 @@ from jax_tt._base.arguments import as_positive
 class AdmitAfter:
     """Admits keys once they were requested ``requests`` times, counted while they are not in the table.
 
-    The keys that wait are counted in a directory of their own. If it is full, those whose last request is longest ago
+    Keys that wait are counted in a separate directory. If it is full, the keys whose last request is longest ago
     are forgotten.
 
     Attributes:

@@ -104,14 +104,14 @@ def init_directory(sets: int, ways: int) -> KeyDirectory:
     )
 
 
-# The names of the arrays in a state: of the keys that have a row, and of those that wait for admission.
+# The names of the arrays in a state: of keys that have a row, and of keys that wait for admission.
 KEYS = tuple(f"hash_{field}" for field in KeyDirectory._fields)
 WAITING = tuple(f"hash_waiting_{field}" for field in KeyDirectory._fields)
 CLOCK, SEED, TOTALS = "hash_clock", "hash_seed", "hash_totals"
 
 
 def directory_of(state: Mapping[str, Any], names: tuple[str, ...] = KEYS) -> KeyDirectory:
-    """The keys that have a row, or with the names `WAITING` those that wait for admission."""
+    """The keys that have a row, or with the names `WAITING` the keys that wait for admission."""
     return KeyDirectory(*(state[name] for name in names))
 
 

@@ -1,4 +1,4 @@
-"""Keys that are not in a hash table: what is said of them."""
+"""Warnings and errors about keys that are not in a hash table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAFE_CHECKS = ("error", "warn", "ignore")
 
 
 class Check(NamedTuple):
-    """What is said of keys without a row.
+    """What to do about keys without a row.
 
     Attributes:
         mode: one of `SAFE_CHECKS`.

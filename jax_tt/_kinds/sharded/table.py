@@ -364,18 +364,18 @@ class ShardedTable(Wrapper):
     @functools.cached_property
     def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
         layout, mesh = self._whole_rows, self.mesh
-        found = {}
+        pieces = {}
         if self.ids.takes_keys:
             for name, like in jax.eval_shape(self._keys_by_device, self.table.pieces).items():
                 sharding = NamedSharding(mesh, P(self.axis) if name in self.sharding.names else P())
-                found[name] = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
-            return found
+                pieces[name] = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+            return pieces
         for name, whole in self.table.pieces.items():
             of_rows = name in self.row_arrays
             shape = (layout.rows * layout.devices, *whole.shape[1:]) if of_rows else whole.shape
             sharding = NamedSharding(mesh, P(self.axis) if of_rows else P())
-            found[name] = jax.ShapeDtypeStruct(shape, whole.dtype, sharding=sharding)
-        return found
+            pieces[name] = jax.ShapeDtypeStruct(shape, whole.dtype, sharding=sharding)
+        return pieces
 
     def in_pieces(self, state: State) -> dict[str, Any]:
         self.check(state)
@@ -383,18 +383,20 @@ class ShardedTable(Wrapper):
             return self._keys_in_pieces(state)
         arrays = {name: state[name] for name in self.row_arrays}
         if self.layout.columns > 1:
-            found = rows_of_columns(
+            pieces = rows_of_columns(
                 arrays, self.layout, state[PAGES], self._whole_rows, self._moved_whole
             )
         else:
-            found = self._moved(arrays, self.layout, state[PAGES], self._whole_rows)
-        return {name: array for name, array in {**state, **found}.items() if name != PAGES}
+            pieces = self._moved(arrays, self.layout, state[PAGES], self._whole_rows)
+        return {name: array for name, array in {**state, **pieces}.items() if name != PAGES}
 
     def _keys_in_pieces(self, state: State) -> dict[str, Any]:
-        divided = {name: state[name] for name in self.sharding.names}
-        found = sharded_over_explicit_axes(self._keys_by_device, divided, self.axis)
+        arrays = {name: state[name] for name in self.sharding.names}
+        pieces = sharded_over_explicit_axes(self._keys_by_device, arrays, self.axis)
         return {
-            name: self._in_place(name, x) for name, x in {**state, **found}.items() if name != PAGES
+            name: self._in_place(name, x)
+            for name, x in {**state, **pieces}.items()
+            if name != PAGES
         }
 
     def of_pieces(self, state: State) -> dict[str, Any]:
@@ -471,11 +473,11 @@ class ShardedTable(Wrapper):
         if sum(state[name].nbytes for name in self.row_arrays) > _WHOLE_BYTES:
             self.check(state)
             arrays = {name: state[name] for name in self.row_arrays}
-            found = self._moved(arrays, self.layout, state[PAGES], self._neighbours)
+            moved = self._moved(arrays, self.layout, state[PAGES], self._neighbours)
             cut = functools.partial(
                 jax.tree.map, lambda array: rows_of_table(array[: self.num_stored], columns)
             )
-            return others | replicated_over_explicit_axes(cut, found)
+            return others | replicated_over_explicit_axes(cut, moved)
 
         def gathered(state: Any) -> dict[str, Any]:
             rows = stored_rows(self.layout, state[PAGES], jnp.arange(self.num_stored))

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Exchange, Feature, Placement, RowCache, optimizers
+from jax_tt._table.checkpoint import of_rows, unsharded
 
 STEPS, BATCH, LENGTH, ROWS, WIDTH = 50, 16, 4, 60, 8
 # Of gradients that are sums over a batch, which are large where they are those of cores.
@@ -241,8 +242,8 @@ def _run(mode: str, mesh: Mesh, divided: bool, share: slice) -> dict[str, Any]:
         f"{mode} {name} looked up": np.stack([own[name] for own in seen]) for name in seen[0]
     }
     for name, arrays in jax.device_get(jax.jit(whole)(state)).items():
-        table: Any = larger.tables[name].unsharded if keyed else tables[name]
-        results |= _final(name, table, jax.device_get(table.of_rows(arrays)))
+        table: Any = unsharded(larger.tables[name]) if keyed else tables[name]
+        results |= _final(name, table, jax.device_get(of_rows(table, arrays)))
     return results
 
 

@@ -136,6 +136,13 @@ WITHOUT_EXAMPLE = {
     "jax_tt.extension.reorder",
     "jax_tt.extension.with_cache",
     "jax_tt.extension.without_values",
+    # What checkpoints hold of a kind.
+    "jax_tt.extension.by_row",
+    "jax_tt.extension.in_pieces",
+    "jax_tt.extension.of_pieces",
+    "jax_tt.extension.of_rows",
+    "jax_tt.extension.pieces",
+    "jax_tt.extension.unsharded",
     "jax_tt.optimizers.Optimizer",
     "jax_tt.optimizers.Slot",
 }

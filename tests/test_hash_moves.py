@@ -15,6 +15,7 @@ from jax_tt import Placement, ShardedTable
 from jax_tt._layers.nnx.collection import write_arrays
 from jax_tt._sets import placing
 from jax_tt._sets.placing import ENTRY, Sets, placed
+from jax_tt._table.checkpoint import by_row, in_pieces, of_pieces, of_rows
 
 FEATURES = {"item": jax_tt.Feature("item")}
 PLAIN = jax_tt.hash_table(1024, 4, optimizer=jax_tt.optimizers.Adagrad(0.1), name="item")
@@ -92,7 +93,7 @@ def test_dumps_of_other_devices(source, tmp_path, devices):
             jax_tt.files.load_dump(other, start, tmp_path / "keys", progress=False)
         assert not len(jax_tt.table_keys(other, start))
         with pytest.raises(ValueError, match=r"item: state: \d+ of 1024 keys find no room"):
-            other.of_rows(table.by_row(state))
+            of_rows(other, by_row(table, state))
         rows = int(re.search(r"a larger capacity, such as (\d+)", str(raised.value)).group(1))
         inner = dataclasses.replace(PLAIN.table, num_embeddings=rows)
         other = divided(dataclasses.replace(PLAIN, table=inner), devices)
@@ -100,15 +101,15 @@ def test_dumps_of_other_devices(source, tmp_path, devices):
     counts, found = jax_tt.files.load_dump(other, start, tmp_path / "keys", progress=False)
     assert counts.evicted == 0
     same_keys(other, found, table, state)
-    same_keys(other, other.of_rows(table.by_row(state)), table, state)
+    same_keys(other, of_rows(other, by_row(table, state)), table, state)
 
 
 def test_states_of_the_same_devices_are_the_same(source):
     table, state = source
     for found in (
-        table.of_rows(table.by_row(state)),
-        table.of_pieces(table.in_pieces(state)),
-        jax.jit(lambda state: table.of_rows(table.by_row(state)))(state),
+        of_rows(table, by_row(table, state)),
+        of_pieces(table, in_pieces(table, state)),
+        jax.jit(lambda state: of_rows(table, by_row(table, state)))(state),
     ):
         same(found, state)
 
@@ -216,10 +217,10 @@ def test_meshes_with_explicit_axes(tmp_path, devices):
         np.testing.assert_array_equal(
             jax_tt.table_keys(table, found), jax_tt.table_keys(table, state)
         )
-        same(table.of_rows(table.by_row(state)), state)
-        same(table.of_pieces(table.in_pieces(state)), state)
+        same(of_rows(table, by_row(table, state)), state)
+        same(of_pieces(table, in_pieces(table, state)), state)
         other = PLAIN if devices == 1 else divided(PLAIN, devices, AxisType.Explicit)
-        same_keys(other, other.of_rows(table.by_row(state)), table, state)
+        same_keys(other, of_rows(other, by_row(table, state)), table, state)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -236,7 +237,7 @@ def test_admission_counts_come_to_another_capacity(tmp_path, devices, waiting):
     assert int(inserted.counts["inserted"]) == 0
     jax_tt.files.dump(source, state, tmp_path / "keys", progress=False)
     _, found = jax_tt.files.load_dump(large, large.init(jax.random.key(0)), tmp_path / "keys")
-    for moved in (found, large.of_rows(source.by_row(state))):
+    for moved in (found, large.of_rows(by_row(source, state))):
         inserted, _ = jax_tt.insert_keys(large, moved, keys)
         assert int(inserted.counts["inserted"]) == 400
     tiny = jax_tt.hash_table(64, 4, admission=3)

@@ -17,6 +17,7 @@ from jax_tt import Lookup, Placement, ShardedTable, optimizers
 from jax_tt._base import reports
 from jax_tt._kinds.sharded.route import Route, distinct
 from jax_tt._sets.hashing import homes_of, keys_of_words, owners_of, words_of
+from jax_tt._table.checkpoint import unsharded
 
 WIDTH, CAPACITY = 8, 512
 RULES = {"fused": optimizers.Adam(0.01), "plain": None, "custom": optimizers.RowWiseAdagrad(0.1)}
@@ -137,8 +138,8 @@ def test_steps_equal_those_on_one_device(shape, alone):
         assert isinstance(table, ShardedTable)
         _check_alike(_by_key(table, state[name]), _by_key(plain.tables[name], expected_state[name]))
         whole = table.by_row(state[name])
-        moved = table.unsharded.of_rows(whole)
-        _check_alike(_by_key(table.unsharded, moved), _by_key(table, state[name]))
+        moved = unsharded(table).of_rows(whole)
+        _check_alike(_by_key(unsharded(table), moved), _by_key(table, state[name]))
         again = table.of_rows(whole)
         _check_alike(_by_key(table, again), _by_key(table, state[name]))
         np.testing.assert_array_equal(again["hash_totals"], state[name]["hash_totals"])

@@ -21,6 +21,7 @@ from jax_tt._kinds.sharded.route import message_rows
 from jax_tt._sets.hash_directory import KeyDirectory
 from jax_tt._sets.hashing import owners_of, words_of
 from jax_tt._table.change import grow
+from jax_tt._table.checkpoint import unsharded
 from tests.hash_model import joined
 
 WIDTH, DEVICES, BATCH = 4, 4, (16, 3)
@@ -53,7 +54,7 @@ INSERT = jax.jit(_insert, static_argnums=0)
 
 
 def _inserted(table, state, ids, step):
-    epoch = step // 3 if table.unsharded.policy.startswith("epoch_") else None
+    epoch = step // 3 if unsharded(table).policy.startswith("epoch_") else None
     inserted, state = INSERT(table, state, jax_tt.split_keys(ids), epoch)
     return state, {name: int(count) for name, count in inserted.counts.items()}
 

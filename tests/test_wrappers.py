@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import AxisType
 
 import jax_tt
+from jax_tt._table.checkpoint import VIEWS
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import COMPUTED, MEMBERS, OF_WRAPPER, Wrapper
 
@@ -100,7 +101,7 @@ DISPATCHED = [
     getattr(jax_tt.extension, name)
     for name in ("freeze", "grow", "maintain", "reorder", "with_cache", "with_name", "with_update")
 ]
-DISPATCHED.append(jax_tt.extension.without_values)
+DISPATCHED += [jax_tt.extension.without_values, *VIEWS]
 
 
 @pytest.mark.parametrize("function", DISPATCHED, ids=lambda function: function.__name__)

@@ -20,6 +20,7 @@ from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.states import check_states
 from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._kinds.sharded.table import ShardedTable
+from jax_tt._table.checkpoint import pieces
 
 # In a checkpoint: rows, as two words, and columns of a table; of a hash table also how the slots of its keys and of
 # those that wait for admission are divided. Orbax cuts arrays of another size without a word.
@@ -82,7 +83,7 @@ def target(collection: Collection) -> dict[str, dict[str, Any]]:
     everywhere = _everywhere(collection)
     targets: dict[str, dict[str, Any]] = {}
     for name, table in collection.tables.items():
-        arrays = {array: _with_sharding(like, everywhere) for array, like in table.pieces.items()}
+        arrays = {array: _with_sharding(like, everywhere) for array, like in pieces(table).items()}
         if name in collection.sharing:
             scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere)
             arrays |= dict.fromkeys(_SCALARS, scalar)

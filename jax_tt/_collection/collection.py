@@ -35,6 +35,7 @@ from jax_tt._collection.statistics import (
     read_totals,
 )
 from jax_tt._lookup.shared import FLAGS, Shared, init_flags, is_shared
+from jax_tt._table import checkpoint
 from jax_tt._table.change import maintain
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.options import check_static
@@ -254,7 +255,7 @@ class Collection:
     @functools.cached_property
     def separated_tables(self) -> dict[str, Table]:
         """Every table as it is on its own, which `separated` states are for."""
-        found = {name: table.unsharded for name, table in self.tables.items()}
+        found = {name: checkpoint.unsharded(table) for name, table in self.tables.items()}
         return {
             name: with_update(table, dataclasses.replace(table.update, shared=False))
             if table.update is not None
@@ -284,9 +285,10 @@ class Collection:
         """
         self.check(state)
         found = {}
+        view = checkpoint.in_pieces if in_pieces else checkpoint.by_row
         for name, own in self._without_scalars(state).items():
             table = self.tables[name]
-            found[name] = table.in_pieces(own) if in_pieces else table.by_row(own)
+            found[name] = view(table, own)
             if name in self.sharing:
                 found[name] |= {**state[UPDATES], "step": state[name]["step"]}
         return found
@@ -309,9 +311,10 @@ class Collection:
                 value = as_scalar(f"states[{name!r}][{scalar!r}]", states[name][scalar])
                 values[name] = jnp.asarray(value, jnp.float32)
         found = {}
+        view = checkpoint.of_pieces if in_pieces else checkpoint.of_rows
         for name, own in self._without_scalars(states).items():
             table = self.tables[name]
-            found[name] = table.of_pieces(own) if in_pieces else table.of_rows(own)
+            found[name] = view(table, own)
             if name in self.sharing:
                 found[name]["step"] = scalars["step"][name]
         if not self.sharing:
@@ -341,7 +344,7 @@ class Collection:
         for name, own in self.separated(state).items():
             if name in self.tables:
                 table = self.separated_tables[name]
-                tables[name], states[name] = freeze(table, table.of_rows(own))
+                tables[name], states[name] = freeze(table, checkpoint.of_rows(table, own))
         return Collection(tables, self.features), states
 
     def with_statistics(self, state: States) -> dict[str, dict[str, Any]]:

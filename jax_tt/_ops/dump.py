@@ -12,6 +12,7 @@ from jax_tt._kinds.hashed.table import HashTable
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._ops import dump_keys, dump_rows
 from jax_tt._ops.dump_content import Content, Loaded, Target
+from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
@@ -155,9 +156,9 @@ _loaded.register(HashTable, dump_keys.loaded)
 
 @_content.register
 def _(table: ShardedTable, *rest: Any) -> Content:
-    return _content.dispatch(type(table.unsharded))(table, *rest)
+    return _content.dispatch(type(unsharded(table)))(table, *rest)
 
 
 @_loaded.register
 def _(table: ShardedTable, *rest: Any) -> tuple[Loaded, dict[str, Any]]:
-    return _loaded.dispatch(type(table.unsharded))(table, *rest)
+    return _loaded.dispatch(type(unsharded(table)))(table, *rest)

@@ -15,6 +15,7 @@ from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
 from jax_tt._ops.changes import joined_digests, row_digests
 from jax_tt._ops.dump_content import Content, Loaded
+from jax_tt._table.checkpoint import by_row, of_rows, unsharded
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
@@ -81,8 +82,7 @@ def loaded(
         written += int(here.sum())
         bar.step()
     state = {**state, **dict(zip(taken, arrays, strict=True)), **scalars}
-    state = state if sharded is table else sharded.of_rows(state)
-    return Loaded(written, others=dump.keys - written), state
+    return Loaded(written, others=dump.keys - written), of_rows(sharded, state)
 
 
 @partial(jax.jit, donate_argnums=0)
@@ -99,14 +99,14 @@ def _by_row(table: Any, state: State) -> tuple[Table, State]:
         raise TypeError(
             f"table: got a {type(table).__name__}; expected a table such as a DenseTable."
         )
-    plain = table.unsharded
+    plain = unsharded(table)
     if not plain.row_names:
         raise TypeError(
             f"{table.ids.label}table: the rows of a {type(plain).__name__} are not entries of its arrays; expected a "
             "DenseTable or a HashTable. The states of other kinds have the same shapes at all times, and can be saved "
             "whole."
         )
-    return plain, state if plain is table else table.by_row(state)
+    return plain, state if plain is table else by_row(table, state)
 
 
 def _rest_names(table: Table) -> list[str]:

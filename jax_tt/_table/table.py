@@ -102,32 +102,6 @@ class Table(abc.ABC):
         return None
 
     @property
-    def unsharded(self) -> Table:
-        """This table as one device would hold it, whose states `by_row` returns and `of_rows` takes."""
-        return self
-
-    def by_row(self, state: State) -> dict[str, Any]:
-        """The state of `unsharded`, e.g. for a checkpoint."""
-        return dict(state)
-
-    def of_rows(self, state: State) -> dict[str, Any]:
-        """The inverse of `by_row`."""
-        return dict(state)
-
-    @functools.cached_property
-    def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes, types and shardings of the arrays of `in_pieces`."""
-        return jax.eval_shape(self.init, jax.random.key(0))
-
-    def in_pieces(self, state: State) -> dict[str, Any]:
-        """`by_row` without a device or process that has all rows: divided over devices, and zeros after the rows."""
-        return dict(state)
-
-    def of_pieces(self, state: State) -> dict[str, Any]:
-        """The inverse of `in_pieces`, also of those of other devices."""
-        return dict(state)
-
-    @property
     def id_order(self) -> IdOrder | None:
         """The order of ids in an initial state."""
         return None

@@ -61,7 +61,6 @@ COMPUTED = frozenset(
     (
         "init",
         "require",
-        "pieces",
         "param_names",
         "stepped_names",
         "trained_shapes",
@@ -74,17 +73,11 @@ COMPUTED = frozenset(
         "stepped_slots",
     )
 )
-# Members in which a wrapper is a table like any other: its row k is not that of id k, a change of the wrapped table
-# would lose the wrapper, and a table that is sharded is not wrapped.
+# Members in which a wrapper is a table like any other: its row k is not that of id k.
 OF_WRAPPER = frozenset(
     (
         "cacheable",
         "row_names",
-        "unsharded",
-        "by_row",
-        "of_rows",
-        "in_pieces",
-        "of_pieces",
     )
 )
 MEMBERS = frozenset(name for name in (*vars(Table), *Table.__annotations__) if name[0] != "_")

@@ -18,6 +18,7 @@ from jax_tt import Placement, ShardedTable
 from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, named_directory
 from jax_tt._sets.placing import ENTRY, Sets, _slots, directory_with, entries_of
 from jax_tt._sets.relocate import sets_of
+from jax_tt._table.checkpoint import by_row, of_rows, unsharded
 
 WAYS = ("dump", "changes", "rows", "collection", "frozen", "pieces", "grown")
 
@@ -53,7 +54,7 @@ def _table(rng: np.random.Generator, plain: Any = None) -> Any:
 
 
 def _sets(table: Any) -> Sets:
-    own = table.unsharded
+    own = unsharded(table)
     return Sets(own.sets, own.ways, table.layout.devices if table.divided else 1)
 
 
@@ -72,11 +73,11 @@ def _directory(rng: np.random.Generator, sets: Sets, load: float) -> KeyDirector
 def _state(rng: np.random.Generator, table: Any, load: float) -> dict[str, Any]:
     state, sets = dict(table.init(jax.random.key(0))), _sets(table)
     found = named_directory(_directory(rng, sets, load))
-    if table.unsharded.waiting_sets:
-        waiting = sets._replace(sets=table.unsharded.waiting_sets)
+    if unsharded(table).waiting_sets:
+        waiting = sets._replace(sets=unsharded(table).waiting_sets)
         found |= named_directory(_directory(rng, waiting, load * rng.random()), WAITING)
     found |= {"hash_clock": np.int32(9)}
-    for name in table.unsharded.table.row_arrays:
+    for name in unsharded(table).table.row_arrays:
         found[name] = rng.random(state[name].shape, np.float32)
     return state | {name: jax.device_put(x, state[name].sharding) for name, x in found.items()}
 
@@ -90,7 +91,7 @@ def _earlier(rng: np.random.Generator, table: Any, state: Any) -> tuple[dict[str
     gone = entries_of(_directory(rng, sets, float(rng.choice([0, 0.5, 1]))))
     gone = gone[~np.isin(gone["slot"], kept["slot"])]
     found = named_directory(directory_with(np.concatenate([kept, gone]), sets, ""))
-    for name in table.unsharded.table.row_arrays:
+    for name in unsharded(table).table.row_arrays:
         rows = np.array(state[name])
         rows[rng.random(len(rows)) < 0.2] += 1
         found[name] = rows
@@ -118,10 +119,10 @@ def _check_same_keys(table: Any, state: Any, expected_table: Any, expected: Any)
     assert len(new) == len(old), f"{len(new)} of {len(old)} keys are left"
     for field in "key", "score", "touched":
         np.testing.assert_array_equal(new[field], old[field])
-    for name in table.unsharded.table.row_arrays:
+    for name in unsharded(table).table.row_arrays:
         rows, before = np.asarray(state[name])[new["slot"]], np.asarray(expected[name])[old["slot"]]
         np.testing.assert_array_equal(rows, before, err_msg=name)
-    if table.unsharded.waiting_sets:
+    if unsharded(table).waiting_sets:
         fields = [
             _entries(s, WAITING, sets_of(s[WAITING[2]])._replace(devices=_sets(t).devices))[
                 ["key", "score", "touched"]
@@ -136,7 +137,7 @@ def one(rng: np.random.Generator) -> str:
     """Moves a random table; what came of it."""
     table = _table(rng)
     same = rng.random() < 0.4
-    other = table if same else _table(rng, table.unsharded)
+    other = table if same else _table(rng, unsharded(table))
     load = float(rng.choice([0, 0.3, 0.75, 0.9, 1]))
     state, way = _state(rng, table, load), str(rng.choice(WAYS))
     before = jax.device_get(state)
@@ -153,7 +154,7 @@ def one(rng: np.random.Generator) -> str:
         _check_same_keys(after_table, after, table, before)
         outcome = "moved"
         if _sets(after_table) == _sets(table) and way != "frozen":
-            for name in (*KEYS, *(WAITING if table.unsharded.waiting_sets else ())):
+            for name in (*KEYS, *(WAITING if unsharded(table).waiting_sets else ())):
                 np.testing.assert_array_equal(after[name], before[name], err_msg=name)
             outcome = "same slots"
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(state))
@@ -184,7 +185,7 @@ def _moved(
             assert counts.evicted == gone
             return other, found
     if way == "rows":
-        return other, other.of_rows(table.by_row(state))
+        return other, of_rows(other, by_row(table, state))
     if way == "grown":
         return jax_tt.grow_if_full(table, state, max_load=0.5)
     source, target = (
@@ -197,10 +198,10 @@ def _moved(
         return table, jax_tt.checkpoint.restore(source, arrays)["item"]
     if way == "frozen":
         served, arrays = source.frozen(states)
-        names = table.unsharded.table.row_arrays
+        names = unsharded(table).table.row_arrays
         kept = {name: arrays["item"].get(name, state[name]) for name in state}
         own: Any = served.tables["item"]
-        inner = dataclasses.replace(table.unsharded, table=own.table)
+        inner = dataclasses.replace(unsharded(table), table=own.table)
         assert names.keys() >= own.table.row_arrays.keys()
         return inner, kept
     return other, target.joined(source.separated(states))["item"]

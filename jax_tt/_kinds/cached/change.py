@@ -14,11 +14,15 @@ from jax_tt._kinds.cached.resize import moved, resized
 from jax_tt._kinds.cached.table import RowCachedTable, cached_part
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Change, Growth, Orders, grow, reorder, restarted, with_cache
+from jax_tt._table.checkpoint import VIEWS
 from jax_tt._table.copies import copy_wrapper, freeze, freeze_wrapper
+from jax_tt._table.dispatch import default
 from jax_tt._table.table import SCALARS, Table
 from jax_tt._table.types import State
 
 copy_wrapper(RowCachedTable)
+for function in VIEWS:
+    function.register(RowCachedTable, default(function))
 freeze.register(RowCachedTable, freeze_wrapper)
 
 

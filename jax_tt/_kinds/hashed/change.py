@@ -29,6 +29,7 @@ from jax_tt._table.change import (
     under_order,
     with_cache,
 )
+from jax_tt._table.checkpoint import VIEWS, of_rows
 from jax_tt._table.copies import copy_wrapper, freeze, freeze_wrapper, with_update
 from jax_tt._table.dispatch import default
 from jax_tt._table.options import Update
@@ -212,6 +213,9 @@ def _of_shared_rows(
 
 
 copy_wrapper(HashTable)
+for function in VIEWS:
+    function.register(HashTable, default(function))
+of_rows.register(HashTable, HashTable.of_rows)
 maintain.register(HashTable, maintain_inner)
 with_cache.register(HashTable, default(with_cache))
 

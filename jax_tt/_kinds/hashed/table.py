@@ -37,6 +37,7 @@ from jax_tt._sets.hash_directory import (
 from jax_tt._sets.initial import InitialRows, Normal
 from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
 from jax_tt._sets.relocate import relocated
+from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -347,7 +348,7 @@ def require_hash_table(table: Any) -> HashTable:
 
 def unsharded_hash_table(table: Any) -> HashTable:
     """The table, or the `HashTable` that a `ShardedTable` shards."""
-    return require_hash_table(table.unsharded if isinstance(table, Table) else table)
+    return require_hash_table(unsharded(table) if isinstance(table, Table) else table)
 
 
 def _check_table(table: Table) -> None:

@@ -22,11 +22,15 @@ from jax_tt._table.change import (
     under_order,
     with_cache,
 )
+from jax_tt._table.checkpoint import VIEWS
 from jax_tt._table.copies import copy_wrapper, freeze, freeze_wrapper, without_values
+from jax_tt._table.dispatch import default
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
 copy_wrapper(OrderedTable)
+for function in VIEWS:
+    function.register(OrderedTable, default(function))
 freeze.register(OrderedTable, freeze_wrapper)
 maintain.register(OrderedTable, maintain_inner)
 

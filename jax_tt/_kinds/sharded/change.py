@@ -12,6 +12,7 @@ from jax_tt._ids.explicit import sharded_over_explicit_axes
 from jax_tt._kinds.sharded.programs import Local
 from jax_tt._kinds.sharded.requests import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
+from jax_tt._table import checkpoint
 from jax_tt._table.change import (
     Change,
     Growth,
@@ -56,3 +57,15 @@ def freeze_shards(table: ShardedTable, state: State) -> tuple[ShardedTable, dict
     table.check(state)
     _, arrays = freeze(table.stored, state)
     return with_update(table, None), {**arrays, PAGES: state[PAGES]}
+
+
+@checkpoint.unsharded.register(ShardedTable)
+def wrapped(table: ShardedTable) -> Any:
+    return table.table
+
+
+checkpoint.by_row.register(ShardedTable, ShardedTable.by_row)
+checkpoint.of_rows.register(ShardedTable, ShardedTable.of_rows)
+checkpoint.pieces.register(ShardedTable, ShardedTable.pieces)
+checkpoint.in_pieces.register(ShardedTable, ShardedTable.in_pieces)
+checkpoint.of_pieces.register(ShardedTable, ShardedTable.of_pieces)

@@ -34,6 +34,7 @@ from jax_tt._kinds.sharded.programs import Local
 from jax_tt._kinds.sharded.sharding import PAGES, Sharding
 from jax_tt._sets.hash_directory import KEYS, SEED, TOTALS, WAITING
 from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
+from jax_tt._table.checkpoint import pieces
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup
 from jax_tt._table.sharding import check_sharding, rows_to_shard, shard_of
@@ -161,10 +162,6 @@ class ShardedTable(Wrapper):
     def num_stored(self) -> int:
         """Rows of all column shards."""
         return self.num_embeddings * self.layout.columns
-
-    @property
-    def unsharded(self) -> Any:
-        return self.table
 
     # State
 
@@ -361,21 +358,20 @@ class ShardedTable(Wrapper):
 
         return specified_over_explicit_axes(call, (arrays, given), (sharded, P()))
 
-    @functools.cached_property
     def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
         layout, mesh = self._whole_rows, self.mesh
-        pieces = {}
+        found = {}
         if self.ids.takes_keys:
-            for name, like in jax.eval_shape(self._keys_by_device, self.table.pieces).items():
+            for name, like in jax.eval_shape(self._keys_by_device, pieces(self.table)).items():
                 sharding = NamedSharding(mesh, P(self.axis) if name in self.sharding.names else P())
-                pieces[name] = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
-            return pieces
-        for name, whole in self.table.pieces.items():
+                found[name] = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+            return found
+        for name, whole in pieces(self.table).items():
             of_rows = name in self.row_arrays
             shape = (layout.rows * layout.devices, *whole.shape[1:]) if of_rows else whole.shape
             sharding = NamedSharding(mesh, P(self.axis) if of_rows else P())
-            pieces[name] = jax.ShapeDtypeStruct(shape, whole.dtype, sharding=sharding)
-        return pieces
+            found[name] = jax.ShapeDtypeStruct(shape, whole.dtype, sharding=sharding)
+        return found
 
     def in_pieces(self, state: State) -> dict[str, Any]:
         self.check(state)

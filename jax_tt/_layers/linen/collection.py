@@ -23,6 +23,7 @@ from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._layers.linen.table import TableEmbed, begin_call, finish_call, fused_variable
 from jax_tt._lookup.shared import init_flags, is_shared
 from jax_tt._planning.shard_tables import over_mesh
+from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name, with_update
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
@@ -107,7 +108,7 @@ class EmbedCollection(ChecksKeywords, nn.Module):
         tables = {
             name: table
             if after.tables[name] == before.tables[name]
-            else with_name(with_update(after.tables[name].unsharded, table.update), table.name)
+            else with_name(with_update(unsharded(after.tables[name]), table.update), table.name)
             for name, table in self.tables.items()
         }
         return self.clone(tables=tables)

@@ -25,6 +25,7 @@ from jax_tt._layers.call import attended, check_value, for_evaluation, step_inpu
 from jax_tt._layers.variables import FusedParam
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
+from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name
 from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.table import Table
@@ -301,7 +302,7 @@ class AnyTable(TableModule):
     @nn.nowrap
     def _rebuilt(self, before: Table, after: Table) -> Any:
         del before
-        return self.clone(table=with_name(after.unsharded, self.table.name))
+        return self.clone(table=with_name(unsharded(after), self.table.name))
 
 
 class TableEmbed(AnyTable, EmbedModule):

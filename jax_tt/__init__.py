@@ -31,7 +31,7 @@ from jax_tt._compress.fbgemm import from_fbgemm as from_fbgemm
 from jax_tt._compress.fbgemm import to_fbgemm as to_fbgemm
 from jax_tt._compress.mixed_widths import quantize_mixed as quantize_mixed
 from jax_tt._compress.quantize import quantize as quantize
-from jax_tt._compress.residual_table import residual_table as residual_table
+from jax_tt._compress.residuals import residual_table as residual_table
 from jax_tt._files.export import export_checks as export_checks
 from jax_tt._files.export import register as register
 from jax_tt._formats.stored import FileError as FileError

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._kinds.cached.counting import count_batch
+from jax_tt._kinds.cached.keys import count_batch
 from jax_tt._native import cache_backend
 from jax_tt._sets.cache_directory import COUNTERS, CacheDirectory, add_to_statistics, init_directory
 from jax_tt._sets.scores import Scoring, aged

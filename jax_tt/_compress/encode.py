@@ -13,7 +13,6 @@ from jax_tt._base.host_table import host_table
 from jax_tt._base.progress import Progress
 from jax_tt._base.sample import sample_of
 from jax_tt._base.storage import STORAGE
-from jax_tt._compress import coded_trains
 from jax_tt._ids import places
 from jax_tt._kinds.coded import product
 from jax_tt._kinds.coded.assign import BLOCK, encoded_rows
@@ -22,6 +21,9 @@ from jax_tt._kinds.coded.table import CodedTable
 from jax_tt._ops.coded_table import with_codebooks
 from jax_tt._table.options import Update
 from jax_tt._table.rotation import ROTATION, as_rotation
+from jax_tt._tt.from_dense import tt_from_dense
+from jax_tt._tt.shape import TTShape
+from jax_tt.order._table import from_table
 
 # All codebooks of a sum are fitted together, which takes more rows than one of them.
 _SUM_SAMPLE = 2**16
@@ -47,40 +49,40 @@ def encode(
     codebook_rank: int | None = None,
     progress: bool = True,
 ) -> tuple[CodedTable, dict[str, jax.Array]]:
-    """A `CodedTable` of these rows, and its state.
+    """Makes a `CodedTable` of trained rows, and its state.
 
-    Codebooks are fitted to a sample of the rows, such that the weighted sum of squared errors is small; then every row
-    is given its codes. Rows are read in blocks on the host and may be a memory map. The result depends on the arguments
-    alone.
+    Codebooks are fitted to a sample of the rows, such that the weighted sum of squared errors is small; then the codes
+    of every row are chosen. Rows are read in blocks on the host and may be a memory map. The result depends on the
+    arguments alone.
 
     Args:
         rows: ``[N, D]`` in float32, float16, bfloat16 or float64, e.g. ``state["embedding"]`` of a `DenseTable`.
         num_codes: codes of an id.
         bits: bits of a code.
         kind: ``"product"``: codes give one part of the columns each, by k-means. ``"additive"``: rows are sums of
-            codebook rows, found by turns of codes and codebooks.
+            codebook rows; codes and codebooks are improved in turn.
         weights: the importance of every row ``[N]``, not negative, e.g. the root of its count; None if they are equal.
-        rotation: of products: ``"fit"`` fits an orthogonal matrix by which rows are multiplied in the end, so that
+        rotation: for products: ``"fit"`` fits an orthogonal matrix by which rows are multiplied in the end, so that
             errors are smaller; or such a matrix, ``[D, D]``; None for none.
-        iterations: of k-means, or rounds of codes and codebooks.
+        iterations: iterations of k-means, or rounds of codes and codebooks.
         sample: number of rows that codebooks are fitted to, drawn by weight; by default ``256 * 2 ** bits``, for sums
             at least 65,536.
-        seed: of the sample and of the first codebooks.
+        seed: seed of the sample and of the first codebooks.
         param_dtype: type of the codebooks.
         update: `Update` of a fused table, or None.
-        name: of the table in error messages.
+        name: for error messages.
         terms: codes of a product that are added in each part of the columns.
         hot: number of ids with more codes than the others: those whose rows have the largest squares times weights.
         hot_terms: how many more each part of these rows has.
-        codebook_rank: make the rows of all codebooks those of a tensor train of two cores of this rank. Codebooks are
-            fitted first and then compressed, so that errors are larger than those of dense codebooks. None for these.
+        codebook_rank: keep all codebooks in one tensor train of two cores of this rank. Codebooks are fitted first and
+            then compressed, so that errors are larger than with dense codebooks. None for dense codebooks.
         progress: show a progress bar if it takes longer than a second.
 
     Returns:
         The table and its state.
 
     Raises:
-        ValueError: an argument does not fit, or rows or weights are not finite.
+        ValueError: rows or weights are not finite.
 
     >>> import jax.numpy as jnp, jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(1000, 16)).astype(np.float32)
@@ -98,7 +100,7 @@ def encode(
     layout = CodeLayout(n, features, num_codes, bits, kind, rotated, terms, hot, hot_terms, name)
     shape = None
     if codebook_rank is not None:
-        shape = coded_trains.shape_of_rank(layout, as_positive("codebook_rank", codebook_rank))
+        shape = _shape_of_rank(layout, as_positive("codebook_rank", codebook_rank))
     table = with_codebooks(layout, shape, param_dtype=param_dtype, update=update)
     if rotated and kind != "product":
         raise ValueError(
@@ -107,18 +109,18 @@ def encode(
     rng = np.random.default_rng(seed)
     size = max(256 << bits, _SUM_SAMPLE if layout.all_codes > layout.column_parts else 0)
     size = size if sample is None else as_positive("sample", sample)
-    own = _checked_weights(weights, n)
-    ids, points, of_points = sample_of(f"{layout.label}rows", given, own, size, rng)
-    are_hot = _hot(given, own, hot)
+    checked = _checked_weights(weights, n)
+    ids, points, of_points = sample_of(f"{layout.label}rows", given, checked, size, rng)
+    are_hot = _hot(given, checked, hot)
     with Progress(progress, "encode", 0) as bar:
         matrix = as_rotation(rotation, features, ("fit",))
-        found, matrix = product.fitted(
+        codebooks, matrix = product.fitted(
             layout, points, of_points, are_hot[ids], matrix, iterations, rng, bar
         )
         state = (
-            {CODEBOOKS: jnp.asarray(found).astype(param_dtype)}
+            {CODEBOOKS: jnp.asarray(codebooks).astype(param_dtype)}
             if shape is None
-            else coded_trains.compressed(layout, shape, found, param_dtype)
+            else _train_of(layout, shape, codebooks, param_dtype)
         )
         if rotated:
             state[ROTATION] = jnp.asarray(matrix)
@@ -134,30 +136,56 @@ def encode(
 
 
 def _hot(rows: Any, weights: np.ndarray | None, count: int) -> np.ndarray:
-    """The rows with the largest squares times weights, bool ``[N]``; the first of several."""
-    n = rows.shape[0]
-    found = np.zeros(n, bool)
+    """Which rows have the largest squares times weights, bool ``[N]``; the first of equal ones."""
+    hot = np.zeros(rows.shape[0], bool)
     if count:
-        found[np.argsort(-weighted_squares(rows, weights), kind="stable")[:count]] = True
-    return found
+        hot[np.argsort(-weighted_squares(rows, weights), kind="stable")[:count]] = True
+    return hot
 
 
 def weighted_squares(rows: Any, weights: np.ndarray | None) -> np.ndarray:
     """The squared lengths of rows ``[N, D]``, read in blocks, times weights."""
-    found = np.empty(rows.shape[0])
-    for start in range(0, len(found), BLOCK):
+    squares = np.empty(rows.shape[0])
+    for start in range(0, len(squares), BLOCK):
         block = np.asarray(rows[start : start + BLOCK]).astype(np.float32)
-        found[start : start + BLOCK] = np.einsum("nd,nd->n", block, block)
-    return found if weights is None else weights * found
+        squares[start : start + BLOCK] = np.einsum("nd,nd->n", block, block)
+    return squares if weights is None else weights * squares
 
 
 def _checked_weights(weights: Any, n: int) -> np.ndarray | None:
     if weights is None:
         return None
-    own = np.asarray(as_array("weights", weights)).astype(np.float64)
-    if own.shape != (n,) or not (np.isfinite(own) & (own >= 0)).all() or not own.any():
+    checked = np.asarray(as_array("weights", weights)).astype(np.float64)
+    fits = checked.shape == (n,) and (np.isfinite(checked) & (checked >= 0)).all()
+    if not fits or not checked.any():
         raise ValueError(
-            f"weights: got {own.dtype} of shape {own.shape}; expected shape [{n}]: for each row one "
+            f"weights: got {checked.dtype} of shape {checked.shape}; expected shape [{n}]: for each row one "
             "finite number that is not negative, and not all 0."
         )
-    return own / own.max()
+    return checked / checked.max()
+
+
+def _shape_of_rank(layout: CodeLayout, rank: int) -> TTShape:
+    """Two cores: the rows of a codebook that share the first half of the bits of their codes share ``rank`` vectors."""
+    low = layout.bits // 2
+    rows = layout.num_entries >> low, 1 << low
+    return TTShape(layout.num_entries, layout.width, rank, rows, (layout.width, 1))
+
+
+def _train_of(
+    layout: CodeLayout, shape: TTShape, codebooks: np.ndarray, dtype: Any
+) -> dict[str, jax.Array]:
+    """Cores that approximate codebooks ``[m * K, width]`` in another order of rows: codes have to be chosen anew.
+
+    Similar rows of a codebook then share the first digit. The order need not be stored, as codes are mere numbers.
+    """
+    first, second = shape.row_factors
+    factors = (first // layout.all_codes, second), (layout.width, 1)
+    of_one = TTShape(1 << layout.bits, layout.width, 1, *factors)
+    ordered = [
+        codebook[from_table(codebook, of_one, progress=False).inverse.rows]
+        for codebook in np.split(codebooks, layout.all_codes)
+    ]
+    options: dict[str, Any] = {"shape": shape, "dtype": dtype}
+    cores = tt_from_dense(np.concatenate(ordered), **options).cores
+    return {f"core_{k}": core for k, core in enumerate(cores)}

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from jax_tt._compress.residual_table import residual_table
-from jax_tt._compress.residuals import tt_residuals
+from jax_tt._compress.residuals import residual_table, tt_residuals
+from jax_tt._compress.source import Found, Made, Source
 from jax_tt._ids.ordered_rows import OrderedRows
 from jax_tt._ids.stored_order import kept_bytes
 from jax_tt._ops.to_table import tt_to_table
-from jax_tt._table.table import Table
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.residual_shapes import tt_residual_shapes
 from jax_tt._tt.shape import TTShape
 from jax_tt.order._table import from_table
-
-if TYPE_CHECKING:
-    from jax_tt._compress.source import Found, Source
-
-Made = tuple[Table, dict[str, jax.Array]]
 
 # Fits that show which kinds are worth a better one.
 _QUICK = {"sweeps": 0}

@@ -1,4 +1,4 @@
-"""Cache keys of a batch, and the batch split into hits and misses."""
+"""A batch in front of a cache: its keys, its hits and misses, and what it counts in the directory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jax_tt._ids.batch import HIGHEST_BIT, Batch, padding_mark, present, unsigned, with_marks
 from jax_tt._ids.id_space import digits_in_range
+from jax_tt._jax.vma import varying_axes
+from jax_tt._native import cache_backend
+from jax_tt._sets.cache_directory import CacheDirectory, add_to_statistics
+from jax_tt._sets.scores import Scoring, caught_up, counted, stamp
 from jax_tt._table.table import Table
 
 
@@ -48,3 +53,40 @@ def misses_of(table: Table, batch: Batch) -> Batch:
         hit[..., None] if batch.split else hit, padding_mark(batch.ids.dtype), batch.ids
     )
     return dataclasses.replace(batch, ids=ids, slots=None)
+
+
+def count_batch(
+    directory: CacheDirectory,
+    keys: jax.Array,
+    slots: jax.Array,
+    scoring: Scoring,
+    method: str,
+    axis_name: Any = None,
+) -> CacheDirectory:
+    """The directory after one more batch; keys and slots are those of `probe`, of any shape.
+
+    Inside a ``shard_map`` the keys of all shards are counted, so that replicas of the directory stay equal.
+    """
+    axes = tuple(sorted(varying_axes(keys) - varying_axes(directory), key=str)) or axis_name
+    keys, slots = keys.reshape(-1), slots.reshape(-1)
+    if axes:
+        keys, slots = (_of_all_shards(part, axes) for part in (keys, slots))
+    directory = caught_up(directory, scoring)
+    directory = directory._replace(clock=directory.clock + 1)
+    now = stamp(directory, scoring)
+    directory, counts = cache_backend.observe(directory, keys, slots, now, scoring.policy, method)
+    return add_to_statistics(
+        counted(directory, counts[0]),
+        calls=1,
+        requested=counts[0],
+        unique=counts[1],
+        misses=counts[2],
+        unique_misses=counts[3],
+    )
+
+
+def _of_all_shards(part: jax.Array, axes: Any) -> jax.Array:
+    """The concatenated shards, computed as a psum because JAX knows its result to be replicated."""
+    shards = lax.psum(1, axes)
+    whole = jnp.zeros((shards, *part.shape), part.dtype).at[lax.axis_index(axes)].set(part)
+    return lax.psum(whole, axes).reshape(-1)

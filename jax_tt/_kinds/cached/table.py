@@ -17,8 +17,7 @@ from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._jax import backend as _backend
 from jax_tt._jax.vma import vary_over, varying_axes
-from jax_tt._kinds.cached.counting import count_batch
-from jax_tt._kinds.cached.keys import hits_of, keys_of, misses_of
+from jax_tt._kinds.cached.keys import count_batch, hits_of, keys_of, misses_of
 from jax_tt._kinds.cached.names import (
     COLLECTION,
     DIRECTORY,

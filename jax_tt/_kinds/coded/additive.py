@@ -1,4 +1,4 @@
-"""Codes of which each gives a row, whose sum is the row of an id."""
+"""Additive codes: fits codebooks whose rows are added, and chooses codes in them."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def fitted(
     rng: np.random.Generator,
     step: Callable[[], object],
 ) -> np.ndarray:
-    """Codebooks float32 ``[terms * K, width]`` of a part ``[s, width]`` of the points; called back for each code.
+    """Fits codebooks float32 ``[terms * K, width]`` to points ``[s, width]``; calls ``step`` for each codebook.
 
-    The last ``layout.hot_terms`` codebooks are for the points that are ``hot``, bool ``[s]``.
+    Only points that are ``hot``, bool ``[s]``, use the last ``layout.hot_terms`` codebooks.
     """
     m, size = layout.part_terms, 1 << layout.bits
     codebooks = np.zeros((m, size, layout.width), np.float32)
     codes = np.full((len(points), m), -1, np.int32)
     left = points.copy()
     for k in range(m):
-        own = slice(None) if k < m - layout.hot_terms else hot
+        users = slice(None) if k < m - layout.hot_terms else hot
         # In a sample there may be no hot points.
-        if len(left[own]):
-            codebooks[k] = kmeans(left[own], weights[own], size, iterations, rng)
-            codes[own, k] = nearest(left[own], codebooks[k])
-            left[own] -= codebooks[k][codes[own, k]]
+        if len(left[users]):
+            codebooks[k] = kmeans(left[users], weights[users], size, iterations, rng)
+            codes[users, k] = nearest(left[users], codebooks[k])
+            left[users] -= codebooks[k][codes[users, k]]
         step()
     rounds = -(-iterations // _ROUND) * (_MORE_ROUNDS if m * size <= _FEW else 1)
     for _ in range(rounds):
@@ -59,7 +59,7 @@ def fitted(
 def nearest_codes(
     rows: np.ndarray, codebooks: np.ndarray, hot: np.ndarray | None = None, hot_terms: int = 0
 ) -> np.ndarray:
-    """Codes int32 ``[n, m]`` of rows ``[n, D]`` in codebooks ``[m, K, D]``; not always the nearest.
+    """Chooses codes int32 ``[n, m]`` of rows ``[n, D]`` in codebooks ``[m, K, D]``; not always the nearest.
 
     Rows that are not ``hot``, bool ``[n]``, have no codes, -1, in the last ``hot_terms`` codebooks.
     """
@@ -85,7 +85,7 @@ def _nearest_codes(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
 def _solved(
     points: np.ndarray, weights: np.ndarray, codes: np.ndarray, old: np.ndarray
 ) -> np.ndarray:
-    """The codebooks with the smallest weighted squared error for given codes, all of them at once.
+    """Solves for the codebooks with the smallest weighted squared error for given codes, all of them at once.
 
     Sums are the same if a vector is added to one codebook and subtracted from another, and rows of codebooks may have
     no points: what the points leave open stays near the old codebooks.
@@ -99,12 +99,12 @@ def _solved(
     for a in range(m):
         for b in range(m):
             pairs = size * codes[:, a] + codes[:, b]
-            own = weights * (present[:, a] & present[:, b])
-            block = np.bincount(pairs, own, size * size).reshape(size, size)
+            both = weights * (present[:, a] & present[:, b])
+            block = np.bincount(pairs, both, size * size).reshape(size, size)
             moments[a * size : (a + 1) * size, b * size : (b + 1) * size] = block
     for column in range(features):
-        own = (weights * left[:, column])[:, None] * present
-        sums[:, column] = np.bincount(entries.ravel(), own.ravel(), m * size)
+        weighted = (weights * left[:, column])[:, None] * present
+        sums[:, column] = np.bincount(entries.ravel(), weighted.ravel(), m * size)
     moments[np.diag_indices(m * size)] += 1e-2 * weights.sum() / size
     change = np.linalg.solve(moments, sums)
     return old + change.reshape(old.shape).astype(np.float32)
@@ -113,19 +113,19 @@ def _solved(
 def _averaged(
     points: np.ndarray, weights: np.ndarray, codes: np.ndarray, old: np.ndarray
 ) -> np.ndarray:
-    """Codebooks with a smaller error for given codes, one after another."""
-    left, found = _remainders(points, codes, old), old.copy()
-    for k, own in enumerate(found):
+    """Improves codebooks for given codes, one after another."""
+    left, codebooks = _remainders(points, codes, old), old.copy()
+    for k, codebook in enumerate(codebooks):
         here = codes[:, k] >= 0
         some, at = left[here], codes[here, k]
-        some += own[at]
-        own[:] = means(some, weights[here], at, own)
-        left[here] = some - own[at]
-    return found
+        some += codebook[at]
+        codebook[:] = means(some, weights[here], at, codebook)
+        left[here] = some - codebook[at]
+    return codebooks
 
 
 def _searched(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
-    """Codes int32 ``[n, m]`` by beam search: code after code, where the best few sums of codes go on."""
+    """Codes int32 ``[n, m]`` by beam search: code after code, keeping the best few sums."""
     codes = np.empty((len(rows), len(codebooks)), np.int32)
     step = max(1, _BLOCK // (_BEAM * codebooks.shape[1]))
     squares = np.einsum("mkd,mkd->mk", codebooks, codebooks)
@@ -133,45 +133,44 @@ def _searched(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
         block = rows[start : start + step]
         lines = np.arange(len(block))[:, None]
         left, errors = block[:, None], np.zeros((len(block), 1), np.float32)
-        found = np.empty((len(block), 1, 0), np.int32)
-        for own, lengths in zip(codebooks, squares, strict=True):
-            scores = left @ (-2 * own.T)
+        chosen = np.empty((len(block), 1, 0), np.int32)
+        for codebook, lengths in zip(codebooks, squares, strict=True):
+            scores = left @ (-2 * codebook.T)
             scores += lengths
             scores += errors[..., None]
             best, errors = _least(scores.reshape(len(block), -1), _BEAM)
-            source, chosen = np.divmod(best, len(own))
-            left = left[lines, source] - own[chosen]
-            found = np.concatenate(
-                [found[lines, source], chosen[..., None]], axis=2, dtype=np.int32
-            )
-        codes[start : start + step] = found[lines[:, 0], np.argmin(errors, axis=1)]
+            source, last = np.divmod(best, len(codebook))
+            left = left[lines, source] - codebook[last]
+            longer = [chosen[lines, source], last[..., None]]
+            chosen = np.concatenate(longer, axis=2, dtype=np.int32)
+        codes[start : start + step] = chosen[lines[:, 0], np.argmin(errors, axis=1)]
     return codes
 
 
 def _least(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places and values ``[n, count]`` of the least scores of every row, or of all of fewer; changes scores."""
+    """Columns and values ``[n, count]`` of the least scores of every row, at most all of them; overwrites scores."""
     lines, best, least = np.arange(len(scores)), [], []
     for _ in range(min(count, scores.shape[1])):
         # A few passes over the scores take less time than a partition of them.
-        found = np.argmin(scores, axis=1)
-        best.append(found)
-        least.append(scores[lines, found])
-        scores[lines, found] = np.inf
+        at = np.argmin(scores, axis=1)
+        best.append(at)
+        least.append(scores[lines, at])
+        scores[lines, at] = np.inf
     return np.stack(best, axis=1), np.stack(least, axis=1)
 
 
 def _remainders(points: np.ndarray, codes: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
-    """The points less their sums."""
+    """The points less the codebook rows of their codes."""
     left = points.copy()
-    for k, own in enumerate(codebooks):
+    for k, codebook in enumerate(codebooks):
         here = codes[:, k] >= 0
-        left[here] -= own[codes[here, k]]
+        left[here] -= codebook[codes[here, k]]
     return left
 
 
 def _improve(codes: np.ndarray, left: np.ndarray, codebooks: np.ndarray) -> None:
     """Chooses every code anew, given the others, in place; ``left`` are rows less their sums."""
-    for k, own in enumerate(codebooks):
-        left += own[codes[:, k]]
-        codes[:, k] = nearest(left, own)
-        left -= own[codes[:, k]]
+    for k, codebook in enumerate(codebooks):
+        left += codebook[codes[:, k]]
+        codes[:, k] = nearest(left, codebook)
+        left -= codebook[codes[:, k]]

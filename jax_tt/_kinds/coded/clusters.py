@@ -9,15 +9,15 @@ _BLOCK = 2**18
 
 
 def nearest(points: np.ndarray, centers: np.ndarray) -> np.ndarray:
-    """The number of the center that is nearest to each of the points ``[n, d]``; the first of several."""
-    found = np.empty(len(points), np.int32)
+    """Numbers of the centers that are nearest to points ``[n, d]``; of several, the first."""
+    codes = np.empty(len(points), np.int32)
     half, columns = 0.5 * np.einsum("kd,kd->k", centers, centers), np.ascontiguousarray(centers.T)
     step = max(1, _BLOCK // len(centers))
     for start in range(0, len(points), step):
         scores = points[start : start + step] @ columns
         scores -= half
-        found[start : start + step] = np.argmax(scores, axis=1)
-    return found
+        codes[start : start + step] = np.argmax(scores, axis=1)
+    return codes
 
 
 def means(

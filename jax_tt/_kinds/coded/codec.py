@@ -20,21 +20,21 @@ def packed(codes: jax.Array, bits: int) -> jax.Array:
     words = codes.astype(jnp.uint32) << jnp.broadcast_to(shifts, codes.shape)
     width = row_bytes(codes.shape[-1], bits)
     # Codes share bytes, but no bits.
-    found = jnp.zeros((*codes.shape[:-1], width + reach), jnp.uint32)
+    row = jnp.zeros((*codes.shape[:-1], width + reach), jnp.uint32)
     for k in range(reach):
-        found = found.at[..., places + k].add(words >> (8 * k) & 255)
-    return found[..., :width].astype(jnp.uint8)
+        row = row.at[..., places + k].add(words >> (8 * k) & 255)
+    return row[..., :width].astype(jnp.uint8)
 
 
 def unpacked(rows: jax.Array, num_codes: int, bits: int) -> jax.Array:
     """The inverse of `packed`: codes int32 ``[..., m]``; bits beyond the last code are ignored."""
     places, shifts, reach = _places(num_codes, bits)
     # Beyond the last byte there is nothing that a code needs.
-    found = [
+    parts = [
         rows[..., np.minimum(places + k, rows.shape[-1] - 1)].astype(jnp.uint32) << (8 * k)
         for k in range(reach)
     ]
-    words = sum(found[1:], found[0])
+    words = sum(parts[1:], parts[0])
     codes = words >> jnp.broadcast_to(shifts, words.shape) & jnp.uint32((1 << bits) - 1)
     return codes.astype(jnp.int32)
 

@@ -1,4 +1,4 @@
-"""Codes that give the parts of the columns, each by one code or by the sum of several."""
+"""Product codes: fits codebooks for each part of the columns, and chooses codes in them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def fitted(
     rng: np.random.Generator,
     bar: Progress,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Codebooks float32 ``[m * K, D / m]`` and the rotation ``[D, D]``, or None.
+    """Fits codebooks float32 ``[m * K, D / m]`` and the rotation ``[D, D]``, or None.
 
     Args:
         layout: the sizes of codes and codebooks.
         points, weights: rows ``[s, D]`` to fit to, and their importance ``[s]``.
         hot: which of them have more codes, bool ``[s]``.
         rotation: a matrix, ``"fit"``, or None.
-        iterations: of k-means.
-        rng: of the first codebooks.
+        iterations: iterations of k-means.
+        rng: draws the first codebooks.
         bar: progress.
     """
     m, size = layout.column_parts, 1 << layout.bits
@@ -39,13 +39,13 @@ def fitted(
     step = bar.begin("codebooks", layout.all_codes + (m if fits else 0))
 
     def codebooks_of(turned: np.ndarray) -> np.ndarray:
-        found = [
+        parts = [
             _codebook(part, weights, size, iterations, rng, step)
             if layout.all_codes == m
             else additive.fitted(layout, part, weights, hot, iterations, rng, step)
             for part in _parts(turned, m)
         ]
-        return np.concatenate(found)
+        return np.concatenate(parts)
 
     if not fits:
         return codebooks_of(points if matrix is None else points @ matrix.T), matrix
@@ -66,9 +66,9 @@ def fitted(
 
 
 def nearest_codes(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
-    """Codes int32 ``[n, parts * terms]`` of rows ``[n, D]`` in codebooks ``[parts, terms, K, D / parts]``."""
+    """Chooses codes int32 ``[n, parts * terms]`` of rows ``[n, D]`` in codebooks ``[parts, terms, K, D / parts]``."""
     parts = zip(_parts(rows, len(codebooks)), codebooks, strict=True)
-    return np.concatenate([additive.nearest_codes(part, own) for part, own in parts], axis=1)
+    return np.concatenate([additive.nearest_codes(*part) for part in parts], axis=1)
 
 
 def _codebook(
@@ -79,9 +79,9 @@ def _codebook(
     rng: np.random.Generator,
     step: Any,
 ) -> np.ndarray:
-    found = kmeans(part, weights, size, iterations, rng)
+    codebook = kmeans(part, weights, size, iterations, rng)
     step()
-    return found
+    return codebook
 
 
 def _parts(rows: np.ndarray, count: int) -> list[np.ndarray]:

@@ -1,10 +1,10 @@
-"""Fills the tables of how_small.md and draws its pictures from the results of benchmarks/quality and examples/dlrm.
+"""Fills the tables of how_small.md and draws its pictures from the results of benchmarks/quality.
 
     python -m docs.make_how_small
 
-They lie in benchmarks/results/retrieval: `curve_results.json` as `python -m benchmarks.quality.curve` leaves it in its
-output folder, and `frontier_results.json` and `learning_results.json`, which `python -m benchmarks.quality.frontier`
-and `python -m benchmarks.quality.learning` write there; `python -m examples.dlrm.frontier` writes beside the folder.
+They lie in benchmarks/results/quality: `curve_results.json` as `python -m benchmarks.quality.curve` leaves it in its
+output folder, and `frontier_results.json`, `learning_results.json` and `clicks_results.json`, which modules of these
+names write there.
 """
 
 import json
@@ -12,9 +12,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality import curve_report, frontier, frontier_report, learning
-from examples.dlrm import frontier as clicks
-from examples.dlrm import frontier_report as clicks_report
+from benchmarks.quality import (
+    clicks,
+    clicks_report,
+    curve_report,
+    frontier,
+    frontier_report,
+    learning,
+)
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "how_small.md"

@@ -72,7 +72,7 @@ def draw(path: Path, ink: str) -> None:
             height_ratios=(4.6, 3.4),
             width_ratios=(1, 0.9),
         )
-        rows = json.loads((RESULTS / "retrieval" / "curve_results.json").read_text())["points"]
+        rows = json.loads((RESULTS / "quality" / "curve_results.json").read_text())["points"]
         draw_recall(axes["recall"], list(rows.values()))
         data = json.loads((RESULTS / f"{MACHINE}.json").read_text())
         for name, (heading, bars) in zip(("dense", "tt"), STEPS.items(), strict=True):

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "results" / "retrieval"
+FOLDER = Path(__file__).parents[1] / "results" / "quality"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

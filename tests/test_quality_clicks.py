@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 
 from flax import nnx
 
-from examples.dlrm import frontier, frontier_report
+from benchmarks.quality import clicks, clicks_report
 from examples.dlrm.config import Config
 from examples.dlrm.create import create
 from examples.dlrm.train import table_arrays
@@ -33,7 +33,7 @@ def promotion_of_a_user() -> Iterator[None]:
 
 @pytest.mark.parametrize("ratio", [5, 50])
 def test_the_largest_cache_that_fits(ratio):
-    own = frontier.cached(CONFIG, BYTES // ratio)
+    own = clicks.cached(CONFIG, BYTES // ratio)
     assert own is not None
 
     def nbytes(config: Config) -> int:
@@ -45,14 +45,14 @@ def test_the_largest_cache_that_fits(ratio):
 
 
 def test_no_room_for_the_smallest_tables():
-    assert frontier.cached(CONFIG, 1000) is None
+    assert clicks.cached(CONFIG, 1000) is None
 
 
 @pytest.mark.full
 def test_points_are_measured_once(tmp_path: Path, monkeypatch, capsys):
     out = tmp_path / "points.json"
     arguments = ["--tables=3000,800,60", "--steps=3", "--ratios=8", f"--out={out}"]
-    frontier.main(arguments)
+    clicks.main(arguments)
     points = json.loads(out.read_text())["points"]
     assert [one["way"] for one in points.values()] == ["dense", "int8", "compress"]
     dense, _, small = points.values()
@@ -61,12 +61,12 @@ def test_points_are_measured_once(tmp_path: Path, monkeypatch, capsys):
     # The third table fits as it is.
     assert "dense" not in small["tables"][:2]
     assert abs(small["auc"] - dense["auc"]) < 0.05
-    assert frontier_report.table(list(points.values())) in capsys.readouterr().out
-    monkeypatch.setattr(frontier, "train", None)
-    monkeypatch.setattr(frontier, "Trained", None)
-    frontier.main(arguments)
+    assert clicks_report.table(list(points.values())) in capsys.readouterr().out
+    monkeypatch.setattr(clicks, "train", None)
+    monkeypatch.setattr(clicks, "Trained", None)
+    clicks.main(arguments)
     with pytest.raises(SystemExit, match=r"--out: .*points of other settings"):
-        frontier.main(["--tables=3000,800,61", *arguments[1:]])
+        clicks.main(["--tables=3000,800,61", *arguments[1:]])
 
 
 def test_table_and_picture(tmp_path: Path):
@@ -80,10 +80,10 @@ def test_table_and_picture(tmp_path: Path):
         point("compress", 4.0, 0, 240, 0.745),
         point("compress", 4.0, 1, 200, 0.765),
     ]
-    assert frontier_report.table(points).splitlines()[2:] == [
+    assert clicks_report.table(points).splitlines()[2:] == [
         "| dense | 1,000 | 1.0x | 0.7600 | +0.0000 | 2 |",
         "| jax_tt.compress, from dense | 220 | 4.6x | 0.7550 | -0.0050 | 2 |",
         "| tensor train with a row cache, from scratch | 250 | 4.0x | 0.7400 | -0.0100 | 1 |",
     ]
-    frontier_report.picture(tmp_path / "clicks.png", points)
+    clicks_report.picture(tmp_path / "clicks.png", points)
     assert (tmp_path / "clicks.png").read_bytes().startswith(b"\x89PNG")

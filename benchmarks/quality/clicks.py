@@ -1,6 +1,6 @@
 """AUC and bytes of small tables: what `jax_tt.compress` makes of trained ones, and such that are trained from scratch.
 
-python -m examples.dlrm.frontier [--ratios 4 8 16 32 100 300 1000] [--seeds 1] [--out FILE] [--help]
+python -m benchmarks.quality.clicks [--ratios 4 8 16 32 100 300 1000] [--seeds 1] [--out FILE] [--help]
 
 Finished points stay in the file, and the same command measures the missing ones.
 """
@@ -20,7 +20,8 @@ import numpy as np
 from flax import nnx
 
 import jax_tt
-from examples.dlrm import frontier_report
+from benchmarks.quality import clicks_report
+from benchmarks.quality.files import FOLDER
 from examples.dlrm.batch import Batch, ClickData, Position
 from examples.dlrm.config import Config
 from examples.dlrm.create import ClickModel, create
@@ -28,7 +29,7 @@ from examples.dlrm.embeddings import CollectedTables
 from examples.dlrm.learner import start
 from examples.dlrm.train import evaluate, open_data, table_arrays, train
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "dlrm_frontier.json"
+RESULTS = FOLDER / "clicks_results.json"
 # Smaller than those of the default, as every point takes a search among tables.
 TABLES = "50000,20000,10000,2000,100"
 # The last batches that the dense model is trained on, on which small tables are compared with it.
@@ -163,7 +164,7 @@ def main(argv: list[str] | None = None) -> None:
             print(key, found, flush=True)
             text = json.dumps({"config": settings, "points": points}, indent=1)
             options.out.write_text(text + "\n")
-    print(frontier_report.table(list(points.values())))
+    print(clicks_report.table(list(points.values())))
 
 
 def _measured(
@@ -220,7 +221,7 @@ def _measured(
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line; see `--help`."""
     parser = argparse.ArgumentParser(
-        prog="python -m examples.dlrm.frontier",
+        prog="python -m benchmarks.quality.clicks",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument

@@ -1,4 +1,4 @@
-"""The table and the picture of the points that `frontier` measures."""
+"""The table and the picture of the points that `clicks` measures."""
 
 import statistics
 from collections.abc import Sequence

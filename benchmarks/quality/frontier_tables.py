@@ -94,6 +94,8 @@ def _in_float32(table: Any) -> Any:
         return dataclasses.replace(table, tables=tuple(map(_in_float32, table.tables)))
     if isinstance(table, jax_tt.OrderedTable):
         return dataclasses.replace(table, table=_in_float32(table.table))
+    if isinstance(table, jax_tt.CodedTable):
+        return dataclasses.replace(table, codebooks=_in_float32(table.codebooks))
     return dataclasses.replace(table, param_dtype=jnp.float32)
 
 

@@ -132,7 +132,7 @@ MUTANTS = {
     ),
     "touched": Mutant(
         "jax_tt/_table/reference.py",
-        "touched = [lax.psum(rows.astype(jnp.int32), lookup.axis_name) > 0 for rows in touched]",
+        "read = [lax.psum(rows.astype(jnp.int32), lookup.axis_name) > 0 for rows in read]",
         "pass",
         "fused_shard",
     ),

@@ -46,7 +46,7 @@ def lookup_rows(
     (sums,) = pooled_sums((call,))
     result_type = lookup.dtype or table.storage(state)
     rows = reshape_rows(sums, (*shape, table.features)).astype(result_type)
-    if table.limits_gradients:
+    if table.update is not None and table.update.max_gradient is not None:
         rows = limited(rows, table.update, inputs.grad_scale)
     return rows, state
 
@@ -79,6 +79,6 @@ def pooled_rows(
     (sums,) = pooled_sums((call,))
     result = combine(lookup, table, batch, sums)
     rows = result.reshape(count, table.features).astype(lookup.dtype or storage)
-    if table.limits_gradients:
+    if table.update is not None and table.update.max_gradient is not None:
         rows = limited(rows, table.update, inputs.grad_scale)
     return rows, state

@@ -33,14 +33,17 @@ def scaled_reads(calls: Sequence[Call]) -> tuple[list[Call], Scales]:
 
 def _scale(call: Call) -> jax.Array | None:
     table = call.use.table
-    if table.update is None or not (table.scales_reads and call.use.lookup.train):
+    if table.update is None or not call.use.lookup.train:
+        return None
+    optimizer = table.update.optimizer
+    if not optimizer.scales_reads:
         return None
     ((ids,), _), (slots,) = digits_in_range(table.ids, call.batch), table.slots(call.state)
     of_ids = (
         slot.at[ids.reshape(-1)].get(mode="promise_in_bounds", wrap_negative_indices=False)
         for slot in slots
     )
-    return table.update.optimizer.read_scale(tuple(of_ids), call.values["hyper"]).reshape(ids.shape)
+    return optimizer.read_scale(tuple(of_ids), call.values["hyper"]).reshape(ids.shape)
 
 
 def _weighted(call: Call, scale: jax.Array) -> Call:

@@ -167,7 +167,8 @@ def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any
 @jax.custom_vjp
 def _sums(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> Any:
     calls = calls if shared is None else _with_scalars(calls, shared)
-    if any(call.use.table.scales_reads for call in calls):
+    updates = (call.use.table.update for call in calls)
+    if any(update is not None and update.optimizer.scales_reads for update in updates):
         calls, _ = scaled_reads(calls)
     return groups.forward(calls, wide)[0]
 

@@ -177,16 +177,6 @@ class Table(abc.ABC):
         return (self.trained_names,)
 
     @functools.cached_property
-    def scales_reads(self) -> bool:
-        """Whether lookups in training return rows times `Optimizer.read_scale`."""
-        return self.update is not None and self.update.optimizer.scales_reads
-
-    @functools.cached_property
-    def limits_gradients(self) -> bool:
-        """Whether the gradients of looked-up rows are limited."""
-        return self.update is not None and self.update.max_gradient is not None
-
-    @functools.cached_property
     def constant_names(self) -> tuple[str, ...]:
         """Arrays without a gradient that a lookup reads."""
         return ()

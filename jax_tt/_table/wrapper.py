@@ -66,8 +66,6 @@ COMPUTED = frozenset(
         "trained_shapes",
         "slot_dtypes",
         "row_arrays",
-        "scales_reads",
-        "limits_gradients",
         "params",
         "slots",
         "stepped_slots",

@@ -73,7 +73,7 @@ class Composite(Table):
                 f"{argument}: got update={table.update}; expected that of tables[0], {first.update}: all of them are "
                 "stepped together. Use with_update of the whole table."
             )
-        if table.update is not None and table.scales_reads:
+        if table.update is not None and table.update.optimizer.scales_reads:
             rule = type(table.update.optimizer).__name__
             raise ValueError(
                 f"{argument}: got the rule {rule}, which scales the rows that are read; expected another one, e.g. "

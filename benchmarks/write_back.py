@@ -76,14 +76,14 @@ def train(
         policy=policy,
         write_back=options or jax_tt.cache.WriteBack(),
     )
-    train = jax_tt.TTTable.of_shape(shape, update=jax_tt.Update(rule))
-    table = jax_tt.RowCachedTable(train, cache)
+    train = jax_tt.tables.TTTable.of_shape(shape, update=jax_tt.Update(rule))
+    table = jax_tt.tables.RowCachedTable(train, cache)
     state = table.init(jax.random.key(0))
     # Tastes that change from batch to batch, but are the same for the same item: something to learn for every row.
     tastes = jax.random.normal(jax.random.key(1), (num, FEATURES)) / np.sqrt(FEATURES)
 
     def loss(trained: Any, state: Any, ids: jax.Array) -> tuple[jax.Array, Any]:
-        rows, after = jax_tt.lookup_rows(table, {**state, **trained}, ids, jax_tt.Lookup())
+        rows, after = jax_tt.lookup(table, {**state, **trained}, ids)
         scores = tastes[ids] @ rows.T
         same = (ids[:, None] == ids[None, :]) & ~jnp.eye(ids.size, dtype=bool)
         chosen = jnp.diagonal(jax.nn.log_softmax(jnp.where(same, -1e9, scores)))
@@ -107,7 +107,7 @@ def train(
     return records
 
 
-def _record(step: int, train: jax_tt.TTTable, old: Any, new: Any) -> Record:
+def _record(step: int, train: jax_tt.tables.TTTable, old: Any, new: Any) -> Record:
     tags, after_tags = (np.asarray(state["cache_tags"]).reshape(-1) for state in (old, new))
     gone = (tags != after_tags) & (tags >= 0)
     ids, rows = tags[gone], np.asarray(old["cache_rows"])[gone]

@@ -117,7 +117,7 @@ def look_up() -> dict[str, np.ndarray]:
         "shown": np.array(IDS["shown"]),
     }
     state = collection.init(jax.random.key(0))
-    rows, _ = jax_tt.embed_collection(collection, state, batch)
+    rows, _ = jax_tt.lookup_features(collection, state, batch)
     return {name: np.asarray(value / jnp.std(value)) for name, value in rows.items()}
 
 

@@ -2,7 +2,7 @@
 
     python -m docs.make_device_plans
 
-Nothing runs on these devices: `jax_tt.plan_placements` predicts what a step would take.
+Nothing runs on these devices: `jax_tt.planning.plan_placements` predicts what a step would take.
 """
 
 import re
@@ -53,7 +53,7 @@ def line(devices: int, rows: int) -> str:
         name: np.minimum(np.exp(rng.uniform(0, np.log(own), shape)), own - 1).astype(np.int64)
         for name, own in shares.items()
     }
-    plan = jax_tt.plan_placements(tables, devices, samples, device_bytes=MEMORY)
+    plan = jax_tt.planning.plan_placements(tables, devices, samples, device_bytes=MEMORY)
     sent = (plan.forward_bytes + plan.backward_bytes) * (devices - 1) // devices
     seconds = plan.seconds
     skew = max(seconds) * devices / sum(seconds)

@@ -7,7 +7,7 @@ same.
 >>> import jax, jax.numpy as jnp, jax_tt
 >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
 >>> state = jax_tt.cache.fill(table, table.init(jax.random.key(0)), [7, 9, 8, 9])
->>> rows, state = jax_tt.lookup_rows(table, state, jnp.array([9, 9, 10]), jax_tt.Lookup())
+>>> rows, state = jax_tt.lookup(table, state, jnp.array([9, 9, 10]))
 >>> jax_tt.cache.statistics(table, state)["misses"]
 1
 """

@@ -1,5 +1,31 @@
-"""What kinds of tables are made of, and the functions that they register."""
+"""What other packages need for kinds of tables and optimizers that this one does not have.
 
+A kind in plain JAX derives from `ReferenceTable` and gives the shapes of its parameters, their initial values, and the
+rows of ids; a kind that holds a table derives from `Wrapper`. Both register what `grow`, `reorder`, `freeze` and the
+other dispatched functions do for them. `get_include` is for optimizers in C++.
+
+>>> import dataclasses, jax, jax.numpy as jnp, jax_tt
+>>> @dataclasses.dataclass(frozen=True)
+... class Scaled(jax_tt.extension.ReferenceTable):
+...     num_embeddings: int
+...     features: int
+...     update: jax_tt.Update | None = None
+...     name: str | None = None
+...     @property
+...     def param_shapes(self):
+...         return {"directions": (self.num_embeddings, self.features), "lengths": (self.num_embeddings, 1)}
+...     def init_params(self, key):
+...         return {name: jnp.ones(shape) for name, shape in self.param_shapes.items()}
+...     def rows(self, params, digits, precision):
+...         directions, lengths = (jnp.take(param, digits[0], axis=0) for param in params)
+...         return directions * lengths
+>>> table = Scaled(100, 8)
+>>> rows, _ = jax_tt.lookup(table, table.init(jax.random.key(0)), jnp.array([3]))
+>>> rows.shape
+(1, 8)
+"""
+
+from jax_tt._base.include import get_include as get_include
 from jax_tt._ids.id_space import IdSpace as IdSpace
 from jax_tt._table.change import grow as grow
 from jax_tt._table.change import maintain as maintain
@@ -15,5 +41,6 @@ from jax_tt._table.copies import freeze as freeze
 from jax_tt._table.copies import with_name as with_name
 from jax_tt._table.copies import with_update as with_update
 from jax_tt._table.copies import without_values as without_values
+from jax_tt._table.options import StepInputs as StepInputs
 from jax_tt._table.reference import ReferenceTable as ReferenceTable
 from jax_tt._table.wrapper import Wrapper as Wrapper

@@ -14,7 +14,7 @@
 also only those that have changed.
 
 >>> table = jax_tt.hash_table(64, 8)
->>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(5))
+>>> _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.arange(5))
 >>> path = os.path.join(tempfile.mkdtemp(), "items")
 >>> jax_tt.files.dump(table, state, path)
 5

@@ -40,7 +40,7 @@ def small_cache(gradients="rows", **options):
 
 def warm(cores, cache, method, hot=HOT, optimizer=None, n=N):
     """A table whose cache holds the hot ids."""
-    table = cores if optimizer is None else jax_tt.init_fused_table(cores, optimizer)
+    table = cores if optimizer is None else jax_tt.functional.init_fused(cores, optimizer)
     return _warmed(table, jnp.asarray(hot), cache, n, optimizer, method)
 
 
@@ -74,7 +74,7 @@ def trained(table, seed=3):
     held = jnp.asarray(table.directory.tags).reshape(-1, 1) >= 0
     noise = jax.random.normal(jax.random.key(seed), table.values.shape)
     rows = jnp.where(held, table.values + noise.astype(table.values.dtype), jnp.nan)
-    if isinstance(table.rows, jax_tt.FusedTable):
+    if isinstance(table.rows, jax_tt.functional.Fused):
         return table._replace(rows=table.rows._replace(cores=(rows,)))
     return table._replace(rows=rows)
 

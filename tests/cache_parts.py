@@ -45,13 +45,13 @@ def init_parts(
 def lookup(
     parts: Parts, ids: Any, cache: RowCache, **options: Any
 ) -> tuple[jax.Array, CacheDirectory]:
-    return _asked(jax_tt.lookup_rows, parts, ids, cache, **options)
+    return _asked(jax_tt.lookup, parts, ids, cache, **options)
 
 
 def embed_bag(
     parts: Parts, bags: Any, cache: RowCache, **options: Any
 ) -> tuple[jax.Array, CacheDirectory]:
-    return _asked(jax_tt.pooled_rows, parts, bags, cache, **options)
+    return _asked(jax_tt.lookup_bags, parts, bags, cache, **options)
 
 
 def populate(parts: Parts, cache: RowCache, **options: Any) -> Parts:
@@ -118,8 +118,12 @@ def _changed(
     return _parts(*after) if isinstance(after, tuple) else _parts(table, after)
 
 
-def _table(cores: Any, cache: RowCache, update: Any, num_embeddings: Any) -> jax_tt.RowCachedTable:
-    return jax_tt.RowCachedTable(jax_tt.TTTable.of(cores, num_embeddings, update)[0], cache)
+def _table(
+    cores: Any, cache: RowCache, update: Any, num_embeddings: Any
+) -> jax_tt.tables.RowCachedTable:
+    return jax_tt.tables.RowCachedTable(
+        jax_tt.tables.TTTable.of(cores, num_embeddings, update)[0], cache
+    )
 
 
 def _parts(table: Any, state: Any) -> Parts:
@@ -144,4 +148,4 @@ def _state(table: Any, parts: Parts) -> dict[str, Any]:
 
 
 def _is_fused(part: Any) -> bool:
-    return isinstance(part, jax_tt.FusedTable)
+    return isinstance(part, jax_tt.functional.Fused)

@@ -31,7 +31,7 @@ def _plain_loss(cores: Any, ids: Any, weights: Any) -> Any:
 
 
 def _fused_loss(table: Any, ids: Any, weights: Any) -> Any:
-    op = jax_tt.fused_embed_bag if len(table.cores) == 1 else jax_tt.tt.fused_embed_bag
+    op = jax_tt.functional.fused_embed_bag if len(table.cores) == 1 else jax_tt.tt.fused_embed_bag
     return jnp.sum(jnp.sin(op(table, jax_tt.Bags(ids, None, weights, True), RULE)))
 
 
@@ -66,14 +66,14 @@ def main(process: int, count: int, port: str, path: str) -> None:
     dense = np.random.default_rng(5).normal(size=(ROWS, COLUMNS)).astype(np.float32)
     kinds = {
         "tt": (functools.partial(_step, False), cores),
-        "tt fused": (functools.partial(_step, True), jax_tt.init_fused_table(cores, RULE)),
+        "tt fused": (functools.partial(_step, True), jax_tt.functional.init_fused(cores, RULE)),
         "dense fused": (
             functools.partial(_step, True),
-            jax_tt.init_fused_table(jnp.asarray(dense), RULE),
+            jax_tt.functional.init_fused(jnp.asarray(dense), RULE),
         ),
         "tt fused shard_map": (
             functools.partial(_shard_mapped, mesh),
-            jax_tt.init_fused_table(cores, RULE),
+            jax_tt.functional.init_fused(cores, RULE),
         ),
     }
     share = slice(process * BATCH // count, (process + 1) * BATCH // count)

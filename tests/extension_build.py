@@ -50,7 +50,7 @@ def why_not() -> str | None:
     if compiler() is None:
         return "there is no C++ compiler"
     try:
-        jax_tt.get_include()
+        jax_tt.extension.get_include()
     except RuntimeError as error:
         return str(error)
     return None

@@ -57,7 +57,7 @@ def main(process: int, count: int, port: str, folder: Path, death: str, path: st
     def step(state: Any, batch: Any) -> Any:
         def loss(trained: Any) -> Any:
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch)
             return sum(jnp.sum(jnp.sin(3 * array)) for array in rows.values())
 
         gradients = jax.grad(loss)(collection.trained(state))

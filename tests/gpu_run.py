@@ -146,7 +146,7 @@ def cached_steps(work: Work, cache: jax_tt.RowCache, method: str) -> list[Any]:
     rule = RULES[work.rules[0]]
     size = math.prod(core.shape[0] for core in work.start)
     options = {"num_embeddings": size, "optimizer": rule}
-    table = cache_parts.init_parts(jax_tt.init_fused_table(work.start, rule), cache, **options)
+    table = cache_parts.init_parts(jax_tt.functional.init_fused(work.start, rule), cache, **options)
     options["method"] = method
 
     @jax.jit
@@ -212,7 +212,7 @@ def collection_of(count: int) -> tuple[jax_tt.Collection, Any]:
                 tables[own] = jax_tt.dense_table(rows, columns, optimizer=optimizer)
             batch[own] = jax_tt.Bags(rng.integers(0, rows, (21, 3)).astype(np.int32))
     tables["keys"] = jax_tt.hash_table(64, 16, optimizer=RULES["sgd"], ways=32)
-    batch["keys"] = jax_tt.Bags(jax_tt.split_keys(rng.integers(0, 2**62, (21, 2))))
+    batch["keys"] = jax_tt.Bags(jax_tt.dynamic.split_keys(rng.integers(0, 2**62, (21, 2))))
     collection = jax_tt.Collection(tables, {name: jax_tt.Feature(name) for name in tables})
     return collection, jax.tree.map(jnp.asarray, batch)
 
@@ -224,12 +224,12 @@ def stepped_together(count: int, method: str) -> Any:
 
     @jax.jit
     def step(state: Any, batch: Any) -> Any:
-        inserted, state = jax_tt.insert_collection_keys(collection, state, batch, method=method)
-        batch = jax_tt.with_slots(batch, inserted)
+        inserted, state = jax_tt.dynamic.insert(collection, state, batch, method=method)
+        batch = jax_tt.dynamic.with_slots(batch, inserted)
 
         def loss(own: Any) -> Any:
             arrays = collection.replaced(state, own)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch, lookup)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch, lookup)
             return jnp.sum(jnp.stack([jnp.sum(jnp.sin(out)) for out in rows.values()])), rows
 
         gradients, rows = jax.grad(loss, has_aux=True)(collection.trained(state))
@@ -243,30 +243,32 @@ def inserted_keys(count: int, rows: int, method: str) -> Any:
     table = jax_tt.hash_table(rows, 8, policy="lru", safe_check="ignore", optimizer=RULES["sgd"])
     rng = np.random.default_rng(2)
     state = initialized(table.init)
-    insert = jax.jit(lambda state, keys: jax_tt.insert_keys(table, state, keys, method=method))
+    insert = jax.jit(lambda state, keys: jax_tt.dynamic.insert(table, state, keys, method=method))
     lookup, found = jax_tt.Lookup(method=method), []
     for _ in range(2):
-        keys = jax.tree.map(jnp.asarray, jax_tt.split_keys(rng.integers(0, 2 * count, count)))
+        keys = jax.tree.map(
+            jnp.asarray, jax_tt.dynamic.split_keys(rng.integers(0, 2 * count, count))
+        )
         _, state = insert(state, keys)
-        found.append(jax.jit(lambda s, k: jax_tt.lookup_rows(table, s, k, lookup)[0])(state, keys))
+        found.append(jax.jit(lambda s, k: jax_tt.lookup(table, s, k, lookup)[0])(state, keys))
     return found, state
 
 
 def pooled(method: str) -> Any:
     """Bags of tables that are read alone: with few bits, with codes, and of tables of these."""
     n, columns = 600, 16
-    quantized = [jax_tt.QuantizedTable(n // 2, columns, bits) for bits in (8, 4)]
+    quantized = [jax_tt.tables.QuantizedTable(n // 2, columns, bits) for bits in (8, 4)]
     tables = [*quantized, jax_tt.coded_table(n, columns, num_codes=8, bits=6)]
-    tables.append(jax_tt.MixedTable(tuple(quantized)))
+    tables.append(jax_tt.tables.MixedTable(tuple(quantized)))
     train = jax_tt.tt_table(n, columns, tt_ranks=4)
-    tables.append(jax_tt.SumTable((train, train)))
+    tables.append(jax_tt.tables.SumTable((train, train)))
     lookup, found = jax_tt.Lookup(method=method), []
     for table in tables:
         ids = np.random.default_rng(3).integers(0, table.num_embeddings, (21, 5)).astype(np.int32)
         state = initialized(table.init)
         bags = jax_tt.Bags(jnp.asarray(ids))
         found.append(
-            jax.jit(lambda s, b, t=table: jax_tt.pooled_rows(t, s, b, lookup)[0])(state, bags)
+            jax.jit(lambda s, b, t=table: jax_tt.lookup_bags(t, s, b, lookup)[0])(state, bags)
         )
     return found
 
@@ -277,8 +279,12 @@ def sharded(method: str) -> Any:
     mesh = Mesh(np.array([device]), ("batch",), axis_types=(AxisType.Auto,))
     found = []
     for start in (_table("", (7, 8, 11), (4, 4, 4), 16, 210, "float32").start, jnp.ones((616, 64))):
-        op = jax_tt.tt.fused_embed_bag if isinstance(start, tuple) else jax_tt.fused_embed_bag
-        table = jax_tt.init_fused_table(start, RULES["adagrad"])
+        op = (
+            jax_tt.tt.fused_embed_bag
+            if isinstance(start, tuple)
+            else jax_tt.functional.fused_embed_bag
+        )
+        table = jax_tt.functional.init_fused(start, RULES["adagrad"])
         ids = jnp.asarray(np.random.default_rng(4).integers(0, 616, (20, 5)), jnp.int32)
         table = jax.device_put(table, NamedSharding(mesh, PartitionSpec()))
         ids = jax.device_put(ids, NamedSharding(mesh, PartitionSpec("batch")))
@@ -313,10 +319,10 @@ def others() -> Iterator[Program]:
 def run(work: Work, method: str) -> dict[str, list[Any]]:
     if work.cache is not None:
         return {"steps through the cache": cached_steps(work, work.cache, method)}
-    op = jax_tt.tt.embed_bag if isinstance(work.start, tuple) else jax_tt.embed_bag
+    op = jax_tt.tt.embed_bag if isinstance(work.start, tuple) else jax_tt.functional.embed_bag
     results = {"gradients": list(gradients(work.start, work.bags, work.g, method, op))}
     for rule in work.rules:
-        fused = jax_tt.init_fused_table(work.start, RULES[rule])
+        fused = jax_tt.functional.init_fused(work.start, RULES[rule])
         results[rule] = steps(
             fused, work.bags, RULES[rule], work.g, method, skip_nonfinite=work.skip
         )

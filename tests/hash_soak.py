@@ -41,9 +41,9 @@ def pool_of(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     keys = draw.integers(2**64, size=POOL, dtype=np.uint64)
     keys[: len(EXTREMES)] = EXTREMES
     table = jax_tt.hash_table(WAYS, D, seed=SEED, safe_check="ignore")
-    ids = jax_tt.split_keys(keys)
+    ids = jax_tt.dynamic.split_keys(keys)
     lookup = jax_tt.Lookup(train=False, method="reference")
-    rows, _ = jax_tt.lookup_rows(table, table.init(jax.random.key(0)), ids, lookup)
+    rows, _ = jax_tt.lookup(table, table.init(jax.random.key(0)), ids, lookup)
     return keys, np.asarray(rows)
 
 
@@ -67,14 +67,14 @@ def _insert(
     table: Any, state: Any, ids: Any, scores: Any, epoch: Any, method: str
 ) -> tuple[Any, Any]:
     given = {"scores": scores, "epoch": epoch, "method": method}
-    return jax_tt.insert_keys(table, state, ids, return_evicted=True, **given)
+    return jax_tt.dynamic.insert(table, state, ids, return_evicted=True, **given)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def _step(table: Any, state: Any, ids: Any, gradients: Any, method: str) -> tuple[Any, Any]:
     def loss(own: Any) -> tuple[Any, Any]:
         lookup = jax_tt.Lookup(method=method)
-        rows, _ = jax_tt.lookup_rows(table, {**state, **own}, ids, lookup)
+        rows, _ = jax_tt.lookup(table, {**state, **own}, ids, lookup)
         return jnp.vdot(rows, gradients), rows
 
     own = {name: state[name] for name in table.trained_names}
@@ -122,8 +122,8 @@ class HashRun:
         done, self.state = _insert(
             self.table,
             self.state,
-            jax_tt.split_keys(keys),
-            jax_tt.split_keys(given) if policy == "custom" else None,
+            jax_tt.dynamic.split_keys(keys),
+            jax_tt.dynamic.split_keys(given) if policy == "custom" else None,
             None if epoch is None else np.int32(epoch),
             self.method,
         )
@@ -137,9 +137,9 @@ class HashRun:
         first = dict(zip(listed, self.first[numbers], strict=True))
         self.rows |= {key: first[key] for key, _ in entries.values()}
         gradients = self.draw.integers(-4, 5, (BATCH, D)).astype(np.float32)
-        ids = jax_tt.split_keys(keys)
+        ids = jax_tt.dynamic.split_keys(keys)
         if self.now % 2:
-            ids = jax_tt.with_slots(ids, done)
+            ids = jax_tt.dynamic.with_slots(ids, done)
         self.state, rows = _step(self.table, self.state, ids, gradients, self.method)
         self._check_rows(rows, listed, self.first[numbers])
         trained(self.rows, listed, gradients)
@@ -150,7 +150,7 @@ class HashRun:
         numbers = self.draw.integers(POOL, size=BATCH)
         numbers[::2] = drawn(self.draw, BATCH // 2)
         keys, lookup = self.pool[numbers], jax_tt.Lookup(train=False, method=self.method)
-        rows, _ = jax_tt.lookup_rows(self.table, self.state, jax_tt.split_keys(keys), lookup)
+        rows, _ = jax_tt.lookup(self.table, self.state, jax_tt.dynamic.split_keys(keys), lookup)
         self._check_rows(rows, keys.tolist(), self.first[numbers])
         return BATCH
 
@@ -158,15 +158,15 @@ class HashRun:
         """Removes given keys."""
         keys = self.pool[drawn(self.draw, 32)]
         slots = sorted({self.directory.find(key) for key in keys.tolist()} - {-1})
-        gone, self.state = jax_tt.remove_keys(
-            self.table, self.state, jax_tt.split_keys(keys), method=self.method
+        gone, self.state = jax_tt.dynamic.remove(
+            self.table, self.state, jax_tt.dynamic.split_keys(keys), method=self.method
         )
         return self._removed(gone, slots)
 
     def remove_old(self) -> int:
         """Removes some of the keys that were not requested for a while."""
         age, size = int(self.draw.integers(1, 9)), 64
-        gone, self.state = jax_tt.remove_keys(
+        gone, self.state = jax_tt.dynamic.remove(
             self.table, self.state, where=lambda view: view.age >= age, size=size
         )
         old = [
@@ -188,7 +188,7 @@ class HashRun:
         """Doubles the capacity if the load exceeds a half."""
         keys, before = len(self.rows), self.table.num_embeddings
         capacity = before
-        self.table, self.state = jax_tt.grow_if_full(self.table, self.state, max_load=0.5)
+        self.table, self.state = jax_tt.dynamic.grow_if_full(self.table, self.state, max_load=0.5)
         while 2 * keys > capacity and capacity < SIZES[-1]:
             self.directory, capacity = self.directory.doubled(), 2 * capacity
         assert self.table.num_embeddings == capacity
@@ -212,7 +212,7 @@ class HashRun:
             return 0
         self.table, before = other, self.directory
         self.directory, there = ModelDirectory(other.sets, WAYS), {}
-        for key, slot, score, touched in jax_tt.table_keys(other, self.state).tolist():
+        for key, slot, score, touched in jax_tt.dynamic.keys_of(other, self.state).tolist():
             assert before.entry(before.find(key)) == [key, score, touched]
             there[key] = self.rows[key]
             self.directory.sets[slot // WAYS][slot % WAYS] = [key, score, touched]
@@ -224,7 +224,7 @@ class HashRun:
 
     def check(self) -> None:
         """The whole table."""
-        entries = jax_tt.table_keys(self.table, self.state)
+        entries = jax_tt.dynamic.keys_of(self.table, self.state)
         expected = {
             number * WAYS + way: tuple(entry)
             for number, own in enumerate(self.directory.sets)
@@ -346,7 +346,7 @@ class TiersRun:
 def _tiers_step(collection: Any, state: Any, slots: Any, gradients: Any) -> tuple[Any, Any]:
     def loss(own: Any) -> tuple[Any, Any]:
         arrays = collection.replaced(state, own)
-        rows, _ = jax_tt.embed_collection(collection, arrays, {"seen": slots})
+        rows, _ = jax_tt.lookup_features(collection, arrays, {"seen": slots})
         return jnp.vdot(rows["seen"], gradients), rows["seen"]
 
     (_, rows), found = jax.value_and_grad(loss, has_aux=True)(collection.trained(state))

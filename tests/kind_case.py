@@ -68,7 +68,7 @@ class KindCase:
     def pooled(self, params: Any, weights: Any, combiner: str, method: str) -> jax.Array:
         lookup = jax_tt.Lookup(combiner, method=method)
         bags = dataclasses.replace(self.bags(), weights=weights)
-        return jax_tt.pooled_rows(self.table, {**self.state, **params}, bags, lookup)[0]
+        return jax_tt.lookup_bags(self.table, {**self.state, **params}, bags, lookup)[0]
 
     def test_a_state_of_another_table_is_refused(self) -> None:
         state = self.state
@@ -76,9 +76,9 @@ class KindCase:
         short = {**state, name: state[name][:-1]}
         lookup = jax_tt.Lookup(bounds="zero")
         with pytest.raises(ValueError, match=f"{self.named(name)}: got .*; expected"):
-            jax_tt.pooled_rows(self.table, short, self.bags(), lookup)
+            jax_tt.lookup_bags(self.table, short, self.bags(), lookup)
         with pytest.raises(ValueError, match="state: has no"):
-            jax_tt.lookup_rows(self.table, {}, jnp.array([1]), lookup)
+            jax_tt.lookup(self.table, {}, jnp.array([1]), lookup)
 
     @pytest.mark.parametrize("method", ["reference", "auto"])
     def test_lookup_equals_the_dense_table(self, method: str) -> None:
@@ -86,7 +86,7 @@ class KindCase:
         dense = np.asarray(self.table.to_dense(state))
         assert dense.shape == (self.table.num_embeddings, self.table.features)
         ids = np.array([[0, 3], [self.table.num_embeddings - 1, self.table.num_embeddings]])
-        rows, _ = jax_tt.lookup_rows(self.table, state, ids, lookup)
+        rows, _ = jax_tt.lookup(self.table, state, ids, lookup)
         want = np.concatenate([dense, np.zeros_like(dense[:1])])[ids]
         np.testing.assert_allclose(rows, want, rtol=1e-5, atol=1e-6)
 
@@ -103,7 +103,7 @@ class KindCase:
         def dense(params: Any, weights: Any) -> jax.Array:
             rows = self.table.to_dense({**self.state, **params})
             bags = dataclasses.replace(self.row_bags(), weights=weights)
-            pooled = jax_tt.embed_bag(rows, bags, combiner=combiner, method="reference")
+            pooled = jax_tt.functional.embed_bag(rows, bags, combiner=combiner, method="reference")
             return jnp.sum(jnp.sin(pooled))
 
         want = jax.jit(jax.value_and_grad(dense, argnums=(0, 1)))(params, weights)
@@ -126,7 +126,7 @@ class KindCase:
         def step(trained: Any, described: Any, method: str) -> jax.Array:
             lookup = jax_tt.Lookup(method=method)
             bags = self.bags()
-            out, _ = jax_tt.pooled_rows(described, {**state, **trained}, bags, lookup)
+            out, _ = jax_tt.lookup_bags(described, {**state, **trained}, bags, lookup)
             return jnp.sum(jnp.sin(out))
 
         grads = step(params, self.table, "reference")
@@ -142,7 +142,7 @@ class KindCase:
     def test_in_a_collection(self, rule: Any) -> None:
         """Two features that share the table, beside a table of another kind, are one batch of it."""
         table = self.table if rule is None else self.fused(rule)
-        other = jax_tt.DenseTable(9, 4)
+        other = jax_tt.tables.DenseTable(9, 4)
         features = {"a": jax_tt.Feature("own"), "b": jax_tt.Feature("other")}
         collection = jax_tt.Collection(
             {"own": table, "other": other}, {**features, "c": jax_tt.Feature("own")}
@@ -157,7 +157,7 @@ class KindCase:
         @functools.partial(jax.grad, has_aux=True)
         def together(trained: Any) -> Any:
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch)
             return jnp.sum(jnp.sin(rows["a"])) + jnp.sum(rows["c"] ** 2), rows
 
         @jax.jit
@@ -165,7 +165,7 @@ class KindCase:
         def alone(trained: Any) -> Any:
             parts = [bags, jax_tt.Bags(more)]
             joined, lookup = jax_tt.Bags.concatenate(parts), jax_tt.Lookup()
-            pooled, _ = jax_tt.pooled_rows(table, {**own, **trained}, joined, lookup)
+            pooled, _ = jax_tt.lookup_bags(table, {**own, **trained}, joined, lookup)
             a, c = jax_tt.Bags.split(pooled, parts)
             return jnp.sum(jnp.sin(a)) + jnp.sum(c**2), {"a": a, "c": c}
 

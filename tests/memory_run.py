@@ -35,12 +35,12 @@ def _trained(rows: int, mesh: Any, share: slice) -> np.ndarray:
     """The losses of some steps of a table."""
     rule = jax_tt.optimizers.RowWiseAdagrad(0.1)
     dense = jax_tt.dense_table(rows, WIDTH, optimizer=rule)
-    table = jax_tt.ShardedTable(dense, mesh, "model", jax_tt.Placement.contiguous())
+    table = jax_tt.tables.ShardedTable(dense, mesh, "model", jax_tt.Placement.contiguous())
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: Any, ids: Any) -> Any:
         def loss(trained: Any) -> Any:
-            found, _ = jax_tt.lookup_rows(table, {**state, **trained}, ids, jax_tt.Lookup())
+            found, _ = jax_tt.lookup(table, {**state, **trained}, ids)
             return jnp.mean((found - 1) ** 2)
 
         trained = {name: state[name] for name in table.trained_names}

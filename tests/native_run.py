@@ -90,13 +90,13 @@ def gradients(
 
 
 def steps(
-    table: jax_tt.FusedTable, bags: Any, rule: Any, g: jax.Array, method: str, **options: Any
+    table: jax_tt.functional.Fused, bags: Any, rule: Any, g: jax.Array, method: str, **options: Any
 ) -> Any:
     """The table after three fused steps."""
-    op = jax_tt.fused_embed_bag if len(table.cores) == 1 else jax_tt.tt.fused_embed_bag
+    op = jax_tt.functional.fused_embed_bag if len(table.cores) == 1 else jax_tt.tt.fused_embed_bag
 
     @jax.jit
-    def step(table: jax_tt.FusedTable, bags: Any, g: jax.Array) -> jax_tt.FusedTable:
+    def step(table: jax_tt.functional.Fused, bags: Any, g: jax.Array) -> jax_tt.functional.Fused:
         return jax.grad(
             lambda t: jnp.sum(op(t, bags, rule, method=method, **options).astype(jnp.float32) * g)
         )(table)
@@ -111,7 +111,7 @@ def chunked_results(method: str = "ffi") -> Iterator[tuple[str, list[Any]]]:
         cores, bags, g = chunked_batch(shape)
         yield f"chunked {name}", list(gradients(cores, bags, g, method))
     rule = RULES["adagrad"]
-    yield "chunked fused", steps(jax_tt.init_fused_table(cores, rule), bags, rule, g, method)
+    yield "chunked fused", steps(jax_tt.functional.init_fused(cores, rule), bags, rule, g, method)
 
 
 def wide_bags(weighted: bool) -> tuple[list[jax.Array], jax_tt.Bags]:
@@ -129,7 +129,7 @@ def wide_sums(tables: list[jax.Array], bags: jax_tt.Bags) -> Any:
     """Sums, and gradients of a loss, of every table."""
 
     def loss(tables: list[jax.Array]) -> Any:
-        sums = [jax_tt.embed_bag(table, bags, method="ffi") for table in tables]
+        sums = [jax_tt.functional.embed_bag(table, bags, method="ffi") for table in tables]
         return sum(jnp.vdot(pooled, pooled) / 2 for pooled in sums), sums
 
     gradients, sums = jax.grad(loss, has_aux=True)(tables)
@@ -144,9 +144,9 @@ def packed_sums(levels: bool, tables: list[jax.Array], bags: jax_tt.Bags) -> lis
         top = (1 << bits) - 1
         given = tuple(round(512 * k**2 / top) / 512 for k in range(top + 1))
         own = given if levels and bits < 8 else None
-        table = jax_tt.QuantizedTable(*rows.shape, bits, levels=own)
+        table = jax_tt.tables.QuantizedTable(*rows.shape, bits, levels=own)
         packed = {"packed": codec.encoded(rows, bits, own)}
-        sums.append(jax_tt.pooled_rows(table, packed, bags, jax_tt.Lookup(method="ffi"))[0])
+        sums.append(jax_tt.lookup_bags(table, packed, bags, method="ffi")[0])
     return sums
 
 
@@ -165,7 +165,7 @@ def collection_step() -> Any:
 
     def loss(trained: Any) -> Any:
         arrays, lookup = collection.replaced(state, trained), jax_tt.Lookup(method="ffi")
-        rows, _ = jax_tt.embed_collection(collection, arrays, batch, lookup)
+        rows, _ = jax_tt.lookup_features(collection, arrays, batch, lookup)
         return sum(jnp.sum(jnp.sin(out)) for out in rows.values()), rows
 
     return jax.jit(jax.grad(loss, has_aux=True))(collection.trained(state))
@@ -210,8 +210,8 @@ def long_sums() -> list[Any]:
     g = jnp.asarray(rng.normal(size=(len(cuts) - 1, 12)), jnp.float32)
     shape = jax_tt.TTShape(9, 12, 4, (3, 3), (3, 4))
     cores = jax_tt.tt.init(jax.random.key(1), shape)
-    dense = jax_tt.init_fused_table(jax_tt.tt.to_dense(cores), RULES["adagrad"])
-    sums = jax_tt.embed_bag(dense.cores[0], bags, method="ffi")
+    dense = jax_tt.functional.init_fused(jax_tt.tt.to_dense(cores), RULES["adagrad"])
+    sums = jax_tt.functional.embed_bag(dense.cores[0], bags, method="ffi")
     return [
         sums,
         *gradients(cores, bags, g, "ffi"),
@@ -237,11 +237,11 @@ def results() -> Iterator[tuple[str, list[Any]]]:
     for name, rule in RULES.items():
         for start in (case.cores, dense):
             kind = "dense" if start is dense else "tt"
-            table = jax_tt.init_fused_table(start, rule)
+            table = jax_tt.functional.init_fused(start, rule)
             yield f"fused {kind} {name}", steps(table, case.bags("rectangular"), rule, g, "ffi")
     # 16-bit storage: rounding must not depend on threads either.
     half = make_case(SHAPES["d3"], "bfloat16", False)
-    table = jax_tt.init_fused_table(half.cores, RULES["adagrad"])
+    table = jax_tt.functional.init_fused(half.cores, RULES["adagrad"])
     g = jnp.asarray(half.g, jnp.float32)
     leaves = steps(table, half.bags(), RULES["adagrad"], g, "ffi")
     yield "fused bfloat16", [leaf.astype(jnp.float32) for leaf in leaves]

@@ -34,7 +34,7 @@ def step_of(collection):
     def step(state, batch):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch)
             return sum(jnp.sum((row - 0.1) ** 2) for row in rows.values())
 
         value, gradients = jax.value_and_grad(loss)(collection.trained(state))

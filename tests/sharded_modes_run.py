@@ -20,8 +20,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
-from jax_tt import Exchange, Feature, Placement, RowCache, optimizers
+from jax_tt import Feature, Placement, RowCache, optimizers
 from jax_tt._table.checkpoint import of_rows, unsharded
+from jax_tt.planning import Exchange
 
 STEPS, BATCH, LENGTH, ROWS, WIDTH = 50, 16, 4, 60, 8
 # Of gradients that are sums over a batch, which are large where they are those of cores.
@@ -107,7 +108,7 @@ MODES = {
         Placement.columns(2),
     ),
     "quantized": Mode(
-        lambda rule: jax_tt.QuantizedTable(
+        lambda rule: jax_tt.tables.QuantizedTable(
             ROWS, WIDTH, 8, jax_tt.Update(RULES[rule], stochastic_rounding=False)
         ),
         ("pooled", "weighted", "sequence"),
@@ -150,7 +151,7 @@ def _batches(keyed: bool, features: dict[str, Feature]) -> Iterator[dict[str, An
             if keyed:
                 # The first words of many keys, and the last words of others, are the same.
                 keys = np.where(own % 3 == 0, ids[kind] << 32, ids[kind] * 0x9E3779B97F4A7 + 5)
-                own = jax_tt.split_keys(keys).digits
+                own = jax_tt.dynamic.split_keys(keys).digits
             batch[name] = {"ids": own}
             batch[name] |= {"weights": weights} if kind == "weighted" else {}
             batch[name] |= {"offsets": offsets} if kind == "bags" else {}
@@ -199,12 +200,12 @@ def _run(mode: str, mesh: Mesh, divided: bool, share: slice) -> dict[str, Any]:
     def step(state: Any, arrays: Any) -> Any:
         weights = {name: own["weights"] for name, own in arrays.items() if "weights" in own}
         batch = _inputs(keyed, arrays, weights)
-        _, state = jax_tt.insert_collection_keys(collection, state, batch)
+        _, state = jax_tt.dynamic.insert(collection, state, batch)
 
         def loss(trained: Any, weights: Any) -> Any:
             before = collection.replaced(state, trained)
             batch = _inputs(keyed, arrays, weights)
-            rows, after = jax_tt.embed_collection(collection, before, batch)
+            rows, after = jax_tt.lookup_features(collection, before, batch)
             return _loss(MODES[mode].exact, rows), (rows, after)
 
         (gradients, found), (rows, state) = jax.grad(loss, argnums=(0, 1), has_aux=True)(
@@ -233,7 +234,7 @@ def _run(mode: str, mesh: Mesh, divided: bool, share: slice) -> dict[str, Any]:
         found, state = step(state, batch)
         seen.append(jax.device_get(found))
 
-    larger, state = jax_tt.grow_collection_if_full(collection, state, max_load=0.04)
+    larger, state = jax_tt.dynamic.grow_if_full(collection, state, max_load=0.04)
 
     def whole(state: Any) -> Any:
         return jax.lax.with_sharding_constraint(larger.separated(state), everywhere)
@@ -251,7 +252,7 @@ def _final(name: str, table: Any, arrays: Any) -> dict[str, Any]:
     results, rows = {}, slice(None)
     if table.ids.takes_keys:
         assert table.num_embeddings == 2048
-        entries = jax_tt.table_keys(table, arrays)
+        entries = jax_tt.dynamic.keys_of(table, arrays)
         entries = entries[np.argsort(entries["key"])]
         rows = entries["slot"]
         results |= {f"{name} {field}": entries[field] for field in ("key", "score", "touched")}

@@ -44,7 +44,7 @@ def main(process: int, count: int, port: str, path: str) -> None:
     sharded = jax_tt.shard_tables(tables, mesh, ("data", "model"), jax_tt.Placement.hashed())
     sharded |= jax_tt.shard_tables({"item": tables["item"]}, mesh, "model", placement)
     # Tables that are divided over other axes travel on their own: these are sums alone.
-    sums = jax_tt.Exchange(pooled="sums")
+    sums = jax_tt.planning.Exchange(pooled="sums")
     sharded |= jax_tt.shard_tables(
         {"long": tables["long"]}, mesh, ("model", "data"), jax_tt.Placement.hashed(), sums
     )
@@ -59,7 +59,7 @@ def main(process: int, count: int, port: str, path: str) -> None:
     def step(state: Any, batch: Any) -> Any:
         def loss(trained: Any) -> Any:
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch)
             return sum(jnp.sum(jnp.sin(array)) for array in rows.values())
 
         value, gradients = jax.value_and_grad(loss)(collection.trained(state))

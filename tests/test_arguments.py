@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import Bags, FusedTable, SplitIds, TTShape, init_fused_table, optimizers
+from jax_tt import Bags, SplitIds, TTShape, optimizers
 from jax_tt._base.arguments import narrow
+from jax_tt.functional import Fused, init_fused
 from tests.helpers import raises
 
 SHAPE = TTShape(120, 8, (4, 4), (4, 5, 6), (2, 2, 2))
@@ -15,13 +16,13 @@ CORES = tuple(np.full(shape, 0.5, np.float32) for shape in SHAPE.core_shapes)
 TABLE = np.ones((9, 4), np.float32)
 IDS = np.array([[1, 2]])
 RULE = optimizers.Adagrad(0.1)
-FUSED = init_fused_table(TABLE, RULE)
+FUSED = init_fused(TABLE, RULE)
 
 
 @pytest.mark.parametrize("as_list", [False, True])
 def test_numpy_tables_under_jit(method, as_list):
     cores = list(CORES) if as_list else CORES
-    table = FusedTable(
+    table = Fused(
         cores, [[np.zeros((c.shape[0], c[0].size), np.float32)] for c in CORES], 0.0, 1.0, 1.0
     )
     device = tuple(map(jnp.asarray, CORES))
@@ -41,7 +42,7 @@ def test_numpy_tables_under_jit(method, as_list):
 
 def test_axis_names_are_hashable():
     with pytest.raises(TypeError, match="axis_name: got a ndarray"):
-        jax_tt.embed_bag(TABLE, IDS, axis_name=np.ones(2))
+        jax_tt.functional.embed_bag(TABLE, IDS, axis_name=np.ones(2))
     with pytest.raises(TypeError, match="axis_name"):
         jax_tt.tt.lookup(CORES, IDS, axis_name=["data", {}])
 
@@ -49,7 +50,7 @@ def test_axis_names_are_hashable():
 @pytest.mark.parametrize("value", [3.5, np.float32(2), "x", True, None, np.ones(2), [3]])
 def test_sizes_are_exact_integers(value):
     calls = [
-        ("num_embeddings", lambda: jax_tt.count_out_of_range(IDS, value)),
+        ("num_embeddings", lambda: jax_tt.functional.count_out_of_range(IDS, value)),
         ("num_embeddings", lambda: TTShape(value, 8, 4, (4, 5, 6), (2, 2, 2))),
         ("features", lambda: TTShape.suggest(100, value)),
         ("d: ", lambda: TTShape.suggest(100, 8, d=value)),
@@ -70,7 +71,7 @@ def test_sizes_are_exact_integers(value):
 @pytest.mark.parametrize("value", ["x", None, 2**70, [[1], [2, 3]], object(), {}, np.array("a")])
 def test_arrays_hold_numbers(value):
     def bags(**fields):
-        return jax_tt.embed_bag(TABLE, Bags(**{"ids": IDS} | fields))
+        return jax_tt.functional.embed_bag(TABLE, Bags(**{"ids": IDS} | fields))
 
     calls = [
         ("ids", lambda: jax_tt.tt.lookup(CORES, value)),
@@ -78,11 +79,14 @@ def test_arrays_hold_numbers(value):
         ("split_ids", lambda: SHAPE.split_ids(value)),
         ("ids", lambda: bags(ids=value)),
         (r"cores\[1\]", lambda: jax_tt.tt.to_dense((CORES[0], value, CORES[2]))),
-        ("table", lambda: jax_tt.embed_bag(value, IDS)),
+        ("table", lambda: jax_tt.functional.embed_bag(value, IDS)),
         ("query", lambda: jax_tt.tt.attend(CORES, value)),
         ("offsets", lambda: Bags.from_offsets([1], value)),
         ("lengths", lambda: Bags.from_lengths([1], value)),
-        ("table.step", lambda: jax_tt.fused_embed_bag(FUSED._replace(step=value), IDS, RULE)),
+        (
+            "table.step",
+            lambda: jax_tt.functional.fused_embed_bag(FUSED._replace(step=value), IDS, RULE),
+        ),
     ]
     if value is not None:
         calls += [
@@ -93,7 +97,7 @@ def test_arrays_hold_numbers(value):
             ("mask", lambda: Bags.from_padded(IDS, mask=value)),
             (
                 "grad_scale",
-                lambda: jax_tt.fused_embed_bag(FUSED, IDS, RULE, grad_scale=value),
+                lambda: jax_tt.functional.fused_embed_bag(FUSED, IDS, RULE, grad_scale=value),
             ),
         ]
     for name, call in calls:
@@ -105,13 +109,13 @@ def test_arrays_hold_numbers(value):
 @pytest.mark.parametrize("name", ["bounds", "method", "combiner"])
 def test_words_are_strings(name, value):
     with pytest.raises(ValueError, match=f"{name}: got"):
-        jax_tt.embed_bag(TABLE, IDS, **{name: value})
+        jax_tt.functional.embed_bag(TABLE, IDS, **{name: value})
 
 
 @pytest.mark.parametrize("value", [5, ["a"], b"x"])
 def test_a_name_is_a_string(value):
     with pytest.raises(TypeError, match="name: got"):
-        jax_tt.embed_bag(TABLE, IDS, name=value)
+        jax_tt.functional.embed_bag(TABLE, IDS, name=value)
     with pytest.raises(TypeError, match="name: got"):
         jax_tt.tt.lookup(CORES, IDS, name=value)
 
@@ -121,7 +125,7 @@ def test_result_types():
         with pytest.raises(TypeError, match="dtype: got"):
             jax_tt.tt.lookup(CORES, IDS, dtype=value)
     with pytest.raises(ValueError, match="dtype: got int32"):
-        jax_tt.embed_bag(TABLE, IDS, dtype=jnp.int32)
+        jax_tt.functional.embed_bag(TABLE, IDS, dtype=jnp.int32)
 
 
 @pytest.mark.parametrize(
@@ -136,19 +140,19 @@ def test_result_types():
         (FUSED._replace(slots=((None,),)), r"table.slots\[0\]\[0\]"),
         (FUSED._replace(sentinel=jnp.ones(2)), r"table\.sentinel: got shape \(2,\)"),
         (FUSED._replace(used=jnp.ones(2)), r"table\.used: got shape \(2,\)"),
-        (tuple(FUSED), "expected a FusedTable"),
+        (tuple(FUSED), "expected a Fused"),
     ],
 )
 def test_parts_of_a_fused_table(table, match):
     with pytest.raises((TypeError, ValueError), match=match):
-        jax_tt.fused_embed_bag(table, IDS, RULE)
+        jax_tt.functional.fused_embed_bag(table, IDS, RULE)
 
 
 def test_start_of_a_fused_table():
     mixed = (CORES[0], CORES[2], CORES[1])
     for cores in (CORES[:1], CORES[0], (), None, mixed, np.array("x"), TABLE.astype(int), [IDS]):
         with pytest.raises((TypeError, ValueError), match=r"^cores"):
-            init_fused_table(cores, RULE)
+            init_fused(cores, RULE)
     for rows in (5, "x", [5], np.array(5), [[[1]]]):
         with pytest.raises((TypeError, ValueError), match="rows"):
             Bags.from_ragged(rows)
@@ -159,7 +163,7 @@ def test_start_of_a_fused_table():
     with pytest.raises(TypeError, match="key: got"):
         jax_tt.tt.init(2**70, SHAPE)
     with pytest.raises(TypeError, match="key: got"):
-        jax_tt.fused_embed_bag(FUSED, IDS, RULE, key=7)
+        jax_tt.functional.fused_embed_bag(FUSED, IDS, RULE, key=7)
 
 
 def test_hyper_parameters_are_scalars():
@@ -202,10 +206,10 @@ def test_wide_host_offsets_reach_the_op(method):
     bags = Bags(np.arange(4, dtype=np.int32), np.array([0, 2**32 + 3]))
     if raises(method):
         with pytest.raises(Exception, match="offsets"):
-            jax.block_until_ready(jax_tt.embed_bag(TABLE, bags, method=method))
+            jax.block_until_ready(jax_tt.functional.embed_bag(TABLE, bags, method=method))
     elif method == "reference":
         np.testing.assert_array_equal(
-            jax_tt.embed_bag(TABLE, bags, method=method), np.full((1, 4), 4)
+            jax_tt.functional.embed_bag(TABLE, bags, method=method), np.full((1, 4), 4)
         )
     else:
-        assert np.isnan(jax_tt.embed_bag(TABLE, bags, method=method)).all()
+        assert np.isnan(jax_tt.functional.embed_bag(TABLE, bags, method=method)).all()

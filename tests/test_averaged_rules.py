@@ -60,7 +60,7 @@ def stepper(name, method):
 
     def loss(table, ids, offsets, g):
         bags = Bags(ids, offsets)
-        return jnp.sum(jax_tt.fused_embed_bag(table, bags, rule, method=method) * g)
+        return jnp.sum(jax_tt.functional.fused_embed_bag(table, bags, rule, method=method) * g)
 
     return jax.jit(jax.grad(loss))
 
@@ -69,7 +69,7 @@ def stepper(name, method):
 def test_20_steps_are_those_of_the_formula(name, method):
     rule, before = RULES[name]
     model = rowwise_adagrad(rule)
-    table = jax_tt.init_fused_table(start(), rule)
+    table = jax_tt.functional.init_fused(start(), rule)
     values, total, average = f64(start()), np.zeros(ROWS), np.zeros((ROWS, COLUMNS))
     g = gradients(COLUMNS)
     for t, batch in enumerate(batches(20), start=1):
@@ -91,11 +91,11 @@ def test_20_steps_are_those_of_the_formula(name, method):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_16_bit_tables_hold_the_averages(name, dtype):
     rule = RULES[name][0]
-    table = jax_tt.init_fused_table(start().astype(dtype), rule)
-    wide = jax_tt.init_fused_table(start(), rule)
+    table = jax_tt.functional.init_fused(start().astype(dtype), rule)
+    wide = jax_tt.functional.init_fused(start(), rule)
 
     def loss(table, bags):
-        return jnp.sum(jax_tt.fused_embed_bag(table, bags, rule, dtype="float32"))
+        return jnp.sum(jax_tt.functional.fused_embed_bag(table, bags, rule, dtype="float32"))
 
     step = jax.jit(jax.grad(loss))
     for batch in batches(6):
@@ -110,11 +110,11 @@ def test_averages_of_16_bit_tables_move_at_small_rates(dtype, stochastic):
     """By less than half a unit in the last place in every step, which only stochastic rounding keeps."""
     rule = optimizers.EMAInPlaceRowWiseAdagrad(0.0, average_every=1, rate=1e-4)
     rows = jnp.concatenate([jnp.full((2, 64), 2.0), jnp.ones((2, 64))], axis=1).astype(dtype)
-    table = jax_tt.init_fused_table(rows, rule)
+    table = jax_tt.functional.init_fused(rows, rule)
 
     def loss(table):
         options = {"stochastic_rounding": stochastic, "dtype": "float32"}
-        return jnp.sum(jax_tt.fused_embed_bag(table, jnp.array([[0]]), rule, **options))
+        return jnp.sum(jax_tt.functional.fused_embed_bag(table, jnp.array([[0]]), rule, **options))
 
     table = jax.lax.fori_loop(0, 1000, lambda _, table: jax.grad(loss)(table), table)
     moved = f64(table.cores[0])[:, 64:].mean() - 1
@@ -130,11 +130,13 @@ def test_averages_of_16_bit_tables_move_at_small_rates(dtype, stochastic):
     ],
 )
 def test_a_step_that_is_not_taken_changes_nothing(rule):
-    table = jax_tt.init_fused_table(start(), rule)
+    table = jax_tt.functional.init_fused(start(), rule)
 
     def loss(table, factor):
         ids = jnp.array([[1, 2]])
-        return factor * jnp.sum(jax_tt.fused_embed_bag(table, ids, rule, skip_nonfinite=True))
+        return factor * jnp.sum(
+            jax_tt.functional.fused_embed_bag(table, ids, rule, skip_nonfinite=True)
+        )
 
     step = jax.jit(jax.grad(loss))
     for _ in range(2):
@@ -177,11 +179,11 @@ def test_collections_and_layers_take_the_same_steps(name):
 @pytest.mark.parametrize("name", ["ensemble", "in_place"])
 def test_the_program_has_no_copy_of_the_table(name, method):
     rule = RULES[name][0]
-    table = jax_tt.init_fused_table(jnp.ones((1237, 24)), rule)
+    table = jax_tt.functional.init_fused(jnp.ones((1237, 24)), rule)
 
     def loss(table):
         ids = jnp.array([[1, 5], [5, 7]])
-        return jnp.sum(jnp.sin(jax_tt.fused_embed_bag(table, ids, rule, method=method)))
+        return jnp.sum(jnp.sin(jax_tt.functional.fused_embed_bag(table, ids, rule, method=method)))
 
     if method == "reference":
         pytest.skip("the reference writes whole arrays")
@@ -193,7 +195,7 @@ def test_the_program_has_no_copy_of_the_table(name, method):
 def test_what_does_not_fit_is_refused():
     for rule in (RULES["ensemble"][0], RULES["in_place"][0]):
         with pytest.raises(TypeError, match="it averages rows, and is for dense tables"):
-            jax_tt.init_fused_table(cores(), rule)
+            jax_tt.functional.init_fused(cores(), rule)
     with pytest.raises(ValueError, match="features: got 7; EMAInPlaceRowWiseAdagrad needs an even"):
         jax_tt.dense_table(10, 7, optimizer=RULES["in_place"][0])
     with pytest.raises(ValueError, match="average_every"):
@@ -211,10 +213,10 @@ def test_what_does_not_fit_is_refused():
 def test_a_table_that_is_not_trained_keeps_its_size(every):
     """Neither the first average nor later ones contain the zeros that the slot starts with."""
     rule = optimizers.EnsembleRowWiseAdagrad(0.0, average_every=every, swap_every=5)
-    table = jax_tt.init_fused_table(jnp.ones((4, 2)), rule)
+    table = jax_tt.functional.init_fused(jnp.ones((4, 2)), rule)
 
     def loss(table):
-        return jnp.sum(jax_tt.fused_embed_bag(table, jnp.array([[0]]), rule))
+        return jnp.sum(jax_tt.functional.fused_embed_bag(table, jnp.array([[0]]), rule))
 
     table = jax.lax.fori_loop(0, 20, lambda _, table: jax.grad(loss)(table), table)
     np.testing.assert_array_equal(table.cores[0], 1)

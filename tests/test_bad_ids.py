@@ -277,7 +277,9 @@ def test_tables_without_a_name_are_told_apart_by_their_rows(method):
 
     @jax.jit
     def call():
-        return [jax_tt.embed_bag(jnp.ones((rows, D)), ids, **options) for rows in (N - 1, N)]
+        return [
+            jax_tt.functional.embed_bag(jnp.ones((rows, D)), ids, **options) for rows in (N - 1, N)
+        ]
 
     messages = said(call)
     assert [f"a table of {rows} rows" in m for rows, m in zip((N - 1, N), messages, strict=True)]
@@ -372,7 +374,7 @@ def test_a_notice_that_python_ends_before_is_reported():
     code = (
         "import jax, jax.numpy as jnp, jax_tt\n"
         "options = {'bounds': 'warn', 'method': 'cuda_emulated'}\n"
-        "call = lambda: jax_tt.embed_bag(jnp.ones((9, 4)), jnp.array([[9]]), **options)\n"
+        "call = lambda: jax_tt.functional.embed_bag(jnp.ones((9, 4)), jnp.array([[9]]), **options)\n"
         "jax.block_until_ready(jax.jit(call)())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -387,7 +389,7 @@ def test_reports_of_other_threads():
 
     def run(k):
         table = jnp.ones((N, D))
-        jax_tt.embed_bag(table, ids, bounds="warn", name=f"table {k}", method="ffi")
+        jax_tt.functional.embed_bag(table, ids, bounds="warn", name=f"table {k}", method="ffi")
 
     def start():
         threads = [threading.Thread(target=run, args=(k,)) for k in range(8)]

@@ -98,11 +98,12 @@ def test_pooled_rows_of_every_feature(method):
     @jax.jit
     def pooled(features):
         bags = Bags.concatenate(features)
-        rows = jax_tt.embed_bag(jnp.asarray(TABLE), bags, combiner="mean", method=method)
+        rows = jax_tt.functional.embed_bag(jnp.asarray(TABLE), bags, combiner="mean", method=method)
         return Bags.split(rows, features)
 
     alone = [
-        jax_tt.embed_bag(TABLE, bags, combiner="mean", method="reference") for bags in features
+        jax_tt.functional.embed_bag(TABLE, bags, combiner="mean", method="reference")
+        for bags in features
     ]
     for got, want in zip(pooled(features), alone, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)

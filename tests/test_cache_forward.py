@@ -39,7 +39,7 @@ class Result(NamedTuple):
 class Call:
     """The arguments of `RowCachedTable.divided_forward`."""
 
-    cached: jax_tt.RowCachedTable
+    cached: jax_tt.tables.RowCachedTable
     hits: Batch
     misses: Batch
     rows: jax.Array
@@ -106,7 +106,7 @@ def make_call(
     table = dataclasses.replace(TTTable.of_shape(shape), name="table")
     table = dataclasses.replace(table, update=Update(jax_tt.optimizers.SGD(0.1)))
     return Call(
-        jax_tt.RowCachedTable(table, jax_tt.RowCache(30, ways=30)),
+        jax_tt.tables.RowCachedTable(table, jax_tt.RowCache(30, ways=30)),
         dataclasses.replace(batch, ids=jnp.asarray(slots)),
         batch,
         jnp.asarray(rng.normal(size=(30, shape.features))).astype(rows),

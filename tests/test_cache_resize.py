@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_named():
     copies = dataclasses.replace(NEW, gradients="cores")
     with pytest.raises(ValueError, match=r"cache: got gradients='cores' for a cache of gradients"):
         cache_parts.resize(parts, OLD, copies, num_embeddings=N)
-    train = jax_tt.TTTable.of_shape(SHAPE)
+    train = jax_tt.tables.TTTable.of_shape(SHAPE)
     for change in (jax_tt.cache.populate, jax_tt.cache.refresh, jax_tt.cache.statistics):
         with pytest.raises(ValueError, match=r"table: has no row cache; build it with cache="):
             change(train, {})

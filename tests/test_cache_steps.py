@@ -92,7 +92,7 @@ def test_a_fused_step_is_that_of_the_parts(rule, gradients, method):
 
     def dense(rows, weights):
         given = dataclasses.replace(of_slots, weights=weights)
-        return jnp.sum(jax_tt.fused_embed_bag(rows, given, rule, method=method) * g)
+        return jnp.sum(jax_tt.functional.fused_embed_bag(rows, given, rule, method=method) * g)
 
     hits = jax.jit(jax.grad(dense))(table.rows, jnp.where(hit, bags.weights, 0))
     held = np.asarray(table.directory.tags).reshape(-1) >= 0
@@ -251,7 +251,7 @@ def test_steps_in_a_scan(gradients, method):
     rule = RULES["sgd"]
     options = {"num_embeddings": N, "optimizer": rule, "method": method}
     table = cache_parts.init_parts(
-        jax_tt.init_fused_table(case.cores, rule), cache, num_embeddings=N, optimizer=rule
+        jax_tt.functional.init_fused(case.cores, rule), cache, num_embeddings=N, optimizer=rule
     )
     batches = jnp.asarray(np.random.default_rng(0).zipf(1.4, (7, 6, 4)) % N, jnp.int32)
 
@@ -393,7 +393,7 @@ def test_a_sharded_batch(fused, way, gradients, method, mesh):
     cache = small_cache(gradients, capacity=12, refresh_every=2, write_back=None)
     rule = RULES["sgd"] if fused else None
     options = {"num_embeddings": N, "optimizer": rule, "method": method}
-    values = jax_tt.init_fused_table(case.cores, rule) if fused else case.cores
+    values = jax_tt.functional.init_fused(case.cores, rule) if fused else case.cores
     table = cache_parts.init_parts(values, cache, num_embeddings=N, optimizer=rule)
     batches = np.random.default_rng(0).zipf(1.3, (5, 8, 3)).astype(np.int32) % N
 

@@ -55,7 +55,7 @@ def shape() -> jax_tt.TTShape:
 def start(cache, rule):
     """Cores or a fused table of them, behind the cache where there is one."""
     cores = jax_tt.tt.init(jax.random.key(0), shape(), "normal")
-    table = cores if rule is None else jax_tt.init_fused_table(cores, rule)
+    table = cores if rule is None else jax_tt.functional.init_fused(cores, rule)
     if cache is None:
         return table
     return cache_parts.init_parts(table, cache, num_embeddings=stream()[1], optimizer=rule)

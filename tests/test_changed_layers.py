@@ -306,10 +306,10 @@ def test_linen(case):
         return layer.apply(own, ids)
 
     def reorder(table, state):
-        return jax_tt.reorder_table(table, state, NEW)
+        return jax_tt.tables.reorder(table, state, NEW)
 
     def grow(table, state):
-        return jax_tt.grow_table(table, state, 80, key=jax.random.key(1))
+        return jax_tt.tables.grow(table, state, 80, key=jax.random.key(1))
 
     found, after = jax_tt.linen.update_table(layer, variables, reorder, path="items")
     assert found.approximation.relative_error < 1e-5
@@ -349,7 +349,7 @@ def test_state_of_any_transformation(tx):
     variables = layer.init(jax.random.key(0), IDS)
     ones = jax.tree.map(jnp.ones_like, variables["params"])
     _, state = tx.update(ones, tx.init(ones), ones)
-    grow = functools.partial(jax_tt.grow_table, num_embeddings=80, key=jax.random.key(1))
+    grow = functools.partial(jax_tt.tables.grow, num_embeddings=80, key=jax.random.key(1))
     grown, larger = jax_tt.linen.update_table(layer, variables, grow)
     after = grown.opt_state(tx, state, larger)
     shapes = jax.tree.map(jnp.shape, tx.init(larger["params"]))
@@ -425,13 +425,13 @@ def test_what_layers_refuse(case):
     with pytest.raises(TypeError, match=r"path: got \('items',\); expected names joined by '/'"):
         update(lambda table, state: (None, state), path=("items",))
     with pytest.raises(TypeError, match=r"state: its arrays are traced; .* outside of jit"):
-        reorder = functools.partial(jax_tt.reorder_table, id_order=NEW)
+        reorder = functools.partial(jax_tt.tables.reorder, id_order=NEW)
         jax.jit(lambda v: jax_tt.linen.update_table(linen, v, reorder)[1])(variables)
     with pytest.raises(TypeError, match="fn: returned a DenseTable for a TTEmbed, which cannot"):
         update(lambda table, state: (jax_tt.dense_table(N, D), {"embedding": jnp.zeros((N, D))}))
     with pytest.raises(ValueError, match="opt_state: holds state of other parameters"):
         adam = optax.adam(0.1)
-        changed, after = update(lambda table, state: jax_tt.reorder_table(table, state, NEW))
+        changed, after = update(lambda table, state: jax_tt.tables.reorder(table, state, NEW))
         changed.opt_state(adam, adam.init({}), after)
 
 

@@ -326,11 +326,11 @@ def test_bad_plans(folder, capsys, text, message):
 
 
 def test_measure_and_plan_on_devices(folder, capsys, monkeypatch):
-    small = functools.partial(jax_tt.measure_bandwidths, rows=64, ids=32, words=64)
+    small = functools.partial(jax_tt.planning.measure_bandwidths, rows=64, ids=32, words=64)
     monkeypatch.setattr("jax_tt.cli.measure.measure_bandwidths", small)
     ran("measure", "--devices", "2", "--out", "machine.json", QUIET)
     printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    found = jax_tt.Bandwidths.load("machine.json")
+    found = jax_tt.planning.Bandwidths.load("machine.json")
     assert printed.pop("machine") == found.machine
     assert found.machine.startswith("2 devices")
     assert printed == {name: format(getattr(found, name), ".3g") for name in printed}
@@ -357,8 +357,8 @@ def test_measure_and_plan_on_devices(folder, capsys, monkeypatch):
         name: jax_tt.dense_table(*sizes, optimizer=jax_tt.optimizers.Adam(0.1))
         for name, sizes in {"users": (100_000, 16), "days": (7, 4)}.items()
     }
-    bandwidths = jax_tt.Bandwidths.load("machine.json")
-    expected = jax_tt.plan_placements(
+    bandwidths = jax_tt.planning.Bandwidths.load("machine.json")
+    expected = jax_tt.planning.plan_placements(
         tables, 4, {"users": ids.reshape(-1)}, steps=2, bandwidths=bandwidths
     )
     assert str(expected) in out

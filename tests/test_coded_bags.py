@@ -73,7 +73,7 @@ def test_sums(shape, weighted):
     # One bag is longer than the native op collects at a time, and one repeats an id.
     bags = ragged([3, 0, 600, 1, 40], weighted)
     bags.ids[-40:] = N - 1
-    found, _ = jax_tt.pooled_rows(table, state, bags, Lookup(method="ffi"))
+    found, _ = jax_tt.lookup_bags(table, state, bags, method="ffi")
     np.testing.assert_allclose(found, wanted(table, state, bags), rtol=2e-5, atol=2e-5)
 
 
@@ -84,14 +84,14 @@ def test_other_types(shape, dtype):
         table, state = table_of(shape, param_dtype=dtype)
         bags = ragged([4, 9, 0], True)
         lookup = Lookup(method="ffi", dtype="float64" if dtype == "float64" else "float32")
-        found, _ = jax_tt.pooled_rows(table, state, bags, lookup)
+        found, _ = jax_tt.lookup_bags(table, state, bags, lookup)
         np.testing.assert_allclose(found, wanted(table, state, bags), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("shape", ["bytes", "odd sum", "more codes of some"])
 def test_the_program_has_one_call_and_no_codes_unpacked(shape):
     table, state = table_of(shape)
-    run = jax.jit(lambda state, ids: jax_tt.pooled_rows(table, state, ids, Lookup())[0])
+    run = jax.jit(lambda state, ids: jax_tt.lookup_bags(table, state, ids)[0])
     text = run.lower(state, jnp.zeros((8, 5), jnp.int32)).compile().as_text() or ""
     assert text.count("jax_tt_coded_forward_v1") == 1
     assert "jax_tt_dense_forward" not in text and " gather(" not in text
@@ -101,7 +101,7 @@ def test_the_program_has_one_call_and_no_codes_unpacked(shape):
 def test_ids_out_of_range(shape):
     table, state = table_of(shape, name="words")
     ids = jnp.array([[1, N, 2], [-1, 3, 3], [-2, 5, 2**31 - 1]])
-    pooled = lambda bounds, ids=ids: jax_tt.pooled_rows(table, state, ids, Lookup(bounds=bounds))[0]  # noqa: E731
+    pooled = lambda bounds, ids=ids: jax_tt.lookup_bags(table, state, ids, bounds=bounds)[0]  # noqa: E731
     inside = pooled("zero", jnp.array([[1, 2, -1], [3, 3, -1], [5, -1, -1]]))
     np.testing.assert_array_equal(pooled("zero"), inside)
     clipped = pooled("clip", jnp.array([[1, N - 1, 2], [-1, 3, 3], [0, 5, N - 1]]))
@@ -117,7 +117,7 @@ def test_ids_out_of_range(shape):
 def test_empty_batches():
     table, state = table_of("bytes")
     for ids in (jnp.zeros((0, 4), jnp.int32), jnp.zeros((4, 0), jnp.int32)):
-        found, _ = jax_tt.pooled_rows(table, state, ids, Lookup(method="ffi"))
+        found, _ = jax_tt.lookup_bags(table, state, ids, method="ffi")
         np.testing.assert_array_equal(found, np.zeros((len(ids), 64)))
 
 
@@ -125,7 +125,7 @@ def test_empty_batches():
 def test_mapped_over_batches_and_tables(shape):
     table, state = table_of(shape)
     ids = jnp.asarray(np.random.default_rng(0).integers(0, N, (3, 4, 5)))
-    pooled = lambda state, ids: jax_tt.pooled_rows(table, state, ids, Lookup())[0]  # noqa: E731
+    pooled = lambda state, ids: jax_tt.lookup_bags(table, state, ids)[0]  # noqa: E731
     each = jnp.stack([pooled(state, one) for one in ids])
     np.testing.assert_array_equal(jax.vmap(pooled, (None, 0))(state, ids), each)
     states = jax.tree.map(lambda array: jnp.stack([array, array]), state)
@@ -140,7 +140,7 @@ def test_trained_in_the_backward_pass(shape):
 
     def step(method):
         def loss(trained):
-            rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, bags, Lookup(method=method))
+            rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, bags, method=method)
             return jnp.sum(jnp.sin(rows))
 
         return jax.jit(jax.grad(loss))({name: state[name] for name in table.trained_names})

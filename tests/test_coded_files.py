@@ -93,7 +93,7 @@ def test_a_file_of_all_kinds(tmp_path):
     tables = {
         "coded": encoded("hot"),
         "quantized": jax_tt.quantize(ROWS, 4),
-        "mixed": jax_tt.quantize_mixed(ROWS, 300),
+        "mixed": jax_tt.compression.quantize_mixed(ROWS, 300),
         "train": jax_tt.tt.to_table(train, order),
         "": jax_tt.tt.to_table(train),
     }

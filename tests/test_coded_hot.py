@@ -98,7 +98,7 @@ def test_other_rows_for_some_ids():
 
 def test_ids_out_of_range_have_no_codes():
     table, state = encoded("parts")
-    pooled = lambda ids: jax_tt.pooled_rows(table, state, ids, jax_tt.Lookup(bounds="zero"))[0]  # noqa: E731
+    pooled = lambda ids: jax_tt.lookup_bags(table, state, ids, bounds="zero")[0]  # noqa: E731
     found = pooled(jnp.array([[1, N, 2], [-2, 3, 2**31 - 1]]))
     np.testing.assert_array_equal(found, pooled(jnp.array([[1, 2, -1], [3, -1, -1]])))
 
@@ -131,7 +131,7 @@ def test_compress_gives_frequent_rows_more_codes():
     weights = 1.0 / np.arange(1, 2001)
     options = {"max_bytes": rows.nbytes // 20, "progress": False}
     found = jax_tt.compress(rows, weights=weights, **options)
-    assert isinstance(found.table, jax_tt.CodedTable)
+    assert isinstance(found.table, jax_tt.tables.CodedTable)
     assert found.table.hot > 0
     assert found.chosen.nbytes <= rows.nbytes // 20
     assert f"of {found.table.hot:,} rows" in found.chosen.detail
@@ -206,7 +206,7 @@ def test_errors_name_ids_and_not_codebook_rows(native):
         lookup = jax_tt.Lookup(bounds="error", dtype=dtype)
         named = rf"id {N} at position 1 .*'words' of {N} rows" if native else "'words, codebooks'"
         with pytest.raises(jax.errors.JaxRuntimeError, match=named):
-            jax.block_until_ready(jax_tt.pooled_rows(table, state, jnp.array([[1, N]]), lookup))
+            jax.block_until_ready(jax_tt.lookup_bags(table, state, jnp.array([[1, N]]), lookup))
 
 
 def test_batches_of_too_many_codes():
@@ -215,7 +215,7 @@ def test_batches_of_too_many_codes():
     lookup = jax_tt.Lookup(method="cuda_emulated")
 
     def pooled(state, ids):
-        return jax_tt.pooled_rows(table, state, ids, lookup)
+        return jax_tt.lookup_bags(table, state, ids, lookup)
 
     message = "words: bags: got 419430400 ids in 1048576 bags, with 8 codes of each id"
     with pytest.raises(ValueError, match=message):

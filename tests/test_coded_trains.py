@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import Bags, Lookup, TTShape
+from jax_tt import Bags, TTShape
 from jax_tt._ids import places
 
 N, D = 50, 8
@@ -56,7 +56,7 @@ def test_rows_and_gradients_are_those_of_the_codebooks_written_out(way, method):
         of_call = {**state, **cores}
         of_call = of_call if one is table else written_out(table, of_call)
         bags = dataclasses.replace(BAGS, weights=weights)
-        sums, _ = jax_tt.pooled_rows(one, of_call, bags, Lookup(method=method))
+        sums, _ = jax_tt.lookup_bags(one, of_call, bags, method=method)
         return jnp.sum(jnp.sin(sums)), sums
 
     cores = {name: state[name] for name in table.param_names}
@@ -72,7 +72,7 @@ def test_steps_of_the_native_op_are_those_of_the_reference(way):
 
     def step(method):
         def loss(trained):
-            rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, BAGS, Lookup(method=method))
+            rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, BAGS, method=method)
             return jnp.sum(jnp.sin(rows))
 
         return jax.jit(jax.grad(loss))({name: state[name] for name in table.trained_names})
@@ -92,14 +92,14 @@ def test_batches_without_ids_and_ids_out_of_range():
             own = written_out(table, state)
 
             def total(params, one=one, own=own, ids=ids):
-                sums, _ = jax_tt.pooled_rows(one, {**own, **params}, ids, Lookup())
+                sums, _ = jax_tt.lookup_bags(one, {**own, **params}, ids)
                 return jnp.sum(sums), sums
 
             params = {name: own[name] for name in one.param_names}
             grads, found = jax.grad(total, has_aux=True)(params)
             np.testing.assert_array_equal(found, np.zeros((len(ids), D)))
             assert all((array == 0).all() for array in grads.values())
-    pooled = lambda ids, bounds: jax_tt.pooled_rows(table, state, ids, Lookup(bounds=bounds))[0]  # noqa: E731
+    pooled = lambda ids, bounds: jax_tt.lookup_bags(table, state, ids, bounds=bounds)[0]  # noqa: E731
     ids = jnp.array([[1, N, 2], [-2, 3, 3]])
     inside = pooled(jnp.array([[1, 2, -1], [3, 3, -1]]), "zero")
     np.testing.assert_allclose(pooled(ids, "zero"), inside, rtol=1e-6)

@@ -58,7 +58,7 @@ def loss_of(rows: Any) -> jax.Array:
 def step(collection: Any, trained: Any, state: Any, batch: Any, lookup: Lookup) -> Any:
     """The loss of a collection, its rows and state, and the cotangents of the trained arrays."""
     arrays = collection.replaced(state, trained)
-    rows, after = jax_tt.embed_collection(collection, arrays, batch, lookup)
+    rows, after = jax_tt.lookup_features(collection, arrays, batch, lookup)
     return loss_of(rows), (rows, after)
 
 
@@ -71,10 +71,10 @@ def one_by_one(collection: Any, trained: Any, state: Any, batch: Any, lookup: Lo
         table = collection.separated_tables[feature.table]
         own = {**state[feature.table], **trained[feature.table]}
         if feature.combiner is None:
-            found = jax_tt.lookup_rows(table, own, batch[name], lookup)
+            found = jax_tt.lookup(table, own, batch[name], lookup)
         else:
             options = Lookup(feature.combiner, lookup.bounds, method=lookup.method)
-            found = jax_tt.pooled_rows(table, own, batch[name], options)
+            found = jax_tt.lookup_bags(table, own, batch[name], options)
         rows[name], after[feature.table] = found
     return loss_of(rows), (rows, after)
 
@@ -116,7 +116,7 @@ def test_tables_that_a_loss_does_not_use_stay(mixed, method):
     def part(trained):
         arrays = MIXED.replaced(mixed, trained)
         lookup = Lookup(bounds="zero", method=method)
-        return jnp.sum(jax_tt.embed_collection(MIXED, arrays, BATCH, lookup)[0]["weighted"])
+        return jnp.sum(jax_tt.lookup_features(MIXED, arrays, BATCH, lookup)[0]["weighted"])
 
     gradients = part(MIXED.trained(mixed))
     used = {name: float(own["used"]) for name, own in gradients.items() if "used" in own}
@@ -131,7 +131,7 @@ def test_tables_that_a_loss_does_not_use_stay(mixed, method):
 def test_one_rule_for_all_tables(mixed):
     def rows(trained, batch):
         arrays = MIXED.replaced(mixed, trained)
-        return jax_tt.embed_collection(MIXED, arrays, batch, Lookup(method="reference"))[0]
+        return jax_tt.lookup_features(MIXED, arrays, batch, method="reference")[0]
 
     # JAX differentiates tables without an optimizer itself in the reference; one rule covers the others.
     text = str(jax.make_jaxpr(rows)(MIXED.trained(mixed), BATCH))
@@ -149,7 +149,7 @@ def test_higher_derivatives_of_the_reference():
     state = PAIR.init(jax.random.key(0))
 
     def loss(trained):
-        rows, _ = jax_tt.embed_collection(PAIR, trained, OF_PAIR, Lookup(method="reference"))
+        rows, _ = jax_tt.lookup_features(PAIR, trained, OF_PAIR, method="reference")
         return loss_of(rows)
 
     def along(trained):
@@ -237,7 +237,7 @@ def test_features_that_share_a_fused_table_are_one_batch(rule, method):
     @jax.jit
     @functools.partial(jax.grad, has_aux=True)
     def by_hand(trained):
-        pooled, _ = jax_tt.pooled_rows(
+        pooled, _ = jax_tt.lookup_bags(
             collection.separated_tables["one"], trained, Bags.concatenate(parts), lookup
         )
         rows = dict(zip(names, Bags.split(pooled, parts), strict=True))
@@ -264,7 +264,9 @@ def test_rectangles_that_share_a_table(form, method):
     state, lookup = collection.init(jax.random.key(1)), Lookup(bounds="clip", method=method)
     (_, (rows, _)), _ = step(collection, state, state, batch, lookup)
     for name, bags in batch.items():
-        want = jax_tt.embed_bag(state["one"]["embedding"], bags, bounds="clip", method=method)
+        want = jax_tt.functional.embed_bag(
+            state["one"]["embedding"], bags, bounds="clip", method=method
+        )
         assert_same(rows[name], want)
 
 
@@ -322,7 +324,7 @@ def test_concatenated_and_stacked(mixed):
 
     @functools.partial(jax.jit, static_argnums=1)
     def look_up(batch, layout):
-        return jax_tt.embed_collection(MIXED, mixed, batch, layout=layout)[0]
+        return jax_tt.lookup_features(MIXED, mixed, batch, layout=layout)[0]
 
     rows = look_up(batch, "features")
     assert list(rows) == sorted(MIXED.features)  # a dict from jit
@@ -333,8 +335,8 @@ def test_concatenated_and_stacked(mixed):
         {"first": jax_tt.dense_table(9, 3)}, {"b": Feature("first"), "a": Feature("first")}
     )
     state = collection.init(jax.random.key(0))
-    rows, _ = jax_tt.embed_collection(collection, state, pair)
-    stacked, _ = jax_tt.embed_collection(collection, state, pair, layout="stacked")
+    rows, _ = jax_tt.lookup_features(collection, state, pair)
+    stacked, _ = jax_tt.lookup_features(collection, state, pair, layout="stacked")
     assert_same(stacked, jnp.stack([rows["b"], rows["a"]], axis=1))
 
 
@@ -353,7 +355,7 @@ def test_tables_are_updated_in_place():
     def train(state, batch):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, after = jax_tt.embed_collection(collection, arrays, batch)
+            rows, after = jax_tt.lookup_features(collection, arrays, batch)
             return loss_of(rows), after
 
         gradients, after = jax.grad(loss, has_aux=True)(collection.trained(state))
@@ -392,7 +394,7 @@ def test_a_batch_over_devices(way):
     def gradients(trained, batch):
         def loss(trained):
             arrays, lookup = collection.replaced(state, trained), Lookup(bounds="zero")
-            return loss_of(jax_tt.embed_collection(collection, arrays, batch, lookup)[0])
+            return loss_of(jax_tt.lookup_features(collection, arrays, batch, lookup)[0])
 
         return jax.grad(loss)(trained)
 
@@ -449,13 +451,13 @@ FLAGS = {"sentinel": np.float32(1), "used": np.float32(1)}
 def test_shared_scalars_that_do_not_fit(mixed, updates, step, message):
     state = {**mixed, "updates": updates, "dense": {**mixed["dense"], "step": step}}
     with pytest.raises(ValueError, match=message):
-        jax_tt.embed_collection(MIXED, state, BATCH)
+        jax_tt.lookup_features(MIXED, state, BATCH)
 
 
 def test_a_table_of_a_collection_on_its_own(mixed):
     ids, lookup = jnp.array([1, 2]), Lookup(method="reference")
     with pytest.raises(ValueError, match=r"dense: a table of a collection .* on its own"):
-        jax_tt.lookup_rows(MIXED.tables["dense"], mixed["dense"], ids, lookup)
+        jax_tt.lookup(MIXED.tables["dense"], mixed["dense"], ids, lookup)
 
 
 def test_a_gradient_without_the_shared_scalars_is_refused(mixed, method):
@@ -466,7 +468,7 @@ def test_a_gradient_without_the_shared_scalars_is_refused(mixed, method):
     def loss(trained):
         arrays = MIXED.replaced(mixed, {**trained, **rest})
         lookup = Lookup(bounds="zero", method=method)
-        return jnp.sum(jax_tt.embed_collection(MIXED, arrays, BATCH, lookup)[0]["weighted"])
+        return jnp.sum(jax_tt.lookup_features(MIXED, arrays, BATCH, lookup)[0]["weighted"])
 
     with pytest.raises(ValueError, match=r"dense.*but not to its sentinel, used"):
         jax.grad(loss)(trained)

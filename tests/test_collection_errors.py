@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import Bags, Collection, Feature, KeyedBags, Lookup, StepInputs, optimizers
+from jax_tt import Bags, Collection, Feature, KeyedBags, Lookup, optimizers
 from jax_tt._base import reports
+from jax_tt.extension import StepInputs
 from tests.conftest import native_available
 
 DENSE = jax_tt.dense_table(10, 4, optimizer=optimizers.SGD(0.1))
@@ -33,13 +34,13 @@ def state():
 
 def look_up(state, batch=BATCH, lookup=None, **options):
     lookup = Lookup(method="reference") if lookup is None else lookup
-    return jax_tt.embed_collection(COLLECTION, state, batch, lookup, **options)
+    return jax_tt.lookup_features(COLLECTION, state, batch, lookup, **options)
 
 
 DESCRIPTIONS = {
     "no tables": ({}, {"a": Feature("t")}, TypeError, "tables: got {}; expected a mapping"),
     "a class": (
-        {"t": jax_tt.DenseTable},
+        {"t": jax_tt.tables.DenseTable},
         {},
         TypeError,
         r"tables\['t'\]: got .*expected a jax_tt.Table",
@@ -243,7 +244,9 @@ def test_states_and_options(state):
     with pytest.raises(ValueError, match=r"user: embedding: got float32 of shape \(5, 4\)"):
         look_up({**state, "user": short})
     for inputs in (None, {"hyperparameters": {}}):
-        with pytest.raises(TypeError, match=r"inputs: got .*; expected jax_tt.StepInputs"):
+        with pytest.raises(
+            TypeError, match=r"inputs: got .*; expected jax_tt.extension.StepInputs"
+        ):
             look_up(state, inputs=inputs)
     with pytest.raises(ValueError, match="lookup: got combiner='mean'; every feature has its own"):
         look_up(state, lookup=Lookup("mean"))
@@ -267,12 +270,12 @@ def test_states_and_options(state):
         COLLECTION.overwritten(state, summed)
     alone = Collection({"item": TRAIN}, {"clicked": Feature("item")})
     with pytest.raises(ValueError, match=r"grad_scale: .* a collection without optimizers"):
-        jax_tt.embed_collection(alone, state, {"clicked": IDS}, inputs=StepInputs(2.0))
+        jax_tt.lookup_features(alone, state, {"clicked": IDS}, inputs=StepInputs(2.0))
 
 
 STATES = {
     "a dict for the collection": (
-        lambda state: jax_tt.embed_collection(dict(COLLECTION.tables), state, BATCH),
+        lambda state: jax_tt.lookup_features(dict(COLLECTION.tables), state, BATCH),
         TypeError,
         r"collection: got a dict; .* jax_tt\.Collection\(tables, features\)",
     ),

@@ -60,7 +60,7 @@ def trained(collection, layout, lookup, state, weights, batch):
         if "weighted" in given:
             given["weighted"] = Bags(given["weighted"].ids, given["weighted"].offsets, weights)
         state_ = collection.replaced(state, arrays)
-        rows, _ = jax_tt.embed_collection(collection, state_, given, lookup, layout=layout)
+        rows, _ = jax_tt.lookup_features(collection, state_, given, lookup, layout=layout)
         if layout == "features":
             rows = jnp.concatenate([rows[name] for name in collection.features], axis=1)
         scale = jnp.arange(rows.size, dtype=rows.dtype).reshape(rows.shape)
@@ -119,8 +119,8 @@ def test_features_of_equal_width_are_stacked(method):
     )
     batch, lookup = {name: BATCH[name] for name in names}, Lookup(method=method)
     state = arrays_of(collection)
-    wide = jax_tt.embed_collection(collection, state, batch, lookup, layout="concatenated")[0]
-    stacked = jax_tt.embed_collection(collection, state, batch, lookup, layout="stacked")[0]
+    wide = jax_tt.lookup_features(collection, state, batch, lookup, layout="concatenated")[0]
+    stacked = jax_tt.lookup_features(collection, state, batch, lookup, layout="stacked")[0]
     assert_same(stacked, wide.reshape(4, 3, 5))
 
 
@@ -131,9 +131,9 @@ def test_tables_of_several_types():
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
     state = arrays_of(collection)
     batch = dict.fromkeys(tables, np.array([[1], [8]]))
-    rows, _ = jax_tt.embed_collection(collection, state, batch)
+    rows, _ = jax_tt.lookup_features(collection, state, batch)
     for layout, join in (("concatenated", np.concatenate), ("stacked", np.stack)):
-        array, _ = jax_tt.embed_collection(collection, state, batch, layout=layout)
+        array, _ = jax_tt.lookup_features(collection, state, batch, layout=layout)
         want = join([np.asarray(rows[name], np.float32) for name in tables], axis=1)
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, want)
@@ -143,7 +143,7 @@ def test_no_samples_are_stacked(method):
     collection = jax_tt.Collection({"plain": TABLES["plain"]}, {"weighted": FEATURES["weighted"]})
     batch = {"weighted": np.zeros((0, 2), np.int32)}
     state, lookup = arrays_of(collection), Lookup(method=method)
-    rows, _ = jax_tt.embed_collection(collection, state, batch, lookup, layout="stacked")
+    rows, _ = jax_tt.lookup_features(collection, state, batch, lookup, layout="stacked")
     assert rows.shape == (0, 1, 64)
 
 
@@ -162,7 +162,7 @@ def test_features_that_are_sharded_in_different_ways(way):
 
     def gradient(state, batch):
         def loss(arrays):
-            rows, _ = jax_tt.embed_collection(
+            rows, _ = jax_tt.lookup_features(
                 collection, arrays, batch, Lookup(bounds="zero"), layout=layout
             )
             return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(rows))
@@ -210,7 +210,7 @@ def test_only_the_gradient_of_weights():
             **BATCH,
             "weighted": Bags(BATCH["weighted"].ids, BATCH["weighted"].offsets, weights),
         }
-        rows, _ = jax_tt.embed_collection(MIXED, state, given, LOOKUP, layout=layout)
+        rows, _ = jax_tt.lookup_features(MIXED, state, given, LOOKUP, layout=layout)
         if layout == "features":
             rows = jnp.concatenate([rows[name] for name in MIXED.features], axis=1)
         return jnp.sum(jnp.sin(rows))
@@ -232,7 +232,7 @@ def test_mapped_over_batches():
     }
 
     def wide(batch):
-        return jax_tt.embed_collection(collection, state, batch, layout="concatenated")[0]
+        return jax_tt.lookup_features(collection, state, batch, layout="concatenated")[0]
 
     want = jnp.stack([wide(jax.tree.map(lambda x, k=k: x[k], batch)) for k in range(2)])
     assert_same(jax.vmap(wide)(batch), want)
@@ -244,7 +244,7 @@ def test_ids_out_of_range_in_one_array():
     batch = {**BATCH, "last": Bags.from_ragged([[299], [300], [], [0]])}
     with pytest.raises(Exception, match=r"id 300 at position .*shared"):
         jax.block_until_ready(
-            jax_tt.embed_collection(
+            jax_tt.lookup_features(
                 MIXED,
                 arrays_of(MIXED),
                 batch,

@@ -18,7 +18,7 @@ N, D = 60, 8
 SIZES = (14, 25, 21)
 RNG = np.random.default_rng(0)
 ROWS = (RNG.normal(size=(N, D)) * RNG.exponential(size=(N, 1))).astype(np.float32)
-TRAIN = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(N, D, ranks=3))
+TRAIN = jax_tt.tables.TTTable.of_shape(jax_tt.TTShape.suggest(N, D, ranks=3))
 ORDER = jax_tt.order.IdOrder(np.random.default_rng(1).permutation(N))
 PARTS = RNG.permutation(np.repeat([0, 1, 2], SIZES))
 
@@ -26,15 +26,15 @@ PARTS = RNG.permutation(np.repeat([0, 1, 2], SIZES))
 def of_bits(update=None):
     """A mixed table of 8, 4 and 4 bits a number, with other parts than those of a fresh state, and its state."""
     own = [
-        jax_tt.QuantizedTable(size, D, bits, update)
+        jax_tt.tables.QuantizedTable(size, D, bits, update)
         for size, bits in zip(SIZES, (8, 4, 4), strict=True)
     ]
-    table = jax_tt.MixedTable(tuple(own))
+    table = jax_tt.tables.MixedTable(tuple(own))
     return table, table.with_parts(jax.jit(table.init)(jax.random.key(0)), PARTS)
 
 
 def of_trains(update=None):
-    table = jax_tt.SumTable((TRAIN, jax_tt.OrderedTable(TRAIN, ORDER)))
+    table = jax_tt.tables.SumTable((TRAIN, jax_tt.tables.OrderedTable(TRAIN, ORDER)))
     table = jax_tt.extension.with_update(table, update)
     return table, jax.jit(table.init)(jax.random.key(0))
 
@@ -77,7 +77,7 @@ def test_ids_out_of_range(make, bounds, method):
     ids = np.array([[0, -5, 7, N + 1], [N - 1, 3, 3, 2**31 - 1]])
     lookup = jax_tt.Lookup(bounds=bounds, method=method)
     table = jax_tt.extension.with_name(table, f"{make.__name__} {method}")  # each is warned of once
-    run = jax.jit(lambda state: jax_tt.pooled_rows(table, state, ids, lookup)[0])
+    run = jax.jit(lambda state: jax_tt.lookup_bags(table, state, ids, lookup)[0])
     if bounds == "warn":
         with pytest.warns(jax_tt.OutOfRangeWarning, match=rf"{N} rows"):
             found = jax.block_until_ready(run(state))
@@ -96,10 +96,10 @@ def test_ids_out_of_range(make, bounds, method):
 def test_ids_out_of_range_are_errors(make):
     table, state = make()
     ids = jnp.array([1, N])
-    rows, _ = jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup(method="reference"))
+    rows, _ = jax_tt.lookup(table, state, ids, method="reference")
     assert np.isnan(rows[1]).all() and np.isfinite(rows[0]).all()
     with pytest.raises(Exception, match=f"{type(table).__name__}.*, table 0.*"):
-        jax.block_until_ready(jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup())[0])
+        jax.block_until_ready(jax_tt.lookup(table, state, ids)[0])
 
 
 @pytest.mark.full
@@ -108,7 +108,7 @@ def test_types_of_ids(make, dtype):
     table, state = make()
     ids = np.array([0, N - 1, 5, 255 if dtype.startswith("u") else -1]).astype(dtype)
     lookup = jax_tt.Lookup(bounds="zero")
-    rows, _ = jax_tt.lookup_rows(table, state, ids, lookup)
+    rows, _ = jax_tt.lookup(table, state, ids, lookup)
     np.testing.assert_allclose(rows[:3], dense_of(table, state)[[0, N - 1, 5]], 1e-5, 1e-6)
     assert not np.asarray(rows[3]).any()
 
@@ -120,7 +120,7 @@ def test_padding(make, bounds, dtype):
     table, state = make()
     ids = np.array([[3, -1], [-1, -1]]).astype(dtype)
     bags, lookup = jax_tt.Bags(ids, padded=True), jax_tt.Lookup(bounds=bounds)
-    found, _ = jax_tt.pooled_rows(table, state, bags, lookup)
+    found, _ = jax_tt.lookup_bags(table, state, bags, lookup)
     np.testing.assert_allclose(found, [dense_of(table, state)[3], np.zeros(D)], 1e-5, 1e-6)
 
 
@@ -129,10 +129,10 @@ def test_padding_and_empty_bags(make):
     table, state = make()
     dense = dense_of(table, state)
     bags = jax_tt.Bags(jnp.array([[3, -1], [-1, -1]]), weights=jnp.full((2, 2), 2.0), padded=True)
-    found, _ = jax_tt.pooled_rows(table, state, bags, jax_tt.Lookup())
+    found, _ = jax_tt.lookup_bags(table, state, bags)
     np.testing.assert_allclose(found, [2 * dense[3], np.zeros(D)], rtol=1e-5, atol=1e-6)
     for bags in (jnp.zeros((0, 3), jnp.int32), jnp.zeros((3, 0), jnp.int32)):
-        found, _ = jax_tt.pooled_rows(table, state, bags, jax_tt.Lookup())
+        found, _ = jax_tt.lookup_bags(table, state, bags)
         np.testing.assert_array_equal(found, np.zeros((bags.shape[0], D)))
 
 
@@ -154,7 +154,7 @@ def test_quantized_rows_of_different_precision_are_trained():
     @jax.value_and_grad
     def step(trained, rest):
         ids = jnp.arange(N)
-        rows, _ = jax_tt.lookup_rows(table, {**rest, **trained}, ids, jax_tt.Lookup())
+        rows, _ = jax_tt.lookup(table, {**rest, **trained}, ids)
         return 0.5 * jnp.sum((rows - target) ** 2)
 
     errors = []
@@ -183,9 +183,7 @@ def test_members_of_a_kind_are_one_call():
 
     def loss(trained):
         rest = {**state, **trained}
-        return jax_tt.pooled_rows(table, rest, jnp.ones((2, 3), jnp.int32), jax_tt.Lookup())[
-            0
-        ].sum()
+        return jax_tt.lookup_bags(table, rest, jnp.ones((2, 3), jnp.int32))[0].sum()
 
     text = jax.jit(jax.grad(loss)).lower(trained).as_text()
     assert len(re.findall("jax_tt_tables_forward", text)) == 1
@@ -195,9 +193,9 @@ def test_members_of_a_kind_are_one_call():
 @pytest.mark.full
 def test_terms_are_rounded_at_random_by_themselves():
     """With the same random numbers, the errors of equal terms would add up."""
-    dense = jax_tt.DenseTable(N, D, param_dtype=jnp.bfloat16)
+    dense = jax_tt.tables.DenseTable(N, D, param_dtype=jnp.bfloat16)
     table = jax_tt.extension.with_update(
-        jax_tt.SumTable((dense, dense)), jax_tt.Update(jax_tt.optimizers.SGD(1e-3))
+        jax_tt.tables.SumTable((dense, dense)), jax_tt.Update(jax_tt.optimizers.SGD(1e-3))
     )
     state = table.init(jax.random.key(0))
     state = {**state, "table_1_embedding": state["table_0_embedding"] + 0}
@@ -206,7 +204,7 @@ def test_terms_are_rounded_at_random_by_themselves():
     @jax.jit
     @jax.grad
     def step(trained):
-        rows, _ = jax_tt.lookup_rows(table, {**state, **trained}, jnp.arange(N), jax_tt.Lookup())
+        rows, _ = jax_tt.lookup(table, {**state, **trained}, jnp.arange(N))
         return jnp.sum(jnp.sin(rows.astype(jnp.float32)))
 
     new = step(trained)
@@ -222,7 +220,7 @@ def test_a_skipped_step_changes_nothing():
     @jax.grad
     def step(trained, scale):
         rest = {**state, **trained}
-        return scale * jax_tt.lookup_rows(table, rest, jnp.arange(4), jax_tt.Lookup())[0].sum()
+        return scale * jax_tt.lookup(table, rest, jnp.arange(4))[0].sum()
 
     new = step(trained, jnp.float32(jnp.inf))
     jax.tree.map(np.testing.assert_array_equal, new, trained)
@@ -235,7 +233,7 @@ def test_a_skipped_step_changes_nothing():
         ((), ValueError, "tables: got none; expected at least one"),
         ((TRAIN, "dense"), TypeError, r"tables\[1\]: got 'dense'; expected a jax_tt.Table"),
         (
-            (TRAIN, jax_tt.DenseTable(N, 4)),
+            (TRAIN, jax_tt.tables.DenseTable(N, 4)),
             ValueError,
             r"tables\[1\]: got 60 x 4; expected 60 x 8, as tables\[0\] has",
         ),
@@ -245,12 +243,12 @@ def test_a_skipped_step_changes_nothing():
             r"tables\[1\]: got update=Update.*; expected that of tables\[0\], None",
         ),
         (
-            (TRAIN, jax_tt.RowCachedTable(TRAIN, jax_tt.RowCache(8))),
+            (TRAIN, jax_tt.tables.RowCachedTable(TRAIN, jax_tt.RowCache(8))),
             TypeError,
             r"tables\[1\]: got a RowCachedTable; expected a table without a row cache",
         ),
         (
-            (jax_tt.HashTable(jax_tt.DenseTable(N, 8), ways=10), TRAIN),
+            (jax_tt.tables.HashTable(jax_tt.tables.DenseTable(N, 8), ways=10), TRAIN),
             TypeError,
             r"tables\[0\]: got a HashTable",
         ),
@@ -258,14 +256,14 @@ def test_a_skipped_step_changes_nothing():
 )
 def test_tables_that_do_not_fit(arguments, error, message):
     with pytest.raises(error, match=message):
-        jax_tt.SumTable(arguments)
+        jax_tt.tables.SumTable(arguments)
 
 
 def test_rules_that_scale_reads_are_refused():
     rule = jax_tt.optimizers.GlobalDecayRowWiseAdagrad(0.1)
-    dense = jax_tt.DenseTable(N, D, update=jax_tt.Update(rule))
+    dense = jax_tt.tables.DenseTable(N, D, update=jax_tt.Update(rule))
     with pytest.raises(ValueError, match="got the rule GlobalDecayRowWiseAdagrad, which scales"):
-        jax_tt.SumTable((dense, dense))
+        jax_tt.tables.SumTable((dense, dense))
 
 
 def test_parts_that_do_not_fit():
@@ -279,10 +277,12 @@ def test_parts_that_do_not_fit():
     with pytest.raises(ValueError, match="places_1: got uint32 of shape"):
         table.check({**state, "places_1": state["places_1"][:, :3]})
     with pytest.raises(ValueError, match="expected at most 2147483647"):
-        jax_tt.MixedTable((jax_tt.QuantizedTable(2**31 - 1, 8), jax_tt.QuantizedTable(9, 8)))
+        jax_tt.tables.MixedTable(
+            (jax_tt.tables.QuantizedTable(2**31 - 1, 8), jax_tt.tables.QuantizedTable(9, 8))
+        )
     with pytest.raises(TypeError, match="SplitIds"):
         ids = jax_tt.TTShape(N, D, 2, (10, 6), (2, 4)).split_ids(np.arange(3))
-        jax_tt.lookup_rows(of_trains()[0], of_trains()[1], ids, jax_tt.Lookup())
+        jax_tt.lookup(of_trains()[0], of_trains()[1], ids)
 
 
 # The number of bits of every row
@@ -299,7 +299,7 @@ def test_the_bytes_are_where_they_matter():
     costs = np.array([codec.row_bytes(D, bits) for bits in widths])
     errors = np.stack([errors_of(ROWS, bits, weights) for bits in widths])
     for room in (440, 520, 600, 640):
-        table, state = jax_tt.quantize_mixed(ROWS, room, weights=weights)
+        table, state = jax_tt.compression.quantize_mixed(ROWS, room, weights=weights)
         assert sum(array.nbytes for array in state.values()) <= room
         chosen = [
             widths.index(table.tables[part].bits) for part in np.asarray(table.parts_of(state))
@@ -319,28 +319,31 @@ def test_the_bytes_are_where_they_matter():
 def test_no_worse_than_a_single_number_of_bits(bits):
     rows = np.random.default_rng(3).normal(size=(3000, D)).astype(np.float32)
     alone, state = jax_tt.quantize(rows, bits)
-    table, own = jax_tt.quantize_mixed(rows, alone.nbytes)
+    table, own = jax_tt.compression.quantize_mixed(rows, alone.nbytes)
     errors = [np.sum((dense_of(*pair) - rows) ** 2) for pair in ((table, own), (alone, state))]
     assert errors[0] <= errors[1] * (1 + 1e-6)
 
 
 def test_weights_of_any_scale_and_outliers():
     weights = np.random.default_rng(2).exponential(size=N)
-    found = [jax_tt.quantize_mixed(ROWS, 520, weights=w * weights) for w in (1.0, 1e-18, 1e18)]
+    found = [
+        jax_tt.compression.quantize_mixed(ROWS, 520, weights=w * weights)
+        for w in (1.0, 1e-18, 1e18)
+    ]
     for table, state in found[1:]:
         assert table == found[0][0]
         np.testing.assert_array_equal(table.parts_of(state), found[0][0].parts_of(found[0][1]))
     rows = ROWS.copy()
     rows[0] *= 5e3
-    table, state = jax_tt.quantize_mixed(rows, 520)
+    table, state = jax_tt.compression.quantize_mixed(rows, 520)
     nbytes = sum(array.nbytes for array in state.values())
     assert 520 - nbytes < codec.row_bytes(D, 8)
 
 
 def test_a_single_number_of_bits():
     for room, bits in ((10**6, 8), (N * codec.row_bytes(D, 2), 2)):
-        table, state = jax_tt.quantize_mixed(ROWS, room)
-        assert table.tables == (jax_tt.QuantizedTable(N, D, bits),)
+        table, state = jax_tt.compression.quantize_mixed(ROWS, room)
+        assert table.tables == (jax_tt.tables.QuantizedTable(N, D, bits),)
         (own,) = table.separated(state)
         np.testing.assert_array_equal(own["packed"], jax_tt.quantize(ROWS, bits)[1]["packed"])
         np.testing.assert_array_equal(dense_of(table, state), table.tables[0].to_dense(own))
@@ -348,7 +351,7 @@ def test_a_single_number_of_bits():
 
 def test_rows_of_no_importance_get_the_fewest_bits():
     weights = np.where(np.arange(N) % 3, 1.0, 0.0)
-    table, state = jax_tt.quantize_mixed(ROWS, 700, weights=weights, bits=(8, 2))
+    table, state = jax_tt.compression.quantize_mixed(ROWS, 700, weights=weights, bits=(8, 2))
     assert [own.bits for own in table.tables] == [8, 2]
     parts = np.asarray(table.parts_of(state))
     assert (parts[weights == 0] == 1).all() and (parts[weights > 0] == 0).mean() > 0.5
@@ -367,14 +370,14 @@ def test_rows_of_no_importance_get_the_fewest_bits():
 )
 def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
-        jax_tt.quantize_mixed(ROWS, **options)
+        jax_tt.compression.quantize_mixed(ROWS, **options)
 
 
 def test_rows_that_are_not_finite_are_refused():
     rows = ROWS.copy()
     rows[5, 2] = np.nan
     with pytest.raises(ValueError, match="row 5"):
-        jax_tt.quantize_mixed(rows, 500)
+        jax_tt.compression.quantize_mixed(rows, 500)
 
 
 # Files
@@ -385,7 +388,7 @@ def stored(tmp_path):
     pytest.importorskip("safetensors")
     path = tmp_path / "small.safetensors"
     rows = RNG.normal(size=(500, D)).astype(np.float32)
-    pair = jax_tt.quantize_mixed(rows, 3800)
+    pair = jax_tt.compression.quantize_mixed(rows, 3800)
     assert len(pair[0].tables) > 1
     jax_tt.files.save(path, {"items": pair})
     return path, pair
@@ -443,9 +446,9 @@ def test_exported_programs(make):
     ids = jnp.array([[0, 5], [N - 1, 7]])
 
     def pooled(state, ids):
-        return jax_tt.pooled_rows(table, state, ids, jax_tt.Lookup(bounds="zero"))[0]
+        return jax_tt.lookup_bags(table, state, ids, bounds="zero")[0]
 
-    checks = jax_tt.export_checks()
+    checks = jax_tt.export.checks()
     exported = jax.export.export(jax.jit(pooled), disabled_checks=checks)(state, ids)
     again = jax.export.deserialize(exported.serialize())
     np.testing.assert_array_equal(again.call(state, ids), jax.jit(pooled)(state, ids))
@@ -470,18 +473,18 @@ def test_the_table_of_residuals():
     shapes = jax_tt.tt.residual_shapes(N, D, 1500)
     terms = jax_tt.tt.residuals(ROWS, shapes, refine=0, progress=False)
     update = jax_tt.Update(jax_tt.optimizers.RowWiseAdagrad(0.1))
-    table, state = jax_tt.residual_table(terms, update=update, name="items")
+    table, state = jax_tt.compression.residual_table(terms, update=update, name="items")
     assert len(table.tables) == len(shapes) > 1
     error = np.linalg.norm(dense_of(table, state) - ROWS) / np.linalg.norm(ROWS)
     assert error == pytest.approx(terms[-1].relative_error, rel=1e-4)
     assert set(state) == set(table.init(jax.random.key(0)))
-    alone, _ = jax_tt.residual_table(terms[:1])
+    alone, _ = jax_tt.compression.residual_table(terms[:1])
     assert len(alone.tables) == 1
     with pytest.raises(ValueError, match="tables: got none; expected at least one"):
-        jax_tt.residual_table(())
+        jax_tt.compression.residual_table(())
     with pytest.raises(
         TypeError, match=r"terms\[0\]: got a SumTable; expected a jax_tt.tt.Residual"
     ):
-        jax_tt.residual_table([table])  # pyright: ignore[reportArgumentType]
+        jax_tt.compression.residual_table([table])  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="terms: got None; expected the result of"):
-        jax_tt.residual_table(None)  # pyright: ignore[reportArgumentType]
+        jax_tt.compression.residual_table(None)  # pyright: ignore[reportArgumentType]

@@ -24,7 +24,7 @@ DENSE = ROWS.nbytes
 def explained(found, rows=ROWS, weights=None):
     weights = np.ones(len(rows)) if weights is None else weights
     ids, lookup = jnp.arange(len(rows)), jax_tt.Lookup(dtype=jnp.float32)
-    error = np.asarray(jax_tt.lookup_rows(found.table, found.state, ids, lookup)[0]) - rows
+    error = np.asarray(jax_tt.lookup(found.table, found.state, ids, lookup)[0]) - rows
     squares = weights @ (rows.astype(np.float64) ** 2).sum(1)
     return 1 - weights @ (error**2).sum(1) / squares
 
@@ -55,7 +55,7 @@ def test_one_kind(kind):
     again = small(kind=kind, max_bytes=DENSE // 4)
     for name, array in found.state.items():
         np.testing.assert_array_equal(array, again.state[name])
-    rows, _ = jax_tt.lookup_rows(found.table, found.state, jnp.array([0, N - 1]), jax_tt.Lookup())
+    rows, _ = jax_tt.lookup(found.table, found.state, jnp.array([0, N - 1]))
     assert rows.shape == (2, D)
 
 
@@ -179,7 +179,7 @@ def test_command(table, capsys, kind):
     assert kind in ("auto", chosen)
     if chosen in TRAINS:
         terms = jax_tt.files.load("o.safetensors")
-        small, state = jax_tt.residual_table(terms.values())
+        small, state = jax_tt.compression.residual_table(terms.values())
     else:
         ((small, state),) = jax_tt.files.load("o.safetensors").values()
     rows = small.to_dense(state)

@@ -103,7 +103,7 @@ def test_embed_bag(dtype, combiner, method):
 
         def loss(table, weights):
             given = dataclasses.replace(bags, weights=weights)
-            out = jax_tt.embed_bag(table, given, combiner=combiner, method=method)
+            out = jax_tt.functional.embed_bag(table, given, combiner=combiner, method=method)
             return jnp.sum(out.astype(g.dtype) * g), out
 
         step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
@@ -161,7 +161,7 @@ def test_bounds(split, method):
     assert_close(rows("clip"), clipped, 1e-5, "clip")
     assert_close(rows("unchecked")[~outside], clipped[~outside], 1e-5, "unchecked")
     assert_close(rows("zero"), np.where(outside[..., None], 0, clipped), 1e-5, "zero")
-    assert int(jax_tt.count_out_of_range(given, shape)) == outside.sum()
+    assert int(jax_tt.functional.count_out_of_range(given, shape)) == outside.sum()
     if raises(method):
         with pytest.raises(Exception, match=r"id"):
             jax.block_until_ready(rows("error"))
@@ -272,8 +272,8 @@ def test_float64_is_refused(op, method, x64):
         if op == "tt_embed_bag":
             return jax_tt.tt.embed_bag(cores, ids, method=method)
         if op == "embed_bag":
-            return jax_tt.embed_bag(table, ids, method=method)
-        fused = jax_tt.init_fused_table(cores, rule)
+            return jax_tt.functional.embed_bag(table, ids, method=method)
+        fused = jax_tt.functional.init_fused(cores, rule)
         return jax_tt.tt.fused_embed_bag(fused, ids, rule, method=method)
 
     want = np.asarray(table)[ids].sum(1)

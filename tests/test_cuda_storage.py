@@ -45,7 +45,7 @@ def test_tt_steps(name, dtype, method):
     """Slices that step as they are summed, and slices that wait until all are known to be finite."""
     rule, case = RULES[name], make_case(SHAPES["d3-odd"], dtype, True)
     bags, g = case.bags(), jnp.asarray(case.g, jnp.float32)
-    before = jax_tt.init_fused_table(case.cores, rule)
+    before = jax_tt.functional.init_fused(case.cores, rule)
 
     def steps(method):
         def loss(table, skip):
@@ -76,12 +76,12 @@ def _bags(lengths, rows):
 def test_dense_steps(name, dtype, features, method):
     rule, rng = RULES[name], np.random.default_rng(0)
     bags = _bags([150, 0, 201, 99], 40)
-    before = jax_tt.init_fused_table(jnp.asarray(rng.normal(size=(40, features)), dtype), rule)
+    before = jax_tt.functional.init_fused(jnp.asarray(rng.normal(size=(40, features)), dtype), rule)
     g = jnp.asarray(rng.normal(size=(4, features)) / 16, jnp.float32)
 
     def step(method):
         def loss(table):
-            out = jax_tt.fused_embed_bag(
+            out = jax_tt.functional.fused_embed_bag(
                 table, bags, rule, method=method, stochastic_rounding=False
             )
             return jnp.sum(out.astype(jnp.float32) * g)
@@ -107,7 +107,7 @@ def test_dense_sums_and_gradients(dtype, features, method):
         def step(table, weights, bags=bags, g=g):
             def loss(table, weights):
                 given = jax_tt.Bags(bags.ids, bags.offsets, weights)
-                out = jax_tt.embed_bag(table, given, method=method).astype(jnp.float32)
+                out = jax_tt.functional.embed_bag(table, given, method=method).astype(jnp.float32)
                 return jnp.sum(out * g), out
 
             return jax.grad(loss, (0, 1), has_aux=True)(table, weights)
@@ -137,14 +137,14 @@ def test_rows_beyond_31_bits(method, x64):
     @partial(jax.jit, donate_argnums=0)
     def step(table):
         def loss(table):
-            out = jax_tt.fused_embed_bag(
+            out = jax_tt.functional.fused_embed_bag(
                 table, jnp.asarray(ids)[:, None], rule, method=method, stochastic_rounding=False
             )
             return jnp.sum(out.astype(jnp.float32) * g)
 
         return jax.grad(loss)(table)
 
-    table = step(jax_tt.init_fused_table(jnp.zeros((rows, 1), jnp.float16), rule))
+    table = step(jax_tt.functional.init_fused(jnp.zeros((rows, 1), jnp.float16), rule))
     # And rows that those would be taken for if bits were lost.
     looked_at = np.unique([ids, ids % 2**30, ids % 2**31])
     want = [-np.sum(g[ids == row]) for row in looked_at]

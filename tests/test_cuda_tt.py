@@ -160,12 +160,12 @@ def test_bitwise_equal_in_any_order_of_threads(rule):
     try:
         for seed in range(4):
             module.set_seed(seed)
-            table = update(jax_tt.init_fused_table(cores, optimizer))
+            table = update(jax_tt.functional.init_fused(cores, optimizer))
             results.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(table)])
     finally:
         module.set_seed(0)
     assert all(result == results[0] for result in results[1:])
-    before = jax.tree.leaves(jax_tt.init_fused_table(cores, optimizer))
+    before = jax.tree.leaves(jax_tt.functional.init_fused(cores, optimizer))
     assert results[0] != [np.asarray(leaf).tobytes() for leaf in before]
 
 
@@ -185,7 +185,7 @@ def test_steps_of_slices_with_several_parts(rule, method):
             )
             return jnp.vdot(out, g)
 
-        return jax.jit(jax.grad(loss))(jax_tt.init_fused_table(cores, optimizer))
+        return jax.jit(jax.grad(loss))(jax_tt.functional.init_fused(cores, optimizer))
 
     found, expected = (jax.tree.leaves(update(way)) for way in (method, "reference"))
     assert not np.array_equal(found[1], cores[1])
@@ -197,7 +197,9 @@ def test_steps_of_slices_with_several_parts(rule, method):
 def test_a_bad_batch_changes_nothing(broken, method):
     # The CPU raises; a GPU cannot, so the output is NaN and the table stays as it was.
     optimizer = optimizers.Adagrad(0.05)
-    table = jax_tt.init_fused_table(jax_tt.tt.init(jax.random.key(0), SMALL, "normal"), optimizer)
+    table = jax_tt.functional.init_fused(
+        jax_tt.tt.init(jax.random.key(0), SMALL, "normal"), optimizer
+    )
     ids, offsets = uniform(120, 12), np.array([0, 4, 8, 12], np.int32)
     if broken == "id":
         ids = ids.at[5].set(120)

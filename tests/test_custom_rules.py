@@ -56,7 +56,9 @@ def stepper(method):
     @jax.jit
     def step(dense, tt, ids, offsets, g_dense, g_tt):
         def loss(tables):
-            pooled = jax_tt.fused_embed_bag(tables[0], Bags(ids, offsets), RULE, method=method)
+            pooled = jax_tt.functional.fused_embed_bag(
+                tables[0], Bags(ids, offsets), RULE, method=method
+            )
             of_tt = jax_tt.tt.fused_embed_bag(tables[1], Bags(ids, offsets), RULE, method=method)
             return jnp.sum(pooled * g_dense) + jnp.sum(of_tt * g_tt)
 
@@ -66,7 +68,7 @@ def stepper(method):
 
 
 def test_20_steps_are_those_of_the_formula(method):
-    dense, tt = (jax_tt.init_fused_table(start, RULE) for start in (rows(), cores()))
+    dense, tt = (jax_tt.functional.init_fused(start, RULE) for start in (rows(), cores()))
     g_dense, g_tt = gradients(COLUMNS), gradients(SHAPE.features)
     values = f64(dense.cores[0])
     slots = [f64(slot) for slot in dense.slots[0]]
@@ -92,7 +94,7 @@ def test_20_steps_are_those_of_the_formula(method):
 def stepped(rule, table, bags, **options):
     def loss(table, weights):
         given = Bags(bags.ids, bags.offsets, weights, bags.padded)
-        out = jax_tt.fused_embed_bag(table, given, rule, **options)
+        out = jax_tt.functional.fused_embed_bag(table, given, rule, **options)
         return jnp.sum(jnp.sin(out.astype(jnp.float32)))
 
     argnums = (0, 1) if bags.weights is not None else 0
@@ -120,7 +122,7 @@ def test_it_takes_the_steps_of_a_native_rule(name, combiner):
         pytest.skip("maxima have no weights")
     options = {"bounds": "zero" if name == "out of range" else "error", "combiner": combiner}
     (got, dweights), (want, wanted) = (
-        stepped(rule, jax_tt.init_fused_table(rows(), rule), bags, **options)
+        stepped(rule, jax_tt.functional.init_fused(rows(), rule), bags, **options)
         for rule in (PLAIN_SGD, SGD)
     )
     np.testing.assert_allclose(got.cores[0], want.cores[0], rtol=1e-6, atol=1e-7)
@@ -134,18 +136,18 @@ def test_ids_are_moved_into_the_table(bounds):
     bags = Bags.from_ragged([[-7, 29, 30], [29, 2_000_000_000]])
     rules = (PLAIN_SGD, SGD) if bounds == "clip" else (PLAIN_SGD, PLAIN_SGD)
     tables = [
-        stepped(rule, jax_tt.init_fused_table(rows(), rule), bags, bounds=bounds)[0].cores[0]
+        stepped(rule, jax_tt.functional.init_fused(rows(), rule), bags, bounds=bounds)[0].cores[0]
         for rule in rules
     ]
     np.testing.assert_allclose(*tables, rtol=1e-6, atol=1e-7)
 
 
 def test_options_of_the_update_apply():
-    table = jax_tt.init_fused_table(rows(), PLAIN_SGD)
+    table = jax_tt.functional.init_fused(rows(), PLAIN_SGD)
     bags = Bags.from_ragged([[1, 2], [1]])
 
     def loss(table, factor, **options):
-        out = jax_tt.fused_embed_bag(table, bags, PLAIN_SGD, **options)
+        out = jax_tt.functional.fused_embed_bag(table, bags, PLAIN_SGD, **options)
         return factor * jnp.sum(out)
 
     step = jax.grad(loss)
@@ -159,11 +161,13 @@ def test_options_of_the_update_apply():
 def test_16_bit_tables_are_rounded_stochastically():
     rows = jnp.ones((2000, 8), jnp.bfloat16)
     rule = optimizers.Custom(tiny_steps)
-    table = jax_tt.init_fused_table(rows, rule)
+    table = jax_tt.functional.init_fused(rows, rule)
     ids = jnp.arange(2000)[:, None]
 
     def loss(table, ids, **options):
-        return jnp.sum(jax_tt.fused_embed_bag(table, ids, rule, **options).astype(jnp.float32))
+        return jnp.sum(
+            jax_tt.functional.fused_embed_bag(table, ids, rule, **options).astype(jnp.float32)
+        )
 
     moved = f64(jax.grad(loss)(table, ids).cores[0])
     assert abs(np.mean(moved) - (1 - 1e-3)) < 1e-4
@@ -177,11 +181,11 @@ def test_16_bit_tables_are_rounded_stochastically():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_slots_beside_16_bit_rows_stay_float32(dtype):
     rule = optimizers.Custom(counting_steps, slots={"sum": "entry", "uses": "row"})
-    table = jax_tt.init_fused_table(jnp.ones((9, 4), dtype), rule)
+    table = jax_tt.functional.init_fused(jnp.ones((9, 4), dtype), rule)
 
     def loss(table):
         ids = jnp.array([[1, 2, 1]])
-        return jnp.sum(jax_tt.fused_embed_bag(table, ids, rule).astype(jnp.float32))
+        return jnp.sum(jax_tt.functional.fused_embed_bag(table, ids, rule).astype(jnp.float32))
 
     sums, uses = jax.grad(loss)(table).slots[0]
     assert sums.dtype == uses.dtype == jnp.float32
@@ -207,14 +211,16 @@ def test_shards_sum_their_gradients(check_vma):
         axis = None if check_vma else "data"
 
         def loss(table):
-            return jnp.sum(jax_tt.fused_embed_bag(table, ids, RULE, axis_name=axis) * g)
+            return jnp.sum(jax_tt.functional.fused_embed_bag(table, ids, RULE, axis_name=axis) * g)
 
         return jax.grad(loss)(table)
 
-    table = jax_tt.init_fused_table(rows(), RULE)
+    table = jax_tt.functional.init_fused(rows(), RULE)
     specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": P(), "check_vma": check_vma}
     sharded = jax.jit(jax.shard_map(step, mesh=mesh, **specs))(table, ids, g)
-    whole = jax.jit(jax.grad(lambda t: jnp.sum(jax_tt.fused_embed_bag(t, ids, RULE) * g)))(table)
+    whole = jax.jit(
+        jax.grad(lambda t: jnp.sum(jax_tt.functional.fused_embed_bag(t, ids, RULE) * g))
+    )(table)
     for a, b in zip(jax.tree.leaves(sharded), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
@@ -265,7 +271,7 @@ def collection_step(rules, layout, donate=False):
     def step(state, batch):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch, layout=layout)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch, layout=layout)
             return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(rows))
 
         return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
@@ -326,11 +332,11 @@ def test_the_program_has_no_copy_of_the_table():
 @pytest.mark.parametrize("rule", [RULE, optimizers.RowGradients(16)])
 def test_the_program_of_one_table_has_no_copy_of_it(rule):
     # A loss whose gradient does not depend on the lookup, so that nothing else orders the step after it.
-    table = jax_tt.init_fused_table(jnp.ones((1237, 24)), rule)
+    table = jax_tt.functional.init_fused(jnp.ones((1237, 24)), rule)
     ids = jnp.array([[1, 5], [5, 7]])
 
     def loss(table):
-        out = jax_tt.fused_embed_bag(table, ids, rule)
+        out = jax_tt.functional.fused_embed_bag(table, ids, rule)
         return jnp.sum(out), out
 
     step = jax.jit(lambda table: jax.grad(loss, has_aux=True)(table), donate_argnums=0)
@@ -341,7 +347,7 @@ def test_the_program_of_one_table_has_no_copy_of_it(rule):
 
 
 def test_what_a_function_returns_is_checked():
-    table = jax_tt.init_fused_table(rows(), SGD)
+    table = jax_tt.functional.init_fused(rows(), SGD)
     bags = Bags.from_ragged([[1, 2]])
     for function, error, match in (
         (lambda rows, g, slots, step: rows, TypeError, "the pair"),
@@ -365,13 +371,13 @@ def test_what_a_function_returns_is_checked():
 @pytest.mark.parametrize("capacity", [128, 8, 200])
 def test_sums_are_left_and_the_table_is_not_touched(capacity, method):
     rule = optimizers.RowGradients(capacity)
-    table = jax_tt.init_fused_table(rows(), rule)
+    table = jax_tt.functional.init_fused(rows(), rule)
     assert rule.read(table.slots).distinct == 0
     g = gradients(COLUMNS)
     step = jax.jit(
         jax.grad(
             lambda table, bags: jnp.sum(
-                jax_tt.fused_embed_bag(table, bags, rule, method=method) * jnp.float32(g)
+                jax_tt.functional.fused_embed_bag(table, bags, rule, method=method) * jnp.float32(g)
             )
         )
     )
@@ -393,9 +399,9 @@ def test_sums_are_left_and_the_table_is_not_touched(capacity, method):
 
 def test_too_many_rows_are_an_error_and_nan():
     rule = optimizers.RowGradients(2)
-    table = jax_tt.init_fused_table(rows(), rule)
+    table = jax_tt.functional.init_fused(rows(), rule)
     ids = jnp.array([[1, 2, 3]])
-    table = jax.grad(lambda t: jax_tt.fused_embed_bag(t, ids, rule).sum())(table)
+    table = jax.grad(lambda t: jax_tt.functional.fused_embed_bag(t, ids, rule).sum())(table)
     with pytest.raises(ValueError, match="capacity: got 2; the last batch had 3 distinct rows"):
         rule.read(table.slots)
     found = jax.jit(lambda slots: rule.read(slots))(table.slots[0])
@@ -404,10 +410,12 @@ def test_too_many_rows_are_an_error_and_nan():
 
 def test_a_refused_step_leaves_no_gradients():
     rule = optimizers.RowGradients(4)
-    table = jax_tt.init_fused_table(rows(), rule)
+    table = jax_tt.functional.init_fused(rows(), rule)
 
     def loss(table, factor):
-        out = jax_tt.fused_embed_bag(table, jnp.array([[1, 2]]), rule, skip_nonfinite=True)
+        out = jax_tt.functional.fused_embed_bag(
+            table, jnp.array([[1, 2]]), rule, skip_nonfinite=True
+        )
         return factor * jnp.sum(out)
 
     table = jax.grad(loss)(table, 1.0)
@@ -425,15 +433,15 @@ def test_row_gradients_of_a_layer_and_of_a_train():
     assert found.distinct == 2
     np.testing.assert_allclose(found.gradients[1], 3 * found.gradients[0], rtol=1e-6)
     with pytest.raises(TypeError, match="RowGradients; it is for dense tables"):
-        jax_tt.init_fused_table(cores(), rule)
+        jax_tt.functional.init_fused(cores(), rule)
     with pytest.raises(ValueError, match="capacity"):
         optimizers.RowGradients(0)
 
 
 def test_other_slots_are_refused():
     rule = optimizers.RowGradients(8)
-    other = jax_tt.init_fused_table(rows(), optimizers.Adam(0.1))
-    smaller = jax_tt.init_fused_table(rows(), optimizers.RowGradients(4))
+    other = jax_tt.functional.init_fused(rows(), optimizers.Adam(0.1))
+    smaller = jax_tt.functional.init_fused(rows(), optimizers.RowGradients(4))
     for given in (other, other.slots, other.slots[0], smaller.slots, {}, ()):
         with pytest.raises(
             ValueError, match=r"slots: got .*; expected the slots of a table with Row"
@@ -446,9 +454,11 @@ def test_other_slots_are_refused():
 )
 def test_results_that_are_no_floating_point_numbers_are_refused(change):
     rule = optimizers.Custom(lambda rows, gradients, slots, step: (change(rows), {}))
-    table = jax_tt.init_fused_table(rows(), rule)
+    table = jax_tt.functional.init_fused(rows(), rule)
     with pytest.raises(TypeError, match=r"function: returned rows of type .*; expected floating"):
-        jax.grad(lambda t: jax_tt.fused_embed_bag(t, jnp.array([[1]]), rule).sum())(table)
+        jax.grad(lambda t: jax_tt.functional.fused_embed_bag(t, jnp.array([[1]]), rule).sum())(
+            table
+        )
 
 
 def test_a_step_with_64_bit_types():
@@ -457,11 +467,7 @@ def test_a_step_with_64_bit_types():
         state = table.init(jax.random.key(0))
 
         def loss(arrays):
-            return jnp.sum(
-                jax_tt.lookup_rows(
-                    table, {**state, **arrays}, np.array([1, 3, 1]), jax_tt.Lookup()
-                )[0]
-            )
+            return jnp.sum(jax_tt.lookup(table, {**state, **arrays}, np.array([1, 3, 1]))[0])
 
         after = jax.grad(loss)({name: state[name] for name in table.trained_names})["embedding"]
         expected = f64(state["embedding"]).copy()

@@ -67,7 +67,7 @@ def test_gradients_of_rows_read_any_number_of_times(features, shift, weighted, m
 
     def loss(table, weights):
         given = jax_tt.Bags(bags.ids, bags.offsets, weights)
-        return jnp.sum(jax_tt.embed_bag(table, given, method=method) * g)
+        return jnp.sum(jax_tt.functional.embed_bag(table, given, method=method) * g)
 
     argnums = (0, 1) if weighted else (0,)
     value, gradients = jax.jit(jax.value_and_grad(loss, argnums))(table, bags.weights)
@@ -87,7 +87,7 @@ def test_gradients_of_rows_read_any_number_of_times(features, shift, weighted, m
 
 def _update(rule, table, bags, g, method, **options):
     def loss(table):
-        out = jax_tt.fused_embed_bag(table, bags, rule, method=method, **options)
+        out = jax_tt.functional.fused_embed_bag(table, bags, rule, method=method, **options)
         return jnp.sum(out.astype(jnp.float32) * g)
 
     return jax.jit(jax.grad(loss))(table)
@@ -107,7 +107,7 @@ def _update(rule, table, bags, g, method, **options):
 )
 def test_updates_of_rows_read_any_number_of_times(name, features, shift, skip, method):
     bags, _, bag_of = _batch(READS, shift)
-    table = jax_tt.init_fused_table(_table(len(READS) + 3, features), RULES[name])
+    table = jax_tt.functional.init_fused(_table(len(READS) + 3, features), RULES[name])
     g = np.random.default_rng(4).normal(size=(bags.num_bags, features)).astype(np.float32)
     got, want = (
         _update(RULES[name], table, bags, g, how, skip_nonfinite=skip)
@@ -132,12 +132,12 @@ def test_broken_offsets_make_nan_and_no_update(method):
     if raises(method):
         pytest.skip("checked before any work")
     table = _table(20, 8)
-    fused = jax_tt.init_fused_table(table, RULES["adam"])
+    fused = jax_tt.functional.init_fused(table, RULES["adam"])
     many = [0, MANY // 2, 3]
     for offsets in ([1, 4, 9], [0, 7, 3], [0, 4, 1000], [0, -3, 9], many):
         n = MANY if offsets is many else 9
         bags = jax_tt.Bags(jnp.arange(n, dtype=jnp.int32) % 20, jnp.array(offsets, jnp.int32))
-        assert np.isnan(jax_tt.embed_bag(table, bags, method=method)).any(), offsets
+        assert np.isnan(jax_tt.functional.embed_bag(table, bags, method=method)).any(), offsets
         after = _update(RULES["adam"], fused, bags, np.ones((2, 8), np.float32), method)
         _assert_same(after, fused, offsets)
 
@@ -152,12 +152,12 @@ def test_bad_ids_make_nan_and_no_update(skip, shift, code, method, monkeypatch):
     # A handler that is given "error" after all can do no more than with "poison".
     monkeypatch.setitem(operands.BOUNDS, "poison", operands.BOUNDS[code])
     bags, ids, bag_of = _batch(READS, shift)
-    fused = jax_tt.init_fused_table(_table(len(READS) + 3, 8), RULES["adam"])
+    fused = jax_tt.functional.init_fused(_table(len(READS) + 3, 8), RULES["adam"])
     g = np.random.default_rng(4).normal(size=(bags.num_bags, 8)).astype(np.float32)
     for bad in (-1, len(READS) + 3, 2**31 - 1):
         at = 5 * len(ids) // 7
         broken = jax_tt.Bags(jnp.asarray(ids).at[at].set(bad), bags.offsets, bags.weights)
-        out = jax_tt.embed_bag(fused.cores[0], broken, method=method)
+        out = jax_tt.functional.embed_bag(fused.cores[0], broken, method=method)
         is_nan = np.isnan(out).all(axis=1)
         assert is_nan.sum() == 1 and is_nan[bag_of[at]], bad
         _assert_same(
@@ -169,7 +169,7 @@ def test_bad_ids_make_nan_and_no_update(skip, shift, code, method, monkeypatch):
 
 
 def test_bad_ids_in_no_bag_are_not_read(method):
-    table = jax_tt.init_fused_table(_table(20, 8), RULES["sgd"])
+    table = jax_tt.functional.init_fused(_table(20, 8), RULES["sgd"])
     ids = jnp.array([3, 4, 3, 99, -7], jnp.int32)
     bags = jax_tt.Bags(ids, jnp.array([0, 1, 3], jnp.int32))
     after = _update(RULES["sgd"], table, bags, np.ones((2, 8), np.float32), method)
@@ -187,7 +187,9 @@ def test_most_positions_read_one_row(n, method):
 
     @jax.jit
     def gradient(table):
-        return jax.grad(lambda t: jnp.sum(jax_tt.embed_bag(t, bags, method=method) * g))(table)
+        return jax.grad(lambda t: jnp.sum(jax_tt.functional.embed_bag(t, bags, method=method) * g))(
+            table
+        )
 
     want = np.zeros((300, 1))
     np.add.at(want, ids, g[np.repeat(np.arange(5), np.diff(bags.offsets))])
@@ -202,7 +204,7 @@ def test_cuda_blocks_share_rows_that_samples_of_the_batch_miss():
     run, random = n // samples, own * np.uint32(2654435761) >> 16
     ids = np.arange(n, dtype=np.int32)[::-1] % 300
     ids[own * run + (random * run >> 16)] = 400 + own % 100
-    table = jax_tt.init_fused_table(jnp.zeros((500, 1)), optimizers.SGD(1.0))
+    table = jax_tt.functional.init_fused(jnp.zeros((500, 1)), optimizers.SGD(1.0))
     g = np.arange(n, dtype=np.float32)[:, None] % 16
     after = _update(optimizers.SGD(1.0), table, ids[:, None], g, "cuda_emulated")
     want = np.zeros((500, 1), np.float32)
@@ -231,7 +233,7 @@ def test_sorts_of_any_size(n, launches, ids):
         "scattered": np.random.default_rng(n).permutation(n) // 3,
     }[ids].astype(np.int32)
     given[n // 2] = rows  # reads nothing
-    table = jax_tt.init_fused_table(jnp.zeros((rows, 1)), optimizers.SGD(1.0))
+    table = jax_tt.functional.init_fused(jnp.zeros((rows, 1)), optimizers.SGD(1.0))
     g = np.arange(1, n + 1, dtype=np.float32)[:, None] % 128
     if ids in ("falling", "scattered"):
         order = np.argsort(given, kind="stable")
@@ -252,7 +254,7 @@ def test_sorts_of_any_size(n, launches, ids):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_order_of_threads_leaves_no_trace(dtype):
     bags, _, _ = _batch(READS, shift=3)
-    table = jax_tt.init_fused_table(_table(len(READS) + 3, 24).astype(dtype), RULES["adagrad"])
+    table = jax_tt.functional.init_fused(_table(len(READS) + 3, 24).astype(dtype), RULES["adagrad"])
     g = np.random.default_rng(5).normal(size=(bags.num_bags, 24)).astype(np.float32)
     module = ffi.load("cuda_emulated")
     assert module is not None

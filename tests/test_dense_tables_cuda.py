@@ -94,7 +94,7 @@ def stepped(collection, lookup, layout, state, batch):
             name: Bags(bags.ids, bags.offsets, weights.get(name)) for name, bags in batch.items()
         }
         arrays = collection.replaced(state, trained)
-        rows, _ = jax_tt.embed_collection(collection, arrays, given, lookup, layout=layout)
+        rows, _ = jax_tt.lookup_features(collection, arrays, given, lookup, layout=layout)
         leaves = jax.tree.leaves(rows)
         return sum(jnp.sum(jnp.sin(leaf.astype(jnp.float32))) for leaf in leaves), rows
 
@@ -202,7 +202,7 @@ def test_a_gradient_that_is_not_finite_skips_its_own_table(method):
         def loss(trained):
             arrays = collection.replaced(state, trained)
             lookup = Lookup(method=method)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch, lookup)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch, lookup)
             return (
                 jnp.sum(rows["usual"])
                 + scale * jnp.sum(rows["slower"])
@@ -243,7 +243,7 @@ def launches_of(collection, batch):
         def loss(trained):
             arrays = collection.replaced(state, trained)
             lookup = Lookup(method="cuda_emulated")
-            rows, _ = jax_tt.embed_collection(
+            rows, _ = jax_tt.lookup_features(
                 collection, arrays, batch, lookup, layout="concatenated"
             )
             return jnp.sum(rows)

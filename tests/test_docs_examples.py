@@ -124,7 +124,7 @@ def test_flax_names_are_public():
 
 # Plain records and protocols: their fields are described where they are made.
 WITHOUT_EXAMPLE = {
-    "jax_tt.FusedTable",
+    "jax_tt.functional.Fused",
     "jax_tt.SplitIds",
     "jax_tt.tt.Cost",
     "jax_tt.Table",

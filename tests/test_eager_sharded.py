@@ -51,17 +51,17 @@ def sharded(kind: AxisType) -> Any:
 
 def batch(first: int) -> dict[str, Any]:
     ids = np.arange(first, first + 16).reshape(8, 2)
-    return {"item": jax_tt.split_keys(ids), "ad": jnp.asarray(ids)}
+    return {"item": jax_tt.dynamic.split_keys(ids), "ad": jnp.asarray(ids)}
 
 
 def statistics(embed: Any) -> Any:
     table = embed.tables["item"]
-    return jax_tt.hash_statistics(table.table, table.state())
+    return jax_tt.dynamic.statistics(table.table, table.state())
 
 
 def remove(embed: Any, first: int) -> Any:
     table = embed.tables["item"]
-    return jax_tt.remove_keys(table.table, table.state(), batch(first)["item"])
+    return jax_tt.dynamic.remove(table.table, table.state(), batch(first)["item"])
 
 
 def dump(embed: Any, folder: Path) -> None:

@@ -87,8 +87,8 @@ def test_files_keep_the_order_of_time_and_hash_any_string(tmp_path: Path) -> Non
     assert stream.steps == 2
     second = stream.batch(1)
     np.testing.assert_array_equal(second.labels, [1, 1, 1, 1, 0, 0, 0, 0])
-    users = jax_tt.hash_ids("user", [f"ü{k % 3}" for k in range(4, 8)])
-    items = jax_tt.hash_ids("item", [f"item/{k}" for k in range(4, 8)])
+    users = jax_tt.dynamic.hash_ids("user", [f"ü{k % 3}" for k in range(4, 8)])
+    items = jax_tt.dynamic.hash_ids("item", [f"item/{k}" for k in range(4, 8)])
     np.testing.assert_array_equal(second.ids["user"], np.tile(users, 2))
     np.testing.assert_array_equal(second.ids["item"][:4], items)
     assert np.isin(second.ids["item"][4:], [stream.batch(k).ids["item"][:4] for k in (0, 1)]).all()
@@ -101,7 +101,7 @@ def test_lists_are_spread_over_the_stream(tmp_path: Path) -> None:
     path.write_text("\n".join(lines))
     batches = [batch.ids["item"][:16] for batch in Interactions(path, 32).batches()]
     for user in "abcd":
-        items = jax_tt.hash_ids("item", [f"{user}_{k}" for k in range(16)])
+        items = jax_tt.dynamic.hash_ids("item", [f"{user}_{k}" for k in range(16)])
         places = [np.flatnonzero(np.concatenate(batches) == item).item() for item in items]
         assert places == sorted(places)
         assert all(abs(place - 4 * k) < 8 for k, place in enumerate(places))

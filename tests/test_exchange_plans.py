@@ -7,9 +7,11 @@ import pytest
 from jax.sharding import AxisType
 
 import jax_tt
-from jax_tt import Exchange, Lookup, Placement, ShardedTable
+from jax_tt import Lookup, Placement
 from jax_tt._ids.inputs import bag_batch
 from jax_tt._table.groups import Call, Use
+from jax_tt.planning import Exchange
+from jax_tt.tables import ShardedTable
 
 ROWS, BAGS, LENGTH = 4000, 32, 40
 
@@ -53,7 +55,7 @@ def test_counted_messages_hold_skewed_batches(mesh, hot, pooled):
     plain, ids = jax_tt.dense_table(ROWS, 4), _ids(hot)
     placement = Placement.contiguous() if hot == "neighbours" else Placement.hashed()
     table = ShardedTable(plain, mesh, "model", placement)
-    exchange = jax_tt.plan_exchange(table, ids, pooled=pooled)
+    exchange = jax_tt.planning.plan_exchange(table, ids, pooled=pooled)
     assert exchange.pooled == pooled
     assert 0 < exchange.expected_unique < 1
     parts = ids.reshape(4, -1)
@@ -75,19 +77,19 @@ def test_counts_of_replicas_and_column_shards():
     plain, ids = jax_tt.dense_table(40, 4), np.arange(16).reshape(4, 4)
     for axis in ("model", "data"):
         table = ShardedTable(plain, mesh, axis, Placement.pages([(0, 1), 0, 1, 1], 10))
-        exchange = jax_tt.plan_exchange(table, ids)
+        exchange = jax_tt.planning.plan_exchange(table, ids)
         # Rows 12 to 15 of the last part are all on device 0, of two; those of the first one are on the own device.
         assert (exchange.expected_unique, exchange.expected_skew) == (1, 2)
     columns = ShardedTable(plain, mesh, ("data", "model"), Placement.columns(2))
     # Each of two shards gets all ids, an even spread would be half of them for each of four devices.
-    assert jax_tt.plan_exchange(columns, ids).expected_skew == 2
-    padding = jax_tt.plan_exchange(columns, np.full((4, 4), -1), pooled="sums")
+    assert jax_tt.planning.plan_exchange(columns, ids).expected_skew == 2
+    padding = jax_tt.planning.plan_exchange(columns, np.full((4, 4), -1), pooled="sums")
     assert (padding.expected_unique, padding.expected_skew) == (1 / 4, 1)
 
 
 def test_errors_name_the_argument(mesh):
     table = ShardedTable(jax_tt.dense_table(40, 4, name="words"), mesh, "model", Placement.hashed())
     with pytest.raises(ValueError, match=r"^ids: got the id 40; expected ids in \[0, 40\)"):
-        jax_tt.plan_exchange(table, np.array([40]))
+        jax_tt.planning.plan_exchange(table, np.array([40]))
     with pytest.raises(TypeError, match=r"^ids: got float64; expected integers"):
-        jax_tt.plan_exchange(table, np.ones(4))
+        jax_tt.planning.plan_exchange(table, np.ones(4))

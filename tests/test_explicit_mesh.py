@@ -46,14 +46,14 @@ def _check(function, table, ids, specs):
 def test_keys_of_a_hash_table(method):
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
     table = jax_tt.hash_table(64, 4, safe_check="ignore")
-    keys = jax_tt.split_keys(np.arange(8, dtype=np.uint64)[:, None] << np.uint64(40))
+    keys = jax_tt.dynamic.split_keys(np.arange(8, dtype=np.uint64)[:, None] << np.uint64(40))
     known = jax.tree.map(lambda words: words[:5], keys)
-    _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), known)
+    _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), known)
     lookup = jax_tt.Lookup(method=method)
-    expected, _ = jax_tt.pooled_rows(table, state, keys, lookup)
+    expected, _ = jax_tt.lookup_bags(table, state, keys, lookup)
     state = jax.device_put(state, NamedSharding(mesh, P()))
     keys = jax.device_put(keys, NamedSharding(mesh, P(("x", "y"))))
-    step = jax.jit(lambda state, keys: jax_tt.pooled_rows(table, state, keys, lookup)[0])
+    step = jax.jit(lambda state, keys: jax_tt.lookup_bags(table, state, keys, lookup)[0])
     np.testing.assert_array_equal(step(state, keys), expected)
 
 
@@ -64,7 +64,7 @@ def test_ids_out_of_range_over_two_axes():
     state = jax.device_put(table.init(jax.random.key(0)), NamedSharding(mesh, P()))
     ids = jax.device_put(np.arange(8)[:, None] * 7, NamedSharding(mesh, P(("x", "y"))))
     lookup = jax_tt.Lookup(bounds="warn", method="reference")
-    rows, _ = jax.jit(lambda state, ids: jax_tt.pooled_rows(table, state, ids, lookup))(state, ids)
+    rows, _ = jax.jit(lambda state, ids: jax_tt.lookup_bags(table, state, ids, lookup))(state, ids)
     np.testing.assert_array_equal(rows, np.asarray(state["embedding"])[np.arange(8) * 7])
 
 
@@ -80,7 +80,7 @@ def test_bags(method, combiner, spec):
     )
     assert out.sharding.spec[0] == (spec[0] if len(spec) else None)
     _check(
-        lambda t, ids: jax_tt.embed_bag(t, ids, combiner=combiner, method=method),
+        lambda t, ids: jax_tt.functional.embed_bag(t, ids, combiner=combiner, method=method),
         np.random.default_rng(1).normal(size=(120, 4)).astype(np.float32),
         IDS,
         spec,
@@ -111,7 +111,7 @@ def test_lookup(method, spec):
 @pytest.mark.parametrize("method", ["auto", "reference"])
 @pytest.mark.parametrize("combiner", ["mean", "max"])
 def test_fused(method, combiner):
-    table = jax_tt.init_fused_table(CORES, RULE)
+    table = jax_tt.functional.init_fused(CORES, RULE)
     _check(
         lambda t, ids: jax_tt.tt.fused_embed_bag(t, ids, RULE, combiner=combiner, method=method),
         table,
@@ -125,7 +125,7 @@ def test_fused(method, combiner):
 def test_a_row_cache(gradients, fused):
     cache = jax_tt.RowCache(40, ways=4, gradients=gradients)
     optimizer = RULE if fused else None
-    start = jax_tt.init_fused_table(CORES, RULE) if fused else CORES
+    start = jax_tt.functional.init_fused(CORES, RULE) if fused else CORES
     table = cache_parts.init_parts(start, cache, optimizer=optimizer)
     _, directory = cache_parts.embed_bag(table, IDS[:4], cache, optimizer=optimizer)
     table = table._replace(directory=directory)

@@ -25,14 +25,14 @@ SHAPE = SHAPES["d3"]
 CASE = make_case(SHAPE, "float32", True)
 BAGS = CASE.bags()
 RULE = optimizers.Adagrad(0.1)
-FUSED = jax_tt.init_fused_table(CASE.cores, RULE)
+FUSED = jax_tt.functional.init_fused(CASE.cores, RULE)
 CACHE = jax_tt.RowCache(20, ways=4)
-CACHED = jax_tt.RowCachedTable(jax_tt.TTTable.of(CASE.cores)[0], CACHE)
+CACHED = jax_tt.tables.RowCachedTable(jax_tt.tables.TTTable.of(CASE.cores)[0], CACHE)
 DENSE = jnp.arange(360.0).reshape(120, 3)
 
 
 def export(function, *args, **options):
-    return jax.export.export(jax.jit(function), disabled_checks=jax_tt.export_checks(), **options)(
+    return jax.export.export(jax.jit(function), disabled_checks=jax_tt.export.checks(), **options)(
         *args
     )
 
@@ -81,7 +81,7 @@ def test_serving_page_in_two_processes(tmp_path):
 
 
 def test_register():
-    assert jax_tt.register() == tuple(p for p in ("cpu", "cuda") if native_available(p))
+    assert jax_tt.export.register() == tuple(p for p in ("cpu", "cuda") if native_available(p))
 
 
 @needs_native
@@ -92,7 +92,7 @@ def test_checks_name_every_target():
     emulated = ffi.load("cuda_emulated")
     if emulated is not None:
         names |= {name.replace("_emulated_", "_") for name in emulated.registrations()}
-    assert set(jax_tt.export_checks()) == {
+    assert set(jax_tt.export.checks()) == {
         jax.export.DisabledSafetyCheck.custom_call(name) for name in names
     }
 
@@ -146,20 +146,24 @@ SYMBOLIC = {
         dataclasses.replace(BAGS, weights=None),
     ),
     "max of a rectangle": (
-        lambda m, t, x: squares(jax_tt.embed_bag, t, x, combiner="max", method=m),
+        lambda m, t, x: squares(jax_tt.functional.embed_bag, t, x, combiner="max", method=m),
         DENSE,
         IDS,
     ),
-    "dense": (lambda m, t, x: jax_tt.embed_bag(t, x, method=m), DENSE, BAGS),
+    "dense": (lambda m, t, x: jax_tt.functional.embed_bag(t, x, method=m), DENSE, BAGS),
     "gradient": (lambda m, t, x: squares(jax_tt.tt.embed_bag, t, x, method=m), CASE.cores, BAGS),
-    "dense gradient": (lambda m, t, x: squares(jax_tt.embed_bag, t, x, method=m), DENSE, BAGS),
+    "dense gradient": (
+        lambda m, t, x: squares(jax_tt.functional.embed_bag, t, x, method=m),
+        DENSE,
+        BAGS,
+    ),
     "fused": (
         lambda m, t, x: squares(jax_tt.tt.fused_embed_bag, t, x, RULE, method=m),
         FUSED,
         BAGS,
     ),
     "cached": (
-        lambda m, t, x: jax_tt.pooled_rows(CACHED, t, x, jax_tt.Lookup(method=m)),
+        lambda m, t, x: jax_tt.lookup_bags(CACHED, t, x, method=m),
         CACHED.init(jax.random.key(0)),
         BAGS,
     ),
@@ -205,19 +209,19 @@ def sizes(*names):
 def test_programs_of_hash_tables_take_any_number_of_keys(method, missing):
     table = jax_tt.hash_table(64, 4, missing=missing)
     start = table.init(jax.random.key(0))
-    _, state = jax_tt.insert_keys(table, start, np.arange(6))
+    _, state = jax_tt.dynamic.insert(table, start, np.arange(6))
     lookup = jax_tt.Lookup(method=method, train=False)
 
     @jax.jit
     def serve(state, bags):
-        rows, _ = jax_tt.lookup_rows(table, state, bags.ids, lookup)
-        return rows, jax_tt.pooled_rows(table, state, bags, lookup)[0]
+        rows, _ = jax_tt.lookup(table, state, bags.ids, lookup)
+        return rows, jax_tt.lookup_bags(table, state, bags, lookup)[0]
 
     words, offsets = sizes("c, 2", "b + 1")
     exported = export(serve, state, jax_tt.Bags(jax_tt.SplitIds(words), offsets))
     program = jax.export.deserialize(exported.serialize())
     for lengths in ([3], [4, 0, 5]):
-        keys = jax_tt.split_keys(np.arange(sum(lengths)) * 3)
+        keys = jax_tt.dynamic.split_keys(np.arange(sum(lengths)) * 3)
         bags = jax_tt.Bags.from_lengths(keys, lengths)
         got, want = program.call(state, bags), serve(state, bags)
         jax.tree.map(np.testing.assert_array_equal, got, want)
@@ -238,7 +242,7 @@ def test_programs_of_keyed_bags_take_any_number_of_bags(method):
 
     @jax.jit
     def serve(state, batch):
-        return jax_tt.embed_collection(collection, state, batch, lookup, layout="concatenated")[0]
+        return jax_tt.lookup_features(collection, state, batch, lookup, layout="concatenated")[0]
 
     ids, offsets = sizes("c", "3*b + 1")
     exported = export(serve, state, jax_tt.KeyedBags(ids, offsets, keys=tuple(features)))

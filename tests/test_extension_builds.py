@@ -39,7 +39,7 @@ def test_the_cuda_kernels_take_the_steps_of_the_reference(tmp_path):
     include = [
         importlib.import_module("pybind11").get_include(),
         sysconfig.get_path("include"),
-        jax_tt.get_include(),
+        jax_tt.extension.get_include(),
         ROOT,
     ]
     run(

@@ -54,7 +54,7 @@ def test_the_test_of_the_example(kind, extension):
 
 def stepped(rule, method, dtype, shape, **options):
     case = make_case(SHAPES[shape], dtype, True)
-    table = jax_tt.init_fused_table(case.cores, rule)
+    table = jax_tt.functional.init_fused(case.cores, rule)
     g = jnp.asarray(case.g, jnp.float64 if dtype == "float64" else jnp.float32)
 
     @jax.jit
@@ -82,11 +82,11 @@ def test_every_storage_type(dtype, skip_nonfinite, rule):
 
 def test_16_bit_rows_are_rounded_stochastically(extension):
     rule = extension.Lion(learning_rate=1e-3)
-    table = jax_tt.init_fused_table(jnp.ones((2000, 8), jnp.bfloat16), rule)
+    table = jax_tt.functional.init_fused(jnp.ones((2000, 8), jnp.bfloat16), rule)
     ids = jnp.arange(2000)[:, None]
 
     def loss(table):
-        return jnp.sum(jax_tt.fused_embed_bag(table, ids, rule).astype(jnp.float32))
+        return jnp.sum(jax_tt.functional.fused_embed_bag(table, ids, rule).astype(jnp.float32))
 
     moved = f64(jax.grad(loss)(table).cores[0])
     assert len(np.unique(moved)) == 2
@@ -110,7 +110,7 @@ def collection(rule):
     def step(state, batch):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch)
             return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(rows))
 
         return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
@@ -143,10 +143,10 @@ def test_odd_batches_and_widths(ids, width, rule):
     bags = jax_tt.Bags.from_ragged(ids)
 
     def step(method):
-        table = jax_tt.init_fused_table(jnp.ones((9, width)), rule)
+        table = jax_tt.functional.init_fused(jnp.ones((9, width)), rule)
 
         def loss(table):
-            out = jax_tt.fused_embed_bag(table, bags, rule, method=method, bounds="zero")
+            out = jax_tt.functional.fused_embed_bag(table, bags, rule, method=method, bounds="zero")
             return jnp.sum(out)
 
         return jax.grad(loss)(table)
@@ -158,10 +158,12 @@ def test_odd_batches_and_widths(ids, width, rule):
 
 
 def test_programs_have_the_name(rule):
-    table = jax_tt.init_fused_table(jnp.ones((9, 4)), rule)
+    table = jax_tt.functional.init_fused(jnp.ones((9, 4)), rule)
 
     def loss(table):
-        return jnp.sum(jax_tt.fused_embed_bag(table, jnp.array([[1]]), rule, method="ffi"))
+        return jnp.sum(
+            jax_tt.functional.fused_embed_bag(table, jnp.array([[1]]), rule, method="ffi")
+        )
 
     assert 'optimizer = "lion_rule.lion"' in jax.jit(jax.grad(loss)).lower(table).as_text()
 
@@ -264,9 +266,11 @@ def test_rules_may_be_registered_by_many_threads_and_in_any_order(extension, rul
 
 
 def one_step(rule, method="ffi"):
-    table = jax_tt.init_fused_table(jnp.ones((9, 4)), rule)
+    table = jax_tt.functional.init_fused(jnp.ones((9, 4)), rule)
     ids = jnp.array([[1, 2]])
-    grad = jax.grad(lambda t: jnp.sum(jax_tt.fused_embed_bag(t, ids, rule, method=method)))
+    grad = jax.grad(
+        lambda t: jnp.sum(jax_tt.functional.fused_embed_bag(t, ids, rule, method=method))
+    )
     return jax.block_until_ready(grad(table))
 
 
@@ -330,7 +334,7 @@ def test_a_rule_without_cuda_kernels_says_so(kind, rule):
 
 
 def test_headers_are_complete_and_no_others_are_installed(extension):
-    include = Path(jax_tt.get_include())
+    include = Path(jax_tt.extension.get_include())
     headers = {str(path.relative_to(include)) for path in include.rglob("*.h")}
     used = {"jax_tt/rule.h", "jax_tt/cuda_rule.h"}
     assert used <= headers

@@ -85,7 +85,7 @@ def _wide(array):
 def test_tt_equals_gradients_and_rule_over_20_steps(name, combiner, method):
     rule = RULES[name]
     cores = make_case(SHAPE, "float32", False).cores
-    table = jax_tt.init_fused_table(cores, rule)
+    table = jax_tt.functional.init_fused(cores, rule)
     g = np.random.default_rng(1).normal(size=(5, SHAPE.features)).astype(np.float32)
 
     @jax.jit
@@ -132,12 +132,15 @@ def _dense(cores):
 def test_dense_equals_gradients_and_rule_over_20_steps(name, method):
     rule = RULES[name]
     start = np.random.default_rng(2).normal(size=(30, 7)).astype(np.float32)
-    table = jax_tt.init_fused_table(jnp.asarray(start), rule)
+    table = jax_tt.functional.init_fused(jnp.asarray(start), rule)
     g = np.random.default_rng(1).normal(size=(5, 7)).astype(np.float32)
     step = jax.jit(
         jax.grad(
             lambda table, bags: jnp.sum(
-                jax_tt.fused_embed_bag(table, bags, rule, combiner="sqrtn", method=method) * g
+                jax_tt.functional.fused_embed_bag(
+                    table, bags, rule, combiner="sqrtn", method=method
+                )
+                * g
             )
         )
     )
@@ -159,7 +162,7 @@ def test_equals_optax(rule, name, method):
     optax = pytest.importorskip("optax")
     tx = optax.sgd(0.01) if name == "sgd" else optax.adagrad(0.01, 0.1, eps=1e-12)
     cores = make_case(SHAPE, "float32", False).cores
-    table, state = jax_tt.init_fused_table(cores, rule), tx.init(cores)
+    table, state = jax_tt.functional.init_fused(cores, rule), tx.init(cores)
 
     def plain(cores, bags):
         return jnp.sum(jnp.sin(jax_tt.tt.embed_bag(cores, bags, method="reference")))
@@ -177,7 +180,7 @@ def test_equals_optax(rule, name, method):
 
 
 def _table(rule=RULES["adam"], dtype="float32"):
-    return jax_tt.init_fused_table(make_case(SHAPE, dtype, False).cores, rule)
+    return jax_tt.functional.init_fused(make_case(SHAPE, dtype, False).cores, rule)
 
 
 def _grad(rule, method, **options):
@@ -220,7 +223,7 @@ def test_grad_scale_divides_and_skip_leaves_everything(method):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_stochastic_rounding(dtype, method):
     rule = optimizers.SGD(1.0)
-    table = jax_tt.init_fused_table(jnp.ones((4096, 4), dtype), rule)
+    table = jax_tt.functional.init_fused(jnp.ones((4096, 4), dtype), rule)
     ids = np.arange(4096, dtype=np.int32)[:, None]
     tiny = 2.0 ** (-12 if dtype == "bfloat16" else -15)  # far below one unit in the last place
 
@@ -228,7 +231,7 @@ def test_stochastic_rounding(dtype, method):
         return jax.grad(
             lambda t: (
                 jnp.sum(
-                    jax_tt.fused_embed_bag(
+                    jax_tt.functional.fused_embed_bag(
                         t, ids, rule, method=method, stochastic_rounding=stochastic, key=key
                     ).astype(jnp.float32)
                 )
@@ -266,7 +269,10 @@ def test_no_bags_are_a_step_that_moves_nothing(combiner, kind, method):
     if kind == "tt":
         op, table = jax_tt.tt.fused_embed_bag, _table(rule)
     else:
-        op, table = jax_tt.fused_embed_bag, jax_tt.init_fused_table(jnp.ones((40, 64)), rule)
+        op, table = (
+            jax_tt.functional.fused_embed_bag,
+            jax_tt.functional.init_fused(jnp.ones((40, 64)), rule),
+        )
     ids, offsets = np.arange(9, dtype=np.int32), np.zeros(1, np.int32)
     for bags in (
         np.zeros((0, 3), np.int32),
@@ -369,7 +375,7 @@ def test_refused_transformations():
 
 def test_bad_arguments_hold_the_fix():
     rule, table, ids = RULES["adam"], _table(), np.array([[1]], np.int32)
-    with pytest.raises(TypeError, match="init_fused_table"):
+    with pytest.raises(TypeError, match="init_fused"):
         jax_tt.tt.fused_embed_bag(table.cores, ids, rule)
     with pytest.raises(TypeError, match=r"jax_tt\.optimizers"):
         jax_tt.tt.fused_embed_bag(table, ids, "adam")
@@ -378,7 +384,7 @@ def test_bad_arguments_hold_the_fix():
     with pytest.raises(ValueError, match="SGD expects"):
         jax_tt.tt.fused_embed_bag(table, ids, optimizers.SGD(0.1))
     with pytest.raises(ValueError, match=r"tt\.fused_embed_bag"):
-        jax_tt.fused_embed_bag(table, ids, rule)
+        jax_tt.functional.fused_embed_bag(table, ids, rule)
     with pytest.raises(TypeError, match="typed key"):
         half = _table(dtype="bfloat16")
         jax_tt.tt.fused_embed_bag(half, ids, rule, key=jnp.zeros(2, jnp.uint32))

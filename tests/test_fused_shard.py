@@ -29,8 +29,11 @@ def problem(kind):
             jax_tt.tt.fused_embed_bag,
         )
     else:
-        source, op = jax.random.normal(jax.random.key(1), (1000, 8)), jax_tt.fused_embed_bag
-    table = jax_tt.init_fused_table(source, OPTIMIZER)
+        source, op = (
+            jax.random.normal(jax.random.key(1), (1000, 8)),
+            jax_tt.functional.fused_embed_bag,
+        )
+    table = jax_tt.functional.init_fused(source, OPTIMIZER)
     ids = jnp.asarray(rng.integers(0, 1000, (16, 5)), jnp.int32)
     weights = jnp.asarray(rng.normal(size=(16, 5)), jnp.float32)
     scale = jnp.asarray(rng.normal(size=(16, 8)), jnp.float32)
@@ -115,7 +118,7 @@ def test_forward_and_backward_split_differently(ids, out, fused, method):
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     shape = jax_tt.TTShape(1000, 8, ranks=(6, 6), row_factors=(10, 10, 10), col_factors=(2, 2, 2))
     cores = jax_tt.tt.init(jax.random.key(0), shape, "normal")
-    tables = jax_tt.init_fused_table(cores, OPTIMIZER) if fused else cores
+    tables = jax_tt.functional.init_fused(cores, OPTIMIZER) if fused else cores
     batch = jnp.asarray(np.random.default_rng(0).integers(0, 1000, (16, 5)), jnp.int32)
 
     def gradient(tables, batch, constrain):

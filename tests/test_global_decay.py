@@ -59,7 +59,7 @@ def sparse_batches(count):
 def stepper(name, method):
     def loss(table, weights, ids, offsets, g):
         bags = Bags(ids, offsets, weights)
-        pooled = jax_tt.fused_embed_bag(table, bags, RULES[name], method=method)
+        pooled = jax_tt.functional.fused_embed_bag(table, bags, RULES[name], method=method)
         return jnp.sum(pooled * g), pooled
 
     return jax.jit(jax.grad(loss, (0, 1), has_aux=True))
@@ -68,7 +68,7 @@ def stepper(name, method):
 @pytest.mark.parametrize("name", RULES)
 def test_20_steps_are_those_of_the_formula(name, method):
     model = Model(RULES[name])
-    table = jax_tt.init_fused_table(rows(), RULES[name])
+    table = jax_tt.functional.init_fused(rows(), RULES[name])
     g, rng = gradients(COLUMNS), np.random.default_rng(4)
     scaled = 0
     for t, (ids, offsets) in enumerate(sparse_batches(20), start=1):
@@ -125,13 +125,13 @@ def test_in_a_collection_it_reads_and_steps_as_alone(layout):
     }
     collection = jax_tt.Collection(tables, {name: jax_tt.Feature(name) for name in tables})
     state = collection.init(jax.random.key(0))
-    alone = jax_tt.init_fused_table(jnp.array(state["own"]["embedding"]), rule)
+    alone = jax_tt.functional.init_fused(jnp.array(state["own"]["embedding"]), rule)
 
     @jax.jit
     def step(state, batch):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            out = jax_tt.embed_collection(collection, arrays, batch, layout=layout)[0]
+            out = jax_tt.lookup_features(collection, arrays, batch, layout=layout)[0]
             if layout == "concatenated":
                 out = {"own": out[:, :8], "other": out[:, 8:]}
             return sum(jnp.sum(jnp.sin(rows)) for rows in out.values()), out["own"]
@@ -142,7 +142,7 @@ def test_in_a_collection_it_reads_and_steps_as_alone(layout):
     @jax.jit
     def step_alone(table, ids):
         def loss(table):
-            out = jax_tt.fused_embed_bag(table, ids, rule)
+            out = jax_tt.functional.fused_embed_bag(table, ids, rule)
             return jnp.sum(jnp.sin(out)), out
 
         return jax.grad(loss, has_aux=True)(table)
@@ -156,10 +156,12 @@ def test_in_a_collection_it_reads_and_steps_as_alone(layout):
 
 
 def test_the_program_has_no_copy_of_the_table():
-    table = jax_tt.init_fused_table(jnp.ones((1237, 24)), RULES["plain"])
+    table = jax_tt.functional.init_fused(jnp.ones((1237, 24)), RULES["plain"])
 
     def loss(table):
-        return jnp.sum(jax_tt.fused_embed_bag(table, jnp.array([[1, 5]]), RULES["plain"]))
+        return jnp.sum(
+            jax_tt.functional.fused_embed_bag(table, jnp.array([[1, 5]]), RULES["plain"])
+        )
 
     step = jax.jit(jax.grad(loss), donate_argnums=0)
     program = str(step.lower(table).compile().as_text())
@@ -168,6 +170,6 @@ def test_the_program_has_no_copy_of_the_table():
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(TypeError, match="GlobalDecayRowWiseAdagrad; it is for dense tables"):
-        jax_tt.init_fused_table(cores(), RULES["plain"])
+        jax_tt.functional.init_fused(cores(), RULES["plain"])
     with pytest.raises(ValueError, match=r"lower_bound: got 2\.0"):
         dataclasses.replace(RULES["plain"], lower_bound=2.0)

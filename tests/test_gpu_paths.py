@@ -39,7 +39,7 @@ def test_bad_ids_are_reported_where_a_graph_is_replayed(kind, method):
     state = jax.jit(table.init)(jax.random.key(0))
     lookup = jax_tt.Lookup(bounds="warn", method=method)
     step = jax.jit(
-        lambda state, ids: jax_tt.pooled_rows(table, state, ids, lookup)[0],
+        lambda state, ids: jax_tt.lookup_bags(table, state, ids, lookup)[0],
         compiler_options=CAPTURED,
     )
     good = jnp.arange(60, dtype=jnp.int32).reshape(12, 5)
@@ -63,7 +63,7 @@ state = jax.tree.map(jnp.asarray, collection.init(jax.random.key(0)))
 def loss(own, ids):
     return embed(collection.replaced(state, own), ids).sum()
 def embed(arrays, ids):
-    return jax_tt.embed_collection(collection, arrays, {{"a": ids}}, jax_tt.Lookup(method="ffi"))[0]["a"]
+    return jax_tt.lookup_features(collection, arrays, {{"a": ids}}, method="ffi")[0]["a"]
 step = jax.jit(jax.grad(loss), compiler_options={{"xla_gpu_graph_min_graph_size": 1}})
 for leaf in jax.tree.leaves(step(collection.trained(state), jnp.arange(20).reshape(5, 4))):
     assert bool(jnp.isfinite(leaf).all())

@@ -37,7 +37,7 @@ WITHOUT_CALLS = ("XLA", "nnx", measure.EMPTY)
 
 
 def quantized():
-    table = jax_tt.QuantizedTable(5000, 16, 8)
+    table = jax_tt.tables.QuantizedTable(5000, 16, 8)
     return table, {"packed": jnp.zeros((5000, table.row_bytes), jnp.uint8)}
 
 

@@ -17,9 +17,9 @@ from tests.conftest import method_fixture
 from tests.hash_model import joined
 from tests.test_hash_training import collected, described
 
-WORDS = jax_tt.split_keys
-INSERT = jax.jit(jax_tt.insert_keys, static_argnums=0, static_argnames="method")
-REMOVE = jax.jit(jax_tt.remove_keys, static_argnums=0, static_argnames="method")
+WORDS = jax_tt.dynamic.split_keys
+INSERT = jax.jit(jax_tt.dynamic.insert, static_argnums=0, static_argnames="method")
+REMOVE = jax.jit(jax_tt.dynamic.remove, static_argnums=0, static_argnames="method")
 INIT = jax.jit(lambda table, key: table.init(key), static_argnums=0)
 method = method_fixture("reference", "ffi", "cuda_emulated")
 
@@ -28,12 +28,12 @@ def stepped(collection, located):
     """Insertion, lookup and update of a collection, with or without a second search."""
 
     def step(state, batch):
-        inserted, state = jax_tt.insert_collection_keys(collection, state, batch)
-        ids = jax_tt.with_slots(batch, inserted) if located else batch
+        inserted, state = jax_tt.dynamic.insert(collection, state, batch)
+        ids = jax_tt.dynamic.with_slots(batch, inserted) if located else batch
 
         def loss(own):
             arrays = collection.replaced(state, own)
-            rows, _ = jax_tt.embed_collection(collection, arrays, ids)
+            rows, _ = jax_tt.lookup_features(collection, arrays, ids)
             return sum(jnp.sum((row - 1) ** 2) for row in rows.values()), rows
 
         gradients, rows = jax.grad(loss, has_aux=True)(collection.trained(state))
@@ -59,7 +59,7 @@ def test_slots_of_an_insertion_replace_the_search():
         )
         jax.tree.map(np.testing.assert_array_equal, *rows)
         jax.tree.map(np.testing.assert_array_equal, *states)
-        refused = jax_tt.hash_statistics(collection.tables["key"], states[0]["key"])["refused"]
+        refused = jax_tt.dynamic.statistics(collection.tables["key"], states[0]["key"])["refused"]
     assert refused > 0
 
 
@@ -72,10 +72,10 @@ def test_missing_keys_of_many_tables_in_parts(layout, monkeypatch):
     batch = {name: WORDS(draw.integers(40, size=(5, 3))) for name in tables}
     # Of one table, no key is missing.
     others = {name: WORDS(np.full((5, 3), 99)) for name in tables}
-    _, state = jax_tt.insert_collection_keys(collection, state, others | {"b": batch["b"]})
+    _, state = jax_tt.dynamic.insert(collection, state, others | {"b": batch["b"]})
 
     def rows(state, batch):
-        return jax_tt.embed_collection(collection, state, batch, layout=layout)[0]
+        return jax_tt.lookup_features(collection, state, batch, layout=layout)[0]
 
     found = []
     for size in (1, 1 << 20):
@@ -94,36 +94,36 @@ def test_features_with_ids_of_different_types():
         "old": np.array([[1], [-1]], np.int32),
         "new": np.array([[2**64 - 1], [5]], np.uint64),
     }
-    _, state = jax_tt.insert_collection_keys(collection, collection.init(jax.random.key(0)), batch)
-    assert sorted(jax_tt.table_keys(table, state["key"])["key"].tolist()) == [1, 5, 2**64 - 1]
+    _, state = jax_tt.dynamic.insert(collection, collection.init(jax.random.key(0)), batch)
+    assert sorted(jax_tt.dynamic.keys_of(table, state["key"])["key"].tolist()) == [1, 5, 2**64 - 1]
     with pytest.raises(ValueError, match="feature 'old' of 'key': ids: got dtype float64"):
-        jax_tt.insert_collection_keys(collection, state, batch | {"old": np.ones((2, 1))})
+        jax_tt.dynamic.insert(collection, state, batch | {"old": np.ones((2, 1))})
 
 
 def test_slots_of_single_tables():
     table = dataclasses.replace(described(8), missing=3)
     keys, serving = np.array([[5, -1, 2**62], [5, 0, 9]]), jax_tt.Lookup(train=False)
     bags = jax_tt.Bags(WORDS(keys), padded=True)
-    inserted, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), bags)
-    _, state = jax_tt.remove_keys(table, state, np.array([9]))
-    located = jax_tt.with_slots(bags, inserted)
+    inserted, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), bags)
+    _, state = jax_tt.dynamic.remove(table, state, np.array([9]))
+    located = jax_tt.dynamic.with_slots(bags, inserted)
     assert located.ids.digits.shape == (2, 3, 3) and located.padded
     assert located.ids.digits[0, 1].tolist() == [-1, -1, -1]
     found = inserted.found.at[-1].set(-1)  # of the key that was removed
-    located = jax_tt.with_slots(bags, inserted._replace(found=found))
+    located = jax_tt.dynamic.with_slots(bags, inserted._replace(found=found))
     for lookup in (serving, jax_tt.Lookup()):
-        expected, _ = jax_tt.pooled_rows(table, state, bags, lookup)
-        got, _ = jax_tt.pooled_rows(table, state, located, lookup)
+        expected, _ = jax_tt.lookup_bags(table, state, bags, lookup)
+        got, _ = jax_tt.lookup_bags(table, state, located, lookup)
         np.testing.assert_array_equal(got, expected)
-    done, again = jax_tt.insert_keys(table, state, located)
+    done, again = jax_tt.dynamic.insert(table, state, located)
     assert int(done.counts["inserted"]) == 1 and again["hash_touched"].any()
     layer = jax_tt.TableEmbed(table, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(
-        layer(jax_tt.with_slots(keys, layer.insert(keys))), layer(WORDS(keys))
+        layer(jax_tt.dynamic.with_slots(keys, layer.insert(keys))), layer(WORDS(keys))
     )
     nothing = np.zeros((0, 2), np.int64)
-    inserted, state = jax_tt.insert_keys(table, state, nothing)
-    assert jax_tt.with_slots(nothing, inserted).shape == (0, 2)
+    inserted, state = jax_tt.dynamic.insert(table, state, nothing)
+    assert jax_tt.dynamic.with_slots(nothing, inserted).shape == (0, 2)
 
 
 @pytest.mark.parametrize("change", ["insertion", "removal", "growth", "nothing", "other"])
@@ -136,26 +136,26 @@ def test_slots_of_an_earlier_table(change, method):
     keys[30:32] = keys[:2]
     first = INIT(table, jax.random.key(0))
     inserted, state = INSERT(table, first, WORDS(keys), method=method)
-    located = jax_tt.with_slots(keys, inserted)
+    located = jax_tt.dynamic.with_slots(keys, inserted)
     before = np.asarray(inserted.found)
     if change == "insertion":
         _, state = INSERT(table, state, WORDS(draw.integers(0, 2**63, 60)), method=method)
     elif change == "removal":
         _, state = REMOVE(table, state, WORDS(keys[::2]), method=method)
     elif change == "growth":
-        table, state = jax_tt.grow_if_full(table, state, max_load=0.1)
+        table, state = jax_tt.dynamic.grow_if_full(table, state, max_load=0.1)
     elif change == "other":
         state = INIT(table, jax.random.key(1))
     numbered = jnp.arange(state["embedding"].size, dtype=jnp.float32).reshape(-1, 4)
     state = {**state, "embedding": numbered}
-    stored = jax_tt.table_keys(table, state)
+    stored = jax_tt.dynamic.keys_of(table, state)
     slots = dict(zip(stored["key"].view(np.int64).tolist(), stored["slot"].tolist(), strict=True))
     now = np.array([slots.get(int(key), -1) for key in keys])
     now[before < 0] = -1
     assert (now != before).any() == (change != "nothing")
     for train in (True, False):
         lookup = jax_tt.Lookup(method=method, train=train)
-        rows = jax.jit(lambda *given, lookup=lookup: jax_tt.lookup_rows(table, *given, lookup)[0])
+        rows = jax.jit(lambda *given, lookup=lookup: jax_tt.lookup(table, *given, lookup)[0])
         initial = np.asarray(rows(INIT(table, jax.random.key(0)), WORDS(keys)))
         want = np.where(now[:, None] >= 0, np.asarray(numbered)[now], initial)
         np.testing.assert_array_equal(rows(state, located), want)
@@ -166,30 +166,30 @@ def test_keys_that_have_left_their_slots_are_reported(method):
     keys = np.arange(5)
     inserted, state = INSERT(table, INIT(table, jax.random.key(0)), WORDS(keys))
     _, state = REMOVE(table, state, WORDS(keys[:2]))
-    located, lookup = jax_tt.with_slots(keys, inserted), jax_tt.Lookup(method=method)
+    located, lookup = jax_tt.dynamic.with_slots(keys, inserted), jax_tt.Lookup(method=method)
     with pytest.raises(Exception, match="2 ids of a training batch are keys without a row"):
-        jax.block_until_ready(jax_tt.lookup_rows(table, state, located, lookup)[0])
+        jax.block_until_ready(jax_tt.lookup(table, state, located, lookup)[0])
 
 
 def test_slots_of_another_batch():
     tables, features, batch = collected()
     collection = jax_tt.Collection(tables, features)
     state = collection.init(jax.random.key(0))
-    inserted, state = jax_tt.insert_collection_keys(collection, state, batch)
+    inserted, state = jax_tt.dynamic.insert(collection, state, batch)
     with pytest.raises(ValueError, match=r"ids: got ids of shape \(3,\) for the insertion of anot"):
         table = collection.tables["tail"]
-        done, _ = jax_tt.insert_keys(table, state["tail"], np.arange(4))
-        jax_tt.with_slots(np.arange(3), done)
+        done, _ = jax_tt.dynamic.insert(table, state["tail"], np.arange(4))
+        jax_tt.dynamic.with_slots(np.arange(3), done)
     with pytest.raises(TypeError, match="inserted: got a int for a dict"):
-        jax_tt.with_slots(batch, 3)
-    located = jax_tt.with_slots(batch, inserted)
+        jax_tt.dynamic.with_slots(batch, 3)
+    located = jax_tt.dynamic.with_slots(batch, inserted)
     mixed = {**batch, "clicked": located["clicked"]}
     with pytest.raises(ValueError, match=r"different numbers of digits \(clicked 4, shown 3\)"):
-        jax_tt.embed_collection(collection, state, mixed)
+        jax_tt.lookup_features(collection, state, mixed)
     with pytest.raises(ValueError, match="the two words of a key"):
         custom = dataclasses.replace(described(64), policy="custom")
         scores = jax_tt.SplitIds(np.zeros((2, 3), np.int32))
-        jax_tt.insert_keys(custom, custom.init(jax.random.key(0)), np.arange(2), scores=scores)
+        jax_tt.dynamic.insert(custom, custom.init(jax.random.key(0)), np.arange(2), scores=scores)
 
 
 def evicting():
@@ -213,17 +213,17 @@ def test_collections_return_what_is_evicted():
     collection = jax_tt.Collection(tables, features)
     state = collection.init(jax.random.key(0))
     first = batch_of(np.arange(8)[:, None], np.arange(4)[:, None], np.arange(4, 8)[:, None])
-    done, state = jax_tt.insert_collection_keys(collection, state, first, return_evicted=True)
+    done, state = jax_tt.dynamic.insert(collection, state, first, return_evicted=True)
     assert evicted_keys(done) == {"a": [], "b": []}
-    _, state = jax_tt.insert_collection_keys(collection, state, first)
+    _, state = jax_tt.dynamic.insert(collection, state, first)
     for name, own in state.items():
         if "embedding" in own:
             state[name]["embedding"] = own["embedding"] + 1
     rows = {n: np.asarray(state[n]["embedding"]) for n in tables}
-    entries = {n: jax_tt.table_keys(t, state[n]) for n, t in collection.tables.items()}
+    entries = {n: jax_tt.dynamic.keys_of(t, state[n]) for n, t in collection.tables.items()}
     # The new keys of "b" have one request each, the old ones two: no key is above its score.
     second = batch_of([[20], [21]], [[7], [30]], [[30], [30]])
-    done, state = jax_tt.insert_collection_keys(collection, state, second, return_evicted=True)
+    done, state = jax_tt.dynamic.insert(collection, state, second, return_evicted=True)
     assert evicted_keys(done) == {"a": [0, 1], "b": [0]}
     for name, own in done.items():
         for key, touched, row in zip(
@@ -239,7 +239,7 @@ def test_collections_return_what_is_evicted():
     variables, layer = None, jax_tt.linen.EmbedCollection(tables, features)
     variables = layer.init(jax.random.key(0), first)
     for batch in (first, first, second):
-        insert = partial(jax_tt.insert_collection_keys, batch=batch, return_evicted=True)
+        insert = partial(jax_tt.dynamic.insert, batch=batch, return_evicted=True)
         own, variables = jax_tt.linen.update_table(layer, variables, insert)
     assert evicted_keys(own) == {"a": [0, 1], "b": [0]}
 
@@ -255,20 +255,20 @@ def test_collections_grow():
     tables, features, batch = growing()
     collection = jax_tt.Collection(tables, features)
     state = collection.init(jax.random.key(0))
-    _, state = jax_tt.insert_collection_keys(collection, state, batch)
-    before, _ = jax_tt.embed_collection(collection, state, batch)
-    same, kept = jax_tt.grow_collection_if_full(collection, state, max_load=0.5)
+    _, state = jax_tt.dynamic.insert(collection, state, batch)
+    before, _ = jax_tt.lookup_features(collection, state, batch)
+    same, kept = jax_tt.dynamic.grow_if_full(collection, state, max_load=0.5)
     assert same is collection and kept["key"]["embedding"] is state["key"]["embedding"]
     # Four keys in one table, two in the other.
-    larger, state = jax_tt.grow_collection_if_full(collection, state, max_load=0.02)
+    larger, state = jax_tt.dynamic.grow_if_full(collection, state, max_load=0.02)
     sizes = [larger.tables[name].num_embeddings for name in ("key", "tail", "dense", "train")]
     assert sizes == [256, 128, 20, 64]
-    after, _ = jax_tt.embed_collection(larger, state, batch)
+    after, _ = jax_tt.lookup_features(larger, state, batch)
     jax.tree.map(np.testing.assert_array_equal, after, before)
     state, _ = jax.jit(stepped(larger, located=True))(state, batch)
     assert [float(state[name]["step"]) for name in collection.sharing] == [1] * 3
     with pytest.raises(ValueError, match="max_load: got 2; expected a number from 0 to 1"):
-        jax_tt.grow_collection_if_full(larger, state, max_load=2)
+        jax_tt.dynamic.grow_if_full(larger, state, max_load=2)
 
 
 def test_nnx_collection_grows_with_its_moments():
@@ -279,7 +279,7 @@ def test_nnx_collection_grows_with_its_moments():
 
     @nnx.jit
     def step(model, opt):
-        ids = jax_tt.with_slots(batch, model["embed"].insert(batch))
+        ids = jax_tt.dynamic.with_slots(batch, model["embed"].insert(batch))
         loss, grads = jax_tt.value_and_grad(lambda m: jnp.sum((m["embed"].stacked(ids) - 1) ** 2))(
             model
         )
@@ -309,11 +309,11 @@ def test_linen_collection_inserts_and_grows():
     losses = []
     for number in range(4):
         inserted, variables = jax_tt.linen.update_table(
-            layer, variables, lambda *given: jax_tt.insert_collection_keys(*given, batch)
+            layer, variables, lambda *given: jax_tt.dynamic.insert(*given, batch)
         )
-        expected, state = jax_tt.insert_collection_keys(collection, state, batch)
+        expected, state = jax_tt.dynamic.insert(collection, state, batch)
         jax.tree.map(np.testing.assert_array_equal, inserted, expected)
-        ids = jax_tt.with_slots(batch, inserted)
+        ids = jax_tt.dynamic.with_slots(batch, inserted)
 
         def loss(own, layer=layer, variables=variables, ids=ids):
             given = {**variables, **own}
@@ -327,10 +327,10 @@ def test_linen_collection_inserts_and_grows():
         variables = {**variables, fused: new[fused], "params": params}
         losses.append(float(value))
         if number == 1:
-            grow = partial(jax_tt.grow_collection_if_full, max_load=0.02)
+            grow = partial(jax_tt.dynamic.grow_if_full, max_load=0.02)
             changed, variables = jax_tt.linen.update_table(layer, variables, grow)
             layer, moments = changed.layer, changed.opt_state(tx, moments, variables)
-            collection, state = jax_tt.grow_collection_if_full(collection, state, max_load=0.02)
+            collection, state = jax_tt.dynamic.grow_if_full(collection, state, max_load=0.02)
             assert layer.tables["key"].num_embeddings == 256
             assert variables["params"]["tail"]["embedding"].shape == (128, 4)
             jax.tree.map(
@@ -339,5 +339,5 @@ def test_linen_collection_inserts_and_grows():
                 state["key"]["hash_keys"],
             )
     assert losses == sorted(losses, reverse=True)
-    again, _ = jax_tt.linen.update_table(layer, variables, jax_tt.grow_collection_if_full)
+    again, _ = jax_tt.linen.update_table(layer, variables, jax_tt.dynamic.grow_if_full)
     assert again.layer is layer

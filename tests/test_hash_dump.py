@@ -19,11 +19,11 @@ def trained(table, state, steps, seed=0):
     pool = draw.integers(0, 2**64, 60, dtype=np.uint64)
     pool[:4] = 0, 2**64 - 1, 2**63, 1
     for _ in range(steps):
-        keys = jax_tt.split_keys(draw.choice(pool, 12))
-        _, state = jax_tt.insert_keys(table, state, keys)
+        keys = jax_tt.dynamic.split_keys(draw.choice(pool, 12))
+        _, state = jax_tt.dynamic.insert(table, state, keys)
 
         def loss(own, state=state, keys=keys):
-            rows, _ = jax_tt.lookup_rows(table, {**state, **own}, keys, jax_tt.Lookup())
+            rows, _ = jax_tt.lookup(table, {**state, **own}, keys)
             return jnp.sum((rows - 0.1) ** 2)
 
         state = {**state, **jax.grad(loss)({name: state[name] for name in table.trained_names})}
@@ -39,7 +39,7 @@ def by_key(table, state, names=("embedding",)):
             int(entry["touched"]),
             *(array[entry["slot"]].tolist() for array in arrays),
         )
-        for entry in jax_tt.table_keys(table, state)
+        for entry in jax_tt.dynamic.keys_of(table, state)
     }
 
 
@@ -157,10 +157,10 @@ def test_other_types_and_rules(source, tmp_path):
     _, loaded = jax_tt.files.load_dump(
         narrow, narrow.init(jax.random.key(0)), tmp_path / "dump", optimizer_state=False
     )
-    keys = jax_tt.split_keys(pool)
+    keys = jax_tt.dynamic.split_keys(pool)
     lookup = jax_tt.Lookup(train=False)
-    expected, _ = jax_tt.lookup_rows(table, state, keys, lookup)
-    rows, _ = jax_tt.lookup_rows(narrow, loaded, keys, lookup)
+    expected, _ = jax_tt.lookup(table, state, keys, lookup)
+    rows, _ = jax_tt.lookup(narrow, loaded, keys, lookup)
     assert rows.dtype == jnp.bfloat16
     assert (rows == expected.astype(jnp.bfloat16)).all()
 
@@ -178,7 +178,7 @@ def test_the_number_of_batches_never_falls(source, tmp_path):
     table, state, pool = source
     other = table.init(jax.random.key(0))
     for _ in range(int(state["hash_clock"]) + 3):
-        _, other = jax_tt.insert_keys(table, other, jax_tt.split_keys(pool[:2]))
+        _, other = jax_tt.dynamic.insert(table, other, jax_tt.dynamic.split_keys(pool[:2]))
     jax_tt.files.dump(table, state, tmp_path / "dump")
     _, loaded = jax_tt.files.load_dump(table, other, tmp_path / "dump")
     assert loaded["hash_clock"] == other["hash_clock"]
@@ -219,7 +219,7 @@ def test_errors(source, tmp_path):
             call(table, state, place, keys=np.arange(128))
     with pytest.raises(TypeError, match="table: got a dict; expected a table"):
         jax_tt.files.dump({}, state, tmp_path / "other")  # pyright: ignore[reportArgumentType]
-    train = jax_tt.HashTable(jax_tt.tt_table(1000, 8, tt_ranks=4), ways=10)
+    train = jax_tt.tables.HashTable(jax_tt.tt_table(1000, 8, tt_ranks=4), ways=10)
     with pytest.raises(TypeError, match="rows of its TTTable share parameters"):
         jax_tt.files.dump(train, train.init(jax.random.key(0)), tmp_path / "train")
     for options, message in (
@@ -246,9 +246,9 @@ def well_filled(tmp_path):
     """A table, its state and a dump."""
     table = jax_tt.hash_table(65_536, 2, policy="none", safe_check="error")
     state = table.init(jax.random.key(0))
-    insert = jax.jit(lambda state, keys: jax_tt.insert_keys(table, state, keys)[1])
+    insert = jax.jit(lambda state, keys: jax_tt.dynamic.insert(table, state, keys)[1])
     for keys in np.random.default_rng(0).integers(2**64, size=(16, 2560), dtype=np.uint64):
-        state = insert(state, jax_tt.split_keys(keys))
+        state = insert(state, jax_tt.dynamic.split_keys(keys))
     jax_tt.files.dump(table, state, tmp_path / "keys", rows_per_file=15_000)
     return table, state
 
@@ -259,7 +259,7 @@ def test_keys_come_into_the_slots_that_they_had(well_filled, tmp_path):
     assert counts == jax_tt.files.Loaded(rows=40_960, evicted=0)
     names = [*table.hash_shapes]
     jax.tree.map(np.testing.assert_array_equal, *({n: s[n] for n in names} for s in (after, state)))
-    slots = jax_tt.table_keys(table, state)["slot"]
+    slots = jax_tt.dynamic.keys_of(table, state)["slot"]
     np.testing.assert_array_equal(after["embedding"][slots], state["embedding"][slots])
 
 
@@ -269,7 +269,8 @@ def test_keys_find_as_much_room_as_they_had(well_filled, tmp_path):
     counts, after = jax_tt.files.load_dump(other, other.init(jax.random.key(1)), tmp_path / "keys")
     assert counts == jax_tt.files.Loaded(rows=40_960, evicted=0)
     keys, found = (
-        np.sort(jax_tt.table_keys(t, s), order="key") for t, s in ((table, state), (other, after))
+        np.sort(jax_tt.dynamic.keys_of(t, s), order="key")
+        for t, s in ((table, state), (other, after))
     )
     np.testing.assert_array_equal(
         found[["key", "score", "touched"]], keys[["key", "score", "touched"]]

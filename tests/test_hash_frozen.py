@@ -9,9 +9,10 @@ import pytest
 from flax import nnx
 
 import jax_tt
-from jax_tt import Lookup, Placement, ShardedTable
+from jax_tt import Placement
 from jax_tt._base import reports
 from jax_tt._layers.nnx.collection import write_arrays
+from jax_tt.tables import ShardedTable
 
 KNOWN, UNKNOWN = np.arange(8) * 2**40, np.arange(3) - 10**15
 RULE = jax_tt.optimizers.Adagrad(0.1)
@@ -29,12 +30,12 @@ def silent():
 
 def source(missing, optimizer=RULE):
     table = jax_tt.hash_table(64, 4, optimizer=optimizer, missing=missing, safe_check="error")
-    _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), KNOWN)
+    _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), KNOWN)
     return table, state
 
 
 def keys():
-    return jax_tt.split_keys(np.concatenate([KNOWN, UNKNOWN]))
+    return jax_tt.dynamic.split_keys(np.concatenate([KNOWN, UNKNOWN]))
 
 
 def check(rows, state, missing):
@@ -52,25 +53,23 @@ def check(rows, state, missing):
 def test_single_tables(missing, train):
     table, state = source(missing)
     served, arrays = jax_tt.extension.freeze(table, state)
-    look_up = jax.jit(
-        lambda arrays: jax_tt.lookup_rows(served, arrays, keys(), Lookup(train=train))[0]
-    )
+    look_up = jax.jit(lambda arrays: jax_tt.lookup(served, arrays, keys(), train=train)[0])
     check(np.asarray(look_up(arrays)), state, missing)
 
 
 def test_tables_without_an_optimizer():
     table, state = source("zeros", optimizer=None)
-    rows, _ = jax_tt.lookup_rows(table, state, keys(), Lookup())
+    rows, _ = jax_tt.lookup(table, state, keys())
     check(np.asarray(rows), state, "zeros")
 
 
 def test_tables_behind_an_order_of_ids():
     inner = jax_tt.tt_table(64, 4, tt_ranks=2, optimizer=RULE)
-    ordered = jax_tt.OrderedTable(inner, jax_tt.order.IdOrder(np.arange(64)[::-1]))
-    table = jax_tt.HashTable(ordered, missing="zeros", safe_check="error")
-    _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), KNOWN)
+    ordered = jax_tt.tables.OrderedTable(inner, jax_tt.order.IdOrder(np.arange(64)[::-1]))
+    table = jax_tt.tables.HashTable(ordered, missing="zeros", safe_check="error")
+    _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), KNOWN)
     served, arrays = jax_tt.extension.freeze(table, state)
-    rows, _ = jax_tt.lookup_rows(served, arrays, keys(), Lookup())
+    rows, _ = jax_tt.lookup(served, arrays, keys())
     check(np.asarray(rows), state, "zeros")
 
 
@@ -78,10 +77,12 @@ def test_tables_on_several_devices():
     mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
     plain = jax_tt.hash_table(64, 4, optimizer=RULE, missing="zeros", safe_check="error")
     table = ShardedTable(plain, mesh, "model", Placement.hashed())
-    _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), jax_tt.split_keys(KNOWN))
+    _, state = jax_tt.dynamic.insert(
+        table, table.init(jax.random.key(0)), jax_tt.dynamic.split_keys(KNOWN)
+    )
     served, arrays = jax_tt.extension.freeze(table, state)
-    ids = jax_tt.split_keys(np.concatenate([KNOWN, UNKNOWN, KNOWN[:1]]))
-    rows, _ = jax.jit(lambda arrays: jax_tt.lookup_rows(served, arrays, ids, Lookup()))(arrays)
+    ids = jax_tt.dynamic.split_keys(np.concatenate([KNOWN, UNKNOWN, KNOWN[:1]]))
+    rows, _ = jax.jit(lambda arrays: jax_tt.lookup(served, arrays, ids))(arrays)
     check(np.asarray(rows)[:11], state, "zeros")
 
 
@@ -92,16 +93,16 @@ def test_collections_layers_and_exported_programs(missing):
     collection = jax_tt.Collection({"item": table}, features)
     state = collection.init(jax.random.key(0))
     batch = {"item": keys()}
-    _, state = jax_tt.insert_collection_keys(collection, state, {"item": jax_tt.split_keys(KNOWN)})
+    _, state = jax_tt.dynamic.insert(collection, state, {"item": jax_tt.dynamic.split_keys(KNOWN)})
     served, arrays = collection.frozen(state)
 
     def rows_of(arrays, digits):
         own = {"item": jax_tt.SplitIds(digits)}
-        return jax_tt.embed_collection(served, arrays, own)[0]["item"]
+        return jax_tt.lookup_features(served, arrays, own)[0]["item"]
 
     digits = jnp.asarray(batch["item"].digits)
     check(np.asarray(rows_of(arrays, digits)), state["item"], missing)
-    exported = jax.export.export(jax.jit(rows_of), disabled_checks=jax_tt.export_checks())(
+    exported = jax.export.export(jax.jit(rows_of), disabled_checks=jax_tt.export.checks())(
         arrays, digits
     )
     loaded = jax.export.deserialize(exported.serialize())

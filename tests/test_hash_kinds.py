@@ -11,7 +11,7 @@ import jax_tt
 import jax_tt.linen
 from tests.kind_case import KindCase
 
-TRAIN = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(48, 8, ranks=4))
+TRAIN = jax_tt.tables.TTTable.of_shape(jax_tt.TTShape.suggest(48, 8, ranks=4))
 OPTIONS = {"policy": "none", "ways": 8, "safe_check": "error"}
 
 
@@ -21,8 +21,8 @@ class HashCase(KindCase):
         """With a key in every slot."""
         state = jax.jit(self.table.init)(jax.random.key(0))
         insert = jax.jit(
-            lambda state, keys: jax_tt.insert_keys(
-                jax_tt.HashTable(self.table.table, **{**OPTIONS, "safe_check": "ignore"}),
+            lambda state, keys: jax_tt.dynamic.insert(
+                jax_tt.tables.HashTable(self.table.table, **{**OPTIONS, "safe_check": "ignore"}),
                 state,
                 keys,
             )[1]
@@ -30,16 +30,16 @@ class HashCase(KindCase):
         draw = np.random.default_rng(0)
         while (state["hash_touched"] == 0).any():
             keys = draw.integers(0, 2**64, 200, np.uint64)
-            state = insert(state, jax_tt.split_keys(keys))
+            state = insert(state, jax_tt.dynamic.split_keys(keys))
         return state
 
     def ids(self, rows):
-        entries = jax_tt.table_keys(self.table, self.state)
+        entries = jax_tt.dynamic.keys_of(self.table, self.state)
         assert (entries["slot"] == np.arange(48)).all()
-        return jax_tt.SplitIds(jnp.asarray(jax_tt.split_keys(entries["key"]).digits)[rows])
+        return jax_tt.SplitIds(jnp.asarray(jax_tt.dynamic.split_keys(entries["key"]).digits)[rows])
 
     def with_ids(self, model):
-        _, state = jax_tt.insert_keys(model.table, model.state(), self.bags())
+        _, state = jax_tt.dynamic.insert(model.table, model.state(), self.bags())
         for name, value in state.items():
             getattr(model, name)[...] = value
         return model
@@ -48,7 +48,7 @@ class HashCase(KindCase):
         _, variables = jax_tt.linen.update_table(
             model,
             variables,
-            lambda table, state: jax_tt.insert_keys(table, state, self.bags()),
+            lambda table, state: jax_tt.dynamic.insert(table, state, self.bags()),
         )
         return variables
 
@@ -57,20 +57,20 @@ class HashCase(KindCase):
         rows = np.array([[0, 3], [47, 3]])
         for method in ("reference", "auto"):
             lookup = jax_tt.Lookup(method=method)
-            found, _ = jax_tt.lookup_rows(self.table, self.state, self.ids(rows), lookup)
+            found, _ = jax_tt.lookup(self.table, self.state, self.ids(rows), lookup)
             np.testing.assert_allclose(found, dense[rows], rtol=1e-5, atol=1e-6)
 
 
 class TestHash(HashCase):
-    table = jax_tt.HashTable(jax_tt.DenseTable(48, 8), **OPTIONS)
+    table = jax_tt.tables.HashTable(jax_tt.tables.DenseTable(48, 8), **OPTIONS)
 
 
 class TestHashOfTensorTrain(HashCase):
-    table = jax_tt.HashTable(TRAIN, **OPTIONS)
+    table = jax_tt.tables.HashTable(TRAIN, **OPTIONS)
 
 
 @pytest.mark.full
 class TestHashOfOrdered(HashCase):
-    table = jax_tt.HashTable(
-        jax_tt.OrderedTable(TRAIN, jax_tt.order.IdOrder(np.arange(48)[::-1])), **OPTIONS
+    table = jax_tt.tables.HashTable(
+        jax_tt.tables.OrderedTable(TRAIN, jax_tt.order.IdOrder(np.arange(48)[::-1])), **OPTIONS
     )

@@ -17,17 +17,17 @@ LOOKUP = jax_tt.Lookup()
 
 
 def filled(table, keys):
-    inserted, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), keys)
+    inserted, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), keys)
     assert int(inserted.counts["refused"]) == 0
     return state
 
 
 def rows_of(table, state, keys, lookup=LOOKUP):
-    return np.asarray(jax_tt.lookup_rows(table, state, keys, lookup)[0])
+    return np.asarray(jax_tt.lookup(table, state, keys, lookup)[0])
 
 
 def initial(table, state, keys):
-    words = jnp.asarray(np.asarray(jax_tt.split_keys(keys).digits).view(np.uint32))
+    words = jnp.asarray(np.asarray(jax_tt.dynamic.split_keys(keys).digits).view(np.uint32))
     here = jnp.ones(len(words), bool)
     return np.asarray(table.initial(state, words, here, jnp.float32, "reference"))
 
@@ -43,7 +43,7 @@ def test_all_types_of_ids_are_the_same_keys(x64):
     keys = np.array([*EXTREMES, 2**31, 2**32 - 1, 5], np.uint64)
     with jax.enable_x64(x64):
         state = trained_state(keys)
-        want = rows_of(QUIET, state, jax_tt.split_keys(keys))
+        want = rows_of(QUIET, state, jax_tt.dynamic.split_keys(keys))
         assert len(np.unique(want, axis=0)) == len(keys)
         np.testing.assert_array_equal(want, initial(QUIET, state, keys) + 1)
         forms = [keys, keys.view(np.int64), keys.view(np.int64).tolist()]
@@ -54,13 +54,13 @@ def test_all_types_of_ids_are_the_same_keys(x64):
         small = np.array([-1, 5, 0], np.int32)
         expected = want[[2, len(keys) - 1, 0]]
         on_device = jnp.asarray(small)
-        for form in (small, jax_tt.whole_keys(on_device), small.astype(np.int8)):
+        for form in (small, jax_tt.dynamic.join_keys(on_device), small.astype(np.int8)):
             np.testing.assert_array_equal(rows_of(QUIET, state, form), expected)
         unsigned = np.array([2**32 - 1, 2**31], np.uint32)
         np.testing.assert_array_equal(rows_of(QUIET, state, unsigned), want[[-2, -3]])
         if x64:
             np.testing.assert_array_equal(rows_of(QUIET, state, on_device), expected)
-            lookup = jax.jit(lambda ids: jax_tt.lookup_rows(QUIET, state, ids, LOOKUP)[0])
+            lookup = jax.jit(lambda ids: jax_tt.lookup(QUIET, state, ids, LOOKUP)[0])
             np.testing.assert_array_equal(lookup(keys), want)
             np.testing.assert_array_equal(lookup(keys.view(np.int64)), want)
 
@@ -70,19 +70,19 @@ def test_minus_one_is_padding_in_padded_bags_alone():
     own = rows_of(QUIET, state, np.array([-1, 3]))
 
     def pooled(bags):
-        return np.asarray(jax_tt.pooled_rows(QUIET, state, bags, LOOKUP)[0])
+        return np.asarray(jax_tt.lookup_bags(QUIET, state, bags, LOOKUP)[0])
 
     ids = np.array([[-1, 3], [-1, -1]])
     np.testing.assert_allclose(pooled(ids), [own[0] + own[1], 2 * own[0]], rtol=1e-6)
     padded = jax_tt.Bags.from_padded(ids)
     np.testing.assert_allclose(pooled(padded), [own[1], 0 * own[1]], rtol=1e-6)
-    for form in (ids.astype(np.uint32), ids.astype(np.uint8), jax_tt.split_keys(ids)):
+    for form in (ids.astype(np.uint32), ids.astype(np.uint8), jax_tt.dynamic.split_keys(ids)):
         again = jax_tt.Bags(form, None, None, padded=True)
         np.testing.assert_allclose(pooled(again), [own[1], 0 * own[1]], rtol=1e-6)
-    ragged = jax_tt.Bags.from_lengths(jax_tt.split_keys(np.array([-1, 3, 3])), [1, 2])
+    ragged = jax_tt.Bags.from_lengths(jax_tt.dynamic.split_keys(np.array([-1, 3, 3])), [1, 2])
     features = {"a": jax_tt.Feature("t"), "b": jax_tt.Feature("t")}
     collection = jax_tt.Collection({"t": QUIET}, features)
-    rows, _ = jax_tt.embed_collection(collection, {"t": state}, {"a": ragged, "b": padded})
+    rows, _ = jax_tt.lookup_features(collection, {"t": state}, {"a": ragged, "b": padded})
     np.testing.assert_allclose(rows["a"], [own[0], 2 * own[1]], rtol=1e-6)
     np.testing.assert_allclose(rows["b"], [own[1], 0 * own[1]], rtol=1e-6)
 
@@ -100,12 +100,12 @@ def test_missing_keys_read_their_initial_rows(combiner, method):
 
     def own(table, weights):
         bags = dataclasses.replace(given, weights=weights)
-        rows, _ = jax_tt.pooled_rows(QUIET, {**state, "embedding": table}, bags, lookup)
+        rows, _ = jax_tt.lookup_bags(QUIET, {**state, "embedding": table}, bags, lookup)
         return jnp.sum(jnp.sin(rows)), rows
 
     def dense(table, weights):
         bags = jax_tt.Bags(jnp.arange(6), given.offsets, weights)
-        rows = jax_tt.embed_bag(table, bags, combiner=combiner, method="reference")
+        rows = jax_tt.functional.embed_bag(table, bags, combiner=combiner, method="reference")
         return jnp.sum(jnp.sin(rows)), rows
 
     step = jax.jit(jax.value_and_grad(own, argnums=(0, 1), has_aux=True))
@@ -116,7 +116,7 @@ def test_missing_keys_read_their_initial_rows(combiner, method):
     if weights is not None:
         np.testing.assert_allclose(dweights, want_weights, rtol=1e-5, atol=1e-6)
     # Only keys with a row have a gradient.
-    slots = {e["key"]: e["slot"] for e in jax_tt.table_keys(QUIET, state)}
+    slots = {e["key"]: e["slot"] for e in jax_tt.dynamic.keys_of(QUIET, state)}
     known = np.zeros_like(grad)
     for position, key in ((0, 7), (2, 8), (5, 9)):
         known[slots[key]] += expected[position]
@@ -142,11 +142,11 @@ def test_safe_check():
     state, ids = filled(QUIET, np.array([1])), np.array([1, 2, 3])
     for lookup in (LOOKUP, jax_tt.Lookup(method="reference")):
         reports.forget()
-        with pytest.warns(jax_tt.MissingKeyWarning, match="2 ids of a training batch"):
-            jax.block_until_ready(jax_tt.lookup_rows(warns, state, ids, lookup)[0])
+        with pytest.warns(jax_tt.dynamic.MissingKeyWarning, match="2 ids of a training batch"):
+            jax.block_until_ready(jax_tt.lookup(warns, state, ids, lookup)[0])
             jax.effects_barrier()
     with pytest.raises(Exception, match="2 ids of a training batch"):
-        jax.block_until_ready(jax_tt.lookup_rows(fails, state, ids, LOOKUP)[0])
+        jax.block_until_ready(jax_tt.lookup(fails, state, ids, LOOKUP)[0])
         jax.effects_barrier()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -156,7 +156,7 @@ def test_safe_check():
         jax.effects_barrier()
     full = jax_tt.hash_table(4, 4, ways=4, policy="none", safe_check="error")
     with pytest.raises(Exception, match="2 new keys of a batch found no room"):
-        _, state = jax_tt.insert_keys(full, full.init(jax.random.key(0)), np.arange(6))
+        _, state = jax_tt.dynamic.insert(full, full.init(jax.random.key(0)), np.arange(6))
         jax.block_until_ready(state)
         jax.effects_barrier()
 
@@ -166,13 +166,13 @@ def test_no_ids(shape):
     state = filled(QUIET, np.array([1]))
     ids = np.zeros(shape, np.int64)
     assert rows_of(QUIET, state, ids).shape == (*shape, 4)
-    inserted, after = jax_tt.insert_keys(QUIET, state, ids)
+    inserted, after = jax_tt.dynamic.insert(QUIET, state, ids)
     assert int(inserted.counts["requests"]) == 0
     np.testing.assert_array_equal(after["hash_keys"], state["hash_keys"])
-    gone, after = jax_tt.remove_keys(QUIET, state, ids)
+    gone, after = jax_tt.dynamic.remove(QUIET, state, ids)
     assert gone.keys.shape == (0, 2)
     if len(shape) == 2:
-        pooled, _ = jax_tt.pooled_rows(QUIET, state, ids, LOOKUP)
+        pooled, _ = jax_tt.lookup_bags(QUIET, state, ids, LOOKUP)
         assert pooled.shape == (shape[0], 4) and not pooled.any()
 
 
@@ -200,7 +200,7 @@ def test_bad_input():
     state = QUIET.init(jax.random.key(0))
 
     def lookup(ids, table=QUIET):
-        return jax_tt.lookup_rows(table, state, ids, LOOKUP)
+        return jax_tt.lookup(table, state, ids, LOOKUP)
 
     with pytest.raises(ValueError, match="ids: got dtype float64; expected integers"):
         lookup(np.array([1.0]))
@@ -210,18 +210,18 @@ def test_bad_input():
         lookup(jax_tt.SplitIds(np.zeros((1, 3), np.int32)))
     with pytest.raises(ValueError, match="got traced int32 ids for a table of 64-bit keys"):
         jax.jit(lambda ids: lookup(ids)[0])(np.array([2**40]))
-    with pytest.raises(ValueError, match=r"jax_tt\.split_keys"):
+    with pytest.raises(ValueError, match=r"jax_tt\.dynamic\.split_keys"):
         jax_tt.Bags.from_ragged([[2**40]])
     with pytest.raises(TypeError, match="keys: got a traced array"):
-        jax.jit(lambda ids: jax_tt.split_keys(ids).digits)(np.array([1]))
+        jax.jit(lambda ids: jax_tt.dynamic.split_keys(ids).digits)(np.array([1]))
     with pytest.raises(ValueError, match="state: has no hash_clock"):
-        jax_tt.lookup_rows(QUIET, {"embedding": state["embedding"]}, [1], LOOKUP)
+        jax_tt.lookup(QUIET, {"embedding": state["embedding"]}, [1], LOOKUP)
     short = {**state, "hash_keys": state["hash_keys"][:-1]}
     with pytest.raises(ValueError, match="hash_keys: got uint32 of shape"):
-        jax_tt.lookup_rows(QUIET, short, [1], LOOKUP)
+        jax_tt.lookup(QUIET, short, [1], LOOKUP)
     for table, options in ((QUIET, {"scores": [1]}), (QUIET, {"epoch": 1})):
         with pytest.raises(ValueError, match="expected None"):
-            jax_tt.insert_keys(table, state, [1], **options)
+            jax_tt.dynamic.insert(table, state, [1], **options)
     custom = dataclasses.replace(QUIET, policy="custom")
     for scores, message in (
         (None, "scores: got None"),
@@ -230,17 +230,17 @@ def test_bad_input():
         ([0.5], "scores: got dtype float64"),
     ):
         with pytest.raises(ValueError, match=message):
-            jax_tt.insert_keys(custom, state, [1], scores=scores)
+            jax_tt.dynamic.insert(custom, state, [1], scores=scores)
     epochs = dataclasses.replace(QUIET, policy="epoch_lfu")
     for epoch, message in ((None, "epoch: got None"), (-1, "epoch: got -1"), (0.5, "got float64")):
         with pytest.raises(ValueError, match=message):
-            jax_tt.insert_keys(epochs, state, [1], epoch=epoch)
+            jax_tt.dynamic.insert(epochs, state, [1], epoch=epoch)
     with pytest.raises(TypeError, match="table: got a DenseTable; expected a HashTable"):
-        jax_tt.insert_keys(jax_tt.DenseTable(4, 4), state, [1])
+        jax_tt.dynamic.insert(jax_tt.tables.DenseTable(4, 4), state, [1])
     with pytest.raises(ValueError, match="keys, where: got neither"):
-        jax_tt.remove_keys(QUIET, state)
+        jax_tt.dynamic.remove(QUIET, state)
     with pytest.raises(ValueError, match="where: returned int32"):
-        jax_tt.remove_keys(QUIET, state, where=lambda view: view.age)
+        jax_tt.dynamic.remove(QUIET, state, where=lambda view: view.age)
 
 
 @pytest.mark.parametrize(
@@ -273,8 +273,8 @@ def test_bad_tables(options, message):
 def test_wrappers_that_do_not_fit():
     order = jax_tt.order.IdOrder(np.arange(64)[::-1])
     with pytest.raises(TypeError, match="got a OrderedTable around a DenseTable"):
-        jax_tt.HashTable(jax_tt.OrderedTable(jax_tt.DenseTable(64, 4), order))
+        jax_tt.tables.HashTable(jax_tt.tables.OrderedTable(jax_tt.tables.DenseTable(64, 4), order))
     with pytest.raises(TypeError, match="table: got a HashTable"):
-        jax_tt.HashTable(QUIET)
+        jax_tt.tables.HashTable(QUIET)
     with pytest.raises(TypeError, match="table: got a HashTable"):
-        jax_tt.OrderedTable(QUIET, order)
+        jax_tt.tables.OrderedTable(QUIET, order)

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import AxisType
 
 import jax_tt
-from jax_tt import Placement, ShardedTable
+from jax_tt import Placement
 from jax_tt._layers.nnx.collection import write_arrays
 from jax_tt._sets import placing
 from jax_tt._sets.placing import ENTRY, Sets, placed
@@ -34,10 +34,12 @@ def divided(table, devices, kind=AxisType.Auto):
 def filled(table, keys, state=None, seed=0):
     """A state with at least so many keys, inserted batch by batch."""
     state = jax.jit(table.init)(jax.random.key(0)) if state is None else state
-    insert = jax.jit(lambda state, ids: jax_tt.insert_keys(table, state, ids)[1])
+    insert = jax.jit(lambda state, ids: jax_tt.dynamic.insert(table, state, ids)[1])
     draw = np.random.default_rng(seed)
-    while jax_tt.hash_statistics(table, state)["keys"] < keys:
-        state = insert(state, jax_tt.split_keys(draw.integers(0, 2**64, 256, dtype=np.uint64)))
+    while jax_tt.dynamic.statistics(table, state)["keys"] < keys:
+        state = insert(
+            state, jax_tt.dynamic.split_keys(draw.integers(0, 2**64, 256, dtype=np.uint64))
+        )
     return state
 
 
@@ -59,7 +61,7 @@ def same(found, expected, names=None):
 def same_keys(table, found, other, expected, names=tuple(PLAIN.table.row_arrays)):
     pair = []
     for own, state in ((table, found), (other, expected)):
-        entries = np.sort(jax_tt.table_keys(own, state), order="key")
+        entries = np.sort(jax_tt.dynamic.keys_of(own, state), order="key")
         rows = [np.asarray(state[name])[entries["slot"]] for name in names]
         pair.append([entries["key"], entries["score"], entries["touched"], *rows])
     for new, old in zip(*pair, strict=True):
@@ -71,7 +73,7 @@ def test_dumps_come_back_to_the_same_devices_bit_for_bit(source, tmp_path):
     jax_tt.files.dump(table, state, tmp_path / "keys", rows_per_file=300, progress=False)
     start = jax.jit(table.init)(jax.random.key(1))
     counts, found = jax_tt.files.load_dump(table, start, tmp_path / "keys", progress=False)
-    keys = jax_tt.table_keys(table, state)
+    keys = jax_tt.dynamic.keys_of(table, state)
     assert counts == (len(keys), 0, 0)
     same(found, state, [name for name in state if name not in PLAIN.table.row_arrays])
     for name in PLAIN.table.row_arrays:
@@ -86,12 +88,12 @@ def test_dumps_of_other_devices(source, tmp_path, devices):
     jax_tt.files.dump(table, state, tmp_path / "keys", progress=False)
     other = PLAIN if devices == 1 else divided(PLAIN, devices)
     start = other.init(jax.random.key(1))
-    if devices == 4 and len(jax_tt.table_keys(table, state)) == 1024:
+    if devices == 4 and len(jax_tt.dynamic.keys_of(table, state)) == 1024:
         with pytest.raises(
             ValueError, match=r"item: table: \d+ of 1024 keys find no room"
         ) as raised:
             jax_tt.files.load_dump(other, start, tmp_path / "keys", progress=False)
-        assert not len(jax_tt.table_keys(other, start))
+        assert not len(jax_tt.dynamic.keys_of(other, start))
         with pytest.raises(ValueError, match=r"item: state: \d+ of 1024 keys find no room"):
             of_rows(other, by_row(table, state))
         rows = int(re.search(r"a larger capacity, such as (\d+)", str(raised.value)).group(1))
@@ -128,12 +130,14 @@ def test_collections_and_layers(source):
     layers[1].set_states(layers[0].states())
     same(layers[1].arrays()["item"], states["item"])
     served, arrays = collection.frozen(states)
-    rows = [jax_tt.table_keys(t, s) for t, s in ((served.tables["item"], arrays["item"]), source)]
+    rows = [
+        jax_tt.dynamic.keys_of(t, s) for t, s in ((served.tables["item"], arrays["item"]), source)
+    ]
     np.testing.assert_array_equal(*(np.sort(own["key"]) for own in rows))
     other = divided(PLAIN, 4)
     wider = jax_tt.EmbedCollection({"item": other}, FEATURES, rngs=nnx.Rngs(0))
     before = jax.device_get(wider.arrays())
-    if len(jax_tt.table_keys(table, state)) == 1024:
+    if len(jax_tt.dynamic.keys_of(table, state)) == 1024:
         with pytest.raises(ValueError, match=r"keys find no room .* larger capacity, such as \d+"):
             wider.set_states(layers[0].states())
         jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(wider.arrays()))
@@ -173,11 +177,11 @@ def test_checkpoints_of_other_devices_are_refused(two):
 
 
 @pytest.mark.parametrize(
-    "other", [{"ways": 16}, {"admission": jax_tt.AdmitAfter(2, waiting=128)}], ids=str
+    "other", [{"ways": 16}, {"admission": jax_tt.dynamic.AdmitAfter(2, waiting=128)}], ids=str
 )
 def test_checkpoints_of_other_slots_are_refused(other):
     """As many rows, of which orbax would cut the keys or the counts."""
-    options: dict[str, Any] = {"ways": 8, "admission": jax_tt.AdmitAfter(2, waiting=64)}
+    options: dict[str, Any] = {"ways": 8, "admission": jax_tt.dynamic.AdmitAfter(2, waiting=64)}
     source, target = (
         jax_tt.Collection({"item": jax_tt.hash_table(64, 4, **own)}, FEATURES)
         for own in (options, options | other)
@@ -198,7 +202,7 @@ def test_keys_that_are_traced_keep_their_slots(two):
 
 
 def test_tables_whose_rows_share_parameters_stay_as_they_are():
-    train = jax_tt.HashTable(jax_tt.tt_table(64, 4, tt_ranks=2))
+    train = jax_tt.tables.HashTable(jax_tt.tt_table(64, 4, tt_ranks=2))
     state = train.init(jax.random.key(0))
     larger = dataclasses.replace(train, table=jax_tt.tt_table(128, 4, tt_ranks=2))
     same(train.of_rows(state), state)
@@ -215,7 +219,7 @@ def test_meshes_with_explicit_axes(tmp_path, devices):
         start = table.init(jax.random.key(1))
         _, found = jax_tt.files.load_dump(table, start, tmp_path / "keys", progress=False)
         np.testing.assert_array_equal(
-            jax_tt.table_keys(table, found), jax_tt.table_keys(table, state)
+            jax_tt.dynamic.keys_of(table, found), jax_tt.dynamic.keys_of(table, state)
         )
         same(of_rows(table, by_row(table, state)), state)
         same(of_pieces(table, in_pieces(table, state)), state)
@@ -227,18 +231,19 @@ def test_meshes_with_explicit_axes(tmp_path, devices):
 @pytest.mark.parametrize("waiting", [None, 2048], ids=["capacity", "given"])
 def test_admission_counts_come_to_another_capacity(tmp_path, devices, waiting):
     small, large = (
-        jax_tt.hash_table(rows, 4, admission=jax_tt.AdmitAfter(3, waiting)) for rows in (1024, 2048)
+        jax_tt.hash_table(rows, 4, admission=jax_tt.dynamic.AdmitAfter(3, waiting))
+        for rows in (1024, 2048)
     )
     source = small if devices == 1 else divided(small, devices)
     state = jax.jit(source.init)(jax.random.key(0))
-    keys = jax_tt.split_keys(np.arange(400) * 2**33)
+    keys = jax_tt.dynamic.split_keys(np.arange(400) * 2**33)
     for _ in range(2):
-        inserted, state = jax_tt.insert_keys(source, state, keys)
+        inserted, state = jax_tt.dynamic.insert(source, state, keys)
     assert int(inserted.counts["inserted"]) == 0
     jax_tt.files.dump(source, state, tmp_path / "keys", progress=False)
     _, found = jax_tt.files.load_dump(large, large.init(jax.random.key(0)), tmp_path / "keys")
     for moved in (found, large.of_rows(by_row(source, state))):
-        inserted, _ = jax_tt.insert_keys(large, moved, keys)
+        inserted, _ = jax_tt.dynamic.insert(large, moved, keys)
         assert int(inserted.counts["inserted"]) == 400
     tiny = jax_tt.hash_table(64, 4, admission=3)
     with pytest.raises(ValueError, match=r"admission: of the keys that wait: \d+ of 400 keys"):
@@ -251,11 +256,11 @@ def changes(tmp_path_factory):
     table, path = jax_tt.hash_table(256, 4, safe_check="ignore"), tmp_path_factory.mktemp("dumps")
     state = filled(table, 256)
     jax_tt.files.dump(table, state, path / "0", progress=False)
-    _, later = jax_tt.insert_keys(table, state, jax_tt.split_keys(np.arange(40)))
-    stay = jax_tt.table_keys(table, later)["key"]
-    _, later = jax_tt.remove_keys(table, later, jax_tt.split_keys(stay[stay >= 40][:20]))
+    _, later = jax_tt.dynamic.insert(table, state, jax_tt.dynamic.split_keys(np.arange(40)))
+    stay = jax_tt.dynamic.keys_of(table, later)["key"]
+    _, later = jax_tt.dynamic.remove(table, later, jax_tt.dynamic.split_keys(stay[stay >= 40][:20]))
     count = jax_tt.files.dump(table, later, path / "1", since=path / "0", progress=False)
-    assert count == np.count_nonzero(jax_tt.table_keys(table, later)["key"] < 40) > 20
+    assert count == np.count_nonzero(jax_tt.dynamic.keys_of(table, later)["key"] < 40) > 20
     return table, path, state, later
 
 
@@ -268,11 +273,11 @@ def test_changes_replay_exactly(changes, rows, ways):
         target, target.init(jax.random.key(1)), path / "0", progress=False
     )
     counts, found = jax_tt.files.load_dump(target, found, path / "1", progress=False)
-    left = np.setdiff1d(*(jax_tt.table_keys(table, own)["key"] for own in (state, later)))
+    left = np.setdiff1d(*(jax_tt.dynamic.keys_of(table, own)["key"] for own in (state, later)))
     assert counts.evicted == len(left) > 30
     same_keys(target, found, table, later, ["embedding"])
     if rows == 256:
-        np.testing.assert_array_equal(*(jax_tt.table_keys(table, s) for s in (found, later)))
+        np.testing.assert_array_equal(*(jax_tt.dynamic.keys_of(table, s) for s in (found, later)))
 
 
 def test_changes_follow_one_state(changes):
@@ -280,9 +285,9 @@ def test_changes_follow_one_state(changes):
     table, path, state, later = changes
     empty, other = table.init(jax.random.key(1)), filled(table, 256, seed=1)
     assert other["hash_clock"] == state["hash_clock"]
-    hit = jax_tt.split_keys(jax_tt.table_keys(table, state)["key"][:1])
+    hit = jax_tt.dynamic.split_keys(jax_tt.dynamic.keys_of(table, state)["key"][:1])
     rows = {**state, "embedding": state["embedding"].at[3, 3].add(1e-3)}
-    for own in (empty, other, later, rows, jax_tt.insert_keys(table, state, hit)[1]):
+    for own in (empty, other, later, rows, jax_tt.dynamic.insert(table, state, hit)[1]):
         before = jax.device_get(own)
         with pytest.raises(
             ValueError, match=r"in another state .* Load this one into a table with"
@@ -297,7 +302,7 @@ def test_changes_after_a_load_have_what_was_loaded(changes, tmp_path, what):
     table, _, _, later = changes
     target = jax_tt.hash_table(512, 4)
     if what == "keys":
-        _, loaded = jax_tt.insert_keys(table, table.init(jax.random.key(5)), np.arange(50, 90))
+        _, loaded = jax_tt.dynamic.insert(table, table.init(jax.random.key(5)), np.arange(50, 90))
         state = filled(target, 200)
     else:
         loaded = {**later, "embedding": later["embedding"] + 1}
@@ -306,7 +311,7 @@ def test_changes_after_a_load_have_what_was_loaded(changes, tmp_path, what):
     jax_tt.files.dump(target, state, tmp_path / "0", progress=False)
     _, state = jax_tt.files.load_dump(target, state, tmp_path / "other", progress=False)
     count = jax_tt.files.dump(target, state, tmp_path / "1", since=tmp_path / "0", progress=False)
-    assert count == len(jax_tt.table_keys(table, loaded))
+    assert count == len(jax_tt.dynamic.keys_of(table, loaded))
     found = target.init(jax.random.key(1))
     for name in "0", "1":
         _, found = jax_tt.files.load_dump(target, found, tmp_path / name, progress=False)
@@ -317,13 +322,15 @@ def test_dumps_are_added_to_the_keys_of_a_table(tmp_path):
     table = jax_tt.hash_table(256, 4)
     keys = np.arange(100) * 2**40
     states = [
-        jax_tt.insert_keys(table, table.init(jax.random.key(0)), jax_tt.split_keys(own))[1]
+        jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), jax_tt.dynamic.split_keys(own))[
+            1
+        ]
         for own in (keys[:70], keys[50:])
     ]
     jax_tt.files.dump(table, states[0], tmp_path / "keys", progress=False)
     counts, found = jax_tt.files.load_dump(table, states[1], tmp_path / "keys", progress=False)
     assert counts == (70, 0, 0)
-    np.testing.assert_array_equal(np.sort(jax_tt.table_keys(table, found)["key"]), keys)
+    np.testing.assert_array_equal(np.sort(jax_tt.dynamic.keys_of(table, found)["key"]), keys)
 
 
 @pytest.mark.parametrize("load", [0.9, 0.99])

@@ -32,7 +32,7 @@ class Model:
         self.table, self.pool = table, pool
         self.numbers = {key: number for number, key in enumerate(pool)}
         self.directory = ModelDirectory(table.sets, table.ways)
-        self.dense = jax_tt.DenseTable(len(pool), D, update=table.update)
+        self.dense = jax_tt.tables.DenseTable(len(pool), D, update=table.update)
         self.state = self.dense.init(jax.random.key(1))
         self.first = np.asarray(initial_rows(table, pool))
         self.now = 0
@@ -66,14 +66,14 @@ def initial_rows(table, keys):
 
 
 def keys_of(keys):
-    return np.asarray(jax_tt.split_keys(np.array(keys, np.uint64)).digits).view(np.uint32)
+    return np.asarray(jax_tt.dynamic.split_keys(np.array(keys, np.uint64)).digits).view(np.uint32)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def step(table, state, ids, weights, method):
     def loss(trained):
         lookup = jax_tt.Lookup(method=method, bounds="zero")
-        rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, jax_tt.Bags(ids, None), lookup)
+        rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, jax_tt.Bags(ids, None), lookup)
         return jnp.sum(rows * weights), rows
 
     trained = {name: state[name] for name in table.trained_names}
@@ -83,13 +83,13 @@ def step(table, state, ids, weights, method):
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
 def insert(table, state, ids, scores, epoch, method):
-    return jax_tt.insert_keys(
+    return jax_tt.dynamic.insert(
         table, state, ids, scores=scores, epoch=epoch, method=method, return_evicted=True
     )
 
 
 def check_rows(model, table, state):
-    entries = jax_tt.table_keys(table, state)
+    entries = jax_tt.dynamic.keys_of(table, state)
     there = {entry[0] for own in model.directory.sets for entry in own.values()}
     assert set(entries["key"].tolist()) == there
     numbers = [model.numbers[key] for key in entries["key"].tolist()]
@@ -120,8 +120,8 @@ def run(policy, rule, steps, method, seed, larger=None):
         done, state = insert(
             table,
             state,
-            jax_tt.split_keys(np.array(keys, np.uint64).reshape(4, 3)),
-            jax_tt.split_keys(np.array(given, np.uint64).reshape(4, 3)) if own else None,
+            jax_tt.dynamic.split_keys(np.array(keys, np.uint64).reshape(4, 3)),
+            jax_tt.dynamic.split_keys(np.array(given, np.uint64).reshape(4, 3)) if own else None,
             None if epoch is None else np.int32(epoch),
             method,
         )
@@ -135,17 +135,17 @@ def run(policy, rule, steps, method, seed, larger=None):
             slots = sorted({model.directory.find(key) for key in gone} - {-1})
             entries = [model.directory.entry(slot)[0] for slot in slots]
             expected = [(key, model.arrays(key)["embedding"]) for key in entries]
-            removed, state = jax_tt.remove_keys(table, state, np.array(gone, np.uint64))
+            removed, state = jax_tt.dynamic.remove(table, state, np.array(gone, np.uint64))
             model.directory.erase(slots)
             assert joined(removed.keys)[: len(slots)].tolist() == [key for key, _ in expected]
             for k, (_, row) in enumerate(expected):
                 np.testing.assert_array_equal(removed.arrays["embedding"][k], row)
         if larger and number == 5:
-            before = {entry[0]: entry for entry in jax_tt.table_keys(table, state)}
+            before = {entry[0]: entry for entry in jax_tt.dynamic.keys_of(table, state)}
             table, state = larger(table, state)
             model.table, model.directory = table, ModelDirectory(table.sets, table.ways)
             assert table.num_embeddings == 64
-            entries = jax_tt.table_keys(table, state)
+            entries = jax_tt.dynamic.keys_of(table, state)
             assert {entry[0] for entry in entries} == set(before)
             for key, slot, score, touched in entries.tolist():
                 assert (score, touched) == (before[key][2], before[key][3])
@@ -174,7 +174,7 @@ def check_step(model, table, state, asked, method):
     state, rows = step(
         table,
         state,
-        jax_tt.split_keys(np.array(asked, np.uint64).reshape(4, 3)),
+        jax_tt.dynamic.split_keys(np.array(asked, np.uint64).reshape(4, 3)),
         weights,
         method,
     )
@@ -203,7 +203,7 @@ def test_equals_model_while_it_grows(rule):
         16,
         "auto",
         rule,
-        lambda table, state: jax_tt.grow_if_full(table, state, max_load=0),
+        lambda table, state: jax_tt.dynamic.grow_if_full(table, state, max_load=0),
     )
 
 
@@ -228,7 +228,9 @@ def test_other_methods_equal_model(method):
 
 
 @pytest.mark.parametrize(
-    "admission", [jax_tt.AdmitAfter(2, waiting=8), jax_tt.AdmitWithProbability(0.5)], ids=repr
+    "admission",
+    [jax_tt.dynamic.AdmitAfter(2, waiting=8), jax_tt.dynamic.AdmitWithProbability(0.5)],
+    ids=repr,
 )
 def test_admission_equals_the_reference(admission, method):
     if method == "reference":
@@ -239,7 +241,7 @@ def test_admission_equals_the_reference(admission, method):
     draw = np.random.default_rng(0)
     state = table.init(jax.random.key(0))
     for _ in range(5):
-        ids = jax_tt.split_keys(draw.integers(30, size=(4, 3)))
+        ids = jax_tt.dynamic.split_keys(draw.integers(30, size=(4, 3)))
         expected = insert(table, state, ids, None, None, "reference")
         found = insert(table, state, ids, None, None, method)
         jax.tree.map(np.testing.assert_array_equal, found, expected)

@@ -34,10 +34,10 @@ def trained(table, state):
 
 def step_of(table):
     def step(state, ids, weights):
-        _, state = jax_tt.insert_keys(table, state, ids)
+        _, state = jax_tt.dynamic.insert(table, state, ids)
 
         def loss(own):
-            rows, _ = jax_tt.lookup_rows(table, {**state, **own}, ids, LOOKUP)
+            rows, _ = jax_tt.lookup(table, {**state, **own}, ids, LOOKUP)
             return jnp.sum((rows * weights) ** 2)
 
         return {**state, **jax.grad(loss)(trained(table, state))}
@@ -46,7 +46,7 @@ def step_of(table):
 
 
 def rows_by_key(table, state):
-    entries = jax_tt.table_keys(table, state)
+    entries = jax_tt.dynamic.keys_of(table, state)
     entries = entries[np.argsort(entries["key"])]
     names = [*table.param_names, *(n for own in table.slot_names for n in own)]
     return entries[["key", "touched"]], {n: np.asarray(state[n])[entries["slot"]] for n in names}
@@ -68,15 +68,16 @@ def test_growth_equals_a_large_table():
     sizes = {small.num_embeddings}
     for number in range(200):
         keys = pool[draw.integers(0, 20 + 2 * number, 8)]
-        ids, weights = jax_tt.split_keys(keys), draw.normal(size=(8, 1)).astype(np.float32)
+        ids, weights = jax_tt.dynamic.split_keys(keys), draw.normal(size=(8, 1)).astype(np.float32)
         states = [step(state, ids, weights) for step, state in zip(steps, states, strict=True)]
-        grown, states[0] = jax_tt.grow_if_full(small, states[0], max_load=0.4)
+        grown, states[0] = jax_tt.dynamic.grow_if_full(small, states[0], max_load=0.4)
         if grown != small:
             small = grown
             steps[0] = jax.jit(step_of(small))
             sizes.add(small.num_embeddings)
     assert (
-        sizes == {128, 256, 512, 1024} and not jax_tt.hash_statistics(small, states[0])["refused"]
+        sizes == {128, 256, 512, 1024}
+        and not jax_tt.dynamic.statistics(small, states[0])["refused"]
     )
     equal_by_key(rows_by_key(small, states[0]), rows_by_key(large, states[1]))
 
@@ -86,46 +87,50 @@ def test_growth_equals_a_large_table():
 def test_growth_of_a_tensor_train_keeps_rows(ordered):
     train = jax_tt.tt_table(32, 4, tt_ranks=3, optimizer=RULE)
     if ordered:
-        train = jax_tt.OrderedTable(train, jax_tt.order.IdOrder(np.arange(32)[::-1]))
-    table = jax_tt.HashTable(train, ways=4, max_capacity=128, safe_check="error", policy="none")
+        train = jax_tt.tables.OrderedTable(train, jax_tt.order.IdOrder(np.arange(32)[::-1]))
+    table = jax_tt.tables.HashTable(
+        train, ways=4, max_capacity=128, safe_check="error", policy="none"
+    )
     state, keys = table.init(jax.random.key(0)), np.arange(12) - 5
-    _, state = jax_tt.insert_keys(table, state, keys)
-    before, _ = jax_tt.lookup_rows(table, state, keys, LOOKUP)
+    _, state = jax_tt.dynamic.insert(table, state, keys)
+    before, _ = jax_tt.lookup(table, state, keys, LOOKUP)
     for capacity, max_load in ((64, 0.3), (128, 0.1)):
-        table, state = jax_tt.grow_if_full(table, state, max_load=max_load)
+        table, state = jax_tt.dynamic.grow_if_full(table, state, max_load=max_load)
         assert table.num_embeddings == capacity
-        after, _ = jax_tt.lookup_rows(table, state, keys, LOOKUP)
+        after, _ = jax_tt.lookup(table, state, keys, LOOKUP)
         np.testing.assert_allclose(after, before, rtol=1e-6)
-    state = jax.jit(step_of(table))(state, jax_tt.split_keys(keys), np.ones((12, 1), np.float32))
+    state = jax.jit(step_of(table))(
+        state, jax_tt.dynamic.split_keys(keys), np.ones((12, 1), np.float32)
+    )
     assert float(state["step"]) == 1
 
 
 def test_keys_that_were_requested_often_enough_are_admitted():
-    table = described(64, admission=jax_tt.AdmitAfter(3, waiting=32))
+    table = described(64, admission=jax_tt.dynamic.AdmitAfter(3, waiting=32))
     state = table.init(jax.random.key(0))
     found = []
     for keys in ([1, 1, 2, 3], [1, 2, 4, 4, 4], [2, 1, 1], [3, 3]):
-        done, state = jax_tt.insert_keys(table, state, np.array(keys))
+        done, state = jax_tt.dynamic.insert(table, state, np.array(keys))
         new = np.asarray(done.keys)[: int(done.counts["inserted"]), 1].tolist()
         found.append((sorted(new), int(done.counts["requests"]), int(done.counts["unique"])))
     assert found == [([], 4, 3), ([1, 4], 5, 3), ([2], 3, 2), ([3], 2, 1)]
     assert not state["hash_waiting_touched"].any()
-    assert jax_tt.hash_statistics(table, state)["hits"] == 2
+    assert jax_tt.dynamic.statistics(table, state)["hits"] == 2
 
 
 def test_keys_are_admitted_with_a_probability():
-    table = described(4096, admission=jax_tt.AdmitWithProbability(0.25))
-    insert = jax.jit(lambda state, ids: jax_tt.insert_keys(table, state, ids)[1])
-    ids = jax_tt.split_keys(np.arange(2000))
+    table = described(4096, admission=jax_tt.dynamic.AdmitWithProbability(0.25))
+    insert = jax.jit(lambda state, ids: jax_tt.dynamic.insert(table, state, ids)[1])
+    ids = jax_tt.dynamic.split_keys(np.arange(2000))
     one = insert(table.init(jax.random.key(0)), ids)
-    count = jax_tt.hash_statistics(table, one)["keys"]
+    count = jax_tt.dynamic.statistics(table, one)["keys"]
     assert 400 < count < 600
-    two = jax_tt.hash_statistics(table, insert(one, ids))
+    two = jax_tt.dynamic.statistics(table, insert(one, ids))
     assert 800 < two["keys"] < 980 and two["unique"] == 4000 and two["hits"] == count
     again = insert(table.init(jax.random.key(1)), ids)
     np.testing.assert_array_equal(one["hash_keys"], again["hash_keys"])
-    always = dataclasses.replace(table, admission=jax_tt.AdmitWithProbability(1.0))
-    done, _ = jax_tt.insert_keys(always, table.init(jax.random.key(0)), np.arange(500))
+    always = dataclasses.replace(table, admission=jax_tt.dynamic.AdmitWithProbability(1.0))
+    done, _ = jax_tt.dynamic.insert(always, table.init(jax.random.key(0)), np.arange(500))
     assert int(done.counts["inserted"]) == 500
 
 
@@ -133,7 +138,7 @@ def test_keys_are_admitted_with_a_probability():
 def test_steps_are_in_place():
     table = described(4096, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1), policy="lru")
     state = jax.jit(table.init)(jax.random.key(0))
-    ids, weights = jax_tt.split_keys(np.arange(16)), np.ones((16, 1), np.float32)
+    ids, weights = jax_tt.dynamic.split_keys(np.arange(16)), np.ones((16, 1), np.float32)
     step = jax.jit(step_of(table), donate_argnums=0).lower(state, ids, weights).compile()
     assert not re.search(r"= f32\[4096,4\]\S* copy\(", step.as_text())
     places = [state[name].unsafe_buffer_pointer() for name in ("embedding", "slot_sum_0")]
@@ -157,11 +162,11 @@ def collected():
         "user": jax_tt.Feature("dense"),
         "page": jax_tt.Feature("train"),
     }
-    keys = jax_tt.split_keys(np.array([-(2**63), -1, 5, 5]))
+    keys = jax_tt.dynamic.split_keys(np.array([-(2**63), -1, 5, 5]))
     batch = {
         "clicked": jax_tt.Bags.from_lengths(keys, [3, 1]),
-        "shown": jax_tt.split_keys(np.array([[5], [2**40]])),
-        "bought": jax_tt.split_keys(np.array([[-9], [8]])),
+        "shown": jax_tt.dynamic.split_keys(np.array([[5], [2**40]])),
+        "bought": jax_tt.dynamic.split_keys(np.array([[-9], [8]])),
         "user": np.array([[1], [2]], np.int32),
         "page": np.array([[3], [60]], np.int32),
     }
@@ -172,16 +177,16 @@ def test_collection_of_all_kinds():
     tables, features, batch = collected()
     collection = jax_tt.Collection(tables, features)
     state = collection.with_statistics(collection.init(jax.random.key(0)))
-    missing, _ = jax_tt.embed_collection(collection, state, batch)
-    done, state = jax_tt.insert_collection_keys(collection, state, batch)
+    missing, _ = jax_tt.lookup_features(collection, state, batch)
+    done, state = jax_tt.dynamic.insert(collection, state, batch)
     assert {name: int(own.counts["inserted"]) for name, own in done.items()} == {
         "key": 4,
         "tail": 2,
     }
-    rows, state = jax_tt.embed_collection(collection, state, batch)
+    rows, state = jax_tt.lookup_features(collection, state, batch)
     # New rows are initial ones, which missing keys read.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), rows, missing)
-    wide, state = jax_tt.embed_collection(collection, state, batch, layout="concatenated")
+    wide, state = jax_tt.lookup_features(collection, state, batch, layout="concatenated")
     np.testing.assert_allclose(wide, np.concatenate(list(rows.values()), 1), rtol=1e-6)
     counted = collection.statistics(state)["key"]
     assert (counted.requests, counted.unique, counted.out_of_range) == (12, 8, 0)
@@ -190,7 +195,7 @@ def test_collection_of_all_kinds():
     def step(state):
         def loss(own):
             arrays = collection.replaced(state, own)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch, layout="stacked")
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch, layout="stacked")
             return jnp.sum((rows - 1) ** 2)
 
         value, gradients = jax.value_and_grad(loss)(collection.trained(state))
@@ -204,9 +209,9 @@ def test_collection_of_all_kinds():
         losses.append(float(value))
     assert losses == sorted(losses, reverse=True)
     with pytest.raises(ValueError, match="scores: got the feature 'user'; expected some of"):
-        jax_tt.insert_collection_keys(collection, state, batch, scores={"user": [1]})
+        jax_tt.dynamic.insert(collection, state, batch, scores={"user": [1]})
     with pytest.raises(ValueError, match="epoch: got 3 for a collection whose tables have no"):
-        jax_tt.insert_collection_keys(collection, state, batch, epoch=3)
+        jax_tt.dynamic.insert(collection, state, batch, epoch=3)
 
 
 def test_nnx_collection_trains_and_grows():
@@ -228,7 +233,7 @@ def test_nnx_collection_trains_and_grows():
     assert layer.embedding.shape == (128, 4)
     losses += [float(step(embed, opt)) for _ in range(2)]
     assert losses == sorted(losses, reverse=True)
-    assert jax_tt.hash_statistics(layer.table, layer.state())["keys"] == 4
+    assert jax_tt.dynamic.statistics(layer.table, layer.state())["keys"] == 4
     state = nnx.state(embed, jax_tt.nnx.HashState)
     assert "hash_keys" in state["tables"]["key"]
 
@@ -237,7 +242,7 @@ def test_nnx_layer_with_optax_grows_with_its_moments():
     table = described(64, optimizer=None, max_capacity=256)
     layer = jax_tt.TableEmbed(table, rngs=nnx.Rngs(0))
     opt = nnx.Optimizer(layer, optax.adagrad(0.1), wrt=nnx.Param)
-    keys = jax_tt.split_keys(np.arange(9) - 4)
+    keys = jax_tt.dynamic.split_keys(np.arange(9) - 4)
     layer.insert(keys)
 
     @nnx.jit
@@ -246,7 +251,7 @@ def test_nnx_layer_with_optax_grows_with_its_moments():
         opt.update(layer, grads)
 
     def moments():
-        slots = {e["key"]: e["slot"] for e in jax_tt.table_keys(layer.table, layer.state())}
+        slots = {e["key"]: e["slot"] for e in jax_tt.dynamic.keys_of(layer.table, layer.state())}
         order = [slots[key] for key in sorted(slots)]
         own = nnx.as_pure(opt.opt_state)
         return [np.asarray(leaf)[order] for leaf in jax.tree.leaves(own) if leaf.ndim == 2]
@@ -264,13 +269,13 @@ def test_nnx_layer_with_optax_grows_with_its_moments():
 
 def test_linen_training():
     layer = jax_tt.linen.TableEmbed(described(64))
-    keys = jax_tt.split_keys(np.arange(9) - 4)
+    keys = jax_tt.dynamic.split_keys(np.arange(9) - 4)
     variables = layer.init(jax.random.key(0), keys)
 
     @jax.jit
     def step(variables):
         _, variables = jax_tt.linen.update_table(
-            layer, variables, lambda table, state: jax_tt.insert_keys(table, state, keys)
+            layer, variables, lambda table, state: jax_tt.dynamic.insert(table, state, keys)
         )
 
         def loss(own):
@@ -290,7 +295,7 @@ def test_linen_training():
     gone, variables = jax_tt.linen.update_table(
         layer,
         variables,
-        lambda table, state: jax_tt.remove_keys(table, state, np.array([-4])),
+        lambda table, state: jax_tt.dynamic.remove(table, state, np.array([-4])),
     )
     assert gone.keys.tolist() == [[2**32 - 1, 2**32 - 4]]
     with pytest.raises(TypeError, match=r"layer: got a Dense; expected a layer of jax_tt\.linen"):
@@ -300,14 +305,14 @@ def test_linen_training():
 def test_exported_lookup_runs_in_a_fresh_process(tmp_path):
     table = dataclasses.replace(described(64, optimizer=None), missing="zeros")
     state, keys = table.init(jax.random.key(0)), np.array([2**63 - 1, -1, 0])
-    _, state = jax_tt.insert_keys(table, state, keys)
+    _, state = jax_tt.dynamic.insert(table, state, keys)
     serving = jax_tt.Lookup(train=False)
 
     def serve(state, ids):
-        return jax_tt.lookup_rows(table, state, ids, serving)[0]
+        return jax_tt.lookup(table, state, ids, serving)[0]
 
-    ids = jax_tt.split_keys(np.array([2**63 - 1, 7, -1, 0]))
-    checks = jax_tt.export_checks()
+    ids = jax_tt.dynamic.split_keys(np.array([2**63 - 1, 7, -1, 0]))
+    checks = jax_tt.export.checks()
     exported = jax.export.export(jax.jit(serve), disabled_checks=checks)(state, ids)
     (tmp_path / "serve.bin").write_bytes(exported.serialize())
     np.savez(tmp_path / "state.npz", **state)
@@ -315,7 +320,7 @@ def test_exported_lookup_runs_in_a_fresh_process(tmp_path):
 import jax, jax_tt, numpy as np
 
 serve = jax.export.deserialize(open("serve.bin", "rb").read())
-ids = jax_tt.split_keys(np.array([2**63 - 1, 7, -1, 0]))
+ids = jax_tt.dynamic.split_keys(np.array([2**63 - 1, 7, -1, 0]))
 np.save("rows.npy", serve.call(dict(np.load("state.npz")), ids))
 """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]

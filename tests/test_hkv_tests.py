@@ -18,22 +18,22 @@ def table_of(**options):
 
 
 def insert(table, state, keys, **options):
-    return jax_tt.insert_keys(
-        table, state, jax_tt.split_keys(np.asarray(keys, np.int64)), **options
+    return jax_tt.dynamic.insert(
+        table, state, jax_tt.dynamic.split_keys(np.asarray(keys, np.int64)), **options
     )
 
 
 def rows_of(table, state, keys, train=False):
     lookup = jax_tt.Lookup(train=train)
-    return jax_tt.lookup_rows(table, state, jax_tt.split_keys(np.asarray(keys)), lookup)[0]
+    return jax_tt.lookup(table, state, jax_tt.dynamic.split_keys(np.asarray(keys)), lookup)[0]
 
 
 def stepped(table, state, keys, grads):
     """A step of SGD with rate 1 on rows, whose gradients are given."""
-    ids = jax_tt.split_keys(np.asarray(keys))
+    ids = jax_tt.dynamic.split_keys(np.asarray(keys))
 
     def loss(own):
-        rows, _ = jax_tt.lookup_rows(table, {**state, **own}, ids, jax_tt.Lookup())
+        rows, _ = jax_tt.lookup(table, {**state, **own}, ids)
         return jnp.sum(rows * grads)
 
     own = {name: state[name] for name in table.trained_names}
@@ -41,11 +41,11 @@ def stepped(table, state, keys, grads):
 
 
 def keys_in(table, state):
-    return {int(key) for key in jax_tt.table_keys(table, state)["key"].astype(np.int64)}
+    return {int(key) for key in jax_tt.dynamic.keys_of(table, state)["key"].astype(np.int64)}
 
 
 def scores_in(table, state):
-    entries = jax_tt.table_keys(table, state)
+    entries = jax_tt.dynamic.keys_of(table, state)
     return dict(
         zip(entries["key"].astype(np.int64).tolist(), entries["score"].tolist(), strict=True)
     )
@@ -137,7 +137,7 @@ def test_assign_scores():
 def test_erase():
     table, state = table_of()
     _, state = insert(table, state, EXTREMES)
-    gone, state = jax_tt.remove_keys(table, state, jax_tt.split_keys(EXTREMES[:2]))
+    gone, state = jax_tt.dynamic.remove(table, state, jax_tt.dynamic.split_keys(EXTREMES[:2]))
     assert keys_in(table, state) == set(EXTREMES[2:].tolist())
     assert int((gone.touched > 0).sum()) == 2
 
@@ -146,7 +146,7 @@ def test_erase_if():
     table, state = table_of(policy="lfu")
     _, state = insert(table, state, [1, 1, 2, 3, 3, 3])
     often = lambda view: view.scores[:, 1] < 2  # noqa: E731
-    gone, state = jax_tt.remove_keys(table, state, where=often, size=4)
+    gone, state = jax_tt.dynamic.remove(table, state, where=often, size=4)
     assert keys_in(table, state) == {1, 3}
     assert gone.keys[:, 1].tolist()[0] == 2
 
@@ -168,7 +168,7 @@ def test_export_batch_if(tmp_path):
     jax_tt.files.dump(table, state, tmp_path / "rows")
     _, state = insert(table, state, [3, 20])
     assert jax_tt.files.dump(table, state, tmp_path / "new", since=tmp_path / "rows") == 2
-    entries = jax_tt.table_keys(table, state)
+    entries = jax_tt.dynamic.keys_of(table, state)
     assert set(entries["key"][entries["touched"] > last]) == {3, 20}
     found = table.init(jax.random.key(1))
     for name in "rows", "new":
@@ -180,7 +180,7 @@ def test_rehash_on_big_batch():
     table, state = table_of(policy="none", max_capacity=8 * ROWS)
     _, state = insert(table, state, np.arange(40))
     before = rows_of(table, state, np.arange(40))
-    table, state = jax_tt.grow_if_full(table, state, max_load=0.1)
+    table, state = jax_tt.dynamic.grow_if_full(table, state, max_load=0.1)
     assert table.num_embeddings == 8 * ROWS
     assert keys_in(table, state) == set(range(40))
     assert (rows_of(table, state, np.arange(40)) == before).all()

@@ -60,7 +60,7 @@ def test_an_id_beyond_32_bits_trains_no_row_under_jit():
     def step(state, batch):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch, lookup)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch, lookup)
             return rows["clicked"].sum()
 
         return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
@@ -109,9 +109,9 @@ FORMS = {
 def test_every_form_reads_its_rows(form):
     given, rows = FORMS[form]
     table = jnp.eye(10)
-    found = jax_tt.host_batch(DENSE, given)
+    found = jax_tt.pipeline.host_batch(DENSE, given)
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.int32)}
-    pooled = jax_tt.embed_bag(table, found, method="reference")
+    pooled = jax_tt.functional.embed_bag(table, found, method="reference")
     want = np.array([np.eye(10)[row].sum(axis=0) for row in rows]).reshape(len(rows), 10)
     np.testing.assert_array_equal(pooled, want)
 
@@ -119,7 +119,7 @@ def test_every_form_reads_its_rows(form):
 @pytest.mark.parametrize("form", ["int64 [B, L]", "ragged lists", "lengths", "ragged Bags"])
 def test_keys_are_split(form):
     given, rows = FORMS[form]
-    found = jax_tt.host_batch(HASH, given)
+    found = jax_tt.pipeline.host_batch(HASH, given)
     ids = found.ids if isinstance(found, Bags) else found
     used = keys_of(ids).reshape(-1)[: sum(map(len, rows))]
     assert used.tolist() == [i for row in rows for i in row]
@@ -127,10 +127,10 @@ def test_keys_are_split(form):
 
 def test_keys_with_padding():
     """Any key marks it, if no other key has all bits set."""
-    found = jax_tt.host_batch(HASH, {"ids": np.array([[FAR, 7], [7, 7]]), "pad_id": 7})
+    found = jax_tt.pipeline.host_batch(HASH, {"ids": np.array([[FAR, 7], [7, 7]]), "pad_id": 7})
     assert found.padded and keys_of(found.ids).tolist() == [[FAR, 2**64 - 1], [2**64 - 1] * 2]
     padded = Bags.from_padded(np.array([[5, -1]]))
-    assert keys_of(jax_tt.host_batch(HASH, padded).ids).tolist() == [[5, 2**64 - 1]]
+    assert keys_of(jax_tt.pipeline.host_batch(HASH, padded).ids).tolist() == [[5, 2**64 - 1]]
 
 
 def test_keys_and_large_trains_keep_64_bits():
@@ -142,32 +142,34 @@ def test_keys_and_large_trains_keep_64_bits():
     found = COLLECTION.host_batch(batch)
     assert keys_of(found["user"]).tolist() == [[2**64 - 1], [FAR]]
     assert found["place"].padded and isinstance(found["place"].ids, SplitIds)
-    want = jax_tt.lookup_rows(
+    want = jax_tt.lookup(
         BIG, state := BIG.init(jax.random.key(0)), batch["place"]["ids"][:, 0], Lookup()
     )
-    got = jax.jit(lambda bags: jax_tt.pooled_rows(BIG, state, bags, Lookup())[0])(found["place"])
+    got = jax.jit(lambda bags: jax_tt.lookup_bags(BIG, state, bags)[0])(found["place"])
     np.testing.assert_allclose(got, want[0], rtol=1e-5)
 
 
 def test_weights_are_padded_with_the_ids():
-    found = jax_tt.host_batch(
+    found = jax_tt.pipeline.host_batch(
         DENSE, {"ids": [[1, 2, 3], []], "weights": [[0.5, 1, 2], []]}, capacity=5
     )
     assert found.weights.tolist() == [0.5, 1, 2, 0, 0] and found.weights.dtype == np.float32
-    rectangle = jax_tt.host_batch(DENSE, {"ids": np.array([4, 5]), "weights": np.array([1.0, 2.0])})
+    rectangle = jax_tt.pipeline.host_batch(
+        DENSE, {"ids": np.array([4, 5]), "weights": np.array([1.0, 2.0])}
+    )
     assert rectangle.ids.shape == rectangle.weights.shape == (2, 1)
 
 
 def test_a_large_dense_table_takes_uint32():
     table = jax_tt.dense_table(3 * 10**9, 1)
-    found = jax_tt.host_batch(table, np.array([5, 3 * 10**9 - 1]))
+    found = jax_tt.pipeline.host_batch(table, np.array([5, 3 * 10**9 - 1]))
     assert found.dtype == np.uint32 and found.tolist() == [[5], [3 * 10**9 - 1]]
-    kept = jax_tt.host_batch(table, np.array([FAR, -1, 3]), bounds="zero")
+    kept = jax_tt.pipeline.host_batch(table, np.array([FAR, -1, 3]), bounds="zero")
     assert kept.dtype == np.uint32 and (kept[:2] >= 3 * 10**9).all() and kept[2] == 3
     with pytest.raises(ValueError, match="32 bits do not hold"):
-        jax_tt.host_batch(table, np.array([-1, 3]), bounds="clip")
+        jax_tt.pipeline.host_batch(table, np.array([-1, 3]), bounds="clip")
     with jax.enable_x64(True):
-        assert jax_tt.host_batch(table, np.array([-1, 3]), bounds="clip").dtype == np.int64
+        assert jax_tt.pipeline.host_batch(table, np.array([-1, 3]), bounds="clip").dtype == np.int64
 
 
 @pytest.mark.parametrize("bounds", ["warn", "zero", "clip", "unchecked"])
@@ -177,21 +179,21 @@ def test_ids_that_are_kept_do_what_they_do_in_eager_calls(bounds):
     ids = np.array([[FAR, 3], [-(2**40), -1], [2**62, 9]])
     table = jnp.arange(1.0, 41).reshape(10, 4)
     options = {"bounds": bounds, "method": "reference", "combiner": "mean"}
-    want = jax_tt.embed_bag(table, ids, **options)
-    plain = jax_tt.host_batch(DENSE, ids, bounds=bounds)
-    padded = jax_tt.host_batch(
+    want = jax_tt.functional.embed_bag(table, ids, **options)
+    plain = jax_tt.pipeline.host_batch(DENSE, ids, bounds=bounds)
+    padded = jax_tt.pipeline.host_batch(
         DENSE,
         {"ids": np.pad(ids, [(0, 0), (0, 1)], constant_values=77), "pad_id": 77},
         bounds=bounds,
     )
     for found in (plain, padded):
-        np.testing.assert_array_equal(jax_tt.embed_bag(table, found, **options), want)
-        assert int(jax_tt.count_out_of_range(found, 10)) == 4
+        np.testing.assert_array_equal(jax_tt.functional.embed_bag(table, found, **options), want)
+        assert int(jax_tt.functional.count_out_of_range(found, 10)) == 4
 
 
 def test_negative_ids_of_large_trains_are_no_padding():
     given = {"ids": np.array([[-5, 0, 10**12]]), "pad_id": 0}
-    found = jax_tt.host_batch(BIG, given, bounds="zero")
+    found = jax_tt.pipeline.host_batch(BIG, given, bounds="zero")
     digits = found.ids.digits[0]
     assert (digits[1] == -1).all() and digits[0][0] < 0 and not (digits[0] == -1).all()
 
@@ -211,13 +213,13 @@ def test_eager_calls_report_the_id_that_was_given(method):
     message = "id 4294967301 at position 1"
     with pytest.warns(jax_tt.OutOfRangeWarning, match=f"the first of them {message}") as found:
         lookup = Lookup(bounds="warn", method=method)
-        jax.block_until_ready(jax_tt.lookup_rows(DENSE, state, ids, lookup)[0])
+        jax.block_until_ready(jax_tt.lookup(DENSE, state, ids, lookup)[0])
         jax.effects_barrier()
     assert len(found) == 1
     with pytest.raises(ValueError, match=f"item: ids: got {message}; expected 0 to 9"):
-        jax_tt.lookup_rows(DENSE, state, ids, Lookup(method=method))
+        jax_tt.lookup(DENSE, state, ids, method=method)
     bags = Bags(np.array([2**40, 2, 3]), np.array([0, 0]))  # unused capacity
-    jax_tt.pooled_rows(DENSE, state, bags, Lookup(method=method))
+    jax_tt.lookup_bags(DENSE, state, bags, method=method)
 
 
 def test_collections_report_the_id_that_was_given():
@@ -227,7 +229,7 @@ def test_collections_report_the_id_that_was_given():
     state = collection.init(jax.random.key(0))
     batch = {"a": np.array([[1], [2]]), "b": np.array([1, -(2**50)])}
     with pytest.warns(jax_tt.OutOfRangeWarning, match="id -1125899906842624 at position 3 "):
-        jax_tt.embed_collection(collection, state, batch, Lookup(bounds="warn"))
+        jax_tt.lookup_features(collection, state, batch, bounds="warn")
 
 
 BAD = {
@@ -288,11 +290,11 @@ BAD = {
     "unknown": ({"label": [1]}, "got the feature 'label'"),
     "cut keys": (
         {"user": jnp.array([[7]])},
-        "'user' of 'key': ids: got a JAX array of int32.*whole_keys",
+        "'user' of 'key': ids: got a JAX array of int32.*join_keys",
     ),
     "cut keys in lists": (
         {"user": list(jnp.array([7, 8]))},
-        "'user' of 'key': ids: got a JAX array of int32.*whole_keys",
+        "'user' of 'key': ids: got a JAX array of int32.*join_keys",
     ),
 }
 
@@ -318,11 +320,11 @@ def test_other_arguments_are_checked():
     with pytest.raises(ValueError, match=r"'clicked' of 'item': capacity.*only ragged bags"):
         COLLECTION.host_batch(EMPTY, capacity={"clicked": 4})
     with pytest.raises(TypeError, match=r"table: got a Collection; expected a jax_tt\.Table"):
-        jax_tt.host_batch(COLLECTION, [1])  # pyright: ignore[reportArgumentType]
+        jax_tt.pipeline.host_batch(COLLECTION, [1])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="got bags for pooled=False"):
-        jax_tt.host_batch(DENSE, Bags.from_ragged([[1]]), pooled=False)
+        jax_tt.pipeline.host_batch(DENSE, Bags.from_ragged([[1]]), pooled=False)
     with pytest.raises(TypeError, match="runs on the host, before jit"):
-        jax.jit(lambda ids: jax_tt.host_batch(DENSE, ids))(jnp.array([1]))
+        jax.jit(lambda ids: jax_tt.pipeline.host_batch(DENSE, ids))(jnp.array([1]))
 
 
 def test_batches_of_many_sizes_are_one_program():
@@ -337,30 +339,32 @@ def test_batches_of_many_sizes_are_one_program():
     for count in (5, 6, 7, 8):
         lengths = np.bincount(rng.integers(0, 3, count), minlength=3)
         rows = np.split(rng.integers(0, 10, count), np.cumsum(lengths)[:-1])
-        step(jax_tt.host_batch(DENSE, [row.tolist() for row in rows]))
+        step(jax_tt.pipeline.host_batch(DENSE, [row.tolist() for row in rows]))
     assert len(compiled) == 1
-    assert jax_tt.host_batch(DENSE, [[1] * 9]).ids.shape == (16,)
-    assert jax_tt.host_batch(DENSE, [[]]).ids.shape == (1,)
-    assert jax_tt.host_batch(DENSE, np.array([])).shape == (0, 1)
+    assert jax_tt.pipeline.host_batch(DENSE, [[1] * 9]).ids.shape == (16,)
+    assert jax_tt.pipeline.host_batch(DENSE, [[]]).ids.shape == (1,)
+    assert jax_tt.pipeline.host_batch(DENSE, np.array([])).shape == (0, 1)
     # Features with few ids have the capacity of their bags in every batch.
-    few = [jax_tt.host_batch(DENSE, [[1]] * n + [[]] * (60 - n)).ids.shape for n in (0, 5, 60)]
+    few = [
+        jax_tt.pipeline.host_batch(DENSE, [[1]] * n + [[]] * (60 - n)).ids.shape for n in (0, 5, 60)
+    ]
     assert few == [(64,)] * 3
-    assert jax_tt.host_batch(DENSE, [[1] * 9], capacity=20).ids.shape == (20,)
+    assert jax_tt.pipeline.host_batch(DENSE, [[1] * 9], capacity=20).ids.shape == (20,)
 
 
 def test_strings_are_keys():
     pytest.importorskip("xxhash")
-    keys = jax_tt.hash_ids(["red", "blue", "red"])
+    keys = jax_tt.dynamic.hash_ids(["red", "blue", "red"])
     for given in (
         [["red", "blue"], ["red"]],
         {"ids": np.array(["red", "blue", "red"]), "lengths": [2, 1]},
         {"ids": np.array(["red", "blue", "red"], object), "offsets": [0, 2, 3]},
     ):
-        found = jax_tt.host_batch(HASH, given)
+        found = jax_tt.pipeline.host_batch(HASH, given)
         assert keys_of(found.ids)[:3].tolist() == keys.tolist()
-    assert keys_of(jax_tt.host_batch(HASH, [b"red"])).tolist() == [[int(keys[0])]]
+    assert keys_of(jax_tt.pipeline.host_batch(HASH, [b"red"])).tolist() == [[int(keys[0])]]
     with pytest.raises(TypeError, match="key: ids: features"):
-        jax_tt.host_batch(HASH, ["red", None])
+        jax_tt.pipeline.host_batch(HASH, ["red", None])
 
 
 class Column:
@@ -382,16 +386,18 @@ def test_columns_of_data_frames():
     item = jax_tt.dense_table(10, 4)
     lists = [[3, 1], [], [4]]
     for column in (Column(lists), {"ids": Column(lists)}):
-        assert jax_tt.host_batch(item, column) == jax_tt.host_batch(item, lists)
+        assert jax_tt.pipeline.host_batch(item, column) == jax_tt.pipeline.host_batch(item, lists)
     keys = jax_tt.hash_table(8, 4)
-    found, wanted = (jax_tt.host_batch(keys, names) for names in (Column(["a", "b"]), ["a", "b"]))
+    found, wanted = (
+        jax_tt.pipeline.host_batch(keys, names) for names in (Column(["a", "b"]), ["a", "b"])
+    )
     np.testing.assert_array_equal(found.digits, wanted.digits)
 
 
 def test_strings_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "xxhash", None)
     with pytest.raises(ImportError, match=r"jax-tt\[keys\]"):
-        jax_tt.host_batch(HASH, ["red"])
+        jax_tt.pipeline.host_batch(HASH, ["red"])
 
 
 def test_tensors(monkeypatch):
@@ -404,7 +410,7 @@ def test_tensors(monkeypatch):
 
     torch = type("torch", (), {"Tensor": Tensor, "bfloat16": "bfloat16"})
     monkeypatch.setitem(sys.modules, "torch", torch)
-    assert jax_tt.host_batch(DENSE, Tensor()).tolist() == [[1], [2]]
+    assert jax_tt.pipeline.host_batch(DENSE, Tensor()).tolist() == [[1], [2]]
 
 
 def test_keyed_bags():
@@ -479,28 +485,28 @@ def test_32_bit_arrays_of_jax_are_no_keys_unless_said():
     cut = jax.device_put(np.array([2**40 + 7, 7]))
     state = HASH.init(jax.random.key(0))
     for ids in (cut, cut.astype(jnp.uint32), Bags(cut, np.array([0, 2]))):
-        with pytest.raises(
-            ValueError, match=r"key: .*JAX array of u?int32.*host_batch.*whole_keys"
-        ):
-            jax_tt.insert_keys(HASH, state, ids)
+        with pytest.raises(ValueError, match=r"key: .*JAX array of u?int32.*host_batch.*join_keys"):
+            jax_tt.dynamic.insert(HASH, state, ids)
     with pytest.raises(ValueError, match="JAX array of int32"):
-        jax_tt.split_keys(cut)
+        jax_tt.dynamic.split_keys(cut)
     with pytest.raises(ValueError, match="JAX array of int32"):
-        jax_tt.remove_keys(HASH, state, cut)
+        jax_tt.dynamic.remove(HASH, state, cut)
     with pytest.raises(ValueError, match="traced int32"):
-        jax.jit(lambda ids: jax_tt.insert_keys(HASH, state, ids)[1])(np.array([2**40 + 7, 7]))
+        jax.jit(lambda ids: jax_tt.dynamic.insert(HASH, state, ids)[1])(np.array([2**40 + 7, 7]))
 
     @jax.jit
     def insert(state, ids):
-        return jax_tt.insert_keys(HASH, state, jax_tt.whole_keys(ids))
+        return jax_tt.dynamic.insert(HASH, state, jax_tt.dynamic.join_keys(ids))
 
     inserted, state = insert(state, np.array([7, -1, 7], np.int32))
     assert int(inserted.counts["inserted"]) == 2
     keys = np.array([-1, 7])
-    inserted, state = jax_tt.insert_keys(HASH, state, keys)  # whole on the host
+    inserted, state = jax_tt.dynamic.insert(HASH, state, keys)  # whole on the host
     assert int(inserted.counts["hits"]) == 2
-    assert keys_of(jax_tt.whole_keys(np.array([2**32 - 1], np.uint32))).tolist() == [2**32 - 1]
+    assert keys_of(jax_tt.dynamic.join_keys(np.array([2**32 - 1], np.uint32))).tolist() == [
+        2**32 - 1
+    ]
     with pytest.raises(ValueError, match="got dtype int64; expected integers of at most 32 bits"):
-        jax_tt.whole_keys(keys)
+        jax_tt.dynamic.join_keys(keys)
     with jax.enable_x64(True):
-        assert jax_tt.split_keys(jnp.array([2**40])).digits.tolist() == [[256, 0]]
+        assert jax_tt.dynamic.split_keys(jnp.array([2**40])).digits.tolist() == [[256, 0]]

@@ -28,7 +28,7 @@ def test_second_call_does_not_recompile(method):
 
 def test_fused_second_call_does_not_recompile(method):
     rule = jax_tt.optimizers.Adam(lambda step: 0.1 / (1 + step))
-    table = jax_tt.init_fused_table(make_case(SHAPES["d3"], "bfloat16", False).cores, rule)
+    table = jax_tt.functional.init_fused(make_case(SHAPES["d3"], "bfloat16", False).cores, rule)
     traces = []
 
     @jax.jit

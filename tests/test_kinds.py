@@ -10,11 +10,11 @@ import pytest
 import jax_tt
 from tests.kind_case import KindCase
 
-TRAIN = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(50, 8, ranks=4))
+TRAIN = jax_tt.tables.TTTable.of_shape(jax_tt.TTShape.suggest(50, 8, ranks=4))
 
 
 class TestDense(KindCase):
-    table = jax_tt.DenseTable(50, 8)
+    table = jax_tt.tables.DenseTable(50, 8)
 
 
 class TestProductCodes(KindCase):
@@ -41,11 +41,11 @@ class TestTensorTrain(KindCase):
 
 
 class TestOrdered(KindCase):
-    table = jax_tt.OrderedTable(TRAIN, jax_tt.order.IdOrder(np.arange(50)[::-1]))
+    table = jax_tt.tables.OrderedTable(TRAIN, jax_tt.order.IdOrder(np.arange(50)[::-1]))
 
 
 class TestCached(KindCase):
-    table = jax_tt.RowCachedTable(TRAIN, jax_tt.RowCache(10, ways=5))
+    table = jax_tt.tables.RowCachedTable(TRAIN, jax_tt.RowCache(10, ways=5))
 
     @functools.cached_property
     def state(self):
@@ -54,7 +54,7 @@ class TestCached(KindCase):
         @jax.jit
         def warmed(ids):
             state = self.table.init(jax.random.key(0))
-            _, state = jax_tt.lookup_rows(self.table, state, ids, jax_tt.Lookup())
+            _, state = jax_tt.lookup(self.table, state, ids)
             return jax_tt.cache.populate(self.table, state)
 
         state = warmed(np.array([1, 2, 49]))
@@ -63,27 +63,29 @@ class TestCached(KindCase):
 
 def test_wrappers_refuse_what_they_cannot_wrap():
     order = jax_tt.order.IdOrder(np.arange(60)[::-1])
-    dense = jax_tt.DenseTable(60, 8)
+    dense = jax_tt.tables.DenseTable(60, 8)
     for make in (
-        lambda table: jax_tt.OrderedTable(table, order),
-        lambda table: jax_tt.RowCachedTable(table, jax_tt.RowCache(8)),
+        lambda table: jax_tt.tables.OrderedTable(table, order),
+        lambda table: jax_tt.tables.RowCachedTable(table, jax_tt.RowCache(8)),
     ):
         with pytest.raises(TypeError, match=r"table: got 'dense'; expected a jax_tt\.Table"):
             make("dense")
     with pytest.raises(TypeError, match="table: got one that has an order of ids"):
-        jax_tt.OrderedTable(jax_tt.OrderedTable(dense, order), order)
-    state = jax_tt.OrderedTable(dense, order).init(jax.random.key(0))
+        jax_tt.tables.OrderedTable(jax_tt.tables.OrderedTable(dense, order), order)
+    state = jax_tt.tables.OrderedTable(dense, order).init(jax.random.key(0))
     del state["id_order"]
     with pytest.raises(ValueError, match="state: has no id_order"):
         lookup = jax_tt.Lookup(bounds="zero")
-        jax_tt.lookup_rows(jax_tt.OrderedTable(dense, order), state, jnp.array([1]), lookup)
+        jax_tt.lookup(jax_tt.tables.OrderedTable(dense, order), state, jnp.array([1]), lookup)
 
 
 def test_tables_of_two_orders_are_two_tables():
     orders = [
         jax_tt.order.IdOrder(rows) for rows in (np.arange(60)[::-1], np.roll(np.arange(60), 1))
     ]
-    one, other = (jax_tt.OrderedTable(jax_tt.DenseTable(60, 8), order) for order in orders)
+    one, other = (
+        jax_tt.tables.OrderedTable(jax_tt.tables.DenseTable(60, 8), order) for order in orders
+    )
     assert one != other
     init = jax.jit(lambda table, key: table.init(key)["id_order"], static_argnums=0)
     assert (init(one, jax.random.key(0)) != init(other, jax.random.key(0))).any()
@@ -101,11 +103,11 @@ class OfTables(KindCase):
 class TestSum(OfTables):
     """Of trains in two orders and a dense table."""
 
-    table = jax_tt.SumTable(
+    table = jax_tt.tables.SumTable(
         (
             TRAIN,
-            jax_tt.OrderedTable(TRAIN, jax_tt.order.IdOrder(np.arange(50)[::-1])),
-            jax_tt.DenseTable(50, 8),
+            jax_tt.tables.OrderedTable(TRAIN, jax_tt.order.IdOrder(np.arange(50)[::-1])),
+            jax_tt.tables.DenseTable(50, 8),
         )
     )
 
@@ -114,11 +116,11 @@ class TestSum(OfTables):
 class TestMixed(OfTables):
     """Of dense rows and coded ones."""
 
-    table = jax_tt.MixedTable(
+    table = jax_tt.tables.MixedTable(
         (
-            jax_tt.DenseTable(20, 8),
+            jax_tt.tables.DenseTable(20, 8),
             jax_tt.coded_table(12, 8, num_codes=4, bits=3),
-            jax_tt.DenseTable(18, 8),
+            jax_tt.tables.DenseTable(18, 8),
         )
     )
 

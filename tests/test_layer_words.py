@@ -122,7 +122,7 @@ def test_the_state_of_a_collection_in_place_of_a_table() -> None:
     state = collection.init(KEY)
     table: Any = collection.tables["item"]
     advice = r"e.g. collection.tables\['item'\] with state\['item'\]"
-    for function in (jax_tt.table_keys, jax_tt.hash_statistics):
+    for function in (jax_tt.dynamic.keys_of, jax_tt.dynamic.statistics):
         with pytest.raises(
             TypeError, match=f"table: got a Collection; expected a HashTable, {advice}"
         ):
@@ -132,7 +132,7 @@ def test_the_state_of_a_collection_in_place_of_a_table() -> None:
             match=r"state: got the arrays of several tables, item, a; .* state\['item'\]",
         ):
             function(table, state)
-    assert jax_tt.hash_statistics(table, state["item"])["keys"] == 0
+    assert jax_tt.dynamic.statistics(table, state["item"])["keys"] == 0
 
 
 def test_a_layer_with_a_cache_that_a_scan_closes_over() -> None:

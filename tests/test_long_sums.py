@@ -48,8 +48,10 @@ def _bag_and_gradient(table, positions, bags, g, method):
     """The sum of all rows of a table, and the gradient of a small table by ``bags``."""
     whole = jax_tt.Bags(positions, jnp.stack([positions[0], positions[0] + positions.size]))
     small = jnp.zeros((3, table.shape[1]), table.dtype)
-    _, pullback = jax.vjp(lambda small: jax_tt.embed_bag(small, bags, method=method), small)
-    return jax_tt.embed_bag(table, whole, method=method)[0], pullback(g)[0]
+    _, pullback = jax.vjp(
+        lambda small: jax_tt.functional.embed_bag(small, bags, method=method), small
+    )
+    return jax_tt.functional.embed_bag(table, whole, method=method)[0], pullback(g)[0]
 
 
 @pytest.mark.parametrize("n", COUNTS)
@@ -71,7 +73,7 @@ def test_programs_for_any_number_of_positions():
 
         def lookup(table, offsets):
             bags = jax_tt.Bags(ids, offsets, weights)
-            return jax_tt.embed_bag(table, bags, method="reference")
+            return jax_tt.functional.embed_bag(table, bags, method="reference")
 
         return lookup(table, once[:: ids.size])[0], jax.vjp(lambda x: lookup(x, once), table)[1](g)
 
@@ -91,12 +93,12 @@ def test_programs_for_any_number_of_positions():
 def test_fused_steps(name, n, method):
     rule = {"sgd": optimizers.SGD(1.0), "adagrad": optimizers.Adagrad(1.0, eps=0.0)}[name]
     terms, bags = _terms(n), _once(n)
-    table = jax_tt.init_fused_table(jnp.zeros((3, terms.shape[1])), rule)
+    table = jax_tt.functional.init_fused(jnp.zeros((3, terms.shape[1])), rule)
 
     @jax.jit
     def step(table, bags, g):
         def loss(table):
-            return jnp.sum(jax_tt.fused_embed_bag(table, bags, rule, method=method) * g)
+            return jnp.sum(jax_tt.functional.fused_embed_bag(table, bags, rule, method=method) * g)
 
         return jax.grad(loss)(table)
 
@@ -148,7 +150,7 @@ def test_bags_of_narrow_rows(dtype, method):
     ends = np.array([0, 7, 263, 270, n])
     bags = jax_tt.Bags(jnp.arange(n, dtype=jnp.int32), jnp.asarray(ends, jnp.int32))
     lookup = jax_tt.Lookup(method=method, dtype="float32")
-    out = jax.jit(lambda state: jax_tt.pooled_rows(table, state, bags, lookup)[0])(state)
+    out = jax.jit(lambda state: jax_tt.lookup_bags(table, state, bags, lookup)[0])(state)
     for got, begin, end in zip(out, ends[:-1], ends[1:], strict=True):
         _assert_sum(got, read[begin:end], (begin, end))
 

@@ -135,8 +135,8 @@ def collection():
         "plain": jax_tt.dense_table(50, 8, param_dtype="bfloat16"),
         "train": jax_tt.tt_table(60, 8, tt_ranks=3, optimizer=RULE, id_order=order),
         "cached": jax_tt.tt_table(60, 8, tt_ranks=3, optimizer=RULE, cache=jax_tt.RowCache(10)),
-        "int8": jax_tt.QuantizedTable(40, 16, 8, UPDATE),
-        "int3": jax_tt.QuantizedTable(40, 13, 3),
+        "int8": jax_tt.tables.QuantizedTable(40, 16, 8, UPDATE),
+        "int3": jax_tt.tables.QuantizedTable(40, 13, 3),
         "hash": jax_tt.hash_table(8, 64, optimizer=RULE, safe_check="ignore"),
     }
     return jax_tt.Collection(tables, {name: Feature(name, combiner="mean") for name in tables})
@@ -154,16 +154,16 @@ def batch_of(described):
     batch = {name: BAGS["weighted" if k % 2 == 0 else "ragged"] for k, name in names}
     bags = batch["hash"]
     return batch | {
-        "hash": Bags(jax_tt.split_keys(np.asarray(bags.ids)), bags.offsets, bags.weights)
+        "hash": Bags(jax_tt.dynamic.split_keys(np.asarray(bags.ids)), bags.offsets, bags.weights)
     }
 
 
 def test_a_frozen_collection_answers_as_the_trained_one():
     described = collection()
     state, batch = described.init(jax.random.key(0)), batch_of(described)
-    want, _ = jax_tt.embed_collection(described, state, batch)
+    want, _ = jax_tt.lookup_features(described, state, batch)
     served, own = described.frozen(state)
-    got, _ = jax_tt.embed_collection(served, own, batch)
+    got, _ = jax_tt.lookup_features(served, own, batch)
     assert all(table.update is None for table in served.tables.values())
     assert own["int8"]["packed"].dtype == jnp.uint8
     names = {name for arrays in own.values() for name in arrays}
@@ -180,10 +180,10 @@ def test_a_program_in_a_fresh_process(tmp_path):
     batch = batch_of(described)
 
     def serve(arrays, batch):
-        return jax_tt.embed_collection(served, arrays, batch, jax_tt.Lookup(bounds="zero"))[0]
+        return jax_tt.lookup_features(served, arrays, batch, bounds="zero")[0]
 
     exporter = jax.export.export(
-        jax.jit(serve), disabled_checks=jax_tt.export_checks(), platforms=("cpu", "cuda")
+        jax.jit(serve), disabled_checks=jax_tt.export.checks(), platforms=("cpu", "cuda")
     )
     (tmp_path / "serve.program").write_bytes(exporter(own, batch).serialize())
     jax_tt.files.save_arrays(tmp_path / "arrays.safetensors", own)
@@ -192,14 +192,14 @@ def test_a_program_in_a_fresh_process(tmp_path):
 import sys
 sys.modules["flax"] = None
 import jax, jax_tt, numpy as np
-jax_tt.register()
+jax_tt.export.register()
 program = jax.export.deserialize(open("serve.program", "rb").read())
 assert program.platforms == ("cpu", "cuda")
 arrays = jax_tt.files.map_arrays("arrays.safetensors")
 weighted = jax_tt.Bags.from_ragged([[3, 9], [], [7, 7, 1]], [[0.5, 2.0], [], [1.0, -0.25, 3.0]])
 ragged = jax_tt.Bags.from_ragged([[39], [1, 2], []])
 batch = {name: (weighted, ragged)[k & 1] for k, name in enumerate(%r)}
-batch["hash"] = jax_tt.Bags(jax_tt.split_keys(weighted.ids), weighted.offsets, weighted.weights)
+batch["hash"] = jax_tt.Bags(jax_tt.dynamic.split_keys(weighted.ids), weighted.offsets, weighted.weights)
 np.savez("answers.npz", **jax.jit(program.call)(arrays, batch))
 """
     done = subprocess.run(

@@ -17,7 +17,7 @@ TABLE = jnp.array([[-5, -1], [-2, -3], [-2, -4], [0.0, -9], [-0.0, -8]], jnp.flo
 
 
 def _pooled(table, bags, method, **options):
-    return jax_tt.embed_bag(table, bags, combiner="max", method=method, **options)
+    return jax_tt.functional.embed_bag(table, bags, combiner="max", method=method, **options)
 
 
 def _gradient(bags, method, **options):
@@ -61,7 +61,7 @@ def test_nan_and_infinity(method):
 
 def test_fused_step_is_that_of_a_lookup(method):
     case = make_case(SHAPES["d3"], "float32", False)
-    table = jax_tt.init_fused_table(case.cores, RULE)
+    table = jax_tt.functional.init_fused(case.cores, RULE)
     ids = np.concatenate(case.rows).astype(np.int32)
     ends = np.cumsum([len(row) for row in case.rows])
     g = jnp.asarray(case.g, jnp.float32)

@@ -26,7 +26,7 @@ def large(shape):
 
 
 def test_20_steps_are_those_of_the_formula(method):
-    table = jax_tt.init_fused_table(rows(), RULE)
+    table = jax_tt.functional.init_fused(rows(), RULE)
     g = gradients(COLUMNS)
     limited, values = np.clip(g, -LIMIT, LIMIT), f64(rows())
     assert 0.1 < np.mean(limited != g) < 0.9
@@ -34,7 +34,7 @@ def test_20_steps_are_those_of_the_formula(method):
     @jax.jit
     def step(table, ids, offsets, scale):
         def loss(table):
-            pooled = jax_tt.fused_embed_bag(
+            pooled = jax_tt.functional.fused_embed_bag(
                 table,
                 Bags(ids, offsets),
                 RULE,
@@ -61,8 +61,8 @@ def test_20_steps_are_those_of_the_formula(method):
 @pytest.mark.parametrize("combiner", ["sum", "mean", "max"])
 @pytest.mark.parametrize("tt", [False, True])
 def test_it_is_a_limit_of_the_gradient_of_the_result(combiner, tt):
-    op = jax_tt.tt.fused_embed_bag if tt else jax_tt.fused_embed_bag
-    table = jax_tt.init_fused_table(cores() if tt else rows(), RULE)
+    op = jax_tt.tt.fused_embed_bag if tt else jax_tt.functional.fused_embed_bag
+    table = jax_tt.functional.init_fused(cores() if tt else rows(), RULE)
     weights = None if combiner == "max" else WEIGHTED.weights
 
     def stepped(g, **options):
@@ -81,7 +81,7 @@ def test_it_is_a_limit_of_the_gradient_of_the_result(combiner, tt):
 
 
 def test_lookups_have_it_as_well():
-    table = jax_tt.init_fused_table(cores(), RULE)
+    table = jax_tt.functional.init_fused(cores(), RULE)
     ids, g = jnp.array([[1, 2], [2, 2]]), 100.0
 
     def loss(table, g, **options):
@@ -94,10 +94,12 @@ def test_lookups_have_it_as_well():
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_steps_with_gradients_that_are_not_finite_are_still_skipped(bad):
-    table = jax_tt.init_fused_table(rows(), RULE)
+    table = jax_tt.functional.init_fused(rows(), RULE)
 
     def loss(table, **options):
-        out = jax_tt.fused_embed_bag(table, jnp.array([[1, 2]]), RULE, max_gradient=1.0, **options)
+        out = jax_tt.functional.fused_embed_bag(
+            table, jnp.array([[1, 2]]), RULE, max_gradient=1.0, **options
+        )
         return bad * jnp.sum(out)
 
     skipped = jax.grad(loss)(table, skip_nonfinite=True)
@@ -122,11 +124,11 @@ def test_tables_of_a_collection_have_limits_of_their_own(layout):
     collection = jax_tt.Collection(tables, features)
     state = collection.init(jax.random.key(0))
     batch = {name: np.array([[1, 2], [2, 3]]) for name in features}
-    inputs = jax_tt.StepInputs(grad_scale=2.0)
+    inputs = jax_tt.extension.StepInputs(grad_scale=2.0)
 
     def loss(trained, g):
         arrays = collection.replaced(state, trained)
-        out = jax_tt.embed_collection(collection, arrays, batch, inputs=inputs, layout=layout)[0]
+        out = jax_tt.lookup_features(collection, arrays, batch, inputs=inputs, layout=layout)[0]
         if layout == "concatenated":
             out = dict(zip(features, jnp.split(out, (4, 12, 14), axis=1), strict=True))
         return sum(jnp.sum(out[name] * g[name]) for name in features)

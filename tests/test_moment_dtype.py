@@ -45,7 +45,7 @@ def stepper(table, method):
         def loss(trained):
             arrays = collection.replaced(state, trained)
             lookup = jax_tt.Lookup(method=method)
-            rows, _ = jax_tt.embed_collection(collection, arrays, {"f": ids}, lookup)
+            rows, _ = jax_tt.lookup_features(collection, arrays, {"f": ids}, lookup)
             return jnp.sum(rows["f"].astype(jnp.float32) * g)
 
         return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
@@ -174,11 +174,13 @@ def test_other_types_are_refused():
     ):
         table.check(state)
     rows = jnp.zeros((5, 4))
-    made = jax_tt.init_fused_table(rows, optimizers.Adam(0.1))
+    made = jax_tt.functional.init_fused(rows, optimizers.Adam(0.1))
     with pytest.raises(
         ValueError, match=re.escape("table.slots[0][0]: got dtype float32; expected bfloat16")
     ):
-        jax_tt.fused_embed_bag(made, jnp.zeros((1, 1), jnp.int32), table.update.optimizer)
+        jax_tt.functional.fused_embed_bag(
+            made, jnp.zeros((1, 1), jnp.int32), table.update.optimizer
+        )
 
 
 class TwoTypes(optimizers.Adam):

@@ -126,9 +126,9 @@ def test_donated_tables_stay_where_they_are(kind, rule, loss):
     """No copy of a table or slot in the program, and each buffer keeps its address from step to step."""
     cores = make_case(SHAPES["d3-odd"], "float32", False).cores
     start = cores if kind == "tt" else jnp.ones((1237, 24))
-    op = jax_tt.tt.fused_embed_bag if kind == "tt" else jax_tt.fused_embed_bag
+    op = jax_tt.tt.fused_embed_bag if kind == "tt" else jax_tt.functional.fused_embed_bag
     optimizer = RULES[rule]
-    table = jax_tt.init_fused_table(start, optimizer)
+    table = jax_tt.functional.init_fused(start, optimizer)
 
     def step(table, ids):
         def value(table):
@@ -153,14 +153,14 @@ def test_donated_tables_stay_where_they_are(kind, rule, loss):
 
 def test_scan_over_steps_copies_no_table():
     optimizer = optimizers.Adagrad(0.1)
-    table = jax_tt.init_fused_table(jnp.ones((1237, 24)), optimizer)
+    table = jax_tt.functional.init_fused(jnp.ones((1237, 24)), optimizer)
     batches = np.arange(24, dtype=np.int32).reshape(4, 3, 2)
 
     def epoch(table, batches):
         def step(table, ids):
-            return jax.grad(lambda t: jnp.sum(jax_tt.fused_embed_bag(t, ids, optimizer)))(
-                table
-            ), None
+            return jax.grad(
+                lambda t: jnp.sum(jax_tt.functional.fused_embed_bag(t, ids, optimizer))
+            )(table), None
 
         return jax.lax.scan(step, table, batches)[0]
 
@@ -174,8 +174,8 @@ def memory(what):
     lines = open("/proc/self/status").read().splitlines()
     return next(int(l.split()[1]) for l in lines if l.startswith(what)) * 1024
 rule = jax_tt.optimizers.SGD(0.1)
-table = jax_tt.init_fused_table(jnp.zeros((11_000_000, 64)), rule)
-step = jax.jit(jax.grad(lambda t, ids: jnp.sum(jax_tt.fused_embed_bag(t, ids, rule) ** 2)), donate_argnums=0)
+table = jax_tt.functional.init_fused(jnp.zeros((11_000_000, 64)), rule)
+step = jax.jit(jax.grad(lambda t, ids: jnp.sum(jax_tt.functional.fused_embed_bag(t, ids, rule) ** 2)), donate_argnums=0)
 rng = np.random.default_rng(0)
 batch = lambda: rng.integers(0, 11_000_000, (512, 20)).astype(np.int32)
 jax.block_until_ready(table.cores)
@@ -228,7 +228,7 @@ def test_table_of_10_to_the_12_rows_trains(fused):
             return jnp.mean((out - target) ** 2)
 
         step = jax.jit(jax.value_and_grad(loss))
-        params = jax_tt.init_fused_table(cores, rule) if fused else cores
+        params = jax_tt.functional.init_fused(cores, rule) if fused else cores
         losses = []
         for _ in range(30):
             value, gradient = step(params)
@@ -334,7 +334,7 @@ def test_odd_sizes(shape, dtype):
 )
 def test_updates_of_nothing_change_nothing(bags, kind, rule):
     cores = make_case(SHAPES["d3"], "float32", False).cores
-    table = jax_tt.init_fused_table(cores if kind == "tt" else jnp.ones((9, 4)), RULES[rule])
+    table = jax_tt.functional.init_fused(cores if kind == "tt" else jnp.ones((9, 4)), RULES[rule])
     count = bags.num_bags if isinstance(bags, jax_tt.Bags) else len(bags)
     g = jnp.ones((count, 8 if kind == "tt" else 4))
     after = steps(table, bags, RULES[rule], g, "ffi")

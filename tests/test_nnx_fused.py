@@ -111,7 +111,7 @@ def test_sgd_equals_optax(kind, method):
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_layer_equals_the_functional_op(rule):
     layer = Tower("bag", rule).items
-    table = jax_tt.init_fused_table(layer.cores, rule)
+    table = jax_tt.functional.init_fused(layer.cores, rule)
     opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
 
     @nnx.jit

@@ -73,7 +73,10 @@ def test_linen(jit):
 def test_keys_that_are_inserted_before_the_update(jit):
     """The rows of new keys would be those of the table before."""
     table = jax_tt.hash_table(64, 4, optimizer=jax_tt.optimizers.SGD(0.1))
-    keys, more = jax_tt.split_keys(np.array([3, 4])), jax_tt.split_keys(np.array([5, 6]))
+    keys, more = (
+        jax_tt.dynamic.split_keys(np.array([3, 4])),
+        jax_tt.dynamic.split_keys(np.array([5, 6])),
+    )
 
     def step(layer: Any, opt: Any, late: bool) -> None:
         layer.insert(keys)

@@ -19,7 +19,7 @@ import jax_tt.linen
 N, D = 16, 8
 RULE = jax_tt.optimizers.Adagrad(0.1)
 IDS = jnp.array([[1, 2], [3, 15]])
-KEYS = jax_tt.split_keys(np.array([[2**40, 2], [3, 4]]))
+KEYS = jax_tt.dynamic.split_keys(np.array([[2**40, 2], [3, 4]]))
 ROWS = np.arange(N * D, dtype=np.float32).reshape(N, D)
 CORES = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(N, D, ranks=2))
 ORDER = jax_tt.order.from_counts(np.arange(N))
@@ -30,11 +30,13 @@ TABLES: dict[str, Any] = {
     "tt": jax_tt.tt_table(N, D, tt_ranks=2),
     "cached": jax_tt.tt_table(N, D, tt_ranks=2, cache=CACHE, optimizer=RULE),
     "ordered": jax_tt.tt_table(N, D, tt_ranks=2, id_order=ORDER),
-    "hash": jax_tt.hash_table(N, D, admission=2, initializer=jax_tt.Uniform(0.1)),
-    "quantized": jax_tt.QuantizedTable(N, D, bits=4, rotated=True),
-    "quantized, fused": jax_tt.QuantizedTable(N, D, update=jax_tt.Update(RULE)),
+    "hash": jax_tt.hash_table(N, D, admission=2, initializer=jax_tt.dynamic.Uniform(0.1)),
+    "quantized": jax_tt.tables.QuantizedTable(N, D, bits=4, rotated=True),
+    "quantized, fused": jax_tt.tables.QuantizedTable(N, D, update=jax_tt.Update(RULE)),
     "quantized rows": jax_tt.quantize(ROWS, bits=2)[0],
-    "sum": jax_tt.SumTable((jax_tt.DenseTable(N, D), jax_tt.tt_table(N, D, tt_ranks=2))),
+    "sum": jax_tt.tables.SumTable(
+        (jax_tt.tables.DenseTable(N, D), jax_tt.tt_table(N, D, tt_ranks=2))
+    ),
     "coded": jax_tt.coded_table(N, D, 2),
 }
 FEATURES = {name: jax_tt.Feature(name) for name in TABLES}
@@ -97,7 +99,7 @@ def ids_of(table: Any) -> Any:
 @functools.partial(jax.jit, static_argnums=0)
 def init_and_look_up(table: Any, ids: Any) -> Any:
     state = table.init(jax.random.key(0))
-    return state, jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup(train=False))[0]
+    return state, jax_tt.lookup(table, state, ids, train=False)[0]
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -161,7 +163,7 @@ def test_tables_on_a_mesh_say_what_to_pickle() -> None:
 def looked_up(collection: Any, state: Any, layer: Any) -> Any:
     """Rows of a collection and of a layer, on the host."""
     batch = {"dense": np.asarray(IDS), "hash": KEYS}
-    rows, _ = jax_tt.embed_collection(collection, state, batch)
+    rows, _ = jax_tt.lookup_features(collection, state, batch)
     return jax.tree.map(np.asarray, (rows, layer(IDS)))
 
 

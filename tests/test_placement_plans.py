@@ -61,7 +61,7 @@ def _operands(text, names):
 )
 def test_predicted_bytes_are_those_of_the_compiled_step(placements):
     ids = _ids()
-    plan = jax_tt.plan_placements(TABLES, DEVICES, ids)
+    plan = jax_tt.planning.plan_placements(TABLES, DEVICES, ids)
     chosen = {**plan, **placements}
     bags = BATCH // DEVICES
     found = traced_exchange(
@@ -81,9 +81,7 @@ def test_predicted_bytes_are_those_of_the_compiled_step(placements):
     @jax.jit
     def step(state, batch):
         def loss(trained):
-            rows, _ = jax_tt.embed_collection(
-                collection, collection.replaced(state, trained), batch
-            )
+            rows, _ = jax_tt.lookup_features(collection, collection.replaced(state, trained), batch)
             return sum(jnp.sum(jnp.sin(array)) for array in rows.values())
 
         return jax.grad(loss)(collection.trained(state))
@@ -98,7 +96,7 @@ def test_predicted_bytes_are_those_of_the_compiled_step(placements):
 
 
 def test_predicted_memory_is_that_of_the_arrays():
-    plan = jax_tt.plan_placements(TABLES, DEVICES, _ids())
+    plan = jax_tt.planning.plan_placements(TABLES, DEVICES, _ids())
     sharded = jax_tt.shard_tables(TABLES, _mesh(), "model", plan)
     for name, table in sharded.items():
         arrays = table.init(jax.random.key(0)).values()
@@ -141,12 +139,12 @@ def test_sums_that_do_not_fit_take_another_attempt():
     rng = np.random.default_rng(0)
     tables = {"item": jax_tt.dense_table(10**5, 16, optimizer=RULE)}
     ids = rng.integers(0, 10**5, (BATCH, 40))
-    plan = jax_tt.plan_placements(tables, 8, {"item": ids})
+    plan = jax_tt.planning.plan_placements(tables, 8, {"item": ids})
     assert plan.exchange.summed == {"item"}
     assert plan.tables["item"].load.fits
     assert plan.rounds == 1
     ids[:, ::2] = 7
-    skewed = jax_tt.plan_placements(tables, 8, {"item": ids})
+    skewed = jax_tt.planning.plan_placements(tables, 8, {"item": ids})
     assert not skewed.tables["item"].load.fits
     assert skewed.rounds == 2
 
@@ -169,15 +167,17 @@ def test_hot_pages_are_dealt_out_to_several_devices():
 
 
 def test_limits_of_memory():
-    smallest = jax_tt.plan_placements(TABLES, DEVICES, _ids()).device_bytes
+    smallest = jax_tt.planning.plan_placements(TABLES, DEVICES, _ids()).device_bytes
     with pytest.raises(
         ValueError, match=r"device_bytes: got 1,000; expected at least .* on each of 4"
     ):
-        jax_tt.plan_placements(TABLES, DEVICES, _ids(), device_bytes=1000)
-    within = jax_tt.plan_placements(TABLES, DEVICES, _ids(), device_bytes=smallest)
+        jax_tt.planning.plan_placements(TABLES, DEVICES, _ids(), device_bytes=1000)
+    within = jax_tt.planning.plan_placements(TABLES, DEVICES, _ids(), device_bytes=smallest)
     assert within.device_bytes <= smallest
     with pytest.raises(ValueError, match="of which messages take"):
-        jax_tt.plan_placements(TABLES, DEVICES, _ids(), device_bytes=within.device_bytes - 1)
+        jax_tt.planning.plan_placements(
+            TABLES, DEVICES, _ids(), device_bytes=within.device_bytes - 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_limits_of_memory():
 )
 def test_invalid_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
-        jax_tt.plan_placements(*arguments)
+        jax_tt.planning.plan_placements(*arguments)
 
 
 def test_automatic_placements():
@@ -226,11 +226,11 @@ def test_plans_of_sizes_place_what_becomes_dense():
 def test_large_plans_need_no_devices():
     tables = {"item": jax_tt.dense_table(10**12, 64, optimizer=RULE)}
     ids = np.random.default_rng(0).integers(0, 10**12, 4096 * 8)
-    plan = jax_tt.plan_placements(tables, 4096, {"item": ids}, device_bytes=80 * 10**9)
+    plan = jax_tt.planning.plan_placements(tables, 4096, {"item": ids}, device_bytes=80 * 10**9)
     assert plan.table_bytes == pytest.approx(10**12 * 260 / 4096, rel=0.01)
     assert len(plan.seconds) == 4096
     with pytest.raises(ValueError, match="Use more devices"):
-        jax_tt.plan_placements(tables, 4096, {"item": ids}, device_bytes=10**10)
+        jax_tt.planning.plan_placements(tables, 4096, {"item": ids}, device_bytes=10**10)
 
 
 @pytest.mark.full
@@ -258,9 +258,9 @@ def test_rows_of_large_tables_are_not_cut():
 
 def test_bandwidths_are_kept_in_files(tmp_path):
     path = str(tmp_path / "bandwidths.json")
-    found = jax_tt.measure_bandwidths(_mesh(), "model", rows=64, ids=32, words=64)
+    found = jax_tt.planning.measure_bandwidths(_mesh(), "model", rows=64, ids=32, words=64)
     found.save(path)
-    assert jax_tt.Bandwidths.load(path) == found
+    assert jax_tt.planning.Bandwidths.load(path) == found
     assert min(found.exchange, found.message_seconds, found.gather, found.update, found.route) > 0
     with pytest.raises(FileExistsError):
         found.save(path)
@@ -268,6 +268,6 @@ def test_bandwidths_are_kept_in_files(tmp_path):
                  '"update": 1, "route": 1, "machine": ""}'):  # fmt: skip
         (tmp_path / "other.json").write_text(text)
         with pytest.raises(jax_tt.FileError, match=r"other\.json"):
-            jax_tt.Bandwidths.load(str(tmp_path / "other.json"))
+            jax_tt.planning.Bandwidths.load(str(tmp_path / "other.json"))
     with pytest.raises(ValueError, match="axis: got 'model'"):
-        jax_tt.measure_bandwidths(jax.make_mesh((1,), ("model",)), "model")
+        jax_tt.planning.measure_bandwidths(jax.make_mesh((1,), ("model",)), "model")

@@ -113,7 +113,7 @@ def test_kinds_of_compress():
     plan = jax_tt.plan(tables, 24_000, kinds=["product"])
     noisy, other = plan.values()
     assert (noisy.kind, noisy.shape, noisy.measured) == ("product", None, True)
-    assert isinstance(noisy.table(), jax_tt.CodedTable)
+    assert isinstance(noisy.table(), jax_tt.tables.CodedTable)
     assert other.kind == TENSOR_TRAIN
     assert plan.nbytes <= 24_000
     found = jax_tt.compress(noise, kind="product", max_bytes=noisy.nbytes, progress=False)
@@ -132,8 +132,11 @@ def test_kinds_of_compress():
     assert table.bits == 4 and table.nbytes == rounded.nbytes
     # Between 3 and 4 bits a number.
     (mixed,) = jax_tt.plan({"noise": noise}, 22_000, kinds=["quantized", "mixed"]).values()
-    assert mixed.kind == "mixed" and isinstance(mixed.table(), jax_tt.MixedTable)
-    assert mixed.nbytes > jax_tt.QuantizedTable(2000, 16, 3).nbytes and mixed.error < noisy.error
+    assert mixed.kind == "mixed" and isinstance(mixed.table(), jax_tt.tables.MixedTable)
+    assert (
+        mixed.nbytes > jax_tt.tables.QuantizedTable(2000, 16, 3).nbytes
+        and mixed.error < noisy.error
+    )
     (summed,) = jax_tt.plan({"noise": noise}, 40_000, kinds=["tt_sum"]).values()
     assert summed.kind == "tt_sum" and len(summed.table().tables) > 1
     assert jax_tt.plan({"noise": noise}, 40_000)["noise"].error > summed.error
@@ -163,7 +166,7 @@ def test_small_tables_are_dense():
     assert [planned.kind for planned in plan.values()] == ["dense", "dense", "tensor train"]
     sizes = {"num_embeddings": 7, "features": 4}
     assert plan["days"].arguments() == {**sizes, "param_dtype": jnp.float32}
-    assert plan["days"].table(name="days") == jax_tt.DenseTable(**sizes, name="days")
+    assert plan["days"].table(name="days") == jax_tt.tables.DenseTable(**sizes, name="days")
     assert plan["days"].error == 0 and not plan["items"].measured
     assert 0.9 * 10**6 < plan.nbytes <= 10**6
     assert "~" in str(plan).splitlines()[3]

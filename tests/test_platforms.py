@@ -40,14 +40,14 @@ def _step(op, method):
     cores = make_case(SHAPES["d3"], "float32", False).cores
     start = jnp.ones((120, 8)) if "dense" in op else cores
     if "fused" not in op:
-        run = jax_tt.embed_bag if "dense" in op else jax_tt.tt.embed_bag
+        run = jax_tt.functional.embed_bag if "dense" in op else jax_tt.tt.embed_bag
         return jax.grad(lambda t, ids: jnp.sum(run(t, ids, method=method) ** 2)), start
-    fused = jax_tt.fused_embed_bag if "dense" in op else jax_tt.tt.fused_embed_bag
+    fused = jax_tt.functional.fused_embed_bag if "dense" in op else jax_tt.tt.fused_embed_bag
 
     def step(table, ids):
         return jax.grad(lambda t: jnp.sum(fused(t, ids, RULE, method=method) ** 2))(table)
 
-    return step, jax_tt.init_fused_table(start, RULE)
+    return step, jax_tt.functional.init_fused(start, RULE)
 
 
 IDS = np.array([[1, 2, 2], [0, 119, 1]], np.int32)
@@ -93,7 +93,7 @@ def test_plans_of_the_larger_size_are_as_good(op, method):
 @pytest.mark.parametrize("op", ["tt", "fused tt"])
 def test_one_export_for_both(op):
     step, table = _step(op, "auto")
-    checks = jax_tt.export_checks()
+    checks = jax_tt.export.checks()
     export = jax.export.export(jax.jit(step), disabled_checks=checks, platforms=["cpu", "cuda"])
     exported = export(table, IDS)
     for a, b in zip(

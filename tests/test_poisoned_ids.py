@@ -34,11 +34,11 @@ def _fused_tt(table, bags, method):
 
 
 def _dense(table, bags, method):
-    return jax_tt.embed_bag(table, bags, method=method)
+    return jax_tt.functional.embed_bag(table, bags, method=method)
 
 
 def _fused_dense(table, bags, method):
-    return jax_tt.fused_embed_bag(table, bags, RULE, method=method)
+    return jax_tt.functional.fused_embed_bag(table, bags, RULE, method=method)
 
 
 @pytest.mark.parametrize("op", [_tt, _fused_tt, _dense, _fused_dense])
@@ -47,7 +47,7 @@ def test_the_weight_of_a_bad_id_has_no_gradient_that_is_a_number(op, method):
     rows = jax_tt.tt.to_dense(cores, num_embeddings=N)
     table = cores if op in (_tt, _fused_tt) else rows
     if op in (_fused_tt, _fused_dense):
-        table = jax_tt.init_fused_table(table, RULE)
+        table = jax_tt.functional.init_fused(table, RULE)
     weights = np.linspace(-1, 1, len(IDS), dtype=np.float32)
     g = np.random.default_rng(0).normal(size=(len(OFFSETS) - 1, SHAPE.features)).astype(np.float32)
 

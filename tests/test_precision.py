@@ -108,7 +108,7 @@ OPS = [_lookup, _bags, _fused_lookup, _fused_bags, _attend]
 
 def _table():
     cores = jax_tt.tt.init(jax.random.key(0), SHAPE, "normal")
-    return jax_tt.init_fused_table(cores, optimizers.SGD(0.1))
+    return jax_tt.functional.init_fused(cores, optimizers.SGD(0.1))
 
 
 @pytest.mark.parametrize("op", OPS)

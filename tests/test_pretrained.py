@@ -20,7 +20,7 @@ CORES = make_case(SHAPE, "float32", False).cores
 TABLE = dense_table(CORES, N).astype(np.float32)
 IDS = np.array([[0, 7, 7], [N - 1, 3, 50]], np.int32)
 ORDER = jax_tt.order.from_counts(np.random.default_rng(0).permutation(N) + 1)
-FUSED = jax_tt.init_fused_table(CORES, jax_tt.optimizers.SGD(0.1))
+FUSED = jax_tt.functional.init_fused(CORES, jax_tt.optimizers.SGD(0.1))
 FLAVOURS = pytest.mark.parametrize("layers", [jax_tt, jax_tt.linen], ids=["nnx", "linen"])
 
 
@@ -198,7 +198,7 @@ def test_a_layer_of_given_cores_grows(layers):
     else:
         layer = jax_tt.linen.TTEmbed.from_pretrained(CORES, num_embeddings=N)
         variables = layer.init(jax.random.key(0), IDS)
-        grow = partial(jax_tt.grow_table, num_embeddings=count, key=jax.random.key(1))
+        grow = partial(jax_tt.tables.grow, num_embeddings=count, key=jax.random.key(1))
         changed, variables = jax_tt.linen.update_table(layer, variables, grow)
         got = (changed.layer.apply(variables, ids) for ids in (IDS, np.arange(N, count)))
     old, new = got
@@ -232,8 +232,8 @@ def test_training_of_chosen_tables():
         ("EmbedBag", CORES, {}, "source"),
         ("EmbedBag", TABLE, {"table": "w"}, "table: got 'w'.*no path"),
         ("EmbedBag", TABLE, {"num_embeddings": N, "rngs": 0}, "got num_embeddings, rngs, which"),
-        ("EmbedBag", FUSED, {}, "source: got a FusedTable"),
-        ("TTEmbed", FUSED, {}, "source: got a FusedTable"),
+        ("EmbedBag", FUSED, {}, "source: got a Fused"),
+        ("TTEmbed", FUSED, {}, "source: got a Fused"),
         ("TTEmbed", CORES, {"features": 8}, "got features, which the source"),
         ("TTEmbed", CORES, {"id_order": [1, 0]}, "id_order: got a list"),
         ("TTEmbed", TABLE, {"tt_ranks": 2, "id_order": [1, 0]}, "id_order: got a list"),

@@ -78,7 +78,7 @@ def test_only_quantized_tables_are_written(tmp_path):
         ([table], "tables: got a list"),
         ({"a": table}, r"tables\['a'\]: got a QuantizedTable; expected a table with its state"),
         (
-            {"a": (jax_tt.DenseTable(4, 16), state)},
+            {"a": (jax_tt.tables.DenseTable(4, 16), state)},
             r"tables\['a'\]: got a DenseTable; expected a tensor train",
         ),
         ({"a": (table, {})}, "state: has no packed"),
@@ -91,45 +91,71 @@ def test_only_quantized_tables_are_written(tmp_path):
 @pytest.mark.parametrize(("header", "alignment"), [("start", 1), ("start", 16), ("end", 1)])
 def test_rows_of_fbgemm_and_back(bits, header, alignment):
     table, state = jax_tt.quantize(random_rows(20, 13), bits)
-    rows = jax_tt.to_fbgemm(table, state, header=header, alignment=alignment)
+    rows = jax_tt.compression.to_fbgemm(table, state, header=header, alignment=alignment)
     assert rows.shape[1] == -(-table.row_bytes // alignment) * alignment
-    again, state_again = jax_tt.from_fbgemm(rows, 13, bits, header=header, alignment=alignment)
+    again, state_again = jax_tt.compression.from_fbgemm(
+        rows, 13, bits, header=header, alignment=alignment
+    )
     assert again == table
     np.testing.assert_array_equal(state_again["packed"], state["packed"])
-    back = jax_tt.to_fbgemm(again, state_again, header=header, alignment=alignment)
+    back = jax_tt.compression.to_fbgemm(again, state_again, header=header, alignment=alignment)
     np.testing.assert_array_equal(back, rows)
 
 
 def test_rows_that_are_not_of_fbgemm():
     table, state = jax_tt.quantize(random_rows(20, 13), 4)
-    rows = jax_tt.to_fbgemm(table, state)
+    rows = jax_tt.compression.to_fbgemm(table, state)
     bad = rows.copy()
     bad[7, 2:4] = 0xFF
     for make, message in (
-        (lambda: jax_tt.from_fbgemm(rows, 13, 3), "FBGEMM has no rows of 3 bits"),
-        (lambda: jax_tt.from_fbgemm(rows, 13, 8), "rows: got 11 bytes a row; expected 17"),
+        (lambda: jax_tt.compression.from_fbgemm(rows, 13, 3), "FBGEMM has no rows of 3 bits"),
         (
-            lambda: jax_tt.from_fbgemm(rows, 7, 4, header="end"),
+            lambda: jax_tt.compression.from_fbgemm(rows, 13, 8),
+            "rows: got 11 bytes a row; expected 17",
+        ),
+        (
+            lambda: jax_tt.compression.from_fbgemm(rows, 7, 4, header="end"),
             "rows: got 11 bytes a row; expected 8",
         ),
-        (lambda: jax_tt.from_fbgemm(rows, 13, 2), "rows: got 11 bytes a row; expected 8"),
-        (lambda: jax_tt.from_fbgemm(rows, 13, 4, alignment=4), "expected 12: .* 1 of padding"),
-        (lambda: jax_tt.from_fbgemm(rows, 0, 4), "features: got 0"),
         (
-            lambda: jax_tt.from_fbgemm(rows, 13, 4, header="tail"),
+            lambda: jax_tt.compression.from_fbgemm(rows, 13, 2),
+            "rows: got 11 bytes a row; expected 8",
+        ),
+        (
+            lambda: jax_tt.compression.from_fbgemm(rows, 13, 4, alignment=4),
+            "expected 12: .* 1 of padding",
+        ),
+        (lambda: jax_tt.compression.from_fbgemm(rows, 0, 4), "features: got 0"),
+        (
+            lambda: jax_tt.compression.from_fbgemm(rows, 13, 4, header="tail"),
             "header: got 'tail'; expected one of",
         ),
-        (lambda: jax_tt.from_fbgemm(rows.astype(np.int8), 13, 4), "rows: got int8"),
-        (lambda: jax_tt.from_fbgemm(rows[0], 13, 4), r"rows: got uint8 of shape \(11,\)"),
+        (lambda: jax_tt.compression.from_fbgemm(rows.astype(np.int8), 13, 4), "rows: got int8"),
         (
-            lambda: jax_tt.from_fbgemm(bad, 13, 4, name="t"),
+            lambda: jax_tt.compression.from_fbgemm(rows[0], 13, 4),
+            r"rows: got uint8 of shape \(11,\)",
+        ),
+        (
+            lambda: jax_tt.compression.from_fbgemm(bad, 13, 4, name="t"),
             "t: rows: row 7 has the scale .* the offset nan",
         ),
-        (lambda: jax_tt.to_fbgemm(*jax_tt.quantize(random_rows(2, 8), 3)), "no rows of 3 bits"),
-        (lambda: jax_tt.to_fbgemm(table, state, header="end", alignment=4), "alignment: got 4"),
-        (lambda: jax_tt.to_fbgemm(table, state, alignment=0), "alignment: got 0"),
-        (lambda: jax_tt.to_fbgemm(table, {"packed": jnp.zeros((3, 3))}), "packed: got float32"),
-        (lambda: jax_tt.to_fbgemm(jax_tt.DenseTable(3, 4), {}), "table: got a DenseTable"),
+        (
+            lambda: jax_tt.compression.to_fbgemm(*jax_tt.quantize(random_rows(2, 8), 3)),
+            "no rows of 3 bits",
+        ),
+        (
+            lambda: jax_tt.compression.to_fbgemm(table, state, header="end", alignment=4),
+            "alignment: got 4",
+        ),
+        (lambda: jax_tt.compression.to_fbgemm(table, state, alignment=0), "alignment: got 0"),
+        (
+            lambda: jax_tt.compression.to_fbgemm(table, {"packed": jnp.zeros((3, 3))}),
+            "packed: got float32",
+        ),
+        (
+            lambda: jax_tt.compression.to_fbgemm(jax_tt.tables.DenseTable(3, 4), {}),
+            "table: got a DenseTable",
+        ),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             make()

@@ -63,7 +63,7 @@ def step_of(collection, lookup, layout):
     def step(state, batch):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch, lookup, layout=layout)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch, lookup, layout=layout)
             return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(rows)), rows
 
         return jax.grad(loss, has_aux=True)(collection.trained(state))
@@ -97,7 +97,7 @@ def test_rows_in_one_array(method):
         name: jnp.arange(12, dtype=jnp.int32)[:, None] % table.num_embeddings
         for name, table in collection.tables.items()
     }
-    look_up = functools.partial(jax_tt.embed_collection, layout="concatenated")
+    look_up = functools.partial(jax_tt.lookup_features, layout="concatenated")
     rows, _ = jax.jit(
         lambda state, batch: look_up(collection, state, batch, Lookup(method=method))
     )(state, batch)
@@ -114,5 +114,5 @@ def test_a_bad_id_in_one_table_is_an_error_that_names_it():
     with pytest.raises(
         Exception, match=r"embed_collection: id 41 .*is out of range for table .int4 "
     ):
-        rows, _ = jax_tt.embed_collection(collection, state, batch, Lookup(bounds="error"))
+        rows, _ = jax_tt.lookup_features(collection, state, batch, bounds="error")
         jax.block_until_ready(rows)

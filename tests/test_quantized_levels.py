@@ -75,7 +75,7 @@ def test_rows_are_exact(method, bits):
     for features in WIDTHS if method == "ffi" else (13, 64):
         table, state = table_of(bits, 40, features)
         ids = jnp.arange(40)[::-1].reshape(8, 5)
-        got, _ = jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup(method=method))
+        got, _ = jax_tt.lookup(table, state, ids, method=method)
         np.testing.assert_array_equal(got, table.to_dense(state)[ids])
 
 
@@ -90,8 +90,8 @@ def test_bags_equal_those_of_the_dense_table(method, bits):
         weights = [rng.normal(size=len(own)).tolist() for own in ids]
         for given in (None, weights):
             bags = jax_tt.Bags.from_ragged(ids, given)
-            got, _ = jax_tt.pooled_rows(table, state, bags, jax_tt.Lookup(method=method))
-            want = jax_tt.embed_bag(table.to_dense(state), bags, method="reference")
+            got, _ = jax_tt.lookup_bags(table, state, bags, method=method)
+            want = jax_tt.functional.embed_bag(table.to_dense(state), bags, method="reference")
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4)
 
 
@@ -119,13 +119,13 @@ def test_lookups_in_rotated_tables(method, combiner):
 
     for derivative in (False, True) if weights else (False,):
         of = jax.grad(loss, argnums=1) if derivative else lambda rows, w: rows(bags)
-        got = of(lambda b: jax_tt.pooled_rows(table, state, b, lookup)[0], bags.weights)
+        got = of(lambda b: jax_tt.lookup_bags(table, state, b, lookup)[0], bags.weights)
         want = of(
-            lambda b: jax_tt.embed_bag(dense, b, combiner=combiner, method="reference"),
+            lambda b: jax_tt.functional.embed_bag(dense, b, combiner=combiner, method="reference"),
             bags.weights,
         )
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-    nothing, _ = jax_tt.lookup_rows(table, state, jnp.zeros((0, 2), jnp.int32), jax_tt.Lookup())
+    nothing, _ = jax_tt.lookup(table, state, jnp.zeros((0, 2), jnp.int32))
     assert nothing.shape == (0, 2, 13)
 
 
@@ -145,7 +145,7 @@ def test_in_a_collection(method, layout):
         name: jnp.array([[8], [0], [3]]) % table.num_embeddings for name, (table, _) in made.items()
     }
     look_up = jax.jit(
-        lambda state, batch: jax_tt.embed_collection(
+        lambda state, batch: jax_tt.lookup_features(
             collection, state, batch, jax_tt.Lookup(method=method), layout=layout
         )[0]
     )
@@ -163,9 +163,9 @@ def test_in_a_collection(method, layout):
 def test_divided_over_devices():
     plain, state = table_of(4, 40, 16)
     mesh = jax.make_mesh((4,), ("model",))
-    table = jax_tt.ShardedTable(plain, mesh, "model", jax_tt.Placement.hashed())
+    table = jax_tt.tables.ShardedTable(plain, mesh, "model", jax_tt.Placement.hashed())
     ids = jnp.arange(40).reshape(8, 5)
-    look_up = jax.jit(lambda state: jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup())[0])
+    look_up = jax.jit(lambda state: jax_tt.lookup(table, state, ids)[0])
     np.testing.assert_array_equal(look_up(table.of_rows(state)), plain.to_dense(state)[ids])
 
 
@@ -190,13 +190,11 @@ def test_layers():
 def test_export_and_orders_of_ids():
     table, state = table_of(3, rotation="random")
     order = jax_tt.order.IdOrder(np.arange(40)[::-1])
-    ordered = jax_tt.OrderedTable(table, order)
+    ordered = jax_tt.tables.OrderedTable(table, order)
     state = {**ordered.init(jax.random.key(0)), **state}
     ids = jnp.array([[3, 4]])
-    look_up = jax.jit(
-        lambda state, ids: jax_tt.pooled_rows(ordered, state, ids, jax_tt.Lookup())[0]
-    )
-    program = jax.export.export(look_up, disabled_checks=jax_tt.export_checks())
+    look_up = jax.jit(lambda state, ids: jax_tt.lookup_bags(ordered, state, ids)[0])
+    program = jax.export.export(look_up, disabled_checks=jax_tt.export.checks())
     stored = program(state, ids).serialize()
     got = jax.export.deserialize(stored).call(state, ids)
     np.testing.assert_array_equal(got, look_up(state, ids))
@@ -303,13 +301,13 @@ def test_rows_are_read_in_blocks(monkeypatch, tmp_path):
 def step_of(table, state, lookup, inputs=None):
     """The state after a step, by bags that read row 3 twice, and the gradient of their weights."""
     bags = jax_tt.Bags.from_ragged([[3, 3, 39], [], [0, 3]], [[0.5, 2.0, 1.0], [], [-1.0, 1.5]])
-    inputs = jax_tt.StepInputs() if inputs is None else inputs
+    inputs = jax_tt.extension.StepInputs() if inputs is None else inputs
 
     @jax.jit
     @functools.partial(jax.grad, argnums=(0, 1))
     def step(own, weights):
         given = dataclasses.replace(bags, weights=weights)
-        out, _ = jax_tt.pooled_rows(table, {**state, **own}, given, lookup, inputs)
+        out, _ = jax_tt.lookup_bags(table, {**state, **own}, given, lookup, inputs)
         return jnp.sum(jnp.sin(out))
 
     return step({name: state[name] for name in table.trained_names}, bags.weights)
@@ -326,7 +324,7 @@ def test_a_step_is_that_of_the_dense_table_rounded(method, bits):
     )
     # Adagrad steps each number by itself, so that the dense table has the rows before the rotation.
     plain = dataclasses.replace(table, rotated=False)
-    dense = jax_tt.DenseTable(40, 16, update=jax_tt.Update(rule))
+    dense = jax_tt.tables.DenseTable(40, 16, update=jax_tt.Update(rule))
     params = {"embedding": plain.to_dense(state)}
     new, of_weights = step_of(table, state, jax_tt.Lookup(method=method))
     assert "rotation" not in new
@@ -445,7 +443,7 @@ def test_arguments_that_do_not_fit(options, message):
 )
 def test_levels_of_no_table(bits, levels, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        jax_tt.QuantizedTable(9, 4, bits, levels=levels, name="t")
+        jax_tt.tables.QuantizedTable(9, 4, bits, levels=levels, name="t")
 
 
 def test_rows_that_are_not_finite_are_not_fitted():
@@ -458,16 +456,14 @@ def test_rows_that_are_not_finite_are_not_fitted():
 def test_what_has_no_levels_or_rotations():
     (levels, of_levels), (turned, state) = table_of(4), table_of(4, rotation="random")
     with pytest.raises(ValueError, match="got a table with levels that are not uniform, which"):
-        jax_tt.to_fbgemm(levels, of_levels)
+        jax_tt.compression.to_fbgemm(levels, of_levels)
     uniform = dataclasses.replace(turned, levels=None)
     with pytest.raises(ValueError, match="got a table with a rotation, which FBGEMM's rows"):
-        jax_tt.to_fbgemm(uniform, state)
+        jax_tt.compression.to_fbgemm(uniform, state)
     mesh = jax.make_mesh((4,), ("model",))
     with pytest.raises(ValueError, match="rotated: got a table with a rotation, of which every"):
-        jax_tt.ShardedTable(uniform, mesh, "model", jax_tt.Placement.hashed())
+        jax_tt.tables.ShardedTable(uniform, mesh, "model", jax_tt.Placement.hashed())
     with pytest.raises(ValueError, match=re.escape("rotation: got shape (12, 12); expected (13,")):
-        jax_tt.lookup_rows(
-            turned, {**state, "rotation": jnp.eye(12)}, jnp.array([1]), jax_tt.Lookup()
-        )
+        jax_tt.lookup(turned, {**state, "rotation": jnp.eye(12)}, jnp.array([1]))
     with pytest.raises(ValueError, match="state: has no rotation"):
-        jax_tt.lookup_rows(turned, of_levels, jnp.array([1]), jax_tt.Lookup())
+        jax_tt.lookup(turned, of_levels, jnp.array([1]))

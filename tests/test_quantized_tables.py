@@ -147,8 +147,8 @@ def test_bags_equal_those_of_the_dense_table(method, bits):
         for given in (None, weights):
             bags = jax_tt.Bags.from_ragged(ids, given)
             lookup = jax_tt.Lookup(method=method)
-            got, _ = jax_tt.pooled_rows(table, state, bags, lookup)
-            want = jax_tt.embed_bag(dense, bags, method="reference")
+            got, _ = jax_tt.lookup_bags(table, state, bags, lookup)
+            want = jax_tt.functional.embed_bag(dense, bags, method="reference")
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4)
 
 
@@ -157,7 +157,7 @@ def test_rows_are_exact(method, bits):
     """A number and the scale are exact in float32, and so is their product."""
     table, state = table_of(bits, 40, 45)
     ids = jnp.arange(40)[::-1].reshape(8, 5)
-    got, _ = jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup(method=method))
+    got, _ = jax_tt.lookup(table, state, ids, method=method)
     np.testing.assert_array_equal(got, table.to_dense(state)[ids])
 
 
@@ -167,9 +167,9 @@ def test_combiners(method, combiner):
     weights = None if combiner == "max" else [[0.5, 2.0], [], [1.0, -3.0, 0.25]]
     bags = jax_tt.Bags.from_ragged([[3, 3], [], [39, 0, 3]], weights)
     lookup = jax_tt.Lookup(combiner, method=method)
-    got, _ = jax_tt.pooled_rows(table, state, bags, lookup)
+    got, _ = jax_tt.lookup_bags(table, state, bags, lookup)
     dense = table.to_dense(state)
-    want = jax_tt.embed_bag(dense, bags, combiner=combiner, method="reference")
+    want = jax_tt.functional.embed_bag(dense, bags, combiner=combiner, method="reference")
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
@@ -185,11 +185,12 @@ def test_gradients_of_weights(method, combiner):
     lookup = jax_tt.Lookup(combiner, method=method)
     dense = table.to_dense(state)
     got = jax.jit(
-        jax.grad(lambda w: loss(w, lambda b: jax_tt.pooled_rows(table, state, b, lookup)[0]))
+        jax.grad(lambda w: loss(w, lambda b: jax_tt.lookup_bags(table, state, b, lookup)[0]))
     )
     want = jax.grad(
         lambda w: loss(
-            w, lambda b: jax_tt.embed_bag(dense, b, combiner=combiner, method="reference")
+            w,
+            lambda b: jax_tt.functional.embed_bag(dense, b, combiner=combiner, method="reference"),
         )
     )
     np.testing.assert_allclose(got(bags.weights), want(bags.weights), rtol=1e-5, atol=1e-6)
@@ -199,9 +200,9 @@ def test_nothing_to_look_up(method):
     table, state = table_of(3)
     lookup = jax_tt.Lookup(method=method)
     for bags in (jax_tt.Bags.from_ragged([[], []]), jnp.zeros((0, 4), jnp.int32)):
-        pooled, _ = jax_tt.pooled_rows(table, state, bags, lookup)
+        pooled, _ = jax_tt.lookup_bags(table, state, bags, lookup)
         assert not pooled.any() and pooled.shape[1] == 13
-    rows, _ = jax_tt.lookup_rows(table, state, jnp.zeros((0, 2), jnp.int32), lookup)
+    rows, _ = jax_tt.lookup(table, state, jnp.zeros((0, 2), jnp.int32), lookup)
     assert rows.shape == (0, 2, 13)
 
 
@@ -212,7 +213,7 @@ def test_ids_out_of_range(method, ids):
     ids = jnp.array(ids)
 
     def rows(bounds):
-        return jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup(bounds=bounds, method=method))[0]
+        return jax_tt.lookup(table, state, ids, bounds=bounds, method=method)[0]
 
     inside = ((ids >= 0) & (ids < 40))[:, None]
     clipped = dense[np.clip(ids, 0, 39)]
@@ -232,7 +233,7 @@ def test_ids_out_of_range_are_reported(method):
     table, state = jax_tt.quantize(random_rows(7, 4), 4, name=name)
     lookup = jax_tt.Lookup(bounds="warn", method=method)
     with pytest.warns(jax_tt.OutOfRangeWarning, match=f"id 9 .*{name}") as caught:
-        jax.block_until_ready(jax_tt.lookup_rows(table, state, jnp.array([1, 9]), lookup))
+        jax.block_until_ready(jax_tt.lookup(table, state, jnp.array([1, 9]), lookup))
         jax.effects_barrier()
         for _ in range(500):  # a thread collects the notices of CUDA kernels
             if caught.list:
@@ -247,7 +248,7 @@ def test_transformations(method, transform, x64):
     lookup = jax_tt.Lookup(method=method)
 
     def pooled(ids):
-        return jax_tt.pooled_rows(table, state, ids, lookup)[0]
+        return jax_tt.lookup_bags(table, state, ids, lookup)[0]
 
     want = np.asarray(table.to_dense(state))[np.asarray(ids)].sum(1)
     call = jax.jit(pooled) if transform != "vmap" else jax.vmap(lambda own: pooled(own[None])[0])
@@ -259,7 +260,7 @@ def test_a_batch_over_devices_gathers_nothing():
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     ids = np.arange(64).reshape(16, 4) % 61
-    pooled = jax.jit(lambda ids: jax_tt.pooled_rows(table, state, ids, jax_tt.Lookup())[0])
+    pooled = jax.jit(lambda ids: jax_tt.lookup_bags(table, state, ids)[0])
     given = jax.device_put(ids, sharding)
     np.testing.assert_allclose(
         pooled(given), np.asarray(table.to_dense(state))[ids].sum(1), rtol=1e-5, atol=1e-5
@@ -290,7 +291,7 @@ def test_in_a_collection_beside_trained_tables():
     @jax.jit
     @functools.partial(jax.value_and_grad, has_aux=True)
     def step(trained):
-        rows, _ = jax_tt.embed_collection(collection, collection.replaced(state, trained), batch)
+        rows, _ = jax_tt.lookup_features(collection, collection.replaced(state, trained), batch)
         return sum(jnp.sum(value**2) for value in rows.values()), rows
 
     (_, rows), grads = step(collection.trained(state))
@@ -306,7 +307,7 @@ def test_nnx_layers():
     layer = jax_tt.TableEmbedBag(table, rngs=nnx.Rngs(0))
     layer.packed[...] = state["packed"]
     bags = jnp.array([[1, 5], [39, 39]])
-    want, _ = jax_tt.pooled_rows(table, state, bags, jax_tt.Lookup())
+    want, _ = jax_tt.lookup_bags(table, state, bags)
     np.testing.assert_array_equal(layer(bags), want)
     assert not jax.tree.leaves(nnx.state(layer, nnx.Param))
     assert layer.dtype == jnp.float32
@@ -340,7 +341,7 @@ def test_linen_layers():
     bags = jnp.array([[1, 5], [39, 39]])
     variables = layer.init(jax.random.key(0), bags)
     assert list(variables) == ["quantized"]
-    want, _ = jax_tt.pooled_rows(table, state, bags, jax_tt.Lookup())
+    want, _ = jax_tt.lookup_bags(table, state, bags)
     np.testing.assert_array_equal(
         layer.apply({"quantized": {"packed": state["packed"]}}, bags), want
     )
@@ -349,25 +350,21 @@ def test_linen_layers():
 def test_in_an_order_of_ids():
     order = jax_tt.order.IdOrder(np.arange(40)[::-1])
     table, state = table_of(4)
-    ordered = jax_tt.OrderedTable(table, order)
+    ordered = jax_tt.tables.OrderedTable(table, order)
     own = {**ordered.init(jax.random.key(0)), **state}
-    rows, _ = jax_tt.lookup_rows(ordered, own, jnp.array([0, 7]), jax_tt.Lookup())
+    rows, _ = jax_tt.lookup(ordered, own, jnp.array([0, 7]))
     np.testing.assert_array_equal(rows, table.to_dense(state)[np.array([39, 32])])
 
 
 def test_export():
     table, state = table_of(4)
     program = jax.export.export(
-        jax.jit(
-            lambda packed, ids: jax_tt.pooled_rows(table, {"packed": packed}, ids, jax_tt.Lookup())[
-                0
-            ]
-        ),
-        disabled_checks=jax_tt.export_checks(),
+        jax.jit(lambda packed, ids: jax_tt.lookup_bags(table, {"packed": packed}, ids)[0]),
+        disabled_checks=jax_tt.export.checks(),
     )
     ids = jnp.array([[3, 4]])
     stored = program(state["packed"], ids).serialize()
-    want, _ = jax_tt.pooled_rows(table, state, ids, jax_tt.Lookup())
+    want, _ = jax_tt.lookup_bags(table, state, ids)
     got = jax.export.deserialize(stored).call(state["packed"], ids)
     np.testing.assert_array_equal(got, want)
 
@@ -384,9 +381,9 @@ def test_export():
             "rows: got dtype int32; expected one of float32",
         ),
         (lambda: jax_tt.quantize([["a"]]), "rows: .*expected"),
-        (lambda: jax_tt.QuantizedTable(0, 4), "num_embeddings: got 0"),
-        (lambda: jax_tt.QuantizedTable(4, -1), "features: got -1"),
-        (lambda: jax_tt.QuantizedTable(4, 4, 16), "bits: got 16"),
+        (lambda: jax_tt.tables.QuantizedTable(0, 4), "num_embeddings: got 0"),
+        (lambda: jax_tt.tables.QuantizedTable(4, -1), "features: got -1"),
+        (lambda: jax_tt.tables.QuantizedTable(4, 4, 16), "bits: got 16"),
     ],
 )
 def test_arguments_that_do_not_fit(make, message):
@@ -410,9 +407,9 @@ def test_states_of_another_table_are_refused():
         with pytest.raises(
             ValueError, match=re.escape("packed: got ") + ".*expected uint8 of shape"
         ):
-            jax_tt.lookup_rows(table, {"packed": packed}, jnp.array([1]), lookup)
+            jax_tt.lookup(table, {"packed": packed}, jnp.array([1]), lookup)
     with pytest.raises(ValueError, match="state: has no packed"):
-        jax_tt.lookup_rows(table, {}, jnp.array([1]), lookup)
+        jax_tt.lookup(table, {}, jnp.array([1]), lookup)
     with pytest.raises(TypeError, match="cannot be given more rows"):
         grow(table, state, None)
 

@@ -47,13 +47,13 @@ def trained(table, state):
 def stepped(table, state, bags=BAGS, lookup=None, inputs=None):
     """The state after a step, and the gradient of the weights."""
     lookup = jax_tt.Lookup() if lookup is None else lookup
-    inputs = jax_tt.StepInputs() if inputs is None else inputs
+    inputs = jax_tt.extension.StepInputs() if inputs is None else inputs
 
     @jax.jit
     @functools.partial(jax.grad, argnums=(0, 1))
     def step(own, weights):
         given = jax_tt.Bags(bags.ids, bags.offsets, weights)
-        out, _ = jax_tt.pooled_rows(table, {**state, **own}, given, lookup, inputs)
+        out, _ = jax_tt.lookup_bags(table, {**state, **own}, given, lookup, inputs)
         return jnp.sum(jnp.sin(out))
 
     return step(trained(table, state), bags.weights)
@@ -63,7 +63,7 @@ def stepped(table, state, bags=BAGS, lookup=None, inputs=None):
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_a_step_is_that_of_the_dense_table_rounded(method, bits, rule):
     table, state = trained_table(bits, rule, stochastic_rounding=False)
-    dense = jax_tt.DenseTable(N, D, update=jax_tt.Update(rule))
+    dense = jax_tt.tables.DenseTable(N, D, update=jax_tt.Update(rule))
     params = {"embedding": table.to_dense(state)}
     lookup = jax_tt.Lookup(method=method)
     new, of_weights = stepped(table, state, lookup=lookup)
@@ -128,16 +128,16 @@ def test_training_is_exact_in_expectation(bits, rule):
     gradients = np.random.default_rng(1).normal(size=(3, D)).astype(np.float32)
     ids, lookup = jnp.array([[3]]), jax_tt.Lookup(method="reference", bounds="zero")
     # Of one row, so that 10,000 tables fit.
-    one = jax_tt.QuantizedTable(4, D, bits, table.update)
+    one = jax_tt.tables.QuantizedTable(4, D, bits, table.update)
     start = {**one.init_rest({"packed": state["packed"][:4]}), "packed": state["packed"][:4]}
 
     def run(key):
         own = start
         for gradient in gradients:
-            inputs = jax_tt.StepInputs(key=key)
+            inputs = jax_tt.extension.StepInputs(key=key)
 
             def loss(own, gradient=gradient, inputs=inputs):
-                rows, _ = jax_tt.pooled_rows(one, own, ids, lookup, inputs)
+                rows, _ = jax_tt.lookup_bags(one, own, ids, lookup, inputs)
                 return jnp.vdot(rows[0], gradient)
 
             own = jax.grad(loss)(own)
@@ -167,7 +167,7 @@ def after_steps(table, state, gradients):
     def step(state, gradient):
         def loss(own):
             lookup = jax_tt.Lookup(method="reference")
-            rows, _ = jax_tt.pooled_rows(table, own, jnp.arange(N)[:, None], lookup)
+            rows, _ = jax_tt.lookup_bags(table, own, jnp.arange(N)[:, None], lookup)
             return jnp.vdot(rows, gradient)
 
         return jax.grad(loss)(state), None
@@ -188,7 +188,7 @@ def after_steps(table, state, gradients):
 def test_errors_of_rules_with_a_first_moment_do_not_add_up(rule):
     """After 200 steps, rows are about as far from those of a dense table as after one rounding."""
     table, state = trained_table(4, rule)
-    dense = jax_tt.DenseTable(N, D, update=jax_tt.Update(rule))
+    dense = jax_tt.tables.DenseTable(N, D, update=jax_tt.Update(rule))
     params = {"embedding": table.to_dense(state)}
     gradients = 0.2 + jax.random.normal(jax.random.key(1), (200, N, D))
     new = after_steps(table, state, gradients)
@@ -215,7 +215,7 @@ def test_random_bits_depend_on_key_step_row_and_column_alone(method):
     lookup = jax_tt.Lookup(method=method)
 
     def after(ids, key=0):
-        inputs = jax_tt.StepInputs(key=jax.random.key(key))
+        inputs = jax_tt.extension.StepInputs(key=jax.random.key(key))
         bags = jax_tt.Bags.from_ragged([[i] for i in ids], [[1.0]] * len(ids))
         return np.asarray(table.to_dense(stepped(table, state, bags, lookup, inputs)[0]))
 
@@ -227,7 +227,7 @@ def test_random_bits_depend_on_key_step_row_and_column_alone(method):
 @pytest.mark.parametrize("bits", BITS)
 def test_all_bytes_survive(method, bits):
     """Also those that are NaN as float32, in rows that are read and in others."""
-    table = jax_tt.QuantizedTable(N, D, bits, jax_tt.Update(optimizers.SGD(0.0)))
+    table = jax_tt.tables.QuantizedTable(N, D, bits, jax_tt.Update(optimizers.SGD(0.0)))
     packed = np.random.default_rng(0).integers(0, 256, (N, table.row_bytes), np.uint8)
     packed[:20, 4:] = np.resize(
         [0, 0, 0xA0, 0x7F, 0xFF, 0xFF, 0xFF, 0xFF, 1, 0, 0x80, 0xFF], packed[:20, 4:].shape
@@ -251,13 +251,13 @@ def test_all_bytes_survive(method, bits):
 @pytest.mark.optimized
 def test_a_donated_table_is_updated_in_place():
     n = 1 << 16
-    table = jax_tt.QuantizedTable(n, D, 8, jax_tt.Update(optimizers.RowWiseAdagrad(0.1)))
+    table = jax_tt.tables.QuantizedTable(n, D, 8, jax_tt.Update(optimizers.RowWiseAdagrad(0.1)))
     state = jax.jit(table.init)(jax.random.key(0))
 
     @functools.partial(jax.jit, donate_argnums=0)
     @jax.grad
     def step(own, ids):
-        return jnp.sum(jax_tt.pooled_rows(table, own, ids, jax_tt.Lookup())[0] ** 2)
+        return jnp.sum(jax_tt.lookup_bags(table, own, ids)[0] ** 2)
 
     ids = jnp.arange(12).reshape(3, 4)
     text = step.lower(state, ids).compile().as_text() or ""
@@ -286,8 +286,8 @@ def test_changed_tables_are_refused():
     table, state = trained_table(8, optimizers.SGD(0.1))
     changed = {**state, "sentinel": jnp.float32(2)}
     with pytest.raises(Exception, match="changed by something other than its own update"):
-        jax.block_until_ready(jax_tt.pooled_rows(table, changed, BAGS, jax_tt.Lookup(method="ffi")))
-    out, _ = jax_tt.pooled_rows(table, changed, BAGS, jax_tt.Lookup(method="reference"))
+        jax.block_until_ready(jax_tt.lookup_bags(table, changed, BAGS, method="ffi"))
+    out, _ = jax_tt.lookup_bags(table, changed, BAGS, method="reference")
     assert jnp.isnan(out).all()
 
 
@@ -298,7 +298,7 @@ def test_gradients_whose_squares_overflow_move_no_row():
     @jax.jit
     @jax.grad
     def step(own, scale):
-        rows, _ = jax_tt.pooled_rows(table, own, BAGS, jax_tt.Lookup())
+        rows, _ = jax_tt.lookup_bags(table, own, BAGS)
         return scale * jnp.sum(rows)
 
     for scale in (1e20, 1.0):
@@ -333,7 +333,7 @@ def test_in_a_collection(bits):
     @jax.jit
     @jax.grad
     def step(trained):
-        rows, _ = jax_tt.embed_collection(collection, collection.replaced(state, trained), batch)
+        rows, _ = jax_tt.lookup_features(collection, collection.replaced(state, trained), batch)
         return sum(jnp.sum(value**2) for value in rows.values())
 
     new, _ = collection.overwritten(state, step(collection.trained(state)))
@@ -341,7 +341,7 @@ def test_in_a_collection(bits):
 
     @jax.grad
     def alone(trained):
-        pooled, _ = jax_tt.pooled_rows(
+        pooled, _ = jax_tt.lookup_bags(
             table, trained, jax_tt.Bags.concatenate(parts), jax_tt.Lookup()
         )
         return jnp.sum(pooled**2)
@@ -382,23 +382,23 @@ def test_layers():
     ("make", "message"),
     [
         (
-            lambda update: jax_tt.QuantizedTable(4, 16, 3, update),
+            lambda update: jax_tt.tables.QuantizedTable(4, 16, 3, update),
             "bits: got 3 with an update; expected 8 or 4",
         ),
         (
-            lambda update: jax_tt.QuantizedTable(4, 6, 8, update),
+            lambda update: jax_tt.tables.QuantizedTable(4, 6, 8, update),
             "features: got 6 .* a multiple of 4 at 8 bits",
         ),
         (
-            lambda update: jax_tt.QuantizedTable(4, 12, 4, update),
+            lambda update: jax_tt.tables.QuantizedTable(4, 12, 4, update),
             "features: got 12 .* a multiple of 8 at 4 bits",
         ),
         (
-            lambda update: jax_tt.QuantizedTable(4, 16, 8, update.optimizer),
+            lambda update: jax_tt.tables.QuantizedTable(4, 16, 8, update.optimizer),
             r"update: got SGD.*expected None or a jax_tt\.Update",
         ),
         (
-            lambda update: jax_tt.QuantizedTable(
+            lambda update: jax_tt.tables.QuantizedTable(
                 4,
                 16,
                 8,
@@ -435,7 +435,7 @@ def test_scores_are_no_part_of_a_loss():
 def test_in_an_order_of_ids():
     table, state = trained_table(8, optimizers.Adagrad(0.1))
     order = jax_tt.order.IdOrder(np.arange(N)[::-1])
-    ordered = jax_tt.OrderedTable(table, order)
+    ordered = jax_tt.tables.OrderedTable(table, order)
     own = {**state, "id_order": ordered.init(jax.random.key(0))["id_order"]}
     bags = jax_tt.Bags(N - 1 - jnp.asarray(BAGS.ids), BAGS.offsets, BAGS.weights)
     new, _ = stepped(ordered, own, bags)
@@ -453,7 +453,7 @@ def test_a_batch_over_devices():
     @jax.jit
     @jax.grad
     def step(own, ids):
-        return jnp.sum(jax_tt.pooled_rows(table, own, ids, jax_tt.Lookup())[0] ** 2)
+        return jnp.sum(jax_tt.lookup_bags(table, own, ids)[0] ** 2)
 
     found, want = step(state, jax.device_put(ids, sharding)), step(state, ids)
     scale, _ = codec.header(codec.as_bytes(want["packed"]))

@@ -28,16 +28,16 @@ method = method_fixture("reference", "ffi", "cuda_emulated")
 
 
 def tt_table():
-    return jax_tt.init_fused_table(CORES, RULE)
+    return jax_tt.functional.init_fused(CORES, RULE)
 
 
 def dense_table():
-    return jax_tt.init_fused_table(jax_tt.tt.to_dense(CORES, N), RULE)
+    return jax_tt.functional.init_fused(jax_tt.tt.to_dense(CORES, N), RULE)
 
 
 @functools.cache
 def cached_table():
-    table = jax_tt.init_fused_table(CORES, RULE)
+    table = jax_tt.functional.init_fused(CORES, RULE)
     table = cache_parts.init_parts(table, CACHE, num_embeddings=N, optimizer=RULE)
     options = {"num_embeddings": N, "optimizer": RULE, "method": "reference"}
     _, directory = cache_parts.lookup(table, jnp.asarray(HOT), CACHE, **options)
@@ -50,7 +50,7 @@ def pooled(table, bags, **options):
         options |= {"num_embeddings": N, "optimizer": RULE, "count": False}
         return cache_parts.embed_bag(table, bags, CACHE, **options)[0]
     if len(table.cores) == 1:
-        return jax_tt.fused_embed_bag(table, bags, RULE, **options)
+        return jax_tt.functional.fused_embed_bag(table, bags, RULE, **options)
     return jax_tt.tt.fused_embed_bag(table, bags, RULE, num_embeddings=N, **options)
 
 

@@ -198,7 +198,7 @@ def test_narrow_rows_and_layouts(dtype):
     ids = np.arange(40, dtype=np.int64)[::-1] - 20
     found = []
     for rows in (16, 48):
-        table = jax_tt.DenseTable(rows, 6, dtype, update)
+        table = jax_tt.tables.DenseTable(rows, 6, dtype, update)
         collection = jax_tt.Collection({"item": table}, {"seen": jax_tt.Feature("item")})
         step, state = row_tiers_run.step_of(collection), collection.init(jax.random.key(0))
         tiers = jax_tt.Tiers(collection, {"item": jax_tt.Tier(host_rows=64, ways=8)}, depth=1)
@@ -275,12 +275,12 @@ def test_batches_that_were_dropped_are_refused():
 def test_split_keys():
     keys = np.array([[2**63 - 1, -1], [0, -1]], np.int64)
     found = []
-    for ids in (keys, jax_tt.split_keys(keys)):
+    for ids in (keys, jax_tt.dynamic.split_keys(keys)):
         tiers, state = small_tiers()
         bags = jax_tt.Bags(ids, padded=True)
         batch = {
             "seen": bags,
-            "cart": ids[:, :1] if ids is keys else jax_tt.split_keys(keys[:, :1]),
+            "cart": ids[:, :1] if ids is keys else jax_tt.dynamic.split_keys(keys[:, :1]),
         }
         state = trained(tiers, state, [{**batch, "user": np.zeros((2, 1), int)}])
         assert tiers.statistics()["item"].created == 2

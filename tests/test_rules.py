@@ -61,7 +61,7 @@ def stepper(name, method):
         bags, own = jax_tt.Bags(ids, offsets), dataclasses.replace(rule, **given)
 
         def loss(tables):
-            pooled = jax_tt.fused_embed_bag(tables[0], bags, own, method=method)
+            pooled = jax_tt.functional.fused_embed_bag(tables[0], bags, own, method=method)
             of_tt = jax_tt.tt.fused_embed_bag(tables[1], bags, own, method=method)
             return jnp.sum(pooled * g_dense) + jnp.sum(of_tt * g_tt)
 
@@ -112,7 +112,7 @@ def table_gradient(batch, g, rows):
 @pytest.mark.parametrize("name", RULES)
 def test_20_steps_are_those_of_the_formula(name, method):
     rule, _ = RULES[name]
-    dense, tt = (jax_tt.init_fused_table(start, rule) for start in (rows(), cores()))
+    dense, tt = (jax_tt.functional.init_fused(start, rule) for start in (rows(), cores()))
     model = Modelled(name, dense.cores[0], dense.slots[0])
     models = [Modelled(name, *pair) for pair in zip(tt.cores, tt.slots, strict=True)]
     g_dense, g_tt = gradients(COLUMNS), gradients(SHAPE.features)
@@ -136,7 +136,7 @@ def test_20_steps_are_those_of_the_formula(name, method):
 def test_nothing_becomes_nan_without_gradients(name, method):
     """Zero gradients for rows with and without zeros, with eps = 0, then a gradient for all of them."""
     rule, _ = RULES[name]
-    dense, tt = (jax_tt.init_fused_table(start, rule) for start in (rows(), cores()))
+    dense, tt = (jax_tt.functional.init_fused(start, rule) for start in (rows(), cores()))
     zero = {"eps": 0.0} if hasattr(rule, "eps") else {}
     for scale, batch in zip((0.0, 0.0, 1.0), batches(3), strict=True):
         dense, tt = take(name, method, dense, tt, batch, scale, **zero)
@@ -180,7 +180,7 @@ def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype
     if not rule.scales_reads:
         train = tuple(core.astype(dtype) for core in cores())
         tables |= {"at once": train, "afterwards": train}
-    state = {key: jax_tt.init_fused_table(start, rule) for key, start in tables.items()}
+    state = {key: jax_tt.functional.init_fused(start, rule) for key, start in tables.items()}
     (ids, offsets), *_ = batches(1)
     bags = jax_tt.Bags(ids, offsets)
 
@@ -189,7 +189,9 @@ def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype
             out = []
             for key, table in state.items():
                 look_up = (
-                    jax_tt.fused_embed_bag if len(table.cores) == 1 else jax_tt.tt.fused_embed_bag
+                    jax_tt.functional.fused_embed_bag
+                    if len(table.cores) == 1
+                    else jax_tt.tt.fused_embed_bag
                 )
                 options = {"skip_nonfinite": key == "afterwards", "stochastic_rounding": False}
                 own = look_up(table, bags, rule, method=method, **options).astype(jnp.float32)
@@ -219,13 +221,13 @@ def test_other_storage_takes_the_steps_of_the_reference(name, dtype, method, x64
 
     def steps(method):
         def loss(table, bags):
-            out = jax_tt.fused_embed_bag(
+            out = jax_tt.functional.fused_embed_bag(
                 table, bags, rule, method=method, stochastic_rounding=False
             )
             return jnp.sum(out.astype(g.dtype) * g)
 
         step = jax.jit(jax.grad(loss))
-        table = jax_tt.init_fused_table(rows()[:, :8].astype(dtype), rule)
+        table = jax_tt.functional.init_fused(rows()[:, :8].astype(dtype), rule)
         for ids, offsets in batches(3):
             table = step(table, jax_tt.Bags(ids, offsets))
         return table

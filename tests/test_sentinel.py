@@ -17,20 +17,20 @@ IDS = np.array([[1, 2]], np.int32)
 ONE = np.float32(1)
 
 
-def tables() -> dict[str, jax_tt.FusedTable]:
+def tables() -> dict[str, jax_tt.functional.Fused]:
     cores = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(12, 4, ranks=2))
     return {
-        "tt": jax_tt.init_fused_table(cores, RULE),
-        "dense": jax_tt.init_fused_table(jnp.ones((12, 4)), RULE),
+        "tt": jax_tt.functional.init_fused(cores, RULE),
+        "dense": jax_tt.functional.init_fused(jnp.ones((12, 4)), RULE),
     }
 
 
-def loss(kind: str, method: str, table: jax_tt.FusedTable) -> jax.Array:
-    op = jax_tt.tt.fused_embed_bag if kind == "tt" else jax_tt.fused_embed_bag
+def loss(kind: str, method: str, table: jax_tt.functional.Fused) -> jax.Array:
+    op = jax_tt.tt.fused_embed_bag if kind == "tt" else jax_tt.functional.fused_embed_bag
     return jnp.sum(op(table, IDS, RULE, method=method))
 
 
-def refused(kind: str, method: str, table: jax_tt.FusedTable) -> bool:
+def refused(kind: str, method: str, table: jax_tt.functional.Fused) -> bool:
     try:
         return bool(jnp.isnan(loss(kind, method, table)))
     except Exception as error:

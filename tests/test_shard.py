@@ -51,7 +51,7 @@ def _close(got, want):
 
 def _parameters(kind):
     cores = make_case(SHAPE, "float32", False).cores
-    return cores if kind is _plain else jax_tt.init_fused_table(cores, RULE)
+    return cores if kind is _plain else jax_tt.functional.init_fused(cores, RULE)
 
 
 @pytest.mark.parametrize("loss", [_plain, _fused, _fused_maximum])

@@ -7,7 +7,9 @@ import pytest
 from jax.sharding import AxisType
 
 import jax_tt
-from jax_tt import Exchange, Lookup, Placement, ShardedTable, optimizers
+from jax_tt import Placement, optimizers
+from jax_tt.planning import Exchange
+from jax_tt.tables import ShardedTable
 
 LARGEST = np.iinfo(np.int32).max
 ROWS, SUMS = Exchange(pooled="rows"), Exchange(pooled="sums")
@@ -21,7 +23,7 @@ def _mesh(sizes):
 
 def _step(table, state, ids):
     def loss(trained):
-        rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, ids, Lookup(bounds="zero"))
+        rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids, bounds="zero")
         return jnp.sum(jnp.sin(3 * rows + 1)), rows
 
     trained = {name: state[name] for name in table.trained_names}

@@ -11,9 +11,11 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
-from jax_tt import Exchange, Lookup, Placement, ShardedTable, optimizers
+from jax_tt import Lookup, Placement, optimizers
 from jax_tt._ids.placement import paged
 from jax_tt._kinds.sharded.move import rows_of
+from jax_tt.planning import Exchange
+from jax_tt.tables import ShardedTable
 
 ROWS, WIDTH = 40, 8
 ADAM = optimizers.Adam(0.1)
@@ -29,7 +31,7 @@ def mesh():
 
 def _step(table, state, ids):
     def loss(trained):
-        rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, ids, Lookup(bounds="zero"))
+        rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids, bounds="zero")
         return jnp.sum(jnp.sin(3 * rows.astype(jnp.float32) + 1)), rows
 
     trained = {name: state[name] for name in table.trained_names}
@@ -109,7 +111,7 @@ def test_steps_equal_those_on_one_device(mesh, rule, placement, exchange):
 @pytest.mark.parametrize("exchange", [Exchange(), FEW])
 def test_steps_of_quantized_tables_equal_those_on_one_device(mesh, exchange):
     update = jax_tt.Update(optimizers.RowWiseAdagrad(0.1), stochastic_rounding=False)
-    plain = jax_tt.QuantizedTable(ROWS, WIDTH, 8, update)
+    plain = jax_tt.tables.QuantizedTable(ROWS, WIDTH, 8, update)
     _check_equal(plain, ShardedTable(plain, mesh, "model", Placement.hashed(), exchange))
 
 
@@ -117,7 +119,7 @@ def test_steps_of_quantized_tables_equal_those_on_one_device(mesh, exchange):
 def test_rows_of_one_device_are_bit_for_bit_those_of_all(mesh, placement):
     # Quantized rows are bytes that look like any floats, such as signalling NaNs.
     update = jax_tt.Update(optimizers.RowWiseAdagrad(0.1), stochastic_rounding=False)
-    plain = jax_tt.QuantizedTable(ROWS, WIDTH, 8, update)
+    plain = jax_tt.tables.QuantizedTable(ROWS, WIDTH, 8, update)
     shape = plain.param_shapes["packed"]
     bits = np.where(np.arange(np.prod(shape)) % 2 == 0, 0x80000000, 0x7F812345).astype(np.uint32)
     packed = jnp.asarray(bits.view(np.float32).reshape(shape))
@@ -136,7 +138,7 @@ def test_quantized_tables_that_are_read_only(mesh):
     weights = jnp.linspace(0, 1, ROWS).reshape(8, 5)
 
     def pooled(weights, table, state):
-        rows, _ = jax_tt.pooled_rows(table, state, jax_tt.Bags(ids, weights=weights), Lookup())
+        rows, _ = jax_tt.lookup_bags(table, state, jax_tt.Bags(ids, weights=weights))
         return jnp.sum(rows**2), rows
 
     run = jax.jit(jax.grad(pooled, has_aux=True), static_argnums=1)
@@ -164,7 +166,7 @@ def test_weights_of_bags_have_gradients_with_column_shards_and_further_attempts(
         @jax.jit
         def loss(weights, table=table, own=own):
             bags = jax_tt.Bags(ids, weights=weights)
-            return jnp.sum(jax_tt.pooled_rows(table, own, bags, Lookup())[0] ** 2)
+            return jnp.sum(jax_tt.lookup_bags(table, own, bags)[0] ** 2)
 
         np.testing.assert_allclose(jax.grad(loss)(weights), jax.grad(expected)(weights), rtol=1e-5)
 
@@ -182,7 +184,7 @@ def test_rows_and_gradients_are_rounded_once_in_a_16_bit_exchange(mesh):
     @jax.jit
     def step(own):
         def loss(trained):
-            rows, _ = jax_tt.lookup_rows(table, {**own, **trained}, ids, Lookup())
+            rows, _ = jax_tt.lookup(table, {**own, **trained}, ids)
             return jnp.sum(rows * g), rows
 
         return jax.grad(loss, has_aux=True)({name: own[name] for name in table.trained_names})
@@ -210,7 +212,7 @@ def test_a_gradient_beyond_the_range_of_float16_stops_the_step(mesh):
     @jax.jit
     def step(scale):
         def loss(trained):
-            rows, _ = jax_tt.pooled_rows(
+            rows, _ = jax_tt.lookup_bags(
                 table, {**own, **trained}, jnp.arange(8)[:, None], Lookup()
             )
             return jnp.sum(rows) * scale
@@ -265,7 +267,7 @@ def test_an_empty_batch_of_one_device_inside_of_a_shard_map(mesh):
     state = table.init(jax.random.key(0))
 
     def lookup(state, ids):
-        return jax_tt.pooled_rows(table, state, ids[:0], Lookup())[0]
+        return jax_tt.lookup_bags(table, state, ids[:0])[0]
 
     specs = {"embedding": P("model"), "page_table": P()}, P("model")
     run = jax.shard_map(lookup, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False)
@@ -280,7 +282,7 @@ def test_warnings_name_the_first_id_out_of_range(mesh):
 
     @jax.jit
     def lookup(state, ids):
-        return jax_tt.pooled_rows(table, state, ids, Lookup(bounds="warn"))[0]
+        return jax_tt.lookup_bags(table, state, ids, bounds="warn")[0]
 
     with pytest.warns(jax_tt.OutOfRangeWarning, match="id 77"):
         jax.block_until_ready(lookup(state, ids))
@@ -336,7 +338,7 @@ def test_tables_beyond_int32_are_initialised_inside_of_jit(mesh):
         (lambda _: Exchange(expected_skew=0.5), r"expected_skew: got 0\.5"),
         (lambda _: Exchange(expected_skew=math.inf), "expected_skew: got inf"),
         (
-            lambda _: jax_tt.plan_exchange(jax_tt.dense_table(9, 4), np.zeros(4, int)),
+            lambda _: jax_tt.planning.plan_exchange(jax_tt.dense_table(9, 4), np.zeros(4, int)),
             "table: got a DenseTable; expected a ShardedTable",
         ),
         (lambda _: Placement.columns(0), "devices: got 0"),
@@ -362,7 +364,9 @@ def test_tables_beyond_int32_are_initialised_inside_of_jit(mesh):
         ),
         (lambda m: _table(m, exchange="bfloat16"), "exchange: got a str"),
         (
-            lambda m: ShardedTable(jax_tt.QuantizedTable(40, 8), m, "model", Placement.columns(2)),
+            lambda m: ShardedTable(
+                jax_tt.tables.QuantizedTable(40, 8), m, "model", Placement.columns(2)
+            ),
             "column shards of a QuantizedTable",
         ),
         (

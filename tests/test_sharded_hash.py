@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
-from jax_tt import Lookup, Placement, ShardedTable, optimizers
+from jax_tt import Placement, optimizers
 from jax_tt._base import reports
 from jax_tt._kinds.sharded.route import Route, distinct
 from jax_tt._sets.hashing import homes_of, keys_of_words, owners_of, words_of
@@ -60,17 +60,17 @@ def _batches(steps):
     rng = np.random.default_rng(0)
     for _ in range(steps):
         keys = {name: _keys(rng, 12, 3) for name in ("mean", "sequence", "plain", "custom")}
-        batch = {name: jax_tt.split_keys(own) for name, own in keys.items()}
-        scores = {"custom": jax_tt.split_keys(rng.integers(0, 2**40, (12, 3)))}
+        batch = {name: jax_tt.dynamic.split_keys(own) for name, own in keys.items()}
+        scores = {"custom": jax_tt.dynamic.split_keys(rng.integers(0, 2**40, (12, 3)))}
         yield batch | {"dense": rng.integers(0, 50, (12, 2))}, scores
 
 
 def _step(collection, state, batch, scores):
-    inserted, state = jax_tt.insert_collection_keys(collection, state, batch, scores=scores)
+    inserted, state = jax_tt.dynamic.insert(collection, state, batch, scores=scores)
 
     def loss(trained):
         arrays = collection.replaced(state, trained)
-        rows, _ = jax_tt.embed_collection(collection, arrays, batch)
+        rows, _ = jax_tt.lookup_features(collection, arrays, batch)
         return sum(jnp.sum(jnp.sin(3 * array)) for array in rows.values()), rows
 
     gradients, rows = jax.grad(loss, has_aux=True)(collection.trained(state))
@@ -95,7 +95,7 @@ def _run(tables, steps=4):
 
 def _by_key(table, state):
     """The arrays of a table in the order of its keys, by name."""
-    entries = jax_tt.table_keys(table, state)
+    entries = jax_tt.dynamic.keys_of(table, state)
     entries = entries[np.argsort(entries["key"])]
     names = (table.table if isinstance(table, ShardedTable) else table).table.row_arrays
     rows = {name: np.asarray(state[name])[entries["slot"]] for name in names}
@@ -143,8 +143,8 @@ def test_steps_equal_those_on_one_device(shape, alone):
         again = table.of_rows(whole)
         _check_alike(_by_key(table, again), _by_key(table, state[name]))
         np.testing.assert_array_equal(again["hash_totals"], state[name]["hash_totals"])
-        entries = jax_tt.table_keys(table, state[name])
-        words = jnp.asarray(jax_tt.split_keys(entries["key"]).digits).view(jnp.uint32)
+        entries = jax_tt.dynamic.keys_of(table, state[name])
+        words = jnp.asarray(jax_tt.dynamic.split_keys(entries["key"]).digits).view(jnp.uint32)
         owners = owners_of(*words_of(words), table.layout.devices)
         np.testing.assert_array_equal(owners, entries["slot"] // table.layout.rows)
 
@@ -166,7 +166,7 @@ def test_a_step_has_one_exchange_for_insertion_and_three_for_lookups():
 @pytest.mark.full
 def test_keys_that_are_not_there_read_their_initial_values():
     plain = jax_tt.hash_table(64, WIDTH, seed=5)
-    keys = jnp.asarray(jax_tt.split_keys(np.arange(24).reshape(8, 3) * 2**40).digits)
+    keys = jnp.asarray(jax_tt.dynamic.split_keys(np.arange(24).reshape(8, 3) * 2**40).digits)
     weights = jnp.linspace(0, 1, 24).reshape(8, 3)
     for table in plain, dataclasses.replace(plain, missing="zeros"):
         sharded = ShardedTable(table, _mesh(4), "model", Placement.hashed())
@@ -175,7 +175,7 @@ def test_keys_that_are_not_there_read_their_initial_values():
         def looked_up(table, state, weights):
             def loss(weights):
                 own = jax_tt.Bags(jax_tt.SplitIds(keys), weights=weights)
-                rows, _ = jax_tt.pooled_rows(table, state, own, Lookup(train=False))
+                rows, _ = jax_tt.lookup_bags(table, state, own, train=False)
                 return jnp.sum(rows**2), rows
 
             return jax.grad(loss, has_aux=True)(weights)
@@ -203,7 +203,9 @@ def test_keys_with_the_same_first_word_are_different(words):
 
 @pytest.mark.parametrize("step", [1, 1024, 2**32, 2**44])
 def test_owners_are_spread_evenly_and_independently_of_sets(step):
-    keys = jnp.asarray(jax_tt.split_keys(np.arange(4096, dtype=np.uint64) * np.uint64(step)).digits)
+    keys = jnp.asarray(
+        jax_tt.dynamic.split_keys(np.arange(4096, dtype=np.uint64) * np.uint64(step)).digits
+    )
     keys = jax.lax.bitcast_convert_type(keys, jnp.uint32)
     first, rest = words_of(keys)
     np.testing.assert_array_equal(keys_of_words(first, rest), keys)
@@ -223,20 +225,26 @@ def test_dumps_are_read_by_another_number_of_devices(tmp_path):
         table = ShardedTable(plain, _mesh(shape), "model", Placement.hashed())
         state = jax.jit(table.init)(jax.random.key(0))
         if not states:
-            _, state = jax_tt.insert_keys(table, state, jax_tt.split_keys(np.arange(20) * 7))
+            _, state = jax_tt.dynamic.insert(
+                table, state, jax_tt.dynamic.split_keys(np.arange(20) * 7)
+            )
             assert jax_tt.files.dump(table, state, tmp_path / "dump", progress=False) == 20
         else:
             loaded, state = jax_tt.files.load_dump(table, state, tmp_path / "dump", progress=False)
             assert (loaded.rows, loaded.evicted) == (20, 0)
         states[shape] = _by_key(table, state)
-        assert jax_tt.hash_statistics(table, state)["keys"] == 20
+        assert jax_tt.dynamic.statistics(table, state)["keys"] == 20
     _check_alike(states[4], states[2])
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"admission": jax_tt.AdmitAfter(2, 40)}, ValueError, "admission: .* 40 waiting .* of 32"),
+        (
+            {"admission": jax_tt.dynamic.AdmitAfter(2, 40)},
+            ValueError,
+            "admission: .* 40 waiting .* of 32",
+        ),
         ({"missing": 3}, ValueError, "missing: got 3"),
         ({"ways": 32}, ValueError, "capacity: got 64 rows for 4 devices .* multiple of 128"),
     ],
@@ -256,9 +264,9 @@ def test_what_hash_tables_on_several_devices_cannot_do_is_refused():
     with pytest.raises(TypeError, match=r"item: table: .* cannot be moved"):
         table.moved(state, Placement.hashed())
     with pytest.raises(ValueError, match="item: return_evicted: got True"):
-        jax_tt.insert_keys(table, state, np.arange(3), return_evicted=True)
+        jax_tt.dynamic.insert(table, state, np.arange(3), return_evicted=True)
     with pytest.raises(ValueError, match=r"item: size: got None .* e.g. size=1024"):
-        jax_tt.remove_keys(table, state, where=lambda view: view.age > 0)
+        jax_tt.dynamic.remove(table, state, where=lambda view: view.age > 0)
     collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})
     with pytest.raises(ValueError, match="statistics"):
         collection.with_statistics(collection.init(jax.random.key(0)))
@@ -277,14 +285,14 @@ def test_keys_leave_their_devices(shape, kind, dtype):
     with jax.set_mesh(mesh) if explicit else contextlib.nullcontext():
         state = table.init(jax.random.key(0))
         for count in 100, 60:  # batches of one size, for one program
-            ids = jax_tt.split_keys(np.arange(100) % count)
-            _, state = jax_tt.insert_keys(table, state, ids)
-        before = jax_tt.table_keys(table, state)
+            ids = jax_tt.dynamic.split_keys(np.arange(100) % count)
+            _, state = jax_tt.dynamic.insert(table, state, ids)
+        before = jax_tt.dynamic.keys_of(table, state)
         for options, size, gone in (
-            ({"keys": jax_tt.split_keys(np.array([3, 7, 1000, 99]))}, 4, [3, 7, 99]),
+            ({"keys": jax_tt.dynamic.split_keys(np.array([3, 7, 1000, 99]))}, 4, [3, 7, 99]),
             ({"where": lambda view: view.age >= 1, "size": 30}, 30, None),
         ):
-            removed, after = jax_tt.remove_keys(table, state, **options)
+            removed, after = jax_tt.dynamic.remove(table, state, **options)
             # In the order of slots, those of the first device first.
             chosen = before["touched"] == 1 if gone is None else np.isin(before["key"], gone)
             expected = before[chosen][:size]
@@ -298,7 +306,8 @@ def test_keys_leave_their_devices(shape, kind, dtype):
                 )
             assert not np.asarray(removed.touched[count:]).any()
             np.testing.assert_array_equal(
-                jax_tt.table_keys(table, after), before[~np.isin(before["key"], expected["key"])]
+                jax_tt.dynamic.keys_of(table, after),
+                before[~np.isin(before["key"], expected["key"])],
             )
             assert {name: x.sharding for name, x in after.items()} == {
                 name: x.sharding for name, x in state.items()
@@ -308,8 +317,8 @@ def test_keys_leave_their_devices(shape, kind, dtype):
 def test_keys_that_find_no_room_are_an_error_on_all_devices():
     plain = jax_tt.hash_table(16, WIDTH, ways=4, policy="none", safe_check="error", name="item")
     table = ShardedTable(plain, _mesh(4), "model", Placement.hashed())
-    state, keys = table.init(jax.random.key(0)), jax_tt.split_keys(np.arange(64))
-    insert = jax.jit(lambda state: jax_tt.insert_keys(table, state, keys)[1])
+    state, keys = table.init(jax.random.key(0)), jax_tt.dynamic.split_keys(np.arange(64))
+    insert = jax.jit(lambda state: jax_tt.dynamic.insert(table, state, keys)[1])
     with pytest.raises(Exception, match=r"item: ids: .* found no room"):
         jax.block_until_ready(insert(state))
         jax.effects_barrier()
@@ -317,18 +326,16 @@ def test_keys_that_find_no_room_are_an_error_on_all_devices():
 
 
 def test_keys_without_a_row_in_a_training_batch_are_told():
-    ids = jax_tt.split_keys(np.arange(8) * 2**40)
+    ids = jax_tt.dynamic.split_keys(np.arange(8) * 2**40)
     for check in "warn", "error":
         plain = jax_tt.hash_table(64, WIDTH, safe_check=check, name="item")
         table = ShardedTable(plain, _mesh(4), "model", Placement.hashed())
         state = jax.jit(table.init)(jax.random.key(0))
-        look_up = jax.jit(
-            lambda state, table=table: jax_tt.lookup_rows(table, state, ids, Lookup())
-        )
+        look_up = jax.jit(lambda state, table=table: jax_tt.lookup(table, state, ids))
         message = r"item: ids: \d ids of a training batch are keys without a row"
         reports.forget()
         raised = pytest.raises(Exception, match=message)
-        warned = pytest.warns(jax_tt.MissingKeyWarning, match=message)
+        warned = pytest.warns(jax_tt.dynamic.MissingKeyWarning, match=message)
         with warned if check == "warn" else raised:
             jax.block_until_ready(look_up(state))
             jax.effects_barrier()

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 import jax_tt.linen
-from jax_tt import Placement, ShardedTable
+from jax_tt import Placement
 from jax_tt._kinds.hashed.change import growth_to
 from jax_tt._kinds.sharded.route import message_rows
 from jax_tt._sets.hash_directory import KeyDirectory
@@ -47,7 +47,7 @@ def _batches(keys, steps=8):
 
 
 def _insert(table, state, ids, epoch):
-    return jax_tt.insert_keys(table, state, jax_tt.Bags.from_padded(ids), epoch=epoch)
+    return jax_tt.dynamic.insert(table, state, jax_tt.Bags.from_padded(ids), epoch=epoch)
 
 
 INSERT = jax.jit(_insert, static_argnums=0)
@@ -55,12 +55,12 @@ INSERT = jax.jit(_insert, static_argnums=0)
 
 def _inserted(table, state, ids, step):
     epoch = step // 3 if unsharded(table).policy.startswith("epoch_") else None
-    inserted, state = INSERT(table, state, jax_tt.split_keys(ids), epoch)
+    inserted, state = INSERT(table, state, jax_tt.dynamic.split_keys(ids), epoch)
     return state, {name: int(count) for name, count in inserted.counts.items()}
 
 
 def _owners(ids):
-    words = jnp.asarray(jax_tt.split_keys(ids).digits).view(jnp.uint32)
+    words = jnp.asarray(jax_tt.dynamic.split_keys(ids).digits).view(jnp.uint32)
     return np.asarray(owners_of(*words_of(words.reshape(-1, 2)), DEVICES)).reshape(ids.shape)
 
 
@@ -76,7 +76,7 @@ def _parts(table, state):
     ("capacity", "options"),
     [
         pytest.param(
-            32, {"policy": "lfu", "admission": jax_tt.AdmitAfter(2, 64)}, id="lfu after 2"
+            32, {"policy": "lfu", "admission": jax_tt.dynamic.AdmitAfter(2, 64)}, id="lfu after 2"
         ),
         pytest.param(128, {"policy": "epoch_lfu", "min_age": 2}, marks=pytest.mark.full),
         pytest.param(32, {"policy": "lru", "admission": 2}, marks=pytest.mark.full),
@@ -107,7 +107,7 @@ def test_each_device_has_a_table_of_its_own_keys(capacity, options):
 
 
 def _by_key(table, state):
-    entries = jax_tt.table_keys(table, state)
+    entries = jax_tt.dynamic.keys_of(table, state)
     entries = entries[np.argsort(entries["key"])]
     rows = {
         name: np.asarray(array)[entries["slot"]]
@@ -138,9 +138,9 @@ def _same_by_key(divided, alone):
     ("policy", "admission"),
     [
         ("lfu", None),
-        ("epoch_lfu", jax_tt.AdmitAfter(2)),
-        ("lru", jax_tt.AdmitAfter(3)),
-        ("lfu", jax_tt.AdmitWithProbability(0.3)),
+        ("epoch_lfu", jax_tt.dynamic.AdmitAfter(2)),
+        ("lru", jax_tt.dynamic.AdmitAfter(3)),
+        ("lfu", jax_tt.dynamic.AdmitWithProbability(0.3)),
     ],
     ids=["lfu", "epoch_lfu, after two", "lru, after three", "lfu, drawn"],
 )
@@ -156,7 +156,7 @@ def test_keys_and_scores_equal_those_on_one_device(policy, admission, shape):
     expected = _same_by_key((table, state), (plain, alone))
     assert len(expected["key"]) > 20
     assert expected["score"].max() > 2
-    if isinstance(admission, jax_tt.AdmitAfter):
+    if isinstance(admission, jax_tt.dynamic.AdmitAfter):
         assert _waiting(state) == _waiting(alone)
         assert _waiting(alone)
 
@@ -213,11 +213,11 @@ def test_keys_of_a_batch_stay_where_it_takes_several_rounds():
     state = jax.jit(table.init)(jax.random.key(0))
     batches = keys[:36], np.concatenate([keys[:18], keys[40:58]])
     state, _ = _inserted(table, state, np.tile(batches[0], DEVICES).reshape(-1, 3), 0)
-    before = jax_tt.table_keys(table, state)
+    before = jax_tt.dynamic.keys_of(table, state)
     own = before[np.isin(before["key"], batches[1].astype(np.uint64))]
     assert len(own) > 12
     state, counts = _inserted(table, state, np.tile(batches[1], DEVICES).reshape(-1, 3), 1)
-    after = jax_tt.table_keys(table, state)
+    after = jax_tt.dynamic.keys_of(table, state)
     assert counts["evicted"] > 4 and counts["hits"] == len(own) * DEVICES
     assert set(map(tuple, own[["key", "slot"]])) <= set(map(tuple, after[["key", "slot"]]))
 
@@ -230,8 +230,8 @@ def test_each_device_doubles_the_table_of_its_keys():
     state = jax.jit(table.init)(jax.random.key(0))
     for step, ids in enumerate(_batches(40, 4)):
         state, _ = _inserted(table, state, ids, step)
-    assert len(jax_tt.table_keys(table, state)) > 20
-    larger, after = jax_tt.grow_if_full(table, state, max_load=0.02)
+    assert len(jax_tt.dynamic.keys_of(table, state)) > 20
+    larger, after = jax_tt.dynamic.grow_if_full(table, state, max_load=0.02)
     assert larger.num_embeddings == 1024
     larger.check(after)
     assert after["hash_keys"].sharding.is_equivalent_to(state["hash_keys"].sharding, 3)
@@ -241,7 +241,7 @@ def test_each_device_doubles_the_table_of_its_keys():
         found = grow(own, {**state, **part}, growth).state
         for name, array in expected.items():
             np.testing.assert_array_equal(found[name], array, err_msg=name)
-    same, kept = jax_tt.grow_if_full(larger, after, max_load=0)
+    same, kept = jax_tt.dynamic.grow_if_full(larger, after, max_load=0)
     assert same is larger and all(kept[name] is after[name] for name in after)
 
 
@@ -251,7 +251,7 @@ FEATURES = {"item": jax_tt.Feature("item")}
 
 def _ids(step):
     ids = np.random.default_rng(step).integers(0, 20 * (step + 1), BATCH)
-    return {"item": jax_tt.split_keys(ids << 40)}
+    return {"item": jax_tt.dynamic.split_keys(ids << 40)}
 
 
 @pytest.mark.full
@@ -288,10 +288,10 @@ def test_collections_and_linen_layers_grow_on_several_devices():
     variables = jax.jit(layer.init)(jax.random.key(0), batch)
     collection = jax_tt.Collection(jax_tt.shard_tables(TABLES, **options), FEATURES)
     state = jax.jit(collection.init)(jax.random.key(0))
-    insert = jax.jit(jax_tt.insert_collection_keys, static_argnums=0)
+    insert = jax.jit(jax_tt.dynamic.insert, static_argnums=0)
     _, before = insert(collection, state, batch)
     variables = {**variables, "hash_table": {"item": _buffers(collection, before)}}
-    grow = functools.partial(jax_tt.grow_collection_if_full, max_load=0.1)
+    grow = functools.partial(jax_tt.dynamic.grow_if_full, max_load=0.1)
     changed, variables = jax_tt.linen.update_table(layer, variables, grow)
     layer, (larger, after) = changed.layer, grow(collection, before)
     assert not isinstance(layer.tables["item"], ShardedTable)
@@ -317,16 +317,16 @@ def test_meshes_with_explicit_axes():
     features = {name: jax_tt.Feature("item") for name in ("seen", "clicked")}
     draw = np.random.default_rng(0)
     batches = [
-        {name: jax_tt.split_keys(draw.integers(0, 30, BATCH) << 40) for name in features}
+        {name: jax_tt.dynamic.split_keys(draw.integers(0, 30, BATCH) << 40) for name in features}
         for _ in range(2)
     ]
 
     def step(collection, state, batch):
-        inserted, state = jax_tt.insert_collection_keys(collection, state, batch)
+        inserted, state = jax_tt.dynamic.insert(collection, state, batch)
 
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch)
             return sum(jnp.sum(jnp.sin(array)) for array in rows.values())
 
         state, _ = collection.overwritten(state, jax.grad(loss)(collection.trained(state)))
@@ -336,7 +336,7 @@ def test_meshes_with_explicit_axes():
         collection = jax_tt.Collection(tables, features)
         state, run = jax.jit(collection.init)(jax.random.key(0)), jax.jit(step, static_argnums=0)
         state, before = run(collection, state, batches[0])
-        collection, state = jax_tt.grow_collection_if_full(collection, state, max_load=0.01)
+        collection, state = jax_tt.dynamic.grow_if_full(collection, state, max_load=0.01)
         state, after = run(collection, state, batches[1])
         table = collection.tables["item"]
         return jax.tree.map(int, (before, after)), _by_key(table, state["item"])
@@ -356,7 +356,7 @@ def test_epochs_belong_to_their_policies_on_several_devices_as_well(policy, epoc
     table = _divided(jax_tt.hash_table(128, WIDTH, policy=policy, name="item"), DEVICES)
     state = table.init(jax.random.key(0))
     with pytest.raises(ValueError, match=f"item: epoch: got {epoch} for the policy '{policy}'"):
-        jax_tt.insert_keys(table, state, np.arange(4), epoch=epoch)
+        jax_tt.dynamic.insert(table, state, np.arange(4), epoch=epoch)
 
 
 @pytest.mark.full
@@ -364,8 +364,8 @@ def test_an_insertion_copies_no_array_of_slots():
     table = jax_tt.hash_table(64, 4, policy="lfu", ways=4, admission=2, safe_check="ignore")
     own = _divided(table, DEVICES)
     state = jax.eval_shape(own.init, jax.random.key(0))
-    keys = jax_tt.split_keys(np.arange(4096))
-    insert = jax.jit(lambda state: jax_tt.insert_keys(own, state, keys)[1], donate_argnums=0)
+    keys = jax_tt.dynamic.split_keys(np.arange(4096))
+    insert = jax.jit(lambda state: jax_tt.dynamic.insert(own, state, keys)[1], donate_argnums=0)
     program = str(insert.lower(state).compile().as_text())
     # Of the 4 sets of 4 slots that a device has.
     assert not re.findall(r"= \w+\[4,(?:2,)?4\]\S* copy", program)

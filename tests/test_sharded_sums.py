@@ -11,13 +11,15 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
-from jax_tt import Exchange, Lookup, Placement, ShardedTable, optimizers
+from jax_tt import Lookup, Placement, optimizers
 from jax_tt._ids.inputs import bag_batch
 from jax_tt._kinds.sharded.route import Route
 from jax_tt._kinds.sharded.spread import bag_places
 from jax_tt._kinds.sharded.travels import bytes_of_rows, bytes_of_sums, message_of, sums_travel
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Wanted
+from jax_tt.planning import Exchange
+from jax_tt.tables import ShardedTable
 
 ROWS, WIDTH, BAGS, LENGTH = 200, 8, 8, 24
 SUMS = Exchange(pooled="sums")
@@ -33,7 +35,7 @@ def mesh():
 def _step(table, state, bags, combiner="sum", method="auto"):
     def loss(trained):
         lookup = Lookup(combiner, bounds="zero", method=method)
-        rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, bags, lookup)
+        rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, bags, lookup)
         return jnp.sum(jnp.sin(rows.astype(jnp.float32) + 1)), rows
 
     return jax.grad(loss, has_aux=True)({name: state[name] for name in table.trained_names})
@@ -108,7 +110,7 @@ def _weighted_step(table, state, bags, of_tables, lookup=IGNORING):
 
     def loss(trained, weights):
         own = dataclasses.replace(bags, weights=weights)
-        rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, own, lookup)
+        rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, own, lookup)
         return jnp.sum(jnp.sin(rows + 1))
 
     trained = {name: state[name] for name in table.trained_names}
@@ -197,7 +199,7 @@ def test_steps_equal_those_on_one_device(mesh, rule, placement, options):
 @full
 def test_steps_of_quantized_tables_equal_those_on_one_device(mesh):
     update = jax_tt.Update(ADAGRAD, stochastic_rounding=False)
-    plain = jax_tt.QuantizedTable(ROWS, WIDTH, 8, update)
+    plain = jax_tt.tables.QuantizedTable(ROWS, WIDTH, 8, update)
     table = ShardedTable(plain, mesh, "model", Placement.hashed(), SUMS)
     state = plain.init(jax.random.key(1))
     own = table.of_rows(state)
@@ -321,7 +323,7 @@ def test_tables_with_sums_and_tables_with_rows_travel_together(mesh, trained):
 
         def step(state, collection=collection):
             def loss(arrays):
-                rows, _ = jax_tt.embed_collection(
+                rows, _ = jax_tt.lookup_features(
                     collection, collection.replaced(state, arrays), batch, Lookup(bounds="zero")
                 )
                 return sum(jnp.sum(jnp.sin(rows[name])) for name in trained), rows
@@ -368,7 +370,7 @@ def test_ids_out_of_range_spoil_their_bags_and_stop_the_step(mesh):
     @jax.jit
     def step(ids):
         def loss(trained):
-            rows, _ = jax_tt.pooled_rows(table, {**own, **trained}, ids, Lookup(bounds="error"))
+            rows, _ = jax_tt.lookup_bags(table, {**own, **trained}, ids, bounds="error")
             return jnp.sum(rows), rows
 
         return jax.grad(loss, has_aux=True)({name: own[name] for name in table.trained_names})
@@ -390,7 +392,7 @@ def test_gradients_that_are_not_finite_stop_the_step_on_all_devices(mesh):
     @jax.jit
     def step(scales):
         def loss(trained):
-            rows, _ = jax_tt.pooled_rows(table, {**own, **trained}, ids, Lookup(bounds="zero"))
+            rows, _ = jax_tt.lookup_bags(table, {**own, **trained}, ids, bounds="zero")
             return jnp.sum(rows * scales[:, None])
 
         return jax.grad(loss)({name: own[name] for name in table.trained_names})
@@ -416,7 +418,7 @@ def test_weights_have_gradients_where_a_step_is_refused(mesh):
         def loss(trained, weights):
             bags = jax_tt.Bags(ids, None, weights)
             lookup = Lookup(bounds="error")
-            rows, _ = jax_tt.pooled_rows(table, {**own, **trained}, bags, lookup)
+            rows, _ = jax_tt.lookup_bags(table, {**own, **trained}, bags, lookup)
             return jnp.sum(rows * scales[:, None])
 
         trained = {name: own[name] for name in table.trained_names}
@@ -441,11 +443,11 @@ def test_sums_travel_inside_of_a_shard_map(mesh):
     ids = jnp.asarray(np.random.default_rng(0).integers(0, ROWS, (BAGS, LENGTH)))
 
     def lookup(state, ids):
-        return jax_tt.pooled_rows(table, state, ids, Lookup(bounds="zero"))[0]
+        return jax_tt.lookup_bags(table, state, ids, bounds="zero")[0]
 
     specs = {"embedding": P("model"), "page_table": P()}, P("model")
     run = jax.shard_map(lookup, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False)
-    expected = jax_tt.pooled_rows(plain, state, ids, Lookup(bounds="zero"))[0]
+    expected = jax_tt.lookup_bags(plain, state, ids, bounds="zero")[0]
     np.testing.assert_allclose(jax.jit(run)(table.of_rows(state), ids), expected, atol=1e-6)
 
 

@@ -14,7 +14,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
-from jax_tt import Exchange, Placement, ShardedTable
+from jax_tt import Placement
+from jax_tt.planning import Exchange
+from jax_tt.tables import ShardedTable
 
 RULES = {
     "adam": jax_tt.optimizers.Adam(0.05),
@@ -66,7 +68,7 @@ def _batch(rng):
 
 def _step(collection, state, batch):
     def loss(trained):
-        rows, _ = jax_tt.embed_collection(collection, collection.replaced(state, trained), batch)
+        rows, _ = jax_tt.lookup_features(collection, collection.replaced(state, trained), batch)
         return sum(jnp.sum(jnp.sin(array)) for array in rows.values())
 
     value, gradients = jax.value_and_grad(loss)(collection.trained(state))
@@ -147,7 +149,7 @@ def test_one_table_equals_that_of_one_device(rule, placement):
     def forward_and_gradients(table, state):
         def loss(trained):
             lookup = jax_tt.Lookup(bounds="zero")
-            rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, ids, lookup)
+            rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids, lookup)
             return jnp.sum(rows**2), rows
 
         return jax.grad(loss, has_aux=True)({name: state[name] for name in table.trained_names})
@@ -170,7 +172,7 @@ def test_a_gradient_that_is_not_finite_on_one_device_stops_the_step_on_all(mesh)
     @jax.jit
     def step(scale):
         def loss(trained):
-            rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, ids, jax_tt.Lookup())
+            rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids)
             return jnp.sum(rows * scale)
 
         return jax.grad(loss)(trained)
@@ -191,7 +193,7 @@ def test_calls_inside_of_a_shard_map_equal_those_outside(mesh):
     state, ids = table.init(jax.random.key(0)), jnp.arange(24).reshape(8, 3)
 
     def lookup(state, ids):
-        return jax_tt.pooled_rows(table, state, ids, jax_tt.Lookup())[0]
+        return jax_tt.lookup_bags(table, state, ids)[0]
 
     specs = {"embedding": P("model"), "page_table": P()}, P(("data", "model"))
     inside = jax.shard_map(lookup, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False)
@@ -207,7 +209,7 @@ import jax_tt
 mesh = jax.make_mesh((7,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
 dense = jax_tt.dense_table(50_000, 4, optimizer=jax_tt.optimizers.Adam(0.01))
 placement = jax_tt.Placement.pages([(0, 1), (0, 3), 4, 5, 6], page_size=10_000)
-table = jax_tt.ShardedTable(dense, mesh, "device", placement)
+table = jax_tt.tables.ShardedTable(dense, mesh, "device", placement)
 whole = dense.init(jax.random.key(0))
 state = table.of_rows(whole)
 
@@ -225,7 +227,7 @@ ids = jax.numpy.asarray(np.random.default_rng(0).integers(0, 50_000, (70, 8)))
 @jax.jit
 def step(state):
     def loss(trained):
-        return (jax_tt.lookup_rows(table, {**state, **trained}, ids, jax_tt.Lookup())[0] ** 2).sum()
+        return (jax_tt.lookup(table, {**state, **trained}, ids)[0] ** 2).sum()
     return {**state, **jax.grad(loss)({name: state[name] for name in table.trained_names})}
 
 after = pages_of(step(state))
@@ -363,7 +365,7 @@ def _check_shared_tables(mesh, features, batch):
 
         def loss(trained, batch, collection=collection, state=state):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(
+            rows, _ = jax_tt.lookup_features(
                 collection, arrays, batch, jax_tt.Lookup(bounds="zero")
             )
             return sum(jnp.sum(jnp.cos(array)) for array in rows.values()), rows
@@ -474,7 +476,7 @@ def test_steps_with_64_bit_types(mesh):
 
         def stepped(table, state):
             def loss(trained):
-                rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, ids, jax_tt.Lookup())
+                rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids)
                 return jnp.sum(jnp.sin(rows))
 
             return jax.jit(jax.grad(loss))({name: state[name] for name in table.trained_names})

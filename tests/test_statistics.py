@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 import jax_tt.linen
-from jax_tt import Bags, Feature, Lookup, TableStatistics, optimizers
+from jax_tt import Bags, Feature, Lookup, optimizers
 from jax_tt._collection.statistics import STATISTICS, TOTALS, _distinct
+from jax_tt.pipeline import TableStatistics
 from tests.conftest import method_fixture
 
 method = method_fixture("reference", "ffi")
@@ -42,7 +43,7 @@ OUTSIDE = ("warn", "zero", "clip")
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def counted(collection: Any, state: Any, batch: Any, lookup: Lookup) -> Any:
-    return jax_tt.embed_collection(collection, state, batch, lookup)[1]
+    return jax_tt.lookup_features(collection, state, batch, lookup)[1]
 
 
 def fresh(collection: Any) -> Any:
@@ -117,7 +118,7 @@ HUGE = jax_tt.TTShape(4_000_000_000, 8, 2, (1600, 1600, 1600), (2, 2, 2))
 def test_kinds_of_ids(kind, size):
     shape = HUGE if size == "huge" else jax_tt.TTShape.suggest(100, 8, ranks=2)
     rows = shape.num_embeddings
-    table = jax_tt.TTTable.of_shape(shape)
+    table = jax_tt.tables.TTTable.of_shape(shape)
     collection = jax_tt.Collection({"t": table}, {"t": Feature("t"), "u": Feature("t")})
     ids = np.array([[5, 7, 5], [rows - 1, rows, 0], [rows - 1, 7, 2**32 - 1]], np.int64)
     with jax.enable_x64(kind == "int64"):
@@ -175,7 +176,7 @@ def test_statistics_that_do_not_fit():
     for wrong in (jnp.zeros((2, 4), jnp.uint32), jnp.zeros((4, 2)), None):
         state[STATISTICS] = {TOTALS: {"ad": wrong}}
         with pytest.raises(ValueError, match=rf"{message}\['ad'\]: got .*expected"):
-            jax_tt.embed_collection(AD, state, {"ad": IDS}, ZERO)
+            jax_tt.lookup_features(AD, state, {"ad": IDS}, ZERO)
     for wrong in ({"add": right}, {"ad": right, "user": right}, {}):
         state[STATISTICS] = {TOTALS: wrong}
         with pytest.raises(ValueError, match=rf"{message}: got the tables .*; expected 'ad'"):
@@ -198,7 +199,7 @@ def test_exported_programs_with_batches_of_any_size():
     (bags,) = jax.export.symbolic_shape("bags")
     ids = jax.ShapeDtypeStruct((bags, 2), jnp.int32)
     count = jax.jit(lambda state, ids: counted(AD, state, {"ad": ids}, ZERO)[STATISTICS])
-    exported = jax.export.export(count, disabled_checks=jax_tt.export_checks())(state, ids)
+    exported = jax.export.export(count, disabled_checks=jax_tt.export.checks())(state, ids)
     assert AD.statistics({STATISTICS: exported.call(state, IDS)})["ad"] == OF_IDS
 
 
@@ -209,7 +210,7 @@ def test_a_training_step_keeps_them():
     def step(state):
         def loss(trained):
             arrays = AD.replaced(state, trained)
-            rows, after = jax_tt.embed_collection(AD, arrays, {"ad": IDS}, ZERO)
+            rows, after = jax_tt.lookup_features(AD, arrays, {"ad": IDS}, ZERO)
             return jnp.sum(rows["ad"]), after
 
         gradients, state = jax.grad(loss, has_aux=True)(AD.trained(state))
@@ -222,7 +223,7 @@ def test_a_training_step_keeps_them():
 
 def test_examples_of_a_vmap():
     def count(state, ids):
-        return jax_tt.embed_collection(AD, state, {"ad": ids}, ZERO)[1][STATISTICS]
+        return jax_tt.lookup_features(AD, state, {"ad": ids}, ZERO)[1][STATISTICS]
 
     state = fresh(AD)
     want = functools.reduce(added, [model(9, ids, "zero") for ids in IDS])
@@ -248,7 +249,7 @@ def test_shards_of_a_batch(tracked):
         jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=tracked
     )
     def count(state, ids):
-        return jax_tt.embed_collection(AD, state, {"ad": ids}, lookup)[1][STATISTICS]
+        return jax_tt.lookup_features(AD, state, {"ad": ids}, lookup)[1][STATISTICS]
 
     assert AD.statistics({STATISTICS: count(fresh(AD), IDS)})["ad"] == OF_IDS
 
@@ -376,7 +377,7 @@ def test_a_reporter_reads_every_few_steps():
         return reads[-1]
 
     writer = Writer()
-    reporter = jax_tt.StatisticsReporter(3, writer, prefix="p")
+    reporter = jax_tt.pipeline.StatisticsReporter(3, writer, prefix="p")
     for step in range(1, 8):
         totals["t"] = added(totals["t"], TableStatistics(4 * step, step, 2, 1))
         reporter(step, read)
@@ -397,7 +398,9 @@ def test_a_reporter_reads_every_few_steps():
 
 def test_a_reporter_of_totals_that_began_anew():
     written: dict[str, float] = {}
-    reporter = jax_tt.StatisticsReporter(1, lambda tag, value, step: written.update({tag: value}))
+    reporter = jax_tt.pipeline.StatisticsReporter(
+        1, lambda tag, value, step: written.update({tag: value})
+    )
     for count in (8, 4):
         reporter(count, lambda count=count: {"t": TableStatistics(count, count // 2, 1, None)})
     assert written["embedding/t/out_of_range_share"] == 0.25
@@ -405,16 +408,16 @@ def test_a_reporter_of_totals_that_began_anew():
 
 def test_a_reporter_of_a_layer(trained):
     writer = Writer()
-    jax_tt.StatisticsReporter(1, writer)(7, trained.statistics)
+    jax_tt.pipeline.StatisticsReporter(1, writer)(7, trained.statistics)
     assert ("embedding/word/cache_hits", 10, 7) in writer.written
 
 
 def test_arguments_of_a_reporter(trained):
     with pytest.raises(ValueError, match="every: got 0; expected an integer >= 1"):
-        jax_tt.StatisticsReporter(0, print)
+        jax_tt.pipeline.StatisticsReporter(0, print)
     with pytest.raises(TypeError, match="write: got a NoneType; expected a function"):
-        jax_tt.StatisticsReporter(1, None)
-    reporter = jax_tt.StatisticsReporter(1, print)
+        jax_tt.pipeline.StatisticsReporter(1, None)
+    reporter = jax_tt.pipeline.StatisticsReporter(1, print)
     with pytest.raises(TypeError, match=r"read: got a dict; .*without parentheses"):
         reporter(1, trained.statistics())
     with pytest.raises(TypeError, match=r"step: got 1\.5"):

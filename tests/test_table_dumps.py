@@ -95,7 +95,7 @@ def test_files_that_become_shorter_while_they_are_read(tmp_path, monkeypatch):
 def test_a_dump_that_is_replaced_while_it_is_read(tmp_path):
     table = jax_tt.hash_table(64, 4)
     for count in (3, 5):
-        _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(count))
+        _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.arange(count))
         dumped = None if count == 3 else files.Dump.open(tmp_path / "a")
         jax_tt.files.dump(table, state, tmp_path / "a", overwrite=True)
     with pytest.raises(
@@ -115,9 +115,9 @@ def test_between_dense_and_hash_tables(tmp_path):
         hashed, hashed.init(jax.random.key(1)), tmp_path / "dense"
     )
     assert counts == (50, 0, 0)
-    rows, _ = jax_tt.lookup_rows(hashed, found, keys, jax_tt.Lookup())
+    rows, _ = jax_tt.lookup(hashed, found, keys)
     assert (rows == state["embedding"]).all()
-    _, found = jax_tt.insert_keys(hashed, found, np.arange(100, 103))
+    _, found = jax_tt.dynamic.insert(hashed, found, np.arange(100, 103))
     jax_tt.files.dump(hashed, found, tmp_path / "hashed", rows_per_file=15)
     other, before = dense(60)
     longer = np.concatenate([keys[::-1], np.arange(10)])
@@ -133,7 +133,9 @@ def test_between_dense_and_hash_tables(tmp_path):
 def test_sharded_tables_write_and_read_rows(tmp_path):
     mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
     table, state = dense(50)
-    sharded = jax_tt.ShardedTable(table, mesh, "model", jax_tt.Placement.round_robin(page_size=8))
+    sharded = jax_tt.tables.ShardedTable(
+        table, mesh, "model", jax_tt.Placement.round_robin(page_size=8)
+    )
     jax_tt.files.dump(sharded, sharded.of_rows(state), tmp_path / "dump", rows_per_file=20)
     counts, found = jax_tt.files.load_dump(table, table.init(jax.random.key(0)), tmp_path / "dump")
     assert counts == (50, 0, 0)
@@ -187,7 +189,7 @@ KILLED = """
 import jax, numpy as np, sys, time, jax_tt
 from jax_tt._formats import dump as files
 table = jax_tt.hash_table(4096, 4)
-_, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(1000))
+_, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.arange(1000))
 write = files.write_safetensors
 def slow(*args):
     write(*args)
@@ -231,7 +233,7 @@ def test_a_dump_replaces_another_one_at_once(tmp_path, monkeypatch, writer):
     table, state = dense(50)
     if writer == "keys":
         table = jax_tt.hash_table(128, 6)
-        _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(50))
+        _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.arange(50))
     if writer == "tiers":
         tiers, state = small_tiers()
         state = trained(tiers, state, [batch_of(np.arange(8))])
@@ -418,7 +420,7 @@ def test_tiers_in_files(tmp_path, disk):
         hashed, hashed.init(jax.random.key(0)), tmp_path / "dump"
     )
     assert counts == (48, 0, 0)
-    rows, _ = jax_tt.lookup_rows(hashed, found, known, jax_tt.Lookup())
+    rows, _ = jax_tt.lookup(hashed, found, known)
     assert (rows == before[:48]).all()
     table = jax_tt.dense_table(60, 8, optimizer=rule)
     start = table.init(jax.random.key(0))

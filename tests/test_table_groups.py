@@ -29,7 +29,7 @@ TABLES = {
     ),
     "tiny": jax_tt.dense_table(3, 64, optimizer=optimizers.SGD(0.1), param_dtype="float16"),
     "plain": jax_tt.dense_table(701, 8),
-    "ordered": jax_tt.OrderedTable(
+    "ordered": jax_tt.tables.OrderedTable(
         jax_tt.dense_table(60, 4, optimizer=optimizers.Adagrad(0.1)),
         jax_tt.order.IdOrder(RNG.permutation(60)),
     ),
@@ -85,7 +85,7 @@ def step_of(collection, lookup, donate=False):
         def loss(trained, weights):
             given = {**batch, "plain": Bags(batch["plain"].ids, batch["plain"].offsets, weights)}
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, given, lookup)
+            rows, _ = jax_tt.lookup_features(collection, arrays, given, lookup)
             return loss_of(rows), rows
 
         grad = jax.grad(loss, (0, 1), has_aux=True)
@@ -102,7 +102,7 @@ def updated(collection, state, batch, **options):
     def loss(trained):
         arrays = collection.replaced(state, trained)
         lookup = Lookup(method="ffi", **options)
-        return loss_of(jax_tt.embed_collection(collection, arrays, batch, lookup)[0])
+        return loss_of(jax_tt.lookup_features(collection, arrays, batch, lookup)[0])
 
     return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
 
@@ -134,7 +134,7 @@ def all_bits(collection, state, batch, lookup):
     def step(state, batch):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch, lookup)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch, lookup)
             return loss_of(rows), rows
 
         return jax.grad(loss, has_aux=True)(collection.trained(state))
@@ -194,7 +194,7 @@ def test_plans_of_tensor_trains_that_nothing_needs_are_not_kept():
     batch = {name: BATCH[name] for name in collection.tables}
 
     def look_up(state):
-        return jax_tt.embed_collection(collection, state, batch, Lookup(method="ffi"))[0]
+        return jax_tt.lookup_features(collection, state, batch, method="ffi")[0]
 
     text = jax.jit(look_up).lower(state).as_text()
     (results,) = re.findall(r"@jax_tt_tables_forward.* -> \((.*)\)", text)
@@ -215,7 +215,7 @@ def test_tensor_trains_are_mapped_and_recomputed(one_by_one):
             @jax.checkpoint
             def loss(trained):
                 lookup = Lookup(method="ffi")
-                return loss_of(jax_tt.embed_collection(collection, trained, batch, lookup)[0])
+                return loss_of(jax_tt.lookup_features(collection, trained, batch, lookup)[0])
 
             return jax.grad(loss)(trained)
 
@@ -291,7 +291,7 @@ def test_updates_in_several_calls(kind, layout, monkeypatch):
     def step():
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(
+            rows, _ = jax_tt.lookup_features(
                 collection, arrays, batch, Lookup(method="ffi"), layout=layout
             )
             return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(rows))
@@ -323,7 +323,7 @@ def test_wrong_offsets_of_one_table_are_an_error_that_names_it(wrong, right):
     bad = Bags(ids, jnp.array([0, 5, 1], jnp.int32))
     batch = {wrong: bad, right: Bags(ids, jnp.array([0, 1, 3], jnp.int32))}
     with pytest.raises(Exception, match=rf"table '{wrong}.*Bags.offsets"):
-        rows, _ = jax_tt.embed_collection(collection, state, batch, Lookup(method="ffi"))
+        rows, _ = jax_tt.lookup_features(collection, state, batch, method="ffi")
         jax.block_until_ready(rows)
 
 
@@ -340,7 +340,7 @@ def test_a_bad_id_in_one_table_is_an_error_that_names_it(names, wrong, ids):
     batch = {name: BATCH[name] for name in collection.tables}
     batch[wrong] = np.array(ids, np.int32)
     with pytest.raises(Exception, match=rf"{wrong}.*{ids[0][1]}"):
-        rows, _ = jax_tt.embed_collection(collection, state, batch, Lookup(method="ffi"))
+        rows, _ = jax_tt.lookup_features(collection, state, batch, method="ffi")
         jax.block_until_ready(rows)
 
 
@@ -354,7 +354,7 @@ def test_a_gradient_that_is_not_finite_skips_its_own_table(finite, careful):
     def step(state, scale):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch, Lookup(method="ffi"))
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch, method="ffi")
             return jnp.sum(rows[finite]) + scale * jnp.sum(rows[careful].astype(jnp.float32))
 
         return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
@@ -436,7 +436,7 @@ def test_tensor_trains_of_batches_split_over_other_axes():
     def step(state, batch, axes):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch, Lookup(method="ffi"))
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch, method="ffi")
             losses = {name: loss_of({name: out}) for name, out in rows.items()}
             return sum(
                 lax.psum(own, axes[name]) if axes[name] else own for name, own in losses.items()
@@ -536,7 +536,7 @@ def test_the_step_counts_of_all_tables_are_one_kernel():
 
 
 def _total(collection, state, ids):
-    rows, _ = jax_tt.embed_collection(collection, state, ids)
+    rows, _ = jax_tt.lookup_features(collection, state, ids)
     return sum(map(jnp.sum, rows.values()))
 
 

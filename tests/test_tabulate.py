@@ -17,7 +17,7 @@ import jax_tt.linen
 
 RULE = jax_tt.optimizers.SGD(0.1)
 IDS = jnp.array([[1, 2]])
-KEYS = jax_tt.split_keys(np.array([[2**40, 2]]))
+KEYS = jax_tt.dynamic.split_keys(np.array([[2**40, 2]]))
 BAGS = jax_tt.Bags.from_ragged([[1, 2], [3]])
 CACHE = jax_tt.RowCache(4, ways=2)
 TABLES = {

@@ -17,7 +17,7 @@ CORES = jax_tt.tt.init(jax.random.key(0), SHAPE)
 ID = 2**32 + 5
 IDS = np.array([[ID]])
 RULE = optimizers.SGD(0.1)
-FUSED = jax_tt.init_fused_table(CORES, RULE)
+FUSED = jax_tt.functional.init_fused(CORES, RULE)
 LAYER = partial(jax_tt.TTEmbedBag, ROWS, 4, tt_ranks=2)
 NNX = LAYER(rngs=nnx.Rngs(0))
 FUSED_NNX = LAYER(rngs=nnx.Rngs(0), optimizer=RULE)
@@ -42,8 +42,8 @@ CALLS = {
     "NNX": lambda ids: NNX(ids),
     "fused NNX": lambda ids: FUSED_NNX(ids),
     "linen": lambda ids: Tower().init_with_output(jax.random.key(0), ids),
-    "count": lambda ids: jax_tt.count_out_of_range(ids, ROWS),
-    "count by shape": lambda ids: jax_tt.count_out_of_range(ids, SHAPE),
+    "count": lambda ids: jax_tt.functional.count_out_of_range(ids, ROWS),
+    "count by shape": lambda ids: jax_tt.functional.count_out_of_range(ids, SHAPE),
 }
 
 
@@ -97,20 +97,20 @@ def test_ids_that_hold_every_row_are_taken():
 def test_counts_of_ids_beyond_32_bits():
     ids = np.array([[-1, 5, ROWS - 1], [ROWS, ID, 2**62]])
     for given in (ids, jax_tt.Bags(ids)):
-        assert int(jax_tt.count_out_of_range(given, ROWS)) == 3
+        assert int(jax_tt.functional.count_out_of_range(given, ROWS)) == 3
     split = SHAPE.split_ids(ids)
-    assert int(jax_tt.count_out_of_range(split, SHAPE)) == 3
-    assert int(jax_tt.count_out_of_range(np.array([2**62, 7]), 2**63 - 1)) == 0
+    assert int(jax_tt.functional.count_out_of_range(split, SHAPE)) == 3
+    assert int(jax_tt.functional.count_out_of_range(np.array([2**62, 7]), 2**63 - 1)) == 0
     for given in (split, jax_tt.Bags(split)):
         with pytest.raises(TypeError, match="the TTShape that they were split with"):
-            jax_tt.count_out_of_range(given, ROWS)
+            jax_tt.functional.count_out_of_range(given, ROWS)
 
 
 def dense(op, *args, method):
     """Shape of the gradient of a table of 2**31 + 5 rows, which is never made."""
     table = jax.ShapeDtypeStruct((2**31 + 5, 4), jnp.float32)
     if args:
-        table = jax.eval_shape(lambda table: jax_tt.init_fused_table(table, RULE), table)
+        table = jax.eval_shape(lambda table: jax_tt.functional.init_fused(table, RULE), table)
     ids = jnp.array([[1, 2]])
 
     def loss(table):
@@ -122,12 +122,12 @@ def dense(op, *args, method):
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")
 @pytest.mark.parametrize("choice", ["reference", "auto"])
 def test_dense_tables_beyond_32_bits_take_int32_ids(choice):
-    assert dense(jax_tt.embed_bag, method=choice) == (2**31 + 5, 4)
-    assert dense(jax_tt.fused_embed_bag, RULE, method=choice) == (2**31 + 5, 4)
+    assert dense(jax_tt.functional.embed_bag, method=choice) == (2**31 + 5, 4)
+    assert dense(jax_tt.functional.fused_embed_bag, RULE, method=choice) == (2**31 + 5, 4)
 
 
 def test_dense_tables_beyond_32_bits_and_traced_ids():
     table = jax.ShapeDtypeStruct((2**31 + 5, 4), jnp.float32)
     ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     with pytest.raises(ValueError, match=r"traced int32 ids .* jax_enable_x64; or pass uint32"):
-        jax.eval_shape(jax_tt.embed_bag, table, ids)
+        jax.eval_shape(jax_tt.functional.embed_bag, table, ids)

@@ -75,7 +75,7 @@ def stepped(collection, lookup, state, batch, scale=1.0):
             name: Bags(bags.ids, bags.offsets, weights.get(name)) for name, bags in batch.items()
         }
         arrays = collection.replaced(state, trained)
-        rows, _ = jax_tt.embed_collection(collection, arrays, given, lookup)
+        rows, _ = jax_tt.lookup_features(collection, arrays, given, lookup)
         sums = {name: jnp.sum(jnp.sin(out.astype(jnp.float32))) for name, out in rows.items()}
         return sum(sums.values()) + (scale - 1) * next(iter(sums.values())), rows
 
@@ -175,7 +175,7 @@ def assert_same_steps(method, tables, batch, one_by_one):
 
 def test_rows_of_split_ids(one_by_one, method):
     table = jax_tt.tt_table(6_000_000_000, 8, tt_ranks=2, optimizer=ADAGRAD)
-    assert isinstance(table, jax_tt.TTTable)
+    assert isinstance(table, jax_tt.tables.TTTable)
     split = table.shape.split_ids(np.array([5_999_999_999, 0, 2**31 + 7]))
     bags = Bags(split, np.array([0, 1, 1, 3], np.int32))
     assert_same_steps(method, {"a": table, "b": table}, {"a": bags, "b": bags}, one_by_one)
@@ -200,7 +200,7 @@ def test_batches_of_very_different_sizes(one_by_one, method):
 @pytest.mark.full
 def test_digits_that_do_not_fit_into_one_word_are_sorted_in_passes(one_by_one, method):
     table = jax_tt.tt_table(10**15, 8, tt_ranks=2, optimizer=ADAGRAD)
-    assert isinstance(table, jax_tt.TTTable)
+    assert isinstance(table, jax_tt.tables.TTTable)
     rng, batch = np.random.default_rng(0), {}
     for n in (20, 30, 4200, 4300):  # pairs that a thread sorts: up to 8, and more
         ids = rng.choice(rng.integers(0, 10**15, 50), n)
@@ -274,7 +274,7 @@ def test_plans_of_sharded_batches_are_checked_together():
         def loss(trained):
             arrays = collection.replaced(state, trained)
             lookup = Lookup(method="cuda_emulated")
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch, lookup)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch, lookup)
             return sum(jnp.sum(jnp.sin(out.astype(jnp.float32))) for out in rows.values())
 
         return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
@@ -337,7 +337,7 @@ def launches_of(tables, samples, length=1):
     def updated(state, batch):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(
+            rows, _ = jax_tt.lookup_features(
                 collection, arrays, batch, Lookup(method="cuda_emulated")
             )
             return sum(jnp.sum(out.astype(jnp.float32)) for out in rows.values())

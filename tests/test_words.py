@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CORES = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(100, 8, ranks=4))
 DENSE = jnp.ones((10, 3))
 RULE = optimizers.SGD(0.1)
-FUSED = jax_tt.init_fused_table(CORES, RULE)
+FUSED = jax_tt.functional.init_fused(CORES, RULE)
 CACHE = jax_tt.RowCache(20, ways=4)
 CACHED = jax_tt.tt_table(100, 8, tt_ranks=4, cache=CACHE)
 IDS = jnp.array([[1, 2], [3, 4]])
@@ -36,12 +36,12 @@ def weighted(weights, **options):
 def cached(cores, **options):
     params = dict(zip(CACHED.table.param_names, cores, strict=True))
     state = params | CACHED.init_rest(params)
-    return jax_tt.pooled_rows(CACHED, state, IDS, jax_tt.Lookup(**options))[0]
+    return jax_tt.lookup_bags(CACHED, state, IDS, jax_tt.Lookup(**options))[0]
 
 
 OPS = {
     "tt": (partial(jax_tt.tt.embed_bag, bags=IDS), CORES),
-    "dense": (partial(jax_tt.embed_bag, bags=IDS), DENSE),
+    "dense": (partial(jax_tt.functional.embed_bag, bags=IDS), DENSE),
     "weights": (weighted, jnp.ones((2, 2))),
     "fused": (partial(jax_tt.tt.fused_embed_bag, bags=IDS, optimizer=RULE), FUSED),
     "cached": (cached, CORES),
@@ -142,12 +142,12 @@ def test_ragged_lists(lists):
     for op in (
         partial(jax_tt.tt.embed_bag, CORES),
         partial(jax_tt.tt.lookup, CORES),
-        partial(jax_tt.embed_bag, DENSE),
+        partial(jax_tt.functional.embed_bag, DENSE),
         partial(jax_tt.tt.fused_embed_bag, FUSED, optimizer=RULE),
-        lambda lists: jax_tt.pooled_rows(
+        lambda lists: jax_tt.lookup_bags(
             CACHED, CACHED.init(jax.random.key(0)), lists, jax_tt.Lookup()
         ),
-        partial(jax_tt.count_out_of_range, num_embeddings=5),
+        partial(jax_tt.functional.count_out_of_range, num_embeddings=5),
         jax_tt.Bags.from_padded,
         layer,
         ordered,
@@ -162,20 +162,18 @@ def test_bags_given_to_a_lookup():
 
 
 def test_tables_given_to_ops_of_arrays():
-    dense = jax_tt.init_fused_table(DENSE, RULE)
+    dense = jax_tt.functional.init_fused(DENSE, RULE)
     for op in (
         partial(jax_tt.tt.embed_bag, bags=IDS),
         partial(jax_tt.tt.lookup, ids=IDS),
         jax_tt.tt.to_dense,
         partial(jax_tt.tt.attend, query=jnp.ones(8)),
-        partial(jax_tt.init_fused_table, optimizer=RULE),
+        partial(jax_tt.functional.init_fused, optimizer=RULE),
     ):
-        with pytest.raises(
-            TypeError, match=r"got a FusedTable; expected its arrays, table\.cores\."
-        ):
+        with pytest.raises(TypeError, match=r"got a Fused; expected its arrays, table\.cores\."):
             op(FUSED)
     with pytest.raises(TypeError, match=r"table\.cores\[0\]"):
-        jax_tt.embed_bag(dense, IDS)
+        jax_tt.functional.embed_bag(dense, IDS)
 
 
 def imports(code, **variables):

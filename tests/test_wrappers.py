@@ -24,23 +24,25 @@ ORDER = jax_tt.order.from_counts(np.arange(N))
 
 
 KINDS: dict[str, Table] = {
-    "dense": jax_tt.DenseTable(N, D),
-    "tt": jax_tt.TTTable.of_shape(SHAPE),
-    "quantized": jax_tt.QuantizedTable(N, D),
-    "quantized, 4 bits": jax_tt.QuantizedTable(N, D, bits=4, rotated=True),
-    "sum": jax_tt.SumTable((jax_tt.TTTable.of_shape(SHAPE), jax_tt.DenseTable(N, D))),
+    "dense": jax_tt.tables.DenseTable(N, D),
+    "tt": jax_tt.tables.TTTable.of_shape(SHAPE),
+    "quantized": jax_tt.tables.QuantizedTable(N, D),
+    "quantized, 4 bits": jax_tt.tables.QuantizedTable(N, D, bits=4, rotated=True),
+    "sum": jax_tt.tables.SumTable(
+        (jax_tt.tables.TTTable.of_shape(SHAPE), jax_tt.tables.DenseTable(N, D))
+    ),
 }
 
 
 def cached(table: Any, gradients: str) -> Any:
-    return jax_tt.RowCachedTable(table, jax_tt.RowCache(4, ways=2, gradients=gradients))
+    return jax_tt.tables.RowCachedTable(table, jax_tt.RowCache(4, ways=2, gradients=gradients))
 
 
 def sharded(table: Any) -> Any:
     mesh = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))
     place = jax_tt.Placement
     placement = place.hashed() if table.ids.takes_keys else place.round_robin(page_size=3)
-    return jax_tt.ShardedTable(table, mesh, "model", placement)
+    return jax_tt.tables.ShardedTable(table, mesh, "model", placement)
 
 
 def wrappers() -> dict[str, Any]:
@@ -49,18 +51,21 @@ def wrappers() -> dict[str, Any]:
         kinds = {name: jax_tt.extension.with_update(table, update) for name, table in KINDS.items()}
         kind = "" if update is None else ", fused"
         found |= {
-            f"ordered {name}{kind}": jax_tt.OrderedTable(table, ORDER)
+            f"ordered {name}{kind}": jax_tt.tables.OrderedTable(table, ORDER)
             for name, table in kinds.items()
         }
         for gradients in ("rows", "cores"):
             found[f"cached {gradients}{kind}"] = cached(kinds["tt"], gradients)
-        found[f"ordered cached{kind}"] = jax_tt.OrderedTable(cached(kinds["tt"], "rows"), ORDER)
+        found[f"ordered cached{kind}"] = jax_tt.tables.OrderedTable(
+            cached(kinds["tt"], "rows"), ORDER
+        )
         found |= {
-            f"hashed {name}{kind}": jax_tt.HashTable(kinds[name]) for name in ("dense", "tt", "sum")
+            f"hashed {name}{kind}": jax_tt.tables.HashTable(kinds[name])
+            for name in ("dense", "tt", "sum")
         }
     fused = {name: jax_tt.extension.with_update(table, UPDATE) for name, table in KINDS.items()}
     found["sharded quantized, fused"] = sharded(fused["quantized"])
-    found["sharded hashed, fused"] = sharded(jax_tt.HashTable(fused["dense"]))
+    found["sharded hashed, fused"] = sharded(jax_tt.tables.HashTable(fused["dense"]))
     return found
 
 
@@ -83,8 +88,8 @@ def subclasses(kind: type) -> set[type]:
 
 def test_every_member_is_delegated_or_the_wrappers() -> None:
     """A member that is added to the contract is delegated, unless `Wrapper` says otherwise."""
-    table, wrapper = KINDS["dense"], jax_tt.OrderedTable(KINDS["dense"], ORDER)
-    overridden = set(vars(jax_tt.OrderedTable))
+    table, wrapper = KINDS["dense"], jax_tt.tables.OrderedTable(KINDS["dense"], ORDER)
+    overridden = set(vars(jax_tt.tables.OrderedTable))
     assert COMPUTED | OF_WRAPPER < MEMBERS
     for name in MEMBERS - COMPUTED - OF_WRAPPER - overridden:
         assert getattr(wrapper, name) == getattr(table, name), name
@@ -114,7 +119,7 @@ def test_wrappers_register_every_function(function: Any) -> None:
     kinds = {kind for kind in subclasses(Wrapper) if kind.__module__.startswith("jax_tt.")}
     forgotten = function.dispatch(Wrapper)
     assert {kind for kind in kinds if function.dispatch(kind) is forgotten} == {Wrapper}
-    assert function.dispatch(jax_tt.DenseTable) is not forgotten
+    assert function.dispatch(jax_tt.tables.DenseTable) is not forgotten
 
 
 def getattr_static(kind: type, name: str) -> Any:
@@ -123,7 +128,7 @@ def getattr_static(kind: type, name: str) -> Any:
 
 def test_tables_that_can_be_wrapped_do_not_override_what_wrappers_compute() -> None:
     kinds = {kind for kind in subclasses(Table) if kind.__module__.startswith("jax_tt.")}
-    kinds -= {Table, *subclasses(jax_tt.ShardedTable)}
+    kinds -= {Table, *subclasses(jax_tt.tables.ShardedTable)}
     assert len(kinds) >= 10
     assert not [(kind, name) for kind in kinds for name in COMPUTED & vars(kind).keys()]
 
@@ -163,12 +168,16 @@ def test_frozen(name: str) -> None:
     expected = jax.eval_shape(frozen.init, jax.random.key(0))
     assert shapes(arrays) == shapes(expected)
     lookup = jax_tt.Lookup(train=False)
-    ids = jax_tt.split_keys(np.array([3, 2**40])) if table.ids.takes_keys else jnp.array([3, 7])
+    ids = (
+        jax_tt.dynamic.split_keys(np.array([3, 2**40]))
+        if table.ids.takes_keys
+        else jnp.array([3, 7])
+    )
 
     @jax.jit
     def both(state: Any, arrays: Any) -> tuple[jax.Array, jax.Array]:
-        rows, _ = jax_tt.lookup_rows(table, state, ids, lookup)
-        return rows, jax_tt.lookup_rows(frozen, arrays, ids, lookup)[0]
+        rows, _ = jax_tt.lookup(table, state, ids, lookup)
+        return rows, jax_tt.lookup(frozen, arrays, ids, lookup)[0]
 
     want, got = both(state, arrays)
     np.testing.assert_array_equal(got, want)
@@ -176,4 +185,4 @@ def test_frozen(name: str) -> None:
 
 def test_a_divided_table_is_not_wrapped() -> None:
     with pytest.raises(TypeError, match=r"table: got a ShardedTable; .* order\.apply\(ids\)"):
-        jax_tt.OrderedTable(sharded(KINDS["dense"]), ORDER)
+        jax_tt.tables.OrderedTable(sharded(KINDS["dense"]), ORDER)

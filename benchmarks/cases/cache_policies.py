@@ -47,7 +47,7 @@ def hit_rate(batches: np.ndarray, rows: int, cache: jax_tt.RowCache, *, ties: bo
     table = jax_tt.tt_table(rows, 2, tt_ranks=1, cache=cache)
 
     def step(state: State, ids: jax.Array) -> tuple[State, None]:
-        _, state = jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup())
+        _, state = jax_tt.lookup(table, state, ids)
         if not ties:
             scores = {name: state[name] & -1024 for name in ("cache_scores", "cache_ghost_scores")}
             state = {**state, **scores}

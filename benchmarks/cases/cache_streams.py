@@ -49,8 +49,8 @@ def measure(settings: Settings, report: Report) -> None:
 def _plain(batches: np.ndarray, rows: int) -> Timing:
     """Steps without a cache."""
 
-    def step(table: jax_tt.FusedTable, ids: jax.Array) -> jax_tt.FusedTable:
-        def loss(table: jax_tt.FusedTable) -> jax.Array:
+    def step(table: jax_tt.functional.Fused, ids: jax.Array) -> jax_tt.functional.Fused:
+        def loss(table: jax_tt.functional.Fused) -> jax.Array:
             return jnp.sum(jax_tt.tt.fused_lookup(table, ids, OPTIMIZER, num_embeddings=rows))
 
         return jax.grad(loss)(table)
@@ -65,7 +65,7 @@ def _cached(batches: np.ndarray, rows: int, cache: jax_tt.RowCache) -> tuple[Tim
 
     def step(state: dict[str, jax.Array], ids: jax.Array) -> dict[str, jax.Array]:
         def loss(trained: Any) -> Any:
-            out, after = jax_tt.lookup_rows(table, {**state, **trained}, ids, jax_tt.Lookup())
+            out, after = jax_tt.lookup(table, {**state, **trained}, ids)
             return jnp.sum(out), after
 
         trained = {name: state[name] for name in table.trained_names}
@@ -76,9 +76,9 @@ def _cached(batches: np.ndarray, rows: int, cache: jax_tt.RowCache) -> tuple[Tim
     return timing, jax_tt.cache.statistics(table, state)["hit_rate"]
 
 
-def _table(rows: int) -> jax_tt.FusedTable:
+def _table(rows: int) -> jax_tt.functional.Fused:
     shape = jax_tt.TTShape.suggest(rows, FEATURES, ranks=RANK)
-    return jax_tt.init_fused_table(jax_tt.tt.init(jax.random.key(0), shape), OPTIMIZER)
+    return jax_tt.functional.init_fused(jax_tt.tt.init(jax.random.key(0), shape), OPTIMIZER)
 
 
 def _timed(step: Any, table: Any, batches: np.ndarray) -> tuple[Timing, Any]:

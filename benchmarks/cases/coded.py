@@ -47,7 +47,7 @@ def measure(settings: Settings, report: Report) -> None:
             report.figure(f"ratio {stream} {detail}", ratio, "x", meaning, at_most=2)
 
 
-def _random_state(table: jax_tt.CodedTable) -> dict[str, jax.Array]:
+def _random_state(table: jax_tt.tables.CodedTable) -> dict[str, jax.Array]:
     """Random codes and codebooks; hot rows are anywhere in the table."""
     rng = np.random.default_rng(0)
     state = jax.jit(table.init)(jax.random.key(0))

@@ -16,10 +16,10 @@ from benchmarks.results import Report
 def run(settings: Settings, report: Report) -> None:
     own = work.rows(settings.quick)
     size = own.shape.num_embeddings, own.shape.features
-    quantized = {bits: jax_tt.QuantizedTable(*size, bits) for bits in (8, 4)}
+    quantized = {bits: jax_tt.tables.QuantizedTable(*size, bits) for bits in (8, 4)}
     coded = jax_tt.coded_table(*size, num_codes=8, bits=6)
 
-    def packed(table: jax_tt.QuantizedTable) -> dict[str, jax.Array]:
+    def packed(table: jax_tt.tables.QuantizedTable) -> dict[str, jax.Array]:
         """Random numbers with one scale and offset."""
         rows = np.random.default_rng(0).integers(0, 256, (size[0], table.row_bytes), np.uint8)
         rows[:, :4] = np.array([0.01, -0.5], np.float16).view(np.uint8)

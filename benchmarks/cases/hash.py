@@ -35,18 +35,18 @@ def measure(settings: Settings, report: Report) -> None:
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _inserted(table: jax_tt.HashTable, state: Any, keys: Any) -> Any:
-    return jax_tt.insert_keys(table, state, keys)[1]
+def _inserted(table: jax_tt.tables.HashTable, state: Any, keys: Any) -> Any:
+    return jax_tt.dynamic.insert(table, state, keys)[1]
 
 
-def filled(table: jax_tt.HashTable, load: float) -> tuple[dict[str, Any], np.ndarray]:
+def filled(table: jax_tt.tables.HashTable, load: float) -> tuple[dict[str, Any], np.ndarray]:
     """The state of a table after batches of new keys, and the keys that it holds."""
     rng = np.random.default_rng(0)
     state = jax.jit(table.init)(jax.random.key(0))
     keys = rng.integers(2**64, size=int(load * table.num_embeddings) // 64 * 64, dtype=np.uint64)
     for part in np.split(keys, 64):
-        state = _inserted(table, state, jax_tt.split_keys(part))
-    return state, np.ascontiguousarray(jax_tt.table_keys(table, state)["key"])
+        state = _inserted(table, state, jax_tt.dynamic.split_keys(part))
+    return state, np.ascontiguousarray(jax_tt.dynamic.keys_of(table, state)["key"])
 
 
 def words(keys: np.ndarray) -> jax.Array:
@@ -99,7 +99,8 @@ def _step(settings: Settings, report: Report, count: int, rows: int, bags: tuple
     dynamic = jax_tt.Collection(dict.fromkeys(names, hashed), features)
     state, keys = filled(hashed, 0.75)
     batches = [
-        {n: _bags(jax_tt.split_keys(rng.choice(keys, bags))) for n in names} for _ in "0" * 10
+        {n: _bags(jax_tt.dynamic.split_keys(rng.choice(keys, bags))) for n in names}
+        for _ in "0" * 10
     ]
     start = dynamic.init(jax.random.key(0))
     start |= {n: {a: jnp.copy(state[a]) for a in start[n]} for n in names}
@@ -129,12 +130,12 @@ def _training(collection: jax_tt.Collection, state: Any, batches: list[Any], g: 
     @partial(jax.jit, donate_argnums=0)
     def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
         if hashed:
-            inserted, state = jax_tt.insert_collection_keys(collection, state, batch)
-            batch = jax_tt.with_slots(batch, inserted)
+            inserted, state = jax_tt.dynamic.insert(collection, state, batch)
+            batch = jax_tt.dynamic.with_slots(batch, inserted)
 
         def loss(own: Any) -> jax.Array:
             arrays = collection.replaced(state, own)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch, layout="concatenated")
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch, layout="concatenated")
             return jnp.vdot(rows, g)
 
         value, gradients = jax.value_and_grad(loss)(collection.trained(state))
@@ -155,7 +156,7 @@ def _growth(report: Report, rows: int) -> None:
     seconds = []
     for _ in range(6):  # the first one compiles
         begin = time.perf_counter()
-        grown, after = jax_tt.grow_if_full(table, state, max_load=0.5)
+        grown, after = jax_tt.dynamic.grow_if_full(table, state, max_load=0.5)
         jax.block_until_ready(after)
         seconds.append(time.perf_counter() - begin)
         assert grown.num_embeddings == 2 * rows

@@ -34,7 +34,9 @@ def measure(settings: Settings, report: Report) -> None:
                 table, state = _random_table(rows, features, bits)
                 calls[label, OURS] = ours.table_forward(work, table, state)
                 if rival is not None:
-                    calls[label, FBGEMM] = rival.bags(work, [jax_tt.to_fbgemm(table, state)], bits)
+                    calls[label, FBGEMM] = rival.bags(
+                        work, [jax_tt.compression.to_fbgemm(table, state)], bits
+                    )
                     found, theirs = calls[label, OURS](0), calls[label, FBGEMM](0)
                     np.testing.assert_allclose(np.asarray(found), np.asarray(theirs), 1e-5, 1e-5)
             _compare(calls, settings, report)
@@ -55,7 +57,7 @@ def measure_tables(settings: Settings, report: Report) -> None:
                 table, state = _random_table(rows, features, bits)
                 calls[label, OURS] = _together(work, [table] * count, [state] * count)
                 if rival is not None:
-                    tables = [jax_tt.to_fbgemm(table, state)] * count
+                    tables = [jax_tt.compression.to_fbgemm(table, state)] * count
                     calls[label, FBGEMM] = rival.bags(work, tables, bits)
                     found, theirs = calls[label, OURS](0), calls[label, FBGEMM](0)
                     np.testing.assert_allclose(np.asarray(found), np.asarray(theirs), 1e-5, 1e-5)
@@ -88,14 +90,14 @@ def _together(work: Work, tables: Sequence[jax_tt.Table], states: Sequence[dict]
     @jax.jit
     def forward(state, ids):
         batch = dict.fromkeys(names, ids)
-        return jax_tt.embed_collection(collection, state, batch, layout="concatenated")[0]
+        return jax_tt.lookup_features(collection, state, batch, layout="concatenated")[0]
 
     return lambda i: forward(state, batches[i % len(batches)]).block_until_ready()
 
 
-def _random_table(rows: int, features: int, bits: int) -> tuple[jax_tt.QuantizedTable, dict]:
+def _random_table(rows: int, features: int, bits: int) -> tuple[jax_tt.tables.QuantizedTable, dict]:
     """Random numbers with one scale and offset."""
-    table = jax_tt.QuantizedTable(rows, features, bits)
+    table = jax_tt.tables.QuantizedTable(rows, features, bits)
     packed = np.random.default_rng(0).integers(0, 256, (rows, table.row_bytes), np.uint8)
     packed[:, :4] = np.array([0.01, -0.5], np.float16).view(np.uint8)
     return table, {"packed": jnp.asarray(packed)}

@@ -47,8 +47,8 @@ def measure(settings: Settings, report: Report) -> None:
 def _kinds(rows: int) -> dict[str, jax_tt.Table]:
     return {
         "dense float32": jax_tt.dense_table(rows, FEATURES),
-        "int8": jax_tt.QuantizedTable(rows, FEATURES, 8),
-        "int4": jax_tt.QuantizedTable(rows, FEATURES, 4),
+        "int8": jax_tt.tables.QuantizedTable(rows, FEATURES, 8),
+        "int4": jax_tt.tables.QuantizedTable(rows, FEATURES, 4),
         "tensor train, rank 16": jax_tt.tt_table(rows, FEATURES, tt_ranks=16),
     }
 
@@ -66,9 +66,9 @@ def _served(collection: jax_tt.Collection, arrays: dict, rows: int, batch: int) 
 
     def serve(arrays, batch):
         lookup = jax_tt.Lookup(bounds="zero")
-        return jax_tt.embed_collection(collection, arrays, batch, lookup, layout="concatenated")[0]
+        return jax_tt.lookup_features(collection, arrays, batch, lookup, layout="concatenated")[0]
 
-    checks = jax_tt.export_checks()
+    checks = jax_tt.export.checks()
     exported = jax.export.export(jax.jit(serve), disabled_checks=checks)(arrays, batches[0])
     program = jax.jit(jax.export.deserialize(exported.serialize()).call)
     return lambda i: program(arrays, batches[i % len(batches)]).block_until_ready()

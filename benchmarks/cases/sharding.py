@@ -38,10 +38,10 @@ def measure(settings: Settings, report: Report) -> None:
             parts = [part for own in ids for part in np.split(own, count)]
             share = max(len(np.unique(part)) / part.size for part in parts)
             for label, exchange in (
-                ("", jax_tt.Exchange()),
-                (ROWS_BACK, jax_tt.Exchange(expected_unique=share, pooled="rows")),
+                ("", jax_tt.planning.Exchange()),
+                (ROWS_BACK, jax_tt.planning.Exchange(expected_unique=share, pooled="rows")),
             ):
-                sharded = jax_tt.ShardedTable(table, mesh, "model", placement, exchange)
+                sharded = jax_tt.tables.ShardedTable(table, mesh, "model", placement, exchange)
                 calls[stream, f"{count} devices{label}"] = _step(sharded, placed)
         timings = interleave(calls, settings.budget)
         del calls
@@ -68,7 +68,7 @@ def _step(table: jax_tt.Table, ids: list[jax.Array]) -> Call:
     def step(state: dict, ids: jax.Array) -> tuple[dict, jax.Array]:
         def loss(trained: dict) -> tuple[jax.Array, jax.Array]:
             lookup = jax_tt.Lookup(bounds="zero")
-            pooled, _ = jax_tt.pooled_rows(table, {**state, **trained}, ids, lookup)
+            pooled, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids, lookup)
             return jnp.vdot(pooled, gradient), pooled
 
         trained = {name: state[name] for name in table.trained_names}

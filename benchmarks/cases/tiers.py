@@ -128,7 +128,7 @@ def _step(collection: jax_tt.Collection) -> Any:
     def step(state: Any, batch: Any) -> Any:
         def loss(trained: Any) -> Any:
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch)
             return (rows["item"] ** 2).sum()
 
         gradients = jax.grad(loss)(collection.trained(state))

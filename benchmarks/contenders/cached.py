@@ -25,16 +25,16 @@ class Filled:
         self._work = work
         # Half as many ids again as slots to spare, so that no set overflows.
         cache = jax_tt.RowCache(3 * rows // 2)
-        train, cores = jax_tt.TTTable.of(
+        train, cores = jax_tt.tables.TTTable.of(
             cores_of(work), work.shape.num_embeddings, jax_tt.Update(OPTIMIZER)
         )
-        self._table = table = jax_tt.RowCachedTable(train, cache)
+        self._table = table = jax_tt.tables.RowCachedTable(train, cache)
         params = dict(zip(train.param_names, cores, strict=True))
         state = params | table.init_rest(params)
         # Cached rows are hot ones: none of the rows that are only counted will take their place.
         hot = np.random.default_rng(3).choice(work.shape.num_embeddings, rows, replace=False)
         ids = jnp.asarray(hot, jnp.int32)
-        _, state = jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup())
+        _, state = jax_tt.lookup(table, state, ids)
         self._state = jax_tt.cache.populate(table, state)
         cached = np.asarray(self._state["cache_tags"]).reshape(-1)
         self._cached = cached[cached >= 0]
@@ -58,7 +58,7 @@ class Filled:
 
         @jax.jit
         def forward(state, bags):
-            return jax_tt.pooled_rows(self._table, state, bags, jax_tt.Lookup(train=False))[0]
+            return jax_tt.lookup_bags(self._table, state, bags, train=False)[0]
 
         state = self._state
         return lambda i: forward(state, batches[i % len(batches)]).block_until_ready()
@@ -70,7 +70,7 @@ class Filled:
         def step(state, bags):
             def loss(trained):
                 state_now = {**state, **trained}
-                out, after = jax_tt.pooled_rows(self._table, state_now, bags, jax_tt.Lookup())
+                out, after = jax_tt.lookup_bags(self._table, state_now, bags)
                 return jnp.vdot(out, gradient), after
 
             trained = {name: state[name] for name in self._table.trained_names}

@@ -108,7 +108,7 @@ def program(work: Tables, parts: Sequence[Sequence[int]] | None = None) -> Progr
 
     def look_up(states: Any, batch: list[jax.Array]) -> jax.Array:
         rows = [
-            jax_tt.embed_collection(
+            jax_tt.lookup_features(
                 collection, state, {f"t{k}": batch[k] for k in own}, layout="concatenated"
             )[0]
             for collection, state, own in zip(collections, states, parts, strict=True)

@@ -42,7 +42,7 @@ def tt_fused_step(work: Work, method: str = "auto", optimizer=None) -> Call:
 def tt_fused_program(work: Work, optimizer, method: str = "auto"):
     """The jitted donated step ``(table, bags) -> (loss, table)`` and the table it starts from."""
     gradient, n = jnp.asarray(work.gradient), work.shape.num_embeddings
-    table = jax_tt.init_fused_table(cores_of(work), optimizer)
+    table = jax_tt.functional.init_fused(cores_of(work), optimizer)
 
     def loss(table, bags):
         out = jax_tt.tt.fused_embed_bag(table, bags, optimizer, num_embeddings=n, method=method)
@@ -87,7 +87,7 @@ def tt_sum(works: list[Work]) -> tuple[Call, Call]:
     state = jax.jit(terms.init)(jax.random.key(0))
 
     def rows(state, batch):
-        return sum(jax_tt.embed_collection(terms, state, batch)[0].values())
+        return sum(jax_tt.lookup_features(terms, state, batch)[0].values())
 
     def step(state, batch):
         def loss(trained):
@@ -106,7 +106,7 @@ def tt_sum(works: list[Work]) -> tuple[Call, Call]:
 def table_forward(work: Work, table: jax_tt.Table, state: dict) -> Call:
     """Pooled rows of a table of any kind."""
     bags, lookup = bags_of(work), jax_tt.Lookup()
-    forward = jax.jit(lambda state, bags: jax_tt.pooled_rows(table, state, bags, lookup)[0])
+    forward = jax.jit(lambda state, bags: jax_tt.lookup_bags(table, state, bags, lookup)[0])
     return lambda i: forward(state, bags[i % len(bags)]).block_until_ready()
 
 
@@ -114,7 +114,7 @@ def dense_forward(work: Work) -> Call:
     """Pooled rows of a dense table."""
     bags = bags_of(work)
     rows = jnp.full((work.shape.num_embeddings, work.shape.features), 0.01, jnp.float32)
-    forward = jax.jit(jax_tt.embed_bag)
+    forward = jax.jit(jax_tt.functional.embed_bag)
     return lambda i: forward(rows, bags[i % len(bags)]).block_until_ready()
 
 
@@ -123,10 +123,10 @@ def dense_fused_program(work: Work, optimizer=None):
     gradient = jnp.asarray(work.gradient)
     optimizer = optimizer or optimizers.SGD(LEARNING_RATE)
     rows = jnp.full((work.shape.num_embeddings, work.shape.features), 0.01, jnp.float32)
-    table = jax_tt.init_fused_table(rows, optimizer)
+    table = jax_tt.functional.init_fused(rows, optimizer)
 
     def loss(table, bags):
-        return jnp.vdot(jax_tt.fused_embed_bag(table, bags, optimizer), gradient)
+        return jnp.vdot(jax_tt.functional.fused_embed_bag(table, bags, optimizer), gradient)
 
     return jax.jit(jax.value_and_grad(loss), donate_argnums=0), table
 

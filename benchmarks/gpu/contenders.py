@@ -66,7 +66,7 @@ def tt_fused(work: GpuWork, method: str) -> tuple[Step, Any]:
 
         return jax.grad(loss)(*state), state[1]
 
-    return step, (jax_tt.init_fused_table(cores_of(work), RULE), work.gradient())
+    return step, (jax_tt.functional.init_fused(cores_of(work), RULE), work.gradient())
 
 
 def _rows(work: GpuWork) -> jax.Array:
@@ -78,18 +78,18 @@ def dense_fused(work: GpuWork, method: str) -> tuple[Step, Any]:
 
     def step(state: Any, ids: jax.Array) -> Any:
         def loss(table: Any, g: jax.Array) -> jax.Array:
-            return jnp.vdot(jax_tt.fused_embed_bag(table, ids, RULE, method=method), g)
+            return jnp.vdot(jax_tt.functional.fused_embed_bag(table, ids, RULE, method=method), g)
 
         return jax.grad(loss)(*state), state[1]
 
-    return step, (jax_tt.init_fused_table(_rows(work), RULE), work.gradient())
+    return step, (jax_tt.functional.init_fused(_rows(work), RULE), work.gradient())
 
 
 def dense_forward(work: GpuWork) -> tuple[Step, Any]:
     """Pooled rows of that table."""
 
     def call(rows: jax.Array, ids: jax.Array) -> jax.Array:
-        return jax_tt.embed_bag(rows, ids)
+        return jax_tt.functional.embed_bag(rows, ids)
 
     return accumulated(call, _rows(work), _example(work))
 
@@ -106,7 +106,7 @@ def pooled(work: GpuWork, table: jax_tt.Table, state: Any) -> tuple[Step, Any]:
     """Pooled rows of a table of any kind."""
 
     def call(state: Any, ids: jax.Array) -> jax.Array:
-        return jax_tt.pooled_rows(table, state, jax_tt.Bags(ids), jax_tt.Lookup())[0]
+        return jax_tt.lookup_bags(table, state, jax_tt.Bags(ids))[0]
 
     return accumulated(call, state, _example(work))
 
@@ -117,7 +117,7 @@ def keys_of(ids: jax.Array) -> jax_tt.SplitIds:
     return jax_tt.SplitIds(jax.lax.bitcast_convert_type(words, jnp.int32))
 
 
-def hash_table(work: GpuWork, policy: str) -> tuple[jax_tt.HashTable, Any]:
+def hash_table(work: GpuWork, policy: str) -> tuple[jax_tt.tables.HashTable, Any]:
     """A table of so many rows that the keys of all ids fill `LOAD` of it, and its state with these keys."""
     rows = int(work.shape.num_embeddings / LOAD) // 32 * 32
     table = jax_tt.hash_table(
@@ -125,7 +125,7 @@ def hash_table(work: GpuWork, policy: str) -> tuple[jax_tt.HashTable, Any]:
     )
     state = jax.jit(table.init)(jax.random.key(0))
     insert = jax.jit(
-        lambda state, ids: jax_tt.insert_keys(table, state, keys_of(ids))[1], donate_argnums=0
+        lambda state, ids: jax_tt.dynamic.insert(table, state, keys_of(ids))[1], donate_argnums=0
     )
     for part in np.array_split(np.arange(work.shape.num_embeddings, dtype=np.int32), 16):
         state = insert(state, jnp.asarray(part))
@@ -151,7 +151,7 @@ def hash_insert(work: GpuWork) -> tuple[Step, Any]:
     def step(state: Any, ids: jax.Array) -> Any:
         state, turn = state
         keys = keys_of(ids.reshape(-1) + turn * rows)
-        return jax_tt.insert_keys(table, state, keys)[1], turn % 1000 + 1
+        return jax_tt.dynamic.insert(table, state, keys)[1], turn % 1000 + 1
 
     return step, (state, jnp.int32(1))
 
@@ -164,12 +164,12 @@ def hash_step(work: GpuWork) -> tuple[Step, Any]:
     def step(state: Any, ids: jax.Array) -> Any:
         state, g = state
         batch = {"rows": jax_tt.Bags(keys_of(ids))}
-        inserted, state = jax_tt.insert_collection_keys(collection, state, batch)
-        batch = jax_tt.with_slots(batch, inserted)
+        inserted, state = jax_tt.dynamic.insert(collection, state, batch)
+        batch = jax_tt.dynamic.with_slots(batch, inserted)
 
         def loss(own: Any) -> jax.Array:
             arrays = collection.replaced(state, own)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch)
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch)
             return jnp.vdot(rows["rows"], g)
 
         gradients = jax.grad(loss)(collection.trained(state))

@@ -25,7 +25,7 @@ from examples.conditions import conditions
 from examples.retrieval import data
 from examples.retrieval.data import Interactions
 from examples.retrieval.evaluate import Recall
-from jax_tt import QuantizedTable
+from jax_tt.tables import QuantizedTable
 
 RESULTS = FOLDER / "frontier_results.json"
 RATES = (

@@ -58,7 +58,7 @@ def chosen(source: Source, max_bytes: int, kind: str = "auto") -> Small:
 
 def of_table(table: Any, state: Mapping[str, jax.Array], detail: str) -> Small:
     """A table of the library, whose parameters are trained in float32, and its rotation with them."""
-    if isinstance(table, jax_tt.QuantizedTable | jax_tt.MixedTable):
+    if isinstance(table, jax_tt.tables.QuantizedTable | jax_tt.tables.MixedTable):
         return _of_quantized(table, state, detail)
     rotation = {n: value for n, value in state.items() if n == "rotation"}
     params = {name: state[name] for name in table.param_shapes} | rotation
@@ -67,7 +67,7 @@ def of_table(table: Any, state: Mapping[str, jax.Array], detail: str) -> Small:
     def rows(params: Mapping[str, Any], constants: Mapping[str, Any], ids: jax.Array) -> jax.Array:
         arrays = {name: value for name, value in constants.items() if name != "ids"}
         arrays |= {name: value for name, value in params.items() if name != "rotation"}
-        found, _ = jax_tt.lookup_rows(full, arrays, ids, jax_tt.Lookup())
+        found, _ = jax_tt.lookup(full, arrays, ids)
         return found @ params["rotation"] if rotation else found
 
     return _small(
@@ -90,20 +90,22 @@ def of_bits(rows: np.ndarray, bits: int) -> Small:
 
 def _in_float32(table: Any) -> Any:
     """The table with parameters of this type."""
-    if isinstance(table, jax_tt.SumTable):
+    if isinstance(table, jax_tt.tables.SumTable):
         return dataclasses.replace(table, tables=tuple(map(_in_float32, table.tables)))
-    if isinstance(table, jax_tt.OrderedTable):
+    if isinstance(table, jax_tt.tables.OrderedTable):
         return dataclasses.replace(table, table=_in_float32(table.table))
-    if isinstance(table, jax_tt.CodedTable):
+    if isinstance(table, jax_tt.tables.CodedTable):
         return dataclasses.replace(table, codebooks=_in_float32(table.codebooks))
     return dataclasses.replace(table, param_dtype=jnp.float32)
 
 
 def _of_quantized(
-    table: jax_tt.QuantizedTable | jax_tt.MixedTable, state: Mapping[str, jax.Array], detail: str
+    table: jax_tt.tables.QuantizedTable | jax_tt.tables.MixedTable,
+    state: Mapping[str, jax.Array],
+    detail: str,
 ) -> Small:
     """The scales and offsets of rows are trained, and the rotation with them; numbers and levels are not."""
-    if isinstance(table, jax_tt.MixedTable):
+    if isinstance(table, jax_tt.tables.MixedTable):
         pairs = zip(table.tables, table.separated(state), strict=True)
         # The rows of a part belong to ids in increasing order.
         by_part = np.argsort(np.argsort(np.asarray(table.parts_of(state)), kind="stable"))
@@ -129,7 +131,7 @@ def _of_quantized(
 
 
 def _numbers(
-    table: jax_tt.QuantizedTable, state: Mapping[str, jax.Array]
+    table: jax_tt.tables.QuantizedTable, state: Mapping[str, jax.Array]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The levels of the numbers [N, features], and the scale and offset of each row."""
     packed = np.asarray(state["packed"])
@@ -181,7 +183,7 @@ def faiss_residual(source: Source, max_bytes: int) -> Small:
 
 def _most_bits(
     source: Source, max_bytes: int, kind: str, counts: Iterable[int], rotated: bool = False
-) -> jax_tt.CodedTable | None:
+) -> jax_tt.tables.CodedTable | None:
     """The table of codes with the most bits in all that fits; None if there is none."""
     n, features = source.rows.shape
     tables = [
@@ -208,7 +210,10 @@ def unpacked(packed: np.ndarray, m: int, bits: int) -> np.ndarray:
 
 
 def _of_faiss(
-    table: jax_tt.CodedTable, books: np.ndarray, packed: np.ndarray, rotation: dict[str, jax.Array]
+    table: jax_tt.tables.CodedTable,
+    books: np.ndarray,
+    packed: np.ndarray,
+    rotation: dict[str, jax.Array],
 ) -> Small:
     state = {"codebooks": jnp.asarray(books).astype(HALF), **rotation}
     codes = unpacked(packed, table.num_codes, table.bits)

@@ -26,7 +26,7 @@ def residual_tt(
     shapes = residual_shapes(rows, features, ratio, dtype)
     terms = jax_tt.tt.residuals(start, shapes, dtype=dtype, progress=False)
     update = None if optimizer is None else jax_tt.Update(optimizer)
-    table, state = jax_tt.residual_table(terms, update=update)
+    table, state = jax_tt.compression.residual_table(terms, update=update)
     layer = jax_tt.TableEmbed(table, jax_tt.Lookup(bounds="warn", dtype=jnp.float32), rngs=rngs)
     for name, array in state.items():
         getattr(layer, name)[...] = array

@@ -63,7 +63,9 @@ def make_table(
     if kind in _BITS:
         init = nnx.initializers.normal(std) if start is None else _constant(start)
         update = None if optimizer is None else jax_tt.Update(optimizer)
-        table = jax_tt.QuantizedTable(rows, features, _BITS[kind], update, embedding_init=init)
+        table = jax_tt.tables.QuantizedTable(
+            rows, features, _BITS[kind], update, embedding_init=init
+        )
         return jax_tt.TableEmbed(table, rngs=rngs)
     if kind == "tt" and ratio is None:
         return _tt(

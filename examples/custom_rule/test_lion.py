@@ -20,13 +20,13 @@ def tables():
     random = np.random.default_rng(0)
     dense = jnp.asarray(random.normal(size=(ROWS, COLUMNS)) / 4, jnp.float32)
     return tuple(
-        jax_tt.init_fused_table(start, RULE)
+        jax_tt.functional.init_fused(start, RULE)
         for start in (dense, jax_tt.tt.init(jax.random.key(0), SHAPE))
     )
 
 
 def loss(tables, bags, method):
-    dense = jax_tt.fused_embed_bag(tables[0], bags, RULE, method=method)
+    dense = jax_tt.functional.fused_embed_bag(tables[0], bags, RULE, method=method)
     cores = jax_tt.tt.fused_embed_bag(tables[1], bags, RULE, method=method)
     return jnp.sum(jnp.sin(3 * dense)) + jnp.sum(jnp.sin(3 * cores))
 

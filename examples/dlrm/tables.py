@@ -125,7 +125,7 @@ def _planned(config: Config, sizes: Mapping[str, int], rule: Rule) -> Tables:
 def _quantized(config: Config, sizes: Mapping[str, int], rule: Rule) -> Tables:
     update = None if rule is None else jax_tt.Update(rule)
     return {
-        name: jax_tt.QuantizedTable(
+        name: jax_tt.tables.QuantizedTable(
             rows, config.features, bits=8, update=update, embedding_init=_dense_init(rows)
         )
         for name, rows in sizes.items()

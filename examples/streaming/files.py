@@ -50,8 +50,8 @@ class Interactions:
             )
         # The kind of an id is a part of it, so that user "7" and item "7" are different ids.
         last = self.steps * self._half
-        self._users = jax_tt.hash_ids("user", users[:last])
-        self._items = jax_tt.hash_ids("item", items[:last])
+        self._users = jax_tt.dynamic.hash_ids("user", users[:last])
+        self._items = jax_tt.dynamic.hash_ids("item", items[:last])
 
     def batches(self, first: int = 0) -> Iterator[Clicks]:
         return (self.batch(step) for step in range(first, self.steps))

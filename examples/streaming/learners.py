@@ -139,8 +139,8 @@ class Dynamic(Hashed):
     def _ids(self, clicks: Clicks) -> Any:
         grown: dict[str, jax_tt.Table] = {}
         for name, table in self.collection.tables.items():
-            assert isinstance(table, jax_tt.HashTable)
-            grown[name], self.state[name] = jax_tt.grow_if_full(table, self.state[name])
+            assert isinstance(table, jax_tt.tables.HashTable)
+            grown[name], self.state[name] = jax_tt.dynamic.grow_if_full(table, self.state[name])
         self._use(grown)
         return self.collection.host_batch(clicks.ids)
 

@@ -29,7 +29,7 @@ def train_step(
 
     def loss(trained: Any, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
         arrays = collection.replaced(state, trained)
-        rows, _ = jax_tt.embed_collection(collection, arrays, ids)
+        rows, _ = jax_tt.lookup_features(collection, arrays, ids)
         logits = log_odds(bias, rows)
         return optax.sigmoid_binary_cross_entropy(logits, labels).mean(), logits
 
@@ -50,7 +50,7 @@ def _with_keys(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     state, counts = dict(state), {}
     for name, table in collection.tables.items():
-        if isinstance(table, jax_tt.HashTable):
-            inserted, state[name] = jax_tt.insert_keys(table, state[name], ids[name])
+        if isinstance(table, jax_tt.tables.HashTable):
+            inserted, state[name] = jax_tt.dynamic.insert(table, state[name], ids[name])
             counts[name] = inserted.counts
     return state, counts

@@ -35,7 +35,7 @@ def make_tiers(config: Config, collection: jax_tt.Collection, path: Any) -> jax_
         host_rows=host_rows(config, collection),
         ways=WAYS,
         seed=config.seed,
-        initializer=jax_tt.Normal(config.init_std),
+        initializer=jax_tt.dynamic.Normal(config.init_std),
     )
     return jax_tt.Tiers(collection, dict.fromkeys(NAMES, tier), path=path, depth=config.depth)
 
@@ -47,7 +47,7 @@ def host_rows(config: Config, collection: jax_tt.Collection) -> int:
 
 def of_size(table: Any, state: Mapping[str, Any]) -> jax_tt.Table:
     """A hash table that has grown, from its arrays; others as they are."""
-    if not isinstance(table.table, jax_tt.DenseTable):
+    if not isinstance(table.table, jax_tt.tables.DenseTable):
         return table
     rows = state["embedding"].shape[0]
     return dataclasses.replace(table, table=dataclasses.replace(table.table, num_embeddings=rows))
@@ -101,7 +101,7 @@ def _hashed(config: Config, capacity: int, **options: Any) -> jax_tt.Table:
         config.features,
         ways=WAYS,
         seed=config.seed,
-        initializer=jax_tt.Normal(config.init_std),
+        initializer=jax_tt.dynamic.Normal(config.init_std),
         optimizer=_rule(config),
         **options,
     )
@@ -118,7 +118,7 @@ def _tt(config: Config) -> jax_tt.Table:
         core_init=scaled_init(shape, config.init_std),
         optimizer=_rule(config),
     )
-    return jax_tt.HashTable(table, ways=WAYS, seed=config.seed)
+    return jax_tt.tables.HashTable(table, ways=WAYS, seed=config.seed)
 
 
 def _rule(config: Config) -> Any:

@@ -17,7 +17,7 @@ def get_include() -> str:
         RuntimeError: this installation has no native operations, which an extension extends.
 
     >>> import jax_tt
-    >>> flags = ["-std=c++20", f"-I{jax_tt.get_include()}"]
+    >>> flags = ["-std=c++20", f"-I{jax_tt.extension.get_include()}"]
     """
     spec = find_spec("jax_tt._cpu")
     if spec is None or spec.origin is None:

@@ -21,7 +21,7 @@ class MissingKeyWarning(UserWarning):
     once per table.
 
     >>> import warnings, jax_tt
-    >>> warnings.simplefilter("ignore", jax_tt.MissingKeyWarning)
+    >>> warnings.simplefilter("ignore", jax_tt.dynamic.MissingKeyWarning)
     """
 
 

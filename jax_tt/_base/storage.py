@@ -11,7 +11,7 @@ MAX_COLUMNS = 2**31 - 1
 
 
 def refuse_tables(given: Any, argument: str, arrays: str) -> None:
-    """Raises for a `FusedTable` in place of its arrays."""
+    """Raises for a `functional.Fused` in place of its arrays."""
     ops = getattr(type(given), "taken_by", None)
     if ops is not None:
         raise TypeError(

@@ -112,20 +112,20 @@ class Collection:
         capacity: int | Mapping[str, int] | None = None,
         sharding: Any = None,
     ) -> Any:
-        """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.host_batch`.
+        """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.pipeline.host_batch`.
 
         It reads, checks and converts all features on the host, where 64-bit ids are still whole.
 
         Args:
-            batch: a dict of all features, or `KeyedBags`. The value of a feature is what `jax_tt.host_batch` takes: an
-                array of integers ``[B, L]``, or ``[B]`` for one id per sample, nested lists, `Bags`, a dict such as
+            batch: a dict of all features, or `KeyedBags`. The value of a feature is what `pipeline.host_batch` takes:
+                an array of integers ``[B, L]``, or ``[B]`` for one id per sample, nested lists, `Bags`, a dict such as
                 ``{"ids": values, "lengths": lengths, "weights": weights}``, and strings where the table hashes. For a
                 sequence it is integers of any shape, or bags.
-            bounds: as in `jax_tt.host_batch`, for all tables or by table.
+            bounds: as in `jax_tt.pipeline.host_batch`, for all tables or by table.
             capacity: positions of the ragged bags, for all features or by feature; by default the next power of two,
                 of at least the number of bags.
                 Of `KeyedBags` those of all features together.
-            sharding: as in `jax_tt.host_batch`; by default the mesh of the tables, if there is one.
+            sharding: as in `jax_tt.pipeline.host_batch`; by default the mesh of the tables, if there is one.
 
         Returns:
             A dict by feature. `KeyedBags` stay `KeyedBags` where all ids are integers of one type.
@@ -217,7 +217,7 @@ class Collection:
         >>> state = collection.init(jax.random.key(0))
         >>> def loss(trained, batch):
         ...     arrays = collection.replaced(state, trained)
-        ...     return jax_tt.embed_collection(collection, arrays, batch)[0]["ad"].sum()
+        ...     return jax_tt.lookup_features(collection, arrays, batch)[0]["ad"].sum()
         >>> gradients = jax.grad(loss)(collection.trained(state), {"ad": jax.numpy.array([[1, 2]])})
         >>> state, others = collection.overwritten(state, gradients)
         >>> float(state["ad"]["step"]), others
@@ -348,7 +348,7 @@ class Collection:
         return Collection(tables, self.features), states
 
     def with_statistics(self, state: States) -> dict[str, dict[str, Any]]:
-        """``state`` with statistics of nothing, to which training calls of `embed_collection` add from then on.
+        """``state`` with statistics of nothing, to which training calls of `lookup_features` add from then on.
 
         They are a small array for each table, and are neither trained nor part of `separated` states.
 
@@ -374,7 +374,7 @@ class Collection:
         >>> tables, features = {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")}
         >>> collection = jax_tt.Collection(tables, features)
         >>> state = collection.with_statistics(collection.init(jax.random.key(0)))
-        >>> rows, state = jax_tt.embed_collection(collection, state, {"ad": jnp.array([[3, 3, 4]])})
+        >>> rows, state = jax_tt.lookup_features(collection, state, {"ad": jnp.array([[3, 3, 4]])})
         >>> collection.statistics(state)["ad"]
         TableStatistics(requests=3, unique=2, out_of_range=0, cache_hits=None)
         """

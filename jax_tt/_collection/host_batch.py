@@ -49,8 +49,8 @@ def host_batch(
             ``"offsets"`` ``[B + 1]`` of flat ids ``[n]``, ``"weights"`` of the shape of the ids, and ``"pad_id"``, the
             id that marks padding in a rectangle ``[B, L]``. Nested lists are bags, also if they have the same length.
             Strings and bytes are hashed with `hash_ids` if the table is a `HashTable`.
-        pooled: whether the batch is for `pooled_rows`; an array ``[B]`` is then one bag per id. With False, for
-            `lookup_rows`, the ids are integers of any shape.
+        pooled: whether the batch is for `lookup_bags`; an array ``[B]`` is then one bag per id. With False, for
+            `lookup`, the ids are integers of any shape.
         bounds: what is done with ids out of range. ``"error"`` raises. The others keep them out of range, for a lookup
             with the same ``bounds``; ``"warn"`` warns here, once per table, and the lookup counts them.
         capacity: positions of ragged bags; by default the next power of two, of at
@@ -70,10 +70,10 @@ def host_batch(
 
     >>> import jax_tt, numpy as np
     >>> table = jax_tt.dense_table(1000, 16, name="item")
-    >>> bags = jax_tt.host_batch(table, [[3, 1, 999], [], [5, 7]])
+    >>> bags = jax_tt.pipeline.host_batch(table, [[3, 1, 999], [], [5, 7]])
     >>> bags.ids, bags.offsets
     (array([  3,   1, 999,   5,   7,   0,   0,   0], dtype=int32), array([0, 3, 3, 5], dtype=int32))
-    >>> jax_tt.host_batch(table, np.array([[2**32 + 5]]))
+    >>> jax_tt.pipeline.host_batch(table, np.array([[2**32 + 5]]))
     Traceback (most recent call last):
     ...
     ValueError: item: ids: got id 4294967301 at position 0; expected 0 to 999. ...

@@ -45,7 +45,7 @@ def read(table: Table, value: Any, pooled: bool) -> Given:
 
     Args:
         table: for errors, and for what its ids are.
-        value: as `jax_tt.host_batch` takes it.
+        value: as `jax_tt.pipeline.host_batch` takes it.
         pooled: whether nested lists are bags, and an array ``[B]`` is one bag per id.
 
     Raises:

@@ -25,8 +25,8 @@ def check_inputs(inputs: Any) -> None:
     """Raises unless ``inputs`` are `StepInputs`."""
     if not isinstance(inputs, StepInputs):
         raise TypeError(
-            f"inputs: got {inputs!r}; expected jax_tt.StepInputs, e.g. "
-            "jax_tt.StepInputs(hyperparameters={'item': {'learning_rate': 0.01}})."
+            f"inputs: got {inputs!r}; expected jax_tt.extension.StepInputs, e.g. "
+            "jax_tt.extension.StepInputs(hyperparameters={'item': {'learning_rate': 0.01}})."
         )
 
 

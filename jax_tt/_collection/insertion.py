@@ -1,4 +1,4 @@
-"""`insert_collection_keys`: gives the keys of a batch rows in all hash tables of a collection."""
+"""`dynamic.insert`: gives the keys of a batch rows in all hash tables of a collection."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.states import check_states, listed
 from jax_tt._collection.values import values_of
 from jax_tt._kinds.hashed.table import unsharded_hash_table
-from jax_tt._ops.insert import insert_anywhere
+from jax_tt._ops.insert import insert_anywhere, insert_keys
 from jax_tt._ops.inserting import Inserted, ToInsert, requests_of
 
 
+@insert_keys.register(Collection)
 def insert_collection_keys(
     collection: Collection,
     state: States,
@@ -26,17 +27,17 @@ def insert_collection_keys(
     method: str = "auto",
     return_evicted: bool = False,
 ) -> tuple[dict[str, Inserted], dict[str, dict[str, Any]]]:
-    """Finds or inserts the keys of a batch in all hash tables of a collection; see `insert_keys`.
+    """Finds or inserts the keys of a batch in all hash tables of a collection; see `dynamic.insert`.
 
-    The features of a table are one batch of it. Call it before `embed_collection`, outside of what is differentiated.
+    The features of a table are one batch of it. Call it before `lookup_features`, outside of what is differentiated.
 
     Args:
         collection: the tables and features.
         state: arrays by table and name.
-        batch: as in `embed_collection`; features of other tables are not looked at.
+        batch: as in `lookup_features`; features of other tables are not looked at.
         scores: by feature, for tables with the policy ``"custom"``.
         epoch: for tables with the policies ``"epoch_lru"`` and ``"epoch_lfu"``.
-        method, return_evicted: as in `insert_keys`.
+        method, return_evicted: as in `dynamic.insert`.
 
     Returns:
         `Inserted` by hash table, and the state.
@@ -47,7 +48,7 @@ def insert_collection_keys(
     >>> collection = jax_tt.Collection(tables, features)
     >>> batch = {"clicked": np.array([[-1, 2**60]]), "ad": np.array([[3]])}
     >>> state = collection.init(jax.random.key(0))
-    >>> inserted, state = jax_tt.insert_collection_keys(collection, state, batch)
+    >>> inserted, state = jax_tt.dynamic.insert(collection, state, batch)
     >>> int(inserted["item"].counts["inserted"])
     2
     """

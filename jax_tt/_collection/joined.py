@@ -116,7 +116,7 @@ def _check_split(table: Table, batches: Mapping[str, Batch]) -> None:
         listed = ", ".join(f"{name} {count}" for name, count in digits.items())
         raise ValueError(
             f"table {table.name}: ids with different numbers of digits ({listed}); for a HashTable pass the ids of all "
-            "of its features through jax_tt.with_slots(batch, inserted), or none."
+            "of its features through jax_tt.dynamic.with_slots(batch, inserted), or none."
         )
 
 

@@ -1,4 +1,4 @@
-"""`embed_collection`: all features of a collection in one call."""
+"""`lookup_features`: all features of a collection in one call."""
 
 from __future__ import annotations
 
@@ -31,20 +31,22 @@ from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limited_columns
 from jax_tt._lookup.rule import pooled_sums, prepared, resolved
-from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs, Update
+from jax_tt._ops.lookups import options_of
+from jax_tt._table.options import Lookup, StepInputs, Update
 from jax_tt._table.table import Table
 
 LAYOUTS = ("features", *WIDE)
 
 
-def embed_collection(
+def lookup_features(
     collection: Collection,
     state: States,
     batch: Any,
-    lookup: Lookup | None = None,
-    inputs: StepInputs = NO_INPUTS,
+    options: Lookup | None = None,
+    inputs: StepInputs | None = None,
     *,
     layout: str = "features",
+    **named: Any,
 ) -> tuple[Any, dict[str, dict[str, Any]]]:
     """Rows and pooled rows of all features of a collection.
 
@@ -56,8 +58,10 @@ def embed_collection(
         state: arrays by table and name, as `Collection.init` returns them.
         batch: all features, either a dict or `KeyedBags`. The value of a feature is `Bags` or ids ``[B, L]``, or, for a
             sequence, integers of any shape or `Bags`; `SplitIds` where the table takes them.
-        lookup: options of all tables; default ``Lookup()``. Its combiner must be the default: features have their own.
-        inputs: of the updates. ``hyperparameters`` are by table and name, ``{"item": {"learning_rate": rate}}``.
+        options: a `Lookup` for all tables, or its fields as keywords as in `lookup`. Its combiner must be the default:
+            features have their own.
+        inputs: of the updates, as `extension.StepInputs` or its fields as keywords. ``hyperparameters`` are by table
+            and name, ``{"item": {"learning_rate": rate}}``.
             ``grad_scale`` divides the gradients of tables with an optimizer; those of the others are as JAX gives them.
         layout: ``"features"`` for a dict; ``"concatenated"`` for one array of all columns, in the order of the
             features; ``"stacked"`` for one array with an axis of features, which must have the same width. In the last
@@ -83,13 +87,16 @@ def embed_collection(
     ...     "carted": jnp.array([[1], [2]]),
     ...     "shown": jnp.array([[4, 5, 6], [7, 8, 9]]),
     ... }
-    >>> rows, state = jax_tt.embed_collection(collection, state, batch)
+    >>> rows, state = jax_tt.lookup_features(collection, state, batch)
     >>> jax.tree.map(jnp.shape, rows)
     {'carted': (2, 16), 'clicked': (2, 16), 'shown': (2, 3, 8)}
     """
-    lookup = Lookup() if lookup is None else lookup
+    if options is not None:
+        check_lookup(options)
+    if inputs is not None:
+        check_inputs(inputs)
+    lookup, inputs = options_of("lookup_features", options, inputs, named)
     check_lookup(lookup)
-    check_inputs(inputs)
     arguments = step_arguments(collection, inputs.grad_scale, inputs.hyperparameters)
     by_table = {
         name: StepInputs(scale, inputs.key, own) for name, (scale, own) in arguments.items()
@@ -109,7 +116,7 @@ def embed(
     inputs: Mapping[str, StepInputs],
     layout: str,
 ) -> tuple[Any, dict[str, dict[str, Any]]]:
-    """`embed_collection` with options and inputs by table.
+    """`lookup_features` with options and inputs by table.
 
     The statistics are counted if ``state`` has them.
     """

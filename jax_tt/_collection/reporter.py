@@ -33,9 +33,9 @@ class StatisticsReporter:
     ...     {"ad": jax_tt.dense_table(50, 8)}, {"shown": jax_tt.Feature("ad")}
     ... )
     >>> state = collection.with_statistics(collection.init(jax.random.key(0)))
-    >>> reporter = jax_tt.StatisticsReporter(2, lambda tag, value, step: print(step, tag, value))
+    >>> reporter = jax_tt.pipeline.StatisticsReporter(2, lambda tag, value, step: print(step, tag, value))
     >>> for step in range(1, 4):
-    ...     rows, state = jax_tt.embed_collection(collection, state, {"shown": jnp.array([[1, 1]])})
+    ...     rows, state = jax_tt.lookup_features(collection, state, {"shown": jnp.array([[1, 1]])})
     ...     reporter(step, lambda: collection.statistics(state))
     2 embedding/ad/requests 4
     2 embedding/ad/unique 2

@@ -39,7 +39,7 @@ class TableStatistics(NamedTuple):
         cache_hits: ids whose row was cached; None without a row cache.
 
     >>> import jax_tt
-    >>> jax_tt.TableStatistics(requests=4, unique=3, out_of_range=0, cache_hits=None).unique
+    >>> jax_tt.pipeline.TableStatistics(requests=4, unique=3, out_of_range=0, cache_hits=None).unique
     3
     """
 
@@ -64,7 +64,7 @@ def check_countable(tables: Mapping[str, Table]) -> None:
         if table.ids.takes_keys and table.divided:
             raise ValueError(
                 f"statistics: got the table {name!r}, a HashTable that is divided over devices, whose owners find the "
-                "keys; expected a collection without such tables. insert_collection_keys and hash_statistics count "
+                "keys; expected a collection without such tables. dynamic.insert and dynamic.statistics count "
                 "their requests."
             )
 

@@ -53,8 +53,8 @@ def from_fbgemm(
 
     >>> import jax.numpy as jnp, jax_tt, numpy as np
     >>> table, state = jax_tt.quantize(jnp.eye(5, 16), bits=4)
-    >>> rows = jax_tt.to_fbgemm(table, state)
-    >>> rows.shape, jax_tt.from_fbgemm(rows, 16, 4)[0] == table
+    >>> rows = jax_tt.compression.to_fbgemm(table, state)
+    >>> rows.shape, jax_tt.compression.from_fbgemm(rows, 16, 4)[0] == table
     ((5, 12), True)
     """
     _check_fbgemm_bits(check_bits(bits))
@@ -96,7 +96,7 @@ def to_fbgemm(
 
     >>> import jax.numpy as jnp, jax_tt
     >>> table, state = jax_tt.quantize(jnp.eye(5, 16), bits=4)
-    >>> jax_tt.to_fbgemm(table, state, alignment=16).shape
+    >>> jax_tt.compression.to_fbgemm(table, state, alignment=16).shape
     (5, 16)
     """
     _, own = freeze(require_quantized(table), state)

@@ -60,7 +60,7 @@ def quantize_mixed(
 
     >>> import jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(1000, 16)).astype(np.float32)
-    >>> table, state = jax_tt.quantize_mixed(rows, 12_000, weights=1 / np.arange(1, 1001))
+    >>> table, state = jax_tt.compression.quantize_mixed(rows, 12_000, weights=1 / np.arange(1, 1001))
     >>> [(one.bits, one.num_embeddings) for one in table.tables]
     [(8, 48), (4, 624), (3, 328)]
     """

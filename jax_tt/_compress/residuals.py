@@ -154,8 +154,8 @@ def residual_table(
     >>> import jax, jax.numpy as jnp, jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)
     >>> shapes = [jax_tt.TTShape(400, 16, 2, (20, 20), (16, 1))] * 3
-    >>> table, state = jax_tt.residual_table(jax_tt.tt.residuals(rows, shapes, progress=False))
-    >>> pooled, _ = jax_tt.pooled_rows(table, state, jnp.array([[3, 399], [7, 7]]), jax_tt.Lookup())
+    >>> table, state = jax_tt.compression.residual_table(jax_tt.tt.residuals(rows, shapes, progress=False))
+    >>> pooled, _ = jax_tt.lookup_bags(table, state, jnp.array([[3, 399], [7, 7]]), jax_tt.Lookup())
     >>> pooled.shape, len(table.tables)
     ((2, 16), 3)
     """

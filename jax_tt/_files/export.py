@@ -11,7 +11,7 @@ from jax_tt._base import ffi
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.split_ids import SplitIds
-from jax_tt._ops.fused_table import FusedTable
+from jax_tt._ops.fused_table import Fused
 
 # Programs hold native ops for no other platforms.
 _EXPORTED = ("cpu", "cuda")
@@ -27,7 +27,7 @@ def register() -> tuple[str, ...]:
         The platforms whose operations are now registered, a subset of ``"cpu"`` and ``"cuda"``.
 
     >>> import jax_tt
-    >>> platforms = jax_tt.register()  # ("cpu", "cuda") beside a GPU
+    >>> platforms = jax_tt.export.register()  # ("cpu", "cuda") beside a GPU
     >>> set(platforms) <= {"cpu", "cuda"}
     True
     """
@@ -45,7 +45,7 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     >>> cores = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(1000, 8, ranks=4))
     >>> lookup = jax.jit(lambda cores, ids: jax_tt.tt.lookup(cores, ids))
     >>> ids = jax.ShapeDtypeStruct((4,), "int32")
-    >>> export = jax.export.export(lookup, disabled_checks=jax_tt.export_checks())
+    >>> export = jax.export.export(lookup, disabled_checks=jax_tt.export.checks())
     >>> export(cores, ids).out_avals[0].shape
     (4, 8)
     """
@@ -56,7 +56,7 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
 
 # Once per process, which is why it is done where the module is loaded: these types may then stand among the arguments
 # and results of serialised programs.
-jax.export.register_namedtuple_serialization(FusedTable, serialized_name="jax_tt.FusedTable")
+jax.export.register_namedtuple_serialization(Fused, serialized_name="jax_tt.functional.Fused")
 jax.export.register_pytree_node_serialization(
     Bags,
     serialized_name="jax_tt.Bags",

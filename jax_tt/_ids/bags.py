@@ -311,7 +311,7 @@ class Bags:
         >>> import jax.numpy as jnp, jax_tt
         >>> features = [jax_tt.Bags.from_ragged([[3, 1], [2]]), jax_tt.Bags.from_ragged([[4]])]
         >>> table = jnp.arange(10.0)[:, None]
-        >>> pooled = jax_tt.embed_bag(table, jax_tt.Bags.concatenate(features), method="reference")
+        >>> pooled = jax_tt.functional.embed_bag(table, jax_tt.Bags.concatenate(features), method="reference")
         >>> [part.ravel().tolist() for part in jax_tt.Bags.split(pooled, features)]
         [[4.0, 2.0], [4.0]]
         """
@@ -368,7 +368,7 @@ def as_ids(ids: Any, name: str = "ids") -> Any:
     raise ValueError(
         f"{name}: got {array.dtype} ids up to {array.max()}, which do not fit 32 bits while jax_enable_x64 is "
         "off; give them to host_batch as {'ids': ids, 'lengths': lengths}, turn on jax_enable_x64, or split them on "
-        "the host: for a tensor train with TTShape.split_ids(ids), for a hash table with jax_tt.split_keys(ids)."
+        "the host: for a tensor train with TTShape.split_ids(ids), for a hash table with dynamic.split_keys(ids)."
     )
 
 

@@ -31,12 +31,12 @@ def hash_ids(*features: Any, seed: int = 0) -> np.ndarray:
         ValueError: shapes do not fit, or the seed does not.
 
     >>> import jax_tt
-    >>> jax_tt.hash_ids(["red", "green", "red"]).tolist()
+    >>> jax_tt.dynamic.hash_ids(["red", "green", "red"]).tolist()
     [7471995151418550101, 3804765694509603969, 7471995151418550101]
-    >>> jax_tt.hash_ids([["red"], ["green"]], [7, 8]).shape
+    >>> jax_tt.dynamic.hash_ids([["red"], ["green"]], [7, 8]).shape
     (2, 2)
     """
-    xxhash = require("xxhash", "jax_tt.hash_ids", "keys")
+    xxhash = require("xxhash", "jax_tt.dynamic.hash_ids", "keys")
     if not 0 <= as_int("seed", seed) < 2**64:
         raise ValueError(f"seed: got {seed}; expected 0 to 2**64 - 1.")
     if not features:

@@ -16,15 +16,16 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.split_ids import SplitIds
 
 _FIX = (
-    "make the batch on the host, jax_tt.host_batch(table, keys) or jax_tt.split_keys(keys), or turn on jax_enable_x64. "
-    "If the 32 bits are whole keys, pass jax_tt.whole_keys(keys)"
+    "make the batch on the host, jax_tt.pipeline.host_batch(table, keys) or jax_tt.dynamic.split_keys(keys), or turn "
+    "on jax_enable_x64. "
+    "If the 32 bits are whole keys, pass jax_tt.dynamic.join_keys(keys)"
 )
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class LocatedKeys(SplitIds):
-    """Keys with the slots where they are, as `jax_tt.with_slots` returns them.
+    """Keys with the slots where they are, as `jax_tt.dynamic.with_slots` returns them.
 
     Attributes:
         digits: int32 ``[..., 3]``, the two words of a key and its slot, -1 for those without one.
@@ -44,10 +45,10 @@ def split_keys(keys: Any) -> SplitIds:
 
     Raises:
         TypeError: ``keys`` are traced.
-        ValueError: ``keys`` are not integers, or they are a JAX array of 32 bits, see `whole_keys`.
+        ValueError: ``keys`` are not integers, or they are a JAX array of 32 bits, see `dynamic.join_keys`.
 
     >>> import jax_tt, numpy as np
-    >>> jax_tt.split_keys(np.array([2**32 + 7, -1])).digits
+    >>> jax_tt.dynamic.split_keys(np.array([2**32 + 7, -1])).digits
     array([[ 1,  7],
            [-1, -1]], dtype=int32)
     """
@@ -55,7 +56,7 @@ def split_keys(keys: Any) -> SplitIds:
     if isinstance(array, Tracer):
         raise TypeError(
             "keys: got a traced array, whose keys JAX may have cut to 32 bits; split them before jit, e.g. "
-            "jax_tt.split_keys(np.asarray(keys, np.int64))."
+            "jax_tt.dynamic.split_keys(np.asarray(keys, np.int64))."
         )
     refuse_cut_keys("keys", array)
     return SplitIds(_words_on_host("keys", np.asarray(array), keys))
@@ -79,7 +80,7 @@ def whole_keys(keys: Any) -> SplitIds:
         ValueError: ``keys`` are not integers of at most 32 bits.
 
     >>> import jax, jax.numpy as jnp, jax_tt
-    >>> jax.jit(jax_tt.whole_keys)(jnp.array([7, -1])).digits
+    >>> jax.jit(jax_tt.dynamic.join_keys)(jnp.array([7, -1])).digits
     Array([[ 0,  7],
            [-1, -1]], dtype=int32)
     """
@@ -87,7 +88,7 @@ def whole_keys(keys: Any) -> SplitIds:
     if not jnp.issubdtype(array.dtype, jnp.integer) or array.dtype.itemsize > 4:
         raise ValueError(
             f"keys: got dtype {array.dtype}; expected integers of at most 32 bits. Keys of 64 bits go through "
-            "jax_tt.split_keys(keys)."
+            "jax_tt.dynamic.split_keys(keys)."
         )
     if isinstance(array, np.ndarray):
         return SplitIds(_words_on_host("keys", array, keys))
@@ -158,7 +159,7 @@ def _words(name: str, ids: Any, padded: bool) -> tuple[Any, Any]:
         if words.ndim < 1 or words.dtype != np.int32 or words.shape[-1] != count:
             raise ValueError(
                 f"{name}: got SplitIds with digits {words.dtype} {tuple(words.shape)}; expected int32 [..., 2], the "
-                "two words of a key. Make them with jax_tt.split_keys(keys)."
+                "two words of a key. Make them with jax_tt.dynamic.split_keys(keys)."
             )
         return words, _marks(words[..., :2] == -1, padded)
     array = as_array(name, ids)

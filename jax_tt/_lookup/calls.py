@@ -20,26 +20,7 @@ from jax_tt._table.types import State
 def lookup_rows(
     table: Table, state: State, ids: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
-    """Rows of a table of any kind, one per id.
-
-    Args:
-        table: the kind and its sizes.
-        state: its arrays by name, as `Table.init` returns them.
-        ids: integers of any shape, or `SplitIds`.
-        lookup: options of the call.
-        inputs: of the update of a fused table.
-
-    Returns:
-        ``[*ids.shape, D]`` and the state after the call, which differs from ``state`` only in counts, such as those of
-        a row cache. Differentiable in ``state``; the cotangent of a fused table's arrays is their new value.
-
-    >>> import jax, jax.numpy as jnp, jax_tt
-    >>> table = jax_tt.DenseTable(1000, 16)
-    >>> state = table.init(jax.random.key(0))
-    >>> rows, state = jax_tt.lookup_rows(table, state, jnp.array([1, 999]), jax_tt.Lookup())
-    >>> rows.shape
-    (2, 16)
-    """
+    """Rows of a table of any kind, one per id, and the state after the call; see `jax_tt.lookup`."""
     table.check(state)
     batch, shape = lookup_batch(table.ids, ids)
     call, state = prepared(table, state, batch, lookup, inputs)
@@ -54,23 +35,7 @@ def lookup_rows(
 def pooled_rows(
     table: Table, state: State, bags: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
-    """Pooled rows of a table of any kind, one vector per bag.
-
-    Args:
-        table, state, lookup, inputs: as in `lookup_rows`.
-        bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
-
-    Returns:
-        ``[B, D]`` and the state after the call. Differentiable in ``state`` and in ``bags.weights``.
-
-    >>> import jax, jax_tt
-    >>> table = jax_tt.DenseTable(1000, 16)
-    >>> state = table.init(jax.random.key(0))
-    >>> bags = jax_tt.Bags.from_ragged([[17, 4], [], [999]])
-    >>> pooled, state = jax_tt.pooled_rows(table, state, bags, jax_tt.Lookup("mean"))
-    >>> pooled.shape
-    (3, 16)
-    """
+    """Pooled rows, one vector per bag, and the state after the call; see `jax_tt.lookup_bags`."""
     table.check(state)
     storage = table.storage(state)
     batch, count = bag_batch(table.ids, bags, accumulator(storage))

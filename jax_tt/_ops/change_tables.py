@@ -48,7 +48,7 @@ def grow_table(
         >>> import jax, jax_tt
         >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4)
         >>> state = table.init(jax.random.key(0))
-        >>> table, state = jax_tt.grow_table(table, state, 1200, key=jax.random.key(1))
+        >>> table, state = jax_tt.tables.grow(table, state, 1200, key=jax.random.key(1))
         >>> table.num_embeddings, table.row_factors
         (1200, (12, 10, 10))
     """
@@ -85,7 +85,7 @@ def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any)
         >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4, row_factors=(10, 10, 10))
         >>> state = table.init(jax.random.key(0))
         >>> order = jax_tt.order.IdOrder(np.arange(1000)[::-1])
-        >>> table, state = jax_tt.reorder_table(table, state, order)
+        >>> table, state = jax_tt.tables.reorder(table, state, order)
         >>> int(state["id_order"][0])
         999
     """

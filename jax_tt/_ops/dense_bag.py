@@ -34,7 +34,7 @@ def embed_bag(
     >>> import jax.numpy as jnp, jax_tt
     >>> table = jnp.arange(6.0).reshape(3, 2)
     >>> bags = jax_tt.Bags.from_ragged([[0, 2], []])
-    >>> jax_tt.embed_bag(table, bags, method="reference").tolist()
+    >>> jax_tt.functional.embed_bag(table, bags, method="reference").tolist()
     [[4.0, 6.0], [0.0, 0.0]]
     """
     lookup = Lookup(combiner, bounds, dtype, None, method, axis_name)

@@ -132,7 +132,7 @@ def load_dump(
     >>> import jax, jax_tt, numpy as np, os, tempfile
     >>> source, path = jax_tt.hash_table(64, 8), os.path.join(tempfile.mkdtemp(), "items")
     >>> keys = np.array([10**12, -5, 7])
-    >>> _, state = jax_tt.insert_keys(source, source.init(jax.random.key(0)), keys)
+    >>> _, state = jax_tt.dynamic.insert(source, source.init(jax.random.key(0)), keys)
     >>> count = jax_tt.files.dump(source, state, path)
     >>> larger = jax_tt.hash_table(256, 8)
     >>> loaded, state = jax_tt.files.load_dump(larger, larger.init(jax.random.key(1)), path)

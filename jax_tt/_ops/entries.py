@@ -28,8 +28,8 @@ def table_keys(table: HashTable, state: State) -> np.ndarray:
 
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(1024, 8)
-    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, -1]))
-    >>> sorted(jax_tt.table_keys(table, state)["key"].tolist())
+    >>> _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.array([3, -1]))
+    >>> sorted(jax_tt.dynamic.keys_of(table, state)["key"].tolist())
     [3, 18446744073709551615]
     """
     table = unsharded_hash_table(table)
@@ -47,8 +47,8 @@ def hash_statistics(table: HashTable, state: State) -> dict[str, int | float]:
 
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(1024, 8)
-    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, 3, -1]))
-    >>> found = jax_tt.hash_statistics(table, state)
+    >>> _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.array([3, 3, -1]))
+    >>> found = jax_tt.dynamic.statistics(table, state)
     >>> found["keys"], found["requests"], found["inserted"]
     (2, 3, 2)
     """

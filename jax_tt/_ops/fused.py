@@ -6,14 +6,14 @@ import jax
 
 from jax_tt._ids.bags import Bags
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
-from jax_tt._ops.fused_table import FusedTable, dense_fused, tt_fused
+from jax_tt._ops.fused_table import Fused, dense_fused, tt_fused
 from jax_tt._table.hoisted import fused_update
 from jax_tt._table.options import Lookup
 from jax_tt.optimizers import Optimizer
 
 
 def fused_tt_embed_bag(
-    table: FusedTable,
+    table: Fused,
     bags: Bags | Any,
     optimizer: Optimizer,
     *,
@@ -39,7 +39,7 @@ def fused_tt_embed_bag(
     and element-wise clips cannot be detected.
 
     Args:
-        table: `FusedTable`, from `init_fused_table`.
+        table: `functional.Fused`, from `functional.init_fused`.
         bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
         optimizer: the optimizer of `jax_tt.optimizers` that the table was created with.
         combiner, num_embeddings, bounds, dtype, method, name, precision: as in `tt.embed_bag`.
@@ -61,7 +61,7 @@ def fused_tt_embed_bag(
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
     >>> rule = jax_tt.optimizers.SGD(0.1)
-    >>> table = jax_tt.init_fused_table(jax_tt.tt.init(jax.random.key(0), shape), rule)
+    >>> table = jax_tt.functional.init_fused(jax_tt.tt.init(jax.random.key(0), shape), rule)
     >>> bags = jax_tt.Bags.from_ragged([[1, 2], [3]])
     >>> def loss(table):
     ...     return jax_tt.tt.fused_embed_bag(table, bags, rule, method="reference").sum()
@@ -78,7 +78,7 @@ def fused_tt_embed_bag(
 
 
 def fused_tt_lookup(
-    table: FusedTable,
+    table: Fused,
     ids: Any,
     optimizer: Optimizer,
     *,
@@ -98,7 +98,7 @@ def fused_tt_lookup(
     """`tt.lookup` with its optimizer step fused into the backward pass.
 
     Args:
-        table: `FusedTable`, from `init_fused_table`.
+        table: `functional.Fused`, from `functional.init_fused`.
         ids: integers of any shape, or `SplitIds`.
         optimizer, num_embeddings, bounds, dtype, method, axis_name, name, precision, grad_scale, skip_nonfinite,
             stochastic_rounding, max_gradient, key: as in `tt.fused_embed_bag`.
@@ -109,7 +109,7 @@ def fused_tt_lookup(
     >>> import jax, jax_tt
     >>> rule = jax_tt.optimizers.SGD(0.1)
     >>> cores = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(1000, 8, ranks=4))
-    >>> table = jax_tt.init_fused_table(cores, rule)
+    >>> table = jax_tt.functional.init_fused(cores, rule)
     >>> ids = jax.numpy.array([1, 5])
     >>> jax_tt.tt.fused_lookup(table, ids, rule, method="reference").shape
     (2, 8)
@@ -123,7 +123,7 @@ def fused_tt_lookup(
 
 
 def fused_embed_bag(
-    table: FusedTable,
+    table: Fused,
     bags: Bags | Any,
     optimizer: Optimizer,
     *,
@@ -142,7 +142,7 @@ def fused_embed_bag(
     """`embed_bag` with its optimizer step fused into the backward pass: only touched rows are read and written.
 
     Args:
-        table: `FusedTable` of one dense table ``[N, D]``, from `init_fused_table`.
+        table: `functional.Fused` of one dense table ``[N, D]``, from `functional.init_fused`.
         bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
         optimizer, combiner, bounds, dtype, method, axis_name, name, grad_scale, skip_nonfinite,
             stochastic_rounding, max_gradient, key: as in `tt.fused_embed_bag`.
@@ -152,10 +152,10 @@ def fused_embed_bag(
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> rule = jax_tt.optimizers.SGD(0.5)
-    >>> table = jax_tt.init_fused_table(jnp.zeros((4, 1)), rule)
+    >>> table = jax_tt.functional.init_fused(jnp.zeros((4, 1)), rule)
     >>> bags = jax_tt.Bags.from_ragged([[1, 1], [3]])
     >>> def loss(table):
-    ...     return jax_tt.fused_embed_bag(table, bags, rule, method="reference").sum()
+    ...     return jax_tt.functional.fused_embed_bag(table, bags, rule, method="reference").sum()
     >>> jax.grad(loss)(table).cores[0].ravel().tolist()
     [0.0, -1.0, 0.0, -0.5]
     """

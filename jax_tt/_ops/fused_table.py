@@ -1,4 +1,4 @@
-"""`FusedTable`: a table together with the state of the optimizer fused into its backward pass."""
+"""`functional.Fused`: a table together with the state of the optimizer fused into its backward pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jax_tt._table.table import SCALARS, Table, named, slot_shape
 from jax_tt.optimizers import Optimizer
 
 
-class FusedTable(NamedTuple):
+class Fused(NamedTuple):
     """Parameters of a fused op. Its cotangent is the *new* table: overwrite the table with it, do not add it.
 
     Attributes:
@@ -42,7 +42,7 @@ class FusedTable(NamedTuple):
     taken_by = "fused_*"
 
 
-def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimizer) -> FusedTable:
+def init_fused(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimizer) -> Fused:
     """A table with fresh optimizer state.
 
     Args:
@@ -50,11 +50,11 @@ def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimize
         optimizer: the optimizer, e.g. ``jax_tt.optimizers.Adagrad(0.05)``.
 
     Returns:
-        `FusedTable` at step 0.
+        `functional.Fused` at step 0.
 
     >>> import jax, jax_tt
     >>> cores = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(1000, 8, ranks=4))
-    >>> table = jax_tt.init_fused_table(cores, jax_tt.optimizers.Adagrad(0.05))
+    >>> table = jax_tt.functional.init_fused(cores, jax_tt.optimizers.Adagrad(0.05))
     >>> [slot.shape for slots in table.slots for slot in slots]
     [(10, 8), (10, 32), (10, 8)]
     """
@@ -72,13 +72,13 @@ def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimize
     return fused_table(table, state | table.init_rest(state))
 
 
-def fused_table(table: Table, state: Mapping[str, Any]) -> FusedTable:
-    """The state of a fused table as a `FusedTable`."""
-    return FusedTable(table.params(state), table.slots(state), *(state[name] for name in SCALARS))
+def fused_table(table: Table, state: Mapping[str, Any]) -> Fused:
+    """The state of a fused table as a `functional.Fused`."""
+    return Fused(table.params(state), table.slots(state), *(state[name] for name in SCALARS))
 
 
-def fused_state(table: Table, given: FusedTable) -> dict[str, Any]:
-    """The arrays of a `FusedTable` by name."""
+def fused_state(table: Table, given: Fused) -> dict[str, Any]:
+    """The arrays of a `functional.Fused` by name."""
     state = named(table, given.cores) | {name: getattr(given, name) for name in SCALARS}
     for names, slots in zip(table.slot_names, given.slots, strict=True):
         state |= dict(zip(names, slots, strict=True))
@@ -110,21 +110,21 @@ def dense_fused(
 
 def _check_types(given: Any, name: str | None) -> None:
     label = table_label(name)
-    if not isinstance(given, FusedTable):
+    if not isinstance(given, Fused):
         raise TypeError(
-            f"{label}table: got {type(given).__name__}; expected a FusedTable, made with "
-            "jax_tt.init_fused_table(cores, optimizer)."
+            f"{label}table: got {type(given).__name__}; expected a Fused, made with "
+            "jax_tt.functional.init_fused(cores, optimizer)."
         )
     slots = given.slots if isinstance(given.slots, tuple | list) else (None,)
     for what, parts in (("cores", [given.cores]), ("slots", slots)):
         if not all(isinstance(part, tuple | list) for part in parts):
             raise TypeError(
                 f"{label}table.{what}: expected a tuple of arrays per table (cores) or per core (slots); make the "
-                "table with jax_tt.init_fused_table(cores, optimizer)."
+                "table with jax_tt.functional.init_fused(cores, optimizer)."
             )
 
 
-def _state(table: Table, given: FusedTable, params: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
+def _state(table: Table, given: Fused, params: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
     """The arrays by name, checked against the parameters and the optimizer."""
     assert table.update is not None
     label = f"{table.ids.label}table"
@@ -134,7 +134,7 @@ def _state(table: Table, given: FusedTable, params: tuple[jax.Array, ...]) -> di
         array = jnp.asarray(as_array(f"{label}.{part}", value))
         if array.dtype != dtype:
             raise ValueError(
-                f"{label}.{part}: got dtype {array.dtype}; expected {dtype}, as jax_tt.init_fused_table returns it."
+                f"{label}.{part}: got dtype {array.dtype}; expected {dtype}, as functional.init_fused returns it."
             )
         return array
 
@@ -152,7 +152,7 @@ def _state(table: Table, given: FusedTable, params: tuple[jax.Array, ...]) -> di
     if shapes != wanted:
         raise ValueError(
             f"{label}.slots: got shapes {shapes}; {type(rule).__name__} expects {wanted}. "
-            "Make the table with jax_tt.init_fused_table(cores, optimizer) for this optimizer."
+            "Make the table with jax_tt.functional.init_fused(cores, optimizer) for this optimizer."
         )
     for part, value in scalars.items():
         if value.shape != ():
@@ -160,4 +160,4 @@ def _state(table: Table, given: FusedTable, params: tuple[jax.Array, ...]) -> di
                 f"{label}.{part}: got shape {value.shape}; expected a scalar. A table with leading dimensions cannot "
                 "go through a fused op; use one table per call."
             )
-    return fused_state(table, FusedTable(params, slots, **scalars))
+    return fused_state(table, Fused(params, slots, **scalars))

@@ -42,7 +42,7 @@ from jax_tt._table.options import Lookup
 def insert_over_devices(
     asked: Sequence[ToInsert], method: str
 ) -> list[tuple[Inserted, dict[str, Any]]]:
-    """`insert_keys` of several `ShardedTable`; those over the same devices take one exchange."""
+    """`dynamic.insert` of several `ShardedTable`; those over the same devices take one exchange."""
     groups: dict[ShardedGroup, list[int]] = {}
     for k, one in enumerate(asked):
         groups.setdefault(one.table.group(Lookup()), []).append(k)

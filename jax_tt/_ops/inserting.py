@@ -40,8 +40,8 @@ from jax_tt._table.types import State
 _LAST = 2**31 - 2
 _NO_ROOM = (
     "{{count}} new keys of a batch found no room in their sets of the table, which has {} rows. They read their "
-    "initial values and train nothing. Raise the capacity, let the table grow (jax_tt.grow_if_full), or choose a "
-    "policy that evicts. safe_check='ignore' says nothing."
+    "initial values and train nothing. Raise the capacity, let the table grow (jax_tt.dynamic.grow_if_full), or choose "
+    "a policy that evicts. safe_check='ignore' says nothing."
 )
 
 
@@ -57,8 +57,8 @@ class Evicted(NamedTuple):
 
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(8, 8, ways=8)
-    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(8))
-    >>> inserted, state = jax_tt.insert_keys(table, state, np.array([99]), return_evicted=True)
+    >>> _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.arange(8))
+    >>> inserted, state = jax_tt.dynamic.insert(table, state, np.array([99]), return_evicted=True)
     >>> inserted.evicted.keys.tolist(), inserted.evicted.arrays["embedding"].shape
     ([[0, 0]], (1, 8))
     """
@@ -85,7 +85,7 @@ class Inserted(NamedTuple):
 
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(64, 8)
-    >>> inserted, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([7, 7, 3]))
+    >>> inserted, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.array([7, 7, 3]))
     >>> sorted(inserted.keys[:2, 1].tolist())
     [3, 7]
     """
@@ -187,7 +187,7 @@ class _Insertion(NamedTuple):
 def insert_together(
     asked: Sequence[ToInsert], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
-    """`insert_keys` of several tables, in one native call per op."""
+    """`dynamic.insert` of several tables, in one native call per op."""
     begun = _admit(_find([_begin(one, method) for one in asked]))
     methods = [one.method for one in begun]
     entries = [_entry(one, return_evicted) for one in begun]

@@ -22,7 +22,7 @@ def with_slots(ids: Any, inserted: Any) -> Any:
     lookup, which does not report it again.
 
     Args:
-        ids: what `insert_keys` or `insert_collection_keys` was called with.
+        ids: what `dynamic.insert` or `dynamic.insert` was called with.
         inserted: what it returned: `Inserted`, or a dict of them by table.
 
     Returns:
@@ -35,9 +35,9 @@ def with_slots(ids: Any, inserted: Any) -> Any:
 
     >>> import jax, jax_tt, numpy as np
     >>> table, keys = jax_tt.hash_table(1024, 8), np.array([7, -1])
-    >>> inserted, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), keys)
-    >>> located = jax_tt.with_slots(keys, inserted)
-    >>> rows, _ = jax_tt.lookup_rows(table, state, located, jax_tt.Lookup())
+    >>> inserted, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), keys)
+    >>> located = jax_tt.dynamic.with_slots(keys, inserted)
+    >>> rows, _ = jax_tt.lookup(table, state, located)
     >>> located.digits.shape, rows.shape
     ((2, 3), (2, 8))
     """
@@ -51,7 +51,7 @@ def with_slots(ids: Any, inserted: Any) -> Any:
     if not isinstance(inserted, Mapping) or isinstance(ids, Bags):
         raise TypeError(
             f"inserted: got a {type(inserted).__name__} for a {type(ids).__name__}; expected Inserted, or "
-            "the dict of insert_collection_keys beside its batch."
+            "the dict that dynamic.insert returned beside its batch."
         )
     batch = {name: ids[name] for name in ids}
     for one in inserted.values():

@@ -28,7 +28,7 @@ def count_out_of_range(ids_or_bags: Any, num_embeddings: int | TTShape) -> jax.A
         ValueError: an argument does not fit, or traced 32-bit ids for more rows than 32 bits can address.
 
     >>> import jax_tt
-    >>> int(jax_tt.count_out_of_range(jax_tt.Bags.from_ragged([[1, 12], [-3]]), 10))
+    >>> int(jax_tt.functional.count_out_of_range(jax_tt.Bags.from_ragged([[1, 12], [-3]]), 10))
     2
     """
     space = _space(ids_or_bags, num_embeddings)

@@ -1,4 +1,4 @@
-"""`remove_keys`: takes keys out of a hash table, by name or by a condition."""
+"""`dynamic.remove`: takes keys out of a hash table, by name or by a condition."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class KeyView(NamedTuple):
 
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(1024, 8)
-    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, 4]))
-    >>> _, state = jax_tt.insert_keys(table, state, np.array([4]))
-    >>> gone, state = jax_tt.remove_keys(table, state, where=lambda view: view.age >= 1, size=2)
+    >>> _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.array([3, 4]))
+    >>> _, state = jax_tt.dynamic.insert(table, state, np.array([4]))
+    >>> gone, state = jax_tt.dynamic.remove(table, state, where=lambda view: view.age >= 1, size=2)
     >>> gone.keys[:, 1].tolist(), gone.touched.tolist()
     ([3, 0], [1, 0])
     """
@@ -60,7 +60,7 @@ def remove_keys(
     Args:
         table: the `HashTable`, or a `ShardedTable` of one.
         state: its arrays by name.
-        keys: the keys to remove, as `insert_keys` takes them; those without a row are skipped.
+        keys: the keys to remove, as `dynamic.insert` takes them; those without a row are skipped.
         where: instead of ``keys``, a function from a `KeyView` to bool ``[capacity]``, such as
             ``lambda view: view.age > 1000``.
         size: of the result; with ``where`` at most so many keys are removed, the first ones in the order of slots.
@@ -72,8 +72,8 @@ def remove_keys(
 
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(1024, 8)
-    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, 4]))
-    >>> gone, state = jax_tt.remove_keys(table, state, np.array([4, 5]))
+    >>> _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.array([3, 4]))
+    >>> gone, state = jax_tt.dynamic.remove(table, state, np.array([4, 5]))
     >>> gone.keys[:, 1].tolist(), gone.arrays["embedding"].shape
     ([4, 0], (2, 8))
     """

@@ -42,7 +42,7 @@ def tt_to_table(
     >>> import jax.numpy as jnp, jax_tt, numpy as np
     >>> found = jax_tt.tt.from_dense(np.ones((1000, 8), np.float32), 1)
     >>> table, state = jax_tt.tt.to_table(found)
-    >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([3, 999]), jax_tt.Lookup())
+    >>> rows, _ = jax_tt.lookup(table, state, jnp.array([3, 999]), jax_tt.Lookup())
     >>> table.shape == found.shape, rows.shape
     (True, (2, 8))
     """

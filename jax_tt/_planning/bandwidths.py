@@ -29,7 +29,7 @@ class Bandwidths:
         machine: where they were measured.
 
     >>> import jax_tt
-    >>> jax_tt.Bandwidths(exchange=25e9).exchange
+    >>> jax_tt.planning.Bandwidths(exchange=25e9).exchange
     25000000000.0
     """
 

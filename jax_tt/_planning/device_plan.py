@@ -38,7 +38,7 @@ class PlacedTable:
         load: rows that every device reads and steps for the sample; None without a placement.
 
     >>> import jax_tt
-    >>> plan = jax_tt.plan_placements({"ad": jax_tt.dense_table(1000, 8)}, 4)
+    >>> plan = jax_tt.planning.plan_placements({"ad": jax_tt.dense_table(1000, 8)}, 4)
     >>> plan.tables["ad"].layout(4).rows, plan.tables["ad"].ids
     (250, 256)
     """
@@ -70,7 +70,7 @@ class DevicePlan(Mapping[str, Placement]):
         bandwidths: constants of the model.
 
     >>> import jax_tt
-    >>> plan = jax_tt.plan_placements({"ad": jax_tt.dense_table(1000, 8)}, 4)
+    >>> plan = jax_tt.planning.plan_placements({"ad": jax_tt.dense_table(1000, 8)}, 4)
     >>> dict(plan)
     {'ad': Placement(kind='hashed', page_size=None, devices=())}
     >>> plan.forward_bytes, plan.backward_bytes

@@ -30,8 +30,8 @@ def plan_exchange(
 
     >>> import jax, jax_tt, numpy as np
     >>> mesh = jax.make_mesh((1,), ("model",))
-    >>> table = jax_tt.ShardedTable(jax_tt.dense_table(1000, 16), mesh, "model", jax_tt.Placement.hashed())
-    >>> jax_tt.plan_exchange(table, np.array([[1, 2, 1, 1]])).expected_unique
+    >>> table = jax_tt.tables.ShardedTable(jax_tt.dense_table(1000, 16), mesh, "model", jax_tt.Placement.hashed())
+    >>> jax_tt.planning.plan_exchange(table, np.array([[1, 2, 1, 1]])).expected_unique
     0.5
     """
     if not isinstance(table, ShardedTable) or table.ids.takes_keys:

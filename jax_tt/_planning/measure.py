@@ -56,7 +56,7 @@ def measure_bandwidths(
 
     >>> import jax, jax_tt
     >>> mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
-    >>> found = jax_tt.measure_bandwidths(mesh, "model", rows=100, ids=50, words=100)
+    >>> found = jax_tt.planning.measure_bandwidths(mesh, "model", rows=100, ids=50, words=100)
     >>> found.exchange > 0
     True
     """

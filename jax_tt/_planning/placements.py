@@ -73,7 +73,7 @@ def plan_placements(
     >>> rule = jax_tt.optimizers.RowWiseAdagrad(0.05)
     >>> tables = {"user": jax_tt.dense_table(10**6, 64, optimizer=rule), "day": jax_tt.dense_table(7, 8)}
     >>> ids = {"user": np.random.default_rng(0).integers(0, 10**6, (512, 4))}
-    >>> plan = jax_tt.plan_placements(tables, 8, ids)
+    >>> plan = jax_tt.planning.plan_placements(tables, 8, ids)
     >>> plan["user"].kind, plan.tables["user"].device_bytes // 10**6
     ('hashed', 32)
     """

@@ -84,7 +84,7 @@ class PlannedTable:
         return {**self.shape.layer_arguments(), **wrappers, "param_dtype": self.dtype}
 
     def table(self, **fields: Any) -> Table:
-        """The table, for `TableEmbedBag` and `pooled_rows`.
+        """The table, for `TableEmbedBag` and `lookup_bags`.
 
         Args:
             **fields: other fields of `DenseTable` and `TTTable`: ``update``, ``name``.

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
-from jax_tt._collection.lookup import embed_collection
+from jax_tt._collection.lookup import lookup_features
 from jax_tt._collection.states import UPDATES
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.placement import Placement
@@ -84,7 +84,7 @@ def traced_exchange(
     }
 
     def forward(state: Any, batch: Any) -> Any:
-        return embed_collection(collection, state, batch, Lookup(bounds="zero"))[0]
+        return lookup_features(collection, state, batch, Lookup(bounds="zero"))[0]
 
     def step(state: Any, batch: Any) -> Any:
         def loss(trained: Any) -> jax.Array:

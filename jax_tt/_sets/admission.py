@@ -21,7 +21,7 @@ class AdmitAfter:
         waiting: how many keys may wait, rounded up to whole sets; None for the capacity of the table.
 
     >>> import jax_tt
-    >>> table = jax_tt.hash_table(1024, 8, admission=jax_tt.AdmitAfter(2, waiting=4096))
+    >>> table = jax_tt.hash_table(1024, 8, admission=jax_tt.dynamic.AdmitAfter(2, waiting=4096))
     >>> table.admission.requests
     2
     """
@@ -45,7 +45,7 @@ class AdmitWithProbability:
         probability: above 0, at most 1.
 
     >>> import jax_tt
-    >>> jax_tt.AdmitWithProbability(0.25).probability
+    >>> jax_tt.dynamic.AdmitWithProbability(0.25).probability
     0.25
     """
 
@@ -70,6 +70,6 @@ def as_admission(value: Any) -> Admission | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return AdmitAfter(value)
     raise TypeError(
-        f"admission: got {value!r}; expected None, a number of requests, jax_tt.AdmitAfter(2) or "
-        "jax_tt.AdmitWithProbability(0.1)."
+        f"admission: got {value!r}; expected None, a number of requests, jax_tt.dynamic.AdmitAfter(2) or "
+        "jax_tt.dynamic.AdmitWithProbability(0.1)."
     )

@@ -32,7 +32,7 @@ class InitialRows:
         scale: what quantiles are multiplied by.
 
     >>> import jax_tt
-    >>> isinstance(jax_tt.Normal(0.01), jax_tt.InitialRows)
+    >>> isinstance(jax_tt.dynamic.Normal(0.01), jax_tt.dynamic.InitialRows)
     True
     """
 
@@ -69,7 +69,7 @@ class Normal(InitialRows):
     """A normal distribution with standard deviation ``scale``, up to 6.2 standard deviations.
 
     >>> import jax_tt
-    >>> jax_tt.Normal(1.0).quantile(0.5) < 0.68 < jax_tt.Normal(1.0).quantile(0.49)
+    >>> jax_tt.dynamic.Normal(1.0).quantile(0.5) < 0.68 < jax_tt.dynamic.Normal(1.0).quantile(0.49)
     True
     """
 
@@ -81,7 +81,7 @@ class TruncatedNormal(InitialRows):
     """A normal distribution cut off at two standard deviations, with standard deviation ``scale`` before the cut.
 
     >>> import jax_tt
-    >>> round(jax_tt.TruncatedNormal(1.0).quantile(2**-32), 3)
+    >>> round(jax_tt.dynamic.TruncatedNormal(1.0).quantile(2**-32), 3)
     2.0
     """
 
@@ -94,7 +94,7 @@ class Uniform(InitialRows):
     """A uniform distribution between ``-scale`` and ``scale``.
 
     >>> import jax_tt
-    >>> jax_tt.hash_table(64, 8, initializer=jax_tt.Uniform(0.1)).initializer.scale
+    >>> jax_tt.hash_table(64, 8, initializer=jax_tt.dynamic.Uniform(0.1)).initializer.scale
     0.1
     """
 
@@ -106,8 +106,8 @@ class Constant(InitialRows):
     """``scale`` in every element.
 
     >>> import jax, jax_tt, numpy as np
-    >>> table = jax_tt.hash_table(64, 8, initializer=jax_tt.Constant(0.5), safe_check="ignore")
-    >>> rows, _ = jax_tt.lookup_rows(table, table.init(jax.random.key(0)), np.array([3]), jax_tt.Lookup())
+    >>> table = jax_tt.hash_table(64, 8, initializer=jax_tt.dynamic.Constant(0.5), safe_check="ignore")
+    >>> rows, _ = jax_tt.lookup(table, table.init(jax.random.key(0)), np.array([3]))
     >>> float(rows[0, 0])
     0.5
     """

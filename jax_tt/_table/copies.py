@@ -15,7 +15,7 @@ def with_name(table: Any, name: str | None) -> Any:
     """The table with another name, which error messages have.
 
     >>> import jax_tt
-    >>> jax_tt.extension.with_name(jax_tt.DenseTable(1000, 16), "items").name
+    >>> jax_tt.extension.with_name(jax_tt.tables.DenseTable(1000, 16), "items").name
     'items'
     """
     return dataclasses.replace(table, name=name)
@@ -27,7 +27,7 @@ def with_update(table: Any, update: Update | None) -> Any:
 
     >>> import jax_tt
     >>> update = jax_tt.Update(jax_tt.optimizers.Adagrad(0.1))
-    >>> jax_tt.extension.with_update(jax_tt.DenseTable(1000, 16), update).update == update
+    >>> jax_tt.extension.with_update(jax_tt.tables.DenseTable(1000, 16), update).update == update
     True
     """
     return dataclasses.replace(table, update=update)
@@ -47,7 +47,7 @@ def freeze(table: Any, state: State) -> tuple[Any, dict[str, Any]]:
         ValueError: the state is not one of this table.
 
     >>> import jax, jax_tt
-    >>> table = jax_tt.DenseTable(1000, 16, update=jax_tt.Update(jax_tt.optimizers.Adagrad(0.1)))
+    >>> table = jax_tt.tables.DenseTable(1000, 16, update=jax_tt.Update(jax_tt.optimizers.Adagrad(0.1)))
     >>> served, arrays = jax_tt.extension.freeze(table, table.init(jax.random.key(0)))
     >>> served.update is None, list(arrays)
     (True, ['embedding'])

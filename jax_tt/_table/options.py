@@ -93,7 +93,7 @@ class Update:
 
     >>> import jax, jax_tt
     >>> update = jax_tt.Update(jax_tt.optimizers.SGD(0.1))
-    >>> sorted(jax_tt.DenseTable(1000, 16, update=update).init(jax.random.key(0)))
+    >>> sorted(jax_tt.tables.DenseTable(1000, 16, update=update).init(jax.random.key(0)))
     ['embedding', 'sentinel', 'step', 'used']
     """
 
@@ -144,7 +144,7 @@ class StepInputs(NamedTuple):
         hyperparameters: fields of the optimizer for this call, by name.
 
     >>> import jax_tt
-    >>> jax_tt.StepInputs(hyperparameters={"learning_rate": 0.01}).grad_scale is None
+    >>> jax_tt.extension.StepInputs(hyperparameters={"learning_rate": 0.01}).grad_scale is None
     True
     """
 

@@ -35,7 +35,7 @@ class Wrapper(Table):
     def __post_init__(self) -> None:
         if not isinstance(self.table, Table):
             raise TypeError(
-                f"table: got {self.table!r}; expected a jax_tt.Table, e.g. jax_tt.DenseTable(1000, 16)."
+                f"table: got {self.table!r}; expected a jax_tt.Table, e.g. jax_tt.tables.DenseTable(1000, 16)."
             )
         if self.table.divided:
             raise TypeError(

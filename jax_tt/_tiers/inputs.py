@@ -55,7 +55,7 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
         raise TypeError(f"batch[{name!r}]: got ids of type {ids.dtype}; expected integers.")
     if split and ids.shape[-1] != 2:
         raise ValueError(
-            f"batch[{name!r}]: got SplitIds of {ids.shape[-1]} digits; expected two, of jax_tt.split_keys."
+            f"batch[{name!r}]: got SplitIds of {ids.shape[-1]} digits; expected two, of jax_tt.dynamic.split_keys."
         )
     ids = to_integers(ids.view(np.uint32)).view(np.int64) if split else ids
     present = np.ones(ids.shape, bool)

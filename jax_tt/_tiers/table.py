@@ -41,7 +41,7 @@ class TierStatistics(NamedTuple):
         record_bytes: of a row with its optimizer state, to count bytes moved.
 
     >>> import jax_tt
-    >>> counts = jax_tt.TierStatistics(10, 6, 4, 1, 1, 2, 0, 0, 260)
+    >>> counts = jax_tt.pipeline.TierStatistics(10, 6, 4, 1, 1, 2, 0, 0, 260)
     >>> counts.loaded * counts.record_bytes
     1040
     """

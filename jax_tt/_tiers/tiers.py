@@ -92,7 +92,7 @@ class Tiers:
     >>> @jax.jit
     ... def step(state, batch):
     ...     def loss(trained):
-    ...         rows, _ = jax_tt.embed_collection(collection, collection.replaced(state, trained), batch)
+    ...         rows, _ = jax_tt.lookup_features(collection, collection.replaced(state, trained), batch)
     ...         return (rows["item"] ** 2).sum()
     ...     return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
     >>> state = collection.init(jax.random.key(0))
@@ -150,7 +150,7 @@ class Tiers:
         were prepared ahead are dropped.
 
         Args:
-            batches: dicts or `KeyedBags` for `embed_collection`, of numpy arrays. A dict may hold more than features.
+            batches: dicts or `KeyedBags` for `lookup_features`, of numpy arrays. A dict may hold more than features.
                 With a ``depth`` they are asked for in a thread, up to three more of them than are ready. It is waited
                 for when the iteration ends.
 

@@ -36,9 +36,9 @@ class GlobalDecayRowWiseAdagrad(Accumulated):
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> rule = jax_tt.optimizers.GlobalDecayRowWiseAdagrad(0.5, weight_decay=0.5)
-    >>> table = jax_tt.init_fused_table(jnp.ones((4, 1)), rule)
+    >>> table = jax_tt.functional.init_fused(jnp.ones((4, 1)), rule)
     >>> def loss(table, ids):
-    ...     return 0.0 * jax_tt.fused_embed_bag(table, ids, rule).sum()
+    ...     return 0.0 * jax_tt.functional.fused_embed_bag(table, ids, rule).sum()
     >>> for row in (3, 1, 1, 3):
     ...     table = jax.grad(loss)(table, jnp.array([[row]]))
     >>> [round(x, 4) for x in table.cores[0].ravel().tolist()]

@@ -27,7 +27,7 @@ class GradientsOfRows(NamedTuple):
 
     >>> import jax, jax_tt
     >>> rule = jax_tt.optimizers.RowGradients(capacity=2)
-    >>> table = jax_tt.init_fused_table(jax.numpy.zeros((10, 4)), rule)
+    >>> table = jax_tt.functional.init_fused(jax.numpy.zeros((10, 4)), rule)
     >>> rule.read(table.slots).gradients.shape
     (2, 4)
     """
@@ -51,9 +51,9 @@ class RowGradients(Optimizer):
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> rule = jax_tt.optimizers.RowGradients(capacity=3)
-    >>> table = jax_tt.init_fused_table(jnp.zeros((10, 2)), rule)
+    >>> table = jax_tt.functional.init_fused(jnp.zeros((10, 2)), rule)
     >>> ids = jnp.array([[7, 1, 7]])
-    >>> table = jax.grad(lambda t: jax_tt.fused_embed_bag(t, ids, rule).sum())(table)
+    >>> table = jax.grad(lambda t: jax_tt.functional.fused_embed_bag(t, ids, rule).sum())(table)
     >>> found = rule.read(table.slots)
     >>> found.rows[:2].tolist(), found.gradients.tolist(), int(found.distinct)
     ([1, 7], [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]], 2)
@@ -82,8 +82,8 @@ class RowGradients(Optimizer):
         """The gradients of the last step that used the table; none before the first.
 
         Args:
-            slots: the slots of the table, as in `FusedTable`, or a mapping that has them by name, such as the state of
-                a table.
+            slots: the slots of the table, as in `functional.Fused`, or a mapping that has them by name, such as the
+                state of a table.
 
         Returns:
             `GradientsOfRows`.

@@ -84,7 +84,7 @@ def _step(collection: Any, layout: str, lookup: Any, state: Any, batch: Any, g: 
 
     def rows_of(trained: Any) -> Any:
         arrays = collection.replaced(state, trained)
-        return jax_tt.embed_collection(collection, arrays, batch, lookup, layout=layout)
+        return jax_tt.lookup_features(collection, arrays, batch, lookup, layout=layout)
 
     rows, pull, after = jax.vjp(rows_of, collection.trained(state), has_aux=True)
     g = jax.tree.map(lambda cotangent, row: cotangent.astype(row.dtype), g, rows)
@@ -109,9 +109,9 @@ def _steps_alone(
             arrays = {**states[name], **trained}
             (value,) = (batch[feature] for feature in collection.features_of[name])
             if combiner is None:
-                return jax_tt.lookup_rows(table, arrays, value, lookup)[0]
+                return jax_tt.lookup(table, arrays, value, lookup)[0]
             options = dataclasses.replace(lookup, combiner=combiner)
-            return jax_tt.pooled_rows(table, arrays, value, options)[0]
+            return jax_tt.lookup_bags(table, arrays, value, options)[0]
 
         trained = {array: states[name][array] for array in table.trained_names}
         rows, pull = jax.vjp(rows_of, trained)

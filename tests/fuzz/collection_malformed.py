@@ -26,7 +26,7 @@ def malformed(rng: np.random.Generator, case: Case) -> str:
     words = mutate(rng, case, call, name)
 
     def run(state: Any) -> Any:
-        return jax_tt.embed_collection(
+        return jax_tt.lookup_features(
             case.collection, state, call["batch"], case.lookup, layout=call["layout"]
         )
 

@@ -147,7 +147,7 @@ class Target:
             ]
             self.table: Any = tuple(cores)
             if signature.rule is not None:
-                self.table = jax_tt.init_fused_table(
+                self.table = jax_tt.functional.init_fused(
                     cores if len(cores) > 1 else cores[0], signature.rule
                 )
         self.wide = [np.asarray(core.astype(jnp.float32), np.float64) for core in cores]
@@ -211,8 +211,8 @@ class Target:
                 options["combiner"] = s.combiner
                 given = bags
                 op = {
-                    (True, False): jax_tt.embed_bag,
-                    (True, True): jax_tt.fused_embed_bag,
+                    (True, False): jax_tt.functional.embed_bag,
+                    (True, True): jax_tt.functional.fused_embed_bag,
                     (False, False): jax_tt.tt.embed_bag,
                     (False, True): jax_tt.tt.fused_embed_bag,
                 }[s.table in DENSE, s.rule is not None]

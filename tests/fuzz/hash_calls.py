@@ -12,7 +12,7 @@ import jax_tt
 from jax_tt._sets.hash_directory import COUNTERS, POLICIES
 from tests.fuzz.calls import DTYPES, Call, one_after_another, result_type
 
-INITIAL = (jax_tt.Normal(0.5), jax_tt.Uniform(0.5), jax_tt.Constant(0.5))
+INITIAL = (jax_tt.dynamic.Normal(0.5), jax_tt.dynamic.Uniform(0.5), jax_tt.dynamic.Constant(0.5))
 
 
 def _words(rng: np.random.Generator, *shape: int) -> np.ndarray:

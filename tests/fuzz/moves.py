@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 import jax_tt
-from jax_tt import Placement, ShardedTable
+from jax_tt import Placement
 from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, named_directory
 from jax_tt._sets.placing import ENTRY, Sets, _slots, directory_with, entries_of
 from jax_tt._sets.relocate import sets_of
@@ -42,7 +42,7 @@ def _table(rng: np.random.Generator, plain: Any = None) -> Any:
                 rng.integers(3)
             ],
             policy=str(rng.choice(["lru", "lfu", "none"])),
-            admission=[None, 3, jax_tt.AdmitAfter(2, waiting=64)][rng.integers(3)],
+            admission=[None, 3, jax_tt.dynamic.AdmitAfter(2, waiting=64)][rng.integers(3)],
             max_capacity=1 << 12,
         )
     else:
@@ -187,7 +187,7 @@ def _moved(
     if way == "rows":
         return other, of_rows(other, by_row(table, state))
     if way == "grown":
-        return jax_tt.grow_if_full(table, state, max_load=0.5)
+        return jax_tt.dynamic.grow_if_full(table, state, max_load=0.5)
     source, target = (
         jax_tt.Collection({"item": own}, {"item": jax_tt.Feature("item")}) for own in (table, other)
     )

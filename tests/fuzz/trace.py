@@ -196,7 +196,7 @@ def dense_bag(rng: np.random.Generator) -> Case:
         "combiner": "mean",
     } | _common(rng)
     return Case(
-        jax_tt.embed_bag,
+        jax_tt.functional.embed_bag,
         arguments,
         {"table": "dense", "bags": "bags", "combiner": "word"} | _COMMON,
     )
@@ -206,7 +206,7 @@ def fused(rng: np.random.Generator) -> Case:
     which = rng.integers(3)
     rule = RULES[rng.integers(len(RULES))]
     start: Any = jnp.ones((9, 4)) if which == 0 else tuple(map(jnp.asarray, _cores()))
-    table = jax_tt.init_fused_table(start, rule)
+    table = jax_tt.functional.init_fused(start, rule)
     arguments = {"table": table, "optimizer": rule, "grad_scale": None, "key": None} | _common(rng)
     kinds = {"table": "fused"} | _FUSED | _COMMON
     if which:
@@ -221,7 +221,9 @@ def fused(rng: np.random.Generator) -> Case:
         )
     arguments |= {"bags": _bags(rng), "combiner": "sqrtn"}
     kinds |= {"bags": "bags", "combiner": "word"}
-    return Case(jax_tt.tt.fused_embed_bag if which else jax_tt.fused_embed_bag, arguments, kinds)
+    return Case(
+        jax_tt.tt.fused_embed_bag if which else jax_tt.functional.fused_embed_bag, arguments, kinds
+    )
 
 
 def to_dense(rng: np.random.Generator) -> Case:
@@ -239,7 +241,9 @@ def attend(rng: np.random.Generator) -> Case:
 
 def start(rng: np.random.Generator) -> Case:
     arguments = {"cores": _cores(), "optimizer": RULES[0]}
-    return Case(jax_tt.init_fused_table, arguments, {"cores": "cores", "optimizer": "optimizer"})
+    return Case(
+        jax_tt.functional.init_fused, arguments, {"cores": "cores", "optimizer": "optimizer"}
+    )
 
 
 def initial(rng: np.random.Generator) -> Case:
@@ -251,7 +255,7 @@ def initial(rng: np.random.Generator) -> Case:
 def count(rng: np.random.Generator) -> Case:
     arguments = {"ids_or_bags": _bags(rng), "num_embeddings": N}
     return Case(
-        jax_tt.count_out_of_range,
+        jax_tt.functional.count_out_of_range,
         arguments,
         {"ids_or_bags": "ids_or_bags", "num_embeddings": "size"},
     )

@@ -89,7 +89,7 @@ class Ours:
 def _forward(
     collection: jax_tt.Collection, lookup: jax_tt.Lookup, state: Any, batch: jax_tt.KeyedBags
 ) -> Any:
-    return jax_tt.embed_collection(collection, state, batch, lookup)[0]
+    return jax_tt.lookup_features(collection, state, batch, lookup)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -99,7 +99,7 @@ def _step(
     def loss(trained: Any, weights: Any) -> Any:
         arrays = collection.replaced(state, trained)
         bags = dataclasses.replace(batch, weights=weights)
-        rows, _ = jax_tt.embed_collection(collection, arrays, bags, lookup)
+        rows, _ = jax_tt.lookup_features(collection, arrays, bags, lookup)
         parts = [
             jnp.sum((rows[name].astype(jnp.float32) - goal(k)) ** 2) / 2
             for k, name in enumerate(collection.features)

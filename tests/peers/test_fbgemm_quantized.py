@@ -43,7 +43,7 @@ def random_rows(features: int) -> np.ndarray:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_bags(bits, features, weighted):
     table, state = jax_tt.quantize(random_rows(features), bits)
-    layer = operator(jax_tt.to_fbgemm(table, state), features, bits)
+    layer = operator(jax_tt.compression.to_fbgemm(table, state), features, bits)
     rng = np.random.default_rng(1)
     offsets = np.cumsum([0, 0, 3, 1, 40, 7]).astype(np.int32)
     ids = rng.integers(0, 50, offsets[-1]).astype(np.int32)
@@ -55,7 +55,7 @@ def test_bags(bits, features, weighted):
     )
     bags = jax_tt.Bags.from_offsets(ids, offsets, weights)
     for method in ("reference", "ffi"):
-        ours, _ = jax_tt.pooled_rows(table, state, bags, jax_tt.Lookup(method=method))
+        ours, _ = jax_tt.lookup_bags(table, state, bags, method=method)
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-5)
 
 
@@ -63,25 +63,25 @@ def test_bags(bits, features, weighted):
 @pytest.mark.parametrize("combiner", ["mean_count", None])
 def test_means_and_sequences(bits, features, combiner):
     table, state = jax_tt.quantize(random_rows(features), bits)
-    layer = operator(jax_tt.to_fbgemm(table, state), features, bits, combiner)
+    layer = operator(jax_tt.compression.to_fbgemm(table, state), features, bits, combiner)
     ids, offsets = np.array([3, 3, 49, 0, 7], np.int32), np.array([0, 2, 5], np.int32)
     theirs = layer(torch.from_numpy(ids), torch.from_numpy(offsets)).numpy()
     if combiner is None:
-        ours, _ = jax_tt.lookup_rows(table, state, jnp.asarray(ids), jax_tt.Lookup())
+        ours, _ = jax_tt.lookup(table, state, jnp.asarray(ids))
     else:
         bags = jax_tt.Bags.from_offsets(ids, offsets)
-        ours, _ = jax_tt.pooled_rows(table, state, bags, jax_tt.Lookup(combiner))
+        ours, _ = jax_tt.lookup_bags(table, state, bags, jax_tt.Lookup(combiner))
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("bits", "features"), CASES)
 def test_rows_of_the_operator_and_back(bits, features):
     table, state = jax_tt.quantize(random_rows(features), bits)
-    layer = operator(jax_tt.to_fbgemm(table, state), features, bits)
+    layer = operator(jax_tt.compression.to_fbgemm(table, state), features, bits)
     rows = stored_rows(layer).numpy()
-    imported, imported_state = jax_tt.from_fbgemm(rows, features, bits)
+    imported, imported_state = jax_tt.compression.from_fbgemm(rows, features, bits)
     np.testing.assert_array_equal(imported_state["packed"], state["packed"])
-    np.testing.assert_array_equal(jax_tt.to_fbgemm(imported, imported_state), rows)
+    np.testing.assert_array_equal(jax_tt.compression.to_fbgemm(imported, imported_state), rows)
 
 
 @pytest.mark.parametrize("features", [16, 40, 128])
@@ -92,8 +92,10 @@ def test_rounding(bits, features):
     rows[3], rows[4, 1:] = 2.5, 0
     theirs = torch.ops.fbgemm.FloatToFusedNBitRowwiseQuantizedSBHalf(torch.from_numpy(rows), bits)
     table, state = jax_tt.quantize(rows, bits)
-    np.testing.assert_array_equal(jax_tt.to_fbgemm(table, state, header="end"), theirs.numpy())
-    _, imported = jax_tt.from_fbgemm(theirs.numpy(), features, bits, header="end")
+    np.testing.assert_array_equal(
+        jax_tt.compression.to_fbgemm(table, state, header="end"), theirs.numpy()
+    )
+    _, imported = jax_tt.compression.from_fbgemm(theirs.numpy(), features, bits, header="end")
     np.testing.assert_array_equal(imported["packed"], state["packed"])
 
 
@@ -102,7 +104,7 @@ def test_rows_with_scales_below_float16(bits):
     """FBGEMM rounds rows to zeros whose scale is below the numbers of float16; here, these have the smallest scale."""
     rows = 3e-8 * random_rows(16)
     theirs = torch.ops.fbgemm.FloatToFusedNBitRowwiseQuantizedSBHalf(torch.from_numpy(rows), bits)
-    other = jax_tt.from_fbgemm(theirs.numpy(), 16, bits, header="end")
+    other = jax_tt.compression.from_fbgemm(theirs.numpy(), 16, bits, header="end")
     error, other_error = (
         np.abs(np.asarray(table.to_dense(state)) - rows).max()
         for table, state in (jax_tt.quantize(rows, bits), other)

@@ -93,7 +93,7 @@ def resize(table: Table, state: State, cache: RowCache, method: str = "auto") ->
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
     >>> state = table.init(jax.random.key(0))
-    >>> _, state = jax_tt.lookup_rows(table, state, jnp.array([7, 8]), jax_tt.Lookup())
+    >>> _, state = jax_tt.lookup(table, state, jnp.array([7, 8]))
     >>> state = jax_tt.cache.populate(table, state)
     >>> table, state = jax_tt.cache.resize(table, state, jax_tt.RowCache(200, ways=4))
     >>> state["cache_rows"].shape, jax_tt.cache.statistics(table, state)["occupied"]

@@ -41,7 +41,7 @@ def populate(table: Table, state: State, method: str = "auto") -> dict[str, Any]
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
     >>> state = table.init(jax.random.key(0))
-    >>> _, state = jax_tt.lookup_rows(table, state, jnp.array([7, 7, 8]), jax_tt.Lookup())
+    >>> _, state = jax_tt.lookup(table, state, jnp.array([7, 7, 8]))
     >>> state = jax_tt.cache.populate(table, state)
     >>> jax_tt.cache.statistics(table, state)["occupied"]
     2
@@ -76,7 +76,7 @@ def refresh(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
     >>> cache = jax_tt.RowCache(100, ways=4, refresh_every=1)
     >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=cache)
     >>> state = table.init(jax.random.key(0))
-    >>> _, state = jax_tt.lookup_rows(table, state, jnp.array([7, 8]), jax_tt.Lookup())
+    >>> _, state = jax_tt.lookup(table, state, jnp.array([7, 8]))
     >>> state = jax_tt.cache.refresh(table, state)
     >>> jax_tt.cache.statistics(table, state)["refreshes"]
     1
@@ -100,7 +100,7 @@ def flush(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
     >>> state = table.init(jax.random.key(0))
-    >>> _, state = jax_tt.lookup_rows(table, state, jnp.array([7, 8]), jax_tt.Lookup())
+    >>> _, state = jax_tt.lookup(table, state, jnp.array([7, 8]))
     >>> state = jax_tt.cache.flush(table, jax_tt.cache.populate(table, state))
     >>> jax_tt.cache.statistics(table, state)["written_back"]
     2
@@ -124,7 +124,7 @@ def reset(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
     >>> state = table.init(jax.random.key(0))
-    >>> _, state = jax_tt.lookup_rows(table, state, jnp.array([7, 8]), jax_tt.Lookup())
+    >>> _, state = jax_tt.lookup(table, state, jnp.array([7, 8]))
     >>> state = jax_tt.cache.reset(table, jax_tt.cache.populate(table, state))
     >>> jax_tt.cache.statistics(table, state)["occupied"]
     0

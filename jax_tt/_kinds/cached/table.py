@@ -55,8 +55,8 @@ class RowCachedTable(Wrapper):
         cache: sizes and policy.
 
     >>> import jax, jax_tt
-    >>> train = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(1000, 8, ranks=4))
-    >>> table = jax_tt.RowCachedTable(train, jax_tt.RowCache(50, ways=5))
+    >>> train = jax_tt.tables.TTTable.of_shape(jax_tt.TTShape.suggest(1000, 8, ranks=4))
+    >>> table = jax_tt.tables.RowCachedTable(train, jax_tt.RowCache(50, ways=5))
     >>> table.init(jax.random.key(0))["cache_rows"].shape
     (50, 8)
     """

@@ -80,7 +80,7 @@ class CodedTable(CodeLayout, ReferenceTable):
     >>> state = table.init(jax.random.key(0))
     >>> {name: array.shape for name, array in state.items()}
     {'codebooks': (4096, 4), 'codes': (100000, 16)}
-    >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([1, 99_999]), jax_tt.Lookup())
+    >>> rows, _ = jax_tt.lookup(table, state, jnp.array([1, 99_999]))
     >>> rows.shape, table.nbytes
     ((2, 64), 1665536)
     """

@@ -56,7 +56,7 @@ class Composite(Table):
     def _check_table(self, argument: str, table: Any) -> None:
         if not isinstance(table, Table):
             raise TypeError(
-                f"{argument}: got {table!r}; expected a jax_tt.Table, e.g. jax_tt.DenseTable(1000, 16)."
+                f"{argument}: got {table!r}; expected a jax_tt.Table, e.g. jax_tt.tables.DenseTable(1000, 16)."
             )
         if table.ids.takes_keys or table.cached is not None or table.divided:
             raise TypeError(

@@ -46,7 +46,8 @@ class MixedTable(Composite):
         ValueError, TypeError: the tables do not fit together; the message names the first that does not.
 
     >>> import jax, jax.numpy as jnp, jax_tt
-    >>> table = jax_tt.MixedTable((jax_tt.QuantizedTable(100, 16, 8), jax_tt.QuantizedTable(900, 16, 2)))
+    >>> parts = jax_tt.tables.QuantizedTable(100, 16, 8), jax_tt.tables.QuantizedTable(900, 16, 2)
+    >>> table = jax_tt.tables.MixedTable(parts)
     >>> state = table.with_parts(table.init(jax.random.key(0)), jnp.arange(1000) % 10 != 3)
     >>> table.num_embeddings, table.parts_of(state)[:5].tolist()
     (1000, [1, 1, 1, 0, 1])

@@ -39,11 +39,11 @@ class SumTable(Composite):
         ValueError, TypeError: the tables do not fit together; the message names the first that does not.
 
     >>> import jax, jax.numpy as jnp, jax_tt
-    >>> train = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(1000, 16, ranks=4))
+    >>> train = jax_tt.tables.TTTable.of_shape(jax_tt.TTShape.suggest(1000, 16, ranks=4))
     >>> order = jax_tt.order.from_counts(range(1000))
-    >>> table = jax_tt.SumTable((train, jax_tt.OrderedTable(train, order)))
+    >>> table = jax_tt.tables.SumTable((train, jax_tt.tables.OrderedTable(train, order)))
     >>> state = table.init(jax.random.key(0))
-    >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([1, 999]), jax_tt.Lookup())
+    >>> rows, _ = jax_tt.lookup(table, state, jnp.array([1, 999]))
     >>> rows.shape, sorted(state)[:2]
     ((2, 16), ['table_0_core_0', 'table_0_core_1'])
     """

@@ -46,7 +46,7 @@ class DenseTable(RowTable):
         embedding_init: initialiser ``(key, shape, dtype) -> table``.
 
     >>> import jax, jax_tt
-    >>> jax_tt.DenseTable(1000, 16).init(jax.random.key(0))["embedding"].shape
+    >>> jax_tt.tables.DenseTable(1000, 16).init(jax.random.key(0))["embedding"].shape
     (1000, 16)
     """
 

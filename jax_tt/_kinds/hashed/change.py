@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -37,6 +38,7 @@ from jax_tt._table.types import State
 from jax_tt._tt.initial_cores import fresh_init
 
 
+@functools.singledispatch
 def grow_if_full(
     table: HashTable, state: State, *, max_load: float = 0.75, method: str = "auto"
 ) -> Change:
@@ -46,8 +48,8 @@ def grow_if_full(
     bit for bit. Functions that were compiled for the table are compiled again if it has grown.
 
     Args:
-        table: the `HashTable`, or a `ShardedTable` of one.
-        state: its arrays by name.
+        table: the `HashTable`, or a `ShardedTable` of one; or a `Collection`, of which every hash table may grow.
+        state: its arrays by name; those of a collection by table and name.
         max_load: the share of occupied slots, from 0 to 1, above which the table grows.
         method: as in `Lookup`.
 
@@ -56,8 +58,8 @@ def grow_if_full(
 
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(64, 8, policy="none", max_capacity=256)
-    >>> _, state = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(40))
-    >>> table, state = jax_tt.grow_if_full(table, state, max_load=0.5)
+    >>> _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.arange(40))
+    >>> table, state = jax_tt.dynamic.grow_if_full(table, state, max_load=0.5)
     >>> table.num_embeddings, state["embedding"].shape
     (128, (128, 8))
     """

@@ -47,8 +47,8 @@ from jax_tt._table.wrapper import Wrapper
 COLLECTION = "hash_table"
 _UNTRAINED = (
     "{count} ids of a training batch are keys without a row. They read their initial values and train nothing. Insert "
-    "them first, jax_tt.insert_keys(table, state, ids); where tables are full, raise the capacity. safe_check='ignore' "
-    "says nothing."
+    "them first, jax_tt.dynamic.insert(table, state, ids); where tables are full, raise the capacity. "
+    "safe_check='ignore' says nothing."
 )
 MISSING = ("initial", "zeros")
 
@@ -59,7 +59,7 @@ Initializer = InitialRows | Callable[[jax.Array, int], jax.Array]
 class HashTable(Wrapper):
     """A table of 64-bit keys: each key in it has a slot, which is a row of the wrapped table.
 
-    `insert_keys` gives new keys a slot, between or at the beginning of training steps; lookups only find keys, and
+    `dynamic.insert` gives new keys a slot, between or at the beginning of training steps; lookups only find keys, and
     never change the state. The positions of other keys read the initial values of these keys, which depend on the
     seed and the key alone; they have a gradient with respect to weights, but train nothing.
 
@@ -92,10 +92,10 @@ class HashTable(Wrapper):
             host callback.
 
     >>> import jax, jax_tt, numpy as np
-    >>> table = jax_tt.HashTable(jax_tt.DenseTable(1024, 8), policy="lfu")
+    >>> table = jax_tt.tables.HashTable(jax_tt.tables.DenseTable(1024, 8), policy="lfu")
     >>> state, keys = table.init(jax.random.key(0)), np.array([-1, 2**62, 5])
-    >>> inserted, state = jax_tt.insert_keys(table, state, keys)
-    >>> rows, _ = jax_tt.lookup_rows(table, state, keys, jax_tt.Lookup())
+    >>> inserted, state = jax_tt.dynamic.insert(table, state, keys)
+    >>> rows, _ = jax_tt.lookup(table, state, keys)
     >>> rows.shape, int(inserted.counts["inserted"])
     ((3, 8), 3)
     """
@@ -128,8 +128,8 @@ class HashTable(Wrapper):
             object.__setattr__(self, "initializer", Normal(scale))
         elif not callable(self.initializer) and not isinstance(self.initializer, InitialRows):
             raise TypeError(
-                f"initializer: got {self.initializer!r}; expected None, a distribution such as jax_tt.Uniform(0.1), or "
-                "a function (keys, features) -> rows."
+                f"initializer: got {self.initializer!r}; expected None, a distribution such as dynamic.Uniform(0.1), "
+                "or a function (keys, features) -> rows."
             )
         _check_missing(self.missing, self.num_embeddings)
 
@@ -207,8 +207,8 @@ class HashTable(Wrapper):
 
         >>> import jax, jax_tt, numpy as np
         >>> small, large = jax_tt.hash_table(64, 8), jax_tt.hash_table(96, 8)
-        >>> _, state = jax_tt.insert_keys(small, small.init(jax.random.key(0)), np.arange(40))
-        >>> jax_tt.hash_statistics(large, large.of_rows(state))["keys"]
+        >>> _, state = jax_tt.dynamic.insert(small, small.init(jax.random.key(0)), np.arange(40))
+        >>> jax_tt.dynamic.statistics(large, large.of_rows(state))["keys"]
         40
         """
         return relocated(self, state, 1)

@@ -34,9 +34,9 @@ class OrderedTable(Wrapper):
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> order = jax_tt.order.from_counts([1, 5, 3])
-    >>> table = jax_tt.OrderedTable(jax_tt.DenseTable(3, 8), order)
+    >>> table = jax_tt.tables.OrderedTable(jax_tt.tables.DenseTable(3, 8), order)
     >>> state = table.init(jax.random.key(0))
-    >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([0]), jax_tt.Lookup())
+    >>> rows, _ = jax_tt.lookup(table, state, jnp.array([0]))
     >>> bool((rows[0] == state["embedding"][2]).all())
     True
     """

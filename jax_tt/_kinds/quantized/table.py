@@ -64,7 +64,7 @@ class QuantizedTable(NativeTable):
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> table, state = jax_tt.quantize(jnp.eye(1000, 16), bits=4)
-    >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([1, 999]), jax_tt.Lookup())
+    >>> rows, _ = jax_tt.lookup(table, state, jnp.array([1, 999]))
     >>> rows.shape, table.row_bytes, table.nbytes
     ((2, 16), 12, 12000)
     """
@@ -155,7 +155,7 @@ class QuantizedTable(NativeTable):
         raise ValueError(
             f"{self.ids.label}{PACKED}: got {packed.dtype} of shape {packed.shape}; expected uint8 of shape "
             f"{self.param_shapes[PACKED]}: {self.bits} bits for each of {self.features} numbers, and 4 bytes of scale "
-            "and offset. jax_tt.quantize makes it of rows, jax_tt.from_fbgemm of rows of FBGEMM."
+            "and offset. jax_tt.quantize makes it of rows, jax_tt.compression.from_fbgemm of rows of FBGEMM."
         )
 
     def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:

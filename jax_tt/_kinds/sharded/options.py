@@ -34,7 +34,7 @@ class Exchange:
             fit. `plan_exchange` counts both.
 
     >>> import jax_tt
-    >>> jax_tt.Exchange(dtype="bfloat16", expected_unique=0.3).dtype
+    >>> jax_tt.planning.Exchange(dtype="bfloat16", expected_unique=0.3).dtype
     'bfloat16'
     """
 

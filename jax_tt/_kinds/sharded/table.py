@@ -65,9 +65,9 @@ class ShardedTable(Wrapper):
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> mesh = jax.make_mesh((1,), ("model",))
     >>> placement = jax_tt.Placement.round_robin(page_size=100)
-    >>> table = jax_tt.ShardedTable(jax_tt.dense_table(1000, 16), mesh, "model", placement)
+    >>> table = jax_tt.tables.ShardedTable(jax_tt.dense_table(1000, 16), mesh, "model", placement)
     >>> state = table.init(jax.random.key(0))
-    >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([1, 999]), jax_tt.Lookup())
+    >>> rows, _ = jax_tt.lookup(table, state, jnp.array([1, 999]))
     >>> rows.shape
     (2, 16)
     """
@@ -97,8 +97,8 @@ class ShardedTable(Wrapper):
             )
         if not isinstance(self.exchange, Exchange):
             raise TypeError(
-                f"{label}exchange: got a {type(self.exchange).__name__}; expected a jax_tt.Exchange, e.g. "
-                'jax_tt.Exchange(dtype="bfloat16").'
+                f"{label}exchange: got a {type(self.exchange).__name__}; expected a jax_tt.planning.Exchange, e.g. "
+                'jax_tt.planning.Exchange(dtype="bfloat16").'
             )
         unknown = [name for name in self.axes if name not in self.mesh.axis_names]
         if unknown or not self.axes or len(set(self.axes)) < len(self.axes):
@@ -320,7 +320,7 @@ class ShardedTable(Wrapper):
         >>> import jax, jax_tt
         >>> mesh = jax.make_mesh((1,), ("model",))
         >>> dense = jax_tt.dense_table(1000, 16)
-        >>> table = jax_tt.ShardedTable(dense, mesh, "model", jax_tt.Placement.contiguous())
+        >>> table = jax_tt.tables.ShardedTable(dense, mesh, "model", jax_tt.Placement.contiguous())
         >>> state = table.init(jax.random.key(0))
         >>> table, state = table.moved(state, jax_tt.Placement.round_robin(page_size=100))
         >>> state["page_table"].shape

@@ -31,7 +31,7 @@ class TTTable(TrainTable):
     ``ranks`` has ``d + 1`` entries, of which the first and last are 1.
 
     >>> import jax_tt
-    >>> table = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(1000, 8, ranks=4))
+    >>> table = jax_tt.tables.TTTable.of_shape(jax_tt.TTShape.suggest(1000, 8, ranks=4))
     >>> table.param_shapes["core_1"]
     (10, 4, 2, 4)
     """

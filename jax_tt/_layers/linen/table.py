@@ -315,7 +315,7 @@ class TableEmbed(AnyTable, EmbedModule):
 
     Example:
         >>> import jax, jax.numpy as jnp, jax_tt
-        >>> layer = jax_tt.linen.TableEmbed(jax_tt.DenseTable(1000, 16))
+        >>> layer = jax_tt.linen.TableEmbed(jax_tt.tables.DenseTable(1000, 16))
         >>> variables = layer.init(jax.random.key(0), jnp.array([1]))
         >>> layer.apply(variables, jnp.array([1, 999])).shape
         (2, 16)
@@ -337,7 +337,7 @@ class TableEmbedBag(AnyTable, EmbedBagModule):
 
     Example:
         >>> import jax, jax_tt
-        >>> layer = jax_tt.linen.TableEmbedBag(jax_tt.DenseTable(1000, 16), jax_tt.Lookup("mean"))
+        >>> layer = jax_tt.linen.TableEmbedBag(jax_tt.tables.DenseTable(1000, 16), jax_tt.Lookup("mean"))
         >>> bags = jax_tt.Bags.from_ragged([[17, 4], [], [999]])
         >>> variables = layer.init(jax.random.key(0), bags)
         >>> layer.apply(variables, bags).shape

@@ -39,7 +39,7 @@ class ChangedLayer:
         >>> tx = optax.adam(0.01)
         >>> opt_state = tx.init(variables["params"])
         >>> changed, variables = jax_tt.linen.update_table(
-        ...     layer, variables, lambda table, state: jax_tt.grow_table(
+        ...     layer, variables, lambda table, state: jax_tt.tables.grow(
         ...         table, state, 1200, key=jax.random.key(1)
         ...     )
         ... )
@@ -93,7 +93,7 @@ def update_table(
         variables: all collections of the model.
         fn: maps the description of the table and its arrays by name (of a collection, the `Collection` and its arrays
             by table and name) to one of: ``result, state``, such as `insert_keys` computes; a new table and its state,
-            as from `grow_table`, `reorder_table` and `grow_if_full`; or the state alone.
+            as from `tables.grow`, `tables.reorder` and `grow_if_full`; or the state alone.
         path: path of the layer in the collections, e.g. ``"tower/items"``; empty if the layer is the model.
 
     Returns:
@@ -109,12 +109,12 @@ def update_table(
         >>> keys = np.arange(40)
         >>> variables = layer.init(jax.random.key(0), keys)
         >>> inserted, variables = jax_tt.linen.update_table(
-        ...     layer, variables, lambda table, state: jax_tt.insert_keys(table, state, keys)
+        ...     layer, variables, lambda table, state: jax_tt.dynamic.insert(table, state, keys)
         ... )
         >>> int(inserted.counts["inserted"])
         40
         >>> changed, variables = jax_tt.linen.update_table(
-        ...     layer, variables, lambda table, state: jax_tt.grow_if_full(table, state, max_load=0.5)
+        ...     layer, variables, lambda table, state: jax_tt.dynamic.grow_if_full(table, state, max_load=0.5)
         ... )
         >>> changed.layer.table.num_embeddings, variables["params"]["embedding"].shape
         (128, (128, 16))

@@ -244,13 +244,13 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
         epoch: Any = None,
         return_evicted: bool = False,
     ) -> dict[str, Inserted]:
-        """Finds or inserts the keys of a batch in all hash tables; see `jax_tt.insert_collection_keys`.
+        """Finds or inserts the keys of a batch in all hash tables; see `jax_tt.dynamic.insert`.
 
         Call it before the lookup of the batch, outside of the loss.
 
         Args:
             batch: as in ``__call__``; features of other tables are not looked at.
-            scores, epoch, return_evicted: as in `jax_tt.insert_collection_keys`.
+            scores, epoch, return_evicted: as in `jax_tt.dynamic.insert`.
 
         Returns:
             `Inserted` by hash table.
@@ -270,7 +270,7 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
         opt: nnx.Optimizer[Any] | None = None,
         model: nnx.Module | None = None,
     ) -> tuple[str, ...]:
-        """Doubles the capacity of hash tables whose load exceeds a limit; see `jax_tt.grow_collection_if_full`.
+        """Doubles the capacity of hash tables whose load exceeds a limit; see `jax_tt.dynamic.grow_if_full`.
 
         Args:
             max_load: the share of occupied slots above which a table grows.

@@ -27,12 +27,12 @@ class HashedModule(ChangingModule):
         epoch: Any = None,
         return_evicted: bool = False,
     ) -> Inserted:
-        """Finds or inserts the keys of a batch; see `jax_tt.insert_keys`.
+        """Finds or inserts the keys of a batch; see `jax_tt.dynamic.insert`.
 
         Call it before the lookup of the batch, outside of the loss.
 
         Args:
-            ids, scores, epoch, return_evicted: as in `jax_tt.insert_keys`.
+            ids, scores, epoch, return_evicted: as in `jax_tt.dynamic.insert`.
 
         Raises:
             TypeError: the layer has no hash table.
@@ -57,10 +57,10 @@ class HashedModule(ChangingModule):
         where: Callable[[KeyView], Any] | None = None,
         size: int | None = None,
     ) -> Evicted:
-        """Takes keys out of the table; see `jax_tt.remove_keys`.
+        """Takes keys out of the table; see `jax_tt.dynamic.remove`.
 
         Args:
-            keys, where, size: as in `jax_tt.remove_keys`.
+            keys, where, size: as in `jax_tt.dynamic.remove`.
         """
         table, before = require_hash_table(self.table), read_state(self)
         evicted, state = remove_keys(
@@ -76,7 +76,7 @@ class HashedModule(ChangingModule):
         opt: nnx.Optimizer[Any] | None = None,
         model: nnx.Module | None = None,
     ) -> bool:
-        """Doubles the capacity where the load exceeds ``max_load``; see `jax_tt.grow_if_full`.
+        """Doubles the capacity where the load exceeds ``max_load``; see `jax_tt.dynamic.grow_if_full`.
 
         Args:
             max_load: the share of occupied slots above which the table grows.

@@ -34,7 +34,7 @@ class TableEmbed(HashedModule):
     Example:
         >>> import jax.numpy as jnp, jax_tt
         >>> from flax import nnx
-        >>> layer = jax_tt.TableEmbed(jax_tt.DenseTable(1000, 16), rngs=nnx.Rngs(0))
+        >>> layer = jax_tt.TableEmbed(jax_tt.tables.DenseTable(1000, 16), rngs=nnx.Rngs(0))
         >>> layer(jnp.array([1, 999])).shape
         (2, 16)
 
@@ -89,12 +89,12 @@ class TableEmbed(HashedModule):
         return result
 
     def host_batch(self, ids: Any, *, sharding: Any = None) -> Any:
-        """The ids as a compiled step takes them, from what a data loader gives; see `jax_tt.host_batch`.
+        """The ids as a compiled step takes them, from what a data loader gives; see `jax_tt.pipeline.host_batch`.
 
         Ids out of range are treated as ``bounds`` says.
 
         Args:
-            ids, sharding: as in `jax_tt.host_batch` with ``pooled=False``.
+            ids, sharding: as in `jax_tt.pipeline.host_batch` with ``pooled=False``.
         """
         return self._host_batch(ids, False, sharding=sharding)
 
@@ -136,7 +136,7 @@ class TableEmbedBag(HashedModule):
         >>> import jax_tt
         >>> from flax import nnx
         >>> layer = jax_tt.TableEmbedBag(
-        ...     jax_tt.DenseTable(1000, 16), jax_tt.Lookup("mean"), rngs=nnx.Rngs(0)
+        ...     jax_tt.tables.DenseTable(1000, 16), jax_tt.Lookup("mean"), rngs=nnx.Rngs(0)
         ... )
         >>> layer(jax_tt.Bags.from_ragged([[17, 4], [], [999]])).shape
         (3, 16)
@@ -161,11 +161,11 @@ class TableEmbedBag(HashedModule):
         return self._call(pooled_rows, bags, grad_scale, hyperparameters)
 
     def host_batch(self, ids: Any, *, capacity: int | None = None, sharding: Any = None) -> Any:
-        """The bags as a compiled step takes them, from what a data loader gives; see `jax_tt.host_batch`.
+        """The bags as a compiled step takes them, from what a data loader gives; see `jax_tt.pipeline.host_batch`.
 
         Ids out of range are treated as ``bounds`` says.
 
         Args:
-            ids, capacity, sharding: as in `jax_tt.host_batch`.
+            ids, capacity, sharding: as in `jax_tt.pipeline.host_batch`.
         """
         return self._host_batch(ids, True, capacity=capacity, sharding=sharding)

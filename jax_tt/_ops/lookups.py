@@ -1,0 +1,98 @@
+"""`lookup` and `lookup_bags`: rows and pooled rows of a table of any kind."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jax_tt._base.keywords import check_keywords
+from jax_tt._lookup.calls import lookup_rows, pooled_rows
+from jax_tt._table.options import Lookup, StepInputs
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
+
+_OF_LOOKUP = tuple(field.name for field in dataclasses.fields(Lookup) if field.name != "wanted")
+
+
+def lookup(
+    table: Table,
+    state: State,
+    ids: Any,
+    options: Lookup | None = None,
+    inputs: StepInputs | None = None,
+    **named: Any,
+) -> tuple[jax.Array, State]:
+    """Rows of a table of any kind, one per id.
+
+    Args:
+        table: the kind and its sizes, e.g. from `dense_table`.
+        state: its arrays by name, as `Table.init` returns them.
+        ids: integers of any shape, or `SplitIds`.
+        options: a `Lookup`; or its fields as keywords, such as ``bounds="zero"``.
+        inputs: of the update of a fused table, as `extension.StepInputs`; or its fields as keywords, such as
+            ``grad_scale=scale``, ``key=`` and ``hyperparameters={"learning_rate": rate}``.
+        **named: the fields of both.
+
+    Returns:
+        ``[*ids.shape, D]`` and the state after the call, which differs from ``state`` only in counts, such as those of
+        a row cache. Differentiable in ``state``; the cotangent of a fused table's arrays is their new value.
+
+    Raises:
+        TypeError, ValueError: an unknown keyword, or ids or a state that are not those of such a table.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> table = jax_tt.dense_table(1000, 16)
+    >>> rows, state = jax_tt.lookup(table, table.init(jax.random.key(0)), jnp.array([1, 999]))
+    >>> rows.shape
+    (2, 16)
+    """
+    return lookup_rows(table, state, ids, *options_of("lookup", options, inputs, named))
+
+
+def lookup_bags(
+    table: Table,
+    state: State,
+    bags: Any,
+    options: Lookup | None = None,
+    inputs: StepInputs | None = None,
+    **named: Any,
+) -> tuple[jax.Array, State]:
+    """Pooled rows of a table of any kind, one vector per bag.
+
+    Args:
+        table, state, options, inputs, named: as in `lookup`.
+        bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
+
+    Returns:
+        ``[B, D]`` and the state after the call. Differentiable in ``state`` and in ``bags.weights``.
+
+    Raises:
+        TypeError, ValueError: an unknown keyword, or bags or a state that are not those of such a table.
+
+    >>> import jax, jax_tt
+    >>> table = jax_tt.dense_table(1000, 16)
+    >>> bags = jax_tt.Bags.from_ragged([[17, 4], [], [999]])
+    >>> pooled, _ = jax_tt.lookup_bags(table, table.init(jax.random.key(0)), bags, combiner="mean")
+    >>> pooled.shape
+    (3, 16)
+    """
+    return pooled_rows(table, state, bags, *options_of("lookup_bags", options, inputs, named))
+
+
+def options_of(
+    caller: str, options: Lookup | None, inputs: StepInputs | None, named: Mapping[str, Any]
+) -> tuple[Lookup, StepInputs]:
+    """The options and the inputs of a call, each given whole or by the names of its fields."""
+    check_keywords(caller, named, (*_OF_LOOKUP, *StepInputs._fields))
+    of_lookup = {name: value for name, value in named.items() if name in _OF_LOOKUP}
+    of_inputs = {name: value for name, value in named.items() if name in StepInputs._fields}
+    for argument, given, fields in (("options", options, of_lookup), ("inputs", inputs, of_inputs)):
+        if given is not None and fields:
+            raise TypeError(
+                f"{caller}: got {argument} and {next(iter(fields))}=; expected one of them. The fields of {argument} "
+                "are keywords of the call too."
+            )
+    return options or Lookup(**of_lookup), inputs or StepInputs(**of_inputs)

@@ -12,4 +12,4 @@ from jax_tt._compress.compress import Measured as Measured
 from jax_tt._compress.fbgemm import from_fbgemm as from_fbgemm
 from jax_tt._compress.fbgemm import to_fbgemm as to_fbgemm
 from jax_tt._compress.mixed_widths import quantize_mixed as quantize_mixed
-from jax_tt._compress.residual_table import residual_table as residual_table
+from jax_tt._compress.residuals import residual_table as residual_table

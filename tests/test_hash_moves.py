@@ -16,6 +16,7 @@ from jax_tt._layers.nnx.collection import write_arrays
 from jax_tt._sets import placing
 from jax_tt._sets.placing import ENTRY, Sets, placed
 from jax_tt._table.checkpoint import by_row, in_pieces, of_pieces, of_rows
+from jax_tt.tables import ShardedTable
 
 FEATURES = {"item": jax_tt.Feature("item")}
 PLAIN = jax_tt.hash_table(1024, 4, optimizer=jax_tt.optimizers.Adagrad(0.1), name="item")

@@ -18,6 +18,7 @@ from jax_tt._base import reports
 from jax_tt._kinds.sharded.route import Route, distinct
 from jax_tt._sets.hashing import homes_of, keys_of_words, owners_of, words_of
 from jax_tt._table.checkpoint import unsharded
+from jax_tt.tables import ShardedTable
 
 WIDTH, CAPACITY = 8, 512
 RULES = {"fused": optimizers.Adam(0.01), "plain": None, "custom": optimizers.RowWiseAdagrad(0.1)}

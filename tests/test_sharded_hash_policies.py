@@ -22,6 +22,7 @@ from jax_tt._sets.hash_directory import KeyDirectory
 from jax_tt._sets.hashing import owners_of, words_of
 from jax_tt._table.change import grow
 from jax_tt._table.checkpoint import unsharded
+from jax_tt.tables import ShardedTable
 from tests.hash_model import joined
 
 WIDTH, DEVICES, BATCH = 4, 4, (16, 3)

@@ -19,6 +19,7 @@ from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, named_direc
 from jax_tt._sets.placing import ENTRY, Sets, _slots, directory_with, entries_of
 from jax_tt._sets.relocate import sets_of
 from jax_tt._table.checkpoint import by_row, of_rows, unsharded
+from jax_tt.tables import ShardedTable
 
 WAYS = ("dump", "changes", "rows", "collection", "frozen", "pieces", "grown")
 

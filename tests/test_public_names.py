@@ -1,0 +1,43 @@
+"""The public names: few at the top, the others by module, each of them in the documentation."""
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import jax_tt
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+MODULES = [
+    found.name
+    for found in pkgutil.iter_modules(jax_tt.__path__)
+    if not found.name.startswith("_") and found.name != "cli"
+]
+
+
+def names(module):
+    return [
+        name
+        for name in dir(module)
+        if not name.startswith("_") and not isinstance(getattr(module, name), ModuleType)
+    ]
+
+
+def test_the_top_has_at_most_45_names():
+    assert len(names(jax_tt)) <= 45
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_is_an_attribute(name):
+    assert getattr(jax_tt, name) is importlib.import_module(f"jax_tt.{name}")
+
+
+@pytest.mark.parametrize("name", ["", *MODULES])
+def test_every_name_is_in_the_documentation(name):
+    module = importlib.import_module(f"jax_tt.{name}".rstrip("."))
+    text = "\n".join(page.read_text() for page in sorted(DOCS.rglob("*.md")))
+    missing = [one for one in names(module) if not re.search(rf"(?<!\w){one}\b", text)]
+    assert not missing

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import typing
 
 from jax_tt import cache as cache
 from jax_tt import checkpoint as checkpoint
@@ -74,7 +75,7 @@ _LAYERS = (
 _MODULES = ("nnx", "linen")
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> typing.Any:
     if name in _MODULES:
         return importlib.import_module(f"jax_tt.{name}")
     if name not in _LAYERS:

@@ -1,5 +1,7 @@
 """Hit rates of the policies of the row cache, on streams whose popular rows stay or change, and on real ones."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from benchmarks.registry import Settings, case
 from benchmarks.results import Report
 from benchmarks.streams import drifting, streams
 
-State = dict[str, jax.Array]
+State = Mapping[str, jax.Array]
 BATCH, REFRESH_EVERY = 4096, 10
 DRIFTS = {"no drift": 0.0, "1 % drift": 0.01, "10 % drift": 0.1}
 POLICIES = {

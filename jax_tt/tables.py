@@ -5,7 +5,7 @@ any kind, with its wrappers and its state, between two steps.
 
 >>> import jax, jax_tt
 >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4, cache=jax_tt.RowCache(50, ways=5))
->>> isinstance(table, jax_tt.tables.RowCachedTable), isinstance(table.table, jax_tt.tables.TTTable)
+>>> type(table) is jax_tt.tables.RowCachedTable, type(table.table) is jax_tt.tables.TTTable
 (True, True)
 >>> table, state = jax_tt.tables.grow(table, table.init(jax.random.key(0)), 1200, key=jax.random.key(1))
 >>> table.num_embeddings

@@ -130,14 +130,15 @@ EMULATION_TESTS ?= conformance grad fused rules vmap jit bags arguments shard fu
   cuda_tt cuda_fast cuda_storage cuda_plan tt_tables_cuda dense_segments dense_tables_cuda \
   quantized_tables quantized_levels quantized_groups quantized_training cache_ops cache_lookup cache_steps \
   hash_ops hash_directory hash_tables hash_lookups
+EMULATION_FILES = $(foreach name,$(EMULATION_TESTS),$(wildcard tests/*/test_$(name).py tests/*/*/test_$(name).py))
 emulated: $(VENV)/.with-test $(EMULATED)
 	@for seed in $(SEEDS); do echo "seed $$seed"; \
 	  JAX_TT_EMULATION_SEED=$$seed $(PY) -m pytest $(PYTEST_ARGS) -k cuda \
-	    $(EMULATION_TESTS:%=tests/test_%.py) || exit 1; done
+	    $(EMULATION_FILES) || exit 1; done
 
 # Which lines and instances of the CUDA kernels those tests execute, into docs/cuda_coverage.md. Needs gcov.
 cuda-coverage: $(VENV)/.with-dev
-	$(PY) -m scripts.cuda_coverage --write $(EMULATION_TESTS:%=tests/test_%.py)
+	$(PY) -m scripts.cuda_coverage --write $(EMULATION_FILES)
 
 # On a machine with a GPU, with nothing installed by this project and no network: measures, tests, looks for memory
 # errors and races. GPU_PYTHON has jax with CUDA and pytest, and nanobind, cmake and ninja where there is no bundle.

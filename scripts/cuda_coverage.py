@@ -1,7 +1,7 @@
 """Which lines of the CUDA sources the tests execute, counted by gcov where the kernels are compiled for the processor.
 
-    python -m scripts.cuda_coverage tests/test_grad.py ...      # builds, runs these tests, prints the page
-    python -m scripts.cuda_coverage --write tests/test_grad.py  # and writes it to docs/cuda_coverage.md
+    python -m scripts.cuda_coverage tests/lookup/test_grad.py ...      # builds, runs these tests, prints the page
+    python -m scripts.cuda_coverage --write tests/lookup/test_grad.py  # and writes it to docs/cuda_coverage.md
 
 `make cuda-coverage` gives it all tests of the ops. Needs GCC and its gcov, no GPU. The installed modules stay as they
 are: the tests find the one built here.

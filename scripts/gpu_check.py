@@ -71,7 +71,7 @@ def stages(dry: bool, results: Path) -> list[Stage]:
     ops = ["others"] if dry else ["small", "together", "keys"]
     smi = ["nvidia-smi", "-q", "-d", "CLOCK,PERFORMANCE,MEMORY"]
     found = [Stage("card", [python, "-c", "print('no GPU')"] if dry else smi, 5)]
-    found.append(Stage("operations", [python, "-m", "tests.gpu_run", *ops], 40, CACHE))
+    found.append(Stage("operations", [python, "-m", "tests.native.gpu_run", *ops], 40, CACHE))
 
     def benchmark(case: str, seconds: float) -> Stage:
         command = [python, "-m", "benchmarks.one", case, str(BUILD / "case.json")]
@@ -93,14 +93,14 @@ def stages(dry: bool, results: Path) -> list[Stage]:
 def _tests(python: str, tier: str, dry: bool) -> list[str]:
     command = [python, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "-m", "gpu"]
     if dry:
-        return [*command, "tests/test_vmap.py"]
+        return [*command, "tests/lookup/test_vmap.py"]
     workers = min(MOST_WORKERS, os.cpu_count() or 1)
     return [*command, f"--tier={tier}", "-n", str(workers), "--dist=worksteal", "tests"]
 
 
 def _sanitized(python: str, kind: str, dry: bool) -> list[str]:
     """The operations under a tool that looks at this project's kernels alone; without the tool in a dry run."""
-    ops = [python, "-m", "tests.gpu_run", *(("others",) if dry else SANITIZED)]
+    ops = [python, "-m", "tests.native.gpu_run", *(("others",) if dry else SANITIZED)]
     tool = shutil.which("compute-sanitizer") or shutil.which(
         "compute-sanitizer", path="/usr/local/cuda/bin:/opt/nvidia/compute-sanitizer"
     )

@@ -202,7 +202,7 @@ def caught(mutant: Mutant) -> bool:
 
 
 def _tests(names: list[str]) -> int:
-    files = [f"tests/test_{name}.py" for name in names]
+    files = [str(next((ROOT / "tests").rglob(f"test_{name}.py"))) for name in names]
     # In one process: with xdist, the exit status of a failed test is that of a run that was interrupted.
     options = ["--tier=quick", "--exitfirst", "--quiet"]
     command = [sys.executable, "-m", "pytest", *options, *files]

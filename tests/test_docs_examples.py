@@ -128,8 +128,8 @@ WITHOUT_EXAMPLE = {
     "jax_tt.SplitIds",
     "jax_tt.tt.Cost",
     "jax_tt.Table",
-    "jax_tt.extension.ReferenceTable",  # tests/test_toy_kind.py is its example
-    "jax_tt.extension.Wrapper",  # tests/test_wrappers.py has one
+    "jax_tt.extension.ReferenceTable",  # tests/kinds/test_toy_kind.py is its example
+    "jax_tt.extension.Wrapper",  # tests/kinds/test_wrappers.py has one
     # What kinds register; users call functions of layers and of collections.
     "jax_tt.extension.grow",
     "jax_tt.extension.maintain",

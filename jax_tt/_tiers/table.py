@@ -95,7 +95,7 @@ class Tier:
             raise ValueError(f"Tier.seed: got {self.seed}; expected an integer of 64 bits.")
         if self.initializer is not None and not isinstance(self.initializer, InitialRows):
             raise TypeError(
-                f"Tier.initializer: got {self.initializer!r}; expected None or one of jax_tt.initial_rows, e.g. "
+                f"Tier.initializer: got {self.initializer!r}; expected None or one of jax_tt.dynamic, e.g. "
                 "Normal(0.01)."
             )
 

@@ -29,7 +29,7 @@ import numpy as np
 import jax_tt
 from jax_tt.cli import main
 from jax_tt.cli.__main__ import quieten_orbax
-from tests.cli_case import write_torch
+from tests.cli.cli_case import write_torch
 
 SECONDS, MEMORY = 120, 1 << 30
 N, D = 60, 6

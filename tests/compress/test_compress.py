@@ -1,0 +1,242 @@
+"""`compress`: which table it returns, what it measures, and what it says of bad arguments."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt.cli import main
+from tests.cli.cli_case import QUIET, folder, ran, refused, table
+
+__all__ = ["folder", "table"]  # fixtures
+
+TRAINS = ("low_rank", "tt", "tt_sum")
+KINDS = ("quantized", "mixed", "product", "additive", "low_rank", "tt", "tt_sum")
+N, D = 600, 8
+RNG = np.random.default_rng(0)
+# Near a few directions, with noise.
+ROWS = (RNG.normal(size=(N, 3)) @ RNG.normal(size=(3, D)) + 0.1 * RNG.normal(size=(N, D))).astype(
+    np.float32
+)
+DENSE = ROWS.nbytes
+
+
+def explained(found, rows=ROWS, weights=None):
+    weights = np.ones(len(rows)) if weights is None else weights
+    ids, lookup = jnp.arange(len(rows)), jax_tt.Lookup(dtype=jnp.float32)
+    error = np.asarray(jax_tt.lookup(found.table, found.state, ids, lookup)[0]) - rows
+    squares = weights @ (rows.astype(np.float64) ** 2).sum(1)
+    return 1 - weights @ (error**2).sum(1) / squares
+
+
+def small(rows=ROWS, **options):
+    return jax_tt.compress(rows, progress=False, **options)
+
+
+def test_the_best_table_of_all_kinds():
+    found = small(max_bytes=DENSE // 5)
+    assert {one.kind for one in found.measured} == {*KINDS}
+    assert found.chosen.quality == max(one.quality for one in found.measured)
+    assert all(one.nbytes <= DENSE // 5 for one in found.measured)
+    assert found.chosen.nbytes == sum(array.nbytes for array in found.state.values())
+    assert found.chosen.quality == pytest.approx(explained(found), abs=1e-6)
+    assert (found.dense.quality, found.dense.nbytes) == (1.0, DENSE)
+    text = str(found).splitlines()
+    assert len(text) == 2 + len(found.measured)
+    assert sum("*" in line for line in text[1:]) == 1
+
+
+@pytest.mark.full(but="mixed")
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_kind(kind):
+    found = small(kind=kind, max_bytes=DENSE // 4)
+    assert {one.kind for one in found.measured} == {kind}
+    assert found.chosen.quality == pytest.approx(explained(found), abs=1e-6)
+    again = small(kind=kind, max_bytes=DENSE // 4)
+    for name, array in found.state.items():
+        np.testing.assert_array_equal(array, again.state[name])
+    rows, _ = jax_tt.lookup(found.table, found.state, jnp.array([0, N - 1]))
+    assert rows.shape == (2, D)
+
+
+def test_some_kinds():
+    found = small(kind=("quantized", "low_rank"), max_bytes=DENSE // 4)
+    assert {one.kind for one in found.measured} == {"quantized", "low_rank"}
+    with pytest.raises(ValueError, match="kind: got 'hashing'; expected one of 'auto'"):
+        small(kind=["quantized", "hashing"], max_bytes=DENSE // 4)
+
+
+def test_low_rank_is_the_svd():
+    found = small(kind="low_rank", max_bytes=4 * 2 * (N + D), param_dtype=jnp.float32)
+    values = np.linalg.svd(ROWS, compute_uv=False) ** 2
+    assert found.chosen.detail == "rank 2"
+    assert found.chosen.quality == pytest.approx(values[:2].sum() / values.sum(), abs=1e-5)
+
+
+def test_the_smallest_table_that_is_good_enough():
+    found = small(min_quality=0.95)
+    good = [one for one in found.measured if one.quality >= 0.95]
+    assert found.chosen.nbytes == min(one.nbytes for one in good)
+    assert explained(found) >= 0.95 - 1e-6
+    # Smaller ones of the kind were tried.
+    assert any(one.quality < 0.95 for one in found.measured)
+
+
+def test_the_metric_decides():
+    calls = []
+
+    def metric(table, state):
+        calls.append(type(table).__name__)
+        return -float(sum(array.nbytes for array in state.values()))
+
+    found = small(max_bytes=DENSE // 4, metric=metric)
+    assert found.chosen.nbytes == min(one.nbytes for one in found.measured)
+    assert found.dense.quality == -DENSE
+    # The best two are made twice.
+    assert len(calls) == len(found.measured) + 3
+    assert calls[-1] == "DenseTable"
+
+
+@pytest.mark.parametrize("kind", ["additive", "low_rank"])
+def test_weights(kind):
+    weights = np.where(np.arange(N) < 100, 1.0, 1e-4)
+    found, plain = (small(kind=kind, max_bytes=DENSE // 12, weights=own) for own in (weights, None))
+    assert found.chosen.quality == pytest.approx(explained(found, weights=weights), abs=1e-6)
+    assert found.chosen.quality > explained(plain, weights=weights)
+
+
+def test_rows_in_a_memory_map(tmp_path):
+    np.save(tmp_path / "rows.npy", ROWS)
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    found = small(mapped, max_bytes=DENSE // 8)
+    assert found.chosen == small(max_bytes=DENSE // 8).chosen
+
+
+def test_picture():
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    found = small(kind="additive", max_bytes=DENSE // 5)
+    axis = figure.subplots()
+    found.draw(axis)
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == [
+        "additive",
+        "chosen",
+        "dense",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "max_bytes, min_quality: got none of them"),
+        ({"max_bytes": 10**4, "min_quality": 0.5}, "max_bytes, min_quality: got max_bytes and"),
+        ({"max_bytes": 8}, r"max_bytes: got 8, but the smallest tables of 600 x 8 take.*tt [0-9]"),
+        ({"max_bytes": 100, "kind": "quantized"}, "in bytes: quantized 3,600. Expected"),
+        ({"max_bytes": 0}, "max_bytes: got 0"),
+        ({"max_bytes": 10**4, "kind": "hashing"}, "kind: got 'hashing'; expected one of 'auto', "),
+        ({"min_quality": float("nan")}, "min_quality: got NaN"),
+        ({"min_quality": 2.0, "kind": "quantized"}, "at most 0.9.* was found.*have 1. Expected"),
+        ({"max_bytes": 10**4, "weights": np.ones(3)}, r"weights: got shape \(3,\)"),
+        ({"max_bytes": 10**4, "kind": "tt", "param_dtype": "int8"}, "int8"),
+        (
+            {"max_bytes": 10**4, "kind": "quantized", "metric": lambda table, state: np.nan},
+            "metric: for quantized with 8 bits a number: got NaN|metric: for quantized.*got NaN",
+        ),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        small(**options)
+
+
+def test_arguments_of_other_types():
+    with pytest.raises(TypeError, match="metric: got a float; expected a function"):
+        small(max_bytes=10**4, metric=0.5)
+    with pytest.raises(
+        TypeError, match=r"metric: for .* got float32 of shape \(2,\); expected one"
+    ):
+        small(max_bytes=10**4, kind="quantized", metric=lambda table, state: jnp.ones(2))
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        small(np.full((20, 4), np.nan, np.float32), max_bytes=10**3, kind="quantized")
+
+
+@pytest.mark.full
+def test_one_row_and_one_column():
+    for rows in (np.ones((1, 1), np.float32), np.zeros((3, 1), np.float32)):
+        assert small(rows, max_bytes=10**4).chosen.quality > 0.99
+
+
+# The command line
+
+
+@pytest.mark.full(but="auto")
+@pytest.mark.parametrize("kind", ["auto", "quantized", "mixed", "additive", "low_rank", "tt_sum"])
+def test_command(table, capsys, kind):
+    pytest.importorskip("safetensors")
+    size = table.nbytes // (5 if kind == "mixed" else 2)
+    ran("compress", "table.npy", "--out", "o.safetensors", "--kind", kind, "--max-bytes", f"{size}", QUIET)  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    chosen = lines[-1].partition(": ")[2].partition(" with ")[0]
+    assert kind in ("auto", chosen)
+    if chosen in TRAINS:
+        terms = jax_tt.files.load("o.safetensors")
+        small, state = jax_tt.compression.residual_table(terms.values())
+    else:
+        ((small, state),) = jax_tt.files.load("o.safetensors").values()
+    rows = small.to_dense(state)
+    best = max(float(line.split()[-1]) for line in lines[1:-2])
+    error = np.sum((np.asarray(rows, np.float32) - table) ** 2) / np.sum(table**2)
+    assert 1 - error == pytest.approx(best, abs=1e-3)
+    if chosen == "tt_sum":  # a table for each term
+        names = [line.split()[0] for line in _listed(capsys)]
+        assert names == [f"table.{k}" for k in range(len(names))] and len(names) > 1
+        ran("info", "o.safetensors", "--against", "table.npy", "--name", "table", QUIET)
+        line = capsys.readouterr().out.strip().splitlines()[-1]
+        assert float(line.partition("of the sum ")[2]) == pytest.approx(np.sqrt(error), rel=0.01)
+        return
+    ran("info", "o.safetensors", "--against", "table.npy", QUIET)
+    _, line = capsys.readouterr().out.strip().splitlines()
+    *_, nbytes, ratio, found, _, _ = line.split()
+    if chosen in TRAINS:
+        assert float(found) < 1.1 * np.sqrt(error)  # `rows` are computed from cores in 16 bits
+    else:
+        assert float(found) == pytest.approx(np.sqrt(error), rel=1e-2)
+        size = sum(array.nbytes for array in state.values())
+        assert nbytes == f"{size:,}" and ratio == f"{table.nbytes / size:,.1f}"
+        of_kind = {"quantized": "bits a number", "mixed": " rows"}
+        assert of_kind.get(chosen, "codes of") in line
+
+
+def _listed(capsys):
+    ran("info", "o.safetensors", QUIET)
+    return capsys.readouterr().out.strip().splitlines()[1:]
+
+
+def test_info_of_several_tables(table, capsys):
+    pytest.importorskip("safetensors")
+    small = {f"t{bits}": jax_tt.quantize(table, bits) for bits in (8, 4)}
+    jax_tt.files.save("o.safetensors", small)
+    ran("info", "o.safetensors", QUIET)
+    _, *lines = capsys.readouterr().out.strip().splitlines()
+    assert [line.split()[-3:] for line in lines] == [["?"] * 3] * 2
+    ran("info", "o.safetensors", "--against", "table.npy", "--name", "t4", QUIET)
+    line = capsys.readouterr().out.strip().splitlines()[2]
+    errors = np.linalg.norm(small["t4"][0].to_dense(small["t4"][1]) - table, axis=1)
+    relative = errors / np.linalg.norm(table, axis=1)
+    assert line.split()[-2:] == [f"{np.quantile(relative, at):.3g}" for at in (0.5, 0.99)]
+    message = refused(capsys, "info", "o.safetensors", "--against", "table.npy", QUIET)
+    assert "there are 2 compressed tables; expected one, or --name to say which: t8, t4" in message
+    np.save("other.npy", table[1:])
+    argv = ["info", "o.safetensors", "--against", "other.npy", "--name", "t8", QUIET]
+    assert f"is {table[1:].shape}; expected {table.shape}, as 't8'" in refused(capsys, *argv)
+
+
+def test_command_errors(table, capsys):
+    argv = ["compress", "table.npy", "--out", "o.safetensors", QUIET]
+    line = refused(capsys, *argv, "--min-quality", "0.9")
+    assert "--min-quality: got without --kind" in line
+    line = refused(capsys, *argv, "--kind", "auto", "--ranks", "2")
+    assert "--ranks: got with --kind" in line
+    line = refused(capsys, *argv, "--kind", "auto", "--max-bytes", "1")
+    assert "max_bytes: got 1, but" in line
+    with pytest.raises(SystemExit):
+        main([*argv, "--kind", "auto", "--residuals", "--max-bytes", "1MB"])

@@ -1,0 +1,408 @@
+"""The row cache's native ops give the integers of the policy in plain JAX, in every array of the directory."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._base.mix import bucket_of
+from jax_tt._native import cache as native_cache
+from jax_tt._native import cache_backend
+from jax_tt._sets import cache_reference
+from jax_tt._sets.cache_directory import CacheDirectory, init_directory
+from jax_tt._sets.scores import stamp
+from tests.conftest import WAYS, method_fixture, native_available
+from tests.helpers import on_gpu
+from tests.kinds.cached import cache_model
+
+# The reference is what the others are held to.
+method = method_fixture(*WAYS[1:])
+# LFU without a half-life has fewer values of everything.
+POLICIES = ("aging lfu", "lru")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of a directory, ids of a batch, and how many different ones there are."""
+
+    sets: int
+    ways: int
+    buckets_per_set: int
+    room: int
+    n: int
+    ids: int
+
+    def empty(self, dtype: str) -> CacheDirectory:
+        return init_directory(
+            self.sets, self.ways, self.sets * self.buckets_per_set, self.room, dtype
+        )
+
+
+SIZES = {
+    "one of each": Sizes(1, 1, 1, 1, 9, 5),
+    "one set": Sizes(1, 4, 1, 3, 40, 30),
+    "odd": Sizes(3, 5, 2, 7, 100, 150),
+    "even": Sizes(8, 8, 4, 8, 200, 600),
+    "usual": Sizes(16, 32, 2, 32, 1200, 4000),
+    "odd ways": Sizes(7, 33, 3, 17, 500, 900),
+    "large sets": Sizes(2, 64, 8, 64, 700, 2500),
+    "many sets": Sizes(64, 1, 1, 1, 257, 300),
+    "large buckets": Sizes(2, 70, 1, 130, 900, 3000),
+}
+
+
+@partial(jax.jit, static_argnames=("policy", "method"))
+def _count(state: CacheDirectory, keys: jax.Array, policy: str, method: str):
+    state = state._replace(clock=state.clock + 1)
+    slots = cache_backend.probe(state.tags, keys, method)
+    scoring = cache_model.SCORINGS[policy]
+    now = stamp(state, scoring)
+    return slots, *cache_backend.observe(state, keys, slots, now, scoring.policy, method)
+
+
+@partial(jax.jit, static_argnames="method")
+def _populate(state: CacheDirectory, method: str):
+    return cache_backend.populate(state, method)
+
+
+def _assert_equal(actual, expected, what=""):
+    for (path, want), got in zip(
+        jax.tree.leaves_with_path(expected), jax.tree.leaves(actual), strict=True
+    ):
+        assert got.dtype == want.dtype and got.shape == want.shape, f"{what}{path}"
+        np.testing.assert_array_equal(got, want, err_msg=f"{what}{path}")
+
+
+def _keys(rng: np.random.Generator, sizes: Sizes, dtype: str, padding: float = 0.1) -> np.ndarray:
+    """Some ids often and most seldom; negative ones in between."""
+    ids = (sizes.ids ** rng.random(sizes.n)).astype(np.int64) - 1
+    ids = np.where(rng.random(sizes.n) < 0.3, rng.integers(0, sizes.ids, sizes.n), ids)
+    if dtype == "int64":
+        ids = ids * 0x1_2345_6789 + (ids % 3 << 60)
+    return np.where(rng.random(sizes.n) < padding, -1 - ids % 3, ids).astype(dtype)
+
+
+def _check_steps(sizes, policy, dtype, method, seed, steps=6, populate=(False, True, True)):
+    """Batches and populates, each from the state that the one before left."""
+    rng = np.random.default_rng(seed)
+    state = sizes.empty(dtype)
+    for step in range(steps):
+        keys = jnp.asarray(_keys(rng, sizes, dtype))
+        counted = _count(state, keys, policy, method)
+        _assert_equal(counted, _count(state, keys, policy, "reference"), f"batch {step}: ")
+        state = counted[1]
+        if populate[step % len(populate)]:
+            populated = _populate(state, method)
+            _assert_equal(populated, _populate(state, "reference"), f"populate {step}: ")
+            state = populated[0]
+        if step == steps // 2:
+            state = _hotter(state, policy)
+
+
+def _hotter(state: CacheDirectory, policy: str) -> CacheDirectory:
+    """The same with some scores at the end of their range; the steps of LRU have none."""
+    if policy == "lru":
+        return state
+
+    def raised(scores):
+        top = 2**31 - 1 - scores % 3
+        return jnp.where(
+            (scores > 0) & (jnp.arange(scores.size).reshape(scores.shape) % 4 == 0), top, scores
+        )
+
+    return state._replace(scores=raised(state.scores), ghost_scores=raised(state.ghost_scores))
+
+
+# The odd sizes and the largest with every policy, the others with one in turn.
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("one of each", "lru"),
+        ("one set", "lfu"),
+        ("odd", "lfu"),
+        ("odd", "lru"),
+        ("even", "lru"),
+        ("usual", "lfu"),
+        ("odd ways", "lfu"),
+        ("odd ways", "lru"),
+        ("large sets", "lfu"),
+        ("many sets", "lru"),
+        ("large buckets", "lfu"),
+        ("large buckets", "lru"),
+    ],
+)
+def test_equal_the_reference(name, policy, method):
+    _check_steps(SIZES[name], policy, "int32", method, seed=len(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"), [("one of each", "lfu"), ("odd", "lfu"), ("odd", "lru"), ("usual", "lru")]
+)
+def test_wide_ids_equal_the_reference(name, policy, method, x64):
+    _check_steps(SIZES[name], policy, "int64", method, seed=len(name))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("ids", [1, 7, 10**9])
+def test_few_and_many_distinct_ids(ids, policy, method):
+    # 1: all the same; 10^9: nearly all different, and many times more than there is room for
+    _check_steps(Sizes(2, 4, 1, 6, 300, ids), policy, "int32", method, seed=3)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_more_newcomers_than_room_in_one_bucket(policy, method):
+    sizes = Sizes(4, 4, 2, 5, 120, 0)
+    ids = np.arange(10**4, dtype=np.int32)
+    mine = ids[np.asarray(bucket_of(ids, sizes.sets, 8)) == 3]
+    rng = np.random.default_rng(0)
+    state = sizes.empty("int32")
+    for few in (3, 40, 100, 12, 100):
+        keys = jnp.asarray(rng.choice(rng.choice(mine, few, replace=False), sizes.n))
+        counted = _count(state, keys, policy, method)
+        _assert_equal(counted, _count(state, keys, policy, "reference"))
+        state = counted[1]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_several_batches_between_populates(policy, method):
+    _check_steps(
+        SIZES["odd ways"], policy, "int32", method, 5, steps=12, populate=(False,) * 5 + (True,)
+    )
+
+
+def test_no_ids(method):
+    state = _warm(SIZES["odd"], "lfu")
+    empty = jnp.zeros(0, jnp.int32)
+    _assert_equal(_count(state, empty, "lfu", method), _count(state, empty, "lfu", "reference"))
+
+
+def test_only_negative_ids(method):
+    state = _warm(SIZES["odd"], "lfu")
+    keys = -1 - jnp.arange(50, dtype=jnp.int32) ** 5
+    _assert_equal(_count(state, keys, "lfu", method), _count(state, keys, "lfu", "reference"))
+
+
+def test_largest_ids(method):
+    state = SIZES["odd"].empty("int32")
+    keys = jnp.asarray([2**31 - 1, 0, 2**31 - 1, -(2**31), 2**31 - 2], jnp.int32)
+    for _ in range(2):
+        counted = _count(state, keys, "lfu", method)
+        _assert_equal(counted, _count(state, keys, "lfu", "reference"))
+        state, _, _ = _populate(counted[1], method)
+
+
+def _warm(sizes: Sizes, policy: str, dtype: str = "int32", steps: int = 3) -> CacheDirectory:
+    rng = np.random.default_rng(1)
+    state = sizes.empty(dtype)
+    for _ in range(steps):
+        _, state, _ = _count(state, jnp.asarray(_keys(rng, sizes, dtype)), policy, "reference")
+        state, _, _ = _populate(state, "reference")
+    _, state, _ = _count(state, jnp.asarray(_keys(rng, sizes, dtype)), policy, "reference")
+    return state
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_slots_that_no_probe_gives(policy, method):
+    sizes = SIZES["odd ways"]
+    state = _warm(sizes, policy)
+    rng = np.random.default_rng(2)
+    keys = jnp.asarray(_keys(rng, sizes, "int32"))
+    slots = rng.integers(-(2**31), 2**31, sizes.n)
+    slots[::2] = rng.integers(-2, state.slots + 2, slots[::2].size)
+    valid = (slots >= 0) & (slots < state.slots)
+    observe = jax.jit(cache_backend.observe, static_argnums=(4, 5))
+    slots = slots.astype(np.int32)
+    scoring = cache_model.SCORINGS[policy]
+    now = stamp(state, scoring)
+    got = observe(state, keys, jnp.asarray(slots), now, scoring.policy, method)
+    wanted = jnp.asarray(np.where(valid, slots, -1))
+    want = observe(state, keys, wanted, now, scoring.policy, "reference")
+    _assert_equal(got, want)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_corrupt_directory_breaks_nothing_else(policy, method):
+    """A directory of noise: nothing to compare with, but nothing may be written elsewhere either."""
+    sizes = SIZES["odd"]
+    rng = np.random.default_rng(4)
+    noise = jax.tree.map(
+        lambda a: jnp.asarray(
+            rng.integers(np.iinfo(a.dtype).min, np.iinfo(a.dtype).max, a.shape, a.dtype)
+        ),
+        sizes.empty("int32"),
+    )
+    # Ids of the batch among the noise, several times in one bucket and out of their sets.
+    known = jnp.asarray(rng.integers(0, 40, noise.ghost_tags.shape), jnp.int32)
+    noise = noise._replace(
+        ghost_tags=jnp.where(known < 30, known, noise.ghost_tags),
+        tags=jnp.asarray(rng.integers(-3, 40, noise.tags.shape), jnp.int32),
+    )
+    keys = jnp.asarray(rng.integers(-5, 40, sizes.n), jnp.int32)
+    slots, state, counts = _count(noise, keys, policy, method)
+    _assert_equal(slots, cache_reference.probe(noise.tags, keys))
+    assert counts[0] == jnp.sum(keys >= 0)
+    state, evicted, _ = _populate(state, method)
+    assert evicted.shape == state.tags.shape
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_vmap(policy, method):
+    sizes = SIZES["odd"]
+    rng = np.random.default_rng(6)
+    keys = jnp.asarray(np.stack([_keys(rng, sizes, "int32") for _ in range(3)]))
+    states = [_warm(sizes, policy, steps=k) for k in range(3)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    counted = jax.vmap(lambda s, k: _count(s, k, policy, method))(stacked, keys)
+    populated = jax.vmap(lambda s: _populate(s, method))(counted[1])
+    for k, state in enumerate(states):
+        one = _count(state, keys[k], policy, "reference")
+        _assert_equal(jax.tree.map(lambda leaf, k=k: leaf[k], counted), one)
+        _assert_equal(
+            jax.tree.map(lambda leaf, k=k: leaf[k], populated), _populate(one[1], "reference")
+        )
+
+
+def test_sharded_ids(method):
+    """A sharded batch is looked up where it lies, and counted whole on every device."""
+    if on_gpu() or jax.device_count() < 4:
+        pytest.skip("needs four devices")
+    sizes = dataclasses.replace(SIZES["even"], n=240)
+    state = _warm(sizes, "lfu")
+    keys = jnp.asarray(_keys(np.random.default_rng(7), sizes, "int32"))
+    mesh = Mesh(np.asarray(jax.devices()[:4]), "x")
+    spread, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+    there = jax.device_put(state, whole)
+    probe = jax.jit(partial(cache_backend.probe, method=method), in_shardings=(whole, spread))
+    text = probe.lower(there.tags, jax.device_put(keys, spread)).compile().as_text()
+    assert "all-gather" not in text
+    _assert_equal(
+        probe(there.tags, jax.device_put(keys, spread)), cache_reference.probe(state.tags, keys)
+    )
+    counted = _count(there, jax.device_put(keys, spread), "lfu", method)
+    _assert_equal(counted, _count(state, keys, "lfu", "reference"))
+
+
+@pytest.mark.optimized
+def test_donated_arrays_stay_in_place(method):
+    if method == "cuda_emulated":
+        pytest.skip("the emulator's launches are those of the GPU, its memory is not")
+    sizes = SIZES["usual"]
+    state = jax.tree.map(jnp.copy, _warm(sizes, "lfu"))
+    keys = jnp.asarray(_keys(np.random.default_rng(8), sizes, "int32"))
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(state, keys):
+        _, state, counts = _count(state, keys, "lfu", method)
+        state, evicted, more = cache_backend.populate(state, method)
+        return state, evicted, counts, more
+
+    changed = ("tags", *(f for f in state._fields if f.startswith(("ghost", "scores", "touched"))))
+    before = {name: getattr(state, name).unsafe_buffer_pointer() for name in changed}
+    compiled = step.lower(state, keys).compile()
+    state = step(state, keys)[0]
+    assert before == {name: getattr(state, name).unsafe_buffer_pointer() for name in changed}
+    assert " copy(" not in compiled.as_text()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not native_available(), reason="the native module is not built")
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=15)
+@given(
+    sizes=st.builds(
+        cache_model.Sizes,
+        sets=st.integers(1, 64),
+        ways=st.integers(1, 64),
+        buckets=st.integers(1, 8),
+        room=st.integers(1, 64),
+        ids=st.integers(1, 5000),
+    ),
+    seed=st.integers(0, 2**31 - 1),
+)
+def test_any_sizes(policy, sizes, seed):
+    # Beside the model: the reference would have to be compiled for every example.
+    cache_model.drive(sizes, cache_model.SCORINGS[policy], "ffi", 25, seed)
+
+
+_ACROSS_THREADS = """
+import sys
+import numpy as np
+import jax
+from tests.kinds.cached import test_cache_ops as ops
+results = []
+sizes = ops.Sizes(50, 32, 4, 32, 40_000, 30_000)
+for policy in ops.POLICIES:
+    rng = np.random.default_rng(0)
+    state = sizes.empty("int32")
+    for _ in range(5):
+        counted = ops._count(state, ops.jnp.asarray(ops._keys(rng, sizes, "int32")), policy, "ffi")
+        populated = ops._populate(counted[1], "ffi")
+        state = populated[0]
+        results += jax.tree.leaves((counted, populated))
+np.savez(sys.argv[1], *results)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not native_available(), reason="the native module is not built")
+def test_bitwise_equal_for_any_number_of_threads(tmp_path):
+    results = []
+    for threads in ("1", "2", "4"):
+        path = tmp_path / f"{threads}.npz"
+        done = subprocess.run(
+            [sys.executable, "-c", _ACROSS_THREADS, str(path)],
+            env=os.environ | {"JAX_TT_NUM_THREADS": threads},
+            cwd=Path(__file__).parents[3],
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        results.append(dict(np.load(path)))
+    for other in results[1:]:
+        _assert_equal(other, results[0])
+
+
+BAD = {
+    "buckets that the sets do not divide": {"ghost_tags": (5, 4)},
+    "ghosts of another shape": {"ghost_scores": (8, 3)},
+    "rows of another shape": {"touched": (4, 4)},
+    "no slots": {"tags": (0, 3), "scores": (0, 3), "touched": (0, 3)},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_sizes_that_disagree_are_refused(name, method):
+    state = init_directory(4, 3, 8, 4, jnp.int32)
+    state = state._replace(**{k: jnp.zeros(shape, jnp.int32) for k, shape in BAD[name].items()})
+    keys = jnp.zeros(3, jnp.int32)
+    for op in (
+        lambda: cache_backend.observe(state, keys, keys, jnp.int32(1), "lfu", method),
+        lambda: cache_backend.populate(state, method),
+    ):
+        with pytest.raises(Exception, match=r"cache_(observe|populate)"):
+            jax.block_until_ready(op())
+
+
+def test_too_small_a_workspace_is_refused(method, monkeypatch):
+    if method == "ffi" and not on_gpu():
+        pytest.skip("the CPU kernels allocate")
+    monkeypatch.setattr(native_cache, "_workspace", lambda *_: 1)
+    state, keys = SIZES["odd"].empty("int32"), jnp.zeros(3, jnp.int32)
+    for op in (
+        lambda: cache_backend.observe(state, keys, keys, jnp.int32(1), "lfu", method),
+        lambda: cache_backend.populate(state, method),
+    ):
+        with pytest.raises(Exception, match="the workspace has 1 bytes, expected"):
+            jax.block_until_ready(op())

@@ -1,0 +1,308 @@
+"""The native ops of hash tables give the bits of those in plain JAX, for all sizes and types."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_tt._native import hash as native_hash
+from jax_tt._native import hash_backend
+from jax_tt._native.hash_calls import Reset
+from jax_tt._sets.hash_directory import POLICIES, Eviction, init_directory
+from jax_tt._sets.initial import Constant, Normal, TruncatedNormal, Uniform
+from tests.conftest import WAYS, method_fixture
+from tests.helpers import on_gpu
+from tests.kinds.hashed.test_hash_directory import EXTREMES, words
+
+method = method_fixture(*WAYS[1:])
+# sets, ways, keys of a batch, different keys
+SIZES = [
+    (1, 1, 1, 1),
+    (1, 64, 300, 200),
+    (2, 63, 0, 9),
+    (5, 33, 2500, 400),
+    (7, 16, 129, 90),
+    (300, 3, 1500, 2000),
+]
+
+
+def equal(left, right):
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+@pytest.mark.parametrize(("sets", "ways", "n", "keys"), SIZES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_find_and_insert(sets, ways, n, keys, policy, method):
+    draw = np.random.default_rng(n)
+    pool = words([*EXTREMES, *draw.integers(2**64, size=keys, dtype=np.uint64)])
+    directory = init_directory(sets, ways)
+    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
+    find = jax.jit(hash_backend.find, static_argnums=3)
+    for now in range(1, 5):
+        asked, here = pool[draw.integers(len(pool), size=n)], draw.random(n) < 0.9
+        given = draw.integers(2, size=(n, 2), dtype=np.uint32)
+        batch = asked, here, given, jnp.int32(now), jnp.uint32(now // 2), Eviction(policy, 2)
+        expected = insert(directory, *batch, "reference")
+        equal(insert(directory, *batch, method), expected)
+        directory = expected[0]
+        equal(find(directory, asked, here, method), find(directory, asked, here, "reference"))
+
+
+def test_one_key_many_times(method):
+    directory, keys = init_directory(3, 2), words([0] * 1000)
+    batch = keys, np.ones(1000, bool), keys, jnp.int32(1), jnp.uint32(0), Eviction("lfu")
+    after, done = hash_backend.insert(directory, *batch, method)
+    equal((after, done), hash_backend.insert(directory, *batch, "reference"))
+    assert done.counts.tolist() == [1000, 0, 1, 0, 1, 0, 0]
+
+
+@pytest.mark.full(but="lfu")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_order_of_a_batch_changes_nothing(policy, method):
+    """Also where keys are evicted: the directory holds a third of the keys."""
+    draw = np.random.default_rng(0)
+    pool = words([*EXTREMES, *draw.integers(2**64, size=900, dtype=np.uint64)])
+    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
+    left = right = init_directory(40, 8)
+    for now in range(1, 4):
+        asked, here = pool[draw.integers(len(pool), size=600)], draw.random(600) < 0.9
+        given = draw.integers(9, size=(600, 2), dtype=np.uint32)
+        order, rest = draw.permutation(600), (jnp.int32(now), jnp.uint32(now), Eviction(policy))
+        left, done = insert(left, asked, here, given, *rest, method)
+        right, other = insert(right, asked[order], here[order], given[order], *rest, method)
+        equal((left, done._replace(found=done.found[order])), (right, other))
+
+
+# The largest has more keys than one block sorts; with fewer slots than keys, all sets are full.
+@pytest.mark.parametrize(
+    ("sets", "n"), [(200, 5000), pytest.param(5000, 20_000, marks=pytest.mark.full)]
+)
+@pytest.mark.parametrize("policy", ["lru", "none"])
+def test_large_batches(policy, sets, n, method):
+    draw = np.random.default_rng(n)
+    directory = init_directory(sets, 4)
+    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
+    for now in (1, 2):
+        keys = draw.integers(2**64, size=(n, 1), dtype=np.uint64) // np.array([2**32, 1], np.uint64)
+        keys = keys.astype(np.uint32)
+        batch = keys, np.ones(n, bool), keys, jnp.int32(now), jnp.uint32(0), Eviction(policy)
+        expected = insert(directory, *batch, "reference")
+        equal(insert(directory, *batch, method), expected)
+        directory = expected[0]
+
+
+def test_a_corrupt_directory_breaks_nothing_else(method):
+    """A directory of noise: nothing to compare with, but nothing may be written elsewhere either."""
+    draw = np.random.default_rng(4)
+    pool = words(range(20))
+    noise = init_directory(5, 33)._replace(
+        keys=jnp.asarray(draw.integers(2, size=(5, 2, 33), dtype=np.uint32)),
+        scores=jnp.asarray(draw.integers(2**32, size=(5, 2, 33), dtype=np.uint32)),
+        touched=jnp.asarray(draw.integers(-(2**31), 2**31, size=(5, 33), dtype=np.int32)),
+    )
+    keys, here = pool[draw.integers(20, size=300)], draw.random(300) < 0.9
+    for policy in POLICIES:
+        batch = keys, here, keys, jnp.int32(7), jnp.uint32(0), Eviction(policy)
+        after, done = hash_backend.insert(noise, *batch, method)
+        assert done.counts[0] == here.sum()
+        slots = hash_backend.find(after, keys, here, method)
+        assert ((slots >= -1) & (slots < noise.capacity)).all()
+    grown, _ = hash_backend.double(noise, [jnp.ones(noise.capacity)], method)
+    assert grown.capacity == 2 * noise.capacity
+
+
+def test_a_workspace_that_is_too_small_is_refused(method, monkeypatch):
+    if method == "ffi" and not on_gpu():
+        pytest.skip("the CPU kernels allocate")
+    monkeypatch.setattr(native_hash, "_workspace", lambda *_: 1)
+    directory, keys = init_directory(3, 2), words([1, 2])
+    batch = keys, np.ones(2, bool), keys, jnp.int32(1), jnp.uint32(0), Eviction("lru")
+    for op in (
+        lambda: hash_backend.insert(directory, *batch, method),
+        lambda: hash_backend.double(directory, [], method),
+    ):
+        with pytest.raises(Exception, match="the workspace has 1 bytes, expected"):
+            jax.block_until_ready(op())
+
+
+def test_sizes_that_disagree_are_refused(method):
+    directory = init_directory(3, 2)._replace(touched=jnp.zeros((3, 3), jnp.int32))
+    keys = words([1, 2])
+    batch = keys, np.ones(2, bool), keys, jnp.int32(1), jnp.uint32(0), Eviction("lru")
+    for op in (
+        lambda: hash_backend.find(directory, *batch[:2], method),
+        lambda: hash_backend.insert(directory, *batch, method),
+        lambda: hash_backend.double(directory, [], method),
+    ):
+        with pytest.raises(Exception, match=r"hash_(find|insert|double): \w+ has"):
+            jax.block_until_ready(op())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("features", [1, 7, 64, 130])
+@pytest.mark.parametrize(
+    "distribution", [Normal(0.02), TruncatedNormal(1e4), Uniform(1e-6), Constant(0.1)], ids=repr
+)
+def test_initial_rows(distribution, features, dtype, method):
+    keys = words([*EXTREMES, *(random.Random(features).randrange(2**64) for _ in range(200))])
+    wanted = np.arange(len(keys)) % 3 > 0
+    seed = jnp.array([2**32 - 1, 5], jnp.uint32)
+
+    def rows(method):
+        return hash_backend.initial(distribution, seed, keys, wanted, features, dtype, method)
+
+    found = jax.jit(rows, static_argnums=0)(method)
+    assert found.dtype == dtype
+    equal(found[wanted], rows("reference")[wanted])
+
+
+def test_initial_rows_in_float64(x64, method):
+    keys, wanted = words(range(50)), np.ones(50, bool)
+    seed = jnp.array([1, 2], jnp.uint32)
+    args = Normal(0.3), seed, keys, wanted, 5, "float64"
+    equal(hash_backend.initial(*args, method), hash_backend.initial(*args, "reference"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("features", [1, 7, 130])
+def test_initial_rows_in_slots(features, dtype, method):
+    """They are those of the reference; other rows stay, and so do their gradients."""
+    slots = jnp.array([0, 3, 4, 11, 12, 12], jnp.int32)
+    draw = np.random.default_rng(features)
+    tables = [
+        Reset(
+            jnp.asarray(draw.normal(size=(12, features)), dtype),
+            jnp.array([7, k], jnp.uint32),
+            words([*EXTREMES[:5], k]),
+            slots,
+            Normal(0.3),
+        )
+        for k in range(2)
+    ]
+
+    def reset(rows, method):
+        resets = [own._replace(rows=x) for own, x in zip(tables, rows, strict=True)]
+        return hash_backend.reset_many(resets, [method] * 2)
+
+    given = [own.rows for own in tables]
+    found = jax.jit(reset, static_argnums=1)(given, method)
+    equal(found, reset(given, "reference"))
+    kept = np.setdiff1d(np.arange(12), slots)
+    equal([x[kept] for x in found], [x[kept] for x in given])
+    (gradient, _) = jax.grad(lambda rows: reset(rows, method)[0].sum().astype("float32"))(given)
+    assert np.flatnonzero(np.asarray(gradient[:, 0], "float32")).tolist() == kept.tolist()
+
+
+@pytest.mark.parametrize("return_old", [False, True])
+@pytest.mark.parametrize("skipped", [0, 3, 40])
+def test_exchange(skipped, return_old, method):
+    draw = np.random.default_rng(skipped)
+    capacity, n = 50, 40
+    arrays = [
+        jnp.asarray(draw.normal(size=(capacity, 9)), jnp.float32),
+        jnp.asarray(draw.normal(size=(capacity, 3)), jnp.bfloat16),
+        jnp.asarray(draw.integers(9, size=capacity), jnp.int32),
+        jnp.asarray(draw.normal(size=(capacity, 2, 3)), jnp.float32),
+    ]
+    new = [
+        jnp.asarray(draw.normal(size=(n, 9)), jnp.float32),
+        jnp.bfloat16(0.5),
+        jnp.arange(n, dtype=jnp.int32),
+        jnp.float32(-2),
+    ]
+    slots = np.full(n, capacity)
+    slots[: n - skipped] = np.sort(draw.permutation(capacity)[: n - skipped])
+
+    def exchanged(method):
+        return hash_backend.exchange(
+            arrays, new, jnp.asarray(slots, jnp.int32), method, return_old=return_old
+        )
+
+    equal(jax.jit(exchanged, static_argnums=0)(method), exchanged("reference"))
+
+
+def test_gradients_of_an_exchange(method):
+    """Of the rows that stay and of the new ones; arrays of integers beside them have none."""
+    arrays, slots = [jnp.ones((4, 2)), jnp.arange(4)], jnp.array([1, 2, 4], jnp.int32)
+
+    def loss(rows, new):
+        changed, old = hash_backend.exchange(
+            [rows, arrays[1]], [new, 7], slots, method, return_old=True
+        )
+        return jnp.sum(changed[0] * jnp.arange(8.0).reshape(4, 2)) + 10 * jnp.sum(old[0])
+
+    of_rows, of_new = jax.jit(jax.grad(loss, (0, 1)))(arrays[0], jnp.ones((3, 2)))
+    equal(of_rows, [[0, 1], [10, 10], [10, 10], [6, 7]])
+    equal(of_new, [[2, 3], [4, 5], [0, 0]])
+
+
+def test_exchange_of_nothing(method):
+    array, none = jnp.ones((4, 2)), jnp.zeros(0, jnp.int32)
+    equal(
+        hash_backend.exchange([array], [jnp.zeros((0, 2))], none, method, return_old=True),
+        ([array], [jnp.zeros((0, 2))]),
+    )
+    equal(hash_backend.exchange([], [], none, method, return_old=True), ([], []))
+    empty = jnp.zeros((4, 0))
+    slots = jnp.array([1, 4], jnp.int32)
+    equal(
+        hash_backend.exchange(
+            [empty, array], [jnp.zeros((2, 0)), 3.0], slots, method, return_old=False
+        ),
+        ([empty, array.at[1].set(3)], []),
+    )
+
+
+@pytest.mark.parametrize(("sets", "ways"), [(1, 1), (5, 33), (100, 4)])
+def test_growth(sets, ways, method):
+    draw = np.random.default_rng(sets)
+    n = 2 * sets * ways
+    keys = words([*EXTREMES, *draw.integers(2**64, size=n, dtype=np.uint64)])
+    given, here = draw.integers(9, size=keys.shape, dtype=np.uint32), np.ones(len(keys), bool)
+    batch = keys, here, given, jnp.int32(3), jnp.uint32(0), Eviction("custom")
+    directory, _ = hash_backend.insert(init_directory(sets, ways), *batch, method)
+    arrays = [jnp.arange(float(3 * sets * ways)).reshape(-1, 3), jnp.arange(sets * ways)]
+    equal(
+        hash_backend.double(directory, arrays, method),
+        hash_backend.double(directory, arrays, "reference"),
+    )
+    equal(hash_backend.double(directory, [], method)[1], [])
+
+
+def test_under_vmap(method):
+    keys, here = words(range(1, 13)).reshape(3, 4, 2), np.ones((3, 4), bool)
+    directory = jax.tree.map(lambda x: jnp.stack([x] * 3), init_directory(2, 3))
+    given, now, epoch = jnp.zeros((3, 4, 2), jnp.uint32), jnp.int32(1), jnp.uint32(0)
+
+    def batches(method):
+        def one(directory, keys, here, given):
+            after, done = hash_backend.insert(
+                directory, keys, here, given, now, epoch, Eviction("lru"), method
+            )
+            return after, done, hash_backend.find(after, keys, here, method)
+
+        return jax.vmap(one)(directory, keys, here, given)
+
+    equal(batches(method), batches("reference"))
+
+
+def test_changes_are_in_place(method):
+    directory = init_directory(4, 4)
+    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7), donate_argnums=0)
+    before = [array.unsafe_buffer_pointer() for array in directory]
+    batch = words([5, 6]), np.ones(2, bool), words([0, 0]), jnp.int32(1), jnp.uint32(0)
+    after, done = insert(directory, *batch, Eviction("lru"), method)
+    assert [array.unsafe_buffer_pointer() for array in after] == before
+    rows = jnp.zeros((16, 2))
+    where = rows.unsafe_buffer_pointer()
+    exchange = jax.jit(
+        lambda rows, slots: hash_backend.exchange([rows], [1.0], slots, method, return_old=False)[
+            0
+        ][0],
+        donate_argnums=0,
+    )
+    rows = exchange(rows, done.slots)
+    assert rows.unsafe_buffer_pointer() == where
+    assert rows.sum() == 4

@@ -1,0 +1,22 @@
+"""The long run of random operations, cut short."""
+
+from functools import partial
+
+import pytest
+
+from jax_tt._base.progress import Progress
+from jax_tt._sets.hash_directory import POLICIES
+from tests.conftest import WAYS, method_fixture
+from tests.kinds.hashed import hash_soak
+
+method = method_fixture(*WAYS)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_hash_table_equals_dicts(policy, method):
+    make = partial(hash_soak.HashRun, policy, method)
+    assert hash_soak.run(make, 4000, Progress(shown=False)) >= 4000
+
+
+def test_tiers_equal_dicts():
+    assert hash_soak.run(hash_soak.TiersRun, 4000, Progress(shown=False)) >= 4000

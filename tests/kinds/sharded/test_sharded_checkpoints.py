@@ -1,0 +1,159 @@
+"""Checkpoints that are written and read in pieces, by other devices, placements and meshes."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import AxisType
+
+import jax_tt
+from jax_tt import Placement
+
+FEATURES = {
+    "user": jax_tt.Feature("user"),
+    "item": jax_tt.Feature("item", combiner="mean"),
+    "ad": jax_tt.Feature("ad"),
+    "tag": jax_tt.Feature("tag"),
+    "city": jax_tt.Feature("city"),
+}
+PLACEMENTS = {
+    4: {
+        "user": Placement.pages([(0, 1), 2, (3, 2), 0], 60),
+        "item": Placement.hashed(),
+        "tag": Placement.columns([3, 1]),
+    },
+    2: Placement.round_robin(7),
+    3: {
+        "user": Placement.contiguous(),
+        "item": Placement.on(2),
+        "ad": Placement.replicated(),
+        "tag": Placement.columns(3),
+    },
+    8: {
+        "user": Placement.contiguous(),
+        "item": Placement.pages([*range(8), 0, 5, 7], 10),
+        "tag": Placement.columns(6),
+    },
+}
+
+
+def _tables():
+    """Numbers of rows that no number of devices divides; rules with slots per row and per element."""
+    return {
+        "user": jax_tt.dense_table(227, 6, optimizer=jax_tt.optimizers.Adam(0.1)),
+        "item": jax_tt.dense_table(101, 3, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1)),
+        "ad": jax_tt.dense_table(31, 4),
+        "tag": jax_tt.dense_table(53, 6, optimizer=jax_tt.optimizers.Adam(0.1)),
+        "city": jax_tt.tt_table(1000, 8, tt_ranks=2, optimizer=jax_tt.optimizers.SGD(0.1)),
+    }
+
+
+def _collection(devices):
+    tables = _tables()
+    if devices > 1:
+        mesh = jax.make_mesh(
+            (devices,), ("model",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
+        )
+        tables = jax_tt.shard_tables(tables, mesh, "model", PLACEMENTS[devices])
+    return jax_tt.Collection(tables, FEATURES)
+
+
+def _trained(collection):
+    """A state in which all arrays have values that a mistake would change."""
+    state = collection.separated(collection.init(jax.random.key(0)))
+    for own in state.values():
+        for array, value in own.items():
+            if array not in ("sentinel", "used"):
+                own[array] = value + jnp.arange(value.size, dtype=value.dtype).reshape(value.shape)
+    return collection.joined(state)
+
+
+def _check_equal(collection, state, expected):
+    found = collection.separated(state)
+    assert found.keys() == expected.keys()
+    for name, arrays in expected.items():
+        for array, value in arrays.items():
+            np.testing.assert_array_equal(found[name][array], value, err_msg=f"{name} {array}")
+
+
+def check_chain(counts, folder):
+    """Every number of devices reads what the one before it wrote."""
+    collection = _collection(counts[0])
+    state = _trained(collection)
+    expected = jax.device_get(collection.separated(state))
+    with ocp.StandardCheckpointer() as checkpointer:
+        for count in counts[1:]:
+            path = folder / str(count)
+            checkpointer.save(path, jax_tt.checkpoint.save_args(collection, state))
+            checkpointer.wait_until_finished()
+            collection = _collection(count)
+            target = jax_tt.checkpoint.target(collection)
+            arrays = checkpointer.restore(path, target, strict=False)
+            state = jax_tt.checkpoint.restore(collection, arrays)
+            _check_equal(collection, state, expected)
+
+
+@pytest.mark.full
+def test_four_two_three_and_one_devices_read_what_the_others_wrote(tmp_path):
+    check_chain((4, 2, 3, 1), tmp_path)
+
+
+@pytest.mark.full
+def test_eight_devices_read_what_two_wrote(tmp_path):
+    program = (
+        "import jax, pathlib, sys; jax.config.update('jax_num_cpu_devices', 8); "
+        "from tests.kinds.sharded.test_sharded_checkpoints import check_chain; "
+        "check_chain((4, 2, 8, 1), pathlib.Path(sys.argv[1])); print('equal')"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.strip() == "equal", done.stderr
+
+
+@pytest.mark.full
+def test_no_device_has_more_than_its_share():
+    collection = _collection(4)
+    arrays = jax_tt.checkpoint.save_args(collection, _trained(collection))
+    parts_of = {"user": ("embedding", "slot_mu_0"), "item": ("slot_sum_0",), "tag": ("embedding",)}
+    for name, parts in parts_of.items():
+        for part in parts:
+            array = arrays[name][part]
+            share = -(-collection.tables[name].num_embeddings // 4)
+            assert [shard.data.shape[0] for shard in array.addressable_shards] == [share] * 4
+            assert jax_tt.checkpoint.target(collection)[name][part].sharding == array.sharding
+
+
+def test_arrays_of_other_tables_are_refused():
+    collection = _collection(4)
+    arrays = jax_tt.checkpoint.save_args(collection, _trained(collection))
+    other = _tables() | {"item": jax_tt.dense_table(99, 3)}
+    other = jax_tt.Collection(other, FEATURES)
+    with pytest.raises(ValueError, match=r"got shape \(104, 3\); expected \(99, 3\)"):
+        jax_tt.checkpoint.restore(
+            other, {**arrays, "user": jax_tt.checkpoint.save_args(*_pair())["user"]}
+        )
+    with pytest.raises(ValueError, match="has no table 'item'"):
+        jax_tt.checkpoint.restore(collection, {"user": arrays["user"]})
+    cut = {**arrays["item"], "embedding": arrays["item"]["embedding"][:99]}
+    single = jax_tt.Collection({"item": jax_tt.dense_table(99, 3)}, {"item": FEATURES["item"]})
+    with pytest.raises(ValueError, match="holds a table of 101 x 3; expected 99 x 3"):
+        jax_tt.checkpoint.restore(single, {"item": cut})
+    del cut["embedding"]
+    with pytest.raises(ValueError, match=r"arrays\['item'\]: has no 'embedding'"):
+        jax_tt.checkpoint.restore(single, {"item": cut})
+
+
+def _pair():
+    collection = _collection(1)
+    return collection, _trained(collection)

@@ -1,0 +1,50 @@
+"""A kind of table that the package does not have, written as a user would write one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jax_tt
+from tests.kinds.kind_case import KindCase
+
+
+@dataclasses.dataclass(frozen=True)
+class QuotientRemainder(jax_tt.extension.ReferenceTable):
+    """A row is the product of one row for the quotient of its id and one for the remainder."""
+
+    num_embeddings: int
+    features: int
+    buckets: int
+    update: jax_tt.Update | None = None
+    name: str | None = None
+
+    @functools.cached_property
+    def ids(self) -> jax_tt.extension.IdSpace:
+        radices = -(-self.num_embeddings // self.buckets), self.buckets
+        return jax_tt.extension.IdSpace(self.num_embeddings, radices, name=self.name)
+
+    @property
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+        quotients, remainders = self.ids.radices
+        return {"quotients": (quotients, self.features), "remainders": (remainders, self.features)}
+
+    def init_params(self, key: jax.Array) -> dict[str, Any]:
+        keys = jax.random.split(key)
+        shapes = self.param_shapes.items()
+        return {name: jax.random.normal(k, s) for k, (name, s) in zip(keys, shapes, strict=True)}
+
+    def rows(self, params: Any, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
+        quotients, remainders = (
+            jnp.take(p, d, axis=0) for p, d in zip(params, digits, strict=True)
+        )
+        return quotients * remainders
+
+
+class TestQuotientRemainder(KindCase):
+    table = QuotientRemainder(50, 8, buckets=7)

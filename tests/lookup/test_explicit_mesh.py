@@ -1,0 +1,146 @@
+"""Meshes whose axes are explicit, which is what `jax.make_mesh` gives unless told otherwise."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from tests.helpers import SHAPES
+from tests.kinds.cached import cache_parts
+
+SHAPE = SHAPES["d3"]
+RULE = jax_tt.optimizers.SGD(0.1)
+CORES = jax_tt.tt.init(jax.random.key(0), SHAPE)
+IDS = np.random.default_rng(0).integers(0, 120, (8, 3)).astype(np.int32)
+
+
+def _mesh():
+    return jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
+
+
+def _check(function, table, ids, specs):
+    """Values and gradients equal those without a mesh."""
+    wanted, pullback = jax.vjp(lambda t: function(t, ids), table)
+    (gradients,) = pullback(wanted)
+    mesh = _mesh()
+    place = NamedSharding(mesh, P())
+    placed = jax.device_put(table, place)
+    sharded = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), ids, specs)
+
+    @jax.jit
+    def both(table, ids):
+        out, pullback = jax.vjp(lambda t: function(t, ids), table)
+        return out, pullback(out)[0]
+
+    got = both(placed, sharded)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        got,
+        (wanted, gradients),
+    )
+    return got[0]
+
+
+def test_keys_of_a_hash_table(method):
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    table = jax_tt.hash_table(64, 4, safe_check="ignore")
+    keys = jax_tt.dynamic.split_keys(np.arange(8, dtype=np.uint64)[:, None] << np.uint64(40))
+    known = jax.tree.map(lambda words: words[:5], keys)
+    _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), known)
+    lookup = jax_tt.Lookup(method=method)
+    expected, _ = jax_tt.lookup_bags(table, state, keys, lookup)
+    state = jax.device_put(state, NamedSharding(mesh, P()))
+    keys = jax.device_put(keys, NamedSharding(mesh, P(("x", "y"))))
+    step = jax.jit(lambda state, keys: jax_tt.lookup_bags(table, state, keys, lookup)[0])
+    np.testing.assert_array_equal(step(state, keys), expected)
+
+
+def test_ids_out_of_range_over_two_axes():
+    """Outside of a context with a mesh, and with more devices than there are first ids."""
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    table = jax_tt.dense_table(50, 4)
+    state = jax.device_put(table.init(jax.random.key(0)), NamedSharding(mesh, P()))
+    ids = jax.device_put(np.arange(8)[:, None] * 7, NamedSharding(mesh, P(("x", "y"))))
+    lookup = jax_tt.Lookup(bounds="warn", method="reference")
+    rows, _ = jax.jit(lambda state, ids: jax_tt.lookup_bags(table, state, ids, lookup))(state, ids)
+    np.testing.assert_array_equal(rows, np.asarray(state["embedding"])[np.arange(8) * 7])
+
+
+@pytest.mark.parametrize("method", ["auto", "reference"])
+@pytest.mark.parametrize("combiner", ["mean", "max"])
+@pytest.mark.parametrize("spec", [P("x"), P()])
+def test_bags(method, combiner, spec):
+    out = _check(
+        lambda c, ids: jax_tt.tt.embed_bag(c, ids, combiner=combiner, method=method),
+        CORES,
+        IDS,
+        spec,
+    )
+    assert out.sharding.spec[0] == (spec[0] if len(spec) else None)
+    _check(
+        lambda t, ids: jax_tt.functional.embed_bag(t, ids, combiner=combiner, method=method),
+        np.random.default_rng(1).normal(size=(120, 4)).astype(np.float32),
+        IDS,
+        spec,
+    )
+
+
+@pytest.mark.parametrize("method", ["auto", "reference"])
+@pytest.mark.parametrize("combiner", ["mean", "max"])
+def test_ragged_bags(method, combiner):
+    bags = jax_tt.Bags.from_lengths(IDS.ravel(), [5, 0, 12, 7])
+    specs = jax_tt.Bags(P("x"), P())
+    _check(
+        lambda c, bags: jax_tt.tt.embed_bag(c, bags, combiner=combiner, method=method),
+        CORES,
+        bags,
+        specs,
+    )
+
+
+@pytest.mark.parametrize("method", ["auto", "reference"])
+@pytest.mark.parametrize("spec", [P("x"), P("x", None), P()])
+def test_lookup(method, spec):
+    ids = IDS[:, 0] if len(spec) == 1 else IDS
+    out = _check(lambda c, ids: jax_tt.tt.lookup(c, ids, method=method), CORES, ids, spec)
+    assert out.sharding.spec[0] == (spec[0] if len(spec) else None)
+
+
+@pytest.mark.parametrize("method", ["auto", "reference"])
+@pytest.mark.parametrize("combiner", ["mean", "max"])
+def test_fused(method, combiner):
+    table = jax_tt.functional.init_fused(CORES, RULE)
+    _check(
+        lambda t, ids: jax_tt.tt.fused_embed_bag(t, ids, RULE, combiner=combiner, method=method),
+        table,
+        IDS,
+        P("x"),
+    )
+
+
+@pytest.mark.parametrize("gradients", ["rows", "cores"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_row_cache(gradients, fused):
+    cache = jax_tt.RowCache(40, ways=4, gradients=gradients)
+    optimizer = RULE if fused else None
+    start = jax_tt.functional.init_fused(CORES, RULE) if fused else CORES
+    table = cache_parts.init_parts(start, cache, optimizer=optimizer)
+    _, directory = cache_parts.embed_bag(table, IDS[:4], cache, optimizer=optimizer)
+    table = table._replace(directory=directory)
+    table = cache_parts.populate(table, cache, optimizer=optimizer)
+
+    def step(table, ids):
+        def loss(trained):
+            own = table._replace(table=trained[0], rows=trained[1])
+            out, directory = cache_parts.embed_bag(own, ids, cache, optimizer=optimizer)
+            return (out**2).sum(), (out, directory)
+
+        return jax.value_and_grad(loss, has_aux=True)((table.table, table.rows))
+
+    wanted = step(table, IDS)
+    mesh = _mesh()
+    placed = jax.device_put(table, NamedSharding(mesh, P()))
+    got = jax.jit(step)(placed, jax.device_put(IDS, NamedSharding(mesh, P("x"))))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, wanted)

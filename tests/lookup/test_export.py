@@ -1,0 +1,285 @@
+"""`jax.export`: programs that run in a process that has run no op, symbolic batch sizes, and serialised pytrees."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import optimizers
+from jax_tt._base import ffi
+from jax_tt._native import tt
+from tests.conftest import native_available
+from tests.helpers import SHAPES, assert_close, make_case
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_native = pytest.mark.skipif(not native_available(), reason="needs the CPU module")
+SHAPE = SHAPES["d3"]
+CASE = make_case(SHAPE, "float32", True)
+BAGS = CASE.bags()
+RULE = optimizers.Adagrad(0.1)
+FUSED = jax_tt.functional.init_fused(CASE.cores, RULE)
+CACHE = jax_tt.RowCache(20, ways=4)
+CACHED = jax_tt.tables.RowCachedTable(jax_tt.tables.TTTable.of(CASE.cores)[0], CACHE)
+DENSE = jnp.arange(360.0).reshape(120, 3)
+
+
+def export(function, *args, **options):
+    return jax.export.export(jax.jit(function), disabled_checks=jax_tt.export.checks(), **options)(
+        *args
+    )
+
+
+def run_python(code, folder):
+    """Runs ``code`` in a fresh process; its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_native
+def test_import_registers_and_starts_no_backend(tmp_path):
+    pool = partial(jax_tt.tt.embed_bag, method="ffi")
+    exported = export(pool, CASE.cores, BAGS)
+    (tmp_path / "pool.bin").write_bytes(exported.serialize())
+    np.savez(tmp_path / "cores.npz", *CASE.cores)
+    code = """
+import jax, jax_tt, numpy as np
+from jax._src import xla_bridge
+
+assert not xla_bridge._backends, "a backend was started"
+pool = jax.export.deserialize(open("pool.bin", "rb").read())
+cores = tuple(np.load("cores.npz").values())
+bags = jax_tt.Bags.from_ragged(%r, %r, capacity=%d)
+np.save("pooled.npy", pool.call(cores, bags))
+"""
+    run_python(code % (CASE.rows, CASE.weights, BAGS.capacity), tmp_path)
+    np.testing.assert_array_equal(np.load(tmp_path / "pooled.npy"), pool(CASE.cores, BAGS))
+
+
+@pytest.mark.full
+def test_serving_page_in_two_processes(tmp_path):
+    """The blocks of docs/serving.md up to the first that only shows something, each in a process of its own."""
+    text = (ROOT / "docs" / "serving.md").read_text()
+    exporting, serving = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[:2]
+    run_python(exporting, tmp_path)
+    assert "program" in run_python(serving, tmp_path)
+
+
+def test_register():
+    assert jax_tt.export.register() == tuple(p for p in ("cpu", "cuda") if native_available(p))
+
+
+@needs_native
+def test_checks_name_every_target():
+    module = ffi.load("cpu")
+    assert module is not None
+    names = set(module.registrations())
+    emulated = ffi.load("cuda_emulated")
+    if emulated is not None:
+        names |= {name.replace("_emulated_", "_") for name in emulated.registrations()}
+    assert set(jax_tt.export.checks()) == {
+        jax.export.DisabledSafetyCheck.custom_call(name) for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    "value", [BAGS, CASE.bags("padded"), FUSED], ids=lambda v: type(v).__name__
+)
+def test_pytrees_are_serialised(value):
+    exported = export(lambda tree: jax.tree.map(lambda leaf: leaf + leaf, tree), value)
+    restored = jax.export.deserialize(exported.serialize())
+    assert restored.in_tree == exported.in_tree and restored.out_tree == exported.out_tree
+    doubled = restored.call(value)
+    assert jax.tree.structure(doubled) == jax.tree.structure(value)
+    np.testing.assert_array_equal(jax.tree.leaves(doubled)[0], 2 * jax.tree.leaves(value)[0])
+
+
+def test_split_ids_are_serialised():
+    split = SHAPE.split_ids(np.arange(7))
+    exported = export(lambda ids: jax_tt.tt.lookup(CASE.cores, ids), split)
+    restored = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(restored.call(split), jax_tt.tt.lookup(CASE.cores, np.arange(7)))
+
+
+def squares(op, table, *args, **options):
+    return jax.grad(lambda table: jnp.sum(op(table, *args, **options) ** 2))(table)
+
+
+# Batch sizes of the symbolic program, and a function of a method, a table and a batch.
+RAGGED = ("ragged", BAGS)
+IDS = np.arange(66, dtype=np.int32).reshape(22, 3)
+SYMBOLIC = {
+    "lookup": (lambda m, t, x: jax_tt.tt.lookup(t, x, method=m), CASE.cores, IDS[:, 0]),
+    "split": (
+        lambda m, t, x: jax_tt.tt.lookup(t, x, method=m),
+        CASE.cores,
+        SHAPE.split_ids(IDS[:, 0]),
+    ),
+    "rectangle": (
+        lambda m, t, x: jax_tt.tt.embed_bag(t, x, combiner="sqrtn", method=m),
+        CASE.cores,
+        IDS,
+    ),
+    "bags": (
+        lambda m, t, x: jax_tt.tt.embed_bag(t, x, combiner="mean", method=m),
+        CASE.cores,
+        BAGS,
+    ),
+    "max": (
+        lambda m, t, x: squares(jax_tt.tt.embed_bag, t, x, combiner="max", method=m),
+        CASE.cores,
+        dataclasses.replace(BAGS, weights=None),
+    ),
+    "max of a rectangle": (
+        lambda m, t, x: squares(jax_tt.functional.embed_bag, t, x, combiner="max", method=m),
+        DENSE,
+        IDS,
+    ),
+    "dense": (lambda m, t, x: jax_tt.functional.embed_bag(t, x, method=m), DENSE, BAGS),
+    "gradient": (lambda m, t, x: squares(jax_tt.tt.embed_bag, t, x, method=m), CASE.cores, BAGS),
+    "dense gradient": (
+        lambda m, t, x: squares(jax_tt.functional.embed_bag, t, x, method=m),
+        DENSE,
+        BAGS,
+    ),
+    "fused": (
+        lambda m, t, x: squares(jax_tt.tt.fused_embed_bag, t, x, RULE, method=m),
+        FUSED,
+        BAGS,
+    ),
+    "cached": (
+        lambda m, t, x: jax_tt.lookup_bags(CACHED, t, x, method=m),
+        CACHED.init(jax.random.key(0)),
+        BAGS,
+    ),
+}
+
+
+def symbolic(batch):
+    """The same batch with sizes ``b`` (bags or ids) and ``c`` (capacity)."""
+    b, c, length = jax.export.symbolic_shape("b, c, l")
+    if isinstance(batch, jax_tt.Bags):
+        sizes = jax_tt.Bags((c,), (b + 1,), None if batch.weights is None else (c,))
+    elif isinstance(batch, jax_tt.SplitIds):
+        sizes = jax_tt.SplitIds((b, SHAPE.d))
+    else:
+        sizes = (b,) if batch.ndim == 1 else (b, length)
+    leaves = [jnp.asarray(leaf).dtype for leaf in jax.tree.leaves(batch)]
+    shapes = jax.tree.leaves(sizes, is_leaf=lambda x: isinstance(x, tuple))
+    structs = [jax.ShapeDtypeStruct(*pair) for pair in zip(shapes, leaves, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(batch), structs)
+
+
+@needs_native
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_symbolic_batch_sizes(name):
+    function, table, batch = SYMBOLIC[name]
+    native = export(partial(function, "auto"), table, symbolic(batch), platforms=["cpu", "cuda"])
+    assert "custom_call @jax_tt_" in native.mlir_module()
+    reference = export(partial(function, "reference"), table, symbolic(batch))
+    got, want = native.call(table, batch), reference.call(table, batch)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_close(a, b, 1e-5, name)
+
+
+def sizes(*names):
+    """Shapes of int32 arrays with symbolic sizes, such as ``"b + 1"``."""
+    scope = jax.export.SymbolicScope()
+    shapes = [jax.export.symbolic_shape(name, scope=scope) for name in names]
+    return [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes]
+
+
+@pytest.mark.parametrize("method", ["reference", pytest.param("auto", marks=needs_native)])
+@pytest.mark.parametrize("missing", ["initial", "zeros"])
+def test_programs_of_hash_tables_take_any_number_of_keys(method, missing):
+    table = jax_tt.hash_table(64, 4, missing=missing)
+    start = table.init(jax.random.key(0))
+    _, state = jax_tt.dynamic.insert(table, start, np.arange(6))
+    lookup = jax_tt.Lookup(method=method, train=False)
+
+    @jax.jit
+    def serve(state, bags):
+        rows, _ = jax_tt.lookup(table, state, bags.ids, lookup)
+        return rows, jax_tt.lookup_bags(table, state, bags, lookup)[0]
+
+    words, offsets = sizes("c, 2", "b + 1")
+    exported = export(serve, state, jax_tt.Bags(jax_tt.SplitIds(words), offsets))
+    program = jax.export.deserialize(exported.serialize())
+    for lengths in ([3], [4, 0, 5]):
+        keys = jax_tt.dynamic.split_keys(np.arange(sum(lengths)) * 3)
+        bags = jax_tt.Bags.from_lengths(keys, lengths)
+        got, want = program.call(state, bags), serve(state, bags)
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+        assert np.asarray(got[0]).any(axis=1).tolist() == [
+            k < 2 or missing != "zeros" for k in range(sum(lengths))
+        ]
+
+
+@pytest.mark.parametrize("method", ["reference", pytest.param("auto", marks=needs_native)])
+def test_programs_of_keyed_bags_take_any_number_of_bags(method):
+    """Of features that have the same number of bags."""
+    tables = {"t": jax_tt.dense_table(20, 4), "u": jax_tt.tt_table(64, 4, tt_ranks=2)}
+    features = {"a": jax_tt.Feature("t"), "b": jax_tt.Feature("t", combiner="mean")}
+    features["c"] = jax_tt.Feature("u")
+    collection = jax_tt.Collection(tables, features)
+    state = collection.init(jax.random.key(0))
+    lookup = jax_tt.Lookup(method=method, bounds="zero", train=False)
+
+    @jax.jit
+    def serve(state, batch):
+        return jax_tt.lookup_features(collection, state, batch, lookup, layout="concatenated")[0]
+
+    ids, offsets = sizes("c", "3*b + 1")
+    exported = export(serve, state, jax_tt.KeyedBags(ids, offsets, keys=tuple(features)))
+    program = jax.export.deserialize(exported.serialize())
+    for bags in (1, 3):
+        lengths = np.arange(3 * bags) % 4
+        given = np.arange(lengths.sum()) % 20
+        batch = jax_tt.KeyedBags.from_lengths(list(features), given, lengths)
+        got = program.call(state, batch)
+        assert got.shape == (bags, 12)
+        assert_close(got, serve(state, batch), 1e-6)
+
+
+@needs_native
+@pytest.mark.parametrize("name", SHAPES)
+def test_plans_of_symbolic_batches_are_large_enough(name):
+    shape = SHAPES[name]
+    module = ffi.load("cpu")
+    assert module is not None
+    ranks, rows = shape.full_ranks, shape.num_rows
+    stride = module.plan_size(shape.row_factors, shape.col_factors, ranks, rows, tt._STRIDE, 1)[0]
+    for n in [*range(130), 1000, 4095, 10**6 + 1, 2**31 - 1]:
+        for hint in (1, 100, n):
+            needed = module.plan_size(shape.row_factors, shape.col_factors, ranks, rows, n, hint)
+            assert (n // tt._STRIDE + 1) * stride >= needed[0]
+
+
+@pytest.mark.skipif(not native_available("cuda_emulated"), reason="needs the emulated module")
+def test_symbolic_batches_have_no_cuda_kernels():
+    lookup = partial(jax_tt.tt.lookup, method="cuda_emulated")
+    with pytest.raises(ValueError, match=r"symbolic batch size.*method='reference'"):
+        export(lookup, CASE.cores, symbolic(IDS[:, 0]))
+
+
+@pytest.mark.skipif(native_available("cuda"), reason="this process has CUDA ops")
+@needs_native
+def test_ffi_is_not_exported_for_a_platform_without_ops():
+    lookup = partial(jax_tt.tt.lookup, method="ffi")
+    with pytest.raises(NotImplementedError, match="cuda"):
+        export(lookup, CASE.cores, IDS, platforms=["cpu", "cuda"])

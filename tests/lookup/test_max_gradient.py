@@ -1,0 +1,186 @@
+"""Limits of the gradients of rows: against float64, for every op, layer and layout of a collection."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jax_tt
+import jax_tt.linen
+from jax_tt import Bags, optimizers
+from tests.helpers import f64
+from tests.optimizers.test_rules import COLUMNS, ROWS, batches, cores, gradients, rows
+
+LIMIT = 0.03
+RULE = optimizers.SGD(0.5)
+WEIGHTED = Bags.from_ragged([[5, 29, 5], [], [1, 5]], [[1.0, 2.0, -1.0], [], [0.5, 3.0]])
+
+
+def large(shape):
+    """Gradients on both sides of the limit."""
+    return jnp.asarray(np.random.default_rng(6).normal(size=shape) * LIMIT, jnp.float32)
+
+
+def test_20_steps_are_those_of_the_formula(method):
+    table = jax_tt.functional.init_fused(rows(), RULE)
+    g = gradients(COLUMNS)
+    limited, values = np.clip(g, -LIMIT, LIMIT), f64(rows())
+    assert 0.1 < np.mean(limited != g) < 0.9
+
+    @jax.jit
+    def step(table, ids, offsets, scale):
+        def loss(table):
+            pooled = jax_tt.functional.fused_embed_bag(
+                table,
+                Bags(ids, offsets),
+                RULE,
+                method=method,
+                combiner="mean",
+                max_gradient=LIMIT,
+                grad_scale=scale,
+            )
+            return scale * jnp.sum(pooled * jnp.float32(g))
+
+        return jax.grad(loss)(table)
+
+    for t, (ids, offsets) in enumerate(batches(20)):
+        counts = np.diff(offsets)
+        gradient = np.zeros((ROWS, COLUMNS))
+        # The limit is that of the gradient of the mean, before it is divided by the number of ids.
+        shares = np.repeat(limited / np.maximum(counts, 1)[:, None], counts, axis=0)
+        np.add.at(gradient, ids, shares)
+        values -= 0.5 * gradient
+        table = step(table, ids, offsets, 2.0 ** (t % 3))
+    np.testing.assert_allclose(table.cores[0], values, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "max"])
+@pytest.mark.parametrize("tt", [False, True])
+def test_it_is_a_limit_of_the_gradient_of_the_result(combiner, tt):
+    op = jax_tt.tt.fused_embed_bag if tt else jax_tt.functional.fused_embed_bag
+    table = jax_tt.functional.init_fused(cores() if tt else rows(), RULE)
+    weights = None if combiner == "max" else WEIGHTED.weights
+
+    def stepped(g, **options):
+        def loss(table, weights):
+            bags = Bags(WEIGHTED.ids, WEIGHTED.offsets, weights)
+            return jnp.sum(op(table, bags, RULE, combiner=combiner, **options) * g)
+
+        argnums = 0 if weights is None else (0, 1)
+        return jax.jit(jax.grad(loss, argnums))(table, weights)
+
+    g = large(jax.eval_shape(lambda: op(table, WEIGHTED, RULE, combiner="sum")).shape)
+    got = stepped(g, max_gradient=LIMIT)
+    want = stepped(jnp.clip(g, -LIMIT, LIMIT))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_lookups_have_it_as_well():
+    table = jax_tt.functional.init_fused(cores(), RULE)
+    ids, g = jnp.array([[1, 2], [2, 2]]), 100.0
+
+    def loss(table, g, **options):
+        return g * jnp.sum(jax_tt.tt.fused_lookup(table, ids, RULE, **options))
+
+    got, want = jax.grad(loss)(table, g, max_gradient=0.25), jax.grad(loss)(table, 0.25)
+    for a, b in zip(got.cores, want.cores, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_steps_with_gradients_that_are_not_finite_are_still_skipped(bad):
+    table = jax_tt.functional.init_fused(rows(), RULE)
+
+    def loss(table, **options):
+        out = jax_tt.functional.fused_embed_bag(
+            table, jnp.array([[1, 2]]), RULE, max_gradient=1.0, **options
+        )
+        return bad * jnp.sum(out)
+
+    skipped = jax.grad(loss)(table, skip_nonfinite=True)
+    np.testing.assert_array_equal(skipped.cores[0], table.cores[0])
+    taken = jax.grad(loss)(table)
+    assert np.all(np.isfinite(f64(taken.cores[0]))) == np.isinf(bad)
+
+
+@pytest.mark.parametrize("layout", ["features", "concatenated"])
+def test_tables_of_a_collection_have_limits_of_their_own(layout):
+    tables = {
+        "limited": jax_tt.dense_table(50, 8, optimizer=RULE, max_gradient=0.125),
+        "free": jax_tt.dense_table(50, 4, optimizer=RULE),
+        "plain": jax_tt.dense_table(50, 2),
+    }
+    features = {
+        "a": jax_tt.Feature("free"),
+        "b": jax_tt.Feature("limited"),
+        "c": jax_tt.Feature("plain"),
+        "d": jax_tt.Feature("limited", combiner="mean" if layout == "features" else "sum"),
+    }
+    collection = jax_tt.Collection(tables, features)
+    state = collection.init(jax.random.key(0))
+    batch = {name: np.array([[1, 2], [2, 3]]) for name in features}
+    inputs = jax_tt.extension.StepInputs(grad_scale=2.0)
+
+    def loss(trained, g):
+        arrays = collection.replaced(state, trained)
+        out = jax_tt.lookup_features(collection, arrays, batch, inputs=inputs, layout=layout)[0]
+        if layout == "concatenated":
+            out = dict(zip(features, jnp.split(out, (4, 12, 14), axis=1), strict=True))
+        return sum(jnp.sum(out[name] * g[name]) for name in features)
+
+    g = {"a": 3.0, "b": 5.0, "c": 7.0, "d": 9.0}
+    got, want = (
+        jax.jit(jax.grad(loss))(collection.trained(state), given)
+        for given in (g, {**g, "b": 0.25, "d": 0.25})
+    )
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+def total(rows: Any) -> jax.Array:
+    return jnp.sum(rows)
+
+
+def test_layers_have_it():
+    ids = jnp.array([[1, 5], [5, 5]])
+    start = jax.random.normal(jax.random.key(0), (50, 8))
+    options = {
+        "embedding_init": lambda key, shape, dtype: start,
+        "optimizer": RULE,
+        "max_gradient": 0.25,
+    }
+    layer = jax_tt.EmbedBag(50, 8, **options, rngs=nnx.Rngs(0))
+    assert layer.max_gradient == 0.25
+    opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
+    opt.update(layer, jax_tt.grad(lambda m: 100 * jnp.sum(m(ids)))(layer))
+    want = f64(start)
+    want[[1, 5]] -= 0.5 * 0.25 * np.array([[1], [3]])
+    np.testing.assert_allclose(layer.embedding[...], want, rtol=1e-6)
+    linen = jax_tt.linen.EmbedBag(50, 8, **options)
+    variables = linen.init(jax.random.key(0), ids)
+    new = jax.grad(lambda v: 100 * total(linen.apply(v, ids)))(variables)
+    np.testing.assert_allclose(new["_overwrite_with_gradient"]["embedding"], want, rtol=1e-6)
+    tt = jax_tt.TTEmbed(50, 8, tt_ranks=2, optimizer=RULE, max_gradient=0.25, rngs=nnx.Rngs(0))
+    tt.optimizer = optimizers.Adagrad(0.1)
+    assert tt.max_gradient == 0.25
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, True, np.nan, np.inf, 1e-50, "1"])
+def test_what_is_no_limit_is_refused(bad):
+    with pytest.raises(ValueError, match=r"max_gradient: got .*; expected a positive number"):
+        jax_tt.Update(RULE, max_gradient=bad)
+
+
+def test_a_table_without_an_optimizer_has_no_limit():
+    match = r"max_gradient: got 1.0 for a table without an optimizer"
+    with pytest.raises(ValueError, match=match):
+        jax_tt.dense_table(10, 4, max_gradient=1.0)
+    with pytest.raises(ValueError, match=match):
+        jax_tt.TTEmbedBag(50, 8, tt_ranks=2, max_gradient=1.0, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=match):
+        jax_tt.linen.Embed(10, 4, max_gradient=1.0).init(jax.random.key(0), jnp.array([1]))

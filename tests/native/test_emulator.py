@@ -1,0 +1,140 @@
+"""The SIMT emulator: right kernels pass in every order of threads, every planted bug is named."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import cxx_compiler
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = 5
+KERNELS = ("tests/cpp/emulator_planted.cu", "tests/cpp/emulator_right.cu", "ffi/cuda/upload.cu")
+
+RACE = r"race: .* element \d+ of shared array 0 .* with no barrier between"
+PLANTED = {
+    "missing_barrier": RACE,
+    "missing_barrier_in_reduction": RACE,
+    "overwritten_too_early": RACE,
+    "many_writers": r"race: writes element 0 .* wrote with no barrier",
+    "missing_syncwarp": RACE,
+    "syncwarp_between_warps": RACE,
+    "syncwarp_of_the_other_half": RACE,
+    "plain_and_atomic": RACE,
+    "read_among_atomics": r"race: .* element 0 .*",
+    "write_out_of_bounds": r"out of bounds: element 63 of shared array 0 \(63 elements",
+    "read_before_the_start": r"out of bounds: element -1 of shared array 0 .*thread 0\)",
+    "wide_past_the_end": r"out of bounds: element 252 .* 4 elements at once .*thread 63\)",
+    "misaligned": r"misaligned vector access to shared memory",
+    "null_pointer": r"uses a Shared pointer that points at nothing",
+    "more_than_launched": r"overrun: array 1 ends at byte 768, the launch gave 512",
+    "different_takes": r"threads of the block take different shared memory",
+    "read_uninitialised": r"reads uninitialised shared memory: element 50 .*thread 51\)",
+    "count_uninitialised": r"reads uninitialised shared memory: element 0",
+    "left_by_another_block": r"reads uninitialised shared memory",
+    "divergent_barrier": r"divergent __syncthreads: .* waits at __syncthreads of .*, this one waits at",
+    "barrier_after_exit": r"divergent __syncthreads: .* ended",
+    "uneven_barriers": r"divergent __syncthreads: .* ended",
+    "barrier_against_shuffle": r"divergent __syncthreads|deadlock",
+    "half_at_barrier": r"deadlock: thread \d+ waits at the warp collective of .* with mask 0xffffffff, "
+    r"while thread \d+ waits at __syncthreads",
+    "mask_names_ended_lane": r"(ended while .* 0xffffffff, which names this one|names absent lane 9)",
+    "mask_names_lane_elsewhere": r"(ended while .* 0xffffffff, which names|names absent lane|deadlock)",
+    "mask_without_self": r"__any_sync with mask 0x0000fffe without the lane itself",
+    "mask_beyond_block": r"__syncwarp with mask 0xffffffff names absent lane 16",
+    "shuffle_from_outside": r"__shfl_sync: lane \d+ reads lane 20, which mask 0x0000ffff leaves out",
+    "odd_width": r"__shfl_down_sync with width 12",
+    "too_many_threads": r"asks for 1025 threads in a block, the limit is 1024",
+    "too_much_shared": r"asks for 232449 bytes of shared memory, the limit is 232448",
+}
+
+
+def built(directory, *flags):
+    """The test's program, compiled with `flags`; skips where the compiler cannot."""
+    program = directory / "emulator_test"
+    emulator = sorted(str(path) for path in ROOT.glob("ffi/cuda/emulation/*.cc"))
+    command = [cxx_compiler(), "-std=c++20", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    command += [*flags, "-DJAX_TT_EMULATION", "-I.", "tests/cpp/emulator_main.cc", *emulator]
+    command += ["-x", "c++", *KERNELS, "-o", str(program)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode and "asan" in done.stderr:
+        pytest.skip("this compiler comes without AddressSanitizer")
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return built(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory):
+    return built(tmp_path_factory.mktemp("sanitized"), "-fsanitize=address,undefined")
+
+
+@pytest.fixture(params=["plain", pytest.param("sanitized", marks=pytest.mark.full)])
+def program(request):
+    return request.getfixturevalue(request.param)
+
+
+def run(program, mode):
+    # Stacks that outlive their frames are watched too: of all checks this one depends most on the fibers' annotations.
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_stack_use_after_return=1"}
+    return subprocess.run(
+        [str(program), mode], capture_output=True, text=True, timeout=300, env=environment
+    )
+
+
+@pytest.mark.full
+def test_right_kernels_pass_in_every_order(program):
+    done = run(program, "right")
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.stdout == "done\n"
+
+
+@pytest.mark.full(but="plain")
+def test_planted_bugs_are_named_in_every_order(program):
+    done = run(program, "planted")
+    assert done.returncode == 0, done.stderr[-6000:]
+    *lines, last = done.stdout.splitlines()
+    assert last == "done"
+    found = {name: [] for name in PLANTED}
+    for line in lines:
+        name, message = line.split(" ", 1)[1].split(": ", 1)
+        found[name].append(message)
+    for name, pattern in PLANTED.items():
+        assert len(found[name]) == SEEDS, name
+        for message in found[name]:
+            assert message.startswith("the kernel launched at emulator_planted.cu:"), name
+            assert re.search(pattern, message), f"{name}: {message}"
+
+
+def test_os_threads_launch_at_once(program):
+    done = run(program, "threads")
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+
+
+@pytest.mark.full
+def test_address_sanitizer_sees_global_memory(sanitized):
+    done = run(sanitized, "overflow")
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
+    assert "WritePastTheEnd" in done.stderr
+
+
+@pytest.mark.full
+def test_kernels_compile_for_devices(tmp_path):
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc")
+    targets = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90)]
+    command = [nvcc, "-std=c++20", *targets, "-Werror", "all-warnings"]
+    command += ["-Xcompiler", "-Wall,-Wextra,-Werror", "-I.", "-c", KERNELS[1]]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "kernels.o")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,409 @@
+"""What the native module promises beyond its numbers: determinism, memory in place, any batch, any instruction set."""
+
+import contextlib
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import optimizers
+from jax_tt._base import ffi
+from tests.conftest import native_available
+from tests.helpers import SHAPES, assert_close, bag_model, core_gradients, dense_table, make_case
+from tests.native.native_run import (
+    CHUNKED,
+    JOINS,
+    PAIRS,
+    RULES,
+    WIDTHS,
+    chunked_batch,
+    chunked_results,
+    gradients,
+    steps,
+    wide_bags,
+    wide_sums,
+)
+
+pytestmark = [
+    pytest.mark.skipif(not native_available(), reason="the native module is not built"),
+    pytest.mark.optimized,
+    pytest.mark.pairwise,
+]
+
+
+def _run(path: Path, **variables: str) -> dict[str, np.ndarray]:
+    """The results of every op in a process of its own."""
+    command = [sys.executable, "-m", "tests.native.native_run", str(path)]
+    done = subprocess.run(
+        command, env=os.environ | variables, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(np.load(path))
+
+
+@pytest.fixture(scope="module")
+def one_thread(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    return _run(tmp_path_factory.mktemp("one") / "results.npz", JAX_TT_NUM_THREADS="1")
+
+
+@pytest.mark.full
+def test_bitwise_equal_for_any_number_of_threads(one_thread, tmp_path):
+    several = _run(tmp_path / "results.npz", JAX_TT_NUM_THREADS="4")
+    assert several.keys() == one_thread.keys()
+    for name, array in several.items():
+        assert array.tobytes() == one_thread[name].tobytes(), (
+            f"{name} depends on the number of threads"
+        )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("isa", ["baseline", "x86_64_v3"])
+def test_instruction_sets_agree(isa, one_thread, tmp_path):
+    there = str(one_thread["isa"])
+    if isa == there or (isa == "x86_64_v3" and there == "baseline"):
+        pytest.skip(f"this processor runs {there}")
+    other = _run(tmp_path / "results.npz", JAX_TT_CPU_ISA=isa)
+    assert str(other.pop("isa")) == isa
+    for name, array in other.items():
+        if name.startswith("hash"):
+            assert array.tobytes() == one_thread[name].tobytes(), name
+        # 16-bit results differ by a rounding where the sums before it differ in the last bit.
+        assert_close(array, one_thread[name], 1e-2 if "bfloat16" in name else 1e-5, name)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_of_any_width(weighted):
+    tables, bags = wide_bags(weighted)
+    ids, offsets = np.asarray(bags.ids), np.asarray(bags.offsets)
+    weights = np.ones(ids.size) if bags.weights is None else np.asarray(bags.weights, np.float64)
+    mixing = np.zeros((offsets.size - 1, 50))
+    np.add.at(mixing, (np.searchsorted(offsets, np.arange(ids.size), "right") - 1, ids), weights)
+    for width, table, sums, gradient in zip(WIDTHS, tables, *wide_sums(tables, bags), strict=True):
+        want = mixing @ np.asarray(table, np.float64)
+        assert_close(sums, want, 1e-5, f"{width} columns")
+        assert_close(gradient, mixing.T @ want, 1e-5, f"gradient of {width} columns")
+
+
+@pytest.mark.full
+def test_chunked_batches_equal_the_reference(one_thread):
+    for name, leaves in chunked_results("reference"):
+        for k, leaf in enumerate(leaves):
+            assert_close(one_thread[f"{name} {k}"], leaf, 2e-5, f"{name} {k}")
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_chunked_batches_have_several_chunks(name):
+    """The shapes above would test nothing else if the limit on a chunk rose."""
+    shape = CHUNKED[name]
+    _, bags, _ = chunked_batch(shape)
+    ids = np.asarray(bags.ids)
+
+    def size(n: int) -> int:
+        module = ffi.load("cpu")
+        assert module is not None
+        factors = (shape.row_factors, shape.col_factors, shape.full_ranks)
+        return module.plan_size(*factors, shape.num_embeddings, n, ids.size)[0]
+
+    per_id = 4 + 4 * shape.d
+    chunks = (size(len(np.unique(ids))) - size(0) - per_id * len(np.unique(ids))) // (
+        shape.d + 1
+    ) + 1
+    assert chunks > 1
+
+
+@pytest.mark.parametrize("loss", ["linear", "square"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", ["tt", "dense"])
+def test_donated_tables_stay_where_they_are(kind, rule, loss):
+    """No copy of a table or slot in the program, and each buffer keeps its address from step to step."""
+    cores = make_case(SHAPES["d3-odd"], "float32", False).cores
+    start = cores if kind == "tt" else jnp.ones((1237, 24))
+    op = jax_tt.tt.fused_embed_bag if kind == "tt" else jax_tt.functional.fused_embed_bag
+    optimizer = RULES[rule]
+    table = jax_tt.functional.init_fused(start, optimizer)
+
+    def step(table, ids):
+        def value(table):
+            out = op(table, ids, optimizer)
+            return jnp.sum(out if loss == "linear" else out * out)
+
+        return jax.value_and_grad(value)(table)
+
+    ids = np.array([[1, 2, 2], [0, 59, 1]], np.int32)
+    compiled = jax.jit(step, donate_argnums=0).lower(table, ids).compile()
+    program = compiled.as_text()
+    large = [leaf for leaf in jax.tree.leaves(table) if leaf.ndim]
+    for shape in {",".join(map(str, leaf.shape)) for leaf in large}:
+        copies = re.findall(rf"= f32\[{shape}\][^ ]* copy[^ ]*\(", program)
+        assert not copies, f"the program copies f32[{shape}]: {copies}"
+    addresses = [leaf.unsafe_buffer_pointer() for leaf in large]
+    for _ in range(3):
+        _, table = compiled(table, ids)
+        now = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(table) if leaf.ndim]
+        assert now == addresses
+
+
+def test_scan_over_steps_copies_no_table():
+    optimizer = optimizers.Adagrad(0.1)
+    table = jax_tt.functional.init_fused(jnp.ones((1237, 24)), optimizer)
+    batches = np.arange(24, dtype=np.int32).reshape(4, 3, 2)
+
+    def epoch(table, batches):
+        def step(table, ids):
+            return jax.grad(
+                lambda t: jnp.sum(jax_tt.functional.fused_embed_bag(t, ids, optimizer))
+            )(table), None
+
+        return jax.lax.scan(step, table, batches)[0]
+
+    program = jax.jit(epoch, donate_argnums=0).lower(table, batches).compile().as_text()
+    assert not re.findall(r"= f32\[1237,24\][^ ]* copy[^ ]*\(", program)
+
+
+_STEP_OF_11M_ROWS = """
+import resource, jax, jax.numpy as jnp, numpy as np, jax_tt
+def memory(what):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(l.split()[1]) for l in lines if l.startswith(what)) * 1024
+rule = jax_tt.optimizers.SGD(0.1)
+table = jax_tt.functional.init_fused(jnp.zeros((11_000_000, 64)), rule)
+step = jax.jit(jax.grad(lambda t, ids: jnp.sum(jax_tt.functional.fused_embed_bag(t, ids, rule) ** 2)), donate_argnums=0)
+rng = np.random.default_rng(0)
+batch = lambda: rng.integers(0, 11_000_000, (512, 20)).astype(np.int32)
+jax.block_until_ready(table.cores)
+size, address = table.cores[0].nbytes, table.cores[0].unsafe_buffer_pointer()
+table = step(table, batch())
+jax.block_until_ready(table.cores)
+open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
+before = memory("VmRSS")
+for _ in range(3):
+    table = step(table, batch())
+jax.block_until_ready(table.cores)
+assert table.cores[0].unsafe_buffer_pointer() == address
+print(size, before, memory("VmHWM"))
+"""
+
+
+@pytest.mark.full
+def test_step_of_11_million_rows_takes_no_memory_beside_the_table():
+    done = subprocess.run(
+        [sys.executable, "-c", _STEP_OF_11M_ROWS], capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    size, before, peak = map(int, done.stdout.split())
+    print(f"table {size >> 20} MiB, step at most {(peak - before) / 2**20:.1f} MiB more")
+    assert before >= size  # every page of the table is there
+    assert peak - before < 64 << 20
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_table_of_10_to_the_12_rows_trains(fused):
+    """Through split ids, without 64-bit integers; the loss falls, and falls as the reference's does."""
+    shape = jax_tt.TTShape(10**12, 16, 8, (252,) * 5, (2, 2, 2, 2, 1))
+    cores = jax_tt.tt.init(jax.random.key(1), shape, "normal")
+    cores = tuple(core * 20 for core in cores)  # entries of the order of the targets
+    rng = np.random.default_rng(2)
+    # A few rows from all over the table, some sharing leading digits.
+    rows = rng.integers(0, 10**12, 12)
+    ids = shape.split_ids(np.concatenate([rows, rows[:4] + 1]).reshape(8, 2))
+    target = jnp.asarray(rng.normal(size=(8, 16)), jnp.float32)
+    rule = optimizers.Adagrad(0.05)
+
+    def train(method):
+        def loss(params):
+            if fused:
+                out = jax_tt.tt.fused_embed_bag(
+                    params, ids, rule, num_embeddings=10**12, method=method
+                )
+            else:
+                out = jax_tt.tt.embed_bag(params, ids, num_embeddings=10**12, method=method)
+            return jnp.mean((out - target) ** 2)
+
+        step = jax.jit(jax.value_and_grad(loss))
+        params = jax_tt.functional.init_fused(cores, rule) if fused else cores
+        losses = []
+        for _ in range(30):
+            value, gradient = step(params)
+            params = (
+                gradient if fused else jax.tree.map(lambda p, g: p - 0.05 * g, params, gradient)
+            )
+            losses.append(float(value))
+        return losses
+
+    losses = train("ffi")
+    assert losses[-1] < 0.7 * losses[0]
+    np.testing.assert_allclose(losses, train("reference"), rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int64"])
+def test_gradients_for_ids_above_2_to_the_31(dtype):
+    with jax.enable_x64(dtype == "int64"):
+        n = 4_200_000_000 if dtype == "uint32" else 10**13
+        shape = jax_tt.TTShape.suggest(n, 6, 3, 4)
+        cores = tuple(
+            core.astype(jnp.float32) for core in jax_tt.tt.init(jax.random.key(0), shape, "normal")
+        )
+        rng = np.random.default_rng(0)
+        ids = rng.integers(2**31, n, 20).astype(dtype)
+        ids[3:6] = n - 1
+        bags = jax_tt.Bags.from_lengths(ids, [5, 0, 7, 8], np.ones(20, np.float32))
+        g = jnp.asarray(rng.normal(size=(4, 6)), jnp.float32)
+        for native, reference in zip(
+            gradients(cores, bags, g, "ffi"), gradients(cores, bags, g, "reference"), strict=True
+        ):
+            assert_close(native, reference, 1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 300])
+def test_duplicates(count):
+    """Few distinct ids, many times each: their gradients are sums over hundreds of positions."""
+    shape = SHAPES["d3"]
+    case = make_case(shape, "float32", False)
+    rng = np.random.default_rng(count)
+    rows = rng.choice(rng.integers(0, 120, count), (40, 50)).tolist()
+    weights = (rng.integers(-4, 5, (40, 50)) / 4).tolist()
+    bags = jax_tt.Bags.from_ragged(rows, weights)
+    g = rng.normal(size=(40, 8))
+    out, *dcores, dweights = gradients(case.cores, bags, jnp.asarray(g, jnp.float32), "ffi")
+    model = bag_model(
+        dense_table(case.cores, 120), rows, weights, "sum", np.float32(g).astype(np.float64)
+    )
+    assert_close(out, model[0], 1e-5, "out")
+    for got, want in zip(dcores, core_gradients(case.cores, model[1]), strict=True):
+        assert_close(got, want, 1e-5, "core")
+    assert_close(dweights, np.concatenate(model[2]), 1e-5, "weights")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        jax_tt.TTShape(200, 130, (13, 13), (5, 6, 7), (13, 1, 10)),
+        jax_tt.TTShape(200, 1, (13, 3), (15, 2, 7), (1, 1, 1)),
+        jax_tt.TTShape(200, 1500, (5, 13), (5, 6, 7), (10, 15, 10)),
+        jax_tt.TTShape(200, 97, (40,), (20, 10), (97, 1)),
+        jax_tt.TTShape(200, 34, (2, 40, 2), (3, 8, 9, 1), (2, 1, 17, 1)),
+        jax_tt.TTShape(200, 9, (1, 3, 1, 3), (1, 10, 2, 1, 10), (1, 3, 1, 1, 3)),
+        *JOINS.values(),
+        *PAIRS.values(),
+    ],
+    ids=[
+        "odd-ranks",
+        "one-column",
+        "1500-columns",
+        "prime-columns",
+        "narrow-neck",
+        "factors-of-one",
+        *JOINS,
+        *PAIRS,
+    ],
+)
+def test_odd_sizes(shape, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        case = make_case(shape, dtype, True)
+        g = np.float32(case.g)
+        leaves = gradients(case.cores, case.bags(), jnp.asarray(g), "ffi")
+        table = dense_table(case.cores, shape.num_embeddings)
+        model = bag_model(table, case.rows, case.weights, "sum", g.astype(np.float64))
+        tolerance = 1e-2 if dtype == "float16" else 1e-5
+        assert_close(leaves[0], model[0], tolerance, "out")
+        for k, want in enumerate(core_gradients(case.cores, model[1])):
+            assert_close(leaves[1 + k], want, tolerance, f"core {k}")
+        flat = np.concatenate(model[2])
+        assert_close(leaves[-1][: flat.size], flat, tolerance, "weights")
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", ["tt", "dense"])
+@pytest.mark.parametrize(
+    "bags",
+    [
+        jax_tt.Bags.from_ragged([]),
+        jax_tt.Bags.from_ragged([[], []], capacity=5),
+        np.zeros((3, 0), np.int32),
+    ],
+    ids=["no-bags", "no-ids", "no-columns"],
+)
+def test_updates_of_nothing_change_nothing(bags, kind, rule):
+    cores = make_case(SHAPES["d3"], "float32", False).cores
+    table = jax_tt.functional.init_fused(cores if kind == "tt" else jnp.ones((9, 4)), RULES[rule])
+    count = bags.num_bags if isinstance(bags, jax_tt.Bags) else len(bags)
+    g = jnp.ones((count, 8 if kind == "tt" else 4))
+    after = steps(table, bags, RULES[rule], g, "ffi")
+    before = jax.tree.leaves(table._replace(step=3.0))
+    for got, want in zip(after, before, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_residuals_that_were_tampered_with_are_refused():
+    """`jax.vjp` hands out what the forward pass saved; a changed plan must not be followed."""
+    case = make_case(SHAPES["d3"], "float32", True)
+    out, pullback = jax.vjp(
+        lambda cores: jax_tt.tt.embed_bag(cores, case.bags(), method="ffi"), case.cores
+    )
+    plans = [
+        leaf for leaf in jax.tree.leaves(pullback) if leaf.dtype == jnp.int32 and leaf.size > 100
+    ]
+    assert plans, "the plan is no longer among the residuals; this test looks at nothing"
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(50):
+        noise = rng.integers(-(2**31), 2**31, plans[0].shape).astype(np.int32)
+        where = rng.random(noise.shape) < rng.choice([0.01, 0.1, 1.0])
+        where[..., :8] = False  # a plan whose header names another batch is made anew instead
+
+        def tamper(leaf, noise=noise, where=where):
+            changed = leaf is plans[0]
+            return jnp.asarray(np.where(where, noise, np.asarray(leaf))) if changed else leaf
+
+        changed = jax.tree.map(tamper, pullback)
+        try:
+            jax.block_until_ready(changed(jnp.ones_like(out)))
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            assert "plan" in str(error)
+            refused += 1
+    assert refused > 25
+
+
+def test_export(tmp_path):
+    """An exported op runs when its custom calls are declared safe, as jax.export asks of any."""
+    case = make_case(SHAPES["d3"], "float32", False)
+    module = ffi.load("cpu")
+    assert module is not None
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in module.registrations()]
+    ids = np.arange(12, dtype=np.int32).reshape(4, 3)
+    op = jax.jit(lambda cores, ids: jax_tt.tt.embed_bag(cores, ids, method="ffi"))
+    exported = jax.export.export(op, disabled_checks=checks)(case.cores, ids)
+    with contextlib.suppress(ImportError):  # serialization needs flatbuffers, which JAX does not
+        exported = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(exported.call(case.cores, ids), op(case.cores, ids))
+
+
+def test_many_threads_at_once():
+    """Calls from several Python threads share the pool of threads and the cache of temporary memory."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    case = make_case(SHAPES["d4"], "float32", True)
+    g = jnp.asarray(case.g, jnp.float32)
+
+    @jax.jit
+    def step(cores, bags):
+        return jax.grad(lambda c: jnp.sum(jax_tt.tt.embed_bag(c, bags, method="ffi") * g))(cores)
+
+    bags = dataclasses.replace(case.bags(), weights=jnp.asarray(case.bags().weights))
+    want = [leaf.tobytes() for leaf in map(np.asarray, step(case.cores, bags))]
+
+    def work(_: int) -> None:
+        for _ in range(50):
+            assert [np.asarray(leaf).tobytes() for leaf in step(case.cores, bags)] == want
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))

@@ -1,0 +1,258 @@
+"""Every fused rule beyond those of `test_fused` against float64, with duplicate ids, zero gradients and zero rows."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import optimizers
+from tests.helpers import SHAPES, core_gradients, f64, skip_unless_stored
+from tests.optimizers.rule_models import RULES
+
+SHAPE = SHAPES["d3"]
+# Two passes over the columns on a GPU, the second of one column.
+ROWS, COLUMNS = 30, 33
+BAGS, POSITIONS = 6, 128
+# Ids of the last bag, whose gradient is zero; the first of them is a row of zeros.
+QUIET, ZEROS = (1, 2), (0, 1)
+
+
+def cores():
+    rng = np.random.default_rng(3)
+    return tuple(
+        jnp.asarray(rng.normal(size=shape) / 2, jnp.float32) for shape in SHAPE.core_shapes
+    )
+
+
+def rows():
+    start = np.random.default_rng(2).normal(size=(ROWS, COLUMNS)) / 4
+    start[ZEROS,] = 0
+    return jnp.asarray(start, jnp.float32)
+
+
+def batches(count):
+    """Bags with a few ids many times, one of them so often that a GPU gives it a block of its own."""
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        hot = rng.integers(3, ROWS, 5)
+        ids = rng.choice(np.append(hot, 0), POSITIONS - len(QUIET), p=(0.7, *[0.06] * 5))
+        offsets = [*sorted(rng.integers(0, len(ids) + 1, BAGS - 2)), len(ids), POSITIONS]
+        yield np.append(ids, QUIET).astype(np.int32), np.array([0, *offsets], np.int32)
+
+
+def gradients(features):
+    # Exactly representable; the rows that are read most often get gradients of about 1.
+    g = np.random.default_rng(1).integers(-8, 9, (BAGS, features)) / 128
+    g[-1] = 0
+    return g
+
+
+@functools.cache
+def stepper(name, method):
+    """One program for a rule and method: a step of both kinds of tables, with hyper-parameters as arrays."""
+    rule, _ = RULES[name]
+
+    @jax.jit
+    def step(dense, tt, ids, offsets, g_dense, g_tt, given):
+        bags, own = jax_tt.Bags(ids, offsets), dataclasses.replace(rule, **given)
+
+        def loss(tables):
+            pooled = jax_tt.functional.fused_embed_bag(tables[0], bags, own, method=method)
+            of_tt = jax_tt.tt.fused_embed_bag(tables[1], bags, own, method=method)
+            return jnp.sum(pooled * g_dense) + jnp.sum(of_tt * g_tt)
+
+        return jax.grad(loss)((dense, tt))
+
+    return step
+
+
+def take(name, method, dense, tt, batch, scale=1.0, **given):
+    g = [jnp.asarray(scale * gradients(n), jnp.float32) for n in (COLUMNS, SHAPE.features)]
+    # The same hyper-parameters are arrays in every call, so that the program is the same.
+    eps = {"eps": RULES[name][0].eps} if hasattr(RULES[name][0], "eps") else {}
+    given = {key: jnp.float32(value) for key, value in {**eps, **given}.items()}
+    return stepper(name, method)(dense, tt, *batch, *g, given)
+
+
+class Modelled:
+    """A table of rows in float64 with its slots."""
+
+    def __init__(self, name, values, slots):
+        self.step = RULES[name][1]
+        self.shape = values.shape
+        self.values = f64(values).reshape(values.shape[0], -1)
+        self.slots = [f64(slot) for slot in slots]
+
+    def update(self, gradient, touched, t):
+        gradient = gradient.reshape(self.values.shape)
+        for i in touched:
+            state = [slot[i] for slot in self.slots]
+            self.values[i], new = self.step(self.values[i], gradient[i], state, t)
+            for slot, value in zip(self.slots, new, strict=True):
+                slot[i] = value
+
+    def check(self, values, slots):
+        got = f64(values).reshape(self.values.shape)
+        np.testing.assert_allclose(got, self.values, rtol=1e-5, atol=1e-5)
+        for own, slot in zip(self.slots, slots, strict=True):
+            np.testing.assert_allclose(slot, own, rtol=1e-4, atol=1e-5)
+
+
+def table_gradient(batch, g, rows):
+    ids, offsets = batch
+    result = np.zeros((rows, g.shape[1]))
+    np.add.at(result, ids, np.repeat(g, np.diff(offsets), axis=0))
+    return result
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_20_steps_are_those_of_the_formula(name, method):
+    rule, _ = RULES[name]
+    dense, tt = (jax_tt.functional.init_fused(start, rule) for start in (rows(), cores()))
+    model = Modelled(name, dense.cores[0], dense.slots[0])
+    models = [Modelled(name, *pair) for pair in zip(tt.cores, tt.slots, strict=True)]
+    g_dense, g_tt = gradients(COLUMNS), gradients(SHAPE.features)
+    for t, batch in enumerate(batches(20), start=1):
+        seen = np.unique(batch[0])
+        model.update(table_gradient(batch, g_dense, ROWS), seen, t)
+        now = tuple(core.values.reshape(core.shape) for core in models)
+        of_rows = table_gradient(batch, g_tt, SHAPE.num_embeddings)
+        digits = np.unravel_index(seen, SHAPE.row_factors)
+        of_cores = core_gradients(now, of_rows)
+        for core, gradient, digit in zip(models, of_cores, digits, strict=True):
+            core.update(gradient, np.unique(digit), t)
+        dense, tt = take(name, method, dense, tt, batch)
+    model.check(dense.cores[0], dense.slots[0])
+    for core, got, slots in zip(models, tt.cores, tt.slots, strict=True):
+        core.check(got, slots)
+    assert np.any(f64(dense.cores[0][3:]) != f64(rows()[3:]))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_nothing_becomes_nan_without_gradients(name, method):
+    """Zero gradients for rows with and without zeros, with eps = 0, then a gradient for all of them."""
+    rule, _ = RULES[name]
+    dense, tt = (jax_tt.functional.init_fused(start, rule) for start in (rows(), cores()))
+    zero = {"eps": 0.0} if hasattr(rule, "eps") else {}
+    for scale, batch in zip((0.0, 0.0, 1.0), batches(3), strict=True):
+        dense, tt = take(name, method, dense, tt, batch, scale, **zero)
+        for leaf in jax.tree.leaves((dense, tt)):
+            assert np.all(np.isfinite(f64(leaf)))
+    assert np.all(f64(dense.cores[0][1]) == 0)
+    assert np.any(f64(dense.cores[0][0]) != 0)
+
+
+def test_every_rule_has_a_model():
+    covered = {type(rule).__name__ for rule, _ in RULES.values()}
+    # In test_fused and test_global_decay.
+    elsewhere = {"SGD", "Adagrad", "RowWiseAdagrad", "Adam", "GlobalDecayRowWiseAdagrad"}
+    known = {rule.__name__ for rule in jax_tt.optimizers.RULES.values()}
+    assert known == covered | elsewhere
+    for rule, _ in RULES.values():
+        rowwise = [slot.rowwise for slot in rule.slots]
+        assert rowwise == sorted(rowwise), "slots per entry come first"
+
+
+def test_a_term_that_is_off_cannot_be_switched_on_by_a_call():
+    off = jax_tt.optimizers.RowWiseAdagrad(0.1)
+    with pytest.raises(ValueError, match="max_norm would switch on"):
+        off.with_hyperparameters({"max_norm": 1.0})
+    with pytest.raises(ValueError, match="weight_decay_mode"):
+        jax_tt.optimizers.RowWiseAdagrad(0.1, weight_decay=0.1)
+    with pytest.raises(ValueError, match="'decoupled'"):
+        jax_tt.optimizers.RowWiseAdagrad(0.1, weight_decay_mode="adamw")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", [*RULES, "global_decay"])
+def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype):
+    """Rows that packets of four numbers fill and others, and slices that are stepped with their sums and after them."""
+    for way in ("ffi", "cuda_emulated"):
+        skip_unless_stored(dtype, way)
+    rule = optimizers.GlobalDecayRowWiseAdagrad(0.1, weight_decay=1.0)
+    rule = RULES[name][0] if name in RULES else rule
+    tables = {"wide": rows()[:, :8].astype(dtype), "odd": rows()[:, :5].astype(dtype)}
+    if not rule.scales_reads:
+        train = tuple(core.astype(dtype) for core in cores())
+        tables |= {"at once": train, "afterwards": train}
+    state = {key: jax_tt.functional.init_fused(start, rule) for key, start in tables.items()}
+    (ids, offsets), *_ = batches(1)
+    bags = jax_tt.Bags(ids, offsets)
+
+    def stepped(method):
+        def loss(state):
+            out = []
+            for key, table in state.items():
+                look_up = (
+                    jax_tt.functional.fused_embed_bag
+                    if len(table.cores) == 1
+                    else jax_tt.tt.fused_embed_bag
+                )
+                options = {"skip_nonfinite": key == "afterwards", "stochastic_rounding": False}
+                own = look_up(table, bags, rule, method=method, **options).astype(jnp.float32)
+                out.append(jnp.sum(own * gradients(own.shape[1])))
+            return sum(out)
+
+        return jax.jit(jax.grad(loss))(state)
+
+    # An entry of 16 bits may be rounded to the other side.
+    tolerance = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
+    got, want = stepped("cuda_emulated"), stepped("ffi")
+    for key in state:
+        assert np.any(f64(want[key].cores[0]) != f64(state[key].cores[0]))
+        for a, b in zip(jax.tree.leaves(got[key]), jax.tree.leaves(want[key]), strict=True):
+            np.testing.assert_allclose(f64(a), f64(b), rtol=tolerance, atol=tolerance / 10)
+
+
+@pytest.mark.full(but="lamb")
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("name", RULES)
+def test_other_storage_takes_the_steps_of_the_reference(name, dtype, method, x64):
+    skip_unless_stored(dtype, method)
+    if method == "reference":
+        pytest.skip("the reference says what is expected")
+    rule, _ = RULES[name]
+    g = jnp.asarray(gradients(8), jnp.float64 if dtype == "float64" else jnp.float32)
+
+    def steps(method):
+        def loss(table, bags):
+            out = jax_tt.functional.fused_embed_bag(
+                table, bags, rule, method=method, stochastic_rounding=False
+            )
+            return jnp.sum(out.astype(g.dtype) * g)
+
+        step = jax.jit(jax.grad(loss))
+        table = jax_tt.functional.init_fused(rows()[:, :8].astype(dtype), rule)
+        for ids, offsets in batches(3):
+            table = step(table, jax_tt.Bags(ids, offsets))
+        return table
+
+    # Slots are float32; an entry of bfloat16 may be rounded to the other side.
+    tolerance = 1e-6 if dtype == "float64" else 2e-2
+    got, want = steps(method), steps("reference")
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(f64(a), f64(b), rtol=tolerance, atol=tolerance / 10)
+
+
+@pytest.mark.parametrize(
+    "rule", [optimizers.RowWiseAdagrad, optimizers.CounterRowWiseAdagrad, optimizers.CowClip]
+)
+def test_what_would_have_no_effect_is_refused(rule):
+    with pytest.raises(ValueError, match="weight_decay: it has no effect"):
+        rule(0.1, weight_decay=0.5)
+    with pytest.raises(ValueError, match="weight_decay_mode: got 'cosine'; expected 'none', 'l2'"):
+        rule(0.1, weight_decay_mode="cosine")
+
+
+@pytest.mark.parametrize(
+    "options", [{"learning_rate_mode": "tail_id_increase"}, {"tail_id_threshold_is_ratio": True}]
+)
+def test_tails_need_the_largest_counter(options):
+    with pytest.raises(ValueError, match="max_counter: got None"):
+        optimizers.CounterRowWiseAdagrad(0.1, **options)
+    optimizers.CounterRowWiseAdagrad(0.1, max_counter=10.0, **options)

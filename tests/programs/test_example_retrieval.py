@@ -1,0 +1,333 @@
+"""The retrieval example: files, recall, the four variants, runs that survive a kill, the report."""
+
+import doctest
+import gzip
+import json
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("flax")
+pytest.importorskip("orbax.checkpoint")
+pytest.importorskip("tqdm")
+
+import orbax.checkpoint as ocp
+
+from benchmarks.quality import data_sets, reorder
+from examples.retrieval import data, main, settings
+from examples.retrieval.evaluate import Recall
+
+# Compares bits with those of processes of their own.
+pytestmark = pytest.mark.optimized
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promotion_of_a_user() -> Iterator[None]:
+    """The suite's strict promotion is for our own operations; optax needs the usual rules."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("log") / "pairs.txt.gz"
+    data.write_synthetic(path, num_users=300, num_items=120, groups=6)
+    return path
+
+
+def arguments(log: Path, workdir: Path, *more: str) -> list[str]:
+    tiny = ["--features", "8", "--tt-rank", "4", "--batch-size", "256", "--negatives", "16"]
+    tiny += ["--epochs", "6", "--learning-rate", "0.02"]
+    return ["--data", str(log), "--workdir", str(workdir), *tiny, *more]
+
+
+def run(log: Path, workdir: Path, variant: str, *more: str) -> dict:
+    """Trains in this process."""
+    main.main(arguments(log, workdir, *more, "--worker", variant))
+    return json.loads((workdir / variant / "result.json").read_text())
+
+
+def parameters(workdir: Path, variant: str) -> dict[str, np.ndarray]:
+    """All that the last checkpoint holds: tables, slots, steps."""
+    with ocp.CheckpointManager((workdir / variant / "checkpoints").absolute()) as manager:
+        args = ocp.args.Composite(state=ocp.args.StandardRestore())
+        state = manager.restore(manager.latest_step(), args=args)["state"]
+    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+# Files
+
+
+@pytest.mark.parametrize("opener, suffix", [(open, ""), (gzip.open, ".gz"), (lzma.open, ".xz")])
+def test_lists(tmp_path, opener, suffix):
+    for name, text in {"b_train": "7 50 60\n9 60 60 70\n", "b_test": "7 70 80\n9\n8 50\n"}.items():
+        with opener(tmp_path / f"{name}.txt{suffix}", "wt") as file:
+            file.write(text)
+    read = data.load(tmp_path)
+    assert (read.num_users, read.num_items) == (3, 4)  # 7, 8, 9 and 50, 60, 70, 80
+    assert list(zip(read.train_users, read.train_items, strict=True)) == [
+        (0, 0),
+        (0, 1),
+        (2, 1),
+        (2, 2),
+    ]
+    assert list(zip(read.test_users, read.test_items, strict=True)) == [(0, 2), (0, 3), (1, 0)]
+    assert read.train_users.dtype == np.int32
+    files = tmp_path / f"b_train.txt{suffix}", tmp_path / f"b_test.txt{suffix}"
+    assert str(data.load(*files)) == str(read)
+
+
+def test_pairs_leave_the_last_item_out(tmp_path):
+    path = tmp_path / "pairs.txt"
+    path.write_text("2 10\n1 30\n2 20\n1 10\n2 10\n3 10\n")
+    read = data.load(path)
+    # User 2 took item 10 twice: the first time counts. User 3 has one item, which stays in the train set.
+    assert list(zip(read.train_users, read.train_items, strict=True)) == [(0, 2), (1, 0), (2, 0)]
+    assert list(zip(read.test_users, read.test_items, strict=True)) == [(0, 0), (1, 1)]
+
+
+def test_test_items_known_from_training_are_dropped(tmp_path):
+    (tmp_path / "a_train.txt").write_text("1 1 2 3\n")
+    (tmp_path / "a_test.txt").write_text("1 3 4\n")
+    assert data.load(tmp_path).test_items.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("1 2\n1 x\n", r"got '1 x' in its non-empty line 2; expected integers"),
+        ("1 -2\n", "expected integers"),
+        (f"1 {2**64}\n", "expected integers"),
+        ("", "no train interactions"),
+        ("5\n", "no train interactions"),
+    ],
+)
+def test_bad_files(tmp_path, text, message):
+    path = tmp_path / "bad.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        data.load(path)
+
+
+def test_layout_and_directory_errors(tmp_path):
+    path = tmp_path / "lists.txt"
+    path.write_text("1 2 3\n")
+    with pytest.raises(ValueError, match="got the line '1 2 3'; expected 'user item'"):
+        data.load(path, layout="pairs")
+    with pytest.raises(ValueError, match="layout: got 'rows'"):
+        data.load(path, layout="rows")
+    with pytest.raises(ValueError, match="with 0 pairs of files"):
+        data.load(tmp_path)
+
+
+def test_hold_out(log):
+    full = data.load(log)
+    part = data_sets.hold_out(full, 0.25)
+    assert len(part.train_users) + len(part.test_users) == len(full.train_users)
+    assert 0.2 < len(part.test_users) / len(full.train_users) < 0.3
+    assert np.array_equal(part.test_items, data_sets.hold_out(full, 0.25).test_items)
+    for user in range(5):
+        kept, held = (
+            a[u == user]
+            for a, u in ((part.train_items, part.train_users), (part.test_items, part.test_users))
+        )
+        assert np.array_equal(
+            np.concatenate([kept, held]), full.train_items[full.train_users == user]
+        )
+
+
+# Recall
+
+
+def test_recall_against_sorting(log):
+    read = data.load(log)
+    rng = np.random.default_rng(0)
+    users = rng.normal(size=(read.num_users, 5)).astype(np.float32)
+    items = rng.normal(size=(read.num_items, 5)).astype(np.float32)
+    values = []
+    for user in np.unique(read.test_users):
+        scores = items @ users[user]
+        scores[read.train_items[read.train_users == user]] = -np.inf
+        top = np.argsort(-scores)[:7]
+        values.append(np.mean(np.isin(read.test_items[read.test_users == user], top)))
+    recall = Recall(read, k=7)
+    assert recall.num_users == len(values)
+    assert recall(lambda ids: jnp.asarray(users)[ids], jnp.asarray(items)) == pytest.approx(
+        np.mean(values)
+    )
+
+
+def test_recall_over_several_blocks_and_on_some_users(monkeypatch, log):
+    monkeypatch.setattr(
+        "examples.retrieval.evaluate._BLOCK", 64
+    )  # 300 users: four full blocks and a part of one
+    read = data.load(log)
+    perfect = np.zeros((read.num_users, read.num_items), np.float32)
+    perfect[read.test_users, read.test_items] = 1.0
+    rows = jnp.asarray(perfect)
+    assert Recall(read, k=1)(lambda ids: rows[ids], jnp.eye(read.num_items)) == 1.0
+    assert Recall(read, k=1, max_users=70)(lambda ids: rows[ids], jnp.eye(read.num_items)) == 1.0
+    assert Recall(read, k=1)(lambda ids: -rows[ids], jnp.eye(read.num_items)) == 0.0
+    assert Recall(read, max_users=70).num_users == 70
+
+
+# Training
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("variant", list(settings.VARIANTS))
+def test_learns(log, tmp_path, variant):
+    result = run(log, tmp_path, variant, "--epochs", "12", "--k", "10")
+    # Chance is 10 of about 110 items.
+    assert result["recall"] > 0.2, result["loss_curve"]
+    assert result["loss_curve"][-1] < 0.9 * result["loss_curve"][0]
+    assert (
+        result["compression"] > 1
+        if settings.VARIANTS[variant].table == "tt"
+        else result["compression"] == 1
+    )
+    assert result["test_users"] == 300
+    assert [epoch for epoch, _ in result["recall_curve"]] == [5, 10]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("order", ["interactions", "counts"])
+def test_orders_of_ids(log, tmp_path, order):
+    """The order is used, saved, and counted in the bytes; dense tables have none."""
+    result = run(log, tmp_path, "tt_fused", "--order", order, "--epochs", "2")
+    read = data.load(log)
+    assert result["bytes"] == 4 * result["parameters"] + 2 * (read.num_users + read.num_items)
+    saved = [
+        value for name, value in parameters(tmp_path, "tt_fused").items() if "id_order" in name
+    ]
+    assert sorted(map(len, saved)) == sorted([read.num_users, read.num_items])
+    for rows in saved:
+        assert not np.array_equal(rows, np.arange(len(rows)))
+        assert np.array_equal(np.sort(rows), np.arange(len(rows)))
+    dense = settings.parse([*arguments(log, tmp_path), "--order", order])
+    assert settings.config(dense, "dense_fused").order == "none"
+
+
+def command(log: Path, workdir: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "examples.retrieval.main", *arguments(log, workdir, *more)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("variant", list(settings.VARIANTS))
+def test_killed_and_restarted_ends_with_the_same_bits(log, tmp_path, variant):
+    endless = command(log, tmp_path / "killed", "--epochs", "20", "--worker", variant)
+    process = subprocess.Popen(endless, env=environment(), cwd=tmp_path)
+    checkpoints = tmp_path / "killed" / variant / "checkpoints"
+    deadline = time.monotonic() + 300
+    while not (checkpoints / "2").is_dir():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL and not (checkpoints / "20").is_dir()
+    resumed = run(log, tmp_path / "killed", variant, "--epochs", "20")
+    whole = run(log, tmp_path / "whole", variant, "--epochs", "20")
+    expected = parameters(tmp_path / "whole", variant)
+    found = parameters(tmp_path / "killed", variant)
+    assert len(expected) >= 2 and expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert np.array_equal(value, found[name]), name
+    assert resumed["loss_curve"] == whole["loss_curve"]
+    assert resumed["recall"] == whole["recall"]
+
+
+def test_a_run_continues_under_its_own_settings_only(log, tmp_path):
+    run(log, tmp_path, "tt_fused", "--epochs", "2")
+    with pytest.raises(ValueError, match=r"other settings \(old, new\): \{'l2': \([\d.]+, 0.5\)\}"):
+        run(log, tmp_path, "tt_fused", "--epochs", "2", "--l2", "0.5")
+    assert len(run(log, tmp_path, "tt_fused", "--epochs", "2")["loss_curve"]) == 2
+
+
+# The whole command
+
+
+@pytest.mark.full
+def test_compares_the_variants(log, tmp_path):
+    more = ["--quick", "--epochs", "1", "--variants", "dense_fused,tt_optax"]
+    result = subprocess.run(
+        command(log, tmp_path / "out", *more),
+        env=environment(),
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    table = (tmp_path / "out" / "comparison.txt").read_text()
+    assert table in result.stdout
+    assert "dense fused" in table and "TT + optax" in table and "recall@20" in table
+    figures = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [r["variant"] for r in figures["results"]] == ["dense_fused", "tt_optax"]
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--variants", "sparse"], "--variants: got 'sparse'; expected some of dense_optax"),
+        (["--tt-rank", "0"], "--tt-rank: got 0; expected at least 1"),
+    ],
+)
+def test_command_line_errors(capsys, more, message):
+    with pytest.raises(SystemExit):
+        settings.parse(["--data", "log", *more])
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--quick"]])
+def test_every_variant_has_settings(more):
+    for variant in settings.VARIANTS:
+        options = settings.parse(["--data", "x", "--order", "counts", *more])
+        config = settings.config(options, variant)
+        assert config.epochs > 0
+        assert config.order == ("counts" if variant.startswith("tt") else "none")
+
+
+def test_every_variant_has_a_line():
+    figures = dict.fromkeys(("bytes", "state_bytes", "parameters"), 100)
+    figures |= {"recall": 0.1, "compression": 2.0, "step_ms": 1.0, "test_users": 3}
+    results = [{"variant": variant, **figures} for variant in settings.VARIANTS]
+    lines = main.table(results, 20).splitlines()
+    assert len(lines) == 1 + len(results) + 1 and "TT + optax" in lines[3]
+    assert len({len(line) for line in lines[:-1]}) == 1
+
+
+def test_readme():
+    failed, tried = doctest.testfile(
+        str(ROOT / "examples/retrieval/README.md"), module_relative=False
+    )
+    assert failed == 0 < tried
+
+
+@pytest.mark.full
+def test_reordering_in_the_middle(log: Path, tmp_path: Path) -> None:
+    """Both ways go on from the same epoch, and what is lost is reported."""
+    out = tmp_path / "figures.json"
+    tiny = ["--features", "8", "--tt-rank", "4", "--batch-size", "256"]
+    reorder.main(["--data", str(log), "--at", "2", "--epochs", "4", *tiny, "--out", str(out)])
+    figures = json.loads(out.read_text())
+    assert 0 < figures["users_error"] < 1 and 0 < figures["items_error"] < 1
+    for name in ("before", "right_after", "reordered", "as_it_was"):
+        assert 0 <= figures[name] <= 1
+    with pytest.raises(SystemExit):
+        reorder.parse(["--data", str(log), "--at", "4", "--epochs", "4"])

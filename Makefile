@@ -125,20 +125,26 @@ cuda cuda-all: $(VENV)/.with-dev
 # The tests of the ops on the emulated CUDA kernels, threads and blocks in several orders: a race shows as a result
 # that depends on the order, where the emulator does not name it outright.
 SEEDS ?= 1 2 3
-EMULATION_TESTS ?= conformance grad fused rules vmap jit bags arguments shard fused_shard max precision moment_dtype \
-  bad_ids poisoned_ids refused_steps averaged_rules extension_rules extension_builds custom_rules \
-  cuda_tt cuda_fast cuda_storage cuda_plan tt_tables_cuda dense_segments dense_tables_cuda \
-  quantized_tables quantized_levels quantized_groups quantized_training cache_ops cache_lookup cache_steps \
-  hash_ops hash_directory hash_tables hash_lookups
-EMULATION_FILES = $(foreach name,$(EMULATION_TESTS),$(wildcard tests/*/test_$(name).py tests/*/*/test_$(name).py))
+EMULATION_TESTS ?= lookup/test_conformance.py lookup/test_grad.py lookup/test_fused.py lookup/test_vmap.py \
+  lookup/test_jit.py lookup/test_arguments.py lookup/test_shard.py lookup/test_fused_shard.py lookup/test_max.py \
+  lookup/test_precision.py lookup/test_refused_steps.py optimizers/test_rules.py optimizers/test_moment_dtype.py \
+  optimizers/test_averaged_rules.py optimizers/test_extension_rules.py optimizers/test_extension_builds.py \
+  optimizers/test_custom_rules.py ids/test_bags.py ids/test_bad_ids.py ids/test_poisoned_ids.py \
+  native/test_cuda_tt.py native/test_cuda_fast.py native/test_cuda_storage.py native/test_cuda_plan.py \
+  native/test_tt_tables_cuda.py native/test_dense_segments.py native/test_dense_tables_cuda.py \
+  kinds/quantized/test_quantized_tables.py kinds/quantized/test_quantized_levels.py \
+  kinds/quantized/test_quantized_groups.py kinds/quantized/test_quantized_training.py \
+  kinds/cached/test_cache_ops.py kinds/cached/test_cache_lookup.py kinds/cached/test_cache_steps.py \
+  kinds/hashed/test_hash_ops.py kinds/hashed/test_hash_directory.py kinds/hashed/test_hash_tables.py \
+  kinds/hashed/test_hash_lookups.py
 emulated: $(VENV)/.with-test $(EMULATED)
 	@for seed in $(SEEDS); do echo "seed $$seed"; \
 	  JAX_TT_EMULATION_SEED=$$seed $(PY) -m pytest $(PYTEST_ARGS) -k cuda \
-	    $(EMULATION_FILES) || exit 1; done
+	    $(EMULATION_TESTS:%=tests/%) || exit 1; done
 
 # Which lines and instances of the CUDA kernels those tests execute, into docs/cuda_coverage.md. Needs gcov.
 cuda-coverage: $(VENV)/.with-dev
-	$(PY) -m scripts.cuda_coverage --write $(EMULATION_FILES)
+	$(PY) -m scripts.cuda_coverage --write $(EMULATION_TESTS:%=tests/%)
 
 # On a machine with a GPU, with nothing installed by this project and no network: measures, tests, looks for memory
 # errors and races. GPU_PYTHON has jax with CUDA and pytest, and nanobind, cmake and ninja where there is no bundle.

@@ -42,7 +42,7 @@ CACHE = {
 # XLA's choice among its own products is left out: its comparison of them reads memory that nothing wrote.
 SANITIZER_ENVIRONMENT = CACHE | {
     "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
-    "JAX_TT_METHOD": "ffi",
+    "JAX_TT_METHOD": "native",
     "XLA_FLAGS": "--xla_gpu_autotune_level=0",
 }
 # XLA captures even a single operation in a command buffer, where an operation that allocates or waits would fail.

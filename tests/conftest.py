@@ -67,7 +67,7 @@ collect_ignore = ["peers"]
 
 WAYS = (
     "reference",
-    "ffi",
+    "native",
     "cuda_emulated",
     pytest.param("cuda", marks=pytest.mark.gpu),
 )
@@ -75,7 +75,7 @@ WAYS = (
 
 def pytest_report_header() -> list[str]:
     """The implementations that the tests run on, and the reasons for skipped ones."""
-    names = ("ffi", "cuda_emulated", "cuda")
+    names = ("native", "cuda_emulated", "cuda")
     return [f"{name}: {why_skipped(name) or 'runs'}" for name in names]
 
 
@@ -140,7 +140,7 @@ def why_skipped(way: str) -> str | None:
     """Why this machine cannot run the ops this way, or None if it can."""
     from jax_tt._base import ffi
 
-    platform = {"ffi": "cpu"}.get(way, way)
+    platform = {"native": "cpu"}.get(way, way)
     return (
         None if way == "reference" or native_available(platform) else ffi.why_unavailable(platform)
     )
@@ -157,7 +157,7 @@ def running(way: str) -> Iterator[str]:
         return
     # Full precision: products outside the kernels would otherwise use TF32.
     with jax.default_device(jax.devices("cuda")[0]), jax.default_matmul_precision("highest"):
-        yield "ffi"
+        yield "native"
 
 
 def method_fixture(*ways: Any) -> Any:

@@ -46,12 +46,12 @@ def on_cpu() -> contextlib.AbstractContextManager[None]:
 
 def raises(method: str) -> bool:
     """Whether bad data stops the program; elsewhere it makes NaN."""
-    return method == "ffi" and not on_gpu()
+    return method == "native" and not on_gpu()
 
 
 def skip_unless_stored(dtype: str, method: str) -> None:
     """Skips a test of a type that the kernels of a GPU do not store; `test_float64_is_refused` holds what they say."""
-    if dtype == "float64" and (method == "cuda_emulated" or (method == "ffi" and on_gpu())):
+    if dtype == "float64" and (method == "cuda_emulated" or (method == "native" and on_gpu())):
         pytest.skip("the CUDA kernels store no float64")
 
 

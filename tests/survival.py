@@ -273,7 +273,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Long runs of random training steps.")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--methods", nargs="+", default=["ffi", "reference"])
+    parser.add_argument("--methods", nargs="+", default=["native", "reference"])
     parser.add_argument(
         "--unused",
         action=argparse.BooleanOptionalAction,

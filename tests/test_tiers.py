@@ -38,14 +38,14 @@ class _Item:
 
 def test_the_sample_has_tests_of_every_module_and_none_of_the_emulator():
     items = [_Item(f"tests/test_a.py::test_{k}") for k in range(SAMPLE_STEP + 1)]
-    items += [_Item(f"tests/test_b.py::test[{m}]", method=m) for m in ("cuda_emulated", "ffi")]
+    items += [_Item(f"tests/test_b.py::test[{m}]", method=m) for m in ("cuda_emulated", "native")]
     items += [_Item(f"tests/test_c.py::test_{k}", ("sampled",)) for k in range(2)]
     items += [_Item("tests/test_d.py::test", ("full",))]
     chosen, left = select(items, "sample")
     assert [item.nodeid for item in chosen] == [
         "tests/test_a.py::test_0",
         f"tests/test_a.py::test_{SAMPLE_STEP}",
-        "tests/test_b.py::test[ffi]",
+        "tests/test_b.py::test[native]",
         "tests/test_c.py::test_0",
         "tests/test_c.py::test_1",
     ]

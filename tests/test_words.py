@@ -25,7 +25,7 @@ FUSED = jax_tt.functional.init_fused(CORES, RULE)
 CACHE = jax_tt.RowCache(20, ways=4)
 CACHED = jax_tt.tt_table(100, 8, tt_ranks=4, cache=CACHE)
 IDS = jnp.array([[1, 2], [3, 4]])
-native = method_fixture("ffi")  # the fixture is called `method`
+native = method_fixture("native")  # the fixture is called `method`
 
 
 def weighted(weights, **options):
@@ -212,7 +212,7 @@ for module in ("nnx", "linen"):
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("JAX_TT_METHOD", "fast", "'auto', 'reference', 'ffi'"),
+        ("JAX_TT_METHOD", "fast", "'auto', 'reference', 'native'"),
         ("JAX_TT_CPU_ISA", "avx2", "'baseline', 'x86_64_v3'"),
         ("JAX_TT_NUM_THREADS", "four", "an integer >= 1"),
         ("JAX_TT_NUM_THREADS", "0", "an integer >= 1"),

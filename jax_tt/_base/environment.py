@@ -16,7 +16,7 @@ from jax_tt._base.arguments import one_of
 
 _PREFIX = "JAX_TT_"
 # cuda_emulated: the CUDA kernels, run by the processor thread by thread; for tests, in builds that have it.
-Method = Literal["auto", "reference", "ffi", "cuda_emulated"]
+Method = Literal["auto", "reference", "native", "cuda_emulated"]
 METHODS = get_args(Method)
 
 

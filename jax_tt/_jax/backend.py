@@ -28,7 +28,7 @@ def native_platforms() -> tuple[str, ...]:
 
 
 def choose(method: str, storage: Any = jnp.float32) -> str:
-    """``"reference"``, ``"ffi"``, ``"cuda_emulated"``, or ``"auto"`` if native ops are available.
+    """``"reference"``, ``"native"``, ``"cuda_emulated"``, or ``"auto"`` if native ops are available.
 
     Args:
         method: as given to an op.
@@ -54,12 +54,12 @@ def choose(method: str, storage: Any = jnp.float32) -> str:
     if platforms:
         if platforms == ("cuda",) and method == "auto" and _is_float64(storage):
             return "reference"
-        if method == "ffi" and (platforms == ("cuda",) or _default_platform() == "gpu"):
+        if method == "native" and (platforms == ("cuda",) or _default_platform() == "gpu"):
             _refuse_float64(method, storage)
         return method
-    if method == "ffi":
+    if method == "native":
         raise RuntimeError(
-            "method='ffi': the native module of jax_tt is not available. Install a wheel or build it "
+            "method='native': the native module of jax_tt is not available. Install a wheel or build it "
             "with `pip install .`, or use method='reference'." + _reason()
         )
     if jax.default_backend() == "cpu":

@@ -33,7 +33,7 @@ def tt_lookup(
             reference), ``"clip"`` reads the nearest row, ``"zero"`` reads zeros, ``"warn"`` reads zeros with an
             `OutOfRangeWarning`, ``"unchecked"`` assumes that there are none.
         dtype: type of the result; default that of the cores. Sums are in float32 or better.
-        method: ``"auto"``, ``"reference"`` (pure JAX) or ``"ffi"`` (native).
+        method: ``"auto"``, ``"reference"`` (pure JAX) or ``"native"`` (native).
         axis_name: mesh axes to sum the cores' gradients over, inside a ``shard_map`` with ``check_vma=False``; with
             ``check_vma=True`` JAX does this itself.
         name: name of the table in error messages.

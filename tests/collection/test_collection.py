@@ -17,7 +17,7 @@ from jax_tt._table import groups
 from tests.conftest import method_fixture, native_available
 
 # What is specific to a collection is done before the ops: one native implementation is enough.
-method = method_fixture("reference", "ffi")
+method = method_fixture("reference", "native")
 
 RNG = np.random.default_rng(0)
 ORDER = jax_tt.order.IdOrder(RNG.permutation(60))
@@ -180,7 +180,7 @@ def test_an_op_for_several_tables_takes_them_from_the_rule(monkeypatch):
                 for call, saved, g in zip(calls, residuals, gs, strict=True)
             ]
 
-    state, lookup = PAIR.init(jax.random.key(0)), Lookup(method="ffi")
+    state, lookup = PAIR.init(jax.random.key(0)), Lookup(method="native")
     want = step.__wrapped__(PAIR, PAIR.trained(state), state, OF_PAIR, lookup)
     monkeypatch.setattr(groups, "groups_of", lambda uses: ((Both(), (1, 0)),))
     assert_same(step.__wrapped__(PAIR, PAIR.trained(state), state, OF_PAIR, lookup), want)

@@ -14,7 +14,7 @@ import jax_tt
 from jax_tt import Bags, Feature, Lookup, optimizers
 from tests.conftest import method_fixture, native_available
 
-method = method_fixture("reference", "ffi")
+method = method_fixture("reference", "native")
 
 RNG = np.random.default_rng(0)
 TABLES = {
@@ -96,7 +96,7 @@ def test_the_op_writes_the_array():
     collection = jax_tt.Collection(tables, features)
     batch = {name: BATCH[name] for name in features}
     given = arrays_of(collection), BATCH["weighted"].weights, batch
-    lookup = Lookup(dtype="float32", method="ffi", bounds="zero")
+    lookup = Lookup(dtype="float32", method="native", bounds="zero")
     programs = {
         layout: trained.lower(collection, layout, lookup, *given).compile()
         for layout in ("concatenated", "features")
@@ -248,7 +248,7 @@ def test_ids_out_of_range_in_one_array():
                 MIXED,
                 arrays_of(MIXED),
                 batch,
-                Lookup(dtype="float32", method="ffi"),
+                Lookup(dtype="float32", method="native"),
                 layout="concatenated",
             )[0]
         )

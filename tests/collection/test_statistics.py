@@ -19,7 +19,7 @@ from jax_tt._collection.statistics import STATISTICS, TOTALS, _distinct
 from jax_tt.pipeline import TableStatistics
 from tests.conftest import method_fixture
 
-method = method_fixture("reference", "ffi")
+method = method_fixture("reference", "native")
 
 ORDER = jax_tt.order.IdOrder(np.random.default_rng(0).permutation(60))
 RULE = optimizers.SGD(0.1)

@@ -78,7 +78,9 @@ def random_case(rng: np.random.Generator) -> Case:
         name: _form(rng, collection, name, samples, split[feature.table])
         for name, feature in collection.features.items()
     }
-    lookup = jax_tt.Lookup(bounds=str(rng.choice(["error", "warn", "zero", "clip"])), method="ffi")
+    lookup = jax_tt.Lookup(
+        bounds=str(rng.choice(["error", "warn", "zero", "clip"])), method="native"
+    )
     summed = all(f.combiner not in (None, "max") for f in collection.features.values())
     keyed = summed and not any(form.split for form in forms.values()) and rng.random() < 0.5
     # The features of a table have ids of one type, and so do all features of keyed bags.

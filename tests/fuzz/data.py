@@ -201,7 +201,7 @@ class Target:
 
         def loss(table: Any, weights: Any) -> Any:
             bags = jax_tt.Bags(ids, offsets, weights, s.form == "padded")
-            options: dict[str, Any] = {"bounds": s.bounds, "method": "ffi", "name": "t"}
+            options: dict[str, Any] = {"bounds": s.bounds, "method": "native", "name": "t"}
             if s.table not in DENSE:
                 options["num_embeddings"] = s.num_embeddings
             if s.form == "lookup":

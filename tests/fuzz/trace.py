@@ -143,7 +143,7 @@ def _cores() -> tuple[np.ndarray, ...]:
 
 
 def _common(rng: np.random.Generator) -> dict[str, Any]:
-    method = str(rng.choice(["auto", "ffi", "reference"]))
+    method = str(rng.choice(["auto", "native", "reference"]))
     bounds = str(rng.choice(["clip", "warn"]))
     return {"bounds": bounds, "method": method, "name": None, "dtype": None, "axis_name": None}
 

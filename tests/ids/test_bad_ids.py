@@ -38,7 +38,7 @@ KINDS = {
 }
 BAD = (N, -1, 2**31 - 1, -(2**31))
 native = pytest.mark.skipif(not native_available(), reason="no native module")
-method = method_fixture("reference", "ffi", "cuda_emulated")
+method = method_fixture("reference", "native", "cuda_emulated")
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +200,7 @@ def test_warn_is_zero_in_values_and_gradients(bounds, combiner, method):
 
 
 # What is said: with a count by the reference and the native ops of the CPU; CUDA kernels leave a notice.
-speaking = pytest.mark.parametrize("method", ["reference", pytest.param("ffi", marks=native)])
+speaking = pytest.mark.parametrize("method", ["reference", pytest.param("native", marks=native)])
 
 
 def said(call):
@@ -389,7 +389,7 @@ def test_reports_of_other_threads():
 
     def run(k):
         table = jnp.ones((N, D))
-        jax_tt.functional.embed_bag(table, ids, bounds="warn", name=f"table {k}", method="ffi")
+        jax_tt.functional.embed_bag(table, ids, bounds="warn", name=f"table {k}", method="native")
 
     def start():
         threads = [threading.Thread(target=run, args=(k,)) for k in range(8)]
@@ -420,7 +420,7 @@ def test_split_ids_are_named_as_ids(method):
         split = shape.split_ids(np.array(ids, np.int64))
         (message,) = said(lambda s=split: lookup(s))
         assert words in message
-        if method == "ffi":
+        if method == "native":
             with pytest.raises(jax.errors.JaxRuntimeError, match=words):
                 jax.block_until_ready(strict(split))
     # Digits of a caller's own, in range for the cores but not for the table.
@@ -463,7 +463,7 @@ def test_only_bounds_warn_has_a_counter():
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"), [("dense", "reference"), pytest.param("tt", "ffi", marks=native)]
+    ("kind", "method"), [("dense", "reference"), pytest.param("tt", "native", marks=native)]
 )
 def test_transformations(kind, method):
     """Where the variable cannot be changed the call works and does not count; one model under vmap counts all."""
@@ -531,7 +531,7 @@ def test_linen_counts_where_the_collection_is_mutable():
 
 def test_error_is_still_an_error(method):
     layer = jax_tt.EmbedBag(N, D, bounds="error", method=method, rngs=nnx.Rngs(0))
-    if method == "ffi":
+    if method == "native":
         with pytest.raises(jax.errors.JaxRuntimeError, match=r"bounds=\"warn\""):
             layer(jnp.array([[N]])).block_until_ready()
     else:

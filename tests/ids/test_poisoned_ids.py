@@ -21,7 +21,7 @@ OFFSETS = np.array([0, 3, 4, 6, 7, 8], np.int32)
 BAD = (IDS < 0) | (IDS >= N)
 
 method = method_fixture(
-    "reference", "ffi", "cuda_emulated", pytest.param("cuda", marks=pytest.mark.gpu)
+    "reference", "native", "cuda_emulated", pytest.param("cuda", marks=pytest.mark.gpu)
 )
 
 

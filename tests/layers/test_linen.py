@@ -31,7 +31,7 @@ LAYERS = {
 }
 
 # The layers hold no arithmetic of their own: one implementation beside the reference is enough.
-method = method_fixture("reference", "ffi")
+method = method_fixture("reference", "native")
 
 
 def make(kind: str, **kwargs: Any) -> Any:
@@ -224,7 +224,7 @@ def test_donated_train_state(method):
     address = table.unsafe_buffer_pointer()
     state, _ = step(state, *batch(1))
     assert table.is_deleted()
-    if method == "ffi":
+    if method == "native":
         table = state.fused["items"]["embedding"]
         assert table.unsafe_buffer_pointer() == address
     for _ in range(5):

@@ -21,7 +21,7 @@ RAGGED = jax_tt.Bags.from_ragged([[1, 7, 7], [], [59]], [[1.0, 0.5, 2.0], [], [3
 IDS = jnp.array([[0, 1], [59, 1]])
 
 # The layers hold no arithmetic of their own: one implementation beside the reference is enough.
-method = method_fixture("reference", "ffi")
+method = method_fixture("reference", "native")
 
 
 def embed(**kwargs: Any) -> jax_tt.TTEmbed:

@@ -26,7 +26,7 @@ RULES = [
 SGD, ADAGRAD = RULES[:2]
 
 # The layers hold no arithmetic of their own: one implementation beside the reference is enough.
-method = method_fixture("reference", "ffi")
+method = method_fixture("reference", "native")
 
 
 class Tower(nnx.Module):
@@ -155,7 +155,7 @@ def test_donated_step(kind, method):
     address = before.unsafe_buffer_pointer()
     donated(model, opt, *batch(1))
     assert before.is_deleted()
-    if method == "ffi":
+    if method == "native":
         assert getattr(model.items, name)[...].unsafe_buffer_pointer() == address
     for k in range(2):
         train_step(other, other_opt, *batch(k))

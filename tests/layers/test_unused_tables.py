@@ -210,9 +210,10 @@ def test_a_donated_step_neither_copies_nor_passes_over_a_table(loss, scan):
     if not native_available():
         pytest.skip("the reference updates no table in place")
     rows = 5003  # a number that no other array has
-    model = Tasks("dense", method="ffi")
+    model = Tasks("dense", method="native")
     model.first, model.second = (
-        jax_tt.EmbedBag(rows, D, optimizer=RULE, rngs=nnx.Rngs(0), method="ffi") for _ in range(2)
+        jax_tt.EmbedBag(rows, D, optimizer=RULE, rngs=nnx.Rngs(0), method="native")
+        for _ in range(2)
     )
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
 

@@ -278,7 +278,7 @@ def test_float64_is_refused(op, method, x64):
 
     want = np.asarray(table)[ids].sum(1)
     np.testing.assert_allclose(run("auto"), want, rtol=1e-12)
-    if method == "cuda_emulated" or (method == "ffi" and on_gpu()):
+    if method == "cuda_emulated" or (method == "native" and on_gpu()):
         with pytest.raises(TypeError, match=r"float64 table.*method='reference'"):
             run(method)
     else:

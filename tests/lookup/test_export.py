@@ -53,7 +53,7 @@ def run_python(code, folder):
 
 @needs_native
 def test_import_registers_and_starts_no_backend(tmp_path):
-    pool = partial(jax_tt.tt.embed_bag, method="ffi")
+    pool = partial(jax_tt.tt.embed_bag, method="native")
     exported = export(pool, CASE.cores, BAGS)
     (tmp_path / "pool.bin").write_bytes(exported.serialize())
     np.savez(tmp_path / "cores.npz", *CASE.cores)
@@ -280,6 +280,6 @@ def test_symbolic_batches_have_no_cuda_kernels():
 @pytest.mark.skipif(native_available("cuda"), reason="this process has CUDA ops")
 @needs_native
 def test_ffi_is_not_exported_for_a_platform_without_ops():
-    lookup = partial(jax_tt.tt.lookup, method="ffi")
+    lookup = partial(jax_tt.tt.lookup, method="native")
     with pytest.raises(NotImplementedError, match="cuda"):
         export(lookup, CASE.cores, IDS, platforms=["cpu", "cuda"])

@@ -15,7 +15,7 @@ OPTIMIZER = optimizers.Adam(0.1)
 BATCH = P(("x", "y"))
 
 # One GPU has nothing to shard over.
-method = method_fixture("reference", "ffi", "cuda_emulated")
+method = method_fixture("reference", "native", "cuda_emulated")
 
 
 def problem(kind):
@@ -82,7 +82,7 @@ def test_equals_one_device(kind, way, method):
     for got, want in zip(jax.tree.leaves(table), jax.tree.leaves(expected[0]), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(weights, expected[1], rtol=1e-5, atol=1e-6)
-    if kind == "tt" and method == "ffi":
+    if kind == "tt" and method == "native":
         assert "all-gather" not in run.lower(*placed).compile().as_text()
 
 

@@ -82,4 +82,4 @@ def test_without_the_native_module(monkeypatch):
         assert backend.choose("auto") == "reference"
     assert backend.choose("auto") == "reference"  # one warning, not one per call
     with pytest.raises(RuntimeError, match="method='reference'"):
-        backend.choose("ffi")
+        backend.choose("native")

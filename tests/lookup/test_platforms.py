@@ -60,7 +60,7 @@ def _lowered(op, method, platform):
     return lowered.as_text()
 
 
-@pytest.mark.parametrize("method", ["auto", "ffi"])
+@pytest.mark.parametrize("method", ["auto", "native"])
 @pytest.mark.parametrize("op", OPS)
 def test_cuda_gets_a_workspace_and_cpu_none(op, method):
     assert backend.native_platforms() == ("cpu", "cuda")
@@ -80,7 +80,7 @@ def test_other_platforms_get_the_reference(op):
     assert "jax_tt_" not in _lowered(op, "auto", "tpu")
 
 
-@pytest.mark.parametrize("method", ["auto", "ffi"])
+@pytest.mark.parametrize("method", ["auto", "native"])
 @pytest.mark.parametrize("op", OPS)
 def test_plans_of_the_larger_size_are_as_good(op, method):
     step, table = _step(op, method)
@@ -115,7 +115,7 @@ def test_float64_where_there_is_only_cuda(x64, monkeypatch):
     assert backend.choose("auto", jnp.float64) == "reference"
     assert backend.choose("auto", jnp.float32) == "auto"
     with pytest.raises(TypeError, match="float64 table"):
-        backend.choose("ffi", jnp.float64)
+        backend.choose("native", jnp.float64)
 
 
 def test_reasons(monkeypatch):

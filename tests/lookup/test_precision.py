@@ -158,7 +158,7 @@ def test_tensor_float32_only_where_it_is_asked_for(op, method):
 
 @pytest.mark.parametrize("op", OPS[:-1])
 def test_changes_nothing_on_the_cpu(op):
-    with running("ffi") as method:
+    with running("native") as method:
         table = _table()
         exact = _step(op, table, method, None)
         for name in ("default", "high", "TF32_TF32_F32"):

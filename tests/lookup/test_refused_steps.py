@@ -24,7 +24,7 @@ IDS = np.array([[0, 1], [20, 21], [2, 22], [3, 4], [23, 24], [5, 25]], np.int32)
 BAGS = {"hits": 0, "misses": 4, "nothing": None}
 PLACES = ("one device", "replicated", "split", "split by hand")
 
-method = method_fixture("reference", "ffi", "cuda_emulated")
+method = method_fixture("reference", "native", "cuda_emulated")
 
 
 def tt_table():
@@ -129,7 +129,7 @@ def test_cached_rows_and_cores_skip_together(method, place, where):
     ],
 )
 def test_an_id_out_of_range_refuses_the_step(method, place, make, parts):
-    if method == "ffi" and place == "one device":
+    if method == "native" and place == "one device":
         pytest.skip("raises")
     table = make()
     g = np.random.default_rng(0).normal(size=(len(IDS), D)).astype(np.float32)

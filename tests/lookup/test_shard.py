@@ -15,7 +15,7 @@ SHAPE = SHAPES["d3"]
 RULE = jax_tt.optimizers.Adagrad(0.1)
 
 # One GPU has nothing to shard over.
-method = method_fixture("reference", "ffi", "cuda_emulated")
+method = method_fixture("reference", "native", "cuda_emulated")
 
 
 @pytest.fixture(scope="module")

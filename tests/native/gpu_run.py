@@ -330,7 +330,7 @@ def run(work: Work, method: str) -> dict[str, list[Any]]:
 
 
 def _check_program(program: Program) -> list[str]:
-    results = program.run("ffi")
+    results = program.run("native")
     with jax.default_device(jax.devices("cpu")[0]):
         wanted = program.run("reference")
     assert jax.tree.structure(results) == jax.tree.structure(wanted)
@@ -352,7 +352,7 @@ def check(work: Work | Program) -> list[str]:
     with contextlib.ExitStack() as stack:
         if work.precision is not None:
             stack.enter_context(jax.default_matmul_precision(work.precision))
-        results = run(work, "ffi")
+        results = run(work, "native")
     cpu = jax.devices("cpu")[0]
     with jax.default_device(cpu):
         local = jax.device_put((work.start, work.bags, work.g), cpu)

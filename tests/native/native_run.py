@@ -106,7 +106,7 @@ def steps(
     return jax.tree.leaves(table)
 
 
-def chunked_results(method: str = "ffi") -> Iterator[tuple[str, list[Any]]]:
+def chunked_results(method: str = "native") -> Iterator[tuple[str, list[Any]]]:
     for name, shape in CHUNKED.items():
         cores, bags, g = chunked_batch(shape)
         yield f"chunked {name}", list(gradients(cores, bags, g, method))
@@ -129,7 +129,7 @@ def wide_sums(tables: list[jax.Array], bags: jax_tt.Bags) -> Any:
     """Sums, and gradients of a loss, of every table."""
 
     def loss(tables: list[jax.Array]) -> Any:
-        sums = [jax_tt.functional.embed_bag(table, bags, method="ffi") for table in tables]
+        sums = [jax_tt.functional.embed_bag(table, bags, method="native") for table in tables]
         return sum(jnp.vdot(pooled, pooled) / 2 for pooled in sums), sums
 
     gradients, sums = jax.grad(loss, has_aux=True)(tables)
@@ -146,7 +146,7 @@ def packed_sums(levels: bool, tables: list[jax.Array], bags: jax_tt.Bags) -> lis
         own = given if levels and bits < 8 else None
         table = jax_tt.tables.QuantizedTable(*rows.shape, bits, levels=own)
         packed = {"packed": codec.encoded(rows, bits, own)}
-        sums.append(jax_tt.lookup_bags(table, packed, bags, method="ffi")[0])
+        sums.append(jax_tt.lookup_bags(table, packed, bags, method="native")[0])
     return sums
 
 
@@ -164,7 +164,7 @@ def collection_step() -> Any:
     state = collection.init(jax.random.key(0))
 
     def loss(trained: Any) -> Any:
-        arrays, lookup = collection.replaced(state, trained), jax_tt.Lookup(method="ffi")
+        arrays, lookup = collection.replaced(state, trained), jax_tt.Lookup(method="native")
         rows, _ = jax_tt.lookup_features(collection, arrays, batch, lookup)
         return sum(jnp.sum(jnp.sin(out)) for out in rows.values()), rows
 
@@ -184,19 +184,19 @@ def hash_results() -> Iterator[tuple[str, list[Any]]]:
         for now, batch in enumerate(keys, 1):
             stamps = jnp.zeros((n, 2), jnp.uint32), jnp.int32(now), epoch
             directory, of_batch = insert(
-                directory, batch, here[now - 1], *stamps, Eviction("lfu"), "ffi"
+                directory, batch, here[now - 1], *stamps, Eviction("lfu"), "native"
             )
             done.append(of_batch)
-        found = hash_backend.find(directory, keys[0], here[2], "ffi")
+        found = hash_backend.find(directory, keys[0], here[2], "native")
         rows = jnp.zeros((directory.capacity, 7))
         seed, new_keys = jnp.array([1, 2], jnp.uint32), done[-1].keys
         new = hash_backend.initial(
-            Normal(0.1), seed, new_keys, here[0] | True, 7, jnp.float32, "ffi"
+            Normal(0.1), seed, new_keys, here[0] | True, 7, jnp.float32, "native"
         )
         reset = Reset(rows, seed, new_keys, done[-1].slots, Normal(0.1))
-        changed = hash_backend.exchange([rows], [new], done[-1].slots, "ffi", return_old=True)
-        doubled = hash_backend.double(directory, changed[0], "ffi")
-        last = hash_backend.reset_many([reset], ["ffi"]), changed, doubled
+        changed = hash_backend.exchange([rows], [new], done[-1].slots, "native", return_old=True)
+        doubled = hash_backend.double(directory, changed[0], "native")
+        last = hash_backend.reset_many([reset], ["native"]), changed, doubled
         yield f"hash {ways}", jax.tree.leaves((directory, done, found, new, last))
 
 
@@ -211,11 +211,11 @@ def long_sums() -> list[Any]:
     shape = jax_tt.TTShape(9, 12, 4, (3, 3), (3, 4))
     cores = jax_tt.tt.init(jax.random.key(1), shape)
     dense = jax_tt.functional.init_fused(jax_tt.tt.to_dense(cores), RULES["adagrad"])
-    sums = jax_tt.functional.embed_bag(dense.cores[0], bags, method="ffi")
+    sums = jax_tt.functional.embed_bag(dense.cores[0], bags, method="native")
     return [
         sums,
-        *gradients(cores, bags, g, "ffi"),
-        *steps(dense, bags, RULES["adagrad"], g, "ffi"),
+        *gradients(cores, bags, g, "native"),
+        *steps(dense, bags, RULES["adagrad"], g, "native"),
     ]
 
 
@@ -230,7 +230,7 @@ def results() -> Iterator[tuple[str, list[Any]]]:
     for name, shape in shapes.items():
         case = make_case(shape, "float32", True)
         g = jnp.asarray(case.g, jnp.float32)
-        yield f"{name} gradients", list(gradients(case.cores, case.bags(), g, "ffi"))
+        yield f"{name} gradients", list(gradients(case.cores, case.bags(), g, "native"))
     case = make_case(SHAPES["d4"], "float32", True)
     g = jnp.asarray(case.g, jnp.float32)
     dense = jax_tt.tt.to_dense(case.cores)
@@ -238,12 +238,12 @@ def results() -> Iterator[tuple[str, list[Any]]]:
         for start in (case.cores, dense):
             kind = "dense" if start is dense else "tt"
             table = jax_tt.functional.init_fused(start, rule)
-            yield f"fused {kind} {name}", steps(table, case.bags("rectangular"), rule, g, "ffi")
+            yield f"fused {kind} {name}", steps(table, case.bags("rectangular"), rule, g, "native")
     # 16-bit storage: rounding must not depend on threads either.
     half = make_case(SHAPES["d3"], "bfloat16", False)
     table = jax_tt.functional.init_fused(half.cores, RULES["adagrad"])
     g = jnp.asarray(half.g, jnp.float32)
-    leaves = steps(table, half.bags(), RULES["adagrad"], g, "ffi")
+    leaves = steps(table, half.bags(), RULES["adagrad"], g, "native")
     yield "fused bfloat16", [leaf.astype(jnp.float32) for leaf in leaves]
     yield "collection", jax.tree.leaves(collection_step())
     yield from hash_results()

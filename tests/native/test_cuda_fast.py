@@ -195,6 +195,6 @@ def test_more_rows_than_a_chunk():
     ids = rng.choice(399_999, 36_000, replace=False)
     ids = np.concatenate([ids, np.repeat(ids[:30], 20)]).astype(np.int32)
     case = _case((2, 2, 8), 64, (100, 40, 100), jnp.bfloat16, ids=ids)
-    found, expected = (_run(*case[:2], case[-1], way) for way in ("cuda_emulated", "ffi"))
+    found, expected = (_run(*case[:2], case[-1], way) for way in ("cuda_emulated", "native"))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert_close(a, b, 2e-2, "of two chunks")

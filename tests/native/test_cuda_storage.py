@@ -57,7 +57,7 @@ def test_tt_steps(name, dtype, method):
         return jax.jit(lambda t: [jax.grad(loss)(t, skip) for skip in (False, True)])(before)
 
     with on_cpu():
-        expected = steps("ffi")
+        expected = steps("native")
     for got, want in zip(steps(method), expected, strict=True):
         _assert_same_step(got, want, before, dtype)
 
@@ -89,7 +89,7 @@ def test_dense_steps(name, dtype, features, method):
         return jax.jit(jax.grad(loss))(before)
 
     with on_cpu():
-        expected = step("ffi")
+        expected = step("native")
     _assert_same_step(step(method), expected, before, dtype)
 
 

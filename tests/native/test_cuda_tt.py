@@ -75,7 +75,7 @@ def test_equals_the_cpu(case, method):
     shape, ids = CASES[case]
     # The CPU kernels are judged in float64 elsewhere; the reference would take minutes here.
     with on_cpu():
-        expected = step(shape, ids, "ffi")
+        expected = step(shape, ids, "native")
     # Sums of tens of thousands of float32 numbers in another order.
     for got, want in zip(step(shape, ids, method), expected, strict=True):
         assert_close(got, np.asarray(want, np.float64), 3e-5)
@@ -85,7 +85,7 @@ def test_equals_the_cpu(case, method):
 def test_wide_products_of_narrow_tables_equal_the_cpu(dtype, method):
     shape, ids = CASES["wide products"]
     with on_cpu():
-        expected = step(shape, ids, "ffi", dtype)
+        expected = step(shape, ids, "native", dtype)
     for got, want in zip(step(shape, ids, method, dtype), expected, strict=True):
         assert got.dtype == want.dtype
         assert_close(got, f64(want), 1e-2)

@@ -23,7 +23,7 @@ SMALL = ("together", "keys", "others")
 
 @pytest.mark.full
 @pytest.mark.parametrize("group", [group for group in gpu_run.GROUPS if group != "specialised"])
-@pytest.mark.parametrize("method", ["ffi", WAYS[3]], indirect=True)
+@pytest.mark.parametrize("method", ["native", WAYS[3]], indirect=True)
 def test_native_results_are_those_of_the_reference(group, method):
     if not on_gpu() and group not in SMALL:
         pytest.skip("other tests compare these on the CPU")
@@ -63,7 +63,7 @@ state = jax.tree.map(jnp.asarray, collection.init(jax.random.key(0)))
 def loss(own, ids):
     return embed(collection.replaced(state, own), ids).sum()
 def embed(arrays, ids):
-    return jax_tt.lookup_features(collection, arrays, {{"a": ids}}, method="ffi")[0]["a"]
+    return jax_tt.lookup_features(collection, arrays, {{"a": ids}}, method="native")[0]["a"]
 step = jax.jit(jax.grad(loss), compiler_options={{"xla_gpu_graph_min_graph_size": 1}})
 for leaf in jax.tree.leaves(step(collection.trained(state), jnp.arange(20).reshape(5, 4))):
     assert bool(jnp.isfinite(leaf).all())

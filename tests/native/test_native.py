@@ -238,7 +238,7 @@ def test_table_of_10_to_the_12_rows_trains(fused):
             losses.append(float(value))
         return losses
 
-    losses = train("ffi")
+    losses = train("native")
     assert losses[-1] < 0.7 * losses[0]
     np.testing.assert_allclose(losses, train("reference"), rtol=1e-3)
 
@@ -257,7 +257,7 @@ def test_gradients_for_ids_above_2_to_the_31(dtype):
         bags = jax_tt.Bags.from_lengths(ids, [5, 0, 7, 8], np.ones(20, np.float32))
         g = jnp.asarray(rng.normal(size=(4, 6)), jnp.float32)
         for native, reference in zip(
-            gradients(cores, bags, g, "ffi"), gradients(cores, bags, g, "reference"), strict=True
+            gradients(cores, bags, g, "native"), gradients(cores, bags, g, "reference"), strict=True
         ):
             assert_close(native, reference, 1e-5)
 
@@ -272,7 +272,7 @@ def test_duplicates(count):
     weights = (rng.integers(-4, 5, (40, 50)) / 4).tolist()
     bags = jax_tt.Bags.from_ragged(rows, weights)
     g = rng.normal(size=(40, 8))
-    out, *dcores, dweights = gradients(case.cores, bags, jnp.asarray(g, jnp.float32), "ffi")
+    out, *dcores, dweights = gradients(case.cores, bags, jnp.asarray(g, jnp.float32), "native")
     model = bag_model(
         dense_table(case.cores, 120), rows, weights, "sum", np.float32(g).astype(np.float64)
     )
@@ -310,7 +310,7 @@ def test_odd_sizes(shape, dtype):
     with jax.enable_x64(dtype == "float64"):
         case = make_case(shape, dtype, True)
         g = np.float32(case.g)
-        leaves = gradients(case.cores, case.bags(), jnp.asarray(g), "ffi")
+        leaves = gradients(case.cores, case.bags(), jnp.asarray(g), "native")
         table = dense_table(case.cores, shape.num_embeddings)
         model = bag_model(table, case.rows, case.weights, "sum", g.astype(np.float64))
         tolerance = 1e-2 if dtype == "float16" else 1e-5
@@ -337,7 +337,7 @@ def test_updates_of_nothing_change_nothing(bags, kind, rule):
     table = jax_tt.functional.init_fused(cores if kind == "tt" else jnp.ones((9, 4)), RULES[rule])
     count = bags.num_bags if isinstance(bags, jax_tt.Bags) else len(bags)
     g = jnp.ones((count, 8 if kind == "tt" else 4))
-    after = steps(table, bags, RULES[rule], g, "ffi")
+    after = steps(table, bags, RULES[rule], g, "native")
     before = jax.tree.leaves(table._replace(step=3.0))
     for got, want in zip(after, before, strict=True):
         np.testing.assert_array_equal(got, want)
@@ -347,7 +347,7 @@ def test_residuals_that_were_tampered_with_are_refused():
     """`jax.vjp` hands out what the forward pass saved; a changed plan must not be followed."""
     case = make_case(SHAPES["d3"], "float32", True)
     out, pullback = jax.vjp(
-        lambda cores: jax_tt.tt.embed_bag(cores, case.bags(), method="ffi"), case.cores
+        lambda cores: jax_tt.tt.embed_bag(cores, case.bags(), method="native"), case.cores
     )
     plans = [
         leaf for leaf in jax.tree.leaves(pullback) if leaf.dtype == jnp.int32 and leaf.size > 100
@@ -380,7 +380,7 @@ def test_export(tmp_path):
     assert module is not None
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in module.registrations()]
     ids = np.arange(12, dtype=np.int32).reshape(4, 3)
-    op = jax.jit(lambda cores, ids: jax_tt.tt.embed_bag(cores, ids, method="ffi"))
+    op = jax.jit(lambda cores, ids: jax_tt.tt.embed_bag(cores, ids, method="native"))
     exported = jax.export.export(op, disabled_checks=checks)(case.cores, ids)
     with contextlib.suppress(ImportError):  # serialization needs flatbuffers, which JAX does not
         exported = jax.export.deserialize(exported.serialize())
@@ -396,7 +396,7 @@ def test_many_threads_at_once():
 
     @jax.jit
     def step(cores, bags):
-        return jax.grad(lambda c: jnp.sum(jax_tt.tt.embed_bag(c, bags, method="ffi") * g))(cores)
+        return jax.grad(lambda c: jnp.sum(jax_tt.tt.embed_bag(c, bags, method="native") * g))(cores)
 
     bags = dataclasses.replace(case.bags(), weights=jnp.asarray(case.bags().weights))
     want = [leaf.tobytes() for leaf in map(np.asarray, step(case.cores, bags))]

@@ -101,7 +101,7 @@ def updated(collection, state, batch, **options):
 
     def loss(trained):
         arrays = collection.replaced(state, trained)
-        lookup = Lookup(method="ffi", **options)
+        lookup = Lookup(method="native", **options)
         return loss_of(jax_tt.lookup_features(collection, arrays, batch, lookup)[0])
 
     return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
@@ -112,7 +112,7 @@ def updated(collection, state, batch, **options):
 def test_bits_are_those_of_single_calls(bounds, one_by_one):
     collection = collection_of(TABLES)
     state = collection.init(jax.random.key(0))
-    batch, lookup = jax.tree.map(jnp.asarray, BATCH), Lookup(bounds=bounds, method="ffi")
+    batch, lookup = jax.tree.map(jnp.asarray, BATCH), Lookup(bounds=bounds, method="native")
     lowered = step_of(collection, lookup).lower(state, WEIGHTED.weights, batch)
     # Four devices may share the rectangular batches, but not the ragged ones.
     most = 2 if jax.device_count() > 1 else 1
@@ -165,7 +165,7 @@ def test_bits_of_tensor_trains(form, bounds, one_by_one, x64):
     if form == "split":
         split = tables["double"].shape.split_ids(np.array([7, 59, 7]))
         batch["double"] = Bags(split, np.array([0, 1, 1, 1, 3], np.int32))
-    lookup = Lookup(bounds=bounds, method="ffi")
+    lookup = Lookup(bounds=bounds, method="native")
     got = all_bits(collection, state, batch, lookup)
     one_by_one()
     jax.tree.map(np.testing.assert_array_equal, got, all_bits(collection, state, batch, lookup))
@@ -182,9 +182,9 @@ def test_large_and_small_tensor_trains(one_by_one):
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
     state = collection.init(jax.random.key(0))
     batch = {f"t{n}": jnp.asarray(RNG.integers(0, n, (11, 9)), jnp.int32) for n in sizes}
-    got = all_bits(collection, state, batch, Lookup(method="ffi"))
+    got = all_bits(collection, state, batch, Lookup(method="native"))
     one_by_one()
-    want = all_bits(collection, state, batch, Lookup(method="ffi"))
+    want = all_bits(collection, state, batch, Lookup(method="native"))
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
@@ -194,7 +194,7 @@ def test_plans_of_tensor_trains_that_nothing_needs_are_not_kept():
     batch = {name: BATCH[name] for name in collection.tables}
 
     def look_up(state):
-        return jax_tt.lookup_features(collection, state, batch, method="ffi")[0]
+        return jax_tt.lookup_features(collection, state, batch, method="native")[0]
 
     text = jax.jit(look_up).lower(state).as_text()
     (results,) = re.findall(r"@jax_tt_tables_forward.* -> \((.*)\)", text)
@@ -214,7 +214,7 @@ def test_tensor_trains_are_mapped_and_recomputed(one_by_one):
         def step(trained, batch):
             @jax.checkpoint
             def loss(trained):
-                lookup = Lookup(method="ffi")
+                lookup = Lookup(method="native")
                 return loss_of(jax_tt.lookup_features(collection, trained, batch, lookup)[0])
 
             return jax.grad(loss)(trained)
@@ -292,7 +292,7 @@ def test_updates_in_several_calls(kind, layout, monkeypatch):
         def loss(trained):
             arrays = collection.replaced(state, trained)
             rows, _ = jax_tt.lookup_features(
-                collection, arrays, batch, Lookup(method="ffi"), layout=layout
+                collection, arrays, batch, Lookup(method="native"), layout=layout
             )
             return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(rows))
 
@@ -323,7 +323,7 @@ def test_wrong_offsets_of_one_table_are_an_error_that_names_it(wrong, right):
     bad = Bags(ids, jnp.array([0, 5, 1], jnp.int32))
     batch = {wrong: bad, right: Bags(ids, jnp.array([0, 1, 3], jnp.int32))}
     with pytest.raises(Exception, match=rf"table '{wrong}.*Bags.offsets"):
-        rows, _ = jax_tt.lookup_features(collection, state, batch, method="ffi")
+        rows, _ = jax_tt.lookup_features(collection, state, batch, method="native")
         jax.block_until_ready(rows)
 
 
@@ -340,7 +340,7 @@ def test_a_bad_id_in_one_table_is_an_error_that_names_it(names, wrong, ids):
     batch = {name: BATCH[name] for name in collection.tables}
     batch[wrong] = np.array(ids, np.int32)
     with pytest.raises(Exception, match=rf"{wrong}.*{ids[0][1]}"):
-        rows, _ = jax_tt.lookup_features(collection, state, batch, method="ffi")
+        rows, _ = jax_tt.lookup_features(collection, state, batch, method="native")
         jax.block_until_ready(rows)
 
 
@@ -354,7 +354,7 @@ def test_a_gradient_that_is_not_finite_skips_its_own_table(finite, careful):
     def step(state, scale):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.lookup_features(collection, arrays, batch, method="ffi")
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch, method="native")
             return jnp.sum(rows[finite]) + scale * jnp.sum(rows[careful].astype(jnp.float32))
 
         return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
@@ -436,7 +436,7 @@ def test_tensor_trains_of_batches_split_over_other_axes():
     def step(state, batch, axes):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.lookup_features(collection, arrays, batch, method="ffi")
+            rows, _ = jax_tt.lookup_features(collection, arrays, batch, method="native")
             losses = {name: loss_of({name: out}) for name, out in rows.items()}
             return sum(
                 lax.psum(own, axes[name]) if axes[name] else own for name, own in losses.items()

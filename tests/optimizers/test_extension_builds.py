@@ -56,7 +56,7 @@ def test_the_cuda_kernels_take_the_steps_of_the_reference(tmp_path):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 def test_nvcc_compiles_the_kernels():
     site = extension_build.build("cuda", "-DCMAKE_CUDA_ARCHITECTURES=80-real")
-    assert "2 passed" in run_its_tests(site, JAX_TT_METHOD="ffi")
+    assert "2 passed" in run_its_tests(site, JAX_TT_METHOD="native")
     if ffi.load("cuda_emulated") is None:
         return
     with pytest.raises(AssertionError, match="compiled with headers of another version; rebuild"):

@@ -72,7 +72,7 @@ def test_every_storage_type(dtype, skip_nonfinite, rule):
     with jax.enable_x64(dtype == "float64"):
         options = {"skip_nonfinite": skip_nonfinite, "stochastic_rounding": False}
         got, want = (
-            stepped(rule, method, dtype, "d3-odd", **options) for method in ("ffi", "reference")
+            stepped(rule, method, dtype, "d3-odd", **options) for method in ("native", "reference")
         )
         tolerance = {"float64": 1e-7, "float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -151,7 +151,7 @@ def test_odd_batches_and_widths(ids, width, rule):
 
         return jax.grad(loss)(table)
 
-    got, want = step("ffi"), step("reference")
+    got, want = step("native"), step("reference")
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
     assert np.any(f64(got.cores[0]) != 1) == (ids != [[]])
@@ -162,7 +162,7 @@ def test_programs_have_the_name(rule):
 
     def loss(table):
         return jnp.sum(
-            jax_tt.functional.fused_embed_bag(table, jnp.array([[1]]), rule, method="ffi")
+            jax_tt.functional.fused_embed_bag(table, jnp.array([[1]]), rule, method="native")
         )
 
     assert 'optimizer = "lion_rule.lion"' in jax.jit(jax.grad(loss)).lower(table).as_text()
@@ -260,12 +260,12 @@ def test_rules_may_be_registered_by_many_threads_and_in_any_order(extension, rul
     other = dataclasses.make_dataclass(
         "Other", [], bases=(type(rule),), namespace={"native_kind": "lion_7"}, frozen=True
     )(**dataclasses.asdict(rule))
-    tables = [stepped(one, "ffi", "float32", "d3") for one in (rule, other)]
+    tables = [stepped(one, "native", "float32", "d3") for one in (rule, other)]
     for a, b in zip(*map(jax.tree.leaves, tables), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def one_step(rule, method="ffi"):
+def one_step(rule, method="native"):
     table = jax_tt.functional.init_fused(jnp.ones((9, 4)), rule)
     ids = jnp.array([[1, 2]])
     grad = jax.grad(
@@ -306,10 +306,10 @@ def test_hyperparameters_may_be_arrays(rule):
 
 
 @pytest.mark.parametrize("kind", ["dense", "tensor train"])
-@pytest.mark.parametrize("method", ["ffi", "cuda_emulated"])
+@pytest.mark.parametrize("method", ["native", "cuda_emulated"])
 def test_a_program_whose_rule_is_missing_says_so(kind, method, rule, monkeypatch):
     """As a program that another process has compiled or exported."""
-    if method != "ffi" and not native_available(method):
+    if method != "native" and not native_available(method):
         pytest.skip("the emulated module is not built")
     monkeypatch.setattr(registered._ffi, "rule", lambda name: ffi._rules["lion_rule.lion"])
     with pytest.raises(jax.errors.JaxRuntimeError, match="this process has no rule 'elsewhere'"):

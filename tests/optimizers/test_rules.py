@@ -172,7 +172,7 @@ def test_a_term_that_is_off_cannot_be_switched_on_by_a_call():
 @pytest.mark.parametrize("name", [*RULES, "global_decay"])
 def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype):
     """Rows that packets of four numbers fill and others, and slices that are stepped with their sums and after them."""
-    for way in ("ffi", "cuda_emulated"):
+    for way in ("native", "cuda_emulated"):
         skip_unless_stored(dtype, way)
     rule = optimizers.GlobalDecayRowWiseAdagrad(0.1, weight_decay=1.0)
     rule = RULES[name][0] if name in RULES else rule
@@ -202,7 +202,7 @@ def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype
 
     # An entry of 16 bits may be rounded to the other side.
     tolerance = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
-    got, want = stepped("cuda_emulated"), stepped("ffi")
+    got, want = stepped("cuda_emulated"), stepped("native")
     for key in state:
         assert np.any(f64(want[key].cores[0]) != f64(state[key].cores[0]))
         for a, b in zip(jax.tree.leaves(got[key]), jax.tree.leaves(want[key]), strict=True):

@@ -9,7 +9,7 @@ from tests.peers.by_hand import by_hand
 from tests.peers.ours import Ours
 from tests.peers.tables import NEIGHBOURS, Tables, assert_close, random_batch
 
-method = method_fixture("reference", "ffi")
+method = method_fixture("reference", "native")
 RATE, EPS = 0.1, 0.05
 
 

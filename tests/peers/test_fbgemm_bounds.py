@@ -11,7 +11,7 @@ from tests.peers.rules import RULES
 from tests.peers.tables import NEIGHBOURS, Batch, assert_close, random_batch
 from tests.peers.tbe import BoundsCheckMode
 
-method = method_fixture("reference", "ffi")
+method = method_fixture("reference", "native")
 RULE = RULES["rowwise adagrad"]
 VALUES = NEIGHBOURS.values()
 
@@ -82,6 +82,6 @@ def test_modes_of_fbgemm(mode):
 def test_both_stop():
     with pytest.raises(RuntimeError, match="Expected idx"):
         tbe("FATAL").rows(bad_batch())
-    ours = Ours(NEIGHBOURS, VALUES, Lookup(bounds="error", method="ffi"), RULE.ours)
+    ours = Ours(NEIGHBOURS, VALUES, Lookup(bounds="error", method="native"), RULE.ours)
     with pytest.raises(jax.errors.JaxRuntimeError, match="out of range"):
         ours.rows(bad_batch())

@@ -21,7 +21,7 @@ from tests.peers.tables import (
 )
 from tests.peers.tbe import TBE, SparseType
 
-method = method_fixture("reference", "ffi")
+method = method_fixture("reference", "native")
 POOLED = Tables()
 MEANS = Tables(combiner="mean")
 

@@ -54,7 +54,7 @@ def test_bags(bits, features, weighted):
         per_sample_weights=None if weights is None else torch.from_numpy(weights),
     )
     bags = jax_tt.Bags.from_offsets(ids, offsets, weights)
-    for method in ("reference", "ffi"):
+    for method in ("reference", "native"):
         ours, _ = jax_tt.lookup_bags(table, state, bags, method=method)
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-5)
 

@@ -12,7 +12,7 @@ from tests.peers.rules import IN_PLACE, RULES, Rule
 from tests.peers.tables import Batch, Tables, assert_close, batch_without_ids, random_batch
 from tests.peers.tbe import TBE, SparseType
 
-method = method_fixture("reference", "ffi")
+method = method_fixture("reference", "native")
 
 
 def assert_same_step(rule: Rule, ours: Ours, theirs: TBE, batch: Batch) -> None:

@@ -100,7 +100,7 @@ def distinct(requests: Route, devices: int, method: str) -> Distinct:
     """
     native = functools.partial(_native_distinct, devices)
     plain = functools.partial(_distinct, devices)
-    if method not in ("auto", "ffi") or not available("cpu"):
+    if method not in ("auto", "native") or not available("cpu"):
         return plain(requests)
     # Elsewhere XLA sorts on the device.
     return by_platform({"cpu": native}, plain, requests)

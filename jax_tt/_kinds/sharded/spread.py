@@ -112,7 +112,7 @@ def bag_places(route: Route, bag: jax.Array, sizes: tuple[int, int, int], method
     """
     native = functools.partial(_native_places, sizes)
     plain = functools.partial(_places, sizes)
-    if method not in ("auto", "ffi") or not available("cpu"):
+    if method not in ("auto", "native") or not available("cpu"):
         return plain(route, bag)
     return by_platform({"cpu": native}, plain, route, bag)
 

@@ -71,7 +71,7 @@ class TTEmbed(TTLayer, TableEmbed):
             layer returns, as in `Update`.
         axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with
             ``check_vma=False``.
-        method: ``"auto"``, ``"reference"`` (pure JAX) or ``"ffi"`` (native).
+        method: ``"auto"``, ``"reference"`` (pure JAX) or ``"native"`` (native).
         name: the table's name in error messages (default: class and sizes).
         rngs: random number generators; the cores take one key of ``params``.
         core_metadata: metadata for the core variables, e.g. ``{"out_sharding": (...)}`` with four

@@ -47,7 +47,7 @@ class Call:
     bounds: str = "error"
 
     def run(
-        self, method: str = "ffi", save: bool = True, rows_sentinel: float = 1.0, **replaced: Any
+        self, method: str = "native", save: bool = True, rows_sentinel: float = 1.0, **replaced: Any
     ):
         own = dataclasses.replace(self, **replaced)
         table = own.cached.table

@@ -332,7 +332,7 @@ def test_donated_arrays_stay_in_place(method):
 )
 def test_any_sizes(policy, sizes, seed):
     # Beside the model: the reference would have to be compiled for every example.
-    cache_model.drive(sizes, cache_model.SCORINGS[policy], "ffi", 25, seed)
+    cache_model.drive(sizes, cache_model.SCORINGS[policy], "native", 25, seed)
 
 
 _ACROSS_THREADS = """
@@ -346,8 +346,8 @@ for policy in ops.POLICIES:
     rng = np.random.default_rng(0)
     state = sizes.empty("int32")
     for _ in range(5):
-        counted = ops._count(state, ops.jnp.asarray(ops._keys(rng, sizes, "int32")), policy, "ffi")
-        populated = ops._populate(counted[1], "ffi")
+        counted = ops._count(state, ops.jnp.asarray(ops._keys(rng, sizes, "int32")), policy, "native")
+        populated = ops._populate(counted[1], "native")
         state = populated[0]
         results += jax.tree.leaves((counted, populated))
 np.savez(sys.argv[1], *results)
@@ -396,7 +396,7 @@ def test_sizes_that_disagree_are_refused(name, method):
 
 
 def test_too_small_a_workspace_is_refused(method, monkeypatch):
-    if method == "ffi" and not on_gpu():
+    if method == "native" and not on_gpu():
         pytest.skip("the CPU kernels allocate")
     monkeypatch.setattr(native_cache, "_workspace", lambda *_: 1)
     state, keys = SIZES["odd"].empty("int32"), jnp.zeros(3, jnp.int32)

@@ -22,7 +22,7 @@ from tests.kinds.cached.cache_model import Model, Sizes, compare
 pytestmark = pytest.mark.optimized
 
 # Hundreds of steps: not for the emulator.
-method = method_fixture("reference", "ffi")
+method = method_fixture("reference", "native")
 
 VIDEO = Path(os.environ.get("JAX_TT_DATA", "../shared/data")) / "video.txt.xz"
 FEATURES, RANK, BAGS, LENGTH = 16, 8, 64, 8
@@ -158,7 +158,7 @@ WAYS_TO_TRAIN = {
 }
 
 
-@pytest.mark.full(but="ffi-fused adagrad")
+@pytest.mark.full(but="native-fused adagrad")
 @pytest.mark.parametrize("name", WAYS_TO_TRAIN)
 def test_copies_refreshed_every_step_train_as_no_cache_does(name, method):
     ways = WAYS_TO_TRAIN[name] | {"method": method}
@@ -264,7 +264,7 @@ def test_figures_agree_with_a_recount_of_the_ids(policy, method):
         assert figures["hit_rate"] > ideal - 0.03
 
 
-@pytest.mark.full(but="ffi-rows-True")
+@pytest.mark.full(but="native-rows-True")
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("gradients", ["rows", "cores"])
 def test_a_run_resumed_from_a_file_goes_on_bit_for_bit(gradients, fused, method, tmp_path):

@@ -73,7 +73,7 @@ def test_sums(shape, weighted):
     # One bag is longer than the native op collects at a time, and one repeats an id.
     bags = ragged([3, 0, 600, 1, 40], weighted)
     bags.ids[-40:] = N - 1
-    found, _ = jax_tt.lookup_bags(table, state, bags, method="ffi")
+    found, _ = jax_tt.lookup_bags(table, state, bags, method="native")
     np.testing.assert_allclose(found, wanted(table, state, bags), rtol=2e-5, atol=2e-5)
 
 
@@ -83,7 +83,7 @@ def test_other_types(shape, dtype):
     with jax.enable_x64(dtype == "float64"):
         table, state = table_of(shape, param_dtype=dtype)
         bags = ragged([4, 9, 0], True)
-        lookup = Lookup(method="ffi", dtype="float64" if dtype == "float64" else "float32")
+        lookup = Lookup(method="native", dtype="float64" if dtype == "float64" else "float32")
         found, _ = jax_tt.lookup_bags(table, state, bags, lookup)
         np.testing.assert_allclose(found, wanted(table, state, bags), rtol=2e-5, atol=2e-5)
 
@@ -117,7 +117,7 @@ def test_ids_out_of_range(shape):
 def test_empty_batches():
     table, state = table_of("bytes")
     for ids in (jnp.zeros((0, 4), jnp.int32), jnp.zeros((4, 0), jnp.int32)):
-        found, _ = jax_tt.lookup_bags(table, state, ids, method="ffi")
+        found, _ = jax_tt.lookup_bags(table, state, ids, method="native")
         np.testing.assert_array_equal(found, np.zeros((len(ids), 64)))
 
 
@@ -146,4 +146,4 @@ def test_trained_in_the_backward_pass(shape):
         return jax.jit(jax.grad(loss))({name: state[name] for name in table.trained_names})
 
     for name, array in step("reference").items():
-        np.testing.assert_allclose(step("ffi")[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(step("native")[name], array, rtol=1e-5, atol=1e-6, err_msg=name)

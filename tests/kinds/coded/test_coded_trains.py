@@ -44,7 +44,7 @@ def written_out(table, state):
 
 
 @pytest.mark.full(but="hot")
-@pytest.mark.parametrize("method", ["reference", "ffi"])
+@pytest.mark.parametrize("method", ["reference", "native"])
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_and_gradients_are_those_of_the_codebooks_written_out(way, method):
     dense, table, state = table_of(way)
@@ -77,7 +77,7 @@ def test_steps_of_the_native_op_are_those_of_the_reference(way):
 
         return jax.jit(jax.grad(loss))({name: state[name] for name in table.trained_names})
 
-    found, wanted = step("ffi"), step("reference")
+    found, wanted = step("native"), step("reference")
     assert set(found) >= {"core_0", "core_1", "slot_sum_0", "step"}
     assert any((found[name] != state[name]).any() for name in table.param_names)
     for name, array in wanted.items():

@@ -372,7 +372,7 @@ def run(make: Callable[[Path], Any], operations: int, bar: Progress) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Random operations against Python dicts.")
     parser.add_argument("--operations", type=int, default=1_000_000, help="with each method")
-    parser.add_argument("--methods", nargs="+", default=["ffi", "reference"])
+    parser.add_argument("--methods", nargs="+", default=["native", "reference"])
     parser.add_argument("--seed", type=int, default=0, help="of the random operations")
     parser.add_argument("--progress", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()

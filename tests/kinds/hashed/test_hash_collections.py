@@ -21,7 +21,7 @@ WORDS = jax_tt.dynamic.split_keys
 INSERT = jax.jit(jax_tt.dynamic.insert, static_argnums=0, static_argnames="method")
 REMOVE = jax.jit(jax_tt.dynamic.remove, static_argnums=0, static_argnames="method")
 INIT = jax.jit(lambda table, key: table.init(key), static_argnums=0)
-method = method_fixture("reference", "ffi", "cuda_emulated")
+method = method_fixture("reference", "native", "cuda_emulated")
 
 
 def stepped(collection, located):

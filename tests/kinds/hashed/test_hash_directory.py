@@ -114,7 +114,7 @@ def test_insertions_that_one_block_or_several_sort(n, kernel, method):
     module.clear_launch_counts()
     emulated, want = (
         jax.block_until_ready(insert(init_directory(256, 64), *batch, Eviction("lru", 1), way))
-        for way in (method, "ffi")
+        for way in (method, "native")
     )
     assert [name for name in module.launch_counts() if name.startswith("Sort")] == [kernel]
     for got, expected in zip(jax.tree.leaves(emulated), jax.tree.leaves(want), strict=True):

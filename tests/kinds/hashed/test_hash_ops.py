@@ -114,7 +114,7 @@ def test_a_corrupt_directory_breaks_nothing_else(method):
 
 
 def test_a_workspace_that_is_too_small_is_refused(method, monkeypatch):
-    if method == "ffi" and not on_gpu():
+    if method == "native" and not on_gpu():
         pytest.skip("the CPU kernels allocate")
     monkeypatch.setattr(native_hash, "_workspace", lambda *_: 1)
     directory, keys = init_directory(3, 2), words([1, 2])

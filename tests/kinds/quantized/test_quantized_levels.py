@@ -72,7 +72,7 @@ def test_numbers_are_those_of_the_nearest_levels(bits):
 @pytest.mark.parametrize("bits", BITS)
 def test_rows_are_exact(method, bits):
     """Products of levels and scales are exact in float32."""
-    for features in WIDTHS if method == "ffi" else (13, 64):
+    for features in WIDTHS if method == "native" else (13, 64):
         table, state = table_of(bits, 40, features)
         ids = jnp.arange(40)[::-1].reshape(8, 5)
         got, _ = jax_tt.lookup(table, state, ids, method=method)
@@ -82,7 +82,7 @@ def test_rows_are_exact(method, bits):
 @pytest.mark.full
 @pytest.mark.parametrize("bits", BITS)
 def test_bags_equal_those_of_the_dense_table(method, bits):
-    for features in WIDTHS if method == "ffi" else (13, 64):
+    for features in WIDTHS if method == "native" else (13, 64):
         table, state = table_of(bits, 40, features)
         rng = np.random.default_rng(features)
         # 300 duplicates of one row, a bag without ids, and one of many rows.
@@ -149,7 +149,7 @@ def test_in_a_collection(method, layout):
             collection, state, batch, jax_tt.Lookup(method=method), layout=layout
         )[0]
     )
-    if method == "ffi":
+    if method == "native":
         text = look_up.lower(state, batch).as_text()
         assert text.count("dense_tables_forward") == text.count("dense_forward") == 1
     found = look_up(state, batch)

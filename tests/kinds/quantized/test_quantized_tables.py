@@ -137,7 +137,7 @@ def test_rows_are_read_in_blocks(monkeypatch, tmp_path):
 @pytest.mark.parametrize("bits", BITS)
 def test_bags_equal_those_of_the_dense_table(method, bits):
     # The reference does not tell widths apart.
-    for features in WIDTHS if method == "ffi" else (13, 64):
+    for features in WIDTHS if method == "native" else (13, 64):
         table, state = table_of(bits, 40, features)
         dense = table.to_dense(state)
         rng = np.random.default_rng(features)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jax_tt._base.dtypes import x64_enabled
 from jax_tt._base.requires import require
 from jax_tt._files import trains
 from jax_tt._files.kinds import READERS, Description, Pair, array_names, describe
@@ -102,7 +104,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Arr
 
     These are the tables written by `save`, and the arrays ``core_0``, ``core_1``, ... in checkpoints of layers, which
     are named after the path to the layer. Such a checkpoint contains the number of rows only if there is an order of
-    ids; otherwise it is taken to be the product of the row factors, which is slightly larger.
+    ids; otherwise it is taken to be the product of the row factors, which is slightly larger. Cores in float64 are
+    rounded to float32 while ``jax_enable_x64`` is off, with a warning.
 
     Args:
         path: a ``.safetensors`` or ``.npz`` file, or the directory of an orbax checkpoint.
@@ -118,7 +121,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Arr
     >>> import numpy as np, os, tempfile
     >>> import jax_tt
     >>> path = os.path.join(tempfile.mkdtemp(), "cores.npz")
-    >>> np.savez(path, core_0=np.ones((10, 1, 2, 3)), core_1=np.ones((10, 3, 4, 1)))
+    >>> cores = np.ones((10, 1, 2, 3), np.float32), np.ones((10, 3, 4, 1), np.float32)
+    >>> np.savez(path, core_0=cores[0], core_1=cores[1])
     >>> table, state = jax_tt.files.load(path)[""]
     >>> table.num_embeddings, table.features, list(state)
     (100, 8, ['core_0', 'core_1'])
@@ -127,6 +131,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Arr
     pairs = described_tables(stored)
     for name, shape in train_shapes(stored).items():
         train = trains.read(stored, name, shape)
+        _warn_of_lost_bits(stored, name, train)
         pairs[name] = tt_to_table(
             train.cores, train.id_order, num_embeddings=train.shape.num_embeddings
         )
@@ -231,6 +236,15 @@ def _described(name: Any, pair: Any) -> Description:
     except (TypeError, ValueError) as error:
         raise type(error)(f"{where}: {error}") from error
     return description
+
+
+def _warn_of_lost_bits(stored: StoredArrays, name: str, train: trains.Train) -> None:
+    if any(core.dtype == np.float64 for core in train.cores) and not x64_enabled():
+        warnings.warn(
+            f"{stored.path}: the cores of {name!r} are float64, which JAX rounds to float32 while jax_enable_x64 is "
+            "off. Turn it on to keep them as they are.",
+            stacklevel=3,
+        )
 
 
 def _as_notes(errors: Mapping[str, Errors], tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

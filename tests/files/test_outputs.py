@@ -5,8 +5,10 @@ import errno
 import os
 import resource
 import threading
+import warnings
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -387,3 +389,17 @@ def test_files_that_may_not_be_read(table, tmp_path):
         if root:
             os.seteuid(0)
         tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_cores_do_not_lose_bits_without_a_warning(tmp_path, x64):
+    rng, path = np.random.default_rng(0), tmp_path / "cores.npz"
+    cores = {"core_0": rng.normal(size=(10, 1, 2, 3)), "core_1": rng.normal(size=(10, 3, 4, 1))}
+    np.savez(path, **cores)
+    with jax.enable_x64(x64), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        _, state = jax_tt.files.load(path)[""]
+    assert [w.filename for w in warned] == ([] if x64 else [__file__])
+    assert all("float64, which JAX rounds to float32" in str(w.message) for w in warned)
+    for name, core in cores.items():
+        np.testing.assert_array_equal(state[name], core if x64 else core.astype(np.float32))

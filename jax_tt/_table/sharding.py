@@ -12,6 +12,7 @@ from jax_tt import optimizers
 from jax_tt._ids.placement import Layout
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table
+from jax_tt._table.wrapper import Wrapper
 
 # Optimizers whose step of an element depends on the gradients of this element alone.
 _ELEMENTWISE = (
@@ -33,11 +34,13 @@ def rows_to_shard(table: Table) -> dict[str, float | None]:
     by_rows = bool(table.row_names) and table.row_names == table.param_names
     if by_rows and table.cached is None:
         return table.row_arrays
-    raise TypeError(
-        f"{table.ids.label}table: got a {type(table).__name__}; expected a DenseTable, a QuantizedTable, or a "
-        "HashTable of a DenseTable, whose rows can be sharded. The cores of a TTTable are small, and every device has "
-        "all of them, as it has of row caches and orders of ids: leave them as they are."
-    )
+    raise _not_sharded(table)
+
+
+@rows_to_shard.register(Wrapper)
+def _(wrapper: Wrapper) -> dict[str, float | None]:
+    # Its shards would be tables without what the wrapper adds, unless its kind registers all functions of this file.
+    raise _not_sharded(wrapper)
 
 
 @functools.singledispatch
@@ -77,6 +80,14 @@ def can_be_sharded(table: Table) -> bool:
 def can_be_placed(table: Table) -> bool:
     """Whether a plan can choose which devices have the rows of a table."""
     return can_be_sharded(table) and not table.ids.takes_keys
+
+
+def _not_sharded(table: Table) -> TypeError:
+    return TypeError(
+        f"{table.ids.label}table: got a {type(table).__name__}; expected a DenseTable, a QuantizedTable, or a "
+        "HashTable of a DenseTable, whose rows can be sharded. The cores of a TTTable are small, and every device has "
+        "all of them, as it has of row caches and orders of ids: leave them as they are."
+    )
 
 
 def _check_optimizer(table: Table, update: Update) -> None:

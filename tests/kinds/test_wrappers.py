@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 
 import jax_tt
 from jax_tt._table.checkpoint import VIEWS
+from jax_tt._table.sharding import can_be_sharded
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import COMPUTED, MEMBERS, OF_WRAPPER, Wrapper
 
@@ -120,6 +121,21 @@ def test_wrappers_register_every_function(function: Any) -> None:
     forgotten = function.dispatch(Wrapper)
     assert {kind for kind in kinds if function.dispatch(kind) is forgotten} == {Wrapper}
     assert function.dispatch(jax_tt.tables.DenseTable) is not forgotten
+
+
+@dataclasses.dataclass(frozen=True)
+class OfRows(Wrapper):
+    """A wrapper whose rows are entries of its arrays, which does not say what its shards are."""
+
+    @property
+    def row_names(self) -> tuple[str, ...]:
+        return self.table.row_names
+
+
+def test_shards_of_a_wrapper_are_not_those_of_its_table() -> None:
+    with pytest.raises(TypeError, match="table: got a OfRows; expected a DenseTable"):
+        sharded(OfRows(KINDS["dense"]))
+    assert not can_be_sharded(OfRows(KINDS["dense"]))
 
 
 def getattr_static(kind: type, name: str) -> Any:

@@ -31,7 +31,7 @@ def cache_forward(
         table: the table.
         cores: its cores, with the accumulator type of the rows.
         rows: cached rows ``[slots, D]``.
-        misses: the batch with its hits marked as padding, as `jax_tt._kinds.cached.keys.divide` gives it.
+        misses: the batch with its hits marked as padding, as `_kinds.cached.keys.misses_of` gives it.
         slots: int32 ``[S, cap]``, -1 for misses.
         lookup: if gradients are wanted, products of the cores are saved for the backward pass.
         sentinels: of the cores and of the rows.

@@ -92,7 +92,7 @@ def update_table(
         layer: the layer, or an `EmbedCollection`.
         variables: all collections of the model.
         fn: maps the description of the table and its arrays by name (of a collection, the `Collection` and its arrays
-            by table and name) to one of: ``result, state``, such as `insert_keys` computes; a new table and its state,
+            by table and name) to one of: ``result, state``, such as `dynamic.insert` computes; a new table and its state,
             as from `tables.grow`, `tables.reorder` and `grow_if_full`; or the state alone.
         path: path of the layer in the collections, e.g. ``"tower/items"``; empty if the layer is the model.
 

@@ -435,6 +435,26 @@ def test_what_layers_refuse(case):
         changed.opt_state(adam, adam.init({}), after)
 
 
+@pytest.mark.parametrize(
+    ("fn", "error", "message"),
+    [
+        (lambda table, state: (state, "inserted"), TypeError, "fn: returned dict, str; expected a"),
+        (lambda table, state: None, TypeError, "fn: returned NoneType; expected a state, or a"),
+        (lambda table, state: {"core_0": state["core_0"]}, ValueError, "core_1: got no array in"),
+        (
+            lambda table, state: (1, {**state, "core_0": state["core_1"]}),
+            ValueError,
+            r"core_0: got \(.*\) in the state of a TTTable that fn returned; expected \(",
+        ),
+    ],
+)
+def test_what_update_table_does_not_take(fn, error, message):
+    layer = jax_tt.linen.TTEmbed(N, D, **FACTORS, tt_ranks=2)
+    variables = layer.init(jax.random.key(0), IDS)
+    with pytest.raises(error, match=message):
+        jax_tt.linen.update_table(layer, variables, fn)
+
+
 def test_a_layer_whose_new_cores_do_not_divide_stays():
     layer = jax_tt.TTEmbed(N, D, **FACTORS, tt_ranks=4, rngs=nnx.Rngs(0))
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))

@@ -92,8 +92,8 @@ def update_table(
         layer: the layer, or an `EmbedCollection`.
         variables: all collections of the model.
         fn: maps the description of the table and its arrays by name (of a collection, the `Collection` and its arrays
-            by table and name) to one of: ``result, state``, such as `dynamic.insert` computes; a new table and its state,
-            as from `tables.grow`, `tables.reorder` and `grow_if_full`; or the state alone.
+            by table and name) to one of: ``result, state``, such as `dynamic.insert` computes; a new table and its
+            state, as from `tables.grow`, `tables.reorder` and `dynamic.grow_if_full`; or the state alone.
         path: path of the layer in the collections, e.g. ``"tower/items"``; empty if the layer is the model.
 
     Returns:
@@ -101,7 +101,8 @@ def update_table(
         returned the state alone, None.
 
     Raises:
-        TypeError, ValueError: ``layer`` has no table, or the variables hold none at ``path``.
+        TypeError, ValueError: ``layer`` has no table, the variables hold none at ``path``, or ``fn`` returned
+            something else.
 
     Example:
         >>> import jax, jax_tt, jax_tt.linen, numpy as np
@@ -137,7 +138,7 @@ def update_table(
     if isinstance(returned, tuple) and isinstance(returned[0], Table | Collection):
         returned = Change(returned[0], returned[1], {})
     if not isinstance(returned, Change):
-        result, state = (None, returned) if isinstance(returned, Mapping) else returned
+        result, state = _result_and_state(returned)
         return result, held.replaced(state, before)
     table, state = returned
     carry: Any = traverse_util.flatten_dict(dict(returned.carry))
@@ -149,3 +150,11 @@ def update_table(
         (before, table),
     )
     return changed, held.replaced(state, table)
+
+
+def _result_and_state(returned: Any) -> tuple[Any, Mapping[str, Any]]:
+    pair = (None, returned) if isinstance(returned, Mapping) else returned
+    if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], Mapping):
+        kinds = ", ".join(type(x).__name__ for x in (pair if type(pair) is tuple else [pair]))
+        raise TypeError(f"fn: returned {kinds}; expected a state, or a result and a state.")
+    return pair

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 from flax import linen as nn
 from flax import traverse_util
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
@@ -47,6 +48,14 @@ class TableVariables:
 
     def replaced(self, state: Mapping[str, Any], table: Table) -> dict[str, Any]:
         """All variables of the model, with ``state`` of ``table`` in place of the state of the old table."""
+        shapes = table.param_shapes
+        for name in (*shapes, *table.buffers):
+            if name not in state or (name in shapes and jnp.shape(state[name]) != shapes[name]):
+                got = f"{jnp.shape(state[name])}" if name in state else "no array"
+                raise ValueError(
+                    f"{table.ids.label}{name}: got {got} in the state of a {type(table).__name__} that fn returned; "
+                    f"expected {shapes.get(name, 'the array of the state that fn was given, or its next value')}."
+                )
         old = set(self._places.values())
         kept = {place: value for place, value in self._all.items() if place not in old}
         for name, value in state.items():

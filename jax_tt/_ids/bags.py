@@ -368,7 +368,7 @@ def as_ids(ids: Any, name: str = "ids") -> Any:
     raise ValueError(
         f"{name}: got {array.dtype} ids up to {array.max()}, which do not fit 32 bits while jax_enable_x64 is "
         "off; give them to host_batch as {'ids': ids, 'lengths': lengths}, turn on jax_enable_x64, or split them on "
-        "the host: for a tensor train with TTShape.split_ids(ids), for a hash table with dynamic.split_keys(ids)."
+        "the host: with TTShape.split_ids(ids) for a tensor train, jax_tt.dynamic.split_keys(ids) for a hash table."
     )
 
 

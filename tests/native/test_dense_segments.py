@@ -199,7 +199,7 @@ def test_most_positions_read_one_row(n, method):
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
 def test_cuda_blocks_share_rows_that_samples_of_the_batch_miss():
     """The blocks that sort divide the rows by samples of the batch, and one has more than its shared memory holds."""
-    n, samples = 20_000, 4 * 125  # of dense_split.cu
+    n, samples = 20_000, 4 * 125  # of dense/split.cu
     own = np.arange(samples, dtype=np.uint32)
     run, random = n // samples, own * np.uint32(2654435761) >> 16
     ids = np.arange(n, dtype=np.int32)[::-1] % 300
@@ -242,7 +242,7 @@ def test_sorts_of_any_size(n, launches, ids):
     module.clear_launch_counts()
     after = _update(optimizers.SGD(1.0), table, given[:, None], g, "cuda_emulated", bounds="zero")
     counts = module.launch_counts()
-    sorts = ("dense_split", "SortInOneBlock", "CountBins", "SortTiles")
+    sorts = ("dense/split", "SortInOneBlock", "CountBins", "SortTiles")
     found = [count for name, (count, _, _) in counts.items() if any(sort in name for sort in sorts)]
     assert sum(found) == launches
     want = np.zeros((rows + 1, 1), np.float32)

@@ -115,7 +115,7 @@ def _changed(
     update = None if optimizer is None else jax_tt.Update(optimizer)
     table = _table(parts.cores, cache, update, num_embeddings)
     after = change(table, _state(table, parts), *arguments, method=method)
-    return _parts(*after) if isinstance(after, tuple) else _parts(table, after)
+    return _parts(table, after) if isinstance(after, dict) else _parts(*after)
 
 
 def _table(

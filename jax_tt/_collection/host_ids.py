@@ -123,7 +123,7 @@ def _keys(table: Table, ids: Any, padding: np.ndarray | None) -> SplitIds:
     words = ids.digits if isinstance(ids, SplitIds) else split_keys(ids).digits
     if words.shape[-1] != 2:
         raise ValueError(
-            f"{table.ids.label}ids: got SplitIds of {words.shape[-1]} digits; expected the 2 of jax_tt.dynamic.split_keys."
+            f"{table.ids.label}ids: got SplitIds of {words.shape[-1]} digits; expected 2, as from dynamic.split_keys."
         )
     if padding is None:
         return SplitIds(words)

@@ -109,7 +109,7 @@ def test_planted_bugs_are_named_in_every_order(program):
     for name, pattern in PLANTED.items():
         assert len(found[name]) == SEEDS, name
         for message in found[name]:
-            assert message.startswith("the kernel launched at emulator_planted.cu:"), name
+            assert message.startswith("the kernel launched at cpp/emulator_planted.cu:"), name
             assert re.search(pattern, message), f"{name}: {message}"
 
 

@@ -1,6 +1,6 @@
 // Messages, and what they tell of threads that wait in vain.
-#include <cstring>
 #include <string>
+#include <string_view>
 
 #include "ffi/cuda/emulation/machine.h"
 
@@ -21,8 +21,11 @@ const char* Name(CollectiveKind kind) {
 }
 
 std::string Where(const char* file, int line) {
-  const char* const slash = strrchr(file, '/');
-  return std::string(slash == nullptr ? file : slash + 1) + ":" + std::to_string(line);
+  std::string_view path = file;
+  const size_t slash = path.rfind('/');
+  const size_t folder = slash == 0 || slash == path.npos ? path.npos : path.rfind('/', slash - 1);
+  if (folder != path.npos) path.remove_prefix(folder + 1);
+  return std::string(path) + ":" + std::to_string(line);
 }
 
 // What a thread waits at, for messages.

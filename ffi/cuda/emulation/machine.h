@@ -126,7 +126,7 @@ struct Stopped {};
 Machine& ThisMachine();
 
 // For messages.
-std::string Where(const char* file, int line);  // "file.cu:12" of a source path
+std::string Where(const char* file, int line);  // "folder/file.cu:12" of a source path
 std::string Hex(uint32_t mask);
 const char* Name(CollectiveKind kind);
 

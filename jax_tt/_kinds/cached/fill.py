@@ -45,8 +45,8 @@ def fill(
         The state with these rows in the cache.
 
     Raises:
-        ValueError, TypeError: the table has no row cache, the sample has no ids, ids that are not integers or not in
-            the table, or the weights do not fit.
+        ValueError, TypeError: the table has no row cache, the state is not one of this table, the sample has no ids,
+            ids that are not integers or not in the table, or the weights do not fit.
 
     >>> import jax, jax_tt
     >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(2, ways=2))
@@ -55,6 +55,7 @@ def fill(
     [[8, 9]]
     """
     cached = cached_part(table)
+    cached.check(state)
     if ID_ORDER in state:
         ids = IdOrder(state[ID_ORDER]).apply(ids)
     before = directory_of(state)

@@ -36,7 +36,7 @@ def populate(table: Table, state: State, method: str = "auto") -> dict[str, Any]
         The state after the exchange.
 
     Raises:
-        ValueError: the table has no row cache.
+        ValueError: the table has no row cache, or the state is not one of this table.
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
@@ -46,7 +46,7 @@ def populate(table: Table, state: State, method: str = "auto") -> dict[str, Any]
     >>> jax_tt.cache.statistics(table, state)["occupied"]
     2
     """
-    cached = cached_part(table)
+    cached = _checked(table, state)
     before = directory_of(state)
     directory, evicted, counts = cache_backend.populate(before, method)
     directory = add_to_statistics(
@@ -81,7 +81,7 @@ def refresh(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
     >>> jax_tt.cache.statistics(table, state)["refreshes"]
     1
     """
-    cached = cached_part(table)
+    cached = _checked(table, state)
     every = cached.cache.refresh_every
     if every is None:
         return dict(state)
@@ -105,7 +105,7 @@ def flush(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
     >>> jax_tt.cache.statistics(table, state)["written_back"]
     2
     """
-    cached = cached_part(table)
+    cached = _checked(table, state)
     directory = directory_of(state)
     tags = directory.tags
     if cached.trains_rows and cached.cache.write_back is not None:
@@ -155,14 +155,14 @@ def statistics(table: Table, state: State) -> dict[str, int | float]:
         requests that were hits; ``occupied`` and ``occupancy``: number and fraction of slots in use.
 
     Raises:
-        ValueError: the table has no row cache.
+        ValueError: the table has no row cache, or the state is not one of this table.
 
     >>> import jax, jax_tt
     >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
     >>> jax_tt.cache.statistics(table, table.init(jax.random.key(0)))["occupancy"]
     0.0
     """
-    cached_part(table)
+    _checked(table, state)
     return directory_of(state).statistics()
 
 
@@ -177,6 +177,12 @@ def written_back(
     key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), seed)
     cores = write_back(table, table.params(state), ids, state[ROWS], options, key, method)
     return {**state, **named(table, cores)}
+
+
+def _checked(table: Table, state: State) -> RowCachedTable:
+    cached = cached_part(table)
+    cached.check(state)
+    return cached
 
 
 def _read(cached: RowCachedTable, state: State, ids: jax.Array, method: str) -> jax.Array:

@@ -189,3 +189,18 @@ def test_linen_caches_by_path():
     tags = {path: np.ravel(directory.tags) for path, directory in directories.items()}
     assert set(tags["items"]) == {-1, 5, 6, 7} and set(tags["others"]) == {-1}
     assert jax.tree.structure(filled) == jax.tree.structure(variables)
+
+
+@pytest.mark.parametrize("name", ["fill", "populate", "refresh", "flush", "reset", "statistics"])
+def test_the_state_of_another_table_is_refused(name):
+    small, large = (
+        jax_tt.tt_table(1000, 8, tt_ranks=2, cache=jax_tt.RowCache(size, ways=4, refresh_every=1))
+        for size in (100, 200)
+    )
+    state = small.init(jax.random.key(0))
+    more = ([1, 2],) if name == "fill" else ()
+    with pytest.raises(ValueError, match=r"float32 of shape \(100, 8\); .* \(200, 8\), as this"):
+        getattr(jax_tt.cache, name)(large, state, *more)
+    with pytest.raises(ValueError, match="cache_tags"):
+        missing = {key: value for key, value in state.items() if key != "cache_tags"}
+        getattr(jax_tt.cache, name)(small, missing, *more)

@@ -142,12 +142,6 @@ def distinct(range_: float, draws: float) -> float:
     return -range_ * math.expm1(-draws / range_)
 
 
-def sort_seconds(keys: float, threads: int) -> float:
-    """The time that a block takes to sort by merge exchange; a thread compares one pair in a round, or several."""
-    levels = math.ceil(math.log2(max(keys, 2)))
-    return levels * (levels + 1) / 2 * math.ceil(keys / 2 / threads) * SORT_ROUND_SECONDS
-
-
 def warp_sort_seconds(keys: float) -> float:
     """The time that a block takes to sort by bitonic merges, of which warps do the last part in registers."""
     in_warp = int(math.log2(WARP_KEYS))

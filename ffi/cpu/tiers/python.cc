@@ -140,7 +140,7 @@ void AddTiers(nb::module_& m) {
         CopyRows(from.data(), to.data(), static_cast<int64_t>(from.size()), bytes);
       },
       nb::arg("sources").noconvert(), nb::arg("targets").noconvert(), nb::arg("size"),
-      "See jax_tt._tiers.addresses.copy_rows.");
+      "See jax_tt._tiers.row_bytes.copy_rows.");
   m.def(
       "write_rows",
       [](int file, const Keys& rows, int64_t bytes) {
@@ -161,7 +161,7 @@ void AddTiers(nb::module_& m) {
           sums.data()[k] += Checksum(rows.data() + static_cast<int64_t>(k) * rows.stride(0), bytes, factors.data());
       },
       nb::arg("rows").noconvert(), nb::arg("factors").noconvert(), nb::arg("sums").noconvert(),
-      "See jax_tt._tiers.checksum.");
+      "See jax_tt._tiers.row_bytes.checksums.");
   m.def("hash_insert_here", &HashInsertHere, "The op hash_tables_insert on numpy arrays, in the calling thread.");
   m.def("hash_initial_here", &HashInitialHere, "The op hash_tables_initial on numpy arrays, in the calling thread.");
 }

@@ -239,3 +239,33 @@ def test_misspelt_environment_variables(monkeypatch):
     monkeypatch.setenv("JAX_TT_NUM_THREAD", "1")
     with pytest.warns(RuntimeWarning, match=r"JAX_TT_NUM_THREAD .* reads JAX_TT_NUM_THREADS"):
         environment.warn_of_misspelt()
+
+
+@pytest.mark.parametrize("lookup", [jax_tt.lookup, jax_tt.lookup_bags])
+def test_what_a_lookup_of_a_table_does_not_take(lookup):
+    table = jax_tt.dense_table(10, 3)
+    collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})
+    state = {"embedding": DENSE}
+    for given in (CORES, collection, state):
+        with pytest.raises(
+            TypeError, match=r"table: got a \w+; .* jax_tt\.lookup_features, arrays"
+        ):
+            lookup(given, state, IDS)
+    with pytest.raises(TypeError, match=r"state: got a \w+; expected arrays by name"):
+        lookup(table, DENSE, IDS)
+    with pytest.raises(TypeError, match=r"options: got 'mean'; expected a Lookup, or its fields"):
+        lookup(table, state, IDS, "mean")
+    with pytest.raises(TypeError, match=r"inputs: got 2.0; expected a StepInputs, or its fields"):
+        lookup(table, state, IDS, jax_tt.Lookup(), 2.0)
+
+
+def test_a_collection_does_not_grow_as_a_table():
+    table = jax_tt.dense_table(10, 3)
+    collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})
+    changes = (
+        partial(jax_tt.tables.grow, num_embeddings=20, key=jax.random.key(0)),
+        partial(jax_tt.tables.reorder, id_order=jax_tt.order.IdOrder.identity(10)),
+    )
+    for change in changes:
+        with pytest.raises(TypeError, match=r"table: got a Collection; expected a jax_tt\.Table"):
+            change(collection, {"item": {"embedding": DENSE}})

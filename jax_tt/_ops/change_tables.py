@@ -12,7 +12,7 @@ from jax_tt._base.arguments import as_int
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.ordered.table import check_id_order
 from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_order
-from jax_tt._table.table import Table
+from jax_tt._table.table import Table, check_table
 from jax_tt._table.types import State
 from jax_tt._tt.initial_cores import CoreInit, fresh_init
 
@@ -52,6 +52,7 @@ def grow_table(
         >>> table.num_embeddings, table.row_factors
         (1200, (12, 10, 10))
     """
+    check_table(table, state)
     _refuse_traced(state)
     if like is not None:
         _check_like(
@@ -89,6 +90,7 @@ def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any)
         >>> int(state["id_order"][0])
         999
     """
+    check_table(table, state)
     _refuse_traced(state)
     if id_order is None:
         raise TypeError(

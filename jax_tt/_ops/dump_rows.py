@@ -16,7 +16,7 @@ from jax_tt._formats.stored import FileError
 from jax_tt._ops.changes import joined_digests, row_digests
 from jax_tt._ops.dump_content import Content, Loaded
 from jax_tt._table.checkpoint import by_row, of_rows, unsharded
-from jax_tt._table.table import Table
+from jax_tt._table.table import Table, check_table
 from jax_tt._table.types import State
 
 # Among the arrays that do not belong to single keys: a digest of every row with its optimizer state.
@@ -95,10 +95,7 @@ def _written(arrays: Any, new: Any, rows: jax.Array) -> Any:
 
 def _by_row(table: Any, state: State) -> tuple[Table, State]:
     """The table as one device would hold it, with its state."""
-    if not isinstance(table, Table):
-        raise TypeError(
-            f"table: got a {type(table).__name__}; expected a table such as a DenseTable."
-        )
+    check_table(table, state)
     plain = unsharded(table)
     if not plain.row_names:
         raise TypeError(

@@ -11,7 +11,7 @@ import jax
 from jax_tt._base.keywords import check_keywords
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._table.options import Lookup, StepInputs
-from jax_tt._table.table import Table
+from jax_tt._table.table import Table, check_table
 from jax_tt._table.types import State
 
 _OF_LOOKUP = tuple(field.name for field in dataclasses.fields(Lookup) if field.name != "wanted")
@@ -49,6 +49,7 @@ def lookup(
     >>> rows.shape
     (2, 16)
     """
+    check_table(table, state)
     return lookup_rows(table, state, ids, *options_of("lookup", options, inputs, named))
 
 
@@ -79,6 +80,7 @@ def lookup_bags(
     >>> pooled.shape
     (3, 16)
     """
+    check_table(table, state)
     return pooled_rows(table, state, bags, *options_of("lookup_bags", options, inputs, named))
 
 
@@ -89,7 +91,12 @@ def options_of(
     check_keywords(caller, named, (*_OF_LOOKUP, *StepInputs._fields))
     of_lookup = {name: value for name, value in named.items() if name in _OF_LOOKUP}
     of_inputs = {name: value for name, value in named.items() if name in StepInputs._fields}
-    for argument, given, fields in (("options", options, of_lookup), ("inputs", inputs, of_inputs)):
+    pairs = (("options", options, of_lookup, Lookup), ("inputs", inputs, of_inputs, StepInputs))
+    for argument, given, fields, kind in pairs:
+        if given is not None and not isinstance(given, kind):
+            raise TypeError(
+                f"{caller}: {argument}: got {given!r}; expected a {kind.__name__}, or its fields as keywords."
+            )
         if given is not None and fields:
             raise TypeError(
                 f"{caller}: got {argument} and {next(iter(fields))}=; expected one of them. The fields of {argument} "

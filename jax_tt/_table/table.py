@@ -364,6 +364,19 @@ class Table(abc.ABC):
         return jnp.einsum("bd,nd->bn", query, self.to_dense(state), precision=precision)
 
 
+def check_table(table: Any, state: Any) -> None:
+    """Raises unless these are a description of a table and arrays by name."""
+    if not isinstance(table, Table):
+        raise TypeError(
+            f"table: got a {type(table).__name__}; expected a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16). A "
+            "Collection goes to jax_tt.lookup_features, arrays go to the functions of jax_tt.tt and jax_tt.functional."
+        )
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"{table.ids.label}state: got a {type(state).__name__}; expected arrays by name, as Table.init returns."
+        )
+
+
 def slot_shape(param_shape: Sequence[int], slot: Slot) -> tuple[int, ...]:
     """Shape of an optimizer slot: one entry per row, or per entry of each row."""
     rows = param_shape[0] if slot.rows is None else slot.rows

@@ -311,7 +311,7 @@ def test_a_program_whose_rule_is_missing_says_so(kind, method, rule, monkeypatch
     """As a program that another process has compiled or exported."""
     if method != "native" and not native_available(method):
         pytest.skip("the emulated module is not built")
-    monkeypatch.setattr(registered._ffi, "rule", lambda name: ffi._rules["lion_rule.lion"])
+    monkeypatch.setattr(registered.ffi, "rule", lambda name: ffi._rules["lion_rule.lion"])
     with pytest.raises(jax.errors.JaxRuntimeError, match="this process has no rule 'elsewhere'"):
         missing = variant(rule, native_kind="elsewhere")
         if kind == "dense":

@@ -104,7 +104,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Arr
 
     These are the tables written by `save`, and the arrays ``core_0``, ``core_1``, ... in checkpoints of layers, which
     are named after the path to the layer. Such a checkpoint contains the number of rows only if there is an order of
-    ids; otherwise it is taken to be the product of the row factors, which is slightly larger. Cores in float64 are
+    ids; otherwise it is taken to be the product of the row factors, which is slightly larger. Arrays in float64 are
     rounded to float32 while ``jax_enable_x64`` is off, with a warning.
 
     Args:
@@ -129,9 +129,12 @@ def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Arr
     """
     stored = open_arrays(path)
     pairs = described_tables(stored)
+    for name, (_, state) in pairs.items():
+        keys = (f"{_prefix(name)}{key}" for key in state)
+        _warn_of_lost_bits(stored, name, [stored[k] for k in keys if k in stored.arrays])
     for name, shape in train_shapes(stored).items():
         train = trains.read(stored, name, shape)
-        _warn_of_lost_bits(stored, name, train)
+        _warn_of_lost_bits(stored, name, train.cores)
         pairs[name] = tt_to_table(
             train.cores, train.id_order, num_embeddings=train.shape.num_embeddings
         )
@@ -238,10 +241,10 @@ def _described(name: Any, pair: Any) -> Description:
     return description
 
 
-def _warn_of_lost_bits(stored: StoredArrays, name: str, train: trains.Train) -> None:
-    if any(core.dtype == np.float64 for core in train.cores) and not x64_enabled():
+def _warn_of_lost_bits(stored: StoredArrays, name: str, arrays: Sequence[Any]) -> None:
+    if any(array.dtype == np.float64 for array in arrays) and not x64_enabled():
         warnings.warn(
-            f"{stored.path}: the cores of {name!r} are float64, which JAX rounds to float32 while jax_enable_x64 is "
+            f"{stored.path}: arrays of {name!r} are float64, which JAX rounds to float32 while jax_enable_x64 is "
             "off. Turn it on to keep them as they are.",
             stacklevel=3,
         )

@@ -391,6 +391,16 @@ def test_files_that_may_not_be_read(table, tmp_path):
         tmp_path.chmod(0o700)
 
 
+def test_codebooks_do_not_lose_bits_without_a_warning(tmp_path):
+    path, table = tmp_path / "coded.safetensors", jax_tt.coded_table(100, 8, 4, bits=2)
+    with jax.enable_x64(True):
+        state = table.init(jax.random.key(0))
+        wide = {name: x.astype(float) if x.dtype == np.float32 else x for name, x in state.items()}
+        jax_tt.files.save(path, {"items": (table, wide)})
+    with pytest.warns(UserWarning, match="arrays of 'items' are float64, which JAX rounds"):
+        jax_tt.files.load(path)
+
+
 @pytest.mark.parametrize("x64", [False, True])
 def test_cores_do_not_lose_bits_without_a_warning(tmp_path, x64):
     rng, path = np.random.default_rng(0), tmp_path / "cores.npz"

@@ -253,10 +253,19 @@ def _warn_of_lost_bits(stored: StoredArrays, name: str, arrays: Sequence[Any]) -
 def _as_notes(errors: Mapping[str, Errors], tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if unknown := [name for name in errors if name not in tables]:
         raise ValueError(f"errors: got {unknown}; expected names of tables, {list(tables)}.")
-    return {
-        name: {_ERROR: error, _ROW_ERRORS: [[at, e] for at, e in by_row.items()]}
-        for name, (error, by_row) in errors.items()
-    }
+    notes = {}
+    for name, given in errors.items():
+        try:
+            error, by_row = given
+            error = None if error is None else float(error)
+            by_row = [[float(at), float(e)] for at, e in by_row.items()]
+        except (TypeError, ValueError, AttributeError) as problem:
+            raise TypeError(
+                f"errors[{name!r}]: got {given!r}; expected an error or None, and errors of rows by quantile, e.g. "
+                "(found.relative_error, found.row_errors)."
+            ) from problem
+        notes[name] = {_ERROR: error, _ROW_ERRORS: by_row}
+    return notes
 
 
 def _notes(stored: StoredArrays, kind: str) -> Mapping[str, Any]:

@@ -334,6 +334,9 @@ def test_save_says_what_it_takes(table, tmp_path):
     ):
         with pytest.raises(TypeError, match=words):
             jax_tt.files.save(tmp_path / "t.safetensors", given)
+    for errors in (0.5, (0.5,), (0.5, [0.1]), ("small", {}), (0.5, {"median": 0.1})):
+        with pytest.raises(TypeError, match=r"errors\['b'\]: got .*; expected an error or None"):
+            jax_tt.files.save(tmp_path / "t.safetensors", {"b": pair}, errors={"b": errors})
     assert not (tmp_path / "t.safetensors").exists()
 
 

@@ -18,7 +18,8 @@ from jax_tt import pipeline as pipeline
 from jax_tt import planning as planning
 from jax_tt import tables as tables
 from jax_tt import tt as tt
-from jax_tt._base import environment, ffi
+from jax_tt._base import environment as _environment
+from jax_tt._base import ffi as _ffi
 from jax_tt._base.reports import OutOfRangeWarning as OutOfRangeWarning
 from jax_tt._base.version import __version__ as __version__
 from jax_tt._collection.collection import Collection as Collection
@@ -50,12 +51,12 @@ from jax_tt._tiers.table import Tier as Tier
 from jax_tt._tiers.tiers import Tiers as Tiers
 from jax_tt._tt.shape import TTShape as TTShape
 
-environment.check()
-environment.warn_of_misspelt()
+_environment.check()
+_environment.warn_of_misspelt()
 
 # Exported programs hold native ops by name, and a process that loads one need not have run any. To look for a GPU would
 # start JAX's backends: those ops wait for `register`.
-ffi.load("cpu")
+_ffi.load("cpu")
 
 # Flax is optional: these names load it when they are first used.
 _LAYERS = (

@@ -30,6 +30,12 @@ def test_the_top_has_at_most_45_names():
     assert len(names(jax_tt)) <= 45
 
 
+def test_modules_at_the_top_are_public():
+    found = {name: getattr(jax_tt, name) for name in dir(jax_tt) if not name.startswith("_")}
+    modules = {name: one.__name__ for name, one in found.items() if isinstance(one, ModuleType)}
+    assert {name for name, full in modules.items() if full.startswith("jax_tt")} == {*MODULES}
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_is_an_attribute(name):
     assert getattr(jax_tt, name) is importlib.import_module(f"jax_tt.{name}")

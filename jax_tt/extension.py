@@ -27,6 +27,9 @@ other dispatched functions do for them. `get_include` is for optimizers in C++.
 
 from jax_tt._base.include import get_include as get_include
 from jax_tt._ids.id_space import IdSpace as IdSpace
+from jax_tt._table.change import Change as Change
+from jax_tt._table.change import Growth as Growth
+from jax_tt._table.change import Orders as Orders
 from jax_tt._table.change import grow as grow
 from jax_tt._table.change import maintain as maintain
 from jax_tt._table.change import reorder as reorder

@@ -33,6 +33,13 @@ class Change:
         state: all of its arrays by name; of a collection, by table and name.
         carry: rules for the optax state of arrays, in the structure of ``state``; that of the others is kept.
         approximation: `tt.Approximation` of a table that was fitted again.
+
+    >>> import jax, jax_tt
+    >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4)
+    >>> change = jax_tt.tables.grow(table, table.init(jax.random.key(0)), 1200, key=jax.random.key(1))
+    >>> larger, state = change
+    >>> larger.num_embeddings, change.approximation
+    (1200, None)
     """
 
     table: Any
@@ -52,6 +59,12 @@ class Growth(NamedTuple):
         key, init: key and initialiser of appended slices.
         like: ids near whose rows the new rows start, one or as many as there are new ids, or None.
         method: as in the ops.
+
+    >>> import jax, jax_tt
+    >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4)
+    >>> growth = jax_tt.extension.Growth(1200, jax.random.key(1), "approx-normal", like=None, method="auto")
+    >>> jax_tt.extension.grow(table, table.init(jax.random.key(0)), growth).table.num_embeddings
+    1200
     """
 
     num_embeddings: int
@@ -69,6 +82,12 @@ class Orders(NamedTuple):
         options: of `jax_tt.tt.reorder`.
         old: the present order of ids, None if ids are rows.
         own: row numbers, -1 for none, and values ``[n, D]`` that replace these rows in the fit.
+
+    >>> import jax, jax_tt
+    >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4)
+    >>> orders = jax_tt.extension.Orders(jax_tt.order.IdOrder.identity(1000), {"ranks": 2})
+    >>> jax_tt.extension.reorder(table, table.init(jax.random.key(0)), orders).table.ranks
+    (1, 2, 2, 1)
     """
 
     new: IdOrder

@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 
 import jax_tt
 from tests.kinds.kind_case import KindCase
@@ -48,3 +50,27 @@ class QuotientRemainder(jax_tt.extension.ReferenceTable):
 
 class TestQuotientRemainder(KindCase):
     table = QuotientRemainder(50, 8, buckets=7)
+
+
+@dataclasses.dataclass(frozen=True)
+class Growing(QuotientRemainder):
+    """It is given more rows for quotients."""
+
+
+@jax_tt.extension.grow.register(Growing)
+def _(table: Growing, state: Any, growth: jax_tt.extension.Growth) -> jax_tt.extension.Change:
+    larger = dataclasses.replace(table, num_embeddings=growth.num_embeddings)
+    rows = larger.init_params(growth.key)["quotients"]
+    rows = rows.at[: len(state["quotients"])].set(state["quotients"])
+    return jax_tt.extension.Change(larger, {**state, "quotients": rows}, {})
+
+
+def test_a_kind_says_how_it_grows() -> None:
+    table, ids = Growing(50, 8, buckets=7), jnp.arange(50)
+    state = table.init(jax.random.key(0))
+    larger, after = jax_tt.tables.grow(table, state, 80, key=jax.random.key(1))
+    assert (larger.num_embeddings, after["quotients"].shape) == (80, (12, 8))
+    before, grown = (jax_tt.lookup(*pair, ids)[0] for pair in ((table, state), (larger, after)))
+    np.testing.assert_array_equal(grown, before)
+    with pytest.raises(TypeError, match="a QuotientRemainder cannot be given more rows"):
+        jax_tt.tables.grow(QuotientRemainder(50, 8, buckets=7), state, 80, key=jax.random.key(1))

@@ -33,7 +33,7 @@ DATA ?= ../shared/data
 
 help:
 	@echo "make demo     train the DLRM example on a synthetic click log (5 minutes on 2 cores, the installation included)"
-	@echo "make test     run the quick tier of the tests; test-rest runs the others, test-all both"
+	@echo "make test     run the quick tier of the tests; test-rest and test-combinations run the others, test-all all"
 	@echo "make test-peers  compare collections with FBGEMM, which this installs"
 	@echo "make test-newest  check the wheel, and a sample of the tests, with the newest Python and the newest jax"
 	@echo "make dev      install everything a developer needs; hooks: .venv/bin/pre-commit install"

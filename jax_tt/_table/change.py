@@ -81,7 +81,7 @@ class Orders(NamedTuple):
         new: the new order of ids.
         options: of `jax_tt.tt.reorder`.
         old: the present order of ids, None if ids are rows.
-        own: row numbers, -1 for none, and values ``[n, D]`` that replace these rows in the fit.
+        replaced: row numbers, -1 for none, and values ``[n, D]`` that replace these rows in the fit.
 
     >>> import jax, jax_tt
     >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4)
@@ -93,7 +93,7 @@ class Orders(NamedTuple):
     new: IdOrder
     options: Mapping[str, Any]
     old: IdOrder | None = None
-    own: tuple[Any, Any] | None = None
+    replaced: tuple[Any, Any] | None = None
 
 
 @dispatched

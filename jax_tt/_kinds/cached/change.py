@@ -46,7 +46,7 @@ def reordered(cached: RowCachedTable, state: State, orders: Orders) -> Change:
     """Fits the cores to the cached values of cached rows; the cache is empty afterwards."""
     if cached.trains_rows:
         tags = np.asarray(directory_of(state).tags).reshape(-1)
-        orders = orders._replace(own=(tags, np.asarray(state[ROWS])))
+        orders = orders._replace(replaced=(tags, np.asarray(state[ROWS])))
     change = reorder(cached.table, state, orders)
     table = dataclasses.replace(cached, table=change.table)
     steps = {outer_name(name) for name in SCALARS}

@@ -32,8 +32,8 @@ def reordered(table: TTTable, state: State, orders: Orders) -> Change:
     cores = table.params(state)
     check_cores(cores)
     rows: Any = TrainRows(cores, table.shape)
-    if orders.own is not None:
-        rows = _WithOwnRows(rows, *orders.own)
+    if orders.replaced is not None:
+        rows = _WithReplacedRows(rows, *orders.replaced)
     found = reordered_rows(rows, table.shape, orders.old, orders.new, **orders.options)
     after = table.with_shape(found.shape)
     of_cores = {*table.param_names, *(name for names in table.slot_names for name in names)}
@@ -55,7 +55,7 @@ def _fitted(
     return values | {name: before[name] for name in SCALARS if name in fresh}
 
 
-class _WithOwnRows:
+class _WithReplacedRows:
     """A table some of whose rows have values of their own: those that are cached."""
 
     def __init__(self, table: TrainRows, tags: np.ndarray, values: np.ndarray):

@@ -217,7 +217,7 @@ def test_errors(source, tmp_path):
         place = tmp_path / "keyed" if call is jax_tt.files.dump else path
         with pytest.raises(ValueError, match="keys: got keys for a hash table, which has some"):
             call(table, state, place, keys=np.arange(128))
-    with pytest.raises(TypeError, match="table: got a dict; expected a jax_tt.Table"):
+    with pytest.raises(TypeError, match=r"table: got a dict; expected a jax_tt\.Table"):
         jax_tt.files.dump({}, state, tmp_path / "other")  # pyright: ignore[reportArgumentType]
     train = jax_tt.tables.HashTable(jax_tt.tt_table(1000, 8, tt_ranks=4), ways=10)
     with pytest.raises(TypeError, match="rows of its TTTable share parameters"):

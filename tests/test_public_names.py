@@ -33,7 +33,9 @@ def test_the_top_has_at_most_45_names():
 def test_modules_at_the_top_are_public():
     found = {name: getattr(jax_tt, name) for name in dir(jax_tt) if not name.startswith("_")}
     modules = {name: one.__name__ for name, one in found.items() if isinstance(one, ModuleType)}
-    assert {name for name, full in modules.items() if full.startswith("jax_tt")} == {*MODULES}
+    ours = {name for name, full in modules.items() if full.startswith("jax_tt")}
+    # The command line is an attribute wherever another test has imported it.
+    assert ours - {"cli"} == {*MODULES}
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -91,7 +91,7 @@ def train(
 
     @partial(jax.jit, donate_argnums=0)
     def step(state: Any, ids: jax.Array) -> Any:
-        trained = {name: state[name] for name in table.trained_names}
+        trained = {name: state[name] for name in table.spec.trained_names}
         trained, after = jax.grad(loss, has_aux=True)(trained, state, ids)
         return {**after, **trained}
 
@@ -111,7 +111,7 @@ def _record(step: int, train: jax_tt.tables.TTTable, old: Any, new: Any) -> Reco
     tags, after_tags = (np.asarray(state["cache_tags"]).reshape(-1) for state in (old, new))
     gone = (tags != after_tags) & (tags >= 0)
     ids, rows = tags[gone], np.asarray(old["cache_rows"])[gone]
-    before, after = (train.params(state) for state in (old, new))
+    before, after = (train.spec.params(state) for state in (old, new))
     shape = train.shape
     figures = measure(before, after, ids, rows, tags[tags >= 0], shape.num_embeddings)
     compression = shape.num_embeddings * shape.features / shape.num_params

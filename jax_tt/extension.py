@@ -1,21 +1,22 @@
 """What other packages need for kinds of tables and optimizers that this one does not have.
 
-A kind in plain JAX derives from `ReferenceTable` and gives the shapes of its parameters, their initial values, and the
-rows of ids; a kind that holds a table derives from `Wrapper`. Both register what `grow`, `reorder`, `freeze` and the
+A kind in plain JAX derives from `ReferenceTable` and gives the arrays of its states, their initial values, and the rows
+of ids; a kind that holds a table derives from `Wrapper`. Both register what `grow`, `reorder`, `freeze` and the
 other dispatched functions do for them. `get_include` is for optimizers in C++.
 
->>> import dataclasses, jax, jax.numpy as jnp, jax_tt
+>>> import dataclasses, functools, jax, jax.numpy as jnp, jax_tt
 >>> @dataclasses.dataclass(frozen=True)
 ... class Scaled(jax_tt.extension.ReferenceTable):
 ...     num_embeddings: int
 ...     features: int
 ...     update: jax_tt.Update | None = None
 ...     name: str | None = None
-...     @property
-...     def param_shapes(self):
-...         return {"directions": (self.num_embeddings, self.features), "lengths": (self.num_embeddings, 1)}
+...     @functools.cached_property
+...     def spec(self):
+...         shapes = {"directions": (self.num_embeddings, self.features), "lengths": (self.num_embeddings, 1)}
+...         return jax_tt.extension.StateSpec.of(shapes, self.update)
 ...     def init_params(self, key):
-...         return {name: jnp.ones(shape) for name, shape in self.param_shapes.items()}
+...         return {name: jnp.ones(shape) for name, shape in self.spec.param_shapes.items()}
 ...     def rows(self, params, digits, precision):
 ...         directions, lengths = (jnp.take(param, digits[0], axis=0) for param in params)
 ...         return directions * lengths
@@ -46,4 +47,7 @@ from jax_tt._table.copies import with_update as with_update
 from jax_tt._table.copies import without_values as without_values
 from jax_tt._table.options import StepInputs as StepInputs
 from jax_tt._table.reference import ReferenceTable as ReferenceTable
+from jax_tt._table.state import Array as Array
+from jax_tt._table.state import StateSpec as StateSpec
+from jax_tt._table.state import parameter as parameter
 from jax_tt._table.wrapper import Wrapper as Wrapper

@@ -34,7 +34,7 @@ def weighted(weights, **options):
 
 
 def cached(cores, **options):
-    params = dict(zip(CACHED.table.param_names, cores, strict=True))
+    params = dict(zip(CACHED.table.spec.param_names, cores, strict=True))
     state = params | CACHED.init_rest(params)
     return jax_tt.lookup_bags(CACHED, state, IDS, jax_tt.Lookup(**options))[0]
 

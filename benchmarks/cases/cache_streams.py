@@ -68,7 +68,7 @@ def _cached(batches: np.ndarray, rows: int, cache: jax_tt.RowCache) -> tuple[Tim
             out, after = jax_tt.lookup(table, {**state, **trained}, ids)
             return jnp.sum(out), after
 
-        trained = {name: state[name] for name in table.trained_names}
+        trained = {name: state[name] for name in table.spec.trained_names}
         (_, after), trained = jax.value_and_grad(loss, has_aux=True)(trained)
         return jax_tt.cache.refresh(table, {**after, **trained})
 

@@ -71,7 +71,7 @@ def _step(table: jax_tt.Table, ids: list[jax.Array]) -> Call:
             pooled, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids, lookup)
             return jnp.vdot(pooled, gradient), pooled
 
-        trained = {name: state[name] for name in table.trained_names}
+        trained = {name: state[name] for name in table.spec.trained_names}
         new, pooled = jax.grad(loss, has_aux=True)(trained)
         # Nothing of the forward pass is left out of the program, since its sums are results.
         return state | new, pooled

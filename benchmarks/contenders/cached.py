@@ -29,7 +29,7 @@ class Filled:
             cores_of(work), work.shape.num_embeddings, jax_tt.Update(OPTIMIZER)
         )
         self._table = table = jax_tt.tables.RowCachedTable(train, cache)
-        params = dict(zip(train.param_names, cores, strict=True))
+        params = dict(zip(train.spec.param_names, cores, strict=True))
         state = params | table.init_rest(params)
         # Cached rows are hot ones: none of the rows that are only counted will take their place.
         hot = np.random.default_rng(3).choice(work.shape.num_embeddings, rows, replace=False)
@@ -73,7 +73,7 @@ class Filled:
                 out, after = jax_tt.lookup_bags(self._table, state_now, bags)
                 return jnp.vdot(out, gradient), after
 
-            trained = {name: state[name] for name in self._table.trained_names}
+            trained = {name: state[name] for name in self._table.spec.trained_names}
             (value, after), trained = jax.value_and_grad(loss, has_aux=True)(trained)
             return value, {**after, **trained}
 

@@ -61,7 +61,7 @@ def of_table(table: Any, state: Mapping[str, jax.Array], detail: str) -> Small:
     if isinstance(table, jax_tt.tables.QuantizedTable | jax_tt.tables.MixedTable):
         return _of_quantized(table, state, detail)
     rotation = {n: value for n, value in state.items() if n == "rotation"}
-    params = {name: state[name] for name in table.param_shapes} | rotation
+    params = {name: state[name] for name in table.spec.param_shapes} | rotation
     full = _in_float32(dataclasses.replace(table, rotated=False) if rotation else table)
 
     def rows(params: Mapping[str, Any], constants: Mapping[str, Any], ids: jax.Array) -> jax.Array:
@@ -161,7 +161,9 @@ def faiss_product(source: Source, max_bytes: int) -> Small:
             rotation = {"rotation": jnp.asarray(matrix)}
         quantizer = faiss.ProductQuantizer(features, fit.num_codes, fit.bits)
         quantizer.train(drawn)
-        books = faiss.vector_to_array(quantizer.centroids).reshape(fit.param_shapes["codebooks"])
+        books = faiss.vector_to_array(quantizer.centroids).reshape(
+            fit.spec.param_shapes["codebooks"]
+        )
         made.append(_of_faiss(fit, books, quantizer.compute_codes(rows), rotation))
     if not made:
         raise ValueError("no codes are that small")

@@ -407,7 +407,7 @@ class Collection:
     @functools.cached_property
     def _trained_names(self) -> dict[str, tuple[str, ...]]:
         """The arrays that a loss is differentiated with respect to, by table, and the shared scalars."""
-        names = {name: table.trained_names for name, table in self.tables.items()}
+        names = {name: table.spec.trained_names for name, table in self.tables.items()}
         names |= {name: (*names[name], "step") for name in self.sharing}
         return names | ({UPDATES: FLAGS} if self.sharing else {})
 

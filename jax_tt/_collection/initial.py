@@ -27,7 +27,7 @@ def initial_states(tables: Mapping[str, Table], keys: jax.Array) -> dict[str, di
     alike: dict[Hashable, list[int]] = collections.defaultdict(list)
     names = list(tables)
     for place, (name, table) in enumerate(tables.items()):
-        numbers = sum(map(math.prod, table.param_shapes.values()))
+        numbers = sum(map(math.prod, table.spec.param_shapes.values()))
         shares = isinstance(keys, Tracer) and table.parts == 1 and numbers <= _SMALL
         alike[with_name(table, None) if shares else name].append(place)
     states: dict[str, dict[str, Any]] = {}

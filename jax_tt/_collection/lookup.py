@@ -124,7 +124,7 @@ def embed(
     check_statistics("state", state, collection.tables)
     for name, table in collection.tables.items():
         table.check(state[name])
-    storages = {name: table.storage(state[name]) for name, table in collection.tables.items()}
+    storages = {name: table.spec.storage(state[name]) for name, table in collection.tables.items()}
     values = values_of(collection.features, batch)
     requests = requests_of(collection, values, storages, lookups)
     if layout in WIDE:

@@ -113,7 +113,7 @@ def count_batches(
     for table, lookup, given, prepared in counted.values():
         described.append((table.ids, lookup.bounds, axes_to_count(joined, given, lookup.axis_name)))
         # Parameters of other devices mark a prepared batch as theirs: it is taken only where it is another.
-        batch = prepared if table.buffers else given
+        batch = prepared if table.spec.buffers else given
         batches.append(dataclasses.replace(batch, weights=None))
 
     def count(inputs: tuple[jax.Array, Sequence[Batch]]) -> jax.Array:

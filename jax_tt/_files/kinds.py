@@ -125,7 +125,7 @@ def train_of(table: Table, state: State) -> Train:
 
 @train_of.register
 def _(table: TTTable, state: State) -> Train:
-    return Train(tuple(table.params(state)), table.shape, None)
+    return Train(tuple(table.spec.params(state)), table.shape, None)
 
 
 @train_of.register
@@ -141,7 +141,7 @@ def _quantized(stored: StoredArrays, prefix: str, notes: Any) -> Pair:
     table = QuantizedTable(
         array.shape[0], notes["features"], notes["bits"], levels=levels, rotated=rotated
     )
-    expected = table.param_shapes[PACKED]
+    expected = table.spec.param_shapes[PACKED]
     if array.dtype != np.uint8 or array.shape != expected:
         raise ValueError(
             f"its rows are {array.dtype} of shape {array.shape}; expected uint8 of shape {expected}."
@@ -191,12 +191,14 @@ def _coded(stored: StoredArrays, prefix: str, notes: Any) -> Pair:
         factors = (tuple(notes[_CODEBOOKS][name]) for name in _CODEBOOK_SIZES)
         shape = TTShape(layout.num_entries, layout.width, *factors)
     table = with_codebooks(layout, shape)
-    names = [name for name in (*table.param_names, *table.constant_names) if name != CODES]
+    names = [
+        name for name in (*table.spec.param_names, *table.spec.constant_names) if name != CODES
+    ]
     state = {CODES: codes} | {name: read(name) for name in names}
-    for name in (*table.param_names, *([ROTATION] if table.rotated else [])):
+    for name in (*table.spec.param_names, *([ROTATION] if table.rotated else [])):
         if not np.isfinite(np.asarray(state[name], np.float32)).all():
             raise ValueError(f"its {name} hold NaN or infinity; expected finite numbers.")
-    table = with_codebooks(layout, shape, param_dtype=table.storage(state))
+    table = with_codebooks(layout, shape, param_dtype=table.spec.storage(state))
     table.check(state)
     if table.hot:
         hot, _ = table.hot_ids(state, jnp.arange(table.num_embeddings))
@@ -215,5 +217,5 @@ READERS: Mapping[str, Callable[[StoredArrays, str, Any], Pair]] = {
 
 def array_names(table: Table, state: State) -> list[str]:
     """The arrays of a state that a file keeps."""
-    kept = {*table.param_names, *table.constant_names, *table.buffers}
+    kept = {*table.spec.param_names, *table.spec.constant_names, *table.spec.buffers}
     return [name for name in state if name in kept]

@@ -50,7 +50,7 @@ def attended(
 
     ``promote`` casts queries and parameters to a common type.
     """
-    names = table.attended_names
+    names = table.spec.attended_names
     query, *arrays = promote(query, *(state[name] for name in names))
     params: dict[str, Any] = dict(zip(names, arrays, strict=True))
     if table.update is not None:

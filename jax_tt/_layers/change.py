@@ -15,7 +15,7 @@ from jax_tt._table.table import Table
 
 def check_cores(name: str, old: Table, new: Table) -> None:
     """Raises for a change of the number of cores, which optax state cannot follow."""
-    before, after = len(old.innermost.param_shapes), len(new.innermost.param_shapes)
+    before, after = len(old.innermost.spec.param_shapes), len(new.innermost.spec.param_shapes)
     if before != after:
         raise ValueError(
             f"{name}: got the state of a table of {before} cores, which would have {after}; expected as many, or "

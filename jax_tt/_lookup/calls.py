@@ -25,7 +25,7 @@ def lookup_rows(
     batch, shape = lookup_batch(table.ids, ids)
     call, state = prepared(table, state, batch, lookup, inputs)
     (sums,) = pooled_sums((call,))
-    result_type = lookup.dtype or table.storage(state)
+    result_type = lookup.dtype or table.spec.storage(state)
     rows = reshape_rows(sums, (*shape, table.features)).astype(result_type)
     if table.update is not None and table.update.max_gradient is not None:
         rows = limited(rows, table.update, inputs.grad_scale)
@@ -37,7 +37,7 @@ def pooled_rows(
 ) -> tuple[jax.Array, State]:
     """Pooled rows, one vector per bag, and the state after the call; see `jax_tt.lookup_bags`."""
     table.check(state)
-    storage = table.storage(state)
+    storage = table.spec.storage(state)
     batch, count = bag_batch(table.ids, bags, accumulator(storage))
     summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
     call, state = prepared(table, state, summed, lookup, inputs)

@@ -38,7 +38,7 @@ def _scale(call: Call) -> jax.Array | None:
     optimizer = table.update.optimizer
     if not optimizer.scales_reads:
         return None
-    ((ids,), _), (slots,) = digits_in_range(table.ids, call.batch), table.slots(call.state)
+    ((ids,), _), (slots,) = digits_in_range(table.ids, call.batch), table.spec.slots(call.state)
     of_ids = (
         slot.at[ids.reshape(-1)].get(mode="promise_in_bounds", wrap_negative_indices=False)
         for slot in slots
@@ -47,7 +47,7 @@ def _scale(call: Call) -> jax.Array | None:
 
 
 def _weighted(call: Call, scale: jax.Array) -> Call:
-    weights = scale.astype(accumulator(call.use.table.storage(call.state)))
+    weights = scale.astype(accumulator(call.use.table.spec.storage(call.state)))
     if call.batch.weights is not None:
         weights = weights * call.batch.weights.astype(weights.dtype)
     return call._replace(batch=dataclasses.replace(call.batch, weights=weights))

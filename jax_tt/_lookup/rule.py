@@ -73,16 +73,16 @@ def prepared(
         state = {**state, OUT_OF_RANGE: total}
     added = None
     if table.ids.takes_keys and table.adds_rows(lookup):
-        rest = {name: x for name, x in before.items() if name not in table.trained_names}
+        rest = {name: x for name, x in before.items() if name not in table.spec.trained_names}
         constant = jax.lax.stop_gradient(rest)
-        added = Added(table, lookup, table.storage(before), constant, given, batch)
+        added = Added(table, lookup, table.spec.storage(before), constant, given, batch)
     # Where rows are on other devices, native ops are only given rows that exist.
     if lookup.bounds == "warn" and (lookup.method == "reference" or table.parts > 1):
         warn_out_of_range(table, batch)
         lookup = dataclasses.replace(lookup, bounds="zero")
     values = table.step_values(state, inputs)
-    trained: Any = {name: state[name] for name in table.trained_names}
-    rest = {name: state[name] for name in table.constant_names}
+    trained: Any = {name: state[name] for name in table.spec.trained_names}
+    rest = {name: state[name] for name in table.spec.constant_names}
     axes = varying_axes(batch) if table.update else varying_axes(trained, rest, batch)
     batch, rest = vary_over((batch, rest), axes)
     if table.update is None and axes:
@@ -117,7 +117,7 @@ def pooled_sums(
         if use.table.differentiates_itself(use.lookup):
             sums[k] = use.table.forward(state, batch, use.lookup)[0]
             continue
-        own = {name: state[name] for name in use.table.trained_names}
+        own = {name: state[name] for name in use.table.spec.trained_names}
         own, weights = reverse_only((own, batch.weights))
         batch = dataclasses.replace(batch, weights=weights)
         by_rule[k] = call._replace(state={**state, **own}, batch=batch)
@@ -244,7 +244,7 @@ def _asking(calls: Sequence[Call], wanted: Sequence[Wanted]) -> list[Call]:
 def _wanted(call: Call, scalars: Mapping[str, Any]) -> Wanted:
     """The cotangents that the loss needs, from the marks of custom_vjp in place of the arrays."""
     table, weights = call.use.table, call.batch.weights
-    names = frozenset(name for name in table.trained_names if call.state[name].perturbed)
+    names = frozenset(name for name in table.spec.trained_names if call.state[name].perturbed)
     if table.update is not None:
         _check_whole(table, names)
     if names:
@@ -253,7 +253,7 @@ def _wanted(call: Call, scalars: Mapping[str, Any]) -> Wanted:
 
 
 def _check_whole(table: Table, names: frozenset[str]) -> None:
-    for unit in table.units:
+    for unit in table.spec.units:
         missing = [name for name in unit if name not in names]
         if missing and len(missing) < len(unit):
             raise ValueError(

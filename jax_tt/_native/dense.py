@@ -97,7 +97,7 @@ class Update(DenseCall):
         if g is not None:
             (out,) = residuals
             self.blocked = {"out": out, **self.blocked, **self.operands.gradient(g)}
-        self.slots = numbered("slot", *self.table.stepped_slots(call.state))
+        self.slots = numbered("slot", *self.table.spec.stepped_slots(call.state))
         self.whole = step_operands(call.values) | self.params | self.slots
 
     def gathered(self, args: Named, axes: Any) -> Named:
@@ -118,7 +118,7 @@ class Update(DenseCall):
 
     def attributes(self, axes: Any) -> dict[str, Any]:
         assert self.table.update is not None
-        storage = self.table.storage(self.params)
+        storage = self.table.spec.storage(self.params)
         update = update_attributes(self.table.update, storage, self.whole["hyper"])
         return super().attributes(self.lookup.axis_name or axes) | update
 

@@ -14,7 +14,6 @@ from jax_tt._native.table_group import TableGroup
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup
 from jax_tt._table.reference import ReferenceTable, stepped
-from jax_tt._table.table import named
 from jax_tt._table.types import Params, Slots, State
 
 
@@ -43,12 +42,12 @@ class NativeTable(ReferenceTable):
         return None if lookup.method == "reference" else TableGroup(self.calls, lookup.method)
 
     def method(self, lookup: Lookup, state: State) -> str:
-        return backend.choose(lookup.method, self.storage(state))
+        return backend.choose(lookup.method, self.spec.storage(state))
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         if lookup.method == "reference":
             return super().forward(state, batch, lookup)
-        names = (*self.param_names, "sentinel")
+        names = (*self.spec.param_names, "sentinel")
         read = {name: state[name] for name in names if name in state}
         (found,) = TableGroup(self.calls, lookup.method).sums(
             [Call(Use(self, lookup), read, batch, ())]
@@ -58,7 +57,7 @@ class NativeTable(ReferenceTable):
     def param_gradients(
         self, params: Params, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
     ) -> tuple[Params, jax.Array | None]:
-        call = Call(Use(self, lookup), named(self, params), batch, ())
+        call = Call(Use(self, lookup), self.spec.named(params), batch, ())
         (found,) = TableGroup(self.calls, lookup.method).gradients([call], [residuals], [g])
         return found
 
@@ -66,7 +65,7 @@ class NativeTable(ReferenceTable):
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
         if not self.steps_natively:
-            params = self.params(state)
+            params = self.spec.params(state)
             grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
             return *stepped(self, state, batch, grads, lookup, values), dweights
         call = Call(Use(self, lookup), state, batch, values)

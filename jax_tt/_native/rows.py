@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from jax_tt._native.native import NativeTable
 from jax_tt._native.table_call import Calls
 from jax_tt._table import distinct_rows
 from jax_tt._table.options import Lookup, Update, check_update
+from jax_tt._table.state import StateSpec, parameter
 from jax_tt._table.types import Params, Slots, State
 
 
@@ -41,7 +43,6 @@ class RowTable(NativeTable):
     update: Update | None = None
     name: str | None = None
     calls: ClassVar[Calls] = DENSE
-    row_names: ClassVar[tuple[str, ...]] = ("embedding",)
 
     def __post_init__(self) -> None:
         check_param_dtype(self.param_dtype)
@@ -51,9 +52,10 @@ class RowTable(NativeTable):
         if self.update is not None:
             self.update.optimizer.check_width(self.features)
 
-    @property
-    def param_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"embedding": (self.num_embeddings, self.features)}
+    @functools.cached_property
+    def spec(self) -> StateSpec:
+        rows = parameter("embedding", (self.num_embeddings, self.features), by_row=True)
+        return StateSpec.of([rows], self.update)
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         """Zeros, to be replaced by rows."""
@@ -73,5 +75,5 @@ class RowTable(NativeTable):
         return super().stepped_params(state, batch, residuals, g, lookup, values)
 
     def to_dense(self, state: State) -> jax.Array:
-        (table,) = self.params(state)
+        (table,) = self.spec.params(state)
         return table.astype(accumulator(table.dtype))

@@ -53,8 +53,8 @@ class TableCall(abc.ABC):
     def __init__(self, platform: str, call: Call):
         self.table: Any = call.use.table
         self.platform, self.batch, self.lookup = platform, call.batch, call.use.lookup
-        self.params = {name: call.state[name] for name in self.table.param_names}
-        first = self.params[self.table.param_names[0]]
+        self.params = {name: call.state[name] for name in self.table.spec.param_names}
+        first = self.params[self.table.spec.param_names[0]]
         self.operands = make_operands(self.table, first.dtype, call.batch)
         self.blocked: dict[str, jax.Array] = dict(self.operands.arrays)
         self.whole: dict[str, jax.Array] = dict(self.params)

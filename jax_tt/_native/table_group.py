@@ -156,7 +156,7 @@ class TableGroup:
 
     def _named_gradients(self, calls: Sequence[Call], *passed: Any) -> list[Cotangents]:
         return [
-            (dict(zip(call.use.table.param_names, grads, strict=True)), dweights)
+            (dict(zip(call.use.table.spec.param_names, grads, strict=True)), dweights)
             for call, (grads, dweights) in zip(calls, self.gradients(calls, *passed), strict=True)
         ]
 
@@ -204,7 +204,7 @@ class TableGroup:
     def _parts(self, calls: Sequence[Call], members: Sequence[int]) -> list[list[int]]:
         """The members in about equal parts that one native call takes."""
         tables = [call.use.table for call in calls]
-        arrays = [sum(map(len, (t.param_names, *t.stepped_names))) for t in tables]
+        arrays = [sum(map(len, (t.spec.param_names, *t.spec.stepped_names))) for t in tables]
         total = sum(arrays[k] for k in members)
         most = -(-total // max(1, -(-total // self.calls.update.most_arrays)))
         parts: list[list[int]] = []
@@ -271,7 +271,7 @@ def _apart(calls: Sequence[Call], gs: Gradients, wide: Wide | None) -> Sequence[
 def _sums(call: Call) -> jax.Array:
     """The sums of a table without native ops."""
     table: Any = call.use.table
-    params, sentinel = table.params(call.state), call.state.get("sentinel")
+    params, sentinel = table.spec.params(call.state), call.state.get("sentinel")
     return reference.forward(table, params, call.batch, call.use.lookup, sentinel)
 
 
@@ -291,7 +291,7 @@ class _Pass(NamedTuple):
 
 def _gradients(call: Call, g: Any) -> Any:
     table: Any = call.use.table
-    return reference.backward(table, table.params(call.state), call.batch, g, call.use.lookup)
+    return reference.backward(table, table.spec.params(call.state), call.batch, g, call.use.lookup)
 
 
 def _varying_gradients(call: Call, found: Any, g: Any) -> Any:
@@ -306,6 +306,6 @@ def _stepped(call: Call, g: Any) -> Any:
 def _varying_step(call: Call, found: Any, g: Any) -> Any:
     *new, dweights = found
     table = call.use.table
-    arrays = table.params(call.state), table.stepped_slots(call.state)
+    arrays = table.spec.params(call.state), table.spec.stepped_slots(call.state)
     new = vary_over(new, varying_axes(arrays))
     return *new, vary_over(dweights, varying_axes(arrays, call.batch, g))

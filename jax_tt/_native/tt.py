@@ -265,7 +265,7 @@ class Update(GradientCall):
         super().__init__(platform, call, residuals, g)
         self.backward = Backward(platform, call, residuals, g)
         self.blocked = {"out": residuals[2], **self.blocked}
-        slots = self.table.stepped_slots(call.state)
+        slots = self.table.spec.stepped_slots(call.state)
         self.slots = numbered("slot", (slot for of_core in slots for slot in of_core))
         self.changed = self.params | self.slots
         self.whole = step_operands(call.values) | self.changed
@@ -274,7 +274,7 @@ class Update(GradientCall):
         return super().asked() | {"skip_nonfinite": self.table.update.skip_nonfinite}
 
     def update_attributes(self) -> dict[str, Any]:
-        storage = self.table.storage(self.params)
+        storage = self.table.spec.storage(self.params)
         return update_attributes(self.table.update, storage, self.whole["hyper"])
 
     def attributes(self, axes: Any) -> dict[str, Any]:
@@ -350,7 +350,7 @@ class Update(GradientCall):
         dweights = weights_result(self.batch, found["dweights"], self.lookup)
         params = tuple(found[name] for name in self.params)
         rest = iter(found[name] for name in self.slots)
-        slots = tuple(tuple(next(rest) for _ in names) for names in self.table.stepped_names)
+        slots = tuple(tuple(next(rest) for _ in names) for names in self.table.spec.stepped_names)
         return params, slots, found["applied"], dweights
 
 

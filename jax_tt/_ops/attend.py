@@ -11,7 +11,7 @@ from jax_tt._base.arguments import as_array, as_dtype
 from jax_tt._base.dtypes import widest
 from jax_tt._base.precision import resolve_precision
 from jax_tt._kinds.tensor_train.table import TTTable
-from jax_tt._table.table import Table, named
+from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
 
@@ -45,7 +45,7 @@ def tt_attend(
     (5, 1000)
     """
     table, cores = TTTable.of(cores, num_embeddings)
-    state = named(table, cores)
+    state = table.spec.named(cores)
     return attend(table, state, query, dtype, precision)
 
 
@@ -69,4 +69,4 @@ def attend(
     flat = query.reshape(math.prod(query.shape[:-1]), table.features)
     scores = table.attend(state, flat, precision)
     scores = scores.reshape(*query.shape[:-1], table.num_embeddings)
-    return scores.astype(as_dtype("dtype", dtype, widest(query.dtype, table.storage(state))))
+    return scores.astype(as_dtype("dtype", dtype, widest(query.dtype, table.spec.storage(state))))

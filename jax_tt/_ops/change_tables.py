@@ -104,7 +104,7 @@ def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any)
             "table of another one."
         )
     change = reorder(table, state, Orders(id_order, options))
-    return change if ID_ORDER in table.buffers else under_order(change.table, change, id_order)
+    return change if ID_ORDER in table.spec.buffers else under_order(change.table, change, id_order)
 
 
 def _refuse_traced(state: State) -> None:

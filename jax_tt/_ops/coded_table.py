@@ -59,7 +59,7 @@ def coded_table(
 
     >>> import jax_tt
     >>> table = jax_tt.coded_table(1000, 16, num_codes=4, optimizer=jax_tt.optimizers.Adagrad(0.05))
-    >>> table.row_bytes, table.param_shapes
+    >>> table.row_bytes, table.spec.param_shapes
     (4, {'codebooks': (1024, 4)})
     """
     layout = CodeLayout(

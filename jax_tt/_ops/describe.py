@@ -58,7 +58,7 @@ def dense_table(
 
     >>> import jax_tt
     >>> table = jax_tt.dense_table(1000, 16, optimizer=jax_tt.optimizers.Adagrad(0.05))
-    >>> table.trained_names
+    >>> table.spec.trained_names
     ('embedding', 'slot_sum_0', 'step', 'sentinel', 'used')
     """
     update = update_of(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
@@ -195,7 +195,7 @@ def tt_table(
 
     >>> import jax_tt
     >>> table = jax_tt.tt_table(1000, 16, tt_ranks=4, cache=jax_tt.RowCache(50))
-    >>> list(table.param_shapes)
+    >>> list(table.spec.param_shapes)
     ['core_0', 'core_1', 'core_2', 'cache_rows']
     """
     return described_tt(

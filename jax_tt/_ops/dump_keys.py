@@ -36,7 +36,7 @@ def content(table: Any, state: State, keys: Any, base: Dump | None) -> Content:
     _refuse_keys(table, keys)
     if base is not None:
         base.check(table.features, [], exact=False)
-    names, entries = list(table.table.row_arrays), table_keys(table, state)
+    names, entries = list(table.table.spec.row_arrays), table_keys(table, state)
     digests = digests_of(entries, state, names)
     rest = {name: x for name, x in state.items() if name in {*_rest_names(table), *WAITING}}
     rest |= (held := held_by(entries, digests))
@@ -74,8 +74,8 @@ def loaded(
     sets, table = _sets_of(table), _with_own_rows(unsharded_hash_table(table))
     _refuse_keys(table, keys)
     table.check(state)
-    wanted = table.table.row_arrays
-    taken = list(wanted) if optimizer_state else list(table.table.row_names)
+    wanted = table.table.spec.row_arrays
+    taken = list(wanted) if optimizer_state else list(table.table.spec.row_names)
     dump.check(table.features, taken, exact=optimizer_state)
     method = table.method(Lookup(method=method), state)
     held = table_keys(table, state)
@@ -222,7 +222,7 @@ def _sets_of(table: Any) -> Sets:
 
 def _with_own_rows(table: Any) -> HashTable:
     table = require_hash_table(table)
-    if not table.table.row_names:
+    if not table.table.spec.row_names:
         raise TypeError(
             f"{table.ids.label}table: the rows of its {type(table.table).__name__} share parameters; expected a "
             "hash_table. Save its state like the state of any table: its shapes do not change."
@@ -239,4 +239,8 @@ def _refuse_keys(table: HashTable, keys: Any) -> None:
 
 def _rest_names(table: HashTable) -> set[str]:
     """The arrays that do not belong to single keys of the table."""
-    return {*table.trained_shapes, *table.hash_shapes} - {*table.table.row_arrays, *KEYS, *WAITING}
+    return {*table.spec.trained_names, *table.hash_shapes} - {
+        *table.table.spec.row_arrays,
+        *KEYS,
+        *WAITING,
+    }

@@ -26,7 +26,7 @@ _DIGESTS = "row_digests"
 def content(table: Table, state: State, keys: Any, base: Dump | None) -> Content:
     """What a dump of a table has, or one of the changes since another."""
     table, state = _by_row(table, state)
-    names, count = list(table.row_arrays), table.num_embeddings
+    names, count = list(table.spec.row_arrays), table.num_embeddings
     named = np.arange(count, dtype=np.uint64) if keys is None else _keys(keys, count)
     digests = joined_digests(*(row_digests(state[name]) for name in names))
     rows = np.arange(count)
@@ -64,7 +64,7 @@ def loaded(
     count = table.num_embeddings
     named = np.arange(count, dtype=np.uint64) if keys is None else _keys(keys, count)
     order = np.argsort(named)
-    taken = list(table.row_arrays) if optimizer_state else list(table.row_names)
+    taken = list(table.spec.row_arrays) if optimizer_state else list(table.spec.row_names)
     dump.check(table.features, taken, exact=optimizer_state)
     rest = dump.rest(_rest_names(table)) if optimizer_state else {}
     scalars = {
@@ -97,7 +97,7 @@ def _by_row(table: Any, state: State) -> tuple[Table, State]:
     """The table as one device would hold it, with its state."""
     check_table(table, state)
     plain = unsharded(table)
-    if not plain.row_names:
+    if not plain.spec.row_names:
         raise TypeError(
             f"{table.ids.label}table: the rows of a {type(plain).__name__} are not entries of its arrays; expected a "
             "DenseTable or a HashTable. The states of other kinds have the same shapes at all times, and can be saved "
@@ -108,7 +108,7 @@ def _by_row(table: Any, state: State) -> tuple[Table, State]:
 
 def _rest_names(table: Table) -> list[str]:
     """The arrays that do not belong to single rows."""
-    return [name for name in table.trained_shapes if name not in table.row_arrays]
+    return [name for name in table.spec.trained_names if name not in table.spec.row_arrays]
 
 
 def _keys(keys: Any, count: int) -> np.ndarray:

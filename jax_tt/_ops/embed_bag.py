@@ -9,7 +9,6 @@ from jax_tt._ids.bags import Bags
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._lookup.calls import pooled_rows
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import named
 
 
 def tt_embed_bag(
@@ -48,5 +47,5 @@ def tt_embed_bag(
     """
     lookup = Lookup(combiner, bounds, dtype, precision, method, axis_name)
     table, cores = TTTable.of(cores, num_embeddings, name=name)
-    state = named(table, cores)
+    state = table.spec.named(cores)
     return pooled_rows(table, state, bags, lookup)[0]

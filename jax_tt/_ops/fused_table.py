@@ -13,7 +13,8 @@ from jax_tt._base.storage import table_label
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._table.options import Update
-from jax_tt._table.table import SCALARS, Table, named, slot_shape
+from jax_tt._table.state import SCALARS, slot_shape
+from jax_tt._table.table import Table
 from jax_tt.optimizers import Optimizer
 
 
@@ -68,19 +69,21 @@ def init_fused(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimizer) -> 
         given = cores[0] if alone else cores
         table, array = DenseTable.of(given, update=update, argument=argument)
         params = (array,)
-    state = named(table, params)
+    state = table.spec.named(params)
     return fused_table(table, state | table.init_rest(state))
 
 
 def fused_table(table: Table, state: Mapping[str, Any]) -> Fused:
     """The state of a fused table as a `functional.Fused`."""
-    return Fused(table.params(state), table.slots(state), *(state[name] for name in SCALARS))
+    return Fused(
+        table.spec.params(state), table.spec.slots(state), *(state[name] for name in SCALARS)
+    )
 
 
 def fused_state(table: Table, given: Fused) -> dict[str, Any]:
     """The arrays of a `functional.Fused` by name."""
-    state = named(table, given.cores) | {name: getattr(given, name) for name in SCALARS}
-    for names, slots in zip(table.slot_names, given.slots, strict=True):
+    state = table.spec.named(given.cores) | {name: getattr(given, name) for name in SCALARS}
+    for names, slots in zip(table.spec.slot_names, given.slots, strict=True):
         state |= dict(zip(names, slots, strict=True))
     return state
 

@@ -285,7 +285,11 @@ def _reset(
     """Writes initial rows and optimizer state to the slots of new keys; returns the states and the old arrays."""
     in_slots: dict[tuple[int, str], Any] = {} if return_old else _initial_in_slots(tables, methods)
     rest = [
-        {name: value for name, value in table.table.row_arrays.items() if (k, name) not in in_slots}
+        {
+            name: value
+            for name, value in table.table.spec.row_arrays.items()
+            if (k, name) not in in_slots
+        }
         for k, (table, _, _) in enumerate(tables)
     ]
     of_rows = [
@@ -328,7 +332,7 @@ def _initial_in_slots(
     resets = {
         (k, name): Reset(state[name], state[SEED], done.keys, done.slots, table.initializer)
         for k, (table, state, done) in enumerate(tables)
-        for name, value in table.table.row_arrays.items()
+        for name, value in table.table.spec.row_arrays.items()
         if value is None and isinstance(table.initializer, InitialRows)
     }
     arrays = hash_backend.reset_many(list(resets.values()), [methods[k] for k, _ in resets])

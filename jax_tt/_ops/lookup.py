@@ -8,7 +8,6 @@ import jax
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._lookup.calls import lookup_rows
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import named
 
 
 def tt_lookup(
@@ -51,5 +50,5 @@ def tt_lookup(
     """
     lookup = Lookup("sum", bounds, dtype, precision, method, axis_name)
     table, cores = TTTable.of(cores, num_embeddings, name=name)
-    state = named(table, cores)
+    state = table.spec.named(cores)
     return lookup_rows(table, state, ids, lookup)[0]

@@ -85,7 +85,7 @@ def remove_keys(
             f"{whole.ids.label}keys, where: got {'neither' if keys is None else 'both'}; expected one of them, keys to "
             "remove or a condition."
         )
-    names = (*KEYS, *whole.table.row_arrays)
+    names = (*KEYS, *whole.table.spec.row_arrays)
     given = {name: state[name] for name in names}
     words: Any = None
     if where is None:

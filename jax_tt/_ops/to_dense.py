@@ -8,7 +8,6 @@ import jax
 from jax_tt._base.arguments import as_dtype
 from jax_tt._base.environment import resolve_method
 from jax_tt._kinds.tensor_train.table import TTTable
-from jax_tt._table.table import named
 
 
 def tt_to_dense(
@@ -36,5 +35,5 @@ def tt_to_dense(
     """
     resolve_method(method)
     table, cores = TTTable.of(cores, num_embeddings)
-    state = named(table, cores)
+    state = table.spec.named(cores)
     return table.to_dense(state).astype(as_dtype("dtype", dtype, cores[0].dtype))

@@ -52,7 +52,7 @@ def tt_to_table(
     else:
         cores = train
     table, arrays = TTTable.of(cores, num_embeddings, update, name)
-    params = dict(zip(table.param_names, arrays, strict=True))
+    params = dict(zip(table.spec.param_names, arrays, strict=True))
     state = table.init_rest(params) | params
     if id_order is None:
         return table, state

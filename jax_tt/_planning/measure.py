@@ -107,7 +107,7 @@ def _stepped(table: DenseTable, steps: bool, ids: jax.Array, state: Any) -> Any:
     def loss(trained: Any) -> jax.Array:
         return jnp.sum(lookup_rows(table, {**state, **trained}, ids, Lookup(bounds="zero"))[0])
 
-    trained = {name: state[name] for name in table.trained_names}
+    trained = {name: state[name] for name in table.spec.trained_names}
     if steps:
         return jax.grad(loss)(trained)
     return {**state, "step": loss(trained)}

@@ -117,7 +117,7 @@ class _Costs:
         self.table, self.sample, self.bandwidths = table, sample, bandwidths
         state = jax.eval_shape(table.init, jax.random.key(0))
         sizes = {name: like.size * like.dtype.itemsize for name, like in state.items() if like.size}
-        rows = table.row_arrays if can_be_placed(table) else {}
+        rows = table.spec.row_arrays if can_be_placed(table) else {}
         self.per_row = sum(sizes[name] for name in rows) // table.num_embeddings
         self.fixed = sum(nbytes for name, nbytes in sizes.items() if name not in rows)
         self.width = table.features * 4

@@ -112,7 +112,7 @@ def _sums_travel(table: ShardedTable, state: Any, sizes: tuple[int, int]) -> boo
     bags, length = sizes
     segments = bags * table.layout.columns
     ids, ends = (jax.ShapeDtypeStruct((segments, n), jnp.int32) for n in (length, 2))
-    lookup = Lookup(bounds="zero", wanted=Wanted(frozenset(table.trained_names)))
+    lookup = Lookup(bounds="zero", wanted=Wanted(frozenset(table.spec.trained_names)))
     batch = Batch(ids, ends, None, rectangular=True)
     return sums_travel(Call(Use(table, lookup), state, batch, ()))
 

@@ -106,7 +106,7 @@ def _moved_rows(
     table: Any, state: Mapping[str, Any], old: np.ndarray, new: np.ndarray
 ) -> dict[str, jnp.ndarray]:
     """The rows of keys in their new slots, and zeros in the others."""
-    names = list(table.table.row_arrays)
+    names = list(table.table.spec.row_arrays)
     if not names:
         raise ValueError(
             f"{table.ids.label}state: got keys in other slots for a {type(table.table).__name__}, whose rows share "

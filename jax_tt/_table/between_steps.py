@@ -28,7 +28,9 @@ def changed_between_steps(
     update = table.update
     assert update is not None
     rule = update.optimizer
-    rest = {name: old[name] for names in table.slot_names for name in names if name not in stepped}
+    rest = {
+        name: old[name] for names in table.spec.slot_names for name in names if name not in stepped
+    }
     state = {**stepped, **rest}
     step = old["step"] + applied
     due = rule.changes_all(step)
@@ -38,7 +40,9 @@ def changed_between_steps(
     def changed(state: dict[str, Any]) -> dict[str, Any]:
         new = {}
         key = jax.random.wrap_key_data(seed, impl="threefry2x32")
-        slots = zip(table.param_names, table.slot_names, table.slots(state), strict=True)
+        slots = zip(
+            table.spec.param_names, table.spec.slot_names, table.spec.slots(state), strict=True
+        )
         for name, slot_names, own in slots:
             param = state[name]
             rows = param.reshape(param.shape[0], math.prod(param.shape[1:]))

@@ -76,5 +76,5 @@ def copy_wrapper(kind: type) -> None:
 
 
 def _kept(frozen: Any, state: State) -> dict[str, Any]:
-    names = {*frozen.param_names, *frozen.constant_names, *frozen.buffers}
+    names = {*frozen.spec.param_names, *frozen.spec.constant_names, *frozen.spec.buffers}
     return {name: array for name, array in state.items() if name in names}

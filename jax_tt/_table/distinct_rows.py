@@ -72,7 +72,7 @@ def update(
     ``rows_as`` is None if rows are numbers in the type of the parameter.
     """
     assert table.update is not None
-    (param,), (slots,) = table.params(state), table.stepped_slots(state)
+    (param,), (slots,) = table.spec.params(state), table.spec.stepped_slots(state)
     rule, axes = table.update.optimizer, lookup.axis_name
     rows_as = NUMBERS if rows_as is None else rows_as
     rows, gradients = _positions(table, batch, g.astype(accumulator(param.dtype)), lookup)
@@ -92,7 +92,7 @@ def update(
     else:
         own = tuple(_read(slot, found.rows) for slot in slots)
         new, stepped = rule.update_rows(old, sums, own, values["hyper"])
-        stochastic = table.update.rounds_stochastically(table.rounded_type or param.dtype)
+        stochastic = table.update.rounds_stochastically(table.spec.rounded_type or param.dtype)
         seed = values["seed"] if stochastic else None
         key = None if seed is None else jax.random.wrap_key_data(seed, impl="threefry2x32")
         stored = rows_as.encoded(new, found.rows, param.dtype, key)

@@ -91,7 +91,7 @@ def update(
         New parameters and slots; 0.0 if the batch itself prevents the step, regardless of ``values["allowed"]``,
         otherwise 1.0; and the gradient of the weights, computed with the rows before the step.
     """
-    grads, dweights = backward(table, table.params(state), batch, g, lookup)
+    grads, dweights = backward(table, table.spec.params(state), batch, g, lookup)
     return *stepped(table, state, batch, grads, lookup, values), dweights
 
 
@@ -108,7 +108,7 @@ def stepped(
     Gradients are summed over ``lookup.axis_name`` first. Returns what `update` does, without the last.
     """
     assert table.update is not None
-    params, slots = table.params(state), table.stepped_slots(state)
+    params, slots = table.spec.params(state), table.spec.stepped_slots(state)
     read = touched(table, batch, lookup)
     if lookup.axis_name is not None:
         grads = lax.psum(grads, lookup.axis_name)
@@ -179,7 +179,7 @@ class Step(NamedTuple):
 class ReferenceTable(Table):
     """A kind in plain JAX: rows are a function of the parameters and of the digits of their ids.
 
-    A kind has `Table.param_shapes`, `Table.init_params` and `rows`. The methods here index the parameters by the digits
+    A kind has `Table.spec`, `Table.init_params` and `rows`. The methods here index the parameters by the digits
     of a row in mixed radix, one parameter per digit, and JAX differentiates them.
     """
 
@@ -189,16 +189,16 @@ class ReferenceTable(Table):
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         """Weighted sums ``[S, nb, D]`` in the accumulator type, and residuals."""
-        params, sentinel = self.params(state), state.get("sentinel")
+        params, sentinel = self.spec.params(state), state.get("sentinel")
         return forward(self, params, batch, lookup, sentinel), ()
 
     def backward(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
     ) -> tuple[dict[str, Any], jax.Array | None]:
         """Gradients of the parameters in their accumulator type, and of the weights if they are wanted."""
-        params = self.params(state)
+        params = self.spec.params(state)
         grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
-        return dict(zip(self.param_names, grads, strict=True)), dweights
+        return dict(zip(self.spec.param_names, grads, strict=True)), dweights
 
     def step(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
@@ -256,8 +256,8 @@ class ReferenceTable(Table):
         dweights: jax.Array | None,
     ) -> tuple[dict[str, Any], jax.Array, jax.Array | None]:
         """What `step_if` returns, from what `stepped_params` does."""
-        new = dict(zip(self.param_names, params, strict=True))
-        for names, arrays in zip(self.stepped_names, slots, strict=True):
+        new = dict(zip(self.spec.param_names, params, strict=True))
+        for names, arrays in zip(self.spec.stepped_names, slots, strict=True):
             new |= dict(zip(names, arrays, strict=True))
         new = changed_between_steps(
             self, state, new, step.values["allowed"] * applied, step.values["seed"]
@@ -293,4 +293,4 @@ class ReferenceTable(Table):
         ids = jnp.arange(self.num_embeddings)
         batch = Batch(ids[:, None], None, None, rectangular=True)
         digits, _ = digits_in_range(self.ids, batch)
-        return self.rows(self.params(state), [d[:, 0] for d in digits], lax.Precision.HIGHEST)
+        return self.rows(self.spec.params(state), [d[:, 0] for d in digits], lax.Precision.HIGHEST)

@@ -14,10 +14,17 @@ import numpy as np
 from jax import lax
 
 from jax_tt._base.arguments import as_array, one_of
+from jax_tt._table.state import Array
 from jax_tt._table.types import State
 
 ROTATION = "rotation"
 _TOLERANCE = 1e-3
+
+
+def rotation_array(features: int, collection: str) -> Array:
+    """The array in the spec of a state."""
+    shape = features, features
+    return Array(ROTATION, "constant", shape, jnp.dtype(jnp.float32), collection=collection)
 
 
 def rotation_of(table: Any, state: State) -> list[jax.Array]:

@@ -26,14 +26,14 @@ _ELEMENTWISE = (
 
 @functools.singledispatch
 def rows_to_shard(table: Table) -> dict[str, float | None]:
-    """The arrays to shard, whose entry k belongs to row k alone, and the entry of a new row, as `Table.row_arrays`.
+    """The arrays to shard, whose entry k belongs to row k alone, and the entry of a new row, as `StateSpec.row_arrays`.
 
     Raises:
         TypeError, ValueError: the rows of the table cannot be sharded.
     """
-    by_rows = bool(table.row_names) and table.row_names == table.param_names
+    by_rows = bool(table.spec.row_names) and table.spec.row_names == table.spec.param_names
     if by_rows and table.cached is None:
-        return table.row_arrays
+        return table.spec.row_arrays
     raise _not_sharded(table)
 
 
@@ -49,7 +49,7 @@ def check_sharding(table: Table, layout: Layout) -> None:
     update = table.update
     if update is not None:
         _check_optimizer(table, update)
-        storage = table.rounded_type or getattr(table, "param_dtype", jnp.float32)
+        storage = table.spec.rounded_type or getattr(table, "param_dtype", jnp.float32)
         narrow = update.rounds_stochastically(storage)
         if narrow and not layout.same_places:
             raise ValueError(
@@ -110,7 +110,7 @@ def _check_optimizer(table: Table, update: Update) -> None:
 
 
 def _check_columns(table: Table, columns: int) -> None:
-    if not table.row_names:  # rows are coded as a whole
+    if not table.spec.row_names:  # rows are coded as a whole
         raise TypeError(
             f"{table.ids.label}placement: got column shards of a {type(table).__name__}; expected a DenseTable, or "
             "whole rows."

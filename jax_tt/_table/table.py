@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,16 +17,14 @@ from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.inputs import one_bag_per_position
 from jax_tt._jax.vma import varying_axes
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
+from jax_tt._table.state import StateSpec, slot_shape
 from jax_tt._table.step_values import step_values
-from jax_tt._table.types import Params, Slots, State
-from jax_tt.optimizers import Slot
+from jax_tt._table.types import State
 
 if TYPE_CHECKING:
     from jax_tt._ids.id_order import IdOrder
 
 
-# State of a fused table other than parameters and slots.
-SCALARS = ("step", "sentinel", "used")
 # In what a step of a table returns if its scalars are shared: 1 if the step was applied, else 0.
 APPLIED = "applied"
 _STORAGE = set(STORAGE)
@@ -48,9 +45,6 @@ class Table(abc.ABC):
         features: number of columns, D.
         update: `Update` of a fused table; None for ordinary gradients.
         name: for error messages.
-        cacheable: whether it can have a row cache.
-        row_names: the parameters of which row k is that of id k alone.
-        rounded_type: name of the type that new rows are rounded to; None for that of the parameters.
         divided: whether rows are on several devices, which have to take part in every lookup.
         parts: the number of devices that divide a batch among them.
     """
@@ -59,21 +53,16 @@ class Table(abc.ABC):
     features: int
     update: Update | None
     name: str | None
-    cacheable: ClassVar[bool] = False
-    row_names: ClassVar[tuple[str, ...]] = ()
-    rounded_type: ClassVar[str | None] = None
     divided: ClassVar[bool] = False
     parts = 1
 
-    @property
-    @abc.abstractmethod
-    def param_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the parameters by name; the first axis counts the rows of the update."""
-
-    @property
-    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the parameters as the rule of an update sees them."""
-        return self.param_shapes
+    @functools.cached_property
+    def spec(self) -> StateSpec:
+        """The arrays of its states. Every kind defines it, as a `functools.cached_property`."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say which arrays its states have; expected a cached property `spec`, "
+            "e.g. StateSpec.of({name: shape}, self.update)."
+        )
 
     @abc.abstractmethod
     def init_params(self, key: jax.Array) -> dict[str, Any]:
@@ -85,11 +74,6 @@ class Table(abc.ABC):
         return IdSpace(self.num_embeddings, (self.num_embeddings,), name=self.name)
 
     # State
-
-    @functools.cached_property
-    def buffers(self) -> dict[str, str]:
-        """Linen collections of the arrays without gradients, by name."""
-        return {}
 
     @property
     def innermost(self) -> Table:
@@ -106,95 +90,6 @@ class Table(abc.ABC):
         """The order of ids in an initial state."""
         return None
 
-    @functools.cached_property
-    def param_names(self) -> tuple[str, ...]:
-        return tuple(self.param_shapes)
-
-    @functools.cached_property
-    def slot_names(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the optimizer state, one tuple per parameter."""
-        slots = () if self.update is None else self.update.optimizer.slots
-        return tuple(
-            tuple(f"slot_{slot.name}_{k}" for slot in slots) for k in range(len(self.param_shapes))
-        )
-
-    @functools.cached_property
-    def stepped_names(self) -> tuple[tuple[str, ...], ...]:
-        """Those of `slot_names` that steps of rows change."""
-        slots = () if self.update is None else self.update.optimizer.slots
-        return tuple(
-            tuple(name for name, slot in zip(names, slots, strict=True) if slot.stepped)
-            for names in self.slot_names
-        )
-
-    @functools.cached_property
-    def trained_names(self) -> tuple[str, ...]:
-        """Arrays that a loss is differentiated with respect to: the parameters, or the whole state if fused."""
-        if self.update is None:
-            return self.param_names
-        slots = (name for names in self.slot_names for name in names)
-        return *self.param_names, *slots, *self.scalar_names
-
-    @functools.cached_property
-    def scalar_names(self) -> tuple[str, ...]:
-        """State of a fused table other than parameters and slots, unless a collection has it."""
-        return () if self.update is None or self.update.shared else SCALARS
-
-    @functools.cached_property
-    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of `trained_names`."""
-        shapes: dict[str, tuple[int, ...]] = dict(self.param_shapes)
-        if self.update is None:
-            return shapes
-        for names, shape in zip(self.slot_names, self.stepped_shapes.values(), strict=True):
-            for name, slot in zip(names, self.update.optimizer.slots, strict=True):
-                shapes[name] = slot_shape(shape, slot)
-        return shapes | dict.fromkeys(self.scalar_names, ())
-
-    @functools.cached_property
-    def slot_dtypes(self) -> dict[str, Any]:
-        """Types of the optimizer state by name."""
-        slots = () if self.update is None else self.update.optimizer.slots
-        return {
-            name: jnp.dtype(slot.dtype)
-            for names in self.slot_names
-            for name, slot in zip(names, slots, strict=True)
-        }
-
-    @functools.cached_property
-    def row_arrays(self) -> dict[str, float | None]:
-        """The arrays of which entry k is that of row k alone, and the entries of a new row; None for its values."""
-        found: dict[str, float | None] = dict.fromkeys(self.row_names)
-        slots = () if self.update is None else self.update.optimizer.slots
-        for param, names in zip(self.param_names, self.slot_names, strict=True):
-            pairs = zip(names, slots, strict=True) if param in self.row_names else ()
-            found |= {name: slot.init for name, slot in pairs if slot.rows is None}
-        return found
-
-    @functools.cached_property
-    def units(self) -> tuple[tuple[str, ...], ...]:
-        """Parts of a fused table that can only be differentiated as a whole."""
-        return (self.trained_names,)
-
-    @functools.cached_property
-    def constant_names(self) -> tuple[str, ...]:
-        """Arrays without a gradient that a lookup reads."""
-        return ()
-
-    def params(self, state: State) -> Params:
-        return tuple(state[name] for name in self.param_names)
-
-    def slots(self, state: State) -> Slots:
-        return tuple(tuple(state[name] for name in names) for names in self.slot_names)
-
-    def stepped_slots(self, state: State) -> Slots:
-        """The slots that steps of rows change."""
-        return tuple(tuple(state[name] for name in names) for names in self.stepped_names)
-
-    def storage(self, state: State) -> Any:
-        """Type of the parameters."""
-        return state[self.param_names[0]].dtype
-
     def init(self, key: jax.Array) -> dict[str, Any]:
         """An initial state."""
         params = self.init_params(key)
@@ -209,29 +104,28 @@ class Table(abc.ABC):
         if self.update is None:
             return {}
         state: dict[str, jax.Array] = {}
-        shapes = self.stepped_shapes.values()
+        shapes = self.spec.stepped_shapes.values()
         for names, param, of_param in zip(
-            self.slot_names, self.params(params), shapes, strict=True
+            self.spec.slot_names, self.spec.params(params), shapes, strict=True
         ):
             for name, slot in zip(names, self.update.optimizer.slots, strict=True):
                 shape = slot_shape((param.shape[0], *of_param[1:]), slot)
                 state[name] = jnp.full(shape, slot.init, slot.dtype)
-        return state | {
-            name: jnp.full((), float(name != "step"), jnp.float32) for name in self.scalar_names
-        }
+        return state | self.spec.initial_scalars()
 
     def check(self, state: State) -> None:
         """Raises if arrays are missing from a state, or do not belong to this table."""
-        if any(name not in state for name in self.trained_names):
-            self.require(state, self.trained_names)
-        shapes = self.param_shapes
+        spec = self.spec
+        if any(name not in state for name in spec.trained_names):
+            self.require(state, spec.trained_names)
+        shapes = spec.param_shapes
         dtypes = {state[name].dtype.name for name in shapes}
         if len(dtypes) != 1 or not dtypes <= _STORAGE:
             check_storage(self.ids.label, "parameters", dtypes)
-        for name, shape in self.trained_shapes.items():
-            array = state[name]
+        for name in spec.trained_names:
+            array, shape = state[name], spec.shapes[name]
             own = array.dtype if name in shapes else jnp.float32
-            dtype = self.slot_dtypes.get(name, jnp.dtype(own))
+            dtype = spec.slot_dtypes.get(name, jnp.dtype(own))
             if array.shape != shape or array.dtype != dtype:
                 advice = _CAST if array.shape == shape else ""
                 raise ValueError(
@@ -321,7 +215,7 @@ class Table(abc.ABC):
 
         Where shards of a batch stand beside a replicated table, they are the axes of the shards.
         """
-        own = {name: state[name] for name in self.trained_names}
+        own = {name: state[name] for name in self.spec.trained_names}
         axes = varying_axes(batch, g) - varying_axes(own)
         return tuple(sorted(axes, key=str)) if axes else lookup.axis_name
 
@@ -345,7 +239,7 @@ class Table(abc.ABC):
                 "other tables. Call the collection, or look it up without an optimizer, "
                 "jax_tt.extension.with_update(table, None)."
             )
-        rounded_type = self.rounded_type or self.storage(state)
+        rounded_type = self.spec.rounded_type or self.spec.storage(state)
         return step_values(self.update, state["step"], rounded_type, inputs)
 
     # The whole table
@@ -353,11 +247,6 @@ class Table(abc.ABC):
     @abc.abstractmethod
     def to_dense(self, state: State) -> jax.Array:
         """The table ``[N, D]`` in the accumulator type."""
-
-    @functools.cached_property
-    def attended_names(self) -> tuple[str, ...]:
-        """The arrays that `attend` multiplies with queries."""
-        return self.param_names
 
     def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
         """Products of ``query[B, D]`` with every row, ``[B, N]``."""
@@ -375,14 +264,3 @@ def check_table(table: Any, state: Any) -> None:
         raise TypeError(
             f"{table.ids.label}state: got a {type(state).__name__}; expected arrays by name, as Table.init returns."
         )
-
-
-def slot_shape(param_shape: Sequence[int], slot: Slot) -> tuple[int, ...]:
-    """Shape of an optimizer slot: one entry per row, or per entry of each row."""
-    rows = param_shape[0] if slot.rows is None else slot.rows
-    return (rows,) if slot.rowwise else (rows, math.prod(param_shape[1:]))
-
-
-def named(table: Table, params: Sequence[Any]) -> dict[str, Any]:
-    """Parameters by name."""
-    return dict(zip(table.param_names, params, strict=True))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
+from jax_tt._table.state import StateSpec
 from jax_tt._table.table import Table
 
 
@@ -27,7 +29,7 @@ class Wrapper(Table):
     """Delegates to the wrapped table; subclasses override what they change.
 
     Its state is that of the table and possibly more. All public members of `Table` are delegated, except those that are
-    defined here and those in `COMPUTED` and `OF_WRAPPER`.
+    defined here and those in `COMPUTED`.
     """
 
     table: Any
@@ -45,40 +47,24 @@ class Wrapper(Table):
 
     # Abstract members must be in the body of the class; the loop below delegates the others.
     # They are not annotated, which would make them fields of the dataclass.
-    param_shapes = _of_table("param_shapes")  # pyright: ignore[reportIncompatibleMethodOverride]
     init_params = _of_table("init_params")
     forward = _of_table("forward")
     backward = _of_table("backward")
     step = _of_table("step")
     to_dense = _of_table("to_dense")
+
+    @functools.cached_property
+    def spec(self) -> StateSpec:
+        return self.table.spec.without_rows()
+
     # Most kinds have it, but it is no member of `Table`.
     param_dtype = _of_table("param_dtype")
 
 
 # Members that `Table` computes from other members, which a wrapper may override. What can be wrapped does not override
 # them.
-COMPUTED = frozenset(
-    (
-        "init",
-        "require",
-        "param_names",
-        "stepped_names",
-        "trained_shapes",
-        "slot_dtypes",
-        "row_arrays",
-        "params",
-        "slots",
-        "stepped_slots",
-    )
-)
-# Members in which a wrapper is a table like any other: its row k is not that of id k.
-OF_WRAPPER = frozenset(
-    (
-        "cacheable",
-        "row_names",
-    )
-)
+COMPUTED = frozenset(("init", "require"))
 MEMBERS = frozenset(name for name in (*vars(Table), *Table.__annotations__) if name[0] != "_")
 
-for _name in MEMBERS - COMPUTED - OF_WRAPPER - vars(Wrapper).keys():
+for _name in MEMBERS - COMPUTED - vars(Wrapper).keys():
     setattr(Wrapper, _name, _of_table(_name))

@@ -33,7 +33,7 @@ class RecordLayout:
 
     @classmethod
     def of(cls, table: Table) -> RecordLayout:
-        arrays = table.row_arrays
+        arrays = table.spec.row_arrays
         like = jax.eval_shape(table.init, jax.random.key(0))
         shapes = tuple(like[name].shape[1:] for name in arrays)
         return cls(

@@ -101,7 +101,7 @@ class Tier:
 
     def check(self, name: str, table: Any) -> None:
         """Raises unless rows of this table can leave the device."""
-        if not table.row_names or table.update is None:
+        if not table.spec.row_names or table.update is None:
             raise TypeError(
                 f"tiers[{name!r}]: got a {type(table).__name__} {'without' if table.update is None else 'with'} an "
                 "optimizer; expected a dense_table with one, whose state travels with the rows."

@@ -34,4 +34,4 @@ def _(table: MixedTable, state: State) -> tuple[str, str]:
 
 @settings.register
 def _(table: CodedTable, state: State) -> tuple[str, str]:
-    return f"{table.kind}, {in_words(table)}", str(table.storage(state))
+    return f"{table.kind}, {in_words(table)}", str(table.spec.storage(state))

@@ -100,7 +100,7 @@ def test_a_mixed_collection_equals_its_tables(mixed, method):
     got = step(MIXED, trained, mixed, BATCH, lookup)
     (loss, (rows, after)), gradients = got
     alone = MIXED.separated(mixed)
-    names = {name: table.trained_names for name, table in MIXED.separated_tables.items()}
+    names = {name: table.spec.trained_names for name, table in MIXED.separated_tables.items()}
     own = {name: {array: alone[name][array] for array in names[name]} for name in alone}
     want = one_by_one(MIXED, own, alone, BATCH, lookup)
     assert_same(((loss, (rows, MIXED.separated(after))), MIXED.separated(gradients)), want)

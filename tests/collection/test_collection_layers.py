@@ -342,7 +342,7 @@ def test_linen_and_nnx_agree(trained):
     embed = trained[0].embed
     arrays = {name: dict(module.state()) for name, module in embed.tables.items()}
     fused = {name: arrays[name] for name in ("items", "users")}
-    buffers = {n: fused["users"].pop(n) for n in embed.tables["users"].table.buffers}
+    buffers = {n: fused["users"].pop(n) for n in embed.tables["users"].table.spec.buffers}
     shared = {name: getattr(embed, name)[...] for name in ("sentinel", "used")}
     variables = {
         "params": {"words": arrays["words"]},

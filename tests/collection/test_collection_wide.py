@@ -198,7 +198,9 @@ def test_no_samples_and_no_ids(method, samples):
     assert rows.shape == (samples, 5 + 8 + 17) and not np.any(rows)
     for name in collection.tables:
         own = after[name]
-        assert_same(own[TABLES[name].param_names[0]], state[name][TABLES[name].param_names[0]])
+        assert_same(
+            own[TABLES[name].spec.param_names[0]], state[name][TABLES[name].spec.param_names[0]]
+        )
 
 
 def test_only_the_gradient_of_weights():

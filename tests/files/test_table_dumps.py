@@ -124,7 +124,7 @@ def test_between_dense_and_hash_tables(tmp_path):
     longer[50:] += 10**6
     counts, again = jax_tt.files.load_dump(other, before, tmp_path / "hashed", keys=longer)
     assert counts == (50, 3, 0)
-    for name in table.row_arrays:
+    for name in table.spec.row_arrays:
         assert (again[name][:50] == state[name][::-1]).all()
         assert (again[name][50:] == before[name][50:]).all()
     assert again["step"] == state["step"]

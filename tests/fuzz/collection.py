@@ -18,7 +18,7 @@ import numpy as np
 
 import jax_tt
 from jax_tt import optimizers
-from jax_tt._table.table import SCALARS
+from jax_tt._table.state import SCALARS
 from tests.fuzz import collection_malformed
 from tests.fuzz.collection_case import RATE, Case, Rows, fitting, random_batch, random_case
 from tests.helpers import bag_model, core_gradients
@@ -113,7 +113,7 @@ def _steps_alone(
             options = dataclasses.replace(lookup, combiner=combiner)
             return jax_tt.lookup_bags(table, arrays, value, options)[0]
 
-        trained = {array: states[name][array] for array in table.trained_names}
+        trained = {array: states[name][array] for array in table.spec.trained_names}
         rows, pull = jax.vjp(rows_of, trained)
         results[name] = rows, pull(g[feature].astype(rows.dtype))[0]
     return results
@@ -123,7 +123,9 @@ def _steps_alone(
 def _maintained(collection: Any, state: Any) -> Any:
     # In place of the gradients of tables without an optimizer come small tables.
     small = {
-        name: {array: value * 0.5 for array, value in own.items() if array in table.param_names}
+        name: {
+            array: value * 0.5 for array, value in own.items() if array in table.spec.param_names
+        }
         for name, own in state.items()
         if (table := collection.tables.get(name)) is not None and table.update is None
     }
@@ -234,9 +236,9 @@ def _check_arrays(case: Case, state: Any, contents: Any, g: Any, after: Any) -> 
             continue
         dense = _wide(_dense(table, own))
         gradient = sum(_model(case, f, dense, contents, g[f])[1] for f in features)
-        params = [own[array] for array in table.param_names]
+        params = [own[array] for array in table.spec.param_names]
         wanted = core_gradients(tuple(params), gradient) if len(params) > 1 else [gradient]
-        for array, param, want in zip(table.param_names, params, wanted, strict=True):
+        for array, param, want in zip(table.spec.param_names, params, wanted, strict=True):
             if stepped:
                 want = _wide(param) - RATE * want
             _close(after[name][array], want, _tolerance(table), f"{name}: {array}")

@@ -133,7 +133,7 @@ def missing_table(rng: np.random.Generator, case: Case, call: dict, name: str) -
 def arrays_of_a_table(rng: np.random.Generator, case: Case, call: dict, name: str) -> Words:
     table = case.collection.features[name].table
     own = dict(call["state"][table])
-    array = str(rng.choice(list(case.collection.tables[table].param_names)))
+    array = str(rng.choice(list(case.collection.tables[table].spec.param_names)))
     kind = rng.integers(3)
     if kind == 0:
         del own[array]

@@ -78,7 +78,7 @@ def _state(rng: np.random.Generator, table: Any, load: float) -> dict[str, Any]:
         waiting = sets._replace(sets=unsharded(table).waiting_sets)
         found |= named_directory(_directory(rng, waiting, load * rng.random()), WAITING)
     found |= {"hash_clock": np.int32(9)}
-    for name in unsharded(table).table.row_arrays:
+    for name in unsharded(table).table.spec.row_arrays:
         found[name] = rng.random(state[name].shape, np.float32)
     return state | {name: jax.device_put(x, state[name].sharding) for name, x in found.items()}
 
@@ -92,7 +92,7 @@ def _earlier(rng: np.random.Generator, table: Any, state: Any) -> tuple[dict[str
     gone = entries_of(_directory(rng, sets, float(rng.choice([0, 0.5, 1]))))
     gone = gone[~np.isin(gone["slot"], kept["slot"])]
     found = named_directory(directory_with(np.concatenate([kept, gone]), sets, ""))
-    for name in unsharded(table).table.row_arrays:
+    for name in unsharded(table).table.spec.row_arrays:
         rows = np.array(state[name])
         rows[rng.random(len(rows)) < 0.2] += 1
         found[name] = rows
@@ -120,7 +120,7 @@ def _check_same_keys(table: Any, state: Any, expected_table: Any, expected: Any)
     assert len(new) == len(old), f"{len(new)} of {len(old)} keys are left"
     for field in "key", "score", "touched":
         np.testing.assert_array_equal(new[field], old[field])
-    for name in unsharded(table).table.row_arrays:
+    for name in unsharded(table).table.spec.row_arrays:
         rows, before = np.asarray(state[name])[new["slot"]], np.asarray(expected[name])[old["slot"]]
         np.testing.assert_array_equal(rows, before, err_msg=name)
     if unsharded(table).waiting_sets:
@@ -199,10 +199,10 @@ def _moved(
         return table, jax_tt.checkpoint.restore(source, arrays)["item"]
     if way == "frozen":
         served, arrays = source.frozen(states)
-        names = unsharded(table).table.row_arrays
+        names = unsharded(table).table.spec.row_arrays
         kept = {name: arrays["item"].get(name, state[name]) for name in state}
         own: Any = served.tables["item"]
         inner = dataclasses.replace(unsharded(table), table=own.table)
-        assert names.keys() >= own.table.row_arrays.keys()
+        assert names.keys() >= own.table.spec.row_arrays.keys()
         return inner, kept
     return other, target.joined(source.separated(states))["item"]

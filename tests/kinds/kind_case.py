@@ -72,7 +72,7 @@ class KindCase:
 
     def test_a_state_of_another_table_is_refused(self) -> None:
         state = self.state
-        name = self.table.param_names[0]
+        name = self.table.spec.param_names[0]
         short = {**state, name: state[name][:-1]}
         lookup = jax_tt.Lookup(bounds="zero")
         with pytest.raises(ValueError, match=f"{self.named(name)}: got .*; expected"):
@@ -94,7 +94,7 @@ class KindCase:
     @pytest.mark.parametrize("combiner", COMBINERS)
     def test_bags_and_their_gradients(self, combiner: str) -> None:
         weights = None if combiner == "max" else self.bags().weights
-        names = self.table.param_names
+        names = self.table.spec.param_names
         params = {name: self.state[name] for name in names}
 
         def own(params: Any, weights: Any, method: str) -> jax.Array:
@@ -117,7 +117,7 @@ class KindCase:
                 np.testing.assert_allclose(alone, want[1][1], 2e-5, 1e-6)
 
     def test_a_fused_step_is_the_rule_on_the_gradient(self) -> None:
-        params = {name: self.state[name] for name in self.table.param_names}
+        params = {name: self.state[name] for name in self.table.spec.param_names}
         table = self.fused(SGD)
         state = {**table.init_rest(params), **self.state}
 
@@ -130,7 +130,7 @@ class KindCase:
             return jnp.sum(jnp.sin(out))
 
         grads = step(params, self.table, "reference")
-        trained = {name: state[name] for name in table.trained_names}
+        trained = {name: state[name] for name in table.spec.trained_names}
         for method in self.methods:
             new = step(trained, table, method)
             assert float(new["step"]) == 1 and float(new["sentinel"]) == 1
@@ -149,7 +149,7 @@ class KindCase:
         )
         bags, more = self.bags(), self.ids(jnp.array([[3, 1], [1, 0]], jnp.int32))
         batch = {"a": bags, "b": jnp.array([[1, 8]]), "c": more}
-        params = {name: self.state[name] for name in table.param_names}
+        params = {name: self.state[name] for name in table.spec.param_names}
         own = {**table.init_rest(params), **self.state}
         state = collection.joined({"own": own, "other": other.init(jax.random.key(1))})
 
@@ -171,7 +171,7 @@ class KindCase:
 
         trained = collection.trained(state)
         gradients, rows = together(trained)
-        names = table.trained_names
+        names = table.spec.trained_names
         want, want_rows = alone({name: own[name] for name in names})
         assert rows.pop("b").shape == (1, 4)
         gradient = collection.separated(gradients)["own"]

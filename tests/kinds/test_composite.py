@@ -159,7 +159,7 @@ def test_quantized_rows_of_different_precision_are_trained():
 
     errors = []
     for _ in range(8):
-        trained = {name: state[name] for name in table.trained_names}
+        trained = {name: state[name] for name in table.spec.trained_names}
         error, new = step(trained, state)
         state = {**state, **new}
         errors.append(float(error))
@@ -179,7 +179,7 @@ def test_quantized_rows_of_different_precision_are_trained():
 def test_members_of_a_kind_are_one_call():
     update = jax_tt.Update(jax_tt.optimizers.RowWiseAdagrad(0.1))
     table, state = of_trains(update)
-    trained = {name: state[name] for name in table.trained_names}
+    trained = {name: state[name] for name in table.spec.trained_names}
 
     def loss(trained):
         rest = {**state, **trained}
@@ -199,7 +199,7 @@ def test_terms_are_rounded_at_random_by_themselves():
     )
     state = table.init(jax.random.key(0))
     state = {**state, "table_1_embedding": state["table_0_embedding"] + 0}
-    trained = {name: state[name] for name in table.trained_names}
+    trained = {name: state[name] for name in table.spec.trained_names}
 
     @jax.jit
     @jax.grad
@@ -214,7 +214,7 @@ def test_terms_are_rounded_at_random_by_themselves():
 def test_a_skipped_step_changes_nothing():
     update = jax_tt.Update(jax_tt.optimizers.SGD(0.1), skip_nonfinite=True)
     table, state = of_trains(update)
-    trained = {name: state[name] for name in table.trained_names}
+    trained = {name: state[name] for name in table.spec.trained_names}
 
     @jax.jit
     @jax.grad

@@ -31,14 +31,15 @@ class QuotientRemainder(jax_tt.extension.ReferenceTable):
         radices = -(-self.num_embeddings // self.buckets), self.buckets
         return jax_tt.extension.IdSpace(self.num_embeddings, radices, name=self.name)
 
-    @property
-    def param_shapes(self) -> dict[str, tuple[int, ...]]:
-        quotients, remainders = self.ids.radices
-        return {"quotients": (quotients, self.features), "remainders": (remainders, self.features)}
+    @functools.cached_property
+    def spec(self) -> jax_tt.extension.StateSpec:
+        quotients, remainders = ((radix, self.features) for radix in self.ids.radices)
+        shapes = {"quotients": quotients, "remainders": remainders}
+        return jax_tt.extension.StateSpec.of(shapes, self.update)
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         keys = jax.random.split(key)
-        shapes = self.param_shapes.items()
+        shapes = self.spec.param_shapes.items()
         return {name: jax.random.normal(k, s) for k, (name, s) in zip(keys, shapes, strict=True)}
 
     def rows(self, params: Any, digits: Sequence[jax.Array], precision: Any) -> jax.Array:

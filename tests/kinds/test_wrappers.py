@@ -14,7 +14,7 @@ import jax_tt
 from jax_tt._table.checkpoint import VIEWS
 from jax_tt._table.sharding import can_be_sharded
 from jax_tt._table.table import Table
-from jax_tt._table.wrapper import COMPUTED, MEMBERS, OF_WRAPPER, Wrapper
+from jax_tt._table.wrapper import COMPUTED, MEMBERS, Wrapper
 
 N, D = 16, 8
 ADAGRAD = jax_tt.optimizers.Adagrad(0.1)
@@ -91,10 +91,10 @@ def test_every_member_is_delegated_or_the_wrappers() -> None:
     """A member that is added to the contract is delegated, unless `Wrapper` says otherwise."""
     table, wrapper = KINDS["dense"], jax_tt.tables.OrderedTable(KINDS["dense"], ORDER)
     overridden = set(vars(jax_tt.tables.OrderedTable))
-    assert COMPUTED | OF_WRAPPER < MEMBERS
-    for name in MEMBERS - COMPUTED - OF_WRAPPER - overridden:
+    assert COMPUTED < MEMBERS
+    for name in MEMBERS - COMPUTED - overridden:
         assert getattr(wrapper, name) == getattr(table, name), name
-    for name in COMPUTED | OF_WRAPPER:
+    for name in COMPUTED:
         assert vars(Table)[name] is getattr_static(Wrapper, name), name
 
 
@@ -127,9 +127,9 @@ def test_wrappers_register_every_function(function: Any) -> None:
 class OfRows(Wrapper):
     """A wrapper whose rows are entries of its arrays, which does not say what its shards are."""
 
-    @property
-    def row_names(self) -> tuple[str, ...]:
-        return self.table.row_names
+    @functools.cached_property
+    def spec(self) -> jax_tt.extension.StateSpec:
+        return self.table.spec
 
 
 def test_shards_of_a_wrapper_are_not_those_of_its_table() -> None:
@@ -153,21 +153,24 @@ def test_tables_that_can_be_wrapped_do_not_override_what_wrappers_compute() -> N
 def test_members_say_what_the_state_has(name: str) -> None:
     table, state = WRAPPERS[name], state_of(name)
     table.check(state)
-    trained = {key: state[key].shape for key in table.trained_names}
-    if table.trained_names:  # packed rows that are not trained are not among them
-        assert table.trained_shapes == trained
-    assert {key: state[key].shape for key in table.param_shapes} == table.param_shapes
-    assert {key: state[key].dtype for key in table.slot_dtypes} == table.slot_dtypes
-    assert table.stepped_shapes.keys() == table.param_shapes.keys()
-    assert len(table.slot_names) == len(table.param_names)
-    slots = [slot for slots in table.slots(state) for slot in slots]
-    assert len(slots) == len(table.param_names) * (table.update is not None)
+    arrays = {array.name: array for array in table.spec.arrays}
+    assert arrays.keys() == state.keys()
+    for key, array in arrays.items():
+        assert array.shape in (None, state[key].shape), key
+        assert array.dtype in (None, state[key].dtype), key
+        assert (array.unit is None) == (key not in table.spec.trained_names), key
+    assert {key: state[key].shape for key in table.spec.param_shapes} == table.spec.param_shapes
+    assert {key: state[key].dtype for key in table.spec.slot_dtypes} == table.spec.slot_dtypes
+    assert table.spec.stepped_shapes.keys() == table.spec.param_shapes.keys()
+    assert len(table.spec.slot_names) == len(table.spec.param_names)
+    slots = [slot for slots in table.spec.slots(state) for slot in slots]
+    assert len(slots) == len(table.spec.param_names) * (table.update is not None)
 
 
 @EACH
 def test_stepped_shapes_are_those_of_the_rows(name: str) -> None:
     table = WRAPPERS[name]
-    want, got = dict(table.table.stepped_shapes), dict(table.stepped_shapes)
+    want, got = dict(table.table.spec.stepped_shapes), dict(table.spec.stepped_shapes)
     if name.startswith("sharded"):
         want = {key: (table.stored.num_embeddings, *shape[1:]) for key, shape in want.items()}
     if name.startswith("cached"):

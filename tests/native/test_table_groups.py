@@ -282,7 +282,7 @@ def test_updates_in_several_calls(kind, layout, monkeypatch):
     if kind == "tt":
         table = jax_tt.tt_table(27, 4, tt_ranks=2, optimizer=rule)
     tables = dict.fromkeys((f"t{k}" for k in range(7)), table)
-    arrays = 3 * len(table.param_names)
+    arrays = 3 * len(table.spec.param_names)
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
     state = collection.init(jax.random.key(0))
     batch = {name: jnp.asarray(RNG.integers(0, 9, (11, 2)), jnp.int32) for name in tables}
@@ -363,7 +363,7 @@ def test_a_gradient_that_is_not_finite_skips_its_own_table(finite, careful):
     jax.tree.map(np.testing.assert_array_equal, after[careful], state[careful])
     assert collection.sharing == (finite, careful)
     assert [float(after[name]["step"]) for name in (finite, careful)] == [1, 0]
-    name = TABLES[finite].param_names[0]
+    name = TABLES[finite].spec.param_names[0]
     assert np.any(after[finite][name] != state[finite][name])
 
 

@@ -477,7 +477,9 @@ def test_a_step_with_64_bit_types():
         def loss(arrays):
             return jnp.sum(jax_tt.lookup(table, {**state, **arrays}, np.array([1, 3, 1]))[0])
 
-        after = jax.grad(loss)({name: state[name] for name in table.trained_names})["embedding"]
+        after = jax.grad(loss)({name: state[name] for name in table.spec.trained_names})[
+            "embedding"
+        ]
         expected = f64(state["embedding"]).copy()
         expected[1] -= 0.2
         expected[3] -= 0.1

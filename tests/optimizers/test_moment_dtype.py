@@ -85,7 +85,7 @@ def test_moments_are_those_of_float32_within_their_rounding(name, kind, method):
     for array, value in found.items():
         wide = np.abs(exact[array]).max()
         np.testing.assert_allclose(value, exact[array], rtol=0, atol=0.02 * wide, err_msg=array)
-        if table.slot_dtypes.get(array) == jnp.bfloat16:
+        if table.spec.slot_dtypes.get(array) == jnp.bfloat16:
             assert state[array].dtype == jnp.bfloat16
             kept = np.asarray(value, np.float32)
             np.testing.assert_array_equal(kept, kept.astype(jnp.bfloat16).astype(np.float32))

@@ -17,7 +17,8 @@ from jax_tt._table.change import Change, Growth, Orders, grow, reorder, restarte
 from jax_tt._table.checkpoint import VIEWS
 from jax_tt._table.copies import copy_wrapper, freeze, freeze_wrapper
 from jax_tt._table.dispatch import default
-from jax_tt._table.table import SCALARS, Table
+from jax_tt._table.state import SCALARS
+from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
 copy_wrapper(RowCachedTable)

@@ -16,7 +16,7 @@ from jax_tt._sets.cache_directory import add_to_statistics, init_directory
 from jax_tt._sets.scores import aged
 from jax_tt._table.change import maintain
 from jax_tt._table.options import Lookup
-from jax_tt._table.table import Table, named
+from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
 
@@ -175,8 +175,8 @@ def written_back(
     table = cached.table
     seed = directory_of(state).clock.astype(jnp.uint32)
     key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), seed)
-    cores = write_back(table, table.params(state), ids, state[ROWS], options, key, method)
-    return {**state, **named(table, cores)}
+    cores = write_back(table, table.spec.params(state), ids, state[ROWS], options, key, method)
+    return {**state, **table.spec.named(cores)}
 
 
 def _checked(table: Table, state: State) -> RowCachedTable:
@@ -187,7 +187,7 @@ def _checked(table: Table, state: State) -> RowCachedTable:
 
 def _read(cached: RowCachedTable, state: State, ids: jax.Array, method: str) -> jax.Array:
     """Rows ``[ids.size, D]`` in the accumulator type; 0 for negative ids."""
-    cores = named(cached.table, cached.table.params(state))
+    cores = cached.table.spec.named(cached.table.spec.params(state))
     lookup = resolved(cached.table, cores, Lookup(bounds="unchecked", method=method))
     return cached.table.forward(cores, single_rows(ids.reshape(-1)), lookup)[0][:, 0]
 
@@ -200,7 +200,7 @@ def _with_rows(
     changed = {ROWS: rows}
     update = cached.rows_table.update
     for name, kind in zip(
-        cached.rows_table.slot_names[0], update.optimizer.slots if update else (), strict=True
+        cached.rows_table.spec.slot_names[0], update.optimizer.slots if update else (), strict=True
     ):
         slot = state[outer_name(name)]
         fresh = jnp.where(chosen if slot.ndim == 1 else chosen[:, None], kind.init, slot)

@@ -43,11 +43,11 @@ def resized(
         state = written_back(cached, state, jnp.where(leaves, tags, -1), method)
         directory = add_to_statistics(directory, written_back=gone)
     directory = add_to_statistics(directory, evicted=gone)
-    dtype = new.dtype or table.storage(state)
+    dtype = new.dtype or table.spec.storage(state)
     after = {ROWS: moved(slots, state[ROWS], jnp.zeros((directory.slots, table.features), dtype))}
     update = cached.rows_table.update
     for name, kind in zip(
-        cached.rows_table.slot_names[0], update.optimizer.slots if update else (), strict=True
+        cached.rows_table.spec.slot_names[0], update.optimizer.slots if update else (), strict=True
     ):
         slot = state[outer_name(name)]
         fresh = jnp.full((directory.slots, *slot.shape[1:]), kind.init, slot.dtype)

@@ -38,6 +38,7 @@ from jax_tt._table import reference
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.reference import ReferenceTable
+from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
@@ -97,48 +98,31 @@ class RowCachedTable(Wrapper):
             name=self.name,
         )
 
-    @property
-    def param_shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes = dict(self.table.param_shapes)
+    @functools.cached_property
+    def spec(self) -> StateSpec:
+        rows = self.rows_table.spec
+        names = {array.name: outer_name(array.name) for array in rows.arrays}
         if self.trains_rows:
-            shapes[ROWS] = self.rows_table.param_shapes["embedding"]
-        return shapes
-
-    @property
-    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:
-        rows = {ROWS: self.rows_table.stepped_shapes["embedding"]} if self.trains_rows else {}
-        return {**self.table.stepped_shapes, **rows}
-
-    @functools.cached_property
-    def slot_names(self) -> tuple[tuple[str, ...], ...]:
-        (of_rows,) = self.rows_table.slot_names
-        own = (tuple(map(outer_name, of_rows)),) if self.trains_rows else ()
-        return *self.table.slot_names, *own
+            cached = rows.renamed(names, by_row=False, unit=1)
+        else:
+            cached = rows.renamed(
+                names, by_row=False, unit=None, role="constant", collection=COLLECTION
+            )
+        directory = (
+            Array(name, "buffer", like.shape, like.dtype, collection=COLLECTION)
+            for name, like in self._directory_types.items()
+        )
+        own = (*directory, *cached) if not self.trains_rows else (*cached, *directory)
+        return super().spec.extended(*own)
 
     @functools.cached_property
-    def scalar_names(self) -> tuple[str, ...]:
-        return *self.table.scalar_names, *map(outer_name, self.rows_table.scalar_names)
-
-    @functools.cached_property
-    def buffers(self) -> dict[str, str]:
-        names = DIRECTORY if self.trains_rows else (*DIRECTORY, ROWS)
-        return {**self.table.buffers, **dict.fromkeys(names, COLLECTION)}
-
-    @functools.cached_property
-    def constant_names(self) -> tuple[str, ...]:
-        return () if self.trains_rows else (ROWS,)
-
-    @functools.cached_property
-    def trained_names(self) -> tuple[str, ...]:
-        return tuple(name for unit in self.units for name in unit)
-
-    @functools.cached_property
-    def units(self) -> tuple[tuple[str, ...], ...]:
-        rows = tuple(map(outer_name, self.rows_table.trained_names))
-        return (self.table.trained_names, rows) if self.trains_rows else self.table.units
+    def _directory_types(self) -> dict[str, Any]:
+        key_dtype = self.cache.key_dtype(self.num_embeddings)
+        sizes = self.cache.layout(self.num_embeddings)
+        return named_directory(jax.eval_shape(lambda: init_directory(*sizes, key_dtype)))
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
-        return {**self.table.init_rest(params), **self.init_cache(self.table.storage(params))}
+        return {**self.table.init_rest(params), **self.init_cache(self.table.spec.storage(params))}
 
     def init_cache(self, storage: Any) -> dict[str, jax.Array]:
         """An empty cache for a table with parameters of dtype ``storage``."""
@@ -151,7 +135,7 @@ class RowCachedTable(Wrapper):
         return named_directory(directory) | outer(rows | table.init_rest(rows))
 
     def check(self, state: State) -> None:
-        self.require(state, (*self.trained_names, *self.constant_names, *DIRECTORY))
+        self.require(state, (*self.spec.trained_names, *self.spec.constant_names, *DIRECTORY))
         of_table, of_rows = self._states(state)
         self.table.check(of_table)
         self.rows_table.check(of_rows)
@@ -164,14 +148,14 @@ class RowCachedTable(Wrapper):
 
     @functools.cached_property
     def attended_names(self) -> tuple[str, ...]:
-        return *self.table.attended_names, ROWS
+        return *self.table.spec.attended_names, ROWS
 
     def group(self, lookup: Lookup) -> Any:
         del lookup
         return None
 
     def method(self, lookup: Lookup, state: State) -> str:
-        storage = self.storage(state)
+        storage = self.spec.storage(state)
         return _backend.choose(lookup.method, accumulator(state[ROWS].dtype, storage))
 
     def differentiates_itself(self, lookup: Lookup) -> bool:
@@ -283,19 +267,19 @@ class RowCachedTable(Wrapper):
 
     def _states(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
         """The states of the table and of the rows table, each under its own names."""
-        table = {name: state[name] for name in self.table.trained_names if name in state}
-        names = {name: outer_name(name) for name in self.rows_table.trained_names}
+        table = {name: state[name] for name in self.table.spec.trained_names if name in state}
+        names = {name: outer_name(name) for name in self.rows_table.spec.trained_names}
         return table, {name: state[own] for name, own in names.items() if own in state}
 
     def _sums_alike(self, of_table: State, of_rows: State) -> bool:
-        dtypes = of_rows["embedding"].dtype, self.table.storage(of_table)
+        dtypes = of_rows["embedding"].dtype, self.table.spec.storage(of_table)
         return accumulator(dtypes[0]) == accumulator(dtypes[1])
 
     def _on_cpu(
         self, of_table: State, of_rows: State, hits: Batch, misses: Batch, lookup: Lookup
     ) -> tuple[jax.Array, Any]:
         sentinels = of_table.get("sentinel"), of_rows.get("sentinel")
-        cores, rows = self.table.params(of_table), of_rows["embedding"]
+        cores, rows = self.table.spec.params(of_table), of_rows["embedding"]
         sums, packed, place, saved = cache_forward(
             self.table, cores, rows, misses, hits.ids, lookup, sentinels
         )
@@ -333,16 +317,16 @@ class RowCachedTable(Wrapper):
         of_table, of_rows = self._states(state)
         if not self.trains_rows:
             batch = dataclasses.replace(batch, slots=None)
-            params = self.table.params(of_table)
+            params = self.table.spec.params(of_table)
             plan = self.table.plan(params, batch, residuals, lookup)
             new, _, dweights = _part_cotangents(
                 self.table, of_table, batch, (plan, g), lookup, values[0]
             )
             return new, dweights
         packed, place, (of_hits, of_misses) = residuals
-        row_names = {outer_name(name) for name in self.rows_table.trained_names}
+        row_names = {outer_name(name) for name in self.rows_table.spec.trained_names}
         for_cores = _without(lookup, row_names)
-        for_rows = _of_rows(_without(lookup, set(self.table.trained_names)))
+        for_rows = _of_rows(_without(lookup, set(self.table.spec.trained_names)))
 
         def of_hit_rows(of_rows: State, lookup: Lookup, allowed: jax.Array | None) -> Any:
             return _part_cotangents(
@@ -421,7 +405,7 @@ def _part_cotangents(
     The second result is that of `Table.step_if`, or None without a step.
     """
     residuals, g = saved
-    accum = accumulator(table.storage(state))
+    accum = accumulator(table.spec.storage(state))
     g = g.astype(accum)  # the sum is wider if the other table is
     batch = dataclasses.replace(batch, slots=None)
     if batch.weights is not None:

@@ -16,7 +16,6 @@ from jax_tt._native.tt import TrainTable
 from jax_tt._sets.metric import Metric, table_metric
 from jax_tt._sets.row_cache import WriteBack
 from jax_tt._table.options import Lookup, Wanted
-from jax_tt._table.table import named
 
 Cores = tuple[jax.Array, ...]
 
@@ -85,11 +84,11 @@ class _Problem:
         self.batch = single_rows(ids)
         self.rows = jnp.where((ids >= 0)[:, None], rows, 0)
         # The choice of method depends only on the type of the cores, here that of the rows.
-        like = dict.fromkeys(table.param_names, rows)
+        like = dict.fromkeys(table.spec.param_names, rows)
         self.lookup = resolved(table, like, Lookup(bounds="unchecked", method=method))
 
     def read(self, cores: Cores) -> jax.Array:
-        state = named(self.table, cores)
+        state = self.table.spec.named(cores)
         return self.table.forward(state, self.batch, self.lookup)[0][:, 0]
 
     def missing(self, cores: Cores) -> jax.Array:
@@ -107,7 +106,7 @@ class _Problem:
 
     def transposed(self, cores: Cores, plan: Any, error: jax.Array) -> Cores:
         """J^T error."""
-        wanted = Wanted(frozenset(self.table.param_names))
+        wanted = Wanted(frozenset(self.table.spec.param_names))
         lookup = dataclasses.replace(self.lookup, wanted=wanted)
         return self.table.param_gradients(cores, self.batch, plan, error[:, None], lookup)[0]
 

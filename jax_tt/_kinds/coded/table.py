@@ -35,7 +35,15 @@ from jax_tt._table.copies import with_name, with_update, without_values
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import IGNORED, Lookup, Update
 from jax_tt._table.reference import ReferenceTable
-from jax_tt._table.rotation import ROTATION, check_rotation, rotation_of, turned, turned_back
+from jax_tt._table.rotation import (
+    ROTATION,
+    check_rotation,
+    rotation_array,
+    rotation_of,
+    turned,
+    turned_back,
+)
+from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.types import Params, Slots, State
 
 # The linen collection of the arrays without gradients.
@@ -115,7 +123,7 @@ class CodedTable(CodeLayout, ReferenceTable):
     @property
     def nbytes(self) -> int:
         """Bytes of codes, places of hot ids, codebooks and rotation, without optimizer state."""
-        numbers = sum(map(math.prod, self.param_shapes.values()))
+        numbers = sum(map(math.prod, self.spec.param_shapes.values()))
         of_codebooks = numbers * jnp.dtype(self.param_dtype).itemsize
         of_rotation = 4 * self.features**2 if self.rotated else 0
         of_places = 4 * math.prod(places.shape_of(self.num_embeddings)) if self.hot else 0
@@ -123,17 +131,18 @@ class CodedTable(CodeLayout, ReferenceTable):
         return of_codes + of_places + of_codebooks + of_rotation
 
     @functools.cached_property
-    def param_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._outer(self.codebooks.param_shapes)
-
-    @functools.cached_property
-    def constant_names(self) -> tuple[str, ...]:
-        of_hot = (HOT_CODES, HOT_PLACES) if self.hot else ()
-        return (CODES, *of_hot, ROTATION) if self.rotated else (CODES, *of_hot)
-
-    @functools.cached_property
-    def buffers(self) -> dict[str, str]:
-        return dict.fromkeys(self.constant_names, COLLECTION)
+    def spec(self) -> StateSpec:
+        arrays = {name: (shape, "uint8") for name, shape in self.code_shapes.items()}
+        if self.hot:
+            arrays[HOT_PLACES] = places.shape_of(self.num_embeddings), "uint32"
+        constants = [
+            Array(name, "constant", shape, jnp.dtype(dtype), collection=COLLECTION)
+            for name, (shape, dtype) in arrays.items()
+        ]
+        if self.rotated:
+            constants.append(rotation_array(self.features, COLLECTION))
+        books = self._outer(self.codebooks.spec.param_shapes)
+        return StateSpec.of(books, self.update, *constants)
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         return self._outer(self.codebooks.init_params(key))
@@ -150,7 +159,7 @@ class CodedTable(CodeLayout, ReferenceTable):
         )
 
     def check(self, state: State) -> None:
-        self.require(state, (*self.trained_names, *self.constant_names))
+        self.require(state, (*self.spec.trained_names, *self.spec.constant_names))
         super().check(state)
         check_constants(self, state)
         check_rotation(self, state)
@@ -205,7 +214,7 @@ class CodedTable(CodeLayout, ReferenceTable):
 
     def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
         """`Table.rows` with the codes, and the rotation if there is one, after the parameters."""
-        count = len(self.param_names)
+        count = len(self.spec.param_names)
 
         def of_entries(entries: jax.Array) -> jax.Array:
             own, _ = digits_of_integers(self.codebooks.ids, entries)
@@ -222,7 +231,7 @@ class CodedTable(CodeLayout, ReferenceTable):
         precision: Any,
     ) -> jax.Array:
         """Rows ``[..., D]`` of ids, from a function that gives those of codebook rows ``[..., width]``."""
-        own = dict(zip(self.constant_names, constants, strict=True))
+        own = dict(zip(self.spec.constant_names, constants, strict=True))
         entries = entries_at(self, own, ids)
         terms = (entries[..., k :: self.part_terms] for k in range(self.part_terms))
         found = functools.reduce(
@@ -246,21 +255,21 @@ class CodedTable(CodeLayout, ReferenceTable):
     def to_dense(self, state: State) -> jax.Array:
         of_entries = functools.partial(gathered, self.codebook_rows(state))
         ids = jnp.arange(self.num_embeddings)
-        constants = self._arrays(state)[len(self.param_names) :]
+        constants = self._arrays(state)[len(self.spec.param_names) :]
         return self._combined(of_entries, constants, ids, lax.Precision.HIGHEST)
 
     # Lookups
 
     def method(self, lookup: Lookup, state: State) -> str:
-        return backend.choose(lookup.method, self.storage(state))
+        return backend.choose(lookup.method, self.spec.storage(state))
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         sentinel = state.get("sentinel")
         if lookup.method == "reference":
             return reference.forward(self, self._arrays(state), batch, lookup, sentinel), ()
-        axes = varying_axes(self.params(state), batch)
+        axes = varying_axes(self.spec.params(state), batch)
         # The rotation follows.
-        names = (*self.param_names, CODES, HOT_CODES, HOT_PLACES, "sentinel")
+        names = (*self.spec.param_names, CODES, HOT_CODES, HOT_PLACES, "sentinel")
         arrays = {name: state[name] for name in names if name in state}
         arrays, batch = vary_over((arrays, batch), axes)
 
@@ -290,9 +299,11 @@ class CodedTable(CodeLayout, ReferenceTable):
     ) -> tuple[dict[str, Any], jax.Array | None]:
         own, g = self._expanded(state, batch, lookup), self._of_codes(state, g, lookup)
         grads, dweights = self.codebooks.param_gradients(
-            self.params(state), own, residuals, g, _quiet(lookup)
+            self.spec.params(state), own, residuals, g, _quiet(lookup)
         )
-        return dict(zip(self.param_names, grads, strict=True)), of_positions(self, batch, dweights)
+        return dict(zip(self.spec.param_names, grads, strict=True)), of_positions(
+            self, batch, dweights
+        )
 
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
@@ -330,12 +341,12 @@ class CodedTable(CodeLayout, ReferenceTable):
 
     def _of_books(self, state: State) -> dict[str, Any]:
         """The state of the table of codebooks."""
-        names = self.codebooks.param_names
-        return {**state, **dict(zip(names, self.params(state), strict=True))}
+        names = self.codebooks.spec.param_names
+        return {**state, **dict(zip(names, self.spec.params(state), strict=True))}
 
     def _arrays(self, state: State) -> Params:
-        rest = (lax.stop_gradient(state[name]) for name in self.constant_names)
-        return *self.params(state), *rest
+        rest = (lax.stop_gradient(state[name]) for name in self.spec.constant_names)
+        return *self.spec.params(state), *rest
 
     def _expanded(self, state: State, batch: Batch, lookup: Lookup) -> Batch:
         """The batch of codebook rows of a batch of ids."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tt._base import sentinel
-from jax_tt._base.dtypes import accumulator, widest
+from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import table_label
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
@@ -22,7 +22,8 @@ from jax_tt._table import groups
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
-from jax_tt._table.table import APPLIED, SCALARS, Table
+from jax_tt._table.state import SCALARS, Array, StateSpec, scalars_of
+from jax_tt._table.table import APPLIED, Table
 from jax_tt._table.types import State
 
 
@@ -115,17 +116,6 @@ class Composite(Table):
 
     # State
 
-    def _prefixed(self, of_table: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
-        """Values by name of every table, with the names that they have in the whole state."""
-        return {
-            f"table_{k}_{name}": value
-            for k, table in enumerate(self.members)
-            for name, value in of_table(table).items()
-        }
-
-    def _names(self, of_table: Callable[[Any], Sequence[str]]) -> tuple[str, ...]:
-        return tuple(self._prefixed(lambda table: dict.fromkeys(of_table(table))))
-
     def separated(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The state of every table from the whole state, with the step count and sentinel if it is fused."""
         scalars = {name: state[name] for name in SCALARS if name in state}
@@ -146,43 +136,15 @@ class Composite(Table):
         }
 
     @functools.cached_property
-    def param_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._prefixed(lambda table: table.param_shapes)
-
-    @functools.cached_property
-    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._prefixed(lambda table: table.stepped_shapes)
-
-    @functools.cached_property
-    def buffers(self) -> dict[str, str]:
-        return self._prefixed(lambda table: table.buffers)
-
-    @functools.cached_property
-    def slot_names(self) -> tuple[tuple[str, ...], ...]:
-        return tuple(
-            tuple(f"table_{k}_{name}" for name in names)
-            for k, table in enumerate(self.members)
-            for names in table.slot_names
-        )
-
-    @functools.cached_property
-    def trained_names(self) -> tuple[str, ...]:
-        return *self._names(lambda table: table.trained_names), *self.scalar_names
-
-    @functools.cached_property
-    def constant_names(self) -> tuple[str, ...]:
-        # Orders of ids are mapped in the lookup of every table.
-        return self._names(
-            lambda table: tuple(dict.fromkeys((*table.constant_names, *table.buffers)))
-        )
-
-    @functools.cached_property
-    def attended_names(self) -> tuple[str, ...]:
-        return self._names(lambda table: table.attended_names)
-
-    def storage(self, state: State) -> Any:
-        own = zip(self.members, self.separated(state), strict=True)
-        return functools.reduce(widest, (table.storage(part) for table, part in own))
+    def spec(self) -> StateSpec:
+        arrays: list[Array] = []
+        for k, table in enumerate(self.members):
+            names = {array.name: f"table_{k}_{array.name}" for array in table.spec.arrays}
+            for array in table.spec.renamed(names, by_row=False):
+                # Orders of ids are mapped in the lookup of every table.
+                role = "constant" if array.role == "buffer" else array.role
+                arrays.append(dataclasses.replace(array, role=role))
+        return StateSpec((*arrays, *scalars_of(self.update)))
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         keys = jax.random.split(key, len(self.tables))
@@ -192,9 +154,7 @@ class Composite(Table):
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         own = zip(self.members, self.separated(params), strict=True)
         rest = self.joined([table.init_rest(part) for table, part in own])
-        return rest | {
-            name: jnp.full((), float(name != "step"), jnp.float32) for name in self.scalar_names
-        }
+        return rest | self.spec.initial_scalars()
 
     def own_arrays(self, state: State) -> dict[str, Any]:
         """Arrays of a frozen state that are not those of a table."""
@@ -202,7 +162,7 @@ class Composite(Table):
         return {}
 
     def check(self, state: State) -> None:
-        self.require(state, (*self.trained_names, *self.constant_names))
+        self.require(state, (*self.spec.trained_names, *self.spec.constant_names))
         for table, own in zip(self.members, self.separated(state), strict=True):
             table.check(own)
 
@@ -234,7 +194,7 @@ class Composite(Table):
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         batches = self._prepared(state, batch, lookup)
         sums, saved = groups.forward(self._calls(state, batches, lookup), None)
-        accum = accumulator(self.storage(state))
+        accum = accumulator(self.spec.storage(state))
         return functools.reduce(lax.add, (own.astype(accum) for own in sums)), (batches, saved)
 
     def backward(
@@ -263,7 +223,7 @@ class Composite(Table):
     ) -> tuple[dict[str, Any], jax.Array | None]:
         batches, saved = residuals
         calls = self._calls(state, batches, lookup, values)
-        gs = [g.astype(accumulator(call.use.table.storage(call.state))) for call in calls]
+        gs = [g.astype(accumulator(call.use.table.spec.storage(call.state))) for call in calls]
         found = groups.backward(calls, saved, gs, None)
         dweights = [own for _, own in found if own is not None]
         return self.joined([new for new, _ in found]), (
@@ -287,7 +247,9 @@ class Composite(Table):
             zip(self.members, self.separated(state), batches, strict=True)
         ):
             names = frozenset(
-                name for name in table.trained_names if f"table_{k}_{name}" in lookup.wanted.names
+                name
+                for name in table.spec.trained_names
+                if f"table_{k}_{name}" in lookup.wanted.names
             )
             of_table = dataclasses.replace(
                 lookup,
@@ -303,7 +265,7 @@ class Composite(Table):
 
     def of_members(self, state: State, method: str, *args: Any) -> list[jax.Array]:
         """What a method of every table returns, in the accumulator type."""
-        accum = accumulator(self.storage(state))
+        accum = accumulator(self.spec.storage(state))
         own = zip(self.members, self.separated(state), strict=True)
         return [getattr(table, method)(part, *args).astype(accum) for table, part in own]
 

@@ -18,6 +18,7 @@ from jax_tt._ids.batch import Batch, is_padding, padding_mark, with_marks
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._kinds.composite.composite import Composite
 from jax_tt._table.options import Lookup
+from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
@@ -81,12 +82,12 @@ class MixedTable(Composite):
         return found
 
     @functools.cached_property
-    def buffers(self) -> dict[str, str]:
-        return super().buffers | dict.fromkeys(self._places_shapes, COLLECTION)
-
-    @functools.cached_property
-    def constant_names(self) -> tuple[str, ...]:
-        return *super().constant_names, *self._places_shapes
+    def spec(self) -> StateSpec:
+        arrays = (
+            Array(name, "constant", shape, jnp.dtype(jnp.uint32), collection=COLLECTION)
+            for name, shape in self._places_shapes.items()
+        )
+        return super().spec.extended(*arrays)
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         sizes = [table.num_embeddings for table in self.tables]

@@ -107,7 +107,7 @@ def growth_to(table: HashTable, capacity: int, method: str = "auto") -> Growth:
 @grow.register(HashTable)
 def grown(table: HashTable, state: State, growth: Growth) -> Change:
     """The table with a multiple of its capacity, a power of 2."""
-    if table.table.row_arrays:
+    if table.table.spec.row_arrays:
         return grow_slots(table, table, state, growth, lambda f, static, x: f(*static, x))
     moved, source = _with_more_slots(table, _factor_of(table, growth), growth.method, state)
     kept = {name: value for name, value in state.items() if name not in table.hash_shapes}
@@ -130,7 +130,7 @@ def grow_slots(
         return old if old.shape == fresh.shape else on_shards(_in_new_slots, (), (old, source))
 
     new = dataclasses.replace(table, table=inner)
-    return Change(new, {**state, **moved}, dict.fromkeys(table.table.row_names, carried))
+    return Change(new, {**state, **moved}, dict.fromkeys(table.table.spec.row_names, carried))
 
 
 def _with_more_slots(
@@ -140,7 +140,7 @@ def _with_more_slots(
 
     Also returns the old slot of every new one; -1 for empty slots.
     """
-    names = list(table.table.row_arrays)
+    names = list(table.table.spec.row_arrays)
     numbers = jnp.arange(table.num_embeddings, dtype=jnp.int32) + 1
     arrays = [*(state[name] for name in names), numbers]
     directory, (*arrays, numbers) = _doubled(directory_of(state), arrays, factor, method)
@@ -201,7 +201,7 @@ def _of_shared_rows(
     table: HashTable, state: dict[str, Any], growth: Growth, source: np.ndarray
 ) -> Change:
     """An order of slots lets keys keep their row in another slot."""
-    ordered = ID_ORDER in table.table.buffers
+    ordered = ID_ORDER in table.table.spec.buffers
     old = np.arange(table.num_embeddings)
     if ordered:
         old = np.asarray(IdOrder(state[ID_ORDER]).rows[:])

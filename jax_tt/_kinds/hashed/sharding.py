@@ -19,7 +19,7 @@ def rows_of_keys(table: HashTable) -> dict[str, float | None]:
             "'zeros', since one device alone has the row of a number."
         )
     rows_to_shard(table.table)  # raises
-    return table.table.row_arrays
+    return table.table.spec.row_arrays
 
 
 @check_sharding.register(HashTable)

@@ -39,6 +39,7 @@ from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
 from jax_tt._sets.relocate import relocated
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.options import Lookup
+from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
@@ -169,8 +170,12 @@ class HashTable(Wrapper):
         return shapes
 
     @functools.cached_property
-    def buffers(self) -> dict[str, str]:
-        return {**self.table.buffers, **dict.fromkeys(self.hash_shapes, COLLECTION)}
+    def spec(self) -> StateSpec:
+        arrays = (
+            Array(name, "buffer", shape, jnp.dtype(dtype), collection=COLLECTION)
+            for name, (shape, dtype) in self.hash_shapes.items()
+        )
+        return super().spec.extended(*arrays)
 
     @functools.cached_property
     def ids(self) -> IdSpace:
@@ -356,7 +361,7 @@ def _check_table(table: Table) -> None:
         raise TypeError(
             "table: got a HashTable; expected a table of numbered rows, e.g. a DenseTable."
         )
-    if table.innermost.row_names and not table.row_names:
+    if table.innermost.spec.row_names and not table.spec.row_names:
         raise TypeError(
             f"table: got a {type(table).__name__} around a {type(table.innermost).__name__}; expected the "
             f"{type(table.innermost).__name__} itself, since slots are its rows in any order."

@@ -15,6 +15,7 @@ from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.stored_order import StoredRows, of_layer, on_device
 from jax_tt._table.options import Lookup
+from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
 
@@ -45,7 +46,7 @@ class OrderedTable(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if ID_ORDER in self.table.buffers:
+        if ID_ORDER in self.table.spec.buffers:
             raise TypeError(
                 "table: got one that has an order of ids; expected one without. Compose the two orders: "
                 "IdOrder(inner.rows[outer.rows])."
@@ -58,8 +59,8 @@ class OrderedTable(Wrapper):
         check_id_order(self.id_order, self.num_embeddings)
 
     @functools.cached_property
-    def buffers(self) -> dict[str, str]:
-        return {**self.table.buffers, ID_ORDER: ID_ORDER}
+    def spec(self) -> StateSpec:
+        return super().spec.extended(Array(ID_ORDER, "buffer", collection=ID_ORDER))
 
     @functools.cached_property
     def ids(self) -> IdSpace:

@@ -14,7 +14,7 @@ def quantized_rows(table: QuantizedTable) -> dict[str, float | None]:
             "QuantizedTable(..., rotated=False). Multiply the sums that are looked up by the rotation instead."
         )
     slots = () if table.update is None else table.update.optimizer.slots
-    (names,) = table.slot_names
-    return dict.fromkeys(table.param_names) | {
+    (names,) = table.spec.slot_names
+    return dict.fromkeys(table.spec.param_names) | {
         name: slot.init for name, slot in zip(names, slots, strict=True)
     }

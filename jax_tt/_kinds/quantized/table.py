@@ -24,7 +24,15 @@ from jax_tt._table.copies import freeze, with_update, without_values
 from jax_tt._table.distinct_rows import RowFormat
 from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Lookup, Update, check_update
-from jax_tt._table.rotation import ROTATION, check_rotation, rotation_of, turned, turned_back
+from jax_tt._table.rotation import (
+    ROTATION,
+    check_rotation,
+    rotation_array,
+    rotation_of,
+    turned,
+    turned_back,
+)
+from jax_tt._table.state import StateSpec, parameter
 from jax_tt._table.types import Params, Slots, State
 from jax_tt.optimizers import Optimizer
 
@@ -78,7 +86,6 @@ class QuantizedTable(NativeTable):
     levels: Levels = None
     rotated: bool = False
     calls: ClassVar[Calls] = DENSE
-    rounded_type: ClassVar[str | None] = "uint8"
 
     def __post_init__(self) -> None:
         as_positive("num_embeddings", self.num_embeddings)
@@ -105,33 +112,23 @@ class QuantizedTable(NativeTable):
         return self.num_embeddings * self.row_bytes + of_rotation
 
     @functools.cached_property
-    def buffers(self) -> dict[str, str]:
-        return dict.fromkeys(self.constant_names, COLLECTION)
-
-    @functools.cached_property
-    def trained_names(self) -> tuple[str, ...]:
-        return () if self.update is None else super().trained_names
-
-    @functools.cached_property
-    def constant_names(self) -> tuple[str, ...]:
-        return (*(() if self.update else (PACKED,)), *self._rotation_name)
-
-    @property
-    def _rotation_name(self) -> tuple[str, ...]:
-        return (ROTATION,) if self.rotated else ()
-
-    @property
-    def param_shapes(self) -> dict[str, tuple[int, ...]]:
-        width = self.row_bytes if self.update is None else self.row_bytes // codec.WORD
-        return {PACKED: (self.num_embeddings, width)}
-
-    @property
-    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {PACKED: (self.num_embeddings, self.features)}
-
-    def storage(self, state: State) -> Any:
-        del state
-        return jnp.dtype(jnp.float32)
+    def spec(self) -> StateSpec:
+        trains = self.update is not None
+        width = self.row_bytes // codec.WORD if trains else self.row_bytes
+        packed = parameter(
+            PACKED,
+            (self.num_embeddings, width),
+            dtype=jnp.dtype(jnp.float32 if trains else jnp.uint8),
+            stepped_shape=(self.num_embeddings, self.features),
+            unit=0 if trains else None,
+            collection=None if trains else COLLECTION,
+            # Layers cast attended arrays to the type of the queries, which would change the bytes of rows.
+            attended=False,
+            numbers=jnp.dtype(jnp.float32),
+            rounded="uint8",
+        )
+        constants = [rotation_array(self.features, COLLECTION)] if self.rotated else []
+        return StateSpec.of([packed], self.update, *constants)
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         rows = self.embedding_init(key, (self.num_embeddings, self.features), jnp.float32)
@@ -143,7 +140,7 @@ class QuantizedTable(NativeTable):
         return super().init_rest(params) | rotation
 
     def check(self, state: State) -> None:
-        self.require(state, self.constant_names)
+        self.require(state, self.spec.constant_names)
         check_rotation(self, state)
         if self.update is not None:
             return super().check(state)
@@ -154,7 +151,7 @@ class QuantizedTable(NativeTable):
             return None
         raise ValueError(
             f"{self.ids.label}{PACKED}: got {packed.dtype} of shape {packed.shape}; expected uint8 of shape "
-            f"{self.param_shapes[PACKED]}: {self.bits} bits for each of {self.features} numbers, and 4 bytes of scale "
+            f"{self.spec.shapes[PACKED]}: {self.bits} bits for each of {self.features} numbers, and 4 bytes of scale "
             "and offset. jax_tt.quantize makes it of rows, jax_tt.compression.from_fbgemm of rows of FBGEMM."
         )
 
@@ -169,11 +166,6 @@ class QuantizedTable(NativeTable):
     def to_dense(self, state: State) -> jax.Array:
         rows = self._decoded(state[PACKED])
         return turned(rows, rotation_of(self, state), lax.Precision.HIGHEST)
-
-    @functools.cached_property
-    def attended_names(self) -> tuple[str, ...]:
-        # Layers cast these arrays to the type of the queries, which would change the bytes of rows.
-        return ()
 
     def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
         packed = state[PACKED]
@@ -289,7 +281,7 @@ def freeze_rows(table: QuantizedTable, state: State) -> tuple[QuantizedTable, di
     """Packs the rows into bytes."""
     table.check(state)
     frozen = with_update(table, None)
-    constants = {name: state[name] for name in frozen.constant_names}
+    constants = {name: state[name] for name in frozen.spec.constant_names}
     return frozen, constants | {PACKED: codec.as_bytes(state[PACKED])}
 
 

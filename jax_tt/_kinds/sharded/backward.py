@@ -102,13 +102,13 @@ def _attempted(
 
 def _type_of_gradients(call: Call) -> Any:
     sharding = sharding_of(call)
-    accum = accumulator(sharding.rows.storage(call.state))
+    accum = accumulator(sharding.rows.spec.storage(call.state))
     return sharding.exchange.type_of_gradients(accum)
 
 
 def _start(call: Call) -> dict[str, Any]:
     """What rounds add gradients to or step: zeros, or the arrays of rows; nothing if only weights have gradients."""
-    table = call.use.table
+    table: Any = call.use.table
     if not call.use.lookup.wanted.names:
         return {}
     if table.update is None:
@@ -116,7 +116,7 @@ def _start(call: Call) -> dict[str, Any]:
             name: jnp.zeros_like(
                 call.state[name], jnp.promote_types(call.state[name].dtype, jnp.float32)
             )
-            for name in table.param_names
+            for name in table.spec.param_names
         }
     return {name: call.state[name] for name in table.row_arrays}
 
@@ -126,7 +126,7 @@ def _finished(call: Call, state: dict[str, Any], allowed: jax.Array) -> dict[str
     if table.update is None:
         return state
     local, applied = sharding_of(call).rows, allowed.astype(jnp.float32)
-    params, slots = local.params(state), local.stepped_slots(state)
+    params, slots = local.spec.params(state), local.spec.stepped_slots(state)
     values = {**call.values, "allowed": applied}
     step = Step(call.batch, applied, call.use.lookup, values)
     new, _, _ = local.after_step(call.state, step, params, slots, jnp.ones((), jnp.float32), None)

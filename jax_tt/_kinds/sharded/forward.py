@@ -301,12 +301,12 @@ def _received(
 
 def _sent_rows(call: Call, sums: jax.Array, devices: int) -> jax.Array:
     sharding = sharding_of(call)
-    kind = sharding.exchange.type_of_rows(sharding.rows.storage(call.state), sums.dtype)
+    kind = sharding.exchange.type_of_rows(sharding.rows.spec.storage(call.state), sums.dtype)
     return sums.astype(kind).reshape(devices, -1, sums.shape[-1])
 
 
 def _arrived_rows(call: Call, rows: jax.Array) -> jax.Array:
-    accum = accumulator(sharding_of(call).rows.storage(call.state))
+    accum = accumulator(sharding_of(call).rows.spec.storage(call.state))
     # Sums of 16-bit rows are in float32.
     kind = accum if accum == jnp.float64 else rows.dtype
     return rows.reshape(-1, rows.shape[-1]).astype(kind)

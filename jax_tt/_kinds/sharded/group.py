@@ -66,13 +66,13 @@ class ShardedGroup:
 
     def _names(self, call: Call, g: Any) -> list[str]:
         """The arrays of the cotangents of a call."""
-        table, wanted = call.use.table, call.use.lookup.wanted
-        if g is None or not wanted.names:
+        table: Any = call.use.table
+        if g is None or not call.use.lookup.wanted.names:
             return []
         if table.update is None:
-            return list(table.param_names)
+            return list(table.spec.param_names)
         shared = table.update.shared
-        return [*table.row_arrays, *([APPLIED] if shared else table.scalar_names)]
+        return [*table.row_arrays, *([APPLIED] if shared else table.spec.scalar_names)]
 
     def on_devices(self, local: Local, specs: Any, out: Any) -> Callable[..., Any]:
         """Runs ``local`` on each device's shard, as it is inside of a ``shard_map``."""

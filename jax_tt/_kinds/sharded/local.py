@@ -98,7 +98,7 @@ def with_missing(call: Call, asked: Asked, keys: AskedKeys | None, sums: jax.Arr
         return sums
 
     def added(sums: jax.Array) -> jax.Array:
-        storage = table.storage(call.state)
+        storage = table.spec.storage(call.state)
         rows = table.initial(call.state, keys.keys, missing, storage, lookup.method)
         rows = rows.reshape(sums.shape).astype(sums.dtype)
         return jnp.where(missing.reshape(-1, *[1] * (sums.ndim - 1)), rows, sums)

@@ -165,7 +165,7 @@ def partial_sums(call: Call, sums: jax.Array) -> jax.Array:
 def whole_sums(call: Call, spread: Spread, parts: jax.Array) -> jax.Array:
     """Adds sums of the rows of each device, ``[devices, bags, D]``, or of all, ``[1, bags, D]``, to ``[S, nb, D]``."""
     columns, width = sharding_of(call).layout.columns, parts.shape[-1]
-    accum = accumulator(sharding_of(call).rows.storage(call.state))
+    accum = accumulator(sharding_of(call).rows.spec.storage(call.state))
     if columns == 1:
         sums = jnp.sum(parts.astype(accum), axis=0)[None]
     else:

@@ -171,7 +171,7 @@ def _arrived(
 ) -> tuple[Call, jax.Array]:
     """The step of a table, and the gradients that have arrived for it."""
     sent, call = stepped.sent, stepped.table.call
-    accum = accumulator(sharding_of(call).rows.storage(call.state))
+    accum = accumulator(sharding_of(call).rows.spec.storage(call.state))
     if sent is None:
         bags = attempt.asked[stepped.table.number]
         assert isinstance(bags, Batch)

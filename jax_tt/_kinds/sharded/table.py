@@ -38,6 +38,7 @@ from jax_tt._table.checkpoint import pieces
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup
 from jax_tt._table.sharding import check_sharding, rows_to_shard, shard_of
+from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
@@ -139,7 +140,7 @@ class ShardedTable(Wrapper):
     @functools.cached_property
     def sharding(self) -> Sharding:
         """What the program of one device needs to know."""
-        keys = [name for name in (*KEYS, *WAITING) if name in self.buffers]
+        keys = [name for name in (*KEYS, *WAITING) if name in self.table.spec.buffers]
         return Sharding(
             self.ids,
             self.axes,
@@ -166,25 +167,15 @@ class ShardedTable(Wrapper):
     # State
 
     @functools.cached_property
-    def param_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.stored.param_shapes
-
-    @property
-    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:
-        return self.stored.stepped_shapes
-
-    @functools.cached_property
-    def trained_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.table.trained_names
-
-    @functools.cached_property
-    def buffers(self) -> dict[str, str]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return {**self.table.buffers, PAGES: "placement"}
-
-    @functools.cached_property
-    def constant_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        keys = (*KEYS, SEED) if self.ids.takes_keys else ()
-        return (*self.table.constant_names, *keys, PAGES)
+    def spec(self) -> StateSpec:
+        read = (*KEYS, SEED)
+        arrays = (
+            dataclasses.replace(array, role="constant") if array.name in read else array
+            for array in self.stored.spec.without_rows().arrays
+        )
+        shape = self.layout.num_pages, self.layout.replicas
+        pages = Array(PAGES, "constant", shape, jnp.dtype(jnp.int32), collection="placement")
+        return StateSpec((*arrays, pages))
 
     def check(self, state: State) -> None:
         self.require(state, (PAGES,))
@@ -214,7 +205,7 @@ class ShardedTable(Wrapper):
             key, page_table = inputs
             return drawn_rows(self.table, self.layout, page_table, mesh, self.axes, key)
 
-        (name,) = self.table.param_names
+        (name,) = self.table.spec.param_names
         inputs = key, jnp.asarray(self.layout.page_table)
         return {name: self._placed(sharded_over_explicit_axes(draw, inputs, self.axis))}
 
@@ -277,7 +268,7 @@ class ShardedTable(Wrapper):
         if self.ids.takes_keys:
             return self._of_keys(state)
         arrays = {name: state[name] for name in self.row_arrays}
-        for name, shape in self.table.trained_shapes.items():
+        for name, shape in self.table.spec.shapes.items():
             if name in arrays and arrays[name].shape != shape:
                 raise ValueError(
                     f"{self.ids.label}state[{name!r}]: got shape {arrays[name].shape}; expected {shape}, with an entry "
@@ -486,6 +477,7 @@ class ShardedTable(Wrapper):
 
     @functools.cached_property
     def row_arrays(self) -> dict[str, float | None]:
+        """The arrays of rows, and the entries of a new row; None for its values."""
         return rows_to_shard(self.table)
 
     def _pages(self) -> jax.Array:

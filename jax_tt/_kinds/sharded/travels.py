@@ -83,7 +83,7 @@ def _width(call: Call) -> int:
 def _itemsize(call: Call, rows: bool) -> int:
     """Bytes of an element there, and of its gradient back if there is one."""
     sharding = sharding_of(call)
-    storage = sharding.rows.storage(call.state)
+    storage = sharding.rows.spec.storage(call.state)
     accum = accumulator(storage)
     exchange = sharding.exchange
     there = exchange.type_of_rows(storage, accum) if rows else exchange.type_of_sums(accum)

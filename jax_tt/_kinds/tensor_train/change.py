@@ -9,7 +9,7 @@ import numpy as np
 
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._table.change import Carry, Change, Growth, Orders, extended, grow, reorder, restarted
-from jax_tt._table.table import SCALARS, named
+from jax_tt._table.state import SCALARS
 from jax_tt._table.types import State
 from jax_tt._tt.grow import tt_grow
 from jax_tt._tt.reorder import check_cores, reordered_rows
@@ -20,25 +20,30 @@ from jax_tt._tt.train_rows import TrainRows
 def grown(table: TTTable, state: State, growth: Growth) -> Change:
     """All cores but for the slices appended to the first are the same arrays."""
     shape = table.shape.grow(growth.num_embeddings)
-    cores = tt_grow(table.params(state), shape, growth.key, init=growth.init, like=growth.like)
+    cores = tt_grow(table.spec.params(state), shape, growth.key, init=growth.init, like=growth.like)
     after = table.with_shape(shape)
-    carry: dict[str, Carry] = {after.param_names[0]: extended}
+    carry: dict[str, Carry] = {after.spec.param_names[0]: extended}
     return Change(after, {**state, **_fitted(state, after, cores, carry)}, carry)
 
 
 @reorder.register(TTTable)
 def reordered(table: TTTable, state: State, orders: Orders) -> Change:
     """Optimizer state of every core starts at the mean of what it was."""
-    cores = table.params(state)
+    cores = table.spec.params(state)
     check_cores(cores)
     rows: Any = TrainRows(cores, table.shape)
     if orders.replaced is not None:
         rows = _WithReplacedRows(rows, *orders.replaced)
     found = reordered_rows(rows, table.shape, orders.old, orders.new, **orders.options)
     after = table.with_shape(found.shape)
-    of_cores = {*table.param_names, *(name for names in table.slot_names for name in names)}
+    of_cores = {
+        *table.spec.param_names,
+        *(name for names in table.spec.slot_names for name in names),
+    }
     kept = {name: value for name, value in state.items() if name not in of_cores}
-    carry: dict[str, Carry] = dict.fromkeys((*table.param_names, *after.param_names), restarted)
+    carry: dict[str, Carry] = dict.fromkeys(
+        (*table.spec.param_names, *after.spec.param_names), restarted
+    )
     return Change(after, kept | _fitted(state, after, found.cores, carry), carry, found)
 
 
@@ -46,9 +51,9 @@ def _fitted(
     before: State, after: TTTable, cores: Any, carry: Mapping[str, Carry]
 ) -> dict[str, Any]:
     """New cores and, where they are fused, their slots; the step goes on, so that schedules do."""
-    values = named(after, cores)
+    values = after.spec.named(cores)
     fresh = after.init_rest(values)
-    for name, slots in zip(after.param_names, after.slot_names, strict=True):
+    for name, slots in zip(after.spec.param_names, after.spec.slot_names, strict=True):
         for slot in slots:
             old = before.get(slot, fresh[slot])
             values[slot] = carry[name](old, fresh[slot]) if name in carry else old

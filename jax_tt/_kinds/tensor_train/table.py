@@ -18,6 +18,7 @@ from jax_tt._jax.gather import gathered
 from jax_tt._native.tt import TrainTable
 from jax_tt._table.copies import without_values
 from jax_tt._table.options import Update, check_update
+from jax_tt._table.state import StateSpec
 from jax_tt._table.types import Params, State
 from jax_tt._tt.cores import TrainSizes, checked_cores
 from jax_tt._tt.initial_cores import CoreInit, GivenCores, ScaledCores, fresh_init, init_cores
@@ -32,7 +33,7 @@ class TTTable(TrainTable):
 
     >>> import jax_tt
     >>> table = jax_tt.tables.TTTable.of_shape(jax_tt.TTShape.suggest(1000, 8, ranks=4))
-    >>> table.param_shapes["core_1"]
+    >>> table.spec.param_shapes["core_1"]
     (10, 4, 2, 4)
     """
 
@@ -97,12 +98,13 @@ class TTTable(TrainTable):
         return self.sizes.features
 
     @functools.cached_property
-    def param_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def spec(self) -> StateSpec:
         factors = zip(self.row_factors, self.ranks, self.col_factors, self.ranks[1:], strict=False)
-        return {f"core_{k}": shape for k, shape in enumerate(factors)}
+        cores = {f"core_{k}": shape for k, shape in enumerate(factors)}
+        return StateSpec.of(cores, self.update)
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
-        names = self.param_names
+        names = self.spec.param_names
         if isinstance(self.core_init, str | ScaledCores):
             cores = init_cores(key, self.shape, self.core_init, self.param_dtype)
             return dict(zip(names, cores, strict=True))
@@ -112,10 +114,10 @@ class TTTable(TrainTable):
 
     def init_param(self, name: str, key: jax.Array) -> Any:
         if isinstance(self.core_init, GivenCores):
-            cores = dict(zip(self.param_names, self.core_init.cores, strict=True))
+            cores = dict(zip(self.spec.param_names, self.core_init.cores, strict=True))
             return jnp.array(cores[name], self.param_dtype)
         if callable(self.core_init):
-            return self.core_init(key, self.param_shapes[name], self.param_dtype)
+            return self.core_init(key, self.spec.param_shapes[name], self.param_dtype)
         return self.init_params(key)[name]
 
     @property
@@ -133,7 +135,7 @@ class TTTable(TrainTable):
         return value[..., 0]
 
     def to_dense(self, state: State) -> jax.Array:
-        first, *cores = self.params(state)
+        first, *cores = self.spec.params(state)
         accum = accumulator(first.dtype)
         value = first.astype(accum)[:, 0]  # [P, Q, r]
         for core in cores:
@@ -145,7 +147,7 @@ class TTTable(TrainTable):
         return value[: self.num_embeddings, :, 0]
 
     def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
-        params = self.params(state)
+        params = self.spec.params(state)
         accum = accumulator(params[0].dtype, query.dtype)
         batch, columns = query.shape
         rows = 1

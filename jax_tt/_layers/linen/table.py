@@ -42,7 +42,7 @@ class TableModule(ChecksKeywords, nn.Module):
     """The state of a table in variables, and the common part of its calls.
 
     Parameters are in the collection ``params`` or, with an ``optimizer``, together with its state in
-    ``_overwrite_with_gradient``. The other arrays are in the collections in ``Table.buffers``.
+    ``_overwrite_with_gradient``. The other arrays are in the collections that ``Table.spec`` names.
     """
 
     @nn.nowrap
@@ -93,19 +93,19 @@ class TableModule(ChecksKeywords, nn.Module):
         table = self.described
         boxed = {
             name: self._first(name, self._box(functools.partial(table.init_param, name)))
-            for name in table.innermost.param_shapes
+            for name in table.innermost.spec.param_shapes
         }
         params = {name: nn.meta.unbox(value) for name, value in boxed.items()}
         for name, param in params.items():
-            if name not in table.buffers:
-                check_value(name, param, table.param_shapes[name])
+            if name not in table.spec.buffers:
+                check_value(name, param, table.spec.param_shapes[name])
         fresh = functools.cache(lambda: table.init_rest(params))
         rest = {}
-        for name in (*table.trained_names, *table.buffers):
+        for name in (*table.spec.trained_names, *table.spec.buffers):
             if name in params:
                 continue
-            if name in table.buffers:
-                collection = table.buffers[name]
+            if name in table.spec.buffers:
+                collection = table.spec.buffers[name]
                 rest[name] = self.variable(collection, name, lambda name=name: fresh()[name]).value
                 continue
 
@@ -122,9 +122,9 @@ class TableModule(ChecksKeywords, nn.Module):
     @nn.nowrap
     def _first(self, name: str, init: Callable[[jax.Array], Any]) -> Any:
         """`_trained`, or value of a parameter without gradient."""
-        if name not in self.described.buffers:
+        if name not in self.described.spec.buffers:
             return self._trained(name, init)
-        collection = self.described.buffers[name]
+        collection = self.described.spec.buffers[name]
         return self.variable(collection, name, lambda: init(self.make_rng("params"))).value
 
     @nn.nowrap
@@ -171,7 +171,7 @@ def begin_call(
 def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup) -> None:
     """Sets the variables that a call of a layer has changed, such as counts."""
     if lookup.train:
-        for name, collection in layer.described.buffers.items():
+        for name, collection in layer.described.spec.buffers.items():
             if after[name] is not before[name]:
                 layer.put_variable(collection, name, after[name])
     if OUT_OF_RANGE in before:

@@ -56,7 +56,7 @@ class TTLayer(TTFromPretrained, FactoryModule, kw_only=True):
     @property
     def cores(self) -> tuple[jax.Array, ...]:
         """The cores ``[p_k, r_k, q_k, r_{k+1}]``, as the functional ops take them."""
-        return self.described.innermost.params(self.state)
+        return self.described.innermost.spec.params(self.state)
 
 
 class TTEmbed(TTLayer, EmbedModule, kw_only=True):

@@ -29,27 +29,27 @@ class TableVariables:
 
     def __init__(self, variables: Mapping[str, Any], path: Path, table: Table) -> None:
         self._all = _flat(variables)
-        collections = {PARAMS, OVERWRITE_WITH_GRADIENT, *table.buffers.values()}
+        collections = {PARAMS, OVERWRITE_WITH_GRADIENT, *table.spec.buffers.values()}
         self._places = {
             place[-1]: place
             for place in self._all
             if place[0] in collections and place[1:-1] == path
         }
         where = "/".join(path) or "their top"
-        for name in (*table.param_names, *table.buffers):
+        for name in (*table.spec.param_names, *table.spec.buffers):
             if name not in self._places:
-                collection = table.buffers.get(name, PARAMS)
+                collection = table.spec.buffers.get(name, PARAMS)
                 raise ValueError(
                     f"variables: hold no {name} at {where} in the collection {collection!r}; expected all collections "
                     "of the model, e.g. {**state.variables, ...}, and in path= the names that lead to the layer."
                 )
         self.state = {name: nn.meta.unbox(self._all[place]) for name, place in self._places.items()}
-        self._first = self._places[table.param_names[0]]
+        self._first = self._places[table.spec.param_names[0]]
 
     def replaced(self, state: Mapping[str, Any], table: Table) -> dict[str, Any]:
         """All variables of the model, with ``state`` of ``table`` in place of the state of the old table."""
-        shapes = table.param_shapes
-        for name in (*shapes, *table.buffers):
+        shapes = table.spec.param_shapes
+        for name in (*shapes, *table.spec.buffers):
             if name not in state or (name in shapes and jnp.shape(state[name]) != shapes[name]):
                 got = f"{jnp.shape(state[name])}" if name in state else "no array"
                 raise ValueError(
@@ -59,9 +59,9 @@ class TableVariables:
         old = set(self._places.values())
         kept = {place: value for place, value in self._all.items() if place not in old}
         for name, value in state.items():
-            collection = table.buffers.get(name, self._first[0])
+            collection = table.spec.buffers.get(name, self._first[0])
             place = self._places.get(name, (collection, *self._first[1:-1], name))
-            like = None if name in table.buffers else self._all[self._first]
+            like = None if name in table.spec.buffers else self._all[self._first]
             like = self._all.get(place, like)
             kept[place] = value if like is None else nn.meta.replace_boxed(like, value)
         return traverse_util.unflatten_dict(kept)

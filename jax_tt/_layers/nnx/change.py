@@ -176,14 +176,14 @@ class ChangingModule(CachedModule):
         }
         for name in read_state(self).keys() - values.keys():
             delattr(self, name)
-        template: nnx.Variable[Any] = getattr(self, self.table.param_names[0])
+        template: nnx.Variable[Any] = getattr(self, self.table.spec.param_names[0])
         for name, value in values.items():
             variable = getattr(self, name, None)
             if variable is not None:
                 variable.set_value(value)
                 continue
             kind = variable_type(change.table, name)
-            like = {} if name in change.table.buffers else template.get_metadata()
+            like = {} if name in change.table.spec.buffers else template.get_metadata()
             setattr(self, name, nnx.data(kind(value, **like)))
         self.table = without_values(change.table)
         moments()

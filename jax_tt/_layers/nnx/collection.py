@@ -73,7 +73,7 @@ class CollectedTable(TableEmbed):
             f"{table.ids.label}this table of a collection was called on its own in a loss; only calls of the "
             "collection update it."
         )
-        params = {name: state[name] for name in table.param_names}
+        params = {name: state[name] for name in table.spec.param_names}
         state |= dict(refuse_gradient(message, params))
         result, after = op(with_update(table, None), state, inputs, lookup)
         finish_call(self, state, after, lookup)

@@ -109,22 +109,22 @@ class TableModule(ChecksKeywords, nnx.Module):
             self.hyperparameters = nnx.Dict(dict(hyperparameters))
         if lookup.bounds == "warn":
             self.out_of_range = OutOfRange(jnp.zeros((), jnp.int32))
-        kind = variable_type(table, table.param_names[0])
+        kind = variable_type(table, table.spec.param_names[0])
         params = {
             name: kind(value, **metadata)
             for name, value in table.init_params(rngs.params()).items()
         }
         for name, param in params.items():
-            if name not in table.buffers:
-                check_value(name, param, table.param_shapes[name])
+            if name not in table.spec.buffers:
+                check_value(name, param, table.spec.param_shapes[name])
             setattr(self, name, param)
         arrays = {name: param[...] for name, param in params.items()}
-        self.param_dtype = table.storage(arrays)
+        self.param_dtype = table.spec.storage(arrays)
         rest = table.init_rest(arrays)
         for name, value in rest.items():
             # Optimizer state of the same shape as a parameter is sharded like it.
             twin = next((param for param in params.values() if param.shape == value.shape), None)
-            like = {} if twin is None or name in table.buffers else twin.get_metadata()
+            like = {} if twin is None or name in table.spec.buffers else twin.get_metadata()
             setattr(self, name, variable_type(table, name)(value, **like))
 
     @property
@@ -204,7 +204,7 @@ class TableModule(ChecksKeywords, nnx.Module):
 
 def read_state(layer: TableModule) -> dict[str, jax.Array]:
     """Returns the arrays of a layer's table by name, and the step count of a table of a collection."""
-    names = (*layer.table.trained_names, *layer.table.buffers, *layer.step_names)
+    names = (*layer.table.spec.trained_names, *layer.table.spec.buffers, *layer.step_names)
     return {name: getattr(layer, name)[...] for name in names}
 
 
@@ -237,7 +237,7 @@ def begin_call(
 def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup) -> None:
     """Sets the variables that a call of a layer has changed, such as counts."""
     if lookup.train:
-        for name in layer.table.buffers:
+        for name in layer.table.spec.buffers:
             if after[name] is before[name]:
                 continue
             try:
@@ -256,8 +256,8 @@ def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup)
 
 def variable_type(table: Table, name: str) -> type[nnx.Variable[Any]]:
     """The variable type of an array of a table's state."""
-    if name in table.buffers:
-        return _BUFFERS.get(table.buffers[name], nnx.Variable)
+    if name in table.spec.buffers:
+        return _BUFFERS.get(table.spec.buffers[name], nnx.Variable)
     return nnx.Param if table.update is None else FusedParam
 
 

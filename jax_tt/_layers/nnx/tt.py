@@ -20,7 +20,7 @@ class TTLayer(TTFromPretrained, FactoryModule):
     @property
     def cores(self) -> tuple[jax.Array, ...]:
         """The cores ``[p_k, r_k, q_k, r_{k+1}]``, as the functional ops take them."""
-        return self.table.innermost.params(read_state(self))
+        return self.table.innermost.spec.params(read_state(self))
 
 
 @with_signature

@@ -38,7 +38,7 @@ def init_parts(
     update = None if optimizer is None else jax_tt.Update(optimizer)
     cores = given.cores if _is_fused(given) else given
     table = _table(cores, cache, update, num_embeddings)
-    params = dict(zip(table.table.param_names, cores, strict=True))
+    params = dict(zip(table.table.spec.param_names, cores, strict=True))
     return _parts(table, params | table.init_rest(params))._replace(table=given)
 
 
@@ -128,7 +128,7 @@ def _table(
 
 def _parts(table: Any, state: Any) -> Parts:
     cores, rows = table.table, table.rows_table
-    of_rows = {name: state[outer_name(name)] for name in rows.trained_names}
+    of_rows = {name: state[outer_name(name)] for name in rows.spec.trained_names}
     return Parts(
         cores.params(state) if cores.update is None else fused_table(cores, state),
         of_rows["embedding"] if rows.update is None else fused_table(rows, of_rows),
@@ -137,7 +137,7 @@ def _parts(table: Any, state: Any) -> Parts:
 
 
 def _state(table: Any, parts: Parts) -> dict[str, Any]:
-    cores = dict(zip(table.table.param_names, parts.cores, strict=True))
+    cores = dict(zip(table.table.spec.param_names, parts.cores, strict=True))
     if _is_fused(parts.table):
         cores = fused_state(table.table, parts.table)
     rows = {"embedding": parts.values}

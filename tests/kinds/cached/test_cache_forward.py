@@ -16,7 +16,6 @@ import jax_tt
 from jax_tt._ids.batch import Batch
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._table.options import Lookup, Update, Wanted
-from jax_tt._table.table import named
 from tests.conftest import native_available
 from tests.helpers import SHAPES, TOLERANCE, assert_close, dense_table, make_case
 from tests.kinds.cached import cache_parts
@@ -61,7 +60,7 @@ class Call:
         @jax.jit
         def op(rows, cores, hits, misses):
             of_rows = {"embedding": rows, "sentinel": jnp.float32(rows_sentinel)}
-            of_table = named(table, cores) | {"sentinel": jnp.float32(1)}
+            of_table = table.spec.named(cores) | {"sentinel": jnp.float32(1)}
             sums, (packed, place, _) = own.cached.divided_forward(
                 (of_table, of_rows), (hits, misses), lookup
             )

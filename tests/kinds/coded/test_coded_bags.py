@@ -143,7 +143,7 @@ def test_trained_in_the_backward_pass(shape):
             rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, bags, method=method)
             return jnp.sum(jnp.sin(rows))
 
-        return jax.jit(jax.grad(loss))({name: state[name] for name in table.trained_names})
+        return jax.jit(jax.grad(loss))({name: state[name] for name in table.spec.trained_names})
 
     for name, array in step("reference").items():
         np.testing.assert_allclose(step("native")[name], array, rtol=1e-5, atol=1e-6, err_msg=name)

@@ -59,7 +59,7 @@ def test_rows_and_gradients_are_those_of_the_codebooks_written_out(way, method):
         sums, _ = jax_tt.lookup_bags(one, of_call, bags, method=method)
         return jnp.sum(jnp.sin(sums)), sums
 
-    cores = {name: state[name] for name in table.param_names}
+    cores = {name: state[name] for name in table.spec.param_names}
     gradient = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True), static_argnums=2)
     found, wanted = (gradient(cores, BAGS.weights, one) for one in (table, dense))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, wanted)
@@ -75,11 +75,11 @@ def test_steps_of_the_native_op_are_those_of_the_reference(way):
             rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, BAGS, method=method)
             return jnp.sum(jnp.sin(rows))
 
-        return jax.jit(jax.grad(loss))({name: state[name] for name in table.trained_names})
+        return jax.jit(jax.grad(loss))({name: state[name] for name in table.spec.trained_names})
 
     found, wanted = step("native"), step("reference")
     assert set(found) >= {"core_0", "core_1", "slot_sum_0", "step"}
-    assert any((found[name] != state[name]).any() for name in table.param_names)
+    assert any((found[name] != state[name]).any() for name in table.spec.param_names)
     for name, array in wanted.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
 
@@ -95,7 +95,7 @@ def test_batches_without_ids_and_ids_out_of_range():
                 sums, _ = jax_tt.lookup_bags(one, {**own, **params}, ids)
                 return jnp.sum(sums), sums
 
-            params = {name: own[name] for name in one.param_names}
+            params = {name: own[name] for name in one.spec.param_names}
             grads, found = jax.grad(total, has_aux=True)(params)
             np.testing.assert_array_equal(found, np.zeros((len(ids), D)))
             assert all((array == 0).all() for array in grads.values())

@@ -77,7 +77,7 @@ def _step(table: Any, state: Any, ids: Any, gradients: Any, method: str) -> tupl
         rows, _ = jax_tt.lookup(table, {**state, **own}, ids, lookup)
         return jnp.vdot(rows, gradients), rows
 
-    own = {name: state[name] for name in table.trained_names}
+    own = {name: state[name] for name in table.spec.trained_names}
     (_, rows), new = jax.value_and_grad(loss, has_aux=True)(own)
     return {**state, **new}, rows
 

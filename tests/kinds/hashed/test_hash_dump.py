@@ -26,7 +26,10 @@ def trained(table, state, steps, seed=0):
             rows, _ = jax_tt.lookup(table, {**state, **own}, keys)
             return jnp.sum((rows - 0.1) ** 2)
 
-        state = {**state, **jax.grad(loss)({name: state[name] for name in table.trained_names})}
+        state = {
+            **state,
+            **jax.grad(loss)({name: state[name] for name in table.spec.trained_names}),
+        }
     return state, pool
 
 

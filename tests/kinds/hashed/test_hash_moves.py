@@ -59,7 +59,7 @@ def same(found, expected, names=None):
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
-def same_keys(table, found, other, expected, names=tuple(PLAIN.table.row_arrays)):
+def same_keys(table, found, other, expected, names=tuple(PLAIN.table.spec.row_arrays)):
     pair = []
     for own, state in ((table, found), (other, expected)):
         entries = np.sort(jax_tt.dynamic.keys_of(own, state), order="key")
@@ -76,8 +76,8 @@ def test_dumps_come_back_to_the_same_devices_bit_for_bit(source, tmp_path):
     counts, found = jax_tt.files.load_dump(table, start, tmp_path / "keys", progress=False)
     keys = jax_tt.dynamic.keys_of(table, state)
     assert counts == (len(keys), 0, 0)
-    same(found, state, [name for name in state if name not in PLAIN.table.row_arrays])
-    for name in PLAIN.table.row_arrays:
+    same(found, state, [name for name in state if name not in PLAIN.table.spec.row_arrays])
+    for name in PLAIN.table.spec.row_arrays:
         np.testing.assert_array_equal(found[name][keys["slot"]], state[name][keys["slot"]])
         assert found[name].sharding.is_equivalent_to(start[name].sharding, 2)
 

@@ -76,7 +76,7 @@ def step(table, state, ids, weights, method):
         rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, jax_tt.Bags(ids, None), lookup)
         return jnp.sum(rows * weights), rows
 
-    trained = {name: state[name] for name in table.trained_names}
+    trained = {name: state[name] for name in table.spec.trained_names}
     (_, rows), new = jax.value_and_grad(loss, has_aux=True)(trained)
     return {**state, **new}, rows
 

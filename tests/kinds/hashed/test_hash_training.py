@@ -29,7 +29,7 @@ def described(capacity, **options):
 
 
 def trained(table, state):
-    return {name: state[name] for name in table.trained_names}
+    return {name: state[name] for name in table.spec.trained_names}
 
 
 def step_of(table):
@@ -48,7 +48,7 @@ def step_of(table):
 def rows_by_key(table, state):
     entries = jax_tt.dynamic.keys_of(table, state)
     entries = entries[np.argsort(entries["key"])]
-    names = [*table.param_names, *(n for own in table.slot_names for n in own)]
+    names = [*table.spec.param_names, *(n for own in table.spec.slot_names for n in own)]
     return entries[["key", "touched"]], {n: np.asarray(state[n])[entries["slot"]] for n in names}
 
 

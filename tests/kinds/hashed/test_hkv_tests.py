@@ -36,7 +36,7 @@ def stepped(table, state, keys, grads):
         rows, _ = jax_tt.lookup(table, {**state, **own}, ids)
         return jnp.sum(rows * grads)
 
-    own = {name: state[name] for name in table.trained_names}
+    own = {name: state[name] for name in table.spec.trained_names}
     return {**state, **jax.grad(loss)(own)}
 
 

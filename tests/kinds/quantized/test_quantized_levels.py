@@ -310,7 +310,7 @@ def step_of(table, state, lookup, inputs=None):
         out, _ = jax_tt.lookup_bags(table, {**state, **own}, given, lookup, inputs)
         return jnp.sum(jnp.sin(out))
 
-    return step({name: state[name] for name in table.trained_names}, bags.weights)
+    return step({name: state[name] for name in table.spec.trained_names}, bags.weights)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

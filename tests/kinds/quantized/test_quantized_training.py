@@ -41,7 +41,7 @@ def trained_table(bits, rule, **options):
 
 
 def trained(table, state):
-    return {name: state[name] for name in table.trained_names}
+    return {name: state[name] for name in table.spec.trained_names}
 
 
 def stepped(table, state, bags=BAGS, lookup=None, inputs=None):

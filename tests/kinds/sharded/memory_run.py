@@ -43,7 +43,7 @@ def _trained(rows: int, mesh: Any, share: slice) -> np.ndarray:
             found, _ = jax_tt.lookup(table, {**state, **trained}, ids)
             return jnp.mean((found - 1) ** 2)
 
-        trained = {name: state[name] for name in table.trained_names}
+        trained = {name: state[name] for name in table.spec.trained_names}
         value, new = jax.value_and_grad(loss)(trained)
         return {**state, **new}, value
 

@@ -26,7 +26,7 @@ def _step(table, state, ids):
         rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids, bounds="zero")
         return jnp.sum(jnp.sin(3 * rows + 1)), rows
 
-    trained = {name: state[name] for name in table.trained_names}
+    trained = {name: state[name] for name in table.spec.trained_names}
     return jax.grad(loss, has_aux=True)(trained)
 
 

@@ -34,7 +34,7 @@ def _step(table, state, ids):
         rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids, bounds="zero")
         return jnp.sum(jnp.sin(3 * rows.astype(jnp.float32) + 1)), rows
 
-    trained = {name: state[name] for name in table.trained_names}
+    trained = {name: state[name] for name in table.spec.trained_names}
     return jax.grad(loss, has_aux=True)(trained)
 
 
@@ -120,7 +120,7 @@ def test_rows_of_one_device_are_bit_for_bit_those_of_all(mesh, placement):
     # Quantized rows are bytes that look like any floats, such as signalling NaNs.
     update = jax_tt.Update(optimizers.RowWiseAdagrad(0.1), stochastic_rounding=False)
     plain = jax_tt.tables.QuantizedTable(ROWS, WIDTH, 8, update)
-    shape = plain.param_shapes["packed"]
+    shape = plain.spec.param_shapes["packed"]
     bits = np.where(np.arange(np.prod(shape)) % 2 == 0, 0x80000000, 0x7F812345).astype(np.uint32)
     packed = jnp.asarray(bits.view(np.float32).reshape(shape))
     state = {**plain.init(jax.random.key(0)), "packed": packed}
@@ -187,7 +187,7 @@ def test_rows_and_gradients_are_rounded_once_in_a_16_bit_exchange(mesh):
             rows, _ = jax_tt.lookup(table, {**own, **trained}, ids)
             return jnp.sum(rows * g), rows
 
-        return jax.grad(loss, has_aux=True)({name: own[name] for name in table.trained_names})
+        return jax.grad(loss, has_aux=True)({name: own[name] for name in table.spec.trained_names})
 
     own = table.of_rows(state)
     new, rows = step(own)
@@ -217,7 +217,7 @@ def test_a_gradient_beyond_the_range_of_float16_stops_the_step(mesh):
             )
             return jnp.sum(rows) * scale
 
-        return jax.grad(loss)({name: own[name] for name in table.trained_names})
+        return jax.grad(loss)({name: own[name] for name in table.spec.trained_names})
 
     assert float(step(1e3)["step"]) == 1
     refused = step(1e6)

@@ -98,7 +98,7 @@ def _by_key(table, state):
     """The arrays of a table in the order of its keys, by name."""
     entries = jax_tt.dynamic.keys_of(table, state)
     entries = entries[np.argsort(entries["key"])]
-    names = (table.table if isinstance(table, ShardedTable) else table).table.row_arrays
+    names = (table.table if isinstance(table, ShardedTable) else table).table.spec.row_arrays
     rows = {name: np.asarray(state[name])[entries["slot"]] for name in names}
     return rows | {name: entries[name] for name in ("key", "score", "touched")}
 

@@ -307,7 +307,7 @@ def test_collections_and_linen_layers_grow_on_several_devices():
 
 
 def _buffers(collection, state):
-    kinds = collection.tables["item"].buffers
+    kinds = collection.tables["item"].spec.buffers
     return {name: state["item"][name] for name, kind in kinds.items() if kind == "hash_table"}
 
 

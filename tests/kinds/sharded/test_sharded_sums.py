@@ -38,7 +38,7 @@ def _step(table, state, bags, combiner="sum", method="auto"):
         rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, bags, lookup)
         return jnp.sum(jnp.sin(rows.astype(jnp.float32) + 1)), rows
 
-    return jax.grad(loss, has_aux=True)({name: state[name] for name in table.trained_names})
+    return jax.grad(loss, has_aux=True)({name: state[name] for name in table.spec.trained_names})
 
 
 STEP = jax.jit(_step, static_argnums=(0, 3, 4))
@@ -113,7 +113,7 @@ def _weighted_step(table, state, bags, of_tables, lookup=IGNORING):
         rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, own, lookup)
         return jnp.sum(jnp.sin(rows + 1))
 
-    trained = {name: state[name] for name in table.trained_names}
+    trained = {name: state[name] for name in table.spec.trained_names}
     if not of_tables:
         return {}, jax.grad(loss, argnums=1)(trained, bags.weights)
     return jax.grad(loss, argnums=(0, 1))(trained, bags.weights)
@@ -373,7 +373,7 @@ def test_ids_out_of_range_spoil_their_bags_and_stop_the_step(mesh):
             rows, _ = jax_tt.lookup_bags(table, {**own, **trained}, ids, bounds="error")
             return jnp.sum(rows), rows
 
-        return jax.grad(loss, has_aux=True)({name: own[name] for name in table.trained_names})
+        return jax.grad(loss, has_aux=True)({name: own[name] for name in table.spec.trained_names})
 
     new, rows = step(ids)
     assert np.isnan(rows).any(axis=1).tolist() == [k == 5 for k in range(BAGS)]
@@ -395,7 +395,7 @@ def test_gradients_that_are_not_finite_stop_the_step_on_all_devices(mesh):
             rows, _ = jax_tt.lookup_bags(table, {**own, **trained}, ids, bounds="zero")
             return jnp.sum(rows * scales[:, None])
 
-        return jax.grad(loss)({name: own[name] for name in table.trained_names})
+        return jax.grad(loss)({name: own[name] for name in table.spec.trained_names})
 
     usual = jnp.ones(BAGS)
     assert float(step(usual)["step"]) == 1
@@ -421,7 +421,7 @@ def test_weights_have_gradients_where_a_step_is_refused(mesh):
             rows, _ = jax_tt.lookup_bags(table, {**own, **trained}, bags, lookup)
             return jnp.sum(rows * scales[:, None])
 
-        trained = {name: own[name] for name in table.trained_names}
+        trained = {name: own[name] for name in table.spec.trained_names}
         return jax.grad(loss, argnums=(0, 1))(trained, jnp.ones((BAGS, LENGTH)))
 
     expected = np.sum(np.asarray(plain.to_dense(table.by_row(own))), axis=1)[ids]

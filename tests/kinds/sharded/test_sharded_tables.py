@@ -152,7 +152,9 @@ def test_one_table_equals_that_of_one_device(rule, placement):
             rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids, lookup)
             return jnp.sum(rows**2), rows
 
-        return jax.grad(loss, has_aux=True)({name: state[name] for name in table.trained_names})
+        return jax.grad(loss, has_aux=True)(
+            {name: state[name] for name in table.spec.trained_names}
+        )
 
     gradients, rows = forward_and_gradients(plain, state)
     found, own_rows = forward_and_gradients(table, own)
@@ -167,7 +169,7 @@ def test_a_gradient_that_is_not_finite_on_one_device_stops_the_step_on_all(mesh)
     plain = jax_tt.dense_table(40, 4, optimizer=rule, skip_nonfinite=True)
     table = ShardedTable(plain, mesh, "model", Placement.round_robin())
     state, ids = table.init(jax.random.key(0)), jnp.arange(12)[:, None]
-    trained = {name: state[name] for name in table.trained_names}
+    trained = {name: state[name] for name in table.spec.trained_names}
 
     @jax.jit
     def step(scale):
@@ -228,7 +230,7 @@ ids = jax.numpy.asarray(np.random.default_rng(0).integers(0, 50_000, (70, 8)))
 def step(state):
     def loss(trained):
         return (jax_tt.lookup(table, {**state, **trained}, ids)[0] ** 2).sum()
-    return {**state, **jax.grad(loss)({name: state[name] for name in table.trained_names})}
+    return {**state, **jax.grad(loss)({name: state[name] for name in table.spec.trained_names})}
 
 after = pages_of(step(state))
 assert (after[0][0] != pages[0][0]).any()
@@ -479,7 +481,7 @@ def test_steps_with_64_bit_types(mesh):
                 rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids)
                 return jnp.sum(jnp.sin(rows))
 
-            return jax.jit(jax.grad(loss))({name: state[name] for name in table.trained_names})
+            return jax.jit(jax.grad(loss))({name: state[name] for name in table.spec.trained_names})
 
         divided = table.of_rows(state)
         found = table.by_row({**divided, **stepped(table, divided)})

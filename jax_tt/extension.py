@@ -35,6 +35,7 @@ from jax_tt._table.change import grow as grow
 from jax_tt._table.change import maintain as maintain
 from jax_tt._table.change import reorder as reorder
 from jax_tt._table.change import with_cache as with_cache
+from jax_tt._table.check import check_state as check_state
 from jax_tt._table.checkpoint import by_row as by_row
 from jax_tt._table.checkpoint import in_pieces as in_pieces
 from jax_tt._table.checkpoint import of_pieces as of_pieces

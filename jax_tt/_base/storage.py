@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -42,3 +43,19 @@ def check_param_dtype(param_dtype: Any) -> None:
     if name not in STORAGE:
         choices = ", ".join(map(repr, STORAGE))
         raise ValueError(f"param_dtype: got {name}; expected one of {choices}.")
+
+
+def require_arrays(table: Any, state: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raises where arrays of these names are missing from a state of a table."""
+    missing = [name for name in names if name not in state]
+    if not missing:
+        return
+    if tables := [name for name, own in state.items() if isinstance(own, Mapping)]:
+        raise ValueError(
+            f"{table.ids.label}state: got the arrays of several tables, {', '.join(map(str, tables))}; expected the "
+            f"arrays of this table, e.g. state[{tables[0]!r}]."
+        )
+    raise ValueError(
+        f"{table.ids.label}state: has no {', '.join(missing)}; expected what Table.init returns, with the arrays "
+        f"{', '.join(names)}."
+    )

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_scalar
+from jax_tt._base.storage import require_arrays
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
 from jax_tt._collection.host_batch import host_features
@@ -174,7 +175,7 @@ class Collection:
         """
         self.check(state)
         for name, table in self.tables.items():
-            table.require(state[name], self._trained_names[name])
+            require_arrays(table, state[name], self._trained_names[name])
         return {
             name: {array: state[name][array] for array in names}
             for name, names in self._trained_names.items()
@@ -306,7 +307,7 @@ class Collection:
         check_states("states", states, self.tables)
         scalars: dict[str, dict[str, jax.Array]] = {"step": {}, "sentinel": {}}
         for name in self.sharing:
-            self.separated_tables[name].require(states[name], tuple(scalars))
+            require_arrays(self.separated_tables[name], states[name], tuple(scalars))
             for scalar, values in scalars.items():
                 value = as_scalar(f"states[{name!r}][{scalar!r}]", states[name][scalar])
                 values[name] = jnp.asarray(value, jnp.float32)

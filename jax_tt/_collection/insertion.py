@@ -14,6 +14,7 @@ from jax_tt._collection.values import values_of
 from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._ops.insert import insert_anywhere, insert_keys
 from jax_tt._ops.inserting import Inserted, ToInsert, requests_of
+from jax_tt._table.check import check_state
 
 
 @insert_keys.register(Collection)
@@ -72,7 +73,7 @@ def insert_collection_keys(
         )
     asked, ends = [], {}
     for name, table in hashed.items():
-        collection.tables[name].check(state[name])
+        check_state(collection.tables[name], state[name])
         parts = [
             requests_of(
                 unsharded_hash_table(collection.for_features[feature]),

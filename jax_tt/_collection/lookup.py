@@ -32,6 +32,7 @@ from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limited_columns
 from jax_tt._lookup.rule import pooled_sums, prepared, resolved
 from jax_tt._ops.lookups import options_of
+from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup, StepInputs, Update
 from jax_tt._table.table import Table
 
@@ -123,7 +124,7 @@ def embed(
     one_of("layout", layout, LAYOUTS)
     check_statistics("state", state, collection.tables)
     for name, table in collection.tables.items():
-        table.check(state[name])
+        check_state(table, state[name])
     storages = {name: table.spec.storage(state[name]) for name, table in collection.tables.items()}
     values = values_of(collection.features, batch)
     requests = requests_of(collection, values, storages, lookups)

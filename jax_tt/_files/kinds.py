@@ -23,6 +23,7 @@ from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._ops.coded_table import with_codebooks
+from jax_tt._table.check import check_state
 from jax_tt._table.rotation import ROTATION, as_rotation
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -167,7 +168,7 @@ def _mixed(stored: StoredArrays, prefix: str, notes: Any) -> Pair:
     names = [f"places_{k}" for k in range(len(pairs) - 1)]
     state = table.joined([state for _, state in pairs])
     state |= {name: jnp.asarray(stored[f"{prefix}{name}"].read()) for name in names}
-    table.check(state)
+    check_state(table, state)
     try:
         same = table.with_parts(state, table.parts_of(state))
     except ValueError as error:
@@ -199,7 +200,7 @@ def _coded(stored: StoredArrays, prefix: str, notes: Any) -> Pair:
         if not np.isfinite(np.asarray(state[name], np.float32)).all():
             raise ValueError(f"its {name} hold NaN or infinity; expected finite numbers.")
     table = with_codebooks(layout, shape, param_dtype=table.spec.storage(state))
-    table.check(state)
+    check_state(table, state)
     if table.hot:
         hot, _ = table.hot_ids(state, jnp.arange(table.num_embeddings))
         if hot.sum() != table.hot or (places.of_members(hot) != state[HOT_PLACES]).any():

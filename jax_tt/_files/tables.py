@@ -20,6 +20,7 @@ from jax_tt._formats.output import check_output, writing
 from jax_tt._formats.safetensors_file import write_safetensors
 from jax_tt._formats.stored import FileError, StoredArrays
 from jax_tt._ops.to_table import tt_to_table
+from jax_tt._table.check import check_state
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._tt.approximation import Approximation
@@ -235,7 +236,7 @@ def _described(name: Any, pair: Any) -> Description:
                 "got a table with an optimizer, whose state such a file does not hold; expected a read-only one, "
                 "jax_tt.extension.freeze(table, state). Save the whole state in a checkpoint to train on."
             )
-        table.check(state)
+        check_state(table, state)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{where}: {error}") from error
     return description

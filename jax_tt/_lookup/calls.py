@@ -12,6 +12,7 @@ from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._lookup.combine import batch_to_sum, combine
 from jax_tt._lookup.limit import limited
 from jax_tt._lookup.rule import pooled_sums, prepared
+from jax_tt._table.check import check_state
 from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -21,7 +22,7 @@ def lookup_rows(
     table: Table, state: State, ids: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
     """Rows of a table of any kind, one per id, and the state after the call; see `jax_tt.lookup`."""
-    table.check(state)
+    check_state(table, state)
     batch, shape = lookup_batch(table.ids, ids)
     call, state = prepared(table, state, batch, lookup, inputs)
     (sums,) = pooled_sums((call,))
@@ -36,7 +37,7 @@ def pooled_rows(
     table: Table, state: State, bags: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
     """Pooled rows, one vector per bag, and the state after the call; see `jax_tt.lookup_bags`."""
-    table.check(state)
+    check_state(table, state)
     storage = table.spec.storage(state)
     batch, count = bag_batch(table.ids, bags, accumulator(storage))
     summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch

@@ -26,6 +26,7 @@ from jax_tt._sets.hash_directory import (
     named_directory,
 )
 from jax_tt._sets.placing import ENTRY, Sets, directory_with, entries_of, placed
+from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
 from jax_tt._table.types import State
 
@@ -73,7 +74,7 @@ def loaded(
     """Puts the keys of a dump into a table, with their rows, scores and last batches."""
     sets, table = _sets_of(table), _with_own_rows(unsharded_hash_table(table))
     _refuse_keys(table, keys)
-    table.check(state)
+    check_state(table, state)
     wanted = table.table.spec.row_arrays
     taken = list(wanted) if optimizer_state else list(table.table.spec.row_names)
     dump.check(table.features, taken, exact=optimizer_state)

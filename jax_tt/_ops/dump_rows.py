@@ -15,6 +15,7 @@ from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
 from jax_tt._ops.changes import joined_digests, row_digests
 from jax_tt._ops.dump_content import Content, Loaded
+from jax_tt._table.check import check_state
 from jax_tt._table.checkpoint import by_row, of_rows, unsharded
 from jax_tt._table.table import Table, check_table
 from jax_tt._table.types import State
@@ -60,7 +61,7 @@ def loaded(
     del method
     sharded = table
     table, state = _by_row(table, state)
-    table.check(state)
+    check_state(table, state)
     count = table.num_embeddings
     named = np.arange(count, dtype=np.uint64) if keys is None else _keys(keys, count)
     order = np.argsort(named)

@@ -11,6 +11,7 @@ from jax_tt._base import words
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._sets.hash_directory import COUNTERS, KEYS, TOTALS, directory_of
 from jax_tt._sets.placing import entries_of
+from jax_tt._table.check import check_state
 from jax_tt._table.types import State
 
 
@@ -33,7 +34,7 @@ def table_keys(table: HashTable, state: State) -> np.ndarray:
     [3, 18446744073709551615]
     """
     table = unsharded_hash_table(table)
-    table.check(state)
+    check_state(table, state)
     return entries_of(directory_of(state))
 
 
@@ -53,7 +54,7 @@ def hash_statistics(table: HashTable, state: State) -> dict[str, int | float]:
     (2, 3, 2)
     """
     table = unsharded_hash_table(table)
-    table.check(state)
+    check_state(table, state)
     totals, touched = jax.device_get((state[TOTALS], state[KEYS[2]]))
     keys = int(np.count_nonzero(touched))
     found: dict[str, Any] = {"keys": keys, "load": keys / table.num_embeddings}

@@ -9,6 +9,7 @@ from typing import Any
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._ops.insert_sharded import insert_over_devices
 from jax_tt._ops.inserting import Inserted, ToInsert, insert_together, requests_of
+from jax_tt._table.check import check_state
 from jax_tt._table.types import State
 
 
@@ -53,7 +54,7 @@ def insert_keys(
     {'requests': 3, 'unique': 2, 'inserted': 2}
     """
     whole = unsharded_hash_table(table)
-    table.check(state)
+    check_state(table, state)
     asked = ToInsert(table, state, [requests_of(whole, ids, scores)], epoch)
     (result,) = insert_anywhere([asked], method, return_evicted)
     return result

@@ -15,6 +15,7 @@ from jax_tt._native import hash_backend
 from jax_tt._ops.inserting import Evicted, keys_of_ids
 from jax_tt._sets.hash_directory import CLOCK, KEYS, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.hash_reference import erase
+from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
 from jax_tt._table.types import State
 
@@ -79,7 +80,7 @@ def remove_keys(
     """
     anywhere: Any = table
     whole = unsharded_hash_table(table)
-    table.check(state)
+    check_state(table, state)
     if (keys is None) == (where is None):
         raise ValueError(
             f"{whole.ids.label}keys, where: got {'neither' if keys is None else 'both'}; expected one of them, keys to "

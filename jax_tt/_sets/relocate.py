@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jax_tt._base.storage import require_arrays
 from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.placing import Sets, directory_with, entries_of, placed
 
@@ -42,7 +43,7 @@ def relocated(table: Any, state: Mapping[str, Any], devices: int) -> dict[str, A
         TypeError: keys would have to be placed anew, but the arrays are traced.
     """
     directories = _directories(table, devices)
-    table.require(state, tuple(name for names in directories for name in names))
+    require_arrays(table, state, tuple(name for names in directories for name in names))
     sets = directories.pop(KEYS)
     entries, after = _in_sets(table, directory_of(state), sets, "state")
     after = {**state, **named_directory(after)}

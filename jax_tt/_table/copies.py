@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jax_tt._table.check import check_state
 from jax_tt._table.dispatch import dispatched
 from jax_tt._table.options import Update
 from jax_tt._table.types import State
@@ -52,14 +53,14 @@ def freeze(table: Any, state: State) -> tuple[Any, dict[str, Any]]:
     >>> served.update is None, list(arrays)
     (True, ['embedding'])
     """
-    table.check(state)
+    check_state(table, state)
     frozen = with_update(table, None)
     return frozen, _kept(frozen, state)
 
 
 def freeze_wrapper(wrapper: Any, state: State) -> tuple[Any, dict[str, Any]]:
     """`freeze` of a wrapper, for registration: around the frozen table, with the arrays that the wrapper keeps."""
-    wrapper.check(state)
+    check_state(wrapper, state)
     table, arrays = freeze(wrapper.table, state)
     frozen = dataclasses.replace(wrapper, table=table)
     return frozen, _kept(frozen, {**state, **arrays})

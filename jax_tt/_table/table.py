@@ -5,13 +5,12 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.storage import STORAGE, check_storage
 from jax_tt._ids.batch import Batch, of_positions, present
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.inputs import one_bag_per_position
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
 
 # In what a step of a table returns if its scalars are shared: 1 if the step was applied, else 0.
 APPLIED = "applied"
-_STORAGE = set(STORAGE)
-_CAST = (
-    " Leave fused tables out of casts of a model: param_dtype= of the table is the type of its rows, and dtype= of the "
-    "layer or Lookup that of the results."
-)
 
 
 class Table(abc.ABC):
@@ -112,42 +106,6 @@ class Table(abc.ABC):
                 shape = slot_shape((param.shape[0], *of_param[1:]), slot)
                 state[name] = jnp.full(shape, slot.init, slot.dtype)
         return state | self.spec.initial_scalars()
-
-    def check(self, state: State) -> None:
-        """Raises if arrays are missing from a state, or do not belong to this table."""
-        spec = self.spec
-        if any(name not in state for name in spec.trained_names):
-            self.require(state, spec.trained_names)
-        shapes = spec.param_shapes
-        dtypes = {state[name].dtype.name for name in shapes}
-        if len(dtypes) != 1 or not dtypes <= _STORAGE:
-            check_storage(self.ids.label, "parameters", dtypes)
-        for name in spec.trained_names:
-            array, shape = state[name], spec.shapes[name]
-            own = array.dtype if name in shapes else jnp.float32
-            dtype = spec.slot_dtypes.get(name, jnp.dtype(own))
-            if array.shape != shape or array.dtype != dtype:
-                advice = _CAST if array.shape == shape else ""
-                raise ValueError(
-                    f"{self.ids.label}{name}: got {array.dtype} of shape {array.shape}; expected {dtype} of shape "
-                    f"{shape}, as this table and its optimizer have.{advice}"
-                )
-
-    def require(self, state: State, names: Sequence[str]) -> None:
-        """Raises where arrays of these names are missing from a state."""
-        missing = [name for name in names if name not in state]
-        if missing and (
-            tables := [name for name, own in state.items() if isinstance(own, Mapping)]
-        ):
-            raise ValueError(
-                f"{self.ids.label}state: got the arrays of several tables, {', '.join(map(str, tables))}; expected the "
-                f"arrays of this table, e.g. state[{tables[0]!r}]."
-            )
-        if missing:
-            raise ValueError(
-                f"{self.ids.label}state: has no {', '.join(missing)}; expected what Table.init returns, with the "
-                f"arrays {', '.join(names)}."
-            )
 
     # Lookups
 

@@ -63,7 +63,7 @@ class Wrapper(Table):
 
 # Members that `Table` computes from other members, which a wrapper may override. What can be wrapped does not override
 # them.
-COMPUTED = frozenset(("init", "require"))
+COMPUTED = frozenset(("init",))
 MEMBERS = frozenset(name for name in (*vars(Table), *Table.__annotations__) if name[0] != "_")
 
 for _name in MEMBERS - COMPUTED - vars(Wrapper).keys():

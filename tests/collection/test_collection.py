@@ -416,7 +416,7 @@ def test_tables_are_separated_and_joined(mixed):
     state = MIXED.replaced(mixed, {name: {"step": step} for name, step in steps.items()})
     states = MIXED.separated(state)
     for name, table in MIXED.separated_tables.items():
-        table.check(states[name])
+        jax_tt.extension.check_state(table, states[name])
     assert [float(states[name]["step"]) for name in MIXED.sharing] == [3, 5]
     assert_same(MIXED.joined(states), state)
     other = jax_tt.Collection(

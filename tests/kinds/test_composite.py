@@ -275,7 +275,7 @@ def test_parts_that_do_not_fit():
     with pytest.raises(TypeError, match="parts: got a traced array"):
         jax.jit(table.with_parts)(state, PARTS)
     with pytest.raises(ValueError, match="places_1: got uint32 of shape"):
-        table.check({**state, "places_1": state["places_1"][:, :3]})
+        jax_tt.extension.check_state(table, {**state, "places_1": state["places_1"][:, :3]})
     with pytest.raises(ValueError, match="expected at most 2147483647"):
         jax_tt.tables.MixedTable(
             (jax_tt.tables.QuantizedTable(2**31 - 1, 8), jax_tt.tables.QuantizedTable(9, 8))
@@ -463,9 +463,11 @@ def test_descriptions_are_static_and_have_names(make):
     assert dataclasses.replace(named, name=None) == table
     with pytest.raises(ValueError, match=r"items( of 60 rows)?, table 1: "):
         name = next(name for name in state if name.startswith("table_1"))
-        named.check({**state, name: state[name][:-1]})
+        jax_tt.extension.check_state(named, {**state, name: state[name][:-1]})
     with pytest.raises(ValueError, match="items: state: has no table_1"):
-        named.check({name: x for name, x in state.items() if not name.startswith("table_1")})
+        jax_tt.extension.check_state(
+            named, {name: x for name, x in state.items() if not name.startswith("table_1")}
+        )
     assert list(itertools.chain(*(own.keys() for own in table.separated(state))))
 
 

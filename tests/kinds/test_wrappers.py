@@ -105,7 +105,16 @@ class Forgetful(Wrapper):
 
 DISPATCHED = [
     getattr(jax_tt.extension, name)
-    for name in ("freeze", "grow", "maintain", "reorder", "with_cache", "with_name", "with_update")
+    for name in (
+        "check_state",
+        "freeze",
+        "grow",
+        "maintain",
+        "reorder",
+        "with_cache",
+        "with_name",
+        "with_update",
+    )
 ]
 DISPATCHED += [jax_tt.extension.without_values, *VIEWS]
 
@@ -152,7 +161,7 @@ def test_tables_that_can_be_wrapped_do_not_override_what_wrappers_compute() -> N
 @EACH
 def test_members_say_what_the_state_has(name: str) -> None:
     table, state = WRAPPERS[name], state_of(name)
-    table.check(state)
+    jax_tt.extension.check_state(table, state)
     arrays = {array.name: array for array in table.spec.arrays}
     assert arrays.keys() == state.keys()
     for key, array in arrays.items():
@@ -183,7 +192,7 @@ def test_frozen(name: str) -> None:
     table, state = WRAPPERS[name], state_of(name)
     frozen, arrays = jax_tt.extension.freeze(table, state)
     assert type(frozen) is type(table) and frozen.update is None
-    frozen.check(arrays)
+    jax_tt.extension.check_state(frozen, arrays)
     expected = jax.eval_shape(frozen.init, jax.random.key(0))
     assert shapes(arrays) == shapes(expected)
     lookup = jax_tt.Lookup(train=False)

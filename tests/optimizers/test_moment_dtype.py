@@ -172,7 +172,7 @@ def test_other_types_are_refused():
             "slot_mu_0: got float32 of shape (5, 4); expected bfloat16 of shape (5, 4)"
         ),
     ):
-        table.check(state)
+        jax_tt.extension.check_state(table, state)
     rows = jnp.zeros((5, 4))
     made = jax_tt.functional.init_fused(rows, optimizers.Adam(0.1))
     with pytest.raises(

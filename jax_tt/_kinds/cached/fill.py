@@ -18,6 +18,7 @@ from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.cache_reference import rank_within
 from jax_tt._sets.miss_ratio import stream
 from jax_tt._sets.scores import MOST_COUNTED, UNIT, Scoring
+from jax_tt._table.check import check_state
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
@@ -55,7 +56,7 @@ def fill(
     [[8, 9]]
     """
     cached = cached_part(table)
-    cached.check(state)
+    check_state(cached, state)
     if ID_ORDER in state:
         ids = IdOrder(state[ID_ORDER]).apply(ids)
     before = directory_of(state)

@@ -15,6 +15,7 @@ from jax_tt._native import cache_backend
 from jax_tt._sets.cache_directory import add_to_statistics, init_directory
 from jax_tt._sets.scores import aged
 from jax_tt._table.change import maintain
+from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -181,7 +182,7 @@ def written_back(
 
 def _checked(table: Table, state: State) -> RowCachedTable:
     cached = cached_part(table)
-    cached.check(state)
+    check_state(cached, state)
     return cached
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.dtypes import accumulator
+from jax_tt._base.storage import require_arrays
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._jax import backend as _backend
@@ -35,6 +36,7 @@ from jax_tt._native.table_group import zeros_like
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table import reference
+from jax_tt._table.check import check_state
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.reference import ReferenceTable
@@ -133,12 +135,6 @@ class RowCachedTable(Wrapper):
         shape = (table.num_embeddings, table.features)
         rows = {"embedding": jnp.zeros(shape, self.cache.dtype or storage)}
         return named_directory(directory) | outer(rows | table.init_rest(rows))
-
-    def check(self, state: State) -> None:
-        self.require(state, (*self.spec.trained_names, *self.spec.constant_names, *DIRECTORY))
-        of_table, of_rows = self._states(state)
-        self.table.check(of_table)
-        self.rows_table.check(of_rows)
 
     def to_dense(self, state: State) -> jax.Array:
         dense = self.table.to_dense(state)
@@ -354,6 +350,16 @@ class RowCachedTable(Wrapper):
             here = present(misses_of(self.table, batch))
             dweights = _added(dweights, jnp.where(here, missed, 0))
         return of_table | outer(of_rows), dweights
+
+
+@check_state.register(RowCachedTable)
+def check_cache(table: RowCachedTable, state: State) -> None:
+    require_arrays(
+        table, state, (*table.spec.trained_names, *table.spec.constant_names, *DIRECTORY)
+    )
+    of_table, of_rows = table._states(state)
+    check_state(table.table, of_table)
+    check_state(table.rows_table, of_rows)
 
 
 def cached_part(table: Table) -> RowCachedTable:

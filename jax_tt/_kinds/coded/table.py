@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tt._base.storage import require_arrays
 from jax_tt._ids import places
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import digits_in_range, digits_of_integers
@@ -31,7 +32,9 @@ from jax_tt._native.partition import num_blocks
 from jax_tt._native.rows import RowTable
 from jax_tt._native.table_call import run
 from jax_tt._table import reference
+from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_name, with_update, without_values
+from jax_tt._table.dispatch import default
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import IGNORED, Lookup, Update
 from jax_tt._table.reference import ReferenceTable
@@ -158,12 +161,6 @@ class CodedTable(CodeLayout, ReferenceTable):
             {ROTATION: jnp.eye(self.features, dtype=jnp.float32)} if self.rotated else {}
         )
 
-    def check(self, state: State) -> None:
-        self.require(state, (*self.spec.trained_names, *self.spec.constant_names))
-        super().check(state)
-        check_constants(self, state)
-        check_rotation(self, state)
-
     # Codes
 
     def codes(self, state: State, ids: Any = None) -> jax.Array:
@@ -201,7 +198,7 @@ class CodedTable(CodeLayout, ReferenceTable):
         Raises:
             ValueError: the rows have another shape, or one is not finite; an id is out of range.
         """
-        self.check(state)
+        check_state(self, state)
         given, at = checked_rows(self, rows, ids)
         made = self, self.codebook_rows(state), state.get(ROTATION), given
         if not self.hot:
@@ -361,6 +358,14 @@ class CodedTable(CodeLayout, ReferenceTable):
 def _quiet(lookup: Lookup) -> Lookup:
     """The options of a lookup in the codebooks, after the ids have been checked."""
     return dataclasses.replace(lookup, bounds="zero") if lookup.bounds in IGNORED else lookup
+
+
+@check_state.register(CodedTable)
+def check_codes(table: CodedTable, state: State) -> None:
+    require_arrays(table, state, (*table.spec.trained_names, *table.spec.constant_names))
+    default(check_state)(table, state)
+    check_constants(table, state)
+    check_rotation(table, state)
 
 
 @with_update.register(CodedTable)

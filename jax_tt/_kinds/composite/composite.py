@@ -14,11 +14,12 @@ from jax import lax
 
 from jax_tt._base import sentinel
 from jax_tt._base.dtypes import accumulator
-from jax_tt._base.storage import table_label
+from jax_tt._base.storage import require_arrays, table_label
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table import groups
+from jax_tt._table.check import check_state
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
@@ -161,11 +162,6 @@ class Composite(Table):
         del state
         return {}
 
-    def check(self, state: State) -> None:
-        self.require(state, (*self.spec.trained_names, *self.spec.constant_names))
-        for table, own in zip(self.members, self.separated(state), strict=True):
-            table.check(own)
-
     # Lookups
 
     @functools.cached_property
@@ -270,6 +266,13 @@ class Composite(Table):
         return [getattr(table, method)(part, *args).astype(accum) for table, part in own]
 
 
+@check_state.register(Composite)
+def check_each(table: Composite, state: State) -> None:
+    require_arrays(table, state, (*table.spec.trained_names, *table.spec.constant_names))
+    for member, own in zip(table.members, table.separated(state), strict=True):
+        check_state(member, own)
+
+
 @with_update.register(Composite)
 def with_update_of_each(table: Composite, update: Update | None) -> Composite:
     return table.of_each(lambda member: with_update(member, update))
@@ -282,7 +285,7 @@ def without_values_of_each(table: Composite) -> Composite:
 
 @freeze.register(Composite)
 def freeze_each(table: Composite, state: State) -> tuple[Composite, dict[str, Any]]:
-    table.check(state)
+    check_state(table, state)
     frozen = [freeze(*member) for member in zip(table.members, table.separated(state), strict=True)]
     tables = tuple(
         with_name(member, given.name)

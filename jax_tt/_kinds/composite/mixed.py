@@ -16,7 +16,8 @@ from jax_tt._base.arguments import as_array
 from jax_tt._ids import places
 from jax_tt._ids.batch import Batch, is_padding, padding_mark, with_marks
 from jax_tt._ids.id_space import digits_in_range
-from jax_tt._kinds.composite.composite import Composite
+from jax_tt._kinds.composite.composite import Composite, check_each
+from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.table import Table
@@ -98,16 +99,6 @@ class MixedTable(Composite):
 
     def own_arrays(self, state: State) -> dict[str, Any]:
         return {name: state[name] for name in self._places_shapes}
-
-    def check(self, state: State) -> None:
-        super().check(state)
-        for name, shape in self._places_shapes.items():
-            own = state[name]
-            if own.dtype != jnp.uint32 or own.shape != shape:
-                raise ValueError(
-                    f"{self.ids.label}{name}: got {own.dtype} of shape {own.shape}; expected uint32 of shape {shape}. "
-                    "MixedTable.with_parts makes it of the number of the table of every id."
-                )
 
     # Which table has the row of an id
 
@@ -201,3 +192,15 @@ class MixedTable(Composite):
         before = np.cumsum([0, *(table.num_embeddings for table in self.tables[:-1])])
         place = jnp.asarray(before.astype(np.int32))[part] + row
         return jnp.take(jnp.concatenate(arrays, axis=axis), place, axis=axis)
+
+
+@check_state.register(MixedTable)
+def check_places(table: MixedTable, state: State) -> None:
+    check_each(table, state)
+    for name, shape in table._places_shapes.items():
+        own = state[name]
+        if own.dtype != jnp.uint32 or own.shape != shape:
+            raise ValueError(
+                f"{table.ids.label}{name}: got {own.dtype} of shape {own.shape}; expected uint32 of shape {shape}. "
+                "MixedTable.with_parts makes it of the number of the table of every id."
+            )

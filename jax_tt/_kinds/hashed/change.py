@@ -30,6 +30,7 @@ from jax_tt._table.change import (
     under_order,
     with_cache,
 )
+from jax_tt._table.check import check_state
 from jax_tt._table.checkpoint import VIEWS, of_rows
 from jax_tt._table.copies import copy_wrapper, freeze, freeze_wrapper, with_update
 from jax_tt._table.dispatch import default
@@ -64,7 +65,7 @@ def grow_if_full(
     (128, (128, 8))
     """
     whole = unsharded_hash_table(table)
-    table.check(state)
+    check_state(table, state)
     capacity = grown_capacity(whole, state, max_load)
     if capacity == whole.num_embeddings:
         return Change(table, dict(state), {})

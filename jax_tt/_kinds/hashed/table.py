@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.arguments import as_int, as_positive, one_of
+from jax_tt._base.storage import require_arrays
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import lists_over_explicit_axes, over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, outside
@@ -37,6 +38,7 @@ from jax_tt._sets.hash_directory import (
 from jax_tt._sets.initial import InitialRows, Normal
 from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
 from jax_tt._sets.relocate import relocated
+from jax_tt._table.check import check_state
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
@@ -181,19 +183,6 @@ class HashTable(Wrapper):
     def ids(self) -> IdSpace:
         return dataclasses.replace(self.table.ids, takes_keys=True)
 
-    def check(self, state: State) -> None:
-        self.table.check(state)
-        self.require(state, tuple(self.hash_shapes))
-        for name, (shape, dtype) in self.hash_shapes.items():
-            array = state[name]
-            if array.shape != shape or array.dtype != dtype:
-                several = name in (*KEYS, *WAITING) and len(array.shape) > len(shape)
-                fix = " HashTable.of_rows takes the keys of several devices." if several else ""
-                raise ValueError(
-                    f"{self.ids.label}{name}: got {array.dtype} of shape {array.shape}; expected {jnp.dtype(dtype)} of "
-                    f"shape {shape}, as this table has.{fix}"
-                )
-
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         rest = {name: jnp.zeros(*like) for name, like in self.hash_shapes.items()}
         words = (self.seed >> 32) & 0xFFFFFFFF, self.seed & 0xFFFFFFFF
@@ -292,6 +281,21 @@ class HashTable(Wrapper):
         """Initial rows ``[n, D]`` of the keys uint32 ``[n, 2]`` that are ``wanted``; others are unspecified."""
         (rows,) = initial_of_tables([(self, state, keys, wanted, dtype)], [method])
         return rows
+
+
+@check_state.register(HashTable)
+def check_keys(table: HashTable, state: State) -> None:
+    check_state(table.table, state)
+    require_arrays(table, state, tuple(table.hash_shapes))
+    for name, (shape, dtype) in table.hash_shapes.items():
+        array = state[name]
+        if array.shape != shape or array.dtype != dtype:
+            several = name in (*KEYS, *WAITING) and len(array.shape) > len(shape)
+            fix = " HashTable.of_rows takes the keys of several devices." if several else ""
+            raise ValueError(
+                f"{table.ids.label}{name}: got {array.dtype} of shape {array.shape}; expected {jnp.dtype(dtype)} of "
+                f"shape {shape}, as this table has.{fix}"
+            )
 
 
 def initial_of_tables(

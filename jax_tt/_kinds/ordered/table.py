@@ -9,11 +9,13 @@ from typing import Any
 
 import jax
 
+from jax_tt._base.storage import require_arrays
 from jax_tt._ids.apply_order import columns_by_id, mapped_ids
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.stored_order import StoredRows, of_layer, on_device
+from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.types import State
@@ -69,10 +71,6 @@ class OrderedTable(Wrapper):
             self.table.ids, radices=(self.num_embeddings,), integers_only=_INTEGERS_ONLY
         )
 
-    def check(self, state: State) -> None:
-        self.require(state, (ID_ORDER,))
-        self.table.check(state)
-
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         if self.id_order is None:
             raise ValueError(
@@ -92,6 +90,12 @@ class OrderedTable(Wrapper):
 
     def _rows(self, state: State) -> StoredRows:
         return of_layer(state[ID_ORDER], self.num_embeddings)
+
+
+@check_state.register(OrderedTable)
+def check_order(table: OrderedTable, state: State) -> None:
+    require_arrays(table, state, (ID_ORDER,))
+    check_state(table.table, state)
 
 
 def check_id_order(id_order: Any, num_embeddings: int) -> None:

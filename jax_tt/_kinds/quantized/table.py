@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from jax_tt._base.arguments import as_int, as_positive
+from jax_tt._base.storage import require_arrays
 from jax_tt._ids.batch import Batch
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.levels import Levels, as_attribute, check_levels, largest_step
@@ -20,7 +21,9 @@ from jax_tt._native.dense import DENSE
 from jax_tt._native.native import NativeTable
 from jax_tt._native.table_call import Calls
 from jax_tt._table import distinct_rows
+from jax_tt._table.check import check_state
 from jax_tt._table.copies import freeze, with_update, without_values
+from jax_tt._table.dispatch import default
 from jax_tt._table.distinct_rows import RowFormat
 from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Lookup, Update, check_update
@@ -138,22 +141,6 @@ class QuantizedTable(NativeTable):
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         rotation = {ROTATION: jnp.eye(self.features, dtype=jnp.float32)} if self.rotated else {}
         return super().init_rest(params) | rotation
-
-    def check(self, state: State) -> None:
-        self.require(state, self.spec.constant_names)
-        check_rotation(self, state)
-        if self.update is not None:
-            return super().check(state)
-        packed, width = state[PACKED], self.row_bytes
-        # Also the words of a table that is trained, of which this is the view for lookups elsewhere.
-        widths = {jnp.dtype(jnp.uint8): width, jnp.dtype(jnp.float32): width / codec.WORD}
-        if packed.shape == (self.num_embeddings, widths.get(packed.dtype)):
-            return None
-        raise ValueError(
-            f"{self.ids.label}{PACKED}: got {packed.dtype} of shape {packed.shape}; expected uint8 of shape "
-            f"{self.spec.shapes[PACKED]}: {self.bits} bits for each of {self.features} numbers, and 4 bytes of scale "
-            "and offset. jax_tt.quantize makes it of rows, jax_tt.compression.from_fbgemm of rows of FBGEMM."
-        )
 
     def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
         """`Table.rows` before the rotation, by which `forward` multiplies their sums."""
@@ -276,10 +263,28 @@ def require_quantized(table: Any) -> QuantizedTable:
     )
 
 
+@check_state.register(QuantizedTable)
+def check_rows(table: QuantizedTable, state: State) -> None:
+    require_arrays(table, state, table.spec.constant_names)
+    check_rotation(table, state)
+    if table.update is not None:
+        return default(check_state)(table, state)
+    packed, width = state[PACKED], table.row_bytes
+    # Also the words of a table that is trained, of which this is the view for lookups elsewhere.
+    widths = {jnp.dtype(jnp.uint8): width, jnp.dtype(jnp.float32): width / codec.WORD}
+    if packed.shape == (table.num_embeddings, widths.get(packed.dtype)):
+        return None
+    raise ValueError(
+        f"{table.ids.label}{PACKED}: got {packed.dtype} of shape {packed.shape}; expected uint8 of shape "
+        f"{table.spec.shapes[PACKED]}: {table.bits} bits for each of {table.features} numbers, and 4 bytes of scale "
+        "and offset. jax_tt.quantize makes it of rows, jax_tt.compression.from_fbgemm of rows of FBGEMM."
+    )
+
+
 @freeze.register(QuantizedTable)
 def freeze_rows(table: QuantizedTable, state: State) -> tuple[QuantizedTable, dict[str, Any]]:
     """Packs the rows into bytes."""
-    table.check(state)
+    check_state(table, state)
     frozen = with_update(table, None)
     constants = {name: state[name] for name in frozen.spec.constant_names}
     return frozen, constants | {PACKED: codec.as_bytes(state[PACKED])}

@@ -23,6 +23,7 @@ from jax_tt._table.change import (
     reorder,
     with_cache,
 )
+from jax_tt._table.check import check_state
 from jax_tt._table.copies import copy_wrapper, freeze, with_update
 from jax_tt._table.dispatch import default
 from jax_tt._table.options import Lookup
@@ -54,7 +55,7 @@ for function in (reorder, with_cache):
 
 @freeze.register(ShardedTable)
 def freeze_shards(table: ShardedTable, state: State) -> tuple[ShardedTable, dict[str, Any]]:
-    table.check(state)
+    check_state(table, state)
     _, arrays = freeze(table.stored, state)
     return with_update(table, None), {**arrays, PAGES: state[PAGES]}
 

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_tt._base.storage import require_arrays
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import (
     replicated_over_explicit_axes,
@@ -34,6 +35,7 @@ from jax_tt._kinds.sharded.programs import Local
 from jax_tt._kinds.sharded.sharding import PAGES, Sharding
 from jax_tt._sets.hash_directory import KEYS, SEED, TOTALS, WAITING
 from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
+from jax_tt._table.check import check_state
 from jax_tt._table.checkpoint import pieces
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup
@@ -177,10 +179,6 @@ class ShardedTable(Wrapper):
         pages = Array(PAGES, "constant", shape, jnp.dtype(jnp.int32), collection="placement")
         return StateSpec((*arrays, pages))
 
-    def check(self, state: State) -> None:
-        self.require(state, (PAGES,))
-        (self.sharding.shard if inside_shard_map() else self.stored).check(state)
-
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         if self.ids.takes_keys:
             return {name: self._placed(x) for name, x in self.table.init_params(key).items()}
@@ -278,7 +276,7 @@ class ShardedTable(Wrapper):
         return {**state, **self._stored(arrays), PAGES: self._pages()}
 
     def _of_keys(self, state: State) -> dict[str, Any]:
-        self.require(state, tuple(self.sharding.names))
+        require_arrays(self, state, tuple(self.sharding.names))
         arrays = {name: state[name] for name in self.sharding.names}
         devices = self.layout.devices
         if stay_in_slots(self.table, arrays, devices):
@@ -322,7 +320,7 @@ class ShardedTable(Wrapper):
                 f"{self.ids.label}table: a sharded HashTable cannot be moved; its keys are where "
                 "their hashes say. For other devices, of_rows takes what by_row returns."
             )
-        self.check(state)
+        check_state(self, state)
         new = dataclasses.replace(self, placement=placement)
         if new.layout.columns != self.layout.columns:
             return new, new.of_pieces(self.in_pieces(state))
@@ -365,7 +363,7 @@ class ShardedTable(Wrapper):
         return found
 
     def in_pieces(self, state: State) -> dict[str, Any]:
-        self.check(state)
+        check_state(self, state)
         if self.ids.takes_keys:
             return self._keys_in_pieces(state)
         arrays = {name: state[name] for name in self.row_arrays}
@@ -452,13 +450,13 @@ class ShardedTable(Wrapper):
         The keys of a hash table and their rows stay in the slots that they have, and the arrays of keys get a first
         axis of devices: `HashTable.of_rows` places them in a table of one device.
         """
-        self.require(state, (PAGES,))
+        require_arrays(self, state, (PAGES,))
         if self.ids.takes_keys:
             return replicated_over_explicit_axes(self._keys_by_device, dict(state))
         others = {name: state[name] for name in state if name != PAGES}
         columns = self.layout.columns
         if sum(state[name].nbytes for name in self.row_arrays) > _WHOLE_BYTES:
-            self.check(state)
+            check_state(self, state)
             arrays = {name: state[name] for name in self.row_arrays}
             moved = self._moved(arrays, self.layout, state[PAGES], self._neighbours)
             cut = functools.partial(
@@ -544,6 +542,13 @@ class ShardedTable(Wrapper):
 
     def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
         return self.table.attend(self.by_row(state), query, precision)
+
+
+@check_state.register(ShardedTable)
+def check_pages(table: ShardedTable, state: State) -> None:
+    require_arrays(table, state, (PAGES,))
+    held = table.sharding.shard if inside_shard_map() else table.stored
+    check_state(held, state)
 
 
 def _exactly(array: jax.Array, rows: jax.Array) -> jax.Array:

@@ -43,6 +43,7 @@ from jax_tt._layers.variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
 from jax_tt._lookup.shared import FLAGS, init_flags, is_shared
 from jax_tt._ops.inserting import Inserted
 from jax_tt._planning.shard_tables import over_mesh
+from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_update
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
@@ -333,7 +334,7 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
         """
         state = self.collection.joined(states)
         for name, table in self.collection.tables.items():
-            table.check(state[name])
+            check_state(table, state[name])
             check_like(f"states[{name!r}]", state[name], read_state(self.tables[name]))
         write_arrays(self, state)
 

@@ -191,9 +191,9 @@ def test_bad_codes():
         with pytest.raises(ValueError, match=message):
             table.with_codes(state, changed)
     with pytest.raises(ValueError, match=r"hot_places: got .*expected uint32 of shape \(3, 17\)"):
-        table.check({**state, "hot_places": state["hot_places"][:1]})
+        jax_tt.extension.check_state(table, {**state, "hot_places": state["hot_places"][:1]})
     with pytest.raises(ValueError, match=r"hot_codes: got .*expected uint8 of shape \(200, 1\)"):
-        table.check({**state, "hot_codes": state["hot_codes"][:, :0]})
+        jax_tt.extension.check_state(table, {**state, "hot_codes": state["hot_codes"][:, :0]})
 
 
 @pytest.mark.parametrize("native", [True, False])

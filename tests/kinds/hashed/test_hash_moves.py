@@ -199,7 +199,7 @@ def test_keys_that_are_traced_keep_their_slots(two):
     with pytest.raises(TypeError, match=r"item: state: got traced arrays .* outside of jit"):
         jax.eval_shape(PLAIN.of_rows, whole)
     with pytest.raises(ValueError, match=r"hash_keys: .* HashTable.of_rows takes the keys"):
-        PLAIN.check(two.by_row(two.init(jax.random.key(0))))
+        jax_tt.extension.check_state(PLAIN, two.by_row(two.init(jax.random.key(0))))
 
 
 def test_tables_whose_rows_share_parameters_stay_as_they_are():

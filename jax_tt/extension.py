@@ -32,6 +32,7 @@ from jax_tt._table.change import Change as Change
 from jax_tt._table.change import Growth as Growth
 from jax_tt._table.change import Orders as Orders
 from jax_tt._table.change import grow as grow
+from jax_tt._table.change import has_cache as has_cache
 from jax_tt._table.change import maintain as maintain
 from jax_tt._table.change import reorder as reorder
 from jax_tt._table.change import with_cache as with_cache

@@ -24,6 +24,8 @@ from jax_tt._kinds.sharded.table import ShardedTable as ShardedTable
 from jax_tt._kinds.tensor_train.table import TTTable as TTTable
 from jax_tt._ops.change_tables import grow_table as grow
 from jax_tt._ops.change_tables import reorder_table as reorder
+from jax_tt._table.wrapper import find as find
+from jax_tt._table.wrapper import innermost as innermost
 
 __all__ = [
     "CodedTable",
@@ -36,6 +38,8 @@ __all__ = [
     "ShardedTable",
     "SumTable",
     "TTTable",
+    "find",
     "grow",
+    "innermost",
     "reorder",
 ]

@@ -114,7 +114,7 @@ def loss_fn(
 def arrays(table: Any) -> list[jax.Array]:
     """What is trained of a table, without the optimizer's slots; layers other than these have a method for it."""
     if isinstance(table, jax_tt.TableEmbed):
-        return list(table.table.innermost.spec.params(table.state()))
+        return list(jax_tt.tables.innermost(table.table).spec.params(table.state()))
     return [table.embedding[...]] if isinstance(table, nnx.Embed) else table.arrays()
 
 

@@ -37,7 +37,7 @@ from jax_tt._collection.statistics import (
 )
 from jax_tt._lookup.shared import FLAGS, Shared, init_flags, is_shared
 from jax_tt._table import checkpoint
-from jax_tt._table.change import maintain
+from jax_tt._table.change import has_cache, maintain
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.options import check_static
 from jax_tt._table.table import Table
@@ -472,7 +472,7 @@ def _sharing(table: Table) -> Table:
     update = table.update
     if update is None:
         return table
-    return with_update(table, dataclasses.replace(update, shared=table.cached is None))
+    return with_update(table, dataclasses.replace(update, shared=not has_cache(table)))
 
 
 def _by_path(names: Sequence[str], arrays: States) -> dict[tuple[str, ...], Any]:

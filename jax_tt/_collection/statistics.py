@@ -18,6 +18,7 @@ from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, digits_in_range
 from jax_tt._jax.examples import axes_to_count, summed_like
 from jax_tt._jax.vma import all_shards
+from jax_tt._table.change import has_cache
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 
@@ -76,7 +77,7 @@ def read_totals(
     counts = jax.device_get(dict(totals))
     found = {name: TableStatistics(*words.integers(counts[name]).tolist()) for name in tables}
     return {
-        name: own if tables[name].cached is not None else own._replace(cache_hits=None)
+        name: own if has_cache(tables[name]) else own._replace(cache_hits=None)
         for name, own in found.items()
     }
 

@@ -11,11 +11,12 @@ import optax
 
 from jax_tt._table.change import Carry
 from jax_tt._table.table import Table
+from jax_tt._table.wrapper import innermost
 
 
 def check_cores(name: str, old: Table, new: Table) -> None:
     """Raises for a change of the number of cores, which optax state cannot follow."""
-    before, after = len(old.innermost.spec.param_shapes), len(new.innermost.spec.param_shapes)
+    before, after = len(innermost(old).spec.param_shapes), len(innermost(new).spec.param_shapes)
     if before != after:
         raise ValueError(
             f"{name}: got the state of a table of {before} cores, which would have {after}; expected as many, or "

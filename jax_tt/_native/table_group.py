@@ -18,6 +18,7 @@ from jax_tt._native.table_call import Calls, run
 from jax_tt._table import reference
 from jax_tt._table.groups import Call, Cotangents, Gradients, of_one_table
 from jax_tt._table.wide import Wide
+from jax_tt._table.wrapper import innermost
 
 # Ids of one update: its working memory may grow with those of all its tables.
 _MOST_IDS = 2**26
@@ -228,7 +229,7 @@ def zeros_like(saved: Any) -> Any:
 
 def _innermost(call: Call) -> Call:
     use = call.use
-    return call._replace(use=dataclasses.replace(use, table=use.table.innermost))
+    return call._replace(use=dataclasses.replace(use, table=innermost(use.table)))
 
 
 def _whole(calls: Sequence[Call]) -> bool:

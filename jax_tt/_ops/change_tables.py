@@ -14,6 +14,7 @@ from jax_tt._kinds.ordered.table import check_id_order
 from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_order
 from jax_tt._table.table import Table, check_table
 from jax_tt._table.types import State
+from jax_tt._table.wrapper import innermost
 from jax_tt._tt.initial_cores import CoreInit, fresh_init
 
 
@@ -60,7 +61,7 @@ def grow_table(
             as_int("num_embeddings", num_embeddings) - table.num_embeddings,
             table.num_embeddings,
         )
-    init = _unboxed(fresh_init(getattr(table.innermost, "core_init", None)))  # pyright: ignore[reportArgumentType]
+    init = _unboxed(fresh_init(getattr(innermost(table), "core_init", None)))  # pyright: ignore[reportArgumentType]
     return grow(table, state, Growth(num_embeddings, key, init, like, method))
 
 

@@ -140,6 +140,23 @@ def with_cache(table: Table, state: State, cache: RowCache, method: str) -> Chan
     )
 
 
+@dispatched
+def has_cache(table: Table) -> bool:
+    """Whether lookups read rows of a row cache. Kinds register what they say.
+
+    >>> import jax_tt
+    >>> jax_tt.extension.has_cache(jax_tt.tt_table(1000, 8, tt_ranks=4, cache=jax_tt.RowCache(50, ways=5)))
+    True
+    """
+    del table
+    return False
+
+
+def has_inner_cache(wrapper: Any) -> bool:
+    """`has_cache` of a wrapper without one, for registration."""
+    return has_cache(wrapper.table)
+
+
 @functools.singledispatch
 def under_order(table: Table, change: Change, id_order: IdOrder) -> Change:
     """``change`` of a table with an order of ids around it, which the kind of such tables registers."""

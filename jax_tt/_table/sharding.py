@@ -31,8 +31,7 @@ def rows_to_shard(table: Table) -> dict[str, float | None]:
     Raises:
         TypeError, ValueError: the rows of the table cannot be sharded.
     """
-    by_rows = bool(table.spec.row_names) and table.spec.row_names == table.spec.param_names
-    if by_rows and table.cached is None:
+    if table.spec.row_names and table.spec.row_names == table.spec.param_names:
         return table.spec.row_arrays
     raise _not_sharded(table)
 

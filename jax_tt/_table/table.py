@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,6 @@ from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._table.state import StateSpec, slot_shape
 from jax_tt._table.step_values import step_values
 from jax_tt._table.types import State
-
-if TYPE_CHECKING:
-    from jax_tt._ids.id_order import IdOrder
-
 
 # In what a step of a table returns if its scalars are shared: 1 if the step was applied, else 0.
 APPLIED = "applied"
@@ -68,21 +64,6 @@ class Table(abc.ABC):
         return IdSpace(self.num_embeddings, (self.num_embeddings,), name=self.name)
 
     # State
-
-    @property
-    def innermost(self) -> Table:
-        """The table without wrappers."""
-        return self
-
-    @property
-    def cached(self) -> Any:
-        """The `RowCachedTable` among the wrappers, or None."""
-        return None
-
-    @property
-    def id_order(self) -> IdOrder | None:
-        """The order of ids in an initial state."""
-        return None
 
     def init(self, key: jax.Array) -> dict[str, Any]:
         """An initial state."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 from jax_tt._table.state import StateSpec
 from jax_tt._table.table import Table
+
+Kind = TypeVar("Kind", bound=Table)
 
 
 class _OfTable:
@@ -68,3 +70,33 @@ MEMBERS = frozenset(name for name in (*vars(Table), *Table.__annotations__) if n
 
 for _name in MEMBERS - COMPUTED - vars(Wrapper).keys():
     setattr(Wrapper, _name, _of_table(_name))
+
+
+def innermost(table: Table) -> Any:
+    """The table without wrappers.
+
+    >>> import jax_tt
+    >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4, cache=jax_tt.RowCache(50, ways=5))
+    >>> jax_tt.tables.innermost(table).ranks
+    (1, 4, 4, 1)
+    """
+    while isinstance(table, Wrapper):
+        table = table.table
+    return table
+
+
+def find(table: Table, kind: type[Kind]) -> Kind | None:
+    """The table of a kind that a table is or wraps, or None.
+
+    >>> import jax_tt
+    >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4, cache=jax_tt.RowCache(50, ways=5))
+    >>> jax_tt.tables.find(table, jax_tt.tables.RowCachedTable).cache.capacity
+    50
+    >>> jax_tt.tables.find(table, jax_tt.tables.OrderedTable) is None
+    True
+    """
+    while not isinstance(table, kind):
+        if not isinstance(table, Wrapper):
+            return None
+        table = table.table
+    return table

@@ -47,7 +47,7 @@ def test_compress_writes_what_info_and_layers_read(table, capsys, out, ordered):
     (found,) = jax_tt.files.load(out).values()
     ((error, _),) = jax_tt.files.load_errors(out).values()
     rows = np.load("table.npy")
-    assert found[0].innermost.shape.ranks == (2, 2)
+    assert jax_tt.tables.innermost(found[0]).shape.ranks == (2, 2)
     assert error_of(found, rows) < 1e-2
     assert abs(error - error_of(found, rows)) < 1e-5
     layer = jax_tt.TTEmbed.from_pretrained(found)
@@ -56,7 +56,7 @@ def test_compress_writes_what_info_and_layers_read(table, capsys, out, ordered):
     capsys.readouterr()
     ran("info", out, "--against", "table.npy", QUIET)
     heading, line = capsys.readouterr().out.strip().splitlines()
-    nbytes = sum(core.nbytes for core in found[0].params(found[1])) + ordered * 2 * N
+    nbytes = sum(core.nbytes for core in found[0].spec.params(found[1])) + ordered * 2 * N
     assert f"{nbytes:,}" in line.split() and f"{error:.3g}" in line.split()
     assert "error" in heading and ("ordered" in line) == ordered
 
@@ -159,8 +159,10 @@ def test_layers_checkpoints_are_read(folder, capsys):
     with ocp.CheckpointManager(folder / "run") as manager:
         manager.save(5, args=ocp.args.StandardSave(state))
     found, state = jax_tt.files.load("run")["items"]
-    assert found.innermost.shape == layers["items"].tt_shape and found.id_order == order
-    for core, wanted in zip(found.params(state), layers["items"].cores, strict=True):
+    assert (
+        jax_tt.tables.innermost(found).shape == layers["items"].tt_shape and found.id_order == order
+    )
+    for core, wanted in zip(found.spec.params(state), layers["items"].cores, strict=True):
         np.testing.assert_array_equal(core, wanted)
     ran("info", "run")
     assert "items" in capsys.readouterr().out

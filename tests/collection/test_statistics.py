@@ -102,7 +102,8 @@ def test_counts_of_random_batches(bounds, method):
         batch, ids = random_batch(rng, bounds)
         state = counted(COLLECTION, state, batch, Lookup(bounds=bounds, method=method))
         for name, table in COLLECTION.tables.items():
-            order = None if table.id_order is None else table.id_order.rows
+            ordered = jax_tt.tables.find(table, jax_tt.tables.OrderedTable)
+            order = None if ordered is None else ordered.id_order.rows
             counts = model(table.num_embeddings, ids[name], bounds, order)
             want[name] = added(want[name], counts)
     assert COLLECTION.statistics(state) == want

@@ -139,7 +139,7 @@ def test_the_other_byte_order_in_python(table, tmp_path):
     cores = {f"core_{k}": swapped(np.asarray(core)) for k, core in enumerate(wanted.cores)}
     np.savez(tmp_path / "cores.npz", **cores)
     ((small, state),) = jax_tt.files.load(tmp_path / "cores.npz").values()
-    for core, same in zip(small.params(state), wanted.cores, strict=True):
+    for core, same in zip(small.spec.params(state), wanted.cores, strict=True):
         assert core.dtype.isnative
         np.testing.assert_array_equal(core, same)
 

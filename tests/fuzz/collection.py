@@ -193,7 +193,8 @@ def _nearest(table: Any, i: int) -> int:
     if 0 <= i < n:
         return i
     row = 0 if i < 0 else n - 1
-    return row if table.id_order is None else int(np.argmax(table.id_order.rows == row))
+    ordered = jax_tt.tables.find(table, jax_tt.tables.OrderedTable)
+    return row if ordered is None else int(np.argmax(ordered.id_order.rows == row))
 
 
 def _model(case: Case, name: str, dense: np.ndarray, contents: Any, g: np.ndarray) -> Any:
@@ -229,7 +230,8 @@ def _check_arrays(case: Case, state: Any, contents: Any, g: Any, after: Any) -> 
         table, own = case.collection.tables[name], state[name]
         rule = None if table.update is None else table.update.optimizer
         stepped = isinstance(rule, optimizers.SGD)
-        exact = table.cached is None and table.id_order is None and (rule is None or stepped)
+        plain = jax_tt.tables.innermost(table) is table
+        exact = plain and (rule is None or stepped)
         used = [case.collection.features[feature].combiner for feature in features]
         ties = "max" in used and jnp.dtype(table.param_dtype).itemsize == 2
         if not exact or ties or any(_cancels(case, f, contents) for f in features):

@@ -169,7 +169,7 @@ def _value(rng: np.random.Generator, form: Form, table: Any, bounds: str) -> tup
         of_bags = None
         if weights is not None:
             of_bags = [row[keep].tolist() for row, keep in zip(weights, kept, strict=True)]
-    held: Any = table.innermost.shape.split_ids(given) if form.split else given
+    held: Any = jax_tt.tables.innermost(table).shape.split_ids(given) if form.split else given
     if form.kind == "ragged":
         held = jax_tt.Bags(held, ends, weights)
     elif form.kind == "padded":

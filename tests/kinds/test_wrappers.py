@@ -109,6 +109,7 @@ DISPATCHED = [
         "check_state",
         "freeze",
         "grow",
+        "has_cache",
         "maintain",
         "reorder",
         "with_cache",

@@ -92,7 +92,7 @@ def test_tables_use_their_budget_and_keep_it(kind, dtype, rows, features, ratio)
 def test_sums_of_tts_keep_their_budget_with_the_orders(rows, features, ratio, dtype, ranks):
     """What is left over would not hold another rank."""
     table = make("tt_residual", rows, features, ratio, dtype=dtype, start=normal(rows, features))
-    terms = [term.innermost for term in table.table.tables]
+    terms = [jax_tt.tables.innermost(term) for term in table.table.tables]
     p = terms[0].row_factors
     budget = rows * features * 4 / ratio
     assert budget - (p[0] * features + p[1]) * BYTES[dtype] < num_bytes(table) <= budget

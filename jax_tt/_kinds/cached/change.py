@@ -13,7 +13,16 @@ from jax_tt._kinds.cached.names import ROWS, directory_of, outer_name
 from jax_tt._kinds.cached.resize import moved, resized
 from jax_tt._kinds.cached.table import RowCachedTable, cached_part
 from jax_tt._sets.row_cache import RowCache
-from jax_tt._table.change import Change, Growth, Orders, grow, reorder, restarted, with_cache
+from jax_tt._table.change import (
+    Change,
+    Growth,
+    Orders,
+    grow,
+    has_cache,
+    reorder,
+    restarted,
+    with_cache,
+)
 from jax_tt._table.checkpoint import VIEWS
 from jax_tt._table.copies import copy_wrapper, freeze, freeze_wrapper
 from jax_tt._table.dispatch import default
@@ -25,6 +34,12 @@ copy_wrapper(RowCachedTable)
 for function in VIEWS:
     function.register(RowCachedTable, default(function))
 freeze.register(RowCachedTable, freeze_wrapper)
+
+
+@has_cache.register(RowCachedTable)
+def has_a_cache(cached: RowCachedTable) -> bool:
+    del cached
+    return True
 
 
 @grow.register(RowCachedTable)

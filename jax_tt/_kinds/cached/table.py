@@ -33,6 +33,7 @@ from jax_tt._native.cache_forward import cache_forward
 from jax_tt._native.rows import RowTable
 from jax_tt._native.table_call import run
 from jax_tt._native.table_group import zeros_like
+from jax_tt._native.tt import TrainTable
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table import reference
@@ -43,7 +44,7 @@ from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
-from jax_tt._table.wrapper import Wrapper
+from jax_tt._table.wrapper import Wrapper, find
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,17 +73,13 @@ class RowCachedTable(Wrapper):
             raise TypeError(
                 f"cache: got {self.cache!r}; expected None or a RowCache, e.g. cache=jax_tt.RowCache(capacity=10_000)."
             )
-        if not self.table.cacheable:
+        if not isinstance(self.table, TrainTable):
             raise TypeError(
                 f"table: got a {type(self.table).__name__}; expected a TTTable. An order of ids goes around the cache: "
                 "OrderedTable(RowCachedTable(table, cache), id_order)."
             )
         self.cache.layout(self.num_embeddings)
         self.cache.key_dtype(self.num_embeddings)
-
-    @property
-    def cached(self) -> RowCachedTable:
-        return self
 
     @property
     def trains_rows(self) -> bool:
@@ -368,11 +365,12 @@ def cached_part(table: Table) -> RowCachedTable:
     Raises:
         ValueError: there is none.
     """
-    if table.cached is None:
+    found = find(table, RowCachedTable)
+    if found is None:
         raise ValueError(
             f"{table.ids.label or 'table: '}has no row cache; build it with cache=jax_tt.RowCache(capacity=...)."
         )
-    return table.cached
+    return found
 
 
 def _of_rows(lookup: Lookup) -> Lookup:

@@ -19,6 +19,7 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table import groups
+from jax_tt._table.change import has_cache
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.groups import Call, Use
@@ -60,7 +61,7 @@ class Composite(Table):
             raise TypeError(
                 f"{argument}: got {table!r}; expected a jax_tt.Table, e.g. jax_tt.tables.DenseTable(1000, 16)."
             )
-        if table.ids.takes_keys or table.cached is not None or table.divided:
+        if table.ids.takes_keys or has_cache(table) or table.divided:
             raise TypeError(
                 f"{argument}: got a {type(table).__name__}; expected a table without a row cache, which is not a hash "
                 "table and is not divided over devices."

@@ -24,6 +24,8 @@ from jax_tt._table.change import (
     Orders,
     grow,
     grow_shards,
+    has_cache,
+    has_inner_cache,
     maintain,
     maintain_inner,
     reorder,
@@ -36,6 +38,7 @@ from jax_tt._table.copies import copy_wrapper, freeze, freeze_wrapper, with_upda
 from jax_tt._table.dispatch import default
 from jax_tt._table.options import Update
 from jax_tt._table.types import State
+from jax_tt._table.wrapper import innermost
 from jax_tt._tt.initial_cores import fresh_init
 
 
@@ -100,7 +103,7 @@ def _occupied(state: State) -> int:
 def growth_to(table: HashTable, capacity: int, method: str = "auto") -> Growth:
     """Growth with initial slices of tensor trains that depend on the seed and the capacity alone."""
     key = jax.random.fold_in(jax.random.key(table.seed & 0xFFFFFFFF), capacity)
-    core_init: Any = getattr(table.innermost, "core_init", None)  # other kinds have no cores
+    core_init: Any = getattr(innermost(table), "core_init", None)  # other kinds have no cores
     init = fresh_init(core_init)
     return Growth(capacity, key, init, None, method)
 
@@ -220,6 +223,7 @@ for function in VIEWS:
     function.register(HashTable, default(function))
 of_rows.register(HashTable, HashTable.of_rows)
 maintain.register(HashTable, maintain_inner)
+has_cache.register(HashTable, has_inner_cache)
 with_cache.register(HashTable, default(with_cache))
 
 

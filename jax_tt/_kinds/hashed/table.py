@@ -44,7 +44,7 @@ from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
-from jax_tt._table.wrapper import Wrapper
+from jax_tt._table.wrapper import Wrapper, innermost
 
 # The linen collection of these arrays.
 COLLECTION = "hash_table"
@@ -365,10 +365,11 @@ def _check_table(table: Table) -> None:
         raise TypeError(
             "table: got a HashTable; expected a table of numbered rows, e.g. a DenseTable."
         )
-    if table.innermost.spec.row_names and not table.spec.row_names:
+    inner = innermost(table)
+    if inner.spec.row_names and not table.spec.row_names:
         raise TypeError(
-            f"table: got a {type(table).__name__} around a {type(table.innermost).__name__}; expected the "
-            f"{type(table.innermost).__name__} itself, since slots are its rows in any order."
+            f"table: got a {type(table).__name__} around a {type(inner).__name__}; expected the "
+            f"{type(inner).__name__} itself, since slots are its rows in any order."
         )
 
 

@@ -16,6 +16,8 @@ from jax_tt._table.change import (
     Growth,
     Orders,
     grow,
+    has_cache,
+    has_inner_cache,
     maintain,
     maintain_inner,
     reorder,
@@ -33,6 +35,7 @@ for function in VIEWS:
     function.register(OrderedTable, default(function))
 freeze.register(OrderedTable, freeze_wrapper)
 maintain.register(OrderedTable, maintain_inner)
+has_cache.register(OrderedTable, has_inner_cache)
 
 
 @without_values.register(OrderedTable)

@@ -18,6 +18,8 @@ from jax_tt._table.change import (
     Growth,
     grow,
     grow_shards,
+    has_cache,
+    has_inner_cache,
     maintain,
     maintain_inner,
     reorder,
@@ -49,6 +51,7 @@ def grow_sharded(table: ShardedTable, state: State, growth: Growth) -> Change:
 
 copy_wrapper(ShardedTable)
 maintain.register(ShardedTable, maintain_inner)
+has_cache.register(ShardedTable, has_inner_cache)
 for function in (reorder, with_cache):
     function.register(ShardedTable, default(function))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,6 @@ class TTTable(TrainTable):
     update: Update | None = None
     name: str | None = None
     core_init: CoreInit | GivenCores = "approx-normal"
-    cacheable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_param_dtype(self.param_dtype)

@@ -15,7 +15,7 @@ from jax_tt._layers.linen.collection import EmbedCollection
 from jax_tt._layers.linen.table import TableModule
 from jax_tt._layers.linen.update import update_table
 from jax_tt._sets.cache_directory import CacheDirectory
-from jax_tt._table.change import maintain
+from jax_tt._table.change import has_cache, maintain
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
@@ -103,7 +103,7 @@ def refresh_caches(
         3
     """
     layers: dict[str, Any] = find_layers(model, variables, *args, **kwargs)
-    cached = {path: layer for path, layer in layers.items() if layer._described().cached}
+    cached = {path: layer for path, layer in layers.items() if has_cache(layer._described())}
     if not cached:
         raise ValueError(
             f"model: {type(model).__name__} calls no layer with a row cache on these inputs; expected one that was "

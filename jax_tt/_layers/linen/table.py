@@ -30,6 +30,7 @@ from jax_tt._table.copies import with_name
 from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
+from jax_tt._table.wrapper import innermost
 from jax_tt.optimizers import Optimizer
 
 COUNT = "count"
@@ -93,7 +94,7 @@ class TableModule(ChecksKeywords, nn.Module):
         table = self.described
         boxed = {
             name: self._first(name, self._box(functools.partial(table.init_param, name)))
-            for name in table.innermost.spec.param_shapes
+            for name in innermost(table).spec.param_shapes
         }
         params = {name: nn.meta.unbox(value) for name, value in boxed.items()}
         for name, param in params.items():

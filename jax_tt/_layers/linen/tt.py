@@ -10,11 +10,14 @@ from flax import linen as nn
 from flax.linen import dtypes
 
 from jax_tt._ids.id_order import IdOrder
+from jax_tt._kinds.cached.table import RowCachedTable
+from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._layers.linen.table import EmbedBagModule, EmbedModule, FactoryModule
 from jax_tt._layers.pretrained import TTFromPretrained
 from jax_tt._ops.describe import tt_table
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.table import Table
+from jax_tt._table.wrapper import find, innermost
 from jax_tt._tt.initial_cores import CoreInit
 from jax_tt._tt.shape import TTShape
 
@@ -33,13 +36,14 @@ class TTLayer(TTFromPretrained, FactoryModule, kw_only=True):
 
     @nn.nowrap
     def _rebuilt(self, before: Table, after: Table) -> Any:
-        if type(after.innermost) is not type(before.innermost):
+        train = innermost(after)
+        if type(train) is not type(innermost(before)):
             return super()._rebuilt(before, after)
-        train: Any = after.innermost
+        ordered, cached = find(after, OrderedTable), find(after, RowCachedTable)
         return self.clone(
             **train.shape.layer_arguments(),
-            id_order=after.id_order,
-            cache=None if after.cached is None else after.cached.cache,
+            id_order=None if ordered is None else ordered.id_order,
+            cache=None if cached is None else cached.cache,
             core_init=train.core_init,
         )
 
@@ -50,13 +54,12 @@ class TTLayer(TTFromPretrained, FactoryModule, kw_only=True):
     @property
     def tt_shape(self) -> TTShape:
         """Sizes of the tensor train."""
-        train: Any = self._described().innermost
-        return train.shape
+        return innermost(self._described()).shape
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
         """The cores ``[p_k, r_k, q_k, r_{k+1}]``, as the functional ops take them."""
-        return self.described.innermost.spec.params(self.state)
+        return innermost(self.described).spec.params(self.state)
 
 
 class TTEmbed(TTLayer, EmbedModule, kw_only=True):

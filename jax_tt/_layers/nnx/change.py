@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 from flax import nnx
 from jax.core import Tracer
 
 from jax_tt._ids.id_order import IdOrder
+from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._layers import change as _change
 from jax_tt._layers.nnx.cache import CachedModule
@@ -20,6 +21,7 @@ from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Carry, Change, with_cache
 from jax_tt._table.copies import without_values
 from jax_tt._table.table import Table
+from jax_tt._table.wrapper import find, innermost
 from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.shape import TTShape
 
@@ -37,7 +39,8 @@ class ChangingModule(CachedModule):
     @property
     def cache(self) -> RowCache | None:
         """The row cache, or None."""
-        return None if self.table.cached is None else self.table.cached.cache
+        cached = find(self.table, RowCachedTable)
+        return None if cached is None else cached.cache
 
     def reorder(
         self,
@@ -190,7 +193,7 @@ class ChangingModule(CachedModule):
 
 
 def _tensor_train(table: Table) -> TTTable:
-    return cast(TTTable, table.innermost)
+    return innermost(table)
 
 
 def _beside(variable: nnx.Variable[Any] | None, value: jax.Array) -> jax.Array:

@@ -9,6 +9,7 @@ from jax_tt._layers.nnx.module import read_state
 from jax_tt._layers.nnx.table import TableEmbed, TableEmbedBag
 from jax_tt._layers.pretrained import TTFromPretrained
 from jax_tt._ops.describe import tt_table
+from jax_tt._table.wrapper import innermost
 
 
 class TTLayer(TTFromPretrained, FactoryModule):
@@ -20,7 +21,7 @@ class TTLayer(TTFromPretrained, FactoryModule):
     @property
     def cores(self) -> tuple[jax.Array, ...]:
         """The cores ``[p_k, r_k, q_k, r_{k+1}]``, as the functional ops take them."""
-        return self.table.innermost.spec.params(read_state(self))
+        return innermost(self.table).spec.params(read_state(self))
 
 
 @with_signature

@@ -130,7 +130,7 @@ def _parts(table: Any, state: Any) -> Parts:
     cores, rows = table.table, table.rows_table
     of_rows = {name: state[outer_name(name)] for name in rows.spec.trained_names}
     return Parts(
-        cores.params(state) if cores.update is None else fused_table(cores, state),
+        cores.spec.params(state) if cores.update is None else fused_table(cores, state),
         of_rows["embedding"] if rows.update is None else fused_table(rows, of_rows),
         directory_of(state),
     )

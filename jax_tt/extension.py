@@ -52,4 +52,6 @@ from jax_tt._table.reference import ReferenceTable as ReferenceTable
 from jax_tt._table.state import Array as Array
 from jax_tt._table.state import StateSpec as StateSpec
 from jax_tt._table.state import parameter as parameter
+from jax_tt._table.whole import attend as attend
+from jax_tt._table.whole import to_dense as to_dense
 from jax_tt._table.wrapper import Wrapper as Wrapper

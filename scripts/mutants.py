@@ -171,8 +171,8 @@ MUTANTS = {
     ),
     "order of columns": Mutant(
         "jax_tt/_kinds/ordered/table.py",
-        "return columns_by_id(self._rows(state), self.table.attend(state, query, precision))",
-        "return self.table.attend(state, query, precision)",
+        "return columns_by_id(table._rows(state), attend(table.table, state, query, precision))",
+        "return attend(table.table, state, query, precision)",
         "order_layers",
     ),
     "weights of misses": Mutant(

@@ -96,7 +96,9 @@ def compressed(known: Trained, ratio: float) -> tuple[list[np.ndarray], int, lis
         if budget < known.tables[t].nbytes:
 
             def metric(table: jax_tt.Table, state: dict[str, jax.Array], t: int = t) -> float:
-                own = known.predict({t: jax.jit(table.to_dense)(state)})
+                own = known.predict(
+                    {t: jax.jit(jax_tt.tables.to_dense, static_argnums=0)(table, state)}
+                )
                 return -float(np.mean((own - known.logits) ** 2))
 
             try:
@@ -110,7 +112,7 @@ def compressed(known: Trained, ratio: float) -> tuple[list[np.ndarray], int, lis
             except ValueError as error:
                 print(f"leaves {ratio:g}x out: {error}", flush=True)
                 return None
-            rows[t] = np.asarray(found.table.to_dense(found.state), np.float32)
+            rows[t] = np.asarray(jax_tt.tables.to_dense(found.table, found.state), np.float32)
             details[t] = f"{found.chosen.kind}, {found.chosen.detail}"
             used = found.chosen.nbytes
         else:

@@ -46,7 +46,9 @@ def chosen(source: Source, max_bytes: int, kind: str = "auto") -> Small:
         source.rows,
         kind=kind,
         max_bytes=max_bytes,
-        metric=lambda table, state: source.metric(np.asarray(jax.jit(table.to_dense)(state))),
+        metric=lambda table, state: source.metric(
+            np.asarray(jax.jit(jax_tt.tables.to_dense, static_argnums=0)(table, state))
+        ),
         weights=source.weights,
         param_dtype=HALF,
         seed=source.seed,

@@ -60,4 +60,4 @@ def fitted(ids: np.ndarray, partners: np.ndarray, count: int, others: np.ndarray
 
 def _rounded(rows: np.ndarray) -> np.ndarray:
     table, state = jax_tt.quantize(rows, BITS)
-    return np.asarray(jax.jit(table.to_dense)(state))
+    return np.asarray(jax.jit(jax_tt.tables.to_dense, static_argnums=0)(table, state))

@@ -135,7 +135,8 @@ def compress(
     Orders of ids count among the bytes. They are refined if ``jax-tt[order]`` is installed.
 
     Args:
-        rows: ``[N, D]`` of floats, e.g. ``table.to_dense(state)``; may be a memory map, of which blocks are read.
+        rows: ``[N, D]`` of floats, e.g. ``jax_tt.tables.to_dense(table, state)``; may be a memory map, of which blocks
+            are read.
         kind: ``"auto"`` for all kinds, one of them, or a sequence of some. Of a large table, ``"tt_sum"`` takes most of
             the time, as ids are ordered for every train.
         max_bytes: largest size, of everything that lookups need.

@@ -57,7 +57,7 @@ def quantize(
 
     Args:
         rows: ``[N, D]`` in float32, float16, bfloat16 or float64, e.g. ``state["embedding"]`` of a `DenseTable`, or
-            ``table.to_dense(state)`` of any kind.
+            ``jax_tt.tables.to_dense(table, state)`` of any kind.
         bits: bits of a number: 8, 4, 3 or 2.
         levels: ``"uniform"``; ``"fit"`` for levels that are fitted to a sample of the rows; or ``2 ** bits`` increasing
             numbers, which are scaled to the range of `QuantizedTable.levels` and rounded to multiples of 1 / 512. All
@@ -82,7 +82,7 @@ def quantize(
 
     >>> import jax.numpy as jnp, jax_tt
     >>> table, state = jax_tt.quantize(jnp.array([[0.0, 1.0, 2.0, 3.0], [5.0, 5.0, 5.0, 5.0]]), bits=2)
-    >>> state["packed"].dtype.name, table.to_dense(state).tolist()
+    >>> state["packed"].dtype.name, jax_tt.tables.to_dense(table, state).tolist()
     ('uint8', [[0.0, 1.0, 2.0, 3.0], [5.0, 5.0, 5.0, 5.0]])
 
     >>> import numpy as np

@@ -22,6 +22,7 @@ from jax_tt._table import distinct_rows
 from jax_tt._table.options import Lookup, Update, check_update
 from jax_tt._table.state import StateSpec, parameter
 from jax_tt._table.types import Params, Slots, State
+from jax_tt._table.whole import to_dense
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,8 @@ class RowTable(NativeTable):
             return distinct_rows.update(self, state, batch, residuals, g, lookup, values)
         return super().stepped_params(state, batch, residuals, g, lookup, values)
 
-    def to_dense(self, state: State) -> jax.Array:
-        (table,) = self.spec.params(state)
-        return table.astype(accumulator(table.dtype))
+
+@to_dense.register(RowTable)
+def array_of(table: RowTable, state: State) -> jax.Array:
+    (rows,) = table.spec.params(state)
+    return rows.astype(accumulator(rows.dtype))

@@ -11,6 +11,7 @@ from jax_tt._base.arguments import as_array, as_dtype
 from jax_tt._base.dtypes import widest
 from jax_tt._base.precision import resolve_precision
 from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._table import whole
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
@@ -56,7 +57,26 @@ def attend(
     dtype: Any = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
-    """`tt.attend` for any table."""
+    """``query @ rows.T`` for the rows of a table.
+
+    Args:
+        table: of any kind.
+        state: its arrays by name.
+        query: floats ``[..., D]``.
+        dtype: type of the result; default the wider type of ``query`` and the parameters.
+        precision: of the products.
+
+    Returns:
+        ``[..., N]``.
+
+    Raises:
+        ValueError: the last dimension of ``query`` is not D.
+
+    >>> import jax, jax_tt
+    >>> table = jax_tt.dense_table(1000, 8)
+    >>> jax_tt.tables.attend(table, table.init(jax.random.key(0)), jax.numpy.ones((5, 8))).shape
+    (5, 1000)
+    """
     precision = resolve_precision(precision)
     query = as_array("query", query)
     if query.ndim == 0 or query.shape[-1] != table.features:
@@ -67,6 +87,6 @@ def attend(
         raise ValueError(f"query: got dtype {query.dtype}; expected floats.")
     query = jnp.asarray(query)
     flat = query.reshape(math.prod(query.shape[:-1]), table.features)
-    scores = table.attend(state, flat, precision)
+    scores = whole.attend(table, state, flat, precision)
     scores = scores.reshape(*query.shape[:-1], table.num_embeddings)
     return scores.astype(as_dtype("dtype", dtype, widest(query.dtype, table.spec.storage(state))))

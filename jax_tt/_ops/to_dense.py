@@ -8,6 +8,7 @@ import jax
 from jax_tt._base.arguments import as_dtype
 from jax_tt._base.environment import resolve_method
 from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._table.whole import to_dense
 
 
 def tt_to_dense(
@@ -36,4 +37,4 @@ def tt_to_dense(
     resolve_method(method)
     table, cores = TTTable.of(cores, num_embeddings)
     state = table.spec.named(cores)
-    return table.to_dense(state).astype(as_dtype("dtype", dtype, cores[0].dtype))
+    return to_dense(table, state).astype(as_dtype("dtype", dtype, cores[0].dtype))

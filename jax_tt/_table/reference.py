@@ -287,10 +287,3 @@ class ReferenceTable(Table):
         """
         del residuals
         return update(self, state, batch, g, lookup, values)
-
-    def to_dense(self, state: State) -> jax.Array:
-        """The table ``[N, D]`` in the accumulator type."""
-        ids = jnp.arange(self.num_embeddings)
-        batch = Batch(ids[:, None], None, None, rectangular=True)
-        digits, _ = digits_in_range(self.ids, batch)
-        return self.rows(self.spec.params(state), [d[:, 0] for d in digits], lax.Precision.HIGHEST)

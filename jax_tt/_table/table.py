@@ -181,16 +181,6 @@ class Table(abc.ABC):
         rounded_type = self.spec.rounded_type or self.spec.storage(state)
         return step_values(self.update, state["step"], rounded_type, inputs)
 
-    # The whole table
-
-    @abc.abstractmethod
-    def to_dense(self, state: State) -> jax.Array:
-        """The table ``[N, D]`` in the accumulator type."""
-
-    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
-        """Products of ``query[B, D]`` with every row, ``[B, N]``."""
-        return jnp.einsum("bd,nd->bn", query, self.to_dense(state), precision=precision)
-
 
 def check_table(table: Any, state: Any) -> None:
     """Raises unless these are a description of a table and arrays by name."""

@@ -53,7 +53,6 @@ class Wrapper(Table):
     forward = _of_table("forward")
     backward = _of_table("backward")
     step = _of_table("step")
-    to_dense = _of_table("to_dense")
 
     @functools.cached_property
     def spec(self) -> StateSpec:

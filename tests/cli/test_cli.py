@@ -29,7 +29,7 @@ pytest.importorskip("scipy")
 
 def error_of(found, rows):
     table, state = found
-    dense = np.asarray(table.to_dense(state), np.float64)
+    dense = np.asarray(jax_tt.tables.to_dense(table, state), np.float64)
     return np.linalg.norm(dense - rows) / np.linalg.norm(rows)
 
 

@@ -134,7 +134,7 @@ def _maintained(collection: Any, state: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _dense(table: Any, state: Any) -> jax.Array:
-    return table.to_dense(state)
+    return jax_tt.tables.to_dense(table, state)
 
 
 def _cotangent(rng: np.random.Generator, case: Case, name: str) -> np.ndarray:

@@ -83,7 +83,7 @@ class KindCase:
     @pytest.mark.parametrize("method", ["reference", "auto"])
     def test_lookup_equals_the_dense_table(self, method: str) -> None:
         state, lookup = self.state, jax_tt.Lookup(bounds="zero", method=method)
-        dense = np.asarray(self.table.to_dense(state))
+        dense = np.asarray(jax_tt.tables.to_dense(self.table, state))
         assert dense.shape == (self.table.num_embeddings, self.table.features)
         ids = np.array([[0, 3], [self.table.num_embeddings - 1, self.table.num_embeddings]])
         rows, _ = jax_tt.lookup(self.table, state, ids, lookup)
@@ -101,7 +101,7 @@ class KindCase:
             return jnp.sum(jnp.sin(self.pooled(params, weights, combiner, method)))
 
         def dense(params: Any, weights: Any) -> jax.Array:
-            rows = self.table.to_dense({**self.state, **params})
+            rows = jax_tt.tables.to_dense(self.table, {**self.state, **params})
             bags = dataclasses.replace(self.row_bags(), weights=weights)
             pooled = jax_tt.functional.embed_bag(rows, bags, combiner=combiner, method="reference")
             return jnp.sum(jnp.sin(pooled))

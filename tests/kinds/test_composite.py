@@ -45,14 +45,14 @@ def make(request):
 
 
 def dense_of(table, state):
-    return np.asarray(jax.jit(table.to_dense)(state))
+    return np.asarray(jax.jit(jax_tt.tables.to_dense, static_argnums=0)(table, state))
 
 
 def test_rows_are_where_the_parts_say():
     table, state = of_bits()
     dense = dense_of(table, state)
     for k, (one, own) in enumerate(zip(table.tables, table.separated(state), strict=True)):
-        np.testing.assert_array_equal(dense[k == PARTS], one.to_dense(own))
+        np.testing.assert_array_equal(dense[k == PARTS], jax_tt.tables.to_dense(one, own))
     np.testing.assert_array_equal(table.parts_of(state), PARTS)
     assert table.parts_of(state, jnp.array([[3], [N - 1]])).tolist() == [[PARTS[3]], [PARTS[-1]]]
     fresh = table.init(jax.random.key(0))
@@ -62,7 +62,7 @@ def test_rows_are_where_the_parts_say():
 def test_a_sum_is_the_sum():
     table, state = of_trains()
     first, second = table.separated(state)
-    want = TRAIN.to_dense(first) + TRAIN.to_dense(second)[ORDER.rows]
+    want = jax_tt.tables.to_dense(TRAIN, first) + jax_tt.tables.to_dense(TRAIN, second)[ORDER.rows]
     np.testing.assert_allclose(dense_of(table, state), want, rtol=1e-6, atol=1e-7)
     again = table.joined(table.separated(state))
     assert again.keys() == state.keys()
@@ -140,7 +140,7 @@ def test_padding_and_empty_bags(make):
 def test_scores_of_all_rows(make):
     table, state = make()
     query = jax.random.normal(jax.random.key(2), (3, D))
-    scores = table.attend(state, query, jax.lax.Precision.HIGHEST)
+    scores = jax_tt.extension.attend(table, state, query, jax.lax.Precision.HIGHEST)
     np.testing.assert_allclose(scores, query @ dense_of(table, state).T, rtol=1e-4, atol=1e-5)
 
 
@@ -290,7 +290,7 @@ def test_parts_that_do_not_fit():
 
 def errors_of(rows, bits, weights):
     table, state = jax_tt.quantize(rows, bits)
-    return weights * np.square(np.asarray(table.to_dense(state)) - rows).sum(1)
+    return weights * np.square(np.asarray(jax_tt.tables.to_dense(table, state)) - rows).sum(1)
 
 
 def test_the_bytes_are_where_they_matter():
@@ -346,7 +346,9 @@ def test_a_single_number_of_bits():
         assert table.tables == (jax_tt.tables.QuantizedTable(N, D, bits),)
         (own,) = table.separated(state)
         np.testing.assert_array_equal(own["packed"], jax_tt.quantize(ROWS, bits)[1]["packed"])
-        np.testing.assert_array_equal(dense_of(table, state), table.tables[0].to_dense(own))
+        np.testing.assert_array_equal(
+            dense_of(table, state), jax_tt.tables.to_dense(table.tables[0], own)
+        )
 
 
 def test_rows_of_no_importance_get_the_fewest_bits():

@@ -106,12 +106,14 @@ class Forgetful(Wrapper):
 DISPATCHED = [
     getattr(jax_tt.extension, name)
     for name in (
+        "attend",
         "check_state",
         "freeze",
         "grow",
         "has_cache",
         "maintain",
         "reorder",
+        "to_dense",
         "with_cache",
         "with_name",
         "with_update",

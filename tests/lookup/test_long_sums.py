@@ -146,7 +146,7 @@ def test_bags_of_narrow_rows(dtype, method):
             jax_tt.dense_table(n, 129, param_dtype=dtype),
             {"embedding": rows.astype(dtype)},
         )
-    read = np.asarray(table.to_dense(state))
+    read = np.asarray(jax_tt.tables.to_dense(table, state))
     ends = np.array([0, 7, 263, 270, n])
     bags = jax_tt.Bags(jnp.arange(n, dtype=jnp.int32), jnp.asarray(ends, jnp.int32))
     lookup = jax_tt.Lookup(method=method, dtype="float32")

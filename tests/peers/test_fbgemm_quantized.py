@@ -106,7 +106,7 @@ def test_rows_with_scales_below_float16(bits):
     theirs = torch.ops.fbgemm.FloatToFusedNBitRowwiseQuantizedSBHalf(torch.from_numpy(rows), bits)
     other = jax_tt.compression.from_fbgemm(theirs.numpy(), 16, bits, header="end")
     error, other_error = (
-        np.abs(np.asarray(table.to_dense(state)) - rows).max()
+        np.abs(np.asarray(jax_tt.tables.to_dense(table, state)) - rows).max()
         for table, state in (jax_tt.quantize(rows, bits), other)
     )
     assert error <= 2**-24 < other_error * 2 and error <= other_error

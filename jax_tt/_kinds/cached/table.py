@@ -44,6 +44,7 @@ from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
+from jax_tt._table.whole import attend, to_dense
 from jax_tt._table.wrapper import Wrapper, find
 
 
@@ -132,12 +133,6 @@ class RowCachedTable(Wrapper):
         shape = (table.num_embeddings, table.features)
         rows = {"embedding": jnp.zeros(shape, self.cache.dtype or storage)}
         return named_directory(directory) | outer(rows | table.init_rest(rows))
-
-    def to_dense(self, state: State) -> jax.Array:
-        dense = self.table.to_dense(state)
-        tags = directory_of(state).tags.reshape(-1)
-        there = jnp.where(tags >= 0, tags, self.num_embeddings)
-        return dense.at[there].set(state[ROWS].astype(dense.dtype), mode="drop")
 
     @functools.cached_property
     def attended_names(self) -> tuple[str, ...]:
@@ -243,17 +238,6 @@ class RowCachedTable(Wrapper):
             of_rows, inputs
         )
 
-    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
-        """Scores cached rows by their cached values; the gradient of copies goes to the cores."""
-        scores = self.table.attend(state, query, precision)
-        tags = directory_of(state).tags
-        there = jnp.where(tags >= 0, tags, self.num_embeddings).reshape(-1)
-        own = jnp.einsum("bd,sd->bs", query, state[ROWS], precision=jax.lax.Precision.HIGHEST)
-        if not self.trains_rows:
-            copied = scores.at[..., there].get(mode="fill", fill_value=0)
-            own = copied + jax.lax.stop_gradient(own - copied)
-        return scores.at[..., there].set(own.astype(scores.dtype), mode="drop")
-
     @property
     def _skips_nonfinite(self) -> bool:
         return self.update is not None and self.update.skip_nonfinite
@@ -347,6 +331,29 @@ class RowCachedTable(Wrapper):
             here = present(misses_of(self.table, batch))
             dweights = _added(dweights, jnp.where(here, missed, 0))
         return of_table | outer(of_rows), dweights
+
+
+@to_dense.register(RowCachedTable)
+def with_cached_rows(table: RowCachedTable, state: State) -> jax.Array:
+    dense = to_dense(table.table, state)
+    tags = directory_of(state).tags.reshape(-1)
+    there = jnp.where(tags >= 0, tags, table.num_embeddings)
+    return dense.at[there].set(state[ROWS].astype(dense.dtype), mode="drop")
+
+
+@attend.register(RowCachedTable)
+def attend_cached(
+    table: RowCachedTable, state: State, query: jax.Array, precision: Any
+) -> jax.Array:
+    """Scores cached rows by their cached values; the gradient of copies goes to the cores."""
+    scores = attend(table.table, state, query, precision)
+    tags = directory_of(state).tags
+    there = jnp.where(tags >= 0, tags, table.num_embeddings).reshape(-1)
+    own = jnp.einsum("bd,sd->bs", query, state[ROWS], precision=jax.lax.Precision.HIGHEST)
+    if not table.trains_rows:
+        copied = scores.at[..., there].get(mode="fill", fill_value=0)
+        own = copied + jax.lax.stop_gradient(own - copied)
+    return scores.at[..., there].set(own.astype(scores.dtype), mode="drop")
 
 
 @check_state.register(RowCachedTable)

@@ -48,6 +48,7 @@ from jax_tt._table.rotation import (
 )
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.types import Params, Slots, State
+from jax_tt._table.whole import to_dense
 
 # The linen collection of the arrays without gradients.
 COLLECTION = "coded"
@@ -247,13 +248,7 @@ class CodedTable(CodeLayout, ReferenceTable):
 
     def codebook_rows(self, state: State) -> jax.Array:
         """The rows of all codebooks ``[m * 2 ** bits, width]``, one codebook after another."""
-        return self.codebooks.to_dense(self._of_books(state))
-
-    def to_dense(self, state: State) -> jax.Array:
-        of_entries = functools.partial(gathered, self.codebook_rows(state))
-        ids = jnp.arange(self.num_embeddings)
-        constants = self._arrays(state)[len(self.spec.param_names) :]
-        return self._combined(of_entries, constants, ids, lax.Precision.HIGHEST)
+        return to_dense(self.codebooks, self._of_books(state))
 
     # Lookups
 
@@ -366,6 +361,14 @@ def check_codes(table: CodedTable, state: State) -> None:
     default(check_state)(table, state)
     check_constants(table, state)
     check_rotation(table, state)
+
+
+@to_dense.register(CodedTable)
+def expanded_table(table: CodedTable, state: State) -> jax.Array:
+    of_entries = functools.partial(gathered, table.codebook_rows(state))
+    ids = jnp.arange(table.num_embeddings)
+    constants = table._arrays(state)[len(table.spec.param_names) :]
+    return table._combined(of_entries, constants, ids, lax.Precision.HIGHEST)
 
 
 @with_update.register(CodedTable)

@@ -260,11 +260,13 @@ class Composite(Table):
 
     # The whole table
 
-    def of_members(self, state: State, method: str, *args: Any) -> list[jax.Array]:
-        """What a method of every table returns, in the accumulator type."""
+    def of_members(
+        self, state: State, function: Callable[..., jax.Array], *args: Any
+    ) -> list[jax.Array]:
+        """What a function of every table and its state returns, in the accumulator type."""
         accum = accumulator(self.spec.storage(state))
         own = zip(self.members, self.separated(state), strict=True)
-        return [getattr(table, method)(part, *args).astype(accum) for table, part in own]
+        return [function(table, part, *args).astype(accum) for table, part in own]
 
 
 @check_state.register(Composite)

@@ -22,6 +22,7 @@ from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
+from jax_tt._table.whole import attend, to_dense
 
 # The linen collection of the arrays that tell which table has the row of an id.
 COLLECTION = "mixed"
@@ -180,18 +181,22 @@ class MixedTable(Composite):
 
     # The whole table
 
-    def to_dense(self, state: State) -> jax.Array:
-        return self._by_id(state, self.of_members(state, "to_dense"), 0)
-
-    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
-        return self._by_id(state, self.of_members(state, "attend", query, precision), 1)
-
     def _by_id(self, state: State, arrays: list[jax.Array], axis: int) -> jax.Array:
         """Arrays along the rows of every table as one along all ids."""
         part, row = self._rows_of(state, None)
         before = np.cumsum([0, *(table.num_embeddings for table in self.tables[:-1])])
         place = jnp.asarray(before.astype(np.int32))[part] + row
         return jnp.take(jnp.concatenate(arrays, axis=axis), place, axis=axis)
+
+
+@to_dense.register(MixedTable)
+def dense_mixed(table: MixedTable, state: State) -> jax.Array:
+    return table._by_id(state, table.of_members(state, to_dense), 0)
+
+
+@attend.register(MixedTable)
+def attend_mixed(table: MixedTable, state: State, query: jax.Array, precision: Any) -> jax.Array:
+    return table._by_id(state, table.of_members(state, attend, query, precision), 1)
 
 
 @check_state.register(MixedTable)

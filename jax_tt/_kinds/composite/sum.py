@@ -17,6 +17,7 @@ from jax_tt._kinds.composite.composite import Composite
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
+from jax_tt._table.whole import attend, to_dense
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +67,15 @@ class SumTable(Composite):
             batch = dataclasses.replace(batch, ids=ids)
         return [batch] * len(self.tables)
 
-    def to_dense(self, state: State) -> jax.Array:
-        return _added(self.of_members(state, "to_dense"))
 
-    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
-        return _added(self.of_members(state, "attend", query, precision))
+@to_dense.register(SumTable)
+def dense_sum(table: SumTable, state: State) -> jax.Array:
+    return _added(table.of_members(state, to_dense))
+
+
+@attend.register(SumTable)
+def attend_sum(table: SumTable, state: State, query: jax.Array, precision: Any) -> jax.Array:
+    return _added(table.of_members(state, attend, query, precision))
 
 
 def _added(arrays: Sequence[jax.Array]) -> jax.Array:

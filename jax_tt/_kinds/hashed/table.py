@@ -44,6 +44,7 @@ from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
+from jax_tt._table.whole import attend, to_dense
 from jax_tt._table.wrapper import Wrapper, innermost
 
 # The linen collection of these arrays.
@@ -281,6 +282,16 @@ class HashTable(Wrapper):
         """Initial rows ``[n, D]`` of the keys uint32 ``[n, 2]`` that are ``wanted``; others are unspecified."""
         (rows,) = initial_of_tables([(self, state, keys, wanted, dtype)], [method])
         return rows
+
+
+@to_dense.register(HashTable)
+def rows_by_slot(table: HashTable, state: State) -> jax.Array:
+    return to_dense(table.table, state)
+
+
+@attend.register(HashTable)
+def attend_slots(table: HashTable, state: State, query: jax.Array, precision: Any) -> jax.Array:
+    return attend(table.table, state, query, precision)
 
 
 @check_state.register(HashTable)

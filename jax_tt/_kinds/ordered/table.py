@@ -19,6 +19,7 @@ from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.types import State
+from jax_tt._table.whole import attend, to_dense
 from jax_tt._table.wrapper import Wrapper
 
 _INTEGERS_ONLY = (
@@ -82,14 +83,18 @@ class OrderedTable(Wrapper):
         ids = mapped_ids(self._rows(state), batch.ids, f"{self.ids.label}ids")
         return self.table.prepare(state, dataclasses.replace(batch, ids=ids), lookup)
 
-    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
-        return columns_by_id(self._rows(state), self.table.attend(state, query, precision))
-
-    def to_dense(self, state: State) -> jax.Array:
-        return self.table.to_dense(state)[self._rows(state).whole()]
-
     def _rows(self, state: State) -> StoredRows:
         return of_layer(state[ID_ORDER], self.num_embeddings)
+
+
+@to_dense.register(OrderedTable)
+def rows_by_id(table: OrderedTable, state: State) -> jax.Array:
+    return to_dense(table.table, state)[table._rows(state).whole()]
+
+
+@attend.register(OrderedTable)
+def attend_by_id(table: OrderedTable, state: State, query: jax.Array, precision: Any) -> jax.Array:
+    return columns_by_id(table._rows(state), attend(table.table, state, query, precision))
 
 
 @check_state.register(OrderedTable)

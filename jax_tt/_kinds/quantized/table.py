@@ -37,6 +37,7 @@ from jax_tt._table.rotation import (
 )
 from jax_tt._table.state import StateSpec, parameter
 from jax_tt._table.types import Params, Slots, State
+from jax_tt._table.whole import attend, to_dense
 from jax_tt.optimizers import Optimizer
 
 PACKED = "packed"
@@ -150,16 +151,6 @@ class QuantizedTable(NativeTable):
         found = packed.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
         return self._decoded(found)
 
-    def to_dense(self, state: State) -> jax.Array:
-        rows = self._decoded(state[PACKED])
-        return turned(rows, rotation_of(self, state), lax.Precision.HIGHEST)
-
-    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
-        packed = state[PACKED]
-        rows = self._decoded(packed) if self.update is None else _scored_rows(self, packed)
-        query = turned_back(query.astype(jnp.float32), rotation_of(self, state), precision)
-        return jnp.einsum("bd,nd->bn", query, rows, precision=precision)
-
     # Lookups
 
     @property
@@ -202,6 +193,22 @@ class QuantizedTable(NativeTable):
     def _spacing(self, stored: jax.Array) -> jax.Array:
         scale, _ = codec.header(codec.as_bytes(stored))
         return scale if self.levels is None else scale * largest_step(self.levels)
+
+
+@to_dense.register(QuantizedTable)
+def decoded_table(table: QuantizedTable, state: State) -> jax.Array:
+    rows = table._decoded(state[PACKED])
+    return turned(rows, rotation_of(table, state), lax.Precision.HIGHEST)
+
+
+@attend.register(QuantizedTable)
+def attend_decoded(
+    table: QuantizedTable, state: State, query: jax.Array, precision: Any
+) -> jax.Array:
+    packed = state[PACKED]
+    rows = table._decoded(packed) if table.update is None else _scored_rows(table, packed)
+    query = turned_back(query.astype(jnp.float32), rotation_of(table, state), precision)
+    return jnp.einsum("bd,nd->bn", query, rows, precision=precision)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -43,6 +43,7 @@ from jax_tt._table.sharding import check_sharding, rows_to_shard, shard_of
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
+from jax_tt._table.whole import attend, to_dense
 from jax_tt._table.wrapper import Wrapper
 
 # Larger tables are moved a block at a time, and no device has all of their rows; for others, what compiles fastest.
@@ -537,11 +538,15 @@ class ShardedTable(Wrapper):
     ) -> jax.Array:
         return Table.weights_gradient(self, state, batch, g, lookup)
 
-    def to_dense(self, state: State) -> jax.Array:
-        return self.table.to_dense(self.by_row(state))
 
-    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
-        return self.table.attend(self.by_row(state), query, precision)
+@to_dense.register(ShardedTable)
+def dense_by_row(table: ShardedTable, state: State) -> jax.Array:
+    return to_dense(table.table, table.by_row(state))
+
+
+@attend.register(ShardedTable)
+def attend_by_row(table: ShardedTable, state: State, query: jax.Array, precision: Any) -> jax.Array:
+    return attend(table.table, table.by_row(state), query, precision)
 
 
 @check_state.register(ShardedTable)

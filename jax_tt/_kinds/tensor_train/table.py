@@ -20,6 +20,7 @@ from jax_tt._table.copies import without_values
 from jax_tt._table.options import Update, check_update
 from jax_tt._table.state import StateSpec
 from jax_tt._table.types import Params, State
+from jax_tt._table.whole import attend, to_dense
 from jax_tt._tt.cores import TrainSizes, checked_cores
 from jax_tt._tt.initial_cores import CoreInit, GivenCores, ScaledCores, fresh_init, init_cores
 from jax_tt._tt.shape import TTShape
@@ -133,33 +134,37 @@ class TTTable(TrainTable):
             value = value.reshape(*batch, a * b, t)
         return value[..., 0]
 
-    def to_dense(self, state: State) -> jax.Array:
-        first, *cores = self.spec.params(state)
-        accum = accumulator(first.dtype)
-        value = first.astype(accum)[:, 0]  # [P, Q, r]
-        for core in cores:
-            value = jnp.einsum(
-                "aqr,brst->abqst", value, core.astype(accum), precision=lax.Precision.HIGHEST
-            )
-            p, b, q, s, t = value.shape
-            value = value.reshape(p * b, q * s, t)
-        return value[: self.num_embeddings, :, 0]
 
-    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
-        params = self.spec.params(state)
-        accum = accumulator(params[0].dtype, query.dtype)
-        batch, columns = query.shape
-        rows = 1
-        # Contract the cores one by one with the query: each step replaces a factor q of [B, rows, r, columns] by a p.
-        value = query.astype(accum).reshape(batch, 1, 1, columns)
-        for core in params:
-            p, r, q, t = core.shape
-            columns //= q
-            value = value.reshape(batch, rows, r, q, columns)
-            value = jnp.einsum("zarqx,prqt->zaptx", value, core.astype(accum), precision=precision)
-            rows *= p
-            value = value.reshape(batch, rows, t, columns)
-        return value[:, : self.num_embeddings, 0, 0]
+@to_dense.register(TTTable)
+def product_of_cores(table: TTTable, state: State) -> jax.Array:
+    first, *cores = table.spec.params(state)
+    accum = accumulator(first.dtype)
+    value = first.astype(accum)[:, 0]  # [P, Q, r]
+    for core in cores:
+        value = jnp.einsum(
+            "aqr,brst->abqst", value, core.astype(accum), precision=lax.Precision.HIGHEST
+        )
+        p, b, q, s, t = value.shape
+        value = value.reshape(p * b, q * s, t)
+    return value[: table.num_embeddings, :, 0]
+
+
+@attend.register(TTTable)
+def attend_cores(table: TTTable, state: State, query: jax.Array, precision: Any) -> jax.Array:
+    params = table.spec.params(state)
+    accum = accumulator(params[0].dtype, query.dtype)
+    batch, columns = query.shape
+    rows = 1
+    # Contract the cores one by one with the query: each step replaces a factor q of [B, rows, r, columns] by a p.
+    value = query.astype(accum).reshape(batch, 1, 1, columns)
+    for core in params:
+        p, r, q, t = core.shape
+        columns //= q
+        value = value.reshape(batch, rows, r, q, columns)
+        value = jnp.einsum("zarqx,prqt->zaptx", value, core.astype(accum), precision=precision)
+        rows *= p
+        value = value.reshape(batch, rows, t, columns)
+    return value[:, : table.num_embeddings, 0, 0]
 
 
 @without_values.register(TTTable)

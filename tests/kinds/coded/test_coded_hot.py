@@ -30,7 +30,7 @@ def encoded(way, **options):
 
 
 def errors(table, state):
-    return WEIGHTS * np.sum((np.asarray(table.to_dense(state)) - ROWS) ** 2, axis=1)
+    return WEIGHTS * np.sum((np.asarray(jax_tt.tables.to_dense(table, state)) - ROWS) ** 2, axis=1)
 
 
 @pytest.mark.parametrize("n", [1, 32, 512, 513, 2000])

@@ -53,7 +53,7 @@ class HashCase(KindCase):
         return variables
 
     def test_lookup_equals_the_dense_table(self):
-        dense = self.table.to_dense(self.state)
+        dense = jax_tt.tables.to_dense(self.table, self.state)
         rows = np.array([[0, 3], [47, 3]])
         for method in ("reference", "auto"):
             lookup = jax_tt.Lookup(method=method)

@@ -103,7 +103,8 @@ def test_rows_in_one_array(method):
     )(state, batch)
     states = collection.separated(state)
     want = [
-        table.to_dense(states[name])[batch[name][:, 0]] for name, table in collection.tables.items()
+        jax_tt.tables.to_dense(table, states[name])[batch[name][:, 0]]
+        for name, table in collection.tables.items()
     ]
     np.testing.assert_array_equal(jax.tree.leaves(rows)[0], jnp.concatenate(want, axis=1))
 

@@ -42,7 +42,7 @@ def random_rotation(features):
 
 
 def errors(table, state, rows):
-    return np.sum((np.asarray(table.to_dense(state)) - rows) ** 2, axis=1)
+    return np.sum((np.asarray(jax_tt.tables.to_dense(table, state)) - rows) ** 2, axis=1)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -64,7 +64,8 @@ def test_numbers_are_those_of_the_nearest_levels(bits):
     codes = np.asarray(codec.unpacked(state["packed"][:, 4:], 13, bits))
     np.testing.assert_array_equal(codes, nearest)
     np.testing.assert_array_equal(
-        table.to_dense(state), (scale[:, None] * own[codes] + offset[:, None]).astype(np.float32)
+        jax_tt.tables.to_dense(table, state),
+        (scale[:, None] * own[codes] + offset[:, None]).astype(np.float32),
     )
     assert table.nbytes == state["packed"].nbytes
 
@@ -76,7 +77,7 @@ def test_rows_are_exact(method, bits):
         table, state = table_of(bits, 40, features)
         ids = jnp.arange(40)[::-1].reshape(8, 5)
         got, _ = jax_tt.lookup(table, state, ids, method=method)
-        np.testing.assert_array_equal(got, table.to_dense(state)[ids])
+        np.testing.assert_array_equal(got, jax_tt.tables.to_dense(table, state)[ids])
 
 
 @pytest.mark.full
@@ -91,7 +92,9 @@ def test_bags_equal_those_of_the_dense_table(method, bits):
         for given in (None, weights):
             bags = jax_tt.Bags.from_ragged(ids, given)
             got, _ = jax_tt.lookup_bags(table, state, bags, method=method)
-            want = jax_tt.functional.embed_bag(table.to_dense(state), bags, method="reference")
+            want = jax_tt.functional.embed_bag(
+                jax_tt.tables.to_dense(table, state), bags, method="reference"
+            )
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4)
 
 
@@ -101,8 +104,8 @@ def test_rotations_are_after_the_levels():
     plain, unturned = jax_tt.quantize(rows @ random_rotation(13).T, 4)
     assert table.rotated and not plain.rotated
     np.testing.assert_array_equal(state["packed"], unturned["packed"])
-    want = np.asarray(plain.to_dense(unturned)) @ random_rotation(13)
-    np.testing.assert_allclose(table.to_dense(state), want, rtol=1e-5, atol=1e-5)
+    want = np.asarray(jax_tt.tables.to_dense(plain, unturned)) @ random_rotation(13)
+    np.testing.assert_allclose(jax_tt.tables.to_dense(table, state), want, rtol=1e-5, atol=1e-5)
     assert table.nbytes == sum(array.nbytes for array in state.values())
 
 
@@ -112,7 +115,7 @@ def test_lookups_in_rotated_tables(method, combiner):
     weights = None if combiner == "max" else [[0.5, 2.0], [], [1.0, 3.0, 0.25]]
     bags = jax_tt.Bags.from_ragged([[3, 3], [], [39, 0, 3]], weights)
     lookup = jax_tt.Lookup(combiner, method=method)
-    dense = table.to_dense(state)
+    dense = jax_tt.tables.to_dense(table, state)
 
     def loss(rows, weights):
         return jnp.sum(jnp.sin(rows(dataclasses.replace(bags, weights=weights))))
@@ -155,7 +158,9 @@ def test_in_a_collection(method, layout):
     found = look_up(state, batch)
     if layout == "features":
         found = jnp.concatenate([found[name] for name in made], axis=1)
-    want = [table.to_dense(own)[batch[name][:, 0]] for name, (table, own) in made.items()]
+    want = [
+        jax_tt.tables.to_dense(table, own)[batch[name][:, 0]] for name, (table, own) in made.items()
+    ]
     np.testing.assert_allclose(found, jnp.concatenate(want, axis=1), rtol=1e-5, atol=1e-5)
 
 
@@ -166,17 +171,21 @@ def test_divided_over_devices():
     table = jax_tt.tables.ShardedTable(plain, mesh, "model", jax_tt.Placement.hashed())
     ids = jnp.arange(40).reshape(8, 5)
     look_up = jax.jit(lambda state: jax_tt.lookup(table, state, ids)[0])
-    np.testing.assert_array_equal(look_up(table.of_rows(state)), plain.to_dense(state)[ids])
+    np.testing.assert_array_equal(
+        look_up(table.of_rows(state)), jax_tt.tables.to_dense(plain, state)[ids]
+    )
 
 
 def test_layers():
     table, state = table_of(4, rotation="random")
     ids, query = jnp.array([1, 39]), jnp.ones((2, 13))
-    scores = jnp.einsum("bd,nd->bn", query, table.to_dense(state))
+    scores = jnp.einsum("bd,nd->bn", query, jax_tt.tables.to_dense(table, state))
     layer = jax_tt.TableEmbed(table, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(layer.rotation[...], jnp.eye(13))
     layer.packed[...], layer.rotation[...] = state["packed"], state["rotation"]
-    np.testing.assert_allclose(layer(ids), table.to_dense(state)[ids], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        layer(ids), jax_tt.tables.to_dense(table, state)[ids], rtol=1e-5, atol=1e-5
+    )
     np.testing.assert_allclose(layer.attend(query), scores, rtol=1e-4, atol=1e-4)
     assert not jax.tree.leaves(nnx.state(layer, nnx.Param))
     linen = jax_tt.linen.TableEmbed(table)
@@ -198,7 +207,7 @@ def test_export_and_orders_of_ids():
     stored = program(state, ids).serialize()
     got = jax.export.deserialize(stored).call(state, ids)
     np.testing.assert_array_equal(got, look_up(state, ids))
-    want = table.to_dense(state)[np.array([36, 35])].sum(0)[None]
+    want = jax_tt.tables.to_dense(table, state)[np.array([36, 35])].sum(0)[None]
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
@@ -278,7 +287,7 @@ def test_rows_with_few_different_numbers():
     """Some of the levels stand for nothing."""
     rows = np.where(random_rows(100, 8) > 0, 3.0, -1.0).astype(np.float32)
     table, state = jax_tt.quantize(rows, 4, levels="fit")
-    np.testing.assert_allclose(table.to_dense(state), rows, atol=1e-2)
+    np.testing.assert_allclose(jax_tt.tables.to_dense(table, state), rows, atol=1e-2)
     assert separated(np.array([0.0, 1, 1, 1]), 2) == (0, 3 - 2 / 512, 3 - 1 / 512, 3)
     assert separated(np.zeros(4), 2) == (0, 1 / 512, 2 / 512, 3 / 512)
 
@@ -292,7 +301,11 @@ def test_rows_are_read_in_blocks(monkeypatch, tmp_path):
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
     found = jax_tt.quantize(mapped, 3, levels="fit", rotation="random")
     assert found[0] == want[0]
-    np.testing.assert_allclose(found[0].to_dense(found[1]), want[0].to_dense(want[1]), atol=1e-2)
+    np.testing.assert_allclose(
+        jax_tt.tables.to_dense(found[0], found[1]),
+        jax_tt.tables.to_dense(want[0], want[1]),
+        atol=1e-2,
+    )
 
 
 # Training
@@ -325,7 +338,7 @@ def test_a_step_is_that_of_the_dense_table_rounded(method, bits):
     # Adagrad steps each number by itself, so that the dense table has the rows before the rotation.
     plain = dataclasses.replace(table, rotated=False)
     dense = jax_tt.tables.DenseTable(40, 16, update=jax_tt.Update(rule))
-    params = {"embedding": plain.to_dense(state)}
+    params = {"embedding": jax_tt.tables.to_dense(plain, state)}
     new, of_weights = step_of(table, state, jax_tt.Lookup(method=method))
     assert "rotation" not in new
 
@@ -344,20 +357,22 @@ def test_a_step_is_that_of_the_dense_table_rounded(method, bits):
     packed = np.array(codec.as_bytes(state["packed"]))
     packed[touched] = codec.encoded(want[touched], bits, table.levels)
     expected = codec.decoded(jnp.asarray(packed), 16, bits, table.levels)
-    found = plain.to_dense({"packed": new["packed"]})
+    found = jax_tt.tables.to_dense(plain, {"packed": new["packed"]})
     # A number in the middle between two levels may be rounded to either.
     scale = np.asarray(codec.header(jnp.asarray(packed))[0])[:, None]
     assert (np.abs(found - expected) <= 4 * scale).all()
     assert (np.abs(found - expected) <= 1e-3 * scale + 1e-5).mean() > 0.99
     rest = np.setdiff1d(np.arange(40), touched)
     np.testing.assert_array_equal(codec.as_bytes(new["packed"])[rest], packed[rest])
-    rows = table.to_dense(state)
+    rows = jax_tt.tables.to_dense(table, state)
     cosines = jnp.cos(jnp.array([[2.5, 0, 1], [0] * 3, [1.5, -1, 0]]) @ rows[jnp.array([3, 0, 39])])
     wanted = [cosines[b] @ rows[i] for b, i in ((0, 3), (0, 3), (0, 39), (2, 0), (2, 3))]
     np.testing.assert_allclose(of_weights, jnp.stack(wanted), rtol=1e-3, atol=1e-3)
     frozen, own = jax_tt.extension.freeze(table, state | new)
     assert set(own) == {"packed", "rotation"}
-    np.testing.assert_array_equal(frozen.to_dense(own), table.to_dense(state | new))
+    np.testing.assert_array_equal(
+        jax_tt.tables.to_dense(frozen, own), jax_tt.tables.to_dense(table, state | new)
+    )
 
 
 def test_stochastic_rounding_between_levels_is_exact_in_expectation():

@@ -257,7 +257,7 @@ def _final(name: str, table: Any, arrays: Any) -> dict[str, Any]:
         rows = entries["slot"]
         results |= {f"{name} {field}": entries[field] for field in ("key", "score", "touched")}
     if name.startswith("quantized"):
-        results[f"{name} rows"] = np.asarray(table.to_dense(arrays))
+        results[f"{name} rows"] = np.asarray(jax_tt.tables.to_dense(table, arrays))
     for array, values in arrays.items():
         if array != "packed" and not array.startswith("hash_"):
             results[f"{name} {array}"] = values[rows] if values.ndim else values

@@ -207,7 +207,10 @@ def test_steps_of_quantized_tables_equal_those_on_one_device(mesh):
     (new, rows), (found, own_rows) = STEP(plain, state, ids), STEP(table, own, ids)
     np.testing.assert_allclose(own_rows, rows, rtol=1e-5, atol=1e-6)
     after, own_after = ({**held, **more} for held, more in ((state, new), (own, found)))
-    dense, own_dense = plain.to_dense(after), table.to_dense(own_after)
+    dense, own_dense = (
+        jax_tt.tables.to_dense(plain, after),
+        jax_tt.tables.to_dense(table, own_after),
+    )
     # A value between two codes may be rounded to either.
     np.testing.assert_allclose(own_dense, dense, atol=2.1 / 255 * float(np.ptp(dense)))
 
@@ -424,7 +427,7 @@ def test_weights_have_gradients_where_a_step_is_refused(mesh):
         trained = {name: own[name] for name in table.spec.trained_names}
         return jax.grad(loss, argnums=(0, 1))(trained, jnp.ones((BAGS, LENGTH)))
 
-    expected = np.sum(np.asarray(plain.to_dense(table.by_row(own))), axis=1)[ids]
+    expected = np.sum(np.asarray(jax_tt.tables.to_dense(plain, table.by_row(own))), axis=1)[ids]
     new, gradients = step(ids, jnp.ones(BAGS).at[7].set(jnp.inf))
     assert float(new["step"]) == 0
     np.testing.assert_allclose(gradients[:7], expected[:7], rtol=1e-5, atol=1e-6)

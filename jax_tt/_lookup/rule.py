@@ -30,9 +30,10 @@ from jax_tt._lookup.read_scale import scaled_reads
 from jax_tt._lookup.shared import Shared, shared_places
 from jax_tt._lookup.warn import tell_cut_ids, warn_out_of_range
 from jax_tt._table import groups
-from jax_tt._table.added import Added, plus_added
+from jax_tt._table.added import Added, adds_rows, plus_added
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Wanted
+from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table
 from jax_tt._table.types import State
 from jax_tt._table.wide import Wide
@@ -72,7 +73,7 @@ def prepared(
         total = add_out_of_range(state[OUT_OF_RANGE], ids, table.ids, lookup.axis_name)
         state = {**state, OUT_OF_RANGE: total}
     added = None
-    if table.ids.takes_keys and table.adds_rows(lookup):
+    if table.ids.takes_keys and adds_rows(table, lookup):
         rest = {name: x for name, x in before.items() if name not in table.spec.trained_names}
         constant = jax.lax.stop_gradient(rest)
         added = Added(table, lookup, table.spec.storage(before), constant, given, batch)
@@ -80,7 +81,7 @@ def prepared(
     if lookup.bounds == "warn" and (lookup.method == "reference" or table.parts > 1):
         warn_out_of_range(table, batch)
         lookup = dataclasses.replace(lookup, bounds="zero")
-    values = table.step_values(state, inputs)
+    values = step_values(table, state, inputs)
     trained: Any = {name: state[name] for name in table.spec.trained_names}
     rest = {name: state[name] for name in table.spec.constant_names}
     axes = varying_axes(batch) if table.update else varying_axes(trained, rest, batch)

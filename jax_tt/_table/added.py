@@ -24,6 +24,30 @@ from jax_tt._table.wide import Wide
 _PART_BYTES = 8 << 20
 
 
+@functools.singledispatch
+def adds_rows(table: Table, lookup: Lookup) -> bool:
+    """Whether lookups add `added_rows` to those of a table; kinds whose ids are keys register it."""
+    del table, lookup
+    return False
+
+
+@functools.singledispatch
+def added_rows(
+    table: Table, state: State, given: Batch, prepared: Batch, lookup: Lookup, storage: Any
+) -> tuple[Table, State, Batch]:
+    """A lookup in constant rows whose sums are added to those of the prepared batch, if `adds_rows`.
+
+    Args:
+        table: a table whose kind registers it.
+        state: before the call, without the trained arrays.
+        given: the batch before `Table.prepare`.
+        prepared: the batch after it, which has the same weights and bags.
+        lookup: as in `Table.prepare`.
+        storage: type of the parameters.
+    """
+    raise NotImplementedError
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Added:
@@ -66,8 +90,8 @@ class Added:
         return jnp.any(outside(self.table.ids, self.prepared))
 
     def rows(self) -> tuple[Table, State, Batch]:
-        return self.table.added_rows(
-            self.state, self.given, self.prepared, self.lookup, self.storage
+        return added_rows(
+            self.table, self.state, self.given, self.prepared, self.lookup, self.storage
         )
 
 

@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 
-from jax_tt._ids.batch import Batch
+from jax_tt._ids.batch import Batch, of_positions, present
+from jax_tt._ids.inputs import one_bag_per_position
 from jax_tt._table.added import Added
-from jax_tt._table.options import Lookup
+from jax_tt._table.options import Lookup, Wanted
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.wide import Wide
+from jax_tt._table.wrapper import Wrapper
 
 # The cotangents of one table: of the arrays of its state by name, and of the weights. Those of a fused table are its
 # new values.
@@ -41,7 +44,7 @@ class Call(NamedTuple):
         use: static.
         state: the arrays that are trained or constant.
         batch: prepared.
-        values: `Table.step_values` of a fused table.
+        values: `step_values` of a fused table.
         added: another lookup, whose sums are added to those of this one, or None.
     """
 
@@ -152,7 +155,24 @@ def of_one_table(call: Call, residuals: Any, g: jax.Array | None) -> Cotangents:
     if g is None or not (lookup.wanted.names or lookup.wanted.weights):
         return {}, None
     if not lookup.wanted.names:
-        return {}, table.weights_gradient(state, batch, g, lookup)
+        return {}, weights_gradient(table, state, batch, g, lookup)
     if table.update is None:
         return table.backward(state, batch, residuals, g, lookup)
     return table.step(state, batch, residuals, g, lookup, values)
+
+
+@functools.singledispatch
+def weights_gradient(
+    table: Table, state: State, batch: Batch, g: jax.Array, lookup: Lookup
+) -> jax.Array:
+    """``row(i_j) . g[b(j)]`` for every position, without computing gradients of the table."""
+    lookup = dataclasses.replace(lookup, wanted=Wanted())
+    rows, _ = table.forward(state, one_bag_per_position(batch), lookup)
+    rows = rows.reshape(batch.num_segments, batch.capacity, rows.shape[-1])
+    of_bag = of_positions(batch, g) if batch.num_bags else jnp.zeros_like(rows)
+    return jnp.where(present(batch), jnp.sum(rows * of_bag, axis=-1), 0)
+
+
+@weights_gradient.register(Wrapper)
+def _(wrapper: Wrapper, state: State, batch: Batch, g: jax.Array, lookup: Lookup) -> jax.Array:
+    return weights_gradient(wrapper.table, state, batch, g, lookup)

@@ -1,14 +1,29 @@
-"""Initial rows of dense and quantized tables."""
+"""Initial values of parameters."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
+from jax_tt._table.table import Table
+from jax_tt._table.wrapper import Wrapper
+
 _VARIANCE_SCALING = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+
+
+@functools.singledispatch
+def init_param(table: Table, name: str, key: jax.Array) -> Any:
+    """One initial parameter; kinds register it where every parameter may have its own key."""
+    return table.init_params(key)[name]
+
+
+@init_param.register(Wrapper)
+def _(wrapper: Wrapper, name: str, key: jax.Array) -> Any:
+    return init_param(wrapper.table, name, key)
 
 
 def default_embedding_init(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:

@@ -167,6 +167,16 @@ def touched(table: ReferenceTable, batch: Batch, lookup: Lookup) -> list[jax.Arr
     return found
 
 
+def summed_axes(table: Table, state: State, batch: Batch, g: jax.Array, lookup: Lookup) -> Any:
+    """The axes that a step sums gradients over, as `Lookup.axis_name`.
+
+    Where shards of a batch stand beside a replicated table, they are the axes of the shards.
+    """
+    own = {name: state[name] for name in table.spec.trained_names}
+    axes = varying_axes(batch, g) - varying_axes(own)
+    return tuple(sorted(axes, key=str)) if axes else lookup.axis_name
+
+
 class Step(NamedTuple):
     """The arguments of `ReferenceTable.stepped_params` other than the table's."""
 
@@ -242,7 +252,7 @@ class ReferenceTable(Table):
         if allowed is None:
             allowed = values.get("allowed", jnp.ones((), jnp.float32))
         batch, g = once((batch, g), state["step"])
-        lookup = dataclasses.replace(lookup, axis_name=self.summed_axes(state, batch, g, lookup))
+        lookup = dataclasses.replace(lookup, axis_name=summed_axes(self, state, batch, g, lookup))
         batch, g = vary_over((batch, g), varying_axes(batch, g))
         return Step(batch, g, lookup, {**values, "allowed": allowed})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -9,9 +10,33 @@ import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_scalar
 from jax_tt._table.options import StepInputs, Update
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
+from jax_tt._table.wrapper import Wrapper
 
 
-def step_values(
+@functools.singledispatch
+def step_values(table: Table, state: State, inputs: StepInputs) -> Any:
+    """The arrays of an update of a table, such as its hyper-parameters. Kinds with several updates register theirs."""
+    update = table.update
+    if update is None:
+        return ()
+    if update.shared and "sentinel" not in state:
+        raise ValueError(
+            f"{table.ids.label}a table of a collection was looked up on its own; it shares a sentinel with the "
+            "other tables. Call the collection, or look it up without an optimizer, "
+            "jax_tt.extension.with_update(table, None)."
+        )
+    storage = table.spec.rounded_type or table.spec.storage(state)
+    return _values(update, state["step"], storage, inputs)
+
+
+@step_values.register(Wrapper)
+def _(wrapper: Wrapper, state: State, inputs: StepInputs) -> Any:
+    return step_values(wrapper.table, state, inputs)
+
+
+def _values(
     update: Update, step: jax.Array, storage: Any, inputs: StepInputs
 ) -> dict[str, jax.Array]:
     """``hyper[H]``, ``inv_scale`` and ``seed[2]`` of the update at ``step``, for parameters of type ``storage``.

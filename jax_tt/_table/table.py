@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -11,13 +10,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jax_tt._ids.batch import Batch, of_positions, present
+from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
-from jax_tt._ids.inputs import one_bag_per_position
-from jax_tt._jax.vma import varying_axes
-from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
+from jax_tt._table.options import Lookup, Update
 from jax_tt._table.state import StateSpec, slot_shape
-from jax_tt._table.step_values import step_values
 from jax_tt._table.types import State
 
 # In what a step of a table returns if its scalars are shared: 1 if the step was applied, else 0.
@@ -70,10 +66,6 @@ class Table(abc.ABC):
         params = self.init_params(key)
         return {**params, **self.init_rest(params)}
 
-    def init_param(self, name: str, key: jax.Array) -> Any:
-        """One initial parameter, if every parameter has its own key."""
-        return self.init_params(key)[name]
-
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         """The rest of an initial state with these parameters; for a fused table the optimizer state at step 0."""
         if self.update is None:
@@ -114,25 +106,6 @@ class Table(abc.ABC):
         del lookup
         return state, batch
 
-    def adds_rows(self, lookup: Lookup) -> bool:
-        """Whether lookups add `added_rows` to those of the table."""
-        del lookup
-        return False
-
-    def added_rows(
-        self, state: State, given: Batch, prepared: Batch, lookup: Lookup, storage: Any
-    ) -> tuple[Table, State, Batch]:
-        """A lookup in constant rows whose sums are added to those of the prepared batch, if `adds_rows`.
-
-        Args:
-            state: before the call, without the trained arrays.
-            given: the batch before `prepare`.
-            prepared: the batch after it, which has the same weights and bags.
-            lookup: as in `prepare`.
-            storage: type of the parameters.
-        """
-        raise NotImplementedError
-
     @abc.abstractmethod
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         """Weighted sums ``[S, nb, D]`` in the accumulator type, and residuals."""
@@ -148,38 +121,6 @@ class Table(abc.ABC):
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[dict[str, Any], jax.Array | None]:
         """The state after the update with output gradient ``g``, and the gradient of the weights."""
-
-    def summed_axes(self, state: State, batch: Batch, g: jax.Array, lookup: Lookup) -> Any:
-        """The axes that a step sums gradients over, as `Lookup.axis_name`.
-
-        Where shards of a batch stand beside a replicated table, they are the axes of the shards.
-        """
-        own = {name: state[name] for name in self.spec.trained_names}
-        axes = varying_axes(batch, g) - varying_axes(own)
-        return tuple(sorted(axes, key=str)) if axes else lookup.axis_name
-
-    def weights_gradient(
-        self, state: State, batch: Batch, g: jax.Array, lookup: Lookup
-    ) -> jax.Array:
-        """``row(i_j) . g[b(j)]`` for every position, without computing gradients of the table."""
-        lookup = dataclasses.replace(lookup, wanted=Wanted())
-        rows, _ = self.forward(state, one_bag_per_position(batch), lookup)
-        rows = rows.reshape(batch.num_segments, batch.capacity, rows.shape[-1])
-        of_bag = of_positions(batch, g) if batch.num_bags else jnp.zeros_like(rows)
-        return jnp.where(present(batch), jnp.sum(rows * of_bag, axis=-1), 0)
-
-    def step_values(self, state: State, inputs: StepInputs) -> Any:
-        """The arrays of an update, such as its hyper-parameters."""
-        if self.update is None:
-            return ()
-        if self.update.shared and "sentinel" not in state:
-            raise ValueError(
-                f"{self.ids.label}a table of a collection was looked up on its own; it shares a sentinel with the "
-                "other tables. Call the collection, or look it up without an optimizer, "
-                "jax_tt.extension.with_update(table, None)."
-            )
-        rounded_type = self.spec.rounded_type or self.spec.storage(state)
-        return step_values(self.update, state["step"], rounded_type, inputs)
 
 
 def check_table(table: Any, state: Any) -> None:

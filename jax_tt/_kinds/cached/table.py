@@ -38,10 +38,11 @@ from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table import reference
 from jax_tt._table.check import check_state
-from jax_tt._table.groups import Call, Use
+from jax_tt._table.groups import Call, Use, weights_gradient
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.state import Array, StateSpec
+from jax_tt._table.step_values import step_values
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.whole import attend, to_dense
@@ -224,20 +225,6 @@ class RowCachedTable(Wrapper):
     ) -> tuple[dict[str, Any], jax.Array | None]:
         return self._cotangents(state, batch, residuals, g, lookup, values)
 
-    def weights_gradient(
-        self, state: State, batch: Batch, g: jax.Array, lookup: Lookup
-    ) -> jax.Array:
-        if self.trains_rows:
-            return Table.weights_gradient(self, state, batch, g, lookup)
-        of_table, _ = self._states(state)
-        return _part_weights_gradient(self.table, of_table, batch, g, lookup)
-
-    def step_values(self, state: State, inputs: StepInputs) -> Any:
-        of_table, of_rows = self._states(state)
-        return self.table.step_values(of_table, inputs), self.rows_table.step_values(
-            of_rows, inputs
-        )
-
     @property
     def _skips_nonfinite(self) -> bool:
         return self.update is not None and self.update.skip_nonfinite
@@ -282,7 +269,7 @@ class RowCachedTable(Wrapper):
 
     def _in_range(self, of_rows: State, batch: Batch, g: jax.Array, lookup: Lookup) -> jax.Array:
         """1.0, or 0.0 where ``bounds`` refuses an id of any shard of the batch that the rows are stepped for."""
-        axes = self.rows_table.summed_axes(of_rows, hits_of(batch), g, lookup)
+        axes = reference.summed_axes(self.rows_table, of_rows, hits_of(batch), g, lookup)
         misses = vary_over(misses_of(self.table, batch), varying_axes(batch, g))
         bad = reference.poisoned(self.table, misses, lookup, axes)
         return jnp.where(bad, 0.0, 1.0).astype(jnp.float32)
@@ -356,6 +343,24 @@ def attend_cached(
     return scores.at[..., there].set(own.astype(scores.dtype), mode="drop")
 
 
+@step_values.register(RowCachedTable)
+def step_values_of_parts(table: RowCachedTable, state: State, inputs: StepInputs) -> Any:
+    of_table, of_rows = table._states(state)
+    return step_values(table.table, of_table, inputs), step_values(
+        table.rows_table, of_rows, inputs
+    )
+
+
+@weights_gradient.register(RowCachedTable)
+def weights_gradient_of_parts(
+    table: RowCachedTable, state: State, batch: Batch, g: jax.Array, lookup: Lookup
+) -> jax.Array:
+    if table.trains_rows:
+        return weights_gradient.dispatch(Table)(table, state, batch, g, lookup)
+    of_table, _ = table._states(state)
+    return _part_weights_gradient(table.table, of_table, batch, g, lookup)
+
+
 @check_state.register(RowCachedTable)
 def check_cache(table: RowCachedTable, state: State) -> None:
     require_arrays(
@@ -399,7 +404,7 @@ def _native_forward(
 def _part_weights_gradient(
     table: Table, state: State, batch: Batch, g: jax.Array, lookup: Lookup
 ) -> jax.Array:
-    return table.weights_gradient(state, dataclasses.replace(batch, slots=None), g, lookup)
+    return weights_gradient(table, state, dataclasses.replace(batch, slots=None), g, lookup)
 
 
 def _part_cotangents(

@@ -25,6 +25,7 @@ from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._table.state import SCALARS, Array, StateSpec, scalars_of
+from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table
 from jax_tt._table.types import State
 
@@ -177,17 +178,6 @@ class Composite(Table):
         methods = {table.method(lookup, part) for table, part in own}
         return "reference" if methods == {"reference"} else lookup.method
 
-    def step_values(self, state: State, inputs: StepInputs) -> Any:
-        # With the same random numbers, the rounding errors of equal tables would add up.
-        key = jax.random.key(0) if inputs.key is None else inputs.key
-        own = zip(self.members, self.separated(state), strict=True)
-        return tuple(
-            table.step_values(
-                part, inputs._replace(key=jax.random.fold_in(key, k)) if k else inputs
-            )
-            for k, (table, part) in enumerate(own)
-        )
-
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         batches = self._prepared(state, batch, lookup)
         sums, saved = groups.forward(self._calls(state, batches, lookup), None)
@@ -267,6 +257,17 @@ class Composite(Table):
         accum = accumulator(self.spec.storage(state))
         own = zip(self.members, self.separated(state), strict=True)
         return [function(table, part, *args).astype(accum) for table, part in own]
+
+
+@step_values.register(Composite)
+def step_values_of_each(table: Composite, state: State, inputs: StepInputs) -> Any:
+    # With the same random numbers, the rounding errors of equal tables would add up.
+    key = jax.random.key(0) if inputs.key is None else inputs.key
+    own = zip(table.members, table.separated(state), strict=True)
+    return tuple(
+        step_values(member, part, inputs._replace(key=jax.random.fold_in(key, k)) if k else inputs)
+        for k, (member, part) in enumerate(own)
+    )
 
 
 @check_state.register(Composite)

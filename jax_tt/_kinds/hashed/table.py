@@ -38,6 +38,7 @@ from jax_tt._sets.hash_directory import (
 from jax_tt._sets.initial import InitialRows, Normal
 from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
 from jax_tt._sets.relocate import relocated
+from jax_tt._table.added import added_rows, adds_rows
 from jax_tt._table.check import check_state
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.options import Lookup
@@ -247,41 +248,45 @@ class HashTable(Wrapper):
             return self.num_embeddings
         return self.missing
 
-    def adds_rows(self, lookup: Lookup) -> bool:
-        return self.trains(lookup) or self.missing == "initial"
-
-    def added_rows(
-        self, state: State, given: Batch, prepared: Batch, lookup: Lookup, storage: Any
-    ) -> tuple[Table, State, Batch]:
-        """The initial values of missing keys as a table with one row per position."""
-        rows = prepared.ids.size
-
-        def missing_rows(inputs: tuple[State, Batch, Batch]) -> tuple[jax.Array, jax.Array]:
-            state, given, prepared = inputs
-            missing = outside(self.table.ids, prepared)
-            here = missing.reshape(-1)
-            values = self.initial(state, keys_of(given), here, storage, lookup.method)
-            numbers = jnp.arange(rows, dtype=jnp.int32).reshape(missing.shape)
-            return values, jnp.where(missing, numbers, -1)
-
-        inputs = {SEED: state[SEED]}, given, prepared
-        values, ids = over_explicit_axes(
-            missing_rows, inputs, prepared, lambda axis: (P(axis, None),) * 2
-        )
-        batch = dataclasses.replace(prepared, ids=ids, slots=None, padded=False)
-        # The size of a symbolic batch is not known here; all ids are rows of the array or negative.
-        most = max(rows, 1) if isinstance(rows, int) else 2**31 - 1
-        table = RowTable(most, self.features, param_dtype=storage, name=self.name)
-        if isinstance(rows, int) and rows == 0:
-            values = jnp.zeros((1, self.features), storage)
-        return table, {"embedding": values}, batch
-
     def initial(
         self, state: State, keys: jax.Array, wanted: jax.Array, dtype: Any, method: str
     ) -> jax.Array:
         """Initial rows ``[n, D]`` of the keys uint32 ``[n, 2]`` that are ``wanted``; others are unspecified."""
         (rows,) = initial_of_tables([(self, state, keys, wanted, dtype)], [method])
         return rows
+
+
+@adds_rows.register(HashTable)
+def adds_missing_rows(table: HashTable, lookup: Lookup) -> bool:
+    return table.trains(lookup) or table.missing == "initial"
+
+
+@added_rows.register(HashTable)
+def rows_of_missing_keys(
+    table: HashTable, state: State, given: Batch, prepared: Batch, lookup: Lookup, storage: Any
+) -> tuple[Table, State, Batch]:
+    """The initial values of missing keys as a table with one row per position."""
+    rows = prepared.ids.size
+
+    def missing_rows(inputs: tuple[State, Batch, Batch]) -> tuple[jax.Array, jax.Array]:
+        state, given, prepared = inputs
+        missing = outside(table.table.ids, prepared)
+        here = missing.reshape(-1)
+        values = table.initial(state, keys_of(given), here, storage, lookup.method)
+        numbers = jnp.arange(rows, dtype=jnp.int32).reshape(missing.shape)
+        return values, jnp.where(missing, numbers, -1)
+
+    inputs = {SEED: state[SEED]}, given, prepared
+    values, ids = over_explicit_axes(
+        missing_rows, inputs, prepared, lambda axis: (P(axis, None),) * 2
+    )
+    batch = dataclasses.replace(prepared, ids=ids, slots=None, padded=False)
+    # The size of a symbolic batch is not known here; all ids are rows of the array or negative.
+    most = max(rows, 1) if isinstance(rows, int) else 2**31 - 1
+    initial = RowTable(most, table.features, param_dtype=storage, name=table.name)
+    if isinstance(rows, int) and rows == 0:
+        values = jnp.zeros((1, table.features), storage)
+    return initial, {"embedding": values}, batch
 
 
 @to_dense.register(HashTable)

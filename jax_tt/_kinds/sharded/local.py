@@ -16,6 +16,7 @@ from jax_tt._native import hash_backend
 from jax_tt._native.rows import RowTable
 from jax_tt._sets.hashing import keys_of_words
 from jax_tt._sets.missing import Check, check_count
+from jax_tt._table.added import adds_rows
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, Wanted
 from jax_tt._table.types import State
@@ -94,7 +95,7 @@ def with_missing(call: Call, asked: Asked, keys: AskedKeys | None, sums: jax.Arr
         everywhere = sharding_of(call).everywhere
         count = lax.psum(jnp.sum(missing, dtype=jnp.int32), everywhere)
         check_count(Check("error", table.untrained), count)
-    if not table.adds_rows(lookup):
+    if not adds_rows(table, lookup):
         return sums
 
     def added(sums: jax.Array) -> jax.Array:

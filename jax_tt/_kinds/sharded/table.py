@@ -37,7 +37,8 @@ from jax_tt._sets.hash_directory import KEYS, SEED, TOTALS, WAITING
 from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
 from jax_tt._table.check import check_state
 from jax_tt._table.checkpoint import pieces
-from jax_tt._table.groups import Call, Use
+from jax_tt._table.groups import Call, Use, weights_gradient
+from jax_tt._table.initial_rows import init_param
 from jax_tt._table.options import Lookup
 from jax_tt._table.sharding import check_sharding, rows_to_shard, shard_of
 from jax_tt._table.state import Array, StateSpec
@@ -185,12 +186,6 @@ class ShardedTable(Wrapper):
             return {name: self._placed(x) for name, x in self.table.init_params(key).items()}
         drawn = self._drawn(key)
         return self._initial(self.table.init_params(key)) if drawn is None else drawn
-
-    def init_param(self, name: str, key: jax.Array) -> Any:
-        if self.ids.takes_keys:
-            return self._placed(self.table.init_param(name, key))
-        drawn = self._drawn(key)
-        return (drawn or self._initial({name: self.table.init_param(name, key)}))[name]
 
     def _drawn(self, key: jax.Array) -> dict[str, jax.Array] | None:
         """The parameters of a large table, drawn where they are stored; None if they cannot be."""
@@ -507,9 +502,6 @@ class ShardedTable(Wrapper):
             else self.table.prepare(state, batch, lookup)
         )
 
-    def adds_rows(self, lookup: Lookup) -> bool:
-        return not self.ids.takes_keys and self.table.adds_rows(lookup)
-
     def differentiates_itself(self, lookup: Lookup) -> bool:
         return False
 
@@ -533,10 +525,17 @@ class ShardedTable(Wrapper):
         call = Call(Use(self, lookup), state, batch, values)
         return self.group(lookup).backward([call], residuals, [g], None)[0]
 
-    def weights_gradient(
-        self, state: State, batch: Batch, g: jax.Array, lookup: Lookup
-    ) -> jax.Array:
-        return Table.weights_gradient(self, state, batch, g, lookup)
+
+# The rows of positions are looked up where they are.
+weights_gradient.register(ShardedTable, weights_gradient.dispatch(Table))
+
+
+@init_param.register(ShardedTable)
+def init_placed(table: ShardedTable, name: str, key: jax.Array) -> Any:
+    if table.ids.takes_keys:
+        return table._placed(init_param(table.table, name, key))
+    drawn = table._drawn(key)
+    return (drawn or table._initial({name: init_param(table.table, name, key)}))[name]
 
 
 @to_dense.register(ShardedTable)

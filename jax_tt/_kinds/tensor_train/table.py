@@ -17,6 +17,7 @@ from jax_tt._ids.id_space import IdSpace
 from jax_tt._jax.gather import gathered
 from jax_tt._native.tt import TrainTable
 from jax_tt._table.copies import without_values
+from jax_tt._table.initial_rows import init_param
 from jax_tt._table.options import Update, check_update
 from jax_tt._table.state import StateSpec
 from jax_tt._table.types import Params, State
@@ -110,15 +111,7 @@ class TTTable(TrainTable):
             return dict(zip(names, cores, strict=True))
         given = isinstance(self.core_init, GivenCores)  # the key is not used
         keys = (key,) * self.d if given else jax.random.split(key, self.d)
-        return {name: self.init_param(name, key) for name, key in zip(names, keys, strict=True)}
-
-    def init_param(self, name: str, key: jax.Array) -> Any:
-        if isinstance(self.core_init, GivenCores):
-            cores = dict(zip(self.spec.param_names, self.core_init.cores, strict=True))
-            return jnp.array(cores[name], self.param_dtype)
-        if callable(self.core_init):
-            return self.core_init(key, self.spec.param_shapes[name], self.param_dtype)
-        return self.init_params(key)[name]
+        return {name: init_param(self, name, key) for name, key in zip(names, keys, strict=True)}
 
     @property
     def shape(self) -> TTShape:
@@ -133,6 +126,16 @@ class TTTable(TrainTable):
             *batch, a, b, t = value.shape
             value = value.reshape(*batch, a * b, t)
         return value[..., 0]
+
+
+@init_param.register(TTTable)
+def init_core(table: TTTable, name: str, key: jax.Array) -> Any:
+    if isinstance(table.core_init, GivenCores):
+        cores = dict(zip(table.spec.param_names, table.core_init.cores, strict=True))
+        return jnp.array(cores[name], table.param_dtype)
+    if callable(table.core_init):
+        return table.core_init(key, table.spec.param_shapes[name], table.param_dtype)
+    return table.init_params(key)[name]
 
 
 @to_dense.register(TTTable)

@@ -27,6 +27,7 @@ from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name
+from jax_tt._table.initial_rows import init_param
 from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -93,7 +94,7 @@ class TableModule(ChecksKeywords, nn.Module):
         """The arrays of the table by name; initialisers may return boxed values."""
         table = self.described
         boxed = {
-            name: self._first(name, self._box(functools.partial(table.init_param, name)))
+            name: self._first(name, self._box(functools.partial(init_param, table, name)))
             for name in innermost(table).spec.param_shapes
         }
         params = {name: nn.meta.unbox(value) for name, value in boxed.items()}

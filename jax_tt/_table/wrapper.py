@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import jax
+
+from jax_tt._ids.batch import Batch
+from jax_tt._ids.id_space import IdSpace
+from jax_tt._table.options import Lookup, Update
 from jax_tt._table.state import StateSpec
 from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 Kind = TypeVar("Kind", bound=Table)
-
-
-class _OfTable:
-    """An attribute or method of the wrapped table."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, wrapper: Any, owner: Any = None) -> Any:
-        return self if wrapper is None else getattr(wrapper.table, self.name)
-
-
-def _of_table(name: str) -> Any:
-    return _OfTable(name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Wrapper(Table):
     """Delegates to the wrapped table; subclasses override what they change.
 
-    Its state is that of the table and possibly more. All public members of `Table` are delegated, except those that are
-    defined here and those in `COMPUTED`.
+    Its state is that of the table and possibly more. What is done to a table between steps, such as `grow`, is not
+    delegated: a wrapper registers what it does.
     """
 
     table: Any
@@ -47,28 +40,65 @@ class Wrapper(Table):
                 "instead; apply an order to the ids before the lookup, order.apply(ids)."
             )
 
-    # Abstract members must be in the body of the class; the loop below delegates the others.
-    # They are not annotated, which would make them fields of the dataclass.
-    init_params = _of_table("init_params")
-    forward = _of_table("forward")
-    backward = _of_table("backward")
-    step = _of_table("step")
+    @property
+    def num_embeddings(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.table.num_embeddings
+
+    @property
+    def features(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.table.features
+
+    @property
+    def update(self) -> Update | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.table.update
+
+    @property
+    def name(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.table.name
+
+    @property
+    def param_dtype(self) -> Any:
+        """Type of the parameters of a kind that has one."""
+        return self.table.param_dtype
+
+    @functools.cached_property
+    def ids(self) -> IdSpace:
+        return self.table.ids
 
     @functools.cached_property
     def spec(self) -> StateSpec:
         return self.table.spec.without_rows()
 
-    # Most kinds have it, but it is no member of `Table`.
-    param_dtype = _of_table("param_dtype")
+    def init_params(self, key: jax.Array) -> dict[str, Any]:
+        return self.table.init_params(key)
 
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        return self.table.init_rest(params)
 
-# Members that `Table` computes from other members, which a wrapper may override. What can be wrapped does not override
-# them.
-COMPUTED = frozenset(("init",))
-MEMBERS = frozenset(name for name in (*vars(Table), *Table.__annotations__) if name[0] != "_")
+    def method(self, lookup: Lookup, state: State) -> str:
+        return self.table.method(lookup, state)
 
-for _name in MEMBERS - COMPUTED - vars(Wrapper).keys():
-    setattr(Wrapper, _name, _of_table(_name))
+    def group(self, lookup: Lookup) -> Any:
+        return self.table.group(lookup)
+
+    def differentiates_itself(self, lookup: Lookup) -> bool:
+        return self.table.differentiates_itself(lookup)
+
+    def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
+        return self.table.prepare(state, batch, lookup)
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        return self.table.forward(state, batch, lookup)
+
+    def backward(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        return self.table.backward(state, batch, residuals, g, lookup)
+
+    def step(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        return self.table.step(state, batch, residuals, g, lookup, values)
 
 
 def innermost(table: Table) -> Any:

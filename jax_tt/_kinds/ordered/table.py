@@ -45,7 +45,7 @@ class OrderedTable(Wrapper):
     True
     """
 
-    id_order: IdOrder | None = dataclasses.field(default=None, repr=False)  # pyright: ignore[reportIncompatibleMethodOverride]
+    id_order: IdOrder | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

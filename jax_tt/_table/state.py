@@ -43,6 +43,11 @@ class Array:
         attended: whether `attend` multiplies it with queries.
         numbers: type of the numbers that a parameter stands for; None for its type.
         rounded: name of the type that new rows of a parameter are rounded to; None for its type.
+
+    >>> import jax_tt
+    >>> (rows,) = jax_tt.dense_table(1000, 16).spec.arrays
+    >>> rows.name, rows.role, rows.shape, rows.by_row
+    ('embedding', 'parameter', (1000, 16), True)
     """
 
     name: str
@@ -64,7 +69,13 @@ class Array:
 def parameter(
     name: str, shape: Sequence[int], *, by_row: bool = False, attended: bool = True, **facts: Any
 ) -> Array:
-    """A trained parameter, whose first axis counts the rows of the update; ``facts`` are attributes of `Array`."""
+    """A trained parameter, whose first axis counts the rows of the update; ``facts`` are attributes of `Array`.
+
+    >>> import jax_tt
+    >>> rows = jax_tt.extension.parameter("rows", (1000, 16), by_row=True)
+    >>> jax_tt.extension.StateSpec.of([rows]).row_names
+    ('rows',)
+    """
     facts = {"unit": 0, "by_row": by_row, "attended": attended, **facts}
     return Array(name, "parameter", tuple(shape), **facts)
 

@@ -47,7 +47,7 @@ class Table(abc.ABC):
         """The arrays of its states. Every kind defines it, as a `functools.cached_property`."""
         raise NotImplementedError(
             f"{type(self).__name__} does not say which arrays its states have; expected a cached property `spec`, "
-            "e.g. StateSpec.of({name: shape}, self.update)."
+            "e.g. jax_tt.extension.StateSpec.of({name: shape}, self.update)."
         )
 
     @abc.abstractmethod

@@ -103,24 +103,16 @@ class RowCachedTable(Wrapper):
     def spec(self) -> StateSpec:
         rows = self.rows_table.spec
         names = {array.name: outer_name(array.name) for array in rows.arrays}
-        if self.trains_rows:
-            cached = rows.renamed(names, by_row=False, unit=1)
-        else:
-            cached = rows.renamed(
-                names, by_row=False, unit=None, role="constant", collection=COLLECTION
-            )
+        facts: dict[str, Any] = {"by_row": False, "unit": 1}
+        if not self.trains_rows:
+            facts |= {"unit": None, "role": "constant", "collection": COLLECTION}
+        layout = self.cache.layout(self.num_embeddings)
+        key_dtype = self.cache.key_dtype(self.num_embeddings)
         directory = (
             Array(name, "buffer", like.shape, like.dtype, collection=COLLECTION)
-            for name, like in self._directory_types.items()
+            for name, like in _directory_types(*layout, key_dtype).items()
         )
-        own = (*directory, *cached) if not self.trains_rows else (*cached, *directory)
-        return super().spec.extended(*own)
-
-    @functools.cached_property
-    def _directory_types(self) -> dict[str, Any]:
-        key_dtype = self.cache.key_dtype(self.num_embeddings)
-        sizes = self.cache.layout(self.num_embeddings)
-        return named_directory(jax.eval_shape(lambda: init_directory(*sizes, key_dtype)))
+        return super().spec.extended(*directory, *rows.renamed(names, **facts))
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         return {**self.table.init_rest(params), **self.init_cache(self.table.spec.storage(params))}
@@ -383,6 +375,12 @@ def cached_part(table: Table) -> RowCachedTable:
             f"{table.ids.label or 'table: '}has no row cache; build it with cache=jax_tt.RowCache(capacity=...)."
         )
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def _directory_types(*sizes: Any) -> dict[str, Any]:
+    """Shapes and types of the directory of `init_directory`."""
+    return named_directory(jax.eval_shape(lambda: init_directory(*sizes)))
 
 
 def _of_rows(lookup: Lookup) -> Lookup:

@@ -10,8 +10,9 @@ import jax
 
 from jax_tt._base.keywords import check_keywords
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
+from jax_tt._table.check import check_table
 from jax_tt._table.options import Lookup, StepInputs
-from jax_tt._table.table import Table, check_table
+from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
 _OF_LOOKUP = tuple(field.name for field in dataclasses.fields(Lookup) if field.name != "wanted")

@@ -1,6 +1,9 @@
-"""Checks of states."""
+"""Checks of tables and their states."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -14,6 +17,19 @@ _CAST = (
     " Leave fused tables out of casts of a model: param_dtype= of the table is the type of its rows, and dtype= of the "
     "layer or Lookup that of the results."
 )
+
+
+def check_table(table: Any, state: Any) -> None:
+    """Raises unless these are a description of a table and arrays by name."""
+    if not isinstance(table, Table):
+        raise TypeError(
+            f"table: got a {type(table).__name__}; expected a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16). A "
+            "Collection goes to jax_tt.lookup_features, arrays go to the functions of jax_tt.tt and jax_tt.functional."
+        )
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"{table.ids.label}state: got a {type(state).__name__}; expected arrays by name, as Table.init returns."
+        )
 
 
 @dispatched

@@ -121,16 +121,3 @@ class Table(abc.ABC):
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[dict[str, Any], jax.Array | None]:
         """The state after the update with output gradient ``g``, and the gradient of the weights."""
-
-
-def check_table(table: Any, state: Any) -> None:
-    """Raises unless these are a description of a table and arrays by name."""
-    if not isinstance(table, Table):
-        raise TypeError(
-            f"table: got a {type(table).__name__}; expected a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16). A "
-            "Collection goes to jax_tt.lookup_features, arrays go to the functions of jax_tt.tt and jax_tt.functional."
-        )
-    if not isinstance(state, Mapping):
-        raise TypeError(
-            f"{table.ids.label}state: got a {type(state).__name__}; expected arrays by name, as Table.init returns."
-        )

@@ -114,6 +114,42 @@ def test_wrappers_delegate_every_member() -> None:
         getattr(table, name).assert_called_once_with(*values)
 
 
+def test_what_a_table_wraps() -> None:
+    tables, train = jax_tt.tables, KINDS["tt"]
+    cache = cached(train, "rows")
+    ordered = tables.OrderedTable(cache, ORDER)
+    assert tables.innermost(ordered) is tables.innermost(train) is train
+    assert tables.find(ordered, tables.RowCachedTable) is cache
+    assert tables.find(ordered, tables.OrderedTable) is ordered
+    assert tables.find(ordered, Table) is ordered
+    assert tables.find(train, tables.RowCachedTable) is None
+    has_cache = jax_tt.extension.has_cache
+    assert has_cache(ordered) and has_cache(cache) and not has_cache(train)
+
+
+@dataclasses.dataclass(frozen=True)
+class Undescribed(jax_tt.extension.ReferenceTable):
+    """A kind that does not say which arrays its states have."""
+
+    num_embeddings: int = 4
+    features: int = 2
+    update: jax_tt.Update | None = None
+    name: str | None = None
+
+    def init_params(self, key: jax.Array) -> dict[str, Any]:
+        return {"rows": jax.random.normal(key, (4, 2))}
+
+    def rows(self, params: Any, digits: Any, precision: Any) -> jax.Array:
+        return params[0][digits[0]]
+
+
+def test_a_kind_without_a_spec() -> None:
+    with pytest.raises(
+        NotImplementedError, match=r"Undescribed does not say which arrays .* `spec`"
+    ):
+        jax_tt.lookup(Undescribed(), {}, jnp.array([1]))
+
+
 @dataclasses.dataclass(frozen=True)
 class Forgetful(Wrapper):
     """A wrapper that registers nothing."""

@@ -112,7 +112,7 @@ class RowCachedTable(Wrapper):
             Array(name, "buffer", like.shape, like.dtype, collection=COLLECTION)
             for name, like in _directory_types(*layout, key_dtype).items()
         )
-        return super().spec.extended(*directory, *rows.renamed(names, **facts))
+        return self.table.spec.without_rows().extended(*directory, *rows.renamed(names, **facts))
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         return {**self.table.init_rest(params), **self.init_cache(self.table.spec.storage(params))}

@@ -179,7 +179,7 @@ class HashTable(Wrapper):
             Array(name, "buffer", shape, jnp.dtype(dtype), collection=COLLECTION)
             for name, (shape, dtype) in self.hash_shapes.items()
         )
-        return super().spec.extended(*arrays)
+        return self.table.spec.without_rows().extended(*arrays)
 
     @functools.cached_property
     def ids(self) -> IdSpace:

@@ -63,7 +63,9 @@ class OrderedTable(Wrapper):
 
     @functools.cached_property
     def spec(self) -> StateSpec:
-        return super().spec.extended(Array(ID_ORDER, "buffer", collection=ID_ORDER))
+        return self.table.spec.without_rows().extended(
+            Array(ID_ORDER, "buffer", collection=ID_ORDER)
+        )
 
     @functools.cached_property
     def ids(self) -> IdSpace:

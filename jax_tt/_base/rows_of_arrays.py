@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -73,3 +74,12 @@ def dense_table(table: Any, name: str = "table") -> Any:
     if not jnp.issubdtype(table.dtype, jnp.floating):
         raise ValueError(f"{name}: got {table.dtype}; expected floats.")
     return table
+
+
+def row_blocks(
+    table: Any, numbers: int, dtype: Any = np.float32
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Blocks ``[n, D]`` of about so many numbers of a table, and the id of the first row of each."""
+    step = max(1, numbers // table.shape[1])
+    for start in range(0, table.shape[0], step):
+        yield start, np.asarray(table[start : start + step]).astype(dtype)

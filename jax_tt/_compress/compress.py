@@ -13,23 +13,20 @@ import numpy as np
 
 from jax_tt._base.arguments import as_dtype, as_int, as_positive, one_of
 from jax_tt._base.progress import Progress
-from jax_tt._base.rows_of_arrays import dense_table, exactly_one, row_weights
+from jax_tt._base.rows_of_arrays import dense_table, exactly_one, row_blocks, row_weights
 from jax_tt._base.text import text_table
 from jax_tt._compress.candidates import KINDS, Candidate, candidates, smallest
-from jax_tt._compress.source import Source
+from jax_tt._compress.source import BLOCK, Source, looked_up
 from jax_tt._kinds.dense.table import DenseTable
-from jax_tt._lookup.calls import lookup_rows
-from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
 Metric = Callable[[Table, dict[str, jax.Array]], Any]
 
-# Sizes among which the smallest that is good enough is found: bytes of the rows in float32, divided by these.
+# How many times smaller than the rows in float32 the tables are that are tried for a quality.
 _RATIOS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3)
-# Tables that are made with as much care as possible, of those for a size.
+# So many of the tables for a size are fitted in all iterations.
 _REFINED = 2
-_BLOCK = 2**22  # numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +57,9 @@ class Compressed:
 
     Attributes:
         table, state: the best table and its state.
-        chosen: what was measured of it.
-        dense: the same of the rows themselves, in float32.
-        measured: all settings of which a table was made, smallest first.
+        chosen: its measurements.
+        dense: the measurements of the rows themselves, in float32.
+        measured: the measurements of all tables that were made, smallest first.
 
     >>> import jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
@@ -94,8 +91,8 @@ class Compressed:
     def draw(self, axis: Any) -> None:
         """Draws quality over bytes, with one line a kind, on an axis of matplotlib."""
         for kind in dict.fromkeys(one.kind for one in self.measured):
-            own = [one for one in self.measured if one.kind == kind]
-            axis.plot([one.nbytes for one in own], [one.quality for one in own], "o-", label=kind)
+            points = [(one.nbytes, one.quality) for one in self.measured if one.kind == kind]
+            axis.plot(*zip(*points, strict=True), "o-", label=kind)
         axis.plot(self.chosen.nbytes, self.chosen.quality, "k*", markersize=14, label="chosen")
         axis.axhline(self.dense.quality, color="k", linestyle=":", label="dense")
         axis.set(xscale="log", xlabel="bytes", ylabel="quality")
@@ -114,12 +111,12 @@ def compress(
     seed: int = 0,
     progress: bool = True,
 ) -> Compressed:
-    """The best small table for trained rows, of several kinds that are made and measured.
+    """Compresses trained rows: makes tables of several kinds, measures them, and returns the best.
 
     With ``max_bytes``, every kind is made as large as fits, and the table with the highest quality is returned. With
-    ``min_quality``, the smallest table that is found to be at least as good is returned. For this, every kind is
-    measured at a few sizes, from 1/128 to 1/3 of the rows in float32, by bisection. If there are more than two settings
-    for a size, all of them are fitted in a few iterations, and then the best two are with more.
+    ``min_quality``, the smallest measured table that is at least as good is returned: every kind is measured at a few
+    sizes, from 1/128 to 1/3 of the rows in float32, by bisection. If there are more than two settings for a size, all
+    of them are fitted in a few iterations, and the best two again in all iterations.
 
     The kinds are
 
@@ -135,8 +132,8 @@ def compress(
     Orders of ids count among the bytes. They are refined if ``jax-tt[order]`` is installed.
 
     Args:
-        rows: ``[N, D]`` of floats, e.g. ``jax_tt.tables.to_dense(table, state)``; may be a memory map, of which blocks
-            are read.
+        rows: ``[N, D]`` of floats, e.g. ``jax_tt.tables.to_dense(table, state)``; may be a memory map, which is read in
+            blocks.
         kind: ``"auto"`` for all kinds, one of them, or a sequence of some. Of a large table, ``"tt_sum"`` takes most of
             the time, as ids are ordered for every train.
         max_bytes: largest size, of everything that lookups need.
@@ -150,7 +147,7 @@ def compress(
         progress: show a progress bar.
 
     Returns:
-        `Compressed`: the table, its state, and what was measured.
+        `Compressed`: the table, its state, and the measurements.
 
     Raises:
         ValueError: not exactly one of ``max_bytes`` and ``min_quality`` is given; no table is that small, or none that
@@ -165,13 +162,12 @@ def compress(
     """
     exactly_one(max_bytes=max_bytes, min_quality=min_quality)
     rows = dense_table(rows)
-    kinds = [
-        one_of("kind", own, ("auto", *KINDS)) for own in ([kind] if isinstance(kind, str) else kind)
-    ]
+    given = [kind] if isinstance(kind, str) else kind
+    kinds = [one_of("kind", one, ("auto", *KINDS)) for one in given]
     kinds = list(KINDS) if "auto" in kinds else kinds
-    own = row_weights(weights, len(rows))
+    weights = row_weights(weights, len(rows))
     dtype = as_dtype("param_dtype", param_dtype, jnp.bfloat16)
-    source = Source(rows, own, dtype, as_int("seed", seed))
+    source = Source(rows, weights, dtype, as_int("seed", seed))
     if metric is not None and not callable(metric):
         raise TypeError(
             f"metric: got a {type(metric).__name__}; expected a function (table, state) -> number."
@@ -275,17 +271,18 @@ class _Search:
 
 
 def _explained(source: Source, table: Table, state: State) -> float:
-    """1 minus the weighted squared error of the rows over their weighted squares, in blocks of rows."""
-    n, features = source.sizes
+    """1 minus the weighted squared error of the rows over their weighted squares."""
     error = whole = 0.0
-    step = max(1, _BLOCK // features)
-    for start in range(0, n, step):
-        ids = np.arange(start, min(start + step, n))
-        rows = np.asarray(source.rows[start : start + step]).astype(np.float64)
-        found, _ = lookup_rows(table, state, ids, Lookup(dtype=jnp.float32))
-        own = 1.0 if source.weights is None else source.weights[ids, None]
-        error += float(np.sum(own * (rows - np.asarray(found)) ** 2))
-        whole += float(np.sum(own * rows**2))
+    pairs = zip(
+        row_blocks(source.rows, BLOCK, np.float64),
+        looked_up(table, state, Progress(False)),
+        strict=True,
+    )
+    for (start, rows), (_, small) in pairs:
+        some = slice(start, start + len(rows))
+        weights = 1.0 if source.weights is None else source.weights[some, None]
+        error += float(np.sum(weights * (rows - small) ** 2))
+        whole += float(np.sum(weights * rows**2))
     return 1.0 - error / whole if whole > 0 else 1.0
 
 

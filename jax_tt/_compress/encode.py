@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array, as_positive
-from jax_tt._base.host_table import host_table
+from jax_tt._base.arguments import as_positive
 from jax_tt._base.progress import Progress
+from jax_tt._base.rows_of_arrays import row_weights
 from jax_tt._base.sample import sample_of
-from jax_tt._base.storage import STORAGE
+from jax_tt._compress.source import stored_rows, weighted_squares
 from jax_tt._ids import places
 from jax_tt._kinds.coded import product
 from jax_tt._kinds.coded.assign import BLOCK, encoded_rows
@@ -72,7 +72,7 @@ def encode(
         update: `Update` of a fused table, or None.
         name: for error messages.
         terms: codes of a product that are added in each part of the columns.
-        hot: number of ids with more codes than the others: those whose rows have the largest squares times weights.
+        hot: number of ids with more codes than the others: the ids of the rows with the largest weighted squares.
         hot_terms: how many more each part of these rows has.
         codebook_rank: keep all codebooks in one tensor train of two cores of this rank. Codebooks are fitted first and
             then compressed, so that errors are larger than with dense codebooks. None for dense codebooks.
@@ -90,11 +90,7 @@ def encode(
     >>> table.row_bytes, state["codes"].shape, state["codebooks"].shape
     (4, (1000, 4), (128, 2))
     """
-    given = host_table("rows", rows)
-    if len(given.shape) != 2 or 0 in given.shape:
-        raise ValueError(f"rows: got shape {tuple(given.shape)}; expected [N, D], none 0.")
-    if jnp.dtype(given.dtype).name not in STORAGE:
-        raise ValueError(f"rows: got dtype {given.dtype}; expected one of {', '.join(STORAGE)}.")
+    given = stored_rows(rows)
     n, features = map(int, given.shape)
     rotated = rotation is not None
     layout = CodeLayout(n, features, num_codes, bits, kind, rotated, terms, hot, hot_terms, name)
@@ -109,9 +105,10 @@ def encode(
     rng = np.random.default_rng(seed)
     size = max(256 << bits, _SUM_SAMPLE if layout.all_codes > layout.column_parts else 0)
     size = size if sample is None else as_positive("sample", sample)
-    checked = _checked_weights(weights, n)
-    ids, points, of_points = sample_of(f"{layout.label}rows", given, checked, size, rng)
-    are_hot = _hot(given, checked, hot)
+    weights = row_weights(weights, n)
+    weights = None if weights is None else weights / weights.max()
+    ids, points, of_points = sample_of(f"{layout.label}rows", given, weights, size, rng)
+    are_hot = _hot(given, weights, hot)
     with Progress(progress, "encode", 0) as bar:
         matrix = as_rotation(rotation, features, ("fit",))
         codebooks, matrix = product.fitted(
@@ -141,28 +138,6 @@ def _hot(rows: Any, weights: np.ndarray | None, count: int) -> np.ndarray:
     if count:
         hot[np.argsort(-weighted_squares(rows, weights), kind="stable")[:count]] = True
     return hot
-
-
-def weighted_squares(rows: Any, weights: np.ndarray | None) -> np.ndarray:
-    """The squared lengths of rows ``[N, D]``, read in blocks, times weights."""
-    squares = np.empty(rows.shape[0])
-    for start in range(0, len(squares), BLOCK):
-        block = np.asarray(rows[start : start + BLOCK]).astype(np.float32)
-        squares[start : start + BLOCK] = np.einsum("nd,nd->n", block, block)
-    return squares if weights is None else weights * squares
-
-
-def _checked_weights(weights: Any, n: int) -> np.ndarray | None:
-    if weights is None:
-        return None
-    checked = np.asarray(as_array("weights", weights)).astype(np.float64)
-    fits = checked.shape == (n,) and (np.isfinite(checked) & (checked >= 0)).all()
-    if not fits or not checked.any():
-        raise ValueError(
-            f"weights: got {checked.dtype} of shape {checked.shape}; expected shape [{n}]: for each row one "
-            "finite number that is not negative, and not all 0."
-        )
-    return checked / checked.max()
 
 
 def _shape_of_rank(layout: CodeLayout, rank: int) -> TTShape:

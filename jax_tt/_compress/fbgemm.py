@@ -99,7 +99,7 @@ def to_fbgemm(
     >>> jax_tt.compression.to_fbgemm(table, state, alignment=16).shape
     (5, 16)
     """
-    _, own = freeze(require_quantized(table), state)
+    _, read_only = freeze(require_quantized(table), state)
     _check_fbgemm_bits(table.bits)
     if table.levels is not None or table.rotated:
         has = "levels that are not uniform" if table.levels is not None else "a rotation"
@@ -108,7 +108,7 @@ def to_fbgemm(
             f"jax_tt.quantize(rows, {table.bits}, clip=True)."
         )
     one_of("header", header, HEADERS, _HINT)
-    packed = np.asarray(own[PACKED])
+    packed = np.asarray(read_only[PACKED])
     padding = _padding(table.row_bytes, header, alignment)
     if header == "end":
         return np.roll(packed, -codec.HEADER, axis=1)

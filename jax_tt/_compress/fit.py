@@ -1,8 +1,8 @@
-"""Scales and offsets, levels and rotations such that the squared errors of rows are small.
+"""Fits scales, offsets, levels and rotations to rows, for small squared errors.
 
-Levels and a rotation are found by turns, as in Lloyd, "Least squares quantization in PCM", 1982, and Gong et al.,
-"Iterative quantization: a Procrustean approach to learning binary codes", 2013: numbers are rounded to the nearest
-levels, and then scales, offsets, levels and rotation are those with the least squared error for these numbers.
+As in Lloyd, "Least squares quantization in PCM", 1982, and Gong et al., "Iterative quantization: a Procrustean approach
+to learning binary codes", 2013, two steps alternate: numbers are rounded to the nearest levels; then scales, offsets,
+levels and rotation minimise the squared error for these choices.
 """
 
 from __future__ import annotations
@@ -50,42 +50,41 @@ def fitted(
     fits_rotation: bool,
     iterations: int,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Levels ``[2 ** bits]`` in ascending order and the rotation ``[D, D]``, of which one or both are fitted.
+    """Fits levels ``[2 ** bits]``, in ascending order, or a rotation ``[D, D]``, or both; returns both.
 
     Args:
         rows: ``[n, D]``.
         weights: of the squared errors of rows, ``[n]``.
-        levels: the first ones; None for uniform ones that are not fitted.
-        rotation: the first one.
+        levels: initial ones; None for uniform ones that are not fitted.
+        rotation: the initial one.
     """
 
-    def step(_: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        scale, offset, rotation, *own = carry
-        levels = own[0] if own else None
+    def step(_: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        scale, offset, rotation, levels = carry
         at = (rows @ rotation.T - offset) / scale
         codes = codec.nearest(at, bits, levels)
         if fits_levels:
-            levels = _means(at, codes, weights[:, None] * scale**2, own[0])
-        found = codec.levels_of(codes, levels)
+            levels = _means(at, codes, weights[:, None] * scale**2, levels)
+        rounded = codec.levels_of(codes, levels)
         if fits_rotation:
-            product = (weights[:, None] * (scale * found + offset)).T @ rows
+            product = (weights[:, None] * (scale * rounded + offset)).T @ rows
             left, _, right = jnp.linalg.svd(product, full_matrices=False)
             rotation = left @ right
-        scale, offset = _least_squares(rows @ rotation.T, found, scale)
-        return scale, offset, rotation, *([] if levels is None else [levels])
+        scale, offset = _least_squares(rows @ rotation.T, rounded, scale)
+        return scale, offset, rotation, levels
 
     first = _ranges(rows @ rotation.T, bits, levels)
     scale, offset = (x.astype(jnp.float32)[:, None] for x in first)
-    carry = scale, offset, rotation, *([] if levels is None else [levels])
-    _, _, rotation, *own = lax.fori_loop(0, iterations, step, carry)
-    return (own[0] if own else None), rotation
+    carry = scale, offset, rotation, levels
+    _, _, rotation, levels = lax.fori_loop(0, iterations, step, carry)
+    return levels, rotation
 
 
 def _means(at: jax.Array, codes: jax.Array, weights: jax.Array, levels: jax.Array) -> jax.Array:
-    """The weighted mean of what each level stands for; the old level if that is nothing."""
-    own, ids = jnp.broadcast_to(weights, at.shape), codes.ravel().astype(jnp.int32)
-    sums = jax.ops.segment_sum((own * at).ravel(), ids, len(levels))
-    counts = jax.ops.segment_sum(own.ravel(), ids, len(levels))
+    """The weighted mean of the numbers that are rounded to each level; the old level if there are none."""
+    weights, ids = jnp.broadcast_to(weights, at.shape), codes.ravel().astype(jnp.int32)
+    sums = jax.ops.segment_sum((weights * at).ravel(), ids, len(levels))
+    counts = jax.ops.segment_sum(weights.ravel(), ids, len(levels))
     return jnp.sort(jnp.where(counts > 0, sums / jnp.maximum(counts, _TINY), levels))
 
 
@@ -108,7 +107,7 @@ def _ranges(rows: jax.Array, bits: int, levels: jax.Array | None) -> tuple[jax.A
         )
 
     def tried(best: Best, share: jax.Array) -> tuple[Best, None]:
-        """The same middle with a part of the distance."""
+        """Shrinks the range around its middle."""
         beside = (1 - share) / 2 * codec.highest(bits)
         return better(best, share * whole, lowest + beside * whole), None
 
@@ -138,11 +137,11 @@ def _errors(
 
 
 def _least_squares(
-    rows: jax.Array, found: jax.Array, scale: jax.Array
+    rows: jax.Array, levels: jax.Array, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Scales and offsets ``[n, 1]`` that take levels ``[n, D]`` closest to rows; the old scale if all are equal."""
-    mean, of_levels = (jnp.mean(x, axis=1, keepdims=True) for x in (rows, found))
-    away = found - of_levels
+    """Scales and offsets ``[n, 1]`` that bring levels ``[n, D]`` closest to rows; the old scale if all are equal."""
+    mean, of_levels = (jnp.mean(x, axis=1, keepdims=True) for x in (rows, levels))
+    away = levels - of_levels
     square = jnp.sum(away**2, axis=1, keepdims=True)
     slope = jnp.sum(away * (rows - mean), axis=1, keepdims=True) / jnp.maximum(square, _TINY)
     scale = jnp.where(slope > 0, slope, scale)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -12,16 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_int, as_positive, one_of
-from jax_tt._base.rows_of_arrays import dense_table, row_weights
+from jax_tt._base.rows_of_arrays import dense_table, row_blocks, row_weights
 from jax_tt._compress.quantize import Encoder, encoder_of
+from jax_tt._compress.source import BLOCK
 from jax_tt._ids import places
 from jax_tt._kinds.composite.mixed import MixedTable
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable, check_bits
-
-# Numbers that are rounded at a time.
-_BLOCK = 2**22
 
 
 def quantize_mixed(
@@ -34,20 +32,18 @@ def quantize_mixed(
     seed: int = 0,
     name: str | None = None,
 ) -> tuple[MixedTable, dict[str, jax.Array]]:
-    """A table of rows with different numbers of bits, chosen such that its weighted squared error is small.
+    """Quantizes each row with a number of bits of its own, chosen for a small weighted squared error.
 
-    Every row gets the number of bits with the smallest sum of its weighted squared error and ``m`` times its bytes,
-    with the smallest Lagrange multiplier m for which the table has at most ``max_bytes``. As the arrays that tell the
-    number of bits of every row take bytes as well, this is done for all choices of the numbers of bits that are used,
-    and the one with the smallest error is taken.
-
-    Rows are read in blocks, three times.
+    Every row gets the number of bits that minimises its weighted squared error plus ``m`` times its bytes, with the
+    smallest Lagrange multiplier m for which the table has at most ``max_bytes``. The arrays that tell the number of
+    bits of every row take bytes as well; so this is done for every subset of ``bits``, and the table with the smallest
+    error is kept. Rows are read in blocks, three times.
 
     Args:
-        rows: ``[N, D]`` of floats on the host; may be a memory map, of which blocks are read.
-        max_bytes: largest size of the table, of rows and of the arrays that tell which rows have how many bits.
-        bits: the numbers of bits among which it is chosen, of 8, 4, 3 and 2.
-        levels: ``"uniform"``; or ``"fit"`` for levels and ranges with smaller errors, as those of `quantize`.
+        rows: ``[N, D]`` of floats on the host; may be a memory map.
+        max_bytes: largest size of the table: rows, and the arrays that tell their numbers of bits.
+        bits: the numbers of bits to choose from, some of 8, 4, 3 and 2.
+        levels: ``"uniform"``; or ``"fit"`` for levels and ranges with smaller errors, as in `quantize`.
         weights: importance of every row ``[N]``, at least 0, e.g. the root of its count.
         seed: of the sample that levels are fitted to.
         name: of the table in error messages.
@@ -70,71 +66,63 @@ def quantize_mixed(
         raise TypeError(
             f"bits: got {bits!r}; expected a sequence of numbers of bits, e.g. (8, 4, 2)."
         )
-    widths = sorted({check_bits(own) for own in bits}, reverse=True)
+    widths = sorted({check_bits(width) for width in bits}, reverse=True)
     if not widths:
         raise ValueError("bits: got none; expected some of 8, 4, 3 and 2.")
-    costs = np.array([codec.row_bytes(features, own) for own in widths])
+    costs = np.array([codec.row_bytes(features, width) for width in widths])
     room = as_positive("max_bytes", max_bytes)
     if n * costs[-1] > room:
         raise ValueError(
             f"max_bytes: got {room:,}; expected at least {n * costs[-1]:,}, the bytes of {n:,} rows with {widths[-1]} "
             "bits a number."
         )
-    own_weights = row_weights(weights, n)
+    weights = row_weights(weights, n)
     one_of("levels", levels, ("uniform", "fit"))
     encoders = [
-        encoder_of(rows, own, "uniform" if own == 8 else levels, own_weights, as_int("seed", seed))
-        for own in widths
+        encoder_of(rows, width, "uniform" if width == 8 else levels, weights, as_int("seed", seed))
+        for width in widths
     ]
     errors = _errors(rows, encoders)
-    chosen = _allocated(errors if own_weights is None else errors * own_weights, costs, room)
-    used = [k for k in range(len(widths)) if (chosen == k).any()]
-    packed = [np.empty((int((chosen == k).sum()), int(costs[k])), np.uint8) for k in used]
-    filled = [0] * len(used)
-    for start, block in _blocks(rows):
-        for place, k in enumerate(used):
-            own = encoders[k](block)[chosen[start : start + len(block)] == k]
-            packed[place][filled[place] : filled[place] + len(own)] = own
-            filled[place] += len(own)
+    chosen = _allocated(errors if weights is None else errors * weights, costs, room)
+    used = np.unique(chosen).tolist()
+    blocks: list[list[np.ndarray]] = [[] for _ in used]
+    for start, block in row_blocks(rows, BLOCK):
+        here = chosen[start : start + len(block)]
+        for some, k in zip(blocks, used, strict=True):
+            some.append(encoders[k](block)[here == k])
+    packed = [np.concatenate(some) for some in blocks]
     tables = [
-        QuantizedTable(len(own), features, widths[k], levels=encoders[k].levels)
-        for k, own in zip(used, packed, strict=True)
+        QuantizedTable(len(some), features, widths[k], levels=encoders[k].levels)
+        for k, some in zip(used, packed, strict=True)
     ]
     table = MixedTable(tuple(tables), name=name)
-    state = table.joined([{PACKED: jnp.asarray(own)} for own in packed])
+    state = table.joined([{PACKED: jnp.asarray(some)} for some in packed])
     return table, table.with_parts(state, np.searchsorted(used, chosen))
 
 
 def _errors(rows: Any, encoders: Sequence[Encoder]) -> np.ndarray:
     """Squared errors of the rows with each number of bits, ``[widths, N]``."""
-    found = np.empty((len(encoders), rows.shape[0]))
-    for start, block in _blocks(rows):
+    errors = np.empty((len(encoders), rows.shape[0]))
+    for start, block in row_blocks(rows, BLOCK):
         for k, encode in enumerate(encoders):
             packed = encode(block)
             check_headers("rows", packed, start, block)
-            errors = np.sum((encode.decoded(packed, block.shape[1]) - block) ** 2, axis=1)
-            found[k, start : start + len(block)] = errors
-    return found
-
-
-def _blocks(rows: Any) -> Iterator[tuple[int, np.ndarray]]:
-    step = max(1, _BLOCK // rows.shape[1])
-    for start in range(0, rows.shape[0], step):
-        yield start, np.asarray(rows[start : start + step]).astype(np.float32)
+            away = encode.decoded(packed, block.shape[1]) - block
+            errors[k, start : start + len(block)] = np.sum(away**2, axis=1)
+    return errors
 
 
 def _allocated(errors: np.ndarray, costs: np.ndarray, max_bytes: int) -> np.ndarray:
-    """For each row the place of its number of bits, among errors ``[widths, N]`` and costs that fall."""
+    """Chooses a width for each row, ``[N]``, by its errors ``[widths, N]``; costs are in descending order."""
     n = errors.shape[1]
     best, least = np.full(n, len(costs) - 1), math.inf
     for size in range(1, len(costs) + 1):
-        # The places of rows take bytes for each number of bits that there is.
-        room = max_bytes - _places_bytes(n, size)
+        # A `MixedTable` of so many tables has this many bytes of places.
+        room = max_bytes - 4 * (size - 1) * math.prod(places.shape_of(n))
         for some in itertools.combinations(range(len(costs) - 1, -1, -1), size):
             if n * costs[some[0]] > room:
                 continue
-            own = _among(errors[list(some)], costs[list(some)], room)
-            chosen = np.array(some)[own]
+            chosen = np.array(some)[_among(errors[list(some)], costs[list(some)], room)]
             total = float(errors[chosen, np.arange(n)].sum())
             if total < least:
                 best, least = chosen, total
@@ -142,10 +130,10 @@ def _allocated(errors: np.ndarray, costs: np.ndarray, max_bytes: int) -> np.ndar
 
 
 def _among(errors: np.ndarray, costs: np.ndarray, room: int) -> np.ndarray:
-    """For each row the place of its number of bits, of which all may be used and the first takes the fewest bytes.
+    """Chooses a width for each row, ``[N]``; costs are in ascending order.
 
-    A row goes from one to another in the steps in which its error falls most for a byte. All steps of all rows are
-    taken in the order of what they gain for a byte, as long as there is room: each is the choice for a multiplier.
+    A row goes from width to width such that each step reduces its error most per byte. The steps of all rows are taken
+    in the order of their gain per byte, as long as there is room: each prefix is the choice for some multiplier.
     """
     n = errors.shape[1]
     each, at, gain = np.arange(n), np.zeros(n, np.int64), np.full(n, np.inf)
@@ -170,8 +158,3 @@ def _among(errors: np.ndarray, costs: np.ndarray, room: int) -> np.ndarray:
     # The last step of a row is the one that goes furthest.
     np.maximum.at(chosen, rows[order], to[order])
     return chosen
-
-
-def _places_bytes(n: int, tables: int) -> int:
-    """Bytes that the places of a `MixedTable` of so many tables take at most."""
-    return 4 * (tables - 1) * math.prod(places.shape_of(n))

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_int, one_of
-from jax_tt._base.host_table import host_table
-from jax_tt._base.rows_of_arrays import row_weights
+from jax_tt._base.rows_of_arrays import row_blocks, row_weights
 from jax_tt._base.sample import sample_of
-from jax_tt._base.storage import STORAGE
 from jax_tt._compress.fit import clipped, fitted
+from jax_tt._compress.source import BLOCK, stored_rows
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.levels import Levels, as_levels, separated, uniform_levels
@@ -21,8 +20,6 @@ from jax_tt._kinds.quantized.table import PACKED, QuantizedTable, check_bits
 from jax_tt._table.options import Update
 from jax_tt._table.rotation import ROTATION, as_rotation
 
-# Numbers that are rounded at a time.
-_BLOCK = 2**22
 # Rows that levels and rotations are fitted to, and rounds of that.
 _SAMPLE = 2**14
 _LEVEL_ROUNDS = 30
@@ -42,7 +39,7 @@ def quantize(
     update: Update | None = None,
     name: str | None = None,
 ) -> tuple[QuantizedTable, dict[str, jax.Array]]:
-    """A `QuantizedTable` of these rows, and its state.
+    """Quantizes trained rows; returns a `QuantizedTable` and its state.
 
     By default, the levels of a row are uniform: the lowest is the minimum of the row, rounded to float16, and the
     highest is about the maximum. Every number is rounded to the nearest level. Rows of which all numbers are levels are
@@ -65,7 +62,7 @@ def quantize(
         rotation: ``"fit"`` for an orthogonal matrix by which rows are multiplied in the end, fitted such that errors
             are smaller; ``"random"`` for a random one, which makes columns of very different sizes alike; or such a
             matrix, ``[D, D]``; None for none.
-        clip: whether the scale and the offset of a row are those with about the least squared error, and not those of
+        clip: whether the scale and the offset of a row minimise, approximately, its squared error, instead of spanning
             its minimum and maximum. None: if levels or a rotation are fitted.
         weights: the importance of every row ``[N]`` in these fits, at least 0, e.g. the root of its count; None if they
             are equal.
@@ -92,17 +89,12 @@ def quantize(
     (0.0, 3.0, (16, 16))
     """
     check_bits(bits)
-    given = host_table("rows", rows)
-    if len(given.shape) != 2 or 0 in given.shape:
-        raise ValueError(f"rows: got shape {tuple(given.shape)}; expected [N, D], none 0.")
-    dtype = jnp.dtype(given.dtype)
-    if dtype.name not in STORAGE:
-        raise ValueError(f"rows: got dtype {dtype}; expected one of {', '.join(STORAGE)}.")
+    given = stored_rows(rows)
     if clip is not None and not isinstance(clip, bool):
         raise TypeError(f"clip: got {clip!r}; expected True, False or None.")
     label = "" if name is None else f"{name}: "
-    own_weights = row_weights(weights, given.shape[0])
-    fit = _fit(given, bits, levels, rotation, own_weights, as_int("seed", seed), label)
+    weights = row_weights(weights, given.shape[0])
+    fit = _fit(given, bits, levels, rotation, weights, as_int("seed", seed), label)
     table = QuantizedTable(
         *map(int, given.shape),
         bits=bits,
@@ -113,13 +105,10 @@ def quantize(
     )
     encode = Encoder(bits, fit.levels, fit.fitted if clip is None else clip)
     packed = np.empty((table.num_embeddings, table.row_bytes), np.uint8)
-    step = max(1, _BLOCK // table.features)
-    for start in range(0, table.num_embeddings, step):
-        block = np.asarray(given[start : start + step]).astype(np.float32)
-        own = packed[start : start + step]
-        stored = block if fit.rotation is None else block @ fit.rotation.T
-        own[:] = encode(stored)
-        check_headers(f"{label}rows", own, start, block)
+    for start, block in row_blocks(given, BLOCK):
+        some = packed[start : start + len(block)]
+        some[:] = encode(block if fit.rotation is None else block @ fit.rotation.T)
+        check_headers(f"{label}rows", some, start, block)
     params = {PACKED: jnp.asarray(packed if update is None else packed.view(np.float32))}
     state = params | table.init_rest(params)
     return table, state if fit.rotation is None else {**state, ROTATION: jnp.asarray(fit.rotation)}
@@ -130,10 +119,10 @@ _decoded = jax.jit(codec.decoded, static_argnums=(1, 2))
 
 
 class Encoder(NamedTuple):
-    """What packs rows.
+    """Packs rows.
 
     Attributes:
-        bits, levels: as those of a `QuantizedTable`.
+        bits, levels: as in `QuantizedTable`.
         clip: as in `quantize`.
     """
 
@@ -147,7 +136,7 @@ class Encoder(NamedTuple):
         return np.asarray(encode(rows, self.bits, self._levels))
 
     def decoded(self, packed: np.ndarray, features: int) -> np.ndarray:
-        """The rows that they stand for."""
+        """The inverse, up to rounding."""
         return np.asarray(_decoded(packed, features, self.bits, self._levels))
 
     @property
@@ -163,7 +152,7 @@ def encoder_of(rows: Any, bits: int, levels: Any, weights: np.ndarray | None, se
 
 
 class _Fit(NamedTuple):
-    """What all rows share, and whether a part of it is fitted to them."""
+    """Levels and rotation of all rows, and whether one of them was fitted."""
 
     levels: Levels
     rotation: np.ndarray | None
@@ -180,11 +169,11 @@ def _fit(
     label: str,
 ) -> _Fit:
     _, features = rows.shape
-    own, fits_levels = None, False
+    chosen, fits_levels = None, False
     if not isinstance(levels, str):
-        own = as_levels(levels, bits)
+        chosen = as_levels(levels, bits)
     elif one_of("levels", levels, ("uniform", "fit"), _HINT) == "fit":
-        own, fits_levels = uniform_levels(bits), True
+        chosen, fits_levels = uniform_levels(bits), True
     matrix = as_rotation(rotation, features, ("fit", "random"))
     fits_rotation = isinstance(matrix, str) and matrix == "fit"
     rng = np.random.default_rng(seed)
@@ -197,23 +186,23 @@ def _fit(
                 "weights: got some, but nothing is fitted to rows of different importance; expected levels='fit', "
                 "rotation='fit', or weights=None."
             )
-        return _Fit(own, matrix, False)
-    _, points, of_points = sample_of(f"{label}rows", rows, weights, _SAMPLE, rng)
-    found, turned = fitted(
+        return _Fit(chosen, matrix, False)
+    _, points, weights = sample_of(f"{label}rows", rows, weights, _SAMPLE, rng)
+    best, turned = fitted(
         jnp.asarray(points),
-        jnp.asarray(of_points / of_points.max(), jnp.float32),
-        None if own is None else jnp.asarray(own, jnp.float32),
+        jnp.asarray(weights / weights.max(), jnp.float32),
+        None if chosen is None else jnp.asarray(chosen, jnp.float32),
         jnp.asarray(np.eye(features, dtype=np.float32) if matrix is None else matrix),
         bits=bits,
         fits_levels=fits_levels,
         fits_rotation=fits_rotation,
         iterations=_ROTATION_ROUNDS if fits_rotation else _LEVEL_ROUNDS,
     )
-    own = separated(np.asarray(found), bits) if fits_levels else own
-    return _Fit(own, None if matrix is None else np.asarray(turned), True)
+    chosen = separated(np.asarray(best), bits) if fits_levels else chosen
+    return _Fit(chosen, None if matrix is None else np.asarray(turned), True)
 
 
 def _random_rotation(features: int, rng: np.random.Generator) -> np.ndarray:
-    """An orthogonal matrix ``[D, D]``, each equally likely."""
-    found, triangle = np.linalg.qr(rng.normal(size=(features, features)))
-    return found * np.where(np.diagonal(triangle) < 0, -1.0, 1.0)
+    """A uniformly distributed orthogonal matrix ``[D, D]``."""
+    matrix, triangle = np.linalg.qr(rng.normal(size=(features, features)))
+    return matrix * np.where(np.diagonal(triangle) < 0, -1.0, 1.0)

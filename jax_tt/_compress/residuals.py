@@ -31,7 +31,7 @@ class Residual(NamedTuple):
     Attributes:
         id_order: the row of each id in this term.
         approximation: cores and shape. Its errors are relative to what the previous terms leave of the table.
-        relative_error: of the sum up to this term: Frobenius norm of the remainder, divided by that of the table.
+        relative_error: of the sum up to this term: Frobenius norm of the remainder over the norm of the table.
 
     >>> import numpy as np, jax_tt
     >>> table = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
@@ -54,7 +54,7 @@ def tt_residuals(
     seed: int = 0,
     progress: bool = True,
 ) -> tuple[Residual, ...]:
-    """Tensor trains whose sum approximates a dense table, each fitted to the remainder of those before it.
+    """Approximates a dense table by a sum of tensor trains, each fitted to the remainder of the previous ones.
 
     The only thing specific to an id in a tensor train is its place; all parameters are shared with other ids. A second
     train in the same order is equivalent to higher ranks, but one in another order gives every id a second place. At
@@ -108,12 +108,12 @@ def tt_residuals(
     for shape in shapes:
         id_order = from_table(left, shape, refine=refine, seed=seed, progress=progress)
         ordered = OrderedRows(left, id_order)
-        found = tt_from_dense(ordered, shape=shape, dtype=dtype, seed=seed, progress=progress)
+        train = tt_from_dense(ordered, shape=shape, dtype=dtype, seed=seed, progress=progress)
         rows = id_order.inverse.rows
-        for start, value in rows_of(found.cores, shape, Progress(False)):
+        for start, value in rows_of(train.cores, shape, Progress(False)):
             left[rows[start : start + len(value)]] -= value.astype(np.float32)
-        error *= found.relative_error
-        terms.append(Residual(id_order, found, error))
+        error *= train.relative_error
+        terms.append(Residual(id_order, train, error))
     return tuple(terms)
 
 

@@ -74,8 +74,8 @@ def _fitted(source: Source, **options: Any) -> Made:
 def _ordered(source: Source, shape: TTShape, refine: int = _REFINE, **options: Any) -> Made:
     order = from_table(source.rows, shape, refine=refine, seed=source.seed, progress=False)
     weights = None if source.weights is None else source.weights[order.inverse.rows]
-    found = _train(source, OrderedRows(source.rows, order), weights, shape=shape, **options)
-    return tt_to_table(found, order)
+    train = _train(source, OrderedRows(source.rows, order), weights, shape=shape, **options)
+    return tt_to_table(train, order)
 
 
 def _sum(source: Source, shapes: tuple[TTShape, ...], refine: int = _REFINE) -> Made:
@@ -91,5 +91,5 @@ def _sum(source: Source, shapes: tuple[TTShape, ...], refine: int = _REFINE) -> 
 
 
 def _train(source: Source, rows: Any, weights: Any, **options: Any) -> Any:
-    own = {"weights": weights, "dtype": source.param_dtype, "seed": source.seed}
-    return tt_from_dense(rows, **options, **own)
+    options |= {"weights": weights, "dtype": source.param_dtype, "seed": source.seed}
+    return tt_from_dense(rows, **options)

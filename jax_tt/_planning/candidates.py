@@ -12,9 +12,9 @@ import numpy as np
 
 from jax_tt._base.arguments import as_dtype, as_int
 from jax_tt._base.host_table import host_table
+from jax_tt._base.rows_of_arrays import row_blocks
 from jax_tt._compress import candidates as small
-from jax_tt._compress.errors import measured_errors
-from jax_tt._compress.source import Source
+from jax_tt._compress.source import Source, measured_errors
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._ids.ordered_rows import OrderedRows
 from jax_tt._kinds.quantized import codec
@@ -191,11 +191,8 @@ class Table:
 
 def _low_rank_errors(table: Any, name: str) -> np.ndarray:
     """Relative error of the best product of every rank 0 ... D, from the Gram matrix of the columns in float64."""
-    n, width = table.shape
-    gram = np.zeros((width, width))
-    step = max(1, _BLOCK // width)
-    for start in range(0, n, step):
-        rows = np.asarray(table[start : start + step]).astype(np.float64)
+    gram = np.zeros((table.shape[1],) * 2)
+    for _, rows in row_blocks(table, _BLOCK, np.float64):
         gram += rows.T @ rows
     if not np.isfinite(gram).all():
         raise ValueError(f"tables[{name!r}]: holds NaN or infinity; expected finite numbers.")

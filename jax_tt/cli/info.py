@@ -11,8 +11,8 @@ import numpy as np
 
 from jax_tt._base.progress import Progress
 from jax_tt._base.text import text_table
-from jax_tt._compress.errors import measured_errors
 from jax_tt._compress.residuals import residual_table
+from jax_tt._compress.source import measured_errors
 from jax_tt._files import trains
 from jax_tt._files.dense import read_table
 from jax_tt._files.kinds import Pair

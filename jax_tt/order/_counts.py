@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt._base.arguments import as_array
 from jax_tt._ids.id_order import IdOrder, order_of_rows
-from jax_tt.order._arguments import as_counts
 
 
 def from_counts(counts: Any) -> IdOrder:
@@ -30,5 +30,10 @@ def from_counts(counts: Any) -> IdOrder:
         >>> jax_tt.order.from_counts([3, 0, 9, 3]).rows
         array([1, 3, 0, 2], dtype=uint16)
     """
-    counts = as_counts("counts", counts)
+    counts = np.asarray(as_array("counts", counts))
+    if counts.ndim != 1 or not counts.size:
+        raise ValueError(f"counts: got shape {counts.shape}; expected [N] with N >= 1.")
+    counts = counts.astype(np.float64)
+    if not (np.isfinite(counts).all() and (counts >= 0).all()):
+        raise ValueError("counts: got negative or non-finite values; expected numbers >= 0.")
     return order_of_rows(np.argsort(-counts, kind="stable"))

@@ -11,11 +11,9 @@ from jax_tt._base.arguments import as_positive
 from jax_tt._base.progress import Progress
 from jax_tt._ids.id_order import IdOrder, order_of_rows
 from jax_tt._tt.shape import TTShape
-from jax_tt.order._arguments import as_shape
 from jax_tt.order._edges import Edges
-from jax_tt.order._partition import partition, rounds
-from jax_tt.order._spectral import item_vectors
-from jax_tt.order._threads import one_blas_thread
+from jax_tt.order._partition import as_shape, partition, rounds
+from jax_tt.order._spectral import item_vectors, one_blas_thread, unit_rows
 
 
 def from_interactions(
@@ -89,13 +87,6 @@ def from_interactions(
             points = _with_frequency(points, edges.item_degrees[seen], reuse)
         order = partition(points, shape.row_factors, bar)
     return order_of_rows(np.concatenate([seen[order], unseen]))
-
-
-def unit_rows(points: np.ndarray) -> np.ndarray:
-    """Points scaled to norm 1: the norm depends on the frequency of an id, and only its direction matters."""
-    length = np.linalg.norm(points, axis=1, keepdims=True)
-    points /= np.maximum(length, np.finfo(np.float32).tiny)
-    return points
 
 
 def _with_frequency(points: np.ndarray, degrees: np.ndarray, reuse: float) -> np.ndarray:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from jax_tt._base.progress import Progress
+from jax_tt._tt.shape import TTShape
 from jax_tt.order._balance import rebalanced
 
 _BLOCK = 1 << 22  # array elements of a block of nodes that is processed at once
 _POWERS = 5  # power iterations for the principal direction
 _SMALLEST_PART = 16  # to rebalance; the means of smaller parts are not meaningful
 _MEANS = 6  # rounds of 2-means after the split along the principal direction
+
+
+def as_shape(value: Any) -> TTShape:
+    """Checks that the argument is a `TTShape`."""
+    if not isinstance(value, TTShape):
+        raise TypeError(
+            f"shape: got {value!r}; expected the TTShape of the table, e.g. layer.tt_shape or "
+            "jax_tt.TTShape.suggest(num_embeddings, features)."
+        )
+    return value
 
 
 def partition(points: np.ndarray, row_factors: Sequence[int], progress: Progress) -> np.ndarray:

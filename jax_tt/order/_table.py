@@ -9,11 +9,13 @@ import numpy as np
 from jax_tt._base.arguments import as_int, as_positive
 from jax_tt._base.host_table import host_table
 from jax_tt._base.progress import Progress
+from jax_tt._base.requires import require
+from jax_tt._base.rows_of_arrays import row_blocks
 from jax_tt._ids.id_order import IdOrder, order_of_rows
+from jax_tt._ops.to_dense import tt_to_dense
+from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.shape import TTShape
-from jax_tt.order._arguments import as_shape
-from jax_tt.order._partition import partition, rounds
-from jax_tt.order._refine import refined
+from jax_tt.order._partition import as_shape, partition, rounds
 
 _CHUNK = 1 << 20  # rows per read
 
@@ -76,7 +78,7 @@ def from_table(
         order = partition(_points(rows, rank, seed), shape.row_factors, bar)
         if refine:
             whole = _scaled(np.array(rows, np.float32))
-            order = refined(whole, order, shape, refine, bar)
+            order = _refined(whole, order, shape, refine, bar)
     return order_of_rows(order)
 
 
@@ -88,8 +90,7 @@ def _points(table: Any, rank: int, seed: int) -> np.ndarray:
         turn = np.random.default_rng(seed).standard_normal((width, rank), np.float32)
         turn /= np.float32(np.sqrt(rank))
     points = np.empty((count, min(width, rank)), np.float32)
-    for start in range(0, count, _CHUNK):
-        part = np.asarray(table[start : start + _CHUNK]).astype(np.float32)
+    for start, part in row_blocks(table, _CHUNK * width):
         if not np.isfinite(part).all():
             bad = start + int(np.argmin(np.isfinite(part).all(axis=1)))
             raise ValueError(f"table: row {bad} is not finite; expected finite floats.")
@@ -101,3 +102,39 @@ def _scaled(points: np.ndarray) -> np.ndarray:
     """Divides by the largest entry to keep squares in range; the order does not depend on the scale."""
     points /= max(points.max(), -points.min()) or np.float32(1)
     return points
+
+
+def _refined(
+    points: np.ndarray, order: np.ndarray, shape: TTShape, rounds: int, progress: Progress
+) -> np.ndarray:
+    """The order ``[n]`` after rounds of fitting and assigning.
+
+    The rows of one prefix are a fixed pattern of ``p_d`` points, transformed by the cores of the prefix. A round fits
+    the cores to the points in their current order, and then assigns the ids of every prefix to the rows of its pattern
+    at the least sum of squared distances (an assignment problem, solved exactly). The second step never increases the
+    error, and the first step increases it at most by the suboptimality of TT-SVD.
+
+    Args:
+        points: float32 ``[n, k]``.
+        order: int64 ``[n]``: the point of row 0, of row 1, and so on.
+        shape: factors and ranks of the tensor train.
+        rounds: number of rounds.
+        progress: advanced in every round.
+    """
+    assign = require(
+        "scipy.optimize", "order.from_table(refine=...)", "order"
+    ).linear_sum_assignment
+    order, count, size = order.copy(), len(points), shape.row_factors[-1]
+    for _ in range(rounds):
+        rows = _fitted(points[order], shape)
+        for start in range(0, count, size):
+            ids, places = order[start : start + size], rows[start : start + size]
+            distance = 0.5 * np.square(places).sum(axis=1) - points[ids] @ places.T
+            which, place = assign(distance)
+            order[start + place] = ids[which]
+        progress.step()
+    return order
+
+
+def _fitted(points: np.ndarray, shape: TTShape) -> Any:
+    return np.asarray(tt_to_dense(tt_from_dense(points, shape=shape).cores, len(points)))

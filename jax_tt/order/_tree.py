@@ -10,7 +10,7 @@ import numpy as np
 
 from jax_tt._ids.id_order import IdOrder, order_of_rows
 from jax_tt._tt.shape import TTShape
-from jax_tt.order._arguments import as_shape
+from jax_tt.order._partition import as_shape
 
 
 def from_tree(categories: Any, shape: TTShape) -> IdOrder:

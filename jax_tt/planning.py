@@ -10,10 +10,10 @@
 
 from jax_tt._kinds.sharded.options import Exchange as Exchange
 from jax_tt._planning.bandwidths import Bandwidths as Bandwidths
+from jax_tt._planning.bandwidths import measure_bandwidths as measure_bandwidths
 from jax_tt._planning.device_plan import DevicePlan as DevicePlan
 from jax_tt._planning.device_plan import PlacedTable as PlacedTable
-from jax_tt._planning.exchange import plan_exchange as plan_exchange
-from jax_tt._planning.measure import measure_bandwidths as measure_bandwidths
+from jax_tt._planning.load import plan_exchange as plan_exchange
 from jax_tt._planning.placements import plan_placements as plan_placements
 from jax_tt._planning.table_plan import PlannedTable as PlannedTable
 from jax_tt._planning.table_plan import TablePlan as TablePlan

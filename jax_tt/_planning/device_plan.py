@@ -1,4 +1,4 @@
-"""`DevicePlan`: placements of tables, and what they are expected to cost."""
+"""`DevicePlan`: placements of tables, and their predicted cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _COLUMNS = (
     "by the busiest",
     "rounds",
 )
-_LEFT = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,10 +30,10 @@ class PlacedTable:
     """A table of a `DevicePlan`.
 
     Attributes:
-        table: undivided.
-        placement: chosen; None for a table that every device has, outside of the exchange.
+        table: before it is sharded.
+        placement: chosen; None for a replicated table, outside of the exchange.
         device_bytes: bytes of a device, with optimizer state.
-        ids: that a device looks up in a step.
+        ids: number of ids that a device looks up in a step.
         load: rows that every device reads and steps for the sample; None without a placement.
 
     >>> import jax_tt
@@ -59,13 +58,12 @@ class PlacedTable:
 class DevicePlan(Mapping[str, Placement]):
     """Placements of tables, made by `plan_placements`, which ``print`` shows as a table.
 
-    It is a mapping from the names of the tables that are divided to their `Placement`, for `EmbedCollection` and
-    `shard_tables`.
+    It is a mapping from the names of the sharded tables to their `Placement`, for `EmbedCollection` and `shard_tables`.
 
     Attributes:
         tables: name -> `PlacedTable`, all tables.
         devices: the number of devices.
-        exchange: bytes of the collectives of a step; None if no table is divided.
+        exchange: bytes of the collectives of a step; None if no table is sharded.
         busy: seconds that every device reads, steps and routes rows, ``[devices]``.
         bandwidths: constants of the model.
 
@@ -102,7 +100,7 @@ class DevicePlan(Mapping[str, Placement]):
 
     @property
     def device_bytes(self) -> int:
-        """`table_bytes` and those of messages, sent and received."""
+        """`table_bytes`, and the bytes of messages, sent and received."""
         return self.table_bytes + 2 * (self.forward_bytes + self.backward_bytes)
 
     @property
@@ -126,7 +124,7 @@ class DevicePlan(Mapping[str, Placement]):
 
     @property
     def backward_bytes(self) -> int:
-        """Those in a backward pass."""
+        """Bytes of the operands of collectives of a device in a backward pass, in all rounds."""
         return 0 if self.exchange is None else self._of_rounds(self.exchange.backward)
 
     @property
@@ -154,7 +152,7 @@ class DevicePlan(Mapping[str, Placement]):
             f"Expected time of the tables in a step: {1e3 * seconds[slowest]:.3g} ms on device {slowest}, the slowest, "
             f"and {1e3 * mean:.3g} ms on average (constants: {self.bandwidths.machine}).",
         )
-        return "\n".join([text_table(_COLUMNS, lines, left=_LEFT), *words])
+        return "\n".join([text_table(_COLUMNS, lines, left=2), *words])
 
     def _of_rounds(self, first: int) -> int:
         """Other rounds exchange what the first one does, and row numbers with gradients, which are few bytes."""
@@ -182,5 +180,5 @@ def _words(placed: PlacedTable) -> str:
         return f"on({placement.devices[0][0]})"
     if placement.kind != "pages":
         return f"{placement.kind}()"
-    copies = sum(len(own) > 1 for own in placement.devices)
+    copies = sum(len(devices) > 1 for devices in placement.devices)
     return f"{len(placement.devices):,} pages" + (f", {copies:,} with replicas" if copies else "")

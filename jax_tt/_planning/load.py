@@ -1,4 +1,4 @@
-"""How a sample of ids loads the devices under a placement."""
+"""How a sample of ids loads the devices under a placement, and `plan_exchange`: messages that suit it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._base.arguments import as_positive, one_of
 from jax_tt._ids.placement import Layout, paged
+from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._kinds.sharded.route import Route, distinct, leading_bits, message_rows
+from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._kinds.sharded.travels import rows_of_message
 
 # Bags of a step whose ids are not given.
@@ -22,7 +25,7 @@ class Sample(NamedTuple):
     """The ids of a table in some steps.
 
     Attributes:
-        ids: ``[steps, devices, n]``, those of every device in its part of the batch; -1 for padding.
+        ids: ``[steps, devices, n]``, each device's part of the batch; -1 for padding.
         length: ids of a bag.
     """
 
@@ -41,22 +44,22 @@ class Sample(NamedTuple):
             return self, self
         return self._replace(ids=self.ids[:half]), self._replace(ids=self.ids[half:])
 
+    def positions(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """All ids but padding: ``step * devices + device``, and the id."""
+        steps, devices, count = self.ids.shape
+        part, ids = np.repeat(np.arange(steps * devices), count), self.ids.reshape(-1)
+        return part[ids >= 0], ids[ids >= 0]
+
     def requests(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Different rows of every device in every step: ``step * devices + device``, and the row."""
-        steps, devices, _ = self.ids.shape
-        ordered = np.sort(self.ids, axis=2)
-        first = np.ones(ordered.shape, bool)
-        first[:, :, 1:] = ordered[:, :, 1:] != ordered[:, :, :-1]
-        first &= ordered >= 0
-        parts = np.arange(steps * devices).reshape(steps, devices, 1)
-        return np.broadcast_to(parts, ordered.shape)[first], ordered[first]
+        """`positions` without ids that the device has asked for before in its step, in ascending order."""
+        part, ids = self._replace(ids=np.sort(self.ids, axis=2)).positions()
+        first = np.ones(len(ids), bool)
+        first[1:] = (part[1:] != part[:-1]) | (ids[1:] != ids[:-1])
+        return part[first], ids[first]
 
 
 def sample_of(label: str, ids: Any, num_embeddings: int, devices: int, steps: int) -> Sample:
-    """Ids ``[steps * B, L]`` or ``[n]``, in the order of their requests, divided among the devices.
-
-    Errors begin with ``label``.
-    """
+    """Divides ids ``[steps * B, L]`` or ``[n]`` among the devices; errors begin with ``label``."""
     array = np.asarray(ids)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{label}: got {array.dtype}; expected integers.")
@@ -77,7 +80,7 @@ def sample_of(label: str, ids: Any, num_embeddings: int, devices: int, steps: in
 
 
 def uniform_sample(num_embeddings: int, devices: int) -> Sample:
-    """Ids of a table of which nothing is known."""
+    """Random ids, for a table whose requests are not known."""
     bags = -(-DEFAULT_BATCH // devices)
     rng = np.random.default_rng(0)
     return Sample(rng.integers(0, num_embeddings, (1, devices, bags)), 1)
@@ -121,14 +124,12 @@ def load_of(sample: Sample, layout: Layout) -> Load:
 
 
 def _fits(sample: Sample, layout: Layout) -> bool:
-    """Whether no device has more ids for another than a message holds, those of all bags."""
-    steps, devices, count = sample.ids.shape
-    parts = np.broadcast_to(np.arange(steps * devices).reshape(steps, devices, 1), sample.ids.shape)
-    here = sample.ids >= 0
-    page, _ = pages_of(layout, sample.ids[here])
+    """Whether the messages hold all ids of every device, duplicates included."""
+    part, ids = sample.positions()
+    page, _ = pages_of(layout, ids)
     owner = layout.page_table[page, 0] // layout.pool
-    _, counts = np.unique(parts[here] * devices + owner, return_counts=True)
-    return bool(counts.max(initial=0) <= rows_of_message(layout, count))
+    _, counts = np.unique(part * sample.ids.shape[1] + owner, return_counts=True)
+    return bool(counts.max(initial=0) <= rows_of_message(layout, sample.per_device))
 
 
 def pages_of(layout: Layout, rows: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
@@ -151,10 +152,11 @@ class _Sent(NamedTuple):
         pairs, counts = np.unique(self.part * devices + self.owner, return_counts=True)
         if counts.max(initial=0) <= message_rows(count, devices):
             return 0
-        own = self.part == pairs[counts.argmax()] // devices
+        busiest = self.part == pairs[counts.argmax()] // devices
         # Of a fixed size, so that fewer programs are compiled.
         route = np.full((2, count), devices, np.int32)
-        route[0, : own.sum()], route[1, : own.sum()] = self.owner[own], self.row[own]
+        used = busiest.sum()
+        route[0, :used], route[1, :used] = self.owner[busiest], self.row[busiest]
         return int(_bits(*route, devices))
 
 
@@ -167,3 +169,61 @@ def _bits(owner: jax.Array, row: jax.Array, devices: int) -> jax.Array:
 def _sent(layout: Layout, part: Any, places: Any, row: Any) -> _Sent:
     at = places % layout.pool * layout.page_size + row
     return _Sent(part, places // layout.pool, at.astype(np.int32))
+
+
+def plan_exchange(
+    table: ShardedTable, ids: Any, *, steps: int = 1, pooled: str = "rows", dtype: Any = None
+) -> Exchange:
+    """Counts a sample of ids, and returns the `Exchange` whose messages hold all of its batches.
+
+    Without it, messages are sized for different ids that are spread evenly over the devices. With frequent ids, or a
+    placement under which some devices have most of the ids of a batch, they are too large, or hold no batch, so that
+    every step takes a second exchange.
+
+    Args:
+        table: a sharded table other than a hash table; its `Exchange` is not read.
+        ids: integers ``[steps * batch, ids per bag]`` or ``[n]``, of all devices; negative ones are padding.
+        steps: how many batches they are. Of several batches, the largest counts are taken.
+        pooled: ``"rows"`` or ``"sums"``: the results that travel for bags.
+        dtype: as in `Exchange`.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> mesh = jax.make_mesh((1,), ("model",))
+    >>> table = jax_tt.tables.ShardedTable(jax_tt.dense_table(1000, 16), mesh, "model", jax_tt.Placement.hashed())
+    >>> jax_tt.planning.plan_exchange(table, np.array([[1, 2, 1, 1]])).expected_unique
+    0.5
+    """
+    if not isinstance(table, ShardedTable) or table.ids.takes_keys:
+        kind = type(table.table if isinstance(table, ShardedTable) else table).__name__
+        raise TypeError(
+            f"table: got a {kind}; expected a ShardedTable of rows, e.g. of jax_tt.shard_tables. The keys of hash "
+            "tables are spread evenly: expected_unique= is all that they need."
+        )
+    one_of("pooled", pooled, ("rows", "sums"))
+    steps = as_positive("steps", steps)
+    sample = sample_of("ids", ids, table.num_embeddings, table.mesh.size, steps)
+    part, rows = sample.requests()
+    unique = max(int(np.bincount(part).max(initial=0)), 1)
+    # Rows travel once for every device that asks for them, sums with all of their ids.
+    sums = pooled == "sums"
+    most = _most(table, *(sample.positions() if sums else (part, rows)))
+    even = (sample.per_device if sums else unique) * table.layout.columns
+    skew = max(1.0, most * table.layout.devices / even)
+    return Exchange(dtype, unique / sample.per_device, pooled, skew)
+
+
+def _most(table: ShardedTable, part: Any, rows: Any) -> int:
+    """The most rows that a part of a batch asks of one device."""
+    layout, mesh = table.layout, table.mesh
+    if layout.columns > 1:  # every column shard gets all rows
+        return int(np.bincount(part).max(initial=0))
+    page, _ = pages_of(layout, rows)
+    places = layout.page_table[page]
+    # As in the exchange: devices share the replicas of a page by their number along the axes of the table.
+    where = dict(
+        zip(mesh.axis_names, np.unravel_index(part % mesh.size, mesh.devices.shape), strict=True)
+    )
+    sizes = [mesh.shape[name] for name in table.axes]
+    turn = np.ravel_multi_index([where[name] for name in table.axes], sizes)
+    owner = places[np.arange(len(places)), turn % (places >= 0).sum(axis=1)] // layout.pool
+    return int(np.bincount(part * layout.devices + owner).max(initial=0))

@@ -38,23 +38,23 @@ def plan_placements(
 
     `plan` with ``devices=`` does this for tables that it has chosen, as tensor trains or dense tables.
 
-    Tables are placed one after the other, those with the most bytes per step first. Each gets the placement with which
-    the step takes the least time, of `Placement.hashed`, `round_robin`, `contiguous`, `on` the device with the least
-    load, `replicated`, and `pages` that are dealt out by their load, hot ones to several devices. The first one in this
-    order is kept unless another is faster by 2 %. A placement is only considered if the others still fit.
+    Tables are placed one after the other, in descending order of their bytes per step. Each gets the placement with
+    which the step takes the least time, of `Placement.hashed`, `round_robin`, `contiguous`, `on` the device with the
+    least load, `replicated`, and `pages` that are dealt out by their load, hot ones to several devices. The first in
+    this order is kept unless another is faster by 2 %. A placement is only considered if the others still fit.
 
     The time of a step on a device is
 
         collectives * (devices - 1) * message_seconds + bytes sent / exchange
         + bytes of rows read / gather + bytes of rows stepped / update + ids / route
 
-    where the first two are those of all rounds of the exchange, and rows are counted in the sample. The bytes in the
-    result are read off the traced program of such a step, with `Bags` of the length of the sample and equal parts of
+    where the first two count all rounds of the exchange, and rows are counted in the sample. The bytes in the result
+    are read off the traced program of such a step, with `Bags` of the length of the sample and equal parts of
     the batch on all devices. Messages have a fixed size, which depends on the number of ids and not on their values.
 
     Args:
-        tables: by name. Those that cannot be divided, such as tensor trains, are on every device.
-        devices: of the mesh axis that tables are divided over. They need not exist.
+        tables: by name. Tables that cannot be sharded, such as tensor trains, are replicated.
+        devices: number of devices of the mesh axis to shard tables over. They need not exist.
         id_samples: name -> integers ``[steps * batch, ids per bag]`` or ``[steps * batch]``, the ids of whole batches
             of all devices; negative ones are padding. A placement by load is made from the first half of the steps and
             judged by the others. Without a sample of a table, 1,024 random ids are assumed.
@@ -104,10 +104,10 @@ def plan_placements(
 
 
 class _Costs:
-    """What placements of a table cost.
+    """The costs of placements of a table.
 
     Attributes:
-        table: undivided.
+        table: before it is sharded.
         sample: of its ids.
         per_row: bytes of a row with its optimizer state.
         fixed: bytes of the rest of its state, on every device.
@@ -170,9 +170,9 @@ class _Costs:
 def _chosen(
     costs: Mapping[str, _Costs], devices: int, limit: int | None
 ) -> dict[str, Placement | None]:
-    divided = {name: one for name, one in costs.items() if can_be_placed(one.table)}
-    smallest = {name: one.nbytes(Placement.hashed()) for name, one in divided.items()}
-    needed = sum(one.fixed for name, one in costs.items() if name not in divided)
+    sharded = {name: one for name, one in costs.items() if can_be_placed(one.table)}
+    smallest = {name: one.nbytes(Placement.hashed()) for name, one in sharded.items()}
+    needed = sum(one.fixed for name, one in costs.items() if name not in sharded)
     needed += sum(smallest.values())
     if limit is not None and needed > limit:
         raise ValueError(
@@ -182,24 +182,24 @@ def _chosen(
     busy, rounds, travel = np.zeros(devices), 1, 0.0
     chosen: dict[str, Placement | None] = dict.fromkeys(costs)
     by_bytes = sorted(
-        divided, key=lambda name: -divided[name].sample.per_device * divided[name].width
+        sharded, key=lambda name: -sharded[name].sample.per_device * sharded[name].width
     )
     for name in by_bytes:
-        own = divided[name]
+        one = sharded[name]
         best: tuple[float, Placement, Load, int] | None = None
-        for placement in own.candidates(int(busy.argmin())):
-            nbytes = needed - smallest[name] + own.nbytes(placement)
+        for placement in one.candidates(int(busy.argmin())):
+            nbytes = needed - smallest[name] + one.nbytes(placement)
             if limit is not None and nbytes > limit:
                 continue
-            load = own.load(placement)
-            seconds = float((busy + own.busy(load)).max())
-            seconds += (travel + own.travel(load)) * max(rounds, load.rounds)
+            load = one.load(placement)
+            seconds = float((busy + one.busy(load)).max())
+            seconds += (travel + one.travel(load)) * max(rounds, load.rounds)
             if best is None or seconds < best[0] * _FASTER:
                 best = seconds, placement, load, nbytes
         assert best is not None  # hashed fits
         _, chosen[name], load, needed = best
-        busy, rounds = busy + own.busy(load), max(rounds, load.rounds)
-        travel += own.travel(load)
+        busy, rounds = busy + one.busy(load), max(rounds, load.rounds)
+        travel += one.travel(load)
     return chosen
 
 
@@ -235,7 +235,7 @@ def _plan(
 
 
 def _by_load(sample: Sample, num_embeddings: int) -> Iterator[Placement]:
-    """Pages dealt out to the devices by the requests of a sample, those with too many to several devices."""
+    """Pages dealt out to the devices by the requests of a sample; pages with too many go to several devices."""
     devices = sample.ids.shape[1]
     count = min(_MOST_PAGES, _PAGES * devices, num_embeddings)
     size = -(-num_embeddings // count)

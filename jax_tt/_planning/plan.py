@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_dtype, as_int, one_of
 from jax_tt._base.progress import Progress
-from jax_tt._planning.allocate import allocate, least_bytes
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.caches import Demand, cache_within, demand, hits_of
 from jax_tt._planning.candidates import DENSE, LOW_RANK, SMALL, TENSOR_TRAIN, Candidate, Table
@@ -40,7 +39,7 @@ def plan(
 ) -> TablePlan:
     """Chooses for every table whether it is dense, a tensor train or a low-rank product, and of what size.
 
-    With ``kinds``, trained tables may also become those of `compress`.
+    With ``kinds``, trained tables may also become tables of these kinds of `compress`.
 
     The sum over the tables of the squared relative errors is minimised, with the same weight for every table. All
     tables start with their smallest candidate. Bytes then go, step by step, where they reduce that sum most, up to the
@@ -58,7 +57,7 @@ def plan(
     share of the rows. All caches together take at most a fifth of the budget.
 
     With a number of devices, the tables of the plan are then placed on them by `plan_placements`: dense tables are
-    divided, and tensor trains are on every device.
+    sharded, and tensor trains are replicated.
 
     Args:
         tables: name -> ``(num_embeddings, features)``, or a trained table ``[N, D]`` of floats.
@@ -68,9 +67,9 @@ def plan(
         dtype: storage type of untrained tables.
         seed: of randomised decompositions.
         progress: show a progress bar over the tables.
-        devices: of a mesh axis that the tables are divided over.
-        steps, device_bytes, bandwidths: of `plan_placements`, for ``devices``. The samples of ids are then those of
-            whole batches.
+        devices: number of devices of the mesh axis to shard the tables over.
+        steps, device_bytes, bandwidths: of `plan_placements`, for ``devices``. The samples of ids are then whole
+            batches.
         optimizer: whose state is beside the rows on these devices.
         kinds: for trained tables, some of ``"quantized"``, ``"mixed"``, ``"product"``, ``"additive"`` and ``"tt_sum"``.
             Fits are quick ones; `compress` with the planned kind and bytes makes the table.
@@ -113,7 +112,7 @@ def plan(
         for name, table in specs.items():
             candidates[name] = [table.uncompressed] if budget_bytes is None else table.candidates()
             bar.step()
-    least = least_bytes(candidates)
+    least = sum(min(one.nbytes for one in some) for some in candidates.values())
     if budget < least:
         raise ValueError(
             f"budget_bytes: got {budget:,}; expected at least {least:,}, the smallest form of all tables together."
@@ -155,17 +154,17 @@ def _caches(
     """Caches of the tensor trains whose sample has a knee, all reduced by the same factor if they are too large."""
     asking = {name: wanted for name, wanted in demands.items() if chosen[name].kind == TENSOR_TRAIN}
     total = sum(wanted.nbytes for wanted in asking.values())
-    found = {}
+    caches = {}
     for name, wanted in asking.items():
         share = reserve * wanted.nbytes // max(total, 1)
         cache, taken = cache_within(wanted, share, specs[name].features, specs[name].dtype)
         if cache is not None:
-            found[name] = cache, taken
-    return found
+            caches[name] = cache, taken
+    return caches
 
 
 def _spend(specs: dict[str, Table], chosen: dict[str, Candidate], left: int) -> None:
-    """Gives the remaining bytes to tensor trains, those with the largest error first, in place."""
+    """Gives the remaining bytes to tensor trains, in place, in descending order of their errors."""
     for name in sorted(chosen, key=lambda name: -chosen[name].error):
         now = chosen[name]
         if now.kind != TENSOR_TRAIN or left < specs[name].itemsize:
@@ -226,3 +225,52 @@ def _reason(table: Table, chosen: Candidate, budget: int) -> str:
     if rival is None or rival.shape is None:
         return "smaller than any product of low rank"
     return f"low rank {rival.shape.ranks[0]}, of as many bytes, has error {rival.error:.3g}"
+
+
+def allocate(
+    candidates: Mapping[str, Sequence[Candidate]], budget: int
+) -> dict[str, Candidate] | None:
+    """A candidate for every table, of at most ``budget`` bytes together, or None if even the smallest are too many.
+
+    All tables start with their smallest candidate. Then the step along a table's lower convex hull of squared error
+    over bytes that takes off most per byte is made, again and again, the steps that no longer fit left out (Shoham
+    and Gersho, "Efficient bit allocation for an arbitrary set of quantizers", 1988).
+    """
+    hulls = {name: _hull(some) for name, some in candidates.items()}
+    place = dict.fromkeys(hulls, 0)
+    left = budget - sum(hull[0].nbytes for hull in hulls.values())
+    if left < 0:
+        return None
+    open_tables = set(hulls)
+    while open_tables:
+        steps = []
+        for name in sorted(open_tables):
+            hull, at = hulls[name], place[name]
+            if at + 1 == len(hull) or hull[at + 1].nbytes - hull[at].nbytes > left:
+                open_tables.discard(name)
+            else:
+                steps.append((_slope(hull[at], hull[at + 1]), name))
+        if not steps:
+            break
+        _, name = min(steps)
+        hull, at = hulls[name], place[name]
+        left -= hull[at + 1].nbytes - hull[at].nbytes
+        place[name] = at + 1
+    return {name: hull[place[name]] for name, hull in hulls.items()}
+
+
+def _slope(small: Candidate, large: Candidate) -> float:
+    """Change of the squared error per byte, below 0 on a hull."""
+    return (large.error**2 - small.error**2) / (large.nbytes - small.nbytes)
+
+
+def _hull(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates on the lower convex hull, smallest first, each with less error than the one before."""
+    hull: list[Candidate] = []
+    for one in sorted(candidates, key=lambda one: (one.nbytes, one.error)):
+        if hull and one.error >= hull[-1].error:
+            continue
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], one):
+            hull.pop()
+        hull.append(one)
+    return hull

@@ -25,17 +25,16 @@ def shard_tables(
     placement: Placement | Mapping[str, Placement] | str | None = None,
     exchange: Exchange | Mapping[str, Exchange] | None = None,
 ) -> dict[str, Table]:
-    """Divides the rows of tables over the devices of a mesh, e.g. for a `Collection`.
+    """Shards the rows of tables over the devices of a mesh, e.g. for a `Collection`.
 
-    Tables without rows that could be divided, such as tensor trains, are on every device and are returned unchanged.
-    The keys of hash tables belong to devices by a hash, ``Placement.hashed()``; hash tables that read another row for
-    missing keys stay on every device.
+    Tables that cannot be sharded, such as tensor trains, are replicated and returned unchanged. The keys of hash tables
+    are sharded by a hash, ``Placement.hashed()``; hash tables that read another row for missing keys are replicated.
 
     Args:
         tables: by name.
         mesh: the devices.
-        axis: the mesh axis, or a tuple of axes, that the rows are divided over. Devices along the other axes hold the
-            same rows.
+        axis: the mesh axis, or a tuple of axes, to shard the rows over. Devices along the other axes hold the same
+            rows.
         placement: of all tables, or by name, e.g. a `DevicePlan`; default `Placement.round_robin`, also for tables that
             are not named. ``"auto"`` asks `plan_placements`, which without a sample of ids assumes random ones.
         exchange: how rows and gradients travel, of all tables or by name; default `Exchange()`.
@@ -60,7 +59,7 @@ def shard_tables(
         placement = _automatic(tables, mesh, axis)
     placements = _by_name("placement", placement, tables, Placement.round_robin())
     chosen = placement if isinstance(placement, Mapping) else {}
-    # A placement of all tables is not about those whose keys are hashed.
+    # A placement of all tables does not apply to hash tables.
     placements |= {
         name: Placement.hashed()
         for name, table in tables.items()
@@ -80,7 +79,7 @@ def shard_tables(
 
 
 def _by_name(argument: str, given: Any, tables: Mapping[str, Any], default: Any) -> dict[str, Any]:
-    """The value for every table of an argument that is by name, for all tables, or None."""
+    """The value for every table of an argument that is one for all tables, or by name."""
     if not isinstance(given, Mapping):
         return dict.fromkeys(tables, default if given is None else given)
     for name in given:
@@ -93,11 +92,11 @@ def _by_name(argument: str, given: Any, tables: Mapping[str, Any], default: Any)
 def _automatic(tables: Mapping[str, Table], mesh: Mesh, axis: Any) -> Mapping[str, Placement]:
     axes = axis if isinstance(axis, tuple) else (axis,)
     known = isinstance(mesh, Mesh) and all(name in mesh.axis_names for name in axes)
-    divided = tuple((name, table) for name, table in tables.items() if can_be_placed(table))
+    sharded = tuple((name, table) for name, table in tables.items() if can_be_placed(table))
     # `ShardedTable` refuses a mesh or axis that does not fit.
-    if not known or not divided:
+    if not known or not sharded:
         return {}
-    return _planned(divided, math.prod(mesh.shape[name] for name in axes))
+    return _planned(sharded, math.prod(mesh.shape[name] for name in axes))
 
 
 # Layers of linen describe their tables anew in every call.
@@ -116,7 +115,7 @@ def over_mesh(
     if mesh is not None:
         if axis is None:
             raise ValueError(
-                "axis: got None beside a mesh; expected the mesh axis that rows are divided over, e.g. "
+                "axis: got None beside a mesh; expected the mesh axis to shard rows over, e.g. "
                 f"axis={mesh.axis_names[-1]!r}."
             )
         return shard_tables(tables, mesh, axis, placement, exchange)

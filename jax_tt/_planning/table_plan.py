@@ -18,7 +18,6 @@ from jax_tt._table.table import Table
 from jax_tt._tt.shape import TTShape
 
 _COLUMNS = ("table", "choice", "rows", "columns", "ranks", "cache", "bytes", "ratio", "error")
-_LEFT = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,7 +135,7 @@ class TablePlan(Mapping[str, PlannedTable]):
 
     def __str__(self) -> str:
         lines = [(name, *_cells(planned)) for name, planned in self.items()]
-        heading, *body = text_table(_COLUMNS, lines, left=_LEFT).split("\n")
+        heading, *body = text_table(_COLUMNS, lines, left=2).split("\n")
         reasons = [planned.reason for planned in self.values()]
         explained = [f"{line}  {why}" for line, why in zip(body, reasons, strict=True)]
         dense = sum(planned.dense_bytes for planned in self.values())

@@ -1,4 +1,4 @@
-"""What the devices exchange in a step, read off the traced program, for any number of devices."""
+"""Counts the bytes that devices exchange in a step, in the traced program, for any number of devices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _COLLECTIVES = frozenset(
 
 
 class Exchange(NamedTuple):
-    """Operands of the collectives of one device, in bytes per step; those of an all-gather once for every device.
+    """Operands of the collectives of one device, in bytes per step; an operand of an all-gather counts once per device.
 
     Attributes:
         forward, backward: of the first round, as a rule the only one.
@@ -94,9 +94,11 @@ def traced_exchange(
         return jax.grad(loss)(collection.trained(state))
 
     with jax.enable_x64(True) if any(wide.values()) else contextlib.nullcontext():
-        counts = [list(_found(jax.make_jaxpr(run)(state, batch).jaxpr)) for run in (forward, step)]
+        counts = [
+            list(_operands(jax.make_jaxpr(run)(state, batch).jaxpr)) for run in (forward, step)
+        ]
     first, further = (
-        [sum(nbytes for nbytes, repeated in found if repeated is again) for found in counts]
+        [sum(nbytes for nbytes, repeated in operands if repeated is again) for operands in counts]
         for again in (False, True)
     )
     once = sum(not repeated for _, repeated in counts[1])
@@ -133,12 +135,12 @@ def _state(collection: Collection) -> dict[str, dict[str, Any]]:
     for name, table in collection.tables.items():
         assert isinstance(table, ShardedTable)
         layout = table.layout
-        own = jax.eval_shape(table.sharding.rows.init, jax.random.key(0))
+        arrays = jax.eval_shape(table.sharding.rows.init, jax.random.key(0))
         for array in table.row_arrays:
-            shape = (layout.rows * layout.devices, *own[array].shape[1:])
-            own[array] = jax.ShapeDtypeStruct(shape, own[array].dtype)
+            shape = (layout.rows * layout.devices, *arrays[array].shape[1:])
+            arrays[array] = jax.ShapeDtypeStruct(shape, arrays[array].dtype)
         pages = jax.ShapeDtypeStruct((layout.num_pages, layout.replicas), jnp.int32)
-        state[name] = {**own, PAGES: pages}
+        state[name] = {**arrays, PAGES: pages}
     for name in collection.sharing:
         state[name]["step"] = jax.ShapeDtypeStruct((), jnp.float32)
     if collection.sharing:
@@ -146,16 +148,16 @@ def _state(collection: Collection) -> dict[str, dict[str, Any]]:
     return state
 
 
-def _found(jaxpr: Jaxpr, repeated: bool = False) -> Iterator[tuple[int, bool]]:
+def _operands(jaxpr: Jaxpr, repeated: bool = False) -> Iterator[tuple[int, bool]]:
     """Bytes of the operands of every collective, and whether it is in a loop."""
     for equation in jaxpr.eqns:
         if equation.primitive.name in _COLLECTIVES:
-            # What is gathered goes to all devices.
+            # A gathered operand goes to all devices.
             gathers = equation.primitive.name == "all_gather"
             sent: list[Any] = [x.aval for x in (equation.outvars if gathers else equation.invars)]
             yield sum(aval.size * aval.dtype.itemsize for aval in sent), repeated
         for inner in _inner(equation.params):
-            yield from _found(inner, repeated or equation.primitive.name == "while")
+            yield from _operands(inner, repeated or equation.primitive.name == "while")
 
 
 def _inner(params: Mapping[str, Any]) -> Iterator[Jaxpr]:

@@ -11,7 +11,7 @@ import jax
 
 from jax_tt._formats.output import check_output
 from jax_tt._formats.stored import FileError
-from jax_tt._planning.measure import measure_bandwidths
+from jax_tt._planning.bandwidths import measure_bandwidths
 from jax_tt.cli._arguments import add_progress, positive
 
 

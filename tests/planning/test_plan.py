@@ -10,8 +10,8 @@ from flax import nnx
 from hypothesis import given, settings
 
 import jax_tt
-from jax_tt._planning.allocate import allocate
 from jax_tt._planning.candidates import DENSE, TENSOR_TRAIN, Candidate
+from jax_tt._planning.plan import allocate
 
 N, D = 600, 8
 

@@ -11,8 +11,7 @@
 1
 """
 
-from jax_tt._collection import growth as _growth  # noqa: F401, registers collections
-from jax_tt._collection import insertion as _insertion  # noqa: F401
+from jax_tt._collection import insertion as _insertion  # noqa: F401, registers collections
 from jax_tt._ids.hash_ids import hash_ids as hash_ids
 from jax_tt._ids.keys import split_keys as split_keys
 from jax_tt._ids.keys import whole_keys as join_keys

@@ -213,7 +213,7 @@ class Tiered(Hashed):
         found = self._tiers.restore(self.state)
         if found is None:
             return None
-        self.state, other = found
+        other, self.state = found
         self.bias = jnp.asarray(np.frombuffer(other, np.float32, 1)[0])
         return other[4:]
 

@@ -1,7 +1,6 @@
-"""Checkpoints of collections whose rows no device and no process has all of.
+"""Checkpoints of sharded collections: the arrays of the tables, with rows in their order, sharded over the devices.
 
-A checkpoint has the arrays of the tables, with rows in their order, sharded over the devices that write it. Orbax lets
-every process write and read its shards.
+Orbax lets every process write and read its shards.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._table.checkpoint import pieces
 
-# In a checkpoint: rows, as two words, and columns of a table; of a hash table also how the slots of its keys and of
-# those that wait for admission are divided. Orbax cuts arrays of another size without a word.
+# In a checkpoint: rows, as two words, and columns of a table; of a hash table also its devices, ways and waiting sets,
+# which determine the slots of keys. Orbax cuts arrays of another size without a word.
 _SIZES = "sizes"
 _SCALARS = ("step", "sentinel")
 
@@ -31,9 +30,9 @@ _SCALARS = ("step", "sentinel")
 def save_args(collection: Collection, state: States) -> dict[str, dict[str, Any]]:
     """Returns the arrays to save: logical ones, which do not depend on the placement, sharded over the devices.
 
-    Rows and their optimizer state are in the order of the rows, divided evenly over the devices of each table, with
-    zeros after the last row if need be. No device and no process has all of them. Keys of a hash table stay in
-    their slots, and are restored on the same number of devices.
+    Rows and their optimizer state are in the order of the rows, sharded evenly over the devices of each table, with
+    zeros after the last row if need be. They are never gathered. Keys of a hash table stay in their slots, and are
+    restored on the same number of devices.
 
     Args:
         collection: the tables.

@@ -1,4 +1,4 @@
-"""`host_batch`: from what data loaders give to what a compiled step takes, on the host."""
+"""`host_batch`: prepares the output of data loaders for compiled steps, on the host."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.arguments import as_int, one_of
-from jax_tt._collection.feature import Feature
+from jax_tt._collection.feature import Feature, values_of
 from jax_tt._collection.host_forms import Given, read
 from jax_tt._collection.host_ids import Bounds, table_ids
 from jax_tt._collection.states import listed
-from jax_tt._collection.values import values_of
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.keys import refuse_cut_keys
@@ -36,7 +35,7 @@ def host_batch(
     capacity: int | None = None,
     sharding: Any = None,
 ) -> Any:
-    """The ids of one table as a compiled step takes them, from what a data loader gives.
+    """Prepares the ids of one table, as a data loader gives them, for a compiled step.
 
     Call it on the host, for every batch that enters ``jit``: without ``jax_enable_x64`` JAX cuts 64-bit integers to 32
     bits there, so that the id ``2**32 + 5`` would train row 5. `Collection.host_batch` does the same for all features
@@ -51,10 +50,10 @@ def host_batch(
             Strings and bytes are hashed with `hash_ids` if the table is a `HashTable`.
         pooled: whether the batch is for `lookup_bags`; an array ``[B]`` is then one bag per id. With False, for
             `lookup`, the ids are integers of any shape.
-        bounds: what is done with ids out of range. ``"error"`` raises. The others keep them out of range, for a lookup
+        bounds: the treatment of ids out of range. ``"error"`` raises. The others keep them out of range, for a lookup
             with the same ``bounds``; ``"warn"`` warns here, once per table, and the lookup counts them.
-        capacity: positions of ragged bags; by default the next power of two, of at
-            least the number of bags, so that few programs are compiled.
+        capacity: positions of ragged bags; by default the next power of two, of at least the number of bags, so that
+            few programs are compiled.
         sharding: where the arrays go, e.g. ``NamedSharding(mesh, P("data"))``; by default the mesh of a `ShardedTable`,
             all axes of it, and the host for other tables. Ragged bags, and arrays whose first axis the devices do not
             divide, are replicated. With several processes, each of them is given the whole batch.
@@ -110,8 +109,8 @@ def host_features(
         bounds: by table.
         batch, capacity, sharding: as in `Collection.host_batch`.
     """
-    for own in bounds.values():
-        one_of("bounds", own.mode, BOUNDS)
+    for treatment in bounds.values():
+        one_of("bounds", treatment.mode, BOUNDS)
     if isinstance(batch, KeyedBags) and any(table.ids.takes_keys for table in tables.values()):
         refuse_cut_keys("batch.ids", batch.ids)
     batch = _on_host(batch)
@@ -120,27 +119,27 @@ def host_features(
     given = {}
     for name, feature in features.items():
         pooled = feature.combiner is not None
-        given[name] = own = read(tables[name], values[name], pooled)
+        given[name] = read(tables[name], values[name], pooled)
         by_name = capacities.get(name) if isinstance(capacity, Mapping) else None
-        _check(tables[name], own, pooled, by_name)
+        _check(tables[name], given[name], pooled, by_name)
     if isinstance(batch, KeyedBags):
         ids: Any = {
-            name: table_ids(tables[name], own, bounds[features[name].table])
-            for name, own in given.items()
+            name: table_ids(tables[name], one, bounds[features[name].table])
+            for name, one in given.items()
         }
-        types = {getattr(own, "dtype", None) for own in ids.values()}
+        types = {getattr(one, "dtype", None) for one in ids.values()}
         if len(types) == 1 and None not in types:  # not `SplitIds`
             keyed = _keyed(batch, ids, capacity)
             return _placed(keyed, _sharding(tables.values(), sharding))
-    found = {
-        name: _assembled(tables[name], own, bounds[features[name].table], capacities.get(name))
-        for name, own in given.items()
+    assembled = {
+        name: _assembled(tables[name], one, bounds[features[name].table], capacities.get(name))
+        for name, one in given.items()
     }
-    return _placed(found, _sharding(tables.values(), sharding))
+    return _placed(assembled, _sharding(tables.values(), sharding))
 
 
 def _assembled(table: Table, given: Given, bounds: Bounds, capacity: Any) -> Any:
-    """What a lookup takes of one feature, on the host."""
+    """The input of a lookup of one feature, on the host."""
     ids, (_, offsets, weights, padding, _) = table_ids(table, given, bounds), given
     if offsets is not None:
         size = _capacity(f"{table.ids.label}capacity", given, capacity)
@@ -183,9 +182,9 @@ def _padded(array: Any, capacity: int) -> Any:
         return None
     if isinstance(array, SplitIds):
         return SplitIds(_padded(array.digits, capacity))
-    found = np.zeros((capacity, *array.shape[1:]), array.dtype)
-    found[: array.shape[0]] = array
-    return found
+    longer = np.zeros((capacity, *array.shape[1:]), array.dtype)
+    longer[: array.shape[0]] = array
+    return longer
 
 
 def _keyed(batch: KeyedBags, ids: Mapping[str, np.ndarray], capacity: Any) -> KeyedBags:

@@ -1,4 +1,4 @@
-"""What data loaders give for a feature, as numpy arrays."""
+"""Reads the forms in which data loaders give the ids of a feature."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Given(NamedTuple):
 
 
 def read(table: Table, value: Any, pooled: bool) -> Given:
-    """The ids, offsets, weights and padding of what a data loader gave.
+    """Reads ids, offsets, weights and padding, as a data loader gives them.
 
     Args:
         table: for errors, and for what its ids are.
@@ -138,9 +138,9 @@ def _of_entries(table: Table, entries: Mapping[str, Any], pooled: bool) -> Given
     if shaped in (["lengths"], ["offsets"]):
         (name,) = shaped
         _length(table, ids)
-        own: dict[str, Any] = {name: _on_host(f"{label}{name}", entries[name])}
-        _check_end(label, name, own[name], ids.shape[0])
-        offsets, weights = _offsets(table, ids, **own, weights=weights)
+        ends = _on_host(f"{label}{name}", entries[name])
+        _check_end(label, name, ends, ids.shape[0])
+        offsets, weights = _offsets(table, ids, weights=weights, **{name: ends})
         return Given(ids, offsets, weights)
     padding = None
     if shaped:

@@ -21,7 +21,7 @@ _MARK32 = 2**32 - 1  # padding in uint32
 
 
 class Bounds(NamedTuple):
-    """What is done with ids out of range.
+    """The treatment of ids out of range.
 
     Attributes:
         mode: as `Lookup.bounds`.
@@ -38,10 +38,10 @@ def table_ids(table: Table, given: Given, bounds: Bounds) -> Any:
     Args:
         table: the table, which names errors.
         given: the ids and their padding.
-        bounds: what is done with ids out of range. Those that are kept stay out of range, on the same side.
+        bounds: the treatment of ids out of range. Ids that are kept stay out of range, on the same side.
 
     Returns:
-        Ids of the shape of those given, in which padding is -1 (all bits set).
+        Ids of the same shape, in which padding is -1 (all bits set).
 
     Raises:
         ValueError: ids out of range with ``bounds="error"``; ids that no type without ``jax_enable_x64`` holds.
@@ -99,13 +99,12 @@ def _treat(
     """Raises for ids out of range, or warns of them, as the bounds say."""
     if outside is None or bounds.mode not in ("error", "warn"):
         return
-    found = np.flatnonzero(outside.reshape(-1))
-    position, rows = int(found[0]), table.num_embeddings
+    positions = np.flatnonzero(outside.reshape(-1))
+    position, count, rows = int(positions[0]), len(positions), table.num_embeddings
     if bounds.mode == "warn":
-        name = bounds.reported_as or ""
-        reports.report(name, rows, len(found), words(position), position)
+        reports.report(bounds.reported_as or "", rows, count, words(position), position)
         return
-    more = f" ({len(found)} ids of the batch are out of range)" if len(found) > 1 else ""
+    more = f" ({count} ids of the batch are out of range)" if count > 1 else ""
     raise ValueError(
         f"{table.ids.label}ids: got {words(position)} at position {position}{more}; expected 0 to {rows - 1}. To train "
         "on without such ids, and count them, use bounds='warn'."
@@ -164,10 +163,10 @@ def _unsigned(
             f"{table.ids.label}ids: got ids that 32 bits do not hold for a table of {table.num_embeddings} rows; turn "
             "on jax_enable_x64."
         )
-    found = (wide if outside is None else np.where(outside, 0, wide)).astype(np.uint32)
+    result = (wide if outside is None else np.where(outside, 0, wide)).astype(np.uint32)
     if outside is not None:
-        found[outside] = _MARK32 - 1
-    return found if padding is None else np.where(padding, np.uint32(_MARK32), found)
+        result[outside] = _MARK32 - 1
+    return result if padding is None else np.where(padding, np.uint32(_MARK32), result)
 
 
 def _last(dtype: Any) -> Any:

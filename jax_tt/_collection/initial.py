@@ -19,10 +19,10 @@ _SMALL = 1 << 20
 
 
 def initial_states(tables: Mapping[str, Table], keys: jax.Array) -> dict[str, dict[str, Any]]:
-    """What ``init`` of every table returns for its own key of ``keys``.
+    """Initialises each table with its key.
 
-    XLA takes about as long to compile the random numbers of each table as those of all. In a traced program, equal
-    tables that are small are therefore initialised in one loop.
+    In a traced program, small tables that are equal are initialised in one loop: XLA takes about as long to compile the
+    random numbers of one of them as of all.
     """
     alike: dict[Hashable, list[int]] = collections.defaultdict(list)
     names = list(tables)

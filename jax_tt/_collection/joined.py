@@ -1,4 +1,4 @@
-"""One batch of a table from those of the features that share it."""
+"""Joins the batches of the features that share a table, and separates their sums."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _first_cut(batches: Sequence[Batch]) -> tuple[int | None, int | None] | None
 
 
 def separated(table: Table, sums: jax.Array, batches: Sequence[Batch]) -> Sequence[jax.Array]:
-    """The sums ``[S, nb, D]`` of every batch from those of the joined one."""
+    """Splits the sums of a joined batch into the sums ``[S, nb, D]`` of each batch."""
     if len(batches) == 1:
         return [sums]
 
@@ -91,14 +91,14 @@ def _of_one_form(table: Table, batches: Mapping[str, Batch]) -> list[Batch]:
     _check_split(table, batches)
     parts = list(batches.values())
     dtype = _common_type(table, batches)
-    weights = next((part.weights.dtype for part in parts if part.weights is not None), None)
+    weight_type = next((part.weights.dtype for part in parts if part.weights is not None), None)
     padded = any(part.padded for part in parts)
     result = []
     for part in parts:
-        own = part.weights
-        if weights is not None and own is None:
-            own = jnp.ones(part.ids.shape[:2], weights)
-        part = dataclasses.replace(part, ids=part.ids.astype(dtype), weights=own, cut=None)
+        weights = part.weights
+        if weight_type is not None and weights is None:
+            weights = jnp.ones(part.ids.shape[:2], weight_type)
+        part = dataclasses.replace(part, ids=part.ids.astype(dtype), weights=weights, cut=None)
         result.append(with_marks(part) if padded and not part.padded else part)
     return result
 
@@ -123,13 +123,12 @@ def _check_split(table: Table, batches: Mapping[str, Batch]) -> None:
 def _common_type(table: Table, batches: Mapping[str, Batch]) -> Any:
     """The type for the ids of all features."""
     types = {name: batch.ids.dtype for name, batch in batches.items()}
-    found = set(types.values())
-    widest = max(found, key=lambda dtype: dtype.itemsize)
-    mixed = len(found) > 1 and any(dtype.kind == "u" for dtype in found)
-    if mixed:
+    distinct = set(types.values())
+    widest = max(distinct, key=lambda dtype: dtype.itemsize)
+    if len(distinct) > 1 and any(dtype.kind == "u" for dtype in distinct):
         listed = ", ".join(f"{name} {dtype}" for name, dtype in types.items())
         raise ValueError(
-            f"table {table.name}: ids of types {listed}; cast those of features that share a table to one type."
+            f"table {table.name}: ids of types {listed}; cast the ids of features that share a table to one type."
         )
     # The mark of padding would be a valid row.
     marks = {batch.padded for batch in batches.values()}
@@ -154,6 +153,6 @@ def _flat(batch: Batch) -> tuple[tuple[Any, Any], Any]:
         return (ids, weights), count(segments + 1, dtype=np.int32) * np.int32(capacity)
     if segments == 1:
         return (ids, weights), batch.offsets[0]
-    # One bag per position of ragged bags; those of positions past the last bag are empty.
+    # One bag per position of ragged bags; bags of positions past the last one are empty.
     ends = jnp.cumsum(batch.offsets[:, -1], dtype=jnp.int32)
     return (ids, weights), jnp.concatenate([jnp.zeros(1, jnp.int32), ends])

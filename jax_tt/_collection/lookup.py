@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax_tt._base.arguments import one_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._collection.collection import Collection, States
+from jax_tt._collection.feature import values_of
 from jax_tt._collection.inputs import check_inputs, check_lookup, step_arguments
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.requests import Request, requests_of
@@ -22,7 +23,6 @@ from jax_tt._collection.statistics import (
     check_countable,
     count_batches,
 )
-from jax_tt._collection.values import values_of
 from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh

@@ -27,7 +27,7 @@ def next_values(
     new: Mapping[Path, Any],
     start: Start | None = None,
 ) -> dict[Path, Any]:
-    """The variables to write, by path: those of ``new`` in all tables that the loss used.
+    """The variables to write, by path: the variables in ``new`` of all tables that the loss used.
 
     A traced program selects between old and new. The compiler removes the selection if ``used`` is a constant, that is,
     except behind a ``cond``. This matters because reading the old table would force a copy of it before the in-place
@@ -36,8 +36,7 @@ def next_values(
     Args:
         caller: for error messages.
         old: variables of the model, including those of fused tables.
-        new: their next values, as the backward pass returned them; those that belong to no fused table are returned
-            unchanged.
+        new: their next values, as the backward pass returned them; variables of no fused table are returned unchanged.
         start: the tables that ``new`` were computed from; None if unknown.
 
     Raises:
@@ -105,7 +104,7 @@ def note_update(old: Mapping[Path, Any], written: Mapping[Path, Any]) -> None:
 
     Args:
         old: variables of the model before the update.
-        written: those that it has overwritten, by path.
+        written: the variables that it has overwritten, by path.
     """
     for path, after in _step_counts(written).items():
         before = old[path]
@@ -116,8 +115,8 @@ def note_update(old: Mapping[Path, Any], written: Mapping[Path, Any]) -> None:
 def _is_outdated(caller: str, now: Mapping[Path, Any], start: Start) -> Any:
     """Whether tables were stepped since their next values were computed: False, or an array if it is not known yet.
 
-    The same arrays are the same tables. Others may be copies, as those of an operand of a ``cond``, which the next
-    values were not computed from. Then the numbers of steps decide.
+    The same arrays are the same tables. Others may be copies, such as the operands of a ``cond``; the numbers of their
+    steps decide.
     """
     if changed := start.changed(now):
         raise ValueError(
@@ -151,7 +150,7 @@ def _is_outdated(caller: str, now: Mapping[Path, Any], start: Start) -> Any:
 
 
 def check_paths(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -> None:
-    """Raises if next values are not those of all fused variables of a model, and of no others."""
+    """Raises if next values lack a fused variable of a model, or hold another."""
     expected = "expected what value_and_grad returned for this model."
     if foreign := new.keys() - old.keys():
         raise ValueError(

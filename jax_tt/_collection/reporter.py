@@ -70,20 +70,20 @@ class StatisticsReporter:
         step = as_int("step", step)
         if step % self._every:
             return
-        found = read()
-        if not isinstance(found, Mapping):
+        statistics = read()
+        if not isinstance(statistics, Mapping):
             raise TypeError(
-                f"read: returned a {type(found).__name__}; expected the statistics by table, as embed.statistics "
+                f"read: returned a {type(statistics).__name__}; expected the statistics by table, as embed.statistics "
                 "returns them."
             )
-        for table, totals in found.items():
+        for table, totals in statistics.items():
             for name, value in _scalars(totals, self._last.get(table, _NONE)).items():
                 self._write(f"{self._prefix}/{table}/{name}", value, step)
-        self._last = found
+        self._last = statistics
 
 
 def _scalars(totals: TableStatistics, last: TableStatistics) -> dict[str, float]:
-    """What is written of a table."""
+    """The values to write for a table, by name."""
     if totals.requests < last.requests:  # counted anew
         last = _NONE
     values: dict[str, float] = totals._asdict()

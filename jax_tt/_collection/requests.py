@@ -21,7 +21,7 @@ from jax_tt._table.table import Table
 
 
 class Request(NamedTuple):
-    """What a feature asks of its table.
+    """The lookup of a feature in its table.
 
     Attributes:
         table: named as errors are to name it.

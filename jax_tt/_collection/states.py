@@ -53,7 +53,7 @@ def check_shared(argument: str, state: Mapping[str, Any], tables: Iterable[str])
 
 
 def check_statistics(argument: str, state: Mapping[str, Any], tables: Iterable[str]) -> None:
-    """Raises unless the totals of a state, if it has any, are those of these tables."""
+    """Raises unless the totals of a state, if it has any, are of these tables."""
     _check_mapping(argument, state, _BY_TABLE)
     if STATISTICS not in state:
         return

@@ -1,4 +1,4 @@
-"""What a collection counts for every table, and the totals of it."""
+"""Counts the requests of every table of a collection."""
 
 from __future__ import annotations
 
@@ -64,9 +64,8 @@ def check_countable(tables: Mapping[str, Table]) -> None:
     for name, table in tables.items():
         if table.ids.takes_keys and table.divided:
             raise ValueError(
-                f"statistics: got the table {name!r}, a HashTable that is divided over devices, whose owners find the "
-                "keys; expected a collection without such tables. dynamic.insert and dynamic.statistics count "
-                "their requests."
+                f"statistics: got the table {name!r}, a sharded HashTable, whose shards look the keys up; expected a "
+                "collection without such tables. dynamic.insert and dynamic.statistics count their requests."
             )
 
 
@@ -75,10 +74,10 @@ def read_totals(
 ) -> dict[str, TableStatistics]:
     """Totals by table. Blocks until the device is done."""
     counts = jax.device_get(dict(totals))
-    found = {name: TableStatistics(*words.integers(counts[name]).tolist()) for name in tables}
+    totals = {name: TableStatistics(*words.integers(counts[name]).tolist()) for name in tables}
     return {
-        name: own if has_cache(tables[name]) else own._replace(cache_hits=None)
-        for name, own in found.items()
+        name: one if has_cache(tables[name]) else one._replace(cache_hits=None)
+        for name, one in totals.items()
     }
 
 

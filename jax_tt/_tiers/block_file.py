@@ -45,7 +45,7 @@ class BlockFile:
                 self._free.append(Extent(end, extent.offset - end))
             end = extent.offset + _rounded(extent.length)
         self._end = end
-        # What a process that was killed has left at the end, spare room for the map included.
+        # A process that was killed may have left more at the end, spare room for the map included.
         self._size = min(os.fstat(self._file).st_size, end)
         os.ftruncate(self._file, self._size)
 
@@ -79,7 +79,7 @@ class BlockFile:
         """The bytes of a block that has been written, uint8 ``[bytes]``; fewer where the file is shorter."""
         end = min(sum(extent), self._size)
         if end > len(self._map):
-            # All of the file at a time, so that there are few maps; those of blocks that are in use stay.
+            # All of the file at a time, so that there are few maps; maps of blocks that are in use stay.
             spare = min(max(1 << 20, self._size >> 3), 1 << 30)
             os.ftruncate(self._file, self._size + spare)
             self._size += spare
@@ -93,7 +93,7 @@ class BlockFile:
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Closes the file, of which nothing is read any more."""
+        """Closes the file; its memory must not be read any more."""
         self._map = np.zeros(0, np.uint8)
         with contextlib.suppress(OSError):
             os.ftruncate(self._file, self._end)

@@ -19,7 +19,7 @@ from jax_tt._tiers.map_reader import MapReader, UnreadableError
 from jax_tt._tiers.record_log import BLOCK_BYTES, DamagedBlockError, RecordLog
 from jax_tt._tiers.store_index import DamagedIndexError, StoreIndex
 
-# Blocks that wait to be written, and those that are handed on together.
+# Blocks that wait to be written, and blocks that are handed on together.
 _PENDING, _TOGETHER = 16, 16
 
 
@@ -43,15 +43,15 @@ class DiskStore:
     """Records of several tables by 64-bit key, in one directory.
 
     Records are stored in blocks, see `RecordLog`; a block is a part of one file and does not move. Which blocks belong
-    to the last commit is in another, small file, which is replaced as a whole. What was written after the last `commit`
-    is gone if the process dies. All bytes have checksums, which are compared when the store is opened and whenever
+    to the last commit is in another, small file, which is replaced as a whole. Records written after the last `commit`
+    are gone if the process dies. All bytes have checksums, which are compared when the store is opened and whenever
     records are read. Blocks are written in a thread of the store while the caller goes on. If one fails, later calls
     raise its error, and nothing is committed any more.
 
     Args:
         path: directory, which is created if it does not exist.
         sizes: bytes of a record, by table.
-        about: what the records are; a store is opened again only with the same description.
+        about: description of the records; a store is opened again only with the same one.
 
     Raises:
         StoreError: the directory cannot be written, another process or store has it open, or it holds other records.
@@ -116,7 +116,7 @@ class DiskStore:
             return self._logs[table].keys()
 
     def saved(self) -> bytes | None:
-        """What the last `commit` saved beside the records."""
+        """The other bytes of the last `commit`."""
         with self._guard, self._intact():
             self._check()
             return self._index.read().saved
@@ -149,7 +149,7 @@ class DiskStore:
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """What is interrupted in here has not handed on all blocks, so that nothing may be committed after it."""
+        """After an interrupt in here not all blocks were handed on, so that nothing may be committed any more."""
         try:
             yield
         except BaseException as error:
@@ -158,7 +158,7 @@ class DiskStore:
 
     @contextlib.contextmanager
     def _intact(self) -> Iterator[None]:
-        """Raises a `StoreError` for bytes that differ from what was written."""
+        """Raises a `StoreError` for damaged bytes."""
         try:
             yield
         except (DamagedBlockError, DamagedIndexError, UnreadableError) as error:
@@ -195,7 +195,7 @@ class DiskStore:
         return f"{self.path}: {error!r}. Open the store again."
 
     def _open(self) -> None:
-        """The blocks of the last commit; what was written later is room for others."""
+        """Reads the blocks of the last commit; the room of later ones is free."""
         if (self.path / "data.mdb").exists():
             raise StoreError(
                 f"{self.path}: holds records of an earlier version, which have no checksums; expected an empty "

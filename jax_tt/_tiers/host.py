@@ -21,7 +21,7 @@ class Fetched(NamedTuple):
     Attributes:
         entries: of every array of a record, ``[size, ...]``; unspecified where there is no record.
         in_memory: bool ``[n]``.
-        on_disk: bool ``[n]``, of those that are not in memory.
+        on_disk: bool ``[n]``, and not in memory.
     """
 
     entries: list[np.ndarray]
@@ -59,9 +59,9 @@ class HostStore:
             rows, np.int64
         )  # the number of the call that wrote a record; 0 in empty slots
         self._changed = np.zeros(rows, bool)
-        # Slots from this one on were never in use; those that were emptied are a stack.
+        # Slots from this one on were never in use; emptied ones are a stack.
         self._unused, self._emptied, self._depth = 0, np.empty(rows, np.int64), 0
-        # What arrived, the oldest first. Slots that were emptied since then are still named.
+        # Slots by their arrival, the oldest first. Slots that were emptied since then are still named.
         self._order: collections.deque[tuple[int, np.ndarray]] = collections.deque()
         self._named = self._clock = self._last = 0
         self._failed = ""
@@ -120,7 +120,7 @@ class HostStore:
         return held if self._disk is None else np.concatenate([held, self._disk.keys(self._table)])
 
     def erase(self, keys: np.ndarray) -> None:
-        """Removes keys from memory; what the disk has of them stays."""
+        """Removes keys from memory; their records on disk stay."""
         with self._whole():
             slots = self._slots.erase(keys)
             self._leave(slots[slots >= 0])
@@ -161,7 +161,7 @@ class HostStore:
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """What is interrupted in here may have left a key without its record, so that nothing may be read after it."""
+        """After an interrupt in here a key may lack its record, so that nothing may be read any more."""
         self._check()
         try:
             yield
@@ -213,7 +213,7 @@ class HostStore:
         self._order.append((self._clock, slots))
         self._named += len(slots)
         if self._named > 2 * self.rows:
-            kept = [(clock, those[self._arrived[those] == clock]) for clock, those in self._order]
+            kept = [(clock, some[self._arrived[some] == clock]) for clock, some in self._order]
             self._order = collections.deque(pair for pair in kept if len(pair[1]))
             self._named = len(self)
 
@@ -240,7 +240,7 @@ def full(table: str, rows: int) -> str:
 
 
 def _lengthened(array: np.ndarray, more: int) -> np.ndarray:
-    """With so many more entries; those of integers and of truth values are 0."""
+    """The array with so many more entries, all 0."""
     longer = np.zeros((len(array) + more, *array.shape[1:]), array.dtype)
     longer[: len(array)] = array
     return longer

@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from jax.core import Tracer
 
+from jax_tt._collection.feature import Feature, values_of
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._tiers.places import to_integers
 
 
-def features_of(batch: Any, features: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-    """The part of a batch that a collection takes, and the rest of a dict.
-
-    Raises:
-        TypeError, ValueError: the batch is of another type, or lacks a feature.
-    """
-    if not isinstance(batch, Mapping | KeyedBags):
-        raise TypeError(
-            f"batch: got a {type(batch).__name__}; expected a dict from the features to ids or Bags, or KeyedBags."
-        )
-    missing = [name for name in features if name not in list(batch)]
-    if missing:
-        raise ValueError(
-            f"batch: has no feature {missing[0]!r}; expected {', '.join(map(repr, features))}."
-        )
-    if isinstance(batch, KeyedBags):
+def features_of(batch: Any, features: Mapping[str, Feature]) -> tuple[Any, dict[str, Any]]:
+    """The part of a batch that a collection takes, and the rest of a dict."""
+    if not isinstance(batch, Mapping):
+        values_of(features, batch)
         return batch, {}
-    taken = {name: batch[name] for name in features}
-    return taken, {name: value for name, value in batch.items() if name not in taken}
+    other = {name: value for name, value in batch.items() if name not in features}
+    return values_of(features, {k: v for k, v in batch.items() if k in features}), other
 
 
 def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -100,8 +89,3 @@ def _replaced(value: Any, placed: tuple[np.ndarray, np.ndarray] | None) -> Any:
     if value.padded:
         slots = np.where(present, slots, np.int32(-1))
     return dataclasses.replace(value, ids=slots.reshape(value.ids.shape))
-
-
-def apart(values: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Consecutive parts of these sizes."""
-    return np.split(values, np.cumsum(sizes)[:-1])

@@ -16,7 +16,7 @@ class Pipeline:
 
     Args:
         batches: to iterate over, in the thread of the first step.
-        first, second: what is done with a batch.
+        first, second: the steps, functions of a batch.
         depth: results that may be ready and not asked for.
     """
 
@@ -45,7 +45,7 @@ class Pipeline:
         """The next result; None at the end.
 
         Raises:
-            BaseException: what a step or the iteration over batches has raised, after the results before it.
+            BaseException: raised by a step or by the iteration over batches, after the results before it.
         """
         if not self._threads:
             begun = self._begun()

@@ -82,7 +82,7 @@ class DevicePlaces:
         elsewhere = int(np.count_nonzero(positions >= 0))
         counts, parts = self._insert(given, positions, self._policy)
         if counts["refused"] and self._policy == "lfu":
-            # What is in its sets was requested more often; the least frequent of it leaves all the same.
+            # All keys of their sets were requested more often; the least frequent ones leave all the same.
             forced, more = self._insert(given, positions, "custom")
             counts["refused"] = forced["refused"]
             parts = [*parts, *more]
@@ -228,7 +228,7 @@ class Overflow:
         return len(self._keys)
 
     def touch(self, keys: np.ndarray, now: int) -> np.ndarray:
-        """The places int64 ``[n]`` of keys uint64 ``[n]``, -1 for those without one; batch ``now`` requests them."""
+        """The places int64 ``[n]`` of keys uint64 ``[n]`` that batch ``now`` requests, -1 for missing keys."""
         places = self._places.find(keys)
         self._touched[places[places >= 0]] = now
         return places

@@ -20,10 +20,10 @@ class RecordLayout:
     """The arrays of a table that have an entry for every row, one after the other in a record.
 
     Attributes:
-        names: of the arrays, those of the state of the table.
+        names: of the arrays, as in the state of the table.
         shapes: of one entry.
         dtypes: of the arrays.
-        initial: what entries of new rows are filled with; None for the first array, which has initial rows.
+        initial: value of new entries; None for the first array, which has initial rows.
     """
 
     names: tuple[str, ...]

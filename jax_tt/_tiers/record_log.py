@@ -28,9 +28,9 @@ class RecordLog:
     """Where the records of a table are: of a key, the one that was appended last.
 
     A block is memory uint8 ``[bytes]``: the number of its records, their keys and the records, each with its checksum
-    behind it. A record is compared with its checksum whenever it is read, and so is what comes before the records of a
-    stored block. Blocks have ascending numbers. The last one is open: records are appended until it is full. Of blocks
-    in which few records are still those of their keys, these are appended once more, and the blocks are dropped; in the
+    behind it. A record is compared with its checksum whenever it is read, and so is the head of a stored block, all
+    that comes before its records. Blocks have ascending numbers. The last one is open: records are appended until it is
+    full. If few records of a block are still current, these are appended once more, and the block is dropped; in the
     same way, blocks that ended before they were full are moved together.
 
     Args:
@@ -48,11 +48,11 @@ class RecordLog:
         self._size, self._stride, self._least, self._reader = size, size + 8, least, reader
         self.rows = max(1, (block_bytes - 8) // (self._stride + 8))
         self._index = KeyIndex()
-        # By number of the block: its memory, where its records begin, how many there are, and those that count.
+        # By number of the block: its memory, where its records begin, how many there are, and how many are current.
         self._blocks: list[np.ndarray | None] = []
         self._firsts, self._counts = np.zeros(16, np.uint64), np.zeros(16, np.int64)
         self._live = np.zeros(16, np.int64)
-        # Checksums of all that comes before the records, of blocks that are stored.
+        # Checksums of the heads of stored blocks.
         self._heads: dict[int, int] = {}
         # Records in blocks that are not dropped.
         self._total = 0
@@ -83,7 +83,7 @@ class RecordLog:
             DamagedBlockError: a record does not have its checksum.
             UnreadableError: a record cannot be read.
         """
-        # They are copied first, so that the bytes that are compared are those that are used.
+        # Copied first, so that the bytes that are compared are the bytes that are used.
         for part, records in self._copies(places):
             expected = records[:, self._size :].view(np.uint64)[:, 0]
             wrong = np.flatnonzero(checksums(records[:, : self._size]) != expected)
@@ -129,7 +129,7 @@ class RecordLog:
         return block
 
     def head(self, number: int) -> int:
-        """The checksum of all that comes before the records of a stored block."""
+        """The checksum of the head of a stored block."""
         return self._heads[number]
 
     @property
@@ -220,7 +220,7 @@ class RecordLog:
         self._live[number] += len(keys)
 
     def _shrink(self) -> list[int]:
-        """Moves what counts of the block of which this is the smallest part."""
+        """Moves the current records of the block with the smallest share of them."""
         counts = self._counts[: self.end - self._open]
         share = self._live[: len(counts)] / np.maximum(counts, 1)
         return self._move(int(np.argmin(np.where(counts > 0, share, np.inf))))
@@ -276,7 +276,7 @@ class RecordLog:
         return head[8:].view(np.uint64).copy()
 
     def _head(self, block: np.ndarray, count: int) -> np.ndarray:
-        """What comes before so many records of a block, until the next call of the reader."""
+        """The head of a block of so many records, until the next call of the reader."""
         return self._reader.rows(addresses(block, np.zeros(1, np.int64)), 8 + 8 * count)[0]
 
     def _copies(self, places: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""`StoreIndex`: what the last commit of a store consists of, in a file that is replaced as a whole."""
+"""`StoreIndex`: the blocks of the last commit of a store, in a file that is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class DamagedIndexError(Exception):
 
 
 class Committed(NamedTuple):
-    """What was committed.
+    """The last commit.
 
     Attributes:
-        blocks: all of them in ascending order.
+        blocks: in ascending order.
         ends: the number of the next block, by table.
-        saved: other bytes; None where nothing was committed.
-        other: what the records are, where this is not what was expected.
+        saved: other bytes; None before the first commit.
+        other: the description of the records, if it is not the expected one.
     """
 
     blocks: list[Block]
@@ -46,7 +46,7 @@ class StoreIndex:
 
     Args:
         path: of the directory.
-        about: what the records are.
+        about: description of the records.
     """
 
     def __init__(self, path: Path, about: Any):
@@ -54,7 +54,7 @@ class StoreIndex:
         self.about = json.dumps({**about, "version": _VERSION}, sort_keys=True)
 
     def read(self) -> Committed:
-        """What the last commit wrote; of a new store nothing, which is written.
+        """Reads the last commit; of a new store, writes and reads an empty one.
 
         Raises:
             DamagedIndexError: the file is damaged, or it is missing although there are blocks.

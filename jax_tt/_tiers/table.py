@@ -32,7 +32,7 @@ class TierStatistics(NamedTuple):
 
     Attributes:
         requests: ids looked up.
-        device_hits: those whose row was on the device. All following counts are of distinct rows.
+        device_hits: ids whose row was on the device. All following counts are of distinct rows.
         loaded: distinct rows that came to the device; the next three are its parts.
         host_hits, disk_hits: rows that came from host memory, and from disk.
         created: rows that were new.
@@ -113,16 +113,12 @@ class Tier:
         rule = table.update.optimizer
         if type(rule).changes_all is not Optimizer.changes_all:
             raise TypeError(
-                f"tiers[{name!r}]: {type(rule).__name__} changes all rows of a table between steps, those beyond the "
-                "device too; use another rule, such as RowWiseAdagrad."
+                f"tiers[{name!r}]: {type(rule).__name__} changes all rows of a table between steps, also beyond the "
+                "device; use another optimizer, such as RowWiseAdagrad."
             )
 
-    def layout(self, table: Table) -> RecordLayout:
-        """The records of the rows of this table."""
-        return RecordLayout.of(table)
-
     def about(self, layout: RecordLayout) -> dict[str, Any]:
-        """What must not change while rows are on disk."""
+        """The settings that must not change while rows are on disk."""
         rows = self.initializer and [type(self.initializer).__name__, float(self.initializer.scale)]
         return {"record": layout.about(), "seed": int(self.seed), "initializer": rows}
 
@@ -160,7 +156,7 @@ class _Returned(NamedTuple):
     """Rows that leave with one batch and come back with another before they are in host memory.
 
     Attributes:
-        left: what they leave with.
+        left: the rows that they leave with.
         sources, targets: their positions in the exchanges of the two batches, padded.
     """
 
@@ -182,11 +178,11 @@ class TieredRows:
         self._initial = tier.initializer or Normal(table.features**-0.5)
         self.features = table.features
         self._seed = to_words(np.array([int(tier.seed) & 0xFFFFFFFFFFFFFFFF], np.uint64))[0]
-        # Of what has been loaded: the key of every slot, whether it has one, and whether disk lacks its last value.
+        # By slot, of loaded batches: its key, whether it has one, and whether the disk lacks its last value.
         rows = table.num_embeddings
         self._keys, self._full = np.zeros(rows, np.uint64), np.zeros(rows, bool)
         self._changed = np.zeros(rows, bool)
-        # What leaves with a batch until it is in host memory, and the batch that a key leaves with.
+        # The rows that leave with a batch, until they are in host memory; and the batch that a key leaves with.
         self._leaving: dict[int, _Leaving] = {}
         self._left_with = KeyIndex()
         self._totals = dict.fromkeys(TierStatistics._fields[:-2], 0)
@@ -300,7 +296,7 @@ class TieredRows:
         return arrays
 
     def put(self, keys: np.ndarray, entries: list[np.ndarray]) -> None:
-        """Sets entries of distinct keys, none of which is on the device."""
+        """Sets entries of distinct keys that are not on the device."""
         if not self._has_disk and len(self._host) + len(keys) > self._host.rows:
             raise StoreError(full(self._name, self._host.rows))
         self._host.put(keys, entries, np.arange(len(keys)))

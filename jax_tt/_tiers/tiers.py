@@ -18,10 +18,10 @@ from jax_tt._ops.dump_content import Target
 from jax_tt._table.table import Table
 from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.disk import DiskStore, StoreError
-from jax_tt._tiers.dump import dump_tier, load_tier
-from jax_tt._tiers.inputs import apart, features_of, keys_of, with_slots
+from jax_tt._tiers.inputs import features_of, keys_of, with_slots
 from jax_tt._tiers.pipeline import Pipeline
-from jax_tt._tiers.places import Exchanged
+from jax_tt._tiers.record import RecordLayout
+from jax_tt._tiers.saved import dump_tier, load_tier
 from jax_tt._tiers.table import Tier, TieredRows, TierStatistics
 
 
@@ -30,7 +30,7 @@ class Staged(NamedTuple):
 
     Attributes:
         batch: of the collection, with the slots of the rows in place of ids.
-        other: what a dict had beside the features, such as labels, unchanged.
+        other: the other entries of a dict, such as labels, unchanged.
         number: of the batch, from 0. Numbers of dropped batches are not used again.
         exchanges: slots and new entries by table.
 
@@ -50,19 +50,10 @@ class Staged(NamedTuple):
     exchanges: dict[str, Any]
 
 
-class _Placed(NamedTuple):
-    """A batch of which the slots are known, but whose rows have not been fetched; see `Staged`."""
-
-    batch: Any
-    other: dict[str, Any]
-    number: int
-    plans: dict[str, Exchanged]
-
-
 class Tiers:
     """Tables of a collection whose rows are on the device, in host memory and on disk.
 
-    The tables of the collection are those on the device: `DenseTable` with as many rows as there is room for, and an
+    The tables of the collection are on the device: `DenseTable` with as many rows as there is room for, and an
     optimizer. Ids of the batches are any 64-bit integers, or up to `Tier.num_embeddings`. `prefetch` decides on the
     host which rows each batch needs on the device, fetches them with their optimizer state from memory and disk while
     earlier batches are trained, and replaces ids by slots. `load` exchanges the rows on the device.
@@ -72,7 +63,7 @@ class Tiers:
 
     Args:
         collection: the tables on the device and the features.
-        tiers: `Tier` by table, for those that have more rows than the device.
+        tiers: `Tier` by table, for tables with more rows than the device holds.
         path: directory of the tier on disk, for all tables; None for none.
         depth: batches that are ready ahead of the one that is loaded. Two threads prepare them; with 0 there are none.
 
@@ -116,7 +107,7 @@ class Tiers:
             raise ValueError(f"depth: got {depth}; expected a number of batches, at least 0.")
         tables = _checked(collection, tiers)
         self._disk: DiskStore | None = None
-        layouts = {name: tier.layout(tables[name]) for name, tier in tiers.items()}
+        layouts = {name: RecordLayout.of(table) for name, table in tables.items()}
         if path is not None:
             about = {name: tier.about(layouts[name]) for name, tier in tiers.items()}
             sizes = {name: layout.size for name, layout in layouts.items()}
@@ -207,8 +198,8 @@ class Tiers:
 
         Args:
             state: the arrays after a step.
-            other: bytes that belong to this state, such as the serialised parameters of the rest of the model. The file
-                keeps the room of the previous ones for what is written later.
+            other: bytes that belong to this state, such as the serialised parameters of the rest of the model.
+                Their room in the file is used again later.
         """
         disk = self._needs_disk("save")
         with self._stores:
@@ -216,8 +207,8 @@ class Tiers:
                 rows.flush(state[name])
             disk.commit(saved_arrays.to_bytes(jax.device_get(self._rest(state)), other))
 
-    def restore(self, state: States) -> tuple[dict[str, dict[str, Any]], bytes] | None:
-        """Reads what was saved last: a state with no rows on the device, and the other bytes; None if there is none.
+    def restore(self, state: States) -> tuple[bytes, dict[str, dict[str, Any]]] | None:
+        """Reads the last `save`: the other bytes, and a state without rows on the device; None if there is none.
 
         Args:
             state: an initial state of the collection.
@@ -234,10 +225,10 @@ class Tiers:
             return None
         rest, other = saved_arrays.from_bytes(data)
         saved_arrays.check_like(rest, self._rest(state), str(disk.path))
-        return {
+        return other, {
             name: {**arrays, **{k: jnp.asarray(v) for k, v in rest.get(name, {}).items()}}
             for name, arrays in state.items()
-        }, other
+        }
 
     def read(self, state: States, table: str, ids: Any) -> np.ndarray:
         """Reads rows of any ids, wherever they are; initial rows for ids that were never trained.
@@ -384,10 +375,10 @@ class Tiers:
         self._forget_what_was_not_loaded()
         self._running, self._ending = None, False
 
-    def _place(self, batch: Any) -> _Placed:
-        """Decides which rows a batch exchanges."""
-        values, other = features_of(batch, list(self._collection.features))
-        # Counted before the first change, so that what a failed batch left behind is forgotten.
+    def _place(self, batch: Any) -> Staged:
+        """Decides which rows a batch exchanges; they are yet to be fetched."""
+        values, other = features_of(batch, self._collection.features)
+        # Counted before the first change, so that the changes of a failed batch are forgotten.
         number, self._staged = self._staged, self._staged + 1
         slots: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         plans = {}
@@ -396,19 +387,19 @@ class Tiers:
             parts_of = [keys_of(f, values[f], rows.tier.num_embeddings) for f in features]
             keys, present = (np.concatenate(parts) for parts in zip(*parts_of, strict=True))
             placed, plans[name] = rows.places.place(keys, present)
-            parts = apart(placed, [len(part) for part, _ in parts_of])
+            parts = np.split(placed, np.cumsum([len(part) for part, _ in parts_of])[:-1])
             pairs = zip(parts, (here for _, here in parts_of), strict=True)
             slots |= zip(features, pairs, strict=True)
-        return _Placed(with_slots(values, slots), other, number, plans)
+        return Staged(with_slots(values, slots), other, number, plans)
 
-    def _fetch(self, placed: _Placed) -> Staged:
-        """Fetches the rows that come with a batch."""
-        batch, other, number, plans = placed
+    def _fetch(self, placed: Staged) -> Staged:
+        """Fetches the rows that a batch brings to the device."""
         exchanges = {}
         for name, rows in self._rows.items():
             with self._stores:
-                exchanges[name] = rows.fetch(number, plans[name], self._depth)
-        return Staged(batch, other, number, exchanges)
+                plan = placed.exchanges[name]
+                exchanges[name] = rows.fetch(placed.number, plan, self._depth)
+        return placed._replace(exchanges=exchanges)
 
     def _forget_what_was_not_loaded(self) -> None:
         if self._staged > self._loaded:

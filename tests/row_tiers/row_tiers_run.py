@@ -99,7 +99,7 @@ def main() -> None:
     with jax_tt.Tiers(collection, {"item": tier}, path=options.directory, depth=depth) as tiers:
         state = collection.init(jax.random.key(0))
         if found := tiers.restore(state):
-            state, saved = found
+            saved, state = found
             first = int(saved)
         batches = (with_ids(batch_of(k), ids) for k in range(first, options.steps))
         for k, staged in enumerate(tiers.prefetch(batches), first + 1):

@@ -114,7 +114,7 @@ def test_rows_are_not_read_after_an_interrupted_change(tmp_path, monkeypatch):
             call()
     tiers.close()
     tiers, state = small_tiers(tmp_path)
-    state, other = tiers.restore(state)
+    other, state = tiers.restore(state)
     assert other == b"first"
     assert (tiers.read(state, "item", IDS) == before).all()
     tiers.close()

@@ -314,7 +314,7 @@ def test_errors_of_batches():
         ([50], r"batch\['seen'\]: got the id 50; expected 0 to 49"),
         (np.arange(17), "17 distinct ids of a batch do not fit into the 16 rows"),
         (None, "batch: got a NoneType; expected a dict"),
-        ({}, "batch: has no feature 'seen'; expected 'seen', 'cart', 'user'"),
+        ({}, "batch: has no feature 'seen' .* expected 'seen', 'cart', 'user'"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             trained(tiers, state, [batch_of(bad) if isinstance(bad, list | np.ndarray) else bad])
@@ -419,7 +419,7 @@ def test_errors_of_disks(tmp_path):
     with pytest.raises(jax_tt.files.StoreError, match="expected a directory that can be created"):
         small_tiers(tmp_path / "file")
     tiers, state = small_tiers(tmp_path / "rows")
-    state, other = tiers.restore(state)
+    other, state = tiers.restore(state)
     assert other == b"first"
     assert max(float(own.get("step", 0)) for own in state.values()) == 1
     assert (tiers.read(state, "item", np.arange(8)) == before).all()
@@ -441,7 +441,7 @@ def test_full_disk_keeps_what_was_saved(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     tiers.close()
     tiers, state = small_tiers(tmp_path)
-    _, other = tiers.restore(state)
+    other, _ = tiers.restore(state)
     assert other == b"first"
     tiers.close()
 

@@ -48,7 +48,7 @@ class Model:
         self.tiers = jax_tt.Tiers(collection, {"item": tier}, path=self.directory, depth=depth)
         self.state, self.saved = collection.init(jax.random.key(0)), saved
         if saved is not None:
-            self.state, other = self.tiers.restore(self.state)
+            other, self.state = self.tiers.restore(self.state)
             assert other == b"saved"
             self.whole = saved
 

@@ -79,7 +79,7 @@ class LayerTiers:
         restored = self._tiers.restore(self._embed.arrays())
         if restored is None:
             return None
-        state, other = restored
+        other, state = restored
         write_arrays(self._embed, state)
         return other
 

@@ -316,8 +316,8 @@ class TiersRun:
         self.tiers.close()
         self._open(self.directory)
         found = self.tiers.restore(self.state)
-        assert found is not None and found[1] == b"saved"
-        self.state, self.rows = found[0], dict(self.saved)
+        assert found is not None and found[0] == b"saved"
+        self.state, self.rows = found[1], dict(self.saved)
         return 1
 
     def read(self) -> int:

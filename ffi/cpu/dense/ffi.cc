@@ -154,7 +154,7 @@ TablesCall CallOf(const Args& args, const Rets& rets, const ffi::Dictionary& att
 }
 
 ffi::Error TablesForwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, "embed_collection", [&](std::vector<PassPtr>* passes) {
+  return Run(threads, "lookup_features", [&](std::vector<PassPtr>* passes) {
     return ReadForwardTables(CallOf(args, rets, attrs), [&](const TableArgs& table, const ForwardArgs& own) {
       // With columns, the tables have one result.
       if (table.columns.size() == 0 || passes->empty()) PreferHugePages({own.out});
@@ -164,7 +164,7 @@ ffi::Error TablesForwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dicti
 }
 
 ffi::Error TablesBackwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, "embed_collection_backward", [&](std::vector<PassPtr>* passes) {
+  return Run(threads, "lookup_features_backward", [&](std::vector<PassPtr>* passes) {
     return ReadBackwardTables(CallOf(args, rets, attrs), [&](const TableArgs& table, const BackwardArgs& own) {
       return ReadBackward(table, own, &passes->emplace_back());
     });
@@ -172,7 +172,7 @@ ffi::Error TablesBackwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dict
 }
 
 ffi::Error TablesUpdateImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, "embed_collection_update", [&](std::vector<PassPtr>* passes) {
+  return Run(threads, "lookup_features_update", [&](std::vector<PassPtr>* passes) {
     return ReadUpdateTables(CallOf(args, rets, attrs), [&](const TableArgs& table, const UpdateArgs& own) {
       return ReadUpdate(table, own, &passes->emplace_back());
     });

@@ -244,7 +244,7 @@ ffi::Error UpdateImpl(OpThreads threads, ffi::AnyBuffer /*forward_out*/, ffi::An
 }
 
 ffi::Error TablesForwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kNothing, "embed_collection", [&](std::vector<TableOp>* ops) -> Status {
+  return Run(threads, Changes::kNothing, "lookup_features", [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTForwardTables(
         {args, rets, attrs, rets.size()}, [ops](const TTTableArgs& given, const TTForwardArgs& own) -> Status {
           PreferHugePages({own.plan});
@@ -258,7 +258,7 @@ ffi::Error TablesForwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dicti
 }
 
 ffi::Error TablesBackwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kNothing, "embed_collection_backward", [&](std::vector<TableOp>* ops) -> Status {
+  return Run(threads, Changes::kNothing, "lookup_features_backward", [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTBackwardTables(
         {args, rets, attrs, rets.size()},
         [ops](const TTTableArgs& given, const ffi::AnyBuffer& touched, const TTGradientArgs& gradient) {
@@ -268,7 +268,7 @@ ffi::Error TablesBackwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dict
 }
 
 ffi::Error TablesUpdateImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kTables, "embed_collection_update", [&](std::vector<TableOp>* ops) -> Status {
+  return Run(threads, Changes::kTables, "lookup_features_update", [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTUpdateTables(
         {args, rets, attrs, rets.size()},
         [ops](const TTTableArgs& given, const TTGradientArgs& gradient, const StepArgs& step, float* applied) {
@@ -278,7 +278,7 @@ ffi::Error TablesUpdateImpl(OpThreads threads, Args args, Rets rets, ffi::Dictio
 }
 
 ffi::Error TablesApplyImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kTables, "embed_collection_update", [&](std::vector<TableOp>* ops) -> Status {
+  return Run(threads, Changes::kTables, "lookup_features_update", [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTApplyTables({args, rets, attrs, rets.size()},
                              [ops](const TTApplyArgs& given, const StepArgs& step, float* applied) {
                                return ReadApply(given, StepOf(step), applied, &ops->emplace_back());

@@ -213,17 +213,17 @@ Status RunTables(cudaStream_t stream, const Args& args, const Rets& rets, const 
 
 ffi::Error TablesForwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
   return ToError(RunTables<ForwardTable>(stream, args, rets, attrs, ReadForwardTables, ReadForward, RunForward),
-                 "embed_collection");
+                 "lookup_features");
 }
 
 ffi::Error TablesBackwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
   return ToError(RunTables<GradientTable>(stream, args, rets, attrs, ReadBackwardTables, ReadBackward, RunBackward),
-                 "embed_collection_backward");
+                 "lookup_features_backward");
 }
 
 ffi::Error TablesUpdateImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
   return ToError(RunTables<GradientTable>(stream, args, rets, attrs, ReadUpdateTables, ReadUpdate, RunUpdate),
-                 "embed_collection_update");
+                 "lookup_features_update");
 }
 
 }  // namespace

@@ -262,7 +262,7 @@ ffi::Error TablesForwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dic
                                  return ReadPlanAndForward(given, own, &works->emplace_back());
                                });
   };
-  return ToError(Run(stream, rets, read), "embed_collection");
+  return ToError(Run(stream, rets, read), "lookup_features");
 }
 
 ffi::Error TablesBackwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
@@ -273,7 +273,7 @@ ffi::Error TablesBackwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Di
           return ReadBackward(given, touched, own, &works->emplace_back());
         });
   };
-  return ToError(Run(stream, rets, read), "embed_collection_backward");
+  return ToError(Run(stream, rets, read), "lookup_features_backward");
 }
 
 ffi::Error TablesUpdateImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
@@ -284,7 +284,7 @@ ffi::Error TablesUpdateImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dict
           return ReadUpdate(given, own, step, applied, &works->emplace_back());
         });
   };
-  return ToError(Run(stream, rets, read), "embed_collection_update");
+  return ToError(Run(stream, rets, read), "lookup_features_update");
 }
 
 ffi::Error TablesApplyImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
@@ -294,7 +294,7 @@ ffi::Error TablesApplyImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dicti
                                return ReadApply(given, step, applied, &works->emplace_back());
                              });
   };
-  return ToError(Run(stream, rets, read), "embed_collection_update");
+  return ToError(Run(stream, rets, read), "lookup_features_update");
 }
 
 }  // namespace

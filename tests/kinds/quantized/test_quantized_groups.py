@@ -116,7 +116,7 @@ def test_a_bad_id_in_one_table_is_an_error_that_names_it():
     collection, state = collection_of(["int8", "int4", "plain"])
     batch = {**batch_of(collection), "int4": jnp.array([[0, 41]])}
     with pytest.raises(
-        Exception, match=r"embed_collection: id 41 .*is out of range for table .int4 "
+        Exception, match=r"lookup_features: id 41 .*is out of range for table .int4 "
     ):
         rows, _ = jax_tt.lookup_features(collection, state, batch, bounds="error")
         jax.block_until_ready(rows)

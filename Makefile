@@ -25,10 +25,10 @@ EMULATED := $(if $(filter ON,$(EMULATION)),$(VENV)/.with-emulation)
 # A worker begins with the files of its half of the list, whose programs are compiled once, and then takes from others.
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8 --dist=worksteal
 # Threads of numpy's matrix products would wait for each other in every worker.
-test test-rest test-combinations test-peers test-newest: export OPENBLAS_NUM_THREADS := 1
+test test-rest test-pairs test-combinations test-peers test-newest: export OPENBLAS_NUM_THREADS := 1
 DATA ?= ../shared/data
 
-.PHONY: help demo test test-rest test-combinations test-all test-peers test-newest fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
+.PHONY: help demo test test-rest test-pairs test-combinations test-all test-peers test-newest fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
   emulated cuda-coverage gpu-bundle gpu-check check-wheel wheels sdist retrieval-quick clean
 
 help:
@@ -51,11 +51,15 @@ test: $(VENV)/.with-test $(EMULATED)
 test-rest: $(VENV)/.with-test $(EMULATED)
 	$(PY) -m pytest $(PYTEST_ARGS) --tier=rest
 
+# The tests of both at once, which takes less time than one after the other.
+test-pairs: $(VENV)/.with-test $(EMULATED)
+	$(PY) -m pytest $(PYTEST_ARGS) --tier=pairs
+
 # What `make test` and `make test-rest`, which have every pair of parameters, leave out: other combinations of them.
 test-combinations: $(VENV)/.with-test $(EMULATED)
 	$(PY) -m pytest $(PYTEST_ARGS) --tier=combinations
 
-test-all: test test-rest test-combinations
+test-all: test-pairs test-combinations
 
 # Against FBGEMM on the CPU, which is installed for this.
 test-peers: $(VENV)/.with-test $(VENV)/.with-peers

@@ -36,18 +36,22 @@ class _Item:
         return getattr(pytest.mark, name).mark if name in self._marks else None
 
 
-def test_the_sample_has_tests_of_every_module_and_none_of_the_emulator():
+def test_the_sample_has_tests_of_every_module_and_few_of_the_reference():
     items = [_Item(f"tests/test_a.py::test_{k}") for k in range(SAMPLE_STEP + 1)]
     items += [_Item(f"tests/test_b.py::test[{m}]", method=m) for m in ("cuda_emulated", "native")]
-    items += [_Item(f"tests/test_c.py::test_{k}", ("sampled",)) for k in range(2)]
-    items += [_Item("tests/test_d.py::test", ("full",))]
+    items += [_Item(f"tests/test_c.py::test[{m}]", method=m) for m in ("reference", "native")]
+    items += [_Item("tests/test_d.py::test[reference]", method="reference")]
+    items += [
+        _Item("tests/test_e.py::test", ("full",)),
+        _Item("tests/test_f.py::test", ("unsampled",)),
+    ]
     chosen, left = select(items, "sample")
     assert [item.nodeid for item in chosen] == [
         "tests/test_a.py::test_0",
         f"tests/test_a.py::test_{SAMPLE_STEP}",
         "tests/test_b.py::test[native]",
-        "tests/test_c.py::test_0",
-        "tests/test_c.py::test_1",
+        "tests/test_c.py::test[native]",
+        "tests/test_d.py::test[reference]",
     ]
     assert len(chosen) + len(left) == len(items)
 
@@ -62,6 +66,7 @@ def test_the_tiers_are_all_tests_and_the_first_two_have_every_pair():
     tiers = {tier: select(items, tier)[0] for tier in ("quick", "rest", "combinations")}
     nodes = [item.nodeid for chosen in tiers.values() for item in chosen]
     assert sorted(nodes) == sorted(item.nodeid for item in items)
+    assert set(select(items, "pairs")[0]) == {*tiers["quick"], *tiers["rest"]}
     assert {item.nodeid for item in tiers["rest"][-5:]} == {
         "tests/test_b.py::test",
         *(f"tests/test_c.py::test[{k}]" for k in range(4)),

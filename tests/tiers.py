@@ -1,6 +1,7 @@
 """Selects the tests of a tier, and orders tests.
 
-`make test` runs the quick tier, `make test-rest` the rest, and `make test-combinations` what is left. A test marked
+`make test` runs the quick tier, `make test-rest` the rest, and `make test-combinations` what is left; `make test-pairs`
+runs the first two together, so that what tests of a module share is compiled and prepared once. A test marked
 `full` is not in the quick tier, except for the parameters that contain `text` if it is marked `full(but=text)`. For a
 test with several parameters, the quick tier has enough combinations to contain every value of each, or, if it is marked
 `pairwise`, every pair of values. The rest adds all other tests, and combinations such that the two tiers together have
@@ -9,8 +10,9 @@ every pair of values of every test. A defect that needs a combination of three v
 Programs of the reference take several times as long to compile as those of native ops, so the quick tier has one
 combination of each test that is not `pairwise` with it.
 
-`make test-newest` runs the sample tier: of each module, the first test of the quick tier and every twentieth after it,
-and all tests of modules marked `sampled`. Emulated kernels, which that target does not build, are left out.
+`make test-newest` runs the sample tier: of each module, the first test of the quick tier and every fortieth after it.
+Tests marked `unsampled`, which do not depend on the versions of Python's packages, and emulated kernels, which that
+target does not build, are left out, and the reference where a module has tests without it.
 """
 
 import itertools
@@ -18,8 +20,8 @@ from collections.abc import Collection, Iterable
 
 import pytest
 
-TIERS = ("quick", "rest", "combinations", "sample", "all")
-SAMPLE_STEP = 20
+TIERS = ("quick", "rest", "pairs", "combinations", "sample", "all")
+SAMPLE_STEP = 40
 Pair = tuple[tuple[str, str], tuple[str, str]]
 
 
@@ -34,7 +36,8 @@ def select(items: list[pytest.Item], tier: str) -> tuple[list[pytest.Item], list
         nodes = quick
     else:
         rest = _rest(items, quick)
-        nodes = rest if tier == "rest" else {item.nodeid for item in items} - quick - rest
+        left_over = {item.nodeid for item in items} - quick - rest
+        nodes = {"rest": rest, "pairs": quick | rest, "combinations": left_over}[tier]
     chosen = [item for item in items if item.nodeid in nodes]
     left = [item for item in items if item.nodeid not in nodes]
     return chosen, left
@@ -43,15 +46,18 @@ def select(items: list[pytest.Item], tier: str) -> tuple[list[pytest.Item], list
 def _sample(items: list[pytest.Item]) -> set[str]:
     modules: dict[str, list[pytest.Item]] = {}
     for item in items:
-        call = getattr(item, "callspec", None)
-        if call is None or call.params.get("method") != "cuda_emulated":
+        if _method(item) != "cuda_emulated" and not item.get_closest_marker("unsampled"):
             modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
-    return {
-        item.nodeid
-        for cases in modules.values()
-        for number, item in enumerate(cases)
-        if number % SAMPLE_STEP == 0 or item.get_closest_marker("sampled")
-    }
+    chosen: set[str] = set()
+    for cases in modules.values():
+        others = [item for item in cases if _method(item) != "reference"]
+        chosen |= {item.nodeid for item in (others or cases)[::SAMPLE_STEP]}
+    return chosen
+
+
+def _method(item: pytest.Item) -> object:
+    call = getattr(item, "callspec", None)
+    return None if call is None else call.params.get("method")
 
 
 def _quick(items: list[pytest.Item]) -> set[str]:

@@ -10,6 +10,8 @@ import pytest
 
 from tests.helpers import cxx_compiler
 
+pytestmark = pytest.mark.unsampled
+
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 5
 KERNELS = ("tests/cpp/emulator_planted.cu", "tests/cpp/emulator_right.cu", "ffi/cuda/upload.cu")

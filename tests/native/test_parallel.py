@@ -9,6 +9,8 @@ import pytest
 
 from tests.helpers import cxx_compiler
 
+pytestmark = pytest.mark.unsampled
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
     "parallel": ("tables/ops", "workspace"),

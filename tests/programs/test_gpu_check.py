@@ -16,6 +16,8 @@ from benchmarks import registry
 from scripts import gpu_bundle, gpu_check
 from scripts.staged import Outcome, Run, Stage
 
+pytestmark = pytest.mark.unsampled
+
 ROOT = Path(__file__).resolve().parents[2]
 ABOUT = {"dry": True, "gpu": None, "commit": "a"}
 

@@ -16,7 +16,6 @@ from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
 from jax_tt._collection.host_batch import host_features
 from jax_tt._collection.host_ids import Bounds
-from jax_tt._collection.initial import initial_states
 from jax_tt._collection.next_values import next_values
 from jax_tt._collection.states import (
     UPDATES,
@@ -25,6 +24,7 @@ from jax_tt._collection.states import (
     check_states,
     check_statistics,
     check_tables,
+    initial_states,
     listed,
 )
 from jax_tt._collection.statistics import (

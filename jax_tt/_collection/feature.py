@@ -21,9 +21,6 @@ class Feature:
         combiner: ``"sum"``, ``"mean"``, ``"mean_count"``, ``"sqrtn"`` or ``"max"`` for one vector per bag, as in
             `tt.embed_bag`; None for a sequence: one row per id.
 
-    Raises:
-        TypeError, ValueError: an argument does not fit.
-
     >>> import jax_tt
     >>> jax_tt.Feature("item", combiner="mean")
     Feature(table='item', combiner='mean')

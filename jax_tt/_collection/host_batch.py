@@ -101,14 +101,7 @@ def host_features(
     capacity: Any,
     sharding: Any,
 ) -> Any:
-    """`host_batch` of all features.
-
-    Args:
-        features: by name.
-        tables: by feature, which name errors.
-        bounds: by table.
-        batch, capacity, sharding: as in `Collection.host_batch`.
-    """
+    """`Collection.host_batch`, given the tables by feature, named for errors, and the bounds by table."""
     for treatment in bounds.values():
         one_of("bounds", treatment.mode, BOUNDS)
     if isinstance(batch, KeyedBags) and any(table.ids.takes_keys for table in tables.values()):

@@ -41,15 +41,9 @@ class Given(NamedTuple):
 
 
 def read(table: Table, value: Any, pooled: bool) -> Given:
-    """Reads ids, offsets, weights and padding, as a data loader gives them.
+    """Reads ids, offsets, weights and padding, as a data loader gives them; errors begin with the label of the table.
 
-    Args:
-        table: for errors, and for what its ids are.
-        value: as `jax_tt.pipeline.host_batch` takes it.
-        pooled: whether nested lists are bags, and an array ``[B]`` is one bag per id.
-
-    Raises:
-        TypeError, ValueError: the value does not fit; the message begins with the label of the table.
+    If ``pooled``, nested lists are bags, and an array ``[B]`` is one bag per id.
     """
     value = _of_numpy(value)
     if isinstance(value, Bags):
@@ -138,7 +132,7 @@ def _of_entries(table: Table, entries: Mapping[str, Any], pooled: bool) -> Given
     if shaped in (["lengths"], ["offsets"]):
         (name,) = shaped
         _length(table, ids)
-        ends = _on_host(f"{label}{name}", entries[name])
+        ends: Any = _on_host(f"{label}{name}", entries[name])
         _check_end(label, name, ends, ids.shape[0])
         offsets, weights = _offsets(table, ids, weights=weights, **{name: ends})
         return Given(ids, offsets, weights)

@@ -35,16 +35,7 @@ class Bounds(NamedTuple):
 def table_ids(table: Table, given: Given, bounds: Bounds) -> Any:
     """Ids that mean the same under ``jit``: int32, uint32 or int64, always the same one for a table, or `SplitIds`.
 
-    Args:
-        table: the table, which names errors.
-        given: the ids and their padding.
-        bounds: the treatment of ids out of range. Ids that are kept stay out of range, on the same side.
-
-    Returns:
-        Ids of the same shape, in which padding is -1 (all bits set).
-
-    Raises:
-        ValueError: ids out of range with ``bounds="error"``; ids that no type without ``jax_enable_x64`` holds.
+    Padding is -1 (all bits set). Ids out of range stay out of range, on the same side, unless the bounds refuse them.
     """
     ids, padding = given.ids, given.padding
     if table.ids.takes_keys:

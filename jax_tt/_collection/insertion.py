@@ -30,31 +30,7 @@ def insert_collection_keys(
     method: str = "auto",
     return_evicted: bool = False,
 ) -> tuple[dict[str, Inserted], dict[str, dict[str, Any]]]:
-    """Finds or inserts the keys of a batch in all hash tables of a collection; see `dynamic.insert`.
-
-    The features of a table are one batch of it. Call it before `lookup_features`, outside of what is differentiated.
-
-    Args:
-        collection: the tables and features.
-        state: arrays by table and name.
-        batch: as in `lookup_features`; features of other tables are not looked at.
-        scores: by feature, for tables with the policy ``"custom"``.
-        epoch: for tables with the policies ``"epoch_lru"`` and ``"epoch_lfu"``.
-        method, return_evicted: as in `dynamic.insert`.
-
-    Returns:
-        `Inserted` by hash table, and the state.
-
-    >>> import jax, jax_tt, numpy as np
-    >>> tables = {"item": jax_tt.hash_table(1024, 8), "ad": jax_tt.dense_table(50, 8)}
-    >>> features = {"clicked": jax_tt.Feature("item"), "ad": jax_tt.Feature("ad")}
-    >>> collection = jax_tt.Collection(tables, features)
-    >>> batch = {"clicked": np.array([[-1, 2**60]]), "ad": np.array([[3]])}
-    >>> state = collection.init(jax.random.key(0))
-    >>> inserted, state = jax_tt.dynamic.insert(collection, state, batch)
-    >>> int(inserted["item"].counts["inserted"])
-    2
-    """
+    """`dynamic.insert` of all hash tables of a collection; the features of a table are one batch of it."""
     values, given = values_of(collection.features, batch), dict(scores or {})
     hashed = {
         name: unsharded_hash_table(t)
@@ -102,28 +78,7 @@ def insert_collection_keys(
 def grow_collection_if_full(
     collection: Collection, state: States, *, max_load: float = 0.75, method: str = "auto"
 ) -> Change:
-    """Doubles the capacity of hash tables whose load exceeds a limit, up to their ``max_capacity``.
-
-    Call it between steps, outside of ``jit``; see `grow_if_full`.
-
-    Args:
-        collection: the tables and features.
-        state: arrays by table and name.
-        max_load: the share of occupied slots, from 0 to 1, above which a table grows.
-        method: as in `Lookup`.
-
-    Returns:
-        The collection and the state, as they were if no table has grown.
-
-    >>> import jax, jax_tt, numpy as np
-    >>> table = jax_tt.hash_table(64, 8, max_capacity=256)
-    >>> collection = jax_tt.Collection({"item": table}, {"seen": jax_tt.Feature("item")})
-    >>> state = collection.init(jax.random.key(0))
-    >>> _, state = jax_tt.dynamic.insert(collection, state, {"seen": np.arange(40)[:, None]})
-    >>> collection, state = jax_tt.dynamic.grow_if_full(collection, state, max_load=0.5)
-    >>> collection.tables["item"].num_embeddings, state["item"]["embedding"].shape
-    (128, (128, 8))
-    """
+    """`dynamic.grow_if_full` of all hash tables of a collection."""
     hashed: dict[str, Any] = {n: t for n, t in collection.tables.items() if t.ids.takes_keys}
     check_states("state", state, hashed)
     changes = {

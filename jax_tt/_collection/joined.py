@@ -20,12 +20,7 @@ from jax_tt._table.table import Table
 
 
 def joined(table: Table, batches: Mapping[str, Batch]) -> Batch:
-    """The bags of all features in their order; that of a single feature is unchanged.
-
-    Args:
-        table: the table, for errors.
-        batches: by feature.
-    """
+    """The bags of all features in their order; the batch of a single feature is unchanged."""
     if len(batches) == 1:
         return next(iter(batches.values()))
     parts = _of_one_form(table, batches)

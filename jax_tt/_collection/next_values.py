@@ -100,12 +100,7 @@ def _step_counts(arrays: Mapping[Path, Any]) -> dict[Path, Any]:
 
 
 def note_update(old: Mapping[Path, Any], written: Mapping[Path, Any]) -> None:
-    """Notes an update, after which next values that were computed before it are outdated.
-
-    Args:
-        old: variables of the model before the update.
-        written: the variables that it has overwritten, by path.
-    """
+    """Notes that an update has overwritten variables; next values that were computed before it are then outdated."""
     for path, after in _step_counts(written).items():
         before = old[path]
         if isinstance(before, Tracer) and isinstance(after, Tracer):

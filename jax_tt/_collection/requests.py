@@ -59,11 +59,7 @@ def requests_of(
 ) -> dict[str, Request]:
     """The request of every feature, in the order of the collection.
 
-    Args:
-        collection: the tables and features.
-        values: of `values_of`.
-        storages: types of the parameters by table.
-        lookups: options by table.
+    ``values`` are by feature; ``storages``, the types of parameters, and ``lookups`` by table.
     """
     requests = {}
     for name, feature in collection.features.items():

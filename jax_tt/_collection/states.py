@@ -1,20 +1,54 @@
-"""Checks of arrays by table and name, as `Collection.init` returns them."""
+"""Arrays by table and name, as `Collection.init` returns them: initial ones, and checks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import collections
+import math
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from jax_tt._collection.statistics import STATISTICS, TOTALS, TOTALS_SHAPE
 from jax_tt._lookup.shared import FLAGS
+from jax_tt._table.copies import with_name
+from jax_tt._table.table import Table
 
 # In the state of a collection, the scalars that its fused tables share: `FLAGS`. Every table has its step count.
 UPDATES = "updates"
+# Numbers of a table that may share a loop: its result is copied once.
+_SMALL = 1 << 20
 
 _BY_TABLE = "a mapping from tables to arrays by name, as Collection.init returns it"
 _BY_NAME = "the arrays of the table by name, as Collection.init returns them"
+
+
+def initial_states(tables: Mapping[str, Table], keys: jax.Array) -> dict[str, dict[str, Any]]:
+    """Initialises each table with its key.
+
+    In a traced program, small tables that are equal are initialised in one loop: XLA takes about as long to compile the
+    random numbers of one of them as of all.
+    """
+    alike: dict[Hashable, list[int]] = collections.defaultdict(list)
+    names = list(tables)
+    for place, (name, table) in enumerate(tables.items()):
+        numbers = sum(map(math.prod, table.spec.param_shapes.values()))
+        shares = isinstance(keys, Tracer) and table.parts == 1 and numbers <= _SMALL
+        alike[with_name(table, None) if shares else name].append(place)
+    states: dict[str, dict[str, Any]] = {}
+    for first, *others in alike.values():
+        table = tables[names[first]]
+        if not others:
+            states[names[first]] = table.init(keys[first])
+            continue
+        places = [first, *others]
+        stacked = jax.lax.map(table.init, keys[np.array(places)])
+        for k, place in enumerate(places):
+            states[names[place]] = jax.tree.map(lambda array, k=k: array[k], stacked)
+    return {name: states[name] for name in names}
 
 
 def check_states(argument: str, given: Any, tables: Iterable[str]) -> None:

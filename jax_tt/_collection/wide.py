@@ -45,12 +45,7 @@ WIDE = {
 
 
 def wide_of(collection: Collection, requests: Mapping[str, Request]) -> Wide | None:
-    """Where the op writes the sums of every table, or None if the features need more than sums.
-
-    Args:
-        collection: the tables and features.
-        requests: of all features, which `check_wide` has checked.
-    """
+    """Where the op writes the sums of every table, or None if the features need more than sums."""
     if not all(request.is_sum for request in requests.values()):
         return None
     widths = [request.table.features for request in requests.values()]
@@ -67,10 +62,7 @@ def wide_of(collection: Collection, requests: Mapping[str, Request]) -> Wide | N
 def check_wide(collection: Collection, layout: str, counts: Mapping[str, int | None]) -> None:
     """Raises unless the results of all features fit into one array of this layout.
 
-    Args:
-        collection: the tables and features.
-        layout: a name in `WIDE`.
-        counts: the number of samples of every feature, or None if it does not have one vector per sample.
+    ``counts`` are the numbers of samples by feature, None for a feature without one vector per sample.
     """
     first = next(iter(counts))
     for name, count in counts.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -25,7 +26,7 @@ from jax_tt._ops.coded_table import with_codebooks
 
 # Codebooks of longer codes take more bytes than they save, unless a table is very large.
 _CODE_BITS = (8, 7, 6, 5, 4)
-# Rounding and product codes are better where there is room for more codes than these, and are much sooner found.
+# Rounding and product codes are better where there is room for more codes than these, and are fitted much faster.
 _MAX_SUM = 16
 # Fits that show which kinds are worth a better one.
 _QUICK_CODES = {"iterations": 4}
@@ -70,16 +71,14 @@ def candidates(source: Source, kind: str, max_bytes: int) -> list[Candidate]:
 
 def smallest(source: Source, kind: str) -> int:
     """The fewest bytes that a kind has a table for."""
-    low, high = 0, 2
-    while not any(True for _ in KINDS[kind](source, high)):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if any(True for _ in KINDS[kind](source, middle)):
-            high = middle
-        else:
-            low = middle
-    return high
+
+    def fits(size: int) -> bool:
+        return any(True for _ in KINDS[kind](source, size))
+
+    high = 2
+    while not fits(high):
+        high *= 2
+    return bisect.bisect_left(range(high), True, high // 2, key=fits)
 
 
 def _quantized(source: Source, max_bytes: int) -> Found:

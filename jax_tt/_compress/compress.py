@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -63,8 +65,8 @@ class Compressed:
 
     >>> import jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
-    >>> found = jax_tt.compress(rows, kind="quantized", max_bytes=900, progress=False)
-    >>> found.table.bits, found.dense.nbytes
+    >>> result = jax_tt.compress(rows, kind="quantized", max_bytes=900, progress=False)
+    >>> result.table.bits, result.dense.nbytes
     (4, 3200)
     """
 
@@ -151,13 +153,13 @@ def compress(
 
     Raises:
         ValueError: not exactly one of ``max_bytes`` and ``min_quality`` is given; no table is that small, or none that
-            was measured is that good; the metric returned NaN; or an argument does not fit.
+            was measured is that good; or the metric returned NaN.
 
     >>> import jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(2000, 16)).astype(np.float32)
     >>> kinds = ["quantized", "product"]
-    >>> found = jax_tt.compress(rows, kind=kinds, max_bytes=rows.nbytes // 5, progress=False)
-    >>> found.chosen.nbytes <= rows.nbytes // 5, found.chosen.quality > 0.98
+    >>> result = jax_tt.compress(rows, kind=kinds, max_bytes=rows.nbytes // 5, progress=False)
+    >>> result.chosen.nbytes <= rows.nbytes // 5, result.chosen.quality > 0.98
     (True, True)
     """
     exactly_one(max_bytes=max_bytes, min_quality=min_quality)
@@ -188,29 +190,27 @@ class _Search:
         self._best: tuple[Any, Measured, Table, dict[str, jax.Array]] | None = None
 
     def largest(self, kinds: Iterable[str], max_bytes: int) -> Compressed:
-        found = [one for kind in kinds for one in candidates(self._source, kind, max_bytes)]
-        if not found:
+        tables = [one for kind in kinds for one in candidates(self._source, kind, max_bytes)]
+        if not tables:
             sizes = ", ".join(f"{kind} {smallest(self._source, kind):,}" for kind in kinds)
             n, features = self._source.sizes
             raise ValueError(
                 f"max_bytes: got {max_bytes:,}, but the smallest tables of {n:,} x {features} take, in bytes: {sizes}. "
                 "Expected at least the least of these."
             )
-        self._measure(found, lambda one: one.quality)
+        self._measure(tables, lambda one: one.quality)
         return self._result()
 
     def smallest(self, kinds: Iterable[str], min_quality: float) -> Compressed:
         def preferred(one: Measured) -> Any:
             return (1, -one.nbytes, one.quality) if one.quality >= min_quality else (0, one.quality)
 
-        dense = 4 * math.prod(self._source.sizes)
+        def good(ratio: int, kind: str) -> bool:
+            size = 4 * math.prod(self._source.sizes) // ratio
+            return self._measure(candidates(self._source, kind, size), preferred) >= min_quality
+
         for kind in kinds:
-            low, high = 0, len(_RATIOS)
-            while low < high:
-                middle = (low + high) // 2
-                found = candidates(self._source, kind, dense // _RATIOS[middle])
-                best = self._measure(found, preferred)
-                low, high = (low, middle) if best >= min_quality else (middle + 1, high)
+            bisect.bisect_left(_RATIOS, True, key=functools.partial(good, kind=kind))
         if self._best is None or self._best[1].quality < min_quality:
             reached = "no table" if self._best is None else f"at most {self._best[1].quality:.4g}"
             raise ValueError(
@@ -219,19 +219,19 @@ class _Search:
             )
         return self._result()
 
-    def _measure(self, found: list[Candidate], preferred: Callable[[Measured], Any]) -> float:
+    def _measure(self, tables: list[Candidate], preferred: Callable[[Measured], Any]) -> float:
         """Measures candidates that have not been, and returns the highest quality of them; without any, -inf."""
-        quick = len(found) > _REFINED
-        step = self._bar.begin("compress", len(found) + (_REFINED if quick else 0))
+        quick = len(tables) > _REFINED
+        step = self._bar.begin("compress", len(tables) + (_REFINED if quick else 0))
 
         def measured(candidate: Candidate, options: dict[str, int]) -> float:
             step()
             return self._measured_once(candidate, options, preferred).quality
 
         if quick:
-            first = {id(one): measured(one, one.quick) for one in found}
-            found = sorted(found, key=lambda one: first[id(one)])[-_REFINED:]
-        return max((measured(one, {}) for one in found), default=-math.inf)
+            first = {id(one): measured(one, one.quick) for one in tables}
+            tables = sorted(tables, key=lambda one: first[id(one)])[-_REFINED:]
+        return max((measured(one, {}) for one in tables), default=-math.inf)
 
     def _measured_once(
         self, candidate: Candidate, options: dict[str, int], preferred: Callable[[Measured], Any]

@@ -52,11 +52,7 @@ def fitted(
 ) -> tuple[jax.Array | None, jax.Array]:
     """Fits levels ``[2 ** bits]``, in ascending order, or a rotation ``[D, D]``, or both; returns both.
 
-    Args:
-        rows: ``[n, D]``.
-        weights: of the squared errors of rows, ``[n]``.
-        levels: initial ones; None for uniform ones that are not fitted.
-        rotation: the initial one.
+    Rows are ``[n, D]``, and weights of their squared errors ``[n]``. No levels are uniform ones that are not fitted.
     """
 
     def step(_: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -52,7 +52,7 @@ def quantize_mixed(
         A `MixedTable` of one `QuantizedTable` for each number of bits that some rows have, and its state.
 
     Raises:
-        ValueError: the smallest rows take more than ``max_bytes``, or an argument does not fit.
+        ValueError: the smallest rows take more than ``max_bytes``.
 
     >>> import jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(1000, 16)).astype(np.float32)

@@ -74,8 +74,8 @@ def quantize(
         The table and its state.
 
     Raises:
-        ValueError: an argument does not fit; or the rows have another shape or type, are not finite, or exceed the
-            range of float16, in which scale and offset are stored.
+        ValueError: the rows have another shape or type, are not finite, or exceed the range of float16, in which scale
+            and offset are stored.
 
     >>> import jax.numpy as jnp, jax_tt
     >>> table, state = jax_tt.quantize(jnp.array([[0.0, 1.0, 2.0, 3.0], [5.0, 5.0, 5.0, 5.0]]), bits=2)

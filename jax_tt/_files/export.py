@@ -20,8 +20,8 @@ _EXPORTED = ("cpu", "cuda")
 def register() -> tuple[str, ...]:
     """Registers all native operations that this process can run. Call it before loading an exported program.
 
-    ``import jax_tt`` alone registers those of the CPU. Those of a GPU are registered by the first operation or by this
-    function, because JAX has to start its backends to detect a GPU. Further calls have no effect.
+    ``import jax_tt`` alone registers the operations for the CPU. The operations for a GPU are registered by the first
+    call of one or by this function, since JAX has to start its backends to detect a GPU. Further calls have no effect.
 
     Returns:
         The platforms whose operations are now registered, a subset of ``"cpu"`` and ``"cuda"``.
@@ -69,7 +69,7 @@ jax.export.register_pytree_node_serialization(
     serialized_name="jax_tt.KeyedBags",
     serialize_auxdata=lambda static: json.dumps(static).encode(),  # keys, batch_sizes, unweighted
     deserialize_auxdata=lambda stored: tuple(
-        None if own is None else tuple(own) for own in json.loads(stored)
+        None if part is None else tuple(part) for part in json.loads(stored)
     ),
     from_children=lambda aux_data, children: KeyedBags(*children, *aux_data),
 )

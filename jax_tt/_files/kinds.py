@@ -1,4 +1,4 @@
-"""What a file keeps of a table of every kind, and how it is read back."""
+"""Describes tables for files, and reads them back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CODEBOOKS, _CODEBOOK_SIZES = "codebook_shape", ("ranks", "row_factors", "col_fa
 
 
 class Description(NamedTuple):
-    """What a file says of a table beside its arrays.
+    """The description of a table in a file, beside its arrays.
 
     Attributes:
         kind: the key of `READERS`, or `TRAIN`.
@@ -51,12 +51,7 @@ class Description(NamedTuple):
 
 @functools.singledispatch
 def describe(table: Table) -> Description:
-    """Describes a table that a file can keep.
-
-    Raises:
-        TypeError: files keep no tables of this kind.
-        ValueError: they keep no table with these settings.
-    """
+    """Describes a table that a file can keep; raises for other kinds and settings."""
     raise TypeError(
         f"got a {type(table).__name__}; expected a tensor train, with or without an id order, a quantized or coded "
         "table, or a mixed one of quantized tables. Other states go to jax_tt.files.save_arrays, or into a checkpoint."
@@ -113,11 +108,7 @@ def _(table: CodedTable) -> Description:
 
 @functools.singledispatch
 def train_of(table: Table, state: State) -> Train:
-    """The tensor train of a table that consists of one.
-
-    Raises:
-        TypeError: the table is of another kind.
-    """
+    """The tensor train of a table that consists of one; raises for other kinds."""
     del state
     raise TypeError(
         f"source: got a {type(table).__name__}; expected a table that is a tensor train."

@@ -1,4 +1,4 @@
-"""`save` and `load`: tables with their states in files."""
+"""`save` and `load`: tables with their states in files; and `read_table`: a dense table in a file of any format."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.dtypes import x64_enabled
@@ -58,7 +59,7 @@ def save(
         path: ends with ``.safetensors``, or names a directory. Its parent folder must exist.
         tables: tables with their states by name, as `quantize`, `encode` and `tt.to_table` return them.
         errors: by name of the table, its error relative to the table that it was made from, and the relative errors of
-            rows by quantile, such as ``(found.relative_error, found.row_errors)`` of a `tt.Approximation`.
+            rows by quantile, such as ``(train.relative_error, train.row_errors)`` of a `tt.Approximation`.
             `load_errors` reads them, and ``jax-tt info`` shows them.
         overwrite: replace an existing file, or the directory of a checkpoint.
 
@@ -159,9 +160,9 @@ def load_errors(path: str | os.PathLike[str]) -> dict[str, tuple[float | None, d
     >>> import numpy as np, os, tempfile
     >>> import jax_tt
     >>> path = os.path.join(tempfile.mkdtemp(), "items.safetensors")
-    >>> found = jax_tt.tt.from_dense(np.ones((1000, 8), np.float32), 1)
-    >>> errors = {"items": (found.relative_error, found.row_errors)}
-    >>> jax_tt.files.save(path, {"items": jax_tt.tt.to_table(found)}, errors=errors)
+    >>> train = jax_tt.tt.from_dense(np.ones((1000, 8), np.float32), 1)
+    >>> errors = {"items": (train.relative_error, train.row_errors)}
+    >>> jax_tt.files.save(path, {"items": jax_tt.tt.to_table(train)}, errors=errors)
     >>> jax_tt.files.load_errors(path) == errors
     True
     """
@@ -171,8 +172,39 @@ def load_errors(path: str | os.PathLike[str]) -> dict[str, tuple[float | None, d
     return {name: errors for name, errors in every.items() if errors != (None, {})}
 
 
+def read_table(
+    path: str | os.PathLike[str], name: str | None, option: str = "--name"
+) -> tuple[str, Any]:
+    """Reads a dense table: its name and floats ``[N, D]``, by rows where the format allows it.
+
+    ``name`` may be None if the file has one such array; errors refer to the ``option`` that sets it.
+    """
+    stored = open_arrays(path)
+    chosen = name if name is not None else only_name(stored, 2, "table [N, D]", option)
+    array = stored[chosen]
+    if len(array.shape) != 2 or not jnp.issubdtype(array.dtype, jnp.floating) or 0 in array.shape:
+        raise FileError(
+            f"{path}: {chosen or 'the array'} is {array.dtype} {array.shape}; expected floats [N, D]."
+        )
+    return chosen or "table", array.by_rows()
+
+
+def only_name(stored: StoredArrays, ndim: int, what: str, option: str = "--name") -> str:
+    """The name of the only array with this number of dimensions."""
+    fits = [name for name, array in stored.arrays.items() if len(array.shape) == ndim]
+    if len(fits) == 1:
+        return fits[0]
+    if not fits:
+        shapes = ", ".join(str(array.shape) for array in list(stored.arrays.values())[:5])
+        raise FileError(f"{stored.path}: holds no {what}; the shapes in it are {shapes or 'none'}.")
+    few = ", ".join(fits[:10]) + (f" and {len(fits) - 10} more" if len(fits) > 10 else "")
+    raise FileError(
+        f"{stored.path}: holds {len(fits)} arrays of {ndim} dimensions; say which by {option}: {few}."
+    )
+
+
 def described_tables(stored: StoredArrays) -> dict[str, Pair]:
-    """The tables of a file of which it has settings: all kinds but tensor trains."""
+    """Reads the tables of a file that have settings: all kinds but tensor trains."""
     pairs = {}
     for kind, read in READERS.items():
         for name, notes in _notes(stored, kind).items():
@@ -192,7 +224,7 @@ def train_shapes(stored: StoredArrays) -> dict[str, TTShape]:
 
 
 def errors_of(stored: StoredArrays, name: str) -> tuple[float | None, dict[float, float]]:
-    """Relative error of a table, and relative errors of its rows by quantile, as the metadata say."""
+    """Reads the relative error of a table, and the errors of its rows by quantile, from the metadata."""
     candidates = (_notes(stored, kind).get(name) for kind in (trains.KIND, *READERS))
     notes = next((notes for notes in candidates if isinstance(notes, Mapping)), {})
     error, rows = notes.get(_ERROR), notes.get(_ROW_ERRORS)
@@ -263,14 +295,14 @@ def _as_notes(errors: Mapping[str, Errors], tables: Mapping[str, Any]) -> dict[s
         except (TypeError, ValueError, AttributeError) as problem:
             raise TypeError(
                 f"errors[{name!r}]: got {given!r}; expected an error or None, and errors of rows by quantile, e.g. "
-                "(found.relative_error, found.row_errors)."
+                "(train.relative_error, train.row_errors)."
             ) from problem
         notes[name] = {_ERROR: error, _ROW_ERRORS: by_row}
     return notes
 
 
 def _notes(stored: StoredArrays, kind: str) -> Mapping[str, Any]:
-    """What the metadata say of the tables of a kind, by name; unchecked but for being a mapping."""
+    """The settings of the tables of a kind in the metadata, by name; only checked to be a mapping."""
     notes = stored.notes.get(kind)
     return notes if isinstance(notes, Mapping) else {}
 

@@ -15,9 +15,8 @@ from jax_tt._base.arguments import as_array
 from jax_tt._base.rows_of_arrays import exactly_one
 from jax_tt._base.storage import refuse_tables
 from jax_tt._files import trains
-from jax_tt._files.dense import read_table
 from jax_tt._files.kinds import train_of
-from jax_tt._files.tables import train_shapes
+from jax_tt._files.tables import read_table, train_shapes
 from jax_tt._files.trains import Train
 from jax_tt._formats.arrays import open_arrays
 from jax_tt._formats.stored import FileError

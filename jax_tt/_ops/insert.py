@@ -44,7 +44,7 @@ def insert_keys(
             them.
 
     Returns:
-        `Inserted`, and the state.
+        `Inserted`, for a collection by hash table, and the state.
 
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(1024, 8, optimizer=jax_tt.optimizers.Adagrad(0.1))

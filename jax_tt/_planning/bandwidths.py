@@ -130,8 +130,8 @@ def measure_bandwidths(
 
     >>> import jax, jax_tt
     >>> mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
-    >>> found = jax_tt.planning.measure_bandwidths(mesh, "model", rows=100, ids=50, words=100)
-    >>> found.exchange > 0
+    >>> measured = jax_tt.planning.measure_bandwidths(mesh, "model", rows=100, ids=50, words=100)
+    >>> measured.exchange > 0
     True
     """
     sizes = {"rows": rows, "ids": ids, "words": words}

@@ -107,23 +107,23 @@ class Table:
 
     def candidates(self) -> list[Candidate]:
         """Dense, and whatever is smaller."""
-        found = [self.uncompressed]
+        forms = [self.uncompressed]
         if self.measured:
-            found += [
+            forms += [
                 low
                 for rank in range(1, self.features + 1)
                 if (low := self.low_rank(rank)).nbytes < self.dense_bytes
             ]
-            found += [one for kind in self.kinds for one in self._small(kind)]
+            forms += [one for kind in self.kinds for one in self._small(kind)]
         step = _MEASURED_STEP if self.measured else _PREDICTED_STEP
         least = self.least_train_bytes
         size = self.dense_bytes // 2
         while size > least:
-            found += self._trains(size)
+            forms += self._trains(size)
             size //= step
         if least < self.dense_bytes:
-            found += self._trains(least)
-        return [one for one in found if one.kind == DENSE or one.nbytes < self.dense_bytes]
+            forms += self._trains(least)
+        return [one for one in forms if one.kind == DENSE or one.nbytes < self.dense_bytes]
 
     def low_rank(self, rank: int) -> Candidate:
         """A product ``[N, r] [r, D]``: the train of two cores whose first has all rows, its second all columns."""
@@ -150,8 +150,8 @@ class Table:
             error = predicted_error(sizes, shape.ranks)
         else:
             rows = self.dense if order is None else OrderedRows(self.dense, order)
-            found = tt_from_dense(rows, max_bytes=size, seed=self.seed)
-            shape, error = found.shape, found.relative_error
+            train = tt_from_dense(rows, max_bytes=size, seed=self.seed)
+            shape, error = train.shape, train.relative_error
         return Candidate(
             TENSOR_TRAIN, shape, order, extra + shape.num_params * self.itemsize, error
         )
@@ -177,10 +177,10 @@ class Table:
 
     def _trains(self, size: int) -> list[Candidate]:
         """As the ids come and, for a trained table, ordered by its rows; an order's bytes come on top."""
-        found = [self.train(size)]
+        forms = [self.train(size)]
         if self.measured:
-            found.append(self.train(size + self._rows_order().nbytes, ordered=True))
-        return found
+            forms.append(self.train(size + self._rows_order().nbytes, ordered=True))
+        return forms
 
     def _rows_order(self) -> IdOrder:
         if self._order is None:

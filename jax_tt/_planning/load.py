@@ -137,7 +137,7 @@ def pages_of(layout: Layout, rows: np.ndarray[Any, Any]) -> list[np.ndarray[Any,
     # Without 64-bit types, JAX would cut the rows of a table that has 2**31 or more.
     wide = jax.enable_x64(True) if rows.max(initial=0) >= 2**31 else contextlib.nullcontext()
     with wide:
-        return [np.asarray(found) for found in paged(layout, jnp.asarray(rows))[:2]]
+        return [np.asarray(array) for array in paged(layout, jnp.asarray(rows))[:2]]
 
 
 class _Sent(NamedTuple):
@@ -162,8 +162,8 @@ class _Sent(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=2)
 def _bits(owner: jax.Array, row: jax.Array, devices: int) -> jax.Array:
-    found = distinct(Route(owner, row), devices, "auto").route
-    return leading_bits(found, message_rows(len(owner), devices), devices)
+    route = distinct(Route(owner, row), devices, "auto").route
+    return leading_bits(route, message_rows(len(owner), devices), devices)
 
 
 def _sent(layout: Layout, part: Any, places: Any, row: Any) -> _Sent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -121,8 +122,8 @@ class _Costs:
         self.per_row = sum(sizes[name] for name in rows) // table.num_embeddings
         self.fixed = sum(nbytes for name, nbytes in sizes.items() if name not in rows)
         self.width = table.features * 4
-        self._loads: dict[Placement, Load] = {}
-        self._layouts: dict[Placement, Layout] = {}
+        self.layout = functools.cache(self._layout)
+        self.load = functools.cache(self._load)
 
     @property
     def devices(self) -> int:
@@ -135,16 +136,11 @@ class _Costs:
         layout = self.layout(placement)
         return self.fixed + layout.rows * self.per_row + len(layout.places)
 
-    def load(self, placement: Placement) -> Load:
-        if placement not in self._loads:
-            self._loads[placement] = load_of(self.sample.parts()[1], self.layout(placement))
-        return self._loads[placement]
+    def _load(self, placement: Placement) -> Load:
+        return load_of(self.sample.parts()[1], self.layout(placement))
 
-    def layout(self, placement: Placement) -> Layout:
-        if placement not in self._layouts:
-            found = placement.layout(self.table.num_embeddings, self.devices)
-            self._layouts[placement] = found
-        return self._layouts[placement]
+    def _layout(self, placement: Placement) -> Layout:
+        return placement.layout(self.table.num_embeddings, self.devices)
 
     def busy(self, load: Load) -> np.ndarray[Any, Any]:
         """Seconds of every device for rows, ``[devices]``."""

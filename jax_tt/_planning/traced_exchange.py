@@ -63,11 +63,9 @@ class Exchange(NamedTuple):
 def traced_exchange(
     tables: Mapping[str, tuple[Table, Placement, tuple[int, int]]], devices: int
 ) -> Exchange:
-    """The exchange of a training step that looks up all tables as one collection.
+    """The exchange of a training step that looks up all tables as one collection, on devices that need not exist.
 
-    Args:
-        tables: by name, the table, its placement, and the bags of a device with the number of ids of each.
-        devices: of the mesh, which need not exist.
+    With each table come its placement, the number of bags of a device, and of ids of each.
     """
     # Traced only, so that no devices are needed.
     mesh: Any = AbstractMesh((devices,), (_AXIS,), axis_types=(AxisType.Auto,))

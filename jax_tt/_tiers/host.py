@@ -11,8 +11,7 @@ import numpy as np
 
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.key_index import KeyIndex
-from jax_tt._tiers.record import RecordLayout
-from jax_tt._tiers.row_bytes import addresses
+from jax_tt._tiers.row_bytes import RecordLayout, addresses
 
 
 class Fetched(NamedTuple):

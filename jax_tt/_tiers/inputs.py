@@ -26,11 +26,7 @@ def features_of(batch: Any, features: Mapping[str, Feature]) -> tuple[Any, dict[
 
 
 def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Keys uint64 of all positions of a feature in one axis, and whether each of them counts.
-
-    Raises:
-        TypeError, ValueError: the ids are not integers on the host, or out of range.
-    """
+    """Keys uint64 of all positions of a feature in one axis, and whether each of them counts."""
     ids = value.ids if isinstance(value, Bags) else value
     split = isinstance(ids, SplitIds)
     ids = ids.digits if split else ids
@@ -63,12 +59,7 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
 
 
 def with_slots(batch: Any, placed: dict[str, tuple[np.ndarray, np.ndarray]]) -> Any:
-    """The batch with slots in place of ids; -1 stays where it is padding.
-
-    Args:
-        batch: as it was given.
-        placed: by feature, the slots of all positions in one axis, and which of them count.
-    """
+    """The batch with slots in place of ids, given for all positions in one axis; padding stays -1."""
     if isinstance(batch, KeyedBags):
         ids = np.array(batch.ids)
         firsts = np.cumsum((0, *batch.sizes))

@@ -19,7 +19,7 @@ from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.host import HostStore, full
 from jax_tt._tiers.key_index import KeyIndex
 from jax_tt._tiers.places import DevicePlaces, Exchanged, padded, rounded_up, to_words
-from jax_tt._tiers.record import RecordLayout
+from jax_tt._tiers.row_bytes import RecordLayout
 from jax_tt.optimizers import Optimizer
 
 POLICIES = ("lru", "lfu")
@@ -185,7 +185,8 @@ class TieredRows:
         # The rows that leave with a batch, until they are in host memory; and the batch that a key leaves with.
         self._leaving: dict[int, _Leaving] = {}
         self._left_with = KeyIndex()
-        self._totals = dict.fromkeys(TierStatistics._fields[:-2], 0)
+        # `TierStatistics` but for the last two.
+        self._totals = np.zeros(len(TierStatistics._fields) - 2, np.int64)
 
     def fetch(self, number: int, plan: Exchanged, most: int) -> tuple[jax.Array, list[jax.Array]]:
         """Fetches the rows that come: their slots and entries, padded. `load` adds rows that are still on the device.
@@ -237,16 +238,13 @@ class TieredRows:
         self._changed[plan.requested] = True
         leaving.entries, leaving.returned = old, []
         counts = plan.counts
-        more = (
+        self._totals += (
             counts["requests"],
             counts["hits"],
             counts["inserted"],
             *leaving.counts,
             counts["evicted"],
         )
-        self._totals = {
-            name: total + new for (name, total), new in zip(self._totals.items(), more, strict=True)
-        }
         return after
 
     def forget_staged(self, loaded: int) -> None:
@@ -302,9 +300,8 @@ class TieredRows:
         self._host.put(keys, entries, np.arange(len(keys)))
 
     def statistics(self) -> TierStatistics:
-        return TierStatistics(
-            **self._totals, to_disk=self._host.to_disk, record_bytes=self.layout.size
-        )
+        totals = (*self._totals.tolist(), self._host.to_disk, self.layout.size)
+        return TierStatistics._make(totals)
 
     def grow_host(self, rows: int) -> None:
         """Makes room for this number of rows in host memory."""
@@ -321,17 +318,14 @@ class TieredRows:
             leaving = self._leaving[number]
             if place >= len(loaded) - most and not leaving.ready:
                 break
-            self._absorb_one(number, leaving.plan, leaving.entries or [])
-
-    def _absorb_one(self, number: int, plan: Exchanged, entries: list[jax.Array]) -> None:
-        self._host.erase(self._leaving[number].in_memory)
-        if plan.full.any():
-            gone = plan.evicted[plan.full]
-            rows = np.flatnonzero(plan.full)
-            self._host.put(gone, [np.asarray(array) for array in entries], rows)
-            # Others have left once more since then.
-            self._left_with.erase(gone[self._left_with.find(gone) == number])
-        del self._leaving[number]
+            plan = leaving.plan
+            self._host.erase(leaving.in_memory)
+            if plan.full.any():
+                gone, rows = plan.evicted[plan.full], np.flatnonzero(plan.full)
+                self._host.put(gone, [np.asarray(array) for array in leaving.entries or []], rows)
+                # Others have left once more since then.
+                self._left_with.erase(gone[self._left_with.find(gone) == number])
+            del self._leaving[number]
 
     def _note_left(self, number: int, plan: Exchanged) -> None:
         gone = plan.evicted[plan.full]

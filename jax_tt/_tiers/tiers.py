@@ -20,7 +20,7 @@ from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.inputs import features_of, keys_of, with_slots
 from jax_tt._tiers.pipeline import Pipeline
-from jax_tt._tiers.record import RecordLayout
+from jax_tt._tiers.row_bytes import RecordLayout
 from jax_tt._tiers.saved import dump_tier, load_tier
 from jax_tt._tiers.table import Tier, TieredRows, TierStatistics
 
@@ -71,7 +71,6 @@ class Tiers:
         seconds_waited: the time that `prefetch` has waited for rows, and for the batches themselves.
 
     Raises:
-        TypeError, ValueError: an argument does not fit.
         StoreError: the directory cannot be used, or belongs to other tables.
 
     >>> import jax, numpy as np, jax_tt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._files.dense import only_name
+from jax_tt._files.tables import only_name
 from jax_tt._formats.arrays import open_arrays
 from jax_tt._formats.numpy_file import write_npz
 from jax_tt._formats.stored import FileError

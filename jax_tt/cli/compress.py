@@ -12,8 +12,7 @@ from jax_tt._base.arguments import as_dtype
 from jax_tt._compress.candidates import KINDS
 from jax_tt._compress.compress import compress
 from jax_tt._compress.residuals import tt_residuals
-from jax_tt._files.dense import read_table
-from jax_tt._files.tables import check_tables_path, save
+from jax_tt._files.tables import check_tables_path, read_table, save
 from jax_tt._ids.ordered_rows import OrderedRows
 from jax_tt._kinds.composite.sum import SumTable
 from jax_tt._ops.to_table import tt_to_table

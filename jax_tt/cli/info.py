@@ -14,9 +14,8 @@ from jax_tt._base.text import text_table
 from jax_tt._compress.residuals import residual_table
 from jax_tt._compress.source import measured_errors
 from jax_tt._files import trains
-from jax_tt._files.dense import read_table
 from jax_tt._files.kinds import Pair
-from jax_tt._files.tables import described_tables, errors_of, load, train_shapes
+from jax_tt._files.tables import described_tables, errors_of, load, read_table, train_shapes
 from jax_tt._files.trains import core_names, order_name
 from jax_tt._formats.arrays import open_arrays
 from jax_tt._formats.stored import FileError, StoredArrays

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._files.dense import read_table
+from jax_tt._files.tables import read_table
 from jax_tt._formats.arrays import open_arrays
 from jax_tt._formats.stored import FileError
 from jax_tt._ids.id_order import IdOrder

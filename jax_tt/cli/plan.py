@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt import optimizers
-from jax_tt._files.dense import read_table
+from jax_tt._files.tables import read_table
 from jax_tt._formats.arrays import open_arrays
 from jax_tt._formats.stored import FileError, whole_file
 from jax_tt._planning.bandwidths import Bandwidths

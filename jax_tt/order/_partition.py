@@ -36,13 +36,7 @@ def partition(points: np.ndarray, row_factors: Sequence[int], progress: Progress
     direction of the node and is improved by rounds of 2-means with fixed sizes; all nodes of equal size are cut
     together. The parts of a digit are then rebalanced.
 
-    Args:
-        points: float32 ``[n, k]`` with ``n <= prod(row_factors)``.
-        row_factors: ``p_1, ..., p_d``.
-        progress: advanced in every round.
-
-    Returns:
-        int64 ``[n]``: the point of row 0, of row 1, and so on.
+    Takes points float32 ``[n, k]`` with ``n <= prod(row_factors)``, and returns the point of each row, int64 ``[n]``.
     """
     order = np.arange(len(points))
     starts = np.zeros(1, np.int64)

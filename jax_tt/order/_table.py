@@ -107,19 +107,12 @@ def _scaled(points: np.ndarray) -> np.ndarray:
 def _refined(
     points: np.ndarray, order: np.ndarray, shape: TTShape, rounds: int, progress: Progress
 ) -> np.ndarray:
-    """The order ``[n]`` after rounds of fitting and assigning.
+    """The order ``[n]`` of points float32 ``[n, k]`` after rounds of fitting and assigning.
 
     The rows of one prefix are a fixed pattern of ``p_d`` points, transformed by the cores of the prefix. A round fits
     the cores to the points in their current order, and then assigns the ids of every prefix to the rows of its pattern
     at the least sum of squared distances (an assignment problem, solved exactly). The second step never increases the
     error, and the first step increases it at most by the suboptimality of TT-SVD.
-
-    Args:
-        points: float32 ``[n, k]``.
-        order: int64 ``[n]``: the point of row 0, of row 1, and so on.
-        shape: factors and ranks of the tensor train.
-        rounds: number of rounds.
-        progress: advanced in every round.
     """
     assign = require(
         "scipy.optimize", "order.from_table(refine=...)", "order"

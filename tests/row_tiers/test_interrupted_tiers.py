@@ -9,7 +9,7 @@ import pytest
 import jax_tt
 from jax_tt._tiers.host import HostStore
 from jax_tt._tiers.pipeline import Pipeline
-from jax_tt._tiers.record import RecordLayout
+from jax_tt._tiers.row_bytes import RecordLayout
 from jax_tt._tiers.table import TieredRows
 from tests.row_tiers.test_row_tiers import batch_of, small_tiers, trained
 

@@ -55,7 +55,7 @@ class Candidate:
     detail: str = ""
 
 
-class Table:
+class PlanInput:
     """A table to be planned.
 
     Args:

@@ -9,7 +9,7 @@ from jax_tt._base.text import text_table
 from jax_tt._ids.placement import Layout, Placement
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.load import Load
-from jax_tt._planning.traced_exchange import Exchange
+from jax_tt._planning.traced_exchange import ExchangeBytes
 from jax_tt._table.table import Table
 
 _COLUMNS = (
@@ -77,7 +77,7 @@ class DevicePlan(Mapping[str, Placement]):
 
     tables: Mapping[str, PlacedTable]
     devices: int
-    exchange: Exchange | None
+    exchange: ExchangeBytes | None
     busy: tuple[float, ...]
     bandwidths: Bandwidths
 

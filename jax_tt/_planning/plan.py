@@ -11,7 +11,7 @@ from jax_tt._base.arguments import as_dtype, as_int, one_of
 from jax_tt._base.progress import Progress
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.caches import Demand, cache_within, demand, hits_of
-from jax_tt._planning.candidates import DENSE, LOW_RANK, SMALL, TENSOR_TRAIN, Candidate, Table
+from jax_tt._planning.candidates import DENSE, LOW_RANK, SMALL, TENSOR_TRAIN, Candidate, PlanInput
 from jax_tt._planning.placements import plan_placements
 from jax_tt._planning.table_plan import PlannedTable, TablePlan
 from jax_tt._sets.row_cache import RowCache
@@ -98,7 +98,7 @@ def plan(
     if unknown := sorted(set(samples) - set(tables)):
         raise ValueError(f"id_samples: got {unknown[0]!r}; expected names of tables.")
     specs = {
-        name: Table(name, value, dtype, as_int("seed", seed), kinds)
+        name: PlanInput(name, value, dtype, as_int("seed", seed), kinds)
         for name, value in tables.items()
     }
     budget = _budget(budget_bytes, specs, devices)
@@ -138,7 +138,7 @@ def plan(
     return TablePlan(planned, budget, plan_placements(described, devices, samples, **limits))
 
 
-def _budget(given: int | None, specs: Mapping[str, Table], devices: int | None) -> int:
+def _budget(given: int | None, specs: Mapping[str, PlanInput], devices: int | None) -> int:
     if given is not None:
         return as_int("budget_bytes", given)
     if devices is None:
@@ -149,7 +149,10 @@ def _budget(given: int | None, specs: Mapping[str, Table], devices: int | None) 
 
 
 def _caches(
-    specs: dict[str, Table], chosen: dict[str, Candidate], demands: dict[str, Demand], reserve: int
+    specs: dict[str, PlanInput],
+    chosen: dict[str, Candidate],
+    demands: dict[str, Demand],
+    reserve: int,
 ) -> dict[str, tuple[RowCache, int]]:
     """Caches of the tensor trains whose sample has a knee, all reduced by the same factor if they are too large."""
     asking = {name: wanted for name, wanted in demands.items() if chosen[name].kind == TENSOR_TRAIN}
@@ -163,7 +166,7 @@ def _caches(
     return caches
 
 
-def _spend(specs: dict[str, Table], chosen: dict[str, Candidate], left: int) -> None:
+def _spend(specs: dict[str, PlanInput], chosen: dict[str, Candidate], left: int) -> None:
     """Gives the remaining bytes to tensor trains, in place, in descending order of their errors."""
     for name in sorted(chosen, key=lambda name: -chosen[name].error):
         now = chosen[name]
@@ -177,7 +180,7 @@ def _spend(specs: dict[str, Table], chosen: dict[str, Candidate], left: int) -> 
 
 
 def _planned(
-    table: Table,
+    table: PlanInput,
     chosen: Candidate,
     cached: tuple[RowCache, int] | None,
     wanted: Demand | None,
@@ -211,7 +214,7 @@ def _planned(
     )
 
 
-def _reason(table: Table, chosen: Candidate, budget: int) -> str:
+def _reason(table: PlanInput, chosen: Candidate, budget: int) -> str:
     if chosen.kind == DENSE:
         return f"takes {100 * chosen.nbytes / budget:.2g} % of the budget and has no error"
     if not table.measured:

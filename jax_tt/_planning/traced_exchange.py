@@ -43,7 +43,7 @@ _COLLECTIVES = frozenset(
 )
 
 
-class Exchange(NamedTuple):
+class ExchangeBytes(NamedTuple):
     """Operands of the collectives of one device, in bytes per step; an operand of an all-gather counts once per device.
 
     Attributes:
@@ -62,7 +62,7 @@ class Exchange(NamedTuple):
 
 def traced_exchange(
     tables: Mapping[str, tuple[Table, Placement, tuple[int, int]]], devices: int
-) -> Exchange:
+) -> ExchangeBytes:
     """The exchange of a training step that looks up all tables as one collection, on devices that need not exist.
 
     With each table come its placement, the number of bags of a device, and of ids of each.
@@ -105,7 +105,7 @@ def traced_exchange(
         for name, (_, _, sizes) in tables.items()
         if _sums_travel(described[name], state[name], sizes)
     )
-    return Exchange(first[0], first[1] - first[0], further[1], once, summed)
+    return ExchangeBytes(first[0], first[1] - first[0], further[1], once, summed)
 
 
 def _sums_travel(table: ShardedTable, state: Any, sizes: tuple[int, int]) -> bool:

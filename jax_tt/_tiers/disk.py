@@ -130,7 +130,9 @@ class DiskStore:
                     with self._guard:
                         last = log.seal()
                     self._write_blocks(table, last)
-                self._run(self._commit, saved)
+                self._wait(0)
+                self._check()
+                self._thread.submit(self._noting, self._commit, saved).result()
 
     def close(self) -> None:
         """Closes the store without a commit."""
@@ -172,11 +174,6 @@ class DiskStore:
             self._pending.append(
                 self._thread.submit(self._noting, self._write_block, table, number)
             )
-
-    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
-        self._wait(0)
-        self._check()
-        return self._thread.submit(self._noting, function, *args).result()
 
     def _check(self) -> None:
         """Raises if records can no longer be read and written."""

@@ -19,6 +19,7 @@ from jax_tt._sets.hash_directory import (
     KeyDirectory,
     init_directory,
 )
+from jax_tt._sets.placing import words_of_keys
 from jax_tt._tiers.key_index import KeyIndex
 
 # One of so many rows belongs to the overflow.
@@ -178,7 +179,7 @@ class DevicePlaces:
         self._overflow.reset(rest, rest_full)
         sets, _, ways = self._directory.keys.shape
         touched = full.astype(np.int32)
-        words = to_words(np.where(full, keys, np.uint64(0))).reshape(sets, ways, 2)
+        words = words_of_keys(np.where(full, keys, np.uint64(0))).reshape(sets, ways, 2)
         scores = np.stack([np.zeros_like(touched), touched]).reshape(2, sets, ways)
         self._directory = KeyDirectory(
             np.ascontiguousarray(words.transpose(0, 2, 1)),
@@ -256,17 +257,8 @@ class Overflow:
         self._keys, self._touched = keys.copy(), full.astype(np.int64)
 
 
-def to_words(keys: np.ndarray, size: int | None = None) -> np.ndarray:
-    """Keys uint64 ``[n]`` as uint32 ``[size, 2]``, the high word first; zeros follow, by default none."""
-    words = np.empty((len(keys) if size is None else size, 2), np.uint32)
-    words[: len(keys), 0] = keys >> np.uint64(32)
-    words[: len(keys), 1] = keys & np.uint64(2**32 - 1)
-    words[len(keys) :] = 0
-    return words
-
-
 def to_integers(words: np.ndarray) -> np.ndarray:
-    """The inverse of `to_words`."""
+    """The inverse of `words_of_keys`."""
     return words[..., 0].astype(np.uint64) << np.uint64(32) | words[..., 1]
 
 
@@ -279,4 +271,5 @@ def rounded_up(count: int, fewest: int = 1) -> int:
 def padded(keys: np.ndarray, fewest: int) -> tuple[np.ndarray, np.ndarray]:
     """Words of keys with zeros up to `rounded_up` of their number, and which of them are present."""
     size = rounded_up(len(keys), fewest)
-    return to_words(keys, size), np.arange(size) < len(keys)
+    words = np.pad(words_of_keys(keys), ((0, size - len(keys)), (0, 0)))
+    return words, np.arange(size) < len(keys)

@@ -14,11 +14,12 @@ from jax_tt._base import ffi
 from jax_tt._base.arguments import as_int, as_positive, one_of
 from jax_tt._native import hash_backend
 from jax_tt._sets.initial import InitialRows, Normal, initial_rows
+from jax_tt._sets.placing import words_of_keys
 from jax_tt._table.table import Table
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.host import HostStore, full
 from jax_tt._tiers.key_index import KeyIndex
-from jax_tt._tiers.places import DevicePlaces, Exchanged, padded, rounded_up, to_words
+from jax_tt._tiers.places import DevicePlaces, Exchanged, padded, rounded_up
 from jax_tt._tiers.row_bytes import RecordLayout
 from jax_tt.optimizers import Optimizer
 
@@ -177,7 +178,7 @@ class TieredRows:
         self._name, self._has_disk = name, disk is not None
         self._initial = tier.initializer or Normal(table.features**-0.5)
         self.features = table.features
-        self._seed = to_words(np.array([int(tier.seed) & 0xFFFFFFFFFFFFFFFF], np.uint64))[0]
+        self._seed = words_of_keys(np.array([int(tier.seed) & 0xFFFFFFFFFFFFFFFF], np.uint64))[0]
         # By slot, of loaded batches: its key, whether it has one, and whether the disk lacks its last value.
         rows = table.num_embeddings
         self._keys, self._full = np.zeros(rows, np.uint64), np.zeros(rows, bool)
@@ -366,7 +367,7 @@ class TieredRows:
             return
         initial, type_of = self._initial, rows.dtype.name
         flat = rows[: len(keys)].view(np.uint8)
-        words = to_words(keys)
+        words = words_of_keys(keys)
         native.hash_initial_here(
             self._seed,
             initial.quantiles,

@@ -17,7 +17,7 @@ import numpy as np
 
 import jax_tt
 from jax_tt._sets.initial import Normal, initial_rows
-from jax_tt._tiers.places import to_words
+from jax_tt._sets.placing import words_of_keys
 
 POOL, DEVICE_ROWS, HOST_ROWS, SEED, EVERY = 400, 48, 96, 7, 25
 
@@ -73,7 +73,7 @@ def large_state(collection, ids, seed):
     """The state of one table whose rows are those of the ids."""
     state = collection.init(jax.random.key(0))
     words = np.array([seed >> 32, seed], np.int64).astype(np.uint32)
-    rows = initial_rows(Normal(8**-0.5), words, to_words(ids), 8)
+    rows = initial_rows(Normal(8**-0.5), words, words_of_keys(ids), 8)
     return {**state, "item": {**state["item"], "embedding": rows}}
 
 

@@ -15,7 +15,8 @@ from flax import nnx
 import jax_tt
 from jax_tt._base import ffi
 from jax_tt._sets.initial import Normal, initial_rows
-from jax_tt._tiers.places import DevicePlaces, to_words
+from jax_tt._sets.placing import words_of_keys
+from jax_tt._tiers.places import DevicePlaces
 from tests.row_tiers import row_tiers_run
 
 RULE = jax_tt.optimizers.Adagrad(0.1)
@@ -338,7 +339,7 @@ def test_seeds_are_those_of_hash_tables(tmp_path, seed):
     words = np.array([int(seed) >> 32 & 0xFFFFFFFF, int(seed) & 0xFFFFFFFF], np.uint32)
     for _ in range(2):
         tiers, state = small_tiers(tmp_path / "rows", seed=seed)
-        rows = initial_rows(Normal(8**-0.5), words, to_words(keys), 8)
+        rows = initial_rows(Normal(8**-0.5), words, words_of_keys(keys), 8)
         assert (tiers.read(state, "item", keys) == rows).all()
         tiers.save(state)
         tiers.close()

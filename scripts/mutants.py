@@ -137,7 +137,7 @@ MUTANTS = {
         "fused_shard",
     ),
     "bias correction": Mutant(
-        "jax_tt/optimizers/_moments.py", "jnp.float32) + 1", "jnp.float32) + 2", "fused"
+        "jax_tt/optimizers/adam.py", "jnp.float32) + 1", "jnp.float32) + 2", "fused"
     ),
     "empty bags": Mutant(
         "jax_tt/_lookup/combine.py",

@@ -22,6 +22,8 @@ Slots = tuple[jax.Array, ...]
 
 # Of slots with an entry per entry of a row; those with one per row are float32.
 SLOT_DTYPES = ("float32", "bfloat16")
+# The largest number up to which float32 has every integer.
+MOST_STEPS = 2.0**24
 
 
 class Slot(NamedTuple):
@@ -184,16 +186,24 @@ def at_step(value: Scalar, step: jax.Array) -> jax.Array:
     return scalar
 
 
-def one_minus_power(base: Scalar, exponent: jax.Array, step: jax.Array) -> jax.Array:
-    """``1 - base ** exponent`` without the cancellation for a base near 1."""
-    return -jnp.expm1(exponent * log_of(base, step))
+def stacked(step: jax.Array, *values: Any) -> jax.Array:
+    """Hyper-parameters at ``step``, float32 ``[H]``."""
+    return jnp.stack([at_step(value, step) for value in values])
 
 
-def log_of(base: Scalar, step: jax.Array) -> jax.Array:
-    """The logarithm of a hyper-parameter at ``step``, rounded once where it is a number."""
-    if isinstance(base, int | float):
-        return jnp.float32(math.log(base) if base > 0 else -math.inf)
-    return jnp.log(at_step(base, step))
+def this_step(step: jax.Array) -> jax.Array:
+    """The number of a step counted from 1, so that 0 in a slot says that a row was never used."""
+    return jnp.minimum(jnp.asarray(step, jnp.float32) + 1, MOST_STEPS)
+
+
+def one_more(count: jax.Array) -> jax.Array:
+    """A counter of steps, float32, after one more."""
+    return jnp.minimum(count + 1, MOST_STEPS)
+
+
+def interval(last_step: jax.Array, step: jax.Array) -> jax.Array:
+    """Steps since the last use of a row; 1 if there was none, and where steps are no longer counted."""
+    return jnp.where(last_step == 0, 1, jnp.maximum(step - last_step, 1))
 
 
 def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> None:
@@ -209,6 +219,12 @@ def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> N
     if isinstance(value, numbers.Real) and not low <= float(value) < high:
         limit = f" and below {high}" if high != math.inf else ""
         raise ValueError(f"{name}: got {value}; expected a finite number of at least {low}{limit}.")
+
+
+def check_scalars(rule: Optimizer, *names: str, high: float = math.inf) -> None:
+    """`check_scalar` for hyper-parameters of at least 0."""
+    for name in names:
+        check_scalar(name, getattr(rule, name), 0.0, high)
 
 
 def check_number(name: str, value: Any, low: float) -> None:

@@ -1,12 +1,53 @@
-"""Adagrad with one accumulator per entry."""
+"""Adagrad with one accumulator per entry or per row."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 
-from jax_tt.optimizers._accumulated import Accumulated, scaled
-from jax_tt.optimizers._base import Slots
+from jax_tt.optimizers._base import (
+    Optimizer,
+    Scalar,
+    Slot,
+    Slots,
+    check_decay,
+    check_number,
+    check_scalars,
+    stacked,
+)
+
+WeightDecayMode = Literal["none", "l2", "decoupled"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulated(Optimizer):
+    """What rules that accumulate squares share."""
+
+    learning_rate: Scalar
+    eps: Scalar = 1e-10
+    initial_accumulator_value: float = 0.0
+    rowwise: ClassVar[bool]
+    initial: ClassVar[frozenset[str]] = frozenset({"initial_accumulator_value"})
+
+    def __post_init__(self) -> None:
+        check_scalars(self, "learning_rate", "eps")
+        check_number("initial_accumulator_value", self.initial_accumulator_value, 0.0)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("sum", self.rowwise, self.initial_accumulator_value),)
+
+    def hyperparameters(self, step: jax.Array) -> jax.Array:
+        return stacked(step, self.learning_rate, self.eps)
+
+
+def scaled(grads: jax.Array, total: jax.Array, hyper: jax.Array) -> jax.Array:
+    """The step ``learning_rate * grads / (sqrt(total) + eps)``."""
+    lr, eps = hyper.astype(grads.dtype)
+    root = jnp.sqrt(total) + eps
+    # With eps = 0: gradients that are all 0, or whose squares underflow.
+    return jnp.where(root == 0, 0, lr * grads / root)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,3 +75,69 @@ class Adagrad(Accumulated):
     ) -> tuple[jax.Array, Slots]:
         total = slots[0].astype(rows.dtype) + grads * grads
         return rows - scaled(grads, total, hyper), (total,)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowWiseAdagrad(Accumulated):
+    """``s += mean(g**2); w -= learning_rate * g / (sqrt(s) + eps)`` with one ``s`` per row.
+
+    A row of a tensor-train core is its slice ``core[k][i]``, and the mean and the norm are taken over the slice.
+
+    With ``weight_decay_mode="l2"``, ``g`` is replaced by ``g + weight_decay * w``. With ``"decoupled"``, the row is
+    multiplied by ``1 - learning_rate * weight_decay`` in the step, and ``s`` does not depend on the decay. Only rows of
+    the batch decay. It is ``EXACT_ROWWISE_ADAGRAD`` of FBGEMM's table-batched embedding with the modes ``NONE``,
+    ``L2`` and ``DECOUPLE``.
+
+    Args:
+        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
+        eps: added to the square root of the accumulator.
+        initial_accumulator_value: initial value of ``s``.
+        weight_decay: factor of the decay. Needs a ``weight_decay_mode``.
+        weight_decay_mode: ``"none"``, ``"l2"`` or ``"decoupled"``.
+        max_norm: rows whose norm exceeds it after a step are scaled to it; None for no limit.
+
+    >>> import jax_tt
+    >>> jax_tt.optimizers.RowWiseAdagrad(0.1).slots[0].rowwise
+    True
+    >>> rule = jax_tt.optimizers.RowWiseAdagrad(0.1, weight_decay=0.01, weight_decay_mode="l2", max_norm=1.0)
+    """
+
+    weight_decay: Scalar = 0.0
+    weight_decay_mode: WeightDecayMode = "none"
+    max_norm: Scalar | None = None
+    native_kind: ClassVar[int] = 2
+    regularized_kind: ClassVar[int] = 8
+    rowwise: ClassVar[bool] = True
+    static: ClassVar[frozenset[str]] = frozenset({"weight_decay_mode"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_decay(self.weight_decay, self.weight_decay_mode)
+        if self.max_norm is not None:
+            check_scalars(self, "max_norm")
+
+    @property
+    def kind(self) -> int:
+        regularized = self.weight_decay_mode != "none" or self.max_norm is not None
+        return self.regularized_kind if regularized else self.native_kind
+
+    def hyperparameters(self, step: jax.Array) -> jax.Array:
+        if self.kind == self.native_kind:
+            return super().hyperparameters(step)
+        decay = self.weight_decay
+        penalties = (decay, 0.0) if self.weight_decay_mode == "l2" else (0.0, decay)
+        limit = jnp.inf if self.max_norm is None else self.max_norm
+        return stacked(step, self.learning_rate, self.eps, *penalties, limit)
+
+    def update_rows(
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+    ) -> tuple[jax.Array, Slots]:
+        if self.kind == self.native_kind:
+            total = slots[0].astype(rows.dtype) + jnp.mean(grads * grads, axis=1)
+            return rows - scaled(grads, total[:, None], hyper), (total,)
+        lr, _, l2, decay, limit = hyper.astype(rows.dtype)
+        grads = grads + l2 * rows
+        total = slots[0].astype(rows.dtype) + jnp.mean(grads * grads, axis=1)
+        new = (1 - lr * decay) * rows - scaled(grads, total[:, None], hyper[:2])
+        norm = jnp.linalg.norm(new, axis=1, keepdims=True)
+        return jnp.where(norm > limit, new * (limit / norm), new), (total,)

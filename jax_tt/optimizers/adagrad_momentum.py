@@ -13,8 +13,9 @@ from jax_tt.optimizers._base import (
     Slots,
     at_step,
     check_number,
-    check_scalar,
+    check_scalars,
     check_that,
+    stacked,
 )
 
 
@@ -52,10 +53,9 @@ class AdagradMomentum(Optimizer):
     static: ClassVar[frozenset[str]] = frozenset({"nesterov"})
 
     def __post_init__(self) -> None:
-        check_scalar("learning_rate", self.learning_rate, 0.0)
-        check_scalar("momentum", self.momentum, 0.0, 1.0)
+        check_scalars(self, "learning_rate", "eps")
+        check_scalars(self, "momentum", high=1.0)
         check_that("b2", self.b2, lambda x: 0 <= x <= 1, "a number from 0 to 1")
-        check_scalar("eps", self.eps, 0.0)
         check_that("exponent", self.exponent, lambda x: x > 0, "a number above 0")
         check_number("initial_accumulator_value", self.initial_accumulator_value, 0.0)
 
@@ -64,11 +64,9 @@ class AdagradMomentum(Optimizer):
         return (Slot("sum", False, self.initial_accumulator_value), Slot("momentum", False, 0.0))
 
     def hyperparameters(self, step: jax.Array) -> jax.Array:
-        given = (self.learning_rate, self.momentum, self.b2, self.eps, self.exponent)
-        lr, momentum, b2, eps, exponent = (at_step(value, step) for value in given)
-        gain = jnp.where(b2 == 1, 1, 1 - b2)
-        nesterov = jnp.float32(self.nesterov)
-        return jnp.stack([lr, momentum, b2, gain, eps, -1 / exponent, nesterov])
+        b2, exponent = at_step(self.b2, step), at_step(self.exponent, step)
+        decays = (self.momentum, b2, jnp.where(b2 == 1, 1, 1 - b2))
+        return stacked(step, self.learning_rate, *decays, self.eps, -1 / exponent, self.nesterov)
 
     def update_rows(
         self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array

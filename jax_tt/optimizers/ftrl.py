@@ -14,8 +14,9 @@ from jax_tt.optimizers._base import (
     Slots,
     at_step,
     check_number,
-    check_scalar,
+    check_scalars,
     check_that,
+    stacked,
 )
 
 
@@ -62,11 +63,9 @@ class FTRL(Optimizer):
     static: ClassVar[frozenset[str]] = frozenset({"multiply_linear_by_learning_rate"})
 
     def __post_init__(self) -> None:
-        check_scalar("learning_rate", self.learning_rate, 0.0)
+        check_scalars(self, "learning_rate", "beta")
+        check_scalars(self, "l1_regularization_strength", "l2_regularization_strength")
         check_that("learning_rate_power", self.learning_rate_power, lambda x: x <= 0, "at most 0")
-        check_scalar("l1_regularization_strength", self.l1_regularization_strength, 0.0)
-        check_scalar("l2_regularization_strength", self.l2_regularization_strength, 0.0)
-        check_scalar("beta", self.beta, 0.0)
         check_number("initial_accumulator_value", self.initial_accumulator_value, 0.0)
         check_number("initial_linear_value", self.initial_linear_value, -math.inf)
 
@@ -88,8 +87,8 @@ class FTRL(Optimizer):
         )
         l1 = at_step(self.l1_regularization_strength, step)
         l2 = at_step(self.l2_regularization_strength, step)
-        beta, power = at_step(self.beta, step), at_step(self.learning_rate_power, step)
-        return jnp.stack([lr, unit, per_rate, l1 * unit, 2 * l2 * unit, beta, -power])
+        power = at_step(self.learning_rate_power, step)
+        return stacked(step, lr, unit, per_rate, l1 * unit, 2 * l2 * unit, self.beta, -power)
 
     def update_rows(
         self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array

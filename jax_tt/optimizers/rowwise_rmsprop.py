@@ -6,9 +6,17 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jax_tt.optimizers._accumulated import scaled
-from jax_tt.optimizers._base import Optimizer, Scalar, Slot, Slots, at_step, check_scalar
-from jax_tt.optimizers._counts import interval, this_step
+from jax_tt.optimizers._base import (
+    Optimizer,
+    Scalar,
+    Slot,
+    Slots,
+    check_scalars,
+    interval,
+    stacked,
+    this_step,
+)
+from jax_tt.optimizers.adagrad import scaled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +51,8 @@ class RowWiseRMSProp(Optimizer):
     native_kind: ClassVar[int] = 11
 
     def __post_init__(self) -> None:
-        check_scalar("learning_rate", self.learning_rate, 0.0)
-        check_scalar("decay", self.decay, 0.0, 1.0)
-        check_scalar("eps", self.eps, 0.0)
-        check_scalar("ar_alpha", self.ar_alpha, 0.0)
-        check_scalar("min_shrinkage", self.min_shrinkage, 0.0)
+        check_scalars(self, "learning_rate", "eps", "ar_alpha", "min_shrinkage")
+        check_scalars(self, "decay", high=1.0)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -55,7 +60,7 @@ class RowWiseRMSProp(Optimizer):
 
     def hyperparameters(self, step: jax.Array) -> jax.Array:
         given = (self.learning_rate, self.decay, self.eps, self.ar_alpha, self.min_shrinkage)
-        return jnp.stack([*(at_step(value, step) for value in given), this_step(step)])
+        return stacked(step, *given, this_step(step))
 
     def update_rows(
         self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array

@@ -14,6 +14,7 @@ import jax
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._table.groups import Call
+from jax_tt.optimizers import ReadsScaled
 
 Scales = list[jax.Array | None]
 
@@ -36,7 +37,7 @@ def _scale(call: Call) -> jax.Array | None:
     if table.update is None or not call.use.lookup.train:
         return None
     optimizer = table.update.optimizer
-    if not optimizer.scales_reads:
+    if not isinstance(optimizer, ReadsScaled):
         return None
     ((ids,), _), (slots,) = digits_in_range(table.ids, call.batch), table.spec.slots(call.state)
     of_ids = (

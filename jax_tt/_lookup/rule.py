@@ -37,6 +37,7 @@ from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table
 from jax_tt._table.types import State
 from jax_tt._table.wide import Wide
+from jax_tt.optimizers import ReadsScaled
 
 # In a state: the number of out-of-range ids so far, which calls increment.
 OUT_OF_RANGE = "out_of_range"
@@ -169,7 +170,7 @@ def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any
 def _sums(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> Any:
     calls = calls if shared is None else _with_scalars(calls, shared)
     updates = (call.use.table.update for call in calls)
-    if any(update is not None and update.optimizer.scales_reads for update in updates):
+    if any(update and isinstance(update.optimizer, ReadsScaled) for update in updates):
         calls, _ = scaled_reads(calls)
     return groups.forward(calls, wide)[0]
 

@@ -11,6 +11,7 @@ from jax_tt._base.dtypes import accumulator
 from jax_tt._jax.rounding import round_to
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
+from jax_tt.optimizers import ChangesAll
 
 
 def changed_between_steps(
@@ -32,10 +33,11 @@ def changed_between_steps(
         name: old[name] for names in table.spec.slot_names for name in names if name not in stepped
     }
     state = {**stepped, **rest}
+    if not isinstance(rule, ChangesAll):
+        return state
+
     step = old["step"] + applied
     due = rule.changes_all(step)
-    if due is None:
-        return state
 
     def changed(state: dict[str, Any]) -> dict[str, Any]:
         new = {}

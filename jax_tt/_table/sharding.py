@@ -13,6 +13,7 @@ from jax_tt._ids.placement import Layout
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import Wrapper
+from jax_tt.optimizers import ChangesAll, ReadsScaled
 
 # Optimizers whose step of an element depends on the gradients of this element alone.
 _ELEMENTWISE = (
@@ -91,7 +92,7 @@ def _not_sharded(table: Table) -> TypeError:
 
 def _check_optimizer(table: Table, update: Update) -> None:
     optimizer = update.optimizer
-    if optimizer.changes_all(jnp.zeros(())) is not None:
+    if isinstance(optimizer, ChangesAll):
         raise ValueError(
             f"{table.ids.label}optimizer: {type(optimizer).__name__} changes all rows between steps; expected one that "
             "changes the rows of a batch."
@@ -101,7 +102,7 @@ def _check_optimizer(table: Table, update: Update) -> None:
             f"{table.ids.label}optimizer: {type(optimizer).__name__} has state that is not sharded by rows; expected "
             "one whose state has an entry per row or per element."
         )
-    if optimizer.scales_reads:
+    if isinstance(optimizer, ReadsScaled):
         raise ValueError(
             f"{table.ids.label}optimizer: {type(optimizer).__name__} scales the rows that are read, by state that is "
             "on other devices; expected another optimizer, e.g. RowWiseAdagrad."

@@ -21,7 +21,7 @@ from jax_tt._tiers.host import HostStore, full
 from jax_tt._tiers.key_index import KeyIndex
 from jax_tt._tiers.places import DevicePlaces, Exchanged, padded, rounded_up
 from jax_tt._tiers.row_bytes import RecordLayout
-from jax_tt.optimizers import Optimizer
+from jax_tt.optimizers import ChangesAll
 
 POLICIES = ("lru", "lfu")
 # Rows that are read from the device at once, and the smallest number of keys and rows in a call.
@@ -112,7 +112,7 @@ class Tier:
                 f"tiers[{name!r}]: the table has {table.num_embeddings} rows; expected a multiple of ways={self.ways}."
             )
         rule = table.update.optimizer
-        if type(rule).changes_all is not Optimizer.changes_all:
+        if isinstance(rule, ChangesAll):
             raise TypeError(
                 f"tiers[{name!r}]: {type(rule).__name__} changes all rows of a table between steps, also beyond the "
                 "device; use another optimizer, such as RowWiseAdagrad."

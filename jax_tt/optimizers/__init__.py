@@ -1,6 +1,8 @@
 """Update rules that run inside the backward pass of a fused operation."""
 
+from jax_tt.optimizers._base import ChangesAll as ChangesAll
 from jax_tt.optimizers._base import Optimizer as Optimizer
+from jax_tt.optimizers._base import ReadsScaled as ReadsScaled
 from jax_tt.optimizers._base import Slot as Slot
 from jax_tt.optimizers._base import at_step as at_step
 from jax_tt.optimizers.adagrad import Adagrad as Adagrad

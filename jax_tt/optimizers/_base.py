@@ -7,7 +7,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class Slot(NamedTuple):
         rowwise: one scalar per row (slice of a core) instead of one per entry.
         init: initial value.
         rows: number of rows of the array; None for that of the core or table.
-        stepped: whether steps of rows change it; otherwise `Optimizer.change_all` alone does.
+        stepped: whether steps of rows change it; otherwise `ChangesAll.change_all` alone does.
         dtype: ``"float32"``, or ``"bfloat16"`` for all slots with an entry per entry of the row. Rules compute in
             float32.
     """
@@ -55,20 +55,18 @@ class Optimizer(abc.ABC):
 
     A rule of your own is a frozen dataclass derived from this class, whose fields are its hyper-parameters. It has
     `slots`, `hyperparameters`, `update_rows` and a `native_kind`, which `register` returns for a rule in C++. Without
-    one, use `Custom`. The other methods are for rules that need them.
+    one, use `Custom`. The other methods are for rules that need them, and `ReadsScaled` and `ChangesAll` have more.
 
     Attributes:
         native_kind: number of the rule in the native operations; for a rule of your own in C++, the name that
             `register` returned.
         initial: fields that are used only to create new slots.
         static: fields that choose a formula, and so belong to the compiled program.
-        scales_reads: whether lookups in training return rows times `read_scale`. Only for dense tables.
     """
 
     native_kind: ClassVar[Any]  # int or str, which subclasses narrow
     initial: ClassVar[frozenset[str]] = frozenset()
     static: ClassVar[frozenset[str]] = frozenset()
-    scales_reads: ClassVar[bool] = False
 
     @property
     def kind(self) -> int | str | None:
@@ -141,24 +139,41 @@ class Optimizer(abc.ABC):
         del errors, spacing, hyper
         return slots
 
-    def changes_all(self, step: jax.Array) -> jax.Array | None:
-        """Whether `change_all` follows the step after which the table has taken ``step`` steps; None for never."""
-        del step
-        return None
-
-    def change_all(self, rows: jax.Array, slots: Slots, step: jax.Array) -> tuple[jax.Array, Slots]:
-        """What happens to all ``rows[R, W]`` of a table and to all slots between two steps."""
-        del step
-        return rows, slots
-
-    def read_scale(self, slots: Slots, hyper: jax.Array) -> jax.Array:
-        """What lookups in training multiply rows with ``slots`` by, ``[R]``, if the rule `scales_reads`."""
-        del hyper
-        return jnp.ones_like(slots[0])
-
     def check_width(self, width: int | None) -> None:
         """Raises unless the rule is one for rows of this width; None stands for the slices of a tensor train."""
         del width
+
+
+@runtime_checkable
+class ReadsScaled(Protocol):
+    """A rule whose lookups in training return rows times a factor. Only for dense tables.
+
+    >>> import jax_tt
+    >>> isinstance(jax_tt.optimizers.GlobalDecayRowWiseAdagrad(0.1), jax_tt.optimizers.ReadsScaled)
+    True
+    """
+
+    def read_scale(self, slots: Slots, hyper: jax.Array) -> jax.Array:
+        """Returns the factors ``[R]`` of rows with these ``slots``; ``hyper`` as in `Optimizer.update_rows`."""
+        ...
+
+
+@runtime_checkable
+class ChangesAll(Protocol):
+    """A rule that changes all rows of a table between some steps.
+
+    >>> import jax_tt
+    >>> isinstance(jax_tt.optimizers.SGD(0.1), jax_tt.optimizers.ChangesAll)
+    False
+    """
+
+    def changes_all(self, step: jax.Array) -> jax.Array:
+        """Whether to run `change_all` once the table has taken ``step`` steps."""
+        ...
+
+    def change_all(self, rows: jax.Array, slots: Slots, step: jax.Array) -> tuple[jax.Array, Slots]:
+        """Returns all rows ``[R, W]`` of a table and all slots after the change."""
+        ...
 
 
 def at_step(value: Scalar, step: jax.Array) -> jax.Array:

@@ -288,7 +288,6 @@ class GlobalDecayRowWiseAdagrad(Accumulated):
     start: Scalar = 0.0
     native_kind: ClassVar[int] = 16
     rowwise: ClassVar[bool] = True
-    scales_reads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

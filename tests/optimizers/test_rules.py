@@ -177,7 +177,7 @@ def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype
     rule = optimizers.GlobalDecayRowWiseAdagrad(0.1, weight_decay=1.0)
     rule = RULES[name][0] if name in RULES else rule
     tables = {"wide": rows()[:, :8].astype(dtype), "odd": rows()[:, :5].astype(dtype)}
-    if not rule.scales_reads:
+    if not isinstance(rule, optimizers.ReadsScaled):
         train = tuple(core.astype(dtype) for core in cores())
         tables |= {"at once": train, "afterwards": train}
     state = {key: jax_tt.functional.init_fused(start, rule) for key, start in tables.items()}

@@ -28,6 +28,7 @@ from jax_tt._table.state import SCALARS, Array, StateSpec, scalars_of
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table
 from jax_tt._table.types import State
+from jax_tt.optimizers import ReadsScaled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Composite(Table):
                 f"{argument}: got update={table.update}; expected that of tables[0], {first.update}: all of them are "
                 "stepped together. Use with_update of the whole table."
             )
-        if table.update is not None and table.update.optimizer.scales_reads:
+        if table.update is not None and isinstance(table.update.optimizer, ReadsScaled):
             rule = type(table.update.optimizer).__name__
             raise ValueError(
                 f"{argument}: got the rule {rule}, which scales the rows that are read; expected another one, e.g. "

@@ -38,7 +38,7 @@ from jax_tt._table.rotation import (
 from jax_tt._table.state import StateSpec, parameter
 from jax_tt._table.types import Params, Slots, State
 from jax_tt._table.whole import attend, to_dense
-from jax_tt.optimizers import Optimizer
+from jax_tt.optimizers import ChangesAll, Optimizer, ReadsScaled
 
 PACKED = "packed"
 # The linen collection of the rows, which have no gradient.
@@ -246,7 +246,7 @@ def _check_trained(label: str, features: int, bits: int, rule: Optimizer) -> Non
             "that a row is a whole number of 32-bit words."
         )
     rule.check_width(features)
-    if rule.scales_reads or type(rule).changes_all is not Optimizer.changes_all:
+    if isinstance(rule, ReadsScaled | ChangesAll):
         raise ValueError(
             f"{label}update: {type(rule).__name__} changes rows that a batch does not read, which would be rounded in "
             "every step; expected another rule, e.g. jax_tt.optimizers.RowWiseAdagrad(0.05)."

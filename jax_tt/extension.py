@@ -26,7 +26,7 @@ other dispatched functions do for them. `get_include` is for optimizers in C++.
 (1, 8)
 """
 
-from jax_tt._base.include import get_include as get_include
+from jax_tt._base.installed import get_include as get_include
 from jax_tt._ids.id_space import IdSpace as IdSpace
 from jax_tt._table.change import Change as Change
 from jax_tt._table.change import Growth as Growth

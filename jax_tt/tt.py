@@ -21,18 +21,18 @@ from jax_tt._ops.fused import fused_tt_lookup as fused_lookup
 from jax_tt._ops.lookup import tt_lookup as lookup
 from jax_tt._ops.to_dense import tt_to_dense as to_dense
 from jax_tt._ops.to_table import tt_to_table as to_table
-from jax_tt._tt.add import tt_add as add
 from jax_tt._tt.approximation import Approximation as Approximation
 from jax_tt._tt.from_dense import tt_from_dense as from_dense
 from jax_tt._tt.grow import tt_grow as grow
 from jax_tt._tt.initial_cores import init_cores as init
-from jax_tt._tt.inner import tt_inner as inner
-from jax_tt._tt.inner import tt_norm as norm
 from jax_tt._tt.refine import tt_refine as refine
 from jax_tt._tt.reorder import tt_reorder as reorder
 from jax_tt._tt.residual_shapes import tt_residual_shapes as residual_shapes
 from jax_tt._tt.round import tt_round as round
 from jax_tt._tt.shape import Cost as Cost
+from jax_tt._tt.sums import tt_add as add
+from jax_tt._tt.sums import tt_inner as inner
+from jax_tt._tt.sums import tt_norm as norm
 
 __all__ = [
     "Approximation",

@@ -87,7 +87,7 @@ def docstrings():
 
 
 # Examples of what only installations with native operations have.
-NATIVE = {"jax_tt._base.include.get_include", "jax_tt.optimizers.registered.register"}
+NATIVE = {"jax_tt._base.installed.get_include", "jax_tt.optimizers.registered.register"}
 
 
 @pytest.mark.parametrize("test", docstrings(), ids=lambda test: test.name)

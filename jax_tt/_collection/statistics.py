@@ -17,8 +17,7 @@ from jax_tt._base.arguments import as_int, as_positive
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, digits_in_range
-from jax_tt._jax.examples import axes_to_count, summed_like
-from jax_tt._jax.vma import all_shards
+from jax_tt._jax.vma import all_shards, axes_to_count, summed_like
 from jax_tt._table.change import has_cache
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table

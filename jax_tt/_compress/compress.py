@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_dtype, as_int, as_positive, one_of
-from jax_tt._base.progress import Progress
+from jax_tt._base.progress import Progress, text_table
 from jax_tt._base.rows_of_arrays import dense_table, exactly_one, row_blocks, row_weights
-from jax_tt._base.text import text_table
 from jax_tt._compress.candidates import KINDS, Candidate, candidates, smallest
 from jax_tt._compress.source import BLOCK, Source, looked_up
 from jax_tt._kinds.dense.table import DenseTable

@@ -10,8 +10,7 @@ import numpy as np
 
 from jax_tt._base.arguments import as_positive
 from jax_tt._base.progress import Progress
-from jax_tt._base.rows_of_arrays import row_weights
-from jax_tt._base.sample import sample_of
+from jax_tt._base.rows_of_arrays import row_weights, sample_of
 from jax_tt._compress.source import stored_rows, weighted_squares
 from jax_tt._ids import places
 from jax_tt._kinds.coded import product

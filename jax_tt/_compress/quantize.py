@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_int, one_of
-from jax_tt._base.rows_of_arrays import row_blocks, row_weights
-from jax_tt._base.sample import sample_of
+from jax_tt._base.rows_of_arrays import row_blocks, row_weights, sample_of
 from jax_tt._compress.fit import clipped, fitted
 from jax_tt._compress.source import BLOCK, stored_rows
 from jax_tt._kinds.quantized import codec

@@ -11,8 +11,7 @@ import numpy as np
 from jax_tt._base.arguments import as_dtype, as_int
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import dense_table
-from jax_tt._ids.id_order import IdOrder
-from jax_tt._ids.ordered_rows import OrderedRows
+from jax_tt._ids.id_order import IdOrder, OrderedRows
 from jax_tt._kinds.composite.sum import SumTable
 from jax_tt._ops.to_table import tt_to_table
 from jax_tt._table.copies import with_update

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.dtypes import x64_enabled
-from jax_tt._base.requires import require
+from jax_tt._base.installed import require
 from jax_tt._files import trains
 from jax_tt._files.kinds import READERS, Description, Pair, array_names, describe
 from jax_tt._formats.arrays import open_arrays

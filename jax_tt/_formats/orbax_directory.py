@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_tt._base.requires import require
+from jax_tt._base.installed import require
 from jax_tt._formats.archive import is_bomb
 from jax_tt._formats.stored import FileError, StoredArray, StoredArrays
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt._base.arguments import as_int
-from jax_tt._base.requires import require
+from jax_tt._base.installed import require
 
 
 def hash_ids(*features: Any, seed: int = 0) -> np.ndarray:

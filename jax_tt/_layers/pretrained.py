@@ -20,8 +20,7 @@ from jax_tt._files.tables import read_table, train_shapes
 from jax_tt._files.trains import Train
 from jax_tt._formats.arrays import open_arrays
 from jax_tt._formats.stored import FileError
-from jax_tt._ids.id_order import IdOrder
-from jax_tt._ids.ordered_rows import OrderedRows
+from jax_tt._ids.id_order import IdOrder, OrderedRows
 from jax_tt._kinds.dense.table import GivenRows
 from jax_tt._kinds.ordered.table import check_id_order
 from jax_tt._kinds.tensor_train.table import TTTable

@@ -18,10 +18,10 @@ from typing import Any
 
 import jax
 
-from jax_tt._base.precision import resolve_precision
+from jax_tt._base.dtypes import resolve_precision
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh, sums_over_explicit_axes
-from jax_tt._ids.out_of_range import add_out_of_range
+from jax_tt._ids.id_space import add_out_of_range
 from jax_tt._ids.parts import divided, whole
 from jax_tt._jax.reverse_only import first_order, reverse_only
 from jax_tt._jax.vma import sum_gradients, vary_over, varying_axes

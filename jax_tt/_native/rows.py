@@ -14,7 +14,7 @@ from jax_tt._base.arguments import as_positive
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import check_param_dtype
 from jax_tt._ids.batch import Batch
-from jax_tt._jax.gather import gathered
+from jax_tt._jax.rounding import gathered
 from jax_tt._native.dense import DENSE
 from jax_tt._native.native import NativeTable
 from jax_tt._native.table_call import Calls

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jax_tt._base import ffi
-from jax_tt._base.precision import tensor_float32
+from jax_tt._base.dtypes import tensor_float32
 from jax_tt._ids.batch import Batch
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_array, as_dtype
-from jax_tt._base.dtypes import widest
-from jax_tt._base.precision import resolve_precision
+from jax_tt._base.dtypes import resolve_precision, widest
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._table import whole
 from jax_tt._table.table import Table

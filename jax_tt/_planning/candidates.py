@@ -15,8 +15,7 @@ from jax_tt._base.host_table import host_table
 from jax_tt._base.rows_of_arrays import row_blocks
 from jax_tt._compress import candidates as small
 from jax_tt._compress.source import Source, measured_errors
-from jax_tt._ids.id_order import IdOrder
-from jax_tt._ids.ordered_rows import OrderedRows
+from jax_tt._ids.id_order import IdOrder, OrderedRows
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.table import QuantizedTable
 from jax_tt._tt.budget import least_params, predicted_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from jax_tt._base.text import text_table
+from jax_tt._base.progress import text_table
 from jax_tt._ids.placement import Layout, Placement
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.load import Load

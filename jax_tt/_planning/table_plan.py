@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jax_tt._base.text import text_table
+from jax_tt._base.progress import text_table
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._ops.describe import described_tt

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_dtype, one_of
+from jax_tt._base.dtypes import resolve_precision
 from jax_tt._base.environment import resolve_method
-from jax_tt._base.precision import resolve_precision
 from jax_tt.optimizers import Optimizer
 from jax_tt.optimizers._base import SLOT_DTYPES
 

@@ -9,8 +9,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._base.rows_of_arrays import row_weights
-from jax_tt._ids.id_order import IdOrder
-from jax_tt._ids.ordered_rows import OrderedRows
+from jax_tt._ids.id_order import IdOrder, OrderedRows
 from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.cores import checked_cores
 from jax_tt._tt.from_dense import tt_from_dense

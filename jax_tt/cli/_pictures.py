@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._base.requires import require
+from jax_tt._base.installed import require
 from jax_tt._formats.output import check_output, writing
 from jax_tt._formats.stored import FileError
 from jax_tt._ids.id_order import IdOrder

@@ -13,7 +13,7 @@ from jax_tt._compress.candidates import KINDS
 from jax_tt._compress.compress import compress
 from jax_tt._compress.residuals import tt_residuals
 from jax_tt._files.tables import check_tables_path, read_table, save
-from jax_tt._ids.ordered_rows import OrderedRows
+from jax_tt._ids.id_order import OrderedRows
 from jax_tt._kinds.composite.sum import SumTable
 from jax_tt._ops.to_table import tt_to_table
 from jax_tt._tt.from_dense import tt_from_dense

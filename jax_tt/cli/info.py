@@ -9,8 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.progress import Progress
-from jax_tt._base.text import text_table
+from jax_tt._base.progress import Progress, text_table
 from jax_tt._compress.residuals import residual_table
 from jax_tt._compress.source import measured_errors
 from jax_tt._files import trains
@@ -19,7 +18,7 @@ from jax_tt._files.tables import described_tables, errors_of, load, read_table, 
 from jax_tt._files.trains import core_names, order_name
 from jax_tt._formats.arrays import open_arrays
 from jax_tt._formats.stored import FileError, StoredArrays
-from jax_tt._ids.ordered_rows import OrderedRows
+from jax_tt._ids.id_order import OrderedRows
 from jax_tt._tt.approximation import measure
 from jax_tt._tt.rows import Rows
 from jax_tt._tt.shape import TTShape

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt._base.arguments import as_array
-from jax_tt._base.requires import require
+from jax_tt._base.installed import require
 
 _CHUNK = 1 << 24  # interactions of one sparse matrix
 _KEPT = 1 << 26  # interactions kept in memory; above this, the source is read again for every pass

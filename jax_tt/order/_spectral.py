@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from jax_tt._base.arguments import as_positive
+from jax_tt._base.installed import require
 from jax_tt._base.progress import Progress
-from jax_tt._base.requires import require
 from jax_tt.order._edges import Edges
 
 _OVERSAMPLING = 8

@@ -8,8 +8,8 @@ import numpy as np
 
 from jax_tt._base.arguments import as_int, as_positive
 from jax_tt._base.host_table import host_table
+from jax_tt._base.installed import require
 from jax_tt._base.progress import Progress
-from jax_tt._base.requires import require
 from jax_tt._base.rows_of_arrays import row_blocks
 from jax_tt._ids.id_order import IdOrder, order_of_rows
 from jax_tt._ops.to_dense import tt_to_dense

@@ -10,7 +10,7 @@ from jax.lax import DotAlgorithm, DotAlgorithmPreset, Precision
 import jax_tt
 import jax_tt.linen
 from jax_tt import optimizers
-from jax_tt._base.precision import resolve_precision, tensor_float32
+from jax_tt._base.dtypes import resolve_precision, tensor_float32
 from tests.conftest import method_fixture, running
 
 method = method_fixture("cuda_emulated", pytest.param("cuda", marks=pytest.mark.gpu))

@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_tt._base.arguments import as_array
 from jax_tt._base.host_table import host_table
-from jax_tt._base.sample import finite
+from jax_tt._base.rows_of_arrays import finite
 from jax_tt._kinds.coded import codec, product
 from jax_tt._kinds.coded.layout import CodeLayout
 

@@ -19,7 +19,7 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import digits_in_range, digits_of_integers
 from jax_tt._jax import backend
 from jax_tt._jax.by_platform import by_platform
-from jax_tt._jax.gather import gathered
+from jax_tt._jax.rounding import gathered
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._kinds.coded.assign import checked_rows, encoded_rows
 from jax_tt._kinds.coded.codes import check_constants, codes_at, constants_of, entries_at

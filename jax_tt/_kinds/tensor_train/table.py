@@ -14,7 +14,7 @@ from jax import lax
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import check_param_dtype
 from jax_tt._ids.id_space import IdSpace
-from jax_tt._jax.gather import gathered
+from jax_tt._jax.rounding import gathered
 from jax_tt._native.tt import TrainTable
 from jax_tt._table.copies import without_values
 from jax_tt._table.initial_rows import init_param

@@ -1,7 +1,22 @@
-"""Where the headers for extensions are."""
+"""What is installed: packages that some parts of the library need, and headers for extensions."""
 
+from __future__ import annotations
+
+import importlib
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+
+
+def require(module: str, purpose: str, extra: str) -> ModuleType:
+    """The module, or an error that names the extra that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(
+            f"{purpose} needs {package}, which is not installed: pip install 'jax-tt[{extra}]'."
+        ) from error
 
 
 def get_include() -> str:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._ids import bag_parts
 from jax_tt._ids.batch import HIGHEST_BIT, Batch, unsigned, with_marks
-from jax_tt._ids.explicit import over_explicit_axes, sums_over_explicit_axes
+from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._ids.parts import in_parts, join_parts, separate_parts
 from jax_tt._table.table import Table
 
@@ -25,10 +25,12 @@ def joined(table: Table, batches: Mapping[str, Batch]) -> Batch:
         return next(iter(batches.values()))
     parts = _of_one_form(table, batches)
     if table.parts > 1:
-        batch = over_explicit_axes(_join_parts_for(table), parts, parts[0], lambda axis: P(axis))
+        batch = over_explicit_axes(
+            _join_parts_for(table), parts, lambda: like_segments(parts[0], 1)
+        )
     else:
         # With an explicit sharding, the joined batch is replicated: shards of it would be no shards of the features.
-        batch = over_explicit_axes(_join, parts, parts[0], lambda axis: P())
+        batch = over_explicit_axes(_join, parts, P())
     return dataclasses.replace(batch, cut=_first_cut(list(batches.values())))
 
 
@@ -59,7 +61,8 @@ def separated(table: Table, sums: jax.Array, batches: Sequence[Batch]) -> Sequen
             for begin, end, shape in zip(ends[:-1], ends[1:], shapes, strict=True)
         )
 
-    return sums_over_explicit_axes(split if table.parts == 1 else split_parts, sums, batches)
+    call = split if table.parts == 1 else split_parts
+    return over_explicit_axes(call, sums, lambda: tuple(map(like_segments, batches)))
 
 
 def _join_parts_for(table: Table) -> Callable[[Sequence[Batch]], Batch]:

@@ -117,7 +117,7 @@ def count_batches(
     def count(inputs: tuple[jax.Array, Sequence[Batch]]) -> jax.Array:
         return _counted(tuple(described), *inputs)
 
-    after = over_explicit_axes(count, (joined, batches), batches[0], lambda axis: P())
+    after = over_explicit_axes(count, (joined, batches), P())
     return {name: after[k] for k, name in enumerate(counted)}
 
 

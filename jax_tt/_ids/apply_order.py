@@ -11,7 +11,7 @@ import numpy as np
 from jax_tt._base.arguments import narrow
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._ids.bags import as_ids, id_array
-from jax_tt._ids.explicit import like_explicit
+from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._ids.stored_order import LAST_PACKED, StoredRows
 
@@ -47,7 +47,7 @@ def mapped_ids(rows: StoredRows, ids: Any, name: str = "ids") -> jax.Array:
         inside = jnp.clip(ids, 0, last)
         return jnp.where(inside == ids, rows.at(inside).astype(ids.dtype), ids)
 
-    return like_explicit(look_up, (rows, array), array)
+    return over_explicit_axes(look_up, (rows, array), lambda: spec_of(array))
 
 
 def columns_by_id(rows: StoredRows, scores: jax.Array) -> jax.Array:
@@ -57,4 +57,4 @@ def columns_by_id(rows: StoredRows, scores: jax.Array) -> jax.Array:
         rows, scores = operands
         return scores.at[..., rows.whole()].get(mode="promise_in_bounds", unique_indices=True)
 
-    return like_explicit(pick, (rows, scores), scores)
+    return over_explicit_axes(pick, (rows, scores), lambda: spec_of(scores))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -15,90 +15,37 @@ Inputs = TypeVar("Inputs")
 Result = TypeVar("Result")
 
 
-def pooled_over_explicit_axes(
-    call: Callable[[Inputs], jax.Array], inputs: Inputs, batch: Batch
-) -> jax.Array:
-    """``call(inputs)``, sums ``[S, nb, D]`` that are sharded like the segments of the batch."""
-    return over_explicit_axes(call, inputs, batch, _like_segments)
+def over_explicit_axes(call: Callable[[Inputs], Result], inputs: Inputs, specs: Any) -> Result:
+    """``call(inputs)``, in automatic mode if an input has an explicit sharding.
 
+    JAX cannot infer the sharding of a gather if both the table and the ids have an explicit one.
 
-def sums_over_explicit_axes(
-    call: Callable[[Inputs], tuple[jax.Array, ...]], inputs: Inputs, batches: Sequence[Batch]
-) -> tuple[jax.Array, ...]:
-    """`pooled_over_explicit_axes` for the sums of several batches."""
-    return _automatic(call, inputs, lambda: tuple(_like_segments(_axis(b)) for b in batches))
-
-
-def lists_over_explicit_axes(
-    call: Callable[[Inputs], list[jax.Array]], inputs: Inputs, batches: Sequence[Batch]
-) -> list[jax.Array]:
-    """``call(inputs)``, one array ``[S, cap]`` per batch, which is sharded like the segments of the batch."""
-    return _automatic(call, inputs, lambda: [P(_axis(batch), None) for batch in batches])
-
-
-def over_explicit_axes(
-    call: Callable[[Inputs], Result], inputs: Inputs, batch: Batch, specs: Callable[[Any], Any]
-) -> Result:
-    """``call(inputs)`` with results sharded as ``specs(axis)``, where ``axis`` is that of the segments of the batch.
-
-    JAX cannot infer the sharding of a gather if both the table and the ids have an explicit one, so the call is made
-    in automatic mode.
+    Args:
+        call: a function of arrays.
+        inputs: its argument, a tree of arrays.
+        specs: partition specs of the results, or a function that returns them.
     """
-    return _automatic(call, inputs, lambda: specs(_axis(batch)))
-
-
-def replicated_over_explicit_axes(call: Callable[[Inputs], Result], inputs: Inputs) -> Result:
-    """``call(inputs)`` with results that every device has all of."""
-    return _automatic(call, inputs, P)
-
-
-def sharded_over_explicit_axes(
-    call: Callable[[Inputs], Result], inputs: Inputs, axis: Any
-) -> Result:
-    """``call(inputs)`` with results whose first axis is divided over mesh axes."""
-    return _automatic(call, inputs, lambda: P(axis))
-
-
-def specified_over_explicit_axes(
-    call: Callable[[Inputs], Result], inputs: Inputs, specs: Any
-) -> Result:
-    """``call(inputs)`` with results sharded as ``specs``, a tree of the same structure."""
-    return _automatic(call, inputs, lambda: specs)
-
-
-def _automatic(
-    call: Callable[[Inputs], Result], inputs: Inputs, specs: Callable[[], Any]
-) -> Result:
     mesh = explicit_mesh(inputs)
     if mesh is None:
         return call(inputs)
     out = jax.tree.map(
-        lambda p: NamedSharding(mesh, p), specs(), is_leaf=lambda p: isinstance(p, P)
+        lambda p: NamedSharding(mesh, p),
+        specs() if callable(specs) else specs,
+        is_leaf=lambda p: isinstance(p, P),
     )
     automatic: Any = jax.sharding.auto_axes(call, out_sharding=out)
     return automatic(inputs)
 
 
-def _axis(batch: Batch) -> Any:
-    """The mesh axis that the segments of a batch are sharded over."""
-    spec: Any = getattr(jax.typeof(batch.ids).sharding, "spec", P())
-    return spec[0] if len(spec) else None
+def spec_of(array: jax.Array) -> Any:
+    """The partition spec of an array; that of a replicated one outside of explicit meshes."""
+    return getattr(jax.typeof(array).sharding, "spec", P())
 
 
-def _like_segments(axis: Any) -> P:
-    return P(axis, None, None)
-
-
-def like_explicit(
-    call: Callable[[Inputs], jax.Array], inputs: Inputs, like: jax.Array
-) -> jax.Array:
-    """``call(inputs)``, whose result has the shape and the sharding of ``like``."""
-    mesh = explicit_mesh(inputs)
-    if mesh is None:
-        return call(inputs)
-    spec: Any = getattr(jax.typeof(like).sharding, "spec", P())
-    automatic: Any = jax.sharding.auto_axes(call, out_sharding=NamedSharding(mesh, spec))
-    return automatic(inputs)
+def like_segments(batch: Batch, ndim: int = 3) -> P:
+    """The partition spec of arrays whose first axis is sharded like the segments of a batch."""
+    spec = spec_of(batch.ids)
+    return P(spec[0] if len(spec) else None, *[None] * (ndim - 1))
 
 
 def reshape_rows(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._ids.batch import Batch, largest, of_positions, pool, present
-from jax_tt._ids.explicit import pooled_over_explicit_axes, reshape_rows
+from jax_tt._ids.explicit import like_segments, over_explicit_axes, reshape_rows
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._ids.inputs import one_bag_per_position
 from jax_tt._table.options import IGNORED, Lookup
@@ -40,7 +40,7 @@ def combine(lookup: Lookup, table: Table, batch: Batch, sums: jax.Array) -> jax.
             return _maximum(_reads_row(table, batch, lookup), batch, sums)
         return _divided(combiner, batch, sums)
 
-    return pooled_over_explicit_axes(combined, (batch, sums), batch)
+    return over_explicit_axes(combined, (batch, sums), lambda: like_segments(batch))
 
 
 def _divided(combiner: str, batch: Batch, sums: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ import jax
 
 from jax_tt._base.dtypes import resolve_precision
 from jax_tt._ids.batch import Batch
-from jax_tt._ids.explicit import explicit_mesh, sums_over_explicit_axes
+from jax_tt._ids.explicit import explicit_mesh, like_segments, over_explicit_axes
 from jax_tt._ids.id_space import add_out_of_range
 from jax_tt._ids.parts import divided, whole
 from jax_tt._jax.reverse_only import first_order, reverse_only
@@ -108,8 +108,8 @@ def pooled_sums(
     if explicit_mesh(calls) is not None:
         # There, in automatic mode, the mesh has no explicit axes.
         assert wide is None  # the sums of tables may differ in their shardings
-        batches = [call.batch for call in calls]
-        return sums_over_explicit_axes(_sums_in_automatic_mode, (calls, shared), batches)
+        specs = tuple(like_segments(call.batch) for call in calls)
+        return over_explicit_axes(_sums_in_automatic_mode, (calls, shared), specs)
     by_rule: dict[int, Call] = {}
     sums: dict[int, jax.Array] = {}
     for k, call in enumerate(calls):

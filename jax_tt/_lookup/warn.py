@@ -32,7 +32,7 @@ def warn_out_of_range(table: Table, batch: Batch) -> None:
         return found[0]
 
     # The mesh comes with a result: outside of a context with a mesh, JAX does not take it from the inputs.
-    over_explicit_axes(warn, batch, batch, lambda axis: P())
+    over_explicit_axes(warn, batch, P())
 
 
 # Eager calls find the program again by the table.

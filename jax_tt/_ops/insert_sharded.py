@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import words
-from jax_tt._ids.explicit import specified_over_explicit_axes
+from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._kinds.hashed.table import HashTable
 from jax_tt._kinds.sharded.exchange import exchanged, other_rounds
 from jax_tt._kinds.sharded.group import ShardedGroup, inside_shard_map
@@ -73,7 +73,7 @@ def _insert_in_group(
         def call(given: Any) -> Any:
             return group.on_devices(local, (specs,), changed)(given)
 
-        after = specified_over_explicit_axes(call, given, changed)
+        after = over_explicit_axes(call, given, changed)
     return [
         (
             Inserted(None, None, dict(zip(COUNTERS, counts, strict=True)), None),

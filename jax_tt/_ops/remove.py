@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.arguments import as_positive
-from jax_tt._ids.explicit import sharded_over_explicit_axes
+from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._ops.inserting import Evicted, keys_of_ids
@@ -101,7 +102,7 @@ def remove_keys(
         size = whole.num_embeddings if size is None else size
         axes = anywhere.axes if anywhere.divided else None
         slots = {name: state[name] for name in (*KEYS, CLOCK)}
-        given[_CHOSEN] = _chosen(whole, where, sharded_over_explicit_axes(_view, slots, axes))
+        given[_CHOSEN] = _chosen(whole, where, over_explicit_axes(_view, slots, P(axes)))
     size = size if size == 0 and where is None else as_positive("size", size)
     static = size, whole.method(Lookup(method=method), state)
     if anywhere.divided:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import require_arrays
 from jax_tt._ids.batch import Batch, present
-from jax_tt._ids.explicit import over_explicit_axes
+from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._jax import backend as _backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._kinds.cached.keys import count_batch, hits_of, keys_of, misses_of
@@ -155,13 +155,11 @@ class RowCachedTable(Wrapper):
             return count_batch(*inputs, self.cache.scoring, lookup.method, lookup.axis_name)
 
         keys, slots = over_explicit_axes(
-            found, (batch, directory.tags), batch, lambda axis: (P(axis, None), P(axis, None))
+            found, (batch, directory.tags), lambda: (like_segments(batch, 2),) * 2
         )
         if lookup.train:
             whole = jax.tree.map(lambda _: P(), directory)
-            directory = over_explicit_axes(
-                counted, (directory, keys, slots), batch, lambda axis: whole
-            )
+            directory = over_explicit_axes(counted, (directory, keys, slots), whole)
         return {**state, **named_directory(directory)}, dataclasses.replace(batch, slots=slots)
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:

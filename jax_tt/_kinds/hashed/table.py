@@ -10,12 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.arguments import as_int, as_positive, one_of
 from jax_tt._base.storage import require_arrays
 from jax_tt._ids.batch import Batch, present
-from jax_tt._ids.explicit import lists_over_explicit_axes, over_explicit_axes
+from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, outside
 from jax_tt._ids.keys import keys_of, slots_of
 from jax_tt._native import hash_backend
@@ -278,7 +277,7 @@ def rows_of_missing_keys(
 
     inputs = {SEED: state[SEED]}, given, prepared
     values, ids = over_explicit_axes(
-        missing_rows, inputs, prepared, lambda axis: (P(axis, None),) * 2
+        missing_rows, inputs, lambda: (like_segments(prepared, 2),) * 2
     )
     batch = dataclasses.replace(prepared, ids=ids, slots=None, padded=False)
     # The size of a symbolic batch is not known here; all ids are rows of the array or negative.
@@ -353,7 +352,7 @@ def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> li
         return [x.reshape(batch.ids.shape[:2]) for x, (_, batch) in zip(slots, inputs, strict=True)]
 
     asked = [({name: lookups[k][1][name] for name in KEYS}, batches[k]) for k in new]
-    slots = lists_over_explicit_axes(find, asked, [batch for _, batch in asked])
+    slots = over_explicit_axes(find, asked, lambda: [like_segments(b, 2) for _, b in asked])
     for k, of_batch in zip(new, slots, strict=True):
         batches[k] = dataclasses.replace(batches[k], slots=of_batch)
     return batches

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._ids.explicit import sharded_over_explicit_axes
+from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._kinds.sharded.programs import Local
 from jax_tt._kinds.sharded.requests import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
@@ -42,7 +42,7 @@ def grow_sharded(table: ShardedTable, state: State, growth: Growth) -> Change:
         def call(arrays: Any) -> Any:
             return table.group(Lookup()).on_devices(local, (spec,), spec)(arrays)
 
-        return sharded_over_explicit_axes(call, arrays, table.axes)
+        return over_explicit_axes(call, arrays, spec)
 
     change = grow_shards(table.table, table.sharding.shard, arrays, growth, on_shards)
     new = dataclasses.replace(table, table=change.table)

@@ -15,11 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.storage import require_arrays
 from jax_tt._ids.batch import Batch
-from jax_tt._ids.explicit import (
-    replicated_over_explicit_axes,
-    sharded_over_explicit_axes,
-    specified_over_explicit_axes,
-)
+from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._ids.placement import Layout, Placement, stored_rows
 from jax_tt._kinds.sharded.columns import (
     columns_of_rows,
@@ -201,7 +197,7 @@ class ShardedTable(Wrapper):
 
         (name,) = self.table.spec.param_names
         inputs = key, jnp.asarray(self.layout.page_table)
-        return {name: self._placed(sharded_over_explicit_axes(draw, inputs, self.axis))}
+        return {name: self._placed(over_explicit_axes(draw, inputs, P(self.axis)))}
 
     def _initial(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
         arrays = {name: rows_of_shards(a, self.layout.columns) for name, a in arrays.items()}
@@ -276,8 +272,8 @@ class ShardedTable(Wrapper):
         arrays = {name: state[name] for name in self.sharding.names}
         devices = self.layout.devices
         if stay_in_slots(self.table, arrays, devices):
-            moved = sharded_over_explicit_axes(
-                lambda shards: relocated(self.table, shards, devices), arrays, self.axis
+            moved = over_explicit_axes(
+                lambda shards: relocated(self.table, shards, devices), arrays, P(self.axis)
             )
         else:
             moved = relocated(self.table, arrays, devices)
@@ -341,7 +337,7 @@ class ShardedTable(Wrapper):
             run = self.group(Lookup()).on_devices(local, (sharded, P()), (sharded, P()))
             return run(*inputs)
 
-        return specified_over_explicit_axes(call, (arrays, given), (sharded, P()))
+        return over_explicit_axes(call, (arrays, given), (sharded, P()))
 
     def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
         layout, mesh = self._whole_rows, self.mesh
@@ -373,7 +369,7 @@ class ShardedTable(Wrapper):
 
     def _keys_in_pieces(self, state: State) -> dict[str, Any]:
         arrays = {name: state[name] for name in self.sharding.names}
-        pieces = sharded_over_explicit_axes(self._keys_by_device, arrays, self.axis)
+        pieces = over_explicit_axes(self._keys_by_device, arrays, P(self.axis))
         return {
             name: self._in_place(name, x)
             for name, x in {**state, **pieces}.items()
@@ -438,7 +434,7 @@ class ShardedTable(Wrapper):
             return moved_rows(shards, tables, layouts, count, mesh, self.axes)
 
         inputs = dict(arrays), (pages, jnp.asarray(after.page_table))
-        return sharded_over_explicit_axes(move, inputs, self.axis)
+        return over_explicit_axes(move, inputs, P(self.axis))
 
     def by_row(self, state: State) -> dict[str, Any]:
         """The state as that of the wrapped table, whose entry k is that of row k, e.g. for a checkpoint.
@@ -448,7 +444,7 @@ class ShardedTable(Wrapper):
         """
         require_arrays(self, state, (PAGES,))
         if self.ids.takes_keys:
-            return replicated_over_explicit_axes(self._keys_by_device, dict(state))
+            return over_explicit_axes(self._keys_by_device, dict(state), P())
         others = {name: state[name] for name in state if name != PAGES}
         columns = self.layout.columns
         if sum(state[name].nbytes for name in self.row_arrays) > _WHOLE_BYTES:
@@ -458,7 +454,7 @@ class ShardedTable(Wrapper):
             cut = functools.partial(
                 jax.tree.map, lambda array: rows_of_table(array[: self.num_stored], columns)
             )
-            return others | replicated_over_explicit_axes(cut, moved)
+            return others | over_explicit_axes(cut, moved, P())
 
         def gathered(state: Any) -> dict[str, Any]:
             rows = stored_rows(self.layout, state[PAGES], jnp.arange(self.num_stored))
@@ -467,7 +463,7 @@ class ShardedTable(Wrapper):
                 for name in self.row_arrays
             }
 
-        return others | replicated_over_explicit_axes(gathered, dict(state))
+        return others | over_explicit_axes(gathered, dict(state), P())
 
     @functools.cached_property
     def row_arrays(self) -> dict[str, float | None]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jax_tt._ids import bag_parts, keyed_checks
 from jax_tt._ids.bags import Bags
@@ -98,10 +97,7 @@ class KeyedBags:
         >>> batch["a"].offsets, batch["b"].offsets
         (array([0, 1, 3], dtype=int32), array([0, 0], dtype=int32))
         """
-        keys = keyed_checks.names(keys)
-        keyed_checks.refuse_split_ids("ids", ids)
-        sizes = keyed_checks.sizes(keys, batch_sizes, np.shape(offsets), "offsets")
-        keyed_checks.offsets(keys, sizes, offsets, np.shape(ids), capacity)
+        keys, sizes = keyed_checks.ragged(keys, ids, "offsets", offsets, batch_sizes, capacity)
         bags = Bags.from_offsets(ids, offsets, weights, capacity=capacity)
         return cls.of(bags, keys, sizes)
 
@@ -121,12 +117,8 @@ class KeyedBags:
         Args:
             keys, ids, weights, batch_sizes, capacity: as in `from_offsets`.
             lengths: ``[sum of batch_sizes]`` non-negative integers.
-
         """
-        keys = keyed_checks.names(keys)
-        keyed_checks.refuse_split_ids("ids", ids)
-        sizes = keyed_checks.sizes(keys, batch_sizes, np.shape(lengths), "lengths")
-        keyed_checks.lengths(keys, sizes, lengths, np.shape(ids), capacity)
+        keys, sizes = keyed_checks.ragged(keys, ids, "lengths", lengths, batch_sizes, capacity)
         bags = Bags.from_lengths(ids, lengths, weights, capacity=capacity)
         return cls.of(bags, keys, sizes)
 

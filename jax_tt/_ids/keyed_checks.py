@@ -141,49 +141,42 @@ def _integers(keys: tuple[str, ...], batch_sizes: Any) -> tuple[int, ...]:
     return found
 
 
-def offsets(
-    keys: tuple[str, ...],
-    batch_sizes: tuple[int, ...],
-    given: Any,
-    ids: tuple[int, ...],
-    capacity: int | None,
-) -> None:
-    """Raises for offsets on the host that decrease, or that do not end with the ids."""
-    given = as_array("offsets", given)
-    if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu" or len(ids) != 1:
-        return  # what `Bags` checks
+def ragged(
+    keys: Any, ids: Any, argument: str, given: Any, batch_sizes: Any, capacity: int | None
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The names of features and their numbers of bags.
+
+    Raises for offsets or lengths, which ``argument`` says, that do not fit the ids; their values are looked at on the
+    host.
+    """
+    keys = names(keys)
+    refuse_split_ids("ids", ids)
+    batch_sizes = sizes(keys, batch_sizes, np.shape(given), argument)
+    given = as_array(argument, given)
+    if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu" or np.ndim(ids) != 1:
+        return keys, batch_sizes  # `Bags` checks the rest
+    ends = argument == "offsets"
     wide = given.astype(np.int64)
-    falls = np.flatnonzero(np.diff(wide) < 0)
-    if falls.size:
-        at = int(falls[0])
+    wrong = np.flatnonzero((np.diff(wide) if ends else given) < 0)
+    if wrong.size:
+        at = int(wrong[0])
         key, bag = _bag(keys, batch_sizes, at)
         raise ValueError(
             f"offsets: decrease from {wide[at]} to {wide[at + 1]} at position {at + 1}, the end of bag {bag} of "
             f"feature {key!r}; expected non-decreasing starts of bags."
+            if ends
+            else f"lengths: got {given[at]} for bag {bag} of feature {key!r}; expected at least 0."
         )
-    _check_end("offsets: end at", keys, int(wide[-1]), ids[0], capacity)
-
-
-def lengths(
-    keys: tuple[str, ...],
-    batch_sizes: tuple[int, ...],
-    given: Any,
-    ids: tuple[int, ...],
-    capacity: int | None,
-) -> None:
-    """Raises for lengths on the host that are negative, or whose sum is not the number of ids."""
-    given = as_array("lengths", given)
-    if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu" or len(ids) != 1:
-        return  # what `Bags` checks
-    negative = np.flatnonzero(given < 0)
-    if negative.size:
-        at = int(negative[0])
-        key, bag = _bag(keys, batch_sizes, at)
+    end, count = int(wide[-1] if ends else wide.sum()), np.shape(ids)[0]
+    what = f"{argument}: {'end at' if ends else 'sum to'} {end}, with the last bag of feature {keys[-1]!r}"
+    if end > count:
+        raise ValueError(f"{what}, but there are only {count} ids; expected at most {count}.")
+    if end < count != capacity:
         raise ValueError(
-            f"lengths: got {given[at]} for bag {bag} of feature {key!r}; expected at least 0."
+            f"{what}, but there are {count} ids, and those left over would be in no bag. If they are padding, pass "
+            f"capacity={count}."
         )
-    end = int(given.astype(np.int64).sum())
-    _check_end("lengths: sum to", keys, end, ids[0], capacity)
+    return keys, batch_sizes
 
 
 def flat_on_host(key: str, given: Any) -> Bags:
@@ -221,18 +214,3 @@ def _bag(keys: tuple[str, ...], batch_sizes: tuple[int, ...], number: int) -> tu
     ends = list(itertools.accumulate(batch_sizes))
     at = int(np.searchsorted(ends, number, side="right"))
     return keys[at], number - (ends[at] - batch_sizes[at])
-
-
-def _check_end(
-    what: str, keys: tuple[str, ...], end: int, count: int, capacity: int | None
-) -> None:
-    if end > count:
-        raise ValueError(
-            f"{what} {end}, with the last bag of feature {keys[-1]!r}, but there are only {count} ids; expected at "
-            f"most {count}."
-        )
-    if end < count != capacity:
-        raise ValueError(
-            f"{what} {end}, with the last bag of feature {keys[-1]!r}, but there are {count} ids, and those left over "
-            f"would be in no bag. If they are padding, pass capacity={count}."
-        )

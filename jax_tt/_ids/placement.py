@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_int, as_positive
-from jax_tt._base.mix import mix
+from jax_tt._base.words import mix
 
 # The page table is on every device: pages of a default size, and those of any size.
 _USUAL_PAGES = 2**16

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.mix import mix, mix_wide
+from jax_tt._base.words import mix, mix_wide
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
 from jax_tt._table.types import State

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_tt._sets.miss_ratio import miss_ratio_curve, stream
-from jax_tt._sets.row_cache import RowCache
-from jax_tt._sets.suggest import entry_bytes
+from jax_tt._sets.row_cache import RowCache, entry_bytes
 
 # A cache whose rows take a smaller share of the lookups, or not so many times their share of the rows, is not worth it.
 _LEAST_HITS, _LEAST_SKEW = 0.2, 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.mix import bucket_of, bucket_within_set, set_of
+from jax_tt._base.words import bucket_of, bucket_within_set, set_of
 from jax_tt._sets.cache_directory import CacheDirectory
 from jax_tt._sets.scores import MOST_COUNTED
 

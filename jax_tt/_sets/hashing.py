@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.mix import mix
+from jax_tt._base.words import mix
 
 _SET, _WORD, _OWNER = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt._base.arguments import one_of
-from jax_tt._base.mix import mix_wide
+from jax_tt._base.words import mix_wide
 
 POLICIES = ("lru", "ideal")
 _POINTS = 64  # default number of sizes

@@ -7,18 +7,20 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jax_tt._base.arguments import as_dtype, as_int, one_of
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._sets.cache_directory import POLICIES
+from jax_tt._sets.miss_ratio import stream
 from jax_tt._sets.scores import Scoring
-from jax_tt._sets.suggest import suggest_sizes
 from jax_tt.optimizers import Optimizer
 
 GRADIENTS = ("rows", "cores")
 
 _ROOM = 16  # ghosts per bucket; a batch searches one bucket per distinct miss
 _MAX_SLOTS = 2**31 - 1
+_CAUTION = 4  # requests of the coldest cached row relative to the largest error of a count
 
 
 def _check_positive(name: str, value: Any) -> None:
@@ -164,10 +166,7 @@ class RowCache:
         (496, 4166)
         """
         probe = cls(capacity=1, **{"dtype": dtype, **options})
-        capacity, counters = suggest_sizes(
-            ids, budget_bytes, features, probe.dtype, optimizer, probe.policy, probe.ways
-        )
-        return dataclasses.replace(probe, capacity=capacity, counters=counters)
+        return _suggested(probe, ids, budget_bytes, features, optimizer)
 
     @property
     def scoring(self) -> Scoring:
@@ -199,3 +198,47 @@ class RowCache:
                 "them in 64 bits. Set it, or use the table without a cache."
             )
         return jnp.int64
+
+
+def _suggested(
+    cache: RowCache, ids: Any, budget_bytes: int, features: int, optimizer: Optimizer | None
+) -> RowCache:
+    """The cache with the capacity and the counters that `RowCache.suggest` describes."""
+    budget, features = as_int("budget_bytes", budget_bytes), as_int("features", features)
+    counts = np.sort(np.unique(stream(ids), return_counts=True)[1])[::-1].astype(np.int64)
+    if not counts.size:
+        raise ValueError("ids: got none; expected a sample of the ids that the table is asked for.")
+    slot, counter = entry_bytes(
+        int(np.asarray(ids).max()), features, as_dtype("dtype", cache.dtype, jnp.float32), optimizer
+    )
+    capacity = np.arange(1, counts.size + 1)
+    if cache.policy == "lfu":
+        misses = counts.sum() - np.cumsum(counts)
+        counters = _CAUTION * misses // counts
+    else:
+        counters = 4 * capacity
+    least = np.minimum(4 * capacity, counts.size)
+    most = np.maximum(least, min(counts.size, budget // (3 * counter)))
+    counters = np.clip(counters, least, most)
+    fits = np.flatnonzero(slot * capacity + counter * counters <= budget)
+    if not fits.size:
+        raise ValueError(
+            f"budget_bytes: got {budget_bytes}; expected at least {slot + counter * int(counters[0])}, for one row and "
+            "its counters."
+        )
+    best = int(capacity[fits[-1]])
+    if best > cache.ways:
+        best -= best % cache.ways  # whole sets, since rounding up would exceed the budget
+    return dataclasses.replace(cache, capacity=best, counters=int(counters[best - 1]))
+
+
+def entry_bytes(
+    largest_id: int, features: int, dtype: Any, optimizer: Optimizer | None
+) -> tuple[int, int]:
+    """Bytes of a slot, with its row and the optimizer state of the row, and of a counter."""
+    counter = 20 if largest_id > 2**31 - 1 else 16
+    kinds = optimizer.slots if optimizer else ()
+    state = sum(
+        jnp.dtype(kind.dtype).itemsize * (1 if kind.rowwise else features) for kind in kinds
+    )
+    return features * jnp.dtype(dtype).itemsize + state + counter - 4, counter

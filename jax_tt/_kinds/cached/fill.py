@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.mix import set_of
+from jax_tt._base.words import set_of
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.cached.maintain import populate
 from jax_tt._kinds.cached.names import directory_of, named_directory

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.mix import bucket_of, set_of
+from jax_tt._base.words import bucket_of, set_of
 from jax_tt._kinds.cached.maintain import written_back
 from jax_tt._kinds.cached.names import ROWS, directory_of, named_directory, outer_name
 from jax_tt._kinds.cached.table import RowCachedTable

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.dtypes import x64_enabled
-from jax_tt._base.mix import mix
+from jax_tt._base.words import mix
 from jax_tt._ids.placement import Layout, Paged, paged
 from jax_tt._kinds.sharded.exchange import exchanged, other_rounds
 from jax_tt._kinds.sharded.programs import Local, over_devices

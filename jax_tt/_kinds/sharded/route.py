@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from jax_tt._base.ffi import available
-from jax_tt._base.mix import mix
+from jax_tt._base.words import mix
 from jax_tt._jax.by_platform import by_platform
 from jax_tt._native.route import route_distinct
 

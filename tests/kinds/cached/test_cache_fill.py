@@ -12,7 +12,7 @@ from flax import nnx
 import jax_tt
 import jax_tt.linen
 from jax_tt import RowCache
-from jax_tt._base.mix import set_of
+from jax_tt._base.words import set_of
 from tests.helpers import assert_close, dense_table, make_case
 from tests.kinds.cached import cache_parts
 from tests.kinds.cached.cache_case import SHAPE, D, N, same, trained, warm

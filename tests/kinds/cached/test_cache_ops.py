@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._base.mix import bucket_of
+from jax_tt._base.words import bucket_of
 from jax_tt._native import cache as native_cache
 from jax_tt._native import cache_backend
 from jax_tt._sets import cache_reference

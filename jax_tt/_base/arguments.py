@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,13 @@ def as_positive(name: str, value: Any) -> int:
     if number < 1:
         raise ValueError(f"{name}: got {number}; expected an integer >= 1.")
     return number
+
+
+def as_number(name: str, value: Any, expected: str, holds: Callable[[float], bool]) -> float:
+    """A number, not a bool, for which ``holds``; ``expected`` is that in words."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+        raise ValueError(f"{name}: got {value!r}; expected {expected}.")
+    return float(value)
 
 
 def as_array(name: str, value: Any) -> Any:

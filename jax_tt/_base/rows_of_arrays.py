@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, as_int
+from jax_tt._base.arguments import as_array, as_int, as_number
 from jax_tt._base.host_table import host_table
 
 
@@ -24,11 +24,12 @@ def exactly_one(**choices: Any) -> None:
 
 
 def relative_tolerance(value: Any) -> float:
-    return _number("tolerance", value, "a relative error of at least 0 and below 1, e.g. 0.1", 0, 1)
+    expected = "a relative error of at least 0 and below 1, e.g. 0.1"
+    return as_number("tolerance", value, expected, lambda x: 0 <= x < 1)
 
 
 def ridge_weight(value: Any) -> float:
-    return _number("ridge", value, "a finite number of at least 0", 0, math.inf)
+    return as_number("ridge", value, "a finite number of at least 0", lambda x: 0 <= x < math.inf)
 
 
 def number_of_sweeps(value: Any) -> int:
@@ -36,12 +37,6 @@ def number_of_sweeps(value: Any) -> int:
     if number < 0:
         raise ValueError(f"sweeps: got {number}; expected an integer of at least 0.")
     return number
-
-
-def _number(name: str, value: Any, expected: str, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < high:
-        raise ValueError(f"{name}: got {value!r}; expected {expected}.")
-    return float(value)
 
 
 def row_weights(value: Any, n: int) -> np.ndarray | None:

@@ -79,7 +79,7 @@ def check_output(
         raise FileError(
             f"{name}: {how} {other}, which would be lost or changed; expected another place for the output."
         )
-    try:
+    with _errors_of(name):
         _check_target(name, target, overwrite, contents if directory else None)
         folder = os.path.dirname(target)
         if not os.path.isdir(folder):
@@ -88,10 +88,6 @@ def check_output(
             )
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except FileError:
-        raise
-    except OSError as error:
-        raise in_words(error, name, "cannot be written") from error
 
 
 @contextlib.contextmanager
@@ -109,28 +105,24 @@ def writing(
     name = os.fsdecode(path)
     target = os.path.realpath(name)
     folder = os.path.dirname(target)
-    try:
-        with tempfile.TemporaryDirectory(
+    with (
+        _errors_of(name),
+        tempfile.TemporaryDirectory(
             ".unfinished", ".jax_tt_", folder, ignore_cleanup_errors=True
-        ) as place:
-            new = os.path.join(place, "new")
-            yield new
-            if not directory:
-                _open_to_readers(new, target, os.path.join(place, "usual"))
-            _flush(new)
-            if directory:
-                _swap(new, target, overwrite=overwrite)
-            elif overwrite:
-                os.replace(new, target)
-            else:
-                _move_to_free_name(new, target)
-            _flush_directory(folder)
-    except FileError:
-        raise
-    except FileExistsError as error:
-        raise _exists(name) from error
-    except OSError as error:
-        raise in_words(error, name, "cannot be written") from error
+        ) as place,
+    ):
+        new = os.path.join(place, "new")
+        yield new
+        if not directory:
+            _open_to_readers(new, target, os.path.join(place, "usual"))
+        _flush(new)
+        if directory:
+            _swap(new, target, overwrite=overwrite)
+        elif overwrite:
+            os.replace(new, target)
+        else:
+            _move_to_free_name(new, target)
+        _flush_directory(folder)
 
 
 @contextlib.contextmanager
@@ -147,7 +139,7 @@ def resuming(path: str | os.PathLike[str], contents: Contents, *, overwrite: boo
     name = os.fsdecode(path)
     folder, last = os.path.split(os.path.realpath(name))
     place = os.path.join(folder, f".jax_tt_{last}.unfinished")
-    try:
+    with _errors_of(name):
         os.makedirs(place, exist_ok=True)
         lock = os.open(place, os.O_RDONLY)
         try:
@@ -162,16 +154,6 @@ def resuming(path: str | os.PathLike[str], contents: Contents, *, overwrite: boo
             _swap(place, os.path.join(folder, last), overwrite=overwrite)
         finally:
             os.close(lock)
-    except FileError:
-        raise
-    except FileExistsError as error:
-        raise _exists(name) from error
-    except BlockingIOError as error:
-        raise FileError(
-            f"{name}: is being written by another call; wait for it, or name another output."
-        ) from error
-    except OSError as error:
-        raise in_words(error, name, "cannot be written") from error
 
 
 def places_of(path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -213,6 +195,23 @@ def _check_target(name: str, target: str, overwrite: bool, contents: Contents | 
             f"{name}: is not {contents.name}, or holds other files as well; only a directory with nothing but "
             f"{contents.name} in it is replaced. Name a new one."
         )
+
+
+@contextlib.contextmanager
+def _errors_of(name: str) -> Iterator[None]:
+    """Raises a `FileError` for what goes wrong while an output is written."""
+    try:
+        yield
+    except FileError:
+        raise
+    except FileExistsError as error:
+        raise _exists(name) from error
+    except BlockingIOError as error:
+        raise FileError(
+            f"{name}: is being written by another call; wait for it, or name another output."
+        ) from error
+    except OSError as error:
+        raise in_words(error, name, "cannot be written") from error
 
 
 def _exists(name: str) -> FileError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -48,14 +48,8 @@ def in_parts(batch: Batch, parts: int) -> Batch:
         return filled.reshape(parts, bags * capacity, *array.shape[2:])
 
     there = np.clip(segments - bags * np.arange(parts)[:, None], 0, np.arange(bags + 1))
-    return dataclasses.replace(
-        batch,
-        ids=cut(batch.ids),
-        offsets=jnp.asarray(there * capacity, jnp.int32),
-        weights=None if batch.weights is None else cut(batch.weights),
-        slots=None if batch.slots is None else cut(batch.slots),
-        rectangular=False,
-    )
+    offsets = jnp.asarray(there * capacity, jnp.int32)
+    return dataclasses.replace(_mapped(cut, batch), offsets=offsets, rectangular=False)
 
 
 def join_parts(batches: Sequence[Batch]) -> Batch:
@@ -78,6 +72,12 @@ def separate_parts(sums: jax.Array, batches: Sequence[Batch]) -> list[jax.Array]
     return [whole(part, batch) for part, batch in zip(own, batches, strict=True)]
 
 
+def _mapped(function: Callable[[jax.Array], jax.Array], batch: Batch) -> Batch:
+    """The batch with another array in place of each that has positions."""
+    mapped = jax.tree.map(function, dataclasses.replace(batch, offsets=None))
+    return dataclasses.replace(mapped, offsets=batch.offsets)
+
+
 def _ragged(batch: Batch) -> bool:
     return batch.num_segments == 1 and not batch.rectangular
 
@@ -90,16 +90,14 @@ def _bags_of_part(batch: Batch, parts: int) -> int:
 def _with_a_position(batch: Batch) -> Batch:
     """A batch of no positions with one that no bag has."""
 
-    def filled(array: Any) -> Any:
-        if array is None:
-            return None
+    def filled(array: jax.Array) -> jax.Array:
         return jnp.zeros((batch.num_segments, 1, *array.shape[2:]), array.dtype)
 
-    arrays = {name: filled(getattr(batch, name)) for name in ("ids", "weights", "slots")}
+    batch = _mapped(filled, batch)
     if not batch.rectangular:
-        return dataclasses.replace(batch, **arrays)
+        return batch
     offsets = jnp.zeros((batch.num_segments, 2), jnp.int32)
-    return dataclasses.replace(batch, **arrays, offsets=offsets, rectangular=False)
+    return dataclasses.replace(batch, offsets=offsets, rectangular=False)
 
 
 def _parts_of_ragged(batch: Batch, parts: int) -> Batch:
@@ -115,13 +113,7 @@ def _parts_of_ragged(batch: Batch, parts: int) -> Batch:
     def cut(array: jax.Array) -> jax.Array:
         return array[0].at[position].get(mode="fill", fill_value=0)
 
-    return dataclasses.replace(
-        batch,
-        ids=cut(batch.ids),
-        offsets=ends - start,
-        weights=None if batch.weights is None else cut(batch.weights),
-        slots=None if batch.slots is None else cut(batch.slots),
-    )
+    return dataclasses.replace(_mapped(cut, batch), offsets=ends - start)
 
 
 def _with_marks_outside(batch: Batch) -> Batch:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
-from jax_tt._base.arguments import as_positive
+from jax_tt._base.arguments import as_number, as_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +51,8 @@ class AdmitWithProbability:
     probability: float
 
     def __post_init__(self) -> None:
-        value = self.probability
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not 0 < value <= 1:
-            raise ValueError(
-                f"probability: got {value!r}; expected a number above 0 and at most 1."
-            )
+        expected = "a number above 0 and at most 1"
+        as_number("probability", self.probability, expected, lambda x: 0 < x <= 1)
 
 
 Admission = AdmitAfter | AdmitWithProbability

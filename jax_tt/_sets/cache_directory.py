@@ -28,6 +28,9 @@ COUNTERS = (
 )
 
 
+GHOSTS = ("ghost_tags", "ghost_scores", "ghost_touched", "ghost_recent")
+
+
 class CacheDirectory(NamedTuple):
     """State of the cache policy. All state of a row is stored in the set that its id hashes to.
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.words import bucket_of, bucket_within_set, set_of
-from jax_tt._sets.cache_directory import CacheDirectory
+from jax_tt._sets.cache_directory import GHOSTS, CacheDirectory
 from jax_tt._sets.scores import MOST_COUNTED
 
 _INT_MAX = 2**31 - 1
@@ -226,19 +226,13 @@ def _with_ghosts(
             for values, value in zip(ghosts, new, strict=True)
         )
 
-    names = ("ghost_tags", "ghost_scores", "ghost_touched", "ghost_recent")
-    ghosts = tuple(getattr(directory, name) for name in names)
+    ghosts = tuple(getattr(directory, name) for name in GHOSTS)
     ghosts = jax.lax.fori_loop(0, tags.shape[1], place, ghosts)
-    return directory._replace(**dict(zip(names, ghosts, strict=True)))
+    return directory._replace(**dict(zip(GHOSTS, ghosts, strict=True)))
 
 
 def _reshape_ghosts(directory: CacheDirectory, shape: tuple[int, ...]) -> CacheDirectory:
-    return directory._replace(
-        ghost_tags=directory.ghost_tags.reshape(shape),
-        ghost_scores=directory.ghost_scores.reshape(shape),
-        ghost_touched=directory.ghost_touched.reshape(shape),
-        ghost_recent=directory.ghost_recent.reshape(shape),
-    )
+    return directory._replace(**{name: getattr(directory, name).reshape(shape) for name in GHOSTS})
 
 
 def _scored(scores: jax.Array, count: jax.Array, stamp: jax.Array, policy: str) -> jax.Array:

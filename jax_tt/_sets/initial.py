@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from statistics import NormalDist
 from typing import Any, ClassVar
 
@@ -16,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p
+
+from jax_tt._base.arguments import as_number
 
 # A quantile is stored in units of 2^-20 of the scale.
 UNIT = 2**20
@@ -40,12 +41,8 @@ class InitialRows:
     signed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        value = self.scale
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not np.isfinite(np.float32(value)):
-            raise ValueError(
-                f"{type(self).__name__}: got {value!r}; expected a finite number within the range of float32."
-            )
+        expected = "a finite number within the range of float32"
+        as_number(type(self).__name__, self.scale, expected, lambda x: np.isfinite(np.float32(x)))
 
     @property
     def factor(self) -> np.float32:

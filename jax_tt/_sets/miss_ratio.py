@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._base.arguments import one_of
+from jax_tt._base.arguments import as_number, one_of
+from jax_tt._base.installed import require
 from jax_tt._base.words import mix_wide
 
 POLICIES = ("lru", "ideal")
@@ -48,13 +49,8 @@ class MissRatioCurve:
             The axes.
         """
         if ax is None:
-            try:
-                import matplotlib.pyplot as plt
-            except ImportError as error:
-                raise ImportError(
-                    "MissRatioCurve.plot needs matplotlib: pip install matplotlib."
-                ) from error
-            ax = plt.gca()
+            pyplot: Any = require("matplotlib.pyplot", "MissRatioCurve.plot", "cli")
+            ax = pyplot.gca()
         ax.plot(self.sizes, self.miss_ratios, **{"label": self.policy, **style})
         ax.set(xscale="log", xlabel="rows in the cache", ylabel="miss ratio", ylim=(0, 1.02))
         return ax
@@ -85,8 +81,7 @@ def miss_ratio_curve(
     """
     one_of("policy", policy, POLICIES)
     ids = stream(ids)
-    if not isinstance(sample, int | float) or not 0 < sample <= 1:
-        raise ValueError(f"sample: got {sample!r}; expected a number above 0, at most 1.")
+    as_number("sample", sample, "a number above 0, at most 1", lambda x: 0 < x <= 1)
     requests = ids.size
     if sample < 1:
         # 53 bits of the hash, the precision of the float.

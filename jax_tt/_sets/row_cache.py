@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int, one_of
+from jax_tt._base.arguments import as_dtype, as_int, as_number, one_of
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._sets.cache_directory import POLICIES
 from jax_tt._sets.miss_ratio import stream
@@ -59,10 +59,8 @@ class WriteBack:
     def __post_init__(self) -> None:
         for name in ("steps", "iterations", "chunk"):
             _check_positive(f"WriteBack.{name}", getattr(self, name))
-        if not isinstance(self.ridge, int | float) or not 0 <= self.ridge < math.inf:
-            raise ValueError(
-                f"WriteBack.ridge: got {self.ridge!r}; expected a finite number of at least 0."
-            )
+        expected = "a finite number of at least 0"
+        as_number("WriteBack.ridge", self.ridge, expected, lambda x: 0 <= x < math.inf)
 
 
 @dataclasses.dataclass(frozen=True)

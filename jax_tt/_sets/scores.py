@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_tt._sets.cache_directory import CacheDirectory
+from jax_tt._sets.cache_directory import GHOSTS, CacheDirectory
 
 _INT_MAX = 2**31 - 1
 
@@ -122,15 +122,9 @@ def converted(directory: CacheDirectory, old: Scoring, new: Scoring) -> CacheDir
             scores = jnp.maximum(whole + scores % now * unit // now, jnp.minimum(scores, 1))
         return jnp.where(tags >= 0, scores, 0)
 
-    ghosts = (
-        directory.ghost_tags,
-        directory.ghost_scores,
-        directory.ghost_touched,
-        directory.ghost_recent,
-    )
     return directory._replace(
         scores=convert(directory.tags, directory.scores, directory.touched, 0),
-        ghost_scores=convert(*ghosts),
+        ghost_scores=convert(*(getattr(directory, name) for name in GHOSTS)),
         unaged=jnp.zeros_like(directory.unaged),
     )
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int, as_positive
+from jax_tt._base.arguments import as_dtype, as_int, as_number, as_positive
 from jax_tt._ids.split_ids import SplitIds, split_on_host
 from jax_tt._tt.budget import best_shape, least_params
 from jax_tt._tt.factor import balanced_cover, exact_factors
@@ -181,8 +181,7 @@ class TTShape:
                 f"max_bytes, ratio: got {max_bytes} and {ratio}; expected exactly one of them."
             )
         if ratio is not None:
-            if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not ratio > 0:
-                raise ValueError(f"ratio: got {ratio!r}; expected a number above 0, e.g. 100.")
+            as_number("ratio", ratio, "a number above 0, e.g. 100", lambda x: x > 0)
             name, value, params = "ratio", ratio, int(n * width / ratio)
         else:
             size = as_dtype("dtype", dtype, jnp.float32).itemsize

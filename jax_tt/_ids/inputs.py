@@ -32,7 +32,8 @@ def lookup_batch(space: IdSpace, ids: Any) -> tuple[Batch, tuple[int, ...]]:
     shape = ids.shape
     positions = _positions(ids, shape)
     flat = reshape_rows(positions, (math.prod(shape), 1, *positions.shape[len(shape) :]))
-    return Batch(flat, _one_bag(flat.shape[0], 1), None, rectangular=True, cut=cut), shape
+    offsets = jnp.broadcast_to(jnp.array([0, 1], jnp.int32), (flat.shape[0], 2))
+    return Batch(flat, offsets, None, rectangular=True, cut=cut), shape
 
 
 def one_bag_per_position(batch: Batch) -> Batch:
@@ -80,7 +81,7 @@ def bag_batch(space: IdSpace, bags: Any, accum: Any) -> tuple[Batch, int]:
         rows, length = ids.shape
         batch = Batch(
             _positions(ids, ids.shape),
-            _one_bag(rows, length),
+            jnp.broadcast_to(jnp.array([0, length], jnp.int32), (rows, 2)),
             weights,
             padded=bags.padded,
             rectangular=True,
@@ -164,7 +165,3 @@ def _positions(ids: Any, shape: tuple[int, ...]) -> jax.Array:
         # This changes only ids that are out of range of every table, and they stay out of range.
         array = jnp.minimum(array, jnp.asarray(2**63 - 1, jnp.uint64)).astype(jnp.int64)
     return array.reshape(shape)
-
-
-def _one_bag(rows: int, length: int) -> jax.Array:
-    return jnp.broadcast_to(jnp.array([0, length], jnp.int32), (rows, 2))

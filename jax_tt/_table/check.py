@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from jax_tt._base.storage import STORAGE, check_storage, require_arrays
 from jax_tt._table.dispatch import dispatched
+from jax_tt._table.state import Array
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
@@ -34,9 +35,7 @@ def check_table(table: Any, state: Any) -> None:
 
 @dispatched
 def check_state(table: Table, state: State) -> None:
-    """Raises if arrays are missing from a state, or do not belong to this table.
-
-    Kinds with arrays that are not trained register checks of these.
+    """Raises if arrays are missing from a state, or do not belong to this table. Wrappers register it.
 
     >>> import jax, jax_tt
     >>> table = jax_tt.dense_table(1000, 16)
@@ -44,20 +43,36 @@ def check_state(table: Table, state: State) -> None:
     Traceback (most recent call last):
     ValueError: state: has no embedding; expected what Table.init returns, with the arrays embedding.
     """
-    spec = table.spec
-    if any(name not in state for name in spec.trained_names):
-        require_arrays(table, state, spec.trained_names)
-    shapes = spec.param_shapes
-    dtypes = {state[name].dtype.name for name in shapes}
-    if len(dtypes) != 1 or not dtypes <= _STORAGE:
-        check_storage(table.ids.label, "parameters", dtypes)
-    for name in spec.trained_names:
-        array, shape = state[name], spec.shapes[name]
-        own = array.dtype if name in shapes else jnp.float32
-        dtype = spec.slot_dtypes.get(name, jnp.dtype(own))
-        if array.shape != shape or array.dtype != dtype:
-            advice = _CAST if array.shape == shape else ""
+    check_arrays(table, state, table.spec.arrays)
+
+
+def check_wrapper(wrapper: Any, state: State) -> None:
+    """`check_state` of a wrapper, for registration: of its table, and of the arrays that it adds."""
+    check_state(wrapper.table, state)
+    inner = {array.name for array in wrapper.table.spec.arrays}
+    check_arrays(wrapper, state, [x for x in wrapper.spec.arrays if x.name not in inner])
+
+
+def check_arrays(table: Table, state: State, arrays: Sequence[Array]) -> None:
+    """Raises if one of these arrays of a table is missing from a state, or has another shape or type."""
+    if any(array.name not in state for array in arrays):
+        require_arrays(table, state, [array.name for array in arrays])
+    storage: dict[int | None, set[str]] = {}
+    for array in arrays:
+        given, dtype = state[array.name], array.dtype
+        if array.role == "parameter" and dtype is None:
+            storage.setdefault(array.unit, set()).add(given.dtype.name)
+        # Not in one comparison, since np.dtype("float64") == None.
+        if dtype is None:
+            dtype = given.dtype
+        shape = given.shape if array.shape is None else array.shape
+        if given.shape != shape or given.dtype != dtype:
+            trained = given.shape == shape and array.unit is not None
             raise ValueError(
-                f"{table.ids.label}{name}: got {array.dtype} of shape {array.shape}; expected {dtype} of shape "
-                f"{shape}, as this table and its optimizer have.{advice}"
+                f"{table.ids.label}{array.name}: got {given.dtype} of shape {given.shape}; expected "
+                f"{jnp.dtype(dtype)} of shape {shape}, as this table and its optimizer have."
+                f"{' ' if array.hint else ''}{array.hint}{_CAST if trained else ''}"
             )
+    for dtypes in storage.values():
+        if len(dtypes) != 1 or not dtypes <= _STORAGE:
+            check_storage(table.ids.label, "parameters", dtypes)

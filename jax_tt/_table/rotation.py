@@ -44,15 +44,6 @@ def turned_back(rows: jax.Array, rotation: Sequence[jax.Array], precision: Any) 
     return turned(rows, [matrix.T for matrix in rotation], precision)
 
 
-def check_rotation(table: Any, state: State) -> None:
-    """Raises if the matrix in a state has another shape than that of the table."""
-    shape = (table.features, table.features)
-    if table.rotated and state[ROTATION].shape != shape:
-        raise ValueError(
-            f"{table.ids.label}{ROTATION}: got shape {state[ROTATION].shape}; expected {shape}."
-        )
-
-
 def as_rotation(value: Any, features: int, fits: Sequence[str] = ()) -> Any:
     """One of ``fits``, an orthogonal matrix float32 ``[D, D]``, or None."""
     if value is None or isinstance(value, str):

@@ -43,6 +43,7 @@ class Array:
         attended: whether `attend` multiplies it with queries.
         numbers: type of the numbers that a parameter stands for; None for its type.
         rounded: name of the type that new rows of a parameter are rounded to; None for its type.
+        hint: what errors about an array that does not fit the table say in the end.
 
     >>> import jax_tt
     >>> (rows,) = jax_tt.dense_table(1000, 16).spec.arrays
@@ -64,6 +65,7 @@ class Array:
     attended: bool = False
     numbers: Any = None
     rounded: str | None = None
+    hint: str = ""
 
 
 def parameter(

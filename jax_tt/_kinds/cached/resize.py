@@ -15,6 +15,7 @@ from jax_tt._sets.cache_directory import CacheDirectory, add_to_statistics, init
 from jax_tt._sets.cache_reference import rank_within
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._sets.scores import Scoring, converted
+from jax_tt._table.check import check_state
 from jax_tt._table.types import State
 
 
@@ -22,13 +23,9 @@ def resized(
     cached: RowCachedTable, state: State, new: RowCache, method: str, rows_to_come: int
 ) -> tuple[dict[str, Any], jax.Array]:
     """The state with another cache, for a table that will have ``rows_to_come`` rows, and the new slots."""
+    check_state(cached, state)
     old, table = cached.cache, cached.table
     before = directory_of(state)
-    if before.tags.shape != old.layout(table.num_embeddings)[:2]:
-        raise ValueError(
-            f"table: has a cache of {old.layout(table.num_embeddings)[:2]} sets and ways, but the state one of "
-            f"{before.tags.shape}; expected the state of this table."
-        )
     if new.gradients != old.gradients:
         raise ValueError(
             f"cache: got gradients={new.gradients!r} for a cache of gradients={old.gradients!r}; expected the same. "

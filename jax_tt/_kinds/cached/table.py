@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.dtypes import accumulator
-from jax_tt._base.storage import require_arrays
+from jax_tt._base.storage import check_storage
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._jax import backend as _backend
@@ -21,7 +21,6 @@ from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._kinds.cached.keys import count_batch, hits_of, keys_of, misses_of
 from jax_tt._kinds.cached.names import (
     COLLECTION,
-    DIRECTORY,
     ROWS,
     directory_of,
     named_directory,
@@ -37,7 +36,7 @@ from jax_tt._native.tt import TrainTable
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table import reference
-from jax_tt._table.check import check_state
+from jax_tt._table.check import check_state, check_wrapper
 from jax_tt._table.groups import Call, Use, weights_gradient
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.reference import ReferenceTable
@@ -108,8 +107,12 @@ class RowCachedTable(Wrapper):
             facts |= {"unit": None, "role": "constant", "collection": COLLECTION}
         layout = self.cache.layout(self.num_embeddings)
         key_dtype = self.cache.key_dtype(self.num_embeddings)
+        hint = (
+            f"Its cache has {layout[0]} sets of {layout[1]} ways, and {layout[2]} buckets of {layout[3]} counters; "
+            "jax_tt.cache.resize changes the cache of a table and of its state."
+        )
         directory = (
-            Array(name, "buffer", like.shape, like.dtype, collection=COLLECTION)
+            Array(name, "buffer", like.shape, like.dtype, collection=COLLECTION, hint=hint)
             for name, like in _directory_types(*layout, key_dtype).items()
         )
         return self.table.spec.without_rows().extended(*directory, *rows.renamed(names, **facts))
@@ -353,12 +356,8 @@ def weights_gradient_of_parts(
 
 @check_state.register(RowCachedTable)
 def check_cache(table: RowCachedTable, state: State) -> None:
-    require_arrays(
-        table, state, (*table.spec.trained_names, *table.spec.constant_names, *DIRECTORY)
-    )
-    of_table, of_rows = table._states(state)
-    check_state(table.table, of_table)
-    check_state(table.rows_table, of_rows)
+    check_wrapper(table, state)
+    check_storage(table.ids.label, ROWS, {state[ROWS].dtype.name})
 
 
 def cached_part(table: Table) -> RowCachedTable:

@@ -85,24 +85,6 @@ def _check_codes(layout: CodeLayout, codes: np.ndarray) -> None:
         )
 
 
-def check_constants(layout: CodeLayout, state: State) -> None:
-    """Raises for arrays of codes of other types or shapes."""
-    for name, shape in layout.code_shapes.items():
-        array = state[name]
-        if array.dtype != jnp.uint8 or array.shape != shape:
-            raise ValueError(
-                f"{layout.label}{name}: got {array.dtype} of shape {array.shape}; expected uint8 of shape {shape}, "
-                f"codes of {layout.bits} bits. jax_tt.encode makes them of rows, CodedTable.with_codes of integers."
-            )
-    if layout.hot:
-        array, shape = state[HOT_PLACES], places.shape_of(layout.num_embeddings)
-        if array.dtype != jnp.uint32 or array.shape != shape:
-            raise ValueError(
-                f"{layout.label}{HOT_PLACES}: got {array.dtype} of shape {array.shape}; expected uint32 of shape "
-                f"{shape}."
-            )
-
-
 def _rows_at(codes: jax.Array, ids: jax.Array) -> jax.Array:
     # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.
     return codes.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tt._base.storage import require_arrays
 from jax_tt._ids import places
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import digits_in_range, digits_of_integers
@@ -22,7 +21,7 @@ from jax_tt._jax.by_platform import by_platform
 from jax_tt._jax.rounding import gathered
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._kinds.coded.assign import checked_rows, encoded_rows
-from jax_tt._kinds.coded.codes import check_constants, codes_at, constants_of, entries_at
+from jax_tt._kinds.coded.codes import codes_at, constants_of, entries_at
 from jax_tt._kinds.coded.expand import by_part, expanded, of_positions, whole
 from jax_tt._kinds.coded.layout import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, CodeLayout
 from jax_tt._lookup.warn import warn_out_of_range
@@ -34,24 +33,17 @@ from jax_tt._native.table_call import run
 from jax_tt._table import reference
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_name, with_update, without_values
-from jax_tt._table.dispatch import default
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import IGNORED, Lookup, Update
 from jax_tt._table.reference import ReferenceTable
-from jax_tt._table.rotation import (
-    ROTATION,
-    check_rotation,
-    rotation_array,
-    rotation_of,
-    turned,
-    turned_back,
-)
+from jax_tt._table.rotation import ROTATION, rotation_array, rotation_of, turned, turned_back
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.types import Params, Slots, State
 from jax_tt._table.whole import to_dense
 
 # The linen collection of the arrays without gradients.
 COLLECTION = "coded"
+_MADE_BY = "jax_tt.encode makes them of rows, CodedTable.with_codes of integers."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,13 +128,14 @@ class CodedTable(CodeLayout, ReferenceTable):
 
     @functools.cached_property
     def spec(self) -> StateSpec:
-        arrays = {name: (shape, "uint8") for name, shape in self.code_shapes.items()}
-        if self.hot:
-            arrays[HOT_PLACES] = places.shape_of(self.num_embeddings), "uint32"
+        hint = f"Codes have {self.bits} bits: {_MADE_BY}"
         constants = [
-            Array(name, "constant", shape, jnp.dtype(dtype), collection=COLLECTION)
-            for name, (shape, dtype) in arrays.items()
+            Array(name, "constant", shape, jnp.dtype("uint8"), collection=COLLECTION, hint=hint)
+            for name, shape in self.code_shapes.items()
         ]
+        if self.hot:
+            shape, dtype = places.shape_of(self.num_embeddings), jnp.dtype("uint32")
+            constants.append(Array(HOT_PLACES, "constant", shape, dtype, collection=COLLECTION))
         if self.rotated:
             constants.append(rotation_array(self.features, COLLECTION))
         books = self._outer(self.codebooks.spec.param_shapes)
@@ -353,14 +346,6 @@ class CodedTable(CodeLayout, ReferenceTable):
 def _quiet(lookup: Lookup) -> Lookup:
     """The options of a lookup in the codebooks, after the ids have been checked."""
     return dataclasses.replace(lookup, bounds="zero") if lookup.bounds in IGNORED else lookup
-
-
-@check_state.register(CodedTable)
-def check_codes(table: CodedTable, state: State) -> None:
-    require_arrays(table, state, (*table.spec.trained_names, *table.spec.constant_names))
-    default(check_state)(table, state)
-    check_constants(table, state)
-    check_rotation(table, state)
 
 
 @to_dense.register(CodedTable)

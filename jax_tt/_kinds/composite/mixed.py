@@ -17,7 +17,7 @@ from jax_tt._ids import places
 from jax_tt._ids.batch import Batch, is_padding, padding_mark, with_marks
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._kinds.composite.composite import Composite, check_each
-from jax_tt._table.check import check_state
+from jax_tt._table.check import check_arrays, check_state
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.table import Table
@@ -26,6 +26,7 @@ from jax_tt._table.whole import attend, to_dense
 
 # The linen collection of the arrays that tell which table has the row of an id.
 COLLECTION = "mixed"
+_MADE_BY = "MixedTable.with_parts makes it of the number of the table of every id."
 _MOST_ROWS = 2**31 - 1
 
 
@@ -85,8 +86,9 @@ class MixedTable(Composite):
 
     @functools.cached_property
     def spec(self) -> StateSpec:
+        facts = {"collection": COLLECTION, "hint": _MADE_BY}
         arrays = (
-            Array(name, "constant", shape, jnp.dtype(jnp.uint32), collection=COLLECTION)
+            Array(name, "constant", shape, jnp.dtype(jnp.uint32), **facts)
             for name, shape in self._places_shapes.items()
         )
         return super().spec.extended(*arrays)
@@ -202,10 +204,5 @@ def attend_mixed(table: MixedTable, state: State, query: jax.Array, precision: A
 @check_state.register(MixedTable)
 def check_places(table: MixedTable, state: State) -> None:
     check_each(table, state)
-    for name, shape in table._places_shapes.items():
-        own = state[name]
-        if own.dtype != jnp.uint32 or own.shape != shape:
-            raise ValueError(
-                f"{table.ids.label}{name}: got {own.dtype} of shape {own.shape}; expected uint32 of shape {shape}. "
-                "MixedTable.with_parts makes it of the number of the table of every id."
-            )
+    own = [array for array in table.spec.arrays if array.name in table._places_shapes]
+    check_arrays(table, state, own)

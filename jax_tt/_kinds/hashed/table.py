@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_int, as_positive, one_of
-from jax_tt._base.storage import require_arrays
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, outside
@@ -38,7 +37,7 @@ from jax_tt._sets.initial import InitialRows, Normal
 from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
 from jax_tt._sets.relocate import relocated
 from jax_tt._table.added import added_rows, adds_rows
-from jax_tt._table.check import check_state
+from jax_tt._table.check import check_state, check_wrapper
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
@@ -54,6 +53,7 @@ _UNTRAINED = (
     "them first, jax_tt.dynamic.insert(table, state, ids); where tables are full, raise the capacity. "
     "safe_check='ignore' says nothing."
 )
+_MOVED_BY = "HashTable.of_rows takes the keys of another capacity, other ways or several devices."
 MISSING = ("initial", "zeros")
 
 Initializer = InitialRows | Callable[[jax.Array, int], jax.Array]
@@ -175,7 +175,7 @@ class HashTable(Wrapper):
     @functools.cached_property
     def spec(self) -> StateSpec:
         arrays = (
-            Array(name, "buffer", shape, jnp.dtype(dtype), collection=COLLECTION)
+            Array(name, "buffer", shape, jnp.dtype(dtype), collection=COLLECTION, hint=_MOVED_BY)
             for name, (shape, dtype) in self.hash_shapes.items()
         )
         return self.table.spec.without_rows().extended(*arrays)
@@ -298,19 +298,7 @@ def attend_slots(table: HashTable, state: State, query: jax.Array, precision: An
     return attend(table.table, state, query, precision)
 
 
-@check_state.register(HashTable)
-def check_keys(table: HashTable, state: State) -> None:
-    check_state(table.table, state)
-    require_arrays(table, state, tuple(table.hash_shapes))
-    for name, (shape, dtype) in table.hash_shapes.items():
-        array = state[name]
-        if array.shape != shape or array.dtype != dtype:
-            several = name in (*KEYS, *WAITING) and len(array.shape) > len(shape)
-            fix = " HashTable.of_rows takes the keys of several devices." if several else ""
-            raise ValueError(
-                f"{table.ids.label}{name}: got {array.dtype} of shape {array.shape}; expected {jnp.dtype(dtype)} of "
-                f"shape {shape}, as this table has.{fix}"
-            )
+check_state.register(HashTable, check_wrapper)
 
 
 def initial_of_tables(

@@ -9,13 +9,12 @@ from typing import Any
 
 import jax
 
-from jax_tt._base.storage import require_arrays
 from jax_tt._ids.apply_order import columns_by_id, mapped_ids
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.stored_order import StoredRows, of_layer, on_device
-from jax_tt._table.check import check_state
+from jax_tt._table.check import check_state, check_wrapper
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.types import State
@@ -99,10 +98,7 @@ def attend_by_id(table: OrderedTable, state: State, query: jax.Array, precision:
     return columns_by_id(table._rows(state), attend(table.table, state, query, precision))
 
 
-@check_state.register(OrderedTable)
-def check_order(table: OrderedTable, state: State) -> None:
-    require_arrays(table, state, (ID_ORDER,))
-    check_state(table.table, state)
+check_state.register(OrderedTable, check_wrapper)
 
 
 def check_id_order(id_order: Any, num_embeddings: int) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 from jax import lax
 
 from jax_tt._base.arguments import as_int, as_positive
-from jax_tt._base.storage import require_arrays
 from jax_tt._ids.batch import Batch
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.levels import Levels, as_attribute, check_levels, largest_step
@@ -21,20 +20,12 @@ from jax_tt._native.dense import DENSE
 from jax_tt._native.native import NativeTable
 from jax_tt._native.table_call import Calls
 from jax_tt._table import distinct_rows
-from jax_tt._table.check import check_state
+from jax_tt._table.check import check_arrays, check_state
 from jax_tt._table.copies import freeze, with_update, without_values
-from jax_tt._table.dispatch import default
 from jax_tt._table.distinct_rows import RowFormat
 from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Lookup, Update, check_update
-from jax_tt._table.rotation import (
-    ROTATION,
-    check_rotation,
-    rotation_array,
-    rotation_of,
-    turned,
-    turned_back,
-)
+from jax_tt._table.rotation import ROTATION, rotation_array, rotation_of, turned, turned_back
 from jax_tt._table.state import StateSpec, parameter
 from jax_tt._table.types import Params, Slots, State
 from jax_tt._table.whole import attend, to_dense
@@ -130,6 +121,8 @@ class QuantizedTable(NativeTable):
             attended=False,
             numbers=jnp.dtype(jnp.float32),
             rounded="uint8",
+            hint=f"A row has {self.bits} bits for each of {self.features} numbers, and 4 bytes of scale and offset. "
+            "jax_tt.quantize makes it of rows, jax_tt.compression.from_fbgemm of rows of FBGEMM.",
         )
         constants = [rotation_array(self.features, COLLECTION)] if self.rotated else []
         return StateSpec.of([packed], self.update, *constants)
@@ -272,20 +265,13 @@ def require_quantized(table: Any) -> QuantizedTable:
 
 @check_state.register(QuantizedTable)
 def check_rows(table: QuantizedTable, state: State) -> None:
-    require_arrays(table, state, table.spec.constant_names)
-    check_rotation(table, state)
-    if table.update is not None:
-        return default(check_state)(table, state)
-    packed, width = state[PACKED], table.row_bytes
-    # Also the words of a table that is trained, of which this is the view for lookups elsewhere.
-    widths = {jnp.dtype(jnp.uint8): width, jnp.dtype(jnp.float32): width / codec.WORD}
-    if packed.shape == (table.num_embeddings, widths.get(packed.dtype)):
-        return None
-    raise ValueError(
-        f"{table.ids.label}{PACKED}: got {packed.dtype} of shape {packed.shape}; expected uint8 of shape "
-        f"{table.spec.shapes[PACKED]}: {table.bits} bits for each of {table.features} numbers, and 4 bytes of scale "
-        "and offset. jax_tt.quantize makes it of rows, jax_tt.compression.from_fbgemm of rows of FBGEMM."
-    )
+    arrays, packed = table.spec.arrays, state.get(PACKED)
+    words = table.num_embeddings, table.row_bytes / codec.WORD
+    floats = packed is not None and packed.dtype == jnp.float32
+    if floats and table.update is None and packed.shape == words:
+        # A table that is trained has words, of which this is the view for lookups elsewhere.
+        arrays = tuple(array for array in arrays if array.name != PACKED)
+    check_arrays(table, state, arrays)
 
 
 @freeze.register(QuantizedTable)

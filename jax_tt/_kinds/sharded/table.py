@@ -31,7 +31,7 @@ from jax_tt._kinds.sharded.programs import Local
 from jax_tt._kinds.sharded.sharding import PAGES, Sharding
 from jax_tt._sets.hash_directory import KEYS, SEED, TOTALS, WAITING
 from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
-from jax_tt._table.check import check_state
+from jax_tt._table.check import check_arrays, check_state
 from jax_tt._table.checkpoint import pieces
 from jax_tt._table.groups import Call, Use, weights_gradient
 from jax_tt._table.initial_rows import init_param
@@ -546,7 +546,7 @@ def attend_by_row(table: ShardedTable, state: State, query: jax.Array, precision
 
 @check_state.register(ShardedTable)
 def check_pages(table: ShardedTable, state: State) -> None:
-    require_arrays(table, state, (PAGES,))
+    check_arrays(table, state, [x for x in table.spec.arrays if x.name == PAGES])
     held = table.sharding.shard if inside_shard_map() else table.stored
     check_state(held, state)
 

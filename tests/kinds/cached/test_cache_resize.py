@@ -225,7 +225,7 @@ def test_linen():
 
 def test_what_does_not_fit_is_named():
     parts = warm(make_case(SHAPE, "float32", False).cores, OLD, "reference")
-    with pytest.raises(ValueError, match=r"table: has a cache of \(25, 4\) sets and ways, but the"):
+    with pytest.raises(ValueError, match=r"cache_tags: .* expected int32 of shape \(25, 4\)"):
         cache_parts.resize(parts, NEW, OLD, num_embeddings=N)
     copies = dataclasses.replace(NEW, gradients="cores")
     with pytest.raises(ValueError, match=r"cache: got gradients='cores' for a cache of gradients"):
@@ -237,3 +237,23 @@ def test_what_does_not_fit_is_named():
     layer = jax_tt.TTEmbed(1000, 8, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"cache: the layer has no row cache to resize"):
         layer.resize_cache(NEW)
+
+
+def test_states_of_another_layout_are_refused():
+    table = jax_tt.tt_table(1000, 8, tt_ranks=4, cache=jax_tt.RowCache(20, ways=4))
+    state = table.init(jax.random.key(0))
+    other = dataclasses.replace(table, cache=jax_tt.RowCache(20, ways=5))
+    message = (
+        r"cache_tags: got int32 of shape \(5, 4\); expected int32 of shape \(4, 5\), .* Its cache has 4 sets of 5 "
+        "ways, .* jax_tt.cache.resize changes"
+    )
+    cache = jax_tt.cache
+    for call in (
+        *(cache.populate, cache.refresh, cache.flush, cache.reset, cache.statistics),
+        partial(cache.fill, ids=[1]),
+        partial(cache.resize, cache=table.cache),
+        lambda *given: jax_tt.lookup(*given, jnp.array([1])),
+        jax_tt.extension.freeze,
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(other, state)

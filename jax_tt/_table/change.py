@@ -103,11 +103,6 @@ def maintain(table: Table, state: State, method: str = "auto") -> dict[str, Any]
     return dict(state)
 
 
-def maintain_inner(wrapper: Any, state: State, method: str = "auto") -> dict[str, Any]:
-    """`maintain` of a wrapper whose arrays need none, for registration."""
-    return {**state, **maintain(wrapper.table, state, method)}
-
-
 @dispatched
 def grow(table: Table, state: State, growth: Growth) -> Change:
     """The table with more rows; existing rows are unchanged. Kinds register what they do."""
@@ -150,11 +145,6 @@ def has_cache(table: Table) -> bool:
     """
     del table
     return False
-
-
-def has_inner_cache(wrapper: Any) -> bool:
-    """`has_cache` of a wrapper without one, for registration."""
-    return has_cache(wrapper.table)
 
 
 @functools.singledispatch

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jax_tt._table.check import check_state
-from jax_tt._table.dispatch import dispatched
+from jax_tt._table.change import has_cache, maintain
+from jax_tt._table.check import check_state, check_wrapper
+from jax_tt._table.checkpoint import VIEWS
+from jax_tt._table.dispatch import default, delegate, dispatched
 from jax_tt._table.options import Update
 from jax_tt._table.types import State
 
@@ -58,22 +60,39 @@ def freeze(table: Any, state: State) -> tuple[Any, dict[str, Any]]:
     return frozen, _kept(frozen, state)
 
 
+def register_wrapper(kind: type) -> None:
+    """Registers what most wrappers do where a kind of wrapper has registered nothing.
+
+    A copy of the wrapper is one around the copy of its table, and the arrays that it adds are saved as they are, kept
+    when it is frozen, and need no maintenance. What it does to rows, such as `to_dense`, or when it grows, is its own.
+    """
+    plain = {view: default(view) for view in VIEWS}
+    plain |= {copy: _copy_of(copy) for copy in (with_name, with_update, without_values)}
+    plain |= {check_state: check_wrapper, freeze: freeze_wrapper, maintain: _maintain_inner}
+    for function, registered in plain.items():
+        if kind not in function.registry:
+            function.register(kind, registered)
+    if kind not in has_cache.registry:
+        delegate(kind, has_cache)
+
+
 def freeze_wrapper(wrapper: Any, state: State) -> tuple[Any, dict[str, Any]]:
-    """`freeze` of a wrapper, for registration: around the frozen table, with the arrays that the wrapper keeps."""
+    """`freeze` of a wrapper: around the frozen table, with the arrays that the wrapper keeps."""
     check_state(wrapper, state)
     table, arrays = freeze(wrapper.table, state)
     frozen = dataclasses.replace(wrapper, table=table)
     return frozen, _kept(frozen, {**state, **arrays})
 
 
-def copy_wrapper(kind: type) -> None:
-    """Registers for a kind of wrapper that a copy of it is one around the copy of its table."""
-    for function in (with_name, with_update, without_values):
+def _copy_of(function: Any) -> Any:
+    def copied(wrapper: Any, *args: Any) -> Any:
+        return dataclasses.replace(wrapper, table=function(wrapper.table, *args))
 
-        def copied(wrapper: Any, *args: Any, function: Any = function) -> Any:
-            return dataclasses.replace(wrapper, table=function(wrapper.table, *args))
+    return copied
 
-        function.register(kind, copied)
+
+def _maintain_inner(wrapper: Any, state: State, method: str = "auto") -> dict[str, Any]:
+    return {**state, **maintain(wrapper.table, state, method)}
 
 
 def _kept(frozen: Any, state: State) -> dict[str, Any]:

@@ -33,3 +33,13 @@ def dispatched(function: Callable[..., Any]) -> Any:
 def default(function: Any) -> Any:
     """What `dispatched` does for plain tables; wrappers for which it is right register it."""
     return function.dispatch(Table)
+
+
+def delegate(kind: type, *functions: Any) -> None:
+    """Registers for a kind of wrapper that functions do what they do for its table."""
+    for function in functions:
+
+        def of_table(wrapper: Wrapper, *args: Any, function: Any = function) -> Any:
+            return function(wrapper.table, *args)
+
+        function.register(kind, of_table)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jax_tt._table.dispatch import delegate
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import Wrapper
 
@@ -21,9 +22,7 @@ def init_param(table: Table, name: str, key: jax.Array) -> Any:
     return table.init_params(key)[name]
 
 
-@init_param.register(Wrapper)
-def _(wrapper: Wrapper, name: str, key: jax.Array) -> Any:
-    return init_param(wrapper.table, name, key)
+delegate(Wrapper, init_param)
 
 
 def default_embedding_init(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:

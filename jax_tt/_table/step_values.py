@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_scalar
+from jax_tt._table.dispatch import delegate
 from jax_tt._table.options import StepInputs, Update
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -31,9 +32,7 @@ def step_values(table: Table, state: State, inputs: StepInputs) -> Any:
     return _values(update, state["step"], storage, inputs)
 
 
-@step_values.register(Wrapper)
-def _(wrapper: Wrapper, state: State, inputs: StepInputs) -> Any:
-    return step_values(wrapper.table, state, inputs)
+delegate(Wrapper, step_values)
 
 
 def _values(

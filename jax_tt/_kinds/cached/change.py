@@ -23,17 +23,12 @@ from jax_tt._table.change import (
     restarted,
     with_cache,
 )
-from jax_tt._table.checkpoint import VIEWS
-from jax_tt._table.copies import copy_wrapper, freeze, freeze_wrapper
-from jax_tt._table.dispatch import default
+from jax_tt._table.copies import register_wrapper
 from jax_tt._table.state import SCALARS
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
-copy_wrapper(RowCachedTable)
-for function in VIEWS:
-    function.register(RowCachedTable, default(function))
-freeze.register(RowCachedTable, freeze_wrapper)
+register_wrapper(RowCachedTable)
 
 
 @has_cache.register(RowCachedTable)

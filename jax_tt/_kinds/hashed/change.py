@@ -24,17 +24,13 @@ from jax_tt._table.change import (
     Orders,
     grow,
     grow_shards,
-    has_cache,
-    has_inner_cache,
-    maintain,
-    maintain_inner,
     reorder,
     under_order,
     with_cache,
 )
 from jax_tt._table.check import check_state
-from jax_tt._table.checkpoint import VIEWS, of_rows
-from jax_tt._table.copies import copy_wrapper, freeze, freeze_wrapper, with_update
+from jax_tt._table.checkpoint import of_rows
+from jax_tt._table.copies import freeze, freeze_wrapper, register_wrapper, with_update
 from jax_tt._table.dispatch import default
 from jax_tt._table.options import Update
 from jax_tt._table.types import State
@@ -218,12 +214,8 @@ def _of_shared_rows(
     return under_order(change.table, change, IdOrder(rows))
 
 
-copy_wrapper(HashTable)
-for function in VIEWS:
-    function.register(HashTable, default(function))
+register_wrapper(HashTable)
 of_rows.register(HashTable, HashTable.of_rows)
-maintain.register(HashTable, maintain_inner)
-has_cache.register(HashTable, has_inner_cache)
 with_cache.register(HashTable, default(with_cache))
 
 

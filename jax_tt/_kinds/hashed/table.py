@@ -37,8 +37,8 @@ from jax_tt._sets.initial import InitialRows, Normal
 from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
 from jax_tt._sets.relocate import relocated
 from jax_tt._table.added import added_rows, adds_rows
-from jax_tt._table.check import check_state, check_wrapper
 from jax_tt._table.checkpoint import unsharded
+from jax_tt._table.dispatch import delegate
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.table import Table
@@ -288,17 +288,7 @@ def rows_of_missing_keys(
     return initial, {"embedding": values}, batch
 
 
-@to_dense.register(HashTable)
-def rows_by_slot(table: HashTable, state: State) -> jax.Array:
-    return to_dense(table.table, state)
-
-
-@attend.register(HashTable)
-def attend_slots(table: HashTable, state: State, query: jax.Array, precision: Any) -> jax.Array:
-    return attend(table.table, state, query, precision)
-
-
-check_state.register(HashTable, check_wrapper)
+delegate(HashTable, to_dense, attend)
 
 
 def initial_of_tables(

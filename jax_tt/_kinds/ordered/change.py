@@ -11,31 +11,12 @@ from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.stored_order import on_device
 from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._sets.row_cache import RowCache
-from jax_tt._table.change import (
-    Change,
-    Growth,
-    Orders,
-    grow,
-    has_cache,
-    has_inner_cache,
-    maintain,
-    maintain_inner,
-    reorder,
-    under_order,
-    with_cache,
-)
-from jax_tt._table.checkpoint import VIEWS
-from jax_tt._table.copies import copy_wrapper, freeze, freeze_wrapper, without_values
-from jax_tt._table.dispatch import default
+from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_order, with_cache
+from jax_tt._table.copies import register_wrapper, without_values
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
-copy_wrapper(OrderedTable)
-for function in VIEWS:
-    function.register(OrderedTable, default(function))
-freeze.register(OrderedTable, freeze_wrapper)
-maintain.register(OrderedTable, maintain_inner)
-has_cache.register(OrderedTable, has_inner_cache)
+register_wrapper(OrderedTable)
 
 
 @without_values.register(OrderedTable)

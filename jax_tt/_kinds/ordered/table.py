@@ -14,7 +14,6 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.stored_order import StoredRows, of_layer, on_device
-from jax_tt._table.check import check_state, check_wrapper
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.types import State
@@ -96,9 +95,6 @@ def rows_by_id(table: OrderedTable, state: State) -> jax.Array:
 @attend.register(OrderedTable)
 def attend_by_id(table: OrderedTable, state: State, query: jax.Array, precision: Any) -> jax.Array:
     return columns_by_id(table._rows(state), attend(table.table, state, query, precision))
-
-
-check_state.register(OrderedTable, check_wrapper)
 
 
 def check_id_order(id_order: Any, num_embeddings: int) -> None:

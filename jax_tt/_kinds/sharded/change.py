@@ -13,20 +13,9 @@ from jax_tt._kinds.sharded.programs import Local
 from jax_tt._kinds.sharded.requests import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._table import checkpoint
-from jax_tt._table.change import (
-    Change,
-    Growth,
-    grow,
-    grow_shards,
-    has_cache,
-    has_inner_cache,
-    maintain,
-    maintain_inner,
-    reorder,
-    with_cache,
-)
+from jax_tt._table.change import Change, Growth, grow, grow_shards, reorder, with_cache
 from jax_tt._table.check import check_state
-from jax_tt._table.copies import copy_wrapper, freeze, with_update
+from jax_tt._table.copies import freeze, register_wrapper, with_update
 from jax_tt._table.dispatch import default
 from jax_tt._table.options import Lookup
 from jax_tt._table.types import State
@@ -49,9 +38,7 @@ def grow_sharded(table: ShardedTable, state: State, growth: Growth) -> Change:
     return dataclasses.replace(change, table=new, state={**state, **change.state})
 
 
-copy_wrapper(ShardedTable)
-maintain.register(ShardedTable, maintain_inner)
-has_cache.register(ShardedTable, has_inner_cache)
+register_wrapper(ShardedTable)
 for function in (reorder, with_cache):
     function.register(ShardedTable, default(function))
 

@@ -2,7 +2,8 @@
 
 A kind in plain JAX derives from `ReferenceTable` and gives the arrays of its states, their initial values, and the rows
 of ids; a kind that holds a table derives from `Wrapper`. Both register what `grow`, `reorder`, `freeze` and the
-other dispatched functions do for them. `get_include` is for optimizers in C++.
+other dispatched functions do for them; with `rows_to_shard`, `check_sharding` and `shard_of`, a `ShardedTable` takes
+them. `get_include` is for optimizers in C++.
 
 >>> import dataclasses, functools, jax, jax.numpy as jnp, jax_tt
 >>> @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,9 @@ from jax_tt._table.copies import with_update as with_update
 from jax_tt._table.copies import without_values as without_values
 from jax_tt._table.options import StepInputs as StepInputs
 from jax_tt._table.reference import ReferenceTable as ReferenceTable
+from jax_tt._table.sharding import check_sharding as check_sharding
+from jax_tt._table.sharding import rows_to_shard as rows_to_shard
+from jax_tt._table.sharding import shard_of as shard_of
 from jax_tt._table.state import Array as Array
 from jax_tt._table.state import StateSpec as StateSpec
 from jax_tt._table.state import parameter as parameter

@@ -3,8 +3,6 @@
 import jax_tt._kinds.cached.change
 import jax_tt._kinds.cached.maintain
 import jax_tt._kinds.hashed.change
-import jax_tt._kinds.hashed.sharding
 import jax_tt._kinds.ordered.change
-import jax_tt._kinds.quantized.sharding
 import jax_tt._kinds.sharded.change
 import jax_tt._kinds.tensor_train.change  # noqa: F401

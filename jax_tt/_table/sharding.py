@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jax_tt import optimizers
 from jax_tt._ids.placement import Layout
+from jax_tt._table.dispatch import dispatched
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import Wrapper
@@ -27,10 +28,18 @@ _ELEMENTWISE = (
 
 @functools.singledispatch
 def rows_to_shard(table: Table) -> dict[str, float | None]:
-    """The arrays to shard, whose entry k belongs to row k alone, and the entry of a new row, as `StateSpec.row_arrays`.
+    """The arrays of which entry k belongs to row k alone, with the entries of a new row, as `StateSpec.row_arrays`.
+
+    A `ShardedTable` shards them along their first axis, and all devices have the other arrays. Kinds whose every
+    parameter has a row per id need not register it; a wrapper does, and says what `check_sharding` and `shard_of` do.
 
     Raises:
         TypeError, ValueError: the rows of the table cannot be sharded.
+
+    >>> import jax_tt
+    >>> table = jax_tt.dense_table(1000, 16, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1))
+    >>> jax_tt.extension.rows_to_shard(table)
+    {'embedding': None, 'slot_sum_0': 0.0}
     """
     if table.spec.row_names and table.spec.row_names == table.spec.param_names:
         return table.spec.row_arrays
@@ -43,9 +52,23 @@ def _(wrapper: Wrapper) -> dict[str, float | None]:
     raise _not_sharded(wrapper)
 
 
-@functools.singledispatch
+@dispatched
 def check_sharding(table: Table, layout: Layout) -> None:
-    """Raises if the table cannot be sharded in this layout."""
+    """Raises if the table cannot be sharded in a layout. Wrappers register it.
+
+    Args:
+        table: its rows can be sharded, as `rows_to_shard` says.
+        layout: the pages of the table, as `Placement.layout` returns them.
+
+    Raises:
+        TypeError, ValueError: the optimizer does not fit, or the columns are sharded and cannot be.
+
+    >>> import jax_tt
+    >>> layout = jax_tt.Placement.columns(3).layout(num_embeddings=1000, devices=4)
+    >>> jax_tt.extension.check_sharding(jax_tt.dense_table(1000, 16), layout)
+    Traceback (most recent call last):
+    ValueError: placement: got 3 column shards of 16 columns; expected a divisor of them.
+    """
     update = table.update
     if update is not None:
         _check_optimizer(table, update)
@@ -61,11 +84,15 @@ def check_sharding(table: Table, layout: Layout) -> None:
         _check_columns(table, layout.columns)
 
 
-@functools.singledispatch
-def shard_of(table: Any, layout: Layout) -> Any:
-    """The table that one device holds."""
-    columns = table.features // layout.columns
-    return dataclasses.replace(table, num_embeddings=layout.rows, features=columns)
+@dispatched
+def shard_of(table: Any, num_embeddings: int, features: int) -> Any:
+    """The table of some of the rows and columns of a table, such as those of one device. Wrappers register it.
+
+    >>> import jax_tt
+    >>> jax_tt.extension.shard_of(jax_tt.dense_table(1000, 16), 500, 16).spec.param_shapes
+    {'embedding': (500, 16)}
+    """
+    return dataclasses.replace(table, num_embeddings=num_embeddings, features=features)
 
 
 def can_be_sharded(table: Table) -> bool:

@@ -1,4 +1,4 @@
-"""Growth of hash tables between steps, on the host."""
+"""What becomes of a hash table that grows between steps, is frozen, or is sharded."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jax.core import Tracer
 
 from jax_tt._base.arguments import as_int
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
+from jax_tt._ids.placement import Layout
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._sets.admission import AdmitAfter
@@ -33,6 +34,7 @@ from jax_tt._table.checkpoint import of_rows
 from jax_tt._table.copies import freeze, freeze_wrapper, register_wrapper, with_update
 from jax_tt._table.dispatch import default
 from jax_tt._table.options import Update
+from jax_tt._table.sharding import check_sharding, rows_to_shard, shard_of
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import innermost
 from jax_tt._tt.initial_cores import fresh_init
@@ -234,3 +236,50 @@ def freeze_keys(table: HashTable, state: State) -> tuple[HashTable, dict[str, An
 def _silent(table: HashTable) -> HashTable:
     # Nothing is trained any more, so that nothing is to be said of keys that are not.
     return dataclasses.replace(table, safe_check="ignore")
+
+
+# The hash of a key says which device holds it, and every device has a table of its keys.
+
+
+@rows_to_shard.register(HashTable)
+def rows_of_keys(table: HashTable) -> dict[str, float | None]:
+    if not isinstance(table.missing, str):
+        raise ValueError(
+            f"{table.ids.label}missing: got {table.missing!r} for a hash table that is sharded; expected 'initial' or "
+            "'zeros', since one device alone has the row of a number."
+        )
+    rows_to_shard(table.table)  # raises
+    return table.table.spec.row_arrays
+
+
+@check_sharding.register(HashTable)
+def check_sharded_keys(table: HashTable, layout: Layout) -> None:
+    if not layout.hashed:
+        raise ValueError(
+            f"{table.ids.label}placement: got rows that are sharded by their numbers for a HashTable; expected "
+            "Placement.hashed(), as the hash of a key says which device has its row."
+        )
+    unit = layout.devices * table.ways
+    if table.num_embeddings % unit:
+        raise ValueError(
+            f"{table.ids.label}capacity: got {table.num_embeddings} rows for {layout.devices} devices and sets of "
+            f"{table.ways} rows; expected a multiple of {unit}, e.g. {-(-table.num_embeddings // unit) * unit}."
+        )
+    if table.waiting_sets % layout.devices:
+        got = table.waiting_sets * table.ways
+        raise ValueError(
+            f"{table.ids.label}admission: got {table.admission!r}, which is room for {got} waiting keys, for "
+            f"{layout.devices} devices and sets of {table.ways} keys; expected a multiple of {unit}, e.g. "
+            f"waiting={-(-got // unit) * unit}."
+        )
+    check_sharding(table.table, layout)
+
+
+@shard_of.register(HashTable)
+def shard_of_keys(table: Any, num_embeddings: int, features: int) -> HashTable:
+    admission = table.admission
+    if isinstance(admission, AdmitAfter) and admission.waiting is not None:
+        sets = table.waiting_sets * num_embeddings // table.num_embeddings
+        admission = dataclasses.replace(admission, waiting=sets * table.ways)
+    rows = shard_of(table.table, num_embeddings, features)
+    return dataclasses.replace(table, table=rows, admission=admission)

@@ -26,6 +26,7 @@ from jax_tt._table.distinct_rows import RowFormat
 from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Lookup, Update, check_update
 from jax_tt._table.rotation import ROTATION, rotation_array, rotation_of, turned, turned_back
+from jax_tt._table.sharding import rows_to_shard
 from jax_tt._table.state import StateSpec, parameter
 from jax_tt._table.types import Params, Slots, State
 from jax_tt._table.whole import attend, to_dense
@@ -287,3 +288,17 @@ def freeze_rows(table: QuantizedTable, state: State) -> tuple[QuantizedTable, di
 def without_initial_rows(table: QuantizedTable) -> QuantizedTable:
     # An initialiser may keep a reference to the rows that it returns.
     return dataclasses.replace(table, embedding_init=default_embedding_init)
+
+
+@rows_to_shard.register(QuantizedTable)
+def quantized_rows(table: QuantizedTable) -> dict[str, float | None]:
+    if table.rotated:
+        raise ValueError(
+            f"{table.ids.label}rotated: got a table with a rotation, of which every device would need all; expected "
+            "QuantizedTable(..., rotated=False). Multiply the sums that are looked up by the rotation instead."
+        )
+    slots = () if table.update is None else table.update.optimizer.slots
+    (names,) = table.spec.slot_names
+    return dict.fromkeys(table.spec.param_names) | {
+        name: slot.init for name, slot in zip(names, slots, strict=True)
+    }

@@ -20,6 +20,7 @@ from jax_tt._kinds.sharded.steps import Trained, exchanged_steps
 from jax_tt._table import groups
 from jax_tt._table.groups import Call, Cotangents
 from jax_tt._table.reference import Step
+from jax_tt._table.wrapper import innermost
 
 
 class Carried(NamedTuple):
@@ -129,5 +130,5 @@ def _finished(call: Call, state: dict[str, Any], allowed: jax.Array) -> dict[str
     params, slots = local.spec.params(state), local.spec.stepped_slots(state)
     values = {**call.values, "allowed": applied}
     step = Step(call.batch, applied, call.use.lookup, values)
-    new, _, _ = local.after_step(call.state, step, params, slots, jnp.ones((), jnp.float32), None)
-    return new
+    stepped = params, slots, jnp.ones((), jnp.float32), None
+    return innermost(local).after_step(call.state, step, *stepped)[0]

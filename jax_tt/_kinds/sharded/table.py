@@ -147,7 +147,7 @@ class ShardedTable(Wrapper):
             tuple(name for name in self.mesh.axis_names if name not in self.axes),
             self.layout,
             self.exchange,
-            shard_of(self.table, self.layout),
+            shard_of(self.table, self.layout.rows, self.features // self.layout.columns),
             frozenset([*self.row_arrays, *keys]),
         )
 
@@ -157,7 +157,7 @@ class ShardedTable(Wrapper):
         if self.ids.takes_keys:
             return self.table
         rows = self.layout.rows * self.layout.devices
-        return dataclasses.replace(self.sharding.shard, num_embeddings=rows)
+        return shard_of(self.table, rows, self.features // self.layout.columns)
 
     @property
     def num_stored(self) -> int:

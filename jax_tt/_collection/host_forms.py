@@ -14,6 +14,7 @@ from jax_tt._base.arguments import as_array, as_int
 from jax_tt._base.host_table import is_tensor
 from jax_tt._ids.bags import Bags, as_ids, as_weights, id_array, padding_value
 from jax_tt._ids.hash_ids import hash_ids
+from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.keys import refuse_cut_keys
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._table.table import Table
@@ -45,20 +46,22 @@ def read(table: Table, value: Any, pooled: bool) -> Given:
 
     If ``pooled``, nested lists are bags, and an array ``[B]`` is one bag per id.
     """
+    return _labelled(table.ids.label, _read, table.ids, value, pooled)
+
+
+def _read(space: IdSpace, value: Any, pooled: bool) -> Given:
     value = _of_numpy(value)
     if isinstance(value, Bags):
-        given = _of_bags(table, value)
+        given = _of_bags(space, value)
     elif isinstance(value, Mapping):
-        given = _of_entries(table, value, pooled)
+        given = _of_entries(space, value, pooled)
     elif isinstance(value, SplitIds):
-        given = Given(_split(table, value))
-    elif pooled and (rows := _rows(table, value)) is not None:
-        ids, lengths = _joined(
-            f"{table.ids.label}ids", rows, lambda name, row: _ids(table, name, row)
-        )
-        given = Given(ids, _offsets(table, ids, lengths=lengths)[0])
+        given = Given(_split(value))
+    elif pooled and (rows := _rows(value)) is not None:
+        ids, lengths = _joined("ids", rows, lambda name, row: _ids(space, name, row))
+        given = Given(ids, _offsets(ids, lengths=lengths)[0])
     else:
-        given = Given(_ids(table, f"{table.ids.label}ids", value))
+        given = Given(_ids(space, "ids", value))
     if not pooled or given.offsets is not None:
         return given
     if given.ids.ndim == 1:  # one id per bag
@@ -70,15 +73,14 @@ def read(table: Table, value: Any, pooled: bool) -> Given:
         )
     if given.ids.ndim != 2:
         raise ValueError(
-            f"{table.ids.label}ids: got shape {given.ids.shape}; expected [B, L], or [B] with one id per bag."
+            f"ids: got shape {given.ids.shape}; expected [B, L], or [B] with one id per bag."
         )
     return given
 
 
-def _of_bags(table: Table, bags: Bags) -> Given:
-    label = table.ids.label
+def _of_bags(space: IdSpace, bags: Bags) -> Given:
     split = isinstance(bags.ids, SplitIds)
-    ids: Any = _split(table, bags.ids) if split else _ids(table, f"{label}bags.ids", bags.ids)
+    ids: Any = _split(bags.ids) if split else _ids(space, "bags.ids", bags.ids)
     if bags.offsets is None:
         padding = None
         if bags.padded and split:
@@ -86,63 +88,56 @@ def _of_bags(table: Table, bags: Bags) -> Given:
         elif bags.padded:
             padding = ids == padding_value(-1, ids.dtype)
         if ids.ndim != 2:
-            raise ValueError(
-                f"{label}bags.ids: got shape {ids.shape} without offsets; expected [B, L]."
-            )
-        return Given(ids, None, _weights(table, ids, bags.weights), padding)
+            raise ValueError(f"bags.ids: got shape {ids.shape} without offsets; expected [B, L].")
+        return Given(ids, None, _weights(ids, bags.weights), padding)
     if bags.padded:
-        raise ValueError(
-            f"{label}bags: padded=True is for rectangular bags; ragged ones have offsets."
-        )
-    capacity = _length(table, ids)
-    host = _on_host(f"{label}bags.offsets", bags.offsets)
-    offsets, weights = _offsets(table, ids, offsets=host, weights=bags.weights, capacity=capacity)
+        raise ValueError("bags: padded=True is for rectangular bags; ragged ones have offsets.")
+    capacity = _length(ids)
+    host = _on_host("bags.offsets", bags.offsets)
+    offsets, weights = _offsets(ids, offsets=host, weights=bags.weights, capacity=capacity)
     end = int(offsets[-1])
     ids = SplitIds(ids.digits[:end]) if split else ids[:end]
     return Given(ids, offsets, None if weights is None else weights[:end], None, capacity)
 
 
-def _of_entries(table: Table, entries: Mapping[str, Any], pooled: bool) -> Given:
-    label = table.ids.label
+def _of_entries(space: IdSpace, entries: Mapping[str, Any], pooled: bool) -> Given:
     unknown = [name for name in entries if name not in _ENTRIES]
     if unknown or "ids" not in entries:
         got = f"the entry {unknown[0]!r}" if unknown else "a dict without 'ids'"
-        raise ValueError(f"{label}got {got}; expected some of {', '.join(map(repr, _ENTRIES))}.")
+        raise ValueError(f"got {got}; expected some of {', '.join(map(repr, _ENTRIES))}.")
     shaped = [name for name in ("lengths", "offsets", "pad_id") if entries.get(name) is not None]
     if len(shaped) > 1:
-        raise ValueError(
-            f"{label}got {' and '.join(map(repr, shaped))}; expected one of them at most."
-        )
+        raise ValueError(f"got {' and '.join(map(repr, shaped))}; expected one of them at most.")
     value, weights = _of_numpy(entries["ids"]), entries.get("weights")
     if isinstance(value, Mapping | Bags):
-        raise TypeError(f"{label}ids: got a {type(value).__name__}; expected an array or lists.")
-    rows = None if shaped or not pooled else _rows(table, value)
+        raise TypeError(f"ids: got a {type(value).__name__}; expected an array or lists.")
+    rows = None if shaped or not pooled else _rows(value)
     if rows is not None:
-        given = read(table, value, pooled)
+        given = _read(space, value, pooled)
         if weights is not None:
-            weights, lengths = _joined(f"{label}weights", _rows(table, weights) or [], as_array)
+            weights, lengths = _joined("weights", _rows(weights) or [], as_array)
             assert given.offsets is not None
             if not np.array_equal(lengths, np.diff(given.offsets)):
                 raise ValueError(
-                    f"{label}weights: got lists of other lengths than the ids; expected one weight per id."
+                    "weights: got lists of other lengths than the ids; expected one weight per id."
                 )
-        return given._replace(weights=_weights(table, given.ids, weights))
+        return given._replace(weights=_weights(given.ids, weights))
     split = isinstance(value, SplitIds)
-    ids: Any = _split(table, value) if split else _ids(table, f"{label}ids", value)
+    ids: Any = _split(value) if split else _ids(space, "ids", value)
     if shaped in (["lengths"], ["offsets"]):
         (name,) = shaped
-        _length(table, ids)
-        ends: Any = _on_host(f"{label}{name}", entries[name])
-        _check_end(label, name, ends, ids.shape[0])
-        offsets, weights = _offsets(table, ids, weights=weights, **{name: ends})
+        _length(ids)
+        ends: Any = _on_host(name, entries[name])
+        _check_end(name, ends, ids.shape[0])
+        offsets, weights = _offsets(ids, weights=weights, **{name: ends})
         return Given(ids, offsets, weights)
     padding = None
     if shaped:
         if split:
-            raise ValueError(f"{label}pad_id: got one with SplitIds; expected integers as ids.")
-        pad_id = as_int(f"{label}pad_id", entries["pad_id"])
-        padding = ids == _labelled(label, padding_value, pad_id, ids.dtype)
-    return Given(ids, None, _weights(table, ids, weights), padding)
+            raise ValueError("pad_id: got one with SplitIds; expected integers as ids.")
+        pad_id = as_int("pad_id", entries["pad_id"])
+        padding = ids == padding_value(pad_id, ids.dtype)
+    return Given(ids, None, _weights(ids, weights), padding)
 
 
 def _of_numpy(value: Any) -> Any:
@@ -155,7 +150,7 @@ def _of_numpy(value: Any) -> Any:
     return array if array.dtype.kind in "OSUT" else value
 
 
-def _check_end(label: str, name: str, values: np.ndarray, count: int) -> None:
+def _check_end(name: str, values: np.ndarray, count: int) -> None:
     """Raises for lengths or offsets that do not end at the last id."""
     if values.ndim != 1 or not values.size or values.dtype.kind not in "iu":
         return  # `Bags` refuses them
@@ -170,11 +165,11 @@ def _check_end(label: str, name: str, values: np.ndarray, count: int) -> None:
     )
     padding = f" If the other ids are padding, pass ids[:{end}]." if 0 <= end < count else ""
     raise ValueError(
-        f"{label}{name}: {does} {end}, but there are {count} ids; expected {count}.{starts}{padding}"
+        f"{name}: {does} {end}, but there are {count} ids; expected {count}.{starts}{padding}"
     )
 
 
-def _rows(table: Table, value: Any) -> list[Any] | None:
+def _rows(value: Any) -> list[Any] | None:
     """The rows of nested lists, also of an array or a list of arrays; None for anything else."""
     if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1:
         value = list(value)
@@ -188,8 +183,7 @@ def _rows(table: Table, value: Any) -> list[Any] | None:
     if not all(are):
         at = are.index(False)
         raise TypeError(
-            f"{table.ids.label}ids[{at}]: got {value[at]!r} among lists; expected the list of one bag, [] if it is "
-            "empty."
+            f"ids[{at}]: got {value[at]!r} among lists; expected the list of one bag, [] if it is empty."
         )
     return list(value)
 
@@ -221,28 +215,28 @@ def _joined(
     return flat, lengths
 
 
-def _ids(table: Table, name: str, value: Any) -> np.ndarray:
+def _ids(space: IdSpace, name: str, value: Any) -> np.ndarray:
     """Integers on the host; strings as their keys."""
     if isinstance(value, str | bytes | dict) or value is None:
         raise TypeError(f"{name}: got {value!r:.80}; expected {_FORMS}.")
     if _are_strings(value):
-        if not table.ids.takes_keys:
+        if not space.takes_keys:
             raise TypeError(
-                f"{name}: got strings for a table of {table.num_embeddings} rows, whose ids are row numbers; number "
+                f"{name}: got strings for a table of {space.num_embeddings} rows, whose ids are row numbers; number "
                 "them, or use a jax_tt.hash_table, whose keys are their hashes."
             )
         if getattr(getattr(value, "dtype", None), "kind", "") == "T":
             value = value.astype(object)
         return _labelled(f"{name}: ", hash_ids, value)
     array = id_array(value, name)
-    if table.ids.takes_keys:
+    if space.takes_keys:
         refuse_cut_keys(name, array)
         refuse_cut_keys(name, _first(value))
     host = _on_host(name, array)
     if host.dtype.kind in "iu":
         return host
     if host.size == 0 and host.dtype == np.float64:
-        return host.astype(np.int64)  # what numpy makes of an empty list
+        return host.astype(np.int64)  # an empty list
     raise ValueError(
         f"{name}: got dtype {host.dtype}; expected integers, e.g. ids.astype(np.int64). A list with ids of 2**63 or "
         "more beside others becomes floats in numpy; give it a type, e.g. np.array(ids, np.uint64)."
@@ -264,9 +258,8 @@ def _first(value: Any) -> Any:
     return value
 
 
-def _split(table: Table, ids: SplitIds) -> SplitIds:
-    name = f"{table.ids.label}ids"
-    return SplitIds(_on_host(name, as_ids(ids, name).digits))
+def _split(ids: SplitIds) -> SplitIds:
+    return SplitIds(_on_host("ids", as_ids(ids, "ids").digits))
 
 
 def _on_host(name: str, array: Any) -> np.ndarray:
@@ -281,16 +274,13 @@ def _on_host(name: str, array: Any) -> np.ndarray:
     return np.asarray(as_array(name, array))
 
 
-def _length(table: Table, ids: Any) -> int:
+def _length(ids: Any) -> int:
     if ids.ndim != 1:
-        raise ValueError(
-            f"{table.ids.label}ids: got shape {ids.shape} beside lengths or offsets; expected [n]."
-        )
+        raise ValueError(f"ids: got shape {ids.shape} beside lengths or offsets; expected [n].")
     return ids.shape[0]
 
 
 def _offsets(
-    table: Table,
     ids: Any,
     *,
     lengths: Any = None,
@@ -300,39 +290,40 @@ def _offsets(
 ) -> tuple[np.ndarray, Any]:
     """The offsets and the weights of ragged bags, checked as `Bags` checks them."""
     if isinstance(weights, jax.Array):
-        weights = _on_host(f"{table.ids.label}weights", weights)
+        weights = _on_host("weights", weights)
     places = np.zeros(ids.shape[0], np.int32)
     make, given = (Bags.from_offsets, offsets) if lengths is None else (Bags.from_lengths, lengths)
-    bags = _labelled(table.ids.label, make, places, given, weights, capacity=capacity)
+    bags = make(places, given, weights, capacity=capacity)
     if weights is not None:
         end = None if capacity is None else int(bags.offsets[-1])
-        _refuse_nonfinite(table, bags.weights[:end])
+        _refuse_nonfinite(bags.weights[:end])
     return bags.offsets, bags.weights
 
 
-def _weights(table: Table, ids: Any, weights: Any) -> Any:
+def _weights(ids: Any, weights: Any) -> Any:
     """The weights of an array of ids, checked as `Bags` checks them."""
     if weights is None:
         return None
     if isinstance(weights, jax.Array):
-        weights = _on_host(f"{table.ids.label}weights", weights)
-    host = _labelled(table.ids.label, as_weights, weights, ids)
-    _refuse_nonfinite(table, host)
+        weights = _on_host("weights", weights)
+    host = as_weights(weights, ids)
+    _refuse_nonfinite(host)
     return host
 
 
-def _refuse_nonfinite(table: Table, weights: np.ndarray) -> None:
+def _refuse_nonfinite(weights: np.ndarray) -> None:
     bad = ~np.isfinite(weights)
     if bad.any():
         at = int(np.flatnonzero(bad.reshape(-1))[0])
         raise ValueError(
-            f"{table.ids.label}weights: got {weights.reshape(-1)[at]} at position {at}; expected finite numbers."
+            f"weights: got {weights.reshape(-1)[at]} at position {at}; expected finite numbers."
         )
 
 
-def _labelled(label: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _labelled(label: str, call: Callable[..., Any], *args: Any) -> Any:
     """``call(*args)``, whose errors begin with a label."""
     try:
-        return call(*args, **options)
+        return call(*args)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{label}{error}") from error
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{label}{error}") from error

@@ -18,9 +18,9 @@ def quieten_orbax() -> None:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     others = sys.unraisablehook
 
-    def hook(found: Any) -> None:
-        if "Event loop is closed" not in str(found.exc_value):
-            others(found)
+    def hook(error: Any) -> None:
+        if "Event loop is closed" not in str(error.exc_value):
+            others(error)
 
     sys.unraisablehook = hook
 

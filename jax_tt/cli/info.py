@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,11 +20,14 @@ from jax_tt._files.trains import core_names, order_name
 from jax_tt._formats.arrays import open_arrays
 from jax_tt._formats.stored import FileError, StoredArrays
 from jax_tt._ids.id_order import OrderedRows
+from jax_tt._kinds.coded.table import CodedTable, in_words
+from jax_tt._kinds.composite.mixed import MixedTable
+from jax_tt._kinds.quantized.table import QuantizedTable
+from jax_tt._table.types import State
 from jax_tt._tt.approximation import measure
 from jax_tt._tt.rows import Rows
 from jax_tt._tt.shape import TTShape
 from jax_tt.cli._arguments import add_progress
-from jax_tt.cli._settings import settings
 
 _COLUMNS = (
     "table",
@@ -78,8 +82,9 @@ def run(args: argparse.Namespace) -> None:
     if args.against is not None:
         name = _compared(args.name, names)
         if name in sums:
-            found = load(args.path)
-            of_sum, _ = _measured(args, name, residual_table(found[term] for term in sums[name]))
+            loaded = load(args.path)
+            terms = residual_table(loaded[term] for term in sums[name])
+            of_sum, _ = _measured(args, name, terms)
         else:
             errors[name] = _measured(args, name, small.get(name))
     lines = [_tt_line(stored, name, shape, *errors[name]) for name, shape in shapes.items()]
@@ -109,12 +114,12 @@ def run(args: argparse.Namespace) -> None:
 
 def _sums(names: Iterable[str]) -> dict[str, list[str]]:
     """The terms of the sums that ``jax-tt compress`` writes, ``name.0``, ``name.1`` and so on, by name."""
-    found: dict[str, list[str]] = {}
+    sums: dict[str, list[str]] = {}
     for term in names:
         name, _, place = term.rpartition(".")
-        if place == str(len(found.get(name, []))):
-            found.setdefault(name, []).append(term)
-    return found
+        if place == str(len(sums.get(name, []))):
+            sums.setdefault(name, []).append(term)
+    return sums
 
 
 def _tt_line(
@@ -145,7 +150,7 @@ def _small_line(
     name: str, pair: Pair, error: float | None, rows: dict[float, float]
 ) -> tuple[str, ...]:
     table, state = pair
-    kind, dtype = settings(table, state)
+    kind, dtype = _settings(table, state)
     nbytes = sum(array.nbytes for array in state.values())
     return (
         name or "(unnamed)",
@@ -179,8 +184,8 @@ def _measured(
 ) -> tuple[float, dict[float, float]]:
     original = read_table(args.against, args.against_name)[1]
 
-    def check(own: Any) -> None:
-        size = (own.num_embeddings, own.features)
+    def check(table: Any) -> None:
+        size = (table.num_embeddings, table.features)
         if original.shape != size:
             raise FileError(
                 f"--against: {args.against} is {original.shape}; expected {size}, as {name!r}."
@@ -195,5 +200,31 @@ def _measured(
         check(train.shape)
         rows = original if train.id_order is None else OrderedRows(original, train.id_order)
         cores = tuple(jnp.asarray(np.asarray(core)) for core in train.cores)
-        found = measure(Rows(rows), cores, train.shape, None, bar)
-    return found.relative_error, found.row_errors
+        errors = measure(Rows(rows), cores, train.shape, None, bar)
+    return errors.relative_error, errors.row_errors
+
+
+@functools.singledispatch
+def _settings(table: Any, state: State) -> tuple[str, str]:
+    """The kind of a table with its settings, and the type of its numbers or codebooks."""
+    raise NotImplementedError(f"settings of a {type(table).__name__}")
+
+
+@_settings.register
+def _(table: QuantizedTable, state: State) -> tuple[str, str]:
+    del state
+    levels = "" if table.levels is None else ", non-uniform levels"
+    rotated = ", rotated" if table.rotated else ""
+    return f"{table.bits} bits a number{levels}{rotated}", f"int{table.bits}"
+
+
+@_settings.register
+def _(table: MixedTable, state: State) -> tuple[str, str]:
+    del state
+    parts = [f"{part.bits} bits in {part.num_embeddings:,}" for part in table.tables]
+    return f"{', '.join(parts)} rows", "int" + "/".join(str(part.bits) for part in table.tables)
+
+
+@_settings.register
+def _(table: CodedTable, state: State) -> tuple[str, str]:
+    return f"{table.kind}, {in_words(table)}", str(table.spec.storage(state))

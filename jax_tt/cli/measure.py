@@ -41,10 +41,10 @@ def run(args: argparse.Namespace) -> None:
     count = jax.device_count() if args.devices is None else args.devices
     if not 2 <= count <= jax.device_count():
         raise FileError(
-            f"--devices: got {count}; expected 2 to {jax.device_count()}, those of {jax.default_backend()}."
+            f"--devices: got {count}; expected 2 to {jax.device_count()}, the devices of {jax.default_backend()}."
         )
     mesh = jax.make_mesh((count,), ("devices",), devices=jax.devices()[:count])
-    found = measure_bandwidths(mesh, "devices", progress=args.progress)
-    for name, value in dataclasses.asdict(found).items():
+    bandwidths = measure_bandwidths(mesh, "devices", progress=args.progress)
+    for name, value in dataclasses.asdict(bandwidths).items():
         print(f"{name:16} {value if isinstance(value, str) else format(value, '.3g')}")
-    found.save(args.out, overwrite=args.force)
+    bandwidths.save(args.out, overwrite=args.force)

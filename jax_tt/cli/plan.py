@@ -19,9 +19,8 @@ from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.candidates import SMALL
 from jax_tt._planning.plan import plan
 from jax_tt.cli._arguments import add_progress, byte_size, positive
-from jax_tt.cli._device_picture import draw_devices
 from jax_tt.cli._pairs import Interactions
-from jax_tt.cli._pictures import check_picture, figure
+from jax_tt.cli._pictures import check_picture, draw_devices, figure
 from jax_tt.order import spectral_rows
 
 _RULES = {
@@ -128,7 +127,7 @@ def run(args: argparse.Namespace) -> None:
             "device_bytes": args.device_memory,
             "bandwidths": None if args.bandwidths is None else Bandwidths.load(args.bandwidths),
         }
-    found = plan(
+    planned = plan(
         tables,
         args.budget,
         samples,
@@ -137,8 +136,8 @@ def run(args: argparse.Namespace) -> None:
         kinds=args.kinds,
         **on_devices,
     )
-    print(found)
-    placements = found.placements
+    print(planned)
+    placements = planned.placements
     if placements is not None:
         figure(args, 1, lambda axes: draw_devices(axes[0], placements))
 
@@ -190,10 +189,10 @@ def _sample(path: str, progress: bool) -> np.ndarray:
         if array.dtype.kind not in "iu":
             raise FileError(f"--ids: {path} holds {array.dtype}; expected integers.")
         return np.asarray(array.by_rows()).reshape(-1)[:_SAMPLE]
-    found, total = [], 0
+    parts, total = [], 0
     for _, ids in Interactions(path, 1, None, progress)():
-        found.append(ids)
+        parts.append(ids)
         total += len(ids)
         if total >= _SAMPLE:
             break
-    return np.concatenate(found)[:_SAMPLE] if found else np.zeros(0, np.int64)
+    return np.concatenate(parts)[:_SAMPLE] if parts else np.zeros(0, np.int64)

@@ -19,9 +19,9 @@ from jax_tt._kinds.hashed.change import grow_if_full as grow_if_full
 from jax_tt._ops.entries import hash_statistics as statistics
 from jax_tt._ops.entries import table_keys as keys_of
 from jax_tt._ops.insert import insert_keys as insert
+from jax_tt._ops.insert import with_slots as with_slots
 from jax_tt._ops.inserting import Evicted as Evicted
 from jax_tt._ops.inserting import Inserted as Inserted
-from jax_tt._ops.located import with_slots as with_slots
 from jax_tt._ops.remove import KeyView as KeyView
 from jax_tt._ops.remove import remove_keys as remove
 from jax_tt._sets.admission import AdmitAfter as AdmitAfter

@@ -13,8 +13,8 @@ optimizer state. `jax_tt.tt` has the same for tensor trains.
 [0.0, -1.0, 0.0, -0.5]
 """
 
-from jax_tt._ops.dense_bag import embed_bag as embed_bag
-from jax_tt._ops.fused import fused_embed_bag as fused_embed_bag
+from jax_tt._ops.arrays import count_out_of_range as count_out_of_range
+from jax_tt._ops.arrays import embed_bag as embed_bag
+from jax_tt._ops.arrays import fused_embed_bag as fused_embed_bag
 from jax_tt._ops.fused_table import Fused as Fused
 from jax_tt._ops.fused_table import init_fused as init_fused
-from jax_tt._ops.out_of_range import count_out_of_range as count_out_of_range

@@ -14,13 +14,13 @@ True
 
 from jax_tt._compress.residuals import Residual as Residual
 from jax_tt._compress.residuals import tt_residuals as residuals
-from jax_tt._ops.attend import tt_attend as attend
-from jax_tt._ops.embed_bag import tt_embed_bag as embed_bag
-from jax_tt._ops.fused import fused_tt_embed_bag as fused_embed_bag
-from jax_tt._ops.fused import fused_tt_lookup as fused_lookup
-from jax_tt._ops.lookup import tt_lookup as lookup
-from jax_tt._ops.to_dense import tt_to_dense as to_dense
-from jax_tt._ops.to_table import tt_to_table as to_table
+from jax_tt._ops.arrays import fused_tt_embed_bag as fused_embed_bag
+from jax_tt._ops.arrays import fused_tt_lookup as fused_lookup
+from jax_tt._ops.trains import tt_attend as attend
+from jax_tt._ops.trains import tt_embed_bag as embed_bag
+from jax_tt._ops.trains import tt_lookup as lookup
+from jax_tt._ops.trains import tt_to_dense as to_dense
+from jax_tt._ops.trains import tt_to_table as to_table
 from jax_tt._tt.approximation import Approximation as Approximation
 from jax_tt._tt.from_dense import tt_from_dense as from_dense
 from jax_tt._tt.grow import tt_grow as grow

@@ -22,7 +22,7 @@ from jax_tt._kinds.coded.layout import CodeLayout
 from jax_tt._kinds.coded.table import CodedTable, in_words
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.table import QuantizedTable
-from jax_tt._ops.coded_table import with_codebooks
+from jax_tt._ops.describe import with_codebooks
 
 # Codebooks of longer codes take more bytes than they save, unless a table is very large.
 _CODE_BITS = (8, 7, 6, 5, 4)

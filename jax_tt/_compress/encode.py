@@ -17,7 +17,7 @@ from jax_tt._kinds.coded import product
 from jax_tt._kinds.coded.assign import BLOCK, encoded_rows
 from jax_tt._kinds.coded.layout import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, CodeLayout
 from jax_tt._kinds.coded.table import CodedTable
-from jax_tt._ops.coded_table import with_codebooks
+from jax_tt._ops.describe import with_codebooks
 from jax_tt._table.options import Update
 from jax_tt._table.rotation import ROTATION, as_rotation
 from jax_tt._tt.from_dense import tt_from_dense

@@ -13,7 +13,7 @@ from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import dense_table
 from jax_tt._ids.id_order import IdOrder, OrderedRows
 from jax_tt._kinds.composite.sum import SumTable
-from jax_tt._ops.to_table import tt_to_table
+from jax_tt._ops.trains import tt_to_table
 from jax_tt._table.copies import with_update
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table

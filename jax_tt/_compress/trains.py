@@ -12,7 +12,7 @@ from jax_tt._compress.residuals import residual_table, tt_residuals
 from jax_tt._compress.source import Found, Made, Source
 from jax_tt._ids.id_order import OrderedRows
 from jax_tt._ids.stored_order import kept_bytes
-from jax_tt._ops.to_table import tt_to_table
+from jax_tt._ops.trains import tt_to_table
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.residual_shapes import tt_residual_shapes
 from jax_tt._tt.shape import TTShape

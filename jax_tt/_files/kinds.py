@@ -22,7 +22,7 @@ from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable
 from jax_tt._kinds.tensor_train.table import TTTable
-from jax_tt._ops.coded_table import with_codebooks
+from jax_tt._ops.describe import with_codebooks
 from jax_tt._table.check import check_state
 from jax_tt._table.rotation import ROTATION, as_rotation
 from jax_tt._table.table import Table

@@ -20,7 +20,7 @@ from jax_tt._formats.orbax_directory import write_orbax
 from jax_tt._formats.output import check_output, writing
 from jax_tt._formats.safetensors_file import write_safetensors
 from jax_tt._formats.stored import FileError, StoredArrays
-from jax_tt._ops.to_table import tt_to_table
+from jax_tt._ops.trains import tt_to_table
 from jax_tt._table.check import check_state
 from jax_tt._table.table import Table
 from jax_tt._table.types import State

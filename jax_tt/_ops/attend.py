@@ -1,7 +1,8 @@
-"""`tt.attend`: inner products of queries with every row of a tensor-train table."""
+"""Inner products of queries with every row of a table."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,44 +10,9 @@ import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_array, as_dtype
 from jax_tt._base.dtypes import resolve_precision, widest
-from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._table import whole
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
-
-
-def tt_attend(
-    cores: Sequence[jax.Array],
-    query: jax.Array,
-    num_embeddings: int | None = None,
-    *,
-    dtype: Any = None,
-    precision: jax.lax.PrecisionLike = None,
-) -> jax.Array:
-    """``query @ table.T`` without building the table.
-
-    Args:
-        cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
-        query: floats ``[..., D]``.
-        num_embeddings: rows to score; default all that the cores address.
-        dtype: type of the result; default the wider type of ``query`` and the cores.
-        precision: of the products, as in `tt.lookup`; they are computed by XLA.
-
-    Returns:
-        ``[..., N]``.
-
-    Raises:
-        ValueError: the last dimension of ``query`` is not D.
-
-    >>> import jax, jax_tt
-    >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
-    >>> cores = jax_tt.tt.init(jax.random.key(0), shape)
-    >>> jax_tt.tt.attend(cores, jax.numpy.ones((5, 8)), 1000).shape
-    (5, 1000)
-    """
-    table, cores = TTTable.of(cores, num_embeddings)
-    state = table.spec.named(cores)
-    return attend(table, state, query, dtype, precision)
 
 
 def attend(
@@ -67,9 +33,6 @@ def attend(
 
     Returns:
         ``[..., N]``.
-
-    Raises:
-        ValueError: the last dimension of ``query`` is not D.
 
     >>> import jax, jax_tt
     >>> table = jax_tt.dense_table(1000, 8)

@@ -69,7 +69,7 @@ def grow_table(
 def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any) -> Change:
     """Changes the order of ids; every id keeps its row up to the approximation error of the cores.
 
-    The new cores are those of `tt.reorder`, fitted to the cached values of cached rows; the cache is empty
+    `tt.reorder` computes the new cores, fitted to the cached values of cached rows; the cache is empty
     afterwards. Optimizer slots are reset to their mean over each core, and the step count is kept. Call it between
     steps, outside of ``jit``.
 
@@ -78,7 +78,7 @@ def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any)
         state: its arrays by name.
         id_order: `IdOrder` of ``num_embeddings`` ids.
         **options: ``ranks``, ``shape``, ``tolerance`` and the other arguments of `tt.reorder` except ``dtype``;
-            factors and ranks default to those of the table.
+            factors and ranks default to the present ones.
 
     Returns:
         The table and its state. The attribute ``approximation`` of the result has the error of the new rows.
@@ -138,6 +138,6 @@ def _check_like(like: Any, count: int, num_embeddings: int) -> None:
         )
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < num_embeddings:
         raise ValueError(
-            f"like: got ids {int(ids.min())} to {int(ids.max())}; expected 0 to {num_embeddings - 1}, those the table "
-            "has."
+            f"like: got ids {int(ids.min())} to {int(ids.max())}; expected 0 to {num_embeddings - 1}, the ids of "
+            "the table."
         )

@@ -20,13 +20,7 @@ Digests = dict[str, np.ndarray]
 
 
 def digests_of(entries: np.ndarray, state: State, names: Iterable[str]) -> Digests:
-    """Numbers uint64 ``[n]`` that change with every key, its score and its last batch, and with its rows of arrays.
-
-    Args:
-        entries: the keys of the table.
-        state: its arrays by name.
-        names: of arrays with a row for every slot.
-    """
+    """Digests uint64 ``[n]`` of every key with its score and last batch, and of its rows of the arrays ``names``."""
     keys, slots = entries["key"], entries["slot"]
     digests = {"keys": joined_digests(keys, entries["score"], entries["touched"])}
     for name in names:
@@ -47,14 +41,9 @@ def held_by(entries: np.ndarray, digests: Digests) -> dict[str, np.ndarray]:
 
 
 def changed_since(base: Dump, held: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Which keys of a table a dump does not have as they are, bool ``[n]``, and the keys that it has beside them.
+    """Which keys of a table a dump does not have as they are, bool ``[n]``, and the keys that have left the table.
 
-    Args:
-        base: the dump.
-        held: `held_by` of the table.
-
-    Raises:
-        FileError: it does not say what it holds.
+    ``held`` is `held_by` of the table. Raises a `FileError` for a dump that does not say what it holds.
     """
     before = base.rest(_HELD)
     if base.digests is None or len(before) < len(_HELD):
@@ -72,13 +61,7 @@ def changed_since(base: Dump, held: dict[str, np.ndarray]) -> tuple[np.ndarray, 
 
 
 def check_base(dump: Dump, label: str, digests: Digests) -> None:
-    """Raises unless a dump of changes follows the state of a table.
-
-    Args:
-        dump: one of changes.
-        label: of the table, for the error.
-        digests: of its keys, and of the arrays that are loaded.
-    """
+    """Raises unless a dump of changes follows the state of a table with these digests."""
     base = dump.base or {}
     differs = [name for name, total in summed(digests).items() if base.get(name, total) != total]
     if differs:

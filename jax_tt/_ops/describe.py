@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,18 +17,21 @@ from jax_tt._base.arguments import as_positive
 from jax_tt._base.keywords import checks_keywords
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.cached.table import RowCachedTable
+from jax_tt._kinds.coded.layout import CodeLayout
+from jax_tt._kinds.coded.table import CodedTable
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.hashed.table import HashTable, Initializer
 from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._kinds.quantized.levels import Levels
 from jax_tt._kinds.quantized.table import QuantizedTable
 from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._native.native import NativeTable
 from jax_tt._sets.admission import Admission
 from jax_tt._sets.row_cache import RowCache
-from jax_tt._table.initial_rows import default_embedding_init
+from jax_tt._table.initial_rows import NormalRows, default_embedding_init
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table
-from jax_tt._tt.initial_cores import CoreInit, GivenCores
+from jax_tt._tt.initial_cores import CoreInit, GivenCores, ScaledCores
 from jax_tt._tt.shape import TTShape
 from jax_tt.optimizers import Optimizer
 
@@ -110,7 +116,26 @@ def quantized_table(
     )
 
 
+def _check_order(factory: Callable[..., Any]) -> Any:
+    """Refuses sizes that are given by position and are probably in the wrong order."""
+
+    @functools.wraps(factory)
+    def checked(*sizes: Any, **options: Any) -> Any:
+        if len(sizes) == 2 and all(isinstance(size, int | np.integer) for size in sizes):
+            capacity, features = sizes
+            if 0 < capacity < features:
+                raise ValueError(
+                    f"hash_table: got the capacity {capacity} and {features} features, a table that is wider than "
+                    "long; the capacity comes first. If these sizes are meant, name them: "
+                    f"hash_table(capacity={capacity}, features={features})."
+                )
+        return factory(*sizes, **options)
+
+    return checked
+
+
 @checks_keywords
+@_check_order
 def hash_table(
     capacity: int,
     features: int,
@@ -131,10 +156,11 @@ def hash_table(
     max_gradient: float | None = None,
     name: str | None = None,
 ) -> HashTable:
-    """The description of a table of 64-bit keys with rows of its own.
+    """The description of a table of 64-bit keys, around a dense table.
 
     Args:
-        capacity: number of rows, a multiple of ``ways``.
+        capacity: number of rows, a multiple of ``ways``. Less than ``features`` only as a keyword, since the sizes are
+            more likely in the wrong order.
         features: number of columns, D.
         policy, ways, min_age, admission, max_capacity, seed, initializer, missing, safe_check: as in `HashTable`.
         param_dtype, optimizer, skip_nonfinite, stochastic_rounding, max_gradient, name: as in `EmbedBag`.
@@ -164,6 +190,52 @@ def hash_table(
         missing,
         safe_check,
     )
+
+
+@checks_keywords
+def coded_table(
+    num_embeddings: int,
+    features: int,
+    num_codes: int,
+    bits: int = 8,
+    *,
+    kind: str = "product",
+    terms: int = 1,
+    hot: int = 0,
+    hot_terms: int = 0,
+    rotated: bool = False,
+    codebook_shape: TTShape | None = None,
+    codebook_init: Callable[..., Any] | None = None,
+    param_dtype: Any = jnp.float32,
+    optimizer: Optimizer | None = None,
+    skip_nonfinite: bool = False,
+    stochastic_rounding: bool = True,
+    max_gradient: float | None = None,
+    name: str | None = None,
+) -> CodedTable:
+    """The description of a table of codes, which are random at first; `encode` makes one of trained rows.
+
+    Args:
+        num_embeddings, features, num_codes, bits, kind, terms, hot, hot_terms, rotated: as in `CodedTable`.
+        codebook_shape: `TTShape` of the rows of all codebooks, which are then a tensor train; None for dense codebooks.
+        codebook_init: initialiser ``(key, shape, dtype) -> codebooks``, or of each core; None for rows of about unit
+            length.
+        param_dtype: type of the codebooks.
+        optimizer, skip_nonfinite, stochastic_rounding, max_gradient, name: as in `EmbedBag`.
+
+    Returns:
+        `CodedTable`.
+
+    >>> import jax_tt
+    >>> table = jax_tt.coded_table(1000, 16, num_codes=4, optimizer=jax_tt.optimizers.Adagrad(0.05))
+    >>> table.row_bytes, table.spec.param_shapes
+    (4, {'codebooks': (1024, 4)})
+    """
+    layout = CodeLayout(
+        num_embeddings, features, num_codes, bits, kind, rotated, terms, hot, hot_terms, name
+    )
+    update = update_of(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
+    return with_codebooks(layout, codebook_shape, codebook_init, param_dtype, update)
 
 
 @checks_keywords
@@ -216,10 +288,7 @@ def table_shape(
     row_factors: Sequence[int] | None,
     col_factors: Sequence[int] | None,
 ) -> TTShape:
-    """The `TTShape` of a layer, with suggestions for missing factors.
-
-    The number of cores is that of the given factors or ranks, or 3.
-    """
+    """The `TTShape` of a layer; missing factors are suggested, as many as the given factors or ranks say, or 3."""
     ranks = _ranks(tt_ranks)
     d = _num_cores(ranks, row_factors, col_factors)
     if isinstance(ranks, tuple) and len(ranks) != d - 1:
@@ -275,13 +344,7 @@ def _num_cores(ranks: int | tuple[int, ...], *factors: Sequence[int] | None) -> 
 def described_tt(
     shape: TTShape, cache: RowCache | None, id_order: IdOrder | None, **fields: Any
 ) -> Table:
-    """The table of a `TTShape`, wrapped in its row cache and its order of ids.
-
-    Args:
-        shape: its sizes.
-        cache, id_order: as in `jax_tt.TTEmbed`.
-        **fields: the other fields of `TTTable`.
-    """
+    """The table of a `TTShape`, wrapped in its row cache and its order of ids; ``fields`` are those of `TTTable`."""
     if not isinstance(fields.get("core_init"), GivenCores):
         _check_smaller(shape)
     table: Table = TTTable.of_shape(shape, **fields)
@@ -299,6 +362,35 @@ def _check_smaller(shape: TTShape) -> None:
             f"{dense:,}; expected lower ranks, e.g. tt_ranks=32. A table without compression is an Embed, EmbedBag or "
             f"dense_table. (Only up to {_SMALL:,} entries of the dense table, any ranks are accepted.)"
         )
+
+
+def with_codebooks(
+    layout: CodeLayout,
+    codebook_shape: TTShape | None = None,
+    codebook_init: Callable[..., Any] | None = None,
+    param_dtype: Any = jnp.float32,
+    update: Update | None = None,
+) -> CodedTable:
+    """The table of a layout; the other arguments are as in `coded_table`."""
+    shape = layout.num_entries, layout.width
+    # The sum of m rows is as long as the concatenation of m rows of their columns.
+    deviation = 1 / math.sqrt(layout.width * layout.num_codes)
+    codebooks: NativeTable
+    if codebook_shape is None:
+        init = codebook_init or NormalRows(deviation)
+        codebooks = DenseTable(*shape, param_dtype, update, embedding_init=init)
+    elif isinstance(codebook_shape, TTShape):
+        # The default cores of a tensor train are for rows of the variance 1 / (3 N).
+        scale = (deviation * math.sqrt(3 * layout.num_entries)) ** (1 / codebook_shape.d)
+        init = codebook_init or ScaledCores(scale)
+        fields: dict[str, Any] = {"param_dtype": param_dtype, "update": update}
+        codebooks = TTTable.of_shape(codebook_shape, **fields, core_init=init)
+    else:
+        raise TypeError(
+            f"{layout.label}codebook_shape: got {codebook_shape!r}; expected a TTShape of the rows of all codebooks, "
+            f"jax_tt.TTShape.suggest({shape[0]}, {shape[1]}, ranks), or None."
+        )
+    return CodedTable(**dataclasses.asdict(layout), codebooks=codebooks)
 
 
 def update_of(

@@ -54,15 +54,7 @@ class Content(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where and how a dump is written.
-
-    Attributes:
-        path: of the directory.
-        rows_per_file: rows in one file, at most.
-        format: one of `FORMATS`.
-        progress: whether to show a progress bar.
-        overwrite: whether to replace a dump of this name.
-    """
+    """Where and how a dump is written; the fields are arguments of `files.dump`."""
 
     path: str | os.PathLike[str]
     rows_per_file: int

@@ -8,10 +8,9 @@ import jax
 import numpy as np
 
 from jax_tt._base import words
-from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
+from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._sets.hash_directory import COUNTERS, KEYS, TOTALS, directory_of
 from jax_tt._sets.placing import entries_of
-from jax_tt._table.check import check_state
 from jax_tt._table.types import State
 
 
@@ -33,8 +32,7 @@ def table_keys(table: HashTable, state: State) -> np.ndarray:
     >>> sorted(jax_tt.dynamic.keys_of(table, state)["key"].tolist())
     [3, 18446744073709551615]
     """
-    table = unsharded_hash_table(table)
-    check_state(table, state)
+    table = checked_hash_table(table, state)
     return entries_of(directory_of(state))
 
 
@@ -49,13 +47,12 @@ def hash_statistics(table: HashTable, state: State) -> dict[str, int | float]:
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(1024, 8)
     >>> _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.array([3, 3, -1]))
-    >>> found = jax_tt.dynamic.statistics(table, state)
-    >>> found["keys"], found["requests"], found["inserted"]
+    >>> statistics = jax_tt.dynamic.statistics(table, state)
+    >>> statistics["keys"], statistics["requests"], statistics["inserted"]
     (2, 3, 2)
     """
-    table = unsharded_hash_table(table)
-    check_state(table, state)
+    table = checked_hash_table(table, state)
     totals, touched = jax.device_get((state[TOTALS], state[KEYS[2]]))
     keys = int(np.count_nonzero(touched))
-    found: dict[str, Any] = {"keys": keys, "load": keys / table.num_embeddings}
-    return found | dict(zip(COUNTERS, words.integers(totals).tolist(), strict=True))
+    statistics: dict[str, Any] = {"keys": keys, "load": keys / table.num_embeddings}
+    return statistics | dict(zip(COUNTERS, words.integers(totals).tolist(), strict=True))

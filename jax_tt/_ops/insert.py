@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
+import jax.numpy as jnp
+
+from jax_tt._ids.bags import Bags
+from jax_tt._ids.keys import LocatedKeys, key_digits
+from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._ops.insert_sharded import insert_over_devices
 from jax_tt._ops.inserting import Inserted, ToInsert, insert_together, requests_of
-from jax_tt._table.check import check_state
 from jax_tt._table.types import State
 
 
@@ -53,8 +58,7 @@ def insert_keys(
     >>> {name: int(count) for name, count in inserted.counts.items() if count}
     {'requests': 3, 'unique': 2, 'inserted': 2}
     """
-    whole = unsharded_hash_table(table)
-    check_state(table, state)
+    whole = checked_hash_table(table, state)
     asked = ToInsert(table, state, [requests_of(whole, ids, scores)], epoch)
     (result,) = insert_anywhere([asked], method, return_evicted)
     return result
@@ -72,8 +76,67 @@ def insert_anywhere(
         if return_evicted:
             raise ValueError(
                 f"{asked[sharded[0]].table.ids.label}return_evicted: got True for a table that is sharded; "
-                "expected False, as every device evicts rows of its own."
+                "expected False, since each device evicts from its shard."
             )
         done = insert_over_devices([asked[k] for k in sharded], method)
         results.update(zip(sharded, done, strict=True))
     return [results[k] for k in range(len(asked))]
+
+
+def with_slots(ids: Any, inserted: Any) -> Any:
+    """The ids of a batch with the slots that their insertion found, for lookups that need not search them again.
+
+    A lookup takes a slot if it still holds the key, and searches the key otherwise: after a growth, a removal or a
+    later insertion, no key reads the row of another one. A key that the insertion gave no slot is missing in the
+    lookup, which does not report it again.
+
+    Args:
+        ids: what `dynamic.insert` was called with.
+        inserted: what it returned: `Inserted`, or a dict of them by table.
+
+    Returns:
+        The same ids as a kind of `SplitIds` with three words, the two of the key and the slot; in `Bags`, if they were
+        in `Bags`. Of the batch of a collection a dict by feature; features of tables that are sharded or have no keys
+        are unchanged.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table, keys = jax_tt.hash_table(1024, 8), np.array([7, -1])
+    >>> inserted, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), keys)
+    >>> located = jax_tt.dynamic.with_slots(keys, inserted)
+    >>> rows, _ = jax_tt.lookup(table, state, located)
+    >>> located.digits.shape, rows.shape
+    ((2, 3), (2, 8))
+    """
+    if isinstance(inserted, Inserted):
+        if inserted.found is None:
+            raise ValueError(
+                "inserted: got the result of a sharded table, the owners of whose keys know the slots; expected "
+                "that of a table on one device. Look up the ids themselves."
+            )
+        return _located("ids", ids, inserted.found)
+    if not isinstance(inserted, Mapping) or isinstance(ids, Bags):
+        raise TypeError(
+            f"inserted: got a {type(inserted).__name__} for a {type(ids).__name__}; expected Inserted, or "
+            "the dict that dynamic.insert returned beside its batch."
+        )
+    batch = {name: ids[name] for name in ids}
+    for one in inserted.values():
+        for name, slots in (one.found or {}).items():
+            batch[name] = _located(f"ids[{name!r}]", batch[name], slots)
+    return batch
+
+
+def _located(name: str, ids: Any, slots: Any) -> Any:
+    if isinstance(ids, Bags):
+        return dataclasses.replace(ids, ids=_with(name, ids.ids, ids.padded, slots))
+    return _with(name, ids, False, slots)
+
+
+def _with(name: str, ids: Any, padded: bool, slots: Any) -> LocatedKeys:
+    digits = jnp.asarray(key_digits(name, ids, padded).digits)
+    shape = digits.shape[:-1]
+    if getattr(slots, "shape", None) != (math.prod(shape),):
+        raise ValueError(
+            f"{name}: got ids of shape {shape} for the insertion of another batch; expected the ids that were inserted."
+        )
+    return LocatedKeys(jnp.concatenate([digits[..., 1:3], slots.reshape(*shape, 1)], axis=-1))

@@ -42,7 +42,7 @@ from jax_tt._table.options import Lookup
 def insert_over_devices(
     asked: Sequence[ToInsert], method: str
 ) -> list[tuple[Inserted, dict[str, Any]]]:
-    """`dynamic.insert` of several `ShardedTable`; those over the same devices take one exchange."""
+    """`dynamic.insert` of several `ShardedTable`; tables over the same devices share one exchange."""
     groups: dict[ShardedGroup, list[int]] = {}
     for k, one in enumerate(asked):
         groups.setdefault(one.table.group(Lookup()), []).append(k)
@@ -214,7 +214,7 @@ def _mark(one: ToInsert, touched: dict[str, Any], keys: AskedKeys, method: str) 
     for names in (KEYS, WAITING):
         if names[2] not in touched:
             continue
-        # XLA would keep a copy of last batches that are not those of the loop.
+        # XLA would copy last batches that the loop does not carry.
         directory = KeyDirectory(one.state[names[0]], one.state[names[1]], touched[names[2]])
         slots = hash_backend.find(directory, keys.keys, here, method)
         here = here & (slots < 0)

@@ -122,11 +122,7 @@ def joined(parts: Sequence[Requests]) -> Requests:
 class ToInsert(NamedTuple):
     """What to insert into a hash table, or into a `ShardedTable` of one.
 
-    Attributes:
-        table: the table.
-        state: its arrays by name.
-        parts: requests, which are one batch; each part is sharded over devices by itself.
-        epoch: the present one, or None.
+    ``parts`` are one batch; each of them is sharded over devices by itself. ``epoch`` is the present one, or None.
     """
 
     table: Any
@@ -160,12 +156,10 @@ def keys_of_ids(table: HashTable, ids: Any) -> tuple[jax.Array, jax.Array]:
 
 
 class _Insertion(NamedTuple):
-    """An insertion into one table on its way.
+    """An insertion into one table before its call.
 
     Attributes:
-        table: the table.
-        state: with the directory of keys that wait as it is after the batch.
-        requests: of the batch.
+        state: after the batch, as far as it is known: the directory of waiting keys and the clock.
         now, epoch: the number of the batch, and the present epoch.
         method: resolved.
         slots: of the keys before the insertion, -1 for new ones; None where they are not needed.

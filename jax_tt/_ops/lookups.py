@@ -41,9 +41,6 @@ def lookup(
         ``[*ids.shape, D]`` and the state after the call, which differs from ``state`` only in counts, such as those of
         a row cache. Differentiable in ``state``; the cotangent of a fused table's arrays is their new value.
 
-    Raises:
-        TypeError, ValueError: an unknown keyword, or ids or a state that are not those of such a table.
-
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> table = jax_tt.dense_table(1000, 16)
     >>> rows, state = jax_tt.lookup(table, table.init(jax.random.key(0)), jnp.array([1, 999]))
@@ -70,9 +67,6 @@ def lookup_bags(
 
     Returns:
         ``[B, D]`` and the state after the call. Differentiable in ``state`` and in ``bags.weights``.
-
-    Raises:
-        TypeError, ValueError: an unknown keyword, or bags or a state that are not those of such a table.
 
     >>> import jax, jax_tt
     >>> table = jax_tt.dense_table(1000, 16)

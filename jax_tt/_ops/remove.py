@@ -11,12 +11,11 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.arguments import as_positive
 from jax_tt._ids.explicit import over_explicit_axes
-from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
+from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._ops.inserting import Evicted, keys_of_ids
 from jax_tt._sets.hash_directory import CLOCK, KEYS, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.hash_reference import erase
-from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
 from jax_tt._table.types import State
 
@@ -80,8 +79,7 @@ def remove_keys(
     ([4, 0], (2, 8))
     """
     anywhere: Any = table
-    whole = unsharded_hash_table(table)
-    check_state(table, state)
+    whole = checked_hash_table(table, state)
     if (keys is None) == (where is None):
         raise ValueError(
             f"{whole.ids.label}keys, where: got {'neither' if keys is None else 'both'}; expected one of them, keys to "
@@ -117,12 +115,8 @@ def _remove(
 ) -> tuple[dict[str, Any], Evicted]:
     """Removes keys on one device; returns the arrays that change, and the keys with their rows.
 
-    Args:
-        size: entries of the result.
-        method: resolved.
-        axes: mesh axes that slots are sharded over.
-        arrays: by name, and which slots to empty, bool ``[capacity]``.
-        words: instead of the latter, keys uint32 ``[n, 2]``, and which of them count, bool ``[n]``.
+    Either ``arrays`` hold the slots to empty, bool ``[capacity]``, or ``words`` are keys uint32 ``[n, 2]`` and which of
+    them count. ``size`` are the entries of the result, ``axes`` the mesh axes that slots are sharded over.
     """
     directory = directory_of(arrays)
     capacity = directory.capacity

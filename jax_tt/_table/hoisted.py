@@ -45,6 +45,7 @@ def hoisted(
 
 def fused_update(
     optimizer: Any,
+    *,
     grad_scale: Any = None,
     key: Any = None,
     skip_nonfinite: bool = False,

@@ -15,7 +15,7 @@ from jax_tt._compress.residuals import tt_residuals
 from jax_tt._files.tables import check_tables_path, read_table, save
 from jax_tt._ids.id_order import OrderedRows
 from jax_tt._kinds.composite.sum import SumTable
-from jax_tt._ops.to_table import tt_to_table
+from jax_tt._ops.trains import tt_to_table
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.residual_shapes import tt_residual_shapes
 from jax_tt._tt.shape import TTShape
@@ -123,7 +123,7 @@ def _run_one(args: argparse.Namespace) -> None:
         suggested = TTShape.suggest(*table.shape, d=d)
         p, q = p or suggested.row_factors, q or suggested.col_factors
     ranks = args.ranks if args.ranks is None or len(args.ranks) > 1 else args.ranks[0]
-    found = tt_from_dense(
+    train = tt_from_dense(
         table,
         ranks,
         tolerance=args.tolerance,
@@ -135,16 +135,16 @@ def _run_one(args: argparse.Namespace) -> None:
         seed=args.seed,
         progress=args.progress,
     )
-    errors = {name: (found.relative_error, found.row_errors)}
-    save(args.out, {name: tt_to_table(found, order)}, errors=errors, overwrite=args.force)
-    print(found)
-    stored = found.shape.num_params * np.dtype(found.cores[0].dtype).itemsize
+    errors = {name: (train.relative_error, train.row_errors)}
+    save(args.out, {name: tt_to_table(train, order)}, errors=errors, overwrite=args.force)
+    print(train)
+    stored = train.shape.num_params * np.dtype(train.cores[0].dtype).itemsize
     dense = table.shape[0] * table.shape[1] * table.dtype.itemsize
     print(f"wrote {name} to {args.out}: cores of {stored:,} bytes, the table has {dense:,}")
     _pictures.figure(
         args,
         1,
-        lambda axes: _pictures.draw_errors(axes[0], found.relative_error, found.row_errors),
+        lambda axes: _pictures.draw_errors(axes[0], train.relative_error, train.row_errors),
     )
     if order is not None:
         print(f"and the order of its ids, {order.nbytes:,} bytes")
@@ -154,7 +154,7 @@ def _run_kind(args: argparse.Namespace) -> None:
     refused = ("ranks", "tolerance", "row_factors", "col_factors", "order")
     _refuse(args, refused, "--kind", "the table with the best quality for its size is found")
     name, table = read_table(args.table, args.name)
-    found = compress(
+    compressed = compress(
         table,
         kind=args.kind,
         max_bytes=args.max_bytes,
@@ -164,15 +164,15 @@ def _run_kind(args: argparse.Namespace) -> None:
         seed=args.seed,
         progress=args.progress,
     )
-    kind = found.chosen.kind
-    _save(args, name, found.table, found.state)
-    print(found)
-    print(f"wrote {name} to {args.out}: {kind} with {found.chosen.detail}")
-    _pictures.figure(args, 1, lambda axes: found.draw(axes[0]))
+    kind = compressed.chosen.kind
+    _save(args, name, compressed.table, compressed.state)
+    print(compressed)
+    print(f"wrote {name} to {args.out}: {kind} with {compressed.chosen.detail}")
+    _pictures.figure(args, 1, lambda axes: compressed.draw(axes[0]))
 
 
 def _save(args: argparse.Namespace, name: str, table: Any, state: Any) -> None:
-    """Writes a table of any kind of `compress`; the terms of a sum as tables of their own."""
+    """Writes a table of any kind of `compress`; every term of a sum as a table."""
     tables = {name: (table, state)}
     if isinstance(table, SumTable):
         terms = zip(table.tables, table.separated(state), strict=True)

@@ -12,7 +12,7 @@ from jax_tt._base.installed import require
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import row_blocks
 from jax_tt._ids.id_order import IdOrder, order_of_rows
-from jax_tt._ops.to_dense import tt_to_dense
+from jax_tt._ops.trains import tt_to_dense
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.shape import TTShape
 from jax_tt.order._partition import as_shape, partition, rounds

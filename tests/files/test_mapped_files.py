@@ -137,7 +137,7 @@ def collection():
         "cached": jax_tt.tt_table(60, 8, tt_ranks=3, optimizer=RULE, cache=jax_tt.RowCache(10)),
         "int8": jax_tt.tables.QuantizedTable(40, 16, 8, UPDATE),
         "int3": jax_tt.tables.QuantizedTable(40, 13, 3),
-        "hash": jax_tt.hash_table(8, 64, optimizer=RULE, safe_check="ignore"),
+        "hash": jax_tt.hash_table(capacity=8, features=64, optimizer=RULE, safe_check="ignore"),
     }
     return jax_tt.Collection(tables, {name: Feature(name, combiner="mean") for name in tables})
 

@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax_tt._base.arguments import as_int
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.placement import Layout
-from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
+from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._sets.admission import AdmitAfter
 from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
@@ -29,7 +29,6 @@ from jax_tt._table.change import (
     under_order,
     with_cache,
 )
-from jax_tt._table.check import check_state
 from jax_tt._table.checkpoint import of_rows
 from jax_tt._table.copies import freeze, freeze_wrapper, register_wrapper, with_update
 from jax_tt._table.dispatch import default
@@ -65,8 +64,7 @@ def grow_if_full(
     >>> table.num_embeddings, state["embedding"].shape
     (128, (128, 8))
     """
-    whole = unsharded_hash_table(table)
-    check_state(table, state)
+    whole = checked_hash_table(table, state)
     capacity = grown_capacity(whole, state, max_load)
     if capacity == whole.num_embeddings:
         return Change(table, dict(state), {})

@@ -37,6 +37,7 @@ from jax_tt._sets.initial import InitialRows, Normal
 from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
 from jax_tt._sets.relocate import relocated
 from jax_tt._table.added import added_rows, adds_rows
+from jax_tt._table.check import check_state, check_table
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.dispatch import delegate
 from jax_tt._table.options import Lookup
@@ -336,8 +337,8 @@ def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> li
     return batches
 
 
-def require_hash_table(table: Any) -> HashTable:
-    """The table, or an error for other kinds."""
+def require_hash_table(table: Any, caller: str = "") -> HashTable:
+    """Returns the table; raises for other kinds, with the name of the table and of the method of a layer."""
     if isinstance(table, HashTable):
         return table
     several = getattr(table, "tables", None)
@@ -345,12 +346,23 @@ def require_hash_table(table: Any) -> HashTable:
     if isinstance(several, Mapping):
         hashed = next((name for name, one in several.items() if one.ids.takes_keys), "name")
         advice = f"collection.tables[{hashed!r}] with state[{hashed!r}]"
-    raise TypeError(f"table: got a {type(table).__name__}; expected a HashTable, e.g. {advice}.")
+    label = table.ids.label if isinstance(table, Table) else ""
+    raise TypeError(
+        f"{caller}{label}table: got a {type(table).__name__}; expected a HashTable, e.g. {advice}."
+    )
 
 
-def unsharded_hash_table(table: Any) -> HashTable:
-    """The table, or the `HashTable` that a `ShardedTable` shards."""
-    return require_hash_table(unsharded(table) if isinstance(table, Table) else table)
+def unsharded_hash_table(table: Any, caller: str = "") -> HashTable:
+    """Returns the table, or the `HashTable` that a `ShardedTable` shards; raises for other kinds."""
+    return require_hash_table(unsharded(table) if isinstance(table, Table) else table, caller)
+
+
+def checked_hash_table(table: Any, state: Any) -> HashTable:
+    """Returns the `unsharded_hash_table`; raises for a state that is not one of ``table``."""
+    whole = unsharded_hash_table(table)
+    check_table(table, state)
+    check_state(table, state)
+    return whole
 
 
 def _check_table(table: Table) -> None:

@@ -1,35 +1,115 @@
-"""Ops that update their table in the backward pass."""
+"""`jax_tt.functional`: operations on dense arrays, and operations that update their table in the backward pass."""
 
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from jax_tt._base.arguments import as_positive
+from jax_tt._base.keywords import takes_keywords
 from jax_tt._ids.bags import Bags
+from jax_tt._ids.id_space import IdSpace, outside
+from jax_tt._ids.inputs import bag_batch, lookup_batch
+from jax_tt._ids.split_ids import SplitIds
+from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._ops.fused_table import Fused, dense_fused, tt_fused
+from jax_tt._ops.trains import tt_embed_bag, tt_lookup
 from jax_tt._table.hoisted import fused_update
-from jax_tt._table.options import Lookup
+from jax_tt._table.options import Lookup, StepInputs, Update
+from jax_tt._tt.shape import TTShape
 from jax_tt.optimizers import Optimizer
 
+_OF_UPDATE = {*inspect.signature(fused_update).parameters} - {"optimizer"}
 
-def fused_tt_embed_bag(
-    table: Fused,
+
+def count_out_of_range(ids_or_bags: Any, num_embeddings: int | TTShape) -> jax.Array:
+    """Number of ids outside ``[0, num_embeddings)``; padding and unused capacity do not count.
+
+    Args:
+        ids_or_bags: integers of any shape, `SplitIds` or `Bags`.
+        num_embeddings: rows of the table, or its `TTShape`, which split ids need.
+
+    Returns:
+        int32 scalar; under ``vmap``, one per example. Works under ``jit``.
+
+    Raises:
+        TypeError: split ids with a number of rows.
+        ValueError: an argument does not fit, or traced 32-bit ids for more rows than 32 bits can address.
+
+    >>> import jax_tt
+    >>> int(jax_tt.functional.count_out_of_range(jax_tt.Bags.from_ragged([[1, 12], [-3]]), 10))
+    2
+    """
+    space = _space(ids_or_bags, num_embeddings)
+    if isinstance(ids_or_bags, Bags):
+        batch, _ = bag_batch(space, ids_or_bags, jnp.float32)
+    else:
+        batch, _ = lookup_batch(space, ids_or_bags)
+    return jnp.sum(outside(space, batch), dtype=jnp.int32)
+
+
+def _space(ids_or_bags: Any, num_embeddings: int | TTShape) -> IdSpace:
+    given = ids_or_bags.ids if isinstance(ids_or_bags, Bags) else ids_or_bags
+    if isinstance(num_embeddings, TTShape):
+        return IdSpace(num_embeddings.num_embeddings, num_embeddings.row_factors)
+    if isinstance(given, SplitIds):
+        raise TypeError(
+            f"num_embeddings: got {num_embeddings!r} for SplitIds; expected the TTShape that they were split with, "
+            "which says how many rows each digit counts."
+        )
+    rows = as_positive("num_embeddings", num_embeddings)
+    if rows >= 2**63:
+        raise ValueError(f"num_embeddings: got {rows}; expected less than 2**63.")
+    # The factors are arbitrary; they are used to split ids that do not fit into 32 bits.
+    return IdSpace(rows, (-(-rows // 2**60), 2**30, 2**30))
+
+
+def embed_bag(
+    table: jax.Array,
     bags: Bags | Any,
-    optimizer: Optimizer,
     *,
     combiner: str = "sum",
-    num_embeddings: int | None = None,
     bounds: str = "error",
     dtype: Any = None,
     method: str = "auto",
     axis_name: Any = None,
     name: str | None = None,
-    precision: jax.lax.PrecisionLike = None,
-    grad_scale: Any = None,
-    skip_nonfinite: bool = False,
-    stochastic_rounding: bool = True,
-    max_gradient: float | None = None,
-    key: jax.Array | None = None,
+) -> jax.Array:
+    """`tt.embed_bag` for a dense table.
+
+    Args:
+        table: ``[N, D]``.
+        bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
+        combiner, bounds, dtype, method, axis_name, name: as in `tt.embed_bag`.
+
+    Returns:
+        ``[B, D]``. Differentiable in the table (a dense gradient) and in ``bags.weights``.
+
+    >>> import jax.numpy as jnp, jax_tt
+    >>> table = jnp.arange(6.0).reshape(3, 2)
+    >>> bags = jax_tt.Bags.from_ragged([[0, 2], []])
+    >>> jax_tt.functional.embed_bag(table, bags, method="reference").tolist()
+    [[4.0, 6.0], [0.0, 0.0]]
+    """
+    lookup = Lookup(combiner, bounds, dtype, None, method, axis_name)
+    dense, rows = DenseTable.of(table, name=name)
+    return pooled_rows(dense, {"embedding": rows}, bags, lookup)[0]
+
+
+@takes_keywords(tt_embed_bag, fused_update)
+def fused_tt_embed_bag(
+    table: Fused,
+    bags: Bags | Any,
+    optimizer: Optimizer,
+    *,
+    num_embeddings: int | None = None,
+    name: str | None = None,
+    **options: Any,
 ) -> jax.Array:
     """`tt.embed_bag` with its optimizer step fused into the backward pass.
 
@@ -69,31 +149,20 @@ def fused_tt_embed_bag(
     >>> float(table.step), float(table.sentinel)
     (1.0, 1.0)
     """
-    lookup = Lookup(combiner, bounds, dtype, precision, method, axis_name)
-    update, inputs = fused_update(
-        optimizer, grad_scale, key, skip_nonfinite, stochastic_rounding, max_gradient
-    )
+    lookup, update, inputs = _options(optimizer, options)
     described, state = tt_fused(table, update, num_embeddings, name)
     return pooled_rows(described, state, bags, lookup, inputs)[0]
 
 
+@takes_keywords(tt_lookup, fused_update)
 def fused_tt_lookup(
     table: Fused,
     ids: Any,
     optimizer: Optimizer,
     *,
     num_embeddings: int | None = None,
-    bounds: str = "error",
-    dtype: Any = None,
-    method: str = "auto",
-    axis_name: Any = None,
     name: str | None = None,
-    precision: jax.lax.PrecisionLike = None,
-    grad_scale: Any = None,
-    skip_nonfinite: bool = False,
-    stochastic_rounding: bool = True,
-    max_gradient: float | None = None,
-    key: jax.Array | None = None,
+    **options: Any,
 ) -> jax.Array:
     """`tt.lookup` with its optimizer step fused into the backward pass.
 
@@ -114,30 +183,14 @@ def fused_tt_lookup(
     >>> jax_tt.tt.fused_lookup(table, ids, rule, method="reference").shape
     (2, 8)
     """
-    lookup = Lookup("sum", bounds, dtype, precision, method, axis_name)
-    update, inputs = fused_update(
-        optimizer, grad_scale, key, skip_nonfinite, stochastic_rounding, max_gradient
-    )
+    lookup, update, inputs = _options(optimizer, options)
     described, state = tt_fused(table, update, num_embeddings, name)
     return lookup_rows(described, state, ids, lookup, inputs)[0]
 
 
+@takes_keywords(embed_bag, fused_update)
 def fused_embed_bag(
-    table: Fused,
-    bags: Bags | Any,
-    optimizer: Optimizer,
-    *,
-    combiner: str = "sum",
-    bounds: str = "error",
-    dtype: Any = None,
-    method: str = "auto",
-    axis_name: Any = None,
-    name: str | None = None,
-    grad_scale: Any = None,
-    skip_nonfinite: bool = False,
-    stochastic_rounding: bool = True,
-    max_gradient: float | None = None,
-    key: jax.Array | None = None,
+    table: Fused, bags: Bags | Any, optimizer: Optimizer, *, name: str | None = None, **options: Any
 ) -> jax.Array:
     """`embed_bag` with its optimizer step fused into the backward pass: only touched rows are read and written.
 
@@ -159,9 +212,12 @@ def fused_embed_bag(
     >>> jax.grad(loss)(table).cores[0].ravel().tolist()
     [0.0, -1.0, 0.0, -0.5]
     """
-    lookup = Lookup(combiner, bounds, dtype, None, method, axis_name)
-    update, inputs = fused_update(
-        optimizer, grad_scale, key, skip_nonfinite, stochastic_rounding, max_gradient
-    )
+    lookup, update, inputs = _options(optimizer, options)
     described, state = dense_fused(table, update, name)
     return pooled_rows(described, state, bags, lookup, inputs)[0]
+
+
+def _options(optimizer: Optimizer, options: Mapping[str, Any]) -> tuple[Lookup, Update, StepInputs]:
+    of_update = {name: value for name, value in options.items() if name in _OF_UPDATE}
+    lookup = Lookup(**{name: options[name] for name in options if name not in of_update})
+    return lookup, *fused_update(optimizer, **of_update)

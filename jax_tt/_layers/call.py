@@ -1,19 +1,44 @@
-"""Calls of a layer: code shared by NNX and linen."""
+"""Arguments and calls of a layer: code shared by NNX and linen."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from jax_tt._layers.guard import refuse_gradient
+from jax_tt._ids.bags import Bags
+from jax_tt._lookup.calls import pooled_rows
 from jax_tt._ops.attend import attend
-from jax_tt._table.options import Lookup, StepInputs
+from jax_tt._table.options import Lookup, StepInputs, check_static
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
+
+# Fields of `Lookup` that are arguments of layers; `combiner` is one of layers that pool.
+OF_CALLS = ("bounds", "dtype", "precision", "method", "axis_name")
+
+
+def described(
+    factory: Callable[..., Table], given: Mapping[str, Any]
+) -> tuple[Table, Lookup, dict[str, Any]]:
+    """Makes a table with `dense_table` or `tt_table`; returns it, the options of its calls, and the other arguments."""
+    rest = dict(given)
+    of_calls = {name: rest.pop(name) for name in ("combiner", *OF_CALLS) if name in rest}
+    of_table = {name: rest.pop(name) for name in parameters(factory) if name in rest}
+    lookup = Lookup(**{"bounds": "warn", **of_calls})
+    table = factory(**of_table)
+    if table.update is not None:
+        check_static("optimizer", table.update.optimizer)
+    return table, lookup, rest
+
+
+@functools.cache
+def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function by name."""
+    return inspect.signature(function).parameters
 
 
 def step_inputs(
@@ -78,3 +103,100 @@ def check_value(name: str, value: Any, shape: tuple[int, ...]) -> None:
             f"{name}: its initialiser returned {value.dtype}{list(value.shape)}; expected floats of shape "
             f"{list(shape)}, from a callable (key, shape, dtype) -> array."
         )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def refuse_gradient(message: str, tree: Any) -> Any:
+    """Returns ``tree``; a backward pass that reaches it raises ``TypeError(message)``.
+
+    Values that are not differentiated (metrics, evaluation) are allowed.
+    """
+    del message
+    return tree
+
+
+def _forward(message: str, tree: Any) -> tuple[Any, None]:
+    del message
+    return tree, None
+
+
+def _backward(message: str, residuals: None, cotangent: Any) -> Any:
+    del residuals, cotangent
+    raise TypeError(message)
+
+
+refuse_gradient.defvjp(_forward, _backward)
+
+
+class BagCalls:
+    """The call of layers that return one pooled vector per bag of ids."""
+
+    def __call__(
+        self: Any,
+        bags: Bags | jax.Array,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
+        """Pools the rows of every bag.
+
+        Args:
+            bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
+            grad_scale, hyperparameters: as in `TTEmbed`.
+
+        Returns:
+            ``[B, features]``; an empty bag is 0.
+        """
+        return self._call(pooled_rows, bags, grad_scale, hyperparameters)
+
+    def host_batch(
+        self: Any, ids: Any, *, capacity: int | None = None, sharding: Any = None
+    ) -> Any:
+        """The bags as a compiled step takes them, from what a data loader gives; see `jax_tt.pipeline.host_batch`.
+
+        Ids out of range are treated as ``bounds`` says. No variables are needed.
+        """
+        return self._host_batch(ids, True, capacity=capacity, sharding=sharding)
+
+
+OfTables = Mapping[str, Mapping[str, Any]] | None
+
+
+class FeatureCalls:
+    """The calls of an `EmbedCollection`, in the three forms of its result."""
+
+    def __call__(
+        self: Any, batch: Any, *, grad_scale: Any = None, hyperparameters: OfTables = None
+    ) -> dict[str, jax.Array]:
+        """Looks up all features.
+
+        Args:
+            batch: a dict of all features, or `KeyedBags`. The value of a feature is `Bags` or ids ``[B, L]``, or, for
+                a sequence, integers of any shape or `Bags`; `SplitIds` where the table takes them.
+            grad_scale: the scale of the loss, by which tables with an optimizer divide their gradients.
+            hyperparameters: fields of the optimizers for this call, by table and name, e.g.
+                ``{"user": {"learning_rate": rate}}``.
+
+        Returns:
+            By feature, ``[B, D]``; ``[*ids.shape, D]`` for a sequence, and ``[capacity, D]`` for one of ragged bags.
+        """
+        return self._call(batch, "features", grad_scale, hyperparameters)
+
+    def concatenated(
+        self: Any, batch: Any, *, grad_scale: Any = None, hyperparameters: OfTables = None
+    ) -> jax.Array:
+        """All columns of all features side by side, in the order of the features.
+
+        Args:
+            batch, grad_scale, hyperparameters: as in ``__call__``; every feature has one vector per sample.
+
+        Returns:
+            ``[B, total D]``.
+        """
+        return self._call(batch, "concatenated", grad_scale, hyperparameters)
+
+    def stacked(
+        self: Any, batch: Any, *, grad_scale: Any = None, hyperparameters: OfTables = None
+    ) -> jax.Array:
+        """`concatenated` with an axis of features, which must have the same width: ``[B, F, D]``."""
+        return self._call(batch, "stacked", grad_scale, hyperparameters)

@@ -40,11 +40,8 @@ def carried(
 ) -> Any:
     """The optax state after cores among its parameters have changed.
 
-    Args:
-        tx: the transformation.
-        state: its state before the change.
-        params: the parameters after the change, with the structure that ``state`` was made for.
-        carry: maps the key path of a parameter to the rule for its state, or to None if the parameter has not changed.
+    ``state`` is the state before the change, ``params`` are the parameters after it. ``carry`` maps the key path of a
+    parameter to the rule for its state, or to None if the parameter has not changed.
     """
 
     def keep(old: Any, fresh: Any) -> Any:

@@ -65,11 +65,7 @@ class DenseFromPretrained:
         """
         array = _dense(source, table)
         n, features = array.shape
-        given = {
-            "num_embeddings": n,
-            "features": features,
-            "embedding_init": GivenRows(array),
-        }
+        given = {"num_embeddings": n, "features": features, "embedding_init": GivenRows(array)}
         return _built(cls, array.dtype if param_dtype is None else param_dtype, given, options)
 
 
@@ -93,10 +89,7 @@ class TTFromPretrained:
         core_init: CoreInit = "approx-normal",
         **options: Any,
     ) -> Self:
-        """A layer with a given table, without a random initialisation.
-
-        An NNX layer holds a copy of the cores. A linen module returns a copy from ``init`` in place of random values,
-        alone or as a submodule of a model.
+        """A layer with the table of given cores, of a dense table or of a file; see `jax_tt.Embed.from_pretrained`.
 
         Args:
             source: one of
@@ -117,12 +110,6 @@ class TTFromPretrained:
             param_dtype: type of the cores; default the type of the source.
             core_init: initialiser of the slices that `grow` appends.
             **options: the other arguments of the layer, except ``features`` and ``rngs``.
-
-        Returns:
-            The layer. Its table is trained like any other; ``jax.lax.stop_gradient`` of its rows leaves it as it is.
-
-        Raises:
-            FileError: the file cannot be read, or holds no such table.
 
         Example:
             >>> import jax_tt, numpy as np
@@ -168,13 +155,9 @@ def _built(layer: Any, dtype: Any, given: dict[str, Any], options: dict[str, Any
     return layer(**arguments)
 
 
-def _is_path(source: Any) -> bool:
-    return isinstance(source, str | os.PathLike)
-
-
 def _dense(source: Any, table: str | None) -> Any:
     """An array ``[N, D]`` of floats."""
-    if _is_path(source):
+    if isinstance(source, str | os.PathLike):
         return np.asarray(read_table(source, table, "table=")[1])
     _check_no_name(table)
     refuse_tables(source, "source", ".cores[0]")
@@ -188,7 +171,7 @@ def _dense(source: Any, table: str | None) -> Any:
 
 def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) -> Train | None:
     """The tensor train of the source, or None if the source is dense."""
-    if _is_path(source):
+    if isinstance(source, str | os.PathLike):
         given = _in_file(source, table)
     else:
         _check_no_name(table)
@@ -239,11 +222,8 @@ def _compressed(
     array: Any, id_order: IdOrder | None, dtype: Any, *, tt_ranks: Any, **compression: Any
 ) -> Train:
     check_id_order(id_order, array.shape[0])
-    exactly_one(
-        tt_ranks=tt_ranks,
-        tolerance=compression["tolerance"],
-        max_bytes=compression["max_bytes"],
-    )
+    sizes = {name: compression[name] for name in ("tolerance", "max_bytes")}
+    exactly_one(tt_ranks=tt_ranks, **sizes)
     rows = array if id_order is None else OrderedRows(array, id_order)
     made = tt_from_dense(rows, tt_ranks, dtype=dtype, **compression)
     return Train(made.cores, made.shape, id_order)

@@ -28,7 +28,7 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "TableEmbedBag": (TABLE,),
     "EmbedCollection": ({"a": TABLE}, FEATURES),
 }
-FACTORIES = {"dense_table": (10, 4), "tt_table": (10, 4), "hash_table": (4, 16)}
+FACTORIES = {"dense_table": (10, 4), "tt_table": (10, 4), "hash_table": (16, 4)}
 # A keyword, what accepts it, and the advice.
 NEAR = {
     "ranks": ("TTEmbed", "did you mean tt_ranks?"),
@@ -168,3 +168,29 @@ def test_a_bridged_linen_layer_is_trained() -> None:
     for name, array in layer.state().items():
         np.testing.assert_array_equal(getattr(bridged, name)[...], array)
     assert float(bridged.step[...]) == 2
+
+
+def test_sizes_of_a_hash_table_in_the_old_order() -> None:
+    message = r"capacity 4 and 16 features, .* hash_table\(capacity=4, features=16\)"
+    with pytest.raises(ValueError, match=message):
+        jax_tt.hash_table(4, 16, ways=4)
+    assert jax_tt.hash_table(capacity=4, features=16, ways=4).num_embeddings == 4
+
+
+def test_methods_for_keys_name_the_layer_and_its_table() -> None:
+    calls = {"insert": ([1],), "remove": ([1],), "grow_if_full": ()}
+    for name, args in calls.items():
+        for layer, table in (
+            (jax_tt.EmbedBag(10, 4, rngs=nnx.Rngs(0)), r"EmbedBag\(10, 4\)"),
+            (jax_tt.TableEmbed(jax_tt.dense_table(10, 4, name="item"), rngs=nnx.Rngs(0)), "item"),
+        ):
+            message = rf"{type(layer).__name__}\.{name}: {table}: table: got a DenseTable; expected a Hash"
+            with pytest.raises(TypeError, match=message):
+                getattr(layer, name)(*args)
+
+
+def test_keys_in_place_of_a_state() -> None:
+    state, keys = HASHED.init(KEY), np.array([1, 2])
+    for call in (jax_tt.dynamic.insert, jax_tt.dynamic.remove):
+        with pytest.raises(TypeError, match="state: got a ndarray; expected arrays by name"):
+            call(HASHED, keys, state)  # pyright: ignore[reportArgumentType]

@@ -33,9 +33,6 @@ def find_layers(
         variables: all its collections.
         args, kwargs: the arguments of ``model.apply`` in the step, such as the batch, ``rngs`` or ``method``.
 
-    Raises:
-        TypeError: ``model`` is not a linen module.
-
     Example:
         >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
         >>> from flax import linen as nn

@@ -20,6 +20,7 @@ from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
 from jax_tt._ids.placement import Placement
 from jax_tt._kinds.sharded.options import Exchange
+from jax_tt._layers.call import FeatureCalls
 from jax_tt._layers.linen.table import TableEmbed, begin_call, finish_call, fused_variable
 from jax_tt._lookup.shared import init_flags, is_shared
 from jax_tt._planning.shard_tables import over_mesh
@@ -79,23 +80,13 @@ class EmbedCollection(ChecksKeywords, nn.Module):
     exchange: Exchange | Mapping[str, Exchange] | None = None
 
     @nn.nowrap
-    def host_batch(
-        self,
-        batch: Any,
-        *,
-        capacity: int | Mapping[str, int] | None = None,
-        sharding: Any = None,
-    ) -> Any:
+    def host_batch(self, batch: Any, *, capacity: Any = None, sharding: Any = None) -> Any:
         """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.Collection.host_batch`.
 
         It needs no variables, and is called on the module itself: ``embed.host_batch(batch)``.
-
-        Args:
-            batch, capacity, sharding: as in `jax_tt.Collection.host_batch`.
         """
-        return self._described().host_batch(
-            batch, bounds=self.lookup.bounds, capacity=capacity, sharding=sharding
-        )
+        options = {"bounds": self.lookup.bounds, "capacity": capacity, "sharding": sharding}
+        return self._described().host_batch(batch, **options)
 
     @nn.nowrap
     def _described(self) -> Collection:
@@ -122,42 +113,10 @@ class EmbedCollection(ChecksKeywords, nn.Module):
         }
         self.flags = self._declare_flags()
 
-    def __call__(
-        self,
-        batch: Any,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> dict[str, jax.Array]:
-        """Looks up all features.
-
-        Args:
-            batch, grad_scale, hyperparameters: as in `jax_tt.EmbedCollection`.
-
-        Returns:
-            By feature, ``[B, D]``; ``[*ids.shape, D]`` for a sequence, and ``[capacity, D]`` for one of ragged bags.
-        """
-        return self._call(batch, "features", grad_scale, hyperparameters)
-
-    def concatenated(
-        self,
-        batch: Any,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> jax.Array:
-        """All columns of all features side by side, ``[B, total D]``, in the order of the features."""
-        return self._call(batch, "concatenated", grad_scale, hyperparameters)
-
-    def stacked(
-        self,
-        batch: Any,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> jax.Array:
-        """`concatenated` with an axis of features, which must have the same width: ``[B, F, D]``."""
-        return self._call(batch, "stacked", grad_scale, hyperparameters)
+    # Flax wraps only the methods that stand in the class itself.
+    __call__ = FeatureCalls.__call__
+    concatenated = FeatureCalls.concatenated
+    stacked = FeatureCalls.stacked
 
     def attend(self, table: str, query: jax.Array) -> jax.Array:
         """Scores ``query[..., D]`` against every row of a table, as `jax_tt.TTEmbed.attend`."""

@@ -16,14 +16,19 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
-from jax_tt._ids.bags import Bags
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._kinds.cached.names import COLLECTION as ROW_CACHE
 from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
-from jax_tt._layers.arguments import described
-from jax_tt._layers.call import attended, check_value, for_evaluation, step_inputs
+from jax_tt._layers.call import (
+    BagCalls,
+    attended,
+    check_value,
+    described,
+    for_evaluation,
+    step_inputs,
+)
 from jax_tt._layers.variables import FusedParam
-from jax_tt._lookup.calls import lookup_rows, pooled_rows
+from jax_tt._lookup.calls import lookup_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name
@@ -233,28 +238,9 @@ class EmbedModule(TableModule):
 class EmbedBagModule(TableModule):
     """A layer that returns one pooled vector per bag of ids."""
 
-    def __call__(
-        self,
-        bags: Bags | jax.Array,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Any] | None = None,
-    ) -> jax.Array:
-        """Pools the rows of every bag.
-
-        Args:
-            bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
-            grad_scale, hyperparameters: as in `TTEmbed`.
-
-        Returns:
-            ``[B, features]``; an empty bag is 0.
-        """
-        return self._call(pooled_rows, bags, grad_scale, hyperparameters)
-
-    @nn.nowrap
-    def host_batch(self, ids: Any, *, capacity: int | None = None, sharding: Any = None) -> Any:
-        """The bags as a compiled step takes them; see `jax_tt.TableEmbedBag.host_batch`. It needs no variables."""
-        return self._host_batch(ids, True, capacity=capacity, sharding=sharding)
+    # Flax wraps only the methods that stand in the class itself.
+    __call__ = BagCalls.__call__
+    host_batch = nn.nowrap(BagCalls.host_batch)
 
 
 class Sizes(TableModule):
@@ -265,11 +251,7 @@ class Sizes(TableModule):
 
 
 class FactoryModule(Sizes, kw_only=True):
-    """A layer that is constructed from the arguments of a factory, of `Lookup` and of the layer.
-
-    Attributes:
-        _factory: describes the table.
-    """
+    """A layer that is constructed from the arguments of ``_factory``, of `Lookup` and of the layer."""
 
     _factory: ClassVar[Callable[..., Table]]
     bounds: str = "warn"

@@ -1,8 +1,8 @@
-"""Reordering and growing a table in NNX: its variables and their optax state."""
+"""What is done to the table of an NNX layer between steps: its variables and their optax state follow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,31 +10,42 @@ from flax import nnx
 from jax.core import Tracer
 
 from jax_tt._ids.id_order import IdOrder
+from jax_tt._kinds.cached.fill import fill
+from jax_tt._kinds.cached.maintain import flush, populate, refresh, reset, statistics
 from jax_tt._kinds.cached.table import RowCachedTable
-from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._kinds.hashed.change import grow_if_full
+from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._layers import change as _change
-from jax_tt._layers.nnx.cache import CachedModule
-from jax_tt._layers.nnx.module import check_rngs, read_state, variable_type
+from jax_tt._layers.nnx.module import (
+    TableModule,
+    check_rngs,
+    read_state,
+    variable_type,
+    write_state,
+)
 from jax_tt._layers.variables import IdOrderState
 from jax_tt._ops.change_tables import grow_table, reorder_table
+from jax_tt._ops.insert import insert_keys
+from jax_tt._ops.inserting import Evicted, Inserted
+from jax_tt._ops.remove import KeyView, remove_keys
 from jax_tt._sets.row_cache import RowCache
-from jax_tt._table.change import Carry, Change, with_cache
+from jax_tt._table.change import Carry, Change, maintain, with_cache
 from jax_tt._table.copies import without_values
-from jax_tt._table.table import Table
+from jax_tt._table.types import State
 from jax_tt._table.wrapper import find, innermost
 from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.shape import TTShape
 
 
-class ChangingModule(CachedModule):
-    """A layer whose order of ids, number of ids and row cache can be changed between steps."""
+class ChangingModule(TableModule):
+    """A layer whose table can be changed between steps: its row cache, its keys, its number and order of ids."""
 
     id_order: IdOrderState | None = None
 
     @property
     def tt_shape(self) -> TTShape:
         """Sizes of the tensor train."""
-        return _tensor_train(self.table).shape
+        return innermost(self.table).shape
 
     @property
     def cache(self) -> RowCache | None:
@@ -107,9 +118,6 @@ class ChangingModule(CachedModule):
             opt, model: as in `reorder`; state of the appended slices is initialised, all other state is kept.
             rngs: random number generators; new slices take one key of ``params``.
 
-        Raises:
-            ValueError, TypeError: if an argument does not fit, in which case the layer is unchanged.
-
         Example:
             >>> import jax.numpy as jnp, jax_tt
             >>> from flax import nnx
@@ -142,9 +150,6 @@ class ChangingModule(CachedModule):
             cache: the new `RowCache`, with the same ``gradients``.
             opt, model: as in `reorder`; the state of kept rows moves with them.
 
-        Raises:
-            ValueError, TypeError: if an argument does not fit, in which case the layer is unchanged.
-
         Example:
             >>> import jax.numpy as jnp, jax_tt
             >>> from flax import nnx
@@ -157,6 +162,126 @@ class ChangingModule(CachedModule):
         """
         change = with_cache(self.table, self._whole(), cache, self.lookup.method)
         self._become(change, opt, model)
+
+    def populate(self) -> None:
+        """Replaces cold cached rows by hot rows that were counted; see `jax_tt.cache.populate`.
+
+        Call it between steps, under ``jit`` or not, but not inside a loss. `FusedOptimizer.update` and
+        `refresh_caches` do this automatically if the cache has a ``refresh_every``.
+        """
+        self._apply(populate, self.lookup.method)
+
+    def fill_cache(self, ids: Any, weights: Any = None) -> None:
+        """Puts the most frequent rows of a sample of ids into the cache; see `jax_tt.cache.fill`.
+
+        Call it before training or between steps, outside of ``jit``. Without ``refresh_every``, the cache then holds
+        these rows until it is filled or populated again.
+
+        Args:
+            ids: a sample of requested ids, integers of any shape; negative ids are ignored.
+            weights: what each id counts; default 1.
+
+        Example:
+            >>> import jax_tt
+            >>> from flax import nnx
+            >>> layer = jax_tt.TTEmbed(1000, 8, cache=jax_tt.RowCache(50, ways=5), rngs=nnx.Rngs(0))
+            >>> layer.fill_cache([[3, 1, 4], [1, 5, 9]])
+            >>> layer.cache_statistics()["occupied"]
+            5
+        """
+        self._apply(fill, ids, weights, self.lookup.method)
+
+    def refresh(self) -> None:
+        """Calls `populate` if ``refresh_every`` batches have been counted since the last time."""
+        self._apply(refresh, self.lookup.method)
+
+    def flush(self) -> None:
+        """Writes the cached rows back into the cores; see `jax_tt.cache.flush`."""
+        self._apply(flush, self.lookup.method)
+
+    def reset_cache(self) -> None:
+        """Flushes the cache, then clears its rows, counts and statistics; see `jax_tt.cache.reset`."""
+        self._apply(reset, self.lookup.method)
+
+    def cache_statistics(self) -> dict[str, int | float]:
+        """Statistics of the cache, read on the host; see `jax_tt.cache.statistics`."""
+        return statistics(self.table, read_state(self))
+
+    def insert(
+        self,
+        ids: Any,
+        *,
+        scores: Any = None,
+        epoch: Any = None,
+        return_evicted: bool = False,
+    ) -> Inserted:
+        """Finds or inserts the keys of a batch; see `jax_tt.dynamic.insert`.
+
+        Call it before the lookup of the batch, outside of the loss.
+
+        Args:
+            ids, scores, epoch, return_evicted: as in `jax_tt.dynamic.insert`.
+
+        Raises:
+            TypeError: the table of the layer has no keys.
+        """
+        options = {"scores": scores, "epoch": epoch, "return_evicted": return_evicted}
+        return self._change_keys(insert_keys, "insert", ids, **options)
+
+    def remove(
+        self,
+        keys: Any = None,
+        *,
+        where: Callable[[KeyView], Any] | None = None,
+        size: int | None = None,
+    ) -> Evicted:
+        """Takes keys out of the table; see `jax_tt.dynamic.remove`.
+
+        Args:
+            keys, where, size: as in `jax_tt.dynamic.remove`.
+        """
+        return self._change_keys(remove_keys, "remove", keys, where=where, size=size)
+
+    def grow_if_full(
+        self,
+        *,
+        max_load: float = 0.75,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+    ) -> bool:
+        """Doubles the capacity where the load exceeds ``max_load``; see `jax_tt.dynamic.grow_if_full`.
+
+        Args:
+            max_load: the share of occupied slots above which the table grows.
+            opt, model: as in `jax_tt.TTEmbed.grow`.
+
+        Returns:
+            Whether the table has grown.
+        """
+        self._require_keys("grow_if_full")
+        options = {"max_load": max_load, "method": self.lookup.method}
+        change = grow_if_full(self.table, read_state(self), **options)
+        if change.table is self.table:
+            return False
+        self._become(change, opt, model)
+        return True
+
+    def _apply(self, function: Callable[..., State], *options: Any) -> None:
+        """Sets the variables to the state that a function of the table and its state returns."""
+        state = read_state(self)
+        write_state(self, state, function(self.table, state, *options))
+
+    def _require_keys(self, method: str) -> None:
+        unsharded_hash_table(self.table, f"{type(self).__name__}.{method}: ")
+
+    def _change_keys(
+        self, function: Callable[..., Any], name: str, keys: Any, **options: Any
+    ) -> Any:
+        self._require_keys(name)
+        before, method = read_state(self), self.lookup.method
+        result, after = function(self.table, before, keys, method=method, **options)
+        write_state(self, before, after)
+        return result
 
     def _whole(self) -> dict[str, jax.Array]:
         values = read_state(self)
@@ -192,8 +317,34 @@ class ChangingModule(CachedModule):
         moments()
 
 
-def _tensor_train(table: Table) -> TTTable:
-    return innermost(table)
+def refresh_caches(model: Any) -> None:
+    """Refreshes every row cache of a model whose ``refresh_every`` is due.
+
+    Call it after each optimizer step, in the same ``jit``. `FusedOptimizer.update` does this automatically.
+
+    Args:
+        model: an NNX module; for linen use `jax_tt.linen.refresh_caches`.
+
+    Example:
+        >>> import jax.numpy as jnp, jax_tt
+        >>> from flax import nnx
+        >>> cache = jax_tt.RowCache(50, ways=5, refresh_every=2)
+        >>> layer = jax_tt.TTEmbed(1000, 16, cache=cache, rngs=nnx.Rngs(0))
+        >>> for step in range(2):
+        ...     _ = layer(jnp.array([1, 2, 3]))
+        ...     jax_tt.refresh_caches(layer)
+        >>> layer.cache_statistics()["occupied"]
+        3
+    """
+    modules = [module for _, module in nnx.iter_modules(model)]
+    if not modules:
+        raise TypeError(
+            f"model: got {type(model).__name__}; expected an NNX module. The caches of a linen model are refreshed by "
+            "jax_tt.linen.refresh_caches(model, variables, *inputs)."
+        )
+    for module in modules:
+        if isinstance(module, ChangingModule):
+            module._apply(maintain, module.lookup.method)
 
 
 def _beside(variable: nnx.Variable[Any] | None, value: jax.Array) -> jax.Array:

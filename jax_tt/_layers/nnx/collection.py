@@ -28,7 +28,7 @@ from jax_tt._collection.statistics import (
 )
 from jax_tt._ids.placement import Placement
 from jax_tt._kinds.sharded.options import Exchange
-from jax_tt._layers.guard import refuse_gradient
+from jax_tt._layers.call import FeatureCalls, refuse_gradient
 from jax_tt._layers.nnx.module import (
     DEFAULT,
     begin_call,
@@ -81,7 +81,7 @@ class CollectedTable(TableEmbed):
         return result
 
 
-class EmbedCollection(ChecksKeywords, nnx.Module):
+class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     """Many tables of any kinds, looked up by feature in one call.
 
     The variables of a table are in ``tables[name]``, under the names that they have in a layer of that table alone
@@ -163,79 +163,14 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
         tables = tuple((name, self.tables[name].table) for name in self._names)
         return _collection(tables, self.features)
 
-    def __call__(
-        self,
-        batch: Any,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> dict[str, jax.Array]:
-        """Looks up all features.
-
-        Args:
-            batch: a dict of all features, or `KeyedBags`. The value of a feature is `Bags` or ids ``[B, L]``, or, for
-                a sequence, integers of any shape or `Bags`; `SplitIds` where the table takes them.
-            grad_scale: the scale of the loss, by which tables with an optimizer divide their gradients.
-            hyperparameters: fields of the optimizers for this call, by table and name, e.g.
-                ``{"user": {"learning_rate": rate}}``.
-
-        Returns:
-            By feature, ``[B, D]``; ``[*ids.shape, D]`` for a sequence, and ``[capacity, D]`` for one of ragged bags.
-
-        Raises:
-            ValueError, TypeError: the batch does not fit; the message names the feature and the table.
-        """
-        return self._call(batch, "features", grad_scale, hyperparameters)
-
-    def concatenated(
-        self,
-        batch: Any,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> jax.Array:
-        """All columns of all features side by side, in the order of the features.
-
-        Args:
-            batch, grad_scale, hyperparameters: as in ``__call__``; every feature has one vector per sample.
-
-        Returns:
-            ``[B, total D]``.
-        """
-        return self._call(batch, "concatenated", grad_scale, hyperparameters)
-
-    def stacked(
-        self,
-        batch: Any,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> jax.Array:
-        """`concatenated` with an axis of features, which must have the same width.
-
-        Returns:
-            ``[B, F, D]``.
-        """
-        return self._call(batch, "stacked", grad_scale, hyperparameters)
-
-    def host_batch(
-        self,
-        batch: Any,
-        *,
-        capacity: int | Mapping[str, int] | None = None,
-        sharding: Any = None,
-    ) -> Any:
+    def host_batch(self, batch: Any, *, capacity: Any = None, sharding: Any = None) -> Any:
         """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.Collection.host_batch`.
 
         Ids out of range are treated as the ``bounds`` of every table say.
-
-        Args:
-            batch, capacity, sharding: as in `jax_tt.Collection.host_batch`.
         """
         bounds = {name: self.tables[name].lookup.bounds for name in self._names}
-        return self.collection.host_batch(
-            batch, bounds=bounds, capacity=capacity, sharding=sharding
-        )
+        options = {"bounds": bounds, "capacity": capacity, "sharding": sharding}
+        return self.collection.host_batch(batch, **options)
 
     def insert(
         self,
@@ -291,9 +226,6 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
 
     def statistics(self) -> dict[str, TableStatistics]:
         """What training calls have looked up, by table. Blocks until the device is done.
-
-        Raises:
-            ValueError: the layer was built with ``statistics=False``.
 
         Example:
             >>> import jax.numpy as jnp, jax_tt

@@ -26,7 +26,6 @@ from jax_tt._layers.variables import (
     PageTable,
 )
 from jax_tt._lookup.rule import OUT_OF_RANGE
-from jax_tt._table import change
 from jax_tt._table.copies import with_name, with_update, without_values
 from jax_tt._table.hoisted import hoisted
 from jax_tt._table.options import Lookup, StepInputs, check_static
@@ -213,12 +212,6 @@ def write_state(layer: TableModule, before: State, after: State) -> None:
     for name, value in after.items():
         if value is not before[name]:
             getattr(layer, name)[...] = value
-
-
-def maintain(layer: TableModule) -> None:
-    """Populates a row cache if it is due."""
-    state = read_state(layer)
-    write_state(layer, state, change.maintain(layer.table, state, layer.lookup.method))
 
 
 def begin_call(

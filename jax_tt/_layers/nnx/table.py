@@ -1,28 +1,30 @@
-"""NNX layers of any table."""
+"""NNX layers of any table, and the constructors of layers whose table a factory describes."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import jax
 from flax.nnx.nn import dtypes
 
-from jax_tt._ids.bags import Bags
 from jax_tt._ids.split_ids import SplitIds
-from jax_tt._layers.call import attended
-from jax_tt._layers.nnx.hash import HashedModule
-from jax_tt._layers.nnx.module import DEFAULT, read_state
-from jax_tt._lookup.calls import lookup_rows, pooled_rows
+from jax_tt._layers.call import OF_CALLS, BagCalls, attended, described, parameters
+from jax_tt._layers.nnx.change import ChangingModule
+from jax_tt._layers.nnx.module import DEFAULT, TableModule, hoisted_optimizer, read_state
+from jax_tt._lookup.calls import lookup_rows
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 
+Layer = TypeVar("Layer", bound=type)
 
-class TableEmbed(HashedModule):
+
+class TableEmbed(ChangingModule):
     """Rows of any `Table`; `TTEmbed` and `Embed` are special cases.
 
-    The layer has the methods of all kinds: those for row caches, for growth, for an order of ids and for the keys of
-    hash tables. A method that the table does not support raises an error.
+    The layer has the methods of all kinds: for row caches, growth, an order of ids, and the keys of hash tables. A
+    method that the table does not support raises an error.
 
     Args:
         table: the kind and its sizes.
@@ -78,9 +80,6 @@ class TableEmbed(HashedModule):
 
         Returns:
             ``[*inputs.shape, features]``.
-
-        Raises:
-            ValueError: ``inputs`` are not integers.
         """
         result = self._call(lookup_rows, inputs, grad_scale, hyperparameters)
         if out_sharding is not None:
@@ -92,9 +91,6 @@ class TableEmbed(HashedModule):
         """The ids as a compiled step takes them, from what a data loader gives; see `jax_tt.pipeline.host_batch`.
 
         Ids out of range are treated as ``bounds`` says.
-
-        Args:
-            ids, sharding: as in `jax_tt.pipeline.host_batch` with ``pooled=False``.
         """
         return self._host_batch(ids, False, sharding=sharding)
 
@@ -109,7 +105,6 @@ class TableEmbed(HashedModule):
             ``[..., num_embeddings]``, the inner products with all rows.
 
         Raises:
-            ValueError: the last dimension of ``query`` is not ``features``.
             TypeError: the scores of a fused table are part of a loss; its update cannot be fused.
         """
 
@@ -124,7 +119,7 @@ class TableEmbed(HashedModule):
         return scores(read_state(self), query)
 
 
-class TableEmbedBag(HashedModule):
+class TableEmbedBag(BagCalls, ChangingModule):
     """Pooled rows of any `Table`; `TTEmbedBag` and `EmbedBag` are special cases.
 
     Args:
@@ -142,30 +137,52 @@ class TableEmbedBag(HashedModule):
         (3, 16)
     """
 
-    def __call__(
-        self,
-        bags: Bags | jax.Array,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Any] | None = None,
-    ) -> jax.Array:
-        """Pools the rows of every bag.
 
-        Args:
-            bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
-            grad_scale, hyperparameters: as in `TTEmbed`.
+class FactoryModule(ChangingModule):
+    """A layer that is constructed from the arguments of ``_factory``, of `Lookup` and of `TableEmbed`.
 
-        Returns:
-            ``[B, features]``; an empty bag is 0.
-        """
-        return self._call(pooled_rows, bags, grad_scale, hyperparameters)
+    ``metadata`` of `TableEmbed` has the name ``_metadata_argument`` here.
+    """
 
-    def host_batch(self, ids: Any, *, capacity: int | None = None, sharding: Any = None) -> Any:
-        """The bags as a compiled step takes them, from what a data loader gives; see `jax_tt.pipeline.host_batch`.
+    _factory: ClassVar[Callable[..., Table]]
+    _metadata_argument: ClassVar[str]
 
-        Ids out of range are treated as ``bounds`` says.
+    def __init__(self, num_embeddings: int, features: int, **options: Any) -> None:
+        optimizer, variables = hoisted_optimizer(options.get("optimizer"))
+        sizes = {"num_embeddings": num_embeddings, "features": features}
+        given = {**sizes, **options, "optimizer": optimizer}
+        table, lookup, rest = described(type(self)._factory, given)
+        metadata = rest.pop(self._metadata_argument, {})
+        super().__init__(table, lookup, metadata=metadata, hyperparameters=variables, **rest)
 
-        Args:
-            ids, capacity, sharding: as in `jax_tt.pipeline.host_batch`.
-        """
-        return self._host_batch(ids, True, capacity=capacity, sharding=sharding)
+
+def with_signature(layer: Layer) -> Layer:
+    """Decorates a `FactoryModule`, whose constructor then shows its arguments and is checked for them."""
+    kind: Any = layer
+    of_table, of_calls = dict(parameters(kind._factory)), parameters(Lookup)
+    of_layer = parameters(TableModule.__init__)
+    shown = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    shown += [of_table.pop("num_embeddings"), of_table.pop("features")]
+    pools = issubclass(layer, TableEmbedBag)
+    keywords = [
+        *([of_calls["combiner"]] if pools else []),
+        *of_table.values(),
+        of_calls["bounds"].replace(default="warn"),
+        *(of_calls[name] for name in OF_CALLS if name != "bounds"),
+        *([] if pools else [parameters(TableEmbed.__init__)["promote_dtype"]]),
+        of_layer["rngs"],
+        of_layer["metadata"].replace(name=kind._metadata_argument),
+    ]
+    shown += [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in keywords]
+    signature = inspect.Signature(shown)
+
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        try:
+            signature.bind(self, *args, **options)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}: {error}.") from None
+        super(kind, self).__init__(*args, **options)
+
+    __init__.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+    kind.__init__ = __init__
+    return layer

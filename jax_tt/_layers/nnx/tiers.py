@@ -20,9 +20,6 @@ class LayerTiers:
         embed: the layer, whose tables are those on the device.
         tiers, path, depth: as in `Tiers`.
 
-    Raises:
-        TypeError, ValueError, StoreError: as `Tiers`.
-
     Example:
         >>> import jax, jax_tt, numpy as np, optax
         >>> from flax import nnx

@@ -1,4 +1,4 @@
-"""Linen layers whose table is a tensor train."""
+"""`Embed`, `EmbedBag`, `TTEmbed` and `TTEmbedBag` for linen."""
 
 from __future__ import annotations
 
@@ -13,13 +13,73 @@ from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._layers.linen.table import EmbedBagModule, EmbedModule, FactoryModule
-from jax_tt._layers.pretrained import TTFromPretrained
-from jax_tt._ops.describe import tt_table
+from jax_tt._layers.pretrained import DenseFromPretrained, TTFromPretrained
+from jax_tt._ops.describe import dense_table, tt_table
 from jax_tt._sets.row_cache import RowCache
+from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import find, innermost
 from jax_tt._tt.initial_cores import CoreInit
 from jax_tt._tt.shape import TTShape
+
+
+class DenseLayer(DenseFromPretrained, FactoryModule, kw_only=True):
+    """What `Embed` and `EmbedBag` share."""
+
+    _factory = staticmethod(dense_table)
+    embedding_init: Callable[..., Any] = default_embedding_init
+
+    @property
+    def embedding(self) -> jax.Array:
+        """The table ``[num_embeddings, features]``."""
+        return self.state["embedding"]
+
+
+class EmbedBag(DenseLayer, EmbedBagModule, kw_only=True):
+    """`jax_tt.EmbedBag` for linen: pooled embeddings from a dense table.
+
+    Its variable is ``embedding[num_embeddings, features]``, in ``params`` or, with an ``optimizer``, in
+    ``_overwrite_with_gradient`` (see `TTEmbed`): only the rows of a batch are then read and written by a step.
+
+    Attributes:
+        num_embeddings, features, combiner: as in `jax_tt.EmbedBag`.
+        bounds, dtype, param_dtype, precision, optimizer, skip_nonfinite, stochastic_rounding, max_gradient, axis_name,
+            method: as in `TTEmbed`.
+        embedding_init: as in `jax_tt.EmbedBag`; may be boxed, e.g. by ``nn.with_partitioning``, and slots of the same
+            shape are boxed like it.
+
+    Example:
+        >>> import jax
+        >>> import jax_tt.linen
+        >>> layer = jax_tt.linen.EmbedBag(1000, 16, combiner="mean")
+        >>> bags = jax_tt.Bags.from_ragged([[17, 4], [], [999]])
+        >>> variables = layer.init(jax.random.key(0), bags)
+        >>> layer.apply(variables, bags).shape
+        (3, 16)
+    """
+
+    combiner: str = "sum"
+
+
+class Embed(DenseLayer, EmbedModule, kw_only=True):
+    """`jax_tt.Embed` for linen: ``nn.Embed`` with checked ids and an optional fused update.
+
+    Its variable and its attributes are those of `EmbedBag`, except for ``combiner``.
+
+    Attributes:
+        promote_dtype: as in `TTEmbed`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import jax_tt.linen
+        >>> layer = jax_tt.linen.Embed(1000, 16)
+        >>> ids = jnp.array([[17, 4], [999, 0]])
+        >>> variables = layer.init(jax.random.key(0), ids)
+        >>> layer.apply(variables, ids).shape
+        (2, 2, 16)
+    """
+
+    promote_dtype: Callable[..., Any] = dtypes.promote_dtype
 
 
 class TTLayer(TTFromPretrained, FactoryModule, kw_only=True):
@@ -63,30 +123,20 @@ class TTLayer(TTFromPretrained, FactoryModule, kw_only=True):
 
 
 class TTEmbed(TTLayer, EmbedModule, kw_only=True):
-    """Embedding table stored as a tensor train; a drop-in for ``nn.Embed``.
+    """`jax_tt.TTEmbed` for linen: an embedding table stored as a tensor train, a drop-in for ``nn.Embed``.
 
-    A table of ``num_embeddings`` rows and ``features`` columns is stored as ``d`` small cores of
-    shape ``[p_k, r_k, q_k, r_{k+1}]``, variables ``core_0`` to ``core_{d-1}``; the dense table is never built.
-    They are in the collection ``params`` or, with an ``optimizer``, together with its state in
-    ``_overwrite_with_gradient``, which `TrainState` keeps apart from ``params`` and overwrites with its next values.
+    The cores, variables ``core_0`` to ``core_{d-1}``, are in the collection ``params`` or, with an ``optimizer``,
+    together with its state in ``_overwrite_with_gradient``, which `TrainState` keeps apart from ``params`` and
+    overwrites with its next values.
 
     Attributes:
-        num_embeddings, features, tt_ranks, row_factors, col_factors, dtype, param_dtype, skip_nonfinite,
+        num_embeddings, features, tt_ranks, row_factors, col_factors, dtype, param_dtype, optimizer, skip_nonfinite,
             stochastic_rounding, max_gradient, axis_name, method, precision: as in `jax_tt.TTEmbed`.
-        bounds: treatment of ids outside ``[0, N)``.  ``"warn"`` reads zeros and trains nothing; such
-            ids are reported once, as an `OutOfRangeWarning`, and counted by ``apply`` if the
-            collection ``out_of_range`` is mutable.  ``"zero"`` does the same silently, and
-            ``"clip"`` reads the nearest row.  ``"error"`` raises on CPU (NaN rows elsewhere); if
-            buffers are donated, no parameter can be read after the error.  ``"unchecked"`` assumes
-            that there are no such ids.  Negative ids are out of range; they do not wrap around.
-        core_init: ``"approx-normal"``, ``"approx-uniform"``, ``"normal"`` or ``"uniform"``, each
-            giving *table entries* of variance ``1 / (3 N)``; or an initialiser
-            ``(key, core_shape, dtype) -> core`` called for every core, which may be boxed, e.g. by
-            ``nn.with_partitioning``.
+        bounds: as in `jax_tt.TTEmbed`; with ``"warn"``, ``apply`` counts ids out of range if the collection
+            ``out_of_range`` is mutable.
+        core_init: as in `jax_tt.TTEmbed`; an initialiser may be boxed, e.g. by ``nn.with_partitioning``.
         core_partitioning: wraps the initialiser of every core, also one given by name, e.g.
             ``functools.partial(nn.with_partitioning, names=(None, None, "model", None))``.
-        optimizer: None for ordinary parameters updated by optax, or an optimizer of
-            ``jax_tt.optimizers`` to fuse the update into the backward pass.
         cache: a `RowCache` for hot rows, or None.  ``apply`` counts ids if the collection
             ``row_cache`` is mutable; call `refresh_caches` after each step.
         id_order: an `IdOrder` from ids to rows of the table, or None if ids are rows.  It is stored in
@@ -112,13 +162,10 @@ class TTEmbed(TTLayer, EmbedModule, kw_only=True):
 
 
 class TTEmbedBag(TTLayer, EmbedBagModule, kw_only=True):
-    """Pooled embeddings: one vector per bag of ids, from a table stored as a tensor train.
+    """`jax_tt.TTEmbedBag` for linen: one vector per bag of ids, from a table stored as a tensor train.
 
     Attributes:
-        num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
-            core_init, core_partitioning, optimizer, cache, id_order, skip_nonfinite,
-            stochastic_rounding, max_gradient, axis_name, method, precision: as in `TTEmbed`.
-        combiner: ``"sum"``, ``"mean"``, ``"mean_count"``, ``"sqrtn"`` or ``"max"``, as in `jax_tt.TTEmbedBag`.
+        combiner: as in `jax_tt.TTEmbedBag`. The others are those of `TTEmbed`, except for ``promote_dtype``.
 
     Example:
         >>> import flax.linen as nn, jax, jax.numpy as jnp, optax

@@ -17,7 +17,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.words import bucket_of
-from jax_tt._native import cache as native_cache
 from jax_tt._native import cache_backend
 from jax_tt._sets import cache_reference
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
@@ -398,7 +397,7 @@ def test_sizes_that_disagree_are_refused(name, method):
 def test_too_small_a_workspace_is_refused(method, monkeypatch):
     if method == "native" and not on_gpu():
         pytest.skip("the CPU kernels allocate")
-    monkeypatch.setattr(native_cache, "_workspace", lambda *_: 1)
+    monkeypatch.setattr(cache_backend, "_workspace", lambda *_: 1)
     state, keys = SIZES["odd"].empty("int32"), jnp.zeros(3, jnp.int32)
     for op in (
         lambda: cache_backend.observe(state, keys, keys, jnp.int32(1), "lfu", method),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from jax import lax
 from jax_tt._base.ffi import available
 from jax_tt._base.words import mix
 from jax_tt._jax.by_platform import by_platform
-from jax_tt._native.route import route_distinct
+from jax_tt._native.call import native_call
 
 
 class Route(NamedTuple):
@@ -98,18 +98,26 @@ def distinct(requests: Route, devices: int, method: str) -> Distinct:
         devices: the number of devices, which stands for none among requests.
         method: as that of a lookup; there is a native op on CPU.
     """
-    native = functools.partial(_native_distinct, devices)
-    plain = functools.partial(_distinct, devices)
+    return sorted_on_cpu(method, _native_distinct, _distinct, devices, requests)
+
+
+def sorted_on_cpu(
+    method: str, native: Callable[..., Any], plain: Callable[..., Any], static: Any, *args: Any
+) -> Any:
+    """``native(static, *args)`` on the CPU if ``method`` allows it, else ``plain``, which XLA sorts on the device."""
+    native, plain = functools.partial(native, static), functools.partial(plain, static)
     if method not in ("auto", "native") or not available("cpu"):
-        return plain(requests)
-    # Elsewhere XLA sorts on the device.
-    return by_platform({"cpu": native}, plain, requests)
+        return plain(*args)
+    return by_platform({"cpu": native}, plain, *args)
 
 
 def _native_distinct(devices: int, requests: Route) -> Distinct:
-    device, row, *rest = route_distinct(
-        requests.device, requests.row, devices=devices, platform="cpu"
-    )
+    operands = {"device": requests.device, "row": requests.row}
+    kind = jax.ShapeDtypeStruct(requests.row.shape, jnp.int32)
+    results = dict.fromkeys(("found_device", "found_row", "source", "places"), kind)
+    attributes = {"devices": np.int64(devices)}
+    found = native_call("cpu", "route_distinct", operands, results, None, attributes)
+    device, row, *rest = found.values()
     result = Distinct(Route(device, row), *rest)
     if requests.rest is None:
         return result

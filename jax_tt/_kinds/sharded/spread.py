@@ -8,23 +8,21 @@ segment for each sender.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_tt._base.dtypes import accumulator
-from jax_tt._base.ffi import available
 from jax_tt._ids.batch import Batch, bag_index, present
-from jax_tt._jax.by_platform import by_platform
 from jax_tt._kinds.sharded.exchange import exchanged
 from jax_tt._kinds.sharded.requests import Positions, Requests, positions_of
-from jax_tt._kinds.sharded.route import Route
+from jax_tt._kinds.sharded.route import Route, sorted_on_cpu
 from jax_tt._kinds.sharded.sharding import PAGES, sharding_of
-from jax_tt._native.route import route_bags
+from jax_tt._native.call import native_call
 from jax_tt._table.groups import Call
 
 
@@ -110,20 +108,17 @@ def bag_places(route: Route, bag: jax.Array, sizes: tuple[int, int, int], method
         sizes: the number of devices, of rows in a message, and of bags.
         method: as that of a lookup; there is a native op on CPU.
     """
-    native = functools.partial(_native_places, sizes)
-    plain = functools.partial(_places, sizes)
-    if method not in ("auto", "native") or not available("cpu"):
-        return plain(route, bag)
-    return by_platform({"cpu": native}, plain, route, bag)
+    return sorted_on_cpu(method, _native_places, _places, sizes, route, bag)
 
 
 def _native_places(sizes: tuple[int, int, int], route: Route, bag: jax.Array) -> Places:
     devices, size, bags = sizes
-    return Places(
-        *route_bags(
-            route.device, route.row, bag, devices=devices, size=size, bags=bags, platform="cpu"
-        )
-    )
+    shapes = Places((devices, size), (devices, size), (devices, bags + 1), (1,))
+    results = {k: jax.ShapeDtypeStruct(shape, jnp.int32) for k, shape in shapes._asdict().items()}
+    operands = {"device": route.device, "row": route.row, "bag": bag}
+    names = "devices", "size", "bags"
+    attributes = {name: np.int64(size) for name, size in zip(names, sizes, strict=True)}
+    return Places(**native_call("cpu", "route_bags", operands, results, None, attributes))
 
 
 def _places(sizes: tuple[int, int, int], route: Route, bag: jax.Array) -> Places:

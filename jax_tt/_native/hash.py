@@ -1,23 +1,118 @@
-"""Ops of hash tables on the native kernels."""
+"""The calls of the operations of hash tables, one value each, and these operations on the native kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import sequential_vmap
 
-from jax_tt._native.call import Named, apart, native, native_call, numbered, together, types_of
+from jax_tt._native.call import (
+    Named,
+    apart,
+    native,
+    native_call,
+    native_tables_call,
+    numbered,
+    together,
+    types_of,
+)
 from jax_tt._native.partition import is_partitioned, num_blocks, over_blocks
-from jax_tt._sets.hash_directory import COUNTERS, POLICIES, Insertion, KeyDirectory
+from jax_tt._sets.hash_directory import COUNTERS, POLICIES, Eviction, Insertion, KeyDirectory
 from jax_tt._sets.initial import InitialRows
-from jax_tt._sets.missing import SAFE_CHECKS, Check
+from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
 
-if TYPE_CHECKING:
-    from jax_tt._native.hash_calls import Entry, Exchange, Fresh, Reset, Search
+
+class Search(NamedTuple):
+    """The search of keys in one table.
+
+    Attributes:
+        directory, keys, present: as in `jax_tt._sets.hash_reference.find`.
+        guess: None, or int32 ``[n]``, the slot where each key was, which is taken if it still holds the key; -1 for a
+            key that had none, which is not searched, and of which nothing is said.
+        absent: static, the slot of keys that are not there.
+        check: static, what is said of these keys.
+    """
+
+    directory: KeyDirectory
+    keys: Any
+    present: Any
+    guess: Any = None
+    absent: int = -1
+    check: Check = IGNORED
+
+
+class Entry(NamedTuple):
+    """An insertion into one table.
+
+    Attributes:
+        directory, keys, present, given, now, epoch: as in `jax_tt._sets.hash_reference.insert`.
+        eviction: static.
+        return_old: static, whether `Insertion` has what was there before; else these arrays are empty.
+        check: static, what is said of keys that are refused.
+    """
+
+    directory: KeyDirectory
+    keys: Any
+    present: Any
+    given: Any
+    now: Any
+    epoch: Any
+    eviction: Eviction
+    return_old: bool = True
+    check: Check = IGNORED
+
+
+class Fresh(NamedTuple):
+    """Initial rows of one table.
+
+    Attributes:
+        seed, keys: as in `jax_tt._sets.initial.initial_rows`.
+        wanted: bool ``[n]``.
+        distribution, features: static, as there.
+        dtype: static; float32 rows are rounded to nearest even.
+    """
+
+    seed: Any
+    keys: Any
+    wanted: Any
+    distribution: InitialRows
+    features: int
+    dtype: Any
+
+
+class Reset(NamedTuple):
+    """Initial rows in slots of one table.
+
+    Attributes:
+        rows: ``[capacity, features]``.
+        seed, keys: as in `jax_tt._sets.initial.initial_rows`, ``[n]`` keys.
+        slots: as in `jax_tt._sets.hash_reference.exchange`.
+        distribution: static, as in `Fresh`.
+    """
+
+    rows: Any
+    seed: Any
+    keys: Any
+    slots: Any
+    distribution: InitialRows
+
+
+class Exchange(NamedTuple):
+    """An exchange of entries in the arrays of one table.
+
+    Attributes:
+        arrays, new, slots: as in `jax_tt._sets.hash_reference.exchange`; ``new`` in the types of the arrays.
+        return_old: static, whether the old entries are returned; else there are none.
+    """
+
+    arrays: Sequence[Any]
+    new: Sequence[Any]
+    slots: Any
+    return_old: bool
 
 
 def _workspace(platform: str, op: str, n: int, directory: KeyDirectory) -> int | None:
@@ -45,7 +140,7 @@ def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
 
     found = _over_blocks(
         platform,
-        "hash_tables_find",
+        "find",
         [operands(own) for own in searches],
         ("keys", "touched", "asked", "present", "guess"),
         [slots] * len(searches),
@@ -58,9 +153,9 @@ def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDir
     # Every device inserts the whole batch: replicas of the directory must stay identical.
     @sequential_vmap
     def call(given: list[Any]) -> Any:
-        operands, results, attributes, workspace = [], [], {}, []
-        for k, (of, entry) in enumerate(zip(given, entries, strict=True)):
-            own = type(entry)._make((*of, *entry[6:]))
+        operands, results, attributes, workspace = [], [], [], []
+        for of, entry in zip(given, entries, strict=True):
+            own = Entry(*of, *entry[6:])
             n = own.keys.shape[0]
             done = _insertion_types(n, n if own.return_old else 0)
             of_batch = {"asked": own.keys, "present": own.present, "given": own.given}
@@ -69,26 +164,18 @@ def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDir
             # The names of the directory's arrays say that these are changed in place.
             named = {f"new_{name}": kind for name, kind in done._asdict().items()}
             results.append(named | types_of(own.directory._asdict()))
-            attributes[str(k)] = _check_attributes(
-                own.check,
-                policy=np.int64(POLICIES.index(own.eviction.policy)),
-                min_age=np.int64(own.eviction.min_age),
-            )
+            policy = np.int64(POLICIES.index(own.eviction.policy))
+            min_age = np.int64(own.eviction.min_age)
+            attributes.append(_check_attributes(own.check, policy=policy, min_age=min_age))
             workspace.append(_workspace(platform, "insert", n, own.directory))
-        found = native_call(
-            platform,
-            "hash_tables_insert",
-            together(operands),
-            together(results),
-            None if platform == "cpu" else max(workspace),
-            attributes,
-        )
+        most = None if platform == "cpu" else max(workspace)
+        found = _of_tables(platform, "insert", operands, results, attributes, most)
         return [
             (
                 KeyDirectory(*(own[name] for name in KeyDirectory._fields)),
                 Insertion(*(own[f"new_{name}"] for name in Insertion._fields)),
             )
-            for own in apart(found, len(given))
+            for own in found
         ]
 
     return call([own[:6] for own in entries])
@@ -119,7 +206,7 @@ def hash_initial(asked: Sequence[Fresh], *, platform: str) -> list[jax.Array]:
 
     found = _over_blocks(
         platform,
-        "hash_tables_initial",
+        "initial",
         [operands(own) for own in asked],
         ("seed", "quantiles", "scale", "keys", "wanted"),
         [rows_of(own) for own in asked],
@@ -139,7 +226,7 @@ def _over_blocks(
     """An op with one result per table, which is blocked, as every device looks at its own keys.
 
     Args:
-        platform, op: as in `native_call`.
+        platform, op: as in `_of_tables`.
         operands: blocked and whole ones of each table.
         order: of their names in the call.
         results: from the operands of a table to the type of its result.
@@ -157,14 +244,28 @@ def _over_blocks(
             del axes
             given = [{name: own[name] for name in order} for own in apart(args, len(members))]
             types = [{"result": results[k](own)} for k, own in zip(members, given, strict=True)]
-            own_attributes = {str(i): attributes[k] for i, k in enumerate(members)}
-            return native_call(platform, op, together(given), together(types), None, own_attributes)
+            own_attributes = [attributes[k] for k in members]
+            return together(_of_tables(platform, op, given, types, own_attributes))
 
         blocked, whole = (together(operands[k][side] for k in members) for side in (0, 1))
         names = [f"{i}/result" for i in range(len(members))]
         result = over_blocks(local, blocked, whole, names)
         found.update((k, result[name]) for k, name in zip(members, names, strict=True))
     return [found[k] for k in range(len(operands))]
+
+
+def _of_tables(
+    platform: str,
+    op: str,
+    operands: Sequence[Named],
+    results: Sequence[Any],
+    attributes: Sequence[dict[str, Any]],
+    workspace: int | None = None,
+) -> list[dict[str, jax.Array]]:
+    """Results of an operation on many tables, as those of `native_tables_call` without arrays of all tables."""
+    name = f"hash_tables_{op}"
+    each = ({}, operands), ({}, results)
+    return native_tables_call(platform, name, *each, workspace, attributes)[1]
 
 
 def _check_attributes(check: Check, **others: Any) -> dict[str, Any]:
@@ -187,16 +288,9 @@ def hash_reset(resets: Sequence[Reset]) -> list[jax.Array]:
             of_batch = {"keys": keys, "slots": slots, "rows": rows}
             operands.append(_initial_operands(seed, own.distribution) | of_batch)
         results = [types_of({"rows": own["rows"]}) for own in operands]
-        attributes = {str(k): {"signed": own.distribution.signed} for k, own in enumerate(resets)}
-        found = native_call(
-            "cpu",
-            "hash_tables_reset",
-            together(operands),
-            together(results),
-            None,
-            attributes,
-        )
-        return list(found.values())
+        attributes = [{"signed": own.distribution.signed} for own in resets]
+        found = _of_tables("cpu", "reset", operands, results, attributes)
+        return [own["rows"] for own in found]
 
     return call([own[:4] for own in resets])
 
@@ -206,28 +300,21 @@ def hash_exchange(
 ) -> list[tuple[list[jax.Array], list[jax.Array]]]:
     @sequential_vmap
     def call(given: list[Any]) -> Any:
-        operands, results, attributes = [], [], {}
-        for k, ((arrays, new, slots), own) in enumerate(zip(given, exchanges, strict=True)):
+        operands, results, attributes = [], [], []
+        for (arrays, new, slots), own in zip(given, exchanges, strict=True):
             named = numbered("array", arrays)
             of_batch = [jax.ShapeDtypeStruct((slots.size, *x.shape[1:]), x.dtype) for x in arrays]
             operands.append({"slots": slots, **named, **numbered("new", new)})
             old = {f"old_{k}": kind for k, kind in enumerate(of_batch) if own.return_old}
             results.append({**types_of(named), **old})
-            attributes[str(k)] = {"arrays": np.int64(len(arrays)), "return_old": own.return_old}
-        found = native_call(
-            platform,
-            "hash_tables_exchange",
-            together(operands),
-            together(results),
-            None,
-            attributes,
-        )
+            attributes.append({"arrays": np.int64(len(arrays)), "return_old": own.return_old})
+        found = _of_tables(platform, "exchange", operands, results, attributes)
         return [
             (
                 [x for name, x in own.items() if name.startswith("array")],
                 [x for name, x in own.items() if name.startswith("old")],
             )
-            for own in apart(found, len(given))
+            for own in found
         ]
 
     with_arrays = [k for k, own in enumerate(exchanges) if own.arrays]

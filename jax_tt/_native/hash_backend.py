@@ -14,6 +14,11 @@ import jax.numpy as jnp
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.hash import (
+    Entry,
+    Exchange,
+    Fresh,
+    Reset,
+    Search,
     hash_double,
     hash_exchange,
     hash_find,
@@ -21,7 +26,6 @@ from jax_tt._native.hash import (
     hash_insert,
     hash_reset,
 )
-from jax_tt._native.hash_calls import Entry, Exchange, Fresh, Reset, Search
 from jax_tt._sets import hash_reference
 from jax_tt._sets.hash_directory import Eviction, Insertion, KeyDirectory
 from jax_tt._sets.initial import InitialRows, initial_rows
@@ -102,27 +106,13 @@ def reset_many(resets: Sequence[Reset], methods: Sequence[str]) -> list[jax.Arra
         return hash_reference.exchange(*exchanged(own, _plain_initial(_fresh(own)))[:3])[0][0]
 
     def native(resets: list[Reset], platform: str) -> list[jax.Array]:
-        @jax.custom_jvp
-        def reset(arrays: list[Any]) -> list[jax.Array]:
-            own = [
-                Reset._make((*of, old.distribution)) for of, old in zip(arrays, resets, strict=True)
-            ]
-            if platform == "cpu":
-                return hash_reset(own)
-            initial = _native_initial([_fresh(table) for table in own], platform)
-            exchanges = [exchanged(*pair) for pair in zip(own, initial, strict=True)]
-            return [array for (array,), _ in hash_exchange(exchanges, platform=platform)]
+        if platform == "cpu":
+            return hash_reset(resets)
+        initial = _native_initial([_fresh(own) for own in resets], platform)
+        exchanges = [exchanged(*pair) for pair in zip(resets, initial, strict=True)]
+        return [array for (array,), _ in hash_exchange(exchanges, platform=platform)]
 
-        def all_plain(arrays: list[Any]) -> list[jax.Array]:
-            return [
-                plain(Reset._make((*of, old.distribution)))
-                for of, old in zip(arrays, resets, strict=True)
-            ]
-
-        reset.defjvp(lambda primals, tangents: jax.jvp(all_plain, primals, tangents))
-        return reset([own[:4] for own in resets])
-
-    return _many(native, plain, resets, 4, methods)
+    return _many(_differentiable(native, plain, 4), plain, resets, 4, methods)
 
 
 def _fresh(own: Reset) -> Fresh:
@@ -140,19 +130,7 @@ def exchange_many(
         return changed, old if own.return_old else []
 
     def native(exchanges: list[Exchange], platform: str) -> Any:
-        kept = [own.return_old for own in exchanges]
-
-        @jax.custom_jvp
-        def exchanged(arrays: list[Any]) -> Any:
-            own = [Exchange._make((*of, old)) for of, old in zip(arrays, kept, strict=True)]
-            return hash_exchange(own, platform=platform)
-
-        def all_plain(arrays: list[Any]) -> Any:
-            return [plain(Exchange._make((*of, old))) for of, old in zip(arrays, kept, strict=True)]
-
-        # A native call has no derivative, and rows may be inserted inside a function that is differentiated.
-        exchanged.defjvp(lambda primals, tangents: jax.jvp(all_plain, primals, tangents))
-        return exchanged([own[:3] for own in exchanges])
+        return hash_exchange(exchanges, platform=platform)
 
     exchanges = [
         own._replace(
@@ -161,7 +139,7 @@ def exchange_many(
         )
         for own in exchanges
     ]
-    return _many(native, plain, exchanges, 3, methods)
+    return _many(_differentiable(native, plain, 3), plain, exchanges, 3, methods)
 
 
 def find(directory: KeyDirectory, keys: jax.Array, present: jax.Array, method: str) -> jax.Array:
@@ -252,21 +230,41 @@ def _many(
         # JAX does not know that the result of a native call varies over mesh axes.
         axes = [varying_axes(table[:arrays]) for table in own]
 
-        def filled(given: Sequence[Any], own: list[Any] = own) -> list[Any]:
-            return [type(t)(*of, *t[arrays:]) for t, of in zip(own, given, strict=True)]
-
         def on_platform(
-            platform: str, given: Any, filled: Any = filled, axes: list[Any] = axes
+            platform: str, given: Any, own: list[Any] = own, axes: list[Any] = axes
         ) -> list[Any]:
-            results = native(filled(given), platform=platform)
+            results = native(_filled(own, given), platform=platform)
             return [vary_over(*pair) for pair in zip(results, axes, strict=True)]
 
-        def anywhere(given: Any, filled: Any = filled) -> list[Any]:
-            return [plain(table) for table in filled(given)]
+        def anywhere(given: Any, own: list[Any] = own) -> list[Any]:
+            return [plain(table) for table in _filled(own, given)]
 
         results = backend.run(method, on_platform, anywhere, [table[:arrays] for table in own])
         found.update(zip(members, results, strict=True))
     return [found[k] for k in range(len(tables))]
+
+
+def _differentiable(
+    native: Callable[..., Any], plain: Callable[..., Any], arrays: int
+) -> Callable[..., Any]:
+    """``native`` with the derivative of ``plain``; a function that is differentiated may insert rows."""
+
+    def of_tables(tables: list[Any], platform: str) -> Any:
+        run = jax.custom_jvp(lambda given: native(_filled(tables, given), platform))
+
+        def all_plain(given: Any) -> list[Any]:
+            return [plain(table) for table in _filled(tables, given)]
+
+        run.defjvp(lambda primals, tangents: jax.jvp(all_plain, primals, tangents))
+        return run([table[:arrays] for table in tables])
+
+    return of_tables
+
+
+def _filled(tables: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """The calls with other arrays."""
+    pairs = zip(tables, given, strict=True)
+    return [type(table)(*arrays, *table[len(arrays) :]) for table, arrays in pairs]
 
 
 def _checked(search: Search, slots: jax.Array) -> jax.Array:

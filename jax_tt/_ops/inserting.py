@@ -17,7 +17,7 @@ from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._ids.keys import keys_of, score_words
 from jax_tt._kinds.hashed.table import HashTable, initial_of_tables
 from jax_tt._native import hash_backend
-from jax_tt._native.hash_calls import Entry, Exchange, Reset, Search
+from jax_tt._native.hash import Entry, Exchange, Reset, Search
 from jax_tt._sets.admission import AdmitAfter, AdmitWithProbability
 from jax_tt._sets.hash_directory import (
     CLOCK,

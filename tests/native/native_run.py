@@ -21,7 +21,7 @@ import jax_tt
 from jax_tt import optimizers
 from jax_tt._kinds.quantized import codec
 from jax_tt._native import hash_backend
-from jax_tt._native.hash_calls import Reset
+from jax_tt._native.hash import Reset
 from jax_tt._sets.hash_directory import Eviction, init_directory
 from jax_tt._sets.initial import Normal
 from tests.helpers import SHAPES, make_case

@@ -17,7 +17,7 @@ from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, outside
 from jax_tt._ids.keys import keys_of, slots_of
 from jax_tt._native import hash_backend
-from jax_tt._native.hash_calls import Fresh, Search
+from jax_tt._native.hash import Fresh, Search
 from jax_tt._native.rows import RowTable
 from jax_tt._sets.admission import Admission, AdmitAfter, as_admission
 from jax_tt._sets.hash_directory import (

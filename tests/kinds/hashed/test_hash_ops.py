@@ -9,7 +9,7 @@ import pytest
 
 from jax_tt._native import hash as native_hash
 from jax_tt._native import hash_backend
-from jax_tt._native.hash_calls import Reset
+from jax_tt._native.hash import Reset
 from jax_tt._sets.hash_directory import POLICIES, Eviction, init_directory
 from jax_tt._sets.initial import Constant, Normal, TruncatedNormal, Uniform
 from tests.conftest import WAYS, method_fixture

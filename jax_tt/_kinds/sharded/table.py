@@ -211,7 +211,8 @@ class ShardedTable(Wrapper):
             name: self._placed(jnp.pad(array, [(0, spare), *[(0, 0)] * (array.ndim - 1)]))
             for name, array in arrays.items()
         }
-        return self._of_neighbours(padded)
+        layout, pages = self._neighbours, jnp.asarray(self._neighbours.page_table)
+        return self._moved(self.num_stored, padded, layout, pages, self.layout)
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, Any]:
         rest = {
@@ -317,7 +318,7 @@ class ShardedTable(Wrapper):
         if new.layout.columns != self.layout.columns:
             return new, new.of_pieces(self.in_pieces(state))
         arrays = {name: state[name] for name in self.row_arrays}
-        moved = self._moved(arrays, self.layout, state[PAGES], new.layout)
+        moved = self._moved(self.num_stored, arrays, self.layout, state[PAGES], new.layout)
         return new, {**state, **moved, PAGES: new._pages()}
 
     def at_owners(
@@ -340,18 +341,15 @@ class ShardedTable(Wrapper):
         return over_explicit_axes(call, (arrays, given), (sharded, P()))
 
     def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
-        layout, mesh = self._whole_rows, self.mesh
-        found = {}
+        whole = pieces(self.table)
         if self.ids.takes_keys:
-            for name, like in jax.eval_shape(self._keys_by_device, pieces(self.table)).items():
-                sharding = NamedSharding(mesh, P(self.axis) if name in self.sharding.names else P())
-                found[name] = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
-            return found
-        for name, whole in pieces(self.table).items():
-            of_rows = name in self.row_arrays
-            shape = (layout.rows * layout.devices, *whole.shape[1:]) if of_rows else whole.shape
-            sharding = NamedSharding(mesh, P(self.axis) if of_rows else P())
-            found[name] = jax.ShapeDtypeStruct(shape, whole.dtype, sharding=sharding)
+            whole = jax.eval_shape(self._keys_by_device, whole)
+        rows, found = self._whole_rows.rows * self._whole_rows.devices, {}
+        for name, like in whole.items():
+            padded = name in self.row_arrays and not self.ids.takes_keys
+            shape = (rows, *like.shape[1:]) if padded else like.shape
+            sharding = NamedSharding(self.mesh, self._spec_of(name))
+            found[name] = jax.ShapeDtypeStruct(shape, like.dtype, sharding=sharding)
         return found
 
     def in_pieces(self, state: State) -> dict[str, Any]:
@@ -360,11 +358,11 @@ class ShardedTable(Wrapper):
             return self._keys_in_pieces(state)
         arrays = {name: state[name] for name in self.row_arrays}
         if self.layout.columns > 1:
-            pieces = rows_of_columns(
-                arrays, self.layout, state[PAGES], self._whole_rows, self._moved_whole
-            )
+            move = functools.partial(self._moved, self.num_embeddings)
+            pieces = rows_of_columns(arrays, self.layout, state[PAGES], self._whole_rows, move)
         else:
-            pieces = self._moved(arrays, self.layout, state[PAGES], self._whole_rows)
+            layouts = self.layout, state[PAGES], self._whole_rows
+            pieces = self._moved(self.num_stored, arrays, *layouts)
         return {name: array for name, array in {**state, **pieces}.items() if name != PAGES}
 
     def _keys_in_pieces(self, state: State) -> dict[str, Any]:
@@ -382,10 +380,10 @@ class ShardedTable(Wrapper):
         pieces = {name: state[name] for name in self.row_arrays}
         layout, pages = self._whole_rows, jnp.asarray(self._whole_rows.page_table)
         if self.layout.columns > 1:
-            whole = layout, pages
-            arrays = columns_of_rows(pieces, self.layout, whole, self._moved_whole, self._placed)
+            move = functools.partial(self._moved, self.num_embeddings)
+            arrays = columns_of_rows(pieces, self.layout, (layout, pages), move, self._placed)
         else:
-            arrays = self._moved(pieces, layout, pages, self.layout)
+            arrays = self._moved(self.num_stored, pieces, layout, pages, self.layout)
         return {**state, **arrays, PAGES: self._pages()}
 
     @functools.cached_property
@@ -398,24 +396,7 @@ class ShardedTable(Wrapper):
         """The layout in which every device has neighbouring rows of all column shards, stored in their order."""
         return Placement.contiguous().layout(self.num_stored, self.layout.devices)
 
-    def _of_neighbours(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
-        return self._moved(
-            arrays, self._neighbours, jnp.asarray(self._neighbours.page_table), self.layout
-        )
-
     def _moved(
-        self, arrays: Mapping[str, Any], before: Layout, pages: jax.Array, after: Layout
-    ) -> dict[str, jax.Array]:
-        """Moves arrays of rows to another layout; column shards count as rows."""
-        return self._moved_rows(self.num_stored, arrays, before, pages, after)
-
-    def _moved_whole(
-        self, arrays: Mapping[str, Any], before: Layout, pages: jax.Array, after: Layout
-    ) -> dict[str, jax.Array]:
-        """As `_moved`, for one column shard."""
-        return self._moved_rows(self.num_embeddings, arrays, before, pages, after)
-
-    def _moved_rows(
         self,
         count: int,
         arrays: Mapping[str, Any],
@@ -423,6 +404,7 @@ class ShardedTable(Wrapper):
         pages: jax.Array,
         after: Layout,
     ) -> dict[str, jax.Array]:
+        """Moves arrays of ``count`` rows, those of all column shards or of one, to another layout."""
         if before == after:
             return dict(arrays)
         layouts = (before, after)
@@ -450,7 +432,8 @@ class ShardedTable(Wrapper):
         if sum(state[name].nbytes for name in self.row_arrays) > _WHOLE_BYTES:
             check_state(self, state)
             arrays = {name: state[name] for name in self.row_arrays}
-            moved = self._moved(arrays, self.layout, state[PAGES], self._neighbours)
+            layouts = self.layout, state[PAGES], self._neighbours
+            moved = self._moved(self.num_stored, arrays, *layouts)
             cut = functools.partial(
                 jax.tree.map, lambda array: rows_of_table(array[: self.num_stored], columns)
             )
@@ -477,8 +460,11 @@ class ShardedTable(Wrapper):
         """An array of rows on the devices that hold them, and a scalar on all of them."""
         return self._on(array, P(self.axis) if array.ndim else P())
 
+    def _spec_of(self, name: str) -> P:
+        return P(self.axis) if name in self.sharding.names else P()
+
     def _in_place(self, name: str, array: jax.Array) -> jax.Array:
-        return self._on(array, P(self.axis) if name in self.sharding.names else P())
+        return self._on(array, self._spec_of(name))
 
     def _on(self, array: jax.Array, spec: P) -> jax.Array:
         sharding = NamedSharding(self.mesh, spec)

@@ -28,7 +28,7 @@ from jax_tt._native.hash import (
 )
 from jax_tt._sets import hash_reference
 from jax_tt._sets.hash_directory import Eviction, Insertion, KeyDirectory
-from jax_tt._sets.initial import InitialRows, initial_rows
+from jax_tt._sets.initial import initial_rows
 from jax_tt._sets.missing import check_count
 
 
@@ -161,20 +161,6 @@ def insert(
     """Finds or inserts the keys of a batch; see `jax_tt._sets.hash_reference.insert`."""
     entry = Entry(directory, keys, present, given, now, epoch, eviction)
     (found,) = insert_many([entry], [method])
-    return found
-
-
-def initial(
-    distribution: InitialRows,
-    seed: jax.Array,
-    keys: jax.Array,
-    wanted: jax.Array,
-    features: int,
-    dtype: Any,
-    method: str,
-) -> jax.Array:
-    """`initial_many` of one table."""
-    (found,) = initial_many([Fresh(seed, keys, wanted, distribution, features, dtype)], [method])
     return found
 
 

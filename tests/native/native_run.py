@@ -21,7 +21,7 @@ import jax_tt
 from jax_tt import optimizers
 from jax_tt._kinds.quantized import codec
 from jax_tt._native import hash_backend
-from jax_tt._native.hash import Reset
+from jax_tt._native.hash import Fresh, Reset
 from jax_tt._sets.hash_directory import Eviction, init_directory
 from jax_tt._sets.initial import Normal
 from tests.helpers import SHAPES, make_case
@@ -190,9 +190,8 @@ def hash_results() -> Iterator[tuple[str, list[Any]]]:
         found = hash_backend.find(directory, keys[0], here[2], "native")
         rows = jnp.zeros((directory.capacity, 7))
         seed, new_keys = jnp.array([1, 2], jnp.uint32), done[-1].keys
-        new = hash_backend.initial(
-            Normal(0.1), seed, new_keys, here[0] | True, 7, jnp.float32, "native"
-        )
+        fresh = Fresh(seed, new_keys, here[0] | True, Normal(0.1), 7, jnp.float32)
+        (new,) = hash_backend.initial_many([fresh], ["native"])
         reset = Reset(rows, seed, new_keys, done[-1].slots, Normal(0.1))
         changed = hash_backend.exchange([rows], [new], done[-1].slots, "native", return_old=True)
         doubled = hash_backend.double(directory, changed[0], "native")

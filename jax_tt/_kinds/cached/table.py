@@ -130,10 +130,6 @@ class RowCachedTable(Wrapper):
         rows = {"embedding": jnp.zeros(shape, self.cache.dtype or storage)}
         return named_directory(directory) | outer(rows | table.init_rest(rows))
 
-    @functools.cached_property
-    def attended_names(self) -> tuple[str, ...]:
-        return *self.table.spec.attended_names, ROWS
-
     def group(self, lookup: Lookup) -> Any:
         del lookup
         return None
@@ -218,10 +214,6 @@ class RowCachedTable(Wrapper):
     ) -> tuple[dict[str, Any], jax.Array | None]:
         return self._cotangents(state, batch, residuals, g, lookup, values)
 
-    @property
-    def _skips_nonfinite(self) -> bool:
-        return self.update is not None and self.update.skip_nonfinite
-
     def _states(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
         """The states of the table and of the rows table, each under its own names."""
         table = {name: state[name] for name in self.table.spec.trained_names if name in state}
@@ -293,7 +285,8 @@ class RowCachedTable(Wrapper):
         # Cores and rows are updated together or not at all. Only ids of the cores can be out of range, so the rows are
         # updated last; if nonfinite gradients of the rows also cancel the step, a call with allowed=0 checks them.
         allowed = None
-        if self._skips_nonfinite and for_cores.wanted.names and for_rows.wanted.names:
+        skips = self.update is not None and self.update.skip_nonfinite
+        if skips and for_cores.wanted.names and for_rows.wanted.names:
             wanted = dataclasses.replace(for_rows.wanted, weights=False)
             ask = dataclasses.replace(for_rows, wanted=wanted)
             # Uses the returned rows, which are unchanged: keeping the original ones would cost a copy.

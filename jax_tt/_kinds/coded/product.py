@@ -38,9 +38,14 @@ def fitted(
     matrix = _principal(points, weights, m) if fits else rotation
     step = bar.begin("codebooks", layout.all_codes + (m if fits else 0))
 
+    def codebook(part: np.ndarray, iterations: int) -> np.ndarray:
+        rows = kmeans(part, weights, size, iterations, rng)
+        step()
+        return rows
+
     def codebooks_of(turned: np.ndarray) -> np.ndarray:
         parts = [
-            _codebook(part, weights, size, iterations, rng, step)
+            codebook(part, iterations)
             if layout.all_codes == m
             else additive.fitted(layout, part, weights, hot, iterations, rng, step)
             for part in _parts(turned, m)
@@ -51,7 +56,7 @@ def fitted(
         return codebooks_of(points if matrix is None else points @ matrix.T), matrix
     # Of sums, the rotation is the one for their first codes.
     turned = points @ matrix.T
-    codebooks = [_codebook(part, weights, size, 4, rng, step) for part in _parts(turned, m)]
+    codebooks = [codebook(part, 4) for part in _parts(turned, m)]
     for _ in range(iterations):
         near = []
         for k, part in enumerate(_parts(turned, m)):
@@ -69,19 +74,6 @@ def nearest_codes(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
     """Chooses codes int32 ``[n, parts * terms]`` of rows ``[n, D]`` in codebooks ``[parts, terms, K, D / parts]``."""
     parts = zip(_parts(rows, len(codebooks)), codebooks, strict=True)
     return np.concatenate([additive.nearest_codes(*part) for part in parts], axis=1)
-
-
-def _codebook(
-    part: np.ndarray,
-    weights: np.ndarray,
-    size: int,
-    iterations: int,
-    rng: np.random.Generator,
-    step: Any,
-) -> np.ndarray:
-    codebook = kmeans(part, weights, size, iterations, rng)
-    step()
-    return codebook
 
 
 def _parts(rows: np.ndarray, count: int) -> list[np.ndarray]:

@@ -30,20 +30,6 @@ from jax_tt._table import groups
 from jax_tt._table.groups import Call
 
 
-class Trained(NamedTuple):
-    """A table with gradients.
-
-    Attributes:
-        number: the number of its call.
-        call: the lookup.
-        grads: the gradients of rows where they are kept, or what `sent_gradients` returns, in the type that travels.
-    """
-
-    number: int
-    call: Call
-    grads: jax.Array
-
-
 class Sent(NamedTuple):
     """Where the gradients of rows travel.
 
@@ -59,6 +45,24 @@ class Sent(NamedTuple):
     messages: Messages
     source: jax.Array
     asked: Asked | None
+
+
+class Trained(NamedTuple):
+    """A table with gradients.
+
+    Attributes:
+        number: the number of its call.
+        call: the lookup.
+        grads: the gradients of rows where they are kept, or what `sent_gradients` returns, in the type that travels.
+        allowed: whether the table may be stepped.
+        sent: where the gradients travel; None for gradients of sums, which go to all devices.
+    """
+
+    number: int
+    call: Call
+    grads: jax.Array
+    allowed: Any = None
+    sent: Sent | None = None
 
 
 def exchanged_steps(
@@ -86,22 +90,22 @@ def exchanged_steps(
     for table, flag in zip(tables, _allowed(tables, attempt, everywhere), strict=True):
         allowed[table.number] &= flag
     sent, bits = _sent(tables, attempt, everywhere)
+    trained = [
+        table._replace(allowed=allowed[table.number], sent=way)
+        for table, way in zip(tables, sent, strict=True)
+    ]
 
     def step(
         k: Any, states: Sequence[dict[str, Any]], *, first: bool = False
     ) -> tuple[list[dict[str, Any]], list[jax.Array | None]]:
         # The gradients of sums travel in the first round.
-        stepped = [
-            Stepped(table, way, allowed[table.number])
-            for table, way in zip(tables, sent, strict=True)
-            if first or way is not None
-        ]
+        stepped = [table for table in trained if first or table.sent is not None]
         turn = Turn(k, first, bits, lax.axis_size(everywhere))
         parts = iter(exchanged([x for one in stepped for x in _message(one, turn)], everywhere))
         present = [_asked_call(call, what) for call, what in zip(calls, attempt.asked, strict=True)]
         given: list[jax.Array | None] = [None] * len(calls)
         for one in stepped:
-            number, call, _ = one.table
+            number, call = one.number, one.call
             # Without an optimizer, the states are sums of gradients.
             steps = call.use.table.update is not None
             state = {**call.state, **states[number]} if steps else call.state
@@ -116,20 +120,6 @@ def exchanged_steps(
     states, dweights = step(0, states, first=True)
     weights = returned_weights(calls, attempt.asks, dweights)
     return other_rounds(lambda k, states: step(k, states)[0], bits, states), allowed, weights
-
-
-class Stepped(NamedTuple):
-    """A table that a round steps.
-
-    Attributes:
-        table: the table and its gradients.
-        sent: where the gradients travel; None for gradients of sums, which go to all devices.
-        allowed: whether the table may be stepped.
-    """
-
-    table: Trained
-    sent: Sent | None
-    allowed: jax.Array
 
 
 class Turn(NamedTuple):
@@ -152,8 +142,8 @@ class Turn(NamedTuple):
         return self.first and sent.asked is not None
 
 
-def _message(stepped: Stepped, turn: Turn) -> list[jax.Array]:
-    sent, grads, devices = stepped.sent, stepped.table.grads, turn.devices
+def _message(table: Trained, turn: Turn) -> list[jax.Array]:
+    sent, grads, devices = table.sent, table.grads, turn.devices
     if sent is None:
         return [grads]
     shape = devices, sent.messages.size, grads.shape[-1]
@@ -162,28 +152,28 @@ def _message(stepped: Stepped, turn: Turn) -> list[jax.Array]:
     number = sent.messages.sent(turn.number, devices)
     at = sent.source.at[number].get(mode="fill", fill_value=grads.shape[0])
     values = grads.at[at].get(mode="fill", fill_value=0)
-    ids = sent.route.message(sent.messages, turn.number, devices, stepped.allowed)
+    ids = sent.route.message(sent.messages, turn.number, devices, table.allowed)
     return [*ids, values.reshape(shape)]
 
 
 def _arrived(
-    stepped: Stepped, turn: Turn, attempt: Attempt, parts: Iterator[jax.Array], state: Any
+    table: Trained, turn: Turn, attempt: Attempt, parts: Iterator[jax.Array], state: Any
 ) -> tuple[Call, jax.Array]:
     """The step of a table, and the gradients that have arrived for it."""
-    sent, call = stepped.sent, stepped.table.call
+    sent, call = table.sent, table.call
     accum = accumulator(sharding_of(call).rows.spec.storage(call.state))
     if sent is None:
-        bags = attempt.asked[stepped.table.number]
+        bags = attempt.asked[table.number]
         assert isinstance(bags, Batch)
         g = next(parts).astype(accum)
         arrived = batch_call(call, bags, state)
         if call.use.table.update is not None:
             # The weights have gradients also if the rows are not stepped.
-            values = {**call.values, "allowed": stepped.allowed.astype(jnp.float32)}
+            values = {**call.values, "allowed": table.allowed.astype(jnp.float32)}
             arrived = arrived._replace(values=values)
         return arrived, g
     if sent.asked is not None and turn.keeps_places(sent):
-        here = stepped.allowed & (round_of(sent.asked.words, turn.bits) == 0)
+        here = table.allowed & (round_of(sent.asked.words, turn.bits) == 0)
         rows = jnp.where(here, sent.asked.rows, -1)
     else:
         rows = received_rows(call, parts, np.True_, checked=False)[0].rows
@@ -241,7 +231,7 @@ def _allowed(
 ) -> list[jax.Array]:
     """Whether all devices allow the step of a table, so that they agree."""
     flags = {}
-    for k, (number, call, grads) in enumerate(tables):
+    for k, (number, call, grads, *_) in enumerate(tables):
         update = call.use.table.update
         ask = attempt.asks[number]
         if call.use.lookup.bounds == "error":

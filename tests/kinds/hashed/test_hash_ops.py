@@ -9,7 +9,7 @@ import pytest
 
 from jax_tt._native import hash as native_hash
 from jax_tt._native import hash_backend
-from jax_tt._native.hash import Reset
+from jax_tt._native.hash import Fresh, Reset
 from jax_tt._sets.hash_directory import POLICIES, Eviction, init_directory
 from jax_tt._sets.initial import Constant, Normal, TruncatedNormal, Uniform
 from tests.conftest import WAYS, method_fixture
@@ -151,7 +151,8 @@ def test_initial_rows(distribution, features, dtype, method):
     seed = jnp.array([2**32 - 1, 5], jnp.uint32)
 
     def rows(method):
-        return hash_backend.initial(distribution, seed, keys, wanted, features, dtype, method)
+        asked = Fresh(seed, keys, wanted, distribution, features, dtype)
+        return hash_backend.initial_many([asked], [method])[0]
 
     found = jax.jit(rows, static_argnums=0)(method)
     assert found.dtype == dtype
@@ -161,8 +162,8 @@ def test_initial_rows(distribution, features, dtype, method):
 def test_initial_rows_in_float64(x64, method):
     keys, wanted = words(range(50)), np.ones(50, bool)
     seed = jnp.array([1, 2], jnp.uint32)
-    args = Normal(0.3), seed, keys, wanted, 5, "float64"
-    equal(hash_backend.initial(*args, method), hash_backend.initial(*args, "reference"))
+    asked = [Fresh(seed, keys, wanted, Normal(0.3), 5, "float64")] * 2
+    equal(*([rows] for rows in hash_backend.initial_many(asked, [method, "reference"])))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

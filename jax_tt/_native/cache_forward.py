@@ -27,14 +27,9 @@ def cache_forward(
 ) -> tuple[jax.Array, Batch, jax.Array | None, Arrays]:
     """Sums ``[S, nb, D]`` over hits and misses on the CPU, and the residuals of the misses.
 
-    Args:
-        table: the table.
-        cores: its cores, with the accumulator type of the rows.
-        rows: cached rows ``[slots, D]``.
-        misses: the batch with its hits marked as padding, as `_kinds.cached.keys.misses_of` gives it.
-        slots: int32 ``[S, cap]``, -1 for misses.
-        lookup: if gradients are wanted, products of the cores are saved for the backward pass.
-        sentinels: of the cores and of the rows.
+    ``misses`` is the batch with its hits marked as padding; ``slots``, int32 ``[S, cap]``, say where the hits are in
+    ``rows[slots, D]``, -1 for misses. Cores and rows have the same accumulator type. If gradients are wanted, products
+    of the cores are saved for the backward pass. ``sentinels`` are those of the cores and of the rows.
 
     Returns:
         The sums; the misses packed to the front of their segments; the new position of every miss in its segment, int32

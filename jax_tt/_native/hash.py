@@ -223,14 +223,10 @@ def _over_blocks(
     results: Sequence[Callable[[Named], jax.ShapeDtypeStruct]],
     attributes: Sequence[dict[str, Any]],
 ) -> list[jax.Array]:
-    """An op with one result per table, which is blocked, as every device looks at its own keys.
+    """An operation with one result per table, which is blocked, as every device looks at its own keys.
 
-    Args:
-        platform, op: as in `_of_tables`.
-        operands: blocked and whole ones of each table.
-        order: of their names in the call.
-        results: from the operands of a table to the type of its result.
-        attributes: of each table.
+    ``operands`` are blocked and whole arrays of each table, ``order`` that of their names in the call, and ``results``
+    functions of the operands of a table that return the type of its result.
     """
     # Tables whose batches are partitioned over the devices in another number of blocks need another call.
     parts: dict[int, list[int]] = {}

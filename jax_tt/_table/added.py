@@ -102,14 +102,9 @@ def plus_added(
     shapes: list[tuple[int, int, int]],
     wide: Wide | None,
 ) -> Any:
-    """The sums of all calls, plus those of `Added` lookups, which are only made where there is anything to look up.
+    """The sums of all calls, ``found``, plus those of `Added` lookups, which ``sums_of`` makes where there are any.
 
-    Args:
-        sums_of: the sums of such lookups.
-        found: the sums of all calls, or one array of them.
-        added: by the number of the call.
-        shapes: of the sums of all calls.
-        wide: where these are in one array, if they are.
+    ``added`` are by the number of the call, and ``shapes`` those of the sums. With ``wide``, ``found`` is one array.
     """
 
     @jax.custom_jvp

@@ -17,14 +17,10 @@ from jax_tt.optimizers import ChangesAll
 def changed_between_steps(
     table: Table, old: State, stepped: dict[str, Any], applied: jax.Array, seed: jax.Array
 ) -> dict[str, Any]:
-    """Parameters and slots after a step and what follows it.
+    """Parameters and slots after a step and what the rule does to all rows after it.
 
-    Args:
-        table: the fused table.
-        old: its state before the step.
-        stepped: the parameters and the slots that the step of rows has changed.
-        applied: 1 if the step was applied, else 0.
-        seed: of the stochastic rounding of the step.
+    ``old`` is the state before the step, ``stepped`` the parameters and slots that the step has changed, ``applied`` 1
+    or 0, and ``seed`` that of the stochastic rounding of the step.
     """
     update = table.update
     assert update is not None

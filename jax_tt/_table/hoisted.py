@@ -26,15 +26,7 @@ class _TakenOut:
 def hoisted(
     optimizer: Any, found: Callable[[Any], bool] = is_array
 ) -> tuple[Optimizer, dict[str, Any]]:
-    """The optimizer without hyper-parameters that are arrays, and these by name.
-
-    Args:
-        optimizer: one of `jax_tt.optimizers`.
-        found: predicate of the values to take out.
-
-    Raises:
-        TypeError: ``optimizer`` is not one of `jax_tt.optimizers`.
-    """
+    """The optimizer without the hyper-parameters for which ``found`` holds, arrays by default, and these by name."""
     check_optimizer(optimizer)
     names = optimizer.hyperparameter_names()
     values = {name: value for name in names if found(value := getattr(optimizer, name))}

@@ -32,16 +32,9 @@ def write_back(
     key: jax.Array,
     method: str,
 ) -> Cores:
-    """Cores whose rows ``ids`` are fitted to ``rows`` as described in `WriteBack`.
+    """Fits the rows ``ids[n]`` of cores of any storage type to ``rows[n, D]``, as `WriteBack` describes it.
 
-    Args:
-        table: the table.
-        cores: its cores, of any storage type.
-        ids: ``[n]``; negative ones are skipped.
-        rows: ``[n, D]``; rows that are not finite are skipped.
-        options: the fit.
-        key: for the stochastic rounding of 16-bit cores.
-        method: as in the ops.
+    Negative ids and rows that are not finite are skipped. ``key`` is for the stochastic rounding of 16-bit cores.
     """
     chunk = min(options.chunk, ids.shape[0])
     wide = tuple(core.astype(accumulator(core.dtype)) for core in cores)

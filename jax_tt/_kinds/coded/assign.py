@@ -31,13 +31,8 @@ def encoded_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Packed codes uint8 ``[n, W]`` of rows ``[n, D]``, and those that only hot rows have, ``[h, V]``.
 
-    Args:
-        layout: the sizes of codes and codebooks.
-        codebooks: their rows ``[m * 2 ** bits, width]``.
-        rotation: the matrix of a rotated table, or None.
-        rows: read in blocks.
-        hot: which rows are hot, bool ``[n]``; None for no row.
-        step: called after each block.
+    Reads the rows in blocks and calls ``step`` after each. ``codebooks`` are their rows ``[m * 2 ** bits, width]``,
+    ``rotation`` the matrix of a rotated table or None, ``hot`` which rows are hot, bool ``[n]``, or None for no row.
     """
     shape = layout.column_parts, -1, 1 << layout.bits, layout.width
     codebooks = np.asarray(codebooks, np.float32).reshape(shape)

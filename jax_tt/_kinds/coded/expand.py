@@ -16,13 +16,7 @@ from jax_tt._table.types import State
 def expanded(
     layout: CodeLayout, state: State, batch: Batch, lookup: Lookup, ids: jax.Array, ok: jax.Array
 ) -> Batch:
-    """The batch of the codebook rows that a batch of ids reads.
-
-    Args:
-        layout, state: of the layout.
-        batch, lookup: of the ids.
-        ids, ok: the ids of the batch, clamped to the table, and whether each was in range.
-    """
+    """The batch of codebook rows of a batch, whose ``ids`` have been clamped, and were in range where they are ``ok``."""
     _check_size(layout, batch)
     here = present(batch)
     if lookup.bounds in IGNORED:

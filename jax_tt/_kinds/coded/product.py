@@ -22,16 +22,10 @@ def fitted(
     rng: np.random.Generator,
     bar: Progress,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Fits codebooks float32 ``[m * K, D / m]`` and the rotation ``[D, D]``, or None.
+    """Fits codebooks float32 ``[m * K, D / m]`` and the rotation ``[D, D]``, or None, to points ``[s, D]``.
 
-    Args:
-        layout: the sizes of codes and codebooks.
-        points, weights: rows ``[s, D]`` to fit to, and their importance ``[s]``.
-        hot: which of them have more codes, bool ``[s]``.
-        rotation: a matrix, ``"fit"``, or None.
-        iterations: iterations of k-means.
-        rng: draws the first codebooks.
-        bar: progress.
+    ``weights[s]`` are the importance of the points, ``hot`` says which of them have more codes, bool ``[s]``, and
+    ``rotation`` is a matrix, ``"fit"``, or None. There are ``iterations`` of k-means from codebooks that ``rng`` draws.
     """
     m, size = layout.column_parts, 1 << layout.bits
     fits = isinstance(rotation, str)

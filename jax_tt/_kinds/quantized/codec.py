@@ -228,13 +228,9 @@ def _shifts(values: jax.Array, step: int) -> jax.Array:
 def check_headers(
     argument: str, packed: np.ndarray, start: int, rows: np.ndarray | None = None
 ) -> None:
-    """Raises if a scale or an offset is not finite.
+    """Raises if a scale or an offset of packed rows uint8 ``[n, W]`` is not finite.
 
-    Args:
-        argument: what the error begins with.
-        packed: rows uint8 ``[n, W]``.
-        start: the number of the first.
-        rows: what they were made of, if that is known.
+    The error begins with ``argument`` and counts rows from ``start``; ``rows`` are what they were made of, if known.
     """
     headers = np.ascontiguousarray(packed[:, : codec.HEADER]).view("<f2")
     bad = ~np.isfinite(headers).all(axis=1)

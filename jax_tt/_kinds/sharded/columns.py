@@ -85,15 +85,9 @@ def rows_of_table(array: jax.Array, count: int) -> jax.Array:
 def rows_of_columns(
     arrays: Arrays, layout: Layout, pages: jax.Array, whole: Layout, move: Move
 ) -> dict[str, jax.Array]:
-    """Joins column shards to whole rows that are sharded, for checkpoints and moves.
+    """Joins column shards, arrays ``[devices * N, D / k]`` by name, to whole rows that are sharded as ``whole`` says.
 
-    Each column shard moves as a table of its columns, whose rows are all on one device.
-
-    Args:
-        arrays: ``[devices * N, D / k]`` by name.
-        layout, pages: where the column shards are.
-        whole: where the whole rows are to be.
-        move: moves the rows of a table of N rows.
+    Each column shard moves as a table of its columns, whose N rows are all on one device.
     """
     parts = [
         move(arrays, _of_shard(layout, k), pages[k : k + 1], whole) for k in range(layout.columns)

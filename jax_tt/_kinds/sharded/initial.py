@@ -48,12 +48,7 @@ def drawn_rows(
 ) -> jax.Array:
     """The parameter of a table in a layout, ``[devices * rows, D]``; no device has more than its pools and a block.
 
-    Args:
-        table: all rows.
-        layout, page_table: where they are.
-        mesh: with automatic axes.
-        axes: mesh axes that rows are sharded over.
-        key: of the table.
+    Rows are sharded over ``axes`` of the mesh, all of whose axes are automatic.
     """
     local = Local(_drawn_on_device, (table, layout, axes))
     return over_devices(local, mesh, (P(), P()), P(axes))(jax.random.key_data(key), page_table)

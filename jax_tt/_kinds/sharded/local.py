@@ -63,11 +63,7 @@ def received_rows(
 ) -> tuple[Asked, AskedKeys | None]:
     """Reads the rows that others ask for from messages of `Route.message`; finds them by their keys in hash tables.
 
-    Args:
-        call: the lookup.
-        parts: the messages.
-        allowed: where it is False, nothing is asked for.
-        checked: whether to warn of missing keys of a training batch.
+    Nothing is asked for where ``allowed`` is False. If ``checked``, missing keys of a training batch are warned of.
     """
     if not sharding_of(call).ids.takes_keys:
         rows = next(parts).reshape(-1)

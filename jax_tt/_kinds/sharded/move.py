@@ -40,15 +40,10 @@ def moved_rows(
     mesh: Mesh,
     axes: tuple[str, ...],
 ) -> dict[str, jax.Array]:
-    """Arrays of rows in another layout; no device ever has more than its pools and a block.
+    """Moves arrays ``[devices * rows, ...]`` from the first layout to the second, each with its page table.
 
-    Args:
-        arrays: ``[devices * rows, ...]`` by name, in the first layout.
-        pages: the page tables of both layouts.
-        layouts: from and to.
-        num_embeddings: rows of the table.
-        mesh: with automatic axes.
-        axes: mesh axes that rows are sharded over.
+    No device ever has more than its pools and a block. Rows are sharded over ``axes`` of the mesh, all of whose axes
+    are automatic.
     """
     before, after = layouts
     static = before, Blocks(after, min(after.rows, _BLOCK), num_embeddings, axes)
@@ -80,10 +75,7 @@ class Blocks:
     ) -> Any:
         """Fills arrays of rows ``[rows, ...]`` of this device, a block at a time.
 
-        Args:
-            arrays: initial values.
-            page_table: where the pages are.
-            values: for rows of the table and whether they exist, both ``[size]``, returns entries ``[size, ...]``.
+        ``values`` takes rows of the table and whether they exist, both ``[size]``, and returns entries ``[size, ...]``.
         """
         rows, size = self.layout.rows, self.size
         device = lax.axis_index(self.axes).astype(jnp.int32)

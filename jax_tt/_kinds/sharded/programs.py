@@ -33,12 +33,10 @@ class Local:
 
 
 def over_devices(local: Local, mesh: Mesh, specs: Any, out: Any) -> Callable[..., Any]:
-    """Returns a function that runs ``local`` on the shards of every device.
+    """Returns a function that runs ``local`` on each device's shards.
 
-    Args:
-        local: what a device computes.
-        mesh: the devices. Where the mesh of the user has explicit axes, this is called in automatic mode.
-        specs, out: trees of the partition of the arguments, a tuple, and of the results.
+    ``specs`` and ``out`` are trees of partition specs, of the tuple of arguments and of the results. Where the mesh of
+    the user has explicit axes, this is called in automatic mode.
     """
     known = jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
     leaves, structure = jax.tree.flatten((specs, out), is_leaf=lambda spec: isinstance(spec, P))

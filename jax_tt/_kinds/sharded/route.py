@@ -91,12 +91,9 @@ class Distinct(NamedTuple):
 
 
 def distinct(requests: Route, devices: int, method: str) -> Distinct:
-    """The different rows among requests, by ascending device and hash.
+    """The different rows among requests in any order, by ascending device and hash.
 
-    Args:
-        requests: in any order.
-        devices: the number of devices, which stands for none among requests.
-        method: as that of a lookup; there is a native op on CPU.
+    The number of ``devices`` stands for no device among the requests. ``method`` is that of the lookup.
     """
     return sorted_on_cpu(method, _native_distinct, _distinct, devices, requests)
 
@@ -193,14 +190,10 @@ def all_messages(
     axes: Any,
     least: jax.Array | None = None,
 ) -> tuple[list[Messages], jax.Array]:
-    """The messages for all routes, and the number of leading bits that tell their rounds apart on all devices.
+    """The messages for routes of several tables, and the number of leading bits that tell their rounds apart.
 
-    Args:
-        routes: of several tables.
-        sizes: rows of a message, by route.
-        devices: the number of devices.
-        axes: mesh axes of all devices, which agree on the number of bits.
-        least: the smallest number of bits.
+    ``sizes`` are the rows of a message of each route. The devices along ``axes`` agree on the number of bits, which is
+    at least ``least``.
     """
     needed = [leading_bits(*pair, devices) for pair in zip(routes, sizes, strict=True)]
     needed += [] if least is None else [least]

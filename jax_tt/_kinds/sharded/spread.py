@@ -67,11 +67,7 @@ class Spread(NamedTuple):
         return [self.places.rows, self.places.offsets[:, 1:], *weights]
 
     def largest(self, g: jax.Array) -> jax.Array:
-        """A bound of the absolute values of the gradients of rows; not finite if one of them is not.
-
-        Args:
-            g: of `sent_gradients`.
-        """
+        """A bound of the absolute gradients of rows, by ``g`` of `sent_gradients`; not finite if one is not."""
         offsets = self.places.offsets
         count = offsets[:, 1:] - offsets[:, :-1]
         used = jnp.any(count > 0, axis=0, keepdims=True) if g.shape[0] == 1 else count > 0
@@ -100,13 +96,10 @@ def spread_of(call: Call, size: int) -> Spread:
 
 
 def bag_places(route: Route, bag: jax.Array, sizes: tuple[int, int, int], method: str) -> Places:
-    """Sorts positions by device.
+    """Sorts positions by the device that ``route`` names; the number of devices stands for none.
 
-    Args:
-        route: the way to the row of every position; the number of devices for none.
-        bag: the bag of every position, ascending among positions that have a device.
-        sizes: the number of devices, of rows in a message, and of bags.
-        method: as that of a lookup; there is a native op on CPU.
+    ``bag`` is the bag of every position, ascending among positions that have a device, and ``sizes`` are the numbers of
+    devices, of rows in a message, and of bags.
     """
     return sorted_on_cpu(method, _native_places, _places, sizes, route, bag)
 
@@ -191,13 +184,8 @@ def returned_weights(
 ) -> dict[int, jax.Array]:
     """Sends the gradients of weights back from the owners of rows, for bags whose sums travelled.
 
-    Args:
-        calls: in columns.
-        asks: what was sent.
-        gradients: of the weights that arrived here, ``[devices, size]``, or None.
-
-    Returns:
-        By the number of a call, ``row . g`` of every position ``[S, cap]``.
+    ``gradients`` are those of the weights that arrived here, ``[devices, size]`` or None. Returns ``row . g`` of every
+    position, ``[S, cap]``, by the number of the call.
     """
     spreads: dict[int, Spread] = {}
     sent = []

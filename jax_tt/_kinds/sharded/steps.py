@@ -72,14 +72,7 @@ def exchanged_steps(
     attempt: Attempt,
     wanted: jax.Array,
 ) -> tuple[list[dict[str, Any]], list[jax.Array], dict[int, jax.Array]]:
-    """Steps the rows of this device.
-
-    Args:
-        calls: all lookups.
-        tables: those of their tables that have gradients.
-        states: what is stepped, by call.
-        attempt: the forward pass.
-        wanted: whether there are to be steps.
+    """Steps the rows of this device where ``wanted``, by the gradients of ``tables``; ``states`` are by call.
 
     Returns:
         The states after the steps; whether each call was stepped; and by call, the gradients of the weights of bags

@@ -16,7 +16,7 @@ from jax_tt._table.types import State
 def expanded(
     layout: CodeLayout, state: State, batch: Batch, lookup: Lookup, ids: jax.Array, ok: jax.Array
 ) -> Batch:
-    """The batch of codebook rows of a batch, whose ``ids`` have been clamped, and were in range where they are ``ok``."""
+    """The batch of codebook rows of a batch, whose ``ids`` have been clamped and were in range where ``ok``."""
     _check_size(layout, batch)
     here = present(batch)
     if lookup.bounds in IGNORED:

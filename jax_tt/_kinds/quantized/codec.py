@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.levels import Levels
 
 BITS = (8, 4, 3, 2)
@@ -232,7 +231,7 @@ def check_headers(
 
     The error begins with ``argument`` and counts rows from ``start``; ``rows`` are what they were made of, if known.
     """
-    headers = np.ascontiguousarray(packed[:, : codec.HEADER]).view("<f2")
+    headers = np.ascontiguousarray(packed[:, :HEADER]).view("<f2")
     bad = ~np.isfinite(headers).all(axis=1)
     if not bad.any():
         return

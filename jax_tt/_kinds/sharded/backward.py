@@ -86,7 +86,8 @@ def _attempted(
     of_rows = dict(zip(fetched, cotangents, strict=True))
     trained = []
     for k, (call, g) in enumerate(zip(calls, gs, strict=True)):
-        kind = _type_of_gradients(call)
+        accum = accumulator(sharding_of(call).rows.spec.storage(call.state))
+        kind = sharding_of(call).exchange.type_of_sums(accum)
         if k not in of_rows:
             if g is not None:
                 trained.append(Trained(k, call, sent_gradients(call, g).astype(kind)))
@@ -99,12 +100,6 @@ def _attempted(
         states, allowed, of_sums = stepped
     weights = [of_rows[k][1] if k in of_rows else of_sums.get(k) for k in range(len(calls))]
     return Carried(list(states), allowed, weights)
-
-
-def _type_of_gradients(call: Call) -> Any:
-    sharding = sharding_of(call)
-    accum = accumulator(sharding.rows.spec.storage(call.state))
-    return sharding.exchange.type_of_gradients(accum)
 
 
 def _start(call: Call) -> dict[str, Any]:

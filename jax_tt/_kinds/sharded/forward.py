@@ -18,10 +18,9 @@ from jax_tt._kinds.sharded.exchange import exchanged, other_rounds, sums_of, unl
 from jax_tt._kinds.sharded.local import (
     Asked,
     AskedKeys,
-    batch_call,
+    asked_call,
     received_call,
     received_rows,
-    rows_call,
     with_missing,
 )
 from jax_tt._kinds.sharded.requests import Requests, requests_of
@@ -36,8 +35,6 @@ from jax_tt._kinds.sharded.route import (
 from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._kinds.sharded.spread import (
     Spread,
-    emptied,
-    partial_sums,
     received_bags,
     spread_of,
     whole_sums,
@@ -262,20 +259,18 @@ def _answers_of_round(
         most = jnp.max(next(parts))
         fits = (lax.pmax(most, sharding.others) if sharding.others else most) <= 0
     asked = [_received(call, ask, parts, fits) for call, ask in zip(calls, asks, strict=True)]
-    reads = [
-        batch_call(call, what) if isinstance(what, Batch) else rows_call(call, what.rows)
-        for call, (what, _) in zip(calls, asked, strict=True)
-    ]
+    reads = [asked_call(call, what) for call, (what, _) in zip(calls, asked, strict=True)]
     sums, read = groups.forward(reads, None)
     answers = []
     for call, (what, keys), part in zip(calls, asked, sums, strict=True):
         if isinstance(what, Batch):
-            answers.append(partial_sums(call, part))
+            answers.append(part.astype(sharding_of(call).exchange.type_of_sums(part.dtype)))
         else:
             answers.append(_sent_rows(call, with_missing(call, what, keys, part), devices))
-    # A collective that adds in 16 bits would round every sum.
+    # A collective that adds in 16 bits would round every sum. Sums of column shards stand side by side.
     added = len({x.dtype for x in answers}) == 1 and answers[0].dtype.itemsize > 2
-    added = added and all(map(_adds_parts, calls, asks))
+    added &= all(isinstance(ask, Spread) for ask in asks)
+    added &= all(sharding_of(call).layout.columns == 1 for call in calls)
     received = (sums_of if added else exchanged)(answers, sharding.axes)
     values = [
         whole_sums(call, ask, part) if isinstance(ask, Spread) else _arrived_rows(call, part)
@@ -284,18 +279,13 @@ def _answers_of_round(
     return Answers(values, [what for what, _ in asked], read, fits)
 
 
-def _adds_parts(call: Call, ask: Ask) -> bool:
-    """Whether what comes back from all devices has to be added."""
-    return isinstance(ask, Spread) and sharding_of(call).layout.columns == 1
-
-
 def _received(
     call: Call, ask: Ask, parts: Iterator[jax.Array], fits: jax.Array | None
 ) -> tuple[Asked | Batch, AskedKeys | None]:
     """What this device is asked for: nothing unless messages hold everything that all devices ask for."""
     allowed: Any = np.True_ if fits is None else fits
     if isinstance(ask, Spread):
-        return emptied(received_bags(call, parts), allowed), None
+        return received_bags(call, parts, allowed), None
     return received_rows(call, parts, allowed, checked=True)
 
 

@@ -122,6 +122,11 @@ def rows_call(call: Call, rows: jax.Array, state: State | None = None) -> Call:
     return batch_call(call, batch, state)
 
 
+def asked_call(call: Call, asked: Asked | Batch) -> Call:
+    """The lookup of what others ask for: rows, or bags of them."""
+    return batch_call(call, asked) if isinstance(asked, Batch) else rows_call(call, asked.rows)
+
+
 def batch_call(call: Call, batch: Batch, state: State | None = None) -> Call:
     """The lookup, or the step, of a batch of rows of this device."""
     lookup = call.use.lookup

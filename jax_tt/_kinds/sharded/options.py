@@ -79,12 +79,8 @@ class Exchange:
         return storage if jnp.dtype(storage).itemsize == 2 else accum
 
     def type_of_sums(self, accum: Any) -> Any:
-        """The type in which sums of rows travel: not in 16 bits even for a 16-bit table, unless asked for."""
+        """The type of sums of rows, and of gradients: not 16 bits even for a 16-bit table, unless asked for."""
         return accum if self.dtype is None else jnp.dtype(self.dtype)
-
-    def type_of_gradients(self, accum: Any) -> Any:
-        """The type in which gradients travel."""
-        return self.type_of_sums(accum)
 
 
 def _is_number(value: Any) -> bool:

@@ -7,9 +7,8 @@ segment for each sender.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from jax import lax
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch, bag_index, present
 from jax_tt._kinds.sharded.exchange import exchanged
-from jax_tt._kinds.sharded.requests import Positions, Requests, positions_of
+from jax_tt._kinds.sharded.requests import Requests, positions_of
 from jax_tt._kinds.sharded.route import Route, sorted_on_cpu
 from jax_tt._kinds.sharded.sharding import PAGES, sharding_of
 from jax_tt._native.call import native_call
@@ -59,7 +58,8 @@ class Spread(NamedTuple):
 
     def only_if(self, allowed: jax.Array) -> Spread:
         """These bags, or empty ones."""
-        return self._replace(places=self.places._replace(offsets=_if(allowed, self.places.offsets)))
+        offsets = jnp.where(allowed, self.places.offsets, jnp.zeros_like(self.places.offsets))
+        return self._replace(places=self.places._replace(offsets=offsets))
 
     def message(self) -> list[jax.Array]:
         """Rows, ends of the bags and weights for every device."""
@@ -91,7 +91,8 @@ def spread_of(call: Call, size: int) -> Spread:
         weights = weights.reshape(-1).at[places.source].get(mode="fill", fill_value=0)
     spoiled = None
     if lookup.bounds == "error":
-        spoiled = jnp.zeros(bags, bool).at[bag].max(_not_read(positions), mode="drop")
+        not_read = positions.here.reshape(-1) & ~positions.read
+        spoiled = jnp.zeros(bags, bool).at[bag].max(not_read, mode="drop")
     return Spread(places, weights, positions.refused[None], spoiled)
 
 
@@ -133,21 +134,12 @@ def _places(sizes: tuple[int, int, int], route: Route, bag: jax.Array) -> Places
     return Places(rows.reshape(shape), source.reshape(shape), offsets, most)
 
 
-def received_bags(call: Call, parts: Iterator[jax.Array]) -> Batch:
-    """Reads the bags of all devices, a segment for each of them, from messages of `Spread.message`."""
+def received_bags(call: Call, parts: Iterator[jax.Array], allowed: Any) -> Batch:
+    """Reads the bags of each device, a segment, from messages of `Spread.message`; empty ones unless ``allowed``."""
     ids, ends = next(parts), next(parts)
     weights = None if call.batch.weights is None else next(parts)
-    return Batch(ids, jnp.pad(ends, [(0, 0), (1, 0)]), weights)
-
-
-def emptied(batch: Batch, allowed: jax.Array) -> Batch:
-    """The batch, or one with empty bags."""
-    return dataclasses.replace(batch, offsets=_if(allowed, batch.offsets))
-
-
-def partial_sums(call: Call, sums: jax.Array) -> jax.Array:
-    """Sums ``[devices, bags, D]`` in the type in which they travel."""
-    return sums.astype(sharding_of(call).exchange.type_of_sums(sums.dtype))
+    offsets = jnp.pad(ends, [(0, 0), (1, 0)])
+    return Batch(ids, jnp.where(allowed, offsets, jnp.zeros_like(offsets)), weights)
 
 
 def whole_sums(call: Call, spread: Spread, parts: jax.Array) -> jax.Array:
@@ -217,11 +209,3 @@ def bags_of(call: Call) -> int:
 
 def _devices_of_columns(call: Call) -> jax.Array:
     return call.state[PAGES][:, 0] // sharding_of(call).layout.pool
-
-
-def _if(allowed: jax.Array, offsets: jax.Array) -> jax.Array:
-    return jnp.where(allowed, offsets, jnp.zeros_like(offsets))
-
-
-def _not_read(positions: Positions) -> jax.Array:
-    return positions.here.reshape(-1) & ~positions.read

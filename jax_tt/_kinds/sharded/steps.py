@@ -14,7 +14,7 @@ from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
 from jax_tt._kinds.sharded.exchange import exchanged, other_rounds
 from jax_tt._kinds.sharded.forward import Attempt
-from jax_tt._kinds.sharded.local import Asked, batch_call, received_rows, rows_call
+from jax_tt._kinds.sharded.local import Asked, asked_call, batch_call, received_rows, rows_call
 from jax_tt._kinds.sharded.requests import replicas_of
 from jax_tt._kinds.sharded.route import (
     Messages,
@@ -95,7 +95,7 @@ def exchanged_steps(
         stepped = [table for table in trained if first or table.sent is not None]
         turn = Turn(k, first, bits, lax.axis_size(everywhere))
         parts = iter(exchanged([x for one in stepped for x in _message(one, turn)], everywhere))
-        present = [_asked_call(call, what) for call, what in zip(calls, attempt.asked, strict=True)]
+        present = [asked_call(call, what) for call, what in zip(calls, attempt.asked, strict=True)]
         given: list[jax.Array | None] = [None] * len(calls)
         for one in stepped:
             number, call = one.number, one.call
@@ -172,11 +172,6 @@ def _arrived(
         rows = received_rows(call, parts, np.True_, checked=False)[0].rows
     grads = next(parts)
     return rows_call(call, rows, state), grads.reshape(-1, 1, grads.shape[-1]).astype(accum)
-
-
-def _asked_call(call: Call, asked: Asked | Batch) -> Call:
-    """The lookup of what was asked for in the forward pass."""
-    return batch_call(call, asked) if isinstance(asked, Batch) else rows_call(call, asked.rows)
 
 
 def _sent(

@@ -89,5 +89,5 @@ def _itemsize(call: Call, rows: bool) -> int:
     there = exchange.type_of_rows(storage, accum) if rows else exchange.type_of_sums(accum)
     wanted = call.use.lookup.wanted
     returned = wanted.names or (wanted.weights and not rows)
-    back = exchange.type_of_gradients(accum) if returned else None
+    back = exchange.type_of_sums(accum) if returned else None
     return jnp.dtype(there).itemsize + (0 if back is None else jnp.dtype(back).itemsize)

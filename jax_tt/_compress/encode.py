@@ -13,8 +13,8 @@ from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import row_weights, sample_of
 from jax_tt._compress.source import stored_rows, weighted_squares
 from jax_tt._ids import places
-from jax_tt._kinds.coded import product
 from jax_tt._kinds.coded.assign import BLOCK, encoded_rows
+from jax_tt._kinds.coded.codebooks import fit_codebooks
 from jax_tt._kinds.coded.layout import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, CodeLayout
 from jax_tt._kinds.coded.table import CodedTable
 from jax_tt._ops.describe import with_codebooks
@@ -110,7 +110,7 @@ def encode(
     are_hot = _hot(given, weights, hot)
     with Progress(progress, "encode", 0) as bar:
         matrix = as_rotation(rotation, features, ("fit",))
-        codebooks, matrix = product.fitted(
+        codebooks, matrix = fit_codebooks(
             layout, points, of_points, are_hot[ids], matrix, iterations, rng, bar
         )
         state = (

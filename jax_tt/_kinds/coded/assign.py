@@ -12,7 +12,8 @@ import numpy as np
 from jax_tt._base.arguments import as_array
 from jax_tt._base.host_table import host_table
 from jax_tt._base.rows_of_arrays import finite
-from jax_tt._kinds.coded import codec, product
+from jax_tt._kinds.coded import codec
+from jax_tt._kinds.coded.codebooks import choose_codes
 from jax_tt._kinds.coded.layout import CodeLayout
 
 # Rows that are encoded at a time.
@@ -50,9 +51,9 @@ def encoded_rows(
         if rotation is not None:
             block = block @ np.asarray(rotation).T
         codes = np.empty((len(block), layout.num_codes), np.int32)
-        codes[~here] = product.nearest_codes(block[~here], codebooks[:, :terms])
+        codes[~here] = choose_codes(block[~here], codebooks[:, :terms])
         if here.any():
-            both = product.nearest_codes(block[here], codebooks).reshape(-1, *codebooks.shape[:2])
+            both = choose_codes(block[here], codebooks).reshape(-1, *codebooks.shape[:2])
             codes[here] = both[:, :, :terms].reshape(len(both), -1)
             more = _in_blocks(both[:, :, terms:].reshape(len(both), -1), layout.bits, n)
             of_hot[before : before + len(both)] = more

@@ -11,7 +11,7 @@ import jax_tt
 from jax_tt._compress.candidates import candidates
 from jax_tt._compress.source import Source
 from jax_tt._ids import places
-from jax_tt._kinds.coded import additive
+from jax_tt._kinds.coded import codebooks
 
 RNG = np.random.default_rng(0)
 N, D = 1200, 8
@@ -119,8 +119,8 @@ def test_codebooks_are_the_least_squares_solution():
         return np.sum((root * (design @ books.reshape(m * size, D) - ROWS)) ** 2)
 
     least = error(np.linalg.lstsq(root * design, root * ROWS, rcond=None)[0])
-    solved = error(additive._solved(ROWS, WEIGHTS, codes, old))
-    averaged = error(additive._averaged(ROWS, WEIGHTS, codes, old))
+    solved = error(codebooks._solved(ROWS, WEIGHTS, codes, old))
+    averaged = error(codebooks._averaged(ROWS, WEIGHTS, codes, old))
     assert least * (1 - 1e-3) < solved < 1.02 * least
     assert solved < averaged < error(old)
 

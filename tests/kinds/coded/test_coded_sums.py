@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._kinds.coded import additive
+from jax_tt._kinds.coded import codebooks
 
 RNG = np.random.default_rng(0)
 N, D, M, SIZE = 400, 6, 3, 16
@@ -20,7 +20,7 @@ def error(books, codes, weights=WEIGHTS):
 
 
 def test_codebooks_are_the_least_squares_solution():
-    found = additive._solved(POINTS, WEIGHTS, CODES, BOOKS)
+    found = codebooks._solved(POINTS, WEIGHTS, CODES, BOOKS)
     design = np.zeros((N, M * SIZE))
     for k in range(M):
         design[np.arange(N), SIZE * k + CODES[:, k]] = 1
@@ -29,18 +29,18 @@ def test_codebooks_are_the_least_squares_solution():
     least = error(best.reshape(M, SIZE, D), CODES)
     # The solution is drawn a little towards the old codebooks.
     assert least - 1e-3 < error(found, CODES) < 1.01 * least
-    averaged = additive._averaged(POINTS, WEIGHTS, CODES, BOOKS)
+    averaged = codebooks._averaged(POINTS, WEIGHTS, CODES, BOOKS)
     assert least < error(averaged, CODES) < error(BOOKS, CODES)
 
 
 def test_codes_without_points_keep_their_rows():
     codes = np.zeros_like(CODES)
-    found = additive._solved(POINTS, WEIGHTS, codes, BOOKS)
+    found = codebooks._solved(POINTS, WEIGHTS, codes, BOOKS)
     np.testing.assert_array_equal(found[:, 1:], BOOKS[:, 1:])
 
 
 def test_codes_are_nearly_the_nearest():
-    codes = additive.nearest_codes(POINTS, BOOKS)
+    codes = codebooks.choose_sums(POINTS, BOOKS)
     every = np.stack(np.meshgrid(*[np.arange(SIZE)] * M, indexing="ij"), axis=-1).reshape(-1, M)
     sums = sum(BOOKS[k][every[:, k]] for k in range(M))
     nearest = every[np.argmin(((POINTS[:, None] - sums) ** 2).sum(2), axis=1)]
@@ -72,7 +72,7 @@ def test_sums_in_parts_lie_between_products_and_sums():
 
 def test_codebooks_too_large_to_solve_for():
     rows = RNG.normal(size=(600, 4)).astype(np.float32)
-    assert additive._MOST_SOLVED < (2 << 12)
+    assert codebooks._MOST_SOLVED < (2 << 12)
     _, left = encoding_error(rows, 2, 12, kind="additive", iterations=4)
     assert left < 1e-3 * np.sum(rows**2)
 

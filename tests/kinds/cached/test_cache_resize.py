@@ -15,7 +15,7 @@ from flax import nnx
 import jax_tt
 import jax_tt.linen
 from jax_tt import RowCache
-from jax_tt._kinds.cached.resize import placed
+from jax_tt._kinds.cached.change import placed
 from tests.helpers import assert_close, dense_table, make_case
 from tests.kinds.cached import cache_parts
 from tests.kinds.cached.cache_case import SHAPE, D, N, trained, warm

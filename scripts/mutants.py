@@ -180,7 +180,7 @@ MUTANTS = {
     ),
     "copies": Mutant(
         "jax_tt/_kinds/cached/table.py",
-        "own = copied + jax.lax.stop_gradient(own - copied)",
+        "cached = copied + jax.lax.stop_gradient(cached - copied)",
         "pass",
         "cache_lookup cache_layers",
     ),

@@ -108,15 +108,15 @@ def plus_added(
     """
 
     @jax.custom_jvp
-    def run(found: Any, own: list[Added]) -> Any:
+    def run(found: Any, lookups: list[Added]) -> Any:
         def more(found: Any) -> Any:
-            sums = dict(zip(added, _sums_in_parts(sums_of, own), strict=True))
+            sums = dict(zip(added, _sums_in_parts(sums_of, lookups), strict=True))
             if wide is None:
                 return tuple(x + sums[k] if k in sums else x for k, x in enumerate(found))
             nothing = [jnp.zeros(shape, found.dtype) for shape in shapes]
             return found + wide.joined([sums.get(k, x) for k, x in enumerate(nothing)])
 
-        return _changed_if(_any(own), more, found)
+        return _changed_if(_any(lookups), more, found)
 
     # The rows are constants, and there are no weights.
     run.defjvp(lambda primals, tangents: (run(*primals), tangents[0]))
@@ -129,24 +129,24 @@ def _sums_in_parts(
     """The sums of some lookups at a time, whose rows share memory with those of the others."""
     parts: list[list[Added]] = []
     total = _PART_BYTES
-    for own in added:
-        total += own.row_bytes
+    for one in added:
+        total += one.row_bytes
         if total > _PART_BYTES:
             parts.append([])
-            total = own.row_bytes
-        parts[-1].append(own)
+            total = one.row_bytes
+        parts[-1].append(one)
     if len(parts) == 1:
         return list(sums_of(added))
     sums: list[jax.Array] = []
     for part in parts:
         like = jax.eval_shape(sums_of, part)
-        nothing = tuple(jnp.zeros(own.shape, own.dtype) for own in like)
+        nothing = tuple(jnp.zeros(x.shape, x.dtype) for x in like)
         sums += _changed_if(_any(part), lambda _, part=part: sums_of(part), nothing)
     return sums
 
 
 def _any(added: list[Added]) -> jax.Array:
-    return functools.reduce(jnp.logical_or, [own.any() for own in added])
+    return functools.reduce(jnp.logical_or, [one.any() for one in added])
 
 
 def _changed_if(wanted: jax.Array, change: Callable[[Any], Any], value: Any) -> Any:

@@ -41,13 +41,13 @@ def changed_between_steps(
         slots = zip(
             table.spec.param_names, table.spec.slot_names, table.spec.slots(state), strict=True
         )
-        for name, slot_names, own in slots:
+        for name, slot_names, arrays in slots:
             param = state[name]
             rows = param.reshape(param.shape[0], math.prod(param.shape[1:]))
-            rows, own = rule.change_all(rows.astype(accumulator(param.dtype)), own, step)
+            rows, arrays = rule.change_all(rows.astype(accumulator(param.dtype)), arrays, step)
             own_key = key if update.rounds_stochastically(param.dtype) else None
             new[name] = round_to(rows, param.dtype, own_key).reshape(param.shape)
-            new |= zip(slot_names, own, strict=True)
+            new |= zip(slot_names, arrays, strict=True)
         return new
 
     # Both branches work in place: a table is not copied in steps in which nothing is due.

@@ -79,23 +79,23 @@ def update(
     here = rows != _mark(rows)
     weighted = gradients if batch.weights is None else gradients * batch.weights[..., None]
     weighted = jnp.where(here[..., None], weighted, 0).reshape(-1, table.features)
-    found = _distinct(rows.reshape(-1), weighted, axes)
-    sums = found.sums * values["inv_scale"].astype(found.sums.dtype)
+    distinct = _distinct(rows.reshape(-1), weighted, axes)
+    sums = distinct.sums * values["inv_scale"].astype(distinct.sums.dtype)
     applied = ~reference.poisoned(table, batch, lookup, axes)
     if table.update.skip_nonfinite:
         applied &= jnp.all(jnp.isfinite(sums))
     changes = applied & (values["allowed"] != 0) & ~_never(residuals, axes)
-    changed = jnp.where(changes, found.rows, _mark(rows))
-    old = rows_as.decoded(_read(param, found.rows)).astype(sums.dtype)
+    changed = jnp.where(changes, distinct.rows, _mark(rows))
+    old = rows_as.decoded(_read(param, distinct.rows)).astype(sums.dtype)
     if isinstance(rule, RowGradients):
         new_param, new_slots = param, rule.left(changed, sums)
     else:
-        own = tuple(_read(slot, found.rows) for slot in slots)
-        new, stepped = rule.update_rows(old, sums, own, values["hyper"])
+        of_rows = tuple(_read(slot, distinct.rows) for slot in slots)
+        new, stepped = rule.update_rows(old, sums, of_rows, values["hyper"])
         stochastic = table.update.rounds_stochastically(table.spec.rounded_type or param.dtype)
         seed = values["seed"] if stochastic else None
         key = None if seed is None else jax.random.wrap_key_data(seed, impl="threefry2x32")
-        stored = rows_as.encoded(new, found.rows, param.dtype, key)
+        stored = rows_as.encoded(new, distinct.rows, param.dtype, key)
         new_param = _written(param, changed, stored)
         if key is not None and rows_as.spacing is not None:
             errors, spacing = new - rows_as.decoded(stored), rows_as.spacing(stored)
@@ -103,13 +103,15 @@ def update(
         # Rows are below this number, which keeps the keys of slots apart from those of the parameter.
         new_slots = tuple(
             _written(
-                slot, changed, _rounded(now, found.rows, slot.dtype, of_array(key, 2**32 - 1 - j))
+                slot,
+                changed,
+                _rounded(now, distinct.rows, slot.dtype, of_array(key, 2**32 - 1 - j)),
             )
             for j, (slot, now) in enumerate(zip(slots, stepped, strict=True))
         )
     dweights = None
     if lookup.wanted.weights:
-        places = found.places if axes is None else own_shard(found.places, rows.size, axes)
+        places = distinct.places if axes is None else own_shard(distinct.places, rows.size, axes)
         products = jnp.sum(old[places].reshape(gradients.shape) * gradients, axis=-1)
         dweights = jnp.where(here, products, 0)
     return (new_param,), (new_slots,), applied.astype(jnp.float32), dweights
@@ -135,9 +137,9 @@ def _never(residuals: Any, axes: Any) -> jax.Array:
     barrier does not: it is gone when XLA places copies.
     """
     firsts = [leaf.reshape(-1)[:1] for leaf in jax.tree.leaves(residuals)]
-    never = (jnp.sum((x == x) & (x != x), dtype=jnp.int32) for x in firsts)
-    found = sum(never, jnp.zeros((), jnp.int32))
-    return (found if axes is None else lax.psum(found, axes)) > 0
+    flags = (jnp.sum((x == x) & (x != x), dtype=jnp.int32) for x in firsts)
+    never = sum(flags, jnp.zeros((), jnp.int32))
+    return (never if axes is None else lax.psum(never, axes)) > 0
 
 
 def _mark(rows: jax.Array) -> jax.Array:
@@ -149,11 +151,11 @@ def _distinct(rows: jax.Array, gradients: jax.Array, axes: Any) -> Distinct:
     if axes is not None:
         # Every replica takes the step of the whole batch.
         rows, gradients = all_shards(rows, axes), all_shards(gradients, axes)
-    found, places = jnp.unique(rows, return_inverse=True, size=rows.size, fill_value=_mark(rows))
+    numbers, places = jnp.unique(rows, return_inverse=True, size=rows.size, fill_value=_mark(rows))
     places = places.reshape(-1)
     # Gradients of positions that train no row are 0, and are many where batches are padded.
     trains = jnp.where(rows == _mark(rows), rows.size, places)
-    return Distinct(found, sums_by_row(rows.size, trains, gradients), places)
+    return Distinct(numbers, sums_by_row(rows.size, trains, gradients), places)
 
 
 def _read(array: jax.Array, rows: jax.Array) -> jax.Array:

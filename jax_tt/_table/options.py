@@ -198,10 +198,10 @@ def _check_slots(optimizer: Optimizer) -> None:
                 f"optimizer: the slot {slot.name!r} of {type(optimizer).__name__} has dtype={slot.dtype!r}; expected "
                 f"{' or '.join(map(repr, types))} for a slot per {kind}."
             )
-    found = {slot.dtype for slot in optimizer.slots if not slot.rowwise}
-    if len(found) > 1:
+    dtypes = {slot.dtype for slot in optimizer.slots if not slot.rowwise}
+    if len(dtypes) > 1:
         raise ValueError(
-            f"optimizer: the slots per entry of {type(optimizer).__name__} have dtypes {sorted(found)}; expected the "
+            f"optimizer: the slots per entry of {type(optimizer).__name__} have dtypes {sorted(dtypes)}; expected the "
             "same type for all of them."
         )
 

@@ -149,8 +149,8 @@ def poisoned(table: Table, batch: Batch, lookup: Lookup, axes: Any) -> jax.Array
     """Whether any shard has an id that makes its bag NaN, so that the gradients of the batch are meaningless."""
     if lookup.bounds != "error":
         return jnp.zeros((), bool)
-    found = jnp.any(outside(table.ids, batch))
-    return lax.psum(found.astype(jnp.int32), axes) > 0 if axes else found
+    bad = jnp.any(outside(table.ids, batch))
+    return lax.psum(bad.astype(jnp.int32), axes) > 0 if axes else bad
 
 
 def touched(table: ReferenceTable, batch: Batch, lookup: Lookup) -> list[jax.Array]:
@@ -159,12 +159,12 @@ def touched(table: ReferenceTable, batch: Batch, lookup: Lookup) -> list[jax.Arr
     here = present(batch)
     if lookup.bounds in (*IGNORED, "error"):
         here = here & ok
-    found = []
+    flags = []
     for digit, factor in zip(digits, table.ids.radices, strict=True):
         count = jnp.zeros(factor, jnp.int32).at[digit]
         count = count.max(here.astype(jnp.int32), mode="drop", wrap_negative_indices=False)
-        found.append(count > 0)
-    return found
+        flags.append(count > 0)
+    return flags
 
 
 def summed_axes(table: Table, state: State, batch: Batch, g: jax.Array, lookup: Lookup) -> Any:
@@ -172,8 +172,8 @@ def summed_axes(table: Table, state: State, batch: Batch, g: jax.Array, lookup: 
 
     Where shards of a batch stand beside a replicated table, they are the axes of the shards.
     """
-    own = {name: state[name] for name in table.spec.trained_names}
-    axes = varying_axes(batch, g) - varying_axes(own)
+    trained = {name: state[name] for name in table.spec.trained_names}
+    axes = varying_axes(batch, g) - varying_axes(trained)
     return tuple(sorted(axes, key=str)) if axes else lookup.axis_name
 
 

@@ -55,8 +55,8 @@ def _values(
     seed = jnp.zeros(2, jnp.uint32)
     if update.rounds_stochastically(storage):
         # Two words that depend only on the key and the step.
-        own = jax.random.fold_in(key, step.astype(jnp.uint32))
-        seed = jax.random.bits(own, (2,), jnp.uint32)
+        step_key = jax.random.fold_in(key, step.astype(jnp.uint32))
+        seed = jax.random.bits(step_key, (2,), jnp.uint32)
     return {
         "hyper": jax.lax.stop_gradient(rule.hyperparameters(step)),
         "inv_scale": inverse,

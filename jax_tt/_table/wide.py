@@ -36,8 +36,8 @@ class Wide:
     def joined(self, sums: Sequence[jax.Array]) -> jax.Array:
         """The array with the sums ``[S, nb, D]`` of every call."""
         parts: list[tuple[int, jax.Array]] = []
-        for columns, own in zip(self.columns, sums, strict=True):
-            features = own.reshape(len(columns), self.samples, own.shape[-1])
+        for columns, array in zip(self.columns, sums, strict=True):
+            features = array.reshape(len(columns), self.samples, array.shape[-1])
             parts += zip(columns, features, strict=True)
         parts.sort(key=lambda part: part[0])
         return jnp.concatenate([part for _, part in parts], axis=1)
@@ -46,8 +46,8 @@ class Wide:
         self, array: jax.Array, shapes: Sequence[tuple[int, int, int]]
     ) -> list[jax.Array]:
         """The inverse of `joined`: ``[S, nb, D]`` of every call, of these shapes."""
-        found = []
+        sums = []
         for columns, shape in zip(self.columns, shapes, strict=True):
             parts = [lax.slice_in_dim(array, c, c + shape[-1], axis=1) for c in columns]
-            found.append(jnp.concatenate(parts).reshape(shape))
-        return found
+            sums.append(jnp.concatenate(parts).reshape(shape))
+        return sums

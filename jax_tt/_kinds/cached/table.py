@@ -145,7 +145,7 @@ class RowCachedTable(Wrapper):
         """Finds the slots of a batch and, in training, counts it."""
         directory = jax.lax.stop_gradient(directory_of(state))
 
-        def found(inputs: tuple[Batch, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def probed(inputs: tuple[Batch, jax.Array]) -> tuple[jax.Array, jax.Array]:
             batch, tags = inputs
             keys = keys_of(self, batch, lookup.bounds, tags.dtype)
             return keys, cache_backend.probe(tags, keys, lookup.method)
@@ -154,7 +154,7 @@ class RowCachedTable(Wrapper):
             return count_batch(*inputs, self.cache.scoring, lookup.method, lookup.axis_name)
 
         keys, slots = over_explicit_axes(
-            found, (batch, directory.tags), lambda: (like_segments(batch, 2),) * 2
+            probed, (batch, directory.tags), lambda: (like_segments(batch, 2),) * 2
         )
         if lookup.train:
             whole = jax.tree.map(lambda _: P(), directory)
@@ -218,7 +218,7 @@ class RowCachedTable(Wrapper):
         """The states of the table and of the rows table, each under its own names."""
         table = {name: state[name] for name in self.table.spec.trained_names if name in state}
         names = {name: outer_name(name) for name in self.rows_table.spec.trained_names}
-        return table, {name: state[own] for name, own in names.items() if own in state}
+        return table, {name: state[outer] for name, outer in names.items() if outer in state}
 
     def _sums_alike(self, of_table: State, of_rows: State) -> bool:
         dtypes = of_rows["embedding"].dtype, self.table.spec.storage(of_table)
@@ -322,11 +322,11 @@ def attend_cached(
     scores = attend(table.table, state, query, precision)
     tags = directory_of(state).tags
     there = jnp.where(tags >= 0, tags, table.num_embeddings).reshape(-1)
-    own = jnp.einsum("bd,sd->bs", query, state[ROWS], precision=jax.lax.Precision.HIGHEST)
+    cached = jnp.einsum("bd,sd->bs", query, state[ROWS], precision=jax.lax.Precision.HIGHEST)
     if not table.trains_rows:
         copied = scores.at[..., there].get(mode="fill", fill_value=0)
-        own = copied + jax.lax.stop_gradient(own - copied)
-    return scores.at[..., there].set(own.astype(scores.dtype), mode="drop")
+        cached = copied + jax.lax.stop_gradient(cached - copied)
+    return scores.at[..., there].set(cached.astype(scores.dtype), mode="drop")
 
 
 @step_values.register(RowCachedTable)
@@ -359,12 +359,12 @@ def cached_part(table: Table) -> RowCachedTable:
     Raises:
         ValueError: there is none.
     """
-    found = find(table, RowCachedTable)
-    if found is None:
+    cached = find(table, RowCachedTable)
+    if cached is None:
         raise ValueError(
             f"{table.ids.label or 'table: '}has no row cache; build it with cache=jax_tt.RowCache(capacity=...)."
         )
-    return found
+    return cached
 
 
 @functools.lru_cache(maxsize=256)
@@ -385,8 +385,10 @@ def _without(lookup: Lookup, names: set[str]) -> Lookup:
 def _native_forward(
     platform: str, table: Any, state: State, batch: Batch, lookup: Lookup
 ) -> tuple[jax.Array, Any]:
-    (found,) = run([table.calls.forward(platform, Call(Use(table, lookup), state, batch, ()))])
-    return found
+    (sums_and_residuals,) = run(
+        [table.calls.forward(platform, Call(Use(table, lookup), state, batch, ()))]
+    )
+    return sums_and_residuals
 
 
 def _part_weights_gradient(

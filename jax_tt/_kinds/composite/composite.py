@@ -123,19 +123,19 @@ class Composite(Table):
     def separated(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The state of every table from the whole state, with the step count and sentinel if it is fused."""
         scalars = {name: state[name] for name in SCALARS if name in state}
-        found = []
+        states = []
         for k in range(len(self.tables)):
             prefix = f"table_{k}_"
-            own = [name for name in state if name.startswith(prefix)]
-            found.append({name.removeprefix(prefix): state[name] for name in own} | scalars)
-        return found
+            names = [name for name in state if name.startswith(prefix)]
+            states.append({name.removeprefix(prefix): state[name] for name in names} | scalars)
+        return states
 
     def joined(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The inverse of `separated`, without the step count and the sentinel."""
         return {
             f"table_{k}_{name}": array
-            for k, own in enumerate(states)
-            for name, array in own.items()
+            for k, state in enumerate(states)
+            for name, array in state.items()
             if name not in SCALARS
         }
 
@@ -152,12 +152,12 @@ class Composite(Table):
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         keys = jax.random.split(key, len(self.tables))
-        own = [table.init_params(one) for table, one in zip(self.members, keys, strict=True)]
-        return self.joined(own)
+        params = [table.init_params(one) for table, one in zip(self.members, keys, strict=True)]
+        return self.joined(params)
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
-        own = zip(self.members, self.separated(params), strict=True)
-        rest = self.joined([table.init_rest(part) for table, part in own])
+        pairs = zip(self.members, self.separated(params), strict=True)
+        rest = self.joined([table.init_rest(part) for table, part in pairs])
         return rest | self.spec.initial_scalars()
 
     def own_arrays(self, state: State) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Composite(Table):
         batches = self._prepared(state, batch, lookup)
         sums, saved = groups.forward(self._calls(state, batches, lookup), None)
         accum = accumulator(self.spec.storage(state))
-        return functools.reduce(lax.add, (own.astype(accum) for own in sums)), (batches, saved)
+        return functools.reduce(lax.add, (x.astype(accum) for x in sums)), (batches, saved)
 
     def backward(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
@@ -196,8 +196,8 @@ class Composite(Table):
     ) -> tuple[dict[str, Any], jax.Array | None]:
         del batch
         new, dweights = self._cotangents(state, residuals, g, lookup, values)
-        own = [new.pop(f"table_{k}_{APPLIED}") for k in range(len(self.tables))]
-        applied = functools.reduce(jnp.maximum, own)
+        flags = [new.pop(f"table_{k}_{APPLIED}") for k in range(len(self.tables))]
+        applied = functools.reduce(jnp.maximum, flags)
         if self.update is not None and self.update.shared:
             return new | {APPLIED: applied}, dweights
         new["sentinel"] = sentinel.kept(state["sentinel"])
@@ -212,9 +212,9 @@ class Composite(Table):
         batches, saved = residuals
         calls = self._calls(state, batches, lookup, values)
         gs = [g.astype(accumulator(call.use.table.spec.storage(call.state))) for call in calls]
-        found = groups.backward(calls, saved, gs, None)
-        dweights = [own for _, own in found if own is not None]
-        return self.joined([new for new, _ in found]), (
+        cotangents = groups.backward(calls, saved, gs, None)
+        dweights = [dweight for _, dweight in cotangents if dweight is not None]
+        return self.joined([new for new, _ in cotangents]), (
             sum(dweights[1:], dweights[0]) if dweights else None
         )
 
@@ -224,14 +224,14 @@ class Composite(Table):
 
     def _prepared(self, state: State, batch: Batch, lookup: Lookup) -> list[Batch]:
         given = self.batches(state, batch, lookup)
-        own = zip(self.members, self.separated(state), given, strict=True)
-        return [table.prepare(part, one, lookup)[1] for table, part, one in own]
+        triples = zip(self.members, self.separated(state), given, strict=True)
+        return [table.prepare(part, one, lookup)[1] for table, part, one in triples]
 
     def _calls(
         self, state: State, batches: Sequence[Batch], lookup: Lookup, values: Sequence[Any] = ()
     ) -> list[Call]:
         calls = []
-        for k, (table, own, batch) in enumerate(
+        for k, (table, part, batch) in enumerate(
             zip(self.members, self.separated(state), batches, strict=True)
         ):
             names = frozenset(
@@ -243,10 +243,10 @@ class Composite(Table):
                 lookup,
                 # An id out of range is one of all tables; the first one reports it.
                 bounds="zero" if k and lookup.bounds == "warn" else lookup.bounds,
-                method=table.method(lookup, own),
+                method=table.method(lookup, part),
                 wanted=Wanted(names, lookup.wanted.weights),
             )
-            calls.append(Call(Use(table, of_table), own, batch, values[k] if values else ()))
+            calls.append(Call(Use(table, of_table), part, batch, values[k] if values else ()))
         return calls
 
     # The whole table
@@ -256,26 +256,26 @@ class Composite(Table):
     ) -> list[jax.Array]:
         """What a function of every table and its state returns, in the accumulator type."""
         accum = accumulator(self.spec.storage(state))
-        own = zip(self.members, self.separated(state), strict=True)
-        return [function(table, part, *args).astype(accum) for table, part in own]
+        pairs = zip(self.members, self.separated(state), strict=True)
+        return [function(table, part, *args).astype(accum) for table, part in pairs]
 
 
 @step_values.register(Composite)
 def step_values_of_each(table: Composite, state: State, inputs: StepInputs) -> Any:
     # With the same random numbers, the rounding errors of equal tables would add up.
     key = jax.random.key(0) if inputs.key is None else inputs.key
-    own = zip(table.members, table.separated(state), strict=True)
+    pairs = zip(table.members, table.separated(state), strict=True)
     return tuple(
         step_values(member, part, inputs._replace(key=jax.random.fold_in(key, k)) if k else inputs)
-        for k, (member, part) in enumerate(own)
+        for k, (member, part) in enumerate(pairs)
     )
 
 
 @check_state.register(Composite)
 def check_each(table: Composite, state: State) -> None:
     require_arrays(table, state, (*table.spec.trained_names, *table.spec.constant_names))
-    for member, own in zip(table.members, table.separated(state), strict=True):
-        check_state(member, own)
+    for member, part in zip(table.members, table.separated(state), strict=True):
+        check_state(member, part)
 
 
 @with_update.register(Composite)

@@ -78,11 +78,11 @@ class MixedTable(Composite):
 
     @functools.cached_property
     def _places_shapes(self) -> dict[str, tuple[int, int]]:
-        found, left = {}, self.num_embeddings
+        shapes, left = {}, self.num_embeddings
         for k, table in enumerate(self.tables[:-1]):
-            found[f"places_{k}"] = places.shape_of(left)
+            shapes[f"places_{k}"] = places.shape_of(left)
             left -= table.num_embeddings
-        return found
+        return shapes
 
     @functools.cached_property
     def spec(self) -> StateSpec:
@@ -126,22 +126,22 @@ class MixedTable(Composite):
                 f"[{self.num_embeddings}]."
             )
         sizes = [table.num_embeddings for table in self.tables]
-        own = np.asarray(given).astype(np.int64)
-        counts = [int((own == k).sum()) for k in range(len(sizes))]
+        numbers = np.asarray(given).astype(np.int64)
+        counts = [int((numbers == k).sum()) for k in range(len(sizes))]
         if counts != sizes:
             raise ValueError(
                 f"{self.ids.label}parts: got {counts} ids with the numbers 0 to {len(sizes) - 1}; expected {sizes}, "
                 "the rows of the tables."
             )
-        return {**state, **self._places(jnp.asarray(own.astype(np.int32)))}
+        return {**state, **self._places(jnp.asarray(numbers.astype(np.int32)))}
 
     def _places(self, parts: jax.Array) -> dict[str, jax.Array]:
-        found, left = {}, parts
+        arrays, left = {}, parts
         for k, name in enumerate(self._places_shapes):
-            found[name] = places.of_members(left == k)
+            arrays[name] = places.of_members(left == k)
             size = len(left) - self.tables[k].num_embeddings
             left = left[jnp.nonzero(left != k, size=size)[0]]
-        return found
+        return arrays
 
     def parts_of(self, state: State, ids: Any = None) -> jax.Array:
         """The number of the table with the row of each id ``[...]``, which must be in range, or of all; int32."""
@@ -173,13 +173,13 @@ class MixedTable(Composite):
             ok = ~is_padding(batch)
         part, row = self._rows_of(state, ids)
         mark = padding_mark(batch.ids.dtype)
-        own = []
+        batches = []
         for k in range(len(self.tables)):
             here = jnp.where(part == k, row.astype(batch.ids.dtype), mark)
             # An id out of range is out of range of all tables; the first one reports it.
             beyond = batch.ids if k == 0 else mark
-            own.append(dataclasses.replace(batch, ids=jnp.where(ok, here, beyond)))
-        return own
+            batches.append(dataclasses.replace(batch, ids=jnp.where(ok, here, beyond)))
+        return batches
 
     # The whole table
 
@@ -204,5 +204,5 @@ def attend_mixed(table: MixedTable, state: State, query: jax.Array, precision: A
 @check_state.register(MixedTable)
 def check_places(table: MixedTable, state: State) -> None:
     check_each(table, state)
-    own = [array for array in table.spec.arrays if array.name in table._places_shapes]
-    check_arrays(table, state, own)
+    added = [array for array in table.spec.arrays if array.name in table._places_shapes]
+    check_arrays(table, state, added)

@@ -113,9 +113,9 @@ def encoded_stochastically(
 
 def _in_steps(at: jax.Array, levels: tuple[float, ...]) -> jax.Array:
     """The number whose level is below, and the share of the way to the next level."""
-    own = jnp.asarray(levels, jnp.float32)
+    values = jnp.asarray(levels, jnp.float32)
     below = _counted(at >= level for level in levels[1:-1])
-    return below.astype(jnp.float32) + (at - own[below]) / (own[below + 1] - own[below])
+    return below.astype(jnp.float32) + (at - values[below]) / (values[below + 1] - values[below])
 
 
 def covering(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:

@@ -142,15 +142,19 @@ class QuantizedTable(NativeTable):
         del precision
         (packed,), (ids,) = params, digits
         # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.
-        found = packed.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
-        return self._decoded(found)
+        stored = packed.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        return self._decoded(stored)
 
     # Lookups
 
     @property
     def row_attributes(self) -> Mapping[str, Any]:
-        own = {"bits": np.int64(self.bits), "dim": np.int64(self.features)}
-        return own if self.levels is None else own | {"levels": as_attribute(self.levels)}
+        attributes = {"bits": np.int64(self.bits), "dim": np.int64(self.features)}
+        return (
+            attributes
+            if self.levels is None
+            else attributes | {"levels": as_attribute(self.levels)}
+        )
 
     def group(self, lookup: Lookup) -> Any:
         # The op on many tables may write sums where they cannot be turned.
@@ -167,9 +171,9 @@ class QuantizedTable(NativeTable):
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-        own = RowFormat(self._decoded, self._encoded, self._spacing)
+        rows_as = RowFormat(self._decoded, self._encoded, self._spacing)
         g = turned_back(g, rotation_of(self, state), lookup.precision)
-        return distinct_rows.update(self, state, batch, residuals, g, lookup, values, own)
+        return distinct_rows.update(self, state, batch, residuals, g, lookup, values, rows_as)
 
     def _decoded(self, stored: jax.Array) -> jax.Array:
         """Stored rows before the rotation."""

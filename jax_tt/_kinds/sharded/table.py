@@ -344,13 +344,13 @@ class ShardedTable(Wrapper):
         whole = pieces(self.table)
         if self.ids.takes_keys:
             whole = jax.eval_shape(self._keys_by_device, whole)
-        rows, found = self._whole_rows.rows * self._whole_rows.devices, {}
+        rows, types = self._whole_rows.rows * self._whole_rows.devices, {}
         for name, like in whole.items():
             padded = name in self.row_arrays and not self.ids.takes_keys
             shape = (rows, *like.shape[1:]) if padded else like.shape
             sharding = NamedSharding(self.mesh, self._spec_of(name))
-            found[name] = jax.ShapeDtypeStruct(shape, like.dtype, sharding=sharding)
-        return found
+            types[name] = jax.ShapeDtypeStruct(shape, like.dtype, sharding=sharding)
+        return types
 
     def in_pieces(self, state: State) -> dict[str, Any]:
         check_state(self, state)

@@ -34,8 +34,8 @@ def reordered(table: TTTable, state: State, orders: Orders) -> Change:
     rows: Any = TrainRows(cores, table.shape)
     if orders.replaced is not None:
         rows = _WithReplacedRows(rows, *orders.replaced)
-    found = reordered_rows(rows, table.shape, orders.old, orders.new, **orders.options)
-    after = table.with_shape(found.shape)
+    fit = reordered_rows(rows, table.shape, orders.old, orders.new, **orders.options)
+    after = table.with_shape(fit.shape)
     of_cores = {
         *table.spec.param_names,
         *(name for names in table.spec.slot_names for name in names),
@@ -44,7 +44,7 @@ def reordered(table: TTTable, state: State, orders: Orders) -> Change:
     carry: dict[str, Carry] = dict.fromkeys(
         (*table.spec.param_names, *after.spec.param_names), restarted
     )
-    return Change(after, kept | _fitted(state, after, found.cores, carry), carry, found)
+    return Change(after, kept | _fitted(state, after, fit.cores, carry), carry, fit)
 
 
 def _fitted(
@@ -70,9 +70,9 @@ class _WithReplacedRows:
         self._table, self._rows, self._values = table, tags[slots], values[slots]
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
-        found = self._table[rows]
+        values = self._table[rows]
         if len(self._rows):
             at = np.minimum(np.searchsorted(self._rows, rows), len(self._rows) - 1)
-            own = self._rows[at] == rows
-            found[own] = self._values[at[own]]
-        return found
+            replaced = self._rows[at] == rows
+            values[replaced] = self._values[at[replaced]]
+        return values

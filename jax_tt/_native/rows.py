@@ -29,13 +29,7 @@ from jax_tt._table.whole import to_dense
 class RowTable(NativeTable):
     """Rows that other code provides, one parameter ``embedding[num_embeddings, features]``.
 
-    A lookup in it shares native calls with lookups in a `DenseTable`, which adds initial values.
-
-    Attributes:
-        num_embeddings, features: shape of the parameter.
-        param_dtype: type of the parameter.
-        update: `Update` of a fused table, or None.
-        name: for error messages.
+    Its fields are those of a `DenseTable`, which adds initial values; lookups in both share native calls.
     """
 
     num_embeddings: int

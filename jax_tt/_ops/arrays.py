@@ -19,8 +19,8 @@ from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._ops.fused_table import Fused, dense_fused, tt_fused
 from jax_tt._ops.trains import tt_embed_bag, tt_lookup
-from jax_tt._table.hoisted import fused_update
 from jax_tt._table.options import Lookup, StepInputs, Update
+from jax_tt._table.step_values import fused_update
 from jax_tt._tt.shape import TTShape
 from jax_tt.optimizers import Optimizer
 

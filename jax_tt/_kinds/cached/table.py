@@ -344,7 +344,8 @@ def weights_gradient_of_parts(
     if table.trains_rows:
         return weights_gradient.dispatch(Table)(table, state, batch, g, lookup)
     of_table, _ = table._states(state)
-    return _part_weights_gradient(table.table, of_table, batch, g, lookup)
+    batch = dataclasses.replace(batch, slots=None)
+    return weights_gradient(table.table, of_table, batch, g, lookup)
 
 
 @check_state.register(RowCachedTable)
@@ -385,16 +386,7 @@ def _without(lookup: Lookup, names: set[str]) -> Lookup:
 def _native_forward(
     platform: str, table: Any, state: State, batch: Batch, lookup: Lookup
 ) -> tuple[jax.Array, Any]:
-    (sums_and_residuals,) = run(
-        [table.calls.forward(platform, Call(Use(table, lookup), state, batch, ()))]
-    )
-    return sums_and_residuals
-
-
-def _part_weights_gradient(
-    table: Table, state: State, batch: Batch, g: jax.Array, lookup: Lookup
-) -> jax.Array:
-    return weights_gradient(table, state, dataclasses.replace(batch, slots=None), g, lookup)
+    return run([table.calls.forward(platform, Call(Use(table, lookup), state, batch, ()))])[0]
 
 
 def _part_cotangents(
@@ -419,7 +411,7 @@ def _part_cotangents(
     if not lookup.wanted.names:
         if not lookup.wanted.weights:
             return {}, None, None
-        return {}, None, _part_weights_gradient(table, state, batch, g, lookup)
+        return {}, None, weights_gradient(table, state, batch, g, lookup)
     if table.update is None:
         grads, dweights = table.backward(state, batch, residuals, g, lookup)
         return grads, None, dweights

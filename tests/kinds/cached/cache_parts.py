@@ -11,8 +11,8 @@ from jax_tt import RowCache
 from jax_tt._kinds.cached.names import directory_of, named_directory, outer_name
 from jax_tt._ops.fused_table import fused_state, fused_table
 from jax_tt._sets.cache_directory import CacheDirectory
-from jax_tt._table.hoisted import fused_update
 from jax_tt._table.options import NO_INPUTS
+from jax_tt._table.step_values import fused_update
 
 
 class Parts(NamedTuple):

@@ -155,7 +155,7 @@ def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDir
     def call(given: list[Any]) -> Any:
         operands, results, attributes, workspace = [], [], [], []
         for of, entry in zip(given, entries, strict=True):
-            own = Entry(*of, *entry[6:])
+            own = Entry._make((*of, *entry[6:]))
             n = own.keys.shape[0]
             done = _insertion_types(n, n if own.return_old else 0)
             of_batch = {"asked": own.keys, "present": own.present, "given": own.given}

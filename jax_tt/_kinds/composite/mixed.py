@@ -86,7 +86,7 @@ class MixedTable(Composite):
 
     @functools.cached_property
     def spec(self) -> StateSpec:
-        facts = {"collection": COLLECTION, "hint": _MADE_BY}
+        facts: dict[str, Any] = {"collection": COLLECTION, "hint": _MADE_BY}
         arrays = (
             Array(name, "constant", shape, jnp.dtype(jnp.uint32), **facts)
             for name, shape in self._places_shapes.items()

@@ -270,7 +270,8 @@ def require_quantized(table: Any) -> QuantizedTable:
 
 @check_state.register(QuantizedTable)
 def check_rows(table: QuantizedTable, state: State) -> None:
-    arrays, packed = table.spec.arrays, state.get(PACKED)
+    arrays: Any = table.spec.arrays
+    packed: Any = state.get(PACKED)
     words = table.num_embeddings, table.row_bytes / codec.WORD
     floats = packed is not None and packed.dtype == jnp.float32
     if floats and table.update is None and packed.shape == words:

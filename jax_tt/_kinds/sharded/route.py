@@ -111,7 +111,7 @@ def sorted_on_cpu(
 def _native_distinct(devices: int, requests: Route) -> Distinct:
     operands = {"device": requests.device, "row": requests.row}
     kind = jax.ShapeDtypeStruct(requests.row.shape, jnp.int32)
-    results = dict.fromkeys(("found_device", "found_row", "source", "places"), kind)
+    results: Any = dict.fromkeys(("found_device", "found_row", "source", "places"), kind)
     attributes = {"devices": np.int64(devices)}
     found = native_call("cpu", "route_distinct", operands, results, None, attributes)
     device, row, *rest = found.values()

@@ -107,8 +107,9 @@ def bag_places(route: Route, bag: jax.Array, sizes: tuple[int, int, int], method
 
 def _native_places(sizes: tuple[int, int, int], route: Route, bag: jax.Array) -> Places:
     devices, size, bags = sizes
-    shapes = Places((devices, size), (devices, size), (devices, bags + 1), (1,))
-    results = {k: jax.ShapeDtypeStruct(shape, jnp.int32) for k, shape in shapes._asdict().items()}
+    shapes = (devices, size), (devices, size), (devices, bags + 1), (1,)
+    types = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes]
+    results = dict(zip(Places._fields, types, strict=True))
     operands = {"device": route.device, "row": route.row, "bag": bag}
     names = "devices", "size", "bags"
     attributes = {name: np.int64(size) for name, size in zip(names, sizes, strict=True)}

@@ -156,13 +156,10 @@ def resized(
     directory = add_to_statistics(directory, evicted=gone)
     dtype = new.dtype or table.spec.storage(state)
     after = {ROWS: moved(slots, state[ROWS], jnp.zeros((directory.slots, table.features), dtype))}
-    update = cached.rows_table.update
-    for name, kind in zip(
-        cached.rows_table.spec.slot_names[0], update.optimizer.slots if update else (), strict=True
-    ):
-        slot = state[outer_name(name)]
-        fresh = jnp.full((directory.slots, *slot.shape[1:]), kind.init, slot.dtype)
-        after[outer_name(name)] = moved(slots, slot, fresh)
+    for name, initial in cached.slots.items():
+        slot = state[name]
+        fresh = jnp.full((directory.slots, *slot.shape[1:]), initial, slot.dtype)
+        after[name] = moved(slots, slot, fresh)
     return {**state, **after, **named_directory(directory)}, slots
 
 

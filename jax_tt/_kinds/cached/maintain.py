@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._kinds.cached.names import ROWS, directory_of, named_directory, outer_name
+from jax_tt._kinds.cached.names import ROWS, directory_of, named_directory
 from jax_tt._kinds.cached.table import RowCachedTable, cached_part
 from jax_tt._kinds.cached.write_back import single_rows, write_back
 from jax_tt._lookup.rule import resolved
@@ -199,11 +199,7 @@ def _with_rows(
     """Replaces the chosen rows and, if they are fused, resets their optimizer state."""
     rows = jnp.where(chosen[:, None], new.astype(state[ROWS].dtype), state[ROWS])
     changed = {ROWS: rows}
-    update = cached.rows_table.update
-    for name, kind in zip(
-        cached.rows_table.spec.slot_names[0], update.optimizer.slots if update else (), strict=True
-    ):
-        slot = state[outer_name(name)]
-        fresh = jnp.where(chosen if slot.ndim == 1 else chosen[:, None], kind.init, slot)
-        changed[outer_name(name)] = fresh
+    for name, initial in cached.slots.items():
+        slot = state[name]
+        changed[name] = jnp.where(chosen if slot.ndim == 1 else chosen[:, None], initial, slot)
     return {**state, **changed}

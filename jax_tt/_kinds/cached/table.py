@@ -98,6 +98,12 @@ class RowCachedTable(Wrapper):
             name=self.name,
         )
 
+    @property
+    def slots(self) -> dict[str, float | None]:
+        """The optimizer state of cached rows by name, and what it is for a new row."""
+        arrays = self.rows_table.spec.arrays
+        return {outer_name(x.name): x.initial for x in arrays if x.role == "slot"}
+
     @functools.cached_property
     def spec(self) -> StateSpec:
         rows = self.rows_table.spec

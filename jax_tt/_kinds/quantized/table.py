@@ -302,8 +302,4 @@ def quantized_rows(table: QuantizedTable) -> dict[str, float | None]:
             f"{table.ids.label}rotated: got a table with a rotation, of which every device would need all; expected "
             "QuantizedTable(..., rotated=False). Multiply the sums that are looked up by the rotation instead."
         )
-    slots = () if table.update is None else table.update.optimizer.slots
-    (names,) = table.spec.slot_names
-    return dict.fromkeys(table.spec.param_names) | {
-        name: slot.init for name, slot in zip(names, slots, strict=True)
-    }
+    return {x.name: x.initial for x in table.spec.arrays if x.role in ("parameter", "slot")}

@@ -45,6 +45,7 @@ from jax_tt._table.wrapper import Wrapper
 
 # Larger tables are moved a block at a time, and no device has all of their rows; for others, what compiles fastest.
 _WHOLE_BYTES = 2**28
+_EXCHANGE = 'a jax_tt.planning.Exchange, e.g. jax_tt.planning.Exchange(dtype="bfloat16")'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,21 +87,13 @@ class ShardedTable(Wrapper):
     def _check(self) -> None:
         label = self.table.ids.label
         rows_to_shard(self.table)  # raises
-        if not isinstance(self.mesh, Mesh):
-            raise TypeError(
-                f"{label}mesh: got a {type(self.mesh).__name__}; expected a jax.sharding.Mesh, e.g. "
-                'jax.make_mesh((8,), ("model",)).'
-            )
-        if not isinstance(self.placement, Placement):
-            raise TypeError(
-                f"{label}placement: got a {type(self.placement).__name__}; expected a jax_tt.Placement, e.g. "
-                "jax_tt.Placement.round_robin()."
-            )
-        if not isinstance(self.exchange, Exchange):
-            raise TypeError(
-                f"{label}exchange: got a {type(self.exchange).__name__}; expected a jax_tt.planning.Exchange, e.g. "
-                'jax_tt.planning.Exchange(dtype="bfloat16").'
-            )
+        for name, kind, example in (
+            ("mesh", Mesh, 'a jax.sharding.Mesh, e.g. jax.make_mesh((8,), ("model",))'),
+            ("placement", Placement, "a jax_tt.Placement, e.g. jax_tt.Placement.round_robin()"),
+            ("exchange", Exchange, _EXCHANGE),
+        ):
+            if not isinstance(given := getattr(self, name), kind):
+                raise TypeError(f"{label}{name}: got a {type(given).__name__}; expected {example}.")
         unknown = [name for name in self.axes if name not in self.mesh.axis_names]
         if unknown or not self.axes or len(set(self.axes)) < len(self.axes):
             raise ValueError(

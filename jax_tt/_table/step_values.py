@@ -21,7 +21,10 @@ from jax_tt.optimizers._base import Optimizer, is_array
 
 @functools.singledispatch
 def step_values(table: Table, state: State, inputs: StepInputs) -> Any:
-    """The arrays of an update of a table, such as its hyper-parameters. Kinds with several updates register theirs."""
+    """The arrays of an update of a table: ``hyper[H]``, ``inv_scale`` and ``seed[2]``, 0 without stochastic rounding.
+
+    Kinds with several updates register theirs.
+    """
     update = table.update
     if update is None:
         return ()
@@ -31,22 +34,8 @@ def step_values(table: Table, state: State, inputs: StepInputs) -> Any:
             "other tables. Call the collection, or look it up without an optimizer, "
             "jax_tt.extension.with_update(table, None)."
         )
-    storage = table.spec.rounded_type or table.spec.storage(state)
-    return _values(update, state["step"], storage, inputs)
-
-
-delegate(Wrapper, step_values)
-
-
-def _values(
-    update: Update, step: jax.Array, storage: Any, inputs: StepInputs
-) -> dict[str, jax.Array]:
-    """``hyper[H]``, ``inv_scale`` and ``seed[2]`` of the update at ``step``, for parameters of type ``storage``.
-
-    Without stochastic rounding the seed is 0.
-    """
     # Schedules and rounding depend on the step, but must not give it a cotangent.
-    step = jax.lax.stop_gradient(step)
+    step = jax.lax.stop_gradient(state["step"])
     rule = update.optimizer
     if inputs.hyperparameters:
         rule = rule.with_hyperparameters(inputs.hyperparameters)
@@ -56,7 +45,7 @@ def _values(
         inverse = 1 / jax.lax.stop_gradient(scale)
     key = jax.random.key(0, impl="threefry2x32") if inputs.key is None else _checked(inputs.key)
     seed = jnp.zeros(2, jnp.uint32)
-    if update.rounds_stochastically(storage):
+    if update.rounds_stochastically(table.spec.rounded_type or table.spec.storage(state)):
         # Two words that depend only on the key and the step.
         step_key = jax.random.fold_in(key, step.astype(jnp.uint32))
         seed = jax.random.bits(step_key, (2,), jnp.uint32)
@@ -65,6 +54,9 @@ def _values(
         "inv_scale": inverse,
         "seed": seed,
     }
+
+
+delegate(Wrapper, step_values)
 
 
 def _checked(key: Any) -> jax.Array:

@@ -85,14 +85,7 @@ class Fresh(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Initial rows in slots of one table.
-
-    Attributes:
-        rows: ``[capacity, features]``.
-        seed, keys: as in `jax_tt._sets.initial.initial_rows`, ``[n]`` keys.
-        slots: as in `jax_tt._sets.hash_reference.exchange`.
-        distribution: static, as in `Fresh`.
-    """
+    """Initial rows in ``slots`` of ``rows[capacity, features]``; the other fields are as in `Fresh`."""
 
     rows: Any
     seed: Any
@@ -102,11 +95,9 @@ class Reset(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """An exchange of entries in the arrays of one table.
+    """An exchange of entries in the arrays of one table, as `jax_tt._sets.hash_reference.exchange` makes it.
 
-    Attributes:
-        arrays, new, slots: as in `jax_tt._sets.hash_reference.exchange`; ``new`` in the types of the arrays.
-        return_old: static, whether the old entries are returned; else there are none.
+    ``new`` has the types of the arrays. ``return_old``, which is static, says whether the old entries are returned.
     """
 
     arrays: Sequence[Any]

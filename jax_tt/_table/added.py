@@ -37,13 +37,8 @@ def added_rows(
 ) -> tuple[Table, State, Batch]:
     """A lookup in constant rows whose sums are added to those of the prepared batch, if `adds_rows`.
 
-    Args:
-        table: a table whose kind registers it.
-        state: before the call, without the trained arrays.
-        given: the batch before `Table.prepare`.
-        prepared: the batch after it, which has the same weights and bags.
-        lookup: as in `Table.prepare`.
-        storage: type of the parameters.
+    ``state`` is that before the call, without the trained arrays; ``given`` and ``prepared`` are the batch before and
+    after `Table.prepare`, with the same weights and bags; ``storage`` is the type of the parameters.
     """
     raise NotImplementedError
 

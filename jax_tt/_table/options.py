@@ -31,11 +31,9 @@ COMBINERS = ("sum", "mean", "mean_count", "sqrtn", "max")
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """The cotangents that a loss needs; static, so that it can be among the residuals.
+    """The arrays of a state whose cotangents a loss needs, and whether it needs those of the per-sample weights.
 
-    Attributes:
-        names: arrays of the table's state.
-        weights: whether those of the per-sample weights are needed.
+    It is static, so that it can be among the residuals.
     """
 
     names: frozenset[str] = frozenset()

@@ -24,13 +24,7 @@ from jax_tt._table.wrapper import innermost
 
 
 class Carried(NamedTuple):
-    """What an attempt changes.
-
-    Attributes:
-        states: by table, the arrays of rows, or sums of their gradients; nothing without gradients.
-        allowed: whether each table is stepped.
-        weights: by table, the gradients of weights, or None.
-    """
+    """What an attempt changes by table: rows or sums of their gradients, whether it is stepped, gradients of weights."""
 
     states: list[dict[str, jax.Array]]
     allowed: list[jax.Array]

@@ -61,13 +61,9 @@ class Residuals(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The different rows of a batch, after they have arrived.
+    """The different rows of a batch, ``rows[n, D]``, after they have arrived.
 
-    Attributes:
-        messages: the messages that asked for them.
-        kept: the position of each row in ``rows``.
-        rows: ``[n, D]``.
-        batch: the batch with positions in ``rows`` as ids.
+    ``messages`` asked for them, ``kept`` is the position of each in ``rows``, and the ids of ``batch`` are positions.
     """
 
     messages: Messages
@@ -99,11 +95,9 @@ class Attempt(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What a device gets from the others, and what it needs to step its rows.
+    """What a device gets from the others, by table the different rows where they are kept, or sums.
 
-    Attributes:
-        values: by table, the different rows where they are kept, or sums.
-        asked, read, fits: as in `Attempt`; ``fits`` is a scalar.
+    ``asked``, ``read`` and ``fits``, a scalar, are as in `Attempt`, to step its rows.
     """
 
     values: list[jax.Array]

@@ -21,12 +21,7 @@ from jax_tt._table.wide import Wide
 
 @dataclasses.dataclass(frozen=True)
 class ShardedGroup:
-    """The group of all tables that are sharded over the same devices, for `jax_tt._table.groups`.
-
-    Attributes:
-        mesh: the devices.
-        axes: mesh axes that rows are sharded over.
-    """
+    """The group of all tables that are sharded over the same axes of a mesh, for `jax_tt._table.groups`."""
 
     mesh: Mesh
     axes: tuple[str, ...]

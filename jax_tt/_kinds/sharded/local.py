@@ -25,11 +25,9 @@ _TABLE = frozenset({"embedding"})
 
 
 class Asked(NamedTuple):
-    """Rows of this device that others ask for.
+    """Rows of this device that others ask for, int32 ``[devices * size]``, -1 for none.
 
-    Attributes:
-        rows: int32 ``[devices * size]``, -1 for none.
-        words: by which rounds are told apart: the rows themselves, or the first words of keys.
+    Rounds are told apart by ``words``: the rows themselves, or the first words of keys.
     """
 
     rows: jax.Array
@@ -37,13 +35,7 @@ class Asked(NamedTuple):
 
 
 class AskedKeys(NamedTuple):
-    """Keys that others ask for.
-
-    Attributes:
-        keys: uint32 ``[devices * size, 2]``.
-        here: which of them are keys.
-        words: the first word of each key.
-    """
+    """Keys that others ask for, uint32 ``[devices * size, 2]``, which of them are ``here``, and their first words."""
 
     keys: jax.Array
     here: jax.Array

@@ -53,14 +53,7 @@ def moved_rows(
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Blocks of the rows of one device.
-
-    Attributes:
-        layout: where the rows of the table are.
-        size: rows of a block, at most the rows of the device.
-        num_embeddings: rows of the table.
-        axes: mesh axes that rows are sharded over.
-    """
+    """Blocks of the rows of one device, of ``size`` rows, for a table that is sharded over ``axes`` in a layout."""
 
     layout: Layout
     size: int

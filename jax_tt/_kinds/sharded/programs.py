@@ -15,14 +15,10 @@ from jax.sharding import PartitionSpec as P
 
 @dataclasses.dataclass(frozen=True)
 class Local:
-    """What a device computes with its shards.
+    """What a device computes with its shards: a function at module level of hashable arguments and then of arrays.
 
     JAX looks up programs by their function, and two closures are never equal; two of these are, where the function and
     its static arguments are.
-
-    Attributes:
-        function: a function at module level, of the static arguments and the arrays.
-        static: hashable arguments.
     """
 
     function: Callable[..., Any]

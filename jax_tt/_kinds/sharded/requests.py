@@ -43,12 +43,9 @@ class Requests(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """The positions of a batch.
+    """The positions of a batch: the row of each in the replica that this device reads, and the page of the row.
 
-    Attributes:
-        route: the row of each position, in the replica that this device reads.
-        pages: the pages of the rows.
-        read, here, refused: as in `Requests`; ``refused`` is a scalar.
+    ``read``, ``here`` and ``refused``, a scalar, are as in `Requests`.
     """
 
     route: Route

@@ -77,12 +77,9 @@ class Messages:
 
 
 class Distinct(NamedTuple):
-    """The different rows among requests.
+    """The route to the different rows among n requests.
 
-    Attributes:
-        route: to them.
-        source: a request for each of them, ``[n]``; n for none.
-        places: where the row of every request is in the route, ``[n]``.
+    ``source`` is a request for each of them, ``[n]``, n for none; ``places[n]`` say where the row of a request is.
     """
 
     route: Route

@@ -31,14 +31,10 @@ from jax_tt._table.groups import Call
 
 
 class Sent(NamedTuple):
-    """Where the gradients of rows travel.
+    """The route of the gradients of rows and its messages.
 
-    Attributes:
-        route: the way to the rows.
-        messages: the messages of the route.
-        source: the position of the gradient of every entry of the route.
-        asked: what this device was asked for in the forward pass, if gradients arrive in the same places in the first
-            round; else None.
+    ``source`` is the position of the gradient of every entry of the route. ``asked`` is what this device was asked for
+    in the forward pass, if gradients arrive in the same places in the first round; else None.
     """
 
     route: Route
@@ -116,14 +112,7 @@ def exchanged_steps(
 
 
 class Turn(NamedTuple):
-    """A round.
-
-    Attributes:
-        number: the number of the round.
-        first: whether it is the first one.
-        bits: the number of bits that tell rounds apart; None if there is one round.
-        devices: the number of devices.
-    """
+    """A round among some devices; ``bits`` is the number of bits that tell rounds apart, None if there is one round."""
 
     number: Any
     first: bool

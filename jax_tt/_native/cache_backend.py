@@ -1,4 +1,4 @@
-"""The operations of row caches, on the reference or on a native module; chosen in the same way as those of tables."""
+"""The operations of row caches, on the reference or on a native module; chosen as for tables."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def cache_forward(
 
     ``misses`` is the batch with its hits marked as padding; ``slots``, int32 ``[S, cap]``, say where the hits are in
     ``rows[slots, D]``, -1 for misses. Cores and rows have the same accumulator type. If gradients are wanted, products
-    of the cores are saved for the backward pass. ``sentinels`` are those of the cores and of the rows.
+    of the cores are saved for the backward pass. ``sentinels`` belong to the cores and to the rows.
 
     Returns:
         The sums; the misses packed to the front of their segments; the new position of every miss in its segment, int32

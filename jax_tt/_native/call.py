@@ -63,7 +63,7 @@ def native_tables_call(
     attributes: Sequence[Mapping[str, Any]],
     of_call: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, jax.Array], list[dict[str, jax.Array]]]:
-    """Results of an op on many tables, those of all tables and those of each, by name.
+    """Results of an op on many tables by name, first of all tables together, then of each.
 
     Args:
         platform, op, workspace: as in `native_call`.

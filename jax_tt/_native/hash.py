@@ -216,7 +216,7 @@ def _over_blocks(
 ) -> list[jax.Array]:
     """An operation with one result per table, which is blocked, as every device looks at its own keys.
 
-    ``operands`` are blocked and whole arrays of each table, ``order`` that of their names in the call, and ``results``
+    ``operands`` are blocked and whole arrays of each table, ``order`` lists their names, and ``results`` are
     functions of the operands of a table that return the type of its result.
     """
     # Tables whose batches are partitioned over the devices in another number of blocks need another call.
@@ -249,7 +249,7 @@ def _of_tables(
     attributes: Sequence[dict[str, Any]],
     workspace: int | None = None,
 ) -> list[dict[str, jax.Array]]:
-    """Results of an operation on many tables, as those of `native_tables_call` without arrays of all tables."""
+    """Results of an operation on many tables that has no arrays of all tables together."""
     name = f"hash_tables_{op}"
     each = ({}, operands), ({}, results)
     return native_tables_call(platform, name, *each, workspace, attributes)[1]

@@ -41,7 +41,7 @@ def is_partitioned(blocks: int) -> bool:
 
 
 def is_resharded(ids: jax.Array) -> bool:
-    """Whether the backward pass may get a plan with another partitioning than that of the forward pass."""
+    """Whether the backward pass may get a plan that was partitioned in another way in the forward pass."""
     return jax.device_count() > 1 and is_partitioned(num_blocks(ids.shape[0]))
 
 

@@ -29,7 +29,7 @@ from jax_tt._table.whole import to_dense
 class RowTable(NativeTable):
     """Rows that other code provides, one parameter ``embedding[num_embeddings, features]``.
 
-    Its fields are those of a `DenseTable`, which adds initial values; lookups in both share native calls.
+    It has the fields of a `DenseTable`, which adds initial values; lookups in both share native calls.
     """
 
     num_embeddings: int

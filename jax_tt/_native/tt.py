@@ -184,7 +184,7 @@ class Forward(TTCall):
         }
 
     def local(self, args: Named, axes: Any) -> Named:
-        """On one table, the plan is an op of its own."""
+        """On one table, a separate operation makes the plan."""
         platform, table = self.platform, self.table
         attributes = batch_attributes(platform, table, self.batch, self.lookup, axes)
         size, _ = blocked_sizes(platform, self.operands, table.sizes)
@@ -309,7 +309,7 @@ class Update(GradientCall):
         if not any(axes_of_each):
             return super().of_tables(calls, given, shared, axes, wide)
         gradients, dweights = _gradients_of_shards(calls, given, axes_of_each)
-        # The op "tables_apply" has no ids, and the backward pass only those of its own shard.
+        # The op "tables_apply" has no ids, and the backward pass only the ids of its shard.
         refused = jnp.stack(
             [
                 reference.poisoned(call.table, shard_of(call.batch, args), call.lookup, own_axes)

@@ -1,4 +1,4 @@
-"""Lookups in rows that are made for a batch, such as those of keys without a row, beside those of the table."""
+"""Lookups in rows that are made for a batch, e.g. for keys without a row, beside the lookup in the table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PART_BYTES = 8 << 20
 
 @functools.singledispatch
 def adds_rows(table: Table, lookup: Lookup) -> bool:
-    """Whether lookups add `added_rows` to those of a table; kinds whose ids are keys register it."""
+    """Whether lookups also read `added_rows`; kinds whose ids are keys register it."""
     del table, lookup
     return False
 
@@ -35,7 +35,7 @@ def adds_rows(table: Table, lookup: Lookup) -> bool:
 def added_rows(
     table: Table, state: State, given: Batch, prepared: Batch, lookup: Lookup, storage: Any
 ) -> tuple[Table, State, Batch]:
-    """A lookup in constant rows whose sums are added to those of the prepared batch, if `adds_rows`.
+    """A lookup in constant rows whose sums are added to the sums of the prepared batch, if `adds_rows`.
 
     ``state`` is that before the call, without the trained arrays; ``given`` and ``prepared`` are the batch before and
     after `Table.prepare`, with the same weights and bags; ``storage`` is the type of the parameters.
@@ -46,10 +46,10 @@ def added_rows(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Added:
-    """A lookup whose sums are added to those of a call. Its rows have no gradient, its weights have.
+    """A lookup whose sums are added to the sums of a call. Its rows have no gradient, its weights have.
 
     Attributes:
-        table, lookup, storage: static, those of the call and the type of its rows.
+        table, lookup, storage: static, of the call, and the type of its rows.
         state: the arrays of the table that are not trained, before the call.
         given, prepared: the batch before and after `Table.prepare`; the positions out of range of the latter are those
             that are looked up.
@@ -97,9 +97,9 @@ def plus_added(
     shapes: list[tuple[int, int, int]],
     wide: Wide | None,
 ) -> Any:
-    """The sums of all calls, ``found``, plus those of `Added` lookups, which ``sums_of`` makes where there are any.
+    """Adds the sums of `Added` lookups, which ``sums_of`` makes where there are any, to the sums of all calls.
 
-    ``added`` are by the number of the call, and ``shapes`` those of the sums. With ``wide``, ``found`` is one array.
+    ``added`` are by the number of the call, ``found`` are the sums, of these ``shapes``, or with ``wide`` one array.
     """
 
     @jax.custom_jvp
@@ -121,7 +121,7 @@ def plus_added(
 def _sums_in_parts(
     sums_of: Callable[[list[Added]], tuple[jax.Array, ...]], added: list[Added]
 ) -> list[jax.Array]:
-    """The sums of some lookups at a time, whose rows share memory with those of the others."""
+    """Sums some lookups at a time, whose rows then take the same memory."""
     parts: list[list[Added]] = []
     total = _PART_BYTES
     for one in added:

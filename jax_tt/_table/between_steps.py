@@ -20,7 +20,7 @@ def changed_between_steps(
     """Parameters and slots after a step and what the rule does to all rows after it.
 
     ``old`` is the state before the step, ``stepped`` the parameters and slots that the step has changed, ``applied`` 1
-    or 0, and ``seed`` that of the stochastic rounding of the step.
+    or 0, and ``seed`` is for stochastic rounding.
     """
     update = table.update
     assert update is not None

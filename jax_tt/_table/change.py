@@ -156,7 +156,7 @@ def under_order(table: Table, change: Change, id_order: IdOrder) -> Change:
 def restarted(old: Any, fresh: Any) -> Any:
     """State of a core that was fitted again: the mean of its old state in every entry.
 
-    Entries of the new core do not correspond to those of the old one. First moments, whose mean is nearly 0, are
+    Entries of the new core do not correspond to entries of the old one. First moments, whose mean is nearly 0, are
     therefore dropped. The gradients have about the same size as before, so the mean is a good start for second moments;
     starting them at 0 at a late step would make the first steps several times too long. State that is initialised with
     the parameters, such as `z` of `optax.contrib.schedule_free`, is initialised with the new ones.

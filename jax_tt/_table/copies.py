@@ -44,7 +44,7 @@ def without_values(table: Any) -> Any:
 
 @dispatched
 def freeze(table: Any, state: State) -> tuple[Any, dict[str, Any]]:
-    """A table for serving: the table without its update, and the state without that of the optimizer.
+    """A table for serving: the table without its update, and the state without optimizer state.
 
     Raises:
         ValueError: the state is not one of this table.

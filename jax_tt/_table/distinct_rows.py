@@ -100,7 +100,7 @@ def update(
         if key is not None and rows_as.spacing is not None:
             errors, spacing = new - rows_as.decoded(stored), rows_as.spacing(stored)
             stepped = rule.compensated(stepped, errors, spacing, values["hyper"])
-        # Rows are below this number, which keeps the keys of slots apart from those of the parameter.
+        # Rows are below this number, which keeps the keys of slots apart from the keys of the parameter.
         new_slots = tuple(
             _written(
                 slot,

@@ -31,7 +31,7 @@ COMBINERS = ("sum", "mean", "mean_count", "sqrtn", "max")
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """The arrays of a state whose cotangents a loss needs, and whether it needs those of the per-sample weights.
+    """The arrays whose cotangents a loss needs, and whether it needs the cotangent of the per-sample weights.
 
     It is static, so that it can be among the residuals.
     """
@@ -86,7 +86,7 @@ class Update:
         max_gradient: limit of the absolute value of every element of the gradient of the looked-up rows, before these
             gradients are weighted, pooled and summed by row; None for no limit. Loss scales are divided out first. With
             ``skip_nonfinite``, elements that are not finite are not limited.
-        shared: whether the step, the sentinel and the flag `used` are those of a collection, and not in the state of
+        shared: whether a collection has the step, the sentinel and the flag `used`, and not the state of
             the table. `Collection` sets it.
 
     >>> import jax, jax_tt

@@ -40,7 +40,7 @@ def turned(rows: jax.Array, rotation: Sequence[jax.Array], precision: Any) -> ja
 
 
 def turned_back(rows: jax.Array, rotation: Sequence[jax.Array], precision: Any) -> jax.Array:
-    """The inverse of `turned`, which also takes the gradient of its result to that of the rows."""
+    """The inverse of `turned`, which is also its transpose: it takes gradients of sums to gradients of rows."""
     return turned(rows, [matrix.T for matrix in rotation], precision)
 
 

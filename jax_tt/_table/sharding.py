@@ -86,7 +86,7 @@ def check_sharding(table: Table, layout: Layout) -> None:
 
 @dispatched
 def shard_of(table: Any, num_embeddings: int, features: int) -> Any:
-    """The table of some of the rows and columns of a table, such as those of one device. Wrappers register it.
+    """The table of some rows and columns of a table, such as a device holds. Wrappers register it.
 
     >>> import jax_tt
     >>> jax_tt.extension.shard_of(jax_tt.dense_table(1000, 16), 500, 16).spec.param_shapes

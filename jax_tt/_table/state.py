@@ -87,7 +87,7 @@ class StateSpec:
     """The arrays of the states of a table, which `StateSpec.of` derives from the parameters.
 
     Attributes:
-        arrays: all of them; those of a unit follow each other.
+        arrays: all of them; arrays of a unit follow each other.
 
     >>> import jax_tt
     >>> update = jax_tt.Update(jax_tt.optimizers.Adagrad(0.1))
@@ -168,7 +168,7 @@ class StateSpec:
 
     @functools.cached_property
     def rounded_type(self) -> str | None:
-        """Name of the type that new rows are rounded to; None for that of the parameters."""
+        """Name of the type that new rows are rounded to; None for the type of the parameters."""
         return self._params[0].rounded
 
     @functools.cached_property

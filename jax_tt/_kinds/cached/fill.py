@@ -39,7 +39,7 @@ def fill(
         table: a table with a row cache.
         state: its arrays by name. Call this outside of a loss: the cores may change.
         ids: a sample of requested ids, integers of any shape; negative ids are ignored.
-        weights: what each id counts, positive numbers of a shape that broadcasts to that of the ids; default 1.
+        weights: what each id counts, positive numbers of a shape that broadcasts to the ids; default 1.
         method: as in `Lookup`.
 
     Returns:

@@ -63,7 +63,7 @@ def count_batch(
     method: str,
     axis_name: Any = None,
 ) -> CacheDirectory:
-    """The directory after one more batch; keys and slots are those of `probe`, of any shape.
+    """Counts one more batch of keys, and their slots from `probe`, of any shape.
 
     Inside a ``shard_map`` the keys of all shards are counted, so that replicas of the directory stay equal.
     """

@@ -96,7 +96,7 @@ def flush(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
     """Writes all cached rows back into the cores, which then are the whole model, and reads the rows again.
 
     What the fit does not capture is lost; with ``write_back=None``, that is everything the rows learned. No row is
-    evicted, and counts do not change. Arguments and errors are those of `populate`.
+    evicted, and counts do not change. It takes the arguments of `populate` and raises the same errors.
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
@@ -120,7 +120,7 @@ def flush(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
 def reset(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
     """Flushes the cache, then clears its rows, counts and statistics.
 
-    Arguments and errors are those of `populate`.
+    It takes the arguments of `populate` and raises the same errors.
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> table = jax_tt.tt_table(10_000, 8, tt_ranks=4, cache=jax_tt.RowCache(100, ways=4))
@@ -151,7 +151,7 @@ def statistics(table: Table, state: State) -> dict[str, int | float]:
     Returns:
         ``calls``: batches counted; ``requested``: ids in them; ``unique``: distinct ids, batch by batch;
         ``misses`` and ``unique_misses``: those that were not cached; ``conflict_unique_misses`` and
-        ``conflict_misses``: those of them that a refresh in the same step could not insert; ``refreshes``,
+        ``conflict_misses``: misses that a refresh in the same step could not insert; ``refreshes``,
         ``inserted``, ``evicted``, ``written_back``: refreshes, and rows changed by them; ``hit_rate``: fraction of
         requests that were hits; ``occupied`` and ``occupancy``: number and fraction of slots in use.
 

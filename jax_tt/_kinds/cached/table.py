@@ -52,7 +52,7 @@ from jax_tt._table.wrapper import Wrapper, find
 class RowCachedTable(Wrapper):
     """A tensor-train table with a `RowCache`. It is itself a `Table`.
 
-    Its state is that of the table, the cached rows and their optimizer state (``cache_rows``, ``cache_slot_*``,
+    Its state has the arrays of the table, the cached rows and their optimizer state (``cache_rows``, ``cache_slot_*``,
     ``cache_step`` and so on), and the directory. `maintain` refreshes the cache when it is due.
 
     Attributes:
@@ -172,7 +172,7 @@ class RowCachedTable(Wrapper):
         batches = hits_of(batch), misses_of(self.table, batch)
         if self.trains_rows:
             return self.divided_forward(self._states(state), batches, lookup)
-        # The backward pass is that of the table alone and makes its own plan.
+        # In the backward pass, only the table has gradients; it makes another plan.
         lookup = dataclasses.replace(lookup, wanted=Wanted())
         sums, _ = self.divided_forward(self._states(state), batches, lookup)
         return sums, sums

@@ -76,7 +76,7 @@ class _Problem:
         self.table = table
         self.batch = single_rows(ids)
         self.rows = jnp.where((ids >= 0)[:, None], rows, 0)
-        # The choice of method depends only on the type of the cores, here that of the rows.
+        # The choice of method depends only on the type of the cores, which is here the type of the rows.
         like = dict.fromkeys(table.spec.param_names, rows)
         self.lookup = resolved(table, like, Lookup(bounds="unchecked", method=method))
 
@@ -107,7 +107,7 @@ class _Problem:
 def _fitted(problem: _Problem, cores: Cores, options: WriteBack) -> Cores:
     """Gauss-Newton steps on ``|missing|^2 + ridge |change|^2``, where ``change`` is relative to ``cores``.
 
-    Changes are in whitened coordinates (`Metric`), where their norm is that of the change of the whole table.
+    Changes are in whitened coordinates (`Metric`), where their norm is the norm of the change of the whole table.
     """
     metric = table_metric(cores)
     error = problem.missing(cores)

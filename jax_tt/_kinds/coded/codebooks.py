@@ -1,7 +1,6 @@
 """Fits the codebooks of coded tables, and chooses codes in them.
 
-The codes of a product are those of each part of the columns, and the codes of a part are additive: codebook rows are
-added.
+A product has codes for each part of the columns. The codes of a part are additive: their codebook rows are added.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def expanded(
 
 
 def whole(layout: CodeLayout, sums: jax.Array) -> jax.Array:
-    """Sums ``[S, nb, D]`` of those of the expanded batch."""
+    """Sums ``[S, nb, D]`` of ids from the sums of the expanded batch."""
     segments, bags = sums.shape[0] // layout.column_parts, sums.shape[1]
     parts = sums.reshape(segments, layout.column_parts, bags, layout.width)
     return jnp.moveaxis(parts, 1, 2).reshape(segments, bags, layout.features)
@@ -51,7 +51,7 @@ def by_part(layout: CodeLayout, sums: jax.Array) -> jax.Array:
 
 
 def of_positions(layout: CodeLayout, batch: Batch, dweights: jax.Array | None) -> jax.Array | None:
-    """The gradient of the weights, from that of the weights of the expanded batch."""
+    """The gradient of the weights, from the gradient of the weights of the expanded batch."""
     if dweights is None:
         return None
     segments, capacity = batch.ids.shape[:2]

@@ -80,7 +80,7 @@ class CodeLayout:
 
     @property
     def column_parts(self) -> int:
-        """Parts into which the columns are divided; each part of a row is a sum of ``part_terms`` codebook rows."""
+        """Parts of the columns; each part of a row is a sum of ``part_terms`` codebook rows."""
         return self.num_codes // self.terms if self.kind == "product" else 1
 
     @property

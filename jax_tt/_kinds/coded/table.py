@@ -74,7 +74,7 @@ class CodedTable(CodeLayout, ReferenceTable):
         rotated: whether rows are multiplied by the constant array ``rotation``, float32 ``[D, D]``, in the end.
         terms: codes of a product that follow each other and whose codebook rows are added in one part of the columns.
         hot: number of ids with more codes than the others.
-        hot_terms: how many more each part of their rows has. Their codebooks follow those of the part for all ids.
+        hot_terms: how many more each part of their rows has. Their codebooks follow all others of the part.
         name: for error messages.
         codebooks: the rows of all codebooks, ``num_entries`` of ``width`` columns: a `DenseTable` or a `TTTable` with
             the `Update` of a fused table.
@@ -221,7 +221,7 @@ class CodedTable(CodeLayout, ReferenceTable):
         ids: jax.Array,
         precision: Any,
     ) -> jax.Array:
-        """Rows ``[..., D]`` of ids, from a function that gives those of codebook rows ``[..., width]``."""
+        """Rows ``[..., D]`` of ids; ``of_entries`` reads codebook rows ``[..., width]``."""
         own = dict(zip(self.spec.constant_names, constants, strict=True))
         entries = entries_at(self, own, ids)
         terms = (entries[..., k :: self.part_terms] for k in range(self.part_terms))
@@ -339,7 +339,7 @@ class CodedTable(CodeLayout, ReferenceTable):
         return expanded(self, state, batch, lookup, ids, ok)
 
     def _of_codes(self, state: State, g: jax.Array, lookup: Lookup) -> jax.Array:
-        """The gradient of the sums of the expanded batch, from that of the sums."""
+        """The gradient of the sums of the expanded batch, from the gradient ``g`` of the sums of ids."""
         return by_part(self, turned_back(g, rotation_of(self, state), lookup.precision))
 
 

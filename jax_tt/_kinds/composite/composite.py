@@ -33,7 +33,7 @@ from jax_tt.optimizers import ReadsScaled
 
 @dataclasses.dataclass(frozen=True)
 class Composite(Table):
-    """A table whose rows are made of those of other tables: the sum of one row of each, or of some.
+    """A table whose rows are sums of rows of other tables: of one row of each, or of some.
 
     Its state has the arrays of table k with the prefix ``table_k_``. Subclasses say which ids each table is asked for,
     by `batches`, and what becomes of whole tables.
@@ -161,7 +161,7 @@ class Composite(Table):
         return rest | self.spec.initial_scalars()
 
     def own_arrays(self, state: State) -> dict[str, Any]:
-        """Arrays of a frozen state that are not those of a table."""
+        """Arrays of a frozen state that belong to no table."""
         del state
         return {}
 

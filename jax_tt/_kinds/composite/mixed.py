@@ -39,7 +39,7 @@ class MixedTable(Composite):
     for each of these ids. In a fresh state, the first ids have their rows in the first table, and so on; `with_parts`
     sets which. `quantize_mixed` makes a table of rows with different numbers of bits.
 
-    A lookup is one in every table, in which the other ids are padding. Updates are those of `SumTable`.
+    A lookup is one in every table, in which the other ids are padding. Tables are updated as in a `SumTable`.
 
     Attributes:
         tables: at least one, with the same number of columns and the same update. They have no row caches, and are not
@@ -108,7 +108,7 @@ class MixedTable(Composite):
     def with_parts(self, state: State, parts: Any) -> dict[str, Any]:
         """The state in which the row of every id is in the table with the given number, integers or bool ``[N]``.
 
-        The rows stay where they are: those of table k belong to the ids of part k in increasing order.
+        The rows stay where they are: the rows of table k belong to the ids of part k in increasing order.
 
         Raises:
             ValueError: they have another shape or type, or their counts are not the numbers of rows of the tables.

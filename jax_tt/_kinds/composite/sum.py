@@ -1,4 +1,4 @@
-"""`SumTable`: a table whose rows are sums of those of other tables."""
+"""`SumTable`: a table whose rows are sums of rows of other tables."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class SumTable(Composite):
     """A table whose rows are the sums of the rows of several tables.
 
     An example is a sum of tensor trains that have different orders of ids, as `tt.residuals` makes it. Where native
-    operations take many tables of a kind in one call, those of a sum are one call.
+    operations take many tables of a kind in one call, the tables of a sum are one call.
 
     Its state has the arrays of table k with the prefix ``table_k_``. With an update, which is the same for all tables,
-    every table is stepped with the gradient of the sum; the step count and the sentinel are those of the sum. With
-    ``skip_nonfinite``, a table is left unchanged if its own gradients are not finite.
+    every table is stepped with the gradient of the sum, which has one step count and one sentinel. With
+    ``skip_nonfinite``, a table whose gradients are not finite is left unchanged.
 
     Attributes:
         tables: at least one, of the same sizes and with the same update. They may have orders of ids, but no row

@@ -74,7 +74,7 @@ def uniform_levels(bits: int) -> tuple[float, ...]:
 
 
 def separated(levels: np.ndarray, bits: int) -> Levels:
-    """Levels in ascending order as those of a table, of which equal ones are moved apart."""
+    """Ascending levels in the units of a table; equal ones are moved apart."""
     units, places = _in_units(levels.astype(np.float64), bits), np.arange(1 << bits)
     units = np.maximum.accumulate(units - places) + places
     top = UNIT * places[-1]

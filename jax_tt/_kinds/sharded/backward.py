@@ -24,7 +24,7 @@ from jax_tt._table.wrapper import innermost
 
 
 class Carried(NamedTuple):
-    """What an attempt changes by table: rows or sums of their gradients, whether it is stepped, gradients of weights."""
+    """What an attempt changes: by table, rows or summed gradients, whether it is stepped, and gradients of weights."""
 
     states: list[dict[str, jax.Array]]
     allowed: list[jax.Array]

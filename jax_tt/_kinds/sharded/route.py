@@ -90,7 +90,7 @@ class Distinct(NamedTuple):
 def distinct(requests: Route, devices: int, method: str) -> Distinct:
     """The different rows among requests in any order, by ascending device and hash.
 
-    The number of ``devices`` stands for no device among the requests. ``method`` is that of the lookup.
+    The number of ``devices`` stands for no device among the requests. ``method`` is as in `Lookup`.
     """
     return sorted_on_cpu(method, _native_distinct, _distinct, devices, requests)
 
@@ -210,7 +210,7 @@ def round_of(rows: jax.Array, bits: jax.Array | None) -> jax.Array:
 def kept_places(messages: Messages, bits: jax.Array, devices: int) -> jax.Array:
     """Where rows are kept in an array as large as the messages of a round.
 
-    Those of the first round, as a rule all of them, stay where they arrive; others take places that are free.
+    Rows of the first round, as a rule all of them, stay where they arrive; others take places that are free.
     """
     total = devices * messages.size
 

@@ -177,8 +177,8 @@ def returned_weights(
 ) -> dict[int, jax.Array]:
     """Sends the gradients of weights back from the owners of rows, for bags whose sums travelled.
 
-    ``gradients`` are those of the weights that arrived here, ``[devices, size]`` or None. Returns ``row . g`` of every
-    position, ``[S, cap]``, by the number of the call.
+    ``gradients`` of weights that arrived here are ``[devices, size]`` or None. Returns ``row . g`` of every position,
+    ``[S, cap]``, by the number of the call.
     """
     spreads: dict[int, Spread] = {}
     sent = []

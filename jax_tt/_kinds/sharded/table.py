@@ -397,7 +397,7 @@ class ShardedTable(Wrapper):
         pages: jax.Array,
         after: Layout,
     ) -> dict[str, jax.Array]:
-        """Moves arrays of ``count`` rows, those of all column shards or of one, to another layout."""
+        """Moves arrays of ``count`` rows, of all column shards or of one, to another layout."""
         if before == after:
             return dict(arrays)
         layouts = (before, after)
@@ -412,7 +412,7 @@ class ShardedTable(Wrapper):
         return over_explicit_axes(move, inputs, P(self.axis))
 
     def by_row(self, state: State) -> dict[str, Any]:
-        """The state as that of the wrapped table, whose entry k is that of row k, e.g. for a checkpoint.
+        """The state of the wrapped table, in which entry k of an array belongs to row k, e.g. for a checkpoint.
 
         The keys of a hash table and their rows stay in the slots that they have, and the arrays of keys get a first
         axis of devices: `HashTable.of_rows` places them in a table of one device.

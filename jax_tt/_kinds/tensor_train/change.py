@@ -61,7 +61,7 @@ def _fitted(
 
 
 class _WithReplacedRows:
-    """A table some of whose rows have values of their own: those that are cached."""
+    """A table some of whose rows are replaced by cached values."""
 
     def __init__(self, table: TrainRows, tags: np.ndarray, values: np.ndarray):
         self.shape, self.dtype = table.shape, table.dtype

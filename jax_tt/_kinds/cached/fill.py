@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from jax_tt._base.words import set_of
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
-from jax_tt._kinds.cached.maintain import populate
+from jax_tt._kinds.cached.maintain import populated
 from jax_tt._kinds.cached.names import directory_of, named_directory
 from jax_tt._kinds.cached.table import cached_part
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
@@ -64,7 +64,7 @@ def fill(
         raise TypeError("table: its arrays are traced; a cache is filled outside of jit.")
     rows, counts = _frequencies(cached.num_embeddings, ids, weights)
     sampled = _candidates(before, rows, _scores(counts, cached.cache.scoring))
-    after = directory_of(state := populate(cached, {**state, **named_directory(sampled)}, method))
+    after = directory_of(state := populated(cached, {**state, **named_directory(sampled)}, method))
     scores = after.scores
     if cached.cache.policy == "lru":  # as if requested in one step, the last
         scores = jnp.minimum(scores, MOST_COUNTED)

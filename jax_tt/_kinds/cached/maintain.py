@@ -47,7 +47,11 @@ def populate(table: Table, state: State, method: str = "auto") -> dict[str, Any]
     >>> jax_tt.cache.statistics(table, state)["occupied"]
     2
     """
-    cached = _checked(table, state)
+    return populated(_checked(table, state), state, method)
+
+
+def populated(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]:
+    """`populate` without a check: `fill` counts a sample in other counters than those of the table."""
     before = directory_of(state)
     directory, evicted, counts = cache_backend.populate(before, method)
     directory = add_to_statistics(

@@ -1,9 +1,10 @@
 """What other packages need for kinds of tables and optimizers that this one does not have.
 
 A kind in plain JAX derives from `ReferenceTable` and gives the arrays of its states, their initial values, and the rows
-of ids; a kind that holds a table derives from `Wrapper`. Both register what `grow`, `reorder`, `freeze` and the
-other dispatched functions do for them; with `rows_to_shard`, `check_sharding` and `shard_of`, a `ShardedTable` takes
-them. `get_include` is for optimizers in C++.
+of ids; a kind that holds a table derives from `Wrapper`. Both register what `grow`, `reorder`, `freeze` and the other
+dispatched functions do for them; with `rows_to_shard`, `check_sharding` and `shard_of`, a `ShardedTable` takes them. A
+kind with native operations overrides `Table.execution`, which returns an `Execution`. `get_include` is for optimizers in
+C++.
 
 >>> import dataclasses, functools, jax, jax.numpy as jnp, jax_tt
 >>> @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,7 @@ from jax_tt._table.sharding import shard_of as shard_of
 from jax_tt._table.state import Array as Array
 from jax_tt._table.state import StateSpec as StateSpec
 from jax_tt._table.state import parameter as parameter
+from jax_tt._table.table import Execution as Execution
 from jax_tt._table.whole import attend as attend
 from jax_tt._table.whole import to_dense as to_dense
 from jax_tt._table.wrapper import Wrapper as Wrapper

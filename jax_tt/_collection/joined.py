@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,18 +17,18 @@ from jax_tt._ids import bag_parts
 from jax_tt._ids.batch import HIGHEST_BIT, Batch, unsigned, with_marks
 from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._ids.parts import in_parts, join_parts, separate_parts
+from jax_tt._table.groups import Use
 from jax_tt._table.table import Table
 
 
-def joined(table: Table, batches: Mapping[str, Batch]) -> Batch:
+def joined(use: Use, batches: Mapping[str, Batch]) -> Batch:
     """The bags of all features in their order; the batch of a single feature is unchanged."""
     if len(batches) == 1:
         return next(iter(batches.values()))
-    parts = _of_one_form(table, batches)
-    if table.parts > 1:
-        batch = over_explicit_axes(
-            _join_parts_for(table), parts, lambda: like_segments(parts[0], 1)
-        )
+    parts, devices = _of_one_form(use.table, batches), use.execution.devices
+    if devices > 1:
+        join = partial(_join_for, devices)
+        batch = over_explicit_axes(join, parts, lambda: like_segments(parts[0], 1))
     else:
         # With an explicit sharding, the joined batch is replicated: shards of it would be no shards of the features.
         batch = over_explicit_axes(_join, parts, P())
@@ -44,7 +45,7 @@ def _first_cut(batches: Sequence[Batch]) -> tuple[int | None, int | None] | None
     return large, small
 
 
-def separated(table: Table, sums: jax.Array, batches: Sequence[Batch]) -> Sequence[jax.Array]:
+def separated(use: Use, sums: jax.Array, batches: Sequence[Batch]) -> Sequence[jax.Array]:
     """Splits the sums of a joined batch into the sums ``[S, nb, D]`` of each batch."""
     if len(batches) == 1:
         return [sums]
@@ -61,12 +62,12 @@ def separated(table: Table, sums: jax.Array, batches: Sequence[Batch]) -> Sequen
             for begin, end, shape in zip(ends[:-1], ends[1:], shapes, strict=True)
         )
 
-    call = split if table.parts == 1 else split_parts
+    call = split if use.execution.devices <= 1 else split_parts
     return over_explicit_axes(call, sums, lambda: tuple(map(like_segments, batches)))
 
 
-def _join_parts_for(table: Table) -> Callable[[Sequence[Batch]], Batch]:
-    return lambda parts: join_parts([in_parts(part, table.parts) for part in parts])
+def _join_for(devices: int, parts: Sequence[Batch]) -> Batch:
+    return join_parts([in_parts(part, devices) for part in parts])
 
 
 def _join(parts: Sequence[Batch]) -> Batch:

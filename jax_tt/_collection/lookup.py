@@ -30,11 +30,11 @@ from jax_tt._ids.inputs import bag_batch
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limited_columns
-from jax_tt._lookup.rule import pooled_sums, prepared, resolved
+from jax_tt._lookup.rule import pooled_sums, prepared, settled
 from jax_tt._ops.lookups import options_of
 from jax_tt._table.check import check_state
+from jax_tt._table.groups import Use
 from jax_tt._table.options import Lookup, StepInputs, Update
-from jax_tt._table.table import Table
 
 LAYOUTS = ("features", *WIDE)
 
@@ -132,21 +132,20 @@ def embed(
         counts = {name: request.samples for name, request in requests.items()}
         check_wide(collection, layout, counts)
     tables = collection.for_batches
+    uses = {name: settled(table, state[name], lookups[name]) for name, table in tables.items()}
     shared = collection.shared(state)
     scalars: list[dict[str, Any]] = [{}] * len(tables)
     if shared is not None:
         scalars = jax.lax.stop_gradient(shared).states(list(tables.values()))
     calls, counted, after = [], {}, {}
     batches = {
-        name: _batch_of(table, storages[name], {f: requests[f] for f in features}, batch)
-        for (name, table), features in zip(
-            tables.items(), collection.features_of.values(), strict=True
-        )
+        name: _batch_of(use, storages[name], {f: requests[f] for f in features}, batch)
+        for (name, use), features in zip(uses.items(), collection.features_of.values(), strict=True)
     }
-    batches |= _found_keys(tables, state, batches, lookups)
+    batches |= _found_keys(uses, state, batches)
     for (name, table), read in zip(tables.items(), scalars, strict=True):
         ids = batches[name]
-        call, changed = prepared(table, {**state[name], **read}, ids, lookups[name], inputs[name])
+        call, changed = prepared(uses[name], {**state[name], **read}, ids, inputs[name])
         calls.append(call)
         counted[name] = Counted(table, call.use.lookup, ids, call.batch)
         changed = {array: value for array, value in changed.items() if array not in read}
@@ -156,7 +155,9 @@ def embed(
         after[STATISTICS] = {TOTALS: count_batches(state[STATISTICS][TOTALS], counted)}
     dtypes = {name: jnp.dtype(lookups[name].dtype or storages[name]) for name in tables}
     alike = len({(accumulator(storages[name]), dtypes[name]) for name in tables}) == 1
-    undivided = explicit_mesh(calls) is None and all(table.parts == 1 for table in tables.values())
+    undivided = explicit_mesh(calls) is None and all(
+        use.execution.devices <= 1 for use in uses.values()
+    )
     at_once = layout in WIDE and alike and undivided
     if at_once and (wide := wide_of(collection, requests)):
         array = pooled_sums(calls, wide, shared).astype(next(iter(dtypes.values())))
@@ -166,7 +167,7 @@ def embed(
     rows: dict[str, jax.Array] = {}
     for name, features in collection.features_of.items():
         parts = separated(
-            tables[name], sums[name], [requests[feature].summed for feature in features]
+            uses[name], sums[name], [requests[feature].summed for feature in features]
         )
         for feature, part in zip(features, parts, strict=True):
             result = requests[feature].result(part, dtypes[name])
@@ -176,22 +177,19 @@ def embed(
 
 
 def _found_keys(
-    tables: Mapping[str, Table],
-    state: States,
-    batches: Mapping[str, Batch],
-    lookups: Mapping[str, Lookup],
+    uses: Mapping[str, Use], state: States, batches: Mapping[str, Batch]
 ) -> dict[str, Batch]:
     """The batches of hash tables with the slots of their keys, which are searched together."""
     # Devices that hold parts of a table find its keys in the exchange.
     hashed = {
-        name: require_hash_table(t)
-        for name, t in tables.items()
-        if t.ids.takes_keys and not t.divided
+        name: use
+        for name, use in uses.items()
+        if use.table.ids.takes_keys and not use.execution.devices
     }
     found = found_slots(
         [
-            (table, state[name], batches[name], resolved(table, state[name], lookups[name]))
-            for name, table in hashed.items()
+            (require_hash_table(use.table), state[name], batches[name], use.lookup)
+            for name, use in hashed.items()
         ]
     )
     return dict(zip(hashed, found, strict=True))
@@ -205,7 +203,7 @@ def _limit(
     return table.update, inputs[collection.features[feature].table].grad_scale, table.features
 
 
-def _batch_of(table: Table, storage: Any, requests: Mapping[str, Request], batch: Any) -> Batch:
+def _batch_of(use: Use, storage: Any, requests: Mapping[str, Request], batch: Any) -> Batch:
     """The one batch of a table."""
     pooled = (request.lookup is not None for request in requests.values())
     alike = all(pooled) and all(request.summed is request.batch for request in requests.values())
@@ -214,5 +212,5 @@ def _batch_of(table: Table, storage: Any, requests: Mapping[str, Request], batch
         if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
             # Neighbours in the flat arrays are one batch already.
             whole = batch.between(numbers[0], numbers[-1] + 1)
-            return bag_batch(table.ids, whole, accumulator(storage))[0]
-    return joined(table, {name: request.summed for name, request in requests.items()})
+            return bag_batch(use.table.ids, whole, accumulator(storage))[0]
+    return joined(use, {name: request.summed for name, request in requests.items()})

@@ -16,6 +16,7 @@ from jax_tt._collection.statistics import STATISTICS, TOTALS, TOTALS_SHAPE
 from jax_tt._lookup.shared import FLAGS
 from jax_tt._table.copies import with_name
 from jax_tt._table.table import Table
+from jax_tt._table.wrapper import is_sharded
 
 # In the state of a collection, the scalars that its fused tables share: `FLAGS`. Every table has its step count.
 UPDATES = "updates"
@@ -36,7 +37,7 @@ def initial_states(tables: Mapping[str, Table], keys: jax.Array) -> dict[str, di
     names = list(tables)
     for place, (name, table) in enumerate(tables.items()):
         numbers = sum(map(math.prod, table.spec.param_shapes.values()))
-        shares = isinstance(keys, Tracer) and table.parts == 1 and numbers <= _SMALL
+        shares = isinstance(keys, Tracer) and not is_sharded(table) and numbers <= _SMALL
         alike[with_name(table, None) if shares else name].append(place)
     states: dict[str, dict[str, Any]] = {}
     for first, *others in alike.values():

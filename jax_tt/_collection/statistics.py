@@ -21,6 +21,7 @@ from jax_tt._jax.vma import all_shards, axes_to_count, summed_like
 from jax_tt._table.change import has_cache
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
+from jax_tt._table.wrapper import is_sharded
 
 # In the state of a collection, and the name of their linen collection.
 STATISTICS = "statistics"
@@ -63,7 +64,7 @@ def init_totals(tables: Iterable[str]) -> dict[str, jax.Array]:
 def check_countable(tables: Mapping[str, Table]) -> None:
     """Raises for tables whose rows are not known where the batch is."""
     for name, table in tables.items():
-        if table.ids.takes_keys and table.divided:
+        if table.ids.takes_keys and is_sharded(table):
             raise ValueError(
                 f"statistics: got the table {name!r}, a sharded HashTable, whose shards look the keys up; expected a "
                 "collection without such tables. dynamic.insert and dynamic.statistics count their requests."

@@ -43,9 +43,11 @@ from jax_tt.optimizers import ReadsScaled
 OUT_OF_RANGE = "out_of_range"
 
 
-def resolved(table: Table, state: State, lookup: Lookup) -> Lookup:
-    """The options with method and precision fixed, so that forward and backward pass use the same."""
-    return _with(lookup, table.method(lookup, state), resolve_precision(lookup.precision))
+def settled(table: Table, state: State, lookup: Lookup) -> Use:
+    """How a call runs, with method and precision fixed, so that forward and backward pass use the same."""
+    execution = table.execution(lookup, state)
+    options = _with(lookup, execution.method, resolve_precision(lookup.precision))
+    return Use(table, options, execution)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -53,14 +55,12 @@ def _with(lookup: Lookup, method: str, precision: Any) -> Lookup:
     return dataclasses.replace(lookup, method=method, precision=precision)
 
 
-def prepared(
-    table: Table, state: State, batch: Batch, lookup: Lookup, inputs: StepInputs
-) -> tuple[Call, State]:
+def prepared(use: Use, state: State, batch: Batch, inputs: StepInputs) -> tuple[Call, State]:
     """What comes before the differentiated part, and the state after it.
 
-    That is the choice of the method, the count of ids out of range, and `Table.prepare`.
+    That is the count of ids out of range, and `Table.prepare`.
     """
-    lookup = resolved(table, state, lookup)
+    table, lookup, execution = use.table, use.lookup, use.execution
     if table.ids.takes_keys:
         # Keys without a row are out of range of the prepared batch, and are not in its sums.
         lookup = dataclasses.replace(lookup, bounds="zero")
@@ -79,7 +79,7 @@ def prepared(
         constant = jax.lax.stop_gradient(rest)
         added = Added(table, lookup, table.spec.storage(before), constant, given, batch)
     # Where rows are on other devices, native ops are only given rows that exist.
-    if lookup.bounds == "warn" and (lookup.method == "reference" or table.parts > 1):
+    if lookup.bounds == "warn" and (lookup.method == "reference" or execution.devices > 1):
         warn_out_of_range(table, batch)
         lookup = dataclasses.replace(lookup, bounds="zero")
     values = step_values(table, state, inputs)
@@ -92,7 +92,7 @@ def prepared(
         trained = vary_over(trained, axes)
     elif table.update is None and lookup.axis_name is not None:
         trained = sum_gradients(trained, lookup.axis_name)
-    return Call(Use(table, lookup), {**trained, **rest}, batch, values, added), state
+    return Call(Use(table, lookup, execution), {**trained, **rest}, batch, values, added), state
 
 
 def pooled_sums(
@@ -114,9 +114,9 @@ def pooled_sums(
     sums: dict[int, jax.Array] = {}
     for k, call in enumerate(calls):
         use, state, batch, *_ = call
-        if use.table.divided:
-            batch = divided(batch, use.table.parts)
-        if use.table.differentiates_itself(use.lookup):
+        if use.execution.devices:
+            batch = divided(batch, use.execution.devices)
+        if use.execution.by_jax:
             sums[k] = use.table.forward(state, batch, use.lookup)[0]
             continue
         own = {name: state[name] for name in use.table.spec.trained_names}
@@ -129,7 +129,7 @@ def pooled_sums(
     if by_rule:
         sums.update(zip(by_rule, _sums(list(by_rule.values()), shared, None), strict=True))
     found = tuple(
-        whole(sums[k], call.batch) if call.use.table.divided else sums[k]
+        whole(sums[k], call.batch) if call.use.execution.devices else sums[k]
         for k, call in enumerate(calls)
     )
     return found if wide is None else wide.joined(found)
@@ -157,8 +157,8 @@ def _call_of(added: Added) -> Call:
     """The lookup itself."""
     table, rows, batch = added.rows()
     rows, batch = vary_over((rows, batch), varying_axes(rows, batch))
-    lookup = resolved(table, rows, added.lookup)
-    return Call(Use(table, lookup), jax.lax.stop_gradient(rows), batch, ())
+    use = settled(table, rows, added.lookup)
+    return Call(use, jax.lax.stop_gradient(rows), batch, ())
 
 
 def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any:
@@ -238,7 +238,7 @@ _sums.defvjp(_fwd, _bwd, symbolic_zeros=True)
 def _asking(calls: Sequence[Call], wanted: Sequence[Wanted]) -> list[Call]:
     """The calls with options that say which cotangents are wanted."""
     return [
-        call._replace(use=Use(call.use.table, dataclasses.replace(call.use.lookup, wanted=these)))
+        call._replace(use=call.use.wanting(these))
         for call, these in zip(calls, wanted, strict=True)
     ]
 

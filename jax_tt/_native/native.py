@@ -14,6 +14,7 @@ from jax_tt._native.table_group import TableGroup
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup
 from jax_tt._table.reference import ReferenceTable, stepped
+from jax_tt._table.table import Execution
 from jax_tt._table.types import Params, Slots, State
 
 
@@ -38,11 +39,11 @@ class NativeTable(ReferenceTable):
         """Whether gradients, and the step of its rule, are native ops."""
         return self.update is None or self.update.is_native
 
-    def group(self, lookup: Lookup) -> Any:
-        return None if lookup.method == "reference" else TableGroup(self.calls, lookup.method)
-
-    def method(self, lookup: Lookup, state: State) -> str:
-        return backend.choose(lookup.method, self.spec.storage(state))
+    def execution(self, lookup: Lookup, state: State) -> Execution:
+        method = backend.choose(lookup.method, self.spec.storage(state))
+        if method == "reference":
+            return Execution(by_jax=self.update is None)
+        return Execution(method, TableGroup(self.calls, method))
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         if lookup.method == "reference":

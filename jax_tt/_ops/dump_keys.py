@@ -29,6 +29,7 @@ from jax_tt._sets.placing import ENTRY, Sets, directory_with, entries_of, placed
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
 from jax_tt._table.types import State
+from jax_tt._table.wrapper import is_sharded
 
 
 def content(table: Any, state: State, keys: Any, base: Dump | None) -> Content:
@@ -78,7 +79,7 @@ def loaded(
     wanted = table.table.spec.row_arrays
     taken = list(wanted) if optimizer_state else list(table.table.spec.row_names)
     dump.check(table.features, taken, exact=optimizer_state)
-    method = table.method(Lookup(method=method), state)
+    method = table.execution(Lookup(method=method), state).method
     held = table_keys(table, state)
     if dump.base is not None:
         check_base(dump, table.ids.label, digests_of(held, state, taken))
@@ -218,7 +219,7 @@ def _like(array: jax.Array, value: Any) -> jax.Array:
 
 def _sets_of(table: Any) -> Sets:
     whole = unsharded_hash_table(table)
-    return Sets(whole.sets, whole.ways, table.layout.devices if table.divided else 1)
+    return Sets(whole.sets, whole.ways, table.layout.devices if is_sharded(table) else 1)
 
 
 def _with_own_rows(table: Any) -> HashTable:

@@ -16,6 +16,7 @@ from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._ops.insert_sharded import insert_over_devices
 from jax_tt._ops.inserting import Inserted, ToInsert, insert_together, requests_of
 from jax_tt._table.types import State
+from jax_tt._table.wrapper import is_sharded
 
 
 @functools.singledispatch
@@ -68,7 +69,7 @@ def insert_anywhere(
     asked: Sequence[ToInsert], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     """`dynamic.insert` of several tables, some of which may be sharded."""
-    sharded = [k for k, one in enumerate(asked) if one.table.divided]
+    sharded = [k for k, one in enumerate(asked) if is_sharded(one.table)]
     alone = [k for k in range(len(asked)) if k not in sharded]
     done = insert_together([asked[k] for k in alone], method, return_evicted) if alone else []
     results = dict(zip(alone, done, strict=True))

@@ -45,7 +45,7 @@ def insert_over_devices(
     """`dynamic.insert` of several `ShardedTable`; tables over the same devices share one exchange."""
     groups: dict[ShardedGroup, list[int]] = {}
     for k, one in enumerate(asked):
-        groups.setdefault(one.table.group(Lookup()), []).append(k)
+        groups.setdefault(one.table.group, []).append(k)
     results: dict[int, tuple[Inserted, dict[str, Any]]] = {}
     for group, members in groups.items():
         of_group = _insert_in_group(group, [asked[k] for k in members], method)
@@ -119,7 +119,8 @@ def _local(asked: Sequence[ToInsert], method: str) -> list[tuple[dict[str, Any],
     sharding = asked[0].table.sharding
     everywhere = sharding.everywhere
     devices = lax.axis_size(everywhere)
-    methods = [one.table.method(Lookup(method=method), one.state) for one in asked]
+    lookup = Lookup(method=method)
+    methods = [one.table.execution(lookup, one.state).method for one in asked]
     routes = [_route(*pair, devices) for pair in zip(asked, methods, strict=True)]
     sizes = [message_rows(route.row.shape[0], devices) for route, _ in routes]
     messages, bits = all_messages([route for route, _ in routes], sizes, devices, everywhere)
@@ -209,7 +210,7 @@ def _mark(one: ToInsert, touched: dict[str, Any], keys: AskedKeys, method: str) 
 
     The number of this batch would stand for keys that it has already inserted.
     """
-    method = one.table.sharding.shard.method(Lookup(method=method), one.state)
+    method = one.table.sharding.shard.execution(Lookup(method=method), one.state).method
     after, here = {}, keys.here
     for names in (KEYS, WAITING):
         if names[2] not in touched:
@@ -239,7 +240,7 @@ def _at_owner(
     # All rounds are one batch, with one number.
     before = {**one.state, **state, CLOCK: one.state[CLOCK]}
     if local.counts_requests:
-        arrived = _distinct_keys(arrived, local.method(Lookup(method=method), before))
+        arrived = _distinct_keys(arrived, local.execution(Lookup(method=method), before).method)
     # An insertion that raised on one device alone would leave the others waiting.
     quiet = dataclasses.replace(
         local, safe_check="warn" if local.safe_check == "warn" else "ignore"

@@ -206,7 +206,7 @@ def insert_together(
 
 def _begin(asked: ToInsert, method: str) -> _Insertion:
     table, state, parts, epoch = asked
-    method = table.method(Lookup(method=method), state)
+    method = table.execution(Lookup(method=method), state).method
     now = jnp.minimum(state[CLOCK], _LAST) + 1
     requests = jax.lax.stop_gradient(joined(parts))
     epoch = epoch_of(table, epoch)

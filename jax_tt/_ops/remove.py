@@ -18,6 +18,7 @@ from jax_tt._sets.hash_directory import CLOCK, KEYS, KeyDirectory, directory_of,
 from jax_tt._sets.hash_reference import erase
 from jax_tt._table.options import Lookup
 from jax_tt._table.types import State
+from jax_tt._table.wrapper import is_sharded
 
 # Among the arrays of slots: which ones to empty.
 _CHOSEN = "chosen"
@@ -92,18 +93,18 @@ def remove_keys(
         words = keys_of_ids(whole, keys)
         size = words[1].size if size is None else size
     else:
-        if size is None and anywhere.divided:
+        if size is None and is_sharded(anywhere):
             raise ValueError(
                 f"{whole.ids.label}size: got None for a sharded table; expected the most keys to remove, "
                 "whose rows every device gets, e.g. size=1024."
             )
         size = whole.num_embeddings if size is None else size
-        axes = anywhere.axes if anywhere.divided else None
+        axes = anywhere.axes if is_sharded(anywhere) else None
         slots = {name: state[name] for name in (*KEYS, CLOCK)}
         given[_CHOSEN] = _chosen(whole, where, over_explicit_axes(_view, slots, P(axes)))
     size = size if size == 0 and where is None else as_positive("size", size)
-    static = size, whole.method(Lookup(method=method), state)
-    if anywhere.divided:
+    static = size, whole.execution(Lookup(method=method), state).method
+    if is_sharded(anywhere):
         changed, gone = anywhere.at_owners(_remove, (*static, anywhere.axes), given, words)
     else:
         changed, gone = _remove(*static, (), given, words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -123,8 +124,8 @@ class _Described(ShardedTable):
     def _check(self) -> None:
         pass
 
-    def group(self, lookup: Lookup) -> ShardedGroup:
-        del lookup
+    @functools.cached_property
+    def group(self) -> ShardedGroup:
         return ShardedGroup(self.mesh, self.axes)
 
 

@@ -67,7 +67,6 @@ class Added:
         """Whether the lookup can be left to a condition on the device."""
         return (
             self.prepared.weights is None
-            and self.table.parts == 1
             and explicit_mesh(self.prepared) is None
             and not varying_axes(self.given, self.prepared)
         )

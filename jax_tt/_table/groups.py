@@ -18,7 +18,7 @@ from jax_tt._ids.batch import Batch, of_positions, present
 from jax_tt._ids.inputs import one_bag_per_position
 from jax_tt._table.added import Added
 from jax_tt._table.options import Lookup, Wanted
-from jax_tt._table.table import Table
+from jax_tt._table.table import Execution, Table
 from jax_tt._table.types import State
 from jax_tt._table.wide import Wide
 from jax_tt._table.wrapper import Wrapper
@@ -28,13 +28,24 @@ from jax_tt._table.wrapper import Wrapper
 Cotangents = tuple[dict[str, Any], jax.Array | None]
 
 
+_WITHIN = Execution()
+
+
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A table and the resolved options of its lookup, among which are the cotangents that the loss needs."""
+    """A table, the settled options of its lookup with the cotangents that the loss needs, and how the call runs.
+
+    Tables within an operation are not asked for the latter.
+    """
 
     table: Table
     lookup: Lookup
+    execution: Execution = _WITHIN
+
+    def wanting(self, wanted: Wanted) -> Use:
+        """The same with the cotangents that the loss needs."""
+        return dataclasses.replace(self, lookup=dataclasses.replace(self.lookup, wanted=wanted))
 
 
 class Call(NamedTuple):
@@ -89,7 +100,7 @@ def groups_of(uses: tuple[Use, ...]) -> Groups:
     """The groups, each with the numbers of its tables; None for a table on its own."""
     members: dict[Group | None, list[int]] = {}
     for k, use in enumerate(uses):
-        members.setdefault(use.table.group(use.lookup), []).append(k)
+        members.setdefault(use.execution.group, []).append(k)
     alone = [k for group, own in members.items() if group is None or len(own) == 1 for k in own]
     several = [
         (group, tuple(own)) for group, own in members.items() if group is not None and len(own) > 1

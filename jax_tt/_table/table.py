@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,35 @@ from jax_tt._table.types import State
 APPLIED = "applied"
 
 
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How a call of a table runs, which `Table.execution` settles once, before the call begins.
+
+    Attributes:
+        method: ``"reference"``, or a method with native operations; ``"auto"`` where these are chosen by the platform
+            that a program is compiled for.
+        group: the operation that takes the table together with others, or None.
+        by_jax: whether JAX differentiates `Table.forward` itself, to any order.
+        devices: the number of devices that the batch of a sharded table is divided over; 0 for other tables.
+
+    A kind that never uses native operations:
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> class PlainTable(jax_tt.tables.DenseTable):
+    ...     def execution(self, lookup, state):
+    ...         return jax_tt.extension.Execution("reference", by_jax=self.update is None)
+    >>> table = PlainTable(1000, 16)
+    >>> rows, _ = jax_tt.lookup(table, table.init(jax.random.key(0)), jnp.array([3]), method="auto")
+    >>> rows.shape
+    (1, 16)
+    """
+
+    method: str = "reference"
+    group: Any = None
+    by_jax: bool = False
+    devices: int = 0
+
+
 class Table(abc.ABC):
     """A table without its arrays: sizes, options of its update, and functions of its state.
 
@@ -31,16 +61,12 @@ class Table(abc.ABC):
         features: number of columns, D.
         update: `Update` of a fused table; None for ordinary gradients.
         name: for error messages.
-        divided: whether rows are on several devices, which have to take part in every lookup.
-        parts: the number of devices that divide a batch among them.
     """
 
     num_embeddings: int
     features: int
     update: Update | None
     name: str | None
-    divided: ClassVar[bool] = False
-    parts = 1
 
     @functools.cached_property
     def spec(self) -> StateSpec:
@@ -82,24 +108,14 @@ class Table(abc.ABC):
 
     # Lookups
 
-    def method(self, lookup: Lookup, state: State) -> str:
-        """The method of a lookup: ``"auto"`` is resolved as far as possible."""
-        if lookup.method == "reference":
-            return lookup.method
-        if lookup.method == "auto":
-            return "reference"
-        raise RuntimeError(
-            f"method={lookup.method!r}: {type(self).__name__} has no native ops; use method='reference'."
-        )
-
-    def group(self, lookup: Lookup) -> Any:
-        """The `jax_tt._table.groups.Group` whose op takes this table with others, or None."""
-        del lookup
-        return None
-
-    def differentiates_itself(self, lookup: Lookup) -> bool:
-        """Whether JAX can differentiate `forward` itself, to any order."""
-        return lookup.method == "reference" and self.update is None
+    def execution(self, lookup: Lookup, state: State) -> Execution:
+        """How a call with these options runs on a state; kinds with native operations override it."""
+        del state
+        if lookup.method not in ("reference", "auto"):
+            raise RuntimeError(
+                f"method={lookup.method!r}: {type(self).__name__} has no native ops; use method='reference'."
+            )
+        return Execution(by_jax=self.update is None)
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
         """Preparation of a batch before the differentiated part: cache probes, counts, maps of ids."""

@@ -13,10 +13,17 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._table.options import Lookup, Update
 from jax_tt._table.state import StateSpec
-from jax_tt._table.table import Table
+from jax_tt._table.table import Execution, Table
 from jax_tt._table.types import State
 
 Kind = TypeVar("Kind", bound=Table)
+
+
+@functools.singledispatch
+def is_sharded(table: Table) -> bool:
+    """Whether the rows are on several devices, which have to take part in every lookup."""
+    del table
+    return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Wrapper(Table):
             raise TypeError(
                 f"table: got {self.table!r}; expected a jax_tt.Table, e.g. jax_tt.tables.DenseTable(1000, 16)."
             )
-        if self.table.divided:
+        if is_sharded(self.table):
             raise TypeError(
                 f"table: got a {type(self.table).__name__}; expected a table that is not sharded. Shard the hash table "
                 "instead; apply an order to the ids before the lookup, order.apply(ids)."
@@ -75,14 +82,8 @@ class Wrapper(Table):
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         return self.table.init_rest(params)
 
-    def method(self, lookup: Lookup, state: State) -> str:
-        return self.table.method(lookup, state)
-
-    def group(self, lookup: Lookup) -> Any:
-        return self.table.group(lookup)
-
-    def differentiates_itself(self, lookup: Lookup) -> bool:
-        return self.table.differentiates_itself(lookup)
+    def execution(self, lookup: Lookup, state: State) -> Execution:
+        return self.table.execution(lookup, state)
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
         return self.table.prepare(state, batch, lookup)

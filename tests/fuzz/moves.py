@@ -19,6 +19,7 @@ from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, named_direc
 from jax_tt._sets.placing import ENTRY, Sets, _slots, directory_with, entries_of
 from jax_tt._sets.relocate import sets_of
 from jax_tt._table.checkpoint import by_row, of_rows, unsharded
+from jax_tt._table.wrapper import is_sharded
 from jax_tt.tables import ShardedTable
 
 WAYS = ("dump", "changes", "rows", "collection", "frozen", "pieces", "grown")
@@ -56,7 +57,7 @@ def _table(rng: np.random.Generator, plain: Any = None) -> Any:
 
 def _sets(table: Any) -> Sets:
     own = unsharded(table)
-    return Sets(own.sets, own.ways, table.layout.devices if table.divided else 1)
+    return Sets(own.sets, own.ways, table.layout.devices if is_sharded(table) else 1)
 
 
 def _directory(rng: np.random.Generator, sets: Sets, load: float) -> KeyDirectory:

@@ -91,11 +91,11 @@ def subclasses(kind: type) -> set[type]:
 
 MEMBERS = {name for name in (*vars(Table), *Table.__annotations__) if name[0] != "_"}
 # What a table that can be wrapped does not define, so that wrappers need not delegate it.
-DEFAULTS = {"init", "divided", "parts"}
+DEFAULTS = {"init"}
 
 
 def test_a_table_has_few_members() -> None:
-    assert len(MEMBERS) <= 18, sorted(MEMBERS)
+    assert len(MEMBERS) <= 14, sorted(MEMBERS)
 
 
 def test_wrappers_delegate_every_member() -> None:
@@ -108,7 +108,6 @@ def test_wrappers_delegate_every_member() -> None:
         assert getattr(Forgetful(plain), name) == getattr(plain, name), name
     for name in methods:
         table = mock.create_autospec(plain)
-        table.divided = False
         values = [object() for _ in inspect.signature(getattr(plain, name)).parameters]
         assert getattr(Forgetful(table), name)(*values) is getattr(table, name).return_value
         getattr(table, name).assert_called_once_with(*values)

@@ -36,7 +36,7 @@ def _fits(table, ids):
         batch, _ = bag_batch(table.ids, ids, jnp.float32)
         lookup = Lookup(bounds="zero")
         call = Call(Use(table, lookup), state, batch, ())
-        (sums,), residuals = table.group(lookup).forward([call], None)
+        (sums,), residuals = table.group.forward([call], None)
         return sums[:, 0], residuals.fits
 
     state = table.table.init(jax.random.key(0))

@@ -42,7 +42,7 @@ from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.step_values import step_values
-from jax_tt._table.table import Table
+from jax_tt._table.table import Execution, Table
 from jax_tt._table.types import State
 from jax_tt._table.whole import attend, to_dense
 from jax_tt._table.wrapper import Wrapper, find
@@ -136,16 +136,11 @@ class RowCachedTable(Wrapper):
         rows = {"embedding": jnp.zeros(shape, self.cache.dtype or storage)}
         return named_directory(directory) | outer(rows | table.init_rest(rows))
 
-    def group(self, lookup: Lookup) -> Any:
-        del lookup
-        return None
-
-    def method(self, lookup: Lookup, state: State) -> str:
-        storage = self.spec.storage(state)
-        return _backend.choose(lookup.method, accumulator(state[ROWS].dtype, storage))
-
-    def differentiates_itself(self, lookup: Lookup) -> bool:
-        return self.trains_rows and super().differentiates_itself(lookup)
+    def execution(self, lookup: Lookup, state: State) -> Execution:
+        storage = accumulator(state[ROWS].dtype, self.spec.storage(state))
+        method = _backend.choose(lookup.method, storage)
+        by_jax = method == "reference" and self.trains_rows and self.update is None
+        return Execution(method, by_jax=by_jax)
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
         """Finds the slots of a batch and, in training, counts it."""

@@ -38,6 +38,7 @@ from jax_tt._table.options import IGNORED, Lookup, Update
 from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.rotation import ROTATION, rotation_array, rotation_of, turned, turned_back
 from jax_tt._table.state import Array, StateSpec
+from jax_tt._table.table import Execution
 from jax_tt._table.types import Params, Slots, State
 from jax_tt._table.whole import to_dense
 
@@ -245,8 +246,9 @@ class CodedTable(CodeLayout, ReferenceTable):
 
     # Lookups
 
-    def method(self, lookup: Lookup, state: State) -> str:
-        return backend.choose(lookup.method, self.spec.storage(state))
+    def execution(self, lookup: Lookup, state: State) -> Execution:
+        method = backend.choose(lookup.method, self.spec.storage(state))
+        return Execution(method, by_jax=method == "reference" and self.update is None)
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         sentinel = state.get("sentinel")

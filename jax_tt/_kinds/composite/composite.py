@@ -26,8 +26,9 @@ from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._table.state import SCALARS, Array, StateSpec, scalars_of
 from jax_tt._table.step_values import step_values
-from jax_tt._table.table import APPLIED, Table
+from jax_tt._table.table import APPLIED, Execution, Table
 from jax_tt._table.types import State
+from jax_tt._table.wrapper import is_sharded
 from jax_tt.optimizers import ReadsScaled
 
 
@@ -63,7 +64,7 @@ class Composite(Table):
             raise TypeError(
                 f"{argument}: got {table!r}; expected a jax_tt.Table, e.g. jax_tt.tables.DenseTable(1000, 16)."
             )
-        if table.ids.takes_keys or has_cache(table) or table.divided:
+        if table.ids.takes_keys or has_cache(table) or is_sharded(table):
             raise TypeError(
                 f"{argument}: got a {type(table).__name__}; expected a table without a row cache, which is not a hash "
                 "table and is not divided over devices."
@@ -174,10 +175,12 @@ class Composite(Table):
         )
         return dataclasses.replace(super().ids, integers_only=reason)
 
-    def method(self, lookup: Lookup, state: State) -> str:
-        own = zip(self.members, self.separated(state), strict=True)
-        methods = {table.method(lookup, part) for table, part in own}
-        return "reference" if methods == {"reference"} else lookup.method
+    def execution(self, lookup: Lookup, state: State) -> Execution:
+        pairs = zip(self.members, self.separated(state), strict=True)
+        methods = {table.execution(lookup, part).method for table, part in pairs}
+        if methods == {"reference"}:
+            return Execution(by_jax=self.update is None)
+        return Execution(lookup.method)
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         batches = self._prepared(state, batch, lookup)
@@ -239,14 +242,17 @@ class Composite(Table):
                 for name in table.spec.trained_names
                 if f"table_{k}_{name}" in lookup.wanted.names
             )
+            execution = table.execution(lookup, part)
             of_table = dataclasses.replace(
                 lookup,
                 # An id out of range is one of all tables; the first one reports it.
                 bounds="zero" if k and lookup.bounds == "warn" else lookup.bounds,
-                method=table.method(lookup, part),
+                method=execution.method,
                 wanted=Wanted(names, lookup.wanted.weights),
             )
-            calls.append(Call(Use(table, of_table), part, batch, values[k] if values else ()))
+            calls.append(
+                Call(Use(table, of_table, execution), part, batch, values[k] if values else ())
+            )
         return calls
 
     # The whole table

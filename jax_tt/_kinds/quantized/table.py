@@ -28,6 +28,7 @@ from jax_tt._table.options import Lookup, Update, check_update
 from jax_tt._table.rotation import ROTATION, rotation_array, rotation_of, turned, turned_back
 from jax_tt._table.sharding import rows_to_shard
 from jax_tt._table.state import StateSpec, parameter
+from jax_tt._table.table import Execution
 from jax_tt._table.types import Params, Slots, State
 from jax_tt._table.whole import attend, to_dense
 from jax_tt.optimizers import ChangesAll, Optimizer, ReadsScaled
@@ -156,9 +157,10 @@ class QuantizedTable(NativeTable):
             else attributes | {"levels": as_attribute(self.levels)}
         )
 
-    def group(self, lookup: Lookup) -> Any:
-        # The op on many tables may write sums where they cannot be turned.
-        return None if self.rotated else super().group(lookup)
+    def execution(self, lookup: Lookup, state: State) -> Execution:
+        settled = super().execution(lookup, state)
+        # The operation on many tables may write sums where they cannot be turned.
+        return dataclasses.replace(settled, group=None) if self.rotated else settled
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         sums, residuals = super().forward(state, batch, lookup)

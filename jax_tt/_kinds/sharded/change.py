@@ -17,7 +17,6 @@ from jax_tt._table.change import Change, Growth, grow, grow_shards, reorder, wit
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import freeze, register_wrapper, with_update
 from jax_tt._table.dispatch import default
-from jax_tt._table.options import Lookup
 from jax_tt._table.types import State
 
 
@@ -29,7 +28,7 @@ def grow_sharded(table: ShardedTable, state: State, growth: Growth) -> Change:
         spec, local = P(table.axes), Local(function, static)
 
         def call(arrays: Any) -> Any:
-            return table.group(Lookup()).on_devices(local, (spec,), spec)(arrays)
+            return table.group.on_devices(local, (spec,), spec)(arrays)
 
         return over_explicit_axes(call, arrays, spec)
 

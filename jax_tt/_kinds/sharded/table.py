@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -38,10 +38,10 @@ from jax_tt._table.initial_rows import init_param
 from jax_tt._table.options import Lookup
 from jax_tt._table.sharding import check_sharding, rows_to_shard, shard_of
 from jax_tt._table.state import Array, StateSpec
-from jax_tt._table.table import Table
+from jax_tt._table.table import Execution, Table
 from jax_tt._table.types import State
 from jax_tt._table.whole import attend, to_dense
-from jax_tt._table.wrapper import Wrapper
+from jax_tt._table.wrapper import Wrapper, is_sharded
 
 # Larger tables are moved a block at a time, and no device has all of their rows; for others, what compiles fastest.
 _WHOLE_BYTES = 2**28
@@ -78,7 +78,6 @@ class ShardedTable(Wrapper):
     axis: Any
     placement: Placement
     exchange: Exchange = DEFAULT
-    divided: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -328,7 +327,7 @@ class ShardedTable(Wrapper):
         sharded, local = P(self.axes), Local(function, static)
 
         def call(inputs: tuple[Any, Any]) -> Any:
-            run = self.group(Lookup()).on_devices(local, (sharded, P()), (sharded, P()))
+            run = self.group.on_devices(local, (sharded, P()), (sharded, P()))
             return run(*inputs)
 
         return over_explicit_axes(call, (arrays, given), (sharded, P()))
@@ -477,16 +476,18 @@ class ShardedTable(Wrapper):
             else self.table.prepare(state, batch, lookup)
         )
 
-    def differentiates_itself(self, lookup: Lookup) -> bool:
-        return False
-
-    def group(self, lookup: Lookup) -> ShardedGroup:
+    @functools.cached_property
+    def group(self) -> ShardedGroup:
+        """The operation that takes all tables that are sharded over the same devices."""
         # Lookups run in automatic mode, also where the mesh of the user has explicit axes.
         return ShardedGroup(Mesh(self.mesh.devices, self.mesh.axis_names), self.axes)
 
+    def execution(self, lookup: Lookup, state: State) -> Execution:
+        return Execution(self.table.execution(lookup, state).method, self.group, devices=self.parts)
+
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         call = Call(Use(self, lookup), state, batch, ())
-        (sums,), residuals = self.group(lookup).forward([call], None)
+        (sums,), residuals = self.group.forward([call], None)
         return sums, residuals
 
     def backward(
@@ -498,9 +499,10 @@ class ShardedTable(Wrapper):
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[dict[str, Any], jax.Array | None]:
         call = Call(Use(self, lookup), state, batch, values)
-        return self.group(lookup).backward([call], residuals, [g], None)[0]
+        return self.group.backward([call], residuals, [g], None)[0]
 
 
+is_sharded.register(ShardedTable, lambda table: True)
 # The rows of positions are looked up where they are.
 weights_gradient.register(ShardedTable, weights_gradient.dispatch(Table))
 

@@ -3,8 +3,8 @@
 A kind in plain JAX derives from `ReferenceTable` and gives the arrays of its states, their initial values, and the rows
 of ids; a kind that holds a table derives from `Wrapper`. Both register what `grow`, `reorder`, `freeze` and the other
 dispatched functions do for them; with `rows_to_shard`, `check_sharding` and `shard_of`, a `ShardedTable` takes them. A
-kind with native operations overrides `Table.execution`, which returns an `Execution`. `get_include` is for optimizers in
-C++.
+kind with native operations overrides `Table.execution`, which returns an `Execution`. `get_include` is for optimizers
+in C++.
 
 >>> import dataclasses, functools, jax, jax.numpy as jnp, jax_tt
 >>> @dataclasses.dataclass(frozen=True)

@@ -59,7 +59,8 @@ def check() -> None:
 
 def resolve_method(method: str) -> Method:
     """Checks ``method``; ``JAX_TT_METHOD`` replaces ``"auto"``."""
-    check()  # it may have changed since the import, before the native ops read it
+    if not _CHECKS.keys().isdisjoint(os.environ):
+        check()  # it may have changed since the import, before the native ops read it
     if not isinstance(method, str) or method not in METHODS:
         one_of("method", method, METHODS, "; 'reference' is pure JAX and runs everywhere")
     if method == "auto" and "JAX_TT_METHOD" in os.environ:

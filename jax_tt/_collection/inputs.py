@@ -39,7 +39,8 @@ def step_arguments(
             f"collection: got a {type(collection).__name__}; expected a description of tables and features, "
             "jax_tt.Collection(tables, features)."
         )
-    _check(collection, hyperparameters)
+    if hyperparameters is not None:
+        _check(collection, hyperparameters)
     given = hyperparameters or {}
     if grad_scale is not None and all(table.update is None for table in collection.tables.values()):
         raise ValueError(
@@ -53,8 +54,6 @@ def step_arguments(
 
 
 def _check(collection: Collection, given: Any) -> None:
-    if given is None:
-        return
     if not isinstance(given, Mapping) or not all(
         isinstance(own, Mapping) for own in given.values()
     ):

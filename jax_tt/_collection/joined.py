@@ -22,9 +22,7 @@ from jax_tt._table.table import Table
 
 
 def joined(use: Use, batches: Mapping[str, Batch]) -> Batch:
-    """The bags of all features in their order; the batch of a single feature is unchanged."""
-    if len(batches) == 1:
-        return next(iter(batches.values()))
+    """The bags of all features in their order."""
     parts, devices = _of_one_form(use.table, batches), use.execution.devices
     if devices > 1:
         join = partial(_join_for, devices)
@@ -47,8 +45,6 @@ def _first_cut(batches: Sequence[Batch]) -> tuple[int | None, int | None] | None
 
 def separated(use: Use, sums: jax.Array, batches: Sequence[Batch]) -> Sequence[jax.Array]:
     """Splits the sums of a joined batch into the sums ``[S, nb, D]`` of each batch."""
-    if len(batches) == 1:
-        return [sums]
 
     def split_parts(sums: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(separate_parts(sums, batches))

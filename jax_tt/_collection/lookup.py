@@ -29,7 +29,7 @@ from jax_tt._ids.explicit import explicit_mesh
 from jax_tt._ids.inputs import bag_batch
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
-from jax_tt._lookup.limit import limited_columns
+from jax_tt._lookup.limit import limited, limited_columns
 from jax_tt._lookup.rule import pooled_sums, prepared, settled
 from jax_tt._ops.lookups import options_of
 from jax_tt._table.check import check_state
@@ -98,6 +98,7 @@ def lookup_features(
         check_inputs(inputs)
     lookup, inputs = options_of("lookup_features", options, inputs, named)
     check_lookup(lookup)
+    one_of("layout", layout, LAYOUTS)
     arguments = step_arguments(collection, inputs.grad_scale, inputs.hyperparameters)
     by_table = {
         name: StepInputs(scale, inputs.key, own) for name, (scale, own) in arguments.items()
@@ -121,8 +122,8 @@ def embed(
 
     The statistics are counted if ``state`` has them.
     """
-    one_of("layout", layout, LAYOUTS)
-    check_statistics("state", state, collection.tables)
+    if STATISTICS in state:
+        check_statistics("state", state, collection.tables)
     for name, table in collection.tables.items():
         check_state(table, state[name])
     storages = {name: table.spec.storage(state[name]) for name, table in collection.tables.items()}
@@ -142,7 +143,8 @@ def embed(
         name: _batch_of(use, storages[name], {f: requests[f] for f in features}, batch)
         for (name, use), features in zip(uses.items(), collection.features_of.values(), strict=True)
     }
-    batches |= _found_keys(uses, state, batches)
+    if any(table.ids.takes_keys for table in tables.values()):
+        batches |= _found_keys(uses, state, batches)
     for (name, table), read in zip(tables.items(), scalars, strict=True):
         ids = batches[name]
         call, changed = prepared(uses[name], {**state[name], **read}, ids, inputs[name])
@@ -166,12 +168,14 @@ def embed(
     sums = dict(zip(tables, pooled_sums(calls, None, shared), strict=True))
     rows: dict[str, jax.Array] = {}
     for name, features in collection.features_of.items():
-        parts = separated(
-            uses[name], sums[name], [requests[feature].summed for feature in features]
-        )
-        for feature, part in zip(features, parts, strict=True):
-            result = requests[feature].result(part, dtypes[name])
-            rows[feature] = limited_columns(result, [_limit(collection, feature, inputs)])
+        update, of_features = tables[name].update, [requests[feature] for feature in features]
+        parts = [sums[name]]
+        if len(features) > 1:
+            parts = separated(uses[name], sums[name], [request.summed for request in of_features])
+        for feature, request, part in zip(features, of_features, parts, strict=True):
+            rows[feature] = request.result(part, dtypes[name])
+            if update is not None and update.max_gradient is not None:
+                rows[feature] = limited(rows[feature], update, inputs[name].grad_scale)
     rows = {name: rows[name] for name in collection.features}
     return WIDE[layout].of_rows(rows) if layout in WIDE else rows, after
 
@@ -213,4 +217,5 @@ def _batch_of(use: Use, storage: Any, requests: Mapping[str, Request], batch: An
             # Neighbours in the flat arrays are one batch already.
             whole = batch.between(numbers[0], numbers[-1] + 1)
             return bag_batch(use.table.ids, whole, accumulator(storage))[0]
-    return joined(use, {name: request.summed for name, request in requests.items()})
+    batches = {name: request.summed for name, request in requests.items()}
+    return joined(use, batches) if len(batches) > 1 else next(iter(batches.values()))

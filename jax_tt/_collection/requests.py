@@ -46,7 +46,7 @@ class Request(NamedTuple):
 
     def result(self, sums: jax.Array, dtype: Any) -> jax.Array:
         """``[*shape, D]`` from the sums of ``summed``."""
-        if self.lookup is not None:
+        if self.lookup is not None and self.lookup.combiner != "sum":
             sums = combine(self.lookup, self.table, self.batch, sums)
         return reshape_rows(sums, (*self.shape, self.table.features)).astype(dtype)
 
@@ -67,7 +67,9 @@ def requests_of(
         accum = accumulator(storages[feature.table])
         if feature.combiner is not None:
             lookup = _combined(lookups[feature.table], feature.combiner)
-            requests[name] = _bags(table, value, accum, lookup)
+            batch, count = bag_batch(table.ids, value, accum)
+            summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
+            requests[name] = Request(table, lookup, batch, summed, (count,), count)
         elif isinstance(value, Bags):
             requests[name] = _sequence_of_bags(table, value, accum)
         else:
@@ -75,12 +77,6 @@ def requests_of(
             count = shape[0] if len(shape) == 1 else None
             requests[name] = Request(table, None, batch, batch, shape, count)
     return requests
-
-
-def _bags(table: Table, value: Any, accum: Any, lookup: Lookup) -> Request:
-    batch, count = bag_batch(table.ids, value, accum)
-    summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
-    return Request(table, lookup, batch, summed, (count,), count)
 
 
 def _sequence_of_bags(table: Table, bags: Bags, accum: Any) -> Request:

@@ -14,10 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 
 from jax_tt._base import ffi
 from jax_tt._base.environment import resolve_method
-from jax_tt._jax.by_platform import branches
+from jax_tt._jax.by_platform import by_platform
 
 _PLATFORMS = ("cpu", "cuda")
 
@@ -116,6 +117,8 @@ def run(method: str, native: Callable[..., Any], reference: Callable[..., Any], 
     platforms = native_platforms()
     if symbolic or any(leaf.dtype == jnp.float64 for leaf in leaves):
         platforms = tuple(p for p in platforms if p != "cuda")
-    own = {platform: partial(native, platform) for platform in platforms}
-    by_platform = branches(own, reference if method == "auto" else None)
-    return lax.platform_dependent(*args, **by_platform)
+    functions = {platform: partial(native, platform) for platform in platforms}
+    default = reference if method == "auto" else None
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        return by_platform(functions, default, *args)
+    return lax.platform_dependent(*args, default=default, **functions)

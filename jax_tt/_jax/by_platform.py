@@ -26,15 +26,8 @@ def by_platform(
             close over traced values, and has no derivatives.
         *args: trees of arrays.
     """
-    return lax.platform_dependent(*args, **branches(native, reference))
-
-
-def branches(
-    native: Mapping[str, Callable[..., Any]], reference: Callable[..., Any] | None
-) -> dict[str, Callable[..., Any]]:
-    """The functions of `by_platform` as `jax.lax.platform_dependent` takes them, for one call."""
     if reference is None:
-        return dict(native)
+        return lax.platform_dependent(*args, **native)
     # Traced before the reference, so that the types of the results are known there.
     first = next(iter(native))
     results: list[Any] = []
@@ -56,7 +49,7 @@ def branches(
         found = _later.bind(*leaves, function=flat, types=tuple(types))
         return jax.tree.unflatten(result_structure, found)
 
-    return {"default": default, **native, first: traced}
+    return lax.platform_dependent(*args, default=default, **{**native, first: traced})
 
 
 # ``function(*args)``, whose results have these types; it is traced when it is lowered.

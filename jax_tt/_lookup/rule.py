@@ -176,7 +176,8 @@ def _sums(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> An
 
 
 def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tuple[Any, Any]:
-    scalars = [{}] * len(calls) if shared is None else shared.all_of([c.use.table for c in calls])
+    tables = [call.use.table for call in calls]
+    scalars = [{}] * len(calls) if shared is None else shared.states(tables, used=shared.used)
     wanted = tuple(_wanted(call, own) for call, own in zip(calls, scalars, strict=True))
     calls, shared = jax.tree.map(lambda leaf: leaf.value, (calls, shared), is_leaf=_is_primal)
     reading = calls if shared is None else _with_scalars(calls, shared)
@@ -204,7 +205,7 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
         gs, wide = [None] * len(calls), None
     reading = calls if shared is None else _with_scalars(calls, shared)
     found = groups.backward(_asking(reading, wanted), residuals, gs, wide)
-    places = shared_places([call.use.table for call in calls])
+    places = shared_places(tuple(call.use.table for call in calls))
     applied = {places[k]: new[APPLIED] for k, (new, _) in enumerate(found) if APPLIED in new}
     after = shared.after(applied) if shared is not None and applied else None
     cotangents = []

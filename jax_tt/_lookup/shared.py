@@ -5,6 +5,7 @@ Programs of many tables have fewer arrays and operations for it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,20 +35,14 @@ class Shared(NamedTuple):
     sentinel: Any
     used: Any
 
-    def all_of(self, tables: Sequence[Table]) -> list[dict[str, Any]]:
-        """The scalars of every table by name; nothing for a table with scalars of its own."""
-        places = shared_places(tables)
-        flags = {"sentinel": self.sentinel, "used": self.used}
+    def states(self, tables: Sequence[Table], **more: Any) -> list[dict[str, Any]]:
+        """What every table reads of them, with ``more``, by name; nothing for a table with scalars of its own."""
+        places = shared_places(tuple(tables))
         return [
-            {"step": self.steps[places[k]], **flags} if k in places else {}
+            {"step": self.steps[places[k]], "sentinel": self.sentinel, **more}
+            if k in places
+            else {}
             for k in range(len(tables))
-        ]
-
-    def states(self, tables: Sequence[Table]) -> list[dict[str, Any]]:
-        """What every table reads of them."""
-        return [
-            {name: value for name, value in own.items() if name != "used"}
-            for own in self.all_of(tables)
         ]
 
     def after(self, applied: Mapping[int, Any]) -> Shared:
@@ -73,7 +68,8 @@ def is_shared(table: Table) -> bool:
     return table.update is not None and table.update.shared
 
 
-def shared_places(tables: Sequence[Table]) -> dict[int, int]:
+@functools.lru_cache(maxsize=256)
+def shared_places(tables: tuple[Table, ...]) -> Mapping[int, int]:
     """The places in a `Shared` of the tables that have one, by their numbers."""
     numbers = [k for k, table in enumerate(tables) if is_shared(table)]
     return {k: place for place, k in enumerate(numbers)}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jax_tt._native.call import Named
 from jax_tt._native.table_call import TableCall, Types
@@ -20,7 +19,6 @@ class Forward(TableCall):
     op = "forward"
     together_on = ()
     in_columns = False
-    across_devices = False
     most_arrays = 0
     blocked_results = ("out",)
 
@@ -32,15 +30,6 @@ class Forward(TableCall):
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
         del calls, given, columns
         return None
-
-    def attributes(self, axes: Any) -> dict[str, Any]:
-        table = self.table
-        own = {
-            "bits": table.bits,
-            "terms": table.part_terms - table.hot_terms,
-            "hot_terms": table.hot_terms,
-        }
-        return super().attributes(axes) | {name: np.int64(value) for name, value in own.items()}
 
     def results(self, args: Named) -> Types:
         # Without the rotation, which follows.

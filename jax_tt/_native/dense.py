@@ -28,11 +28,7 @@ class DenseCall(TableCall):
     kind = "dense_"
     together_on = ("cpu", "cuda", "cuda_emulated")
     in_columns = True
-    across_devices = True
     most_arrays = 600
-
-    def attributes(self, axes: Any) -> dict[str, Any]:
-        return super().attributes(axes) | self.table.row_attributes
 
     @classmethod
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:

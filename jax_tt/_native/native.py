@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -29,7 +30,7 @@ class NativeTable(ReferenceTable):
 
     calls: ClassVar[Calls]
 
-    @property
+    @functools.cached_property
     def row_attributes(self) -> Mapping[str, Any]:
         """What native ops must be told of the form of the rows."""
         return {}

@@ -31,7 +31,6 @@ class TableCall(abc.ABC):
         op: the rest of the name of the op on one table.
         together_on: platforms that have the op on many.
         in_columns: whether that can have the sums of all tables, or their gradients, in one array.
-        across_devices: whether that takes a batch that is sharded.
         most_arrays: about how many arrays one call may change in place. XLA takes time to compile it with the cube of
             their number.
         blocked, whole: arrays as in `over_blocks`; together they are the operands in the order of the target.
@@ -44,7 +43,6 @@ class TableCall(abc.ABC):
     op: ClassVar[str]
     together_on: ClassVar[tuple[str, ...]]
     in_columns: ClassVar[bool]
-    across_devices: ClassVar[bool]
     most_arrays: ClassVar[int]
     blocked_results: ClassVar[tuple[str, ...]]
     appended: ClassVar[tuple[str, ...]] = ()
@@ -107,7 +105,8 @@ class TableCall(abc.ABC):
         return found
 
     def attributes(self, axes: Any) -> dict[str, Any]:
-        return lookup_attributes(self.platform, self.table, self.batch, self.lookup, axes)
+        of_batch = lookup_attributes(self.platform, self.table, self.batch, self.lookup, axes)
+        return of_batch | self.table.row_attributes
 
     def attributes_of_many(self, axes: Any) -> dict[str, Any]:
         """The attributes in a call on many tables, which take no arrays."""

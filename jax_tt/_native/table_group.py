@@ -49,12 +49,7 @@ class TableGroup:
             # As a residual, it only orders the update after the forward pass; its first axis stands for one block.
             saved = (array[None],)
             return array, [saved if call.use.lookup.wanted.names else () for call in calls]
-        joined = [k for k, call in enumerate(calls) if self._joins(call)]
-        found = dict(zip(joined, _in_parts(self.sums, [(calls[k],) for k in joined]), strict=True))
-        for k, (use, state, batch, *_) in enumerate(calls):
-            if k not in found:
-                found[k] = use.table.forward(state, batch, use.lookup)
-        sums, saved = zip(*(found[k] for k in range(len(calls))), strict=True)
+        sums, saved = zip(*_in_parts(self.sums, [(call,) for call in calls]), strict=True)
         return sums, saved
 
     def backward(
@@ -69,7 +64,7 @@ class TableGroup:
             table: Any = call.use.table
             if g is None:
                 continue
-            if call.use.lookup.wanted.names and table.steps_natively and self._joins(call, g):
+            if call.use.lookup.wanted.names and table.steps_natively:
                 (others if table.update is None else stepped).append(k)
                 continue
             if wide is not None:
@@ -193,10 +188,6 @@ class TableGroup:
         return results
 
     # Which tables one native call takes
-
-    def _joins(self, call: Call, g: Any = None) -> bool:
-        """Whether the native call on many tables takes this one."""
-        return self.calls.forward.across_devices or (_whole([call]) and not varying_axes(g))
 
     def _in_columns(self, calls: Sequence[Call]) -> bool:
         """Whether the native call can have the sums of all features in one array."""

@@ -138,7 +138,6 @@ class TTCall(TableCall):
     kind = ""
     together_on = ("cpu", "cuda", "cuda_emulated")
     in_columns = False
-    across_devices = True
     most_arrays = 300  # where it compiles as fast as a call for each table
 
     def attributes(self, axes: Any) -> dict[str, Any]:

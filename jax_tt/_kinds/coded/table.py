@@ -246,6 +246,15 @@ class CodedTable(CodeLayout, ReferenceTable):
 
     # Lookups
 
+    @functools.cached_property
+    def row_attributes(self) -> dict[str, Any]:
+        """What native ops must be told of the form of the rows."""
+        return {
+            "bits": np.int64(self.bits),
+            "terms": np.int64(self.part_terms - self.hot_terms),
+            "hot_terms": np.int64(self.hot_terms),
+        }
+
     def execution(self, lookup: Lookup, state: State) -> Execution:
         method = backend.choose(lookup.method, self.spec.storage(state))
         return Execution(method, by_jax=method == "reference" and self.update is None)

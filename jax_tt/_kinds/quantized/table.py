@@ -97,7 +97,7 @@ class QuantizedTable(NativeTable):
         if self.update is not None:
             _check_trained(self.ids.label, self.features, self.bits, self.update.optimizer)
 
-    @property
+    @functools.cached_property
     def row_bytes(self) -> int:
         """Bytes of a row, with its scale and offset."""
         return codec.row_bytes(self.features, self.bits)
@@ -148,7 +148,7 @@ class QuantizedTable(NativeTable):
 
     # Lookups
 
-    @property
+    @functools.cached_property
     def row_attributes(self) -> Mapping[str, Any]:
         attributes = {"bits": np.int64(self.bits), "dim": np.int64(self.features)}
         return (

@@ -30,8 +30,8 @@ _CODE_BITS = (8, 7, 6, 5, 4)
 _MAX_SUM = 16
 # Fits that show which kinds are worth a better one.
 _QUICK_CODES = {"iterations": 4}
-
-
+# Numbers of codes that are added in each part of the columns.
+_TERMS = (1, 2)
 # Parts of products in which some rows have more codes.
 _HOT_PARTS = (2, 4, 8, 16)
 # Some rows have more codes if the quarter with the largest weighted squares has this share of all squares; of equal
@@ -40,7 +40,7 @@ _CONCENTRATED = 0.4
 # Shares of these rows, and of codes that all rows have in the bytes of codes: about these, at most twice or half.
 _HOT_ROWS = 0.25
 _BASE_BYTES = 0.5
-# With more bits for each number of a table all rows are good enough, and some would become worse.
+# With more bits for each number of a table, all rows are accurate, and some would become worse.
 _MOST_BITS = 3
 # Rotations of such tables take at most this share of all bytes, and so do codebooks unless codes are the shortest.
 _OF_CODEBOOKS = 1 / 8
@@ -112,10 +112,6 @@ def _of_widths(source: Source, max_bytes: int) -> Found:
     yield f"{detail}, non-uniform levels", fit, {}
 
 
-# Codes whose sum is a part of the columns.
-_TERMS = (1, 2)
-
-
 def _product(source: Source, max_bytes: int) -> Found:
     _, features = source.sizes
     # A code of one column is a number that is rounded to levels which all rows share.
@@ -150,7 +146,7 @@ def _additive(source: Source, max_bytes: int) -> Found:
 
 
 def _mixed(source: Source, max_bytes: int, kind: str, parts: Iterable[int]) -> Found:
-    """Codes of different numbers: more for the rows with the largest weighted squares, for each number of parts."""
+    """Tables whose hot rows, with the largest weighted squares, have more codes, for each number of parts."""
     n, features = source.sizes
     if 8 * max_bytes > _MOST_BITS * n * features or source.concentration < _CONCENTRATED:
         return
@@ -178,7 +174,7 @@ def _splits(
 ) -> Iterator[tuple[float, CodedTable]]:
     """Tables with as many hot rows as fit, and how far their shares are from the usual ones."""
     n, _ = source.sizes
-    # As many codes as a number of bytes has room for.
+    # Numbers of codes that fill their bytes.
     full = [
         k
         for k in range(1, _MAX_SUM)

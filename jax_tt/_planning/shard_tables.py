@@ -14,6 +14,7 @@ from jax_tt._ids.placement import Placement
 from jax_tt._kinds.hashed.table import HashTable
 from jax_tt._kinds.sharded.options import DEFAULT, Exchange
 from jax_tt._kinds.sharded.table import ShardedTable
+from jax_tt._planning.placements import plan_placements
 from jax_tt._table.sharding import can_be_placed, can_be_sharded
 from jax_tt._table.table import Table
 
@@ -102,9 +103,6 @@ def _automatic(tables: Mapping[str, Table], mesh: Mesh, axis: Any) -> Mapping[st
 # Layers of linen describe their tables anew in every call.
 @functools.lru_cache(maxsize=64)
 def _planned(tables: tuple[tuple[str, Table], ...], devices: int) -> Mapping[str, Placement]:
-    # The planner describes sharded tables.
-    from jax_tt._planning.placements import plan_placements
-
     return plan_placements(dict(tables), devices)
 
 

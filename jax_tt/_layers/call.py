@@ -12,7 +12,7 @@ import jax
 
 from jax_tt._ids.bags import Bags
 from jax_tt._lookup.calls import pooled_rows
-from jax_tt._ops.attend import attend
+from jax_tt._ops.lookups import attend
 from jax_tt._table.options import Lookup, StepInputs, check_static
 from jax_tt._table.table import Table
 from jax_tt._table.types import State

@@ -12,7 +12,7 @@ import numpy as np
 from jax_tt._base.progress import Progress
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
-from jax_tt._kinds.hashed.table import HashTable, require_hash_table, unsharded_hash_table
+from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._ops.changes import LEFT, changed_since, check_base, digests_of, held_by, summed
 from jax_tt._ops.dump_content import Content, Loaded
@@ -34,8 +34,7 @@ from jax_tt._table.wrapper import is_sharded
 
 def content(table: Any, state: State, keys: Any, base: Dump | None) -> Content:
     """What a dump of a table has, or one of the changes since another."""
-    sets, table = _sets_of(table), _with_own_rows(unsharded_hash_table(table))
-    _refuse_keys(table, keys)
+    sets, table = _opened(table, keys)
     if base is not None:
         base.check(table.features, [], exact=False)
     names, entries = list(table.table.spec.row_arrays), table_keys(table, state)
@@ -73,8 +72,7 @@ def loaded(
     bar: Progress,
 ) -> tuple[Loaded, dict[str, Any]]:
     """Puts the keys of a dump into a table, with their rows, scores and last batches."""
-    sets, table = _sets_of(table), _with_own_rows(unsharded_hash_table(table))
-    _refuse_keys(table, keys)
+    sets, table = _opened(table, keys)
     check_state(table, state)
     wanted = table.table.spec.row_arrays
     taken = list(wanted) if optimizer_state else list(table.table.spec.row_names)
@@ -217,26 +215,20 @@ def _like(array: jax.Array, value: Any) -> jax.Array:
     return jnp.array(value) if _on_one(array) else jax.device_put(value, array.sharding)
 
 
-def _sets_of(table: Any) -> Sets:
-    whole = unsharded_hash_table(table)
-    return Sets(whole.sets, whole.ways, table.layout.devices if is_sharded(table) else 1)
-
-
-def _with_own_rows(table: Any) -> HashTable:
-    table = require_hash_table(table)
+def _opened(sharded: Any, keys: Any) -> tuple[Sets, HashTable]:
+    """The sets of a table and the table that one device would have."""
+    table = unsharded_hash_table(sharded)
     if not table.table.spec.row_names:
         raise TypeError(
             f"{table.ids.label}table: the rows of its {type(table.table).__name__} share parameters; expected a "
             "hash_table. Save its state like the state of any table: its shapes do not change."
         )
-    return table
-
-
-def _refuse_keys(table: HashTable, keys: Any) -> None:
     if keys is not None:
         raise ValueError(
             f"{table.ids.label}keys: got keys for a hash table, which has some; expected None."
         )
+    devices = sharded.layout.devices if is_sharded(sharded) else 1
+    return Sets(table.sets, table.ways, devices), table
 
 
 def _rest_names(table: HashTable) -> set[str]:

@@ -217,10 +217,7 @@ class ChangingModule(TableModule):
     ) -> Inserted:
         """Finds or inserts the keys of a batch; see `jax_tt.dynamic.insert`.
 
-        Call it before the lookup of the batch, outside of the loss.
-
-        Args:
-            ids, scores, epoch, return_evicted: as in `jax_tt.dynamic.insert`.
+        Call it before the lookup of the batch, outside of the loss. The arguments are those of `jax_tt.dynamic.insert`.
 
         Raises:
             TypeError: the table of the layer has no keys.
@@ -235,11 +232,7 @@ class ChangingModule(TableModule):
         where: Callable[[KeyView], Any] | None = None,
         size: int | None = None,
     ) -> Evicted:
-        """Takes keys out of the table; see `jax_tt.dynamic.remove`.
-
-        Args:
-            keys, where, size: as in `jax_tt.dynamic.remove`.
-        """
+        """Takes keys out of the table; see `jax_tt.dynamic.remove`, also for the arguments."""
         return self._change_keys(remove_keys, "remove", keys, where=where, size=size)
 
     def grow_if_full(

@@ -182,11 +182,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     ) -> dict[str, Inserted]:
         """Finds or inserts the keys of a batch in all hash tables; see `jax_tt.dynamic.insert`.
 
-        Call it before the lookup of the batch, outside of the loss.
-
-        Args:
-            batch: as in ``__call__``; features of other tables are not looked at.
-            scores, epoch, return_evicted: as in `jax_tt.dynamic.insert`.
+        Call it before the lookup of the batch, outside of the loss. ``batch`` is the batch of the lookup.
 
         Returns:
             `Inserted` by hash table.
@@ -210,8 +206,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
 
         Args:
             max_load: the share of occupied slots above which a table grows.
-            opt: the optax optimizer of tables without a fused one; its state moves with the rows.
-            model: the module that ``opt`` was made for; default this layer.
+            opt, model: as in `jax_tt.TTEmbed.reorder`, for tables without a fused optimizer.
 
         Returns:
             The names of the tables that have grown.

@@ -199,7 +199,9 @@ def test_the_state_of_another_table_is_refused(name):
     )
     state = small.init(jax.random.key(0))
     more = ([1, 2],) if name == "fill" else ()
-    with pytest.raises(ValueError, match=r"tags: got int32 of shape \(25, 4\); .* \(50, 4\), as this"):
+    with pytest.raises(
+        ValueError, match=r"tags: got int32 of shape \(25, 4\); .* \(50, 4\), as this"
+    ):
         getattr(jax_tt.cache, name)(large, state, *more)
     with pytest.raises(ValueError, match="cache_tags"):
         missing = {key: value for key, value in state.items() if key != "cache_tags"}

@@ -52,15 +52,15 @@ class Collection:
 
     It holds no arrays and can be a static argument of ``jit``. Its arrays are a dict of the states of the tables by
     name, as `init` returns them. The tables with an optimizer share one sentinel and one flag `used`, which are in
-    ``state["updates"]``; those with a row cache have their own.
+    ``state["updates"]``; tables with a row cache keep theirs.
 
     Attributes:
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`. A table with an optimizer is updated in the
             backward pass; the others have ordinary gradients.
-        features: `Feature` by name. Those that share a table are looked up in it together, as one batch.
+        features: `Feature` by name. Features that share a table are looked up in it together, as one batch.
 
     Raises:
-        TypeError, ValueError: an argument does not fit, a feature has an unknown table, or a table has no feature.
+        TypeError, ValueError: a feature has an unknown table, or a table has no feature.
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> rule = jax_tt.optimizers.RowWiseAdagrad(0.05)
@@ -98,8 +98,8 @@ class Collection:
         for name in (UPDATES, STATISTICS, *FLAGS):
             if name in tables:
                 raise ValueError(
-                    f"tables: got the name {name!r}, which stands for what all tables of a collection share; rename "
-                    "the table."
+                    f"tables: got the name {name!r}, which is reserved for arrays that all tables share; rename the "
+                    "table."
                 )
         named = {name: with_name(_sharing(table), name) for name, table in tables.items()}
         object.__setattr__(self, "tables", Frozen(named))
@@ -113,7 +113,7 @@ class Collection:
         capacity: int | Mapping[str, int] | None = None,
         sharding: Any = None,
     ) -> Any:
-        """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.pipeline.host_batch`.
+        """Prepares a batch, as a data loader gives it, for a compiled step; see `jax_tt.pipeline.host_batch`.
 
         It reads, checks and converts all features on the host, where 64-bit ids are still whole.
 
@@ -123,9 +123,8 @@ class Collection:
                 ``{"ids": values, "lengths": lengths, "weights": weights}``, and strings where the table hashes. For a
                 sequence it is integers of any shape, or bags.
             bounds: as in `jax_tt.pipeline.host_batch`, for all tables or by table.
-            capacity: positions of the ragged bags, for all features or by feature; by default the next power of two,
-                of at least the number of bags.
-                Of `KeyedBags` those of all features together.
+            capacity: positions of the ragged bags, for all features or by feature, of `KeyedBags` for all together; by
+                default the next power of two, of at least the number of bags.
             sharding: as in `jax_tt.pipeline.host_batch`; by default the mesh of the tables, if there is one.
 
         Returns:
@@ -149,7 +148,7 @@ class Collection:
         modes = bounds if isinstance(bounds, Mapping) else dict.fromkeys(named, bounds)
         if modes.keys() != named.keys():
             raise ValueError(
-                f"bounds: got those of {listed(modes)}; expected those of all tables, {listed(named)}."
+                f"bounds: got the tables {listed(modes)}; expected all of {listed(named)}."
             )
         of_tables = {name: Bounds(modes[name], reported) for name, reported in named.items()}
         return host_features(self.features, self.for_features, of_tables, batch, capacity, sharding)
@@ -201,9 +200,9 @@ class Collection:
 
         Args:
             state: the arrays before the step.
-            gradients: those of `trained` of this ``state``, as `jax.grad` returns them. Those of a table with an
-                optimizer are its next values, which overwrite it; one that the loss did not use stays as it is. Next
-                values that were computed from an earlier state undo the updates since then, which is not checked.
+            gradients: with respect to `trained` of this ``state``, as `jax.grad` returns them. The gradients of a table
+                with an optimizer are its next values, which overwrite it; a table that the loss did not use stays as it
+                is. Next values of an earlier state undo the updates since then, which is not checked.
 
         Returns:
             The new state, and the gradients of the tables without an optimizer by table and name, e.g. for optax.
@@ -231,14 +230,14 @@ class Collection:
             trained = self._trained_names[name]
             if name not in gradients:
                 raise ValueError(
-                    f"gradients: have no table {name!r}; expected those of all that Collection.trained returns."
+                    f"gradients: have no table {name!r}; expected all tables that Collection.trained returns."
                 )
             check_arrays(f"gradients[{name!r}]", gradients[name], trained)
             missing = [array for array in trained if array not in gradients[name]]
             if missing:
                 raise ValueError(
-                    f"gradients[{name!r}]: have no {listed(missing)}; expected those of all arrays that "
-                    "Collection.trained returns, which overwrite the table together."
+                    f"gradients[{name!r}]: have no {listed(missing)}; expected all arrays that Collection.trained "
+                    "returns, which overwrite the table together."
                 )
         old, new = (_by_path(fused, arrays) for arrays in (state, gradients))
         after: dict[str, dict[str, Any]] = {}
@@ -248,7 +247,7 @@ class Collection:
         return self.replaced(state, after), others
 
     def maintain(self, state: States, method: str = "auto") -> dict[str, dict[str, Any]]:
-        """The state after the maintenance of every table between two steps, such as of row caches that are due."""
+        """Maintains every table between two steps, such as row caches that are due; returns the state."""
         self.check(state)
         after = {name: maintain(table, state[name], method) for name, table in self.tables.items()}
         return {name: after.get(name, dict(own)) for name, own in state.items()}
@@ -256,12 +255,12 @@ class Collection:
     @functools.cached_property
     def separated_tables(self) -> dict[str, Table]:
         """Every table as it is on its own, which `separated` states are for."""
-        found = {name: checkpoint.unsharded(table) for name, table in self.tables.items()}
+        whole = {name: checkpoint.unsharded(table) for name, table in self.tables.items()}
         return {
             name: with_update(table, dataclasses.replace(table.update, shared=False))
             if table.update is not None
             else table
-            for name, table in found.items()
+            for name, table in whole.items()
         }
 
     def separated(self, state: States, *, in_pieces: bool = False) -> dict[str, dict[str, Any]]:
@@ -271,8 +270,8 @@ class Collection:
 
         Args:
             state: the arrays of the collection.
-            in_pieces: leave the rows of a `ShardedTable` divided over the devices, as neighbouring rows, with zeros
-                after the last one: no device has all of them. `checkpoint.save_args` writes such states.
+            in_pieces: leave the rows of a `ShardedTable` sharded over the devices, neighbouring rows together, with
+                zeros after the last one; they are never gathered. `checkpoint.save_args` writes such states.
 
         Raises:
             TypeError, ValueError: ``state`` lacks a table or the shared scalars.
@@ -285,17 +284,17 @@ class Collection:
         (['embedding', 'sentinel', 'step', 'used'], ['ad', 'updates'])
         """
         self.check(state)
-        found = {}
+        states = {}
         view = checkpoint.in_pieces if in_pieces else checkpoint.by_row
         for name, own in self._without_scalars(state).items():
             table = self.tables[name]
-            found[name] = view(table, own)
+            states[name] = view(table, own)
             if name in self.sharing:
-                found[name] |= {**state[UPDATES], "step": state[name]["step"]}
-        return found
+                states[name] |= {**state[UPDATES], "step": state[name]["step"]}
+        return states
 
     def joined(self, states: States, *, in_pieces: bool = False) -> dict[str, dict[str, Any]]:
-        """The inverse of `separated`: the state of the collection from those of its tables on their own.
+        """The inverse of `separated`: the state of the collection from the states of its tables.
 
         Args:
             states: by table.
@@ -311,25 +310,25 @@ class Collection:
             for scalar, values in scalars.items():
                 value = as_scalar(f"states[{name!r}][{scalar!r}]", states[name][scalar])
                 values[name] = jnp.asarray(value, jnp.float32)
-        found = {}
+        state = {}
         view = checkpoint.of_pieces if in_pieces else checkpoint.of_rows
         for name, own in self._without_scalars(states).items():
             table = self.tables[name]
-            found[name] = view(table, own)
+            state[name] = view(table, own)
             if name in self.sharing:
-                found[name]["step"] = scalars["step"][name]
+                state[name]["step"] = scalars["step"][name]
         if not self.sharing:
-            return found
+            return state
         sentinels = jnp.stack(list(scalars["sentinel"].values()))
-        # The worst, so that a table that has been destroyed is still found out.
+        # The worst, so that a table that has been destroyed is still noticed.
         worst = sentinels[jnp.argmax(jnp.abs(sentinels - 1))]
-        return found | {UPDATES: {**init_flags(), "sentinel": worst}}
+        return state | {UPDATES: {**init_flags(), "sentinel": worst}}
 
     def frozen(self, state: States) -> tuple[Collection, dict[str, dict[str, Any]]]:
-        """The read-only collection with the same rows, e.g. for serving, and its state without that of optimizers.
+        """The read-only collection with the same rows, e.g. for serving, and its state without optimizer state.
 
-        Quantized tables that were trained have bytes again. Rows of a `ShardedTable` are on one device, and in their
-        order.
+        Quantized tables that were trained have bytes again. Rows of a `ShardedTable` are gathered on one device, in
+        their order.
 
         Raises:
             TypeError, ValueError: ``state`` lacks a table or the shared scalars.
@@ -349,7 +348,7 @@ class Collection:
         return Collection(tables, self.features), states
 
     def with_statistics(self, state: States) -> dict[str, dict[str, Any]]:
-        """``state`` with statistics of nothing, to which training calls of `lookup_features` add from then on.
+        """``state`` with statistics that start at 0; training calls of `lookup_features` add to them from then on.
 
         They are a small array for each table, and are neither trained nor part of `separated` states.
 
@@ -362,14 +361,14 @@ class Collection:
         return kept | {STATISTICS: {TOTALS: init_totals(self.tables)}}
 
     def statistics(self, state: States) -> dict[str, TableStatistics]:
-        """What has been counted since `with_statistics`, by table. Blocks until the device is done.
+        """Reads the counts since `with_statistics`, by table. Blocks until the device is done.
 
         Args:
-            state: the arrays after a call, or only those under ``"statistics"``, which is also what linen's
-                collection of that name holds.
+            state: the arrays after a call, or only the entry ``"statistics"``, which linen's collection of that name
+                holds as well.
 
         Raises:
-            TypeError, ValueError: ``state`` has no statistics, or not those of one such collection.
+            TypeError, ValueError: ``state`` has no statistics, or has the statistics of another collection.
 
         >>> import jax, jax.numpy as jnp, jax_tt
         >>> tables, features = {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")}
@@ -388,8 +387,8 @@ class Collection:
         for own in totals.values():
             if own.ndim > 2:
                 raise ValueError(
-                    f"state: got the statistics of several models, of shape {own.shape}; expected those of one, e.g. "
-                    "jax.tree.map(lambda array: array[0], state)."
+                    f"state: got the statistics of several models, of shape {own.shape}; expected those of one model, "
+                    "e.g. jax.tree.map(lambda array: array[0], state)."
                 )
         return read_totals(self.tables, totals)
 
@@ -416,7 +415,7 @@ class Collection:
         return name == UPDATES or self.tables[name].update is not None
 
     def _without_scalars(self, states: States) -> dict[str, dict[str, Any]]:
-        """The states of the tables without the step and the flags of those that share."""
+        """The states of the tables; without the step and the flags, if they are shared."""
         dropped = ("step", *FLAGS)
         return {
             name: {

@@ -311,7 +311,7 @@ def test_other_arguments_are_checked():
         COLLECTION.host_batch({"clicked": [1]})
     with pytest.raises(ValueError, match="bounds: got 'wrap'"):
         COLLECTION.host_batch(EMPTY, bounds="wrap")
-    with pytest.raises(ValueError, match="bounds: got those of 'item'"):
+    with pytest.raises(ValueError, match="bounds: got the tables 'item'"):
         COLLECTION.host_batch(EMPTY, bounds={"item": "warn"})
     with pytest.raises(ValueError, match="'user' of 'key': capacity: got 1 for 2 ids"):
         COLLECTION.host_batch({**EMPTY, "user": [[1, 2]]}, capacity=1)

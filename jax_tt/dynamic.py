@@ -12,7 +12,7 @@
 """
 
 from jax_tt._collection import insertion as _insertion  # noqa: F401, registers collections
-from jax_tt._ids.hash_ids import hash_ids as hash_ids
+from jax_tt._ids.keys import hash_ids as hash_ids
 from jax_tt._ids.keys import split_keys as split_keys
 from jax_tt._ids.keys import whole_keys as join_keys
 from jax_tt._kinds.hashed.change import grow_if_full as grow_if_full

@@ -32,7 +32,7 @@ def _choice(*choices: str) -> Callable[[str, str], object]:
     return lambda name, value: one_of(name, value, choices)
 
 
-# The native module reads those of the CPU itself, once, in its first op.
+# The native module itself reads the variables of the CPU, once, in its first op.
 _CHECKS = {
     "JAX_TT_METHOD": _choice(*METHODS),
     "JAX_TT_NUM_THREADS": _number(at_least=1),

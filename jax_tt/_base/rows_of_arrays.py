@@ -93,9 +93,9 @@ def sample_of(
     with.
     """
     n = rows.shape[0]
-    ids, own = _drawn(weights, n, min(size, n), rng)
+    ids, drawn = _drawn(weights, n, min(size, n), rng)
     blocks = np.split(ids, np.arange(_BLOCK, len(ids), _BLOCK))
-    return ids, np.concatenate([finite(argument, rows[some], some) for some in blocks]), own
+    return ids, np.concatenate([finite(argument, rows[some], some) for some in blocks]), drawn
 
 
 def _drawn(
@@ -106,8 +106,8 @@ def _drawn(
     if weights is None:
         return np.sort(rng.choice(n, size, replace=False)), np.ones(size)
     drawn = np.searchsorted(np.cumsum(weights), rng.random(size) * weights.sum(), side="right")
-    ids, own = np.unique(np.minimum(drawn, n - 1), return_counts=True)
-    return ids, own.astype(np.float64)
+    ids, counts = np.unique(np.minimum(drawn, n - 1), return_counts=True)
+    return ids, counts.astype(np.float64)
 
 
 def finite(argument: str, block: Any, numbers: Any) -> np.ndarray:

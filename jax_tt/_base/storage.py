@@ -50,7 +50,7 @@ def require_arrays(table: Any, state: Mapping[str, Any], names: Sequence[str]) -
     missing = [name for name in names if name not in state]
     if not missing:
         return
-    if tables := [name for name, own in state.items() if isinstance(own, Mapping)]:
+    if tables := [name for name, entry in state.items() if isinstance(entry, Mapping)]:
         raise ValueError(
             f"{table.ids.label}state: got the arrays of several tables, {', '.join(map(str, tables))}; expected the "
             f"arrays of this table, e.g. state[{tables[0]!r}]."

@@ -35,8 +35,8 @@ def bucket_of(keys: jax.Array, sets: int, buckets: int) -> jax.Array:
 
 def bucket_within_set(keys: jax.Array, sets: int, buckets: int) -> jax.Array:
     """Index of each id's bucket within its set, int32."""
-    own = jnp.uint32(buckets // sets)
-    return (_hash(keys) // jnp.uint32(sets) % own).astype(jnp.int32)
+    per_set = jnp.uint32(buckets // sets)
+    return (_hash(keys) // jnp.uint32(sets) % per_set).astype(jnp.int32)
 
 
 def _hash(keys: jax.Array) -> jax.Array:

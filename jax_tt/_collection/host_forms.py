@@ -13,9 +13,8 @@ from jax.core import Tracer
 from jax_tt._base.arguments import as_array, as_int
 from jax_tt._base.host_table import is_tensor
 from jax_tt._ids.bags import Bags, as_ids, as_weights, id_array, padding_value
-from jax_tt._ids.hash_ids import hash_ids
 from jax_tt._ids.id_space import IdSpace
-from jax_tt._ids.keys import refuse_cut_keys
+from jax_tt._ids.keys import hash_ids, refuse_cut_keys
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._table.table import Table
 

@@ -15,7 +15,7 @@ from jax_tt._base.dtypes import x64_enabled
 from jax_tt._base.installed import require
 from jax_tt._files import trains
 from jax_tt._files.kinds import READERS, Description, Pair, array_names, describe
-from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.orbax_directory import write_orbax
 from jax_tt._formats.output import check_output, writing
 from jax_tt._formats.safetensors_file import write_safetensors

@@ -1,4 +1,4 @@
-"""`save_arrays` and `map_arrays`: arrays for serving in a file that processes share as a memory map."""
+"""`open_arrays` reads files of every known format; `save_arrays` and `map_arrays` share files between processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,40 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_array
-from jax_tt._formats.arrays import open_arrays
-from jax_tt._formats.output import check_output, writing
-from jax_tt._formats.safetensors_file import DTYPES, PADDING, write_aligned
-from jax_tt._formats.stored import FileError
+from jax_tt._formats.numpy_file import read_npy, read_npz
+from jax_tt._formats.orbax_directory import read_orbax
+from jax_tt._formats.output import check_output, places_of, writing
+from jax_tt._formats.safetensors_file import DTYPES, PADDING, read_safetensors, write_aligned
+from jax_tt._formats.stored import FileError, StoredArrays, whole_file
+from jax_tt._formats.torch_file import read_torch
+
+_READERS = {
+    ".npy": read_npy,
+    ".npz": read_npz,
+    ".safetensors": read_safetensors,
+    ".pt": read_torch,
+    ".pth": read_torch,
+}
+
+
+def open_arrays(path: str | os.PathLike[str]) -> StoredArrays:
+    """The arrays of a file, or of an orbax checkpoint where the path is a directory.
+
+    Raises:
+        FileError: it does not exist, cannot be read, is damaged, of an unknown format, or dangerous.
+    """
+    for place in places_of(path):
+        if os.path.isdir(place):
+            return read_orbax(place)
+    name = whole_file(path)
+    suffix = Path(name).suffix.lower()
+    if suffix not in _READERS:
+        raise FileError(
+            f"{name}: unknown format {suffix or '(no suffix)'}; expected {', '.join(_READERS)}, or the directory of an "
+            "orbax checkpoint."
+        )
+    return _READERS[suffix](name)
+
 
 _VERSION = 1
 _NOTES = "arrays"

@@ -36,7 +36,7 @@ def common_type(parts: Sequence[Any], padded: bool) -> list[Any]:
 
 
 def common_weights(parts: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
-    """The weights of all parts in one type, 1 for the ids of those that have none; or None for all of them."""
+    """The weights of all parts in one type, 1 where a part has none; or None for all parts."""
     given = [array.dtype for array in weights if array is not None]
     if not given:
         return [None for _ in parts]

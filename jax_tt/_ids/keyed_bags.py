@@ -150,8 +150,8 @@ class KeyedBags:
     @classmethod
     def of(cls, bags: Bags, keys: tuple[str, ...], batch_sizes: tuple[int, ...]) -> KeyedBags:
         """Ragged bags of integers, feature by feature, as `KeyedBags`; nothing is checked."""
-        own = None if len(set(batch_sizes)) == 1 else batch_sizes
-        return cls(bags.ids, bags.offsets, bags.weights, keys, own)
+        different = None if len(set(batch_sizes)) == 1 else batch_sizes
+        return cls(bags.ids, bags.offsets, bags.weights, keys, different)
 
     def to_bags(self) -> dict[str, Bags]:
         """The bags of every feature. Traced ones keep the capacity of all features together."""

@@ -1,4 +1,4 @@
-"""A batch in parts of equal size, one or more for every device that looks up a part of it."""
+"""Batches in parts of equal size, one or more for every device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def divided(batch: Batch, parts: int) -> Batch:
 
 
 def whole(sums: jax.Array, batch: Batch) -> jax.Array:
-    """The sums ``[S, nb, D]`` of a batch from those of it in parts, the last of which may have more bags."""
+    """Joins the sums of the parts of a batch, ``[S, nb, D]``; the last part may have more bags."""
     shape = batch.num_segments, batch.num_bags, sums.shape[-1]
     if sums.shape == shape:
         return sums
@@ -53,7 +53,7 @@ def in_parts(batch: Batch, parts: int) -> Batch:
 
 
 def join_parts(batches: Sequence[Batch]) -> Batch:
-    """The bags of several batches in the same number of parts, those of a part behind each other."""
+    """Joins several batches with the same number of parts, part by part."""
 
     def join(trees: Any, offsets: Any) -> Any:
         return join_flat(trees, offsets)
@@ -64,12 +64,12 @@ def join_parts(batches: Sequence[Batch]) -> Batch:
 
 
 def separate_parts(sums: jax.Array, batches: Sequence[Batch]) -> list[jax.Array]:
-    """The sums of several batches from those of `join_parts` of them in as many parts as ``sums`` has."""
+    """Separates the sums of batches that `join_parts` has joined."""
     parts = sums.shape[0]
     bags = [_bags_of_part(batch, parts) for batch in batches]
     ends = np.cumsum(bags)
-    own = jnp.split(sums, ends[:-1].tolist(), axis=1)
-    return [whole(part, batch) for part, batch in zip(own, batches, strict=True)]
+    split = jnp.split(sums, ends[:-1].tolist(), axis=1)
+    return [whole(part, batch) for part, batch in zip(split, batches, strict=True)]
 
 
 def _mapped(function: Callable[[jax.Array], jax.Array], batch: Batch) -> Batch:

@@ -13,7 +13,7 @@ import numpy as np
 from jax_tt._base.arguments import as_int, as_positive
 from jax_tt._base.words import mix
 
-# The page table is on every device: pages of a default size, and those of any size.
+# Every device has the page table: the number of pages of the default size, and the most of any size.
 _USUAL_PAGES = 2**16
 _MOST_PAGES = 2**22
 
@@ -64,27 +64,27 @@ class Placement:
     @classmethod
     def pages(cls, devices: Sequence[Any], page_size: int) -> Placement:
         """Page p is on device ``devices[p]``; a tuple of several devices holds a replica on each of them."""
-        found = []
+        owners = []
         for page, given in enumerate(devices):
-            own = tuple(given) if isinstance(given, Sequence) else (given,)
-            own = tuple(as_int(f"devices[{page}]", device) for device in own)
-            if not own or len(set(own)) < len(own):
+            replicas = tuple(given) if isinstance(given, Sequence) else (given,)
+            replicas = tuple(as_int(f"devices[{page}]", device) for device in replicas)
+            if not replicas or len(set(replicas)) < len(replicas):
                 raise ValueError(
                     f"devices[{page}]: got {given!r}; expected a device or a tuple of different devices."
                 )
-            found.append(own)
-        return cls("pages", _checked_size(page_size), tuple(found))
+            owners.append(replicas)
+        return cls("pages", _checked_size(page_size), tuple(owners))
 
     @classmethod
     def columns(cls, devices: int | Sequence[int]) -> Placement:
         """Every device has some columns of all rows: shard k of equal width is on device k, or on ``devices[k]``."""
         given = range(as_positive("devices", devices)) if isinstance(devices, int) else devices
-        own = tuple((as_int(f"devices[{k}]", device),) for k, device in enumerate(given))
-        if not own or len(set(own)) < len(own):
+        owners = tuple((as_int(f"devices[{k}]", device),) for k, device in enumerate(given))
+        if not owners or len(set(owners)) < len(owners):
             raise ValueError(
                 f"devices: got {devices!r}; expected a number of column shards, or different devices for them."
             )
-        return cls("columns", None, own)
+        return cls("columns", None, owners)
 
     @classmethod
     def replicated(cls) -> Placement:
@@ -124,11 +124,11 @@ class Placement:
                     f"devices: got {len(owners)} pages of {size} rows; expected {pages}, which cover a table of "
                     f"{num_embeddings} rows."
                 )
-        for page, own in enumerate(owners):
-            if not all(0 <= device < devices for device in own):
+        for page, replicas in enumerate(owners):
+            if not all(0 <= device < devices for device in replicas):
                 raise ValueError(
-                    f"devices[{page}]: got {own}; expected numbers from 0 to {devices - 1}, as the axis of the table "
-                    f"has {devices} devices."
+                    f"devices[{page}]: got {replicas}; expected numbers from 0 to {devices - 1}, as the axis of the "
+                    f"table has {devices} devices."
                 )
         columns = len(owners) if self.kind == "columns" else 1
         return Layout.of(size, owners, devices, self.kind == "hashed", columns)
@@ -171,20 +171,20 @@ class Layout:
         """The layout with the pages of a device in their order."""
         counts = [0] * devices
         numbered = []
-        for own in owners:
-            numbered.append([(device, counts[device]) for device in own])
-            for device in own:
+        for page in owners:
+            numbered.append([(device, counts[device]) for device in page])
+            for device in page:
                 counts[device] += 1
         pool, replicas = max(counts), max(map(len, owners))
         places = np.full((len(owners), replicas), -1, np.int32)
-        for page, own in enumerate(numbered):
-            places[page, : len(own)] = [device * pool + place for device, place in own]
+        for page, numbers in enumerate(numbered):
+            places[page, : len(numbers)] = [device * pool + place for device, place in numbers]
         if pool * page_size >= 2**31:
             raise ValueError(
                 f"placement: a device would have {pool * page_size} rows; expected fewer than 2**31. Use more devices."
             )
-        own = places.tobytes()
-        return cls(page_size, len(owners), devices, pool, replicas, hashed, columns, own)
+        sizes = page_size, len(owners), devices, pool, replicas
+        return cls(*sizes, hashed, columns, places.tobytes())
 
     @property
     def rows(self) -> int:

@@ -31,11 +31,11 @@ def of_members(member: jax.Array) -> jax.Array:
 
 def found(places: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Whether ids ``[...]``, which must be in range, are members, and the number of members before each, int32."""
-    own = ids.astype(jnp.int32)[..., None]
-    line = places.at[own[..., 0] // _BLOCK].get(
+    wide = ids.astype(jnp.int32)[..., None]
+    line = places.at[wide[..., 0] // _BLOCK].get(
         mode="promise_in_bounds", wrap_negative_indices=False
     )
-    words, word, bit = line[..., 1:], own // _WORD % _WORDS, (own % _WORD).astype(jnp.uint32)
+    words, word, bit = line[..., 1:], wide // _WORD % _WORDS, (wide % _WORD).astype(jnp.uint32)
     column = lax.broadcasted_iota(jnp.int32, words.shape, words.ndim - 1)
     here = jnp.where(column == word, np.uint32(1) << bit, np.uint32(0))
     below = jnp.where(column < word, ~np.uint32(0), jnp.where(column == word, here - 1, 0))

@@ -67,7 +67,7 @@ def _levels(size: Any) -> int:
 def _added(
     into: jax.Array, rows: jax.Array, values: jax.Array, first: int, levels: int
 ) -> jax.Array:
-    """``into`` with these values added, of which those with the same row follow each other."""
+    """Adds values to the rows of ``into``; values with the same row follow each other."""
     if not levels:
         return _scattered(into, rows, values)
     nowhere = into.shape[0]

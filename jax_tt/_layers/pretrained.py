@@ -18,7 +18,7 @@ from jax_tt._files import trains
 from jax_tt._files.kinds import train_of
 from jax_tt._files.tables import read_table, train_shapes
 from jax_tt._files.trains import Train
-from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.stored import FileError
 from jax_tt._ids.id_order import IdOrder, OrderedRows
 from jax_tt._kinds.dense.table import GivenRows

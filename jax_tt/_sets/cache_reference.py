@@ -214,8 +214,8 @@ def _with_ghosts(
     def place(i: jax.Array, ghosts: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         tag, score = tags[:, i], scores[:, i]
         first = bucket_within_set(tag, sets, buckets) * room
-        own = first[:, None] + jnp.arange(room, dtype=jnp.int32)[None, :]
-        there, hot = (values[row[:, None], own] for values in ghosts[:2])
+        bucket = first[:, None] + jnp.arange(room, dtype=jnp.int32)[None, :]
+        there, hot = (values[row[:, None], bucket] for values in ghosts[:2])
         last = jnp.lexsort((-there, hot, there >= 0), axis=-1)[:, 0]
         there, hot = there[row, last], hot[row, last]
         comes = (there < 0) | (score > hot) | ((score == hot) & (tag < there))

@@ -11,9 +11,8 @@ import jax
 import numpy as np
 
 from jax_tt._base.progress import Progress
-from jax_tt._tt.rows import Rows, blocks
+from jax_tt._tt.rows import Rows, blocks, frames
 from jax_tt._tt.shape import TTShape
-from jax_tt._tt.train_rows import frames
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _BLOCK = 1 << 23  # numbers in a block, 64 MiB of float64

@@ -1,26 +1,127 @@
-"""TT-SVD of a dense table on the host."""
+"""TT-SVD of a dense table on the host, from its unfolding at one cut where it is too large for an SVD."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jax_tt._tt.rows import Rows
+from jax_tt._base.progress import Progress
+from jax_tt._tt.rows import Rows, blocks
 from jax_tt._tt.trains import FixedRanks, Tolerance, balance, interleave, left_frame
-from jax_tt._tt.unfolding import (
-    GRAM_SIDE,
-    Progress,
-    Unfolding,
-    gram_factor,
-    pick_cut,
-    project,
-    sketch,
-)
 
 _EXACT = 1 << 20  # entries of a table that is decomposed as it stands
 _GRAM_WORK = 4e9  # multiplications of an SVD from which that of a Gram matrix is taken
+
+_BLOCK = 1 << 23  # numbers in a block, 64 MiB of float64
+GRAM_SIDE = 1024  # rows of an unfolding up to which its Gram matrix is cheaper than sketching
+_OVERSAMPLING = 10
+_POWER_PASSES = 3
+NOMINAL_RANK = 64  # of a cut whose rank is not known yet
+
+
+class Unfolding:
+    """The table as a matrix ``[m, n]``: digits of rows and columns up to the cut, and those after it.
+
+    Rows are numbered ``(i_1, j_1, ..., i_s, j_s)`` as trains have them, columns ``(i_{s+1} ... i_d, j_{s+1} ... j_d)``.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        row_factors: Sequence[int],
+        col_factors: Sequence[int],
+        cut: int,
+        progress: Progress,
+    ):
+        self.rows, self.cut, self.progress = rows, cut, progress
+        self.p, self.q = tuple(row_factors[:cut]), tuple(col_factors[:cut])
+        self.heads, self.tails = math.prod(self.p), math.prod(row_factors[cut:])
+        self.left, self.right = math.prod(self.q), math.prod(col_factors[cut:])
+        self.m, self.n = self.heads * self.left, self.tails * self.right
+
+    def blocks(self, label: str) -> Iterator[tuple[slice, np.ndarray]]:
+        """Columns and the block ``[m, columns]`` of float64 that they are, one after the other."""
+        pieces = blocks(self.tails, _BLOCK // (self.m * self.right))
+        step = self.progress.begin(label, len(pieces))
+        # A head has rows of its own only where the table reaches; all others are zero.
+        reach = self.rows.num_embeddings + len(self.rows.filled)
+        heads = range(min(self.heads, -(-reach // self.tails)))
+        for piece in pieces:
+            part = self.rows.grid(heads, range(1), piece, (1, self.tails))
+            block = np.zeros((self.heads, self.left, len(piece), self.right))
+            block[: len(heads)] = part.reshape(
+                len(heads), len(piece), self.left, self.right
+            ).transpose(0, 2, 1, 3)
+            columns = slice(piece[0] * self.right, (piece[-1] + 1) * self.right)
+            yield columns, interleave(block.reshape(self.m, -1), 0, self.p, self.q)
+            step()
+
+
+def pick_cut(
+    row_factors: Sequence[int], col_factors: Sequence[int], ranks: Sequence[int] | None
+) -> int:
+    """The cut at which least has to be kept in memory: a basis of the left side, and its products with the right."""
+
+    def kept(cut: int) -> int:
+        rank = ranks[cut - 1] if ranks else NOMINAL_RANK
+        m = math.prod(row_factors[:cut]) * math.prod(col_factors[:cut])
+        n = math.prod(row_factors[cut:]) * math.prod(col_factors[cut:])
+        side = m if m <= GRAM_SIDE else rank + _OVERSAMPLING
+        return m * side + rank * n
+
+    return min(range(1, len(row_factors)), key=kept)
+
+
+def gram_factor(unfolding: Unfolding) -> np.ndarray:
+    """``C [m, m]`` with ``C C^T = X X^T``: the table but for a rotation of its right side, which left cuts do not see.
+
+    Sums are in float64, so that singular values below 1e-8 of the largest are lost: less than the rounding of a
+    float32 table.
+    """
+    gram = np.zeros((unfolding.m, unfolding.m))
+    for _, block in unfolding.blocks("first pass"):
+        gram += block @ block.T
+    values, vectors = np.linalg.eigh(gram)
+    return vectors[:, ::-1] * np.sqrt(np.maximum(values[::-1], 0.0))
+
+
+def project(unfolding: Unfolding, basis: np.ndarray) -> np.ndarray:
+    """``basis^T X`` for a basis ``[m, r]``, ``[r, n]``."""
+    out = np.empty((basis.shape[1], unfolding.n))
+    for columns, block in unfolding.blocks("projection"):
+        out[:, columns] = basis.T @ block
+    return out
+
+
+def sketch(
+    unfolding: Unfolding, choose: FixedRanks | Tolerance, total: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """An orthonormal basis ``[m, l]`` of nearly all that matters of the left side, and ``basis^T X``, ``[l, n]``.
+
+    Subspace iteration: every pass over the table multiplies the basis by ``X X^T`` (Halko, Martinsson and Tropp 2011).
+    Where the rank follows from a tolerance, the basis is doubled until what it loses is at most the share of its cut.
+    """
+    most = min(unfolding.m, unfolding.n)
+    fixed = isinstance(choose, FixedRanks)
+    size = min(most, (choose.ranks[unfolding.cut - 1] if fixed else NOMINAL_RANK) + _OVERSAMPLING)
+    rng = np.random.default_rng(seed)
+    while True:
+        basis = np.linalg.qr(rng.standard_normal((unfolding.m, size)))[0]
+        for _ in range(_POWER_PASSES):
+            image = np.zeros_like(basis)
+            for _, block in unfolding.blocks(f"basis of {size}"):
+                image += block @ (block.T @ basis)
+            basis = np.linalg.qr(image)[0]
+        rest = project(unfolding, basis)
+        lost = max(total - float(np.vdot(rest, rest)), 0.0)
+        if fixed or size == most:
+            return basis, rest
+        if lost <= choose.share(0):
+            choose.note_lost(unfolding.cut - 1, lost)
+            return basis, rest
+        size = min(most, 2 * size)
 
 
 def tt_svd(

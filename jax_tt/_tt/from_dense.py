@@ -19,7 +19,7 @@ from jax_tt._base.rows_of_arrays import (
     row_weights,
 )
 from jax_tt._tt.approximation import Approximation, measure
-from jax_tt._tt.decompose import tt_svd
+from jax_tt._tt.decompose import NOMINAL_RANK, tt_svd
 from jax_tt._tt.least_squares import alternate, padded
 from jax_tt._tt.round import check_budget, to_budget
 from jax_tt._tt.rows import Rows, fill_past_end
@@ -31,7 +31,6 @@ from jax_tt._tt.trains import (
     squared_tolerance,
     to_cores,
 )
-from jax_tt._tt.unfolding import NOMINAL_RANK
 from jax_tt._tt.weighted import grid_equations, separable_scale
 
 _GENEROUS = 4  # times the parameters of a budget are found first and then rounded to it

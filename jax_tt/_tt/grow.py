@@ -47,7 +47,7 @@ def tt_grow(
             of the factors are excluded.
 
     Returns:
-        ``d`` cores; those that do not change are the same arrays.
+        ``d`` cores; all but the first are the same arrays.
 
     Raises:
         ValueError: ``shape`` differs in more than a larger first row factor, or a row of ``like`` is not one of
@@ -134,9 +134,9 @@ def _near(
 def _tails(cores: Sequence[np.ndarray], numbers: np.ndarray) -> np.ndarray:
     """What all cores but the first make of rows, float64 ``[n, r, q_2 ... q_d]``."""
     digits = np.unravel_index(numbers, [core.shape[0] for core in cores])
-    found = np.ones((len(numbers), 1, 1))
+    tails = np.ones((len(numbers), 1, 1))
     for core, digit in zip(reversed(cores), reversed(digits), strict=True):
-        own = core[digit].astype(np.float64)
-        n, rank, columns, inner = own.shape
-        found = np.matmul(own.reshape(n, rank * columns, inner), found).reshape(n, rank, -1)
-    return found
+        slices = core[digit].astype(np.float64)
+        n, rank, columns, inner = slices.shape
+        tails = np.matmul(slices.reshape(n, rank * columns, inner), tails).reshape(n, rank, -1)
+    return tails

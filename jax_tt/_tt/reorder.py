@@ -13,8 +13,8 @@ from jax_tt._ids.id_order import IdOrder, OrderedRows
 from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.cores import checked_cores
 from jax_tt._tt.from_dense import tt_from_dense
+from jax_tt._tt.rows import TrainRows
 from jax_tt._tt.shape import TTShape
-from jax_tt._tt.train_rows import TrainRows
 
 
 def tt_reorder(

@@ -32,7 +32,7 @@ class Scale:
         return out[:n]
 
     def undo(self, cores: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Cores of the table from those of the scaled one."""
+        """Turns cores of the scaled table into cores of the table."""
         pairs = zip(cores, self.factors, strict=True)
         return [core / factor[:, None, None, None] for core, factor in pairs]
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._files.tables import only_name
-from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.numpy_file import write_npz
 from jax_tt._formats.stored import FileError
 from jax_tt._ids.id_order import IdOrder

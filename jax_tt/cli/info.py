@@ -17,7 +17,7 @@ from jax_tt._files import trains
 from jax_tt._files.kinds import Pair
 from jax_tt._files.tables import described_tables, errors_of, load, read_table, train_shapes
 from jax_tt._files.trains import core_names, order_name
-from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.stored import FileError, StoredArrays
 from jax_tt._ids.id_order import OrderedRows
 from jax_tt._kinds.coded.table import CodedTable, in_words

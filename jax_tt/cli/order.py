@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt._files.tables import read_table
-from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.stored import FileError
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._tt.shape import TTShape

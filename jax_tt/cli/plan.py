@@ -13,7 +13,7 @@ import numpy as np
 
 from jax_tt import optimizers
 from jax_tt._files.tables import read_table
-from jax_tt._formats.arrays import open_arrays
+from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.stored import FileError, whole_file
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.candidates import SMALL

@@ -6,8 +6,8 @@ from jax_tt.optimizers._base import ReadsScaled as ReadsScaled
 from jax_tt.optimizers._base import Slot as Slot
 from jax_tt.optimizers._base import at_step as at_step
 from jax_tt.optimizers.adagrad import Adagrad as Adagrad
+from jax_tt.optimizers.adagrad import AdagradMomentum as AdagradMomentum
 from jax_tt.optimizers.adagrad import RowWiseAdagrad as RowWiseAdagrad
-from jax_tt.optimizers.adagrad_momentum import AdagradMomentum as AdagradMomentum
 from jax_tt.optimizers.adam import LAMB as LAMB
 from jax_tt.optimizers.adam import Adam as Adam
 from jax_tt.optimizers.adam import PartialRowWiseAdam as PartialRowWiseAdam
@@ -34,7 +34,7 @@ from jax_tt.optimizers.rowwise_rmsprop import RowWiseRMSProp as RowWiseRMSProp
 from jax_tt.optimizers.sgd import LARSSGD as LARSSGD
 from jax_tt.optimizers.sgd import SGD as SGD
 
-# Those of the native operations, by their numbers.
+# Rules with native operations, by their numbers.
 RULES: dict[int, type[Optimizer]] = {
     rule.native_kind: rule
     for rule in (

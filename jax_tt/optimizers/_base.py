@@ -20,7 +20,7 @@ Scalar = float | jax.Array | Callable[[Any], Any]
 Slots = tuple[jax.Array, ...]
 
 
-# Of slots with an entry per entry of a row; those with one per row are float32.
+# Types of slots with a number per entry of a row; slots with one number per row are float32.
 SLOT_DTYPES = ("float32", "bfloat16")
 # The largest number up to which float32 has every integer.
 MOST_STEPS = 2.0**24
@@ -131,8 +131,8 @@ class Optimizer(abc.ABC):
         A rule with a first moment can make up for the errors in its next steps. Others return the slots as they are.
 
         Args:
-            slots: those that `update_rows` returned, ``[R, W]`` or ``[R]``.
-            errors: its new rows minus those that are stored, ``[R, W]``; 0 in expectation.
+            slots: what `update_rows` returned, ``[R, W]`` or ``[R]``.
+            errors: its new rows minus the stored ones, ``[R, W]``; 0 in expectation.
             spacing: distances of the levels of a row, ``[R]``, which errors do not exceed.
             hyper: as in `update_rows`.
         """

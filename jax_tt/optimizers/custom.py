@@ -1,4 +1,4 @@
-"""A rule of the user's own."""
+"""Rules that users write in JAX."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

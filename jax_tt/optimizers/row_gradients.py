@@ -151,7 +151,7 @@ class RowGradients(Optimizer):
 
 
 def _resized(array: jax.Array, rows: int, fill: float) -> jax.Array:
-    """The array with this number of rows, as many as fit being those that it had."""
+    """Cuts an array to this number of rows, or fills it up."""
     new = jnp.full((rows, *array.shape[1:]), fill, array.dtype)
     kept = min(rows, array.shape[0])
     return new.at[:kept].set(array[:kept])

@@ -136,7 +136,7 @@ def test_torch_wrote_the_file(table, capsys):
         ],
     }
     torch.save(state, "t.pt")
-    from jax_tt._formats.arrays import open_arrays
+    from jax_tt._formats.mapped import open_arrays
 
     stored = open_arrays("t.pt")
     assert sorted(stored.arrays) == ["half", "model.weight", "nested.0"]

@@ -170,7 +170,7 @@ def test_the_other_byte_order_on_the_command_line(table, capsys):
 
 def test_a_map_of_the_other_byte_order_is_read_by_blocks(folder, monkeypatch):
     """A table that does not fit in memory is not turned as a whole."""
-    from jax_tt._formats.arrays import open_arrays
+    from jax_tt._formats.mapped import open_arrays
     from jax_tt._tt import from_dense
 
     rows = np.random.default_rng(0).normal(size=(4096, 8)).astype(np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._tt import approximation, decompose, from_dense, rows, unfolding, weighted
+from jax_tt._tt import approximation, decompose, from_dense, rows, weighted
 from tests.helpers import SHAPES
 
 WAYS = ("whole", "gram", "sketch")
@@ -24,12 +24,11 @@ def way(request, monkeypatch):
     """Small tables on the ways of large ones, in many blocks."""
     if request.param != "whole":
         monkeypatch.setattr(decompose, "_EXACT", 0)
-        for module in (rows, unfolding, approximation):
+        for module in (rows, decompose, approximation):
             monkeypatch.setattr(module, "_BLOCK", 700)
         monkeypatch.setattr(from_dense, "_ENERGY_BLOCK", 700)
     if request.param == "sketch":
-        for module in (decompose, unfolding):
-            monkeypatch.setattr(module, "GRAM_SIDE", 0)
+        monkeypatch.setattr(decompose, "GRAM_SIDE", 0)
     return request.param
 
 
@@ -355,8 +354,7 @@ def test_kinds_of_tables_are_the_same(tmp_path, way):
 
 def test_seed_decides(monkeypatch):
     monkeypatch.setattr(decompose, "_EXACT", 0)
-    for module in (decompose, unfolding):
-        monkeypatch.setattr(module, "GRAM_SIDE", 0)
+    monkeypatch.setattr(decompose, "GRAM_SIDE", 0)
     table = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
     one, two, other = (jax_tt.tt.from_dense(table, 4, seed=seed).cores for seed in (0, 0, 1))
     assert all(bool(jnp.array_equal(a, b)) for a, b in zip(one, two, strict=True))

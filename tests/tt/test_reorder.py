@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jax_tt
-from jax_tt._tt import approximation, decompose, from_dense, train_rows, unfolding
+from jax_tt._tt import approximation, decompose, from_dense, rows
 from jax_tt.order import IdOrder
 from tests.helpers import SHAPES, dense_table, make_case
 
@@ -157,8 +157,8 @@ def test_equal_arguments_give_equal_bits(monkeypatch):
 
 def test_the_dense_table_is_never_there(monkeypatch):
     """With small blocks, memory is that of the factors and of a few numbers a row, and the table would not fit."""
-    modules = (from_dense, "_ENERGY_BLOCK"), (unfolding, "_BLOCK"), (approximation, "_BLOCK")
-    for module, name in (*modules, (train_rows, "_BLOCK")):
+    modules = (from_dense, "_ENERGY_BLOCK"), (decompose, "_BLOCK"), (approximation, "_BLOCK")
+    for module, name in (*modules, (rows, "_GATHERED")):
         monkeypatch.setattr(module, name, 1 << 14)
     shape = jax_tt.TTShape(40_000, 64, 4, (20, 40, 50), (4, 4, 4))
     cores = jax_tt.tt.init(jax.random.key(0), shape)

@@ -13,7 +13,7 @@ from jax_tt._table.state import SCALARS
 from jax_tt._table.types import State
 from jax_tt._tt.grow import tt_grow
 from jax_tt._tt.reorder import check_cores, reordered_rows
-from jax_tt._tt.train_rows import TrainRows
+from jax_tt._tt.rows import TrainRows
 
 
 @grow.register(TTTable)

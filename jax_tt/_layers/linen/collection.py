@@ -51,11 +51,7 @@ class EmbedCollection(ChecksKeywords, nn.Module):
     ``statistics`` count there what they look up; `jax_tt.Collection.statistics` reads it.
 
     Attributes:
-        tables: `Table` by name, e.g. of `dense_table` and `tt_table`.
-        features: `Feature` by name.
-        lookup: options of the calls.
-        mesh, axis, placement, exchange: devices, and how the rows of tables are divided over them and travel, as in
-            `jax_tt.shard_tables`.
+        tables, features, lookup, mesh, axis, placement, exchange: as in `jax_tt.EmbedCollection`.
 
     Example:
         >>> import jax, jax.numpy as jnp, jax_tt.linen

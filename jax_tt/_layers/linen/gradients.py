@@ -35,11 +35,7 @@ class Gradients(Mapping[str, Any]):
         self.next_values = next_values
 
     def replace(self, params: Mapping[str, Any]) -> Gradients:
-        """These gradients with other ordinary ones, such as the result of arithmetic with parameters.
-
-        Args:
-            params: ordinary gradients of the structure of `params`.
-        """
+        """These gradients with other ordinary ones of the same structure, such as a result of arithmetic."""
         given, expected = jax.tree.structure(params), jax.tree.structure(self.params)
         if given != expected:
             raise ValueError(f"params: got the structure {given}; expected {expected}.")
@@ -84,10 +80,8 @@ def value_and_grad(
     ``params`` only. The next values of the tables travel with them, out of sight, to `TrainState.apply_gradients`.
 
     Args:
-        f: a function that returns a scalar, or with ``has_aux`` a pair of a scalar and other values. Without it, a
-            decorator is returned.
+        f, has_aux: as in `jax_tt.value_and_grad`.
         argnums: the position of the variables.
-        has_aux: whether ``f`` returns other values too.
         **options: passed on to `jax.value_and_grad`.
 
     Returns:
@@ -149,15 +143,9 @@ def grad(
     has_aux: bool = False,
     **options: Any,
 ) -> Callable[..., Any]:
-    """`jax.grad` for the variables of models with fused tables: `value_and_grad` without the value.
+    """`jax.grad` for models with fused tables: `value_and_grad`, whose arguments it takes, without the value.
 
-    Args:
-        f, argnums, has_aux: as in `value_and_grad`.
-        **options: passed on to `jax.value_and_grad`.
-
-    Returns:
-        A function of the same arguments that returns the gradients; with ``has_aux``, a pair of them and the other
-        values.
+    With ``has_aux``, the function returns a pair of the gradients and the other values.
 
     Example:
         >>> import jax, jax.numpy as jnp, jax_tt.linen, optax
@@ -231,9 +219,8 @@ class TrainState(train_state.TrainState):
             **kwargs: fields to replace.
 
         Raises:
-            ValueError: ``grads`` lack the next values of the tables, left the compiled function that computed them, or
-                were computed before another update; or, outside ``jit``, a sentinel is not exactly 1. Inside ``jit``,
-                the next forward pass of the table fails instead.
+            ValueError: ``grads`` lack the next values of the tables, or these are outdated, as
+                `jax_tt.FusedOptimizer.update` says.
         """
         old = flat(self.fused)
         if old and not isinstance(grads, Gradients):

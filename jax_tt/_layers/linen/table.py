@@ -209,14 +209,7 @@ class EmbedModule(TableModule):
         grad_scale: Any = None,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> jax.Array:
-        """Looks up ids.
-
-        Args:
-            inputs, grad_scale, hyperparameters: as in `jax_tt.TTEmbed`.
-
-        Returns:
-            ``[*inputs.shape, features]``.
-        """
+        """Looks up ids; returns ``[*inputs.shape, features]``. The arguments are those of `jax_tt.TTEmbed`."""
         result = self._call(lookup_rows, inputs, grad_scale, hyperparameters)
         (result,) = self.promote_dtype(result, dtype=self.dtype, inexact=False)
         return result

@@ -97,7 +97,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             backward pass, as `FusedOptimizer` describes; the parameters of the others have ordinary gradients.
         features: `Feature` by name. Those that share a table are looked up in it as one batch.
         lookup: options of the calls.
-        mesh, axis, placement, exchange: devices, and how the rows of tables are divided over them and travel, as in
+        mesh, axis, placement, exchange: devices, and how the rows of tables are sharded over them and travel, as in
             `jax_tt.shard_tables`.
             By default, tables are on one device, or on every device of a program.
         statistics: whether training calls count what they look up in every table, for `statistics`. It is counted in a

@@ -131,15 +131,9 @@ def grad(
     has_aux: bool = False,
     **options: Any,
 ) -> Callable[..., Any]:
-    """`nnx.grad` for models with fused tables: `value_and_grad` without the value.
+    """`nnx.grad` for models with fused tables: `value_and_grad`, whose arguments it takes, without the value.
 
-    Args:
-        f, argnums, wrt, has_aux: as in `value_and_grad`.
-        **options: passed on to ``nnx.value_and_grad``.
-
-    Returns:
-        A function of the same arguments that returns the gradients; with ``has_aux``, a pair of them and the other
-        values.
+    With ``has_aux``, the function returns a pair of the gradients and the other values.
 
     Example:
         >>> import jax.numpy as jnp, jax_tt, optax

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.states import listed
-from jax_tt._table.options import Lookup, StepInputs
+from jax_tt._table.options import Lookup
 
 
 def check_lookup(lookup: Lookup) -> None:
@@ -21,19 +21,10 @@ def check_lookup(lookup: Lookup) -> None:
         )
 
 
-def check_inputs(inputs: Any) -> None:
-    """Raises unless ``inputs`` are `StepInputs`."""
-    if not isinstance(inputs, StepInputs):
-        raise TypeError(
-            f"inputs: got {inputs!r}; expected jax_tt.extension.StepInputs, e.g. "
-            "jax_tt.extension.StepInputs(hyperparameters={'item': {'learning_rate': 0.01}})."
-        )
-
-
 def step_arguments(
     collection: Collection, grad_scale: Any, hyperparameters: Any
 ) -> dict[str, tuple[Any, Mapping[str, Any] | None]]:
-    """The loss scale and the hyper-parameters of every table from those of a call, by table and name."""
+    """The loss scale and the hyper-parameters of every table, by table and name, from the arguments of a call."""
     if not isinstance(collection, Collection):
         raise TypeError(
             f"collection: got a {type(collection).__name__}; expected a description of tables and features, "

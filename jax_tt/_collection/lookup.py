@@ -12,7 +12,7 @@ from jax_tt._base.arguments import one_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.feature import values_of
-from jax_tt._collection.inputs import check_inputs, check_lookup, step_arguments
+from jax_tt._collection.inputs import check_lookup, step_arguments
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.requests import Request, requests_of
 from jax_tt._collection.states import check_statistics
@@ -92,10 +92,6 @@ def lookup_features(
     >>> jax.tree.map(jnp.shape, rows)
     {'carted': (2, 16), 'clicked': (2, 16), 'shown': (2, 3, 8)}
     """
-    if options is not None:
-        check_lookup(options)
-    if inputs is not None:
-        check_inputs(inputs)
     lookup, inputs = options_of("lookup_features", options, inputs, named)
     check_lookup(lookup)
     one_of("layout", layout, LAYOUTS)

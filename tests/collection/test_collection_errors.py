@@ -243,7 +243,7 @@ def test_states_and_options(state):
     short = {**state["user"], "embedding": state["user"]["embedding"][:5]}
     with pytest.raises(ValueError, match=r"user: embedding: got float32 of shape \(5, 4\)"):
         look_up({**state, "user": short})
-    with pytest.raises(TypeError, match=r"inputs: got .*; expected jax_tt.extension.StepInputs"):
+    with pytest.raises(TypeError, match=r"inputs: got .*; expected a StepInputs"):
         look_up(state, inputs={"hyperparameters": {}})
     with pytest.raises(ValueError, match="lookup: got combiner='mean'; every feature has its own"):
         look_up(state, lookup=Lookup("mean"))

@@ -57,3 +57,9 @@ def add_progress(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-progress", dest="progress", action="store_false", help="no progress bars"
     )
+
+
+def add_seed(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the randomised parts; default: 0"
+    )

@@ -14,7 +14,7 @@ from jax_tt._formats.output import check_output, writing
 from jax_tt._formats.stored import FileError
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._planning.device_plan import DevicePlan, PlacedTable
-from jax_tt.cli._pairs import Pairs
+from jax_tt.cli._inputs import Pairs
 
 _BINS = 64
 _SAMPLE = 1 << 20  # interactions drawn

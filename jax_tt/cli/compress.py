@@ -20,8 +20,8 @@ from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.residual_shapes import tt_residual_shapes
 from jax_tt._tt.shape import TTShape
 from jax_tt.cli import _pictures
-from jax_tt.cli._arguments import add_common, byte_size, integers
-from jax_tt.cli._tables import read_numbers, read_order
+from jax_tt.cli._arguments import add_common, add_seed, byte_size, integers
+from jax_tt.cli._inputs import read_numbers, read_order
 
 
 def add_parser(commands: Any) -> None:
@@ -87,9 +87,7 @@ def add_parser(commands: Any) -> None:
         "includes the orders",
     )
     parser.add_argument("--dtype", help="type of the cores; default: that of the table")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the randomised parts; default: 0"
-    )
+    add_seed(parser)
     add_common(parser)
     parser.set_defaults(run=run)
 

@@ -14,9 +14,8 @@ from jax_tt._formats.stored import FileError
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._tt.shape import TTShape
 from jax_tt.cli import _pictures
-from jax_tt.cli._arguments import add_common, integers, positive
-from jax_tt.cli._pairs import Interactions
-from jax_tt.cli._tables import read_integers, read_numbers, write_order
+from jax_tt.cli._arguments import add_common, add_seed, integers, positive
+from jax_tt.cli._inputs import Interactions, read_integers, read_numbers, write_order
 from jax_tt.order import from_counts, from_interactions, from_table, from_tree
 
 _FEATURES = 64  # that row factors are suggested for where columns are not known
@@ -54,9 +53,7 @@ def add_parser(commands: Any) -> None:
         help="row factors of the table; default: those suggested for N",
     )
     parser.add_argument("--name", help="array in the file")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the randomised methods; default: 0"
-    )
+    add_seed(parser)
     add_common(parser)
     parser.set_defaults(run=run)
 

@@ -18,8 +18,8 @@ from jax_tt._formats.stored import FileError, whole_file
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.candidates import SMALL
 from jax_tt._planning.plan import plan
-from jax_tt.cli._arguments import add_progress, byte_size, positive
-from jax_tt.cli._pairs import Interactions
+from jax_tt.cli._arguments import add_progress, add_seed, byte_size, positive
+from jax_tt.cli._inputs import Interactions
 from jax_tt.cli._pictures import check_picture, draw_devices, figure
 from jax_tt.order import spectral_rows
 
@@ -62,9 +62,7 @@ def add_parser(commands: Any) -> None:
         metavar="NAME=FILE",
         help="samples of ids for row caches: integers in .npy, .npz, or interactions as for order",
     )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the randomised parts; default: 0"
-    )
+    add_seed(parser)
     parser.add_argument(
         "--kinds",
         nargs="+",

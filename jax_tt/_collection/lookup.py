@@ -30,7 +30,7 @@ from jax_tt._ids.inputs import bag_batch
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limited, limited_columns
-from jax_tt._lookup.rule import pooled_sums, prepared, settled
+from jax_tt._lookup.rule import pooled_sums, prepared, settle
 from jax_tt._ops.lookups import options_of
 from jax_tt._table.check import check_state
 from jax_tt._table.groups import Use
@@ -129,7 +129,7 @@ def embed(
         counts = {name: request.samples for name, request in requests.items()}
         check_wide(collection, layout, counts)
     tables = collection.for_batches
-    uses = {name: settled(table, state[name], lookups[name]) for name, table in tables.items()}
+    uses = {name: settle(table, state[name], lookups[name]) for name, table in tables.items()}
     shared = collection.shared(state)
     scalars: list[dict[str, Any]] = [{}] * len(tables)
     if shared is not None:

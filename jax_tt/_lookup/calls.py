@@ -11,7 +11,7 @@ from jax_tt._ids.explicit import reshape_rows
 from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._lookup.combine import batch_to_sum, combine
 from jax_tt._lookup.limit import limited
-from jax_tt._lookup.rule import pooled_sums, prepared, settled
+from jax_tt._lookup.rule import pooled_sums, prepared, settle
 from jax_tt._table.check import check_state
 from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._table.table import Table
@@ -24,7 +24,7 @@ def lookup_rows(
     """Rows of a table of any kind, one per id, and the state after the call; see `jax_tt.lookup`."""
     check_state(table, state)
     batch, shape = lookup_batch(table.ids, ids)
-    call, state = prepared(settled(table, state, lookup), state, batch, inputs)
+    call, state = prepared(settle(table, state, lookup), state, batch, inputs)
     (sums,) = pooled_sums((call,))
     result_type = lookup.dtype or table.spec.storage(state)
     rows = reshape_rows(sums, (*shape, table.features)).astype(result_type)
@@ -41,7 +41,7 @@ def pooled_rows(
     storage = table.spec.storage(state)
     batch, count = bag_batch(table.ids, bags, accumulator(storage))
     summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
-    call, state = prepared(settled(table, state, lookup), state, summed, inputs)
+    call, state = prepared(settle(table, state, lookup), state, summed, inputs)
     (sums,) = pooled_sums((call,))
     result = combine(lookup, table, batch, sums)
     rows = result.reshape(count, table.features).astype(lookup.dtype or storage)

@@ -43,8 +43,8 @@ from jax_tt.optimizers import ReadsScaled
 OUT_OF_RANGE = "out_of_range"
 
 
-def settled(table: Table, state: State, lookup: Lookup) -> Use:
-    """How a call runs, with method and precision fixed, so that forward and backward pass use the same."""
+def settle(table: Table, state: State, lookup: Lookup) -> Use:
+    """Fixes how a call runs, so that forward and backward pass use the same method and precision."""
     execution = table.execution(lookup, state)
     options = _with(lookup, execution.method, resolve_precision(lookup.precision))
     return Use(table, options, execution)
@@ -157,7 +157,7 @@ def _call_of(added: Added) -> Call:
     """The lookup itself."""
     table, rows, batch = added.rows()
     rows, batch = vary_over((rows, batch), varying_axes(rows, batch))
-    use = settled(table, rows, added.lookup)
+    use = settle(table, rows, added.lookup)
     return Call(use, jax.lax.stop_gradient(rows), batch, ())
 
 

@@ -45,11 +45,14 @@ class TableGroup:
             return wide.joined(sums), saved
         calls = [_innermost(call) for call in calls]
         if wide is not None:
-            array = self.sums(calls, wide)
+            array = backend.run(self.method, *self.forward_pass(calls, wide))
             # As a residual, it only orders the update after the forward pass; its first axis stands for one block.
             saved = (array[None],)
             return array, [saved if call.use.lookup.wanted.names else () for call in calls]
-        sums, saved = zip(*_in_parts(self.sums, [(call,) for call in calls]), strict=True)
+        found = _in_parts(
+            lambda part: backend.run(self.method, *self.forward_pass(part)), [(c,) for c in calls]
+        )
+        sums, saved = zip(*found, strict=True)
         return sums, saved
 
     def backward(
@@ -86,10 +89,11 @@ class TableGroup:
 
     # Passes of tables without wrappers, each in one native call
 
-    def sums(self, calls: Sequence[Call], wide: Wide | None = None) -> Any:
-        """Sums and residuals of every table, or one array of all sums.
+    def forward_pass(self, calls: Sequence[Call], wide: Wide | None = None) -> tuple[Any, Any, Any]:
+        """The native function, the one in JAX, and their argument, as `backend.run` takes them.
 
-        An invalid sentinel is an error in native ops on CPU, and gives NaN elsewhere.
+        They return sums and residuals of every table, or one array of all sums. An invalid sentinel is an error in
+        native ops on CPU, and gives NaN elsewhere.
         """
         axes = [varying_axes(call.state, call.batch) for call in calls]
         calls = [vary_over(call, own) for call, own in zip(calls, axes, strict=True)]
@@ -110,7 +114,7 @@ class TableGroup:
             ]
             return list(zip(sums, saved, strict=True))
 
-        return backend.run(self.method, native, in_jax, calls)
+        return native, in_jax, calls
 
     def gradients(self, *operands: Any) -> list[Any]:
         """Gradients of the parameters of every table, and of its weights; ``operands`` as in `backward`."""
@@ -190,8 +194,14 @@ class TableGroup:
     # Which tables one native call takes
 
     def _in_columns(self, calls: Sequence[Call]) -> bool:
-        """Whether the native call can have the sums of all features in one array."""
-        return self.calls.forward.in_columns and _whole(calls)
+        """Whether the native call can have the sums of all features in one array: the batch is whole on this device."""
+        return self.calls.forward.in_columns and not any(
+            not isinstance(call.batch.num_segments, int)
+            or is_partitioned(num_blocks(call.batch.num_segments))
+            or call.use.lookup.axis_name is not None
+            or varying_axes(call.state, call.batch)
+            for call in calls
+        )
 
     def _parts(self, calls: Sequence[Call], members: Sequence[int]) -> list[list[int]]:
         """The members in about equal parts that one native call takes."""
@@ -221,17 +231,6 @@ def zeros_like(saved: Any) -> Any:
 def _innermost(call: Call) -> Call:
     use = call.use
     return call._replace(use=dataclasses.replace(use, table=innermost(use.table)))
-
-
-def _whole(calls: Sequence[Call]) -> bool:
-    """Whether the batch is whole on this device, so that one array can have the sums of all its features."""
-    return not any(
-        not isinstance(call.batch.num_segments, int)
-        or is_partitioned(num_blocks(call.batch.num_segments))
-        or call.use.lookup.axis_name is not None
-        or varying_axes(call.state, call.batch)
-        for call in calls
-    )
 
 
 def _in_parts(of_part: Callable[..., list[Any]], rows: Sequence[tuple[Any, ...]]) -> list[Any]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax_tt._kinds.cached.names import ROWS, directory_of, named_directory
 from jax_tt._kinds.cached.table import RowCachedTable, cached_part
 from jax_tt._kinds.cached.write_back import single_rows, write_back
-from jax_tt._lookup.rule import settled
+from jax_tt._lookup.rule import settle
 from jax_tt._native import cache_backend
 from jax_tt._sets.cache_directory import add_to_statistics, init_directory
 from jax_tt._sets.scores import aged
@@ -193,7 +193,7 @@ def _checked(table: Table, state: State) -> RowCachedTable:
 def _read(cached: RowCachedTable, state: State, ids: jax.Array, method: str) -> jax.Array:
     """Rows ``[ids.size, D]`` in the accumulator type; 0 for negative ids."""
     cores = cached.table.spec.named(cached.table.spec.params(state))
-    lookup = settled(cached.table, cores, Lookup(bounds="unchecked", method=method)).lookup
+    lookup = settle(cached.table, cores, Lookup(bounds="unchecked", method=method)).lookup
     return cached.table.forward(cores, single_rows(ids.reshape(-1)), lookup)[0][:, 0]
 
 

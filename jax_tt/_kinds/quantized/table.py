@@ -158,9 +158,9 @@ class QuantizedTable(NativeTable):
         )
 
     def execution(self, lookup: Lookup, state: State) -> Execution:
-        settled = super().execution(lookup, state)
+        execution = super().execution(lookup, state)
         # The operation on many tables may write sums where they cannot be turned.
-        return dataclasses.replace(settled, group=None) if self.rotated else settled
+        return dataclasses.replace(execution, group=None) if self.rotated else execution
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         sums, residuals = super().forward(state, batch, lookup)

@@ -79,24 +79,24 @@ def native_tables_call(
         {**of_all, **together(of_each)},
         {**results_of_all, **together(results_of_each)},
         workspace,
-        {str(k): own for k, own in enumerate(attributes)} | dict(of_call or {}),
+        {str(k): one for k, one in enumerate(attributes)} | dict(of_call or {}),
     )
     return {name: found[name] for name in results_of_all}, apart(found, len(of_each))
 
 
 def together(of_tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What each table has by name, as one mapping: ``0/ids``, ..., ``1/ids``, ..."""
-    return {f"{k}/{name}": value for k, own in enumerate(of_tables) for name, value in own.items()}
+    return {f"{k}/{name}": value for k, one in enumerate(of_tables) for name, value in one.items()}
 
 
 def apart(of_all: Mapping[str, Any], tables: int) -> list[dict[str, Any]]:
     """The inverse of `together`, without other names."""
-    own: list[dict[str, Any]] = [{} for _ in range(tables)]
+    each: list[dict[str, Any]] = [{} for _ in range(tables)]
     for numbered_name, value in of_all.items():
         k, slash, name = numbered_name.partition("/")
         if slash:
-            own[int(k)][name] = value
-    return own
+            each[int(k)][name] = value
+    return each
 
 
 def numbered(name: str, arrays: Iterable[jax.Array]) -> dict[str, jax.Array]:

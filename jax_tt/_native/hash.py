@@ -114,17 +114,17 @@ def _workspace(platform: str, op: str, n: int, directory: KeyDirectory) -> int |
 
 
 def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
-    attributes = [_check_attributes(own.check, absent=np.int64(own.absent)) for own in searches]
+    attributes = [_check_attributes(one.check, absent=np.int64(one.absent)) for one in searches]
 
-    def operands(own: Search) -> tuple[Named, Named]:
-        blocks = num_blocks(own.present.shape[0])
-        guess = jnp.zeros((blocks, 0), jnp.int32) if own.guess is None else own.guess
+    def operands(one: Search) -> tuple[Named, Named]:
+        blocks = num_blocks(one.present.shape[0])
+        guess = jnp.zeros((blocks, 0), jnp.int32) if one.guess is None else one.guess
         blocked = {
-            "asked": own.keys.reshape(blocks, -1, 2),
-            "present": own.present.reshape(blocks, -1),
+            "asked": one.keys.reshape(blocks, -1, 2),
+            "present": one.present.reshape(blocks, -1),
             "guess": guess.reshape(blocks, -1),
         }
-        return blocked, {"keys": own.directory.keys, "touched": own.directory.touched}
+        return blocked, {"keys": one.directory.keys, "touched": one.directory.touched}
 
     def slots(args: Named) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(args["present"].shape, jnp.int32)
@@ -132,12 +132,12 @@ def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
     found = _over_blocks(
         platform,
         "find",
-        [operands(own) for own in searches],
+        [operands(one) for one in searches],
         ("keys", "touched", "asked", "present", "guess"),
         [slots] * len(searches),
         attributes,
     )
-    return [x.reshape(own.present.shape) for x, own in zip(found, searches, strict=True)]
+    return [x.reshape(one.present.shape) for x, one in zip(found, searches, strict=True)]
 
 
 def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDirectory, Insertion]]:
@@ -146,30 +146,30 @@ def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDir
     def call(given: list[Any]) -> Any:
         operands, results, attributes, workspace = [], [], [], []
         for of, entry in zip(given, entries, strict=True):
-            own = Entry._make((*of, *entry[6:]))
-            n = own.keys.shape[0]
-            done = _insertion_types(n, n if own.return_old else 0)
-            of_batch = {"asked": own.keys, "present": own.present, "given": own.given}
-            now = {"now": own.now, "epoch": own.epoch}
-            operands.append({**of_batch, **now, **own.directory._asdict()})
+            one = Entry._make((*of, *entry[6:]))
+            n = one.keys.shape[0]
+            done = _insertion_types(n, n if one.return_old else 0)
+            of_batch = {"asked": one.keys, "present": one.present, "given": one.given}
+            now = {"now": one.now, "epoch": one.epoch}
+            operands.append({**of_batch, **now, **one.directory._asdict()})
             # The names of the directory's arrays say that these are changed in place.
             named = {f"new_{name}": kind for name, kind in done._asdict().items()}
-            results.append(named | types_of(own.directory._asdict()))
-            policy = np.int64(POLICIES.index(own.eviction.policy))
-            min_age = np.int64(own.eviction.min_age)
-            attributes.append(_check_attributes(own.check, policy=policy, min_age=min_age))
-            workspace.append(_workspace(platform, "insert", n, own.directory))
+            results.append(named | types_of(one.directory._asdict()))
+            policy = np.int64(POLICIES.index(one.eviction.policy))
+            min_age = np.int64(one.eviction.min_age)
+            attributes.append(_check_attributes(one.check, policy=policy, min_age=min_age))
+            workspace.append(_workspace(platform, "insert", n, one.directory))
         most = None if platform == "cpu" else max(workspace)
         found = _of_tables(platform, "insert", operands, results, attributes, most)
         return [
             (
-                KeyDirectory(*(own[name] for name in KeyDirectory._fields)),
-                Insertion(*(own[f"new_{name}"] for name in Insertion._fields)),
+                KeyDirectory(*(one[name] for name in KeyDirectory._fields)),
+                Insertion(*(one[f"new_{name}"] for name in Insertion._fields)),
             )
-            for own in found
+            for one in found
         ]
 
-    return call([own[:6] for own in entries])
+    return call([one[:6] for one in entries])
 
 
 def _insertion_types(n: int, old: int) -> Insertion:
@@ -184,26 +184,26 @@ def _insertion_types(n: int, old: int) -> Insertion:
 
 
 def hash_initial(asked: Sequence[Fresh], *, platform: str) -> list[jax.Array]:
-    def operands(own: Fresh) -> tuple[Named, Named]:
-        blocks = num_blocks(own.wanted.shape[0])
+    def operands(one: Fresh) -> tuple[Named, Named]:
+        blocks = num_blocks(one.wanted.shape[0])
         blocked = {
-            "keys": own.keys.reshape(blocks, -1, 2),
-            "wanted": own.wanted.reshape(blocks, -1),
+            "keys": one.keys.reshape(blocks, -1, 2),
+            "wanted": one.wanted.reshape(blocks, -1),
         }
-        return blocked, _initial_operands(own.seed, own.distribution)
+        return blocked, _initial_operands(one.seed, one.distribution)
 
-    def rows_of(own: Fresh) -> Callable[[Named], jax.ShapeDtypeStruct]:
-        return lambda args: jax.ShapeDtypeStruct((*args["wanted"].shape, own.features), own.dtype)
+    def rows_of(one: Fresh) -> Callable[[Named], jax.ShapeDtypeStruct]:
+        return lambda args: jax.ShapeDtypeStruct((*args["wanted"].shape, one.features), one.dtype)
 
     found = _over_blocks(
         platform,
         "initial",
-        [operands(own) for own in asked],
+        [operands(one) for one in asked],
         ("seed", "quantiles", "scale", "keys", "wanted"),
-        [rows_of(own) for own in asked],
-        [{"signed": own.distribution.signed} for own in asked],
+        [rows_of(one) for one in asked],
+        [{"signed": one.distribution.signed} for one in asked],
     )
-    return [x.reshape(-1, own.features) for x, own in zip(found, asked, strict=True)]
+    return [x.reshape(-1, one.features) for x, one in zip(found, asked, strict=True)]
 
 
 def _over_blocks(
@@ -214,7 +214,7 @@ def _over_blocks(
     results: Sequence[Callable[[Named], jax.ShapeDtypeStruct]],
     attributes: Sequence[dict[str, Any]],
 ) -> list[jax.Array]:
-    """An operation with one result per table, which is blocked, as every device looks at its own keys.
+    """An operation with one result per table, which is blocked, as every device looks at its keys.
 
     ``operands`` are blocked and whole arrays of each table, ``order`` lists their names, and ``results`` are
     functions of the operands of a table that return the type of its result.
@@ -229,8 +229,8 @@ def _over_blocks(
 
         def local(args: Named, axes: Any, members: list[int] = members) -> Named:
             del axes
-            given = [{name: own[name] for name in order} for own in apart(args, len(members))]
-            types = [{"result": results[k](own)} for k, own in zip(members, given, strict=True)]
+            given = [{name: one[name] for name in order} for one in apart(args, len(members))]
+            types = [{"result": results[k](one)} for k, one in zip(members, given, strict=True)]
             own_attributes = [attributes[k] for k in members]
             return together(_of_tables(platform, op, given, types, own_attributes))
 
@@ -271,15 +271,15 @@ def hash_reset(resets: Sequence[Reset]) -> list[jax.Array]:
     @sequential_vmap
     def call(given: list[Any]) -> Any:
         operands = []
-        for (rows, seed, keys, slots), own in zip(given, resets, strict=True):
+        for (rows, seed, keys, slots), one in zip(given, resets, strict=True):
             of_batch = {"keys": keys, "slots": slots, "rows": rows}
-            operands.append(_initial_operands(seed, own.distribution) | of_batch)
-        results = [types_of({"rows": own["rows"]}) for own in operands]
-        attributes = [{"signed": own.distribution.signed} for own in resets]
+            operands.append(_initial_operands(seed, one.distribution) | of_batch)
+        results = [types_of({"rows": one["rows"]}) for one in operands]
+        attributes = [{"signed": one.distribution.signed} for one in resets]
         found = _of_tables("cpu", "reset", operands, results, attributes)
-        return [own["rows"] for own in found]
+        return [one["rows"] for one in found]
 
-    return call([own[:4] for own in resets])
+    return call([one[:4] for one in resets])
 
 
 def hash_exchange(
@@ -288,28 +288,28 @@ def hash_exchange(
     @sequential_vmap
     def call(given: list[Any]) -> Any:
         operands, results, attributes = [], [], []
-        for (arrays, new, slots), own in zip(given, exchanges, strict=True):
+        for (arrays, new, slots), one in zip(given, exchanges, strict=True):
             named = numbered("array", arrays)
             of_batch = [jax.ShapeDtypeStruct((slots.size, *x.shape[1:]), x.dtype) for x in arrays]
             operands.append({"slots": slots, **named, **numbered("new", new)})
-            old = {f"old_{k}": kind for k, kind in enumerate(of_batch) if own.return_old}
+            old = {f"old_{k}": kind for k, kind in enumerate(of_batch) if one.return_old}
             results.append({**types_of(named), **old})
-            attributes.append({"arrays": np.int64(len(arrays)), "return_old": own.return_old})
+            attributes.append({"arrays": np.int64(len(arrays)), "return_old": one.return_old})
         found = _of_tables(platform, "exchange", operands, results, attributes)
         return [
             (
-                [x for name, x in own.items() if name.startswith("array")],
-                [x for name, x in own.items() if name.startswith("old")],
+                [x for name, x in one.items() if name.startswith("array")],
+                [x for name, x in one.items() if name.startswith("old")],
             )
-            for own in found
+            for one in found
         ]
 
-    with_arrays = [k for k, own in enumerate(exchanges) if own.arrays]
+    with_arrays = [k for k, one in enumerate(exchanges) if one.arrays]
     found: list[Any] = [([], [])] * len(exchanges)
     if with_arrays:
         exchanges = [exchanges[k] for k in with_arrays]
-        for k, own in zip(with_arrays, call([own[:3] for own in exchanges]), strict=True):
-            found[k] = own
+        for k, one in zip(with_arrays, call([one[:3] for one in exchanges]), strict=True):
+            found[k] = one
     return found
 
 

@@ -82,42 +82,42 @@ def initial_many(asked: Sequence[Fresh], methods: Sequence[str]) -> list[jax.Arr
 
 def _native_initial(asked: list[Fresh], platform: str) -> list[jax.Array]:
     # The CUDA kernels store no float64.
-    wide = [platform != "cpu" and jnp.dtype(own.dtype) == jnp.float64 for own in asked]
-    others = [own for own, is_wide in zip(asked, wide, strict=True) if not is_wide]
+    wide = [platform != "cpu" and jnp.dtype(one.dtype) == jnp.float64 for one in asked]
+    others = [one for one, is_wide in zip(asked, wide, strict=True) if not is_wide]
     found = iter(hash_initial(others, platform=platform) if others else [])
     return [
-        _plain_initial(own) if is_wide else next(found)
-        for own, is_wide in zip(asked, wide, strict=True)
+        _plain_initial(one) if is_wide else next(found)
+        for one, is_wide in zip(asked, wide, strict=True)
     ]
 
 
-def _plain_initial(own: Fresh) -> jax.Array:
-    found = initial_rows(own.distribution, own.seed, own.keys, own.features)
-    return found.astype(jnp.dtype(own.dtype))
+def _plain_initial(one: Fresh) -> jax.Array:
+    found = initial_rows(one.distribution, one.seed, one.keys, one.features)
+    return found.astype(jnp.dtype(one.dtype))
 
 
 def reset_many(resets: Sequence[Reset], methods: Sequence[str]) -> list[jax.Array]:
     """The rows of each table with initial rows in some slots, which are nowhere else on the CPU."""
 
-    def exchanged(own: Reset, initial: jax.Array) -> Exchange:
-        return Exchange([own.rows], [initial], own.slots, return_old=False)
+    def exchanged(one: Reset, initial: jax.Array) -> Exchange:
+        return Exchange([one.rows], [initial], one.slots, return_old=False)
 
-    def plain(own: Reset) -> jax.Array:
-        return hash_reference.exchange(*exchanged(own, _plain_initial(_fresh(own)))[:3])[0][0]
+    def plain(one: Reset) -> jax.Array:
+        return hash_reference.exchange(*exchanged(one, _plain_initial(_fresh(one)))[:3])[0][0]
 
     def native(resets: list[Reset], platform: str) -> list[jax.Array]:
         if platform == "cpu":
             return hash_reset(resets)
-        initial = _native_initial([_fresh(own) for own in resets], platform)
+        initial = _native_initial([_fresh(one) for one in resets], platform)
         exchanges = [exchanged(*pair) for pair in zip(resets, initial, strict=True)]
         return [array for (array,), _ in hash_exchange(exchanges, platform=platform)]
 
     return _many(_differentiable(native, plain, 4), plain, resets, 4, methods)
 
 
-def _fresh(own: Reset) -> Fresh:
-    wanted = own.slots < own.rows.shape[0]
-    return Fresh(own.seed, own.keys, wanted, own.distribution, own.rows.shape[1], own.rows.dtype)
+def _fresh(one: Reset) -> Fresh:
+    wanted = one.slots < one.rows.shape[0]
+    return Fresh(one.seed, one.keys, wanted, one.distribution, one.rows.shape[1], one.rows.dtype)
 
 
 def exchange_many(
@@ -125,19 +125,19 @@ def exchange_many(
 ) -> list[tuple[list[jax.Array], list[jax.Array]]]:
     """Exchanges entries of the arrays of each table; see `jax_tt._sets.hash_reference.exchange`."""
 
-    def plain(own: Exchange) -> Any:
-        changed, old = hash_reference.exchange(own.arrays, own.new, own.slots)
-        return changed, old if own.return_old else []
+    def plain(one: Exchange) -> Any:
+        changed, old = hash_reference.exchange(one.arrays, one.new, one.slots)
+        return changed, old if one.return_old else []
 
     def native(exchanges: list[Exchange], platform: str) -> Any:
         return hash_exchange(exchanges, platform=platform)
 
     exchanges = [
-        own._replace(
-            arrays=list(own.arrays),
-            new=[jnp.asarray(x, array.dtype) for x, array in zip(own.new, own.arrays, strict=True)],
+        one._replace(
+            arrays=list(one.arrays),
+            new=[jnp.asarray(x, array.dtype) for x, array in zip(one.new, one.arrays, strict=True)],
         )
-        for own in exchanges
+        for one in exchanges
     ]
     return _many(_differentiable(native, plain, 3), plain, exchanges, 3, methods)
 
@@ -212,20 +212,20 @@ def _many(
         by_method.setdefault(backend.choose(method), []).append(k)
     found: dict[int, Any] = {}
     for method, members in by_method.items():
-        own = [tables[k] for k in members]
+        one = [tables[k] for k in members]
         # JAX does not know that the result of a native call varies over mesh axes.
-        axes = [varying_axes(table[:arrays]) for table in own]
+        axes = [varying_axes(table[:arrays]) for table in one]
 
         def on_platform(
-            platform: str, given: Any, own: list[Any] = own, axes: list[Any] = axes
+            platform: str, given: Any, one: list[Any] = one, axes: list[Any] = axes
         ) -> list[Any]:
-            results = native(_filled(own, given), platform=platform)
+            results = native(_filled(one, given), platform=platform)
             return [vary_over(*pair) for pair in zip(results, axes, strict=True)]
 
-        def anywhere(given: Any, own: list[Any] = own) -> list[Any]:
-            return [plain(table) for table in _filled(own, given)]
+        def anywhere(given: Any, one: list[Any] = one) -> list[Any]:
+            return [plain(table) for table in _filled(one, given)]
 
-        results = backend.run(method, on_platform, anywhere, [table[:arrays] for table in own])
+        results = backend.run(method, on_platform, anywhere, [table[:arrays] for table in one])
         found.update(zip(members, results, strict=True))
     return [found[k] for k in range(len(tables))]
 

@@ -177,6 +177,18 @@ def summed_axes(table: Table, state: State, batch: Batch, g: jax.Array, lookup: 
     return tuple(sorted(axes, key=str)) if axes else lookup.axis_name
 
 
+def stepped_scalars(table: Table, state: State, applied: jax.Array) -> dict[str, jax.Array]:
+    """The scalars after a step that was ``applied`` or not, 1 or 0; only that where a collection has the scalars."""
+    if table.update is not None and table.update.shared:
+        return {APPLIED: applied}
+    return {
+        "sentinel": _sentinel.kept(state["sentinel"]),
+        # A compile-time constant, so that the compiler knows that the old table is not needed.
+        "used": vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"])),
+        "step": state["step"] + applied,
+    }
+
+
 class Step(NamedTuple):
     """The arguments of `ReferenceTable.stepped_params` other than the table's."""
 
@@ -272,13 +284,7 @@ class ReferenceTable(Table):
         new = changed_between_steps(
             self, state, new, step.values["allowed"] * applied, step.values["seed"]
         )
-        if self.update is not None and self.update.shared:
-            new[APPLIED] = step.values["allowed"] * applied
-        else:
-            new["sentinel"] = _sentinel.kept(state["sentinel"])
-            # A compile-time constant, so that the compiler knows that the old table is not needed.
-            new["used"] = vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"]))
-            new["step"] = state["step"] + step.values["allowed"] * applied
+        new |= stepped_scalars(self, state, step.values["allowed"] * applied)
         return new, applied, dweights
 
     def param_gradients(

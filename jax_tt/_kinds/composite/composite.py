@@ -12,18 +12,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._base import sentinel
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import require_arrays, table_label
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
-from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table import groups
 from jax_tt._table.change import has_cache
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
+from jax_tt._table.reference import stepped_scalars
 from jax_tt._table.state import SCALARS, Array, StateSpec, scalars_of
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Execution, Table
@@ -201,13 +200,7 @@ class Composite(Table):
         new, dweights = self._cotangents(state, residuals, g, lookup, values)
         flags = [new.pop(f"table_{k}_{APPLIED}") for k in range(len(self.tables))]
         applied = functools.reduce(jnp.maximum, flags)
-        if self.update is not None and self.update.shared:
-            return new | {APPLIED: applied}, dweights
-        new["sentinel"] = sentinel.kept(state["sentinel"])
-        # A compile-time constant, so that the compiler knows that the old tables are not needed.
-        new["used"] = vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"]))
-        new["step"] = state["step"] + applied
-        return new, dweights
+        return new | stepped_scalars(self, state, applied), dweights
 
     def _cotangents(
         self, state: State, residuals: Any, g: jax.Array, lookup: Lookup, values: Sequence[Any]

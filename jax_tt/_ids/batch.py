@@ -61,6 +61,12 @@ class Batch:
         return self.ids.ndim == 3
 
 
+def single_rows(rows: jax.Array) -> Batch:
+    """A batch of one bag for each of ``rows[n]``; negative ones are padding."""
+    offsets = jnp.broadcast_to(jnp.array([0, 1], jnp.int32), (rows.shape[0], 2))
+    return Batch(jnp.maximum(rows, -1)[:, None], offsets, None, padded=True, rectangular=True)
+
+
 def bag_index(batch: Batch) -> jax.Array:
     """Bag of each position, int32 ``[S, cap]``; ``nb`` for positions past the last offset."""
     if batch.rectangular:

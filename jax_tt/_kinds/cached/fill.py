@@ -17,7 +17,7 @@ from jax_tt._kinds.cached.table import cached_part
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.cache_reference import rank_within
 from jax_tt._sets.miss_ratio import stream
-from jax_tt._sets.scores import MOST_COUNTED, UNIT, Scoring
+from jax_tt._sets.scores import MOST_COUNTED, UNIT
 from jax_tt._table.check import check_state
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -63,7 +63,11 @@ def fill(
     if isinstance(before.tags, Tracer):
         raise TypeError("table: its arrays are traced; a cache is filled outside of jit.")
     rows, counts = _frequencies(cached.num_embeddings, ids, weights)
-    sampled = _candidates(before, rows, _scores(counts, cached.cache.scoring))
+    scoring = cached.cache.scoring
+    unit = UNIT if scoring.policy == "lfu" and scoring.half_life is not None else 1
+    # As if the rows were requested so often just now.
+    scores = np.clip(np.rint(counts * unit), 1, _MOST_SCORE).astype(np.int32)
+    sampled = _candidates(before, rows, scores)
     after = directory_of(state := populated(cached, {**state, **named_directory(sampled)}, method))
     scores = after.scores
     if cached.cache.policy == "lru":  # as if requested in one step, the last
@@ -102,12 +106,6 @@ def _frequencies(num_embeddings: int, ids: Any, weights: Any) -> tuple[np.ndarra
         ) from None
     rows, places = np.unique(kept, return_inverse=True)
     return rows, np.bincount(places, each)
-
-
-def _scores(counts: np.ndarray, scoring: Scoring) -> np.ndarray:
-    """Scores of rows that were requested so often just now."""
-    unit = UNIT if scoring.policy == "lfu" and scoring.half_life is not None else 1
-    return np.clip(np.rint(counts * unit), 1, _MOST_SCORE).astype(np.int32)
 
 
 def _candidates(directory: CacheDirectory, rows: np.ndarray, scores: np.ndarray) -> CacheDirectory:

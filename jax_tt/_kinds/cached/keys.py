@@ -7,11 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jax_tt._ids.batch import HIGHEST_BIT, Batch, padding_mark, present, unsigned, with_marks
 from jax_tt._ids.id_space import digits_in_range
-from jax_tt._jax.vma import varying_axes
+from jax_tt._jax.vma import all_shards, varying_axes
 from jax_tt._native import cache_backend
 from jax_tt._sets.cache_directory import CacheDirectory, add_to_statistics
 from jax_tt._sets.scores import Scoring, caught_up, counted, stamp
@@ -70,7 +69,7 @@ def count_batch(
     axes = tuple(sorted(varying_axes(keys) - varying_axes(directory), key=str)) or axis_name
     keys, slots = keys.reshape(-1), slots.reshape(-1)
     if axes:
-        keys, slots = (_of_all_shards(part, axes) for part in (keys, slots))
+        keys, slots = all_shards(keys, axes), all_shards(slots, axes)
     directory = caught_up(directory, scoring)
     directory = directory._replace(clock=directory.clock + 1)
     now = stamp(directory, scoring)
@@ -83,10 +82,3 @@ def count_batch(
         misses=counts[2],
         unique_misses=counts[3],
     )
-
-
-def _of_all_shards(part: jax.Array, axes: Any) -> jax.Array:
-    """The concatenated shards, computed as a psum because JAX knows its result to be replicated."""
-    shards = lax.psum(1, axes)
-    whole = jnp.zeros((shards, *part.shape), part.dtype).at[lax.axis_index(axes)].set(part)
-    return lax.psum(whole, axes).reshape(-1)

@@ -184,7 +184,8 @@ class RowCachedTable(Wrapper):
         states, batches = vary_over((states, batches), axes)
 
         def native(platform: str, of_tables: Any, of_rows: Any, hits: Batch, misses: Batch) -> Any:
-            if platform == "cpu" and self._sums_alike(of_tables, of_rows):
+            types = of_rows["embedding"].dtype, self.table.spec.storage(of_tables)
+            if platform == "cpu" and len(set(map(accumulator, types))) == 1:
                 result = self._on_cpu(of_tables, of_rows, hits, misses, lookup)
             else:
                 result = self._composed(
@@ -220,10 +221,6 @@ class RowCachedTable(Wrapper):
         table = {name: state[name] for name in self.table.spec.trained_names if name in state}
         names = {name: outer_name(name) for name in self.rows_table.spec.trained_names}
         return table, {name: state[outer] for name, outer in names.items() if outer in state}
-
-    def _sums_alike(self, of_table: State, of_rows: State) -> bool:
-        dtypes = of_rows["embedding"].dtype, self.table.spec.storage(of_table)
-        return accumulator(dtypes[0]) == accumulator(dtypes[1])
 
     def _on_cpu(
         self, of_table: State, of_rows: State, hits: Batch, misses: Batch, lookup: Lookup

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.dtypes import accumulator
-from jax_tt._ids.batch import Batch
+from jax_tt._ids.batch import single_rows
 from jax_tt._jax.rounding import round_to
 from jax_tt._lookup.rule import settle
 from jax_tt._native.tt import TrainTable
@@ -60,13 +60,6 @@ def write_back(
     rounded = (round_to(new, core.dtype, k) for new, core, k in zip(wide, cores, keys, strict=True))
     # If nothing was written, the cores are not rounded again either.
     return tuple(jnp.where(total > 0, new, core) for new, core in zip(rounded, cores, strict=True))
-
-
-def single_rows(ids: jax.Array) -> Batch:
-    """A batch of one bag per id; negative ids are padding."""
-    n = ids.shape[0]
-    offsets = jnp.broadcast_to(jnp.array([0, 1], jnp.int32), (n, 2))
-    return Batch(jnp.maximum(ids, -1)[:, None], offsets, None, padded=True, rectangular=True)
 
 
 class _Problem:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._ids.batch import Batch
+from jax_tt._ids.batch import Batch, single_rows
 from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._native import hash_backend
 from jax_tt._native.rows import RowTable
@@ -108,10 +108,7 @@ def received_call(call: Call, batch: Batch, rows: jax.Array) -> Call:
 
 def rows_call(call: Call, rows: jax.Array, state: State | None = None) -> Call:
     """The lookup, or the step, of rows ``[n]`` of this device, -1 for none."""
-    count = rows.shape[0]
-    ends = jnp.broadcast_to(jnp.array([0, 1], jnp.int32), (count, 2))
-    batch = Batch(rows[:, None], ends, None, padded=True, rectangular=True)
-    return batch_call(call, batch, state)
+    return batch_call(call, single_rows(rows), state)
 
 
 def asked_call(call: Call, asked: Asked | Batch) -> Call:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,8 @@ from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
 from jax_tt._native.partition import num_blocks
 from jax_tt._table.options import Lookup, Update
+from jax_tt._table.table import Table
 from jax_tt.optimizers.registered import check_registered
-
-if TYPE_CHECKING:
-    from jax_tt._table.table import Table
 
 BOUNDS = {"clip": 0, "zero": 1, "error": 2, "unchecked": 3, "poison": 4, "warn": 5}
 MAX_POSITIONS = 2**31 - 1

@@ -6,7 +6,7 @@ import abc
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +37,8 @@ from jax_tt._table import reference
 from jax_tt._table.groups import Call
 from jax_tt._table.options import Lookup
 from jax_tt._table.types import Params
+from jax_tt._table.wide import Wide
 from jax_tt._tt.cores import TrainSizes
-
-if TYPE_CHECKING:
-    from jax_tt._table.wide import Wide
 
 # Ids per unit of the plan size of a symbolic batch; `ChunkRows` in ffi/core/plan.cc gives no chunk fewer rows.
 _STRIDE = 64

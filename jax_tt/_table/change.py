@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jax_tt._ids.id_order import IdOrder
+from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.dispatch import dispatched
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
-
-if TYPE_CHECKING:
-    from jax_tt._sets.row_cache import RowCache
 
 # Runs ``function(*static, arrays)`` on each device's shard of the arrays.
 OnShards = Callable[[Callable[..., Any], tuple[Any, ...], Any], Any]

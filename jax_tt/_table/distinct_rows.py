@@ -6,7 +6,7 @@ No array here has the size of the table: new rows are written into the table in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,9 @@ from jax_tt._jax.row_sums import sums_by_row
 from jax_tt._jax.vma import all_shards, own_shard
 from jax_tt._table import reference
 from jax_tt._table.options import IGNORED, Lookup
+from jax_tt._table.table import Table
+from jax_tt._table.types import Params, Slots, State
 from jax_tt.optimizers.row_gradients import RowGradients
-
-if TYPE_CHECKING:
-    from jax_tt._table.table import Table
-    from jax_tt._table.types import Params, Slots, State
 
 
 class Distinct(NamedTuple):

@@ -52,7 +52,9 @@ def grown(cached: RowCachedTable, state: State, growth: Growth) -> Change:
     sizes = cached.num_embeddings, growth.num_embeddings
     now, then = ((cache.layout(n), cache.key_dtype(n)) for n in sizes)
     if now != then:
-        state, carry = _resized(cached, state, cache, growth.num_embeddings, growth.method)
+        rows = growth.num_embeddings
+        state, slots = _resized(cached, dict(state), cache, rows, growth.method)
+        carry = {ROWS: partial(moved, slots)}
     change = grow(cached.table, state, growth)
     table = dataclasses.replace(cached, table=change.table)
     return dataclasses.replace(change, table=table, carry={**change.carry, **carry})
@@ -82,7 +84,8 @@ def cached_anew(cached: RowCachedTable, state: State, cache: RowCache, method: s
             "cache: got None; expected a RowCache. flush() writes back what rows learned."
         )
     table = dataclasses.replace(cached, cache=cache)
-    return Change(table, *_resized(cached, state, cache, cached.num_embeddings, method))
+    after, slots = _resized(cached, dict(state), cache, cached.num_embeddings, method)
+    return Change(table, after, {ROWS: partial(moved, slots)})
 
 
 def resize(table: Table, state: State, cache: RowCache, method: str = "auto") -> Change:
@@ -120,21 +123,9 @@ def resize(table: Table, state: State, cache: RowCache, method: str = "auto") ->
     return with_cache(table, state, cache, method)
 
 
+@partial(jax.jit, static_argnums=(0, 2, 3, 4))
 def _resized(
-    cached: RowCachedTable, state: State, cache: RowCache, num_embeddings: int, method: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state with another cache, for a table that will have so many rows, and the rule for its optax state."""
-
-    @jax.jit
-    def changed(state: State) -> tuple[dict[str, Any], jax.Array]:
-        return resized(cached, state, cache, method, num_embeddings)
-
-    after, slots = changed(dict(state))
-    return after, {ROWS: partial(moved, slots)}
-
-
-def resized(
-    cached: RowCachedTable, state: State, new: RowCache, method: str, rows_to_come: int
+    cached: RowCachedTable, state: State, new: RowCache, rows_to_come: int, method: str
 ) -> tuple[dict[str, Any], jax.Array]:
     """The state with another cache, for a table that will have ``rows_to_come`` rows, and the new slots."""
     check_state(cached, state)

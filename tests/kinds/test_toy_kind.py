@@ -87,8 +87,9 @@ class Scaled(jax_tt.extension.Wrapper):
     def spec(self) -> jax_tt.extension.StateSpec:
         return self.table.spec
 
-    def group(self, lookup: jax_tt.Lookup) -> Any:
-        return None  # an operation on many tables would not scale the rows of this one
+    def execution(self, lookup: jax_tt.Lookup, state: Any) -> jax_tt.extension.Execution:
+        # An operation on many tables would not scale the rows of this one.
+        return dataclasses.replace(self.table.execution(lookup, state), group=None)
 
     def forward(self, state: Any, batch: Any, lookup: jax_tt.Lookup) -> tuple[jax.Array, Any]:
         sums, residuals = self.table.forward(state, batch, lookup)

@@ -103,7 +103,8 @@ def received_call(call: Call, batch: Batch, rows: jax.Array) -> Call:
     wanted = Wanted(_TABLE if lookup.wanted.names else frozenset(), lookup.wanted.weights)
     count, width = rows.shape
     described = RowTable(count, width, rows.dtype, name=table.name)
-    return Call(Use(described, _plain(lookup, wanted)), {"embedding": rows}, batch, ())
+    state = {"embedding": rows}
+    return Call(_use(described, lookup, wanted, state), state, batch, ())
 
 
 def rows_call(call: Call, rows: jax.Array, state: State | None = None) -> Call:
@@ -120,12 +121,14 @@ def batch_call(call: Call, batch: Batch, state: State | None = None) -> Call:
     """The lookup, or the step, of a batch of rows of this device."""
     lookup = call.use.lookup
     weights = lookup.wanted.weights and batch.weights is not None
-    use = Use(sharding_of(call).rows, _plain(lookup, Wanted(lookup.wanted.names, weights)))
-    return Call(use, call.state if state is None else state, batch, call.values)
+    wanted, state = Wanted(lookup.wanted.names, weights), call.state if state is None else state
+    use = _use(sharding_of(call).rows, lookup, wanted, state)
+    return Call(use, state, batch, call.values)
 
 
-def _plain(lookup: Lookup, wanted: Wanted) -> Lookup:
-    """Options for rows that are known to exist."""
-    return dataclasses.replace(
+def _use(table: Any, lookup: Lookup, wanted: Wanted, state: State) -> Use:
+    """A lookup of rows that are known to exist, which native operations join with others."""
+    lookup = dataclasses.replace(
         lookup, combiner="sum", bounds="zero", dtype=None, axis_name=None, wanted=wanted
     )
+    return Use(table, lookup, table.execution(lookup, state))

@@ -113,15 +113,7 @@ def _load(platform: str) -> tuple[ModuleType | None, str | None]:
 
 
 def add_rule(capsule: object, version: str) -> str:
-    """Adds a rule of an extension to all native modules, also to those that are loaded later; returns its name.
-
-    Args:
-        capsule: what the extension exports.
-        version: of jax_tt, for errors.
-
-    Raises:
-        ValueError: it is not the capsule of a rule, or was compiled for another version, or its name is taken.
-    """
+    """Adds the capsule of a rule to all native modules, now or when they are loaded; returns the rule's name."""
     cpu = load("cpu")
     assert cpu is not None
     with _rules_lock:

@@ -17,11 +17,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def from_tensor(name: str, tensor: Any) -> np.ndarray:
-    """The values of a tensor on the host, without a copy.
-
-    Raises:
-        TypeError: it requires a gradient, which would be lost here, is on another device, or numpy lacks its type.
-    """
+    """The values of a tensor on the host, without a copy; raises for one with a gradient, which would be lost."""
     odd = "that requires a gradient" if tensor.requires_grad else ""
     if tensor.device.type != "cpu":
         odd = f"on {tensor.device}"

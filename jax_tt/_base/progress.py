@@ -9,13 +9,9 @@ from tqdm import tqdm
 
 
 class Progress:
-    """A tqdm bar.
+    """A tqdm bar, or nothing where it is not ``shown``. Only work of more than a second gets one by default.
 
-    Args:
-        shown: whether there is a bar at all.
-        label: what it stands for.
-        total: steps, as far as they are known; `begin` adds more.
-        options: of tqdm. Without a ``delay`` only work that takes longer than a second gets a bar.
+    ``total`` is the number of steps as far as it is known; `begin` adds more. ``options`` are arguments of tqdm.
     """
 
     def __init__(self, shown: bool, label: str = "", total: int = 0, **options: Any):

@@ -41,14 +41,9 @@ def report_missing(message: str, count: int) -> None:
 
 
 def report(table: str, num_embeddings: int, count: int, first: str, position: int) -> None:
-    """Warns about the ids of a batch that are out of range, once per table; never raises.
+    """Warns about ``count`` ids of a batch that are out of range, once per table; never raises.
 
-    Args:
-        table: name of the table, or an empty string.
-        num_embeddings: its number of rows.
-        count: number of ids of the batch that are out of range.
-        first: the first of them, as text.
-        position: its position among the ids of the batch.
+    ``first`` is the first of these ids, as text, and ``position`` where it is in the batch.
     """
     name = f"table {table!r}" if table else "a table"
     found = f"{first} at position {position} is"

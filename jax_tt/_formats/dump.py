@@ -126,11 +126,7 @@ class Dump:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Dump:
-        """Reads the description.
-
-        Raises:
-            FileError: it is missing or damaged.
-        """
+        """Reads the description."""
         for name in places_of(path):
             with contextlib.suppress(FileNotFoundError):
                 return cls._read_from(name)

@@ -96,10 +96,8 @@ def writing(
 ) -> Iterator[str]:
     """A name to write to, on the same file system; what is there at the end takes the place of the output at once.
 
-    Whatever ends the work before that, Ctrl-C included, leaves the old output as it was and nothing beside it.
-
-    Raises:
-        FileError: as `check_output`, also for what came to be since; or writing failed.
+    Whatever ends the work before that, Ctrl-C included, leaves the old output as it was and nothing beside it. The
+    output is checked as by `check_output`, before the work and after it.
     """
     check_output(path, overwrite=overwrite, directory=directory)
     name = os.fsdecode(path)
@@ -130,10 +128,7 @@ def resuming(path: str | os.PathLike[str], contents: Contents, *, overwrite: boo
     """A directory to write to, which takes the name of the output at the end.
 
     What ends the work before that leaves what has been written, and the old output as it was; the next call for the
-    same output finds it in its directory, and may keep it.
-
-    Raises:
-        FileError: as `check_output`; another call writes the same output; or writing failed.
+    same output gets the same directory, and may keep what is there. Only one call at a time may write an output.
     """
     check_output(path, overwrite=overwrite, directory=True, contents=contents)
     name = os.fsdecode(path)

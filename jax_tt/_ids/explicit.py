@@ -44,17 +44,20 @@ def spec_of(array: jax.Array) -> Any:
 
 def like_segments(batch: Batch, ndim: int = 3) -> P:
     """The partition spec of arrays whose first axis is sharded like the segments of a batch."""
-    spec = spec_of(batch.ids)
+    return _first_axis(batch.ids, ndim)
+
+
+def _first_axis(array: jax.Array, ndim: int) -> P:
+    spec = spec_of(array)
     return P(spec[0] if len(spec) else None, *[None] * (ndim - 1))
 
 
 def reshape_rows(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """``array.reshape(shape)`` that keeps an explicit sharding of the first dimension."""
-    kind: Any = getattr(jax.typeof(array), "sharding", None)
-    if kind is None or AxisType.Explicit not in kind.mesh.axis_types:
+    mesh = explicit_mesh(array)
+    if mesh is None:
         return array.reshape(shape)
-    first = kind.spec[0] if len(kind.spec) else None
-    out = NamedSharding(kind.mesh, P(first, *[None] * (len(shape) - 1)))
+    out = NamedSharding(mesh, _first_axis(array, len(shape)))
     return jax.lax.reshape(array, shape, out_sharding=out)
 
 

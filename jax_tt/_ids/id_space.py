@@ -45,8 +45,7 @@ class IdSpace:
         return "" if self.name is None else f"{self.name}: "
 
     def check_split(self, name: str, digits: int) -> None:
-        """Raises unless `SplitIds` with ``digits`` digits are ids of the table; keys were checked when they were "
-        "split."""
+        """Raises unless `SplitIds` with ``digits`` digits are ids of the table; splitting has checked keys."""
         if self.takes_keys:
             return
         if self.integers_only:
@@ -61,11 +60,7 @@ class IdSpace:
 
 
 def digits_in_range(space: IdSpace, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
-    """Digits of every id, clamped to the rows, and whether the id was in range.
-
-    Returns:
-        ``d`` arrays ``[S, cap]`` that are safe to index with, and bool ``[S, cap]``.
-    """
+    """Digits of every id, clamped to the rows, ``d`` arrays ``[S, cap]``, and whether it was in range, ``[S, cap]``."""
     if batch.split:
         return _from_digits(space, batch.ids)
     return digits_of_integers(space, batch.ids)

@@ -15,11 +15,7 @@ from jax_tt._base.arguments import as_array
 
 
 def same_arrays(left: Any, right: Any) -> bool:
-    """``==`` of a record of arrays, by value.
-
-    Raises:
-        TracerArrayConversionError: an array is traced, and has no value yet.
-    """
+    """``==`` of a record of arrays, by value; traced arrays, which have none yet, raise."""
     if type(left) is not type(right):
         return NotImplemented
     arrays, others = jax.tree.leaves(left), jax.tree.leaves(right)

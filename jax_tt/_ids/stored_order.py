@@ -82,11 +82,7 @@ def _joined(low: jax.Array, high: jax.Array, shift: jax.Array, bits: int) -> jax
 
 
 def of_layer(array: jax.Array, num_embeddings: int) -> StoredRows:
-    """`StoredRows` of the array of a layer with this many ids.
-
-    Raises:
-        ValueError: the array is the order of a table of another size.
-    """
+    """`StoredRows` of the array of a layer; raises for the order of a table of another size."""
     if array.shape not in ((num_embeddings,), _packed_shape(num_embeddings)):
         raise ValueError(
             f"id_order: the layer has {num_embeddings} ids and holds an order of shape {array.shape}; expected "
@@ -140,11 +136,7 @@ def pack(rows: Any) -> Any:
 
 
 def count_of(array: Any) -> int:
-    """Number of ids in an array from `kept`; if it is packed, only the last block is read.
-
-    Raises:
-        ValueError: the shape is wrong, or the array was not packed by `pack`.
-    """
+    """Number of ids in an array from `kept`; of a packed one, only the last block is read."""
     if not is_packed(array):
         if array.ndim != 1:
             raise ValueError(f"rows: got shape {array.shape}; expected [N] with N >= 1.")
@@ -163,11 +155,7 @@ def count_of(array: Any) -> int:
 
 
 def on_host(array: Any) -> np.ndarray:
-    """The rows ``[N]`` of an array from `kept`; an array that is not packed is returned unchanged.
-
-    Raises:
-        ValueError: the array was not packed by `pack`.
-    """
+    """The rows ``[N]`` of an array from `kept`; an array that is not packed is returned unchanged."""
     array = np.asarray(array)
     if not is_packed(array):
         return array

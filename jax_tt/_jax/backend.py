@@ -31,14 +31,11 @@ def native_platforms() -> tuple[str, ...]:
 def choose(method: str, storage: Any = jnp.float32) -> str:
     """``"reference"``, ``"native"``, ``"cuda_emulated"``, or ``"auto"`` if native ops are available.
 
+    Raises for an unknown method, a native one without its module, and a type that its kernels do not support.
+
     Args:
         method: as given to an op.
         storage: type of the table.
-
-    Raises:
-        ValueError: unknown method.
-        RuntimeError: a native method without its native module.
-        TypeError: a native method for a type that its kernels do not support.
     """
     method = resolve_method(method)
     if method == "reference":

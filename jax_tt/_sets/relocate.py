@@ -37,10 +37,6 @@ def relocated(table: Any, state: Mapping[str, Any], devices: int) -> dict[str, A
         table: the whole `HashTable`.
         state: of any capacity and any number of devices, with arrays of keys as `by_device` returns them.
         devices: the number of devices.
-
-    Raises:
-        ValueError: there is no room for all keys, or their rows share parameters.
-        TypeError: keys would have to be placed anew, but the arrays are traced.
     """
     directories = _directories(table, devices)
     require_arrays(table, state, tuple(name for names in directories for name in names))

@@ -77,8 +77,7 @@ class TTShape:
         row_factors: Sequence[int],
         col_factors: Sequence[int],
     ):
-        n = as_positive("num_embeddings", num_embeddings)
-        width = as_positive("features", features)
+        n, width = _checked_sizes(num_embeddings, features)
         p = _positives("row_factors", row_factors)
         q = _positives("col_factors", col_factors)
         _check_factors(n, width, p, q)
@@ -121,13 +120,9 @@ class TTShape:
         >>> jax_tt.TTShape.suggest(11_000_000, 64, ranks=32).col_factors
         (4, 4, 4)
         """
-        n = as_positive("num_embeddings", num_embeddings)
-        width = as_positive("features", features)
-        _check_columns(width)
+        n, width = _checked_sizes(num_embeddings, features)
         d = as_int("d", d)
         _check_d("d", d)
-        if n >= 2**63:
-            raise ValueError(f"num_embeddings: got {n}; expected less than 2**63.")
         q = exact_factors(width, d)
         orders = sorted(set(itertools.permutations(balanced_cover(n, d))))
         return min((cls(n, width, ranks, p, q) for p in orders), key=lambda shape: shape.num_params)
@@ -171,11 +166,7 @@ class TTShape:
         >>> shape.cost().bytes <= 4_000_000
         True
         """
-        n = as_positive("num_embeddings", num_embeddings)
-        width = as_positive("features", features)
-        _check_columns(width)
-        if n >= 2**63:
-            raise ValueError(f"num_embeddings: got {n}; expected less than 2**63.")
+        n, width = _checked_sizes(num_embeddings, features)
         if (max_bytes is None) == (ratio is None):
             raise ValueError(
                 f"max_bytes, ratio: got {max_bytes} and {ratio}; expected exactly one of them."
@@ -344,9 +335,14 @@ def _positives(name: str, values: Any) -> tuple[int, ...]:
     return tuple(as_positive(f"{name}[{k}]", value) for k, value in enumerate(values))
 
 
-def _check_columns(width: int) -> None:
+def _checked_sizes(num_embeddings: Any, features: Any) -> tuple[int, int]:
+    n = as_positive("num_embeddings", num_embeddings)
+    width = as_positive("features", features)
+    if n >= 2**63:
+        raise ValueError(f"num_embeddings: got {n}; expected less than 2**63.")
     if width >= 2**31:
         raise ValueError(f"features: got {width}; expected fewer than 2**31 columns.")
+    return n, width
 
 
 def _check_d(name: str, d: int) -> None:
@@ -355,7 +351,6 @@ def _check_d(name: str, d: int) -> None:
 
 
 def _check_factors(n: int, width: int, p: tuple[int, ...], q: tuple[int, ...]) -> None:
-    _check_columns(width)
     _check_d("row_factors", len(p))
     d = len(p)
     if len(q) != d:

@@ -14,8 +14,7 @@ from jax.sharding import Mesh
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
-from jax_tt._collection.inputs import check_lookup, step_arguments
-from jax_tt._collection.lookup import embed
+from jax_tt._collection.lookup import check_lookup, embed, step_arguments
 from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
 from jax_tt._ids.placement import Placement

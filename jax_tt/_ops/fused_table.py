@@ -130,37 +130,31 @@ def _check_types(given: Any, name: str | None) -> None:
 def _state(table: Table, given: Fused, params: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
     """The arrays by name, checked against the parameters and the optimizer."""
     assert table.update is not None
-    label = f"{table.ids.label}table"
-    rule = table.update.optimizer
+    label, rule = f"{table.ids.label}table", table.update.optimizer
+    advice = (
+        "Make the table with jax_tt.functional.init_fused(cores, optimizer) for this optimizer, and use one table per "
+        "call."
+    )
 
-    def state(part: str, value: Any, dtype: str = "float32") -> jax.Array:
+    def checked(part: str, value: Any, shape: tuple[int, ...], dtype: str = "float32") -> jax.Array:
         array = jnp.asarray(as_array(f"{label}.{part}", value))
-        if array.dtype != dtype:
+        if array.shape != shape or array.dtype != dtype:
             raise ValueError(
-                f"{label}.{part}: got dtype {array.dtype}; expected {dtype}, as functional.init_fused returns it."
+                f"{label}.{part}: got {array.dtype} of shape {array.shape}; expected {dtype} of shape {shape}. {advice}"
             )
         return array
 
-    dtypes = [slot.dtype for slot in rule.slots]
+    counts, wanted = tuple(map(len, given.slots)), (len(rule.slots),) * len(params)
+    if counts != wanted:
+        raise ValueError(
+            f"{label}.slots: got {counts} arrays by core; {type(rule).__name__} expects {wanted}. {advice}"
+        )
     slots = tuple(
         tuple(
-            state(f"slots[{k}][{j}]", slot, dtypes[j] if j < len(dtypes) else "float32")
-            for j, slot in enumerate(part)
+            checked(f"slots[{k}][{j}]", value, slot_shape(param.shape, slot), slot.dtype)
+            for j, (value, slot) in enumerate(zip(part, rule.slots, strict=True))
         )
-        for k, part in enumerate(given.slots)
+        for k, (param, part) in enumerate(zip(params, given.slots, strict=True))
     )
-    scalars = {part: state(part, getattr(given, part)) for part in SCALARS}
-    wanted = tuple(tuple(slot_shape(param.shape, slot) for slot in rule.slots) for param in params)
-    shapes = tuple(tuple(slot.shape for slot in part) for part in slots)
-    if shapes != wanted:
-        raise ValueError(
-            f"{label}.slots: got shapes {shapes}; {type(rule).__name__} expects {wanted}. "
-            "Make the table with jax_tt.functional.init_fused(cores, optimizer) for this optimizer."
-        )
-    for part, value in scalars.items():
-        if value.shape != ():
-            raise ValueError(
-                f"{label}.{part}: got shape {value.shape}; expected a scalar. A table with leading dimensions cannot "
-                "go through a fused op; use one table per call."
-            )
+    scalars = {part: checked(part, getattr(given, part), ()) for part in SCALARS}
     return fused_state(table, Fused(params, slots, **scalars))

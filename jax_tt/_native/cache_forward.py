@@ -63,7 +63,7 @@ def cache_forward(
     named = numbered("core", cores)
     order = ("slots", "rows", "of_rows", *operands.arrays, "of_cores", *named)
     blocked = ["out", "packed_ids", "packed_offsets", "packed_weights", "place", "plan", "saved"]
-    found = over_blocks(
+    results = over_blocks(
         local,
         {"slots": of_slots} | operands.arrays,
         {"rows": rows, "of_rows": of_rows, "of_cores": of_cores} | named,
@@ -72,12 +72,12 @@ def cache_forward(
     weighted = misses.weights is not None
     packed = dataclasses.replace(
         misses,
-        ids=found["packed_ids"].reshape(misses.ids.shape),
-        offsets=found["packed_offsets"].reshape(misses.offsets.shape),
-        weights=found["packed_weights"].reshape(misses.weights.shape) if weighted else None,
+        ids=results["packed_ids"].reshape(misses.ids.shape),
+        offsets=results["packed_offsets"].reshape(misses.offsets.shape),
+        weights=results["packed_weights"].reshape(misses.weights.shape) if weighted else None,
         rectangular=False,
     )
-    residuals = (found["plan"], found["saved"], found["out"]) if save else ()
-    sums = found["out"].reshape(operands.groups, operands.bags, table.features)
-    place = found["place"].reshape(misses.ids.shape[:2]) if weighted else None
+    residuals = (results["plan"], results["saved"], results["out"]) if save else ()
+    sums = results["out"].reshape(operands.groups, operands.bags, table.features)
+    place = results["place"].reshape(misses.ids.shape[:2]) if weighted else None
     return sums, packed, place, residuals

@@ -50,8 +50,8 @@ def native_call(
             places[name]: place for place, name in enumerate(results) if name in places
         },
     )
-    found = call(*operands.values(), **attributes)
-    return dict(zip(results, found[: len(results)], strict=True))
+    arrays = call(*operands.values(), **attributes)
+    return dict(zip(results, arrays[: len(results)], strict=True))
 
 
 def native_tables_call(
@@ -73,7 +73,7 @@ def native_tables_call(
     """
     of_all, of_each = operands
     results_of_all, results_of_each = results
-    found = native_call(
+    arrays = native_call(
         platform,
         op,
         {**of_all, **together(of_each)},
@@ -81,7 +81,7 @@ def native_tables_call(
         workspace,
         {str(k): one for k, one in enumerate(attributes)} | dict(of_call or {}),
     )
-    return {name: found[name] for name in results_of_all}, apart(found, len(of_each))
+    return {name: arrays[name] for name in results_of_all}, apart(arrays, len(of_each))
 
 
 def together(of_tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -122,8 +122,8 @@ class Update(DenseCall):
         axes = self.lookup.axis_name or axes
         if not axes:
             return found
-        own = own_shard(found["dweights"], args["ids"].shape[0], axes)
-        return {**found, "dweights": own}
+        dweights = own_shard(found["dweights"], args["ids"].shape[0], axes)
+        return {**found, "dweights": dweights}
 
     def finished(
         self, found: Named

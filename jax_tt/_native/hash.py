@@ -129,7 +129,7 @@ def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
     def slots(args: Named) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(args["present"].shape, jnp.int32)
 
-    found = _over_blocks(
+    of_each = _over_blocks(
         platform,
         "find",
         [operands(one) for one in searches],
@@ -137,7 +137,7 @@ def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
         [slots] * len(searches),
         attributes,
     )
-    return [x.reshape(one.present.shape) for x, one in zip(found, searches, strict=True)]
+    return [x.reshape(one.present.shape) for x, one in zip(of_each, searches, strict=True)]
 
 
 def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDirectory, Insertion]]:
@@ -160,13 +160,13 @@ def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDir
             attributes.append(_check_attributes(one.check, policy=policy, min_age=min_age))
             workspace.append(_workspace(platform, "insert", n, one.directory))
         most = None if platform == "cpu" else max(workspace)
-        found = _of_tables(platform, "insert", operands, results, attributes, most)
+        changed = _of_tables(platform, "insert", operands, results, attributes, most)
         return [
             (
                 KeyDirectory(*(one[name] for name in KeyDirectory._fields)),
                 Insertion(*(one[f"new_{name}"] for name in Insertion._fields)),
             )
-            for one in found
+            for one in changed
         ]
 
     return call([one[:6] for one in entries])
@@ -195,7 +195,7 @@ def hash_initial(asked: Sequence[Fresh], *, platform: str) -> list[jax.Array]:
     def rows_of(one: Fresh) -> Callable[[Named], jax.ShapeDtypeStruct]:
         return lambda args: jax.ShapeDtypeStruct((*args["wanted"].shape, one.features), one.dtype)
 
-    found = _over_blocks(
+    rows = _over_blocks(
         platform,
         "initial",
         [operands(one) for one in asked],
@@ -203,7 +203,7 @@ def hash_initial(asked: Sequence[Fresh], *, platform: str) -> list[jax.Array]:
         [rows_of(one) for one in asked],
         [{"signed": one.distribution.signed} for one in asked],
     )
-    return [x.reshape(-1, one.features) for x, one in zip(found, asked, strict=True)]
+    return [x.reshape(-1, one.features) for x, one in zip(rows, asked, strict=True)]
 
 
 def _over_blocks(
@@ -276,8 +276,8 @@ def hash_reset(resets: Sequence[Reset]) -> list[jax.Array]:
             operands.append(_initial_operands(seed, one.distribution) | of_batch)
         results = [types_of({"rows": one["rows"]}) for one in operands]
         attributes = [{"signed": one.distribution.signed} for one in resets]
-        found = _of_tables("cpu", "reset", operands, results, attributes)
-        return [one["rows"] for one in found]
+        changed = _of_tables("cpu", "reset", operands, results, attributes)
+        return [one["rows"] for one in changed]
 
     return call([one[:4] for one in resets])
 
@@ -295,13 +295,13 @@ def hash_exchange(
             old = {f"old_{k}": kind for k, kind in enumerate(of_batch) if one.return_old}
             results.append({**types_of(named), **old})
             attributes.append({"arrays": np.int64(len(arrays)), "return_old": one.return_old})
-        found = _of_tables(platform, "exchange", operands, results, attributes)
+        changed = _of_tables(platform, "exchange", operands, results, attributes)
         return [
             (
                 [x for name, x in one.items() if name.startswith("array")],
                 [x for name, x in one.items() if name.startswith("old")],
             )
-            for one in found
+            for one in changed
         ]
 
     with_arrays = [k for k, one in enumerate(exchanges) if one.arrays]
@@ -324,7 +324,7 @@ def hash_double(
             for name, x in before.items()
         }
         workspace = _workspace(platform, "double", 0, directory)
-        found = list(native_call(platform, "hash_double", before, after, workspace, {}).values())
-        return KeyDirectory(*found[:3]), found[3:]
+        results = list(native_call(platform, "hash_double", before, after, workspace, {}).values())
+        return KeyDirectory(*results[:3]), results[3:]
 
     return call(directory, list(arrays))

@@ -57,11 +57,11 @@ def insert_many(
     """Finds or inserts the keys of a batch in each table; see `jax_tt._sets.hash_reference.insert`."""
 
     def native(entries: list[Entry], platform: str) -> list[tuple[KeyDirectory, Insertion]]:
-        found = hash_insert(entries, platform=platform)
+        results = hash_insert(entries, platform=platform)
         if platform != "cpu":
-            for entry, (_, done) in zip(entries, found, strict=True):
+            for entry, (_, done) in zip(entries, results, strict=True):
                 _check_refused(entry, done)
-        return found
+        return results
 
     def plain(entry: Entry) -> tuple[KeyDirectory, Insertion]:
         after, done = hash_reference.insert(*entry[:6], **entry.eviction._asdict())
@@ -84,16 +84,16 @@ def _native_initial(asked: list[Fresh], platform: str) -> list[jax.Array]:
     # The CUDA kernels store no float64.
     wide = [platform != "cpu" and jnp.dtype(one.dtype) == jnp.float64 for one in asked]
     others = [one for one, is_wide in zip(asked, wide, strict=True) if not is_wide]
-    found = iter(hash_initial(others, platform=platform) if others else [])
+    drawn = iter(hash_initial(others, platform=platform) if others else [])
     return [
-        _plain_initial(one) if is_wide else next(found)
+        _plain_initial(one) if is_wide else next(drawn)
         for one, is_wide in zip(asked, wide, strict=True)
     ]
 
 
 def _plain_initial(one: Fresh) -> jax.Array:
-    found = initial_rows(one.distribution, one.seed, one.keys, one.features)
-    return found.astype(jnp.dtype(one.dtype))
+    rows = initial_rows(one.distribution, one.seed, one.keys, one.features)
+    return rows.astype(jnp.dtype(one.dtype))
 
 
 def reset_many(resets: Sequence[Reset], methods: Sequence[str]) -> list[jax.Array]:
@@ -160,8 +160,8 @@ def insert(
 ) -> tuple[KeyDirectory, Insertion]:
     """Finds or inserts the keys of a batch; see `jax_tt._sets.hash_reference.insert`."""
     entry = Entry(directory, keys, present, given, now, epoch, eviction)
-    (found,) = insert_many([entry], [method])
-    return found
+    (result,) = insert_many([entry], [method])
+    return result
 
 
 def exchange(
@@ -173,8 +173,8 @@ def exchange(
     return_old: bool,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """`exchange_many` of one table."""
-    (found,) = exchange_many([Exchange(arrays, new, slots, return_old)], [method])
-    return found
+    (result,) = exchange_many([Exchange(arrays, new, slots, return_old)], [method])
+    return result
 
 
 def double(

@@ -52,8 +52,8 @@ def _plan_sizes(platform: str, *sizes: Any) -> tuple[int, int]:
     accept a plan that is larger than needed, and ignore saved products that they do not use.
     """
     together = ("cpu", "cuda") if platform in ("cpu", "cuda") else (platform,)
-    found = [module.plan_size(*sizes) for module in map(ffi.load, together) if module is not None]
-    return max(plan for plan, _ in found), max(saved for _, saved in found)
+    pairs = [module.plan_size(*sizes) for module in map(ffi.load, together) if module is not None]
+    return max(plan for plan, _ in pairs), max(saved for _, saved in pairs)
 
 
 @functools.cache
@@ -66,9 +66,9 @@ def _workspace(platform: str, op: str, sizes: TrainSizes, count: Any, **asked: b
     )
 
 
-def _workspace_of_all(platform: str, own: Sequence[int | None]) -> int | None:
+def _workspace_of_all(platform: str, of_each: Sequence[int | None]) -> int | None:
     """Bytes of working memory for an op on tables that need as many bytes each."""
-    return None if platform == "cpu" else native(platform).tables_workspace_size(own)
+    return None if platform == "cpu" else native(platform).tables_workspace_size(of_each)
 
 
 def batch_attributes(
@@ -143,8 +143,8 @@ class TTCall(TableCall):
 
     def attributes_of_many(self, axes: Any) -> dict[str, Any]:
         # The op reads the factors and ranks off the cores.
-        own = self.attributes(axes).items()
-        others = {name: value for name, value in own if name not in self.table.sizes.attributes}
+        given = self.attributes(axes).items()
+        others = {name: value for name, value in given if name not in self.table.sizes.attributes}
         return others | {
             "cores": np.int64(self.table.sizes.d),
             "num_embeddings": np.int64(self.table.num_embeddings),
@@ -162,8 +162,8 @@ class TTCall(TableCall):
     @classmethod
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
         del columns
-        own = [call.own_workspace(args) for call, args in zip(calls, given, strict=True)]
-        return _workspace_of_all(calls[0].platform, own)
+        of_each = [call.own_workspace(args) for call, args in zip(calls, given, strict=True)]
+        return _workspace_of_all(calls[0].platform, of_each)
 
 
 class Forward(TTCall):
@@ -288,8 +288,8 @@ class Update(GradientCall):
         if not (self.lookup.axis_name or axes):
             return super().local(args, axes)
         values = {name: args[name] for name in self.appended}
-        found, (own,) = self.of_tables([self], [args], values, axes, None)
-        return {"applied": found["applied"][0], **own}
+        found, (of_table,) = self.of_tables([self], [args], values, axes, None)
+        return {"applied": found["applied"][0], **of_table}
 
     @classmethod
     def of_tables(
@@ -338,8 +338,8 @@ class Update(GradientCall):
             ],
         )
         found["applied"] = jnp.where(refused, 0, found["applied"])
-        own = zip(dweights, changed, strict=True)
-        return found, [{"dweights": weights, **arrays} for weights, arrays in own]
+        pairs = zip(dweights, changed, strict=True)
+        return found, [{"dweights": weights, **arrays} for weights, arrays in pairs]
 
     def finished(
         self, found: Named
@@ -358,10 +358,11 @@ def _gradients_of_shards(
     backwards = [update.backward for update in updates]
     operands, varying = [], []
     for call, args in zip(backwards, given, strict=True):
-        own = {name: args[name] for name in call.blocked}
-        varying.append(varying_axes(own))
-        operands.append(own | vary_over({name: args[name] for name in call.params}, varying[-1]))
-    _, found = native_tables_call(
+        blocked = {name: args[name] for name in call.blocked}
+        varying.append(varying_axes(blocked))
+        params = {name: args[name] for name in call.params}
+        operands.append(blocked | vary_over(params, varying[-1]))
+    _, of_each = native_tables_call(
         backwards[0].platform,
         f"{Backward.kind}tables_{Backward.op}",
         ({}, operands),
@@ -369,10 +370,11 @@ def _gradients_of_shards(
         Backward.workspace(backwards, operands, 0),
         [call.attributes_of_many(axes) for call, axes in zip(backwards, axes_of_each, strict=True)],
     )
-    found = [vary_over(own, over) for own, over in zip(found, varying, strict=True)]
-    dweights = [own.pop("dweights") for own in found]
+    of_each = [vary_over(arrays, over) for arrays, over in zip(of_each, varying, strict=True)]
+    dweights = [arrays.pop("dweights") for arrays in of_each]
     summed = [
-        lax.psum(own, axes) if axes else own for own, axes in zip(found, axes_of_each, strict=True)
+        lax.psum(arrays, axes) if axes else arrays
+        for arrays, axes in zip(of_each, axes_of_each, strict=True)
     ]
     return summed, dweights
 

@@ -64,7 +64,7 @@ def register_wrapper(kind: type) -> None:
     """Registers what most wrappers do where a kind of wrapper has registered nothing.
 
     A copy of the wrapper is one around the copy of its table, and the arrays that it adds are saved as they are, kept
-    when it is frozen, and need no maintenance. What it does to rows, such as `to_dense`, or when it grows, is its own.
+    when it is frozen, and need no maintenance. A kind registers itself how it grows, and what it does to rows.
     """
     plain = {view: default(view) for view in VIEWS}
     plain |= {copy: _copy_of(copy) for copy in (with_name, with_update, without_values)}

@@ -209,8 +209,8 @@ class CodedTable(CodeLayout, ReferenceTable):
         count = len(self.spec.param_names)
 
         def of_entries(entries: jax.Array) -> jax.Array:
-            own, _ = digits_of_integers(self.codebooks.ids, entries)
-            return self.codebooks.rows(params[:count], own, precision)
+            entry_digits, _ = digits_of_integers(self.codebooks.ids, entries)
+            return self.codebooks.rows(params[:count], entry_digits, precision)
 
         (ids,) = digits
         return self._combined(of_entries, params[count:], ids, precision)
@@ -223,14 +223,12 @@ class CodedTable(CodeLayout, ReferenceTable):
         precision: Any,
     ) -> jax.Array:
         """Rows ``[..., D]`` of ids; ``of_entries`` reads codebook rows ``[..., width]``."""
-        own = dict(zip(self.spec.constant_names, constants, strict=True))
-        entries = entries_at(self, own, ids)
+        arrays = dict(zip(self.spec.constant_names, constants, strict=True))
+        entries = entries_at(self, arrays, ids)
         terms = (entries[..., k :: self.part_terms] for k in range(self.part_terms))
-        found = functools.reduce(
-            jnp.add, (self._term(of_entries, *one) for one in enumerate(terms))
-        )
-        rotation = [own[ROTATION]] if self.rotated else []
-        return turned(found.reshape(*ids.shape, self.features), rotation, precision)
+        rows = functools.reduce(jnp.add, (self._term(of_entries, *one) for one in enumerate(terms)))
+        rotation = [arrays[ROTATION]] if self.rotated else []
+        return turned(rows.reshape(*ids.shape, self.features), rotation, precision)
 
     def _term(
         self, of_entries: Callable[[jax.Array], jax.Array], k: int, entries: jax.Array
@@ -278,11 +276,11 @@ class CodedTable(CodeLayout, ReferenceTable):
         def of_entries(arrays: State, batch: Batch) -> Any:
             if lookup.bounds == "warn":
                 warn_out_of_range(self, batch)
-            own = self._expanded(arrays, batch, lookup)
+            entries = self._expanded(arrays, batch, lookup)
             # An error names one of the rows of the codebooks.
             books = with_name(self.codebooks, f"{self.name or 'a CodedTable'}, codebooks")
-            found, residuals = books.forward(self._of_books(arrays), own, _quiet(lookup))
-            return vary_over((whole(self, found), residuals), axes)
+            sums, residuals = books.forward(self._of_books(arrays), entries, _quiet(lookup))
+            return vary_over((whole(self, sums), residuals), axes)
 
         if self._runs_natively(lookup):
             sums, residuals = by_platform({"cpu": native}, of_entries, arrays, batch)
@@ -293,9 +291,9 @@ class CodedTable(CodeLayout, ReferenceTable):
     def backward(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
     ) -> tuple[dict[str, Any], jax.Array | None]:
-        own, g = self._expanded(state, batch, lookup), self._of_codes(state, g, lookup)
+        entries, g = self._expanded(state, batch, lookup), self._of_codes(state, g, lookup)
         grads, dweights = self.codebooks.param_gradients(
-            self.spec.params(state), own, residuals, g, _quiet(lookup)
+            self.spec.params(state), entries, residuals, g, _quiet(lookup)
         )
         return dict(zip(self.spec.param_names, grads, strict=True)), of_positions(
             self, batch, dweights
@@ -304,9 +302,9 @@ class CodedTable(CodeLayout, ReferenceTable):
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-        own, g = self._expanded(state, batch, lookup), self._of_codes(state, g, lookup)
+        entries, g = self._expanded(state, batch, lookup), self._of_codes(state, g, lookup)
         params, slots, applied, dweights = self.codebooks.stepped_params(
-            self._of_books(state), own, residuals, g, _quiet(lookup), values
+            self._of_books(state), entries, residuals, g, _quiet(lookup), values
         )
         return params, slots, applied, of_positions(self, batch, dweights)
 
@@ -327,9 +325,9 @@ class CodedTable(CodeLayout, ReferenceTable):
 
     def _order(self, sums: jax.Array) -> tuple[jax.Array]:
         """The residual of the expanded batch, by which its step comes after the forward pass."""
-        own = by_part(self, sums)
-        blocks = num_blocks(own.shape[0])
-        return (own.reshape(blocks, own.shape[0] // blocks, *own.shape[1:]),)
+        parts = by_part(self, sums)
+        blocks = num_blocks(parts.shape[0])
+        return (parts.reshape(blocks, parts.shape[0] // blocks, *parts.shape[1:]),)
 
     def _outer(self, of_books: Mapping[str, Any]) -> dict[str, Any]:
         """What the table of codebooks says of its parameters, by their names in the state."""

@@ -19,6 +19,7 @@ from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, digits_in_range
 from jax_tt._jax.vma import all_shards, axes_to_count, summed_like
 from jax_tt._table.change import has_cache
+from jax_tt._table.distinct_rows import no_row
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import is_sharded
@@ -141,7 +142,7 @@ def _counts(space: IdSpace, bounds: str, axes: Any, batch: Batch) -> jax.Array:
     hits = jnp.zeros_like(here) if batch.slots is None else batch.slots >= 0
     masks = jnp.stack([here, here & ~inside, hits])
     requests, outside, hit = jnp.sum(masks, axis=(1, 2), dtype=jnp.uint32)
-    rows = [jnp.where(reads, rows[0], _mark(rows[0])), *rows[1:]]
+    rows = [jnp.where(reads, rows[0], no_row(rows[0])), *rows[1:]]
     rows = [row.reshape(-1) for row in rows]
     if axes:
         requests, outside, hit = lax.psum((requests, outside, hit), axes)
@@ -175,12 +176,7 @@ def _distinct(rows: list[jax.Array], num_embeddings: int) -> jax.Array:
     new = jnp.zeros(first.shape, bool).at[:1].set(True)
     for part in parts:
         new = new.at[1:].set(new[1:] | (part[1:] != part[:-1]))
-    return jnp.sum(new & (parts[0] != _mark(first)), dtype=jnp.uint32)
-
-
-def _mark(rows: jax.Array) -> jax.Array:
-    """What stands for no row: no part of a row is that large."""
-    return jnp.asarray(jnp.iinfo(rows.dtype).max, rows.dtype)
+    return jnp.sum(new & (parts[0] != no_row(first)), dtype=jnp.uint32)
 
 
 class StatisticsReporter:

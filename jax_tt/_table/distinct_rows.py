@@ -74,7 +74,7 @@ def update(
     rule, axes = table.update.optimizer, lookup.axis_name
     rows_as = NUMBERS if rows_as is None else rows_as
     rows, gradients = _positions(table, batch, g.astype(accumulator(param.dtype)), lookup)
-    here = rows != _mark(rows)
+    here = rows != no_row(rows)
     weighted = gradients if batch.weights is None else gradients * batch.weights[..., None]
     weighted = jnp.where(here[..., None], weighted, 0).reshape(-1, table.features)
     distinct = _distinct(rows.reshape(-1), weighted, axes)
@@ -83,7 +83,7 @@ def update(
     if table.update.skip_nonfinite:
         applied &= jnp.all(jnp.isfinite(sums))
     changes = applied & (values["allowed"] != 0) & ~_never(residuals, axes)
-    changed = jnp.where(changes, distinct.rows, _mark(rows))
+    changed = jnp.where(changes, distinct.rows, no_row(rows))
     old = rows_as.decoded(_read(param, distinct.rows)).astype(sums.dtype)
     if isinstance(rule, RowGradients):
         new_param, new_slots = param, rule.left(changed, sums)
@@ -125,7 +125,7 @@ def _positions(
         rows = rows.astype(jnp.int32)
     shape = (*rows.shape, table.features)
     of_bag = of_positions(batch, g) if batch.num_bags else jnp.zeros(shape, g.dtype)
-    return jnp.where(here, rows, _mark(rows)), jnp.broadcast_to(of_bag, shape)
+    return jnp.where(here, rows, no_row(rows)), jnp.broadcast_to(of_bag, shape)
 
 
 def _never(residuals: Any, axes: Any) -> jax.Array:
@@ -140,7 +140,7 @@ def _never(residuals: Any, axes: Any) -> jax.Array:
     return (never if axes is None else lax.psum(never, axes)) > 0
 
 
-def _mark(rows: jax.Array) -> jax.Array:
+def no_row(rows: jax.Array) -> jax.Array:
     """The number that stands for no row: out of range, so that it is not read and not written."""
     return jnp.asarray(jnp.iinfo(rows.dtype).max, rows.dtype)
 
@@ -149,10 +149,10 @@ def _distinct(rows: jax.Array, gradients: jax.Array, axes: Any) -> Distinct:
     if axes is not None:
         # Every replica takes the step of the whole batch.
         rows, gradients = all_shards(rows, axes), all_shards(gradients, axes)
-    numbers, places = jnp.unique(rows, return_inverse=True, size=rows.size, fill_value=_mark(rows))
+    numbers, places = jnp.unique(rows, return_inverse=True, size=rows.size, fill_value=no_row(rows))
     places = places.reshape(-1)
     # Gradients of positions that train no row are 0, and are many where batches are padded.
-    trains = jnp.where(rows == _mark(rows), rows.size, places)
+    trains = jnp.where(rows == no_row(rows), rows.size, places)
     return Distinct(numbers, sums_by_row(rows.size, trains, gradients), places)
 
 

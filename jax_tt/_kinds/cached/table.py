@@ -99,7 +99,7 @@ class RowCachedTable(Wrapper):
         )
 
     @property
-    def slots(self) -> dict[str, float | None]:
+    def slots(self) -> dict[str, Any]:
         """The optimizer state of cached rows by name, and what it is for a new row."""
         arrays = self.rows_table.spec.arrays
         return {outer_name(x.name): x.initial for x in arrays if x.role == "slot"}

@@ -272,13 +272,12 @@ def require_quantized(table: Any) -> QuantizedTable:
 
 @check_state.register(QuantizedTable)
 def check_rows(table: QuantizedTable, state: State) -> None:
-    arrays: Any = table.spec.arrays
-    packed: Any = state.get(PACKED)
-    words = table.num_embeddings, table.row_bytes / codec.WORD
-    floats = packed is not None and packed.dtype == jnp.float32
-    if floats and table.update is None and packed.shape == words:
-        # A table that is trained has words, of which this is the view for lookups elsewhere.
-        arrays = tuple(array for array in arrays if array.name != PACKED)
+    arrays = table.spec.arrays
+    if table.update is None and PACKED in state:
+        packed, words = state[PACKED], (table.num_embeddings, table.row_bytes / codec.WORD)
+        if packed.dtype == jnp.float32 and packed.shape == words:
+            # A table that is trained has words, of which this is the view for lookups elsewhere.
+            arrays = tuple(array for array in arrays if array.name != PACKED)
     check_arrays(table, state, arrays)
 
 

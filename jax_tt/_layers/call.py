@@ -18,7 +18,7 @@ from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
 # Fields of `Lookup` that are arguments of layers; `combiner` is one of layers that pool.
-OF_CALLS = ("bounds", "dtype", "precision", "method", "axis_name")
+CALL_OPTIONS = ("bounds", "dtype", "precision", "method", "axis_name")
 
 
 def described(
@@ -26,10 +26,10 @@ def described(
 ) -> tuple[Table, Lookup, dict[str, Any]]:
     """Makes a table with `dense_table` or `tt_table`; returns it, the options of its calls, and the other arguments."""
     rest = dict(given)
-    of_calls = {name: rest.pop(name) for name in ("combiner", *OF_CALLS) if name in rest}
-    of_table = {name: rest.pop(name) for name in parameters(factory) if name in rest}
-    lookup = Lookup(**{"bounds": "warn", **of_calls})
-    table = factory(**of_table)
+    call_options = {name: rest.pop(name) for name in ("combiner", *CALL_OPTIONS) if name in rest}
+    table_options = {name: rest.pop(name) for name in parameters(factory) if name in rest}
+    lookup = Lookup(**{"bounds": "warn", **call_options})
+    table = factory(**table_options)
     if table.update is not None:
         check_static("optimizer", table.update.optimizer)
     return table, lookup, rest

@@ -114,7 +114,7 @@ class IdOrderState(nnx.Variable):
     """
 
 
-_OF_THE_LIBRARY = (
+_LIBRARY_VARIABLES = (
     FusedParam,
     OutOfRange,
     LookupCounts,
@@ -130,4 +130,4 @@ def with_ordinary_gradients(wrt: Any) -> Any:
 
     A filter by path, or the complement of one, contains the counts of a layer, which are integers.
     """
-    return nnx.All(wrt, nnx.Not(nnx.Any(*_OF_THE_LIBRARY)))
+    return nnx.All(wrt, nnx.Not(nnx.Any(*_LIBRARY_VARIABLES)))

@@ -24,7 +24,7 @@ from jax_tt._table.step_values import fused_update
 from jax_tt._tt.shape import TTShape
 from jax_tt.optimizers import Optimizer
 
-_OF_UPDATE = {*inspect.signature(fused_update).parameters} - {"optimizer"}
+_UPDATE_OPTIONS = {*inspect.signature(fused_update).parameters} - {"optimizer"}
 
 
 def count_out_of_range(ids_or_bags: Any, num_embeddings: int | TTShape) -> jax.Array:
@@ -218,6 +218,6 @@ def fused_embed_bag(
 
 
 def _options(optimizer: Optimizer, options: Mapping[str, Any]) -> tuple[Lookup, Update, StepInputs]:
-    of_update = {name: value for name, value in options.items() if name in _OF_UPDATE}
+    of_update = {name: value for name, value in options.items() if name in _UPDATE_OPTIONS}
     lookup = Lookup(**{name: options[name] for name in options if name not in of_update})
     return lookup, *fused_update(optimizer, **of_update)

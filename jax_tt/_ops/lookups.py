@@ -20,7 +20,7 @@ from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
-_OF_LOOKUP = tuple(field.name for field in dataclasses.fields(Lookup) if field.name != "wanted")
+_LOOKUP_NAMES = tuple(field.name for field in dataclasses.fields(Lookup) if field.name != "wanted")
 
 
 def lookup(
@@ -88,8 +88,8 @@ def options_of(
     caller: str, options: Lookup | None, inputs: StepInputs | None, named: Mapping[str, Any]
 ) -> tuple[Lookup, StepInputs]:
     """The options and the inputs of a call, each given whole or by the names of its fields."""
-    check_keywords(caller, named, (*_OF_LOOKUP, *StepInputs._fields))
-    of_lookup = {name: value for name, value in named.items() if name in _OF_LOOKUP}
+    check_keywords(caller, named, (*_LOOKUP_NAMES, *StepInputs._fields))
+    of_lookup = {name: value for name, value in named.items() if name in _LOOKUP_NAMES}
     of_inputs = {name: value for name, value in named.items() if name in StepInputs._fields}
     pairs = (("options", options, of_lookup, Lookup), ("inputs", inputs, of_inputs, StepInputs))
     for argument, given, fields, kind in pairs:

@@ -10,7 +10,7 @@ import jax
 from flax.nnx.nn import dtypes
 
 from jax_tt._ids.split_ids import SplitIds
-from jax_tt._layers.call import OF_CALLS, BagCalls, attended, described, parameters
+from jax_tt._layers.call import CALL_OPTIONS, BagCalls, attended, described, parameters
 from jax_tt._layers.nnx.change import ChangingModule
 from jax_tt._layers.nnx.module import DEFAULT, TableModule, hoisted_optimizer, read_state
 from jax_tt._lookup.calls import lookup_rows
@@ -159,19 +159,19 @@ class FactoryModule(ChangingModule):
 def with_signature(layer: Layer) -> Layer:
     """Decorates a `FactoryModule`, whose constructor then shows its arguments and is checked for them."""
     kind: Any = layer
-    of_table, of_calls = dict(parameters(kind._factory)), parameters(Lookup)
-    of_layer = parameters(TableModule.__init__)
+    table_options, call_options = dict(parameters(kind._factory)), parameters(Lookup)
+    layer_options = parameters(TableModule.__init__)
     shown = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    shown += [of_table.pop("num_embeddings"), of_table.pop("features")]
+    shown += [table_options.pop("num_embeddings"), table_options.pop("features")]
     pools = issubclass(layer, TableEmbedBag)
     keywords = [
-        *([of_calls["combiner"]] if pools else []),
-        *of_table.values(),
-        of_calls["bounds"].replace(default="warn"),
-        *(of_calls[name] for name in OF_CALLS if name != "bounds"),
+        *([call_options["combiner"]] if pools else []),
+        *table_options.values(),
+        call_options["bounds"].replace(default="warn"),
+        *(call_options[name] for name in CALL_OPTIONS if name != "bounds"),
         *([] if pools else [parameters(TableEmbed.__init__)["promote_dtype"]]),
-        of_layer["rngs"],
-        of_layer["metadata"].replace(name=kind._metadata_argument),
+        layer_options["rngs"],
+        layer_options["metadata"].replace(name=kind._metadata_argument),
     ]
     shown += [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in keywords]
     signature = inspect.Signature(shown)

@@ -173,3 +173,23 @@ def test_arguments_that_do_not_fit_are_refused(arguments, message):
         arguments = {**arguments, "mesh": _mesh(AxisType.Auto)}
     with pytest.raises((TypeError, ValueError), match=message):
         jax_tt.EmbedCollection(_tables(), FEATURES, **arguments, rngs=nnx.Rngs(0))
+
+
+def test_keys_of_one_table_of_a_collection():
+    mesh, keys = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2]), np.arange(10) * 7 - 3
+    together, alone = (
+        jax_tt.EmbedCollection(
+            {"item": jax_tt.hash_table(64, 8)},
+            {"seen": jax_tt.Feature("item")},
+            mesh=mesh,
+            axis="model",
+            rngs=nnx.Rngs(0),
+        )
+        for _ in range(2)
+    )
+    together.insert({"seen": keys[:, None]})
+    layer = alone.tables["item"]
+    assert int(layer.insert(keys).counts["inserted"]) == 10
+    jax.tree.map(np.testing.assert_array_equal, alone.states(), together.states())
+    layer.remove(keys[:3])
+    assert jax_tt.dynamic.statistics(layer.table, layer.state())["keys"] == 7

@@ -204,6 +204,13 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     )
 
 
+@pytest.fixture(scope="module")
+def promotion_of_a_user() -> Iterator[None]:
+    """The suite's strict promotion is for operations of jax_tt; optax and examples need the usual rules."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 @pytest.fixture
 def x64() -> Iterator[None]:
     """64-bit types for one test."""

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import string
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -14,7 +15,10 @@ import pytest
 from flax import nnx
 
 import jax_tt
+from jax_tt._base import ffi
 
+# Compiled once for every table; outside of `jit` every operation would be.
+to_dense = jax.jit(jax_tt.tables.to_dense, static_argnums=0)
 # The variables that training changes.
 TRAINED = nnx.Any(nnx.Param, jax_tt.FusedParam)
 
@@ -197,6 +201,29 @@ def assert_close(actual: object, expected: object, tolerance: float, what: str =
     if got.size:
         error = np.abs(got - want).max() / max(np.abs(want).max(), 1e-30)
         assert error <= tolerance, f"{what}: relative error {error:.2e} > {tolerance:.0e}"
+
+
+def assert_same_bits(got: object, want: object) -> None:
+    """Leaf by leaf, NaN and zeros of either sign included."""
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def assert_same_in_any_order(run: Callable[[], object], orders: int = 3) -> object:
+    """That emulated kernels give the same bits with their threads in several orders; what they give."""
+    module = ffi.load("cuda_emulated")
+    if module is None:
+        pytest.skip(str(ffi.why_unavailable("cuda_emulated")))
+    results = []
+    try:
+        for seed in range(orders):
+            module.set_seed(seed)
+            results.append(jax.block_until_ready(run()))
+    finally:
+        module.set_seed(0)
+    for result in results[1:]:
+        assert_same_bits(result, results[0])
+    return results[0]
 
 
 def flat(rows: list[list[float]]) -> np.ndarray:

@@ -1,12 +1,33 @@
-"""Starts modules of the tests as several processes that find each other on loopback."""
+"""Programs and modules of the tests in processes of their own, or in several that find each other on loopback."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_python(
+    *arguments: object, folder: Path = ROOT, only: bool = False, **variables: str
+) -> str:
+    """What a Python of its own writes; with ``only``, it has no environment variables but the given ones."""
+    environment = {} if only else dict(os.environ)
+    paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": os.pathsep.join(paths)} | variables,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
 
 
 def free_port() -> str:

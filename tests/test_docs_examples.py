@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-import jax
 import pytest
 
 import jax_tt
@@ -32,16 +31,9 @@ MODULES = [
 ]
 
 
-@pytest.fixture
-def promotion():
-    """Readers have JAX's default promotion, not the strict one of the suite."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
 @pytest.mark.full(but="README")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-@pytest.mark.usefixtures("promotion")
+@pytest.mark.usefixtures("promotion_of_a_user")
 def test_markdown(page, tmp_path, monkeypatch):
     """The blocks of a page run in order and see each other's names; no compiled step or evaluation copies a table."""
     monkeypatch.chdir(tmp_path)
@@ -91,7 +83,7 @@ NATIVE = {"jax_tt._base.installed.get_include", "jax_tt.optimizers.registered.re
 
 
 @pytest.mark.parametrize("test", docstrings(), ids=lambda test: test.name)
-@pytest.mark.usefixtures("promotion")
+@pytest.mark.usefixtures("promotion_of_a_user")
 def test_docstring(test):
     if test.name in NATIVE and not native_available():
         pytest.skip("the native module is not built")

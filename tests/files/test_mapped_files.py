@@ -1,9 +1,6 @@
 """Arrays for serving in files that are mapped, and frozen collections."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +10,10 @@ import pytest
 import jax_tt
 from jax_tt import Bags, Feature, optimizers
 from tests.conftest import native_available
+from tests.processes import run_python
 
 safetensors = pytest.importorskip("safetensors.numpy")
 
-ROOT = Path(__file__).resolve().parents[2]
 RNG = np.random.default_rng(0)
 RULE = optimizers.Adam(0.1)
 UPDATE = jax_tt.Update(optimizers.RowWiseAdagrad(0.1))
@@ -202,15 +199,8 @@ batch = {name: (weighted, ragged)[k & 1] for k, name in enumerate(%r)}
 batch["hash"] = jax_tt.Bags(jax_tt.dynamic.split_keys(weighted.ids), weighted.offsets, weighted.weights)
 np.savez("answers.npz", **jax.jit(program.call)(arrays, batch))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code % (list(batch),)],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    code %= (list(batch),)
+    run_python("-c", code, folder=tmp_path, only=True, PATH="", JAX_PLATFORMS="cpu")
     answers = np.load(tmp_path / "answers.npz")
     for name, rows in want.items():
         assert answers[name].tobytes() == np.asarray(rows).tobytes(), name

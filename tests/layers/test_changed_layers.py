@@ -16,6 +16,8 @@ import jax_tt
 import jax_tt.linen
 from jax_tt.order import IdOrder
 
+pytestmark = pytest.mark.usefixtures("promotion_of_a_user")
+
 N, D = 58, 8
 FACTORS = {"row_factors": (3, 4, 5), "col_factors": (2, 2, 2)}
 OLD, NEW = (IdOrder(np.random.default_rng(seed).permutation(N)) for seed in range(2))
@@ -31,13 +33,6 @@ CASES = {
     "optax-cache": {"cache": CACHE, "id_order": OLD},
 }
 cases = pytest.mark.parametrize("case", CASES)
-
-
-@pytest.fixture(autouse=True)
-def _promotion_of_a_user():
-    """The suite's strict promotion is for our own operations; optax needs the usual rules."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 class Tower(nnx.Module):

@@ -2,8 +2,6 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from jax_tt._base import ffi
 from jax_tt._native import tt
 from tests.conftest import native_available
 from tests.helpers import SHAPES, assert_close, make_case
+from tests.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_native = pytest.mark.skipif(not native_available(), reason="needs the CPU module")
@@ -37,18 +36,8 @@ def export(function, *args, **options):
     )
 
 
-def run_python(code, folder):
-    """Runs ``code`` in a fresh process; its output."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run_alone(code, folder):
+    return run_python("-c", code, folder=folder, only=True, PATH="", JAX_PLATFORMS="cpu")
 
 
 @needs_native
@@ -67,7 +56,7 @@ cores = tuple(np.load("cores.npz").values())
 bags = jax_tt.Bags.from_ragged(%r, %r, capacity=%d)
 np.save("pooled.npy", pool.call(cores, bags))
 """
-    run_python(code % (CASE.rows, CASE.weights, BAGS.capacity), tmp_path)
+    run_alone(code % (CASE.rows, CASE.weights, BAGS.capacity), tmp_path)
     np.testing.assert_array_equal(np.load(tmp_path / "pooled.npy"), pool(CASE.cores, BAGS))
 
 
@@ -76,8 +65,8 @@ def test_serving_page_in_two_processes(tmp_path):
     """The blocks of docs/serving.md up to the first that only shows something, each in a process of its own."""
     text = (ROOT / "docs" / "serving.md").read_text()
     exporting, serving = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[:2]
-    run_python(exporting, tmp_path)
-    assert "program" in run_python(serving, tmp_path)
+    run_alone(exporting, tmp_path)
+    assert "program" in run_alone(serving, tmp_path)
 
 
 def test_register():
@@ -186,6 +175,7 @@ def symbolic(batch):
 
 
 @needs_native
+@pytest.mark.full(but="gradient")
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_symbolic_batch_sizes(name):
     function, table, batch = SYMBOLIC[name]

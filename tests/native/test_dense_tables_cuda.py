@@ -14,6 +14,7 @@ from jax_tt import Bags, Feature, Lookup, TTShape, optimizers
 from jax_tt._base import ffi
 from jax_tt._table import groups
 from tests.conftest import WAYS, method_fixture, native_available
+from tests.helpers import assert_same_bits, assert_same_in_any_order
 
 method = method_fixture(*WAYS[2:])
 emulated = pytest.mark.skipif(
@@ -121,11 +122,6 @@ def steps(collection, lookup, layout, batch, monkeypatch):
     return results
 
 
-def assert_same_bits(got, want):
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-
-
 @pytest.mark.parametrize("bounds", ["clip", "zero", "error", "warn"])
 @pytest.mark.parametrize("skip", [False, True])
 def test_bits_are_those_of_single_calls(bounds, skip, monkeypatch, method):
@@ -222,17 +218,7 @@ def test_order_of_threads_leaves_no_trace():
     state, batch = collection.init(jax.random.key(0)), batch_of(TABLES)
     lookup = Lookup(method="cuda_emulated")
     step = jax.jit(functools.partial(stepped, collection, lookup, "features"))
-    module = ffi.load("cuda_emulated")
-    assert module is not None
-    results = []
-    try:
-        for seed in range(3):
-            module.set_seed(seed)
-            results.append(jax.block_until_ready(step(state, batch)))
-    finally:
-        module.set_seed(0)
-    for result in results[1:]:
-        assert_same_bits(result, results[0])
+    assert_same_in_any_order(lambda: step(state, batch))
 
 
 def launches_of(collection, batch):

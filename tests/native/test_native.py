@@ -2,10 +2,7 @@
 
 import contextlib
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -31,6 +28,7 @@ from tests.native.native_run import (
     wide_bags,
     wide_sums,
 )
+from tests.processes import run_python
 
 pytestmark = [
     pytest.mark.skipif(not native_available(), reason="the native module is not built"),
@@ -41,11 +39,7 @@ pytestmark = [
 
 def _run(path: Path, **variables: str) -> dict[str, np.ndarray]:
     """The results of every op in a process of its own."""
-    command = [sys.executable, "-m", "tests.native.native_run", str(path)]
-    done = subprocess.run(
-        command, env=os.environ | variables, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_python("-m", "tests.native.native_run", path, **variables)
     return dict(np.load(path))
 
 
@@ -194,11 +188,7 @@ print(size, before, memory("VmHWM"))
 
 @pytest.mark.full
 def test_step_of_11_million_rows_takes_no_memory_beside_the_table():
-    done = subprocess.run(
-        [sys.executable, "-c", _STEP_OF_11M_ROWS], capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    size, before, peak = map(int, done.stdout.split())
+    size, before, peak = map(int, run_python("-c", _STEP_OF_11M_ROWS).split())
     print(f"table {size >> 20} MiB, step at most {(peak - before) / 2**20:.1f} MiB more")
     assert before >= size  # every page of the table is there
     assert peak - before < 64 << 20

@@ -12,7 +12,7 @@ from benchmarks.gpu import stages, work
 from jax_tt import Bags, Feature, Lookup, optimizers
 from jax_tt._base import ffi
 from tests.conftest import WAYS, method_fixture, native_available
-from tests.helpers import f64, on_gpu
+from tests.helpers import assert_same_bits, assert_same_in_any_order, f64, on_gpu
 
 method = method_fixture(*WAYS[2:])
 emulated = pytest.mark.skipif(
@@ -85,11 +85,6 @@ def stepped(collection, lookup, state, batch, scale=1.0):
     return rows, collection.overwritten(state, trained), of_weights
 
 
-def assert_same_bits(got, want):
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-
-
 @pytest.mark.parametrize(
     ("bounds", "skip"),
     [
@@ -124,17 +119,7 @@ def test_order_of_threads_leaves_no_trace():
     collection = collection_of(names)
     state, batch = collection.init(jax.random.key(0)), batch_of(names)
     step = jax.jit(functools.partial(stepped, collection, Lookup(method="cuda_emulated")))
-    module = ffi.load("cuda_emulated")
-    assert module is not None
-    results = []
-    try:
-        for seed in range(3):
-            module.set_seed(seed)
-            results.append(jax.block_until_ready(step(state, batch)))
-    finally:
-        module.set_seed(0)
-    for result in results[1:]:
-        assert_same_bits(result, results[0])
+    assert_same_in_any_order(lambda: step(state, batch))
 
 
 @pytest.mark.full

@@ -4,6 +4,7 @@ A model is a function of the row ``w``, the gradient ``g``, the slots of the row
 from 1. It returns the new row and the new slots.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -36,32 +37,17 @@ def inverse_root(total: Any, eps: float) -> Any:
         return np.where(root == 0, 0.0, 1 / root)
 
 
-def partial_rowwise_adam(rule: Any) -> Model:
+def moments(rule: Any, rowwise: bool = False, trusted: bool = False) -> Model:
+    """Adam, with one second moment for a row if ``rowwise``, and with steps as long as the row is if ``trusted``."""
+
     def step(w: Row, g: Row, s: State, t: int) -> tuple[Row, State]:
         m = rule.b1 * s[0] + (1 - rule.b1) * g
-        v = rule.b2 * s[1] + (1 - rule.b2) * np.mean(g * g)
-        r = adam_step(m, v, rule.b1, rule.b2, rule.eps, t) + rule.weight_decay * w
-        return w - rule.learning_rate * r, [m, v]
-
-    return step
-
-
-def lamb(rule: Any) -> Model:
-    def step(w: Row, g: Row, s: State, t: int) -> tuple[Row, State]:
-        m = rule.b1 * s[0] + (1 - rule.b1) * g
-        v = rule.b2 * s[1] + (1 - rule.b2) * g * g
-        r = adam_step(m, v, rule.b1, rule.b2, rule.eps, t) + rule.weight_decay * w
-        return w - rule.learning_rate * ratio(norm(w), norm(r)) * r, [m, v]
-
-    return step
-
-
-def partial_rowwise_lamb(rule: Any) -> Model:
-    def step(w: Row, g: Row, s: State, t: int) -> tuple[Row, State]:
-        m = rule.b1 * s[0] + (1 - rule.b1) * g
-        v = rule.b2 * s[1] + (1 - rule.b2) * np.mean(g * g)
-        r = adam_step(m, v, rule.b1, rule.b2, rule.eps, t) + rule.weight_decay * w
-        return w - rule.learning_rate * ratio(norm(w), norm(r)) * r, [m, v]
+        v = rule.b2 * s[1] + (1 - rule.b2) * (np.mean(g * g) if rowwise else g * g)
+        count = [s[2] + 1] if getattr(rule, "rowwise_bias_correction", False) else []
+        k = count[0] if count else t
+        r = adam_step(m, v, rule.b1, rule.b2, rule.eps, k) + rule.weight_decay * w
+        size = ratio(norm(w), norm(r)) if trusted else 1.0
+        return w - rule.learning_rate * size * r, [m, v, *count]
 
     return step
 
@@ -86,18 +72,6 @@ def rowwise_adagrad(rule: Any) -> Model:
         if rule.max_norm is not None and norm(new) > rule.max_norm:
             new = new * rule.max_norm / norm(new)
         return new, [total]
-
-    return step
-
-
-def adam(rule: Any) -> Model:
-    def step(w: Row, g: Row, s: State, t: int) -> tuple[Row, State]:
-        m = rule.b1 * s[0] + (1 - rule.b1) * g
-        v = rule.b2 * s[1] + (1 - rule.b2) * g * g
-        count = [s[2] + 1] if rule.rowwise_bias_correction else []
-        k = count[0] if count else t
-        r = adam_step(m, v, rule.b1, rule.b2, rule.eps, k) + rule.weight_decay * w
-        return w - rule.learning_rate * r, [m, v, *count]
 
     return step
 
@@ -200,149 +174,102 @@ def cow_clip(rule: Any) -> Model:
     return step
 
 
-# A name for each option of a rule; an eps that is large enough to show where it is added.
-RULES: dict[str, tuple[optimizers.Optimizer, Model]] = {
-    name: (rule, model(rule))
-    for name, rule, model in (
-        (
-            "partial_adam",
-            optimizers.PartialRowWiseAdam(0.05, b2=0.99, eps=0.1, weight_decay=0.1),
-            partial_rowwise_adam,
-        ),
-        ("lamb", optimizers.LAMB(0.05, b2=0.99, eps=0.1, weight_decay=0.1), lamb),
-        (
-            "partial_lamb",
-            optimizers.PartialRowWiseLAMB(0.05, b2=0.99, eps=0.1, weight_decay=0.1),
-            partial_rowwise_lamb,
-        ),
-        ("lars", optimizers.LARSSGD(0.5, eta=0.05, weight_decay=0.1), lars_sgd),
-        (
-            "rowwise_l2",
-            optimizers.RowWiseAdagrad(0.05, eps=0.5, weight_decay=0.1, weight_decay_mode="l2"),
-            rowwise_adagrad,
-        ),
-        (
-            "rowwise_decoupled",
-            optimizers.RowWiseAdagrad(
-                0.05, eps=0.5, weight_decay=0.1, weight_decay_mode="decoupled", max_norm=1.25
-            ),
-            rowwise_adagrad,
-        ),
-        ("adam_decayed", optimizers.Adam(0.01, b2=0.99, eps=0.1, weight_decay=0.1), adam),
-        (
-            "adam_rowwise",
-            optimizers.Adam(0.01, b2=0.99, eps=0.1, weight_decay=0.1, rowwise_bias_correction=True),
-            adam,
-        ),
-        (
-            "rmsprop",
-            optimizers.RowWiseRMSProp(0.02, eps=0.5, ar_alpha=4.0, min_shrinkage=0.8),
-            rowwise_rmsprop,
-        ),
-        (
-            "ftrl",
-            optimizers.FTRL(
-                0.1,
-                l1_regularization_strength=0.05,
-                l2_regularization_strength=0.1,
-                beta=0.2,
-                initial_accumulator_value=1.0,
-            ),
-            ftrl,
-        ),
-        (
-            "ftrl_multiplied",
-            optimizers.FTRL(
-                0.1,
-                learning_rate_power=-0.7,
-                l1_regularization_strength=0.05,
-                beta=0.2,
-                initial_accumulator_value=1.0,
-                multiply_linear_by_learning_rate=True,
-            ),
-            ftrl,
-        ),
-        ("momentum", optimizers.AdagradMomentum(0.02, eps=0.5), adagrad_momentum),
-        (
-            "momentum_nesterov",
-            optimizers.AdagradMomentum(0.02, b2=0.9, eps=0.5, exponent=3.0, nesterov=True),
-            adagrad_momentum,
-        ),
-        (
-            "counter_increase",
-            optimizers.CounterRowWiseAdagrad(
-                0.02,
-                eps=0.5,
-                halflife=5.0,
-                weight_decay=0.1,
-                weight_decay_mode="l2",
-                learning_rate_mode="tail_id_increase",
-                adjustment_iter=3.0,
-                adjustment_ub=0.5,
-                tail_id_threshold=0.25,
-                tail_id_threshold_is_ratio=True,
-                max_counter=9.0,
-            ),
-            counter_rowwise_adagrad,
-        ),
-        (
-            "counter_decrease",
-            optimizers.CounterRowWiseAdagrad(
-                0.05,
-                eps=0.5,
-                halflife=0.0,
-                weight_decay=0.1,
-                weight_decay_mode="decoupled",
-                learning_rate_mode="tail_id_decrease",
-                max_counter=5.0,
-            ),
-            counter_rowwise_adagrad,
-        ),
-        (
-            "counter_sgd",
-            optimizers.CounterRowWiseAdagrad(
-                0.02, eps=0.5, learning_rate_mode="counter_sgd", tail_id_threshold=2.0
-            ),
-            counter_rowwise_adagrad,
-        ),
-        (
-            "counter_adagradw",
-            optimizers.CounterRowWiseAdagrad(
-                0.02, eps=0.5, weight_decay=1.0, weight_decay_mode="adagradw", adjustment_iter=2.0
-            ),
-            counter_rowwise_adagrad,
-        ),
-        (
-            "counter_adagradw_bounded",
-            optimizers.CounterRowWiseAdagrad(
-                0.02,
-                eps=0.5,
-                halflife=-2.0,
-                weight_decay=1.0,
-                weight_decay_mode="adagradw",
-                adjustment_ub=0.05,
-            ),
-            counter_rowwise_adagrad,
-        ),
-        (
-            "cow_clip",
-            optimizers.CowClip(
-                0.05,
-                eps=0.5,
-                halflife=4.0,
-                weight_decay=0.1,
-                weight_decay_mode="l2",
-                weight_norm_coefficient=0.1,
-                lower_bound=0.01,
-            ),
-            cow_clip,
-        ),
-        (
-            "cow_clip_decoupled",
-            optimizers.CowClip(
-                0.05, eps=0.5, weight_decay=0.1, weight_decay_mode="decoupled", lower_bound=0.01
-            ),
-            cow_clip,
-        ),
-    )
+MODELS: dict[type, Callable[[Any], Model]] = {
+    optimizers.PartialRowWiseAdam: functools.partial(moments, rowwise=True),
+    optimizers.LAMB: functools.partial(moments, trusted=True),
+    optimizers.PartialRowWiseLAMB: functools.partial(moments, rowwise=True, trusted=True),
+    optimizers.LARSSGD: lars_sgd,
+    optimizers.RowWiseAdagrad: rowwise_adagrad,
+    optimizers.Adam: moments,
+    optimizers.RowWiseRMSProp: rowwise_rmsprop,
+    optimizers.FTRL: ftrl,
+    optimizers.AdagradMomentum: adagrad_momentum,
+    optimizers.CounterRowWiseAdagrad: counter_rowwise_adagrad,
+    optimizers.CowClip: cow_clip,
 }
+# A name for each option of a rule; an eps that is large enough to show where it is added.
+OPTIONS: dict[str, optimizers.Optimizer] = {
+    "partial_adam": optimizers.PartialRowWiseAdam(0.05, b2=0.99, eps=0.1, weight_decay=0.1),
+    "lamb": optimizers.LAMB(0.05, b2=0.99, eps=0.1, weight_decay=0.1),
+    "partial_lamb": optimizers.PartialRowWiseLAMB(0.05, b2=0.99, eps=0.1, weight_decay=0.1),
+    "lars": optimizers.LARSSGD(0.5, eta=0.05, weight_decay=0.1),
+    "rowwise_l2": optimizers.RowWiseAdagrad(
+        0.05, eps=0.5, weight_decay=0.1, weight_decay_mode="l2"
+    ),
+    "rowwise_decoupled": optimizers.RowWiseAdagrad(
+        0.05, eps=0.5, weight_decay=0.1, weight_decay_mode="decoupled", max_norm=1.25
+    ),
+    "adam_decayed": optimizers.Adam(0.01, b2=0.99, eps=0.1, weight_decay=0.1),
+    "adam_rowwise": optimizers.Adam(
+        0.01, b2=0.99, eps=0.1, weight_decay=0.1, rowwise_bias_correction=True
+    ),
+    "rmsprop": optimizers.RowWiseRMSProp(0.02, eps=0.5, ar_alpha=4.0, min_shrinkage=0.8),
+    "ftrl": optimizers.FTRL(
+        0.1,
+        l1_regularization_strength=0.05,
+        l2_regularization_strength=0.1,
+        beta=0.2,
+        initial_accumulator_value=1.0,
+    ),
+    "ftrl_multiplied": optimizers.FTRL(
+        0.1,
+        learning_rate_power=-0.7,
+        l1_regularization_strength=0.05,
+        beta=0.2,
+        initial_accumulator_value=1.0,
+        multiply_linear_by_learning_rate=True,
+    ),
+    "momentum": optimizers.AdagradMomentum(0.02, eps=0.5),
+    "momentum_nesterov": optimizers.AdagradMomentum(
+        0.02, b2=0.9, eps=0.5, exponent=3.0, nesterov=True
+    ),
+    "counter_increase": optimizers.CounterRowWiseAdagrad(
+        0.02,
+        eps=0.5,
+        halflife=5.0,
+        weight_decay=0.1,
+        weight_decay_mode="l2",
+        learning_rate_mode="tail_id_increase",
+        adjustment_iter=3.0,
+        adjustment_ub=0.5,
+        tail_id_threshold=0.25,
+        tail_id_threshold_is_ratio=True,
+        max_counter=9.0,
+    ),
+    "counter_decrease": optimizers.CounterRowWiseAdagrad(
+        0.05,
+        eps=0.5,
+        halflife=0.0,
+        weight_decay=0.1,
+        weight_decay_mode="decoupled",
+        learning_rate_mode="tail_id_decrease",
+        max_counter=5.0,
+    ),
+    "counter_sgd": optimizers.CounterRowWiseAdagrad(
+        0.02, eps=0.5, learning_rate_mode="counter_sgd", tail_id_threshold=2.0
+    ),
+    "counter_adagradw": optimizers.CounterRowWiseAdagrad(
+        0.02, eps=0.5, weight_decay=1.0, weight_decay_mode="adagradw", adjustment_iter=2.0
+    ),
+    "counter_adagradw_bounded": optimizers.CounterRowWiseAdagrad(
+        0.02,
+        eps=0.5,
+        halflife=-2.0,
+        weight_decay=1.0,
+        weight_decay_mode="adagradw",
+        adjustment_ub=0.05,
+    ),
+    "cow_clip": optimizers.CowClip(
+        0.05,
+        eps=0.5,
+        halflife=4.0,
+        weight_decay=0.1,
+        weight_decay_mode="l2",
+        weight_norm_coefficient=0.1,
+        lower_bound=0.01,
+    ),
+    "cow_clip_decoupled": optimizers.CowClip(
+        0.05, eps=0.5, weight_decay=0.1, weight_decay_mode="decoupled", lower_bound=0.01
+    ),
+}
+RULES = {name: (rule, MODELS[type(rule)](rule)) for name, rule in OPTIONS.items()}

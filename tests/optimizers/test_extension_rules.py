@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -38,15 +37,8 @@ def rule(extension) -> Any:
     return extension.Lion(learning_rate=0.05, weight_decay=0.1)
 
 
-@pytest.fixture
-def promotion() -> Iterator[None]:
-    """The example has JAX's default promotion."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
 @pytest.mark.parametrize("kind", ["dense", "tensor train"])
-@pytest.mark.usefixtures("promotion")
+@pytest.mark.usefixtures("promotion_of_a_user")
 def test_the_test_of_the_example(kind, extension):
     module = importlib.import_module("examples.custom_rule.test_lion")
     module.test_20_steps_are_those_of_the_reference(kind)

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -35,6 +34,8 @@ from examples.dlrm.model import dot_products
 from examples.dlrm.result import Result
 from examples.dlrm.train import open_data, train
 
+pytestmark = pytest.mark.usefixtures("promotion_of_a_user")
+
 MAIN = Path(__file__).parents[2] / "examples" / "dlrm" / "main.py"
 TINY = Config(
     tables="3000,500,7",
@@ -48,13 +49,6 @@ TINY = Config(
     eval_every=6,
     eval_examples=1024,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def promotion_of_a_user() -> Iterator[None]:
-    """The suite's strict promotion is for our own operations; optax needs the usual rules."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def flags(config: Config, *more: str) -> list[str]:

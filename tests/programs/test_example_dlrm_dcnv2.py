@@ -1,9 +1,7 @@
 """DLRM-DCNv2 of the example: multi-hot clicks, its model, and what all kinds of tables learn."""
 
 import dataclasses
-from collections.abc import Iterator
 
-import jax
 import numpy as np
 import pytest
 
@@ -20,6 +18,8 @@ from examples.dlrm.cross_model import CrossNetwork
 from examples.dlrm.data_synthetic import SyntheticClicks
 from examples.dlrm.learner import start
 from examples.dlrm.train import open_data, train
+
+pytestmark = pytest.mark.usefixtures("promotion_of_a_user")
 
 TINY = Config(
     model="dcnv2",
@@ -42,13 +42,6 @@ TINY = Config(
     eval_every=30,
     eval_examples=4096,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def promotion_of_a_user() -> Iterator[None]:
-    """The suite's strict promotion is for our own operations; optax needs the usual rules."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def test_sizes_are_those_of_the_benchmark_divided() -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -28,16 +27,9 @@ from examples.retrieval import data, main, settings
 from examples.retrieval.evaluate import Recall
 
 # Compares bits with those of processes of their own.
-pytestmark = pytest.mark.optimized
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("promotion_of_a_user")]
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def promotion_of_a_user() -> Iterator[None]:
-    """The suite's strict promotion is for our own operations; optax needs the usual rules."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,11 @@ from examples.streaming import learners, report, settings, tables, train
 from examples.streaming.files import Interactions
 from examples.streaming.synthetic import DriftingClicks
 
+pytestmark = pytest.mark.usefixtures("promotion_of_a_user")
+
 ROOT = Path(__file__).parents[2]
 TINY = ["--features", "8", "--batch-size", "16", "--budget", "0.008"]
 STREAM = DriftingClicks(40, 16, places=100, item_life=20, session=6)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def promotion_of_a_user() -> Iterator[None]:
-    """The suite's strict promotion is for our own operations; optax needs the usual rules."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def tiny(variant: str) -> settings.Config:

@@ -1,10 +1,8 @@
 """Small tables in the DLRM example: their bytes, and the file and the table of points."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -20,15 +18,10 @@ from examples.dlrm.config import Config
 from examples.dlrm.create import create
 from examples.dlrm.train import table_arrays
 
+pytestmark = pytest.mark.usefixtures("promotion_of_a_user")
+
 CONFIG = Config(tables="30000,2000,60", steps=3, batch_size=256, eval_examples=512)
 BYTES = 4 * 16 * sum(CONFIG.table_sizes)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def promotion_of_a_user() -> Iterator[None]:
-    """The suite's strict promotion is for our own operations; optax needs the usual rules."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.mark.parametrize("ratio", [5, 50])

@@ -4,12 +4,10 @@ import json
 import lzma
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pytest
 
@@ -23,12 +21,7 @@ from benchmarks.quality.train import train
 from examples.retrieval import data
 from examples.retrieval.train import Checkpoints
 
-
-@pytest.fixture(scope="module", autouse=True)
-def promotion_of_a_user() -> Iterator[None]:
-    """The suite's strict promotion is for our own operations; optax needs the usual rules."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("promotion_of_a_user")
 
 
 @pytest.fixture

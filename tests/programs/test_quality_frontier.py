@@ -1,7 +1,6 @@
 """Small tables made from trained ones: their sizes, their finetuning, and the file of points."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -19,16 +18,12 @@ from benchmarks.quality.distill import distill
 from benchmarks.quality.frontier_tables import METHODS, Source, of_bits, of_table, unpacked
 from examples.retrieval import data
 from examples.retrieval.evaluate import Recall
+from tests.helpers import to_dense
+
+pytestmark = pytest.mark.usefixtures("promotion_of_a_user")
 
 RNG = np.random.default_rng(0)
 ROWS = (RNG.normal(size=(800, 4)) @ RNG.normal(size=(4, 16))).astype(np.float32)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def promotion_of_a_user() -> Iterator[None]:
-    """The suite's strict promotion is for our own operations; optax needs the usual rules."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +57,7 @@ def test_numbers_of_a_few_bits_are_those_of_the_library(bits):
     table, state = jax_tt.quantize(ROWS, bits)
     made = of_bits(ROWS, bits)
     assert made.nbytes == table.nbytes
-    np.testing.assert_allclose(
-        made.dense(), jax_tt.tables.to_dense(table, state), rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(made.dense(), to_dense(table, state), rtol=1e-5, atol=1e-5)
 
 
 def test_levels_and_rotations_are_those_of_the_library():
@@ -72,9 +65,7 @@ def test_levels_and_rotations_are_those_of_the_library():
     made = of_table(table, state, "3 bits")
     assert made.nbytes == table.nbytes
     assert set(made.params) == {"scale", "offset", "rotation"}
-    np.testing.assert_allclose(
-        made.dense(), jax_tt.tables.to_dense(table, state), rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(made.dense(), to_dense(table, state), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bits", [5, 8])
@@ -136,7 +127,7 @@ def test_rows_in_turns_are_better_than_spectral_ones(folder):
     assert frontier._measured(recall, turns) > frontier._measured(recall, spectral)
     for rows in turns:
         table, state = jax_tt.quantize(rows, least_squares.BITS)
-        np.testing.assert_allclose(jax_tt.tables.to_dense(table, state), rows, atol=1e-3)
+        np.testing.assert_allclose(to_dense(table, state), rows, atol=1e-3)
 
 
 @pytest.mark.full

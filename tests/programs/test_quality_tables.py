@@ -1,6 +1,5 @@
 """The kinds of tables that are compared on interactions: sizes within a budget, lookups, starts and steps."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,16 +21,11 @@ from benchmarks.quality.train import train
 from examples.retrieval import data
 from examples.retrieval.model import arrays
 
+pytestmark = pytest.mark.usefixtures("promotion_of_a_user")
+
 SMALL = ["hashing", "low_rank", "quotient_remainder"]
 COMPRESSED = [*SMALL, "tt", "tt2"]
 BYTES = {"float32": 4, "bfloat16": 2}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def promotion_of_a_user() -> Iterator[None]:
-    """The suite's strict promotion is for our own operations; optax needs the usual rules."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.fixture(scope="module")

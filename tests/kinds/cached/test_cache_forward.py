@@ -1,10 +1,6 @@
 """The native op behind cached lookups: sums of hits and misses, and the misses packed for the backward pass."""
 
 import dataclasses
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +15,7 @@ from jax_tt._table.options import Lookup, Update, Wanted
 from tests.conftest import native_available
 from tests.helpers import SHAPES, TOLERANCE, assert_close, dense_table, make_case
 from tests.kinds.cached import cache_parts
+from tests.processes import run_python
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="the native module is not built")
 
@@ -261,15 +258,7 @@ def test_bitwise_equal_for_any_number_of_threads(tmp_path):
     results = []
     for threads in ("1", "2"):
         path = tmp_path / f"{threads}.npz"
-        done = subprocess.run(
-            [sys.executable, "-c", _ACROSS_THREADS, str(path)],
-            env=os.environ | {"JAX_TT_NUM_THREADS": threads},
-            cwd=Path(__file__).parents[3],
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        run_python("-c", _ACROSS_THREADS, path, JAX_TT_NUM_THREADS=threads)
         results.append(dict(np.load(path)))
     assert results[0].keys() == results[1].keys()
     for name, array in results[0].items():

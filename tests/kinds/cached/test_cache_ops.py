@@ -1,11 +1,7 @@
 """The row cache's native ops give the integers of the policy in plain JAX, in every array of the directory."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +20,7 @@ from jax_tt._sets.scores import stamp
 from tests.conftest import WAYS, method_fixture, native_available
 from tests.helpers import on_gpu
 from tests.kinds.cached import cache_model
+from tests.processes import run_python
 
 # The reference is what the others are held to.
 method = method_fixture(*WAYS[1:])
@@ -359,15 +356,7 @@ def test_bitwise_equal_for_any_number_of_threads(tmp_path):
     results = []
     for threads in ("1", "2", "4"):
         path = tmp_path / f"{threads}.npz"
-        done = subprocess.run(
-            [sys.executable, "-c", _ACROSS_THREADS, str(path)],
-            env=os.environ | {"JAX_TT_NUM_THREADS": threads},
-            cwd=Path(__file__).parents[3],
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        run_python("-c", _ACROSS_THREADS, path, JAX_TT_NUM_THREADS=threads)
         results.append(dict(np.load(path)))
     for other in results[1:]:
         _assert_equal(other, results[0])

@@ -269,20 +269,19 @@ def test_steps_in_a_scan(gradients, method):
     assert table.directory.statistics()["refreshes"] == 3
 
 
-def _fused_step(table, ids, cache, rule, method, axis_name=None):
+def _loss(table, ids, cache, **options):
+    options |= {"combiner": "mean"}
+
     def loss(values, rows):
-        out, directory = cache_parts.embed_bag(
-            table._replace(table=values, rows=rows),
-            ids,
-            cache,
-            combiner="mean",
-            optimizer=rule,
-            num_embeddings=N,
-            method=method,
-            axis_name=axis_name,
-        )
+        own = table._replace(table=values, rows=rows)
+        out, directory = cache_parts.embed_bag(own, ids, cache, num_embeddings=N, **options)
         return jnp.sum(jnp.sin(out)), directory
 
+    return loss
+
+
+def _fused_step(table, ids, cache, rule, method, axis_name=None):
+    loss = _loss(table, ids, cache, optimizer=rule, method=method, axis_name=axis_name)
     if cache.gradients == "rows":
         (values, rows), directory = jax.grad(loss, (0, 1), has_aux=True)(table.table, table.rows)
         return cache_parts.Parts(values, rows, directory)
@@ -291,18 +290,7 @@ def _fused_step(table, ids, cache, rule, method, axis_name=None):
 
 
 def _optax_step(table, ids, cache, method, axis_name=None):
-    def loss(values, rows):
-        out, directory = cache_parts.embed_bag(
-            table._replace(table=values, rows=rows),
-            ids,
-            cache,
-            combiner="mean",
-            num_embeddings=N,
-            method=method,
-            axis_name=axis_name,
-        )
-        return jnp.sum(jnp.sin(out)), directory
-
+    loss = _loss(table, ids, cache, method=method, axis_name=axis_name)
     grads, directory = jax.grad(loss, (0, 1), has_aux=True)(table.table, table.rows)
     values, rows = jax.tree.map(lambda x, g: x - 0.1 * g, (table.table, table.rows), grads)
     return cache_parts.Parts(values, rows, directory)

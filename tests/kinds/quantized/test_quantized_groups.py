@@ -11,6 +11,7 @@ import jax_tt
 from jax_tt import Bags, Feature, Lookup, optimizers
 from jax_tt._table import groups
 from tests.conftest import WAYS, method_fixture
+from tests.helpers import assert_same_bits, to_dense
 from tests.kinds.quantized.test_quantized_tables import random_rows
 
 RULE = optimizers.RowWiseAdagrad(0.1)
@@ -89,8 +90,7 @@ def test_bits_are_those_of_single_calls(method, layout, monkeypatch):
         ]
         assert calls == ([0, len(collection.tables)] if alone else [1, 0])
         found.append(lowered.compile()(state, batch))
-    for a, b in zip(*map(jax.tree.leaves, found), strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    assert_same_bits(*found)
 
 
 def test_rows_in_one_array(method):
@@ -106,7 +106,7 @@ def test_rows_in_one_array(method):
     )(state, batch)
     states = collection.separated(state)
     want = [
-        jax_tt.tables.to_dense(table, states[name])[batch[name][:, 0]]
+        to_dense(table, states[name])[batch[name][:, 0]]
         for name, table in collection.tables.items()
     ]
     np.testing.assert_array_equal(jax.tree.leaves(rows)[0], jnp.concatenate(want, axis=1))

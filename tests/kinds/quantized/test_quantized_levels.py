@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,8 @@ from jax_tt import optimizers
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.levels import separated
 from tests.conftest import WAYS, method_fixture
-from tests.kinds.quantized.test_quantized_tables import WIDTHS, random_rows
+from tests.helpers import to_dense
+from tests.kinds.quantized.test_quantized_tables import check_bags, random_rows
 
 # Given levels are scaled to the range of the numbers.
 LEVELS = {
@@ -42,7 +42,7 @@ def random_rotation(features):
 
 
 def errors(table, state, rows):
-    return np.sum((np.asarray(jax_tt.tables.to_dense(table, state)) - rows) ** 2, axis=1)
+    return np.sum((np.asarray(to_dense(table, state)) - rows) ** 2, axis=1)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -64,7 +64,7 @@ def test_numbers_are_those_of_the_nearest_levels(bits):
     codes = np.asarray(codec.unpacked(state["packed"][:, 4:], 13, bits))
     np.testing.assert_array_equal(codes, nearest)
     np.testing.assert_array_equal(
-        jax_tt.tables.to_dense(table, state),
+        to_dense(table, state),
         (scale[:, None] * own[codes] + offset[:, None]).astype(np.float32),
     )
     assert table.nbytes == state["packed"].nbytes
@@ -73,29 +73,7 @@ def test_numbers_are_those_of_the_nearest_levels(bits):
 @pytest.mark.parametrize("bits", BITS)
 def test_rows_are_exact(method, bits):
     """Products of levels and scales are exact in float32."""
-    for features in WIDTHS if method == "native" else (13, 64):
-        table, state = table_of(bits, 40, features)
-        ids = jnp.arange(40)[::-1].reshape(8, 5)
-        got, _ = jax_tt.lookup(table, state, ids, method=method)
-        np.testing.assert_array_equal(got, jax_tt.tables.to_dense(table, state)[ids])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("bits", BITS)
-def test_bags_equal_those_of_the_dense_table(method, bits):
-    for features in WIDTHS if method == "native" else (13, 64):
-        table, state = table_of(bits, 40, features)
-        rng = np.random.default_rng(features)
-        # 300 duplicates of one row, a bag without ids, and one of many rows.
-        ids = [[7] * 300, [], [0, 39], rng.integers(0, 40, 700).tolist(), [5]]
-        weights = [rng.normal(size=len(own)).tolist() for own in ids]
-        for given in (None, weights):
-            bags = jax_tt.Bags.from_ragged(ids, given)
-            got, _ = jax_tt.lookup_bags(table, state, bags, method=method)
-            want = jax_tt.functional.embed_bag(
-                jax_tt.tables.to_dense(table, state), bags, method="reference"
-            )
-            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4)
+    check_bags(table_of, method, bits)
 
 
 def test_rotations_are_after_the_levels():
@@ -104,8 +82,8 @@ def test_rotations_are_after_the_levels():
     plain, unturned = jax_tt.quantize(rows @ random_rotation(13).T, 4)
     assert table.rotated and not plain.rotated
     np.testing.assert_array_equal(state["packed"], unturned["packed"])
-    want = np.asarray(jax_tt.tables.to_dense(plain, unturned)) @ random_rotation(13)
-    np.testing.assert_allclose(jax_tt.tables.to_dense(table, state), want, rtol=1e-5, atol=1e-5)
+    want = np.asarray(to_dense(plain, unturned)) @ random_rotation(13)
+    np.testing.assert_allclose(to_dense(table, state), want, rtol=1e-5, atol=1e-5)
     assert table.nbytes == sum(array.nbytes for array in state.values())
 
 
@@ -115,13 +93,14 @@ def test_lookups_in_rotated_tables(method, combiner):
     weights = None if combiner == "max" else [[0.5, 2.0], [], [1.0, 3.0, 0.25]]
     bags = jax_tt.Bags.from_ragged([[3, 3], [], [39, 0, 3]], weights)
     lookup = jax_tt.Lookup(combiner, method=method)
-    dense = jax_tt.tables.to_dense(table, state)
+    dense = to_dense(table, state)
 
     def loss(rows, weights):
         return jnp.sum(jnp.sin(rows(dataclasses.replace(bags, weights=weights))))
 
     for derivative in (False, True) if weights else (False,):
         of = jax.grad(loss, argnums=1) if derivative else lambda rows, w: rows(bags)
+        of = jax.jit(of, static_argnums=0)
         got = of(lambda b: jax_tt.lookup_bags(table, state, b, lookup)[0], bags.weights)
         want = of(
             lambda b: jax_tt.functional.embed_bag(dense, b, combiner=combiner, method="reference"),
@@ -158,9 +137,7 @@ def test_in_a_collection(method, layout):
     found = look_up(state, batch)
     if layout == "features":
         found = jnp.concatenate([found[name] for name in made], axis=1)
-    want = [
-        jax_tt.tables.to_dense(table, own)[batch[name][:, 0]] for name, (table, own) in made.items()
-    ]
+    want = [to_dense(table, own)[batch[name][:, 0]] for name, (table, own) in made.items()]
     np.testing.assert_allclose(found, jnp.concatenate(want, axis=1), rtol=1e-5, atol=1e-5)
 
 
@@ -171,21 +148,17 @@ def test_divided_over_devices():
     table = jax_tt.tables.ShardedTable(plain, mesh, "model", jax_tt.Placement.hashed())
     ids = jnp.arange(40).reshape(8, 5)
     look_up = jax.jit(lambda state: jax_tt.lookup(table, state, ids)[0])
-    np.testing.assert_array_equal(
-        look_up(table.of_rows(state)), jax_tt.tables.to_dense(plain, state)[ids]
-    )
+    np.testing.assert_array_equal(look_up(table.of_rows(state)), to_dense(plain, state)[ids])
 
 
 def test_layers():
     table, state = table_of(4, rotation="random")
     ids, query = jnp.array([1, 39]), jnp.ones((2, 13))
-    scores = jnp.einsum("bd,nd->bn", query, jax_tt.tables.to_dense(table, state))
+    scores = jnp.einsum("bd,nd->bn", query, to_dense(table, state))
     layer = jax_tt.TableEmbed(table, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(layer.rotation[...], jnp.eye(13))
     layer.packed[...], layer.rotation[...] = state["packed"], state["rotation"]
-    np.testing.assert_allclose(
-        layer(ids), jax_tt.tables.to_dense(table, state)[ids], rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(layer(ids), to_dense(table, state)[ids], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(layer.attend(query), scores, rtol=1e-4, atol=1e-4)
     assert not jax.tree.leaves(nnx.state(layer, nnx.Param))
     linen = jax_tt.linen.TableEmbed(table)
@@ -207,7 +180,7 @@ def test_export_and_orders_of_ids():
     stored = program(state, ids).serialize()
     got = jax.export.deserialize(stored).call(state, ids)
     np.testing.assert_array_equal(got, look_up(state, ids))
-    want = jax_tt.tables.to_dense(table, state)[np.array([36, 35])].sum(0)[None]
+    want = to_dense(table, state)[np.array([36, 35])].sum(0)[None]
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
@@ -287,7 +260,7 @@ def test_rows_with_few_different_numbers():
     """Some of the levels stand for nothing."""
     rows = np.where(random_rows(100, 8) > 0, 3.0, -1.0).astype(np.float32)
     table, state = jax_tt.quantize(rows, 4, levels="fit")
-    np.testing.assert_allclose(jax_tt.tables.to_dense(table, state), rows, atol=1e-2)
+    np.testing.assert_allclose(to_dense(table, state), rows, atol=1e-2)
     assert separated(np.array([0.0, 1, 1, 1]), 2) == (0, 3 - 2 / 512, 3 - 1 / 512, 3)
     assert separated(np.zeros(4), 2) == (0, 1 / 512, 2 / 512, 3 / 512)
 
@@ -296,14 +269,14 @@ def test_rows_with_few_different_numbers():
 def test_rows_are_read_in_blocks(monkeypatch, tmp_path):
     rows = random_rows(50, 13)
     want = jax_tt.quantize(rows, 3, levels="fit", rotation="random")
-    monkeypatch.setattr("jax_tt._compress.quantize._BLOCK", 64)
+    monkeypatch.setattr("jax_tt._compress.quantize.BLOCK", 64)
     np.save(tmp_path / "rows.npy", rows)
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
     found = jax_tt.quantize(mapped, 3, levels="fit", rotation="random")
     assert found[0] == want[0]
     np.testing.assert_allclose(
-        jax_tt.tables.to_dense(found[0], found[1]),
-        jax_tt.tables.to_dense(want[0], want[1]),
+        to_dense(found[0], found[1]),
+        to_dense(want[0], want[1]),
         atol=1e-2,
     )
 
@@ -338,7 +311,7 @@ def test_a_step_is_that_of_the_dense_table_rounded(method, bits):
     # Adagrad steps each number by itself, so that the dense table has the rows before the rotation.
     plain = dataclasses.replace(table, rotated=False)
     dense = jax_tt.tables.DenseTable(40, 16, update=jax_tt.Update(rule))
-    params = {"embedding": jax_tt.tables.to_dense(plain, state)}
+    params = {"embedding": to_dense(plain, state)}
     new, of_weights = step_of(table, state, jax_tt.Lookup(method=method))
     assert "rotation" not in new
 
@@ -357,22 +330,20 @@ def test_a_step_is_that_of_the_dense_table_rounded(method, bits):
     packed = np.array(codec.as_bytes(state["packed"]))
     packed[touched] = codec.encoded(want[touched], bits, table.levels)
     expected = codec.decoded(jnp.asarray(packed), 16, bits, table.levels)
-    found = jax_tt.tables.to_dense(plain, {"packed": new["packed"]})
+    found = to_dense(plain, {"packed": new["packed"]})
     # A number in the middle between two levels may be rounded to either.
     scale = np.asarray(codec.header(jnp.asarray(packed))[0])[:, None]
     assert (np.abs(found - expected) <= 4 * scale).all()
     assert (np.abs(found - expected) <= 1e-3 * scale + 1e-5).mean() > 0.99
     rest = np.setdiff1d(np.arange(40), touched)
     np.testing.assert_array_equal(codec.as_bytes(new["packed"])[rest], packed[rest])
-    rows = jax_tt.tables.to_dense(table, state)
+    rows = to_dense(table, state)
     cosines = jnp.cos(jnp.array([[2.5, 0, 1], [0] * 3, [1.5, -1, 0]]) @ rows[jnp.array([3, 0, 39])])
     wanted = [cosines[b] @ rows[i] for b, i in ((0, 3), (0, 3), (0, 39), (2, 0), (2, 3))]
     np.testing.assert_allclose(of_weights, jnp.stack(wanted), rtol=1e-3, atol=1e-3)
     frozen, own = jax_tt.extension.freeze(table, state | new)
     assert set(own) == {"packed", "rotation"}
-    np.testing.assert_array_equal(
-        jax_tt.tables.to_dense(frozen, own), jax_tt.tables.to_dense(table, state | new)
-    )
+    np.testing.assert_array_equal(to_dense(frozen, own), to_dense(table, state | new))
 
 
 def test_stochastic_rounding_between_levels_is_exact_in_expectation():
@@ -478,7 +449,7 @@ def test_what_has_no_levels_or_rotations():
     mesh = jax.make_mesh((4,), ("model",))
     with pytest.raises(ValueError, match="rotated: got a table with a rotation, of which every"):
         jax_tt.tables.ShardedTable(uniform, mesh, "model", jax_tt.Placement.hashed())
-    with pytest.raises(ValueError, match=re.escape("rotation: got shape (12, 12); expected (13,")):
+    with pytest.raises(ValueError, match=r"rotation: got .*\(12, 12\); expected .*\(13,"):
         jax_tt.lookup(turned, {**state, "rotation": jnp.eye(12)}, jnp.array([1]))
     with pytest.raises(ValueError, match="state: has no rotation"):
         jax_tt.lookup(turned, of_levels, jnp.array([1]))

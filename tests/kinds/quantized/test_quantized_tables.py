@@ -18,7 +18,7 @@ import jax_tt.linen
 from jax_tt._kinds.quantized import codec
 from jax_tt._table.change import grow
 from tests.conftest import WAYS, method_fixture
-from tests.helpers import on_gpu, raises
+from tests.helpers import on_gpu, raises, to_dense
 
 BITS = (8, 4, 3, 2)
 # Columns that fill no vector, vectors of every width, all registers, and more than these.
@@ -29,6 +29,13 @@ method = method_fixture(*WAYS)
 
 def random_rows(n: int, features: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(n, features)).astype(np.float32)
+
+
+def pooled(rows: np.ndarray, ids: list[list[int]], weights: list[list[float]] | None) -> np.ndarray:
+    """Sums of bags of rows."""
+    weights = weights or [[1.0] * len(own) for own in ids]
+    pairs = zip(ids, weights, strict=True)
+    return np.stack([np.asarray(own) @ rows[np.asarray(bag, int)] for bag, own in pairs])
 
 
 @functools.cache
@@ -93,16 +100,14 @@ def test_scales_halfway_between_two_of_float16(bits):
 def test_numbers_are_within_half_a_step_and_levels_are_unchanged(bits):
     rows = random_rows(200, 32)
     table, state = jax_tt.quantize(rows, bits)
-    dense = np.asarray(jax_tt.tables.to_dense(table, state))
+    dense = np.asarray(to_dense(table, state))
     scale, offset = map(np.asarray, codec.header(state["packed"]))
     # The scale and the offset are rounded to float16 themselves.
     rounding = 2**-11 * (np.abs(offset) + (2**bits - 1) * scale)
     assert (np.abs(dense - rows) <= (0.5001 * scale + rounding)[:, None]).all()
     again, state_again = jax_tt.quantize(dense, bits)
     assert again == table
-    np.testing.assert_allclose(
-        jax_tt.tables.to_dense(again, state_again), dense, atol=2e-3 * scale.max()
-    )
+    np.testing.assert_allclose(to_dense(again, state_again), dense, atol=2e-3 * scale.max())
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -112,7 +117,7 @@ def test_small_numbers_are_within_half_a_step(bits):
     rows = random_rows(500, 6) * size
     table, state = jax_tt.quantize(rows, bits)
     scale, offset = map(np.asarray, codec.header(state["packed"]))
-    error = np.abs(np.asarray(jax_tt.tables.to_dense(table, state)) - rows).max(1)
+    error = np.abs(np.asarray(to_dense(table, state)) - rows).max(1)
     assert (error <= 0.501 * scale + 2**-11 * np.abs(offset) + 2**-25).all()
     # At most the next number of float16 above the exact step, except where all numbers are the offset.
     exact = (rows.max(1) - offset) / (2**bits - 1)
@@ -128,30 +133,33 @@ def test_rows_of_all_types(dtype):
 
 
 def test_rows_are_read_in_blocks(monkeypatch, tmp_path):
-    monkeypatch.setattr("jax_tt._compress.quantize._BLOCK", 64)
+    monkeypatch.setattr("jax_tt._compress.quantize.BLOCK", 64)
     rows = random_rows(50, 13)
     np.save(tmp_path / "rows.npy", rows)
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
     np.testing.assert_array_equal(jax_tt.quantize(mapped, 3)[1]["packed"], by_hand(rows, 3))
 
 
-@pytest.mark.full(but="8")
-@pytest.mark.parametrize("bits", BITS)
-def test_bags_equal_those_of_the_dense_table(method, bits):
+def check_bags(table_of, method, bits):
+    """Bags of tables of all widths are those of the dense table."""
     # The reference does not tell widths apart.
     for features in WIDTHS if method == "native" else (13, 64):
         table, state = table_of(bits, 40, features)
-        dense = jax_tt.tables.to_dense(table, state)
+        dense = np.asarray(to_dense(table, state))
         rng = np.random.default_rng(features)
         # 300 duplicates of one row, a bag without ids, and one of many rows.
         ids = [[7] * 300, [], [0, 39], rng.integers(0, 40, 700).tolist(), [5]]
         weights = [rng.normal(size=len(own)).tolist() for own in ids]
         for given in (None, weights):
             bags = jax_tt.Bags.from_ragged(ids, given)
-            lookup = jax_tt.Lookup(method=method)
-            got, _ = jax_tt.lookup_bags(table, state, bags, lookup)
-            want = jax_tt.functional.embed_bag(dense, bags, method="reference")
-            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4)
+            run = jax.jit(lambda s, b, t=table: jax_tt.lookup_bags(t, s, b, method=method)[0])
+            np.testing.assert_allclose(run(state, bags), pooled(dense, ids, given), 2e-5, 2e-4)
+
+
+@pytest.mark.full(but="8")
+@pytest.mark.parametrize("bits", BITS)
+def test_bags_equal_those_of_the_dense_table(method, bits):
+    check_bags(table_of, method, bits)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -160,7 +168,7 @@ def test_rows_are_exact(method, bits):
     table, state = table_of(bits, 40, 45)
     ids = jnp.arange(40)[::-1].reshape(8, 5)
     got, _ = jax_tt.lookup(table, state, ids, method=method)
-    np.testing.assert_array_equal(got, jax_tt.tables.to_dense(table, state)[ids])
+    np.testing.assert_array_equal(got, to_dense(table, state)[ids])
 
 
 @pytest.mark.parametrize("combiner", ["mean", "mean_count", "sqrtn", "max"])
@@ -170,7 +178,7 @@ def test_combiners(method, combiner):
     bags = jax_tt.Bags.from_ragged([[3, 3], [], [39, 0, 3]], weights)
     lookup = jax_tt.Lookup(combiner, method=method)
     got, _ = jax_tt.lookup_bags(table, state, bags, lookup)
-    dense = jax_tt.tables.to_dense(table, state)
+    dense = to_dense(table, state)
     want = jax_tt.functional.embed_bag(dense, bags, combiner=combiner, method="reference")
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
@@ -185,7 +193,7 @@ def test_gradients_of_weights(method, combiner):
         return jnp.sum(jnp.sin(rows(own)))
 
     lookup = jax_tt.Lookup(combiner, method=method)
-    dense = jax_tt.tables.to_dense(table, state)
+    dense = to_dense(table, state)
     got = jax.jit(
         jax.grad(lambda w: loss(w, lambda b: jax_tt.lookup_bags(table, state, b, lookup)[0]))
     )
@@ -211,7 +219,7 @@ def test_nothing_to_look_up(method):
 @pytest.mark.parametrize("ids", [[1, 40], [-3, 39]])
 def test_ids_out_of_range(method, ids):
     table, state = table_of(4)
-    dense = np.asarray(jax_tt.tables.to_dense(table, state))
+    dense = np.asarray(to_dense(table, state))
     ids = jnp.array(ids)
 
     def rows(bounds):
@@ -252,7 +260,7 @@ def test_transformations(method, transform, x64):
     def pooled(ids):
         return jax_tt.lookup_bags(table, state, ids, lookup)[0]
 
-    want = np.asarray(jax_tt.tables.to_dense(table, state))[np.asarray(ids)].sum(1)
+    want = np.asarray(to_dense(table, state))[np.asarray(ids)].sum(1)
     call = jax.jit(pooled) if transform != "vmap" else jax.vmap(lambda own: pooled(own[None])[0])
     np.testing.assert_allclose(call(ids), want, rtol=1e-6, atol=1e-6)
 
@@ -266,7 +274,7 @@ def test_a_batch_over_devices_gathers_nothing():
     given = jax.device_put(ids, sharding)
     np.testing.assert_allclose(
         pooled(given),
-        np.asarray(jax_tt.tables.to_dense(table, state))[ids].sum(1),
+        np.asarray(to_dense(table, state))[ids].sum(1),
         rtol=1e-5,
         atol=1e-5,
     )
@@ -301,7 +309,7 @@ def test_in_a_collection_beside_trained_tables():
 
     (_, rows), grads = step(collection.trained(state))
     assert "small" not in grads or not grads["small"]
-    dense = np.asarray(jax_tt.tables.to_dense(table, state["small"]))
+    dense = np.asarray(to_dense(table, state["small"]))
     np.testing.assert_allclose(rows["a"], dense[batch["a"]].mean(1), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(rows["c"], dense[batch["c"]])
     assert (grads["plain"]["embedding"] != 0).any()
@@ -336,7 +344,7 @@ def test_nnx_layers():
     own = {"packed": model.embed.packed[...]}
     scores = np.asarray(model.embed.attend(query), np.float32)
     np.testing.assert_allclose(
-        scores, jax_tt.tables.to_dense(table, own).sum(1)[None].repeat(2, 0), rtol=2e-2, atol=0.1
+        scores, to_dense(table, own).sum(1)[None].repeat(2, 0), rtol=2e-2, atol=0.1
     )
 
 
@@ -358,7 +366,7 @@ def test_in_an_order_of_ids():
     ordered = jax_tt.tables.OrderedTable(table, order)
     own = {**ordered.init(jax.random.key(0)), **state}
     rows, _ = jax_tt.lookup(ordered, own, jnp.array([0, 7]))
-    np.testing.assert_array_equal(rows, jax_tt.tables.to_dense(table, state)[np.array([39, 32])])
+    np.testing.assert_array_equal(rows, to_dense(table, state)[np.array([39, 32])])
 
 
 def test_export():

@@ -15,6 +15,7 @@ import jax_tt.linen
 from jax_tt import optimizers
 from jax_tt._kinds.quantized import codec
 from tests.conftest import WAYS, method_fixture
+from tests.helpers import to_dense
 from tests.kinds.quantized.test_quantized_tables import random_rows
 
 RULES = [
@@ -64,14 +65,14 @@ def stepped(table, state, bags=BAGS, lookup=None, inputs=None):
 def test_a_step_is_that_of_the_dense_table_rounded(method, bits, rule):
     table, state = trained_table(bits, rule, stochastic_rounding=False)
     dense = jax_tt.tables.DenseTable(N, D, update=jax_tt.Update(rule))
-    params = {"embedding": jax_tt.tables.to_dense(table, state)}
+    params = {"embedding": to_dense(table, state)}
     lookup = jax_tt.Lookup(method=method)
     new, of_weights = stepped(table, state, lookup=lookup)
     want, want_weights = stepped(dense, params | dense.init_rest(params))
     np.testing.assert_allclose(of_weights, want_weights, rtol=1e-5, atol=1e-6)
     packed = np.array(codec.as_bytes(state["packed"]))
     packed[TOUCHED] = codec.encoded(want["embedding"][TOUCHED], bits)
-    rows, expected = jax_tt.tables.to_dense(table, new), codec.decoded(jnp.asarray(packed), D, bits)
+    rows, expected = to_dense(table, new), codec.decoded(jnp.asarray(packed), D, bits)
     # A number in the middle between two levels may be rounded to either.
     scale = np.asarray(codec.header(jnp.asarray(packed))[0])[:, None]
     assert (np.abs(rows - expected) <= 1.01 * scale).all()
@@ -141,12 +142,12 @@ def test_training_is_exact_in_expectation(bits, rule):
                 return jnp.vdot(rows[0], gradient)
 
             own = jax.grad(loss)(own)
-        return jax_tt.tables.to_dense(one, own)[3]
+        return to_dense(one, own)[3]
 
     found = np.asarray(
         jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(7), draws)), np.float64
     )
-    first = np.asarray(jax_tt.tables.to_dense(one, start)[3], np.float64)
+    first = np.asarray(to_dense(one, start)[3], np.float64)
     rng = np.random.default_rng(2)
     gradients = gradients.astype(np.float64)
     model = simulated(np.tile(first, (draws, 1)), gradients, bits, rate, rng, adam)
@@ -189,12 +190,12 @@ def test_errors_of_rules_with_a_first_moment_do_not_add_up(rule):
     """After 200 steps, rows are about as far from those of a dense table as after one rounding."""
     table, state = trained_table(4, rule)
     dense = jax_tt.tables.DenseTable(N, D, update=jax_tt.Update(rule))
-    params = {"embedding": jax_tt.tables.to_dense(table, state)}
+    params = {"embedding": to_dense(table, state)}
     gradients = 0.2 + jax.random.normal(jax.random.key(1), (200, N, D))
     new = after_steps(table, state, gradients)
     want = after_steps(dense, params | dense.init_rest(params), gradients)["embedding"]
     scale, _ = codec.header(codec.as_bytes(new["packed"]))
-    errors = (jax_tt.tables.to_dense(table, new) - want) / scale[:, None]
+    errors = (to_dense(table, new) - want) / scale[:, None]
     # If the rule does not make up for errors, it is 1.9.
     assert jnp.sqrt(jnp.mean(errors**2)) < 0.75
 
@@ -217,9 +218,7 @@ def test_random_bits_depend_on_key_step_row_and_column_alone(method):
     def after(ids, key=0):
         inputs = jax_tt.extension.StepInputs(key=jax.random.key(key))
         bags = jax_tt.Bags.from_ragged([[i] for i in ids], [[1.0]] * len(ids))
-        return np.asarray(
-            jax_tt.tables.to_dense(table, stepped(table, state, bags, lookup, inputs)[0])
-        )
+        return np.asarray(to_dense(table, stepped(table, state, bags, lookup, inputs)[0]))
 
     one, other = after([3, 7, 20]), after([20, 3])
     np.testing.assert_array_equal(one[[3, 20]], other[[3, 20]])
@@ -243,7 +242,7 @@ def test_all_bytes_survive(method, bits):
     rows = codec.decoded(jnp.asarray(packed), D, bits)
     # Rows that are read are rounded anew, even by a step of size 0.
     scale, _ = codec.header(codec.as_bytes(new["packed"]))
-    assert (jnp.abs(jax_tt.tables.to_dense(table, new) - rows) <= 1.01 * scale[:, None]).all()
+    assert (jnp.abs(to_dense(table, new) - rows) <= 1.01 * scale[:, None]).all()
     frozen, own = jax_tt.extension.freeze(table, state)
     np.testing.assert_array_equal(own["packed"], packed)
     assert frozen == jax_tt.extension.with_update(table, None)
@@ -281,9 +280,7 @@ def test_steps_that_are_refused(method):
     outside = jax_tt.Bags(jnp.asarray(BAGS.ids).at[0].set(N), BAGS.offsets, BAGS.weights)
     new, _ = stepped(table, state, outside, jax_tt.Lookup(method=method, bounds="zero"))
     rest = np.setdiff1d(np.arange(N), TOUCHED)
-    np.testing.assert_array_equal(
-        jax_tt.tables.to_dense(table, new)[rest], jax_tt.tables.to_dense(table, state)[rest]
-    )
+    np.testing.assert_array_equal(to_dense(table, new)[rest], to_dense(table, state)[rest])
 
 
 def test_changed_tables_are_refused():
@@ -297,7 +294,7 @@ def test_changed_tables_are_refused():
 
 def test_gradients_whose_squares_overflow_move_no_row():
     table, state = trained_table(4, optimizers.Adam(0.1), skip_nonfinite=True)
-    before = np.asarray(jax_tt.tables.to_dense(table, state))
+    before = np.asarray(to_dense(table, state))
 
     @jax.jit
     @jax.grad
@@ -308,14 +305,14 @@ def test_gradients_whose_squares_overflow_move_no_row():
     for scale in (1e20, 1.0):
         state = {**state, **step(trained(table, state), scale)}
         assert np.isfinite(state["slot_mu_0"]).all()
-        assert np.isfinite(jax_tt.tables.to_dense(table, state)).all()
-    assert np.abs(jax_tt.tables.to_dense(table, state) - before).max() < 1
+        assert np.isfinite(to_dense(table, state)).all()
+    assert np.abs(to_dense(table, state) - before).max() < 1
 
 
 def test_a_row_that_is_no_longer_finite_is_seen():
     table, state = trained_table(8, optimizers.SGD(1e38))
     new, _ = stepped(table, state)
-    rows = np.asarray(jax_tt.tables.to_dense(table, new))
+    rows = np.asarray(to_dense(table, new))
     assert not np.isfinite(rows[3]).any() and np.isfinite(rows[5]).all()
 
 
@@ -429,7 +426,7 @@ def test_scores_are_no_part_of_a_loss():
     table, _ = trained_table(8, optimizers.Adagrad(0.1))
     layer = jax_tt.TableEmbed(table, jax_tt.Lookup(dtype=jnp.bfloat16), rngs=nnx.Rngs(0))
     query = jnp.ones((2, D))
-    dense = jax_tt.tables.to_dense(table, {"packed": layer.packed[...]})
+    dense = to_dense(table, {"packed": layer.packed[...]})
     want = np.asarray(dense).sum(1)[None].repeat(2, 0)
     np.testing.assert_allclose(layer.attend(query).astype(jnp.float32), want, rtol=2e-2, atol=0.05)
     with pytest.raises(TypeError, match="attend is part of the loss, but the table is quantized"):
@@ -444,9 +441,7 @@ def test_in_an_order_of_ids():
     bags = jax_tt.Bags(N - 1 - jnp.asarray(BAGS.ids), BAGS.offsets, BAGS.weights)
     new, _ = stepped(ordered, own, bags)
     want, _ = stepped(table, state)
-    np.testing.assert_array_equal(
-        jax_tt.tables.to_dense(table, new), jax_tt.tables.to_dense(table, want)
-    )
+    np.testing.assert_array_equal(to_dense(table, new), to_dense(table, want))
 
 
 def test_a_batch_over_devices():
@@ -464,8 +459,5 @@ def test_a_batch_over_devices():
     found, want = step(state, jax.device_put(ids, sharding)), step(state, ids)
     scale, _ = codec.header(codec.as_bytes(want["packed"]))
     # Sums are added in another order, and a number next to a level may be rounded to another one.
-    assert (
-        jnp.abs(jax_tt.tables.to_dense(table, found) - jax_tt.tables.to_dense(table, want))
-        <= 1.01 * scale[:, None]
-    ).all()
+    assert (jnp.abs(to_dense(table, found) - to_dense(table, want)) <= 1.01 * scale[:, None]).all()
     np.testing.assert_allclose(found["slot_sum_0"], want["slot_sum_0"], rtol=1e-5)

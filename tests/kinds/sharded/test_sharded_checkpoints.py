@@ -1,9 +1,5 @@
 """Checkpoints that are written and read in pieces, by other devices, placements and meshes."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +9,7 @@ from jax.sharding import AxisType
 
 import jax_tt
 from jax_tt import Placement
+from tests.processes import run_python
 
 FEATURES = {
     "user": jax_tt.Feature("user"),
@@ -110,15 +107,7 @@ def test_eight_devices_read_what_two_wrote(tmp_path):
         "from tests.kinds.sharded.test_sharded_checkpoints import check_chain; "
         "check_chain((4, 2, 8, 1), pathlib.Path(sys.argv[1])); print('equal')"
     )
-    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout.strip() == "equal", done.stderr
+    assert run_python("-c", program, tmp_path, XLA_FLAGS="").strip() == "equal"
 
 
 @pytest.mark.full

@@ -1,10 +1,7 @@
 """Tables divided over the devices of a mesh equal tables on one device."""
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +15,7 @@ from jax_tt import Placement
 from jax_tt._jax.backend import native_platforms
 from jax_tt.planning import Exchange
 from jax_tt.tables import ShardedTable
+from tests.processes import run_python
 
 RULES = {
     "adam": jax_tt.optimizers.Adam(0.05),
@@ -245,15 +243,7 @@ print("equal")
 
 @pytest.mark.full
 def test_the_example_of_large_embedding():
-    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    done = subprocess.run(
-        [sys.executable, "-c", LARGE_EMBEDDING],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout.strip() == "equal", done.stderr
+    assert run_python("-c", LARGE_EMBEDDING, XLA_FLAGS="").strip() == "equal"
 
 
 def test_pages_of_large_embedding():

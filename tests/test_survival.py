@@ -8,17 +8,17 @@ from tests import survival
 from tests.conftest import running
 
 RUNS: list[Any] = [
-    survival.Run("nnx", fused=True, donate=True, method="native", unused=True),
-    survival.Run("linen", fused=True, donate=True, method="reference", unused=True),
     survival.Run("nnx", fused=True, donate=True, method="native", unused=True, around=True),
-    survival.Run("linen", fused=True, donate=True, method="native", unused=True, around=True),
+    survival.Run("linen", fused=True, donate=True, method="reference", unused=True),
 ]
-# Without fused tables.
-ORDINARY = [
+OTHERS = [
+    survival.Run("nnx", fused=True, donate=True, method="native", unused=True),
+    survival.Run("linen", fused=True, donate=True, method="native", unused=True, around=True),
+    # Without fused tables.
     survival.Run("nnx", fused=False, donate=False, method="native", unused=True),
     survival.Run("linen", fused=False, donate=True, method="native", unused=True),
 ]
-RUNS += [pytest.param(run, marks=pytest.mark.full, id=str(run)) for run in ORDINARY]
+RUNS += [pytest.param(run, marks=pytest.mark.full, id=str(run)) for run in OTHERS]
 
 
 @pytest.mark.parametrize("run", RUNS, ids=str)

@@ -7,6 +7,7 @@ import pytest
 import jax_tt
 from jax_tt.cli import main
 from tests.cli.cli_case import QUIET, folder, ran, refused, table
+from tests.helpers import to_dense
 
 __all__ = ["folder", "table"]  # fixtures
 
@@ -182,7 +183,7 @@ def test_command(table, capsys, kind):
         small, state = jax_tt.compression.residual_table(terms.values())
     else:
         ((small, state),) = jax_tt.files.load("o.safetensors").values()
-    rows = jax_tt.tables.to_dense(small, state)
+    rows = to_dense(small, state)
     best = max(float(line.split()[-1]) for line in lines[1:-2])
     error = np.sum((np.asarray(rows, np.float32) - table) ** 2) / np.sum(table**2)
     assert 1 - error == pytest.approx(best, abs=1e-3)
@@ -220,7 +221,7 @@ def test_info_of_several_tables(table, capsys):
     assert [line.split()[-3:] for line in lines] == [["?"] * 3] * 2
     ran("info", "o.safetensors", "--against", "table.npy", "--name", "t4", QUIET)
     line = capsys.readouterr().out.strip().splitlines()[2]
-    errors = np.linalg.norm(jax_tt.tables.to_dense(small["t4"][0], small["t4"][1]) - table, axis=1)
+    errors = np.linalg.norm(to_dense(small["t4"][0], small["t4"][1]) - table, axis=1)
     relative = errors / np.linalg.norm(table, axis=1)
     assert line.split()[-2:] == [f"{np.quantile(relative, at):.3g}" for at in (0.5, 0.99)]
     message = refused(capsys, "info", "o.safetensors", "--against", "table.npy", QUIET)

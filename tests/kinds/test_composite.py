@@ -1,6 +1,7 @@
 """Tables of tables: sums, rows in several tables, and rows with different numbers of bits."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -13,6 +14,7 @@ import pytest
 
 import jax_tt
 from jax_tt._kinds.quantized import codec
+from tests.helpers import to_dense
 
 N, D = 60, 8
 SIZES = (14, 25, 21)
@@ -23,6 +25,7 @@ ORDER = jax_tt.order.IdOrder(np.random.default_rng(1).permutation(N))
 PARTS = RNG.permutation(np.repeat([0, 1, 2], SIZES))
 
 
+@functools.cache
 def of_bits(update=None):
     """A mixed table of 8, 4 and 4 bits a number, with other parts than those of a fresh state, and its state."""
     own = [
@@ -33,6 +36,7 @@ def of_bits(update=None):
     return table, table.with_parts(jax.jit(table.init)(jax.random.key(0)), PARTS)
 
 
+@functools.cache
 def of_trains(update=None):
     table = jax_tt.tables.SumTable((TRAIN, jax_tt.tables.OrderedTable(TRAIN, ORDER)))
     table = jax_tt.extension.with_update(table, update)
@@ -44,25 +48,32 @@ def make(request):
     return request.param
 
 
+def pooled(table, state, bags, lookup=None):
+    run = jax.jit(
+        lambda state, bags: jax_tt.lookup_bags(table, state, bags, lookup or jax_tt.Lookup())
+    )
+    return run(state, bags)[0]
+
+
 def dense_of(table, state):
-    return np.asarray(jax.jit(jax_tt.tables.to_dense, static_argnums=0)(table, state))
+    return np.asarray(to_dense(table, state))
 
 
 def test_rows_are_where_the_parts_say():
     table, state = of_bits()
     dense = dense_of(table, state)
     for k, (one, own) in enumerate(zip(table.tables, table.separated(state), strict=True)):
-        np.testing.assert_array_equal(dense[k == PARTS], jax_tt.tables.to_dense(one, own))
+        np.testing.assert_array_equal(dense[k == PARTS], to_dense(one, own))
     np.testing.assert_array_equal(table.parts_of(state), PARTS)
     assert table.parts_of(state, jnp.array([[3], [N - 1]])).tolist() == [[PARTS[3]], [PARTS[-1]]]
-    fresh = table.init(jax.random.key(0))
+    fresh = jax.jit(table.init)(jax.random.key(0))
     np.testing.assert_array_equal(table.parts_of(fresh), np.repeat([0, 1, 2], SIZES))
 
 
 def test_a_sum_is_the_sum():
     table, state = of_trains()
     first, second = table.separated(state)
-    want = jax_tt.tables.to_dense(TRAIN, first) + jax_tt.tables.to_dense(TRAIN, second)[ORDER.rows]
+    want = to_dense(TRAIN, first) + to_dense(TRAIN, second)[ORDER.rows]
     np.testing.assert_allclose(dense_of(table, state), want, rtol=1e-6, atol=1e-7)
     again = table.joined(table.separated(state))
     assert again.keys() == state.keys()
@@ -120,7 +131,7 @@ def test_padding(make, bounds, dtype):
     table, state = make()
     ids = np.array([[3, -1], [-1, -1]]).astype(dtype)
     bags, lookup = jax_tt.Bags(ids, padded=True), jax_tt.Lookup(bounds=bounds)
-    found, _ = jax_tt.lookup_bags(table, state, bags, lookup)
+    found = pooled(table, state, bags, lookup)
     np.testing.assert_allclose(found, [dense_of(table, state)[3], np.zeros(D)], 1e-5, 1e-6)
 
 
@@ -129,10 +140,10 @@ def test_padding_and_empty_bags(make):
     table, state = make()
     dense = dense_of(table, state)
     bags = jax_tt.Bags(jnp.array([[3, -1], [-1, -1]]), weights=jnp.full((2, 2), 2.0), padded=True)
-    found, _ = jax_tt.lookup_bags(table, state, bags)
+    found = pooled(table, state, bags)
     np.testing.assert_allclose(found, [2 * dense[3], np.zeros(D)], rtol=1e-5, atol=1e-6)
     for bags in (jnp.zeros((0, 3), jnp.int32), jnp.zeros((3, 0), jnp.int32)):
-        found, _ = jax_tt.lookup_bags(table, state, bags)
+        found = pooled(table, state, bags)
         np.testing.assert_array_equal(found, np.zeros((bags.shape[0], D)))
 
 
@@ -290,7 +301,7 @@ def test_parts_that_do_not_fit():
 
 def errors_of(rows, bits, weights):
     table, state = jax_tt.quantize(rows, bits)
-    return weights * np.square(np.asarray(jax_tt.tables.to_dense(table, state)) - rows).sum(1)
+    return weights * np.square(np.asarray(to_dense(table, state)) - rows).sum(1)
 
 
 def test_the_bytes_are_where_they_matter():
@@ -346,9 +357,7 @@ def test_a_single_number_of_bits():
         assert table.tables == (jax_tt.tables.QuantizedTable(N, D, bits),)
         (own,) = table.separated(state)
         np.testing.assert_array_equal(own["packed"], jax_tt.quantize(ROWS, bits)[1]["packed"])
-        np.testing.assert_array_equal(
-            dense_of(table, state), jax_tt.tables.to_dense(table.tables[0], own)
-        )
+        np.testing.assert_array_equal(dense_of(table, state), to_dense(table.tables[0], own))
 
 
 def test_rows_of_no_importance_get_the_fewest_bits():

@@ -26,7 +26,7 @@ def test_numpy_tables_under_jit(method, as_list):
         cores, [[np.zeros((c.shape[0], c[0].size), np.float32)] for c in CORES], 0.0, 1.0, 1.0
     )
     device = tuple(map(jnp.asarray, CORES))
-    wanted = jax_tt.tt.lookup(device, IDS, method=method)
+    wanted = jax.jit(lambda cores: jax_tt.tt.lookup(cores, IDS, method=method))(device)
     for function in (
         lambda ids: jax_tt.tt.lookup(cores, ids, method=method),
         lambda ids: jax_tt.tt.embed_bag(cores, ids.reshape(2, 1), method=method)[None],
@@ -34,9 +34,8 @@ def test_numpy_tables_under_jit(method, as_list):
         lambda ids: jax_tt.tt.to_dense(cores, 120, method=method)[ids],
     ):
         np.testing.assert_allclose(jax.jit(function)(IDS), wanted, rtol=1e-6)
-    new = jax.grad(lambda t: jax_tt.tt.fused_lookup(t, IDS, RULE, method=method).sum())(
-        jax.tree.map(jnp.asarray, table)
-    )
+    grad = jax.grad(lambda t: jax_tt.tt.fused_lookup(t, IDS, RULE, method=method).sum())
+    new = jax.jit(grad)(jax.tree.map(jnp.asarray, table))
     assert float(new.step) == 1 and float(new.sentinel) == 1
 
 

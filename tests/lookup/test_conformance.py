@@ -125,13 +125,21 @@ def test_lookup_to_dense_attend(name, method):
     n = case.shape.num_embeddings
     table = dense_table(case.cores, n)
     ids = np.array([[0, n - 1, n // 2], [1, 1, 0]], np.int32)
-    rows = jax_tt.tt.lookup(case.cores, ids, num_embeddings=n, method=method)
-    assert_close(rows, table[ids], 1e-5, "lookup")
-    split = case.shape.split_ids(ids)
-    assert_close(jax_tt.tt.lookup(case.cores, split, method=method), table[ids], 1e-5, "split")
-    assert_close(jax_tt.tt.to_dense(case.cores, n, method=method), table, 1e-5, "to_dense")
     query = jnp.asarray(case.g, jnp.float32)
-    scores = jax_tt.tt.attend(case.cores, query, n)
+
+    @jax.jit
+    def read(cores, split):
+        return (
+            jax_tt.tt.lookup(cores, ids, num_embeddings=n, method=method),
+            jax_tt.tt.lookup(cores, split, method=method),
+            jax_tt.tt.to_dense(cores, n, method=method),
+            jax_tt.tt.attend(cores, query, n),
+        )
+
+    rows, of_split, dense, scores = read(case.cores, case.shape.split_ids(ids))
+    assert_close(rows, table[ids], 1e-5, "lookup")
+    assert_close(of_split, table[ids], 1e-5, "split")
+    assert_close(dense, table, 1e-5, "to_dense")
     assert_close(scores, np.asarray(query, np.float64) @ table.T, 1e-5, "attend")
 
 
@@ -158,9 +166,11 @@ def test_bounds(split, method):
         return jax_tt.tt.lookup(case.cores, given, num_embeddings=n, bounds=bounds, method=method)
 
     clipped = table[np.clip(ids, 0, n - 1)]
-    assert_close(rows("clip"), clipped, 1e-5, "clip")
-    assert_close(rows("unchecked")[~outside], clipped[~outside], 1e-5, "unchecked")
-    assert_close(rows("zero"), np.where(outside[..., None], 0, clipped), 1e-5, "zero")
+    ways = ("clip", "unchecked", "zero")
+    got = dict(zip(ways, jax.jit(lambda: tuple(map(rows, ways)))(), strict=True))
+    assert_close(got["clip"], clipped, 1e-5, "clip")
+    assert_close(np.asarray(got["unchecked"])[~outside], clipped[~outside], 1e-5, "unchecked")
+    assert_close(got["zero"], np.where(outside[..., None], 0, clipped), 1e-5, "zero")
     assert int(jax_tt.functional.count_out_of_range(given, shape)) == outside.sum()
     if raises(method):
         with pytest.raises(Exception, match=r"id"):
@@ -219,7 +229,7 @@ def test_zero_sizes(bags, combiner, method):
     weights = getattr(bags, "weights", None)
     if combiner == "max" and weights is not None:
         bags, weights = dataclasses.replace(bags, weights=None), None
-    grad = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    grad = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
     (_, out), (dcores, dweights) = grad(case.cores, weights)
     count = bags.num_bags if isinstance(bags, jax_tt.Bags) else bags.shape[0]
     assert out.shape == (count, 8) and not np.any(out)

@@ -17,11 +17,13 @@ TABLE = jnp.array([[-5, -1], [-2, -3], [-2, -4], [0.0, -9], [-0.0, -8]], jnp.flo
 
 
 def _pooled(table, bags, method, **options):
-    return jax_tt.functional.embed_bag(table, bags, combiner="max", method=method, **options)
+    options |= {"combiner": "max", "method": method}
+    return jax.jit(lambda table: jax_tt.functional.embed_bag(table, bags, **options))(table)
 
 
 def _gradient(bags, method, **options):
-    return jax.grad(lambda table: _pooled(table, bags, method, **options).sum())(TABLE).tolist()
+    grad = jax.grad(lambda table: _pooled(table, bags, method, **options).sum())
+    return jax.jit(grad)(TABLE).tolist()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_nan_and_infinity(method):
     bags = jax_tt.Bags.from_ragged([[3, 1, 0], [0], [1, 1], [3, 2]])
     want = [[np.nan, -3], [-5, -np.inf], [np.nan, -3], [np.inf, -4]]
     np.testing.assert_array_equal(_pooled(table, bags, method), np.array(want, np.float32))
-    gradient = jax.grad(lambda t: _pooled(t, bags, method).sum())(table)
+    gradient = jax.jit(jax.grad(lambda t: _pooled(t, bags, method).sum()))(table)
     np.testing.assert_array_equal(gradient, [[1, 1], [2, 2], [0, 1], [1, 0], [0, 0]])
 
 
@@ -85,14 +87,16 @@ def test_fused_step_is_that_of_a_lookup(method):
 @pytest.mark.parametrize("form", ["ragged", "rectangular"])
 def test_vmap(form, method):
     cases = [make_case(SHAPES["d3"], "float32", False, seed) for seed in range(2)]
-    step = jax.value_and_grad(
-        lambda cores, bags: jnp.sum(
-            jnp.sin(jax_tt.tt.embed_bag(cores, bags, combiner="max", method=method))
-        )
-    )
+
+    @jax.jit
+    @jax.value_and_grad
+    def step(cores, bags):
+        rows = jax_tt.tt.embed_bag(cores, bags, combiner="max", method=method)
+        return jnp.sum(jnp.sin(rows))
+
     pairs = [(case.cores, case.bags(form)) for case in cases]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(list(map(jnp.asarray, leaves))), *pairs)
-    mapped = jax.vmap(step)(*stacked)
+    mapped = jax.jit(jax.vmap(step))(*stacked)
     for i, pair in enumerate(pairs):
         jax.tree.map(
             lambda got, want, i=i: np.testing.assert_allclose(got[i], want, rtol=1e-5, atol=1e-5),
@@ -106,8 +110,13 @@ def test_split_ids_of_a_table_beyond_32_bits(method):
     cores = jax_tt.tt.init(jax.random.key(0), shape)
     ids = shape.split_ids(np.array([[2**39, 5], [10**12, 10**12 - 1], [10**12, -1]]))
     options = {"num_embeddings": 10**12, "bounds": "zero", "method": method}
-    rows = jax_tt.tt.lookup(cores, ids, **options)
-    got = jax_tt.tt.embed_bag(cores, ids, combiner="max", **options)
+
+    @jax.jit
+    def both(cores):
+        pooled = jax_tt.tt.embed_bag(cores, ids, combiner="max", **options)
+        return jax_tt.tt.lookup(cores, ids, **options), pooled
+
+    rows, got = map(np.asarray, both(cores))
     np.testing.assert_array_equal(got, [rows[0].max(0), rows[1, 1], np.zeros(8)])
 
 

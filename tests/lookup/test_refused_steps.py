@@ -37,6 +37,10 @@ def dense_table():
 
 @functools.cache
 def cached_table():
+    return jax.jit(_cached_table)()
+
+
+def _cached_table():
     table = jax_tt.functional.init_fused(CORES, RULE)
     table = cache_parts.init_parts(table, CACHE, num_embeddings=N, optimizer=RULE)
     options = {"num_embeddings": N, "optimizer": RULE, "method": "reference"}

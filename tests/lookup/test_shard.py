@@ -57,7 +57,7 @@ def _parameters(kind):
 @pytest.mark.parametrize("loss", [_plain, _fused, _fused_maximum])
 def test_jit_with_sharded_batch(loss, mesh, batch, method):
     parameters = _parameters(loss)
-    want = jax.value_and_grad(loss)(parameters, batch, method)
+    want = jax.jit(jax.value_and_grad(loss), static_argnums=2)(parameters, batch, method)
     sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
     placed = jax.device_put(parameters, NamedSharding(mesh, P()))
     step = jax.jit(jax.value_and_grad(loss), static_argnums=2)

@@ -1,5 +1,6 @@
 """Coded tables in files."""
 
+import functools
 import json
 
 import jax
@@ -21,6 +22,7 @@ WAYS = {
 }
 
 
+@functools.cache
 def encoded(way):
     return jax_tt.encode(ROWS, **WAYS[way], progress=False)
 

@@ -1,5 +1,6 @@
 """Coded tables in which some ids have more codes than the others."""
 
+import functools
 import re
 
 import jax
@@ -12,6 +13,7 @@ from jax_tt._compress.candidates import candidates
 from jax_tt._compress.source import Source
 from jax_tt._ids import places
 from jax_tt._kinds.coded import codebooks
+from tests.helpers import to_dense
 
 RNG = np.random.default_rng(0)
 N, D = 1200, 8
@@ -25,12 +27,13 @@ OPTIONS = {
 }
 
 
+@functools.cache
 def encoded(way, **options):
     return jax_tt.encode(ROWS, **{**OPTIONS[way], "weights": WEIGHTS, **options}, progress=False)
 
 
 def errors(table, state):
-    return WEIGHTS * np.sum((np.asarray(jax_tt.tables.to_dense(table, state)) - ROWS) ** 2, axis=1)
+    return WEIGHTS * np.sum((np.asarray(to_dense(table, state)) - ROWS) ** 2, axis=1)
 
 
 @pytest.mark.parametrize("n", [1, 32, 512, 513, 2000])

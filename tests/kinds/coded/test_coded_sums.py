@@ -5,6 +5,7 @@ import pytest
 
 import jax_tt
 from jax_tt._kinds.coded import codebooks
+from tests.helpers import to_dense
 
 RNG = np.random.default_rng(0)
 N, D, M, SIZE = 400, 6, 3, 16
@@ -54,9 +55,7 @@ def test_codes_are_nearly_the_nearest():
 
 def encoding_error(rows, *arguments, **options):
     table, state = jax_tt.encode(rows, *arguments, **options, progress=False)
-    return table.nbytes, float(
-        np.sum((np.asarray(jax_tt.tables.to_dense(table, state)) - rows) ** 2)
-    )
+    return table.nbytes, float(np.sum((np.asarray(to_dense(table, state)) - rows) ** 2))
 
 
 @pytest.mark.full

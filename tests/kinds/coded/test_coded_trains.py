@@ -11,6 +11,7 @@ import pytest
 import jax_tt
 from jax_tt import Bags, TTShape
 from jax_tt._ids import places
+from tests.helpers import to_dense
 
 N, D = 50, 8
 WAYS = {
@@ -48,12 +49,8 @@ def written_out(table, state):
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_and_gradients_are_those_of_the_codebooks_written_out(way, method):
     dense, table, state = table_of(way)
-    np.testing.assert_allclose(
-        jax_tt.tables.to_dense(table, state),
-        jax_tt.tables.to_dense(dense, written_out(table, state)),
-        rtol=1e-5,
-        atol=1e-6,
-    )
+    got, want = to_dense(table, state), to_dense(dense, written_out(table, state))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
     def loss(cores, weights, one):
         of_call = {**state, **cores}
@@ -113,10 +110,7 @@ def test_batches_without_ids_and_ids_out_of_range():
 @pytest.mark.full
 def test_fresh_rows_have_the_length_of_those_of_dense_codebooks():
     dense, table, state = table_of("additive")
-    lengths = [
-        float(jnp.std(jax_tt.tables.to_dense(one, one.init(jax.random.key(1)))))
-        for one in (dense, table)
-    ]
+    lengths = [float(jnp.std(to_dense(one, one.init(jax.random.key(1))))) for one in (dense, table)]
     assert 0.5 < lengths[1] / lengths[0] < 2
     _, given, _ = table_of("additive", codebook_init=jax.nn.initializers.ones)
     assert all((core == 1).all() for core in given.init_params(jax.random.key(0)).values())
@@ -127,7 +121,7 @@ ROWS = np.sin(np.outer(np.arange(400), 1 + np.arange(D)) / 40).astype(np.float32
 
 
 def error(table, state):
-    return float(np.sum((np.asarray(jax_tt.tables.to_dense(table, state)) - ROWS) ** 2))
+    return float(np.sum((np.asarray(to_dense(table, state)) - ROWS) ** 2))
 
 
 @pytest.mark.full(but="product")

@@ -1,5 +1,6 @@
 """Hash tables in files: dumps, dumps of changes, and loading into other tables."""
 
+import functools
 import json
 
 import jax
@@ -19,18 +20,19 @@ def trained(table, state, steps, seed=0):
     pool = draw.integers(0, 2**64, 60, dtype=np.uint64)
     pool[:4] = 0, 2**64 - 1, 2**63, 1
     for _ in range(steps):
-        keys = jax_tt.dynamic.split_keys(draw.choice(pool, 12))
-        _, state = jax_tt.dynamic.insert(table, state, keys)
-
-        def loss(own, state=state, keys=keys):
-            rows, _ = jax_tt.lookup(table, {**state, **own}, keys)
-            return jnp.sum((rows - 0.1) ** 2)
-
-        state = {
-            **state,
-            **jax.grad(loss)({name: state[name] for name in table.spec.trained_names}),
-        }
+        state = step(table, state, jax_tt.dynamic.split_keys(draw.choice(pool, 12)))
     return state, pool
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def step(table, state, keys):
+    _, state = jax_tt.dynamic.insert(table, state, keys)
+
+    def loss(own):
+        rows, _ = jax_tt.lookup(table, {**state, **own}, keys)
+        return jnp.sum((rows - 0.1) ** 2)
+
+    return {**state, **jax.grad(loss)({name: state[name] for name in table.spec.trained_names})}
 
 
 def by_key(table, state, names=("embedding",)):

@@ -195,6 +195,7 @@ def test_equals_model(policy, rule, steps):
     run(policy, rule, steps, "auto", policy + rule)
 
 
+@pytest.mark.full(but="adam")
 @pytest.mark.parametrize("rule", RULES)
 def test_equals_model_while_it_grows(rule):
     run(

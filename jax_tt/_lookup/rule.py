@@ -119,38 +119,38 @@ def pooled_sums(
         if use.execution.by_jax:
             sums[k] = use.table.forward(state, batch, use.lookup)[0]
             continue
-        own = {name: state[name] for name in use.table.spec.trained_names}
-        own, weights = reverse_only((own, batch.weights))
+        trained = {name: state[name] for name in use.table.spec.trained_names}
+        trained, weights = reverse_only((trained, batch.weights))
         batch = dataclasses.replace(batch, weights=weights)
-        by_rule[k] = call._replace(state={**state, **own}, batch=batch)
+        by_rule[k] = call._replace(state={**state, **trained}, batch=batch)
     shared = reverse_only(shared)
     if wide is not None and not sums:
         return _sums(list(by_rule.values()), shared, wide)
     if by_rule:
         sums.update(zip(by_rule, _sums(list(by_rule.values()), shared, None), strict=True))
-    found = tuple(
+    in_order = tuple(
         whole(sums[k], call.batch) if call.use.execution.devices else sums[k]
         for k, call in enumerate(calls)
     )
-    return found if wide is None else wide.joined(found)
+    return in_order if wide is None else wide.joined(in_order)
 
 
 def _sums_with_added(calls: Sequence[Call], wide: Wide | None, shared: Shared | None) -> Any:
     added = {k: call.added for k, call in enumerate(calls) if call.added is not None}
     alone = [call._replace(added=None) for call in calls]
-    if all(own.may_wait for own in added.values()):
-        found = pooled_sums(alone, wide, shared)
-        return plus_added(_sums_of_added, found, added, [call.shape for call in calls], wide)
+    if all(lookup.may_wait for lookup in added.values()):
+        sums = pooled_sums(alone, wide, shared)
+        return plus_added(_sums_of_added, sums, added, [call.shape for call in calls], wide)
     # The added ones come last: the places of shared scalars are counted among the calls.
-    found = pooled_sums([*alone, *map(_call_of, added.values())], None, shared)
-    sums = list(found[: len(calls)])
-    for k, more in zip(added, found[len(calls) :], strict=True):
+    sums = list(pooled_sums([*alone, *map(_call_of, added.values())], None, shared))
+    sums, of_added = sums[: len(calls)], sums[len(calls) :]
+    for k, more in zip(added, of_added, strict=True):
         sums[k] = sums[k] + more
     return tuple(sums) if wide is None else wide.joined(sums)
 
 
 def _sums_of_added(added: Sequence[Added]) -> tuple[jax.Array, ...]:
-    return pooled_sums([_call_of(own) for own in added])
+    return pooled_sums([_call_of(lookup) for lookup in added])
 
 
 def _call_of(added: Added) -> Call:
@@ -178,7 +178,7 @@ def _sums(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> An
 def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tuple[Any, Any]:
     tables = [call.use.table for call in calls]
     scalars = [{}] * len(calls) if shared is None else shared.states(tables, used=shared.used)
-    wanted = tuple(_wanted(call, own) for call, own in zip(calls, scalars, strict=True))
+    wanted = tuple(map(_wanted, calls, scalars))
     calls, shared = jax.tree.map(lambda leaf: leaf.value, (calls, shared), is_leaf=_is_primal)
     reading = calls if shared is None else _with_scalars(calls, shared)
     reading, scales = scaled_reads(_asking(reading, wanted))
@@ -204,12 +204,12 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
     if gs is None:
         gs, wide = [None] * len(calls), None
     reading = calls if shared is None else _with_scalars(calls, shared)
-    found = groups.backward(_asking(reading, wanted), residuals, gs, wide)
+    stepped = groups.backward(_asking(reading, wanted), residuals, gs, wide)
     places = shared_places(tuple(call.use.table for call in calls))
-    applied = {places[k]: new[APPLIED] for k, (new, _) in enumerate(found) if APPLIED in new}
+    applied = {places[k]: new[APPLIED] for k, (new, _) in enumerate(stepped) if APPLIED in new}
     after = shared.after(applied) if shared is not None and applied else None
     cotangents = []
-    for k, (call, (new, dweights)) in enumerate(zip(calls, found, strict=True)):
+    for k, (call, (new, dweights)) in enumerate(zip(calls, stepped, strict=True)):
         use, state, batch = call.use, call.state, call.batch
         if use.table.update is None:
             new = {name: grad.astype(state[name].dtype) for name, grad in new.items()}
@@ -229,7 +229,8 @@ def _with_scalars(calls: Sequence[Call], shared: Shared) -> Sequence[Call]:
     """The calls with the shared scalars in the states of their tables."""
     scalars = shared.states([call.use.table for call in calls])
     return [
-        call._replace(state={**call.state, **own}) for call, own in zip(calls, scalars, strict=True)
+        call._replace(state={**call.state, **of_table})
+        for call, of_table in zip(calls, scalars, strict=True)
     ]
 
 

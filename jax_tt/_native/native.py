@@ -53,15 +53,15 @@ class NativeTable(ReferenceTable):
         read = {name: state[name] for name in names if name in state}
         group = TableGroup(self.calls, lookup.method)
         calls = [Call(Use(self, lookup), read, batch, ())]
-        (found,) = backend.run(lookup.method, *group.forward_pass(calls))
-        return found
+        (sums_and_residuals,) = backend.run(lookup.method, *group.forward_pass(calls))
+        return sums_and_residuals
 
     def param_gradients(
         self, params: Params, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
     ) -> tuple[Params, jax.Array | None]:
         call = Call(Use(self, lookup), self.spec.named(params), batch, ())
-        (found,) = TableGroup(self.calls, lookup.method).gradients([call], [residuals], [g])
-        return found
+        (gradients,) = TableGroup(self.calls, lookup.method).gradients([call], [residuals], [g])
+        return gradients
 
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
@@ -71,5 +71,5 @@ class NativeTable(ReferenceTable):
             grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
             return *stepped(self, state, batch, grads, lookup, values), dweights
         call = Call(Use(self, lookup), state, batch, values)
-        (found,) = TableGroup(self.calls, lookup.method).stepped([call], [residuals], [g])
-        return found
+        (after,) = TableGroup(self.calls, lookup.method).stepped([call], [residuals], [g])
+        return after

@@ -49,10 +49,10 @@ class TableGroup:
             # As a residual, it only orders the update after the forward pass; its first axis stands for one block.
             saved = (array[None],)
             return array, [saved if call.use.lookup.wanted.names else () for call in calls]
-        found = _in_parts(
+        results = _in_parts(
             lambda part: backend.run(self.method, *self.forward_pass(part)), [(c,) for c in calls]
         )
-        sums, saved = zip(*found, strict=True)
+        sums, saved = zip(*results, strict=True)
         return sums, saved
 
     def backward(
@@ -61,7 +61,7 @@ class TableGroup:
         calls = [_innermost(call) for call in calls]
         if wide is not None and not self._in_columns(calls):
             gs, wide = _apart(calls, gs, wide), None
-        found: list[Cotangents] = [({}, None)] * len(calls)
+        cotangents: list[Cotangents] = [({}, None)] * len(calls)
         stepped, others = [], []
         for k, (call, g) in enumerate(zip(calls, _each(calls, gs, wide), strict=True)):
             table: Any = call.use.table
@@ -73,19 +73,19 @@ class TableGroup:
             if wide is not None:
                 (g,) = _apart([call], gs, wide.of([k]))
             # The sums of all tables may stand for those of this one: they only order the step after the forward pass.
-            found[k] = of_one_table(call, residuals[k], g)
+            cotangents[k] = of_one_table(call, residuals[k], g)
         parts = [(part, self._new_states) for part in self._parts(calls, stepped)]
         parts += [(part, self._named_gradients) for part in self._parts(calls, others)]
         for members, of_part in parts:
             if wide is not None and members:
-                own = [calls[k] for k in members], [residuals[k] for k in members]
-                results = of_part(*own, gs, wide.of(members))
+                saved = [residuals[k] for k in members]
+                results = of_part([calls[k] for k in members], saved, gs, wide.of(members))
             else:
                 rows = [(calls[k], residuals[k], gs[k]) for k in members]
                 results = _in_parts(of_part, rows)
             for k, of_table in zip(members, results, strict=True):
-                found[k] = of_table
-        return found
+                cotangents[k] = of_table
+        return cotangents
 
     # Passes of tables without wrappers, each in one native call
 
@@ -96,22 +96,18 @@ class TableGroup:
         native ops on CPU, and gives NaN elsewhere.
         """
         axes = [varying_axes(call.state, call.batch) for call in calls]
-        calls = [vary_over(call, own) for call, own in zip(calls, axes, strict=True)]
+        calls = list(map(vary_over, calls, axes))
 
         def native(platform: str, calls: Sequence[Call]) -> Any:
-            found = run([self.calls.forward(platform, call) for call in calls], wide)
-            if wide is not None:
-                return found
-            return [vary_over(own, over) for own, over in zip(found, axes, strict=True)]
+            results = run([self.calls.forward(platform, call) for call in calls], wide)
+            return results if wide is not None else list(map(vary_over, results, axes))
 
         def in_jax(calls: Sequence[Call]) -> Any:
             sums = [_sums(call) for call in calls]
             if wide is not None:
                 return wide.joined(sums)
             types = jax.eval_shape(partial(native, backend.native_platforms()[0]), calls)
-            saved = [
-                vary_over(zeros_like(own), over) for (_, own), over in zip(types, axes, strict=True)
-            ]
+            saved = map(vary_over, [zeros_like(residuals) for _, residuals in types], axes)
             return list(zip(sums, saved, strict=True))
 
         return native, in_jax, calls
@@ -135,12 +131,12 @@ class TableGroup:
         wide: Wide | None = None,
     ) -> list[Any]:
         def native(platform: str, calls: Sequence[Call], residuals: Any, gs: Any) -> list[Any]:
-            own, shared = (gs, {}) if wide is None else ([None] * len(calls), {"g": gs})
+            of_each, shared = (gs, {}) if wide is None else ([None] * len(calls), {"g": gs})
             if wide is not None and one.native is self.calls.update:
                 shared = {"out": residuals[0][0], **shared}
             parts = [
                 one.native(platform, *operands)
-                for operands in zip(calls, residuals, own, strict=True)
+                for operands in zip(calls, residuals, of_each, strict=True)
             ]
             return varying(calls, run(parts, wide, shared), _each(calls, gs, wide))
 
@@ -149,8 +145,8 @@ class TableGroup:
             gs = _apart(calls, gs, wide)
             return varying(calls, map(one.in_jax, calls, gs), gs)
 
-        def varying(*found: Any) -> list[Any]:
-            return [one.varying(*own) for own in zip(*found, strict=True)]
+        def varying(*columns: Any) -> list[Any]:
+            return [one.varying(*row) for row in zip(*columns, strict=True)]
 
         return backend.run(self.method, native, in_jax, calls, residuals, gs)
 
@@ -184,9 +180,9 @@ class TableGroup:
             for call, step in zip(calls, steps, strict=True)
         ]
         gs = [step.g for step in steps] if wide is None else steps[0].g
-        found = self.stepped(given, residuals, gs, wide)
+        after = self.stepped(given, residuals, gs, wide)
         results = []
-        for table, call, step, stepped in zip(tables, calls, steps, found, strict=True):
+        for table, call, step, stepped in zip(tables, calls, steps, after, strict=True):
             new, _, dweights = table.after_step(call.state, step, *stepped)
             results.append((new, dweights))
         return results
@@ -212,14 +208,14 @@ class TableGroup:
         parts: list[list[int]] = []
         size = ids = 0
         for k in members:
-            own = math.prod(calls[k].batch.ids.shape[:2])
-            own = own if isinstance(own, int) else 0
-            if not parts or size >= most or ids + own > _MOST_IDS:
+            count = math.prod(calls[k].batch.ids.shape[:2])
+            count = count if isinstance(count, int) else 0
+            if not parts or size >= most or ids + count > _MOST_IDS:
                 parts.append([])
                 size = ids = 0
             parts[-1].append(k)
             size += arrays[k]
-            ids += own
+            ids += count
         return parts
 
 
@@ -242,11 +238,11 @@ def _in_parts(of_part: Callable[..., list[Any]], rows: Sequence[tuple[Any, ...]]
     for k, (call, *_) in enumerate(rows):
         blocks = num_blocks(call.batch.num_segments)
         parts.setdefault(blocks if is_partitioned(blocks) else 1, []).append(k)
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     for members in parts.values():
         columns = zip(*(rows[k] for k in members), strict=True)
-        found.update(zip(members, of_part(*columns), strict=True))
-    return [found[k] for k in range(len(rows))]
+        results.update(zip(members, of_part(*columns), strict=True))
+    return [results[k] for k in range(len(rows))]
 
 
 def _each(calls: Sequence[Call], gs: Gradients, wide: Wide | None) -> Sequence[Any]:
@@ -285,8 +281,8 @@ def _gradients(call: Call, g: Any) -> Any:
     return reference.backward(table, table.spec.params(call.state), call.batch, g, call.use.lookup)
 
 
-def _varying_gradients(call: Call, found: Any, g: Any) -> Any:
-    return vary_over(found, varying_axes(call.state, call.batch, g))
+def _varying_gradients(call: Call, gradients: Any, g: Any) -> Any:
+    return vary_over(gradients, varying_axes(call.state, call.batch, g))
 
 
 def _stepped(call: Call, g: Any) -> Any:
@@ -294,8 +290,8 @@ def _stepped(call: Call, g: Any) -> Any:
     return reference.update(table, call.state, call.batch, g, call.use.lookup, call.values)
 
 
-def _varying_step(call: Call, found: Any, g: Any) -> Any:
-    *new, dweights = found
+def _varying_step(call: Call, after: Any, g: Any) -> Any:
+    *new, dweights = after
     table = call.use.table
     arrays = table.spec.params(call.state), table.spec.stepped_slots(call.state)
     new = vary_over(new, varying_axes(arrays))

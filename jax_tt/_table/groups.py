@@ -101,10 +101,9 @@ def groups_of(uses: tuple[Use, ...]) -> Groups:
     members: dict[Group | None, list[int]] = {}
     for k, use in enumerate(uses):
         members.setdefault(use.execution.group, []).append(k)
-    alone = [k for group, own in members.items() if group is None or len(own) == 1 for k in own]
-    several = [
-        (group, tuple(own)) for group, own in members.items() if group is not None and len(own) > 1
-    ]
+    alone = members.pop(None, [])
+    alone += [tables[0] for tables in members.values() if len(tables) == 1]
+    several = ((group, tuple(tables)) for group, tables in members.items() if len(tables) > 1)
     return *((None, (k,)) for k in sorted(alone)), *several
 
 
@@ -123,34 +122,32 @@ def forward(calls: Sequence[Call], wide: Wide | None) -> tuple[Any, list[Any]]:
             use, state, batch, *_ = calls[k]
             sums[k], residuals = use.table.forward(state, batch, use.lookup)
         else:
-            found, residuals = group.forward([calls[k] for k in members], None)
-            sums.update(zip(members, found, strict=True))
+            of_members, residuals = group.forward([calls[k] for k in members], None)
+            sums.update(zip(members, of_members, strict=True))
         saved.append(residuals)
-    found = tuple(sums[k] for k in range(len(calls)))
-    return (found if wide is None else wide.joined(found)), saved
+    in_order = tuple(sums[k] for k in range(len(calls)))
+    return (in_order if wide is None else wide.joined(in_order)), saved
 
 
 def backward(
     calls: Sequence[Call], saved: Sequence[Any], gs: Gradients, wide: Wide | None
 ) -> list[Cotangents]:
     """The wanted cotangents of every table; none of those whose ``g`` is None."""
-    found: dict[int, Cotangents] = {}
+    cotangents: dict[int, Cotangents] = {}
     groups = groups_of(tuple(call.use for call in calls))
     if wide is not None and (of_all := _group_of_all(groups)):
         group, members = of_all
-        own = group.backward([calls[k] for k in members], saved[0], gs, wide.of(members))
-        found.update(zip(members, own, strict=True))
-        return [found[k] for k in range(len(calls))]
+        return list(group.backward([calls[k] for k in members], saved[0], gs, wide.of(members)))
     if wide is not None:
         gs = wide.separated(gs, [call.shape for call in calls])
     for (group, members), residuals in zip(groups, saved, strict=True):
-        own, of_own = [calls[k] for k in members], [gs[k] for k in members]
         if group is None:
-            cotangents = [of_one_table(own[0], residuals, of_own[0])]
+            (k,) = members
+            cotangents[k] = of_one_table(calls[k], residuals, gs[k])
         else:
-            cotangents = group.backward(own, residuals, of_own, None)
-        found.update(zip(members, cotangents, strict=True))
-    return [found[k] for k in range(len(calls))]
+            of_group = [calls[k] for k in members], residuals, [gs[k] for k in members]
+            cotangents.update(zip(members, group.backward(*of_group, None), strict=True))
+    return [cotangents[k] for k in range(len(calls))]
 
 
 def _group_of_all(groups: Groups) -> tuple[Group, tuple[int, ...]] | None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_positive
-from jax_tt._base.keywords import checks_keywords
+from jax_tt._base.keywords import Function, checks_keywords
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._kinds.coded.layout import CodeLayout
@@ -116,7 +116,7 @@ def quantized_table(
     )
 
 
-def _check_order(factory: Callable[..., Any]) -> Any:
+def _check_order(factory: Function) -> Function:
     """Refuses sizes that are given by position and are probably in the wrong order."""
 
     @functools.wraps(factory)
@@ -131,7 +131,7 @@ def _check_order(factory: Callable[..., Any]) -> Any:
                 )
         return factory(*sizes, **options)
 
-    return checked
+    return checked  # pyright: ignore[reportReturnType]
 
 
 @checks_keywords

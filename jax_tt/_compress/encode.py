@@ -127,7 +127,7 @@ def encode(
     state[CODES] = jnp.asarray(codes)
     if hot:
         state[HOT_CODES] = jnp.asarray(of_hot)
-        state[HOT_PLACES] = places.of_members(jnp.asarray(are_hot))
+        state[HOT_PLACES] = places.mark_members(jnp.asarray(are_hot))
     return table, table.init_rest(state) | state
 
 

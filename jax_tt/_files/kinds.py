@@ -194,7 +194,7 @@ def _coded(stored: StoredArrays, prefix: str, notes: Any) -> Pair:
     check_state(table, state)
     if table.hot:
         hot, _ = table.hot_ids(state, jnp.arange(table.num_embeddings))
-        if hot.sum() != table.hot or (places.of_members(hot) != state[HOT_PLACES]).any():
+        if hot.sum() != table.hot or (places.mark_members(hot) != state[HOT_PLACES]).any():
             raise ValueError(f"its {HOT_PLACES} do not tell the places of {table.hot} ids.")
     return table, state
 

@@ -137,7 +137,7 @@ def largest(batch: Batch, values: jax.Array) -> jax.Array:
     return bags.at[segments, bag_index(batch)].max(values, mode="drop")
 
 
-def of_positions(batch: Batch, values: jax.Array) -> jax.Array:
+def spread_to_positions(batch: Batch, values: jax.Array) -> jax.Array:
     """``values[S, nb, D]`` of the bag of every position, broadcastable to ``[S, cap, D]``.
 
     Positions outside every bag get the values of an arbitrary bag.

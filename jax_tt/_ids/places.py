@@ -18,7 +18,7 @@ def shape_of(n: int) -> tuple[int, int]:
     return -(-n // _BLOCK), 1 + _WORDS
 
 
-def of_members(member: jax.Array) -> jax.Array:
+def mark_members(member: jax.Array) -> jax.Array:
     """The array uint32 `shape_of` for ids of which some are members, bool ``[n]``."""
     blocks, _ = shape_of(len(member))
     bits = jnp.pad(member, (0, blocks * _BLOCK - len(member))).astype(jnp.uint32)
@@ -29,7 +29,7 @@ def of_members(member: jax.Array) -> jax.Array:
     return jnp.concatenate([(jnp.cumsum(counts) - counts)[:, None], words], axis=1)
 
 
-def found(places: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+def find_members(places: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Whether ids ``[...]``, which must be in range, are members, and the number of members before each, int32."""
     wide = ids.astype(jnp.int32)[..., None]
     line = places.at[wide[..., 0] // _BLOCK].get(

@@ -81,7 +81,7 @@ def _joined(low: jax.Array, high: jax.Array, shift: jax.Array, bits: int) -> jax
     return (row & jnp.uint32(2**bits - 1)).astype(jnp.int32)
 
 
-def of_layer(array: jax.Array, num_embeddings: int) -> StoredRows:
+def rows_of_layer(array: jax.Array, num_embeddings: int) -> StoredRows:
     """`StoredRows` of the array of a layer; raises for the order of a table of another size."""
     if array.shape not in ((num_embeddings,), _packed_shape(num_embeddings)):
         raise ValueError(

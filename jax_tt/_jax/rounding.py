@@ -60,6 +60,6 @@ def round_to(values: jax.Array, dtype: Any, key: jax.Array | None) -> jax.Array:
     return jnp.where(move & jnp.isfinite(gap), other, nearest)
 
 
-def of_array(key: jax.Array | None, number: int) -> jax.Array | None:
+def fold_key(key: jax.Array | None, number: int) -> jax.Array | None:
     """The key of one of several arrays that a step changes; None without stochastic rounding."""
     return None if key is None else jax.random.fold_in(key, number)

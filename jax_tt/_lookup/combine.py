@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jax_tt._ids.batch import Batch, largest, of_positions, pool, present
+from jax_tt._ids.batch import Batch, largest, pool, present, spread_to_positions
 from jax_tt._ids.explicit import like_segments, over_explicit_axes, reshape_rows
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._ids.inputs import one_bag_per_position
@@ -75,10 +75,10 @@ def _maximum(counted: jax.Array, batch: Batch, rows: jax.Array) -> jax.Array:
     counted = counted[..., None]
     keys = _sortable(jax.lax.stop_gradient(rows))
     keys = jnp.where(counted, keys, jnp.iinfo(keys.dtype).min)
-    highest = counted & (keys == of_positions(batch, largest(batch, keys)))
+    highest = counted & (keys == spread_to_positions(batch, largest(batch, keys)))
     to_end = (batch.capacity - jnp.arange(batch.capacity, dtype=jnp.int32))[None, :, None]
     to_end = jnp.where(highest, to_end, 0)
-    first = highest & (to_end == of_positions(batch, largest(batch, to_end)))
+    first = highest & (to_end == spread_to_positions(batch, largest(batch, to_end)))
     return pool(batch, jnp.where(first, rows, 0))
 
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tt._base.dtypes import accumulator
-from jax_tt._ids.batch import Batch, of_positions, present
+from jax_tt._ids.batch import Batch, present, spread_to_positions
 from jax_tt._ids.id_space import digits_in_range
-from jax_tt._jax.rounding import of_array, round_to
+from jax_tt._jax.rounding import fold_key, round_to
 from jax_tt._jax.row_sums import sums_by_row
 from jax_tt._jax.vma import all_shards, own_shard
 from jax_tt._table import reference
@@ -103,7 +103,7 @@ def update(
             _written(
                 slot,
                 changed,
-                _rounded(now, distinct.rows, slot.dtype, of_array(key, 2**32 - 1 - j)),
+                _rounded(now, distinct.rows, slot.dtype, fold_key(key, 2**32 - 1 - j)),
             )
             for j, (slot, now) in enumerate(zip(slots, stepped, strict=True))
         )
@@ -124,7 +124,7 @@ def _positions(
     if rows.dtype.itemsize < 4:
         rows = rows.astype(jnp.int32)
     shape = (*rows.shape, table.features)
-    of_bag = of_positions(batch, g) if batch.num_bags else jnp.zeros(shape, g.dtype)
+    of_bag = spread_to_positions(batch, g) if batch.num_bags else jnp.zeros(shape, g.dtype)
     return jnp.where(here, rows, no_row(rows)), jnp.broadcast_to(of_bag, shape)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jax_tt._ids.batch import Batch, of_positions, present
+from jax_tt._ids.batch import Batch, present, spread_to_positions
 from jax_tt._ids.inputs import one_bag_per_position
 from jax_tt._table.added import Added
 from jax_tt._table.options import Lookup, Wanted
@@ -177,7 +177,7 @@ def weights_gradient(
     lookup = dataclasses.replace(lookup, wanted=Wanted())
     rows, _ = table.forward(state, one_bag_per_position(batch), lookup)
     rows = rows.reshape(batch.num_segments, batch.capacity, rows.shape[-1])
-    of_bag = of_positions(batch, g) if batch.num_bags else jnp.zeros_like(rows)
+    of_bag = spread_to_positions(batch, g) if batch.num_bags else jnp.zeros_like(rows)
     return jnp.where(present(batch), jnp.sum(rows * of_bag, axis=-1), 0)
 
 

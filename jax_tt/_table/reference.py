@@ -20,7 +20,7 @@ from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch, pool, present
 from jax_tt._ids.id_space import digits_in_range, outside
 from jax_tt._jax.reverse_only import once
-from jax_tt._jax.rounding import of_array, round_to
+from jax_tt._jax.rounding import fold_key, round_to
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table.between_steps import changed_between_steps
 from jax_tt._table.options import IGNORED, Lookup
@@ -131,7 +131,7 @@ def stepped(
         own_key = jax.random.fold_in(key, k) if stochastic else None
         new = round_to(new, param.dtype, own_key)
         stepped = [
-            round_to(now, was.dtype, of_array(own_key, 1 + j))
+            round_to(now, was.dtype, fold_key(own_key, 1 + j))
             for j, (now, was) in enumerate(zip(stepped, slot, strict=True))
         ]
         keep = rows_touched & applied & (values["allowed"] != 0)

@@ -22,7 +22,7 @@ def codes_at(layout: CodeLayout, constants: State, ids: jax.Array) -> jax.Array:
     codes = codec.unpacked(_rows_at(constants[CODES], ids), layout.num_codes, layout.bits)
     if not layout.hot:
         return codes
-    hot, place = places.found(constants[HOT_PLACES], ids)
+    hot, place = places.find_members(constants[HOT_PLACES], ids)
     packed = _rows_at(constants[HOT_CODES], jnp.where(hot, place, 0))
     more = codec.unpacked(packed, layout.column_parts * layout.hot_terms, layout.bits)
     more = jnp.where(hot[..., None], more, -1)
@@ -59,7 +59,7 @@ def constants_of(layout: CodeLayout, codes: Any) -> dict[str, Any]:
         hot = more[:, 0] >= 0
         (rows,) = jnp.nonzero(hot, size=layout.hot)
         constants[HOT_CODES] = codec.packed(more[rows], layout.bits)
-        constants[HOT_PLACES] = places.of_members(hot)
+        constants[HOT_PLACES] = places.mark_members(hot)
     return constants
 
 

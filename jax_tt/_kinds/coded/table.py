@@ -151,7 +151,7 @@ class CodedTable(CodeLayout, ReferenceTable):
             for k, (name, shape) in enumerate(self.code_shapes.items())
         }
         if self.hot:
-            rest[HOT_PLACES] = places.of_members(jnp.arange(self.num_embeddings) < self.hot)
+            rest[HOT_PLACES] = places.mark_members(jnp.arange(self.num_embeddings) < self.hot)
         return rest | (
             {ROTATION: jnp.eye(self.features, dtype=jnp.float32)} if self.rotated else {}
         )
@@ -169,7 +169,7 @@ class CodedTable(CodeLayout, ReferenceTable):
 
     def hot_ids(self, state: State, ids: Any) -> tuple[jax.Array, jax.Array]:
         """Whether ids ``[...]``, which must be in range, are hot, and the rows of ``hot_codes`` of those that are."""
-        return places.found(state[HOT_PLACES], jnp.asarray(ids))
+        return places.find_members(state[HOT_PLACES], jnp.asarray(ids))
 
     def with_codes(self, state: State, codes: Any) -> dict[str, Any]:
         """The state with other codes, integers ``[N, m]`` as `codes` returns them, which also tell the hot ids.

@@ -138,7 +138,7 @@ class MixedTable(Composite):
     def _places(self, parts: jax.Array) -> dict[str, jax.Array]:
         arrays, left = {}, parts
         for k, name in enumerate(self._places_shapes):
-            arrays[name] = places.of_members(left == k)
+            arrays[name] = places.mark_members(left == k)
             size = len(left) - self.tables[k].num_embeddings
             left = left[jnp.nonzero(left != k, size=size)[0]]
         return arrays
@@ -158,7 +158,7 @@ class MixedTable(Composite):
             waiting = part == len(self.tables) - 1
             # Ids whose table is known may be beyond those that are left.
             asked = jnp.where(waiting, left, 0)
-            member, before = places.found(state[name], asked)
+            member, before = places.find_members(state[name], asked)
             member &= waiting
             part, row = jnp.where(member, k, part), jnp.where(member, before, row)
             left = jnp.where(waiting & ~member, left - before, left)

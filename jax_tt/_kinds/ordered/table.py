@@ -13,7 +13,7 @@ from jax_tt._ids.apply_order import columns_by_id, mapped_ids
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.id_space import IdSpace
-from jax_tt._ids.stored_order import StoredRows, of_layer, on_device
+from jax_tt._ids.stored_order import StoredRows, on_device, rows_of_layer
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.types import State
@@ -84,7 +84,7 @@ class OrderedTable(Wrapper):
         return self.table.prepare(state, dataclasses.replace(batch, ids=ids), lookup)
 
     def _rows(self, state: State) -> StoredRows:
-        return of_layer(state[ID_ORDER], self.num_embeddings)
+        return rows_of_layer(state[ID_ORDER], self.num_embeddings)
 
 
 @to_dense.register(OrderedTable)

@@ -39,7 +39,7 @@ def table_of(shape, **options):
     state = jax.jit(table.init)(jax.random.key(3))
     if table.hot:
         hot = np.random.default_rng(1).permutation(N) < table.hot
-        state["hot_places"] = places.of_members(jnp.asarray(hot))
+        state["hot_places"] = places.mark_members(jnp.asarray(hot))
     return table, state
 
 

@@ -39,9 +39,9 @@ def errors(table, state):
 @pytest.mark.parametrize("n", [1, 32, 512, 513, 2000])
 def test_places(n):
     member = np.random.default_rng(n).random(n) < 0.3
-    array = places.of_members(jnp.asarray(member))
+    array = places.mark_members(jnp.asarray(member))
     assert (array.shape, array.dtype) == (places.shape_of(n), jnp.uint32)
-    found, before = places.found(array, jnp.arange(n))
+    found, before = places.find_members(array, jnp.arange(n))
     np.testing.assert_array_equal(found, member)
     np.testing.assert_array_equal(before, np.cumsum(member) - member)
 

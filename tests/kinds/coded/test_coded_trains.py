@@ -32,7 +32,7 @@ def table_of(way, **options):
     table = jax_tt.coded_table(N, D, **WAYS[way], codebook_shape=shape, **options)
     state = jax.jit(table.init)(jax.random.key(3))
     if table.hot:
-        state["hot_places"] = places.of_members(jnp.arange(N) % 5 < 2)
+        state["hot_places"] = places.mark_members(jnp.arange(N) % 5 < 2)
     if table.rotated:
         matrix, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(D, D)))
         state["rotation"] = jnp.asarray(matrix, jnp.float32)

@@ -282,7 +282,10 @@ class CodedTable(CodeLayout, ReferenceTable):
             sums, residuals = books.forward(self._of_books(arrays), entries, _quiet(lookup))
             return vary_over((whole(self, sums), residuals), axes)
 
-        if self._runs_natively(lookup):
+        # The op on codes, on the CPU, reads codebook rows and adds in float32.
+        on_cpu = "cpu" in backend.native_platforms() and lookup.method != "cuda_emulated"
+        dense = isinstance(self.codebooks, RowTable)
+        if dense and on_cpu and jnp.dtype(self.param_dtype) != jnp.float64:
             sums, residuals = by_platform({"cpu": native}, of_entries, arrays, batch)
         else:
             sums, residuals = of_entries(arrays, batch)
@@ -307,12 +310,6 @@ class CodedTable(CodeLayout, ReferenceTable):
             self._of_books(state), entries, residuals, g, _quiet(lookup), values
         )
         return params, slots, applied, of_positions(self, batch, dweights)
-
-    def _runs_natively(self, lookup: Lookup) -> bool:
-        """Whether programs for the CPU have the op on codes; it reads codebook rows and adds in float32."""
-        of_cpu = "cpu" in backend.native_platforms() and lookup.method != "cuda_emulated"
-        dense = isinstance(self.codebooks, RowTable)
-        return dense and of_cpu and jnp.dtype(self.param_dtype) != jnp.float64
 
     def _code_operands(self, state: State) -> dict[str, jax.Array]:
         """What the native op takes before the codebooks."""

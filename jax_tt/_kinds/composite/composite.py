@@ -182,7 +182,9 @@ class Composite(Table):
         return Execution(lookup.method)
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
-        batches = self._prepared(state, batch, lookup)
+        given = self.batches(state, batch, lookup)
+        triples = zip(self.members, self.separated(state), given, strict=True)
+        batches = [table.prepare(part, one, lookup)[1] for table, part, one in triples]
         sums, saved = groups.forward(self._calls(state, batches, lookup), None)
         accum = accumulator(self.spec.storage(state))
         return functools.reduce(lax.add, (x.astype(accum) for x in sums)), (batches, saved)
@@ -217,11 +219,6 @@ class Composite(Table):
     @abc.abstractmethod
     def batches(self, state: State, batch: Batch, lookup: Lookup) -> list[Batch]:
         """The batch for each table, before it prepares it."""
-
-    def _prepared(self, state: State, batch: Batch, lookup: Lookup) -> list[Batch]:
-        given = self.batches(state, batch, lookup)
-        triples = zip(self.members, self.separated(state), given, strict=True)
-        return [table.prepare(part, one, lookup)[1] for table, part, one in triples]
 
     def _calls(
         self, state: State, batches: Sequence[Batch], lookup: Lookup, values: Sequence[Any] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -252,7 +252,14 @@ def _answers_of_round(
     if missing is not None:
         most = jnp.max(next(parts))
         fits = (lax.pmax(most, sharding.others) if sharding.others else most) <= 0
-    asked = [_received(call, ask, parts, fits) for call, ask in zip(calls, asks, strict=True)]
+    # Nothing is asked for unless messages hold everything that all devices ask for.
+    allowed: Any = np.True_ if fits is None else fits
+    asked: list[tuple[Asked | Batch, AskedKeys | None]] = [
+        (received_bags(call, parts, allowed), None)
+        if isinstance(ask, Spread)
+        else received_rows(call, parts, allowed, checked=True)
+        for call, ask in zip(calls, asks, strict=True)
+    ]
     reads = [asked_call(call, what) for call, (what, _) in zip(calls, asked, strict=True)]
     sums, read = groups.forward(reads, None)
     answers = []
@@ -271,16 +278,6 @@ def _answers_of_round(
         for call, ask, part in zip(calls, asks, received, strict=True)
     ]
     return Answers(values, [what for what, _ in asked], read, fits)
-
-
-def _received(
-    call: Call, ask: Ask, parts: Iterator[jax.Array], fits: jax.Array | None
-) -> tuple[Asked | Batch, AskedKeys | None]:
-    """What this device is asked for: nothing unless messages hold everything that all devices ask for."""
-    allowed: Any = np.True_ if fits is None else fits
-    if isinstance(ask, Spread):
-        return received_bags(call, parts, allowed), None
-    return received_rows(call, parts, allowed, checked=True)
 
 
 def _sent_rows(call: Call, sums: jax.Array, devices: int) -> jax.Array:

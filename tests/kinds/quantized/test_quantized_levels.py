@@ -16,7 +16,7 @@ from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.levels import separated
 from tests.conftest import WAYS, method_fixture
 from tests.helpers import to_dense
-from tests.kinds.quantized.test_quantized_tables import check_bags, random_rows
+from tests.kinds.quantized.test_quantized_tables import WIDTHS, check_bags, random_rows
 
 # Given levels are scaled to the range of the numbers.
 LEVELS = {
@@ -73,6 +73,16 @@ def test_numbers_are_those_of_the_nearest_levels(bits):
 @pytest.mark.parametrize("bits", BITS)
 def test_rows_are_exact(method, bits):
     """Products of levels and scales are exact in float32."""
+    for features in WIDTHS if method == "native" else (13, 64):
+        table, state = table_of(bits, 40, features)
+        ids = jnp.arange(40)[::-1].reshape(8, 5)
+        got, _ = jax_tt.lookup(table, state, ids, method=method)
+        np.testing.assert_array_equal(got, to_dense(table, state)[ids])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("bits", BITS)
+def test_bags_equal_those_of_the_dense_table(method, bits):
     check_bags(table_of, method, bits)
 
 

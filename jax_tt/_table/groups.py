@@ -18,7 +18,7 @@ from jax_tt._ids.batch import Batch, present, spread_to_positions
 from jax_tt._ids.inputs import one_bag_per_position
 from jax_tt._table.added import Added
 from jax_tt._table.options import Lookup, Wanted
-from jax_tt._table.table import Execution, Table
+from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.wide import Wide
 from jax_tt._table.wrapper import Wrapper
@@ -28,20 +28,20 @@ from jax_tt._table.wrapper import Wrapper
 Cotangents = tuple[dict[str, Any], jax.Array | None]
 
 
-_WITHIN = Execution()
-
-
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A table, the settled options of its lookup with the cotangents that the loss needs, and how the call runs.
+    """A table and how a call of it runs.
 
-    Tables within an operation are not asked for the latter.
+    Attributes:
+        table: the table.
+        lookup: its options, with the method that was chosen and the cotangents that the loss needs.
+        execution: what `Table.execution` returned; None within an operation, which is not chosen again.
     """
 
     table: Table
     lookup: Lookup
-    execution: Execution = _WITHIN
+    execution: Any = None
 
     def wanting(self, wanted: Wanted) -> Use:
         """The same with the cotangents that the loss needs."""

@@ -2,9 +2,9 @@
 
 A kind in plain JAX derives from `ReferenceTable` and gives the arrays of its states, their initial values, and the rows
 of ids; a kind that holds a table derives from `Wrapper`. Both register what `grow`, `reorder`, `freeze` and the other
-dispatched functions do for them; with `rows_to_shard`, `check_sharding` and `shard_of`, a `ShardedTable` takes them. A
-kind with native operations overrides `Table.execution`, which returns an `Execution`. `get_include` is for optimizers
-in C++.
+dispatched functions do for them; `register_wrapper` registers what most wrappers do. With `rows_to_shard`,
+`check_sharding` and `shard_of`, a `ShardedTable` takes them. A kind with native operations overrides `Table.execution`,
+which returns an `Execution`. `get_include` is for optimizers in C++.
 
 >>> import dataclasses, functools, jax, jax.numpy as jnp, jax_tt
 >>> @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,7 @@ from jax_tt._table.checkpoint import of_rows as of_rows
 from jax_tt._table.checkpoint import pieces as pieces
 from jax_tt._table.checkpoint import unsharded as unsharded
 from jax_tt._table.copies import freeze as freeze
+from jax_tt._table.copies import register_wrapper as register_wrapper
 from jax_tt._table.copies import with_name as with_name
 from jax_tt._table.copies import with_update as with_update
 from jax_tt._table.copies import without_values as without_values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,32 @@ from jax_tt._tt.shape import TTShape
 from jax_tt.optimizers import Optimizer
 
 _UPDATE_OPTIONS = {*inspect.signature(fused_update).parameters} - {"optimizer"}
+
+
+class _Options(TypedDict, total=False):
+    """Types of the options that all operations with a fused update take; defaults are in the signatures."""
+
+    bounds: str
+    dtype: Any
+    method: str
+    axis_name: Any
+    grad_scale: Any
+    skip_nonfinite: bool
+    stochastic_rounding: bool
+    max_gradient: float | None
+    key: jax.Array | None
+
+
+class _BagOptions(_Options, total=False):
+    combiner: str
+
+
+class _TTOptions(_Options, total=False):
+    precision: jax.lax.PrecisionLike
+
+
+class _TTBagOptions(_BagOptions, _TTOptions, total=False):
+    pass
 
 
 def count_out_of_range(ids_or_bags: Any, num_embeddings: int | TTShape) -> jax.Array:
@@ -109,7 +135,7 @@ def fused_tt_embed_bag(
     *,
     num_embeddings: int | None = None,
     name: str | None = None,
-    **options: Any,
+    **options: Unpack[_TTBagOptions],
 ) -> jax.Array:
     """`tt.embed_bag` with its optimizer step fused into the backward pass.
 
@@ -162,7 +188,7 @@ def fused_tt_lookup(
     *,
     num_embeddings: int | None = None,
     name: str | None = None,
-    **options: Any,
+    **options: Unpack[_TTOptions],
 ) -> jax.Array:
     """`tt.lookup` with its optimizer step fused into the backward pass.
 
@@ -190,7 +216,12 @@ def fused_tt_lookup(
 
 @takes_keywords(embed_bag, fused_update)
 def fused_embed_bag(
-    table: Fused, bags: Bags | Any, optimizer: Optimizer, *, name: str | None = None, **options: Any
+    table: Fused,
+    bags: Bags | Any,
+    optimizer: Optimizer,
+    *,
+    name: str | None = None,
+    **options: Unpack[_BagOptions],
 ) -> jax.Array:
     """`embed_bag` with its optimizer step fused into the backward pass: only touched rows are read and written.
 

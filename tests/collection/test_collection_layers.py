@@ -1,6 +1,7 @@
 """`EmbedCollection` for NNX and linen: fused and optax tables learn together; single layers read its checkpoints."""
 
 import functools
+import typing
 from typing import Any
 
 import flax.linen as nn
@@ -351,3 +352,9 @@ def test_linen_and_nnx_agree(trained):
     }
     rows = jax.jit(jax_tt.linen.EmbedCollection(TABLES, FEATURES).apply)(variables, BATCH)
     jax.tree.map(np.testing.assert_array_equal, rows, dict(look_up(embed, BATCH)))
+
+
+@pytest.mark.parametrize("layer", [jax_tt.EmbedCollection, jax_tt.linen.EmbedCollection])
+def test_the_capacity_of_a_batch_has_the_type_of_collections(layer):
+    wanted = typing.get_type_hints(jax_tt.Collection.host_batch)
+    assert typing.get_type_hints(layer.host_batch)["capacity"] == wanted["capacity"]

@@ -1,5 +1,8 @@
 """Arguments that do not fit: the error names them, whatever they are."""
 
+import inspect
+import typing
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -212,3 +215,18 @@ def test_wide_host_offsets_reach_the_op(method):
         )
     else:
         assert np.isnan(jax_tt.functional.embed_bag(TABLE, bags, method=method)).all()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        jax_tt.tt.fused_embed_bag,
+        jax_tt.tt.fused_lookup,
+        jax_tt.functional.fused_embed_bag,
+    ],
+)
+def test_the_options_of_fused_operations_have_types(function):
+    hints = typing.get_type_hints(function)
+    (options,) = typing.get_args(hints["options"])
+    arguments = {*inspect.signature(function).parameters}
+    assert {*typing.get_type_hints(options)} == arguments - {*hints}

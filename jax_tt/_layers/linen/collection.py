@@ -75,13 +75,16 @@ class EmbedCollection(ChecksKeywords, nn.Module):
     exchange: Exchange | Mapping[str, Exchange] | None = None
 
     @nn.nowrap
-    def host_batch(self, batch: Any, *, capacity: Any = None, sharding: Any = None) -> Any:
+    def host_batch(
+        self, batch: Any, *, capacity: int | Mapping[str, int] | None = None, sharding: Any = None
+    ) -> Any:
         """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.Collection.host_batch`.
 
         It needs no variables, and is called on the module itself: ``embed.host_batch(batch)``.
         """
-        options = {"bounds": self.lookup.bounds, "capacity": capacity, "sharding": sharding}
-        return self._described().host_batch(batch, **options)
+        return self._described().host_batch(
+            batch, bounds=self.lookup.bounds, capacity=capacity, sharding=sharding
+        )
 
     @nn.nowrap
     def _described(self) -> Collection:

@@ -162,14 +162,17 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         tables = tuple((name, self.tables[name].table) for name in self._names)
         return _collection(tables, self.features)
 
-    def host_batch(self, batch: Any, *, capacity: Any = None, sharding: Any = None) -> Any:
+    def host_batch(
+        self, batch: Any, *, capacity: int | Mapping[str, int] | None = None, sharding: Any = None
+    ) -> Any:
         """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.Collection.host_batch`.
 
         Ids out of range are treated as the ``bounds`` of every table say.
         """
         bounds = {name: self.tables[name].lookup.bounds for name in self._names}
-        options = {"bounds": bounds, "capacity": capacity, "sharding": sharding}
-        return self.collection.host_batch(batch, **options)
+        return self.collection.host_batch(
+            batch, bounds=bounds, capacity=capacity, sharding=sharding
+        )
 
     def insert(
         self,

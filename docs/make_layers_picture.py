@@ -16,14 +16,14 @@ from scripts.layers import LAYERS, PACKAGE, between_folders, lines
 TARGET = Path(__file__).parent / "images" / "layers.png"
 WHAT = (
     "arguments, dtypes, native modules, progress",
-    "JAX's transformations; bytes and arrays; one rule per file",
+    "JAX's transformations; bytes and arrays; update rules",
     "what a batch is: bags, keys, orders",
     "mathematics of tensor trains; sets of keys and cached rows",
     "the contract of a table",
     "custom calls; the differentiation rule",
     "kinds of tables",
     "operations on arrays and on tables",
-    "many tables in one call; finders of orders",
+    "many tables in one call; orders of ids",
     "tables in files; rows in host memory and on disk",
     "making small tables",
     "choosing kinds, caches and devices",
@@ -71,7 +71,7 @@ def draw_folders(axes: plt.Axes, sizes: dict[str, int]) -> dict[str, tuple[float
 def draw_imports(
     axes: plt.Axes, centres: dict[str, tuple[float, float]], imports: set[tuple[str, str]]
 ) -> None:
-    for importer, imported in imports:
+    for importer, imported in sorted(imports):
         (x, y), (to_x, to_y) = centres[importer], centres[imported]
         arrow = {"arrowstyle": "-|>", "color": "0.45", "lw": 0.9}
         axes.annotate("", (to_x, to_y + HEIGHT), (x, y), arrowprops=arrow, zorder=1)

@@ -15,10 +15,12 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh
 from jax_tt._ids.id_space import outside
 from jax_tt._jax.vma import varying_axes
+from jax_tt._table.dispatch import delegate
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.wide import Wide
+from jax_tt._table.wrapper import Wrapper
 
 # Bytes of rows that are made together.
 _PART_BYTES = 8 << 20
@@ -41,6 +43,9 @@ def added_rows(
     after `Table.prepare`, with the same weights and bags; ``storage`` is the type of the parameters.
     """
     raise NotImplementedError
+
+
+delegate(Wrapper, adds_rows, added_rows)
 
 
 @jax.tree_util.register_dataclass

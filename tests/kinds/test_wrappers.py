@@ -261,6 +261,27 @@ def test_frozen(name: str) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+@dataclasses.dataclass(frozen=True)
+class Logged(Wrapper):
+    """A wrapper that changes no lookup."""
+
+
+@jax_tt.extension.check_state.register
+def _(table: Logged, state: Any) -> None:
+    jax_tt.extension.check_state(table.table, state)
+
+
+def test_missing_keys_read_their_initial_rows_through_a_wrapper() -> None:
+    table = jax_tt.hash_table(64, 4, missing="initial", optimizer=ADAGRAD, safe_check="ignore")
+    state, keys = table.init(jax.random.key(0)), np.array([3, 5])
+
+    def rows(table: Table) -> jax.Array:
+        return jax_tt.lookup(table, state, keys)[0]
+
+    assert np.any(rows(table))
+    np.testing.assert_array_equal(rows(Logged(table)), rows(table))
+
+
 def test_a_divided_table_is_not_wrapped() -> None:
     with pytest.raises(TypeError, match=r"table: got a ShardedTable; .* order\.apply\(ids\)"):
         jax_tt.tables.OrderedTable(sharded(KINDS["dense"]), ORDER)

@@ -31,6 +31,7 @@ from jax_tt._kinds.sharded.programs import Local
 from jax_tt._kinds.sharded.sharding import PAGES, Sharding
 from jax_tt._sets.hash_directory import KEYS, SEED, TOTALS, WAITING
 from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
+from jax_tt._table.added import adds_rows
 from jax_tt._table.check import check_arrays, check_state
 from jax_tt._table.checkpoint import pieces
 from jax_tt._table.groups import Call, Use, weights_gradient
@@ -503,6 +504,8 @@ class ShardedTable(Wrapper):
 
 
 is_sharded.register(ShardedTable, lambda table: True)
+# The devices that keys belong to add the initial rows of missing ones.
+adds_rows.register(ShardedTable, lambda table, lookup: False)
 # The rows of positions are looked up where they are.
 weights_gradient.register(ShardedTable, weights_gradient.dispatch(Table))
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._base.environment import resolve_method
 from jax_tt._base.words import bucket_of, set_of
 from jax_tt._kinds.cached.maintain import written_back
 from jax_tt._kinds.cached.names import ROWS, directory_of, named_directory, outer_name
@@ -52,8 +53,8 @@ def grown(cached: RowCachedTable, state: State, growth: Growth) -> Change:
     sizes = cached.num_embeddings, growth.num_embeddings
     now, then = ((cache.layout(n), cache.key_dtype(n)) for n in sizes)
     if now != then:
-        rows = growth.num_embeddings
-        state, slots = _resized(cached, dict(state), cache, rows, growth.method)
+        rows, method = growth.num_embeddings, resolve_method(growth.method)
+        state, slots = _resized(cached, dict(state), cache, rows, method)
         carry = {ROWS: partial(moved, slots)}
     change = grow(cached.table, state, growth)
     table = dataclasses.replace(cached, table=change.table)
@@ -84,6 +85,8 @@ def cached_anew(cached: RowCachedTable, state: State, cache: RowCache, method: s
             "cache: got None; expected a RowCache. flush() writes back what rows learned."
         )
     table = dataclasses.replace(cached, cache=cache)
+    # The environment may name another method in the next call, which needs another program.
+    method = resolve_method(method)
     after, slots = _resized(cached, dict(state), cache, cached.num_embeddings, method)
     return Change(table, after, {ROWS: partial(moved, slots)})
 

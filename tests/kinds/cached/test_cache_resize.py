@@ -257,3 +257,12 @@ def test_states_of_another_layout_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             call(other, state)
+
+
+def test_every_resize_runs_as_the_environment_says(monkeypatch):
+    table = jax_tt.tt_table(N, D, tt_ranks=2, cache=RowCache(20, ways=5))
+    state = table.init(jax.random.key(0))
+    jax_tt.cache.resize(table, state, RowCache(10, ways=5))
+    monkeypatch.setenv("JAX_TT_METHOD", "unknown")
+    with pytest.raises(ValueError, match="JAX_TT_METHOD: got 'unknown'"):
+        jax_tt.cache.resize(table, state, RowCache(10, ways=5))

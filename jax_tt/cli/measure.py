@@ -39,6 +39,11 @@ def run(args: argparse.Namespace) -> None:
         with contextlib.suppress(RuntimeError):  # JAX has started, and has the devices that it has
             jax.config.update("jax_num_cpu_devices", args.devices)
     count = jax.device_count() if args.devices is None else args.devices
+    if args.devices is None and count < 2:
+        raise FileError(
+            f"--devices: got none, and there is one device of {jax.default_backend()}; expected two or more. On a CPU, "
+            "--devices N makes N devices."
+        )
     if not 2 <= count <= jax.device_count():
         raise FileError(
             f"--devices: got {count}; expected 2 to {jax.device_count()}, the devices of {jax.default_backend()}."

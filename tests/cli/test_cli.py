@@ -343,6 +343,10 @@ def test_measure_and_plan_on_devices(folder, capsys, monkeypatch):
     for count in "1", "1000":
         message = refused(capsys, "measure", "--devices", count, "--out", "other.json", QUIET)
         assert f"--devices: got {count}; expected 2 to " in message
+    with monkeypatch.context() as patch:
+        patch.setattr("jax.device_count", lambda: 1)
+        message = refused(capsys, "measure", "--out", "other.json", QUIET)
+    assert "--devices: got none, and there is one device" in message
     assert not Path("other.json").exists()
     capsys.readouterr()
 

@@ -179,6 +179,9 @@ class FeatureCalls:
 
         Returns:
             By feature, ``[B, D]``; ``[*ids.shape, D]`` for a sequence, and ``[capacity, D]`` for one of ragged bags.
+
+        Raises:
+            ValueError, TypeError: the batch does not fit; the message names the feature and the table.
         """
         return self._call(batch, "features", grad_scale, hyperparameters)
 

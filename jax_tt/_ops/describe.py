@@ -344,7 +344,7 @@ def _num_cores(ranks: int | tuple[int, ...], *factors: Sequence[int] | None) -> 
 def described_tt(
     shape: TTShape, cache: RowCache | None, id_order: IdOrder | None, **fields: Any
 ) -> Table:
-    """The table of a `TTShape`, wrapped in its row cache and its order of ids; ``fields`` are those of `TTTable`."""
+    """The table of a `TTShape`, with its row cache and its order of ids; ``fields`` are arguments of `TTTable`."""
     if not isinstance(fields.get("core_init"), GivenCores):
         _check_smaller(shape)
     table: Table = TTTable.of_shape(shape, **fields)

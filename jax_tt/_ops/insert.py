@@ -38,7 +38,7 @@ def insert_keys(
     Args:
         table: the `HashTable`, or a `ShardedTable` of one; or a `Collection`, whose features of one table are one batch
             of it.
-        state: its arrays by name; those of a collection by table and name.
+        state: its arrays by name; of a collection, by table and name.
         ids: keys of any shape, or `Bags` of them, of which padding and unused positions do not count. For a collection
             its batch, as in `lookup_features`; features of other tables are not looked at.
         scores: with the policy ``"custom"``, and only then, one integer from 0 to 2**64 - 1 per id; the largest one

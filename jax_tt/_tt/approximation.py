@@ -34,8 +34,8 @@ class Approximation:
             square norm of all rows.
 
     >>> import numpy as np, jax_tt
-    >>> found = jax_tt.tt.from_dense(np.ones((1000, 8), np.float32), 1)
-    >>> found.shape.ranks, found.relative_error < 1e-6, found.row_errors[0.99] < 1e-6
+    >>> train = jax_tt.tt.from_dense(np.ones((1000, 8), np.float32), 1)
+    >>> train.shape.ranks, train.relative_error < 1e-6, train.row_errors[0.99] < 1e-6
     ((1, 1), True, True)
     """
 

@@ -102,8 +102,8 @@ def tt_from_dense(
 
     >>> import numpy as np, jax_tt
     >>> table = np.sin(np.arange(1000 * 8).reshape(1000, 8) / 100).astype(np.float32)
-    >>> found = jax_tt.tt.from_dense(table, tolerance=1e-3)
-    >>> found.shape.ranks, found.relative_error < 1e-3
+    >>> train = jax_tt.tt.from_dense(table, tolerance=1e-3)
+    >>> train.shape.ranks, train.relative_error < 1e-3
     ((2, 2), True)
     """
     exactly_one(ranks=ranks, shape=shape, tolerance=tolerance, max_bytes=max_bytes)

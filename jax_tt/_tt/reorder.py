@@ -55,10 +55,10 @@ def tt_reorder(
     >>> shape = jax_tt.TTShape(1000, 8, 4, (10, 10, 10), (2, 2, 2))
     >>> cores = jax_tt.tt.init(jax.random.key(0), shape)
     >>> order = jax_tt.order.IdOrder(np.arange(1000)[::-1])
-    >>> found = jax_tt.tt.reorder(cores, None, order)
-    >>> found.shape == shape, found.relative_error < 1e-5
+    >>> reordered = jax_tt.tt.reorder(cores, None, order)
+    >>> reordered.shape == shape, reordered.relative_error < 1e-5
     (True, True)
-    >>> row = jax_tt.tt.lookup(found.cores, order.apply(7))  # as row 7 was
+    >>> row = jax_tt.tt.lookup(reordered.cores, order.apply(7))  # as row 7 was
     >>> bool(jax.numpy.allclose(row, jax_tt.tt.lookup(cores, 7), atol=1e-6))
     True
     """

@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
         "--row-factors",
         type=integers,
         metavar="P1,P2,...",
-        help="row factors of the table; default: those suggested for N",
+        help="row factors of the table; default: suggested for N",
     )
     parser.add_argument("--name", help="array in the file")
     add_seed(parser)

@@ -29,7 +29,7 @@ _MOST_RATES = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Moments(Optimizer):
-    """What rules with two moments share; the first is one of every entry of a row."""
+    """What rules with two moments share; the first moment has a number for every entry of a row."""
 
     learning_rate: Scalar
     b1: Scalar = 0.9
@@ -39,7 +39,7 @@ class Moments(Optimizer):
     moment_dtype: Any = dataclasses.field(default="float32", kw_only=True)
     static: ClassVar[frozenset[str]] = frozenset({"moment_dtype"})
     rowwise: ClassVar[bool] = False  # whether there is one second moment per row
-    by_norm: ClassVar[bool] = False  # whether the step has the norm of the row
+    by_norm: ClassVar[bool] = False  # whether the step is scaled to the norm of the row
 
     def __post_init__(self) -> None:
         check_scalars(self, "learning_rate", "eps", "weight_decay")
@@ -153,7 +153,7 @@ class Adam(Moments):
         return (compensating(mu, nu, corrections, errors, spacing, hyper), nu, *count)
 
     def _corrections(self, slots: Slots, rest: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Of both moments; ``slots`` are those after the step, ``rest`` are the hyper-parameters after ``eps``."""
+        """Corrects both moments; ``slots`` as after the step, ``rest``: the hyper-parameters after ``eps``."""
         if self.kind == self.native_kind:
             return rest
         if self.kind == self.rowwise_kind:

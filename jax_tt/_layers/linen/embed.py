@@ -64,7 +64,7 @@ class EmbedBag(DenseLayer, EmbedBagModule, kw_only=True):
 class Embed(DenseLayer, EmbedModule, kw_only=True):
     """`jax_tt.Embed` for linen: ``nn.Embed`` with checked ids and an optional fused update.
 
-    Its variable and its attributes are those of `EmbedBag`, except for ``combiner``.
+    It has the variable and the attributes of `EmbedBag`, except for ``combiner``.
 
     Attributes:
         promote_dtype: as in `TTEmbed`.
@@ -165,7 +165,7 @@ class TTEmbedBag(TTLayer, EmbedBagModule, kw_only=True):
     """`jax_tt.TTEmbedBag` for linen: one vector per bag of ids, from a table stored as a tensor train.
 
     Attributes:
-        combiner: as in `jax_tt.TTEmbedBag`. The others are those of `TTEmbed`, except for ``promote_dtype``.
+        combiner: as in `jax_tt.TTEmbedBag`. The others are as in `TTEmbed`, which alone has ``promote_dtype``.
 
     Example:
         >>> import flax.linen as nn, jax, jax.numpy as jnp, optax

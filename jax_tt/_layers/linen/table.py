@@ -209,7 +209,7 @@ class EmbedModule(TableModule):
         grad_scale: Any = None,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> jax.Array:
-        """Looks up ids; returns ``[*inputs.shape, features]``. The arguments are those of `jax_tt.TTEmbed`."""
+        """Looks up ids; returns ``[*inputs.shape, features]``. The arguments are as in `jax_tt.TTEmbed`."""
         result = self._call(lookup_rows, inputs, grad_scale, hyperparameters)
         (result,) = self.promote_dtype(result, dtype=self.dtype, inexact=False)
         return result

@@ -217,7 +217,7 @@ class ChangingModule(TableModule):
     ) -> Inserted:
         """Finds or inserts the keys of a batch; see `jax_tt.dynamic.insert`.
 
-        Call it before the lookup of the batch, outside of the loss. The arguments are those of `jax_tt.dynamic.insert`.
+        Call it before the lookup of the batch, outside of the loss. The arguments are as in `jax_tt.dynamic.insert`.
 
         Raises:
             TypeError: the table of the layer has no keys.

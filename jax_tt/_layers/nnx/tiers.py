@@ -17,7 +17,7 @@ class LayerTiers:
     """`Tiers` of the tables of an `EmbedCollection`, whose variables it loads rows into.
 
     Args:
-        embed: the layer, whose tables are those on the device.
+        embed: the layer, whose tables hold the rows that are on the device.
         tiers, path, depth: as in `Tiers`.
 
     Example:

@@ -111,6 +111,9 @@ class TTFromPretrained:
             core_init: initialiser of the slices that `grow` appends.
             **options: the other arguments of the layer, except ``features`` and ``rngs``.
 
+        Raises:
+            FileError: the file cannot be read, or holds no such table.
+
         Example:
             >>> import jax_tt, numpy as np
             >>> rows = np.sin(np.arange(8000.0, dtype=np.float32)).reshape(1000, 8)

@@ -118,6 +118,9 @@ class ChangingModule(TableModule):
             opt, model: as in `reorder`; state of the appended slices is initialised, all other state is kept.
             rngs: random number generators; new slices take one key of ``params``.
 
+        Raises:
+            ValueError, TypeError: an argument does not fit, in which case the layer is unchanged.
+
         Example:
             >>> import jax.numpy as jnp, jax_tt
             >>> from flax import nnx
@@ -150,6 +153,9 @@ class ChangingModule(TableModule):
             cache: the new `RowCache`, with the same ``gradients``.
             opt, model: as in `reorder`; the state of kept rows moves with them.
 
+        Raises:
+            ValueError, TypeError: an argument does not fit, in which case the layer is unchanged.
+
         Example:
             >>> import jax.numpy as jnp, jax_tt
             >>> from flax import nnx
@@ -168,6 +174,9 @@ class ChangingModule(TableModule):
 
         Call it between steps, under ``jit`` or not, but not inside a loss. `FusedOptimizer.update` and
         `refresh_caches` do this automatically if the cache has a ``refresh_every``.
+
+        Raises:
+            ValueError: the layer has no cache.
         """
         self._apply(populate, self.lookup.method)
 
@@ -180,6 +189,9 @@ class ChangingModule(TableModule):
         Args:
             ids: a sample of requested ids, integers of any shape; negative ids are ignored.
             weights: what each id counts; default 1.
+
+        Raises:
+            ValueError, TypeError: the layer has no cache, or the sample does not fit.
 
         Example:
             >>> import jax_tt

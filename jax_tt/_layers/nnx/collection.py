@@ -224,6 +224,9 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     def statistics(self) -> dict[str, TableStatistics]:
         """What training calls have looked up, by table. Blocks until the device is done.
 
+        Raises:
+            ValueError: the layer was built with ``statistics=False``.
+
         Example:
             >>> import jax.numpy as jnp, jax_tt
             >>> from flax import nnx

@@ -30,6 +30,7 @@ _UPDATE_OPTIONS = {*inspect.signature(fused_update).parameters} - {"optimizer"}
 class _Options(TypedDict, total=False):
     """Types of the options that all operations with a fused update take; defaults are in the signatures."""
 
+    name: str | None
     bounds: str
     dtype: Any
     method: str
@@ -46,6 +47,7 @@ class _BagOptions(_Options, total=False):
 
 
 class _TTOptions(_Options, total=False):
+    num_embeddings: int | None
     precision: jax.lax.PrecisionLike
 
 
@@ -132,9 +134,6 @@ def fused_tt_embed_bag(
     table: Fused,
     bags: Bags | Any,
     optimizer: Optimizer,
-    *,
-    num_embeddings: int | None = None,
-    name: str | None = None,
     **options: Unpack[_TTBagOptions],
 ) -> jax.Array:
     """`tt.embed_bag` with its optimizer step fused into the backward pass.
@@ -175,6 +174,7 @@ def fused_tt_embed_bag(
     >>> float(table.step), float(table.sentinel)
     (1.0, 1.0)
     """
+    num_embeddings, name = options.pop("num_embeddings", None), options.pop("name", None)
     lookup, update, inputs = _options(optimizer, options)
     described, state = tt_fused(table, update, num_embeddings, name)
     return pooled_rows(described, state, bags, lookup, inputs)[0]
@@ -185,9 +185,6 @@ def fused_tt_lookup(
     table: Fused,
     ids: Any,
     optimizer: Optimizer,
-    *,
-    num_embeddings: int | None = None,
-    name: str | None = None,
     **options: Unpack[_TTOptions],
 ) -> jax.Array:
     """`tt.lookup` with its optimizer step fused into the backward pass.
@@ -209,6 +206,7 @@ def fused_tt_lookup(
     >>> jax_tt.tt.fused_lookup(table, ids, rule, method="reference").shape
     (2, 8)
     """
+    num_embeddings, name = options.pop("num_embeddings", None), options.pop("name", None)
     lookup, update, inputs = _options(optimizer, options)
     described, state = tt_fused(table, update, num_embeddings, name)
     return lookup_rows(described, state, ids, lookup, inputs)[0]
@@ -219,8 +217,6 @@ def fused_embed_bag(
     table: Fused,
     bags: Bags | Any,
     optimizer: Optimizer,
-    *,
-    name: str | None = None,
     **options: Unpack[_BagOptions],
 ) -> jax.Array:
     """`embed_bag` with its optimizer step fused into the backward pass: only touched rows are read and written.
@@ -243,6 +239,7 @@ def fused_embed_bag(
     >>> jax.grad(loss)(table).cores[0].ravel().tolist()
     [0.0, -1.0, 0.0, -0.5]
     """
+    name = options.pop("name", None)
     lookup, update, inputs = _options(optimizer, options)
     described, state = dense_fused(table, update, name)
     return pooled_rows(described, state, bags, lookup, inputs)[0]

@@ -52,8 +52,8 @@ struct Batch {
     return KeyOf(min(static_cast<uint32_t>(row[0]), no_row()), position);
   }
 
-  // Sets `rows` to the ids of positions first + k step, and returns whether all of these are rows that are read.  For
-  // batches of one group, which read the positions before `end`.
+  // Sets `rows` to the ids of positions first + k step, and returns whether all of these are rows that are read.
+  // Positions before `end` are all in bags.
   template <int kCount>
   __device__ __forceinline__ bool PlainRowsAt(int first, int step, int end, uint32_t (&rows)[kCount]) const {
     if (first + (kCount - 1) * step >= end) return false;
@@ -148,8 +148,7 @@ template <typename Keys>
 __device__ void Collect(const Batch& batch, const SharedWords& words, Keys keys, int most, Share* share) {
   const int n = batch.n(), lane = static_cast<int>(threadIdx.x) % 32;
   const BoundRow low(batch, share->low), high(batch, share->high);
-  const DenseBatch& of = batch.table.batch;
-  const int plain_end = of.groups == 1 && of.bags > 0 ? min(n, static_cast<int>(of.offsets[of.bags])) : 0;
+  const int plain_end = EndOfFullGroups(batch.table.batch, n);
   enum { kBelow, kBefore, kAfter, kOwn };
   uint32_t below = 0, before = 0, after = 0;
   if (threadIdx.x < SharedWords::kCounts) words.counts[threadIdx.x] = 0;

@@ -31,7 +31,7 @@ constexpr int64_t kIdsPerBlock = 64;  // at least, on average
 
 struct SliceArgs {
   BuildArgs build;
-  bool narrow;  // whether ids are whole, of 32 bits, aligned and of one group, and rows few enough for a Band
+  bool narrow;  // whether ids are whole, of 32 bits and aligned, and rows few enough for a Band
   // By core: what to divide a row by to get at its digit, the digit's place in a key, and the blocks.
   Divider stride[kMaxCores], factor[kMaxCores];
   uint64_t fraction[kMaxCores];  // of a Band
@@ -120,9 +120,9 @@ template <typename Keys>
 __device__ void Collect(const SliceArgs& args, OwnSlices& own, Keys keys, int most, Shared<int32_t> counts) {
   const Lookups& lookups = args.build.lookups;
   const int n = static_cast<int>(args.build.layout.n), lane = threadIdx.x % 32;
+  const int plain_end = EndOfFullGroups(lookups, n);
   // Behind the last bag of one group is none.
-  int end = lookups.bags == 0 ? 0 : n;
-  if (lookups.groups == 1) end = min(end, lookups.offsets[lookups.bags]);
+  const int end = lookups.groups == 1 || lookups.bags == 0 ? plain_end : n;
   const Band band(args, own);
   const int32_t first_slice = static_cast<int32_t>(own.begin), slices_end = static_cast<int32_t>(own.end);
   const uint32_t rows = static_cast<uint32_t>(args.build.shape.num_embeddings);
@@ -135,7 +135,7 @@ __device__ void Collect(const SliceArgs& args, OwnSlices& own, Keys keys, int mo
   for (int base = (static_cast<int>(threadIdx.x) - lane) * kIdsOfLane; base < end; base += kThreads / 32 * kIdsOfWarp) {
     const unsigned at = static_cast<unsigned>(base + lane * kIdsOfLoad);
     unsigned mine = 0;  // bits of the lane's positions with these slices
-    bool plain = narrow && base + kIdsOfWarp <= end;
+    bool plain = narrow && base + kIdsOfWarp <= plain_end;
     if (plain) {
       uint32_t row[kIdsOfLane];
 #pragma unroll
@@ -502,8 +502,8 @@ void BuildBySlices(TableQueue& queue, const BuildArgs& build, Workspace& workspa
     args.parts[k] = layout.parts(k);
   }
   const Lookups& lookups = build.lookups;
-  args.narrow = (lookups.type == IdType::kInt32 || lookups.type == IdType::kUint32) && lookups.groups == 1 &&
-                stride <= uint64_t{1} << 31 && reinterpret_cast<uintptr_t>(lookups.ids) % alignof(uint4) == 0;
+  args.narrow = (lookups.type == IdType::kInt32 || lookups.type == IdType::kUint32) && stride <= uint64_t{1} << 31 &&
+                reinterpret_cast<uintptr_t>(lookups.ids) % alignof(uint4) == 0;
   const size_t shared =
       SharedBytes<int32_t>(kMaxWarps) + SharedBytes<int32_t>(kCounts) + 2 * SharedBytes<uint64_t>(args.shared_keys);
   queue.Add(kPlanSlices, blocks, shared, args);

@@ -93,6 +93,19 @@ __device__ __forceinline__ void RowsOf(const Batch& batch, Index n, int64_t num_
   }
 }
 
+// Positions before this are all in bags: all of them where every group is full, as bags of one size make it, and with
+// a single group those before its last offset.  None where a look at each position is needed to tell.  Every thread of
+// the block must call this.
+template <typename Batch>
+__device__ __forceinline__ int EndOfFullGroups(const Batch& batch, int n) {
+  if (batch.bags == 0) return 0;
+  if (batch.groups == 1) return min(n, static_cast<int>(batch.offsets[batch.bags]));
+  bool full = true;
+  for (int64_t group = threadIdx.x; group < batch.groups; group += blockDim.x)
+    full &= batch.offsets[(group + 1) * (batch.bags + 1) - 1] == batch.capacity;
+  return __syncthreads_and(full) ? n : 0;
+}
+
 }  // namespace jax_tt
 
 #endif  // __CUDACC__ || JAX_TT_EMULATION

@@ -41,6 +41,7 @@ from jax_tt._ops.describe import quantized_table as quantized_table
 from jax_tt._ops.describe import tt_table as tt_table
 from jax_tt._ops.lookups import lookup as lookup
 from jax_tt._ops.lookups import lookup_bags as lookup_bags
+from jax_tt._ops.top_k import top_k as top_k
 from jax_tt._planning.plan import plan as plan
 from jax_tt._planning.shard_tables import shard_tables as shard_tables
 from jax_tt._sets.row_cache import RowCache as RowCache

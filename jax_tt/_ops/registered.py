@@ -2,7 +2,9 @@
 
 import jax_tt._kinds.cached.change
 import jax_tt._kinds.cached.maintain
+import jax_tt._kinds.hashed.best
 import jax_tt._kinds.hashed.change
 import jax_tt._kinds.ordered.change
+import jax_tt._kinds.sharded.best
 import jax_tt._kinds.sharded.change
 import jax_tt._kinds.tensor_train.change  # noqa: F401

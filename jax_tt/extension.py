@@ -47,6 +47,7 @@ from jax_tt._table.checkpoint import pieces as pieces
 from jax_tt._table.checkpoint import unsharded as unsharded
 from jax_tt._table.copies import freeze as freeze
 from jax_tt._table.copies import register_wrapper as register_wrapper
+from jax_tt._table.copies import with_default_stddev as with_default_stddev
 from jax_tt._table.copies import with_name as with_name
 from jax_tt._table.copies import with_update as with_update
 from jax_tt._table.copies import without_values as without_values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 from jax_tt._ids.bags import Bags
 from jax_tt._lookup.calls import pooled_rows
 from jax_tt._ops.lookups import attend
+from jax_tt._table.copies import with_default_stddev
 from jax_tt._table.options import Lookup, StepInputs, check_static
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -33,6 +35,11 @@ def described(
     if table.update is not None:
         check_static("optimizer", table.update.optimizer)
     return table, lookup, rest
+
+
+def scaled_as_embed(table: Table) -> Table:
+    """The table with the initial scale of ``nnx.Embed`` where the user has chosen none: rows of about unit length."""
+    return with_default_stddev(table, 1 / math.sqrt(table.features))
 
 
 @functools.cache

@@ -31,7 +31,7 @@ from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.initial_rows import NormalRows, default_embedding_init
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table
-from jax_tt._tt.initial_cores import CoreInit, GivenCores, ScaledCores
+from jax_tt._tt.initial_cores import CoreInit, GivenCores, ScaledCores, scaled_init
 from jax_tt._tt.shape import TTShape
 from jax_tt.optimizers import Optimizer
 
@@ -248,6 +248,7 @@ def tt_table(
     col_factors: Sequence[int] | None = None,
     param_dtype: Any = jnp.float32,
     core_init: CoreInit = "approx-normal",
+    stddev: float | None = None,
     optimizer: Optimizer | None = None,
     cache: RowCache | None = None,
     id_order: IdOrder | None = None,
@@ -259,8 +260,8 @@ def tt_table(
     """The description of a tensor-train table, e.g. for a `Collection`, from the arguments of `TTEmbedBag`.
 
     Args:
-        num_embeddings, features, tt_ranks, row_factors, col_factors, param_dtype, core_init, optimizer, cache,
-            id_order, skip_nonfinite, stochastic_rounding, max_gradient, name: as in `TTEmbedBag`.
+        num_embeddings, features, tt_ranks, row_factors, col_factors, param_dtype, core_init, stddev, optimizer,
+            cache, id_order, skip_nonfinite, stochastic_rounding, max_gradient, name: as in `TTEmbedBag`.
 
     Returns:
         `TTTable`, inside of a `RowCachedTable` and an `OrderedTable` if it has a cache or an order.
@@ -275,7 +276,7 @@ def tt_table(
         cache,
         id_order,
         param_dtype=param_dtype,
-        core_init=core_init,
+        core_init=scaled_init(core_init, stddev),
         update=update_of(optimizer, skip_nonfinite, stochastic_rounding, max_gradient),
         name=name,
     )
@@ -380,9 +381,7 @@ def with_codebooks(
         init = codebook_init or NormalRows(deviation)
         codebooks = DenseTable(*shape, param_dtype, update, embedding_init=init)
     elif isinstance(codebook_shape, TTShape):
-        # The default cores of a tensor train are for rows of the variance 1 / (3 N).
-        scale = (deviation * math.sqrt(3 * layout.num_entries)) ** (1 / codebook_shape.d)
-        init = codebook_init or ScaledCores(scale)
+        init = codebook_init or ScaledCores(deviation)
         fields: dict[str, Any] = {"param_dtype": param_dtype, "update": update}
         codebooks = TTTable.of_shape(codebook_shape, **fields, core_init=init)
     else:

@@ -37,6 +37,22 @@ def with_update(table: Any, update: Update | None) -> Any:
 
 
 @dispatched
+def with_default_stddev(table: Any, stddev: float) -> Any:
+    """The table whose initial rows have entries of this standard deviation if nothing else has been chosen.
+
+    Kinds register it whose default is another one than that of ``nnx.Embed``, rows of about unit length.
+
+    >>> import jax, jax_tt
+    >>> table = jax_tt.extension.with_default_stddev(jax_tt.tt_table(1000, 16, tt_ranks=4), 0.25)
+    >>> rows = jax_tt.tables.to_dense(table, table.init(jax.random.key(0)))
+    >>> round(float(rows.std()), 3)
+    0.25
+    """
+    del stddev
+    return table
+
+
+@dispatched
 def without_values(table: Any) -> Any:
     """The table without arrays that only its initial states need, such as the rows that `DenseTable.of` was given."""
     return table
@@ -60,6 +76,9 @@ def freeze(table: Any, state: State) -> tuple[Any, dict[str, Any]]:
     return frozen, _kept(frozen, state)
 
 
+_COPIES = with_name, with_update, with_default_stddev, without_values
+
+
 def register_wrapper(kind: type) -> None:
     """Registers what most wrappers do where a kind of wrapper has registered nothing.
 
@@ -75,7 +94,7 @@ def register_wrapper(kind: type) -> None:
     'users'
     """
     plain = {view: default(view) for view in VIEWS}
-    plain |= {copy: _copy_of(copy) for copy in (with_name, with_update, without_values)}
+    plain |= {copy: _copy_of(copy) for copy in _COPIES}
     plain |= {check_state: check_wrapper, freeze: freeze_wrapper, maintain: _maintain_inner}
     for function, registered in plain.items():
         if kind not in function.registry:

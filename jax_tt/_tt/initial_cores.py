@@ -12,17 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erfinv, ndtri
 
-from jax_tt._base.arguments import as_dtype, one_of
+from jax_tt._base.arguments import as_dtype, as_number, one_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._tt.shape import TTShape
 
 
 @dataclasses.dataclass(frozen=True)
 class ScaledCores:
-    """Cores of a named initialiser, drawn in float32 and multiplied by a factor."""
+    """Cores of a named initialiser with which table entries have the standard deviation ``stddev``."""
 
-    factor: float
+    stddev: float
     init: str = "approx-normal"
+
+    def __post_init__(self) -> None:
+        expected = "a positive number, e.g. stddev=0.02, or None for the default"
+        stddev = as_number("stddev", self.stddev, expected, lambda x: 0 < x < math.inf)
+        object.__setattr__(self, "stddev", stddev)
 
 
 CoreInit = str | ScaledCores | Callable[..., Any]
@@ -34,6 +39,26 @@ class GivenCores:
 
     cores: tuple[Any, ...]
     fresh: CoreInit
+
+
+def with_stddev(init: CoreInit | GivenCores, stddev: float) -> CoreInit | GivenCores:
+    """The initialiser with this standard deviation of table entries, if it is only a name so far."""
+    if isinstance(init, GivenCores):
+        return dataclasses.replace(init, fresh=with_stddev(init.fresh, stddev))
+    return ScaledCores(stddev, init) if isinstance(init, str) else init
+
+
+def scaled_init(init: Any, stddev: float | None) -> Any:
+    """The initialiser with the standard deviation that the user has chosen, None for the default."""
+    if stddev is None:
+        return init
+    scaled = with_stddev(init, stddev)
+    if scaled is init:
+        raise ValueError(
+            f"stddev: got {stddev!r} with the initialiser {init!r}, which scales cores itself; expected a named one, "
+            'e.g. "approx-normal", or stddev=None.'
+        )
+    return scaled
 
 
 def fresh_init(init: CoreInit | GivenCores) -> CoreInit:
@@ -49,19 +74,24 @@ _CUT_STD = math.sqrt(1.0 + _CUT * math.exp(-0.5 * _CUT**2) / math.sqrt(2.0 * mat
 
 
 def init_cores(
-    key: jax.Array, shape: TTShape, init: CoreInit = "approx-normal", dtype: Any = jnp.float32
+    key: jax.Array,
+    shape: TTShape,
+    init: CoreInit = "approx-normal",
+    dtype: Any = jnp.float32,
+    *,
+    stddev: float | None = None,
 ) -> tuple[jax.Array, ...]:
     """Initialises the cores of a tensor-train table.
 
     A table entry is a sum of products of ``d`` core entries, over all paths through the ranks. Every named
-    initialiser scales the cores such that this sum has mean 0 and variance ``1 / (3 N)``, for every d and all ranks
-    (``N = num_embeddings``), measured on the entries that were drawn:
+    initialiser scales the cores such that this sum has mean 0 and the standard deviation ``stddev``, for every d and
+    all ranks, measured on the entries that were drawn:
 
-    - ``"approx-normal"``: table entries N(0, 1/(3N)). All cores except the largest have entries of nearly
+    - ``"approx-normal"``: normal table entries. All cores except the largest have entries of nearly
       constant magnitude (a normal distribution without its centre), and the largest is normal, so that table entries
       stay nearly normal down to rank 1.
     - ``"approx-uniform"``: the same with a uniform largest core, which is close to U(-1/sqrt(N), 1/sqrt(N)) at rank
-      1. At higher ranks the sums tend to a normal distribution of the same variance.
+      1 and the default ``stddev``. At higher ranks the sums tend to a normal distribution of the same variance.
     - ``"normal"``, ``"uniform"``: plain core entries; at low rank their products have heavy tails.
 
     Args:
@@ -69,6 +99,7 @@ def init_cores(
         shape: the table's `TTShape`.
         init: one of the names above, or a callable ``(key, core_shape, dtype) -> core`` that is called for each core.
         dtype: storage type of the cores; sampling is in float32 or float64.
+        stddev: standard deviation of the table entries with a named ``init``; default ``1 / sqrt(3 N)``.
 
     Returns:
         Tuple of ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
@@ -88,20 +119,29 @@ def init_cores(
     if not isinstance(key, jax.Array | np.ndarray):
         raise TypeError(f"key: got {key!r}; expected a typed key, jax.random.key(seed).")
     dtype = as_dtype("dtype", dtype, jnp.float32)
+    init = scaled_init(init, stddev)
     if callable(init):
         keys = jax.random.split(key, shape.d)
         return tuple(
             _called(init, keys[k], core, dtype, k) for k, core in enumerate(shape.core_shapes)
         )
+    return _sample(key, shape, *_name_and_log_variance(init, shape), dtype)
+
+
+def _name_and_log_variance(init: Any, shape: TTShape) -> tuple[str, float]:
+    """The name of an initialiser, and the logarithm of the variance of table entries."""
     if isinstance(init, ScaledCores):
-        cores = init_cores(key, shape, init.init)
-        return tuple((init.factor * core).astype(dtype) for core in cores)
-    one_of("init", init, tuple(_SAMPLERS), ", or a callable (key, core_shape, dtype) -> core")
-    return _sample(key, shape, init, dtype)
+        name, log_variance = init.init, 2 * math.log(init.stddev)
+    else:
+        name, log_variance = init, -math.log(3.0 * shape.num_embeddings)
+    one_of("init", name, tuple(_SAMPLERS), ", or a callable (key, core_shape, dtype) -> core")
+    return name, log_variance
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3))
-def _sample(key: jax.Array, shape: TTShape, init: str, dtype: Any) -> tuple[jax.Array, ...]:
+@partial(jax.jit, static_argnums=(1, 2, 4))
+def _sample(
+    key: jax.Array, shape: TTShape, init: str, log_variance: float, dtype: Any
+) -> tuple[jax.Array, ...]:
     sizes = [math.prod(core) for core in shape.core_shapes]
     largest = sizes.index(max(sizes))
     rest, main = _SAMPLERS[init]
@@ -113,7 +153,7 @@ def _sample(key: jax.Array, shape: TTShape, init: str, dtype: Any) -> tuple[jax.
         for k, core in enumerate(shape.core_shapes)
     ]
     # In logarithms: the product of five ranks and N may leave the range of floats in one step.
-    log_target = -math.log(3.0 * shape.num_embeddings) - sum(map(math.log, shape.ranks))
+    log_target = log_variance - sum(map(math.log, shape.ranks))
     scale = jnp.exp((log_target - jnp.log(_mean_square(raw))) / (2 * shape.d))
     return tuple((core * scale).astype(dtype) for core in raw)
 
@@ -129,11 +169,10 @@ def init_slices(
     added = (shape.row_factors[0] - cores[0].shape[0], *cores[0].shape[1:])
     if callable(init):
         return _called(init, key, added, cores[0].dtype, 0)
-    init = init.init if isinstance(init, ScaledCores) else init
-    one_of("init", init, tuple(_SAMPLERS), ", or a callable (key, core_shape, dtype) -> core")
+    name, log_variance = _name_and_log_variance(init, shape)
     wide = accumulator(cores[0].dtype)
-    raw = _SAMPLERS[init][1](jax.random.uniform(key, added, wide, -1.0, 1.0))
-    log_target = -math.log(3.0 * shape.num_embeddings) - sum(map(math.log, shape.ranks))
+    raw = _SAMPLERS[name][1](jax.random.uniform(key, added, wide, -1.0, 1.0))
+    log_target = log_variance - sum(map(math.log, shape.ranks))
     others = [core.astype(wide) for core in cores[1:]]
     scale = jnp.exp((log_target - jnp.log(_mean_square([raw, *others]))) / 2)
     # Cores of zeros give no row a value, whatever the slices are.

@@ -158,7 +158,7 @@ def test_named_initialisers_differ_per_core_and_key():
     first, second = (layer.init(jax.random.key(k), IDS)["params"] for k in range(2))
     assert not np.array_equal(first["core_1"], second["core_1"])
     table = jax_tt.tt.to_dense(tuple(first.values()), N)
-    assert float(jnp.var(table)) == pytest.approx(1 / (3 * N), rel=0.7)
+    assert float(jnp.var(table)) == pytest.approx(1 / D, rel=0.7)
 
 
 # --- Boxed initialisers

@@ -19,7 +19,13 @@ from jax_tt._ids.id_space import IdSpace
 from jax_tt._table import groups
 from jax_tt._table.change import has_cache
 from jax_tt._table.check import check_state
-from jax_tt._table.copies import freeze, with_name, with_update, without_values
+from jax_tt._table.copies import (
+    freeze,
+    with_default_stddev,
+    with_name,
+    with_update,
+    without_values,
+)
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._table.reference import stepped_scalars
@@ -277,6 +283,11 @@ def check_each(table: Composite, state: State) -> None:
 @with_update.register(Composite)
 def with_update_of_each(table: Composite, update: Update | None) -> Composite:
     return table.of_each(lambda member: with_update(member, update))
+
+
+@with_default_stddev.register(Composite)
+def with_default_stddev_of_each(table: Composite, stddev: float) -> Composite:
+    return table.of_each(lambda member: with_default_stddev(member, stddev))
 
 
 @without_values.register(Composite)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from jax import lax
 
 from jax_tt._ids.batch import Batch, is_padding
 from jax_tt._kinds.composite.composite import Composite
+from jax_tt._table.copies import with_default_stddev
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -66,6 +68,12 @@ class SumTable(Composite):
             ids = jnp.where(is_padding(batch), batch.ids, inside) if batch.padded else inside
             batch = dataclasses.replace(batch, ids=ids)
         return [batch] * len(self.tables)
+
+
+@with_default_stddev.register(SumTable)
+def with_default_stddev_of_sum(table: SumTable, stddev: float) -> SumTable:
+    of_each = stddev / math.sqrt(len(table.tables))
+    return table.of_each(lambda member: with_default_stddev(member, of_each))
 
 
 @to_dense.register(SumTable)

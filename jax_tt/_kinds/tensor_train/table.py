@@ -16,14 +16,21 @@ from jax_tt._base.storage import check_param_dtype
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._jax.rounding import gathered
 from jax_tt._native.tt import TrainTable
-from jax_tt._table.copies import without_values
+from jax_tt._table.copies import with_default_stddev, without_values
 from jax_tt._table.initial_rows import init_param
 from jax_tt._table.options import Update, check_update
 from jax_tt._table.state import StateSpec
 from jax_tt._table.types import Params, State
 from jax_tt._table.whole import attend, to_dense
 from jax_tt._tt.cores import TrainSizes, checked_cores
-from jax_tt._tt.initial_cores import CoreInit, GivenCores, ScaledCores, fresh_init, init_cores
+from jax_tt._tt.initial_cores import (
+    CoreInit,
+    GivenCores,
+    ScaledCores,
+    fresh_init,
+    init_cores,
+    with_stddev,
+)
 from jax_tt._tt.shape import TTShape
 
 
@@ -168,6 +175,11 @@ def attend_cores(table: TTTable, state: State, query: jax.Array, precision: Any)
         rows *= p
         value = value.reshape(batch, rows, t, columns)
     return value[:, : table.num_embeddings, 0, 0]
+
+
+@with_default_stddev.register(TTTable)
+def with_scaled_cores(table: TTTable, stddev: float) -> TTTable:
+    return dataclasses.replace(table, core_init=with_stddev(table.core_init, stddev))
 
 
 @without_values.register(TTTable)

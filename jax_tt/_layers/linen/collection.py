@@ -33,6 +33,10 @@ class CollectedTable(TableEmbed):
     """A table of an `EmbedCollection`, which has its step count, but not the flags that tables share."""
 
     @nn.nowrap
+    def _scaled(self, table: Table) -> Table:
+        return table
+
+    @nn.nowrap
     def _declare(self) -> dict[str, jax.Array]:
         state = super()._declare()
         if is_shared(self.described):

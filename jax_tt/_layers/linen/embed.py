@@ -90,6 +90,7 @@ class TTLayer(TTFromPretrained, FactoryModule, kw_only=True):
     row_factors: Sequence[int] | None = None
     col_factors: Sequence[int] | None = None
     core_init: CoreInit = "approx-normal"
+    stddev: float | None = None
     core_partitioning: Callable[..., Any] | None = None
     cache: RowCache | None = None
     id_order: IdOrder | None = None
@@ -105,6 +106,7 @@ class TTLayer(TTFromPretrained, FactoryModule, kw_only=True):
             id_order=None if ordered is None else ordered.id_order,
             cache=None if cached is None else cached.cache,
             core_init=train.core_init,
+            stddev=None,
         )
 
     @nn.nowrap
@@ -130,8 +132,8 @@ class TTEmbed(TTLayer, EmbedModule, kw_only=True):
     overwrites with its next values.
 
     Attributes:
-        num_embeddings, features, tt_ranks, row_factors, col_factors, dtype, param_dtype, optimizer, skip_nonfinite,
-            stochastic_rounding, max_gradient, axis_name, method, precision: as in `jax_tt.TTEmbed`.
+        num_embeddings, features, tt_ranks, row_factors, col_factors, dtype, param_dtype, stddev, optimizer,
+            skip_nonfinite, stochastic_rounding, max_gradient, axis_name, method, precision: as in `jax_tt.TTEmbed`.
         bounds: as in `jax_tt.TTEmbed`; with ``"warn"``, ``apply`` counts ids out of range if the collection
             ``out_of_range`` is mutable.
         core_init: as in `jax_tt.TTEmbed`; an initialiser may be boxed, e.g. by ``nn.with_partitioning``.
@@ -165,7 +167,7 @@ class TTEmbedBag(TTLayer, EmbedBagModule, kw_only=True):
     """`jax_tt.TTEmbedBag` for linen: one vector per bag of ids, from a table stored as a tensor train.
 
     Attributes:
-        combiner: as in `jax_tt.TTEmbedBag`. The others are as in `TTEmbed`, which alone has ``promote_dtype``.
+        combiner, stddev: as in `jax_tt.TTEmbedBag`. The others are as in `TTEmbed`, which alone has ``promote_dtype``.
 
     Example:
         >>> import flax.linen as nn, jax, jax.numpy as jnp, optax

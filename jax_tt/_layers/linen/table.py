@@ -25,6 +25,7 @@ from jax_tt._layers.call import (
     check_value,
     described,
     for_evaluation,
+    scaled_as_embed,
     step_inputs,
 )
 from jax_tt._layers.variables import FusedParam
@@ -69,10 +70,16 @@ class TableModule(ChecksKeywords, nn.Module):
 
     @nn.nowrap
     def _named(self, table: Table, path: str) -> Table:
-        """The table, whose name in error messages is, by default, its path in the model."""
+        """The table with the defaults of the layer; its name in error messages is its path in the model."""
+        table = self._scaled(table)
         sizes = f"{table.num_embeddings}, {table.features}"
         default = path or f"{type(self).__name__}({sizes})"
         return table if table.name is not None else with_name(table, default)
+
+    @nn.nowrap
+    def _scaled(self, table: Table) -> Table:
+        """The table with the initial scale that the layer has by default."""
+        return table
 
     @nn.nowrap
     def _rebuilt(self, before: Table, after: Table) -> Any:
@@ -201,6 +208,10 @@ def fused_variable(module: nn.Module, name: str, init: Callable[[], Any]) -> Any
 
 class EmbedModule(TableModule):
     """A layer that looks up one row per id and scores queries against all rows."""
+
+    @nn.nowrap
+    def _scaled(self, table: Table) -> Table:
+        return scaled_as_embed(table)
 
     def __call__(
         self,

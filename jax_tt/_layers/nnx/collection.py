@@ -59,6 +59,9 @@ class CollectedTable(TableEmbed):
         if is_shared(table):
             self.step, self.step_names = FusedParam(jnp.zeros((), jnp.float32)), ("step",)
 
+    def _scaled(self, table: Table) -> Table:
+        return table
+
     def _call(
         self,
         op: Callable[..., Any],

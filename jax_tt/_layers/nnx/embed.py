@@ -112,9 +112,11 @@ class TTEmbed(TTLayer, TableEmbed):
         precision: of the products of float32 cores on a GPU, as in ``nnx.Linear``.  None means
             `jax.default_matmul_precision`, or full precision if that is not set.
         core_init: ``"approx-normal"``, ``"approx-uniform"``, ``"normal"`` or ``"uniform"``, each
-            giving *table entries* of variance ``1 / (3 N)``; or an initialiser
+            giving *table entries* of the deviation ``stddev``; or an initialiser
             ``(key, core_shape, dtype) -> core`` called for every core, which may be wrapped in
             ``nnx.with_partitioning``.
+        stddev: standard deviation of the initial table entries with a named ``core_init``. The default is that of
+            ``nnx.Embed``, ``1 / sqrt(D)``: rows of about unit length.
         promote_dtype: as in ``nnx.Embed``, with the same default; called with ``(rows,)`` by ``__call__`` and with
             ``(query, *cores)`` by ``attend``.
         optimizer: None for ordinary parameters updated by optax, or an optimizer of
@@ -158,6 +160,7 @@ class TTEmbedBag(TTLayer, TableEmbedBag):
         num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
             precision, core_init, optimizer, cache, id_order, skip_nonfinite, stochastic_rounding,
             max_gradient, axis_name, method, name, rngs, core_metadata: as in `TTEmbed`.
+        stddev: as in `TTEmbed`, with the default ``1 / sqrt(3 N)``, which is usual for recommenders.
         combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
             ``"sqrtn"`` by the root of the number, or of the sum of squared weights; ``"mean_count"``
             always by the number of ids; ``"max"`` is the maximum of each column and takes no weights.

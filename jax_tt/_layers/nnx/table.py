@@ -10,7 +10,14 @@ import jax
 from flax.nnx.nn import dtypes
 
 from jax_tt._ids.split_ids import SplitIds
-from jax_tt._layers.call import CALL_OPTIONS, BagCalls, attended, described, parameters
+from jax_tt._layers.call import (
+    CALL_OPTIONS,
+    BagCalls,
+    attended,
+    described,
+    parameters,
+    scaled_as_embed,
+)
 from jax_tt._layers.nnx.change import ChangingModule
 from jax_tt._layers.nnx.module import DEFAULT, TableModule, hoisted_optimizer, read_state
 from jax_tt._lookup.calls import lookup_rows
@@ -27,7 +34,8 @@ class TableEmbed(ChangingModule):
     method that the table does not support raises an error.
 
     Args:
-        table: the kind and its sizes.
+        table: the kind and its sizes. Tensor trains whose scale was not chosen start with rows of about unit length, as
+            in ``nnx.Embed``.
         lookup: options of the calls.
         promote_dtype: as in `TTEmbed`.
         options: ``rngs``, ``metadata`` of the parameters' variables, and ``hyperparameters``, variables of scalars that
@@ -57,8 +65,11 @@ class TableEmbed(ChangingModule):
         promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
         **options: Any,
     ) -> None:
-        super().__init__(table, lookup, **options)
+        super().__init__(self._scaled(table), lookup, **options)
         self.promote_dtype = promote_dtype
+
+    def _scaled(self, table: Table) -> Table:
+        return scaled_as_embed(table)
 
     def __call__(
         self,

@@ -57,6 +57,8 @@ nb::dict Registrations() {
   targets["jax_tt_hash_double_v1"] = Encapsulate(HashDoubleCpu);
   targets["jax_tt_route_bags_v1"] = Encapsulate(RouteBagsCpu);
   targets["jax_tt_route_distinct_v1"] = Encapsulate(RouteDistinctCpu);
+  targets["jax_tt_scan_rows_v1"] = Encapsulate(ScanRowsCpu);
+  targets["jax_tt_scan_coded_v1"] = Encapsulate(ScanCodedCpu);
   return targets;
 }
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tt._base.dtypes import accumulator
+from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._lookup.calls import lookup_rows
 from jax_tt._table.options import Lookup
@@ -124,3 +125,22 @@ def in_order(scores: jax.Array, words: Sequence[jax.Array], k: int) -> list[jax.
     """The best k of scores ``[B, n]``, and their words, arrays ``[B, n]`` whose first one orders equal scores first."""
     negated, *words = lax.sort([-scores, *words], num_keys=1 + len(words))
     return [-negated[:, :k], *(word[:, :k] for word in words)]
+
+
+def best_scanned(
+    table: Table,
+    state: State,
+    queries: Queries,
+    scan: Callable[[State, Queries], tuple[jax.Array, jax.Array]],
+) -> tuple[jax.Array, jax.Array]:
+    """``scan(state, queries)`` in programs for the CPU, where the method of the queries allows it; else blocks."""
+    storage = table.spec.storage(state)
+    if queries.recall_target is not None or storage == jnp.float64:
+        return best_in_blocks(table, state, queries)
+    in_blocks = functools.partial(best_in_blocks, table)
+
+    def native(platform: str, *args: Any) -> tuple[jax.Array, jax.Array]:
+        return scan(*args) if platform == "cpu" else in_blocks(*args)
+
+    method = backend.choose(queries.method, storage)
+    return backend.run(method, native, in_blocks, state, queries)

@@ -5,6 +5,7 @@
 #include "ffi/cpu/kernels/hash_kernels.h"
 #include "ffi/cpu/kernels/kernels.h"
 #include "ffi/cpu/kernels/quantized_kernels.h"
+#include "ffi/cpu/kernels/scan_kernels.h"
 
 namespace jax_tt {
 namespace {
@@ -61,5 +62,6 @@ const Kernels<double>& GetKernels<double>() {
 const HashKernels& GetHashKernels() { JAX_TT_CHOOSE(kHash); }
 const QuantizedKernels& GetQuantizedKernels() { JAX_TT_CHOOSE(kQuantized); }
 SumCodedBags GetSumCodedBags() { JAX_TT_CHOOSE(kSumCoded); }
+const ScanKernels& GetScanKernels() { JAX_TT_CHOOSE(kScan); }
 
 }  // namespace jax_tt

@@ -9,7 +9,9 @@
 #include "ffi/cpu/kernels/hash_kernels.h"
 #include "ffi/cpu/kernels/initial_row.h"
 #include "ffi/cpu/kernels/kernels.h"
+#include "ffi/cpu/kernels/scan_products.h"
 #include "ffi/cpu/kernels/sum_coded.h"
+#include "ffi/cpu/kernels/sum_lanes.h"
 #include "ffi/cpu/kernels/sum_packed.h"
 #include "ffi/cpu/kernels/update_row.h"
 
@@ -148,36 +150,6 @@ template <typename T>
 void GemmTN(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc,
             bool accumulate) {
   Gemm<T, true>(k, n, m, a, lda, b, ldb, c, ldc, accumulate);
-}
-
-template <int N, int... I>
-struct Indices : Indices<N - 1, N - 1, I...> {};
-template <int... I>
-struct Indices<0, I...> {};
-
-// Where element i of the even (or odd) blocks of two vectors, taken group by group, stands in the pair of them.
-constexpr int BlockIndex(int i, int width, int group, int block, int odd) {
-  const int within = (2 * (i % group / block) + odd) * block + i % block, first = i / group * group;
-  return within < group ? first + within : width + first + within - group;
-}
-
-// Sums of neighbouring blocks: those of a, then those of b, in each group.
-template <int W, int kGroup, int kBlock, typename V, int... I>
-inline __attribute__((always_inline)) V AddNeighbours(V a, V b, Indices<0, I...>) {
-  return __builtin_shufflevector(a, b, BlockIndex(I, W, kGroup, kBlock, 0)...) +
-         __builtin_shufflevector(a, b, BlockIndex(I, W, kGroup, kBlock, 1)...);
-}
-
-// acc[0] = the sums over the lanes of acc[0], .., acc[kCount - 1]; first within 128 bits, where shuffles are cheap.
-template <int W, int kLane, int kCount, typename V>
-inline __attribute__((always_inline)) void SumLanes(V* acc) {
-  if constexpr (kCount > 1) {
-    constexpr bool kWithin = kCount * kLane > W;
-#pragma GCC unroll 8
-    for (int l = 0; l < kCount / 2; ++l)
-      acc[l] = AddNeighbours<W, kWithin ? kLane : W, kWithin ? 1 : kLane>(acc[2 * l], acc[2 * l + 1], Indices<W>{});
-    SumLanes<W, kLane, kCount / 2>(acc);
-  }
 }
 
 // c[rows, kCols] = a[rows, depth] b[kCols, depth]^T, one vector of c at a time: some rows, or part of one.
@@ -468,6 +440,11 @@ void AddVectorsExactly(int64_t n, const T* from, int64_t count, T* sum, T* lost)
   AddExactlyTiles<T, 1>(n / W * W, n, from, count, sum, lost);
 }
 
+template <typename T>
+void Widen(int64_t n, const T* __restrict from, float* __restrict to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = ToCompute(from[i]);
+}
+
 #define JAX_TT_STRING_(x) #x
 #define JAX_TT_STRING(x) JAX_TT_STRING_(x)
 
@@ -493,6 +470,7 @@ extern const Kernels<double> kDouble = JAX_TT_KERNELS(double);
 extern const HashKernels kHash = {FindKeys, InitialPart};
 extern const QuantizedKernels kQuantized = {SumPacked<8>, SumPacked<4>, SumPacked<3>, SumPacked<2>};
 extern const SumCodedBags kSumCoded = SumCoded;
+extern const ScanKernels kScan = {ScanProducts, ScanDots, Widen<bfloat16>, Widen<float16>, kScanLanes};
 
 }  // namespace JAX_TT_ISA
 }  // namespace jax_tt

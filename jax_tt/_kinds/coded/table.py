@@ -270,7 +270,7 @@ class CodedTable(CodeLayout, ReferenceTable):
         def native(arrays: State, batch: Batch) -> Any:
             books = {CODEBOOKS: arrays[CODEBOOKS].astype(jnp.float32)}
             call = Call(Use(self, lookup), {**arrays, **books}, batch, ())
-            (sums,) = run([Forward("cpu", call, self._code_operands(arrays))])
+            (sums,) = run([Forward("cpu", call, self.code_operands(arrays))])
             return vary_over((sums, self._order(sums) if lookup.wanted.names else ()), axes)
 
         def of_entries(arrays: State, batch: Batch) -> Any:
@@ -311,7 +311,7 @@ class CodedTable(CodeLayout, ReferenceTable):
         )
         return params, slots, applied, of_positions(self, batch, dweights)
 
-    def _code_operands(self, state: State) -> dict[str, jax.Array]:
+    def code_operands(self, state: State) -> dict[str, jax.Array]:
         """What the native op takes before the codebooks."""
         _, words = places.shape_of(0)
         return {

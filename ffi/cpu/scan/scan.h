@@ -1,0 +1,28 @@
+// Scans of a whole table for its best rows.
+#ifndef JAX_TT_CPU_SCAN_SCAN_H_
+#define JAX_TT_CPU_SCAN_SCAN_H_
+
+#include <stdint.h>
+
+#include "ffi/common/status.h"
+#include "ffi/cpu/pool.h"
+#include "ffi/cpu/scan/best_rows.h"
+
+namespace jax_tt {
+
+// The rows of a table as floats.
+class FloatRows {
+ public:
+  virtual ~FloatRows() = default;
+
+  // Memory for `workers` threads that read up to `rows` rows at a time.
+  virtual void Request(int workers, int64_t rows, Workspace* workspace) = 0;
+  // Rows [first, first + count), [count, dim], until the next call with this worker.
+  virtual const float* Read(int64_t first, int64_t count, int worker) const = 0;
+};
+
+Status ScanRows(const ScanRequest& request, FloatRows* rows, const Pool& pool);
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_SCAN_SCAN_H_

@@ -1,0 +1,87 @@
+"""Native scans for the best rows, in the sizes at which their kernels differ."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt._base import ffi
+from tests.lookup.test_top_k import searched
+
+pytestmark = pytest.mark.skipif(not ffi.available("cpu"), reason="has no native operations")
+
+CODES = {
+    "bytes": {"num_codes": 4, "bits": 8},
+    "half bytes": {"num_codes": 4, "bits": 4},
+    "few half bytes": {"num_codes": 2, "bits": 4},
+    "many half bytes": {"num_codes": 24, "bits": 4, "kind": "additive"},
+    "sums": {"num_codes": 8, "bits": 4, "terms": 2},
+    "hot": {"num_codes": 4, "bits": 4, "hot": 20, "hot_terms": 1},
+    "additive": {"num_codes": 3, "bits": 5, "kind": "additive"},
+    "wide codes": {"num_codes": 2, "bits": 9},
+}
+
+
+def whole_numbers(table, seed=0):
+    """A state whose rows are small integers, so that scores are exact and many of them equal."""
+    rng = np.random.default_rng(seed)
+    state = jax.jit(table.init)(jax.random.key(seed))
+    return {
+        name: jnp.asarray(rng.integers(-2, 3, array.shape), array.dtype)
+        if jnp.issubdtype(array.dtype, jnp.floating) and array.ndim > 1
+        else array
+        for name, array in state.items()
+    }
+
+
+def check(table, state, queries, k, exclude=None):
+    rows = np.asarray(jax_tt.tables.to_dense(table, state))
+    found = jax_tt.top_k(table, state, queries, k, exclude=exclude, method="native")
+    for got, want in zip(found, searched(rows, queries, k, exclude), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def integers(*shape, seed=0):
+    return np.random.default_rng(seed).integers(-3, 4, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("rows, features", [(1, 1), (50, 5), (700, 16), (333, 48)])
+def test_arrays(rows, features, dtype):
+    table = jax_tt.dense_table(rows, features, param_dtype=jnp.dtype(dtype))
+    state = whole_numbers(table)
+    for queries, k in ((0, 3), (1, 1), (2, 40), (3, 7), (20, 5), (70, 9)):
+        exclude = np.random.default_rng(k).integers(-1, rows, (queries, 3))
+        check(table, state, integers(queries, features), k, exclude)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 3, 2])
+@pytest.mark.parametrize("features", [3, 16, 50])
+def test_packed_rows(bits, features):
+    rows = np.random.default_rng(0).integers(0, 4, (300, features)).astype(np.float32)
+    rows[:, 0], rows[:, 1] = 0, 3 if bits == 2 else (1 << bits) - 1  # levels are whole numbers
+    table, state = jax_tt.quantize(rows, bits=bits)
+    for queries, k in ((1, 9), (5, 400), (33, 20)):
+        check(table, state, integers(queries, features), k)
+
+
+@pytest.mark.parametrize("codes", CODES)
+def test_codes(codes):
+    table = jax_tt.coded_table(400, 8, **CODES[codes])
+    state = whole_numbers(table)
+    for queries, k in ((1, 9), (2, 500), (3, 5), (40, 20)):
+        exclude = np.random.default_rng(k).integers(-1, 400, (queries, 3))
+        check(table, state, integers(queries, 8), k, exclude)
+
+
+def test_the_threads_of_a_large_table_agree():
+    table = jax_tt.dense_table(30_000, 16)
+    state = whole_numbers(table)
+    rows = state["embedding"].at[::1000].set(2).at[1].set(jnp.nan).at[2].set(jnp.inf)
+    state = {"embedding": rows}
+    queries = np.abs(integers(40, 16)) + 1
+    check(table, state, queries, 100)
+    queries[3, 5], queries[4] = np.nan, 0
+    with np.errstate(invalid="ignore"):
+        check(table, state, queries, 100)

@@ -59,6 +59,7 @@ nb::dict Registrations() {
   targets["jax_tt_route_distinct_v1"] = Encapsulate(RouteDistinctCpu);
   targets["jax_tt_scan_rows_v1"] = Encapsulate(ScanRowsCpu);
   targets["jax_tt_scan_coded_v1"] = Encapsulate(ScanCodedCpu);
+  targets["jax_tt_scan_train_v1"] = Encapsulate(ScanTrainCpu);
   return targets;
 }
 

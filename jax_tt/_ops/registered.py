@@ -10,4 +10,5 @@ import jax_tt._kinds.ordered.change
 import jax_tt._kinds.quantized.best
 import jax_tt._kinds.sharded.best
 import jax_tt._kinds.sharded.change
+import jax_tt._kinds.tensor_train.best
 import jax_tt._kinds.tensor_train.change  # noqa: F401

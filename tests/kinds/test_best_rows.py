@@ -85,3 +85,23 @@ def test_the_threads_of_a_large_table_agree():
     queries[3, 5], queries[4] = np.nan, 0
     with np.errstate(invalid="ignore"):
         check(table, state, queries, 100)
+
+
+@pytest.mark.parametrize(
+    "rows, row_factors, col_factors, ranks",
+    [
+        (70, (7, 10), (2, 3), (4,)),
+        (300, (70, 5), (4, 4), (3,)),
+        (1000, (5, 70, 3), (2, 3, 4), (2, 5)),
+        (95, (2, 3, 4, 4), (2, 1, 2, 2), (2, 3, 2)),
+        (60, (2, 2, 2, 2, 4), (1, 2, 1, 2, 1), (2, 2, 2, 2)),
+    ],
+)
+def test_trains(rows, row_factors, col_factors, ranks):
+    features = int(np.prod(col_factors))
+    shape = jax_tt.TTShape(rows, features, ranks, row_factors, col_factors)
+    table = jax_tt.tables.TTTable.of_shape(shape)
+    state = whole_numbers(table)
+    for queries, k in ((1, 9), (2, 1100), (11, 20)):
+        exclude = np.random.default_rng(k).integers(-1, rows, (queries, 3))
+        check(table, state, integers(queries, features), k, exclude)

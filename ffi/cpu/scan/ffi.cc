@@ -3,11 +3,13 @@
 #include <memory>
 
 #include "ffi/common/packed_table.h"
+#include "ffi/common/table_args.h"
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/coded/codebooks.h"
 #include "ffi/cpu/handlers.h"
 #include "ffi/cpu/scan/scan.h"
 #include "ffi/cpu/scan/stored_rows.h"
+#include "ffi/cpu/scan/train.h"
 
 namespace jax_tt {
 namespace {
@@ -105,6 +107,22 @@ ffi::Error CodedImpl(OpThreads threads, ffi::AnyBuffer queries, ffi::AnyBuffer e
   return ToError(run(), "top_k");
 }
 
+ffi::Error TrainImpl(OpThreads threads, ffi::AnyBuffer queries, ffi::AnyBuffer exclude, ffi::AnyBuffer present,
+                     ffi::RemainingArgs cores, ffi::Result<ffi::AnyBuffer> scores, ffi::Result<ffi::AnyBuffer> ids,
+                     ffi::Dictionary attrs) {
+  const auto run = [&]() -> Status {
+    ScanRequest request = {};
+    TTShape shape;
+    const float* data[kMaxCores] = {};
+    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
+    JAX_TT_RETURN_IF_ERROR(ReadCores<float>(shape, cores, 0, data));
+    JAX_TT_RETURN_IF_ERROR(
+        ReadRequest(attrs, {queries, exclude, present, *scores, *ids}, shape.num_embeddings, shape.dim(), &request));
+    return ScanTrain(request, shape, data, MakePool(threads));
+  };
+  return ToError(run(), "top_k");
+}
+
 }  // namespace
 
 // B queries of D numbers, E excluded rows for each, a table of N rows.
@@ -129,6 +147,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ScanCodedCpu, CodedImpl,
                                   .Arg<ffi::AnyBuffer>()  // hot_codes u8 [H, ceil(h b / 8)]
                                   .Arg<ffi::AnyBuffer>()  // hot_places u32 [ceil(N / 512), 17], or empty
                                   .Arg<ffi::AnyBuffer>()  // codebooks f32 [(m + h) * 2**b, w]
+                                  .Ret<ffi::AnyBuffer>()  // scores f32 [B.., k]
+                                  .Ret<ffi::AnyBuffer>()  // ids s32 [B.., k]
+                                  .Attrs());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ScanTrainCpu, TrainImpl,
+                              ffi::Ffi::Bind()
+                                  .Ctx<OpThreads>()
+                                  .Arg<ffi::AnyBuffer>()  // queries f32 [B.., D]
+                                  .Arg<ffi::AnyBuffer>()  // exclude s32 [B.., E]
+                                  .Arg<ffi::AnyBuffer>()  // present pred [N], or empty
+                                  .RemainingArgs()        // cores f32
                                   .Ret<ffi::AnyBuffer>()  // scores f32 [B.., k]
                                   .Ret<ffi::AnyBuffer>()  // ids s32 [B.., k]
                                   .Attrs());

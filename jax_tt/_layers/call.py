@@ -13,7 +13,8 @@ import jax
 
 from jax_tt._ids.bags import Bags
 from jax_tt._lookup.calls import pooled_rows
-from jax_tt._ops.lookups import attend
+from jax_tt._ops.cross_entropy import softmax_cross_entropy
+from jax_tt._ops.lookups import attend, constant_if_fused
 from jax_tt._table.copies import with_default_stddev
 from jax_tt._table.options import Lookup, StepInputs, check_static
 from jax_tt._table.table import Table
@@ -82,19 +83,33 @@ def attended(
 
     ``promote`` casts queries and parameters to a common type.
     """
+    query, state = _promoted(table, state, query, promote)
+    state = constant_if_fused(table, state, table.spec.attended_names, "attend")
+    return attend(table, state, query, precision=lookup.precision)
+
+
+def cross_entropy(
+    table: Table,
+    state: State,
+    hidden: jax.Array,
+    targets: Any,
+    block: int | None,
+    lookup: Lookup,
+    promote: Callable[..., Any],
+) -> jax.Array:
+    """`softmax_cross_entropy` of a layer; ``promote`` is as in `attended`."""
+    hidden, state = _promoted(table, state, hidden, promote)
+    return softmax_cross_entropy(
+        table, state, hidden, targets, block=block, precision=lookup.precision
+    )
+
+
+def _promoted(
+    table: Table, state: State, query: jax.Array, promote: Callable[..., Any]
+) -> tuple[jax.Array, State]:
     names = table.spec.attended_names
     query, *arrays = promote(query, *(state[name] for name in names))
-    params: dict[str, Any] = dict(zip(names, arrays, strict=True))
-    if table.update is not None:
-        name = type(table.update.optimizer).__name__
-        message = (
-            f"{table.ids.label}attend is part of the loss, but the table is fused (optimizer={name}): its gradient "
-            "touches "
-            "every row and cannot be fused into a lookup. Build the layer with optimizer=None and let optax step it, "
-            "or use the scores outside the loss only."
-        )
-        params = dict(refuse_gradient(message, params))
-    return attend(table, {**state, **params}, query, precision=lookup.precision)
+    return query, {**state, **dict(zip(names, arrays, strict=True))}
 
 
 @functools.cache
@@ -110,29 +125,6 @@ def check_value(name: str, value: Any, shape: tuple[int, ...]) -> None:
             f"{name}: its initialiser returned {value.dtype}{list(value.shape)}; expected floats of shape "
             f"{list(shape)}, from a callable (key, shape, dtype) -> array."
         )
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def refuse_gradient(message: str, tree: Any) -> Any:
-    """Returns ``tree``; a backward pass that reaches it raises ``TypeError(message)``.
-
-    Values that are not differentiated (metrics, evaluation) are allowed.
-    """
-    del message
-    return tree
-
-
-def _forward(message: str, tree: Any) -> tuple[Any, None]:
-    del message
-    return tree, None
-
-
-def _backward(message: str, residuals: None, cotangent: Any) -> Any:
-    del residuals, cotangent
-    raise TypeError(message)
-
-
-refuse_gradient.defvjp(_forward, _backward)
 
 
 class BagCalls:

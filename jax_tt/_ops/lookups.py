@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax_tt._base.arguments import as_array, as_dtype
 from jax_tt._base.dtypes import resolve_precision, widest
 from jax_tt._base.keywords import check_keywords
+from jax_tt._jax.refused import refuse_gradient
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._table import whole
 from jax_tt._table.check import check_table
@@ -130,15 +131,34 @@ def attend(
     (5, 1000)
     """
     precision = resolve_precision(precision)
-    query = as_array("query", query)
-    if query.ndim == 0 or query.shape[-1] != table.features:
-        raise ValueError(
-            f"query: got shape {query.shape}; expected [..., {table.features}], the table's features last."
-        )
-    if not jnp.issubdtype(query.dtype, jnp.floating):
-        raise ValueError(f"query: got dtype {query.dtype}; expected floats.")
-    query = jnp.asarray(query)
+    query = as_vectors("query", query, table.features)
     flat = query.reshape(math.prod(query.shape[:-1]), table.features)
     scores = whole.attend(table, state, flat, precision)
     scores = scores.reshape(*query.shape[:-1], table.num_embeddings)
     return scores.astype(as_dtype("dtype", dtype, widest(query.dtype, table.spec.storage(state))))
+
+
+def as_vectors(name: str, vectors: Any, features: int) -> jax.Array:
+    """Checks that an argument is floats ``[..., features]``."""
+    vectors = as_array(name, vectors)
+    if vectors.ndim == 0 or vectors.shape[-1] != features:
+        raise ValueError(
+            f"{name}: got shape {vectors.shape}; expected [..., {features}], the table's features last."
+        )
+    if not jnp.issubdtype(vectors.dtype, jnp.floating):
+        raise ValueError(f"{name}: got dtype {vectors.dtype}; expected floats.")
+    return jnp.asarray(vectors)
+
+
+def constant_if_fused(table: Table, state: State, names: Iterable[str], caller: str) -> State:
+    """The state, where a loss must not be differentiated with respect to arrays of a fused table."""
+    if table.update is None:
+        return state
+    rule = type(table.update.optimizer).__name__
+    message = (
+        f"{table.ids.label}{caller} is part of the loss, but the table is fused (optimizer={rule}): its gradient "
+        "touches every row and cannot be fused into a lookup. Build the table with optimizer=None and let optax step "
+        "it, give the output weights a table of their own, or use the result outside the loss only."
+    )
+    arrays = {name: state[name] for name in names if name in state}
+    return {**state, **dict(refuse_gradient(message, arrays))}

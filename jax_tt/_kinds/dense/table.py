@@ -20,6 +20,7 @@ from jax_tt._native.rows import RowTable
 from jax_tt._table.copies import without_values
 from jax_tt._table.initial_rows import NormalRows, default_embedding_init
 from jax_tt._table.options import Update
+from jax_tt._table.row_slices import RowSlices, row_slices
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,6 +77,12 @@ class DenseTable(RowTable):
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         shape = (self.num_embeddings, self.features)
         return {"embedding": self.embedding_init(key, shape, self.param_dtype)}
+
+
+@row_slices.register(DenseTable)
+def dense_slices(table: DenseTable) -> RowSlices:
+    del table
+    return RowSlices("embedding", 1, lambda params: params["embedding"])
 
 
 @without_values.register(DenseTable)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jax_tt._native.tt import TrainTable
 from jax_tt._table.copies import with_default_stddev, without_values
 from jax_tt._table.initial_rows import init_param
 from jax_tt._table.options import Update, check_update
+from jax_tt._table.row_slices import RowSlices, row_slices
 from jax_tt._table.state import StateSpec
 from jax_tt._table.types import Params, State
 from jax_tt._table.whole import attend, to_dense
@@ -147,7 +149,22 @@ def init_core(table: TTTable, name: str, key: jax.Array) -> Any:
 
 @to_dense.register(TTTable)
 def product_of_cores(table: TTTable, state: State) -> jax.Array:
-    first, *cores = table.spec.params(state)
+    return _product(table.spec.params(state))[: table.num_embeddings]
+
+
+@row_slices.register(TTTable)
+def slices_of_first_core(table: TTTable) -> RowSlices:
+    def rows(params: Mapping[str, jax.Array]) -> jax.Array:
+        first, *cores = (params[name] for name in table.spec.param_names)
+        places, slices, *_ = first.shape
+        first = first.reshape(places * slices, *first.shape[2:])
+        return _product((first, *cores)).reshape(places, -1, table.features)
+
+    return RowSlices("core_0", math.prod(table.row_factors[1:]), rows)
+
+
+def _product(params: Params) -> jax.Array:
+    first, *cores = params
     accum = accumulator(first.dtype)
     value = first.astype(accum)[:, 0]  # [P, Q, r]
     for core in cores:
@@ -156,7 +173,7 @@ def product_of_cores(table: TTTable, state: State) -> jax.Array:
         )
         p, b, q, s, t = value.shape
         value = value.reshape(p * b, q * s, t)
-    return value[: table.num_embeddings, :, 0]
+    return value[:, :, 0]
 
 
 @attend.register(TTTable)

@@ -23,6 +23,7 @@ from jax_tt._layers.call import (
     BagCalls,
     attended,
     check_value,
+    cross_entropy,
     described,
     for_evaluation,
     scaled_as_embed,
@@ -237,6 +238,17 @@ class EmbedModule(TableModule):
             return self.promote_dtype(*arrays, dtype=self.dtype)
 
         return attended(self.described, self.state, query, self.options, promote)
+
+    def softmax_cross_entropy(
+        self, hidden: jax.Array, targets: Any, *, block: int | None = None
+    ) -> jax.Array:
+        """Cross entropy of ids and the softmax of `attend`; see `jax_tt.TableEmbed.softmax_cross_entropy`."""
+
+        def promote(*arrays: jax.Array) -> Any:
+            return self.promote_dtype(*arrays, dtype=self.dtype)
+
+        table, state = self.described, self.state
+        return cross_entropy(table, state, hidden, targets, block, self.options, promote)
 
 
 class EmbedBagModule(TableModule):

@@ -14,6 +14,7 @@ from jax_tt._layers.call import (
     CALL_OPTIONS,
     BagCalls,
     attended,
+    cross_entropy,
     described,
     parameters,
     scaled_as_embed,
@@ -128,6 +129,35 @@ class TableEmbed(ChangingModule):
         if out_sharding is not None:
             scores = jax.sharding.auto_axes(out_sharding=out_sharding)(scores)
         return scores(read_state(self), query)
+
+    def softmax_cross_entropy(
+        self, hidden: jax.Array, targets: Any, *, block: int | None = None
+    ) -> jax.Array:
+        """Cross entropy of ids and the softmax of `attend`, a block of rows at a time.
+
+        Args:
+            hidden: floats ``[..., features]``.
+            targets, block: as in `jax_tt.softmax_cross_entropy`.
+
+        Returns:
+            ``[...]``, a loss for each target.
+
+        Raises:
+            TypeError: the loss is differentiated with respect to a fused table; its update cannot be fused.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> layer = jax_tt.Embed(1000, 16, rngs=nnx.Rngs(0))
+            >>> layer.softmax_cross_entropy(jnp.ones((2, 16)), jnp.array([3, 5])).shape
+            (2,)
+        """
+
+        def promote(*arrays: jax.Array) -> Any:
+            return self.promote_dtype(arrays, dtype=self.dtype)
+
+        state = read_state(self)
+        return cross_entropy(self.table, state, hidden, targets, block, self.lookup, promote)
 
 
 class TableEmbedBag(BagCalls, ChangingModule):

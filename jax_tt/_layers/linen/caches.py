@@ -67,7 +67,7 @@ def find_layers(
 def _looked_up(module: Any, method: str) -> Iterable[Any]:
     """The layers of single tables that a method of a module looks up itself, not through methods of these layers."""
     if isinstance(module, EmbedCollection):
-        return () if method in ("setup", "attend") else module.parts.values()
+        return () if method in ("setup", "attend", "top_k") else module.parts.values()
     return (module,) if isinstance(module, TableModule) and method != "setup" else ()
 
 

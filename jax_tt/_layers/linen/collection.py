@@ -122,9 +122,17 @@ class EmbedCollection(ChecksKeywords, nn.Module):
 
     def attend(self, table: str, query: jax.Array) -> jax.Array:
         """Scores ``query[..., D]`` against every row of a table, as `jax_tt.TTEmbed.attend`."""
+        return self._part(table).attend(query)
+
+    def top_k(self, table: str, queries: jax.Array, k: int, **options: Any) -> Any:
+        """The best ``k`` rows of a table for each query; ``options`` are those of `jax_tt.TableEmbed.top_k`."""
+        return self._part(table).top_k(queries, k, **options)
+
+    @nn.nowrap
+    def _part(self, table: str) -> CollectedTable:
         if table not in self.parts:
             raise ValueError(f"table: got {table!r}; expected one of {', '.join(self.parts)}.")
-        return self.parts[table].attend(query)
+        return self.parts[table]
 
     @nn.nowrap
     def _call(self, batch: Any, layout: str, grad_scale: Any, hyperparameters: Any) -> Any:

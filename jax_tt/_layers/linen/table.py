@@ -32,6 +32,7 @@ from jax_tt._layers.call import (
 from jax_tt._layers.variables import FusedParam
 from jax_tt._lookup.calls import lookup_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
+from jax_tt._ops.top_k import top_k
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name
 from jax_tt._table.initial_rows import init_param
@@ -249,6 +250,20 @@ class EmbedModule(TableModule):
 
         table, state = self.described, self.state
         return cross_entropy(table, state, hidden, targets, block, self.options, promote)
+
+    def top_k(
+        self,
+        queries: jax.Array,
+        k: int,
+        *,
+        exclude: Any = None,
+        block: int | None = None,
+        recall_target: float | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """The best ``k`` rows for each query: scores and ids ``[..., k]``, as in `jax_tt.top_k`."""
+        options = {"exclude": exclude, "block": block, "recall_target": recall_target}
+        method = self.options.method
+        return top_k(self.described, self.state, queries, k, method=method, **options)
 
 
 class EmbedBagModule(TableModule):

@@ -92,8 +92,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     variables of the collection. `states` and `set_states` convert between the two, e.g. for checkpoints. All variables
     are by name: a state of the layer may be restored into one whose tables were given in another order.
 
-    ``tables[name]`` also has the methods for row caches, for growth and for an order of ids, and ``attend``; its
-    attributes ``bounds``, ``method``, ``precision`` and ``axis_name`` may be set for this table alone.
+    ``tables[name]`` also has the methods for row caches, for growth and for an order of ids, ``attend`` and ``top_k``;
+    its attributes ``bounds``, ``method``, ``precision`` and ``axis_name`` may be set for this table alone.
 
     Args:
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`. Those with an optimizer are updated in the

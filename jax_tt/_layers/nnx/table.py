@@ -22,6 +22,7 @@ from jax_tt._layers.call import (
 from jax_tt._layers.nnx.change import ChangingModule
 from jax_tt._layers.nnx.module import DEFAULT, TableModule, hoisted_optimizer, read_state
 from jax_tt._lookup.calls import lookup_rows
+from jax_tt._ops.top_k import top_k
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 
@@ -158,6 +159,27 @@ class TableEmbed(ChangingModule):
 
         state = read_state(self)
         return cross_entropy(self.table, state, hidden, targets, block, self.lookup, promote)
+
+    def top_k(
+        self,
+        queries: jax.Array,
+        k: int,
+        *,
+        exclude: Any = None,
+        block: int | None = None,
+        recall_target: float | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """The ``k`` rows with the largest inner products with each query, without the scores of all rows.
+
+        Args:
+            queries: floats ``[..., features]``.
+            k, exclude, block, recall_target: as in `jax_tt.top_k`.
+
+        Returns:
+            Scores and ids ``[..., k]``, as in `jax_tt.top_k`; they are constants of a loss.
+        """
+        options = {"exclude": exclude, "block": block, "recall_target": recall_target}
+        return top_k(self.table, read_state(self), queries, k, method=self.lookup.method, **options)
 
 
 class TableEmbedBag(BagCalls, ChangingModule):

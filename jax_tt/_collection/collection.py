@@ -35,6 +35,7 @@ from jax_tt._collection.statistics import (
     init_totals,
     read_totals,
 )
+from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._lookup.shared import FLAGS, Shared, init_flags, is_shared
 from jax_tt._table import checkpoint
 from jax_tt._table.change import has_cache, maintain
@@ -447,6 +448,15 @@ class Collection:
                 feature for feature, described in self.features.items() if described.table == name
             )
             for name in self.tables
+        }
+
+    @functools.cached_property
+    def hashed(self) -> dict[str, HashTable]:
+        """The hash tables by name; of sharded ones what is sharded."""
+        return {
+            name: unsharded_hash_table(table)
+            for name, table in self.for_batches.items()
+            if table.ids.takes_keys
         }
 
     @functools.cached_property

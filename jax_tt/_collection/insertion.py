@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,10 +13,12 @@ from jax_tt._collection.feature import values_of
 from jax_tt._collection.states import check_states, listed
 from jax_tt._kinds.hashed.change import grow_if_full
 from jax_tt._kinds.hashed.table import unsharded_hash_table
-from jax_tt._ops.insert import insert_anywhere, insert_keys
+from jax_tt._ops.insert import insert_anywhere, insert_keys, with_slots
+from jax_tt._ops.insert_in_call import inserts, passed_through, to_insert
 from jax_tt._ops.inserting import Inserted, ToInsert, requests_of
 from jax_tt._table.change import Change
 from jax_tt._table.check import check_state
+from jax_tt._table.options import Lookup
 
 
 @insert_keys.register(Collection)
@@ -32,11 +34,7 @@ def insert_collection_keys(
 ) -> tuple[dict[str, Inserted], dict[str, dict[str, Any]]]:
     """`dynamic.insert` of all hash tables of a collection; the features of a table are one batch of it."""
     values, given = values_of(collection.features, batch), dict(scores or {})
-    hashed = {
-        name: unsharded_hash_table(t)
-        for name, t in collection.for_batches.items()
-        if t.ids.takes_keys
-    }
+    hashed = collection.hashed
     check_states("state", state, hashed)
     known = {f for name in hashed for f in collection.features_of[name]}
     for feature in given:
@@ -49,7 +47,7 @@ def insert_collection_keys(
         raise ValueError(
             f"epoch: got {epoch!r} for a collection whose tables have no epochs; expected None."
         )
-    asked, ends = [], {}
+    asked = []
     for name, table in hashed.items():
         check_state(collection.tables[name], state[name])
         parts = [
@@ -62,16 +60,46 @@ def insert_collection_keys(
         ]
         now = epoch if table in of_epochs else None
         asked.append(ToInsert(collection.for_batches[name], state[name], parts, now))
-        ends[name] = list(itertools.accumulate(part.here.size for part in parts))
     results = insert_anywhere(asked, method, return_evicted)
     after, inserted = {name: dict(arrays) for name, arrays in state.items()}, {}
-    for name, (done, arrays) in zip(hashed, results, strict=True):
-        after[name], inserted[name] = arrays, done
-        if done.found is not None:
-            by_feature = jnp.split(done.found, ends[name][:-1])
-            found = dict(zip(collection.features_of[name], by_feature, strict=True))
-            inserted[name] = done._replace(found=found)
+    for name, one, (done, arrays) in zip(hashed, asked, results, strict=True):
+        after[name] = arrays
+        inserted[name] = _by_feature(collection.features_of[name], one, done)
     return inserted, after
+
+
+def insert_in_collection_call(
+    collection: Collection, state: States, batch: Any, lookups: Mapping[str, Lookup]
+) -> tuple[Any, dict[str, Any]]:
+    """`insert_in_call` for the hash tables of a collection; ``lookups`` are the options by table."""
+    values = values_of(collection.features, batch)
+    asked: dict[str, dict[str, ToInsert]] = {}
+    for name in collection.hashed:
+        table, lookup, features = (
+            collection.for_batches[name],
+            lookups[name],
+            collection.features_of[name],
+        )
+        if inserts(table, lookup, [values[feature] for feature in features]):
+            parts = [(collection.for_features[feature], values[feature]) for feature in features]
+            asked.setdefault(lookup.method, {})[name] = to_insert(table, state[name], parts, lookup)
+    after: dict[str, Any] = dict(state)
+    for method, tables in asked.items():
+        results = insert_anywhere(list(tables.values()), method, False)
+        for (name, one), (done, arrays) in zip(tables.items(), results, strict=True):
+            after[name] = passed_through(one, state[name], arrays)
+            found = _by_feature(collection.features_of[name], one, done)
+            values = with_slots(values, {name: found})
+    return (values if asked else batch), after
+
+
+def _by_feature(features: Sequence[str], asked: ToInsert, done: Inserted) -> Inserted:
+    """The result with the slots of every feature."""
+    parts: Sequence[Any] = [None] * len(features)
+    if done.found is not None:
+        ends = itertools.accumulate(part.here.size for part in asked.parts)
+        parts = jnp.split(done.found, list(ends)[:-1])
+    return done._replace(found=dict(zip(features, parts, strict=True)))
 
 
 @grow_if_full.register(Collection)

@@ -29,7 +29,8 @@ class LocatedKeys(SplitIds):
     """Keys with the slots where they are, as `jax_tt.dynamic.with_slots` returns them.
 
     Attributes:
-        digits: int32 ``[..., 3]``, the two words of a key and its slot, -1 for those without one.
+        digits: int32 ``[..., 3]``, the two words of a key and its slot, -1 for those without one. Tables that are
+            sharded over devices do not look at it.
     """
 
 

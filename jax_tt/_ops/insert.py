@@ -12,9 +12,18 @@ import jax.numpy as jnp
 
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keys import LocatedKeys, key_digits
+from jax_tt._jax.vma import all_shards, axes_to_count, own_shard
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._ops.insert_sharded import insert_over_devices
-from jax_tt._ops.inserting import Inserted, ToInsert, insert_together, requests_of
+from jax_tt._ops.inserting import (
+    Inserted,
+    Requests,
+    ToInsert,
+    insert_together,
+    joined,
+    requests_of,
+)
+from jax_tt._sets.hash_directory import KEYS
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import is_sharded
 
@@ -71,7 +80,7 @@ def insert_anywhere(
     """`dynamic.insert` of several tables, some of which may be sharded."""
     sharded = [k for k, one in enumerate(asked) if is_sharded(one.table)]
     alone = [k for k in range(len(asked)) if k not in sharded]
-    done = insert_together([asked[k] for k in alone], method, return_evicted) if alone else []
+    done = _insert_on_every_device([asked[k] for k in alone], method, return_evicted)
     results = dict(zip(alone, done, strict=True))
     if sharded:
         if return_evicted:
@@ -84,12 +93,32 @@ def insert_anywhere(
     return [results[k] for k in range(len(asked))]
 
 
+def _insert_on_every_device(
+    asked: Sequence[ToInsert], method: str, return_evicted: bool
+) -> list[tuple[Inserted, dict[str, Any]]]:
+    """Inserts into tables that every device holds; inside a ``shard_map`` the keys of all, so that they stay equal."""
+    axes = [axes_to_count(one.state[KEYS[0]], list(one.parts), one.axis_name) for one in asked]
+    gathered = [_of_all(*pair) if pair[1] else pair[0] for pair in zip(asked, axes, strict=True)]
+    results = insert_together(gathered, method, return_evicted) if asked else []
+    for k, (done, state) in enumerate(results):
+        if axes[k]:
+            size = sum(part.here.size for part in asked[k].parts)
+            results[k] = done._replace(found=own_shard(done.found, size, axes[k])), state
+    return results
+
+
+def _of_all(asked: ToInsert, axes: Any) -> ToInsert:
+    keys, here, given, _ = joined(asked.parts)
+    keys, here, given = (all_shards(x, axes) for x in (keys, here.astype(jnp.int32), given))
+    return asked._replace(parts=[Requests(keys, here > 0, given)])
+
+
 def with_slots(ids: Any, inserted: Any) -> Any:
     """The ids of a batch with the slots that their insertion found, for lookups that need not search them again.
 
     A lookup takes a slot if it still holds the key, and searches the key otherwise: after a growth, a removal or a
     later insertion, no key reads the row of another one. A key that the insertion gave no slot is missing in the
-    lookup, which does not report it again.
+    lookup, which does not report it again. A training call of a layer does not insert these ids again.
 
     Args:
         ids: what `dynamic.insert` was called with.
@@ -97,8 +126,8 @@ def with_slots(ids: Any, inserted: Any) -> Any:
 
     Returns:
         The same ids as a kind of `SplitIds` with three words, the two of the key and the slot; in `Bags`, if they were
-        in `Bags`. Of the batch of a collection a dict by feature; features of tables that are sharded or have no keys
-        are unchanged.
+        in `Bags`. Of the batch of a collection a dict by feature; features of tables without keys are unchanged. The
+        devices of a sharded table search all keys nevertheless.
 
     >>> import jax, jax_tt, numpy as np
     >>> table, keys = jax_tt.hash_table(1024, 8), np.array([7, -1])
@@ -109,11 +138,6 @@ def with_slots(ids: Any, inserted: Any) -> Any:
     ((2, 3), (2, 8))
     """
     if isinstance(inserted, Inserted):
-        if inserted.found is None:
-            raise ValueError(
-                "inserted: got the result of a sharded table, the owners of whose keys know the slots; expected "
-                "that of a table on one device. Look up the ids themselves."
-            )
         return _located("ids", ids, inserted.found)
     if not isinstance(inserted, Mapping) or isinstance(ids, Bags):
         raise TypeError(
@@ -122,7 +146,7 @@ def with_slots(ids: Any, inserted: Any) -> Any:
         )
     batch = {name: ids[name] for name in ids}
     for one in inserted.values():
-        for name, slots in (one.found or {}).items():
+        for name, slots in one.found.items():
             batch[name] = _located(f"ids[{name!r}]", batch[name], slots)
     return batch
 
@@ -136,6 +160,8 @@ def _located(name: str, ids: Any, slots: Any) -> Any:
 def _with(name: str, ids: Any, padded: bool, slots: Any) -> LocatedKeys:
     digits = jnp.asarray(key_digits(name, ids, padded).digits)
     shape = digits.shape[:-1]
+    if slots is None:
+        slots = jnp.zeros(math.prod(shape), jnp.int32)
     if getattr(slots, "shape", None) != (math.prod(shape),):
         raise ValueError(
             f"{name}: got ids of shape {shape} for the insertion of another batch; expected the ids that were inserted."

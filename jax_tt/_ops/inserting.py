@@ -79,8 +79,8 @@ class Inserted(NamedTuple):
         counts: int32 scalars by name: ``"requests"`` and ``"hits"`` are ids, ``"unique"``, ``"unique_hits"``,
             ``"inserted"``, ``"evicted"`` and ``"refused"`` distinct keys. Refused ones found no room; the others that
             were neither there nor inserted were not admitted.
-        found: int32 ``[n]``, the slot of every id of the batch, -1 for those without one; by feature for a collection,
-            and None for sharded tables. See `with_slots`.
+        found: int32 ``[n]``, the slot of every id of the batch, -1 for those without one; None for sharded tables; of a
+            collection by feature. See `with_slots`.
         evicted: `Evicted`, beside the new keys in the same slots; None unless asked for.
 
     >>> import jax, jax_tt, numpy as np
@@ -123,12 +123,14 @@ class ToInsert(NamedTuple):
     """What to insert into a hash table, or into a `ShardedTable` of one.
 
     ``parts`` are one batch; each of them is sharded over devices by itself. ``epoch`` is the present one, or None.
+    ``axis_name`` are mesh axes that the batch is sharded over, if JAX does not track them.
     """
 
     table: Any
     state: State
     parts: Sequence[Requests]
     epoch: Any
+    axis_name: Any = None
 
 
 def requests_of(table: HashTable, ids: Any, scores: Any) -> Requests:
@@ -205,7 +207,7 @@ def insert_together(
 
 
 def _begin(asked: ToInsert, method: str) -> _Insertion:
-    table, state, parts, epoch = asked
+    table, state, parts, epoch, _ = asked
     method = table.execution(Lookup(method=method), state).method
     now = jnp.minimum(state[CLOCK], _LAST) + 1
     requests = jax.lax.stop_gradient(joined(parts))

@@ -221,19 +221,15 @@ with_cache.register(HashTable, default(with_cache))
 
 @with_update.register(HashTable)
 def with_update_of_rows(table: HashTable, update: Update | None) -> HashTable:
-    after = dataclasses.replace(table, table=with_update(table.table, update))
-    return after if update is not None else _silent(after)
+    # Without the update that it had, nothing trains the table; one that never had an update is trained by others.
+    frozen = update is None and (table.frozen or table.update is not None)
+    return dataclasses.replace(table, table=with_update(table.table, update), frozen=frozen)
 
 
 @freeze.register(HashTable)
 def freeze_keys(table: HashTable, state: State) -> tuple[HashTable, dict[str, Any]]:
     frozen, arrays = freeze_wrapper(table, state)
-    return _silent(frozen), arrays
-
-
-def _silent(table: HashTable) -> HashTable:
-    # Nothing is trained any more, so that nothing is to be said of keys that are not.
-    return dataclasses.replace(table, safe_check="ignore")
+    return dataclasses.replace(frozen, frozen=True), arrays
 
 
 # The hash of a key says which device holds it, and every device has a table of its keys.

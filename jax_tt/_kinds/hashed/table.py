@@ -51,8 +51,8 @@ from jax_tt._table.wrapper import Wrapper, innermost
 COLLECTION = "hash_table"
 _UNTRAINED = (
     "{count} ids of a training batch are keys without a row. They read their initial values and train nothing. Insert "
-    "them first, jax_tt.dynamic.insert(table, state, ids); where tables are full, raise the capacity. "
-    "safe_check='ignore' says nothing."
+    "them first, jax_tt.dynamic.insert(table, state, ids), as training calls of layers do; where tables are full, "
+    "raise the capacity. safe_check='ignore' says nothing."
 )
 _MOVED_BY = "HashTable.of_rows takes the keys of another capacity, other ways or several devices."
 MISSING = ("initial", "zeros")
@@ -64,7 +64,7 @@ Initializer = InitialRows | Callable[[jax.Array, int], jax.Array]
 class HashTable(Wrapper):
     """A table of 64-bit keys: each key in it has a slot, which is a row of the wrapped table.
 
-    `dynamic.insert` gives new keys a slot, between or at the beginning of training steps; lookups only find keys, and
+    `dynamic.insert` gives new keys a slot, and so does a training call of a layer; other lookups only find keys, and
     never change the state. The positions of other keys read the initial values of these keys, which depend on the
     seed and the key alone; they have a gradient with respect to weights, but train nothing.
 
@@ -90,11 +90,11 @@ class HashTable(Wrapper):
         initializer: `Normal`, `TruncatedNormal`, `Uniform` or `Constant`, or a function of keys uint32 ``[n, 2]`` (high
             and low words) and the number of columns that returns ``[n, D]``; None for ``Normal(1 / sqrt(D))``.
         missing: what keys that are not in the table read where ``Lookup.train`` is False, and in every lookup of a
-            table without an optimizer, such as a frozen one: their ``"initial"`` values, ``"zeros"``, or the row of
-            this number.
+            frozen table: their ``"initial"`` values, ``"zeros"``, or the row of this number.
         safe_check: what to do where a training lookup has missing keys, or an insertion finds no room for keys:
             ``"error"`` raises, ``"warn"`` issues a `MissingKeyWarning`, ``"ignore"`` does nothing. The first two take a
             host callback.
+        frozen: whether no lookup is one of training, as in the tables of `Collection.frozen`.
 
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.tables.HashTable(jax_tt.tables.DenseTable(1024, 8), policy="lfu")
@@ -114,6 +114,7 @@ class HashTable(Wrapper):
     initializer: Initializer | None = None
     missing: str | int = "initial"
     safe_check: str = "warn"
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -236,11 +237,8 @@ class HashTable(Wrapper):
         return f"{self.ids.label}ids: {_UNTRAINED}"
 
     def trains(self, lookup: Lookup) -> bool:
-        """Whether a lookup is one of training, in which keys without a row read their initial rows.
-
-        A table without an optimizer may be a frozen one, so that it follows ``missing`` if it says something else.
-        """
-        return lookup.train and (self.update is not None or self.missing == "initial")
+        """Whether a lookup is one of training, in which keys without a row read their initial rows."""
+        return lookup.train and not self.frozen
 
     def absent(self, lookup: Lookup) -> int:
         """What is looked up in place of the slot of a key without one."""

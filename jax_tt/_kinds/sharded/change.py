@@ -45,8 +45,14 @@ for function in (reorder, with_cache):
 @freeze.register(ShardedTable)
 def freeze_shards(table: ShardedTable, state: State) -> tuple[ShardedTable, dict[str, Any]]:
     check_state(table, state)
-    _, arrays = freeze(table.stored, state)
-    return with_update(table, None), {**arrays, PAGES: state[PAGES]}
+    stored, arrays = freeze(table.stored, state)
+    # Hash tables are stored as they are, and others have nothing that says that they are frozen.
+    frozen = (
+        dataclasses.replace(table, table=stored)
+        if table.ids.takes_keys
+        else with_update(table, None)
+    )
+    return frozen, {**arrays, PAGES: state[PAGES]}
 
 
 @checkpoint.unsharded.register(ShardedTable)

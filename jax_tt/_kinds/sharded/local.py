@@ -64,7 +64,7 @@ def received_rows(
     asked = asked._replace(here=asked.here & allowed)
     table, lookup = sharding_of(call).shard, call.use.lookup
     # A lookup that raised on one device alone would leave the others waiting.
-    warns = checked and lookup.train and table.safe_check == "warn"
+    warns = checked and table.trains(lookup) and table.safe_check == "warn"
     search = table.search_of(
         call.state, asked.keys, asked.here, dataclasses.replace(lookup, train=warns)
     )

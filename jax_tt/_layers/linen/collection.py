@@ -14,10 +14,12 @@ from jax.sharding import Mesh
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
+from jax_tt._collection.insertion import insert_in_collection_call
 from jax_tt._collection.lookup import check_lookup, embed, step_arguments
 from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
 from jax_tt._ids.placement import Placement
+from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
 from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._layers.call import FeatureCalls
 from jax_tt._layers.linen.table import TableEmbed, begin_call, finish_call, fused_variable
@@ -145,6 +147,8 @@ class EmbedCollection(ChecksKeywords, nn.Module):
         if counting and self.is_mutable_collection(STATISTICS):
             first = init_totals(before)
             state[STATISTICS] = {TOTALS: self.get_variable(STATISTICS, TOTALS, first)}
+        if self.collection.hashed and self.is_mutable_collection(HASH_TABLE):
+            batch, state = insert_in_collection_call(self.collection, state, batch, lookups)
         result, after = embed(self.collection, state, batch, lookups, inputs, layout)
         for name, given in before.items():
             finish_call(self.parts[name], given, after[name], lookups[name])

@@ -32,6 +32,7 @@ from jax_tt._layers.call import (
 from jax_tt._layers.variables import FusedParam
 from jax_tt._lookup.calls import lookup_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
+from jax_tt._ops.insert_in_call import insert_in_call
 from jax_tt._ops.top_k import top_k
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name
@@ -42,7 +43,7 @@ from jax_tt._table.types import State
 from jax_tt._table.wrapper import innermost
 from jax_tt.optimizers import Optimizer
 
-COUNT = "count"
+COUNT, PARAMS = "count", "params"
 # So that `nnx.bridge.ToNNX` makes variables that `FusedOptimizer` overwrites. What else is in the collection, such as
 # scales of 8-bit floats, has its next value as its gradient as well.
 nnx.register_variable_name(OVERWRITE_WITH_GRADIENT, FusedParam, overwrite=True)
@@ -158,9 +159,12 @@ class TableModule(ChecksKeywords, nn.Module):
         grad_scale: Any,
         hyperparameters: Mapping[str, Any] | None,
     ) -> jax.Array:
-        state, lookup, step = begin_call(self, grad_scale, hyperparameters)
+        before, lookup, step = begin_call(self, grad_scale, hyperparameters)
+        state: State = before
+        if self.described.ids.takes_keys and self.is_mutable_collection(HASH_TABLE):
+            inputs, state = insert_in_call(self.described, before, inputs, lookup)
         result, after = op(self.described, state, inputs, lookup, step)
-        finish_call(self, state, after, lookup)
+        finish_call(self, before, after, lookup)
         return result
 
 
@@ -185,13 +189,33 @@ def begin_call(
 
 
 def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup) -> None:
-    """Sets the variables that a call of a layer has changed, such as counts."""
+    """Sets the variables that a call of a layer has changed: counts, and the rows of new keys."""
+    table = layer.described
     if lookup.train:
-        for name, collection in layer.described.spec.buffers.items():
+        for name, collection in table.spec.buffers.items():
             if after[name] is not before[name]:
                 layer.put_variable(collection, name, after[name])
+        for name in table.spec.trained_names:
+            if after[name] is not before[name]:
+                _put_rows(layer, name, after[name])
     if OUT_OF_RANGE in before:
         layer.put_variable(OUT_OF_RANGE, COUNT, after[OUT_OF_RANGE])
+
+
+def _put_rows(layer: TableModule, name: str, value: jax.Array) -> None:
+    """Sets an array with rows of new keys, where its collection is mutable."""
+    table = layer.described
+    collection = PARAMS if table.update is None else OVERWRITE_WITH_GRADIENT
+    if layer.is_mutable_collection(collection):
+        box = layer.get_variable(collection, name)
+        layer.put_variable(collection, name, nn.meta.replace_boxed(box, value))
+    elif table.update is None:
+        raise ValueError(
+            f"{table.ids.label}optimizer: got None for a table into which a call with the mutable collection "
+            f"{HASH_TABLE} inserts keys, whose rows it would lose. Give the table a fused rule, e.g. jax_tt.hash_table"
+            "(..., optimizer=jax_tt.optimizers.Adagrad(0.05)), whose next value holds them; or insert the batch first "
+            "with jax_tt.linen.update_table, and look up jax_tt.dynamic.with_slots(batch, inserted)."
+        )
 
 
 def fused_variable(module: nn.Module, name: str, init: Callable[[], Any]) -> Any:

@@ -229,7 +229,9 @@ class ChangingModule(TableModule):
     ) -> Inserted:
         """Finds or inserts the keys of a batch; see `jax_tt.dynamic.insert`.
 
-        Call it before the lookup of the batch, outside of the loss. The arguments are as in `jax_tt.dynamic.insert`.
+        A training call does so by itself. Call this before it, outside of the loss, for what `Inserted` tells, or for
+        scores and epochs, and look up `jax_tt.dynamic.with_slots` of the ids. The arguments are as in
+        `jax_tt.dynamic.insert`.
 
         Raises:
             TypeError: the table of the layer has no keys.

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
-from jax_tt._collection.insertion import insert_collection_keys
+from jax_tt._collection.insertion import insert_collection_keys, insert_in_collection_call
 from jax_tt._collection.lookup import check_lookup, embed, step_arguments
 from jax_tt._collection.states import UPDATES, check_like
 from jax_tt._collection.statistics import (
@@ -188,7 +188,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     ) -> dict[str, Inserted]:
         """Finds or inserts the keys of a batch in all hash tables; see `jax_tt.dynamic.insert`.
 
-        Call it before the lookup of the batch, outside of the loss. ``batch`` is the batch of the lookup.
+        A training call does so by itself. Call this before it, outside of the loss, for what `Inserted` tells, or for
+        scores and epochs, and look up `jax_tt.dynamic.with_slots` of the batch.
 
         Returns:
             `Inserted` by hash table.
@@ -289,6 +290,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         counts = self.counts if any(lookup.train for lookup in lookups.values()) else None
         if counts is not None:
             state[STATISTICS] = {TOTALS: self._totals(counts)}
+        if collection.hashed:
+            batch, state = insert_in_collection_call(collection, state, batch, lookups)
         result, after = embed(collection, state, batch, lookups, inputs, layout)
         for name, given in before.items():
             finish_call(self.tables[name], given, after[name], lookups[name])

@@ -26,6 +26,7 @@ from jax_tt._layers.variables import (
     PageTable,
 )
 from jax_tt._lookup.rule import OUT_OF_RANGE
+from jax_tt._ops.insert_in_call import insert_in_call
 from jax_tt._table.copies import with_name, with_update, without_values
 from jax_tt._table.options import Lookup, StepInputs, check_static
 from jax_tt._table.step_values import hoisted
@@ -192,9 +193,12 @@ class TableModule(ChecksKeywords, nnx.Module):
         grad_scale: Any,
         hyperparameters: Mapping[str, Any] | None,
     ) -> jax.Array:
-        state, lookup, step = begin_call(self, grad_scale, hyperparameters)
+        before, lookup, step = begin_call(self, grad_scale, hyperparameters)
+        state: State = before
+        if self.table.ids.takes_keys:
+            inputs, state = insert_in_call(self.table, before, inputs, lookup)
         result, after = op(self.table, state, inputs, lookup, step)
-        finish_call(self, state, after, lookup)
+        finish_call(self, before, after, lookup)
         return result
 
 
@@ -228,9 +232,9 @@ def begin_call(
 
 
 def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup) -> None:
-    """Sets the variables that a call of a layer has changed, such as counts."""
+    """Sets the variables that a call of a layer has changed: counts, and the rows of new keys."""
     if lookup.train:
-        for name in layer.table.spec.buffers:
+        for name in (*layer.table.spec.trained_names, *layer.table.spec.buffers):
             if after[name] is before[name]:
                 continue
             try:
@@ -238,9 +242,8 @@ def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup)
             except TraceContextError:
                 raise TypeError(
                     f"{layer.table.ids.label}{name}: a training call sets this variable, which JAX transformations "
-                    "that "
-                    "close over the layer, such as jax.lax.scan, forbid. Pass the layer through nnx.scan, or call "
-                    "layer.eval() first, after which calls count nothing."
+                    "that close over the layer, such as jax.lax.scan, forbid. Pass the layer through nnx.scan, or call "
+                    "layer.eval() first, after which calls count and insert nothing."
                 ) from None
     if OUT_OF_RANGE in before:
         with WHERE_FLAX_ALLOWS:

@@ -1,5 +1,6 @@
 """Frozen tables of keys: unknown keys read what ``missing`` says, and nobody is told of training."""
 
+import dataclasses
 import warnings
 
 import jax
@@ -58,9 +59,15 @@ def test_single_tables(missing, train):
 
 
 def test_tables_without_an_optimizer():
+    """Optax trains them until they are frozen, which nothing but the flag says."""
     table, state = source("zeros", optimizer=None)
-    rows, _ = jax_tt.lookup(table, state, keys())
+    assert not jax_tt.extension.with_update(table, None).frozen
+    served, arrays = jax_tt.extension.freeze(table, state)
+    assert served.frozen and arrays.keys() == state.keys()
+    rows, _ = jax_tt.lookup(served, arrays, keys())
     check(np.asarray(rows), state, "zeros")
+    quiet = dataclasses.replace(table, safe_check="ignore")
+    check(np.asarray(jax_tt.lookup(quiet, state, keys())[0]), state, "initial")
 
 
 def test_tables_behind_an_order_of_ids():

@@ -264,7 +264,7 @@ def test_nnx_layers_and_their_moments_grow_on_several_devices_as_on_one():
 
         @nnx.jit
         def step(embed, opt, ids):
-            embed.insert(ids)
+            ids = jax_tt.dynamic.with_slots(ids, embed.insert(ids))
             grads = jax_tt.grad(lambda m: jnp.sum((m.stacked(ids) - 1) ** 2))(embed)
             opt.update(embed, grads)
 

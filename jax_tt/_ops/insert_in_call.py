@@ -1,0 +1,105 @@
+"""Insertion inside of a training call, which may be differentiated.
+
+What the loss differentiates are the arrays before the insertion. The cotangent of the arrays after it is theirs as
+well: of a fused table its next value, which holds the new rows, so that insertion and step change one buffer in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+
+from jax_tt._ids.bags import Bags
+from jax_tt._ids.keys import LocatedKeys
+from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
+from jax_tt._ops.insert import insert_anywhere, with_slots
+from jax_tt._ops.inserting import ToInsert, requests_of
+from jax_tt._table.check import check_state
+from jax_tt._table.options import Lookup
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
+
+
+def insert_in_call(table: Table, state: State, ids: Any, lookup: Lookup) -> tuple[Any, State]:
+    """Inserts the keys of a training call; returns the ids with their slots, and the state.
+
+    Calls that do not train, ids that come with slots, and frozen tables are left as they are.
+    """
+    if not inserts(table, lookup, [ids]):
+        return ids, state
+    asked = to_insert(table, state, [(table, ids)], lookup)
+    ((done, after),) = insert_anywhere([asked], lookup.method, False)
+    return with_slots(ids, done), passed_through(asked, state, after)
+
+
+def inserts(table: Table, lookup: Lookup, parts: Sequence[Any]) -> bool:
+    """Whether a call inserts the keys of a batch, whose ids are in ``parts``."""
+    if not unsharded_hash_table(table).trains(lookup):
+        return False
+    ids = (part.ids if isinstance(part, Bags) else part for part in parts)
+    return not all(isinstance(part, LocatedKeys) for part in ids)
+
+
+def to_insert(
+    table: Table, state: State, parts: Sequence[tuple[Table, Any]], lookup: Lookup
+) -> ToInsert:
+    """What a call inserts; ``parts`` are the ids of the batch, each with the table that errors about them name."""
+    whole = unsharded_hash_table(table)
+    if whole.policy == "custom" or whole.policy.startswith("epoch_"):
+        argument = "scores=" if whole.policy == "custom" else "epoch="
+        raise ValueError(
+            f"{whole.ids.label}ids: got keys without slots in a training call, whose policy {whole.policy!r} needs "
+            f"{argument} to insert them. Insert the batch first, done = layer.insert(batch, {argument}...), and call "
+            "the layer with jax_tt.dynamic.with_slots(batch, done); or call layer.eval(), which inserts nothing."
+        )
+    check_state(table, state)
+    constant = jax.lax.stop_gradient(dict(state))
+    requests = [requests_of(unsharded_hash_table(named), ids, None) for named, ids in parts]
+    return ToInsert(table, constant, requests, None, lookup.axis_name)
+
+
+def passed_through(asked: ToInsert, before: State, after: State) -> dict[str, Any]:
+    """The state after an insertion, whose trained arrays have the cotangents of the ones ``before``."""
+    table, trained = unsharded_hash_table(asked.table), asked.table.spec.trained_names
+    refusal = _refusal(table) if table.update is None and table.policy != "none" else ""
+
+    def passed(name: str, value: Any) -> Any:
+        if value is asked.state[name]:
+            return before[name]
+        return _replaced(refusal, before[name], value) if name in trained else value
+
+    return {name: passed(name, value) for name, value in after.items()}
+
+
+def _refusal(table: HashTable) -> str:
+    return (
+        f"{table.ids.label}optimizer: got None for a table with the policy {table.policy!r}, whose training calls are "
+        "differentiated: a key that is evicted would leave its moments in the optax state to the next key in its slot. "
+        "Give the table a fused rule, e.g. jax_tt.hash_table(..., optimizer=jax_tt.optimizers.Adagrad(0.05)), which "
+        "resets them; or policy='none', which evicts nothing."
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _replaced(refusal: str, before: jax.Array, after: jax.Array) -> jax.Array:
+    """``after``, whose cotangent is that of ``before``; with a ``refusal``, it cannot be differentiated."""
+    del refusal, before
+    return after
+
+
+def _forward(refusal: str, before: jax.Array, after: jax.Array) -> tuple[jax.Array, None]:
+    del refusal, before
+    return after, None
+
+
+def _backward(refusal: str, residuals: None, cotangent: Any) -> tuple[Any, None]:
+    del residuals
+    if refusal:
+        raise TypeError(refusal)
+    return cotangent, None
+
+
+_replaced.defvjp(_forward, _backward)

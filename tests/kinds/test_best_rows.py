@@ -105,3 +105,18 @@ def test_trains(rows, row_factors, col_factors, ranks):
     for queries, k in ((1, 9), (2, 1100), (11, 20)):
         exclude = np.random.default_rng(k).integers(-1, rows, (queries, 3))
         check(table, state, integers(queries, features), k, exclude)
+
+
+@pytest.mark.parametrize("codes", [5, 16])
+def test_bounds_of_codes_leave_out_no_row(codes):
+    table = jax_tt.coded_table(20_000, 80, num_codes=codes, bits=4)
+    state = jax.jit(table.init)(jax.random.key(1))
+    state["codebooks"] = jax.random.normal(jax.random.key(2), state["codebooks"].shape)
+    queries = np.random.default_rng(0).standard_normal((20, 80)).astype(np.float32)
+    queries[1], queries[2, 3], queries[3, 0] = 0, np.nan, 1e30
+    rows = np.asarray(jax_tt.tables.to_dense(table, state))
+    scores, ids = jax_tt.top_k(table, state, queries, 50, method="native")
+    want, _ = searched(rows, queries, 50)
+    np.testing.assert_allclose(scores, want, rtol=1e-4, atol=1e-4)
+    best = np.take_along_axis(queries @ rows.T, np.asarray(ids), axis=1)
+    np.testing.assert_allclose(np.delete(best, 2, 0), np.delete(scores, 2, 0), rtol=1e-4, atol=1e-4)

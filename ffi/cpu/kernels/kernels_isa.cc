@@ -9,6 +9,7 @@
 #include "ffi/cpu/kernels/hash_kernels.h"
 #include "ffi/cpu/kernels/initial_row.h"
 #include "ffi/cpu/kernels/kernels.h"
+#include "ffi/cpu/kernels/scan_codes.h"
 #include "ffi/cpu/kernels/scan_products.h"
 #include "ffi/cpu/kernels/sum_coded.h"
 #include "ffi/cpu/kernels/sum_lanes.h"
@@ -470,7 +471,7 @@ extern const Kernels<double> kDouble = JAX_TT_KERNELS(double);
 extern const HashKernels kHash = {FindKeys, InitialPart};
 extern const QuantizedKernels kQuantized = {SumPacked<8>, SumPacked<4>, SumPacked<3>, SumPacked<2>};
 extern const SumCodedBags kSumCoded = SumCoded;
-extern const ScanKernels kScan = {ScanProducts, ScanDots, Widen<bfloat16>, Widen<float16>, kScanLanes};
+extern const ScanKernels kScan = {ScanProducts, ScanDots, ScanBytes, ScanHalfBytes, Widen<bfloat16>, Widen<float16>, kScanLanes};
 
 }  // namespace JAX_TT_ISA
 }  // namespace jax_tt

@@ -74,11 +74,45 @@ struct ScanBlock {
   int64_t first_id, id_step, query, query_step;
 };
 
+// Rows of codes, whose scores are sums of what their codes select from the partial scores of a query.
+struct ScanCodes {
+  const uint8_t* rows;  // [num_rows, row_bytes]
+  int64_t num_rows, row_bytes, num_codes;
+  int64_t first_id;
+  int64_t num_queries;
+  const float* partial;  // [num_queries, num_codes << bits]
+  // For codes of four bits.  A score is at most base + unit * the sum of the bounds that the codes select, but for
+  // `error`, by which sums of floats may be off.  Rows whose sum of bounds is below the limit of a query are none of
+  // its best; `limit` is changed with the threshold.
+  const uint8_t* bounds;           // [num_queries, num_codes, 16], at most kMostBound each
+  const struct ScoreBound* bound;  // [num_queries]
+  int32_t* limit;                  // [num_queries]
+};
+
+struct ScoreBound {
+  double base, unit, error;
+};
+
+// Two bounds fit a byte, and the sum of the bounds of kMostBoundedCodes 16 bits.
+constexpr int kMostBound = 127;
+constexpr int64_t kMostBoundedCodes = 256;
+
+// The least sum of bounds of a row whose score is above the threshold.
+JAX_TT_INLINE int32_t LimitOf(const ScoreBound& bound, float threshold) {
+  const double sum = (threshold - bound.error - bound.base) / bound.unit;
+  // Also where the sum is NaN, as it is for bounds that are not finite: they exclude no row.
+  if (!(sum >= 0)) return 0;
+  return sum < 65534 ? static_cast<int32_t>(sum) + 1 : 65535;
+}
+
 struct ScanKernels {
   // Offers the products of all rows and columns.
   void (*products)(const ScanBlock& block, const BestRows& best);
   // The same for few queries [num_columns, depth] in the place of columns, where vectors divide the depth.
   void (*dots)(const ScanBlock& block, const BestRows& best);
+  // Offers rows of codes of eight bits, or of four, with their scores.
+  void (*bytes)(const ScanCodes& codes, const BestRows& best);
+  void (*half_bytes)(const ScanCodes& codes, const BestRows& best);
   // Numbers of 16 bits as floats.
   void (*widen_bfloat16)(int64_t n, const bfloat16* from, float* to);
   void (*widen_float16)(int64_t n, const float16* from, float* to);

@@ -7,6 +7,7 @@
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/coded/codebooks.h"
 #include "ffi/cpu/handlers.h"
+#include "ffi/cpu/scan/codes.h"
 #include "ffi/cpu/scan/scan.h"
 #include "ffi/cpu/scan/stored_rows.h"
 #include "ffi/cpu/scan/train.h"
@@ -101,7 +102,10 @@ ffi::Error CodedImpl(OpThreads threads, ffi::AnyBuffer queries, ffi::AnyBuffer e
     JAX_TT_RETURN_IF_ERROR(ReadCodebooks(attrs, {codes, hot_codes, hot_places, codebooks}, &books));
     JAX_TT_RETURN_IF_ERROR(
         ReadRequest(attrs, {queries, exclude, present, *scores, *ids}, codes.dimensions()[0], books.dim(), &request));
-    CodedFloats rows(books, static_cast<const uint8_t*>(codes.untyped_data()));
+    const auto* const bytes = static_cast<const uint8_t*>(codes.untyped_data());
+    if (ScansByPartialScores(books, request.num_queries))
+      return ScanByPartialScores(request, books, bytes, MakePool(threads));
+    CodedFloats rows(books, bytes);
     return ScanRows(request, &rows, MakePool(threads));
   };
   return ToError(run(), "top_k");

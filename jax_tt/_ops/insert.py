@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keys import LocatedKeys, key_digits
 from jax_tt._jax.vma import all_shards, axes_to_count, own_shard
-from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
+from jax_tt._kinds.hashed.table import HashTable, checked_hash_table, unsharded_hash_table
 from jax_tt._ops.insert_sharded import insert_over_devices
 from jax_tt._ops.inserting import (
     Inserted,
@@ -23,6 +23,7 @@ from jax_tt._ops.inserting import (
     joined,
     requests_of,
 )
+from jax_tt._sets.batch_clock import counted_on
 from jax_tt._sets.hash_directory import KEYS
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import is_sharded
@@ -78,6 +79,10 @@ def insert_anywhere(
     asked: Sequence[ToInsert], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     """`dynamic.insert` of several tables, some of which may be sharded."""
+    asked = [
+        one._replace(state=counted_on(one.state, unsharded_hash_table(one.table).policy))
+        for one in asked
+    ]
     sharded = [k for k, one in enumerate(asked) if is_sharded(one.table)]
     alone = [k for k in range(len(asked)) if k not in sharded]
     done = _insert_on_every_device([asked[k] for k in alone], method, return_evicted)

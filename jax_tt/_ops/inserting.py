@@ -37,7 +37,6 @@ from jax_tt._sets.missing import Check
 from jax_tt._table.options import Lookup
 from jax_tt._table.types import State
 
-_LAST = 2**31 - 2
 _NO_ROOM = (
     "{{count}} new keys of a batch found no room in their sets of the table, which has {} rows. They read their "
     "initial values and train nothing. Raise the capacity, let the table grow (jax_tt.dynamic.grow_if_full), or choose "
@@ -209,7 +208,7 @@ def insert_together(
 def _begin(asked: ToInsert, method: str) -> _Insertion:
     table, state, parts, epoch, _ = asked
     method = table.execution(Lookup(method=method), state).method
-    now = jnp.minimum(state[CLOCK], _LAST) + 1
+    now = state[CLOCK] + 1
     requests = jax.lax.stop_gradient(joined(parts))
     epoch = epoch_of(table, epoch)
     state = {**state, CLOCK: now}

@@ -20,6 +20,7 @@ from jax_tt._native import hash_backend
 from jax_tt._native.hash import Fresh, Search
 from jax_tt._native.rows import RowTable
 from jax_tt._sets.admission import Admission, AdmitAfter, as_admission
+from jax_tt._sets.batch_clock import KEPT
 from jax_tt._sets.hash_directory import (
     CLOCK,
     COUNTERS,
@@ -82,7 +83,7 @@ class HashTable(Wrapper):
             requested it; ``"lfu"``, its requests; ``"epoch_lru"`` and ``"epoch_lfu"``, these within epochs;
             ``"custom"``, scores that are given with the batch; or ``"none"``, nothing is evicted.
         ways: slots of a set, at most 64; a key may be in two sets.
-        min_age: a key may be evicted if its last batch is at least so many batches ago, from 1 to 2^31 - 1.
+        min_age: a key may be evicted if its last batch is at least so many batches ago, from 1 to 2^30.
         admission: which new keys are inserted: None for all, `AdmitAfter` (or its number of requests), or
             `AdmitWithProbability`.
         max_capacity: what `grow_if_full` never exceeds; None for no growth.
@@ -121,8 +122,8 @@ class HashTable(Wrapper):
         _check_table(self.table)
         one_of("policy", self.policy, POLICIES)
         one_of("safe_check", self.safe_check, SAFE_CHECKS)
-        if as_positive("min_age", self.min_age) >= 2**31:
-            raise ValueError(f"min_age: got {self.min_age}; expected less than 2**31.")
+        if as_positive("min_age", self.min_age) > KEPT:
+            raise ValueError(f"min_age: got {self.min_age}; expected at most 2**30.")
         _check_capacity(self.ids.label, self.num_embeddings, as_positive("ways", self.ways))
         object.__setattr__(self, "admission", as_admission(self.admission))
         if not -(2**63) <= as_int("seed", self.seed) < 2**64:

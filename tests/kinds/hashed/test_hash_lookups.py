@@ -253,7 +253,7 @@ def test_bad_input():
         ({"capacity": 256, "ways": 128}, "ways: got 128; expected at most 64"),
         ({"policy": "fifo"}, "policy: got 'fifo'; expected one of"),
         ({"min_age": 0}, "min_age: got 0"),
-        ({"min_age": 2**31}, r"min_age: got 2147483648; expected less than 2\*\*31"),
+        ({"min_age": 2**31}, r"min_age: got 2147483648; expected at most 2\*\*30"),
         ({"admission": 0}, "requests: got 0"),
         ({"admission": 0.5}, "admission: got 0.5"),
         ({"max_capacity": 32}, "max_capacity: got 32 for a capacity of 64"),

@@ -15,8 +15,6 @@ from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_or
 from jax_tt._table.check import check_table
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
-from jax_tt._table.wrapper import innermost
-from jax_tt._tt.initial_cores import CoreInit, fresh_init
 
 
 def grow_table(
@@ -30,17 +28,19 @@ def grow_table(
 ) -> Change:
     """Adds rows to a table; the arrays of existing rows are unchanged, bit for bit.
 
-    If necessary, the first row factor of a tensor train grows: slices from its ``core_init`` are appended to the first
-    core, with fresh optimizer state. An order of ids is continued by the new ids in the new rows. Cached rows stay
-    cached, and keep their slots unless the cache was larger than the table. See `tt.grow` for rows that the factors
-    already covered. Call it between steps, outside of ``jit``.
+    New rows of a dense table follow its ``embedding_init``, with fresh optimizer state. If necessary, the first row
+    factor of a tensor train grows: slices from its ``core_init`` are appended to the first core, with fresh optimizer
+    state. An order of ids is continued by the new ids in the new rows. Cached rows stay cached, and keep their slots
+    unless the cache was larger than the table. See `tt.grow` for rows that the factors already covered. Call it
+    between steps, outside of ``jit``.
 
     Args:
-        table: e.g. that of `tt_table`, in any wrappers; dense tables do not grow.
+        table: that of `dense_table` or `tt_table`, in any wrappers.
         state: its arrays by name.
         num_embeddings: the new number of ids, at least the present one.
-        key: for the initialisation of appended slices.
-        like: one id, or one for every new id; the new rows start near the rows of these ids.
+        key: for the initial values of new rows.
+        like: one id, or one for every new id; the new rows start near the rows of these ids, or equal to them in a
+            dense table.
         method: as in `Lookup`.
 
     Returns:
@@ -62,8 +62,7 @@ def grow_table(
             as_int("num_embeddings", num_embeddings) - table.num_embeddings,
             table.num_embeddings,
         )
-    init = _unboxed(fresh_init(getattr(innermost(table), "core_init", None)))  # pyright: ignore[reportArgumentType]
-    return grow(table, state, Growth(num_embeddings, key, init, like, method))
+    return grow(table, state, Growth(num_embeddings, key, like, method))
 
 
 def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any) -> Change:
@@ -114,19 +113,6 @@ def _refuse_traced(state: State) -> None:
         raise TypeError(
             "state: its arrays are traced; a table is reordered or grows between steps, outside of jit."
         )
-
-
-def _unboxed(init: CoreInit) -> CoreInit:
-    """The initialiser without the metadata in which Flax wraps values, e.g. for their sharding."""
-    if not callable(init):
-        return init
-
-    def unboxed(*args: Any) -> Any:
-        value = init(*args)
-        unbox = getattr(value, "unbox", None)
-        return getattr(value, "raw_value", value) if unbox is None else unbox()
-
-    return unboxed
 
 
 def _check_like(like: Any, count: int, num_embeddings: int) -> None:

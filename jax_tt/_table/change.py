@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.dispatch import dispatched
+from jax_tt._table.state import SCALARS
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
@@ -54,20 +56,19 @@ class Growth(NamedTuple):
 
     Attributes:
         num_embeddings: the new number of ids.
-        key, init: key and initialiser of appended slices.
+        key: for the initial values of new rows.
         like: ids near whose rows the new rows start, one or as many as there are new ids, or None.
         method: as in the ops.
 
     >>> import jax, jax_tt
     >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4)
-    >>> growth = jax_tt.extension.Growth(1200, jax.random.key(1), "approx-normal", like=None, method="auto")
+    >>> growth = jax_tt.extension.Growth(1200, jax.random.key(1), like=None, method="auto")
     >>> jax_tt.extension.grow(table, table.init(jax.random.key(0)), growth).table.num_embeddings
     1200
     """
 
     num_embeddings: int
     key: jax.Array
-    init: Any
     like: Any
     method: str
 
@@ -165,7 +166,27 @@ def restarted(old: Any, fresh: Any) -> Any:
 
 
 def extended(old: Any, fresh: Any) -> Any:
-    """State of a core with appended slices: initial for these, unchanged bit for bit for the others."""
+    """State of a parameter with more slices: initial for the new ones, unchanged bit for bit for the others."""
     if old.shape[1:] != fresh.shape[1:] or not old.ndim:
         return fresh
-    return jnp.concatenate([jnp.asarray(old), fresh[old.shape[0] :]])
+    return appended(jnp.asarray(old), fresh[old.shape[0] :])
+
+
+def appended(old: jax.Array, new: jax.Array) -> jax.Array:
+    """Two arrays one after the other, sharded like the first one."""
+    return over_explicit_axes(
+        lambda arrays: jnp.concatenate(arrays), (old, new), lambda: spec_of(old)
+    )
+
+
+def with_params(
+    before: State, after: Table, params: Mapping[str, Any], carry: Mapping[str, Carry]
+) -> dict[str, Any]:
+    """New parameters and, where they are fused, their slots; the step goes on, so that schedules do."""
+    values = dict(params)
+    fresh = after.init_rest(values)
+    for name, slots in zip(after.spec.param_names, after.spec.slot_names, strict=True):
+        for slot in slots:
+            old = before.get(slot, fresh[slot])
+            values[slot] = carry[name](old, fresh[slot]) if name in carry else old
+    return values | {name: before[name] for name in SCALARS if name in fresh}

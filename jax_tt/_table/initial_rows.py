@@ -38,3 +38,16 @@ class NormalRows:
 
     def __call__(self, key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
         return jax.nn.initializers.normal(self.deviation)(key, shape, dtype)
+
+
+def unboxed(init: Any) -> Any:
+    """An initialiser without the metadata in which Flax wraps values, e.g. for their sharding; names are unchanged."""
+    if not callable(init):
+        return init
+
+    def without_box(*args: Any) -> Any:
+        value = init(*args)
+        unbox = getattr(value, "unbox", None)
+        return getattr(value, "raw_value", value) if unbox is None else unbox()
+
+    return without_box

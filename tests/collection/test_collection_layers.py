@@ -249,8 +249,11 @@ def test_changes_of_a_table_between_steps(trained):
     np.testing.assert_allclose(after["title"][0], rows["title"][0], rtol=1e-6)
     model.embed.tables["users"].populate()
     assert model.embed.tables["users"].cache_statistics()["refreshes"] == 3
-    with pytest.raises(TypeError, match="items: a DenseTable cannot be given more rows"):
-        model.embed.tables["items"].grow(90, rngs=nnx.Rngs(2))
+    items = look_up(model.embed, BATCH)["clicked"]
+    model.embed.tables["items"].grow(90, rngs=nnx.Rngs(2), opt=opt, model=model)
+    assert model.embed.collection.tables["items"].num_embeddings == 90
+    # The other id was out of range before.
+    np.testing.assert_array_equal(look_up(model.embed, BATCH)["clicked"][0], items[0])
 
 
 def test_options_of_one_table(trained):

@@ -18,7 +18,7 @@ from jax_tt._base.storage import (
 )
 from jax_tt._native.rows import RowTable
 from jax_tt._table.copies import without_values
-from jax_tt._table.initial_rows import NormalRows, default_embedding_init
+from jax_tt._table.initial_rows import default_embedding_init
 from jax_tt._table.options import Update
 from jax_tt._table.row_slices import RowSlices, row_slices
 
@@ -87,7 +87,5 @@ def dense_slices(table: DenseTable) -> RowSlices:
 
 @without_values.register(DenseTable)
 def without_initial_rows(table: DenseTable) -> DenseTable:
-    # Any other initialiser may keep a reference to the table that it returns.
-    if isinstance(table.embedding_init, NormalRows):
-        return table
-    return dataclasses.replace(table, embedding_init=default_embedding_init)
+    given = isinstance(table.embedding_init, GivenRows)
+    return dataclasses.replace(table, embedding_init=default_embedding_init) if given else table

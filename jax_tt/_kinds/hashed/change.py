@@ -35,8 +35,6 @@ from jax_tt._table.dispatch import default
 from jax_tt._table.options import Update
 from jax_tt._table.sharding import check_sharding, rows_to_shard, shard_of
 from jax_tt._table.types import State
-from jax_tt._table.wrapper import innermost
-from jax_tt._tt.initial_cores import fresh_init
 
 
 @functools.singledispatch
@@ -99,9 +97,7 @@ def _occupied(state: State) -> int:
 def growth_to(table: HashTable, capacity: int, method: str = "auto") -> Growth:
     """Growth with initial slices of tensor trains that depend on the seed and the capacity alone."""
     key = jax.random.fold_in(jax.random.key(table.seed & 0xFFFFFFFF), capacity)
-    core_init: Any = getattr(innermost(table), "core_init", None)  # other kinds have no cores
-    init = fresh_init(core_init)
-    return Growth(capacity, key, init, None, method)
+    return Growth(capacity, key, None, method)
 
 
 @grow.register(HashTable)

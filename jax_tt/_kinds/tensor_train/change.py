@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from jax_tt._kinds.tensor_train.table import TTTable
-from jax_tt._table.change import Carry, Change, Growth, Orders, extended, grow, reorder, restarted
-from jax_tt._table.state import SCALARS
+from jax_tt._table.change import (
+    Carry,
+    Change,
+    Growth,
+    Orders,
+    extended,
+    grow,
+    reorder,
+    restarted,
+    with_params,
+)
+from jax_tt._table.initial_rows import unboxed
 from jax_tt._table.types import State
 from jax_tt._tt.grow import tt_grow
+from jax_tt._tt.initial_cores import fresh_init
 from jax_tt._tt.reorder import check_cores, reordered_rows
 from jax_tt._tt.rows import TrainRows
 
@@ -20,10 +30,13 @@ from jax_tt._tt.rows import TrainRows
 def grown(table: TTTable, state: State, growth: Growth) -> Change:
     """All cores but for the slices appended to the first are the same arrays."""
     shape = table.shape.grow(growth.num_embeddings)
-    cores = tt_grow(table.spec.params(state), shape, growth.key, init=growth.init, like=growth.like)
+    init = unboxed(fresh_init(table.core_init))
+    cores = tt_grow(table.spec.params(state), shape, growth.key, init=init, like=growth.like)
     after = table.with_shape(shape)
     carry: dict[str, Carry] = {after.spec.param_names[0]: extended}
-    return Change(after, {**state, **_fitted(state, after, cores, carry)}, carry)
+    return Change(
+        after, {**state, **with_params(state, after, after.spec.named(cores), carry)}, carry
+    )
 
 
 @reorder.register(TTTable)
@@ -44,20 +57,9 @@ def reordered(table: TTTable, state: State, orders: Orders) -> Change:
     carry: dict[str, Carry] = dict.fromkeys(
         (*table.spec.param_names, *after.spec.param_names), restarted
     )
-    return Change(after, kept | _fitted(state, after, fit.cores, carry), carry, fit)
-
-
-def _fitted(
-    before: State, after: TTTable, cores: Any, carry: Mapping[str, Carry]
-) -> dict[str, Any]:
-    """New cores and, where they are fused, their slots; the step goes on, so that schedules do."""
-    values = after.spec.named(cores)
-    fresh = after.init_rest(values)
-    for name, slots in zip(after.spec.param_names, after.spec.slot_names, strict=True):
-        for slot in slots:
-            old = before.get(slot, fresh[slot])
-            values[slot] = carry[name](old, fresh[slot]) if name in carry else old
-    return values | {name: before[name] for name in SCALARS if name in fresh}
+    return Change(
+        after, kept | with_params(state, after, after.spec.named(fit.cores), carry), carry, fit
+    )
 
 
 class _WithReplacedRows:

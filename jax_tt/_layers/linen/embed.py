@@ -29,6 +29,13 @@ class DenseLayer(DenseFromPretrained, FactoryModule, kw_only=True):
     _factory = staticmethod(dense_table)
     embedding_init: Callable[..., Any] = default_embedding_init
 
+    @nn.nowrap
+    def _rebuilt(self, before: Table, after: Table) -> Any:
+        if type(after) is not type(before):
+            return super()._rebuilt(before, after)
+        dense: Any = after
+        return self.clone(num_embeddings=dense.num_embeddings, embedding_init=dense.embedding_init)
+
     @property
     def embedding(self) -> jax.Array:
         """The table ``[num_embeddings, features]``."""

@@ -105,18 +105,19 @@ class ChangingModule(TableModule):
         model: nnx.Module | None = None,
         rngs: nnx.Rngs,
     ) -> None:
-        """Adds rows to the table in place; the slices of existing rows are unchanged, bit for bit.
+        """Adds rows to the table in place; existing rows are unchanged, bit for bit.
 
-        If necessary, the first row factor grows: slices from the layer's ``core_init`` are appended to the first core,
-        with fresh optimizer state. An order of ids is continued by the new ids in the new rows. Cached rows stay
-        cached, and keep their slots unless the cache was larger than the table. See `tt.grow` for rows that the
-        factors already covered.
+        New rows of a dense table follow its ``embedding_init``, with fresh optimizer state. If necessary, the first row
+        factor of a tensor train grows: slices from its ``core_init`` are appended to the first core, with fresh
+        optimizer state. An order of ids is continued by the new ids in the new rows. Cached rows stay cached, and keep
+        their slots unless the cache was larger than the table. See `tt.grow` for rows that the factors already covered.
 
         Args:
             num_embeddings: the new number of ids, at least the present one.
-            like: one id, or one for every new id; the new rows start near the rows of these ids.
-            opt, model: as in `reorder`; state of the appended slices is initialised, all other state is kept.
-            rngs: random number generators; new slices take one key of ``params``.
+            like: one id, or one for every new id; the new rows start near the rows of these ids, or equal to them in a
+                dense table.
+            opt, model: as in `reorder`; state of new rows or slices is initialised, all other state is kept.
+            rngs: random number generators; new rows take one key of ``params``.
 
         Raises:
             ValueError, TypeError: an argument does not fit, in which case the layer is unchanged.
@@ -129,6 +130,14 @@ class ChangingModule(TableModule):
             >>> layer.grow(1200, rngs=nnx.Rngs(1))
             >>> bool(jnp.allclose(layer(jnp.arange(1000)), before)), layer(jnp.array([1199])).shape
             (True, (1, 8))
+
+            A vocabulary to which new tokens are added, which start as a copy of token 0:
+
+            >>> layer = jax_tt.Embed(1000, 8, rngs=nnx.Rngs(0))
+            >>> layer.grow(1003, like=0, rngs=nnx.Rngs(1))
+            >>> rows = layer(jnp.array([0, 1002]))
+            >>> bool((rows[0] == rows[1]).all())
+            True
         """
         check_rngs(rngs)
         state, key = self._whole(), rngs.params()

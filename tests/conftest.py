@@ -146,6 +146,12 @@ def why_skipped(way: str) -> str | None:
     )
 
 
+@pytest.fixture
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are those of a process that has one device, which are not prepared for tables that are sharded."""
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+
+
 @contextlib.contextmanager
 def running(way: str) -> Iterator[str]:
     """``method=`` of a way to run the ops; skips the test if it is not available."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable
 
+_SHARD = "\x1f"
 _reported: dict[Hashable, object] = {}
 
 
@@ -35,6 +36,11 @@ def report_native(
         report(table, num_embeddings, count, first, position)
 
 
+def shard_label(table: str, num_embeddings: int) -> str:
+    """What a native op calls a shard of a table, from which `report` knows the table and all of its rows."""
+    return f"{table}{_SHARD}{num_embeddings}"
+
+
 def report_missing(message: str, count: int) -> None:
     """Warns about keys without a row, once for every message, with the count in place of ``{count}``; never raises."""
     warn_once(message, message.replace("{count}", str(count)), MissingKeyWarning)
@@ -45,6 +51,8 @@ def report(table: str, num_embeddings: int, count: int, first: str, position: in
 
     ``first`` is the first of these ids, as text, and ``position`` where it is in the batch.
     """
+    table, _, rows = table.partition(_SHARD)
+    num_embeddings = int(rows or num_embeddings)
     name = f"table {table!r}" if table else "a table"
     found = f"{first} at position {position} is"
     if count > 1:

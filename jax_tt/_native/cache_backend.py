@@ -13,7 +13,7 @@ from jax.custom_batching import sequential_vmap
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.call import Named, Types, native, native_call, types_of
-from jax_tt._native.partition import num_blocks, over_blocks
+from jax_tt._native.partition import Split, num_blocks, over_blocks
 from jax_tt._sets import cache_reference
 from jax_tt._sets.cache_directory import POLICIES, CacheDirectory
 
@@ -28,8 +28,8 @@ def probe(tags: jax.Array, keys: jax.Array, method: str) -> jax.Array:
     varying = varying_axes(tags, keys)
 
     def kernel(platform: str, tags: jax.Array, keys: jax.Array) -> jax.Array:
-        def local(args: Named, axes: Any) -> Named:
-            del axes  # every device looks up its own keys
+        def local(args: Named, split: Split) -> Named:
+            del split  # every device looks up its own keys
             operands = {name: args[name] for name in ("tags", "keys")}
             results = {"slots": jax.ShapeDtypeStruct(args["keys"].shape, jnp.int32)}
             return _called(platform, "probe", operands, results, (*tags.shape, 0, 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from jax_tt._ids.batch import Batch
 from jax_tt._native.call import Named, native_call, numbered, types_of
 from jax_tt._native.operands import make_operands, sentinel_operand
-from jax_tt._native.partition import Arrays, over_blocks
+from jax_tt._native.partition import Arrays, Split, over_blocks
 from jax_tt._native.tt import TrainTable, batch_attributes, blocked_sizes
 from jax_tt._table.options import Lookup
 
@@ -41,7 +40,7 @@ def cache_forward(
     save = bool(lookup.wanted.names)
     of_cores, of_rows = map(sentinel_operand, sentinels)
 
-    def local(args: Named, axes: Any) -> Named:
+    def local(args: Named, split: Split) -> Named:
         blocks = args["ids"].shape[0]
         packed = {f"packed_{name}": args[name] for name in operands.arrays}
         return native_call(
@@ -56,7 +55,7 @@ def cache_forward(
                 "saved": jax.ShapeDtypeStruct((blocks, saved_size if save else 0), operands.accum),
             },
             None,
-            batch_attributes("cpu", table, misses, lookup, axes),
+            batch_attributes("cpu", table, misses, lookup, split.axes),
         )
 
     of_slots = slots.reshape(operands.arrays["ids"].shape[:2])

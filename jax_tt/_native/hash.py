@@ -20,7 +20,7 @@ from jax_tt._native.call import (
     together,
     types_of,
 )
-from jax_tt._native.partition import is_partitioned, num_blocks, over_blocks
+from jax_tt._native.partition import Split, is_partitioned, num_blocks, over_blocks
 from jax_tt._sets.hash_directory import COUNTERS, POLICIES, Eviction, Insertion, KeyDirectory
 from jax_tt._sets.initial import InitialRows
 from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
@@ -227,8 +227,8 @@ def _over_blocks(
     found: dict[int, jax.Array] = {}
     for members in parts.values():
 
-        def local(args: Named, axes: Any, members: list[int] = members) -> Named:
-            del axes
+        def local(args: Named, split: Split, members: list[int] = members) -> Named:
+            del split
             given = [{name: one[name] for name in order} for one in apart(args, len(members))]
             types = [{"result": results[k](one)} for k, one in zip(members, given, strict=True)]
             own_attributes = [attributes[k] for k in members]

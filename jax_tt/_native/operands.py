@@ -12,7 +12,7 @@ import numpy as np
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
-from jax_tt._native.partition import num_blocks
+from jax_tt._native.partition import is_partitioned, num_blocks
 from jax_tt._table.options import Lookup, Update
 from jax_tt._table.table import Table
 from jax_tt.optimizers.registered import check_registered
@@ -65,6 +65,10 @@ def make_operands(table: Table, table_dtype: Any, batch: Batch) -> Operands:
             f"{table.ids.label}bags: got {groups * capacity} ids in {groups * bags} bags; one call takes at most "
             f"{MAX_POSITIONS} of either. Split the batch."
         )
+    ids, most = batch.ids, MAX_POSITIONS
+    if ids.dtype == jnp.int64 and table.num_embeddings <= most and is_partitioned():
+        # XLA partitions a call without the 64-bit types of its caller.
+        ids = jnp.clip(ids, -most - 1, most).astype(jnp.int32)
     blocks = num_blocks(groups)
     accum = accumulator(table_dtype)
     weights = (
@@ -73,7 +77,7 @@ def make_operands(table: Table, table_dtype: Any, batch: Batch) -> Operands:
     per_block = groups // blocks * capacity
     return Operands(
         arrays={
-            "ids": batch.ids.reshape(blocks, per_block, *batch.ids.shape[2:]),
+            "ids": ids.reshape(blocks, per_block, *batch.ids.shape[2:]),
             "offsets": batch.offsets.reshape(blocks, groups // blocks, bags + 1),
             "weights": weights.reshape(blocks, 0 if batch.weights is None else per_block),
         },

@@ -1,15 +1,16 @@
-"""Partitioning of native calls over a sharded batch, and their batching rule for `jax.vmap`.
+"""Partitioning of native calls over a sharded batch and sharded tables, and their batching rule for `jax.vmap`.
 
-A native call takes blocked arrays, whose leading axis counts independent blocks of the batch, and whole arrays. It is
-opaque to XLA, which would otherwise gather a sharded batch onto every device.
+A native call takes blocked arrays, whose leading axis counts independent blocks of the batch, and whole arrays, some of
+which may be sharded along named dimensions. It is opaque to XLA, which would otherwise gather all of them onto every
+device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.core import Tracer
@@ -18,8 +19,15 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_tt._base import reports
+
 Arrays = tuple[jax.Array, ...]
 Named = Mapping[str, jax.Array]
+# The names of the dimensions of an array; None for one that is not sharded.
+Dimensions = tuple[str | None, ...]
+_BLOCKS = "blocks"
+# A dimension that keeps its sharding, but in another call: here, the first dimension is divided in its place.
+UNDIVIDED = "undivided"
 
 
 def num_blocks(groups: int) -> int:
@@ -33,7 +41,7 @@ def num_blocks(groups: int) -> int:
     return math.gcd(groups, 2**8 * 3**2 * 5 * 7) if groups else 1
 
 
-def is_partitioned(blocks: int) -> bool:
+def is_partitioned(blocks: int = 2) -> bool:
     """Whether XLA may partition a call over the devices, possibly not in the same way in forward and backward pass."""
     # Inside a shard_map, each device already runs the call on its shard.
     inside = jax.sharding.get_abstract_mesh().manual_axes
@@ -45,32 +53,57 @@ def is_resharded(ids: jax.Array) -> bool:
     return jax.device_count() > 1 and is_partitioned(num_blocks(ids.shape[0]))
 
 
+class Split(NamedTuple):
+    """How the arrays of a call are divided over the devices.
+
+    Attributes:
+        axes: the mesh axes that the blocks are split over.
+        of: the mesh axes that named dimensions are split over.
+    """
+
+    axes: tuple[str, ...] = ()
+    of: Mapping[str, tuple[str, ...]] = {}
+
+
 def over_blocks(
-    local: Callable[[Named, Any], Named],
+    local: Callable[[Named, Split], Named],
     blocked: Named,
     whole: Named,
     blocked_results: Sequence[str],
+    dimensions: Callable[[], Mapping[str, Dimensions]] = dict,
+    describe: Callable[[str], str] = str,
 ) -> dict[str, jax.Array]:
-    """Calls ``local({**blocked, **whole}, axes=())``, or calls it on each device with its share of the blocks.
+    """Calls ``local({**blocked, **whole}, Split())``, or calls it on each device with its share of the arrays.
 
     Args:
-        local: takes the arrays by name and the mesh axes that the blocks are split over, and sums its results that are
-            not blocked over these axes.
+        local: takes the arrays by name and how they are divided. It sums its results over the axes of dimensions that
+            the results do not have.
         blocked: arrays with the same leading size, which counts the blocks.
         whole: the other arrays.
         blocked_results: names of the results that are blocked.
+        dimensions: returns the named dimensions of arrays and results along which they may be sharded, other than that
+            of the blocks, by the name of the array.
+        describe: what warnings call an array.
     """
-    if not is_partitioned(next(iter(blocked.values())).shape[0]) and not any(
-        isinstance(arg, Tracer) for named in (blocked, whole) for arg in named.values()
-    ):
-        return dict(local({**blocked, **whole}, ()))
     names = (*blocked, *whole)
     given = (*blocked.values(), *whole.values())
+    blocks = given[0].shape[0]
+    named = dimensions() if isinstance(blocks, int) and is_partitioned() else {}
+    partitioned = bool(named) or is_partitioned(blocks)
+    if not partitioned and not any(isinstance(arg, Tracer) for arg in given):
+        return dict(local({**blocked, **whole}, Split()))
 
-    def by_name(*args: jax.Array, axes: Any) -> dict[str, jax.Array]:
-        return dict(local(dict(zip(names, args, strict=True)), axes))
+    def by_name(*args: jax.Array, split: Split) -> dict[str, jax.Array]:
+        return dict(local(dict(zip(names, args, strict=True)), split))
 
-    call = partial(_partitioned, by_name, len(blocked), frozenset(blocked_results))
+    dims: dict[str, Dimensions] = dict.fromkeys((*blocked, *blocked_results), (_BLOCKS,))
+    for name, of_array in named.items():
+        dims[name] = (*dims.get(name, ()), *of_array[len(dims.get(name, ())) :])
+    call = (
+        partial(_partitioned, by_name, names, dims, describe)
+        if partitioned
+        else partial(_alone, by_name)
+    )
 
     @custom_vmap
     def batchable(*args: jax.Array) -> dict[str, jax.Array]:
@@ -92,81 +125,117 @@ def over_blocks(
     return batchable(*given)
 
 
+def _alone(local: Callable[..., dict[str, jax.Array]], args: Arrays) -> dict[str, jax.Array]:
+    return local(*args, split=Split())
+
+
 def _partitioned(
     local: Callable[..., dict[str, jax.Array]],
-    num_blocked: int,
-    blocked_results: frozenset[str],
+    names: Sequence[str],
+    dims: Mapping[str, Dimensions],
+    describe: Callable[[str], str],
     args: Arrays,
 ) -> dict[str, jax.Array]:
-    blocks = args[0].shape[0]
-    if not is_partitioned(blocks):
-        return local(*args, axes=())
-    shapes = jax.eval_shape(lambda *args: local(*args, axes=()), *args)
-    args_are_blocked = tuple(k < num_blocked for k in range(len(args)))
-    results_are_blocked = tuple(name in blocked_results for name in shapes)
+    shapes = jax.eval_shape(lambda *args: local(*args, split=Split()), *args)
 
-    def in_order(axes: Any, *args: jax.Array) -> Arrays:
-        results = local(*args, axes=axes)
-        return tuple(results[name] for name in shapes)
+    def full(name: str, array: Any) -> Dimensions:
+        named = dims.get(name, ())
+        return *named, *[None] * (len(array.shape) - len(named))
+
+    of_args = [full(name, arg) for name, arg in zip(names, args, strict=True)]
+    of_results = [full(name, shape) for name, shape in shapes.items()]
+
+    def shardings(
+        mesh: Any, arg_types: Sequence[Any], result_types: Sequence[Any]
+    ) -> tuple[Split, tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
+        axes = _axes_of(
+            mesh, zip([*of_args, *of_results], [*arg_types, *result_types], strict=True)
+        )
+
+        def place(of_arrays: Sequence[Dimensions]) -> tuple[NamedSharding, ...]:
+            specs = (P(*[axes.get(name or "") or None for name in named]) for named in of_arrays)
+            return tuple(NamedSharding(mesh, spec) for spec in specs)
+
+        of_tables = {name: over for name, over in axes.items() if name != _BLOCKS}
+        return Split(axes[_BLOCKS], of_tables), place(of_args), place(of_results)
+
+    def infer(mesh: Any, arg_types: Sequence[Any], result_types: Sequence[Any]) -> Any:
+        return shardings(mesh, arg_types, result_types)[2]
 
     def partition(mesh: Any, arg_types: Sequence[Any], result_types: Sequence[Any]) -> Any:
-        types = (*arg_types, *result_types)
-        is_blocked = (*args_are_blocked, *results_are_blocked)
-        splits = (
-            _block_axes(kind.sharding, blocks)
-            for kind, b in zip(types, is_blocked, strict=True)
-            if b
-        )
-        axes = max(splits, key=len)
-
-        def shardings(blocked: Sequence[bool]) -> tuple[NamedSharding, ...]:
-            return tuple(NamedSharding(mesh, P(axes or None) if b else P()) for b in blocked)
+        split, of_arguments, of_all_results = shardings(mesh, arg_types, result_types)
+        for name, named, given, taken in zip(names, of_args, arg_types, of_arguments, strict=True):
+            if _BLOCKS not in named:
+                _tell_if_moved(describe(name), given, taken)
 
         def on_device(*args: jax.Array) -> Arrays:
             # With Explicit axes around it, JAX 0.12 would annotate the additions of a sum over devices.
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-                return in_order(axes, *args)
+                results = local(*args, split=split)
+                return tuple(results[name] for name in shapes)
 
-        return (
-            mesh,
-            on_device,
-            shardings(results_are_blocked),
-            shardings(args_are_blocked),
-        )
+        return mesh, on_device, of_all_results, of_arguments
 
-    call = custom_partitioning(lambda *args: in_order((), *args))
-    rule, whole = _sharding_rule(
-        args, args_are_blocked, tuple(shapes.values()), results_are_blocked
-    )
-    call.def_partition(partition, sharding_rule=rule, need_replication_factors=whole)
+    def in_order(*args: jax.Array) -> Arrays:
+        results = local(*args, split=Split())
+        return tuple(results[name] for name in shapes)
+
+    call = custom_partitioning(in_order)
+    rule = _sharding_rule(of_args, of_results)
+    call.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=rule)
     return dict(zip(shapes, call(*args), strict=True))
 
 
-def _block_axes(sharding: Any, blocks: int) -> tuple[str, ...]:
-    """Mesh axes over which the leading axis is split, or none if this is not even."""
+def _axes_of(mesh: Any, arrays: Iterator[tuple[Dimensions, Any]]) -> dict[str, tuple[str, ...]]:
+    """The mesh axes that every named dimension is split over, if this is even.
+
+    Where a mesh axis splits a table, it does not split the batch, all of which is looked up in each shard.
+    """
+    axes: dict[str, tuple[str, ...]] = {_BLOCKS: ()}
+    for named, kind in arrays:
+        first = next(filter(None, named), None)
+        for dimension, over in zip(named, _mesh_axes(kind.sharding), strict=False):
+            if not first or not over or (first == _BLOCKS and dimension != _BLOCKS):
+                continue  # sums and their gradients are divided as the table is
+            # Rather than gathered, an array that must not be divided there is divided along its first dimension.
+            name = first if not dimension or dimension.endswith(UNDIVIDED) else dimension
+            others = [axes.get(other, ()) for other in named if other and other != name]
+            taken = not set(over).isdisjoint(axis for other in others for axis in other)
+            size = kind.shape[named.index(name)]
+            if not taken and size % math.prod(mesh.shape[axis] for axis in over) == 0:
+                axes[name] = max(axes.get(name, ()), over, key=len)
+    of_tables = {axis for name, over in axes.items() if name != _BLOCKS for axis in over}
+    axes[_BLOCKS] = tuple(axis for axis in axes[_BLOCKS] if axis not in of_tables)
+    return axes
+
+
+def _mesh_axes(sharding: Any) -> list[tuple[str, ...]]:
+    """The mesh axes of every dimension of an array, as far as its sharding names them."""
     spec = getattr(sharding, "spec", P())
-    first = spec[0] if len(spec) else None
-    axes = () if first is None else first if isinstance(first, tuple) else (first,)
-    return axes if blocks % math.prod(sharding.mesh.shape[axis] for axis in axes) == 0 else ()
+    return [() if a is None else a if isinstance(a, tuple) else (a,) for a in spec]
 
 
-def _sharding_rule(
-    args: Sequence[Any],
-    blocked_args: Sequence[bool],
-    results: Sequence[Any],
-    blocked_results: Sequence[bool],
-) -> tuple[str, tuple[str, ...]]:
-    """``"blocks a0, a1 -> blocks r0"`` and its factors other than the blocks, which must be replicated."""
-    whole: list[str] = []
+def _tell_if_moved(name: str, given: Any, taken: NamedSharding) -> None:
+    """Warns if a call takes an array in other shards than it has, so that it is gathered or moved in every call."""
+    had, has = _mesh_axes(given.sharding), _mesh_axes(taken)
+    if all(has[k : k + 1] == [axes] for k, axes in enumerate(had) if axes):
+        return
+    share = math.prod(given.shape) // math.prod(taken.mesh.shape[a] for axes in has for a in axes)
+    message = (
+        f"{name}: is sharded as {given.sharding.spec}, but this operation takes it as {taken.spec}: every call moves "
+        f"{share * given.dtype.itemsize} bytes to every device. Shard it as {taken.spec}."
+    )
+    reports.warn_once((name, str(given.sharding.spec)), message, UserWarning)
 
-    def axes(array: Any, blocked: bool) -> str:
-        names = ["blocks"] if blocked else []
-        for _ in range(len(names), len(array.shape)):
-            whole.append(f"whole{len(whole)}")
-            names.append(whole[-1])
-        return " ".join(names)
 
-    def side(arrays: Sequence[Any], blocked: Sequence[bool]) -> str:
-        return ", ".join(axes(a, b) for a, b in zip(arrays, blocked, strict=True))
+def _sharding_rule(args: Sequence[Dimensions], results: Sequence[Dimensions]) -> str:
+    """``"f0 f1, f2 f3 -> f0 f4"``, with one factor for each name and each unnamed dimension."""
+    factors: dict[Any, str] = {}
 
-    return f"{side(args, blocked_args)} -> {side(results, blocked_results)}", tuple(whole)
+    def side(arrays: Sequence[Dimensions]) -> str:
+        return ", ".join(
+            " ".join(factors.setdefault(name or object(), f"f{len(factors)}") for name in named)
+            for named in arrays
+        )
+
+    return f"{side(args)} -> {side(results)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from jax import lax
 
 from jax_tt._native.call import Named, Types, apart, native_call, native_tables_call, together
 from jax_tt._native.operands import lookup_attributes, make_operands, sentinel_operand
-from jax_tt._native.partition import Arrays, over_blocks
+from jax_tt._native.partition import Arrays, Dimensions, Split, over_blocks
 from jax_tt._table.groups import Call
 
 if TYPE_CHECKING:
@@ -94,6 +94,18 @@ class TableCall(abc.ABC):
         own = dict(zip(self.gradient_types(), self.gradients(found), strict=True))
         return lax.psum(own, axes) if axes else own
 
+    def describe(self, name: str) -> str:
+        """What warnings call an array."""
+        return f"{self.table.ids.label}{name}"
+
+    def dimensions(self) -> dict[str, Dimensions]:
+        """The named dimensions of arrays, as in `over_blocks`."""
+        return {}
+
+    def on_shard(self, axes: Mapping[str, tuple[str, ...]]) -> Any:
+        """The call on a device that has a shard of a table; ``axes`` as in `jax_tt._native.partition.Split.of`."""
+        raise NotImplementedError
+
     def gathered(self, args: Named, axes: Any) -> Named:
         """The operands on a device that has a share of the blocks."""
         del axes
@@ -160,18 +172,20 @@ class TableCall(abc.ABC):
         ]
         return found, summed
 
-    def local(self, args: Named, axes: Any) -> Named:
+    def local(self, args: Named, split: Split) -> Named:
         """The results of the call on one table, as `over_blocks` wants them."""
-        given = self.gathered(args, axes)
+        if split.of:
+            return self.on_shard(split.of).local(args, Split(split.axes))
+        given = self.gathered(args, split.axes)
         found = native_call(
             self.platform,
             f"{self.kind}{self.op}",
             given,
             self.results(given),
             self.workspace([self], [given], 0),
-            self.attributes(axes),
+            self.attributes(split.axes),
         )
-        return self.summed(found, args, axes)
+        return self.summed(found, args, split.axes)
 
 
 class Calls(NamedTuple):
@@ -202,15 +216,30 @@ def run(calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = N
     platform = calls[0].platform
     if platform not in kind.together_on or (len(calls) == 1 and wide is None):
         return [
-            call.finished(over_blocks(call.local, call.blocked, call.whole, call.blocked_results))
+            call.finished(
+                over_blocks(
+                    call.local,
+                    call.blocked,
+                    call.whole,
+                    call.blocked_results,
+                    call.dimensions,
+                    call.describe,
+                )
+            )
             for call in calls
         ]
     appended = kind.appended
     shared = {} if shared is None else shared
 
-    def local(args: Named, axes: Any) -> Named:
+    def local(args: Named, split: Split) -> Named:
         of_all = {name: args[name] for name in (*appended, *shared)}
-        found, of_each = kind.of_tables(calls, apart(args, len(calls)), of_all, axes, wide)
+        shards, of_kind = calls, kind
+        if split.of:
+            of_each_table = apart(split.of, len(calls))
+            shards = [c.on_shard(axes) for c, axes in zip(calls, of_each_table, strict=True)]
+            of_kind = type(shards[0])
+        given = apart(args, len(calls))
+        found, of_each = of_kind.of_tables(shards, given, of_all, split.axes, wide)
         return {**found, **together(of_each)}
 
     blocked = together(call.blocked for call in calls)
@@ -221,7 +250,19 @@ def run(calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = N
     of_all = {name: jnp.concatenate([call.whole[name] for call in calls]) for name in appended}
     whole = of_all | dict(shared) | own_whole
     results = together(dict.fromkeys(call.blocked_results) for call in calls)
-    found = over_blocks(local, blocked, whole, list(results))
+
+    def dimensions() -> dict[str, Dimensions]:
+        return {
+            f"{k}/{array}": tuple(name and f"{k}/{name}" for name in named)
+            for k, call in enumerate(calls)
+            for array, named in call.dimensions().items()
+        }
+
+    def describe(name: str) -> str:
+        k, _, array = name.partition("/")
+        return calls[int(k)].describe(array) if array else name
+
+    found = over_blocks(local, blocked, whole, list(results), dimensions, describe)
     if wide is not None and kind.op == "forward":
         return found["sums"]
     return [

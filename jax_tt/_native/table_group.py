@@ -193,7 +193,7 @@ class TableGroup:
         """Whether the native call can have the sums of all features in one array: the batch is whole on this device."""
         return self.calls.forward.in_columns and not any(
             not isinstance(call.batch.num_segments, int)
-            or is_partitioned(num_blocks(call.batch.num_segments))
+            or is_partitioned()
             or call.use.lookup.axis_name is not None
             or varying_axes(call.state, call.batch)
             for call in calls

@@ -30,7 +30,7 @@ from jax_tt._native.operands import (
     update_attributes,
     weights_result,
 )
-from jax_tt._native.partition import Arrays, is_resharded, over_blocks
+from jax_tt._native.partition import Arrays, Split, is_resharded, over_blocks
 from jax_tt._native.table_call import Calls, TableCall, Types
 from jax_tt._native.table_group import zeros_like
 from jax_tt._table import reference
@@ -120,8 +120,8 @@ def _planned(
     operands = make_operands(table, cores[0].dtype, batch)
     size, _ = blocked_sizes(platform, operands, table.sizes)
 
-    def local(args: Named, axes: Any) -> Named:
-        attributes = batch_attributes(platform, table, batch, lookup, axes)
+    def local(args: Named, split: Split) -> Named:
+        attributes = batch_attributes(platform, table, batch, lookup, split.axes)
         return native_call(*_plan_call(platform, table, size, args, attributes))
 
     blocked = {name: operands.arrays[name] for name in ("ids", "offsets")}
@@ -180,8 +180,9 @@ class Forward(TTCall):
             "saved": jax.ShapeDtypeStruct((ids.shape[0], saved), self.operands.accum),
         }
 
-    def local(self, args: Named, axes: Any) -> Named:
+    def local(self, args: Named, split: Split) -> Named:
         """On one table, a separate operation makes the plan."""
+        axes = split.axes
         platform, table = self.platform, self.table
         attributes = batch_attributes(platform, table, self.batch, self.lookup, axes)
         size, _ = blocked_sizes(platform, self.operands, table.sizes)
@@ -284,9 +285,10 @@ class Update(GradientCall):
             **types_of(self.changed),
         }
 
-    def local(self, args: Named, axes: Any) -> Named:
+    def local(self, args: Named, split: Split) -> Named:
+        axes = split.axes
         if not (self.lookup.axis_name or axes):
-            return super().local(args, axes)
+            return super().local(args, split)
         values = {name: args[name] for name in self.appended}
         found, (of_table,) = self.of_tables([self], [args], values, axes, None)
         return {"applied": found["applied"][0], **of_table}

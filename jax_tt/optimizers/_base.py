@@ -62,11 +62,14 @@ class Optimizer(abc.ABC):
             `register` returned.
         initial: fields that are used only to create new slots.
         static: fields that choose a formula, and so belong to the compiled program.
+        elementwise: whether the step of an entry depends on this column of the row alone, so that columns can be
+            divided over devices.
     """
 
     native_kind: ClassVar[Any]  # int or str, which subclasses narrow
     initial: ClassVar[frozenset[str]] = frozenset()
     static: ClassVar[frozenset[str]] = frozenset()
+    elementwise: ClassVar[bool] = False
 
     @property
     def kind(self) -> int | str | None:

@@ -70,6 +70,7 @@ class Adagrad(Accumulated):
     """
 
     native_kind: ClassVar[int] = 1
+    elementwise: ClassVar[bool] = True
     rowwise: ClassVar[bool] = False
 
     def update_rows(

@@ -107,6 +107,7 @@ class Adam(Moments):
 
     rowwise_bias_correction: bool = False
     native_kind: ClassVar[int] = 3
+    elementwise: ClassVar[bool] = True
     decayed_kind: ClassVar[int] = 9
     rowwise_kind: ClassVar[int] = 10
     static: ClassVar[frozenset[str]] = Moments.static | {"rowwise_bias_correction"}

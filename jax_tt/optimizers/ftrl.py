@@ -57,6 +57,7 @@ class FTRL(Optimizer):
     initial_linear_value: float = 0.0
     multiply_linear_by_learning_rate: bool = False
     native_kind: ClassVar[int] = 12
+    elementwise: ClassVar[bool] = True
     initial: ClassVar[frozenset[str]] = frozenset(
         {"initial_accumulator_value", "initial_linear_value"}
     )

@@ -23,6 +23,7 @@ class SGD(Optimizer):
 
     learning_rate: Scalar
     native_kind: ClassVar[int] = 0
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scalars(self, "learning_rate")

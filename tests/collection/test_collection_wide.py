@@ -76,6 +76,7 @@ def assert_same(got, want):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("bounds", ["error", "zero"])
 def test_mixed_tables_and_features(method, bounds):
     """Of a table with several features, of another kind, without a rule, and of another storage type."""
@@ -87,6 +88,7 @@ def test_mixed_tables_and_features(method, bounds):
     assert np.any(got[1][1])
 
 
+@pytest.mark.usefixtures("one_device")
 def test_the_op_writes_the_array():
     """Dense tables whose features are summed: nothing is concatenated or cut, and all values are the same."""
     if not native_available():
@@ -112,6 +114,7 @@ def test_the_op_writes_the_array():
     assert len(re.findall(r"custom_call_target=\"jax_tt", texts["concatenated"])) == 3
 
 
+@pytest.mark.usefixtures("one_device")
 def test_features_of_equal_width_are_stacked(method):
     names = ("first", "last", "one")
     collection = jax_tt.Collection(
@@ -124,6 +127,7 @@ def test_features_of_equal_width_are_stacked(method):
     assert_same(stacked, wide.reshape(4, 3, 5))
 
 
+@pytest.mark.usefixtures("one_device")
 def test_tables_of_several_types():
     """Their array has the widest type, under strict promotion too."""
     types = {"half": "float16", "brain": "bfloat16"}
@@ -139,6 +143,7 @@ def test_tables_of_several_types():
         np.testing.assert_array_equal(array, want)
 
 
+@pytest.mark.usefixtures("one_device")
 def test_no_samples_are_stacked(method):
     collection = jax_tt.Collection({"plain": TABLES["plain"]}, {"weighted": FEATURES["weighted"]})
     batch = {"weighted": np.zeros((0, 2), np.int32)}
@@ -185,6 +190,7 @@ def test_features_that_are_sharded_in_different_ways(way):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, want)
 
 
+@pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("samples", [0, 1])
 def test_no_samples_and_no_ids(method, samples):
     names = ("first", "mid", "narrow")
@@ -203,6 +209,7 @@ def test_no_samples_and_no_ids(method, samples):
         )
 
 
+@pytest.mark.usefixtures("one_device")
 def test_only_the_gradient_of_weights():
     state = arrays_of(MIXED)
 
@@ -222,6 +229,7 @@ def test_only_the_gradient_of_weights():
     assert_same(grad(weights, "concatenated"), grad(weights, "features"))
 
 
+@pytest.mark.usefixtures("one_device")
 def test_mapped_over_batches():
     names = ("first", "one")
     collection = jax_tt.Collection(
@@ -240,6 +248,7 @@ def test_mapped_over_batches():
     assert_same(jax.vmap(wide)(batch), want)
 
 
+@pytest.mark.usefixtures("one_device")
 def test_ids_out_of_range_in_one_array():
     if not native_available():
         pytest.skip("the reference returns NaN")

@@ -286,6 +286,7 @@ def test_tables_that_need_much_memory_take_turns(one_by_one):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize(
     ("kind", "layout"), [("dense", "features"), ("dense", "concatenated"), ("tt", "features")]
 )

@@ -1,0 +1,280 @@
+"""Dense tables that users shard over the devices: looked up and stepped shard by shard, and never gathered."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from jax_tt._base import reports
+from tests.lookup.table_shards import (
+    BATCH,
+    ROWS,
+    RULES,
+    WIDTH,
+    batch_of,
+    check_steps,
+    largest_message,
+    mesh_of,
+    placed,
+    step_of,
+    table_of,
+)
+from tests.processes import launch, run_python
+
+ROW_SPEC, COLUMN_SPEC = P("model", None), P(None, "model")
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_steps_on_a_mesh(rule, kind):
+    check_steps(mesh_of((2, 2), kind), rule, ROW_SPEC, steps=3)
+
+
+@pytest.mark.parametrize("rule", ["gradients", "adam"])
+def test_columns_stay_divided(rule):
+    check_steps(mesh_of((2, 2), AxisType.Auto), rule, COLUMN_SPEC, steps=2)
+
+
+def test_rows_are_divided_over_all_axes():
+    check_steps(mesh_of((2, 2), AxisType.Auto), "rowwise", P(("data", "model"), None), steps=2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", [(2, 4), (8, 1), (1, 8)])
+def test_eight_devices(shape):
+    run_python("-m", "tests.lookup.table_shards_run", *shape)
+
+
+@pytest.mark.full
+def test_two_processes(tmp_path):
+    launch(tmp_path, 2, "lookup.table_shards_run")
+
+
+def _both(table, state, ids, spec=ROW_SPEC, target=None, jit=jax.jit):
+    """One step on one device, and on a mesh with a sharded table."""
+    mesh = mesh_of((2, 2), AxisType.Auto)
+    target = batch_of()[1] if target is None else target
+    step = step_of(table)
+    shards = placed(table, state, mesh, spec)
+    sharding = NamedSharding(mesh, P())
+    on_mesh = jax.device_put((ids, target), sharding)
+    got = step(shards, *on_mesh)
+    return got, step(state, ids, jnp.asarray(target))
+
+
+def _assert_equal(got, wanted):
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+
+
+@pytest.mark.parametrize("bounds", ["zero", "clip", "error"])
+@pytest.mark.parametrize("rule", ["gradients", "sgd"])
+def test_ids_out_of_range(bounds, rule):
+    table, state = table_of(rule)
+    ids, target = batch_of()
+    ids[0, 0], ids[3, 1], ids[5, 2] = ROWS, -1, ROWS // 2 + 3 - ROWS
+    lookup = jax_tt.Lookup(bounds=bounds)
+
+    def step(state, ids):
+        trained = {name: state[name] for name in table.spec.trained_names}
+
+        def loss(trained):
+            sums, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids, lookup)
+            return jnp.sum(sums * target), sums
+
+        return jax.grad(loss, has_aux=True)(trained)
+
+    step = jax.jit(step)
+    mesh = mesh_of((2, 2), AxisType.Auto)
+    new, sums = step(
+        placed(table, state, mesh, ROW_SPEC), jax.device_put(ids, NamedSharding(mesh, P("data")))
+    )
+    if bounds == "error":
+        # An error on one device would leave the others waiting.
+        bad = np.zeros(BATCH, bool)
+        bad[[0, 3, 5]] = True
+        np.testing.assert_array_equal(np.isnan(sums).all(axis=1), bad)
+        if rule == "sgd":
+            np.testing.assert_array_equal(new["embedding"], state["embedding"])
+            assert new["step"] == 0
+        return
+    _assert_equal((new, sums), step(state, jnp.asarray(ids)))
+
+
+def test_warnings_name_the_whole_table():
+    table, state = table_of("gradients", name="shards_of_words")
+    mesh = mesh_of((2, 2), AxisType.Auto)
+    ids, _ = batch_of()
+    ids[0, 0] = ROWS + 7
+    lookup = jax_tt.Lookup(bounds="warn")
+    shards = placed(table, state, mesh, ROW_SPEC)
+    reports.forget()
+    with pytest.warns(
+        jax_tt.OutOfRangeWarning, match=f"id {ROWS + 7} at position 0 .*of {ROWS} rows"
+    ):
+        found, _ = jax.jit(lambda s, ids: jax_tt.lookup_bags(table, s, ids, lookup))(shards, ids)
+        jax.block_until_ready(found)
+
+
+@pytest.mark.parametrize("spec", [ROW_SPEC, COLUMN_SPEC])
+def test_weights(spec):
+    table, state = table_of("sgd")
+    mesh = mesh_of((2, 2), AxisType.Auto)
+    ids, target = batch_of()
+    weights = np.random.default_rng(2).integers(1, 4, ids.shape).astype(np.float32)
+
+    @jax.jit
+    def gradients(state, ids, weights):
+        def loss(trained, weights):
+            bags = jax_tt.Bags.from_padded(ids, weights=weights)
+            sums, _ = jax_tt.lookup_bags(table, {**state, **trained}, bags)
+            return jnp.sum(sums * target)
+
+        trained = {name: state[name] for name in table.spec.trained_names}
+        return jax.grad(loss, argnums=(0, 1))(trained, weights)
+
+    over = NamedSharding(mesh, P("data"))
+    got = gradients(placed(table, state, mesh, spec), *jax.device_put((ids, weights), over))
+    _assert_equal(got, gradients(state, ids, weights))
+
+
+@pytest.mark.parametrize("spec", [ROW_SPEC, COLUMN_SPEC])
+def test_all_shards_refuse_gradients_that_are_not_finite(spec):
+    table, state = table_of("sgd")
+    table = dataclasses.replace(
+        table, update=dataclasses.replace(table.update, skip_nonfinite=True)
+    )
+    ids, target = batch_of()
+    target[3, 2] = np.inf
+    (_, new), (_, alone) = _both(table, dict(state), ids, spec, target)
+    _assert_equal(new, alone)
+    assert new["step"] == 0
+    (_, new), (_, alone) = _both(table, dict(table_of("sgd")[1]), ids, spec)
+    _assert_equal(new, alone)
+    assert new["step"] == 1
+
+
+@pytest.mark.parametrize("ids", ["ragged", "empty", "int64", "uint32", "odd"])
+def test_batches(ids):
+    table, state = table_of("rowwise")
+    given, target = batch_of()
+    if ids == "ragged":
+        lengths = np.arange(BATCH) % 4
+        given = jax_tt.Bags.from_ragged(
+            [list(row[:n]) for row, n in zip(given, lengths, strict=True)]
+        )
+    elif ids == "empty":
+        given, target = given[:0], target[:0]
+    elif ids == "odd":
+        given, target = given[:7], target[:7]
+    else:
+        given = given.astype(ids)
+    with jax.enable_x64(ids == "int64"):
+        (sums, new), (sums_alone, alone) = _both(table, state, given, ROW_SPEC, target)
+    _assert_equal((sums, new), (sums_alone, alone))
+
+
+def test_tables_of_a_collection():
+    """One native call takes tables that are divided by rows, by columns, and not at all."""
+    rule = jax_tt.optimizers.Adam(0.125)
+    names = {"rows": ROW_SPEC, "columns": COLUMN_SPEC, "whole": P()}
+    collection = jax_tt.Collection(
+        {name: jax_tt.dense_table(ROWS, WIDTH, optimizer=rule) for name in names},
+        {name: jax_tt.Feature(name) for name in names},
+    )
+    state = collection.init(jax.random.key(0))
+    mesh = mesh_of((2, 2), AxisType.Auto)
+    ids, target = batch_of()
+
+    def step(state, ids):
+        def loss(trained, state):
+            found, _ = jax_tt.lookup_features(
+                collection, {**state, **trained}, dict.fromkeys(names, ids)
+            )
+            return sum(jnp.sum(x * target) for x in found.values()), found
+
+        trained = collection.trained(state)
+        return jax.grad(loss, has_aux=True)(trained, state)
+
+    step = jax.jit(step)
+
+    def place(path, array):
+        key = jax.tree_util.keystr(path)
+        spec = next((spec for name, spec in names.items() if f"'{name}'" in key), P())
+        fits = array.ndim and array.shape[0] == ROWS
+        return jax.device_put(array, NamedSharding(mesh, P(*spec[: array.ndim]) if fits else P()))
+
+    shards = jax.tree_util.tree_map_with_path(place, state)
+    batch = jax.device_put(ids, NamedSharding(mesh, P("data")))
+    compiled = step.lower(shards, batch).compile()
+    assert largest_message(compiled) < ROWS * WIDTH // 2
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+        compiled(shards, batch),
+        step(state, ids),
+    )
+
+
+def test_rows_of_a_quantized_table():
+    table, state = jax_tt.quantize(table_of("gradients")[1]["embedding"], bits=8)
+    mesh = mesh_of((2, 2), AxisType.Auto)
+    ids, _ = batch_of()
+    find = jax.jit(lambda state, ids: jax_tt.lookup(table, state, ids)[0])
+    shards = placed(table, state, mesh, ROW_SPEC)
+    batch = jax.device_put(ids, NamedSharding(mesh, P("data")))
+    assert largest_message(find.lower(shards, batch).compile()) < ROWS * WIDTH // 2
+    np.testing.assert_array_equal(find(shards, batch), find(state, ids))
+
+
+def test_a_layer_with_flax_partitioning():
+    mesh = mesh_of((2, 2), AxisType.Auto)
+    rule = jax_tt.optimizers.RowWiseAdagrad(0.5)
+    embed = jax_tt.Embed(ROWS, WIDTH, optimizer=rule, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(embed)
+    rows = NamedSharding(mesh, ROW_SPEC)
+
+    def place(array):
+        if array.shape[:1] != (ROWS,):
+            return jax.device_put(array, NamedSharding(mesh, P()))
+        return jax.device_put(array, NamedSharding(mesh, P(*ROW_SPEC[: array.ndim])))
+
+    embed = nnx.merge(graph, jax.tree.map(place, state))
+    opt = jax_tt.FusedOptimizer(embed, __import__("optax").sgd(0.1))
+
+    @nnx.jit
+    def step(embed, opt, ids):
+        loss, grads = jax_tt.value_and_grad(lambda embed: jnp.sum(embed(ids) ** 2))(embed)
+        opt.update(embed, grads)
+        return loss
+
+    ids = jax.device_put(batch_of()[0], NamedSharding(mesh, P("data")))
+    for _ in range(3):
+        step(embed, opt, ids)
+    (array,) = (x for x in jax.tree.leaves(nnx.state(embed)) if x.shape == (ROWS, WIDTH))
+    assert array.sharding.is_equivalent_to(rows, 2)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_sharded_cores_are_gathered_with_a_warning(kind):
+    table = jax_tt.tt_table(4096, WIDTH, tt_ranks=4, name=f"cores_{kind.name}")
+    state = table.init(jax.random.key(0))
+    mesh = mesh_of((2, 2), kind)
+    shards = jax.device_put(state, NamedSharding(mesh, P("model")))
+    ids, _ = batch_of()
+    find = jax.jit(lambda state, ids: jax_tt.lookup(table, state, ids)[0])
+    with pytest.warns(UserWarning, match="core_0: is sharded as .* moves .* bytes to every device"):
+        found = find(shards, jax.device_put(ids, NamedSharding(mesh, P("data"))))
+    np.testing.assert_allclose(found, find(state, ids), rtol=1e-6)
+
+
+def test_rules_of_whole_rows_move_columns_with_a_warning():
+    table, state = table_of("rowwise", name="columns_of_words")
+    ids, _ = batch_of()
+    with pytest.warns(UserWarning, match=r"Shard it as P\('model', None\)"):
+        got, wanted = _both(table, state, ids, COLUMN_SPEC)
+    _assert_equal(got, wanted)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -25,6 +26,13 @@ class Progress:
             self._bar.set_description(label)
             self._bar.total += steps
         return self.step
+
+    @contextlib.contextmanager
+    def stage(self, label: str) -> Iterator[None]:
+        """A step with a label, which is shown while it runs."""
+        step = self.begin(label, 1)
+        yield
+        step()
 
     def step(self, count: int = 1) -> None:
         if self._bar is not None:

@@ -13,10 +13,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from jax_tt._compress import trains
+from jax_tt._compress.candidate import Candidate, Found
 from jax_tt._compress.encode import encode
 from jax_tt._compress.mixed_widths import quantize_mixed
 from jax_tt._compress.quantize import quantize
-from jax_tt._compress.source import Found, Made, Source
+from jax_tt._compress.source import Made, Source
 from jax_tt._kinds.coded.codec import row_bytes
 from jax_tt._kinds.coded.layout import CodeLayout
 from jax_tt._kinds.coded.table import CodedTable, in_words
@@ -46,27 +47,9 @@ _MOST_BITS = 3
 _OF_CODEBOOKS = 1 / 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A table that can be made.
-
-    Attributes:
-        kind: one of `KINDS`.
-        detail: its settings, in words. No two tables of a kind have the same.
-        make: makes it, with its state.
-        quick: arguments of ``make`` with which it takes a fraction of the time and the table is a little worse; none if
-            there is no such way.
-    """
-
-    kind: str
-    detail: str
-    make: Callable[..., Made]
-    quick: dict[str, int]
-
-
 def candidates(source: Source, kind: str, max_bytes: int) -> list[Candidate]:
     """The tables of a kind that are measured for a size; none if the kind has no table that is so small."""
-    return [Candidate(kind, *one) for one in KINDS[kind](source, max_bytes)]
+    return list(KINDS[kind](source, max_bytes))
 
 
 def smallest(source: Source, kind: str) -> int:
@@ -90,26 +73,42 @@ def _quantized(source: Source, max_bytes: int) -> Found:
 
 
 def _of_bits(source: Source, bits: int, max_bytes: int) -> Found:
-    make = functools.partial(quantize, source.rows, bits)
-    yield f"{bits} bits a number", make, {}
+    n, features = source.sizes
+
+    def rounded(detail: str, **options: Any) -> Candidate:
+        nbytes = QuantizedTable(n, features, bits, rotated="rotation" in options).nbytes
+        make = functools.partial(_rounded, bits=bits, **options)
+        return Candidate("quantized", f"{bits} bits a number{detail}", nbytes, make)
+
+    yield rounded("")
     if bits == max(codec.BITS):  # there is nothing to gain
         return
-    yield f"{bits} bits a number, clipped", functools.partial(make, clip=True), {}
-    fit = functools.partial(make, levels="fit", weights=source.weights, seed=source.seed)
-    yield f"{bits} bits a number, non-uniform levels", fit, {}
-    if QuantizedTable(*source.sizes, bits, rotated=True).nbytes <= max_bytes:
-        detail = f"{bits} bits a number, non-uniform levels, rotated"
-        yield detail, functools.partial(fit, rotation="fit"), {}
+    yield rounded(", clipped", clip=True)
+    yield rounded(", non-uniform levels", levels="fit")
+    turned = rounded(", non-uniform levels, rotated", levels="fit", rotation="fit")
+    if turned.nbytes <= max_bytes:
+        yield turned
+
+
+def _rounded(source: Source, bits: int, **options: Any) -> Made:
+    if "levels" in options:
+        options |= {"weights": source.weights, "seed": source.seed}
+    return quantize(source.rows, bits, **options)
 
 
 def _of_widths(source: Source, max_bytes: int) -> Found:
     if QuantizedTable(*source.sizes, codec.BITS[-1]).nbytes > max_bytes:
         return
-    make = functools.partial(quantize_mixed, source.rows, max_bytes, weights=source.weights)
     detail = f"{codec.BITS[-1]} to {codec.BITS[0]} bits a number, up to {max_bytes:,} bytes"
-    yield detail, make, {}
-    fit = functools.partial(make, levels="fit", seed=source.seed)
-    yield f"{detail}, non-uniform levels", fit, {}
+    make = functools.partial(_allotted, max_bytes=max_bytes)
+    yield Candidate("mixed", detail, max_bytes, make)
+    fit = functools.partial(make, levels="fit")
+    yield Candidate("mixed", f"{detail}, non-uniform levels", max_bytes, fit)
+
+
+def _allotted(source: Source, max_bytes: int, **options: Any) -> Made:
+    options |= {"weights": source.weights, "seed": source.seed}
+    return quantize_mixed(source.rows, source.share(max_bytes), **options)
 
 
 def _product(source: Source, max_bytes: int) -> Found:
@@ -221,14 +220,19 @@ def _encoded(
     source: Source,
     m: int,
     bits: int,
+    kind: str,
     rotation: str | None = None,
-    terms: int = 1,
-    hot: int = 0,
     **options: Any,
-) -> tuple[str, Callable[..., Made], dict[str, int]]:
-    options |= {"terms": terms, "hot": hot}
-    detail = in_words(_coded(source, m, bits, rotated=rotation is not None, **options))
-    options |= {"weights": source.weights, "rotation": rotation}
-    options |= {"seed": source.seed, "param_dtype": source.param_dtype, "progress": False}
-    make = functools.partial(encode, source.rows, m, bits, **options)
-    return detail, make, _QUICK_CODES
+) -> Candidate:
+    table = _coded(source, m, bits, kind=kind, rotated=rotation is not None, **options)
+    options |= {"kind": kind, "rotation": rotation, "param_dtype": source.param_dtype}
+    make = functools.partial(_in_codes, num_codes=m, bits=bits, **options)
+    return Candidate(kind, in_words(table), table.nbytes, make, _QUICK_CODES)
+
+
+def _in_codes(source: Source, hot: int = 0, **options: Any) -> Made:
+    options |= {"weights": source.weights, "seed": source.seed, "progress": False}
+    if source.whole is not None:
+        # Errors of rows that few codebooks are fitted to are too small, and those of other rows too large.
+        options["sample"] = len(source.rows) // 2
+    return encode(source.rows, hot=max(source.share(hot), min(hot, 1)), **options)

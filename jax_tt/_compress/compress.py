@@ -15,19 +15,19 @@ import numpy as np
 
 from jax_tt._base.arguments import as_dtype, as_int, as_positive, one_of
 from jax_tt._base.progress import Progress, text_table
-from jax_tt._base.rows_of_arrays import dense_table, exactly_one, row_blocks, row_weights
-from jax_tt._compress.candidates import KINDS, Candidate, candidates, smallest
-from jax_tt._compress.source import BLOCK, Source, looked_up
+from jax_tt._base.rows_of_arrays import dense_table, exactly_one, row_weights
+from jax_tt._compress.candidate import Candidate, estimates
+from jax_tt._compress.candidates import KINDS, candidates, smallest
+from jax_tt._compress.source import Source, explained
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 Metric = Callable[[Table, dict[str, jax.Array]], Any]
 
 # How many times smaller than the rows in float32 the tables are that are tried for a quality.
 _RATIOS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3)
-# So many of the tables for a size are fitted in all iterations.
-_REFINED = 2
+# So many of the tables for a size are fitted to all rows, and so many of these in all iterations.
+_FITTED, _REFINED = 4, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Measured:
         detail: its settings.
         nbytes: all bytes of its state.
         quality: the metric; without one, 1 minus the weighted squared error relative to the squares of the rows.
+        sampled: whether this is the quality of a table of a sample of the rows, without the metric; ``nbytes`` is then
+            the most that the table of all rows takes.
 
     >>> import jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
@@ -50,6 +52,7 @@ class Measured:
     detail: str
     nbytes: int
     quality: float
+    sampled: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,7 +63,7 @@ class Compressed:
         table, state: the best table and its state.
         chosen: its measurements.
         dense: the measurements of the rows themselves, in float32.
-        measured: the measurements of all tables that were made, smallest first.
+        measured: the measurements of all tables that were tried, smallest first.
 
     >>> import jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
@@ -82,12 +85,15 @@ class Compressed:
                 one.detail + (" *" if one == self.chosen else ""),
                 f"{one.nbytes:,}",
                 f"{self.dense.nbytes / one.nbytes:.1f}x",
-                f"{one.quality:.4g}",
+                f"{'~' if one.sampled else ''}{one.quality:.4g}",
             )
             for one in (*self.measured, self.dense)
         ]
-        columns = ("kind", "settings (* chosen)", "bytes", "smaller", "quality")
-        return text_table(columns, lines, left=2)
+        columns = ("kind", "settings (* chosen)", "bytes", "smaller by", "quality")
+        table = text_table(columns, lines, left=2)
+        if any(one.sampled for one in self.measured):
+            table += "\n~: of a sample of the rows. Tables that were worse there were not made of all rows."
+        return table
 
     def draw(self, axis: Any) -> None:
         """Draws quality over bytes, with one line a kind, on an axis of matplotlib."""
@@ -116,8 +122,10 @@ def compress(
 
     With ``max_bytes``, every kind is made as large as fits, and the table with the highest quality is returned. With
     ``min_quality``, the smallest measured table that is at least as good is returned: every kind is measured at a few
-    sizes, from 1/128 to 1/3 of the rows in float32, by bisection. If there are more than two settings for a size, all
-    of them are fitted in a few iterations, and the best two again in all iterations.
+    sizes, from 1/128 to 1/3 of the rows in float32, by bisection.
+
+    All settings for a size are tried on a sample of the rows if there are more than 4,096 of them; the best four are
+    then fitted to all rows in a few iterations, and the best two of these again in all iterations.
 
     The kinds are
 
@@ -135,8 +143,8 @@ def compress(
     Args:
         rows: ``[N, D]`` of floats, e.g. ``jax_tt.tables.to_dense(table, state)``; may be a memory map, which is read in
             blocks.
-        kind: ``"auto"`` for all kinds, one of them, or a sequence of some. Of a large table, ``"tt_sum"`` takes most of
-            the time, as ids are ordered for every train.
+        kind: ``"auto"`` for all kinds, one of them, or a sequence of some. Of a large table, ``"tt_sum"`` alone takes
+            much longer than the others, as ids are ordered for every train.
         max_bytes: largest size, of everything that lookups need.
         min_quality: smallest quality, in units of ``metric``.
         metric: ``(table, state) -> number``, the larger the better, e.g. recall on held-out data with this table in
@@ -145,7 +153,7 @@ def compress(
         weights: importance of every row ``[N]``, at least 0, e.g. the root of its count.
         param_dtype: type of codebooks and cores.
         seed: of the fits.
-        progress: show a progress bar.
+        progress: show a progress bar, which says what is tried.
 
     Returns:
         `Compressed`: the table, its state, and the measurements.
@@ -185,69 +193,106 @@ class _Search:
 
     def __init__(self, source: Source, metric: Metric | None, bar: Progress):
         self._source, self._metric, self._bar = source, metric, bar
+        self._sample = source.sample()
+        self._estimates: dict[tuple[str, str], Measured] = {}
         self._made: dict[tuple[str, ...], Measured] = {}
         self._best: tuple[Any, Measured, Table, dict[str, jax.Array]] | None = None
 
     def largest(self, kinds: Iterable[str], max_bytes: int) -> Compressed:
         tables = [one for kind in kinds for one in candidates(self._source, kind, max_bytes)]
         if not tables:
-            sizes = ", ".join(f"{kind} {smallest(self._source, kind):,}" for kind in kinds)
+            sizes = ", ".join(f"{kind} {smallest(self._source, kind):,} bytes" for kind in kinds)
             n, features = self._source.sizes
             raise ValueError(
-                f"max_bytes: got {max_bytes:,}, but the smallest tables of {n:,} x {features} take, in bytes: {sizes}. "
+                f"max_bytes: got {max_bytes:,} bytes, but the smallest tables of {n:,} x {features} take: {sizes}. "
                 "Expected at least the least of these."
             )
         self._measure(tables, lambda one: one.quality)
         return self._result()
 
-    def smallest(self, kinds: Iterable[str], min_quality: float) -> Compressed:
+    def smallest(self, kinds: Sequence[str], min_quality: float) -> Compressed:
         def preferred(one: Measured) -> Any:
             return (1, -one.nbytes, one.quality) if one.quality >= min_quality else (0, one.quality)
 
-        def good(ratio: int, kind: str) -> bool:
-            size = 4 * math.prod(self._source.sizes) // ratio
-            return self._measure(candidates(self._source, kind, size), preferred) >= min_quality
+        def at(ratio: int, kind: str) -> list[Candidate]:
+            return candidates(self._source, kind, self._dense_bytes // ratio)
 
-        for kind in kinds:
-            bisect.bisect_left(_RATIOS, True, key=functools.partial(good, kind=kind))
-        if self._best is None or self._best[1].quality < min_quality:
-            reached = "no table" if self._best is None else f"at most {self._best[1].quality:.4g}"
+        def good(ratio: int, kind: str) -> bool:
+            return self._measure(at(ratio, kind), preferred) >= min_quality
+
+        def promising(ratio: int, kind: str) -> bool:
+            # Only tables of all rows have a metric.
+            if self._metric is not None or self._sample is self._source:
+                return good(ratio, kind)
+            return max(self._estimated(at(ratio, kind)), default=-math.inf) >= min_quality
+
+        first = {
+            kind: bisect.bisect_left(_RATIOS, True, key=functools.partial(promising, kind=kind))
+            for kind in kinds
+        }
+        for kind in sorted(first, key=lambda kind: first[kind]):
+            for ratio in _RATIOS[first[kind] :]:
+                no_better = self._dense_bytes // ratio >= self._least(min_quality)
+                if no_better or good(ratio, kind):
+                    break
+        if self._least(min_quality) == math.inf:
+            tried = [one.quality for one in (*self._made.values(), *self._estimates.values())]
+            reached = f"at most {max(tried):.4g}" if tried else "no table"
             raise ValueError(
                 f"min_quality: got {min_quality:g}, but {reached} was found at a third of the bytes or less; the rows "
                 f"themselves have {self._dense().quality:.4g}. Expected a lower number, or another kind."
             )
         return self._result()
 
+    @property
+    def _dense_bytes(self) -> int:
+        return 4 * math.prod(self._source.sizes)
+
+    def _least(self, min_quality: float) -> float:
+        """Bytes of the best table if it is good enough, else infinity."""
+        good = self._best is not None and self._best[1].quality >= min_quality
+        return self._best[1].nbytes if self._best is not None and good else math.inf
+
     def _measure(self, tables: list[Candidate], preferred: Callable[[Measured], Any]) -> float:
-        """Measures candidates that have not been, and returns the highest quality of them; without any, -inf."""
-        quick = len(tables) > _REFINED
-        step = self._bar.begin("compress", len(tables) + (_REFINED if quick else 0))
+        """Measures the best candidates, and returns the highest quality of them; without any, -inf."""
+        if len(tables) > _FITTED and self._sample is not self._source:
+            qualities = dict(zip(map(id, tables), self._estimated(tables), strict=True))
+            tables = sorted(tables, key=lambda one: qualities[id(one)])[-_FITTED:]
+        if len(tables) > _REFINED:
+            quick = {
+                one.label: self._measured(one, preferred, quick=True).quality for one in tables
+            }
+            tables = sorted(tables, key=lambda one: quick[one.label])[-_REFINED:]
+        fits = (self._measured(one, preferred, quick=False).quality for one in tables)
+        return max(fits, default=-math.inf)
 
-        def measured(candidate: Candidate, options: dict[str, int]) -> float:
-            step()
-            return self._measured_once(candidate, options, preferred).quality
+    def _estimated(self, tables: list[Candidate]) -> list[float]:
+        """The qualities on the sample."""
+        keys = [(one.kind, one.detail) for one in tables]
+        new = [one for key, one in zip(keys, tables, strict=True) if key not in self._estimates]
+        for one, quality in zip(new, estimates(new, self._sample, self._bar), strict=True):
+            key = one.kind, one.detail
+            self._estimates[key] = Measured(*key, one.nbytes, quality, sampled=True)
+        return [self._estimates[key].quality for key in keys]
 
-        if quick:
-            first = {id(one): measured(one, one.quick) for one in tables}
-            tables = sorted(tables, key=lambda one: first[id(one)])[-_REFINED:]
-        return max((measured(one, {}) for one in tables), default=-math.inf)
-
-    def _measured_once(
-        self, candidate: Candidate, options: dict[str, int], preferred: Callable[[Measured], Any]
+    def _measured(
+        self, candidate: Candidate, preferred: Callable[[Measured], Any], *, quick: bool
     ) -> Measured:
-        key = candidate.kind, candidate.detail
-        if (*key, *options) not in self._made:
-            table, state = candidate.make(**options)
-            nbytes = sum(array.nbytes for array in state.values())
-            one = Measured(*key, nbytes, self._quality_of(" with ".join(key), table, state))
-            self._made[*key, *options] = one
+        label = candidate.kind, candidate.detail
+        key = (*label, *(candidate.quick if quick else ()))
+        if key not in self._made:
+            with self._bar.stage(f"{candidate.label}{', quickly' if quick else ''}"):
+                table, state = candidate.of(self._source, quick=quick)
+                nbytes = sum(array.nbytes for array in state.values())
+                one = Measured(*label, nbytes, self._quality_of(" with ".join(label), table, state))
+            self._made[key] = one
             if self._best is None or preferred(one) > self._best[0]:
                 self._best = preferred(one), one, table, state
-        return self._made[*key, *options]
+        return self._made[key]
 
     def _quality_of(self, what: str, table: Table, state: dict[str, jax.Array]) -> float:
         if self._metric is None:
-            return _explained(self._source, table, state)
+            return explained(self._source, table, state)
         return _quality(f"metric: for {what}", self._metric(table, state))
 
     def _dense(self) -> Measured:
@@ -257,32 +302,16 @@ class _Search:
         else:
             rows = jnp.asarray(np.asarray(self._source.rows[:]), jnp.float32)
             quality = self._quality_of("dense", DenseTable(n, features), {"embedding": rows})
-        return Measured("dense", "float32", 4 * n * features, quality)
+        return Measured("dense", "float32", self._dense_bytes, quality)
 
     def _result(self) -> Compressed:
         assert self._best is not None
         _, chosen, table, state = self._best
-        best = {}
+        best = {key: one for key, one in self._estimates.items() if one.quality > -math.inf}
         for one in sorted(self._made.values(), key=lambda one: one.quality):
             best[one.kind, one.detail] = one
         measured = tuple(sorted(best.values(), key=lambda one: one.nbytes))
         return Compressed(table, state, chosen, self._dense(), measured)
-
-
-def _explained(source: Source, table: Table, state: State) -> float:
-    """1 minus the weighted squared error of the rows over their weighted squares."""
-    error = whole = 0.0
-    pairs = zip(
-        row_blocks(source.rows, BLOCK, np.float64),
-        looked_up(table, state, Progress(False)),
-        strict=True,
-    )
-    for (start, rows), (_, small) in pairs:
-        some = slice(start, start + len(rows))
-        weights = 1.0 if source.weights is None else source.weights[some, None]
-        error += float(np.sum(weights * (rows - small) ** 2))
-        whole += float(np.sum(weights * rows**2))
-    return 1.0 - error / whole if whole > 0 else 1.0
 
 
 def _quality(argument: str, value: Any) -> float:

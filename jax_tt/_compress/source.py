@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -26,8 +26,11 @@ BLOCK = 2**22
 # Numbers that are squared at a time.
 _SQUARES = 2**20
 
+# Rows of a sample, on which tables are tried first, and neighbouring ones among them.
+SAMPLE = 2**12
+_RUNS = 32
+
 Made = tuple[Table, dict[str, jax.Array]]
-Found = Iterator[tuple[str, Callable[..., Made], dict[str, int]]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,17 +42,37 @@ class Source:
         weights: importance of every row ``[N]``, or None.
         param_dtype: type of codebooks and cores.
         seed: of fits.
+        whole: number of rows of the table of which ``rows`` are a sample; None if they are all.
     """
 
     rows: Any
     weights: np.ndarray | None
     param_dtype: Any
     seed: int
+    whole: int | None = None
 
     @property
     def sizes(self) -> tuple[int, int]:
         n, features = self.rows.shape
         return int(n), int(features)
+
+    def share(self, count: int) -> int:
+        """What of ``count`` bytes or rows of the whole table these rows have."""
+        n, _ = self.sizes
+        return count if self.whole is None else count * n // self.whole
+
+    def sample(self, count: int = SAMPLE) -> Source:
+        """Runs of neighbouring rows from all parts of the table, about ``count`` in all; itself if it has no more."""
+        n, _ = self.sizes
+        if n <= count:
+            return self
+        starts = np.linspace(0, n - count // _RUNS, _RUNS).astype(np.int64)
+        ids = np.unique(starts[:, None] + np.arange(count // _RUNS))
+        weights = None if self.weights is None else self.weights[ids]
+        # Without any weight, errors would be relative to nothing.
+        weights = weights if weights is not None and weights.any() else None
+        rows = np.asarray(self.rows[ids], np.float32)
+        return dataclasses.replace(self, rows=rows, weights=weights, whole=n)
 
     @functools.cached_property
     def concentration(self) -> float:
@@ -78,6 +101,22 @@ def measured_errors(
 ) -> tuple[float, dict[float, float]]:
     """The relative error of a table against the dense original, and the errors of its rows by quantile."""
     return errors(Rows(original), looked_up(table, state, progress or Progress(False)))
+
+
+def explained(source: Source, table: Table, state: State) -> float:
+    """1 minus the weighted squared error of the rows over their weighted squares."""
+    error = whole = 0.0
+    pairs = zip(
+        row_blocks(source.rows, BLOCK, np.float64),
+        looked_up(table, state, Progress(False)),
+        strict=True,
+    )
+    for (start, rows), (_, small) in pairs:
+        some = slice(start, start + len(rows))
+        weights = 1.0 if source.weights is None else source.weights[some, None]
+        error += float(np.sum(weights * (rows - small) ** 2))
+        whole += float(np.sum(weights * rows**2))
+    return 1.0 - error / whole if whole > 0 else 1.0
 
 
 def looked_up(table: Table, state: State, progress: Progress) -> Iterator[tuple[int, np.ndarray]]:

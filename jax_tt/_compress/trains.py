@@ -8,8 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jax_tt._compress.candidate import Candidate, Found
 from jax_tt._compress.residuals import residual_table, tt_residuals
-from jax_tt._compress.source import Found, Made, Source
+from jax_tt._compress.source import Made, Source
 from jax_tt._ids.id_order import OrderedRows
 from jax_tt._ids.stored_order import kept_bytes
 from jax_tt._ops.trains import tt_to_table
@@ -28,23 +29,23 @@ _REFINE = 4 if importlib.util.find_spec("scipy") else 0
 
 def low_rank(source: Source, max_bytes: int) -> Found:
     n, features = source.sizes
-    rank = min(max_bytes // (jnp.dtype(source.param_dtype).itemsize * (n + features)), features)
+    of_rank = jnp.dtype(source.param_dtype).itemsize * (n + features)
+    rank = min(max_bytes // of_rank, features)
     if rank:
-        # A tensor train of two cores, of which one has a row for every id and the other all columns.
-        options = {"row_factors": (n, 1), "col_factors": (1, features)}
-        make = functools.partial(_fitted, source, ranks=int(rank), **options)
-        yield f"rank {rank}", make, _QUICK
+        make = functools.partial(_of_rank, rank=int(rank))
+        yield Candidate("low_rank", f"rank {rank}", rank * of_rank, make, _QUICK)
 
 
 def one_train(source: Source, max_bytes: int) -> Found:
     if _shape(source, max_bytes) is None:
         return
-    make = functools.partial(_fitted, source, max_bytes=max_bytes)
-    yield f"up to {max_bytes:,} bytes", make, _QUICK
-    shape = _shape(source, max_bytes - kept_bytes(source.sizes[0]))
-    if shape is not None:
-        make = functools.partial(_ordered, source, shape)
-        yield f"ids ordered, up to {max_bytes:,} bytes", make, _QUICK_ORDER
+    make = functools.partial(_fitted, max_bytes=max_bytes)
+    yield Candidate("tt", f"up to {max_bytes:,} bytes", max_bytes, make, _QUICK)
+    if _shape(source, max_bytes - kept_bytes(source.sizes[0])) is not None:
+        make = functools.partial(_ordered, max_bytes=max_bytes)
+        yield Candidate(
+            "tt", f"ids ordered, up to {max_bytes:,} bytes", max_bytes, make, _QUICK_ORDER
+        )
 
 
 def sum_of_trains(source: Source, max_bytes: int) -> Found:
@@ -52,9 +53,9 @@ def sum_of_trains(source: Source, max_bytes: int) -> Found:
         shapes = tt_residual_shapes(*source.sizes, max_bytes, dtype=source.param_dtype)
     except ValueError:  # no sum is so small
         return
-    make = functools.partial(_sum, source, shapes)
+    make = functools.partial(_sum, max_bytes=max_bytes)
     terms = "1 train" if len(shapes) == 1 else f"{len(shapes)} trains"
-    yield f"{terms}, up to {max_bytes:,} bytes", make, _QUICK_SUM
+    yield Candidate("tt_sum", f"{terms}, up to {max_bytes:,} bytes", max_bytes, make, _QUICK_SUM)
 
 
 def _shape(source: Source, max_bytes: int) -> TTShape | None:
@@ -62,26 +63,40 @@ def _shape(source: Source, max_bytes: int) -> TTShape | None:
     if max_bytes < 1:
         return None
     try:
-        return TTShape.for_budget(*source.sizes, max_bytes=max_bytes, dtype=source.param_dtype)
+        return _largest(source, max_bytes)
     except ValueError:
         return None
 
 
-def _fitted(source: Source, **options: Any) -> Made:
+def _largest(source: Source, max_bytes: int) -> TTShape:
+    return TTShape.for_budget(*source.sizes, max_bytes=max_bytes, dtype=source.param_dtype)
+
+
+def _of_rank(source: Source, rank: int, **options: Any) -> Made:
+    """A tensor train of two cores, of which one has a row for every id and the other all columns."""
+    n, features = source.sizes
+    options |= {"row_factors": (n, 1), "col_factors": (1, features)}
+    return tt_to_table(_train(source, source.rows, source.weights, ranks=rank, **options))
+
+
+def _fitted(source: Source, max_bytes: int, **options: Any) -> Made:
+    options |= {"max_bytes": source.share(max_bytes)}
     return tt_to_table(_train(source, source.rows, source.weights, **options))
 
 
-def _ordered(source: Source, shape: TTShape, refine: int = _REFINE, **options: Any) -> Made:
+def _ordered(source: Source, max_bytes: int, refine: int = _REFINE, **options: Any) -> Made:
+    shape = _largest(source, source.share(max_bytes) - kept_bytes(source.sizes[0]))
     order = from_table(source.rows, shape, refine=refine, seed=source.seed, progress=False)
     weights = None if source.weights is None else source.weights[order.inverse.rows]
     train = _train(source, OrderedRows(source.rows, order), weights, shape=shape, **options)
     return tt_to_table(train, order)
 
 
-def _sum(source: Source, shapes: tuple[TTShape, ...], refine: int = _REFINE) -> Made:
+def _sum(source: Source, max_bytes: int, refine: int = _REFINE) -> Made:
+    size = source.share(max_bytes)
     terms = tt_residuals(
         source.rows,
-        shapes,
+        tt_residual_shapes(*source.sizes, size, dtype=source.param_dtype),
         refine=refine,
         dtype=source.param_dtype,
         seed=source.seed,

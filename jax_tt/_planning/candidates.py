@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,8 +14,10 @@ import numpy as np
 
 from jax_tt._base.arguments import as_dtype, as_int
 from jax_tt._base.host_table import host_table
+from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import row_blocks
 from jax_tt._compress import candidates as small
+from jax_tt._compress.candidate import estimates
 from jax_tt._compress.source import Source, measured_errors
 from jax_tt._ids.id_order import IdOrder, OrderedRows
 from jax_tt._kinds.quantized import codec
@@ -28,6 +32,9 @@ DENSE, TENSOR_TRAIN, LOW_RANK = "dense", "tensor train", "low rank"
 SMALL = ("quantized", "mixed", "product", "additive", "tt_sum")
 
 _PREDICTED_STEP, _MEASURED_STEP = 2, 4  # by how much candidates differ in size
+_LEAST_SHARE = (
+    16  # tables of one sixteenth of an even share of the budget are tried, smaller ones not
+)
 _BLOCK = 1 << 23  # numbers of a table read at once
 
 
@@ -43,6 +50,7 @@ class Candidate:
         error: relative Frobenius error, measured or predicted.
         small: the table, of one of `SMALL`.
         detail: its settings, in words.
+        measure: measures it on all rows, if ``error`` is of a sample of them and ``nbytes`` the most that it takes.
     """
 
     kind: str
@@ -52,6 +60,12 @@ class Candidate:
     error: float
     small: Any = None
     detail: str = ""
+    measure: Callable[[], Candidate] | None = None
+
+    @property
+    def label(self) -> str:
+        kind = self.kind if self.id_order is None else f"{self.kind}, ordered"
+        return f"{kind}, {self.detail}" if self.detail else kind
 
 
 class PlanInput:
@@ -94,6 +108,8 @@ class PlanInput:
         self._order: IdOrder | None = None
         if self.measured:
             self._tails = _low_rank_errors(self.dense, name)
+            self._source = Source(self.dense, None, jnp.dtype("bfloat16"), seed)
+            self._sample = self._source.sample()
 
     @property
     def uncompressed(self) -> Candidate:
@@ -104,8 +120,12 @@ class PlanInput:
         """Bytes of the smallest tensor train."""
         return least_params(self.num_embeddings, self.features) * self.itemsize
 
-    def candidates(self) -> list[Candidate]:
-        """Dense, and whatever is smaller."""
+    def candidates(self, bar: Progress, budget: int, share: float = 0.0) -> list[Candidate]:
+        """Dense, and whatever is smaller and takes at most ``budget`` bytes, or is the smallest train.
+
+        Errors of large trained tables are those of a sample of the rows. Of the kinds of `compress`, these have no
+        tables that are much smaller than a ``share`` of the dense one.
+        """
         forms = [self.uncompressed]
         if self.measured:
             forms += [
@@ -113,15 +133,16 @@ class PlanInput:
                 for rank in range(1, self.features + 1)
                 if (low := self.low_rank(rank)).nbytes < self.dense_bytes
             ]
-            forms += [one for kind in self.kinds for one in self._small(kind)]
+            forms += self._small(bar, budget, share)
         step = _MEASURED_STEP if self.measured else _PREDICTED_STEP
         least = self.least_train_bytes
         size = self.dense_bytes // 2
         while size > least:
-            forms += self._trains(size)
+            if size <= budget:
+                forms += self._trains(size, bar)
             size //= step
         if least < self.dense_bytes:
-            forms += self._trains(least)
+            forms += self._trains(least, bar)
         return [one for one in forms if one.kind == DENSE or one.nbytes < self.dense_bytes]
 
     def low_rank(self, rank: int) -> Candidate:
@@ -155,30 +176,61 @@ class PlanInput:
             TENSOR_TRAIN, shape, order, extra + shape.num_params * self.itemsize, error
         )
 
-    def _small(self, kind: str) -> Iterator[Candidate]:
-        """Tables of a kind of `compress`, fitted in a few iterations."""
-        source = Source(self.dense, None, jnp.dtype("bfloat16"), self.seed)
+    def _small(self, bar: Progress, budget: int, share: float) -> list[Candidate]:
+        """Tables of the kinds of `compress`, fitted in a few iterations."""
+        least = 0 if self._sample is self._source else share / _LEAST_SHARE * self.dense_bytes
+        every = [
+            one
+            for kind in self.kinds
+            for size in self._sizes(kind)
+            if size >= least
+            for one in small.candidates(self._source, kind, size)
+            if one.nbytes <= budget
+        ]
+        tables = list({one.label: one for one in every}.values())
+        if self._sample is self._source:
+            made = []
+            for one in tables:
+                with bar.stage(f"{self.name} as {one.label}"):
+                    made.append(self._made(one))
+            return made
+        qualities = estimates(tables, self._sample, bar, f" of {self.name}")
+        return [
+            Candidate(
+                one.kind,
+                None,
+                None,
+                one.nbytes,
+                math.sqrt(max(0.0, 1.0 - quality)),
+                detail=one.detail,
+                measure=functools.partial(self._made, one),
+            )
+            for one, quality in zip(tables, qualities, strict=True)
+        ]
+
+    def _sizes(self, kind: str) -> list[int]:
         widths = [
             QuantizedTable(self.num_embeddings, self.features, bits).nbytes for bits in codec.BITS
         ]
         if kind == "quantized":
-            sizes = widths
-        elif kind == "mixed":  # between these
-            sizes = [(more + less) // 2 for more, less in itertools.pairwise(widths)]
-        else:
-            sizes = [self.dense_bytes // _MEASURED_STEP**k for k in range(1, 5)]
-        for size in sizes:
-            for one in small.candidates(source, kind, size):
-                table, state = one.make(**one.quick)
-                nbytes = sum(array.nbytes for array in state.values())
-                error, _ = measured_errors(self.dense, table, state)
-                yield Candidate(kind, None, None, nbytes, error, table, one.detail)
+            return widths
+        if kind == "mixed":  # between these
+            return [(more + less) // 2 for more, less in itertools.pairwise(widths)]
+        return [self.dense_bytes // _MEASURED_STEP**k for k in range(1, 5)]
 
-    def _trains(self, size: int) -> list[Candidate]:
+    def _made(self, one: small.Candidate) -> Candidate:
+        table, state = one.of(self._source, quick=True)
+        nbytes = sum(array.nbytes for array in state.values())
+        error, _ = measured_errors(self.dense, table, state)
+        return Candidate(one.kind, None, None, nbytes, error, table, one.detail)
+
+    def _trains(self, size: int, bar: Progress) -> list[Candidate]:
         """As the ids come and, for a trained table, ordered by its rows; an order's bytes come on top."""
-        forms = [self.train(size)]
+        with bar.stage(f"{self.name} as a tensor train"):
+            forms = [self.train(size)]
         if self.measured:
-            forms.append(self.train(size + self._rows_order().nbytes, ordered=True))
+            with bar.stage(f"{self.name} as a tensor train, ordered"):
+                forms.append(self.train(size + self._rows_order().nbytes, ordered=True))
         return forms
 
     def _rows_order(self) -> IdOrder:

@@ -35,11 +35,11 @@ def plan(
     optimizer: Optimizer | None = None,
     device_bytes: int | None = None,
     bandwidths: Bandwidths | None = None,
-    kinds: Sequence[str] = (),
+    kinds: Sequence[str] | None = None,
 ) -> TablePlan:
     """Chooses for every table whether it is dense, a tensor train or a low-rank product, and of what size.
 
-    With ``kinds``, trained tables may also become tables of these kinds of `compress`.
+    Trained tables may also become tables of other kinds of `compress`.
 
     The sum over the tables of the squared relative errors is minimised, with the same weight for every table. All
     tables start with their smallest candidate. Bytes then go, step by step, where they reduce that sum most, up to the
@@ -49,7 +49,9 @@ def plan(
     The error of a trained table is *measured*: `tt.from_dense` compresses it to several sizes, each a quarter of the
     previous one, with its ids in the given order and ordered by its rows (`order.from_table`, whose 2 to 4 bytes per id
     are included). Further candidates are the products ``[N, r] [r, D]`` of all ranks, which are better if the columns
-    are similar and the rows are not. If only the sizes of a table are known, its error is *predicted* by the model of
+    are similar and the rows are not, and tables of the ``kinds`` of `compress`. If a table has more than 4,096 rows,
+    these are tried on a sample of them, and measured on all rows once they would be chosen, until all that is chosen is
+    measured. If only the sizes of a table are known, its error is *predicted* by the model of
     `TTShape.for_budget`, which is only suitable for a first division; the order of its ids is not changed.
 
     With a sample of ids, a tensor train gets a `RowCache` up to the knee of the miss-ratio curve of the sample, if the
@@ -66,13 +68,14 @@ def plan(
         id_samples: name -> integers of any shape, in the order of their requests; negative ones are padding.
         dtype: storage type of untrained tables.
         seed: of randomised decompositions.
-        progress: show a progress bar over the tables.
+        progress: show a progress bar, which says what is tried.
         devices: number of devices of the mesh axis to shard the tables over.
         steps, device_bytes, bandwidths: of `plan_placements`, for ``devices``. The samples of ids are then whole
             batches.
         optimizer: whose state is beside the rows on these devices.
-        kinds: for trained tables, some of ``"quantized"``, ``"mixed"``, ``"product"``, ``"additive"`` and ``"tt_sum"``.
-            Fits are quick ones; `compress` with the planned kind and bytes makes the table.
+        kinds: for trained tables, some of ``"quantized"``, ``"mixed"``, ``"product"``, ``"additive"`` and ``"tt_sum"``;
+            None for all of them, and ``()`` for none. Fits are quick ones; `compress` with the planned kind and bytes
+            makes the table.
 
     Returns:
         `TablePlan`; with ``devices``, its ``placements`` are a `DevicePlan`.
@@ -93,7 +96,7 @@ def plan(
     dtype = as_dtype("dtype", dtype, jnp.float32)
     if isinstance(kinds, str):
         raise TypeError(f"kinds: got {kinds!r}; expected a sequence of kinds, such as [{kinds!r}].")
-    kinds = [one_of("kinds", kind, SMALL) for kind in kinds]
+    kinds = [one_of("kinds", kind, SMALL) for kind in (SMALL if kinds is None else kinds)]
     samples = dict(id_samples or {})
     if unknown := sorted(set(samples) - set(tables)):
         raise ValueError(f"id_samples: got {unknown[0]!r}; expected names of tables.")
@@ -107,21 +110,23 @@ def plan(
         for name, ids in samples.items()
         if budget_bytes is not None
     }
-    candidates = {}
-    with Progress(progress, "plan", len(specs), unit="table", leave=False) as bar:
-        for name, table in specs.items():
-            candidates[name] = [table.uncompressed] if budget_bytes is None else table.candidates()
-            bar.step()
-    least = sum(min(one.nbytes for one in some) for some in candidates.values())
-    if budget < least:
-        raise ValueError(
-            f"budget_bytes: got {budget:,}; expected at least {least:,}, the smallest form of all tables together."
-        )
-    reserve = min(
-        budget // _CACHES, sum(wanted.nbytes for wanted in demands.values()), budget - least
-    )
-    chosen = allocate(candidates, budget - reserve)
-    assert chosen is not None  # the reserve leaves room for the smallest
+    share = budget / sum(table.dense_bytes for table in specs.values())
+    with Progress(progress, "plan", leave=False) as bar:
+        candidates = {
+            name: [table.uncompressed]
+            if budget_bytes is None
+            else table.candidates(bar, budget_bytes, share)
+            for name, table in specs.items()
+        }
+        least = sum(min(one.nbytes for one in some) for some in candidates.values())
+        if budget < least:
+            raise ValueError(
+                f"budget_bytes: got {budget:,} bytes; expected at least {least:,} bytes, the smallest form of all "
+                "tables together."
+            )
+        wanted_bytes = sum(wanted.nbytes for wanted in demands.values())
+        reserve = min(budget // _CACHES, wanted_bytes, budget - least)
+        chosen = _measured(candidates, budget - reserve, bar)
     caches = _caches(specs, chosen, demands, reserve)
     left = budget - sum(one.nbytes for one in chosen.values())
     left -= sum(taken for _, taken in caches.values())
@@ -146,6 +151,22 @@ def _budget(given: int | None, specs: Mapping[str, PlanInput], devices: int | No
             "budget_bytes: got None; expected the bytes of all tables together. Only with devices= it may be left out."
         )
     return sum(table.dense_bytes for table in specs.values())
+
+
+def _measured(
+    candidates: dict[str, list[Candidate]], budget: int, bar: Progress
+) -> dict[str, Candidate]:
+    """A candidate for every table that is measured on all rows, after as few of these measurements as possible."""
+    while True:
+        chosen = allocate(candidates, budget)
+        assert chosen is not None  # there is room for the smallest
+        if all(one.measure is None for one in chosen.values()):
+            return chosen
+        for name, one in chosen.items():
+            if one.measure is not None:
+                with bar.stage(f"{name} as {one.label}"):
+                    others = [other for other in candidates[name] if other is not one]
+                    candidates[name] = [*others, one.measure()]
 
 
 def _caches(

@@ -40,7 +40,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "plan",
         help="divide a budget among tables",
-        description="Chooses for every table whether it is dense, a tensor train or a low-rank product, and its size.",
+        description="Chooses for every table whether it is dense, a tensor train or a low-rank product, and its size. "
+        "Trained tables may become tables of other kinds of compress, too.",
     )
     parser.add_argument(
         "--tables",
@@ -65,10 +66,9 @@ def add_parser(commands: Any) -> None:
     add_seed(parser)
     parser.add_argument(
         "--kinds",
-        nargs="+",
-        default=[],
+        nargs="*",
         choices=SMALL,
-        help="kinds of compress that trained tables may become, too",
+        help="kinds of compress that trained tables may become, too; default: all, and none after --kinds alone",
     )
     _add_devices(parser)
     add_progress(parser)

@@ -60,6 +60,21 @@ def test_one_kind(kind):
     assert rows.shape == (2, D)
 
 
+def test_large_tables_are_tried_on_a_sample():
+    rows = np.random.default_rng(5).normal(size=(6000, 8)).astype(np.float32)
+    found = small(rows, kind=["quantized", "low_rank", "product"], max_bytes=rows.nbytes // 6)
+    assert found.chosen.quality == pytest.approx(explained(found, rows), abs=1e-6)
+    assert {one.kind for one in found.measured if one.sampled} >= {"low_rank"}
+    assert not found.chosen.sampled
+    assert found.chosen.quality >= max(one.quality for one in found.measured if not one.sampled)
+    assert "sample of the rows" in str(found)
+    goal = found.chosen.quality - 0.01
+    smallest = small(rows, kind=["quantized", "low_rank"], min_quality=goal)
+    assert smallest.chosen.quality >= goal
+    with pytest.raises(ValueError, match=r"min_quality: got 0.9999, but at most 0\.\d+ was found"):
+        small(rows, kind="low_rank", min_quality=0.9999)
+
+
 def test_some_kinds():
     found = small(kind=("quantized", "low_rank"), max_bytes=DENSE // 4)
     assert {one.kind for one in found.measured} == {"quantized", "low_rank"}
@@ -130,8 +145,8 @@ def test_picture():
     [
         ({}, "max_bytes, min_quality: got none of them"),
         ({"max_bytes": 10**4, "min_quality": 0.5}, "max_bytes, min_quality: got max_bytes and"),
-        ({"max_bytes": 8}, r"max_bytes: got 8, but the smallest tables of 600 x 8 take.*tt [0-9]"),
-        ({"max_bytes": 100, "kind": "quantized"}, "in bytes: quantized 3,600. Expected"),
+        ({"max_bytes": 8}, r"max_bytes: got 8 bytes, but the smallest tables of 600 x 8 take.*tt [0-9]"),
+        ({"max_bytes": 100, "kind": "quantized"}, "take: quantized 3,600 bytes. Expected"),
         ({"max_bytes": 0}, "max_bytes: got 0"),
         ({"max_bytes": 10**4, "kind": "hashing"}, "kind: got 'hashing'; expected one of 'auto', "),
         ({"min_quality": float("nan")}, "min_quality: got NaN"),
@@ -238,6 +253,6 @@ def test_command_errors(table, capsys):
     line = refused(capsys, *argv, "--kind", "auto", "--ranks", "2")
     assert "--ranks: got with --kind" in line
     line = refused(capsys, *argv, "--kind", "auto", "--max-bytes", "1")
-    assert "max_bytes: got 1, but" in line
+    assert "max_bytes: got 1 bytes, but" in line
     with pytest.raises(SystemExit):
         main([*argv, "--kind", "auto", "--residuals", "--max-bytes", "1MB"])

@@ -53,7 +53,7 @@ def compressed(planned, table):
 def trained():
     """Three tables, of which each has another best form, and their plan."""
     tables = {"smooth": smooth(), "of_low_rank": of_low_rank(), "clustered": clustered()}
-    return tables, jax_tt.plan(tables, 22_000)
+    return tables, jax_tt.plan(tables, 22_000, kinds=())
 
 
 def test_each_table_gets_its_form(trained):
@@ -139,11 +139,26 @@ def test_kinds_of_compress():
     )
     (summed,) = jax_tt.plan({"noise": noise}, 40_000, kinds=["tt_sum"]).values()
     assert summed.kind == "tt_sum" and len(summed.table().tables) > 1
-    assert jax_tt.plan({"noise": noise}, 40_000)["noise"].error > summed.error
+    assert jax_tt.plan({"noise": noise}, 40_000, kinds=())["noise"].error > summed.error
     with pytest.raises(ValueError, match="kinds"):
         jax_tt.plan(tables, 24_000, kinds=["sketch"])
     with pytest.raises(TypeError, match=r"kinds: got 'quantized'; expected a sequence"):
         jax_tt.plan(tables, 24_000, kinds="quantized")
+
+
+def test_kinds_are_tried_on_a_sample(capfd):
+    """The kind without an error is found among all, and what is chosen is measured on all rows."""
+    rng = np.random.default_rng(4)
+    numbers = rng.integers(-7, 9, (6000, 8)).astype(np.float64)
+    numbers[:, :2] = -7, 8
+    numbers *= 2.0 ** rng.integers(-5, 6, (6000, 1))
+    kinds = ["quantized", "product"]
+    (planned,) = jax_tt.plan(
+        {"whole": numbers.astype(np.float32)}, 60_000, progress=True, kinds=kinds
+    ).values()
+    assert (planned.kind, planned.error) == ("quantized", pytest.approx(0, abs=1e-6))
+    assert planned.nbytes == planned.small.nbytes
+    assert "a sample of whole as quantized, 4 bits a number" in capfd.readouterr().err
 
 
 def test_a_small_table_has_no_rival():

@@ -7,6 +7,7 @@
 (1000, 16)
 """
 
+from jax_tt._compress.agreement import top_k_agreement as top_k_agreement
 from jax_tt._compress.compress import Compressed as Compressed
 from jax_tt._compress.compress import Measured as Measured
 from jax_tt._compress.fbgemm import from_fbgemm as from_fbgemm

@@ -44,7 +44,7 @@ def compare(config: Config, interactions: Interactions, at: int) -> dict[str, An
             return nnx.merge(graphdef, state)
 
         def measure(training: Training) -> float:
-            return evaluate(training.model, recall, interactions)
+            return evaluate(training.model, recall)
 
         model = make_model(config, interactions)
         training = train(Training(config, interactions, model), epochs[:at])

@@ -1,14 +1,17 @@
 """recall@k over the full item set: all items except those of the train set are ranked for every test user."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
+import jax_tt
 from examples.retrieval.data import Interactions
 
-_BLOCK = 1024  # users scored at once: a [1024, num_items] float32 block
+_BLOCK = 1024  # users that are answered at once
 
 
 class Recall:
@@ -30,46 +33,63 @@ class Recall:
         self.num_users = len(users)
         self._blocks = _blocks(data, users)
 
-    def __call__(self, user_rows, item_rows: jax.Array) -> float:
-        """Recall of the scores `user_rows(ids [B]) -> [B, D]` times `item_rows [num_items, D]`."""
+    def __call__(self, user_rows: Any, items: Any) -> float:
+        """Recall of the best items for `user_rows(ids [B]) -> [B, D]`.
+
+        `items` is a layer of jax_tt, or rows `[num_items, D]`. The scores of all items are never in memory.
+        """
         total = 0.0
         for users, seen, test, share in self._blocks:
-            total += float(_hits(user_rows(users), item_rows, seen, test, share, self.k))
+            top = _best(items, user_rows(users), seen, self.k)
+            total += float(_hits(top, test, share))
         return total / self.num_users
 
 
-@partial(jax.jit, static_argnames="k")
-def _hits(users, items, seen, test, share, k):
+@partial(nnx.jit, static_argnames="k")
+def _best(items: Any, queries: jax.Array, seen: jax.Array, k: int) -> jax.Array:
+    """The best items int32 [B, k] for queries [B, D], without those that were seen, int32 [B, E] padded with -1."""
+    if isinstance(items, nnx.Module):
+        return items.top_k(queries, k, exclude=seen)[1]
+    rows = jnp.asarray(items)
+    table = jax_tt.dense_table(*rows.shape, param_dtype=rows.dtype)
+    return jax_tt.top_k(table, {"embedding": rows}, queries, k, exclude=seen)[1]
+
+
+@jax.jit
+def _hits(top: jax.Array, test: jax.Array, share: jax.Array) -> jax.Array:
     """Sum over a block of users of their recall.
 
     Args:
-        users: [B, D], items: [I, D].
-        seen: int32 [2, n] pairs (row of the block, train item); row B is padding.
+        top: int32 [B, k], the best items.
         test: int32 [2, m] pairs (row of the block, test item), share: [m] 1 / test items of that row, 0 for padding.
     """
-    scores = jnp.dot(users, items.T, precision="highest")
-    scores = scores.at[seen[0], seen[1]].set(-jnp.inf, mode="drop")
-    _, top = jax.lax.top_k(scores, k)
     found = jnp.any(top[test[0]] == test[1][:, None], axis=1)
     return jnp.sum(jnp.where(found, share, 0.0))
 
 
-def _blocks(data: Interactions, users: np.ndarray):
-    """(user ids, seen, test, share) per block, all of one padded shape so that scoring compiles once."""
-    pieces = []
-    for start in range(0, len(users), _BLOCK):
-        block = users[start : start + _BLOCK]
+def _blocks(data: Interactions, users: np.ndarray) -> list[tuple[jax.Array, ...]]:
+    """(user ids, seen, test, share) per block, padded to few shapes so that there are few programs.
+
+    Users with as many items are in one block, so that lists of seen items are hardly padded.
+    """
+    counts = np.bincount(data.train_users, minlength=data.num_users)
+    users = users[np.argsort(counts[users], kind="stable")]
+    size, pieces = min(_BLOCK, len(users)), []
+    for start in range(0, len(users), size):
+        block = users[start : start + size]
+        rows, items = _pairs_of(block, data.train_users, data.train_items)
+        width = 1 << int(counts[block].max() - 1).bit_length() if len(rows) else 0
+        seen = np.full((size, width), -1, np.int32)
+        seen[rows, np.arange(len(rows)) - np.searchsorted(rows, rows)] = items
         test = _pairs_of(block, data.test_users, data.test_items)
         share = 1.0 / np.bincount(test[0], minlength=len(block))[test[0]]
-        seen = _pairs_of(block, data.train_users, data.train_items)
         pieces.append((block, seen, test, share.astype(np.float32)))
-    most_seen = max(piece[1].shape[1] for piece in pieces)
-    most_test = max(piece[2].shape[1] for piece in pieces)
-    size = min(_BLOCK, len(users))
-    lengths, fills = (size, most_seen, most_test, most_test), (0, size, 0, 0)
+    most = max(piece[2].shape[1] for piece in pieces)
     return [
-        tuple(jnp.asarray(_pad(*array)) for array in zip(piece, lengths, fills, strict=True))
-        for piece in pieces
+        tuple(
+            jnp.asarray(x) for x in (_pad(block, size), seen, _pad(test, most), _pad(share, most))
+        )
+        for block, seen, test, share in pieces
     ]
 
 
@@ -81,6 +101,5 @@ def _pairs_of(block: np.ndarray, users: np.ndarray, items: np.ndarray) -> np.nda
     return np.stack([rows, items[begin[rows] + offset]]).astype(np.int32)
 
 
-def _pad(array: np.ndarray, size: int, value: int) -> np.ndarray:
-    width = [(0, 0)] * (array.ndim - 1) + [(0, size - array.shape[-1])]
-    return np.pad(array, width, constant_values=value)
+def _pad(array: np.ndarray, size: int) -> np.ndarray:
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, size - array.shape[-1])])

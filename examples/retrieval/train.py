@@ -76,7 +76,7 @@ def train(
     train_epoch = EpochLoop(config, data, graphdef)
     curve = Recall(data, k, min(10_000, test_users or 10_000))
     if evaluate_start and not checkpoints.epoch:
-        history["recall"].append([0, evaluate(nnx.merge(graphdef, state).model, curve, data)])
+        history["recall"].append([0, evaluate(nnx.merge(graphdef, state).model, curve)])
     total = config.epochs * steps_per_epoch(config, data)
     done = checkpoints.epoch * steps_per_epoch(config, data)
     with tqdm(total=total, initial=done, desc=config.variant, unit="step") as bar:
@@ -85,7 +85,7 @@ def train(
             history["loss"].append(loss)
             history["step_seconds"].append(seconds)
             if evaluate_every and epoch % evaluate_every == 0:
-                recall = evaluate(nnx.merge(graphdef, state).model, curve, data)
+                recall = evaluate(nnx.merge(graphdef, state).model, curve)
                 history["recall"].append([epoch, recall])
                 bar.write(f"{config.variant}: epoch {epoch}, loss {loss:.4f}, recall {recall:.4f}")
             checkpoints.save(epoch, state, history)
@@ -95,7 +95,7 @@ def train(
     recall = Recall(data, k, test_users)
     result = {
         "variant": config.variant,
-        "recall": evaluate(model, recall, data),
+        "recall": evaluate(model, recall),
         "test_users": recall.num_users,
         **size,
         "state_bytes": sum(value.nbytes for value in jax.tree.leaves(state)),
@@ -109,10 +109,12 @@ def train(
     return result
 
 
-def evaluate(model: MatrixFactorization, recall: Recall, data: Interactions) -> float:
+def evaluate(model: MatrixFactorization, recall: Recall) -> float:
     """Recall of the model in its current state."""
     rows = nnx.jit(lambda table, ids: table(ids))
-    items = rows(model.items, jnp.arange(data.num_items, dtype=jnp.int32))
+    items = model.items
+    if isinstance(items, nnx.Embed):
+        items = items.embedding[...]
     return recall(lambda ids: rows(model.users, ids), items)
 
 

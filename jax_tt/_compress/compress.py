@@ -148,8 +148,8 @@ def compress(
         max_bytes: largest size, of everything that lookups need.
         min_quality: smallest quality, in units of ``metric``.
         metric: ``(table, state) -> number``, the larger the better, e.g. recall on held-out data with this table in
-            place of the trained one. Without it, quality is 1 minus the squared error of the rows relative to their
-            squares, with ``weights``.
+            place of the trained one, or `jax_tt.compression.top_k_agreement`. Without it, quality is 1 minus the
+            squared error of the rows relative to their squares, with ``weights``.
         weights: importance of every row ``[N]``, at least 0, e.g. the root of its count.
         param_dtype: type of codebooks and cores.
         seed: of the fits.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -20,6 +21,7 @@ from jax_tt._ids.keys import key_digits
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._lookup.best_rows import Queries, best_rows
 from jax_tt._table.check import check_state, check_table
+from jax_tt._table.copies import with_update, without_values
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
@@ -95,24 +97,36 @@ def top_k(
     vectors = _vectors(label, queries, table.features)
     arrays = dict(state), vectors, _excluded(table, exclude, vectors.shape[:-1])
     static = k, block, recall_target, resolve_method(method)
+    traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arrays))
+    # Eager calls of equal tables share a program. What is not needed here may not be hashable.
+    table = without_values(with_update(table, None))
     return over_explicit_axes(
-        lambda arrays: _found(table, *arrays, *static),
+        functools.partial(_found if traced else _compiled, table, *static),
         jax.lax.stop_gradient(arrays),
         lambda: P(*spec_of(vectors)[:-1]),
     )
 
 
 def _found(
-    table: Table, state: State, vectors: jax.Array, exclude: jax.Array, *static: Any
+    table: Table,
+    k: int,
+    block: int,
+    recall_target: float | None,
+    method: str,
+    arrays: tuple[State, jax.Array, jax.Array],
 ) -> tuple[jax.Array, Any]:
+    state, vectors, exclude = arrays
     lead = vectors.shape[:-1]
     count = math.prod(lead)
     flat = vectors.reshape(count, table.features).astype(accumulator(table.spec.storage(state)))
     if "sentinel" in state:
         flat = jnp.where(_sentinel.holds(state["sentinel"]), flat, jnp.nan)
     exclude = exclude.reshape(count, *exclude.shape[len(lead) :])
-    found = best_rows(table, state, Queries(flat, exclude, None, *static))
+    found = best_rows(table, state, Queries(flat, exclude, None, k, block, recall_target, method))
     return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), found)
+
+
+_compiled = jax.jit(_found, static_argnums=(0, 1, 2, 3, 4))
 
 
 def _vectors(label: str, queries: Any, features: int) -> jax.Array:

@@ -256,3 +256,21 @@ def test_command_errors(table, capsys):
     assert "max_bytes: got 1 bytes, but" in line
     with pytest.raises(SystemExit):
         main([*argv, "--kind", "auto", "--residuals", "--max-bytes", "1MB"])
+
+
+def test_agreement_of_the_best_rows():
+    rows = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32)
+    queries = np.random.default_rng(1).normal(size=(2, 3, 8)).astype(np.float32)
+    metric = jax_tt.compression.top_k_agreement(rows, queries, k=5)
+    dense = jax_tt.dense_table(200, 8)
+    assert metric(dense, {"embedding": jnp.asarray(rows)}) == 1
+    assert metric(dense, {"embedding": jnp.asarray(-rows)}) == 0
+    table, state = jax_tt.quantize(rows, bits=2)
+    smaller = np.asarray(jax_tt.tables.to_dense(table, state))
+    first = [np.argsort(-(queries.reshape(6, 8) @ x.T), axis=1)[:, :5] for x in (rows, smaller)]
+    want = np.mean([len(np.intersect1d(*pair)) / 5 for pair in zip(*first, strict=True)])
+    assert 0 < want < 1
+    np.testing.assert_allclose(metric(table, state), want)
+    assert jax_tt.compression.top_k_agreement(rows, queries, k=300)(table, state) == 1
+    with pytest.raises(ValueError, match=r"queries: got shape \(0, 8\); expected at least one"):
+        jax_tt.compression.top_k_agreement(rows, queries[0, :0], k=5)

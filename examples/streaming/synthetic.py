@@ -19,18 +19,30 @@ where effects and vectors are normal numbers that are computed from the id.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from examples.dlrm.data_synthetic import hashed_bits, hashed_normal
-from examples.streaming.clicks import Clicks
 
 LATENT = 4  # length of the planted vectors
-# Standard deviation that each part contributes to the log-odds.
-SCALE_USER, SCALE_ITEM, SCALE_PAIR = 1.0, 1.0, 1.0
 BIAS = -0.5
 # Salts of the hashes. Those of the vectors follow that of the effect.
 _LIFE, _PHASE, _ITEM, _USER, _EFFECT = 0, 1, 2, 3, 4
+
+
+class Clicks(NamedTuple):
+    """Items that were shown to users.
+
+    Attributes:
+        ids: uint64 [B] of the features "user" and "item".
+        labels: float32 [B], 1 for a click.
+        best: float [B], the planted log-odds of a click, whose AUC is the best there is.
+    """
+
+    ids: dict[str, np.ndarray]
+    labels: np.ndarray
+    best: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -38,8 +50,7 @@ class DriftingClicks:
     """The planted stream.
 
     Args:
-        steps: number of batches.
-        batch_size: examples of a batch.
+        steps, batch_size: number of batches, and of examples of each.
         seed: of the draws and of the planted numbers.
         places: of items, and of users.
         zipf: exponent of the popularity of places, not 1.
@@ -56,8 +67,8 @@ class DriftingClicks:
     turns: int = 4
     returns: int = 2
 
-    def batches(self, first: int = 0) -> Iterator[Clicks]:
-        return (self.batch(step) for step in range(first, self.steps))
+    def batches(self) -> Iterator[Clicks]:
+        return map(self.batch, range(self.steps))
 
     def batch(self, step: int) -> Clicks:
         """The batch of one step."""
@@ -97,11 +108,9 @@ class DriftingClicks:
         return hashed_bits(places, salt) / 2.0**64
 
     def _log_odds(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
-        effects = SCALE_USER * hashed_normal(users, _EFFECT) + SCALE_ITEM * hashed_normal(
-            items, _EFFECT
-        )
+        effects = hashed_normal(users, _EFFECT) + hashed_normal(items, _EFFECT)
         pairs = sum(
             hashed_normal(users, salt) * hashed_normal(items, salt)
             for salt in range(_EFFECT + 1, _EFFECT + 1 + LATENT)
         )
-        return BIAS + effects + SCALE_PAIR / math.sqrt(LATENT) * pairs
+        return BIAS + effects + pairs / math.sqrt(LATENT)

@@ -145,7 +145,10 @@ def test_picture():
     [
         ({}, "max_bytes, min_quality: got none of them"),
         ({"max_bytes": 10**4, "min_quality": 0.5}, "max_bytes, min_quality: got max_bytes and"),
-        ({"max_bytes": 8}, r"max_bytes: got 8 bytes, but the smallest tables of 600 x 8 take.*tt [0-9]"),
+        (
+            {"max_bytes": 8},
+            r"max_bytes: got 8 bytes, but the smallest tables of 600 x 8 take.*tt [0-9]",
+        ),
         ({"max_bytes": 100, "kind": "quantized"}, "take: quantized 3,600 bytes. Expected"),
         ({"max_bytes": 0}, "max_bytes: got 0"),
         ({"max_bytes": 10**4, "kind": "hashing"}, "kind: got 'hashing'; expected one of 'auto', "),

@@ -69,6 +69,19 @@ def test_serving_page_in_two_processes(tmp_path):
     assert "program" in run_alone(serving, tmp_path)
 
 
+@pytest.mark.full
+def test_two_towers_in_two_processes(tmp_path):
+    """The blocks of docs/serving.md that train, compress and export, and those that answer, each in a process."""
+    text = (ROOT / "docs" / "serving.md").read_text()
+    section = text[text.index("## From two towers to ids") :]
+    training, serving = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[:2]
+    check = "print(small.chosen.nbytes * 15 <= rows.nbytes, small.chosen.quality > 0.6)\n"
+    asked = "small.table, arrays['items'], queries[:3], 10, exclude=taken[:3]"
+    answers = f"np.save('ids.npy', jax_tt.top_k({asked})[1])\n"
+    assert "True True" in run_alone(training + check + answers, tmp_path)
+    assert "True" in run_alone(serving + "print((np.load('ids.npy') == ids).all())\n", tmp_path)
+
+
 def test_register():
     assert jax_tt.export.register() == tuple(p for p in ("cpu", "cuda") if native_available(p))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 JAX_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
-PEER_PACKAGES = ("torch", "fbgemm-gpu-cpu", "tensorly", "tensorly-torch")
+PEER_PACKAGES = ("torch", "faiss-cpu", "fbgemm-gpu-cpu", "tensorly", "tensorly-torch")
 ROOT = Path(__file__).resolve().parent.parent
 
 

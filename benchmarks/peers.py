@@ -10,6 +10,7 @@ from benchmarks.results import Report
 PACKAGES = {
     "contenders.torch_bag": "torch",
     "contenders.clicks_torch": "fbgemm_gpu",
+    "contenders.faiss_index": "faiss",
     "contenders.fbgemm": "fbgemm_gpu",
     "contenders.fbgemm_quantized": "fbgemm_gpu",
     "contenders.fbgemm_tables": "fbgemm_gpu",

@@ -67,7 +67,8 @@ def prepared(use: Use, state: State, batch: Batch, inputs: StepInputs) -> tuple[
     if batch.cut is not None:
         batch = tell_cut_ids(table, batch, lookup.bounds)
     before, given = state, batch
-    state, batch = table.prepare(state, batch, lookup)
+    with jax.named_scope(table.name or type(table).__name__):
+        state, batch = table.prepare(state, batch, lookup)
     if OUT_OF_RANGE in state:
         # Keys are out of range if they have no row, which is known once they are prepared.
         ids = batch if table.ids.takes_keys else given
@@ -117,7 +118,8 @@ def pooled_sums(
         if use.execution.devices:
             batch = divided(batch, use.execution.devices)
         if use.execution.by_jax:
-            sums[k] = use.table.forward(state, batch, use.lookup)[0]
+            with jax.named_scope(use.table.name or type(use.table).__name__):
+                sums[k] = use.table.forward(state, batch, use.lookup)[0]
             continue
         trained = {name: state[name] for name in use.table.spec.trained_names}
         trained, weights = reverse_only((trained, batch.weights))

@@ -50,7 +50,8 @@ def native_call(
             places[name]: place for place, name in enumerate(results) if name in places
         },
     )
-    arrays = call(*operands.values(), **attributes)
+    with jax.named_scope(op):
+        arrays = call(*operands.values(), **attributes)
     return dict(zip(results, arrays[: len(results)], strict=True))
 
 

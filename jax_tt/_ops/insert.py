@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jax_tt._ids.bags import Bags
@@ -25,6 +26,7 @@ from jax_tt._ops.inserting import (
 )
 from jax_tt._sets.batch_clock import counted_on
 from jax_tt._sets.hash_directory import KEYS
+from jax_tt._table.scope import scope_of
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import is_sharded
 
@@ -85,7 +87,8 @@ def insert_anywhere(
     ]
     sharded = [k for k, one in enumerate(asked) if is_sharded(one.table)]
     alone = [k for k in range(len(asked)) if k not in sharded]
-    done = _insert_on_every_device([asked[k] for k in alone], method, return_evicted)
+    with jax.named_scope(scope_of(asked[k].table for k in alone)):
+        done = _insert_on_every_device([asked[k] for k in alone], method, return_evicted)
     results = dict(zip(alone, done, strict=True))
     if sharded:
         if return_evicted:
@@ -93,7 +96,8 @@ def insert_anywhere(
                 f"{asked[sharded[0]].table.ids.label}return_evicted: got True for a table that is sharded; "
                 "expected False, since each device evicts from its shard."
             )
-        done = insert_over_devices([asked[k] for k in sharded], method)
+        with jax.named_scope(scope_of(asked[k].table for k in sharded)):
+            done = insert_over_devices([asked[k] for k in sharded], method)
         results.update(zip(sharded, done, strict=True))
     return [results[k] for k in range(len(asked))]
 

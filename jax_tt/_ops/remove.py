@@ -17,6 +17,7 @@ from jax_tt._ops.inserting import Evicted, keys_of_ids
 from jax_tt._sets.hash_directory import CLOCK, KEYS, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.hash_reference import erase
 from jax_tt._table.options import Lookup
+from jax_tt._table.scope import scope_of
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import is_sharded
 
@@ -104,10 +105,11 @@ def remove_keys(
         given[_CHOSEN] = _chosen(whole, where, over_explicit_axes(_view, slots, P(axes)))
     size = size if size == 0 and where is None else as_positive("size", size)
     static = size, whole.execution(Lookup(method=method), state).method
-    if is_sharded(anywhere):
-        changed, gone = anywhere.at_owners(_remove, (*static, anywhere.axes), given, words)
-    else:
-        changed, gone = _remove(*static, (), given, words)
+    with jax.named_scope(scope_of([anywhere])):
+        if is_sharded(anywhere):
+            changed, gone = anywhere.at_owners(_remove, (*static, anywhere.axes), given, words)
+        else:
+            changed, gone = _remove(*static, (), given, words)
     return gone, {**state, **changed}
 
 

@@ -18,6 +18,7 @@ from jax_tt._ids.batch import Batch, present, spread_to_positions
 from jax_tt._ids.inputs import one_bag_per_position
 from jax_tt._table.added import Added
 from jax_tt._table.options import Lookup, Wanted
+from jax_tt._table.scope import scope_of
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.wide import Wide
@@ -92,7 +93,21 @@ class Group(Protocol):
         ...
 
 
-Groups = tuple[tuple[Group | None, tuple[int, ...]], ...]
+class Members(NamedTuple):
+    """A group and the numbers of its tables, or a table on its own.
+
+    Attributes:
+        group: None for a table on its own.
+        numbers: of the tables.
+        scope: their names in profiles.
+    """
+
+    group: Group | None
+    numbers: tuple[int, ...]
+    scope: str
+
+
+Groups = tuple[Members, ...]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -104,26 +119,32 @@ def groups_of(uses: tuple[Use, ...]) -> Groups:
     alone = members.pop(None, [])
     alone += [tables[0] for tables in members.values() if len(tables) == 1]
     several = ((group, tuple(tables)) for group, tables in members.items() if len(tables) > 1)
-    return *((None, (k,)) for k in sorted(alone)), *several
+    groups = *((None, (k,)) for k in sorted(alone)), *several
+    return tuple(
+        Members(group, numbers, scope_of(uses[k].table for k in numbers))
+        for group, numbers in groups
+    )
 
 
 def forward(calls: Sequence[Call], wide: Wide | None) -> tuple[Any, list[Any]]:
     """The sums of every table, or one array of them, and the residuals of every group."""
     groups = groups_of(tuple(call.use for call in calls))
     if wide is not None and (of_all := _group_of_all(groups)):
-        group, members = of_all
-        array, residuals = group.forward([calls[k] for k in members], wide.of(members))
+        group, members, scope = of_all
+        with jax.named_scope(scope):
+            array, residuals = group.forward([calls[k] for k in members], wide.of(members))
         return array, [residuals]
     sums: dict[int, jax.Array] = {}
     saved = []
-    for group, members in groups:
-        if group is None:
-            (k,) = members
-            use, state, batch, *_ = calls[k]
-            sums[k], residuals = use.table.forward(state, batch, use.lookup)
-        else:
-            of_members, residuals = group.forward([calls[k] for k in members], None)
-            sums.update(zip(members, of_members, strict=True))
+    for group, members, scope in groups:
+        with jax.named_scope(scope):
+            if group is None:
+                (k,) = members
+                use, state, batch, *_ = calls[k]
+                sums[k], residuals = use.table.forward(state, batch, use.lookup)
+            else:
+                of_members, residuals = group.forward([calls[k] for k in members], None)
+                sums.update(zip(members, of_members, strict=True))
         saved.append(residuals)
     in_order = tuple(sums[k] for k in range(len(calls)))
     return (in_order if wide is None else wide.joined(in_order)), saved
@@ -136,24 +157,26 @@ def backward(
     cotangents: dict[int, Cotangents] = {}
     groups = groups_of(tuple(call.use for call in calls))
     if wide is not None and (of_all := _group_of_all(groups)):
-        group, members = of_all
-        return list(group.backward([calls[k] for k in members], saved[0], gs, wide.of(members)))
+        group, members, scope = of_all
+        of_members = [calls[k] for k in members]
+        with jax.named_scope(scope):
+            return list(group.backward(of_members, saved[0], gs, wide.of(members)))
     if wide is not None:
         gs = wide.separated(gs, [call.shape for call in calls])
-    for (group, members), residuals in zip(groups, saved, strict=True):
-        if group is None:
-            (k,) = members
-            cotangents[k] = of_one_table(calls[k], residuals, gs[k])
-        else:
-            of_group = [calls[k] for k in members], residuals, [gs[k] for k in members]
-            cotangents.update(zip(members, group.backward(*of_group, None), strict=True))
+    for (group, members, scope), residuals in zip(groups, saved, strict=True):
+        with jax.named_scope(scope):
+            if group is None:
+                (k,) = members
+                cotangents[k] = of_one_table(calls[k], residuals, gs[k])
+            else:
+                of_group = [calls[k] for k in members], residuals, [gs[k] for k in members]
+                cotangents.update(zip(members, group.backward(*of_group, None), strict=True))
     return [cotangents[k] for k in range(len(calls))]
 
 
-def _group_of_all(groups: Groups) -> tuple[Group, tuple[int, ...]] | None:
+def _group_of_all(groups: Groups) -> Any:
     """The group that takes all tables, which can write their sums into one array, or None."""
-    group, members = groups[0]
-    return (group, members) if group is not None and len(groups) == 1 else None
+    return groups[0] if groups[0].group is not None and len(groups) == 1 else None
 
 
 def of_one_table(call: Call, residuals: Any, g: jax.Array | None) -> Cotangents:

@@ -182,7 +182,7 @@ def test_an_op_for_several_tables_takes_them_from_the_rule(monkeypatch):
 
     state, lookup = PAIR.init(jax.random.key(0)), Lookup(method="native")
     want = step.__wrapped__(PAIR, PAIR.trained(state), state, OF_PAIR, lookup)
-    monkeypatch.setattr(groups, "groups_of", lambda uses: ((Both(), (1, 0)),))
+    monkeypatch.setattr(groups, "groups_of", lambda uses: (groups.Members(Both(), (1, 0), ""),))
     assert_same(step.__wrapped__(PAIR, PAIR.trained(state), state, OF_PAIR, lookup), want)
     assert seen == [["second (features b)", "first (features a)"]]
 

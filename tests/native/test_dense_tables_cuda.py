@@ -113,7 +113,9 @@ def steps(collection, lookup, layout, batch, monkeypatch):
         for alone in (False, True):
             if alone:
                 patch.setattr(
-                    groups, "groups_of", lambda uses: tuple((None, (k,)) for k in range(len(uses)))
+                    groups,
+                    "groups_of",
+                    lambda uses: tuple(groups.Members(None, (k,), "") for k in range(len(uses))),
                 )
             step = jax.jit(functools.partial(stepped, collection, lookup, layout))
             lowered = step.lower(state, batch)

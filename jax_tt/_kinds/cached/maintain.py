@@ -18,6 +18,7 @@ from jax_tt._sets.scores import aged
 from jax_tt._table.change import maintain
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
+from jax_tt._table.scope import scope_of
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
@@ -54,7 +55,8 @@ def populate(table: Table, state: State, method: str = "auto") -> dict[str, Any]
 def populated(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]:
     """`populate` without a check: `fill` counts a sample in other counters than those of the table."""
     before = directory_of(state)
-    directory, evicted, counts = cache_backend.populate(before, method)
+    with jax.named_scope(scope_of([cached])):
+        directory, evicted, counts = cache_backend.populate(before, method)
     directory = add_to_statistics(
         aged(directory, cached.cache.scoring),
         refreshes=1,

@@ -80,7 +80,9 @@ def test_bits_are_those_of_single_calls(method, layout, monkeypatch):
     for alone in (False, True):
         if alone:
             monkeypatch.setattr(
-                groups, "groups_of", lambda uses: tuple((None, (k,)) for k in range(len(uses)))
+                groups,
+                "groups_of",
+                lambda uses: tuple(groups.Members(None, (k,), "") for k in range(len(uses))),
             )
         lowered = step_of(collection, lookup, layout).lower(state, batch)
         text = lowered.as_text()

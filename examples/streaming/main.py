@@ -145,7 +145,7 @@ def results(workers: list[tuple[subprocess.Popen[bytes], Path]]) -> tuple[np.nda
 
 def main(argv: list[str]) -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=256, help="a multiple of the processes")
     parser.add_argument("--rows", type=int, default=16_384, help="of each of the two tables")

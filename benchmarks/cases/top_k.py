@@ -95,7 +95,8 @@ def _compare(
         ratio = timings[work, FAISS].median / timings[work, OURS].median
         report.figure(f"top_k speed {work}", ratio, "x", f"{work}: speed over faiss", at_least=1)
     ours, theirs = np.asarray(search[BATCHES[-1]]()[1]), index.search(queries, K)[1]
-    shared = np.mean([len(np.intersect1d(*pair)) / K for pair in zip(ours, theirs, strict=True)])
+    pairs = zip(ours, theirs, strict=True)
+    shared = float(np.mean([len(np.intersect1d(*pair)) / K for pair in pairs]))
     meaning = f"{name}: share of the rows that faiss finds too"
     report.figure(f"top_k agreement {name}", shared, "", meaning)
 

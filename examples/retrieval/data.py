@@ -11,6 +11,7 @@ order of the file's ids: neighbouring ids share the digits of a tensor-train tab
 
 import gzip
 import lzma
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,11 @@ class Interactions:
     test_items: np.ndarray
     num_users: int
     num_items: int
+
+    def checksum(self) -> int:
+        """A number that differs, almost surely, for other interactions."""
+        arrays = (self.train_users, self.train_items, self.test_users, self.test_items)
+        return zlib.crc32(b"".join(array.tobytes() for array in arrays))
 
     def __str__(self) -> str:
         return (

@@ -38,24 +38,29 @@ def _work(options: Any) -> None:
     from examples.retrieval.model import make_model
     from examples.retrieval.train import train
 
-    interactions = data.load(options.data, options.test, options.layout)
-    print(f"{options.worker}: {interactions}")
-    config = settings.config(options, options.worker)
-    train(
-        config,
-        interactions,
-        make_model(config, interactions),
-        options.workdir / options.worker,
-        k=options.k,
-        test_users=options.test_users,
-        evaluate_every=options.evaluate_every,
-    )
+    try:
+        interactions = data.load(options.data, options.test, options.layout)
+        print(f"{options.worker}: {interactions}")
+        config = settings.config(options, options.worker)
+        train(
+            config,
+            interactions,
+            make_model(config, interactions),
+            options.workdir / options.worker,
+            k=options.k,
+            test_users=options.test_users,
+            evaluate_every=options.evaluate_every,
+        )
+    except ValueError as error:  # of the data or of the workdir
+        raise SystemExit(f"{options.worker}: {error}") from error
 
 
 def _measure(workdir: Path, variant: str, argv: list[str]) -> dict[str, Any]:
     """The result of a variant, which is trained in a separate process."""
     command = [sys.executable, "-m", "examples.retrieval.main", *argv, "--worker", variant]
     status = subprocess.run(command, check=False).returncode
+    if status == 1:  # an error, which the process has printed
+        raise SystemExit(status)
     if status:
         raise SystemExit(
             f"training {variant} ended with status {status}; run the command again to continue"

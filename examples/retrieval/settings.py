@@ -91,6 +91,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         if getattr(options, name) < 1:
             flag = name.replace("_", "-")
             parser.error(f"--{flag}: got {getattr(options, name)}; expected at least 1")
+    for name in ("data", "test"):
+        path = getattr(options, name)
+        if path is not None and not path.exists():
+            parser.error(f"--{name}: {path} does not exist; expected a file of interactions")
     if options.evaluate_every is None:
         options.evaluate_every = 1 if options.quick else 5
     if options.quick and options.test_users is None:

@@ -66,7 +66,7 @@ def train(
     Returns:
         The line of the report; it is written to `workdir/result.json` as well.
     """
-    checkpoints = Checkpoints(workdir, config)
+    checkpoints = Checkpoints(workdir, config, data)
     training = Training(config, data, model)
     graphdef, state = nnx.split(training)
     history: dict[str, Any] = {"loss": [], "recall": [], "step_seconds": []}
@@ -173,11 +173,11 @@ class Checkpoints:
     """The last checkpoint of a run, in its folder.
 
     Orbax writes a checkpoint under a temporary name and renames it when it is complete, so that a killed run leaves
-    either that checkpoint or the previous one. A folder that holds a run with other settings is rejected.
+    either that checkpoint or the previous one. A folder that holds a run with other settings or data is rejected.
     """
 
-    def __init__(self, workdir: Path, config: Config):
-        _check_config(config, workdir)
+    def __init__(self, workdir: Path, config: Config, data: Interactions):
+        _check_config({**asdict(config), "data": data.checksum()}, workdir)
         self.manager = ocp.CheckpointManager(
             (workdir / "checkpoints").absolute(),
             options=ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False),
@@ -201,8 +201,8 @@ class Checkpoints:
         return saved["history"]
 
 
-def _check_config(config: Config, workdir: Path) -> None:
-    path, new = workdir / "config.json", asdict(config)
+def _check_config(new: dict[str, Any], workdir: Path) -> None:
+    path = workdir / "config.json"
     if not path.exists():
         shutil.rmtree(workdir, ignore_errors=True)
         workdir.mkdir(parents=True)
@@ -213,8 +213,9 @@ def _check_config(config: Config, workdir: Path) -> None:
         name: (old.get(name), value) for name, value in new.items() if old.get(name) != value
     }
     if changed:
+        what = "another data file" if [*changed] == ["data"] else "other settings"
         raise ValueError(
-            f"workdir: {workdir} holds a run with other settings (old, new): {changed}. "
+            f"workdir: {workdir} holds a run with {what} (old, new): {changed}. "
             "Give another --workdir, or --fresh to delete that run."
         )
 

@@ -247,8 +247,12 @@ def test_killed_and_restarted_ends_with_the_same_bits(log, tmp_path, variant):
 
 def test_a_run_continues_under_its_own_settings_only(log, tmp_path):
     run(log, tmp_path, "tt_fused", "--epochs", "2")
-    with pytest.raises(ValueError, match=r"other settings \(old, new\): \{'l2': \([\d.]+, 0.5\)\}"):
+    with pytest.raises(SystemExit, match=r"other settings \(old, new\): \{'l2': \([\d.]+, 0.5\)\}"):
         run(log, tmp_path, "tt_fused", "--epochs", "2", "--l2", "0.5")
+    other = tmp_path / "other.txt"
+    data.write_synthetic(other, num_users=300, num_items=120, groups=6, seed=1)
+    with pytest.raises(SystemExit, match=r"holds a run with another data file.*another --workdir"):
+        run(other, tmp_path, "tt_fused", "--epochs", "2")
     assert len(run(log, tmp_path, "tt_fused", "--epochs", "2")["loss_curve"]) == 2
 
 
@@ -278,18 +282,20 @@ def test_compares_the_variants(log, tmp_path):
     [
         (["--variants", "sparse"], "--variants: got 'sparse'; expected some of dense_optax"),
         (["--tt-rank", "0"], "--tt-rank: got 0; expected at least 1"),
+        (["--data", "absent"], "--data: absent does not exist; expected a file of interactions"),
+        (["--test", "absent"], "--test: absent does not exist"),
     ],
 )
 def test_command_line_errors(capsys, more, message):
     with pytest.raises(SystemExit):
-        settings.parse(["--data", "log", *more])
+        settings.parse(["--data", str(Path(__file__)), *more])
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [[], ["--quick"]])
 def test_every_variant_has_settings(more):
     for variant in settings.VARIANTS:
-        options = settings.parse(["--data", "x", "--order", "counts", *more])
+        options = settings.parse(["--data", ".", "--order", "counts", *more])
         config = settings.config(options, variant)
         assert config.epochs > 0
         assert config.order == ("counts" if variant.startswith("tt") else "none")

@@ -83,8 +83,8 @@ def __getattr__(name: str) -> typing.Any:
         return importlib.import_module(f"jax_tt.{name}")
     if name not in _LAYERS:
         raise AttributeError(f"module 'jax_tt' has no attribute {name!r}")
-    if not _has_flax():  # an AttributeError, so that hasattr says no
-        raise AttributeError(
+    if not _has_flax():  # an AttributeError would be replaced in "from jax_tt import ..."
+        raise ImportError(
             f"jax_tt.{name} needs flax, which is not installed: pip install 'jax-tt[flax]'."
         )
     return getattr(importlib.import_module("jax_tt.nnx"), name)

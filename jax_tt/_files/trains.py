@@ -16,6 +16,10 @@ from jax_tt._tt.shape import TTShape
 
 # Layers of NNX have a leaf "value" below the name in some checkpoints.
 _CORE = re.compile(r"(?:(?P<table>.+)\.)?core_(?P<k>[0-4])(?P<leaf>\.value)?")
+# Optimizer state in checkpoints: of optax, in a model's optimizer or alone, and of fused tables.
+_OF_OPTIMIZER = re.compile(
+    r"(?:.+\.)?(?:opt_state\..+|\d+\.(?:mu|nu|trace|sum_of_squares)\..+|slot_[^.]+(?:\.value)?)"
+)
 # Of the notes on tensor trains in the metadata of a file.
 KIND = "tables"
 
@@ -34,6 +38,11 @@ class Train(NamedTuple):
     id_order: IdOrder | None
 
 
+def is_optimizer_state(name: str) -> bool:
+    """Whether the array of this name in a checkpoint is the state of an optimizer."""
+    return _OF_OPTIMIZER.fullmatch(name) is not None
+
+
 def shapes(stored: StoredArrays, without: Container[str] = ()) -> dict[str, TTShape]:
     """Shapes of the tensor trains among arrays, by name; their cores are not read."""
     names = core_names(stored)
@@ -44,7 +53,7 @@ def core_names(stored: StoredArrays) -> dict[str, tuple[str, ...]]:
     """The names of the cores of every table, in order."""
     by_table: dict[str, dict[int, str]] = {}
     for key, array in stored.arrays.items():
-        match = _CORE.fullmatch(key)
+        match = None if is_optimizer_state(key) else _CORE.fullmatch(key)
         if match and len(array.shape) == 4:
             by_table.setdefault(match["table"] or "", {})[int(match["k"])] = key
     return {

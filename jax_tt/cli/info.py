@@ -38,7 +38,7 @@ _COLUMNS = (
     "ranks",
     "type",
     "bytes",
-    "ratio",
+    "smaller by",
     "error",
     "row 50 %",
     "row 99 %",
@@ -50,8 +50,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "info",
         help="list the tables in a file",
-        description="Lists the tables in a file or checkpoint: sizes, ranks, bytes including the order of ids, ratio "
-        "and error.",
+        description="Lists the tables in a file or checkpoint: sizes, ranks, bytes of all that a lookup needs, "
+        "how much smaller that is than the rows in float32, and error.",
     )
     parser.add_argument(
         "path",
@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> None:
     used |= {f"{name}.{key}" for name, (_, state) in small.items() for key in state}
     used |= {name for table in shapes if (name := order_name(stored, table)) is not None}
     others = {name: array for name, array in stored.arrays.items() if name not in used}
+    slots = [others.pop(name) for name in [*others] if trains.is_optimizer_state(name)]
     dense = {
         name: array
         for name, array in others.items()
@@ -100,15 +101,17 @@ def run(args: argparse.Namespace) -> None:
     }
     lines += [
         (name or "(unnamed)", "dense", *(f"{n:,}" for n in array.shape), "", "", array.dtype.name, f"{array.nbytes:,}",
-         "1.0", "", "", "")
+         f"{4 / array.dtype.itemsize:.1f}x", "", "", "")
         for name, array in dense.items()
     ]  # fmt: skip
     if lines:
         print(text_table(_COLUMNS, lines, left=_LEFT))
     if of_sum is not None:
         print(f"{args.name}: relative error of the sum {of_sum:.3g}")
+    if slots:
+        print(f"optimizer state: {len(slots)} arrays of {sum(a.nbytes for a in slots):,} bytes")
     rest = [array for name, array in others.items() if name not in dense]
-    if rest or not lines:
+    if rest or not (lines or slots):
         print(f"{len(rest)} other arrays of {sum(array.nbytes for array in rest):,} bytes")
 
 
@@ -129,7 +132,6 @@ def _tt_line(
     order = order_name(stored, name)
     nbytes = sum(core.nbytes for core in cores)
     nbytes += 0 if order is None else stored.arrays[order].nbytes
-    dense = shape.num_embeddings * shape.features * cores[0].dtype.itemsize
     kind = "tensor train" if order is None else "tensor train, ordered"
     pairs = zip(shape.row_factors, shape.col_factors, strict=True)
     return (
@@ -141,7 +143,7 @@ def _tt_line(
         " ".join(map(str, shape.ranks)),
         cores[0].dtype.name,
         f"{nbytes:,}",
-        f"{dense / nbytes:,.1f}",
+        _smaller(shape, nbytes),
         *_in_words(error, rows),
     )
 
@@ -161,9 +163,14 @@ def _small_line(
         "",
         dtype,
         f"{nbytes:,}",
-        f"{4 * table.num_embeddings * table.features / nbytes:,.1f}",
+        _smaller(table, nbytes),
         *_in_words(error, rows),
     )
+
+
+def _smaller(sizes: Any, nbytes: int) -> str:
+    """By how much a table is smaller than its rows in float32."""
+    return f"{4 * sizes.num_embeddings * sizes.features / nbytes:,.1f}x"
 
 
 def _in_words(error: float | None, rows: dict[float, float]) -> list[str]:

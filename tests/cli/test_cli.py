@@ -408,3 +408,19 @@ def test_progress_goes_to_stderr(table, capsys):
         ran("compress", "table.npy", "--out", "o.safetensors", "--ranks", "2")
     assert "block" in shown.getvalue()
     assert "block" not in capsys.readouterr().out
+
+
+def test_info_counts_optimizer_state_apart(folder, capsys):
+    rng = np.random.default_rng(0)
+    cores = {"core_0": rng.normal(size=(10, 1, 2, 3)), "core_1": rng.normal(size=(10, 3, 4, 1))}
+    moments = {f"opt.opt_state.0.mu.items.{name}": 0 * core for name, core in cores.items()}
+    params = {f"model.items.{name}": core for name, core in cores.items()}
+    slots = {"model.shops.embedding": np.ones((5, 4)), "model.shops.slot_sum_0": np.ones((5, 4))}
+    np.savez(
+        "model.npz", **{k: v.astype(np.float32) for k, v in (params | moments | slots).items()}
+    )
+    ran("info", "model.npz", QUIET)
+    _, *lines, last = capsys.readouterr().out.strip().splitlines()
+    assert [line.split()[0] for line in lines] == ["model.items", "model.shops.embedding"]
+    assert last == "optimizer state: 3 arrays of 800 bytes"
+    assert list(jax_tt.files.load("model.npz")) == ["model.items"]

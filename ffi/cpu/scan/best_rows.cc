@@ -16,13 +16,19 @@ void KeepBest(uint64_t* keys, int64_t k, int64_t count) {
   std::nth_element(keys, keys + (k - 1), keys + count, std::greater<uint64_t>());
 }
 
+// A threshold that equal scores are above.  XLA's threads take subnormal numbers for 0, so that none is below 0.
+float JustBelow(float score) {
+  const float below = std::nextafter(score, kNone);
+  return std::fabs(below) < std::numeric_limits<float>::min() ? -std::numeric_limits<float>::min() : below;
+}
+
 void Shrink(const BestRows& best, int64_t query) {
   Candidates& of = best.of_query[query];
   KeepBest(of.keys, best.k, of.count);
   of.count = best.k;
   of.least = of.keys[best.k - 1];
   const float last = ScoreOf(of.least);
-  best.threshold[query] = best.in_order ? last : std::nextafter(last, kNone);
+  best.threshold[query] = best.in_order ? last : JustBelow(last);
 }
 
 }  // namespace

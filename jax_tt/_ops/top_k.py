@@ -82,6 +82,7 @@ def top_k(
     label = table.ids.label
     k = as_positive(f"{label}k", k)
     block = _BLOCK if block is None else as_positive(f"{label}block", block)
+    block = min(block, table.num_embeddings)
     if recall_target is not None:
         recall_target = as_number(
             f"{label}recall_target",

@@ -39,6 +39,7 @@ def test_transformations():
     equal((x.reshape(6, 7) for x in over(STATE, *split)), want)
     equal((x.reshape(6, 7) for x in of_dense(STATE, *split)), want)
     equal(of_dense(STATE, QUERIES[0], EXCLUDE[0]), (x[0] for x in want))
+    equal(of_dense(STATE, QUERIES, EXCLUDE, block=2**40), want)
     assert of_dense(STATE, QUERIES[:0], EXCLUDE[:0])[1].shape == (0, 7)
 
     def loss(state, queries):

@@ -61,6 +61,15 @@ def reshape_rows(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jax.lax.reshape(array, shape, out_sharding=out)
 
 
+def reshape_like(array: jax.Array, other: jax.Array) -> jax.Array:
+    """``array.reshape(other.shape)``, with the explicit sharding of the other array if it has one."""
+    reshaped = array.reshape(other.shape)
+    mesh = explicit_mesh(other)
+    if mesh is None:
+        return reshaped
+    return jax.sharding.reshard(reshaped, NamedSharding(mesh, spec_of(other)))
+
+
 def explicit_mesh(inputs: Any) -> Any:
     """The mesh of the first input with an explicit sharding, or None."""
     for leaf in jax.tree.leaves(inputs):

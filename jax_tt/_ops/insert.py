@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._ids.bags import Bags
+from jax_tt._ids.explicit import reshape_like
 from jax_tt._ids.keys import LocatedKeys, key_digits
 from jax_tt._jax.vma import all_shards, axes_to_count, own_shard
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table, unsharded_hash_table
@@ -175,4 +176,5 @@ def _with(name: str, ids: Any, padded: bool, slots: Any) -> LocatedKeys:
         raise ValueError(
             f"{name}: got ids of shape {shape} for the insertion of another batch; expected the ids that were inserted."
         )
-    return LocatedKeys(jnp.concatenate([digits[..., 1:3], slots.reshape(*shape, 1)], axis=-1))
+    slots = reshape_like(slots, digits[..., :1])
+    return LocatedKeys(jnp.concatenate([digits[..., 1:3], slots], axis=-1))

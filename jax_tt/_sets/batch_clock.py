@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,6 +27,15 @@ def counted_on(state: Mapping[str, Any], policy: str) -> dict[str, Any]:
     """
     words = {WAITING[1]: 0} | ({KEYS[1]: 1} if policy.removeprefix("epoch_") == "lru" else {})
     names = [CLOCK, *(n for n in (KEYS[2], WAITING[2], *words) if n in state)]
+    after = _counted_on({name: state[name] for name in names}, tuple(words.items()))
+    return {**state, **after}
+
+
+# Eager calls find the program again.
+@partial(jax.jit, static_argnums=1, inline=True)
+def _counted_on(state: dict[str, Any], words_of: tuple[tuple[str, int], ...]) -> dict[str, Any]:
+    """``state`` has the arrays that are set back alone, of which ``words_of`` are so in one word of scores."""
+    words = dict(words_of)
 
     def full(arrays: dict[str, Any]) -> jax.Array:
         return arrays[CLOCK] >= LAST
@@ -39,7 +49,7 @@ def counted_on(state: Mapping[str, Any], policy: str) -> dict[str, Any]:
         return after | {CLOCK: jnp.full_like(arrays[CLOCK], KEPT)}
 
     # Not a `cond`, whose results XLA does not always write in place.
-    return {**state, **lax.while_loop(full, set_back, {name: state[name] for name in names})}
+    return lax.while_loop(full, set_back, state)
 
 
 def _less(array: jax.Array, back: jax.Array, word: int | None = None) -> jax.Array:
@@ -48,4 +58,7 @@ def _less(array: jax.Array, back: jax.Array, word: int | None = None) -> jax.Arr
     after = jnp.where(array > back, array - back, jnp.minimum(array, 1))
     if word is None:
         return after
-    return jnp.where(lax.broadcasted_iota(np.int32, array.shape, 1) == word, after, array)
+    # Made from the array, so that it has the sharding of the array on a mesh with Explicit axes.
+    shape = [1, array.shape[1], *[1] * (array.ndim - 2)]
+    words = jnp.zeros_like(array) + np.arange(array.shape[1], dtype=array.dtype).reshape(shape)
+    return jnp.where(words == word, after, array)

@@ -88,12 +88,24 @@ def test_second_calls_compile_nothing(kind: AxisType, tmp_path: Path) -> None:
         "checkpoint": lambda k: jax_tt.checkpoint.save_args(embed.collection, embed.arrays()),
         "restored": lambda k: restored(embed),
     }
-    if kind is AxisType.Explicit:
-        del calls["dump"]  # reads rows by a gather that JAX refuses on such a mesh
     assert compilations(lambda: calls["insert"](0)) > 0  # so that zeros below mean something
     for name, call in calls.items():
         call(1)
         assert compilations(lambda call=call: call(2)) == 0, name
+
+
+def test_calls_within_a_mesh_that_is_set() -> None:
+    """Arrays that a call makes are then on the mesh, with Explicit axes."""
+    embed, alone = sharded(AxisType.Explicit), sharded(AxisType.Auto)
+    ids = batch(64)
+    expected = alone(ids)
+    with jax.set_mesh(jax.make_mesh((4,), ("model",))):
+        found = embed(ids)
+        embed.grow_if_full(max_load=0.99)
+        again = embed(ids)
+    for name, rows in expected.items():
+        np.testing.assert_array_equal(found[name], rows)
+        np.testing.assert_array_equal(again[name], rows)
 
 
 def test_equal_descriptions_share_programs() -> None:

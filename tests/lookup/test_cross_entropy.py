@@ -145,6 +145,7 @@ def test_a_fused_table_is_not_trained_by_it(make: Any) -> None:
         jax_tt.grad(lambda layer: layer.softmax_cross_entropy(hidden, targets).sum())(layer)
 
 
+@pytest.mark.usefixtures("promotion_of_a_user")
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 @pytest.mark.parametrize("make", ["Embed", "TTEmbed"])
 def test_layers_with_tied_weights(make: str, dtype: Any) -> None:

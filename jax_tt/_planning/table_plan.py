@@ -17,7 +17,7 @@ from jax_tt._table.options import Update
 from jax_tt._table.table import Table
 from jax_tt._tt.shape import TTShape
 
-_COLUMNS = ("table", "choice", "rows", "columns", "ranks", "cache", "bytes", "ratio", "error")
+_COLUMNS = ("table", "choice", "rows", "columns", "ranks", "cache", "bytes", "smaller by", "error")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,6 +158,6 @@ def _cells(planned: PlannedTable) -> tuple[str, ...]:
         "" if planned.shape is None else " ".join(map(str, planned.shape.ranks)),
         "" if planned.cache is None else f"{planned.cache.capacity:,}",
         f"{planned.nbytes:,}",
-        f"{planned.dense_bytes / planned.nbytes:,.1f}",
+        f"{4 * planned.num_embeddings * planned.features / planned.nbytes:,.1f}x",
         f"{'' if exact else '~'}{planned.error:.3g}",
     )

@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from jax_tt._base.arguments import as_dtype
 from jax_tt._compress.candidates import KINDS
 from jax_tt._compress.compress import compress
@@ -136,16 +134,17 @@ def _run_one(args: argparse.Namespace) -> None:
     errors = {name: (train.relative_error, train.row_errors)}
     save(args.out, {name: tt_to_table(train, order)}, errors=errors, overwrite=args.force)
     print(train)
-    stored = train.shape.num_params * np.dtype(train.cores[0].dtype).itemsize
-    dense = table.shape[0] * table.shape[1] * table.dtype.itemsize
-    print(f"wrote {name} to {args.out}: cores of {stored:,} bytes, the table has {dense:,}")
+    stored = sum(core.nbytes for core in train.cores)
+    stored += 0 if order is None else order.nbytes
+    size = _size(stored, *table.shape)
+    print(
+        f"wrote {name} to {args.out}: {size}{'' if order is None else ', with the order of its ids'}"
+    )
     _pictures.figure(
         args,
         1,
         lambda axes: _pictures.draw_errors(axes[0], train.relative_error, train.row_errors),
     )
-    if order is not None:
-        print(f"and the order of its ids, {order.nbytes:,} bytes")
 
 
 def _run_kind(args: argparse.Namespace) -> None:
@@ -204,12 +203,16 @@ def _run_residuals(args: argparse.Namespace) -> None:
         print(f"{key}: rank {rank}, relative error of the sum {term.relative_error:.3g}")
     cores = sum(core.nbytes for term in terms for core in term.approximation.cores)
     orders = sum(term.id_order.nbytes for term in terms)
-    dense = table.shape[0] * table.shape[1] * table.dtype.itemsize
     print(
-        f"wrote {len(terms)} terms to {args.out}: cores of {cores:,} bytes and orders of {orders:,}, the table has "
-        f"{dense:,}. The row of an id is the sum of its rows in all of them."
+        f"wrote {len(terms)} terms to {args.out}: {_size(cores + orders, rows, features)}, with the orders of ids. The "
+        "row of an id is the sum of its rows in all of them."
     )
     _pictures.figure(args, 1, lambda axes: _pictures.draw_terms(axes[0], errors))
+
+
+def _size(nbytes: int, rows: int, features: int) -> str:
+    """Bytes of a table, and how much smaller it is than its rows in float32."""
+    return f"{nbytes:,} bytes, smaller by {4 * rows * features / nbytes:,.1f}x"
 
 
 def _refuse(args: argparse.Namespace, names: Sequence[str], option: str, why: str) -> None:

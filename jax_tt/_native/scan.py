@@ -8,10 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.call import Named, native_call
-from jax_tt._native.partition import num_blocks, over_blocks
+from jax_tt._native.partition import Dimensions, Split, num_blocks, over_blocks
+
+_ROWS = "rows"
 
 
 def scan(
@@ -40,22 +43,37 @@ def scan(
     queries = vectors.shape[0]
     blocks = num_blocks(queries)
 
-    def local(args: Named, axes: Any) -> Named:
-        del axes  # every device has the table, and scans it for its queries
+    def local(args: Named, split: Split) -> Named:
+        over = split.of.get(_ROWS, ())
+        start = lax.axis_index(over) * args[_ROWS].shape[0] if over else 0
+        if over:
+            args = {**args, "exclude": args["exclude"] - start}
         shape = (*args["vectors"].shape[:2], k)
         results = {
             "scores": jax.ShapeDtypeStruct(shape, jnp.float32),
             "ids": jax.ShapeDtypeStruct(shape, jnp.int32),
         }
-        return native_call(
+        found = native_call(
             "cpu", f"scan_{op}", args, results, None, {**attributes, "k": np.int64(k)}
         )
+        if not over:
+            return found
+        ids = jnp.where(found["ids"] < 0, -1, found["ids"] + start)
+        # Shards are in the order of ids, and of equal scores the first is taken.
+        every = [lax.all_gather(x, over, axis=2, tiled=True) for x in (found["scores"], ids)]
+        scores, places = lax.top_k(every[0], k)
+        return {"scores": scores, "ids": jnp.take_along_axis(every[1], places, axis=2)}
+
+    def dimensions() -> dict[str, Dimensions]:
+        """Devices that have shards of an array of rows scan these."""
+        rows = [name for name in (_ROWS, "present") if name in whole and whole[name].size]
+        return dict.fromkeys(rows, (_ROWS,)) if _ROWS in arrays else {}
 
     blocked = {
         name: array.reshape(blocks, queries // blocks, array.shape[1])
         for name, array in (("vectors", vectors), ("exclude", exclude))
     }
     whole = {"present": present, **arrays}
-    found = over_blocks(local, *vary_over((blocked, whole), axes), ["scores", "ids"])
+    found = over_blocks(local, *vary_over((blocked, whole), axes), ["scores", "ids"], dimensions)
     scores, ids = (found[name].reshape(queries, k) for name in ("scores", "ids"))
     return vary_over((scores, ids), axes)

@@ -129,6 +129,24 @@ def test_of_sharded_tables(placement, axes):
         assert all(np.prod([int(n) for n in one.split(",")]) <= 6 * 2 * 7 * 2 for one in gathers)
 
 
+@pytest.mark.parametrize("method", ["reference", "auto"])
+@pytest.mark.parametrize("kind", ["dense", "int8"])
+def test_rows_that_users_shard_are_not_gathered(kind, method):
+    rows = RNG.integers(0, 3, (4 * 4096, D)).astype(np.float32)
+    rows[:, 0], rows[:, 1] = 0, 255  # levels of int8 are whole numbers
+    table, state = jax_tt.quantize(rows) if kind == "int8" else jax_tt.tables.DenseTable.of(rows)
+    state = state if kind == "int8" else {"embedding": state}
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    on = functools.partial(jax.sharding.NamedSharding, mesh)
+    state = jax.device_put(state, on(jax.sharding.PartitionSpec("model")))
+    queries = jax.device_put(QUERIES, on(jax.sharding.PartitionSpec("data")))
+    exclude = RNG.integers(-1, len(rows), (6, 4))
+    program = functools.partial(jax_tt.top_k, table, k=7, block=512, method=method)
+    run = jax.jit(program).lower(state, queries, exclude=exclude).compile()
+    equal(run(state, queries, exclude=exclude), searched(rows, QUERIES, 7, exclude))
+    assert run.memory_analysis().temp_size_in_bytes < len(rows) * D
+
+
 @functools.cache
 def keyed(capacity):
     """A hash table, its state, keys in ascending order as unsigned integers, and their rows."""

@@ -67,6 +67,8 @@ def reshape_like(array: jax.Array, other: jax.Array) -> jax.Array:
     mesh = explicit_mesh(other)
     if mesh is None:
         return reshaped
+    if not isinstance(other, jax.core.Tracer):  # there may be no context with the mesh
+        return jax.device_put(reshaped, other.sharding)
     return jax.sharding.reshard(reshaped, NamedSharding(mesh, spec_of(other)))
 
 

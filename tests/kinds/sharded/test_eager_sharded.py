@@ -99,6 +99,9 @@ def test_calls_within_a_mesh_that_is_set() -> None:
     embed, alone = sharded(AxisType.Explicit), sharded(AxisType.Auto)
     ids = batch(64)
     expected = alone(ids)
+    placed = embed.host_batch({name: np.arange(64, 80).reshape(8, 2) for name in ids})
+    for name, rows in embed(placed).items():  # the ids are on the mesh, and no mesh is set
+        np.testing.assert_array_equal(rows, expected[name])
     with jax.set_mesh(jax.make_mesh((4,), ("model",))):
         found = embed(ids)
         embed.grow_if_full(max_load=0.99)

@@ -18,6 +18,25 @@ from jax_tt._table.groups import Call
 from jax_tt._table.options import Wanted
 
 
+class Insertion:
+    """An insertion of keys in a loss.
+
+    Attributes:
+        earlier: the insertion whose result it changes.
+        lost: whether its cotangent lacks the rows of another insertion, unless it is the cotangent of a later one.
+    """
+
+    def __init__(self) -> None:
+        self.earlier: Insertion | None = None
+        self.lost = False
+
+    def misses_rows(self) -> bool:
+        """Whether the cotangent of this insertion lacks rows; called in the order of the backward pass."""
+        if self.earlier is not None:
+            self.earlier.lost = self.lost
+        return self.lost
+
+
 class Loss:
     """The fused tables that the backward pass of a loss has stepped so far.
 
@@ -26,6 +45,7 @@ class Loss:
 
     def __init__(self) -> None:
         self.sentinels: dict[int, Any] = {}
+        self.insertions: dict[int, tuple[Any, Insertion, bool]] = {}
         self._next: dict[int, tuple[Any, Any]] = {}
 
     def add(self, arrays: Any, next_values: Any) -> None:
@@ -58,6 +78,29 @@ def one_loss() -> Iterator[Loss]:
         yield loss
     finally:
         _loss.reset(token)
+
+
+def begin_insertion(before: Any) -> Insertion:
+    """A new insertion into a table, of which ``before`` is an array that it changes."""
+    new, loss = Insertion(), _loss.get()
+    if loss is None:
+        return new
+    if id(before) in loss.insertions:
+        _, earlier, returned = loss.insertions[id(before)]
+        earlier.lost = True
+        if returned:
+            new.earlier = earlier
+        else:
+            new.lost = True  # it begins without the rows of the earlier one
+    loss.insertions[id(before)] = before, new, False
+    return new
+
+
+def end_insertion(insertion: Insertion, after: Any) -> None:
+    """Notes what `begin_insertion` is given where this array is changed again."""
+    loss = _loss.get()
+    if loss is not None:
+        loss.insertions[id(after)] = after, insertion, True
 
 
 def check_first_use(

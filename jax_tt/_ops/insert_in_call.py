@@ -6,7 +6,7 @@ well: of a fused table its next value, which holds the new rows, so that inserti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import jax
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keys import LocatedKeys
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
+from jax_tt._lookup.one_loss import Insertion, begin_insertion, end_insertion
 from jax_tt._ops.insert import insert_anywhere, with_slots
 from jax_tt._ops.inserting import ToInsert, requests_of
 from jax_tt._table.check import check_state
@@ -63,42 +64,51 @@ def to_insert(
 
 def passed_through(asked: ToInsert, before: State, after: State) -> dict[str, Any]:
     """The state after an insertion, whose trained arrays have the cotangents of the ones ``before``."""
-    table, trained = unsharded_hash_table(asked.table), asked.table.spec.trained_names
-    refusal = _refusal(table) if table.update is None and table.policy != "none" else ""
+    changed = [n for n in asked.table.spec.trained_names if after[n] is not asked.state[n]]
+    kept = {name: before[name] for name, value in after.items() if value is asked.state[name]}
+    if not changed:
+        return {**after, **kept}
+    insertion = begin_insertion(before[changed[0]])
+    check = partial(_check_gradient, unsharded_hash_table(asked.table), insertion)
+    replaced = {name: _replaced(check, before[name], after[name]) for name in changed}
+    end_insertion(insertion, replaced[changed[0]])
+    return {**after, **kept, **replaced}
 
-    def passed(name: str, value: Any) -> Any:
-        if value is asked.state[name]:
-            return before[name]
-        return _replaced(refusal, before[name], value) if name in trained else value
 
-    return {name: passed(name, value) for name, value in after.items()}
-
-
-def _refusal(table: HashTable) -> str:
-    return (
-        f"{table.ids.label}optimizer: got None for a table with the policy {table.policy!r}, whose training calls are "
-        "differentiated: a key that is evicted would leave its moments in the optax state to the next key in its slot. "
-        "Give the table a fused rule, e.g. jax_tt.hash_table(..., optimizer=jax_tt.optimizers.Adagrad(0.05)), which "
-        "resets them; or policy='none', which evicts nothing."
-    )
+def _check_gradient(table: HashTable, insertion: Insertion) -> None:
+    """Raises if a training call cannot be differentiated."""
+    if table.update is None and table.policy != "none":
+        raise TypeError(
+            f"{table.ids.label}optimizer: got None for a table with the policy {table.policy!r}, whose training calls "
+            "are differentiated: a key that is evicted would leave its moments in the optax state to the next key in "
+            "its slot. Give the table a fused rule, e.g. jax_tt.hash_table(..., optimizer=jax_tt.optimizers."
+            "Adagrad(0.05)), which resets them; or policy='none', which evicts nothing."
+        )
+    if table.update is not None and insertion.misses_rows():
+        raise ValueError(
+            f"{table.ids.label}the loss looks up this fused table more than once, and its next value would lack the "
+            "rows of keys that another training call inserts. Look up all ids in one call; or insert them before the "
+            "loss, and look up jax_tt.dynamic.with_slots(ids, inserted) in each call."
+        )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _replaced(refusal: str, before: jax.Array, after: jax.Array) -> jax.Array:
-    """``after``, whose cotangent is that of ``before``; with a ``refusal``, it cannot be differentiated."""
-    del refusal, before
+def _replaced(check: Callable[[], None], before: jax.Array, after: jax.Array) -> jax.Array:
+    """``after``, whose cotangent is that of ``before``; ``check`` may refuse it."""
+    del check, before
     return after
 
 
-def _forward(refusal: str, before: jax.Array, after: jax.Array) -> tuple[jax.Array, None]:
-    del refusal, before
+def _forward(
+    check: Callable[[], None], before: jax.Array, after: jax.Array
+) -> tuple[jax.Array, None]:
+    del check, before
     return after, None
 
 
-def _backward(refusal: str, residuals: None, cotangent: Any) -> tuple[Any, None]:
+def _backward(check: Callable[[], None], residuals: None, cotangent: Any) -> tuple[Any, None]:
     del residuals
-    if refusal:
-        raise TypeError(refusal)
+    check()
     return cotangent, None
 
 

@@ -308,6 +308,45 @@ def test_other_terms_over_the_table_are_refused():
         jax_tt.grad(twice)(Tower(), keys(0))
 
 
+def test_rows_that_a_next_value_would_lack_are_refused():
+    """The next value is that of the call which is differentiated."""
+
+    def first(model, ids):
+        rows = jnp.sum(model.items(ids) ** 2)
+        return rows + jnp.sum(jax.lax.stop_gradient(model.items(keys(30))))
+
+    with pytest.raises(ValueError, match=r"next value would lack the rows .*with_slots"):
+        jax_tt.grad(first)(Tower(), keys(0))
+
+    def last(model, ids):
+        constant = jnp.sum(jax.lax.stop_gradient(model.items(keys(30))))
+        return constant + jnp.sum(model.items(ids) ** 2)
+
+    model, fresh = Tower(), Tower()
+    optimizer(model).update(model, jax_tt.grad(last)(model, keys(0)))
+    model.eval()
+    fresh.eval()
+    same(model.items(keys(30)), fresh.items(keys(30)))
+    assert int((model.items.hash_touched[...] > 0).sum()) == 14
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_linen_next_values_would_lack_rows_of_other_calls(order):
+    layer = jax_tt.linen.TableEmbed(TABLE)
+    variables = layer.init(jax.random.key(0), keys(0))
+    directory = variables.pop("hash_table")
+
+    def loss(variables):
+        changed, sums = {"hash_table": directory}, []
+        for ids in [keys(0), keys(30)][::order]:
+            rows, changed = layer.apply({**variables, **changed}, ids, mutable=["hash_table"])
+            sums.append(jnp.sum(rows))
+        return sums[0] + jax.lax.stop_gradient(sums[1]) if order == 1 else sums[1]
+
+    with pytest.raises(ValueError, match="next value would lack the rows"):
+        jax_tt.linen.value_and_grad(loss)(variables)
+
+
 def test_a_jax_transformation_that_closes_over_the_layer_is_refused():
     layer = Tower().items
     with pytest.raises(TypeError, match=r"a training call sets this variable.*count and insert"):

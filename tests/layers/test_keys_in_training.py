@@ -259,6 +259,18 @@ def test_shard_map_over_the_batch(tracked):
     same(nnx.to_pure_dict(state), nnx.to_pure_dict(alone), 1e-5)
 
 
+@pytest.mark.parametrize("jit", [nnx.jit, lambda step: step])
+def test_a_batch_that_is_sharded_over_explicit_axes(jit):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    (losses, state), model = trained(Tower(), JITTED, [keys(0), keys(3)]), Tower()
+    graphdef, arrays = nnx.split(model)
+    model = nnx.merge(graphdef, jax.device_put(arrays, jax.NamedSharding(mesh, P())))
+    batches = jax.device_put([keys(0), keys(3)], jax.NamedSharding(mesh, P("data")))
+    with jax.set_mesh(mesh):
+        found = trained(model, jit(train), batches)
+    same(found, (losses, state), 1e-5)
+
+
 @pytest.mark.full
 def test_tables_over_several_devices():
     mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))

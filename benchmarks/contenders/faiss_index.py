@@ -38,7 +38,7 @@ def products(codebooks: np.ndarray, codes: np.ndarray, packed: np.ndarray) -> An
     """
     count, width = codes.shape[1], codebooks.shape[1]
     bits = (len(codebooks) // count).bit_length() - 1
-    index = faiss.IndexPQ(count * width, count, bits, faiss.METRIC_INNER_PRODUCT)
+    index: Any = faiss.IndexPQ(count * width, count, bits, faiss.METRIC_INNER_PRODUCT)
     faiss.copy_array_to_vector(np.ascontiguousarray(codebooks).ravel(), index.pq.centroids)
     faiss.copy_array_to_vector(np.ascontiguousarray(packed).ravel(), index.codes)
     index.ntotal, index.is_trained = len(codes), True

@@ -48,7 +48,7 @@ class Recall:
 @partial(nnx.jit, static_argnames="k")
 def _best(items: Any, queries: jax.Array, seen: jax.Array, k: int) -> jax.Array:
     """The best items int32 [B, k] for queries [B, D], without those that were seen, int32 [B, E] padded with -1."""
-    if isinstance(items, nnx.Module):
+    if isinstance(items, jax_tt.Embed | jax_tt.TTEmbed | jax_tt.TableEmbed):
         return items.top_k(queries, k, exclude=seen)[1]
     rows = jnp.asarray(items)
     table = jax_tt.dense_table(*rows.shape, param_dtype=rows.dtype)

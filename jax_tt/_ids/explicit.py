@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -67,7 +68,7 @@ def reshape_like(array: jax.Array, other: jax.Array) -> jax.Array:
     mesh = explicit_mesh(other)
     if mesh is None:
         return reshaped
-    if not isinstance(other, jax.core.Tracer):  # there may be no context with the mesh
+    if not isinstance(other, Tracer):  # there may be no context with the mesh
         return jax.device_put(reshaped, other.sharding)
     return jax.sharding.reshard(reshaped, NamedSharding(mesh, spec_of(other)))
 

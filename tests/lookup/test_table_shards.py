@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
@@ -263,7 +264,7 @@ def test_a_layer_with_flax_partitioning():
         return jax.device_put(array, NamedSharding(mesh, P(*ROW_SPEC[: array.ndim])))
 
     embed = nnx.merge(graph, jax.tree.map(place, state))
-    opt = jax_tt.FusedOptimizer(embed, __import__("optax").sgd(0.1))
+    opt = jax_tt.FusedOptimizer(embed, optax.sgd(0.1))
 
     @nnx.jit
     def step(embed, opt, ids):

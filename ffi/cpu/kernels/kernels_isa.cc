@@ -471,7 +471,8 @@ extern const Kernels<double> kDouble = JAX_TT_KERNELS(double);
 extern const HashKernels kHash = {FindKeys, InitialPart};
 extern const QuantizedKernels kQuantized = {SumPacked<8>, SumPacked<4>, SumPacked<3>, SumPacked<2>};
 extern const SumCodedBags kSumCoded = SumCoded;
-extern const ScanKernels kScan = {ScanProducts, ScanDots, ScanBytes, ScanHalfBytes, Widen<bfloat16>, Widen<float16>, kScanLanes};
+extern const ScanKernels kScan = {ScanProducts,    ScanDots,       ScanBytes, ScanHalfBytes,
+                                  Widen<bfloat16>, Widen<float16>, kScanLanes};
 
 }  // namespace JAX_TT_ISA
 }  // namespace jax_tt

@@ -220,7 +220,7 @@ def test_command(table, capsys, kind):
     else:
         assert float(found) == pytest.approx(np.sqrt(error), rel=1e-2)
         size = sum(array.nbytes for array in state.values())
-        assert nbytes == f"{size:,}" and ratio == f"{table.nbytes / size:,.1f}"
+        assert nbytes == f"{size:,}" and ratio == f"{table.nbytes / size:,.1f}x"
         of_kind = {"quantized": "bits a number", "mixed": " rows"}
         assert of_kind.get(chosen, "codes of") in line
 

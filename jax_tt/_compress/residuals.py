@@ -55,7 +55,7 @@ def tt_residuals(
 ) -> tuple[Residual, ...]:
     """Approximates a dense table by a sum of tensor trains, each fitted to the remainder of the previous ones.
 
-    The only thing specific to an id in a tensor train is its place; all parameters are shared with other ids. A second
+    All parameters of a tensor train are shared among ids, which differ only in their places. A second
     train in the same order is equivalent to higher ranks, but one in another order gives every id a second place. At
     the same number of parameters, a few trains of low rank with different orders therefore approximate a table with
     little structure better than a single one, at the price of 2 to 4 bytes per id and order. The row of an id is the

@@ -30,13 +30,13 @@ class Recall:
             users = np.sort(np.random.default_rng(0).choice(users, max_users, replace=False))
         if len(users) == 0:
             raise ValueError("data: got no test interactions; expected at least one.")
-        self.num_users = len(users)
+        self.num_users, self.num_items = len(users), data.num_items
         self._blocks = _blocks(data, users)
 
     def __call__(self, user_rows: Any, items: Any) -> float:
         """Recall of the best items for `user_rows(ids [B]) -> [B, D]`.
 
-        `items` is a layer of jax_tt, or rows `[num_items, D]`. The scores of all items are never in memory.
+        `items` is a layer with `top_k`, or rows `[num_items, D]`. The scores of all items are never in memory.
         """
         total = 0.0
         for users, seen, test, share in self._blocks:
@@ -48,7 +48,7 @@ class Recall:
 @partial(nnx.jit, static_argnames="k")
 def _best(items: Any, queries: jax.Array, seen: jax.Array, k: int) -> jax.Array:
     """The best items int32 [B, k] for queries [B, D], without those that were seen, int32 [B, E] padded with -1."""
-    if isinstance(items, jax_tt.Embed | jax_tt.TTEmbed | jax_tt.TableEmbed):
+    if hasattr(items, "top_k"):
         return items.top_k(queries, k, exclude=seen)[1]
     rows = jnp.asarray(items)
     table = jax_tt.dense_table(*rows.shape, param_dtype=rows.dtype)

@@ -113,8 +113,8 @@ def evaluate(model: MatrixFactorization, recall: Recall) -> float:
     """Recall of the model in its current state."""
     rows = nnx.jit(lambda table, ids: table(ids))
     items = model.items
-    if isinstance(items, nnx.Embed):
-        items = items.embedding[...]
+    if not hasattr(items, "top_k"):
+        items = rows(items, jnp.arange(recall.num_items))
     return recall(lambda ids: rows(model.users, ids), items)
 
 

@@ -33,16 +33,22 @@ def test_two_processes_equal_one(kind, runs):
     assert len(set(losses.tolist())) == len(losses)  # the steps did something
 
 
+@pytest.fixture(scope="module")
+def sharded_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """What one process computes with sharded tables."""
+    (found,) = launch(tmp_path_factory.mktemp("sharded"), 1, "kinds.sharded.sharded_run")
+    return found
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("count", [2, 4])
-def test_processes_with_sharded_tables_equal_one(count, tmp_path):
-    (alone,) = launch(tmp_path, 1, "kinds.sharded.sharded_run")
+def test_processes_with_sharded_tables_equal_one(count, sharded_alone, tmp_path):
     for own in launch(tmp_path, count, "kinds.sharded.sharded_run"):
-        assert own.keys() == alone.keys()
+        assert own.keys() == sharded_alone.keys()
         for name, array in own.items():
             # The gradients of cores are sums over devices.
             exact = name.startswith(("item", "user"))
             tolerance = {} if exact else {"rtol": 1e-5, "atol": 1e-6}
             np.testing.assert_allclose(
-                array, alone[name], **({"rtol": 0} | tolerance), err_msg=name
+                array, sharded_alone[name], **({"rtol": 0} | tolerance), err_msg=name
             )

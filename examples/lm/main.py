@@ -27,7 +27,7 @@ import jax_tt
 
 CHARACTERS = 96
 VOCABULARY = CHARACTERS**2
-RATE = 2e-3
+RATE = 3e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Settings:
 
     features: int = 64
     context: int = 32
-    batch: int = 8
+    batch: int = 4
     steps: int = 200
     seed: int = 0
 

@@ -14,7 +14,7 @@ import jax
 from jax_tt._ids.bags import Bags
 from jax_tt._lookup.calls import pooled_rows
 from jax_tt._ops.cross_entropy import softmax_cross_entropy
-from jax_tt._ops.lookups import attend, constant_if_fused
+from jax_tt._ops.lookups import attend
 from jax_tt._table.copies import with_default_stddev
 from jax_tt._table.options import Lookup, StepInputs, check_static
 from jax_tt._table.table import Table
@@ -84,7 +84,6 @@ def attended(
     ``promote`` casts queries and parameters to a common type.
     """
     query, state = _promoted(table, state, query, promote)
-    state = constant_if_fused(table, state, table.spec.attended_names, "attend")
     return attend(table, state, query, precision=lookup.precision)
 
 

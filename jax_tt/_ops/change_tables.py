@@ -46,6 +46,10 @@ def grow_table(
     Returns:
         The larger table and its state.
 
+    Raises:
+        ValueError: there are fewer rows than before, they do not fit into memory, or they cannot be divided over the
+            devices that the present ones are sharded over.
+
     Example:
         >>> import jax, jax_tt
         >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4)
@@ -62,7 +66,15 @@ def grow_table(
             as_int("num_embeddings", num_embeddings) - table.num_embeddings,
             table.num_embeddings,
         )
-    return grow(table, state, Growth(num_embeddings, key, like, method))
+    change = grow(table, state, Growth(num_embeddings, key, like, method))
+    try:  # otherwise, only a later call would fail
+        jax.block_until_ready(change.state)
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(
+            f"{table.ids.label}num_embeddings: got {num_embeddings}, whose arrays could not be made; expected as many "
+            f"rows as fit into memory beside the present {table.num_embeddings}."
+        ) from error
+    return change
 
 
 def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any) -> Change:

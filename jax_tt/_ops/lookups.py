@@ -115,6 +115,8 @@ def attend(
 ) -> jax.Array:
     """``query @ rows.T`` for the rows of a table.
 
+    A loss can be differentiated with respect to these rows unless the table is fused, which is an error then.
+
     Args:
         table: of any kind.
         state: its arrays by name.
@@ -132,6 +134,7 @@ def attend(
     """
     precision = resolve_precision(precision)
     query = as_vectors("query", query, table.features)
+    state = constant_if_fused(table, state, table.spec.attended_names, "attend")
     flat = query.reshape(math.prod(query.shape[:-1]), table.features)
     scores = whole.attend(table, state, flat, precision)
     scores = scores.reshape(*query.shape[:-1], table.num_embeddings)

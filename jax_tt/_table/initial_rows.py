@@ -40,6 +40,17 @@ class NormalRows:
         return jax.nn.initializers.normal(self.deviation)(key, shape, dtype)
 
 
+def check_initializer(label: str, name: str, init: Any) -> None:
+    """Raises unless an initialiser can be hashed, since it is a part of a table, which programs know by its hash."""
+    try:
+        hash(init)
+    except TypeError:
+        raise TypeError(
+            f"{label}{name}: got a {type(init).__name__}, which defines __eq__ without __hash__; expected a function, "
+            "or an object that can be hashed, e.g. of a class with @dataclasses.dataclass(frozen=True)."
+        ) from None
+
+
 def unboxed(init: Any) -> Any:
     """An initialiser without the metadata in which Flax wraps values, e.g. for their sharding; names are unchanged."""
     if not callable(init):

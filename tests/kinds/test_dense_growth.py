@@ -127,3 +127,14 @@ def test_rows_stay_sharded(explicit: bool) -> None:
         np.testing.assert_array_equal(after[name], want[name])
     if explicit:
         assert after["embedding"].sharding.is_equivalent_to(by_rows, 2)
+    with pytest.raises(
+        ValueError, match=r"num_embeddings: got 27; expected a multiple of 4, .* 28"
+    ):
+        jax_tt.tables.grow(table, placed, MORE, key=KEY)
+
+
+def test_rows_that_do_not_fit_into_memory_leave_the_layer_as_it_is() -> None:
+    layer = jax_tt.Embed(N, D, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="num_embeddings: got 1099511627776, whose arrays could"):
+        layer.grow(2**40, rngs=nnx.Rngs(1))
+    assert layer.num_embeddings == N and layer(jnp.array([N - 1])).shape == (1, D)

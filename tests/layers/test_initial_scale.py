@@ -107,3 +107,13 @@ def test_refused_with_an_initialiser() -> None:
         ValueError, match=r"stddev: got 0.1 with the initialiser .*expected a named one"
     ):
         jax_tt.TTEmbed(N, D, stddev=0.1, core_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("make", [jax_tt.dense_table, jax_tt.quantized_table])
+def test_initialisers_can_be_hashed(make: Any) -> None:
+    class Zeros:
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Zeros)
+
+    with pytest.raises(TypeError, match="embedding_init: got a Zeros, which defines __eq__"):
+        make(20, 4, embedding_init=Zeros(), name="words")

@@ -143,6 +143,12 @@ def test_a_fused_table_is_not_trained_by_it(make: Any) -> None:
         TypeError, match=r"softmax_cross_entropy is part of the loss.*output weights"
     ):
         jax_tt.grad(lambda layer: layer.softmax_cross_entropy(hidden, targets).sum())(layer)
+    state = layer.state()
+    trained = {name: state[name] for name in layer.table.spec.trained_names}
+    with pytest.raises(TypeError, match="attend is part of the loss, but the table is fused"):
+        jax.grad(lambda new: jax_tt.tables.attend(layer.table, {**state, **new}, hidden).sum())(
+            trained
+        )
 
 
 @pytest.mark.usefixtures("promotion_of_a_user")

@@ -26,6 +26,7 @@ def grown(table: DenseTable, state: State, growth: Growth) -> Change:
         )
     after = dataclasses.replace(without_values(table), num_embeddings=rows)
     old = state["embedding"]
+    _check_shards(table, old, rows)
     if growth.like is None:
         new = _initial(after, growth.key, (rows - before, table.features), old.dtype)
     else:
@@ -45,3 +46,16 @@ def _initial(table: DenseTable, key: jax.Array, shape: tuple[int, int], dtype: A
             "rows that new ones are to be like, like=, where the initialiser is for a whole table."
         )
     return rows.astype(dtype)
+
+
+def _check_shards(table: DenseTable, old: Any, rows: int) -> None:
+    """Raises unless the new number of rows can be divided as the present rows are."""
+    sharding = old.sharding
+    try:
+        sharding.shard_shape((rows, table.features))
+    except ValueError as error:
+        shards = old.shape[0] // sharding.shard_shape(old.shape)[0]
+        raise ValueError(
+            f"{table.ids.label}num_embeddings: got {rows}; expected a multiple of {shards}, the number of shards of "
+            f"the rows, e.g. {-(-rows // shards) * shards}."
+        ) from error

@@ -18,7 +18,7 @@ from jax_tt._base.storage import (
 )
 from jax_tt._native.rows import RowTable
 from jax_tt._table.copies import without_values
-from jax_tt._table.initial_rows import default_embedding_init
+from jax_tt._table.initial_rows import check_initializer, default_embedding_init
 from jax_tt._table.options import Update
 from jax_tt._table.row_slices import RowSlices, row_slices
 
@@ -52,6 +52,10 @@ class DenseTable(RowTable):
     """
 
     embedding_init: Callable[..., Any] = default_embedding_init
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_initializer(self.ids.label, "embedding_init", self.embedding_init)
 
     @classmethod
     def of(

@@ -23,7 +23,7 @@ from jax_tt._table import distinct_rows
 from jax_tt._table.check import check_arrays, check_state
 from jax_tt._table.copies import freeze, with_update, without_values
 from jax_tt._table.distinct_rows import RowFormat
-from jax_tt._table.initial_rows import default_embedding_init
+from jax_tt._table.initial_rows import check_initializer, default_embedding_init
 from jax_tt._table.options import Lookup, Update, check_update
 from jax_tt._table.rotation import ROTATION, rotation_array, rotation_of, turned, turned_back
 from jax_tt._table.sharding import rows_to_shard
@@ -93,6 +93,7 @@ class QuantizedTable(NativeTable):
             raise TypeError(
                 f"{self.ids.label}rotated: got {self.rotated!r}; expected True or False."
             )
+        check_initializer(self.ids.label, "embedding_init", self.embedding_init)
         check_update(self.update)
         if self.update is not None:
             _check_trained(self.ids.label, self.features, self.bits, self.update.optimizer)

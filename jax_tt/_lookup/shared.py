@@ -17,7 +17,7 @@ from jax_tt._base import sentinel as _sentinel
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table.table import Table
 
-# Scalars that one operation adds: the parameters of a CUDA kernel are limited.
+# Scalars that one reduction adds: the parameters of a kernel are limited.
 _AT_ONCE = 32
 # The scalars that a collection has once, whatever its tables are.
 FLAGS = ("sentinel", "used")
@@ -77,14 +77,25 @@ def shared_places(tables: tuple[Table, ...]) -> Mapping[int, int]:
 
 def _added(steps: Sequence[Any], applied: Sequence[Any]) -> list[Any]:
     if varying_axes(steps, applied):
-        return [step + more for step, more in zip(steps, applied, strict=True)]
+        return _added_one_by_one(steps, applied)
+    return lax.platform_dependent(
+        steps, applied, cuda=_added_one_by_one, default=_added_in_parts
+    )
+
+
+def _added_one_by_one(steps: Sequence[Any], applied: Sequence[Any]) -> list[Any]:
+    """XLA makes one kernel of them for a GPU, which overwrites the steps. A reduction there copies each of them."""
+    return [step + more for step, more in zip(steps, applied, strict=True)]
+
+
+def _added_in_parts(steps: Sequence[Any], applied: Sequence[Any]) -> list[Any]:
+    """XLA compiles a kernel for every result of separate additions for a CPU; this is fewer."""
     parts = [slice(k, k + _AT_ONCE) for k in range(0, len(steps), _AT_ONCE)]
     return [x for part in parts for x in _added_at_once(steps[part], applied[part])]
 
 
 @jax.custom_batching.custom_vmap
 def _added_at_once(steps: Sequence[Any], applied: Sequence[Any]) -> list[Any]:
-    # One reduction of all pairs: XLA compiles a kernel for every result of separate additions.
     zeros = [jnp.zeros((), jnp.float32)] * len(steps)
     pairs = [jnp.stack(pair) for pair in zip(steps, applied, strict=True)]
     return lax.reduce(pairs, zeros, lambda a, b: [x + y for x, y in zip(a, b, strict=True)], (0,))
@@ -93,5 +104,4 @@ def _added_at_once(steps: Sequence[Any], applied: Sequence[Any]) -> list[Any]:
 @_added_at_once.def_vmap
 def _(axis_size: int, batched: Any, steps: Sequence[Any], applied: Sequence[Any]) -> Any:
     del axis_size
-    sums = [step + more for step, more in zip(steps, applied, strict=True)]
-    return sums, [any(pair) for pair in zip(*batched, strict=True)]
+    return _added_one_by_one(steps, applied), [any(pair) for pair in zip(*batched, strict=True)]

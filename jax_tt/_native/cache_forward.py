@@ -71,7 +71,8 @@ def cache_forward(
     weighted = misses.weights is not None
     packed = dataclasses.replace(
         misses,
-        ids=results["packed_ids"].reshape(misses.ids.shape),
+        # A partitioned call has narrower ids than its batch; on other platforms the residuals are those of the batch.
+        ids=results["packed_ids"].reshape(misses.ids.shape).astype(misses.ids.dtype),
         offsets=results["packed_offsets"].reshape(misses.offsets.shape),
         weights=results["packed_weights"].reshape(misses.weights.shape) if weighted else None,
         rectangular=False,

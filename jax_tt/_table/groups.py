@@ -89,7 +89,11 @@ class Group(Protocol):
     def backward(
         self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
     ) -> Sequence[Cotangents]:
-        """The cotangents that are wanted; none of a table whose ``g`` is None, as the loss does not use its sums."""
+        """The cotangents that are wanted; none of a table whose ``g`` is None, as the loss does not use its sums.
+
+        With ``wide``, the gradients of all sums are in its columns of one array, whether `forward` wrote them there or
+        not.
+        """
         ...
 
 
@@ -156,21 +160,18 @@ def backward(
     """The wanted cotangents of every table; none of those whose ``g`` is None."""
     cotangents: dict[int, Cotangents] = {}
     groups = groups_of(tuple(call.use for call in calls))
-    if wide is not None and (of_all := _group_of_all(groups)):
-        group, members, scope = of_all
-        of_members = [calls[k] for k in members]
-        with jax.named_scope(scope):
-            return list(group.backward(of_members, saved[0], gs, wide.of(members)))
-    if wide is not None:
-        gs = wide.separated(gs, [call.shape for call in calls])
     for (group, members, scope), residuals in zip(groups, saved, strict=True):
+        of_members = [calls[k] for k in members]
+        columns = None if wide is None else wide.of(members)
         with jax.named_scope(scope):
-            if group is None:
-                (k,) = members
-                cotangents[k] = of_one_table(calls[k], residuals, gs[k])
+            if group is not None:
+                given = gs if wide is not None else [gs[k] for k in members]
+                found = group.backward(of_members, residuals, given, columns)
             else:
-                of_group = [calls[k] for k in members], residuals, [gs[k] for k in members]
-                cotangents.update(zip(members, group.backward(*of_group, None), strict=True))
+                (call,) = of_members
+                (g,) = [gs[members[0]]] if columns is None else columns.separated(gs, [call.shape])
+                found = [of_one_table(call, residuals, g)]
+            cotangents.update(zip(members, found, strict=True))
     return [cotangents[k] for k in range(len(calls))]
 
 

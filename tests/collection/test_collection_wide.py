@@ -14,7 +14,7 @@ import jax_tt
 from jax_tt import Bags, Feature, Lookup, optimizers
 from tests.conftest import method_fixture, native_available
 
-method = method_fixture("reference", "native")
+method = method_fixture("reference", "native", "cuda_emulated")
 
 RNG = np.random.default_rng(0)
 TABLES = {
@@ -112,6 +112,19 @@ def test_the_op_writes_the_array():
     }
     assert joins["features"] >= 1 and joins["concatenated"] == 0
     assert len(re.findall(r"custom_call_target=\"jax_tt", texts["concatenated"])) == 3
+
+
+@pytest.mark.usefixtures("one_device")
+def test_ops_read_their_gradients_in_the_array():
+    """Beside tables of another kind too: only the gradient of the train is cut out of the array."""
+    if not native_available():
+        pytest.skip("the native module is not built")
+    given = arrays_of(MIXED), BATCH["weighted"].weights, BATCH
+    lookup = Lookup(dtype="float32", method="native", bounds="zero")
+    text = trained.lower(MIXED, "concatenated", lookup, *given).as_text()
+    width = sum(TABLES[f.table].features for f in FEATURES.values())
+    cuts = re.findall(rf"slice .*tensor<4x{width}xf32>\) -> tensor<(\w+)>", text)
+    assert cuts == ["4x8xf32"]
 
 
 @pytest.mark.usefixtures("one_device")
@@ -263,3 +276,21 @@ def test_ids_out_of_range_in_one_array():
                 layout="concatenated",
             )[0]
         )
+
+
+def test_steps_of_tables_are_counted_in_place_on_a_gpu():
+    """A reduction of them would be followed by a copy of each."""
+    state = arrays_of(MIXED)
+    given = state, BATCH["weighted"].weights, BATCH
+    lookup = Lookup(dtype="float32", method="reference", bounds="zero")
+    texts = {
+        platform: trained.trace(MIXED, "concatenated", lookup, *given)
+        .lower(lowering_platforms=(platform,))
+        .as_text()
+        for platform in ("cpu", "cuda")
+    }
+    reduces = {
+        platform: len(re.findall(r"stablehlo.reduce\((?:%\S+ init: %\S+ \), ){2}", text))
+        for platform, text in texts.items()
+    }
+    assert reduces == {"cpu": 1, "cuda": 0}

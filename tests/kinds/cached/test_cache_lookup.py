@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jax_tt
+from tests.conftest import why_skipped
 from tests.helpers import (
     SHAPES,
     TOLERANCE,
@@ -219,6 +220,31 @@ def test_types_of_ids(kind, gradients, method):
     assert rows.shape == (2, 3, D)
     missed = ~np.isin(ids, tags)
     assert int(directory.totals[3, 0] - table.directory.totals[3, 0]) == missed.sum() == 1
+
+
+def test_residuals_of_wide_ids_have_one_type_on_every_platform():
+    """A program for several platforms needs that."""
+    if reason := why_skipped("cuda_emulated"):
+        pytest.skip(reason)
+    case, cache = make_case(SHAPE, "float32", True), small_cache("rows")
+
+    def residuals(cores, method):
+        parts = warm(cores, cache, "reference")
+        ids = jnp.array([[0, N - 1, 5], [7, 8, 5]], jnp.int64)
+
+        def rows(cores):
+            table = parts._replace(table=cores)
+            return lookup(table, ids, cache, num_embeddings=N, method=method)[0]
+
+        return jax.vjp(rows, cores)[1]
+
+    with jax.enable_x64(True):
+        on_cpu, emulated = (
+            jax.tree.leaves(jax.eval_shape(partial(residuals, method=method), case.cores))
+            for method in ("native", "cuda_emulated")
+        )
+    assert [x.dtype for x in on_cpu] == [x.dtype for x in emulated]
+    assert jnp.dtype("int64") in {x.dtype for x in on_cpu}
 
 
 def test_padding_of_unsigned_ids(method):

@@ -78,9 +78,7 @@ def shared_places(tables: tuple[Table, ...]) -> Mapping[int, int]:
 def _added(steps: Sequence[Any], applied: Sequence[Any]) -> list[Any]:
     if varying_axes(steps, applied):
         return _added_one_by_one(steps, applied)
-    return lax.platform_dependent(
-        steps, applied, cuda=_added_one_by_one, default=_added_in_parts
-    )
+    return lax.platform_dependent(steps, applied, cuda=_added_one_by_one, default=_added_in_parts)
 
 
 def _added_one_by_one(steps: Sequence[Any], applied: Sequence[Any]) -> list[Any]:

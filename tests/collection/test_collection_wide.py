@@ -289,8 +289,8 @@ def test_steps_of_tables_are_counted_in_place_on_a_gpu():
         .as_text()
         for platform in ("cpu", "cuda")
     }
-    reduces = {
-        platform: len(re.findall(r"stablehlo.reduce\((?:%\S+ init: %\S+ \), ){2}", text))
+    several = {
+        platform: len(re.findall(r"stablehlo.reduce\(%\S+ init: %\S+\), \(", text))
         for platform, text in texts.items()
     }
-    assert reduces == {"cpu": 1, "cuda": 0}
+    assert several == {"cpu": 1, "cuda": 0}

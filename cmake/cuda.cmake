@@ -172,13 +172,13 @@ set(nvcc_flags -std=c++20 -O3 -DNDEBUG ${lineinfo} --expt-relaxed-constexpr -ccb
   $<$<BOOL:${JAX_TT_WERROR}>:-Werror=all-warnings>)
 # Sources that take long come first, so that none of them is left for the end while other cores are idle.
 set(cuda_sources ${jax_tt_cu_sources})
-list(FILTER cuda_sources EXCLUDE REGEX "/(tt_fast_rank[0-9]+|tt/pass|tt/gradient|dense/update)\\.cu$")
+list(FILTER cuda_sources EXCLUDE REGEX "/(tt_fast_rank[0-9]+|tt/pass)\\.cu$")
 set(long_sources ${jax_tt_cu_sources})
 list(REMOVE_ITEM long_sources ${cuda_sources})
 set(cuda_objects)
 foreach(source IN LISTS long_sources cuda_sources)
   # Operations have files of the same names: dense/forward.cu -> dense_forward.cu.
-  string(REGEX REPLACE "^.*/(ffi/cuda|fast_ranks)/" "" name "${source}")
+  string(REGEX REPLACE "^.*/(ffi/cuda|fast_ranks|rules)/" "" name "${source}")
   string(REPLACE "/" "_" name "${name}")
   set(object "${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o")
   set(depfile)

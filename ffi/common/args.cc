@@ -104,9 +104,7 @@ Status ReadOptimizer(const ffi::Dictionary& attrs, int* kind) {
   if (auto name = attrs.get<std::string_view>("optimizer"); name.has_value()) return FindRule(*name, kind);
   int64_t value = 0;
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "optimizer", &value));
-  if (value < 0 || value >= kNumOptimizers) return InvalidArgument("unknown optimizer " + std::to_string(value));
-  *kind = static_cast<int>(value);
-  return {};
+  return FindRule(value, kind);
 }
 
 Status ReadUpdateAttrs(const ffi::Dictionary& attrs, StepArgs* step) {

@@ -5,6 +5,8 @@
 #include <mutex>
 #include <string>
 
+#include "ffi/core/optimizers/optimizers.h"
+
 namespace jax_tt {
 namespace {
 
@@ -40,6 +42,16 @@ Status AddRule(const ExportedRule& rule) {
                            "'. Give one of them another name; after a new build of an extension, start a new process");
   }
   registry.entries.push_back({rule.name, rule});
+  return {};
+}
+
+Status FindRule(int64_t number, int* kind) {
+  if (number < 0 || number >= kNumOptimizers)
+    return InvalidArgument("unknown optimizer " + std::to_string(number) + ": the native module has those from 0 to " +
+                           std::to_string(kNumOptimizers - 1) +
+                           ". If a rule was added to the sources, the module is older than they are: compile it with "
+                           "`make native`");
+  *kind = static_cast<int>(number);
   return {};
 }
 

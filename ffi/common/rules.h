@@ -4,18 +4,21 @@
 #ifndef JAX_TT_COMMON_RULES_H_
 #define JAX_TT_COMMON_RULES_H_
 
+#include <stdint.h>
+
 #include <string_view>
 
 #include "ffi/common/status.h"
 #include "ffi/core/optimizers/exported_rule.h"
-#include "ffi/core/optimizers/optimizers.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
 // Adds the rule of an extension.  Adding it again has no effect; another rule of the same name is an error.
 Status AddRule(const ExportedRule& rule);
 
-// The kind of the rule of that name.
+// The kind of the rule of the library with that number, or of the one of an extension with that name.
+Status FindRule(int64_t number, int* kind);
 Status FindRule(std::string_view name, int* kind);
 
 // The rule of an extension; null for one of the library.  It stays where it is.

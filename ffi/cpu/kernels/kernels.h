@@ -1,14 +1,14 @@
 // Dense micro-kernels, compiled once per instruction set and chosen at run time.
 //
-// All matrices are row-major with a leading dimension counted in elements.  The function table is the only symbol
-// that crosses from an instruction-set translation unit into the rest of the library, so code built for a newer
+// All matrices are row-major with a leading dimension counted in elements.  The function tables are the only symbols
+// that cross from an instruction-set translation unit into the rest of the library, so code built for a newer
 // processor can never be linked into a path that an older one runs.
 #ifndef JAX_TT_CPU_KERNELS_KERNELS_H_
 #define JAX_TT_CPU_KERNELS_KERNELS_H_
 
 #include <stdint.h>
 
-#include "ffi/core/optimizers/optimizers.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -40,7 +40,7 @@ struct Kernels {
                    int64_t bags, bool add, T* out, const int64_t* out_at);
   // sum[n] += the `count` vectors at `from`, and lost[n] += what rounding loses of each addition
   void (*add_exactly)(int64_t n, const T* from, int64_t count, T* sum, T* lost);
-  RowUpdate<T> update[kNumOptimizers];
+  const RowUpdate<T>* update;  // of every rule of the library, by its kind
   const char* name;
 };
 
@@ -54,10 +54,12 @@ template <typename T>
 const Kernels<T>& GetKernels();
 
 // One pair per instruction set; the element type is in the name because templates must not be shared across them.
-#define JAX_TT_DECLARE_KERNELS(isa)     \
-  namespace isa {                       \
-  extern const Kernels<float> kFloat;   \
-  extern const Kernels<double> kDouble; \
+#define JAX_TT_DECLARE_KERNELS(isa)                \
+  namespace isa {                                  \
+  extern const Kernels<float> kFloat;              \
+  extern const Kernels<double> kDouble;            \
+  extern const RowUpdate<float> kFloatUpdates[];   \
+  extern const RowUpdate<double> kDoubleUpdates[]; \
   }
 JAX_TT_DECLARE_KERNELS(baseline)
 JAX_TT_DECLARE_KERNELS(x86_64_v3)

@@ -14,7 +14,6 @@
 #include "ffi/cpu/kernels/sum_coded.h"
 #include "ffi/cpu/kernels/sum_lanes.h"
 #include "ffi/cpu/kernels/sum_packed.h"
-#include "ffi/cpu/kernels/update_row.h"
 
 namespace jax_tt {
 namespace JAX_TT_ISA {
@@ -451,23 +450,11 @@ void Widen(int64_t n, const T* __restrict from, float* __restrict to) {
 
 }  // namespace
 
-#define JAX_TT_KERNELS(T)                  \
-  {GemmNN<T>,                              \
-   GemmTN<T>,                              \
-   NarrowJoin<T>,                          \
-   JoinGradient<T>,                        \
-   Axpy<T>,                                \
-   Dot<T>,                                 \
-   Transpose<T>,                           \
-   SumRows<T>,                             \
-   SumBags<T>,                             \
-   AddVectorsExactly<T>,                   \
-   {JAX_TT_OPTIMIZERS(JAX_TT_UPDATE_##T)}, \
-   JAX_TT_STRING(JAX_TT_ISA)}
-#define JAX_TT_UPDATE_float(Rule) UpdateRow<float, Rule>,
-#define JAX_TT_UPDATE_double(Rule) UpdateRow<double, Rule>,
-extern const Kernels<float> kFloat = JAX_TT_KERNELS(float);
-extern const Kernels<double> kDouble = JAX_TT_KERNELS(double);
+#define JAX_TT_KERNELS(T, updates)                                                 \
+  {GemmNN<T>,    GemmTN<T>,  NarrowJoin<T>, JoinGradient<T>,      Axpy<T>, Dot<T>, \
+   Transpose<T>, SumRows<T>, SumBags<T>,    AddVectorsExactly<T>, updates, JAX_TT_STRING(JAX_TT_ISA)}
+extern const Kernels<float> kFloat = JAX_TT_KERNELS(float, kFloatUpdates);
+extern const Kernels<double> kDouble = JAX_TT_KERNELS(double, kDoubleUpdates);
 extern const HashKernels kHash = {FindKeys, InitialPart};
 extern const QuantizedKernels kQuantized = {SumPacked<8>, SumPacked<4>, SumPacked<3>, SumPacked<2>};
 extern const SumCodedBags kSumCoded = SumCoded;

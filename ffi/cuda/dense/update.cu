@@ -3,6 +3,7 @@
 #include <set>
 #include <utility>
 
+#include "ffi/common/rules.h"
 #include "ffi/cuda/dense/backward.h"
 #include "ffi/cuda/dense/long_rows.h"
 #include "ffi/cuda/dense/step.h"
@@ -54,29 +55,14 @@ struct StepOf {
   auto operator<=>(const StepOf&) const = default;
 };
 
-// The launches of a rule; an error where it has none.
-Status FindLaunches(int kind, DenseLaunches* launches) {
-#define JAX_TT_LAUNCHES(Rule) DenseLaunchesOf<Rule>(),
-  static constexpr DenseLaunches kOwn[] = {JAX_TT_OPTIMIZERS(JAX_TT_LAUNCHES)};
-#undef JAX_TT_LAUNCHES
-  if (kind < kNumOptimizers) {
-    *launches = kOwn[kind];
-    return {};
-  }
-  const RuleLaunches* of_rule = nullptr;
-  JAX_TT_RETURN_IF_ERROR(FindExported(kind, &of_rule));
-  *launches = of_rule->dense;
-  return {};
-}
-
 Status AddSteps(const DensePlan& plan, GradientLaunches& launches) {
   std::set<StepOf> steps;
   for (const GradientTable& table : launches.tables()) steps.insert(StepOf(table));
   for (const StepOf& step : steps) {
-    DenseLaunches of_rule;
+    const RuleLaunches* of_rule = nullptr;
     JAX_TT_RETURN_IF_ERROR(FindLaunches(step.kind, &of_rule));
     AddSumRows(
-        of_rule.Of(step.storage, step.four_wide), step.four_wide ? 4 : 1,
+        of_rule->dense.Of(step.storage, step.four_wide), step.four_wide ? 4 : 1,
         [step](const GradientTable& table) { return StepOf(table) == step; }, plan, launches);
   }
   return {};

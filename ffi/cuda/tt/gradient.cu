@@ -70,22 +70,6 @@ constexpr TableKernel kSumSlices =
 constexpr TableKernel kFindNonFinite = TableKernelOf<FiniteArgs, FindNonFinite<OneTable<FiniteArgs>>,
                                                      FindNonFinite<ManyTables<FiniteArgs>>, kSliceThreads>::kKernel;
 
-// The launches of a rule; an error where it has none.
-template <typename T>
-Status FindLaunches(int kind, SliceLaunches* launches) {
-#define JAX_TT_LAUNCHES(Rule) SliceLaunchesOf<T, Rule>(),
-  static constexpr SliceLaunches kOwn[] = {JAX_TT_OPTIMIZERS(JAX_TT_LAUNCHES)};
-#undef JAX_TT_LAUNCHES
-  if (kind < kNumOptimizers) {
-    *launches = kOwn[kind];
-    return {};
-  }
-  const RuleLaunches* of_rule = nullptr;
-  JAX_TT_RETURN_IF_ERROR(FindExported(kind, &of_rule));
-  *launches = of_rule->slices<T>();
-  return {};
-}
-
 }  // namespace
 
 void SumShares(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
@@ -98,9 +82,9 @@ template <typename T>
 Status SumSharesAndStep(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
                         const CoreShares& shares, const CoreTables<T>& tables, const TTStep& step, float* applied) {
   const SumArgs args(shape, layout, plan, {0, layout.n}, shares, {});
-  SliceLaunches launches;
-  JAX_TT_RETURN_IF_ERROR(FindLaunches<T>(step.kind, &launches));
-  queue.Add(launches.sum_and_step, std::max<int64_t>(args.blocks(), 1), kSumShared,
+  const RuleLaunches* launches = nullptr;
+  JAX_TT_RETURN_IF_ERROR(FindLaunches(step.kind, &launches));
+  queue.Add(launches->slices<T>().sum_and_step, std::max<int64_t>(args.blocks(), 1), kSumShared,
             SumAndStepArgs<T>{args, tables, step.numbers, applied});
   return {};
 }
@@ -114,9 +98,9 @@ Status ApplyStep(TableQueue& queue, const TTShape& shape, const PlanRef& plan, c
     queue.Add(kFindNonFinite, blocks, 0, FiniteArgs{shape, gradients, slices, step.numbers.scale, stop});
   }
   const int32_t* stops = step.skip_nonfinite ? stop : nullptr;
-  SliceLaunches launches;
-  JAX_TT_RETURN_IF_ERROR(FindLaunches<T>(step.kind, &launches));
-  queue.Add(launches.step, blocks, kStepShared,
+  const RuleLaunches* launches = nullptr;
+  JAX_TT_RETURN_IF_ERROR(FindLaunches(step.kind, &launches));
+  queue.Add(launches->slices<T>().step, blocks, kStepShared,
             StepArgsOf<T>{shape, tables, gradients, step.numbers, plan, stops, slices, applied});
   return {};
 }

@@ -20,6 +20,7 @@ from jax_tt._collection.next_values import next_values
 from jax_tt._collection.states import (
     UPDATES,
     check_arrays,
+    check_replacements,
     check_shared,
     check_states,
     check_statistics,
@@ -347,6 +348,38 @@ class Collection:
                 table = self.separated_tables[name]
                 tables[name], states[name] = freeze(table, checkpoint.of_rows(table, own))
         return Collection(tables, self.features), states
+
+    def with_tables(
+        self, state: States, tables: Mapping[str, tuple[Table, Mapping[str, Any]]]
+    ) -> tuple[Collection, dict[str, dict[str, Any]]]:
+        """The collection with other tables in place of some, e.g. compressed ones for serving, and its state.
+
+        Args:
+            state: the arrays of the collection; the other tables keep theirs.
+            tables: read-only tables with their states by name, as `quantize` and `files.load` return them, with as many
+                rows and columns as those that they replace.
+
+        Raises:
+            TypeError, ValueError: ``state`` lacks a table or the shared scalars, or a table does not fit.
+
+        >>> import jax, jax.numpy as jnp, jax_tt
+        >>> collection = jax_tt.Collection({"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")})
+        >>> state = collection.init(jax.random.key(0))
+        >>> small = jax_tt.quantize(state["ad"]["embedding"], bits=4)
+        >>> served, arrays = collection.with_tables(state, {"ad": small})
+        >>> rows, _ = jax_tt.lookup_features(served, arrays, {"ad": jnp.array([[3, 4]])})
+        >>> served.tables["ad"].bits, rows["ad"].shape
+        (4, (1, 8))
+        """
+        self.check(state)
+        check_replacements(self.tables, tables)
+        replaced = {name: table for name, (table, _) in tables.items()}
+        after = Collection({**self.tables, **replaced}, self.features)
+        arrays = {name: dict(own) for name, own in state.items()}
+        arrays |= {name: dict(own) for name, (_, own) in tables.items()}
+        if not after.sharing:
+            arrays.pop(UPDATES, None)
+        return after, arrays
 
     def with_statistics(self, state: States) -> dict[str, dict[str, Any]]:
         """``state`` with statistics that start at 0; training calls of `lookup_features` add to them from then on.

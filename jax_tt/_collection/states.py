@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from jax_tt._collection.statistics import STATISTICS, TOTALS, TOTALS_SHAPE
 from jax_tt._lookup.shared import FLAGS
+from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_name
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import is_sharded
@@ -140,6 +141,35 @@ def check_like(argument: str, given: Mapping[str, Any], like: Mapping[str, Any])
         if shape != array.shape:
             got = f"has no array {name!r}" if shape is None else f"{name!r} has shape {shape}"
             raise ValueError(f"{argument}: {got}; expected shape {array.shape}.")
+
+
+def check_replacements(tables: Mapping[str, Table], given: Any) -> None:
+    """Raises unless ``given`` has read-only tables with their states, of the sizes of the tables of these names."""
+    _check_mapping("tables", given, "a mapping from names to tables with their states")
+    for name, pair in given.items():
+        if name not in tables:
+            raise ValueError(f"tables: got the table {name!r}; expected {listed(tables)}.")
+        argument, old = f"tables[{name!r}]", tables[name]
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], Table)):
+            raise TypeError(
+                f"{argument}: got a {type(pair).__name__}; expected a table with its state, as jax_tt.quantize and "
+                "jax_tt.files.load return them."
+            )
+        table, state = pair
+        sizes = [f"{one.num_embeddings} rows x {one.features} columns" for one in (table, old)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"{argument}: got {sizes[0]}; expected {sizes[1]}.")
+        if table.ids.takes_keys != old.ids.takes_keys:
+            kinds = type(table).__name__, type(old).__name__
+            raise TypeError(
+                f"{argument}: got a {kinds[0]} for a {kinds[1]}; expected that both take keys, or none of them."
+            )
+        if table.update is not None:
+            raise ValueError(
+                f"{argument}: got a table with an optimizer; expected a read-only one, "
+                "jax_tt.extension.freeze(table, state)."
+            )
+        check_state(table, state)
 
 
 def listed(names: Iterable[str]) -> str:

@@ -138,8 +138,7 @@ def residual_table(
     """The table whose rows are the sums of the rows of tensor trains with different orders of ids, and its state.
 
     Args:
-        terms: at least one, as `tt.residuals` returns them, or tables with their states, as `files.load` reads those
-            that ``jax-tt compress --kind tt_sum`` writes.
+        terms: at least one, as `tt.residuals` returns them, or tables with their states.
         update: `Update` of a fused table, or None.
         name: of the table in error messages.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,11 +19,13 @@ from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.coded.layout import CODES, HOT_PLACES, CodeLayout
 from jax_tt._kinds.coded.table import CodedTable
 from jax_tt._kinds.composite.mixed import MixedTable
+from jax_tt._kinds.composite.sum import SumTable
 from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._ops.describe import with_codebooks
+from jax_tt._ops.trains import tt_to_table
 from jax_tt._table.check import check_state
 from jax_tt._table.rotation import ROTATION, as_rotation
 from jax_tt._table.table import Table
@@ -53,8 +56,9 @@ class Description(NamedTuple):
 def describe(table: Table) -> Description:
     """Describes a table that a file can keep; raises for other kinds and settings."""
     raise TypeError(
-        f"got a {type(table).__name__}; expected a tensor train, with or without an id order, a quantized or coded "
-        "table, or a mixed one of quantized tables. Other states go to jax_tt.files.save_arrays, or into a checkpoint."
+        f"got a {type(table).__name__}; expected a tensor train, with or without an id order, a sum of tensor trains, "
+        "a quantized or coded table, or a mixed one of quantized tables. Other states go to "
+        "jax_tt.files.save_arrays, or into a checkpoint."
     )
 
 
@@ -97,6 +101,15 @@ def _(table: MixedTable) -> Description:
 
 
 @describe.register
+def _(table: SumTable) -> Description:
+    kinds = sorted({type(term).__name__ for term in table.tables if describe(term).kind != TRAIN})
+    if kinds:
+        raise TypeError(f"got a SumTable of {', '.join(kinds)}; expected one of tensor trains.")
+    notes = {"num_embeddings": table.num_embeddings, "terms": len(table.tables)}
+    return Description("sum", notes)
+
+
+@describe.register
 def _(table: CodedTable) -> Description:
     notes: dict[str, Any] = {name: getattr(table, name) for name in _CODED}
     # Only tensor trains have a shape.
@@ -111,7 +124,8 @@ def train_of(table: Table, state: State) -> Train:
     """The tensor train of a table that consists of one; raises for other kinds."""
     del state
     raise TypeError(
-        f"source: got a {type(table).__name__}; expected a table that is a tensor train."
+        f"source: got a {type(table).__name__}; expected a table that is a tensor train. "
+        "jax_tt.TableEmbed.from_pretrained and jax_tt.TableEmbedBag.from_pretrained take tables of every kind."
     )
 
 
@@ -199,11 +213,33 @@ def _coded(stored: StoredArrays, prefix: str, notes: Any) -> Pair:
     return table, state
 
 
+def _sum(stored: StoredArrays, prefix: str, notes: Any) -> Pair:
+    terms = [
+        _term(stored, f"{prefix}table_{k}_", notes["num_embeddings"]) for k in range(notes["terms"])
+    ]
+    table = SumTable(tuple(term for term, _ in terms))
+    return table, table.joined([state for _, state in terms])
+
+
+def _term(stored: StoredArrays, prefix: str, num_embeddings: int) -> Pair:
+    count = next(k for k in itertools.count() if f"{prefix}core_{k}" not in stored.arrays)
+    cores = tuple(np.asarray(stored[f"{prefix}core_{k}"].read()) for k in range(max(count, 1)))
+    for k, core in enumerate(cores):
+        if not np.isfinite(core.astype(np.float32)).all():
+            raise ValueError(
+                f"its {prefix}core_{k} holds NaN or infinity; expected finite numbers."
+            )
+    name = f"{prefix}{ID_ORDER}"
+    order = IdOrder(stored[name].read()) if name in stored.arrays else None
+    return tt_to_table(cores, order, num_embeddings=num_embeddings)
+
+
 # By kind: reads the table whose arrays have a prefix, with its state.
 READERS: Mapping[str, Callable[[StoredArrays, str, Any], Pair]] = {
     "quantized": _quantized,
     "mixed": _mixed,
     "coded": _coded,
+    "sum": _sum,
 }
 
 

@@ -42,8 +42,9 @@ def save(
 ) -> None:
     """Writes tables with their states to one ``.safetensors`` file, or to a new directory as an orbax checkpoint.
 
-    A file keeps tables for lookups: tensor trains (`TTTable`, also in an `OrderedTable`), `QuantizedTable`,
-    `CodedTable`, and `MixedTable` of quantized tables. Anything else is refused before anything is written. A file may
+    A file keeps tables for lookups, all kinds that `compress` makes: tensor trains (`TTTable`, also in an
+    `OrderedTable`), `SumTable` of them, `QuantizedTable`, `CodedTable`, and `MixedTable` of quantized tables. Anything
+    else is refused before anything is written. A file may
     have tables of several kinds.
 
     The array ``NAME.array`` of the file is the array of the state of the table ``NAME``, such as ``NAME.core_0`` or
@@ -113,7 +114,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Arr
         path: a ``.safetensors`` or ``.npz`` file, or the directory of an orbax checkpoint.
 
     Returns:
-        Read-only tables: `TTTable`, `OrderedTable` of one, `QuantizedTable`, `CodedTable`, or `MixedTable`.
+        Read-only tables: `TTTable`, `OrderedTable` of one, `SumTable`, `QuantizedTable`, `CodedTable`, or `MixedTable`.
+        `TableEmbed.from_pretrained` and `EmbedCollection.replaced` take each of them, or the path.
 
     Raises:
         FileError: there is no such file (then also a `FileNotFoundError`), it is damaged, it contains no such table, or
@@ -130,16 +132,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Arr
     (100, 8, ['core_0', 'core_1'])
     """
     stored = open_arrays(path)
-    pairs = described_tables(stored)
-    for name, (_, state) in pairs.items():
-        keys = (f"{_prefix(name)}{key}" for key in state)
-        _warn_of_lost_bits(stored, name, [stored[k] for k in keys if k in stored.arrays])
-    for name, shape in train_shapes(stored).items():
-        train = trains.read(stored, name, shape)
-        _warn_of_lost_bits(stored, name, train.cores)
-        pairs[name] = tt_to_table(
-            train.cores, train.id_order, num_embeddings=train.shape.num_embeddings
-        )
+    pairs = {name: _load(stored, name, kind) for name, kind in table_kinds(stored).items()}
     if not pairs:
         raise FileError(
             f"{stored.path}: holds no table that jax_tt.files.save writes, and no tensor train (arrays core_0, core_1, "
@@ -203,18 +196,55 @@ def only_name(stored: StoredArrays, ndim: int, what: str, option: str = "--name"
     )
 
 
+def load_one(path: str | os.PathLike[str], name: str | None, option: str) -> Pair | None:
+    """Reads one table as `load`, without the others; None if the file holds none, or another array is named.
+
+    ``name`` may be None if the file has one table; errors refer to the ``option`` that sets it.
+    """
+    stored = open_arrays(path)
+    kinds = table_kinds(stored)
+    if name is None and len(kinds) > 1:
+        raise FileError(
+            f"{stored.path}: holds {len(kinds)} tables; say which by {option}: {', '.join(kinds)}."
+        )
+    chosen = next(iter(kinds), None) if name is None else name
+    return _load(stored, chosen, kinds[chosen]) if chosen in kinds else None
+
+
+def table_kinds(stored: StoredArrays) -> dict[str, str]:
+    """The kinds of the tables that `load` reads, by name: keys of `READERS`, or that of tensor trains."""
+    described = {name: kind for kind in READERS for name in _notes(stored, kind)}
+    return described | dict.fromkeys(train_shapes(stored), trains.KIND)
+
+
 def described_tables(stored: StoredArrays) -> dict[str, Pair]:
     """Reads the tables of a file that have settings: all kinds but tensor trains."""
-    pairs = {}
-    for kind, read in READERS.items():
-        for name, notes in _notes(stored, kind).items():
-            try:
-                pairs[name] = read(stored, _prefix(name), notes)
-            except FileError:
-                raise
-            except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-                raise FileError(f"{stored.path}: the table {name!r}: {error}") from error
-    return pairs
+    kinds = table_kinds(stored)
+    return {
+        name: _described_table(stored, name, kinds[name])
+        for name in kinds
+        if kinds[name] in READERS
+    }
+
+
+def _load(stored: StoredArrays, name: str, kind: str) -> Pair:
+    if kind in READERS:
+        pair = _described_table(stored, name, kind)
+        keys = (f"{_prefix(name)}{key}" for key in pair[1])
+        _warn_of_lost_bits(stored, name, [stored[k] for k in keys if k in stored.arrays])
+        return pair
+    train = trains.read(stored, name, train_shapes(stored)[name])
+    _warn_of_lost_bits(stored, name, train.cores)
+    return tt_to_table(train.cores, train.id_order, num_embeddings=train.shape.num_embeddings)
+
+
+def _described_table(stored: StoredArrays, name: str, kind: str) -> Pair:
+    try:
+        return READERS[kind](stored, _prefix(name), _notes(stored, kind)[name])
+    except FileError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise FileError(f"{stored.path}: the table {name!r}: {error}") from error
 
 
 def train_shapes(stored: StoredArrays) -> dict[str, TTShape]:
@@ -279,7 +309,7 @@ def _warn_of_lost_bits(stored: StoredArrays, name: str, arrays: Sequence[Any]) -
         warnings.warn(
             f"{stored.path}: arrays of {name!r} are float64, which JAX rounds to float32 while jax_enable_x64 is "
             "off. Turn it on to keep them as they are.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

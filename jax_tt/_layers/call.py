@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jax_tt._ids.bags import Bags
 from jax_tt._lookup.calls import pooled_rows
@@ -22,6 +23,29 @@ from jax_tt._table.types import State
 
 # Fields of `Lookup` that are arguments of layers; `combiner` is one of layers that pool.
 CALL_OPTIONS = ("bounds", "dtype", "precision", "method", "axis_name")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GivenState:
+    """The state that a layer starts with, in place of an initial one.
+
+    It is compared by identity, so that it may be an attribute of a linen module.
+    """
+
+    arrays: State
+
+    def params(self, table: Table) -> dict[str, jax.Array]:
+        """Copies of the parameters."""
+        return {name: jnp.array(self.arrays[name]) for name in table.spec.param_names}
+
+    def rest(self, table: Table) -> dict[str, jax.Array]:
+        """Copies of all other arrays."""
+        names = dict.fromkeys((*table.spec.trained_names, *table.spec.buffers))
+        return {
+            name: jnp.array(self.arrays[name])
+            for name in names
+            if name not in table.spec.param_names
+        }
 
 
 def described(

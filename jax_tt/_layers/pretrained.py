@@ -1,9 +1,10 @@
-"""`from_pretrained`: layers with the table of an array, of cores or of a file."""
+"""`from_pretrained`: layers with the table of an array, of cores, of a result or of a file."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any, Self
 
 import jax
@@ -14,20 +15,86 @@ from flax import nnx
 from jax_tt._base.arguments import as_array
 from jax_tt._base.rows_of_arrays import exactly_one
 from jax_tt._base.storage import refuse_tables
+from jax_tt._collection.states import check_replacements
+from jax_tt._compress.compress import Compressed
 from jax_tt._files import trains
 from jax_tt._files.kinds import train_of
-from jax_tt._files.tables import read_table, train_shapes
+from jax_tt._files.tables import load_one, read_table, table_kinds, train_shapes
 from jax_tt._files.trains import Train
 from jax_tt._formats.mapped import open_arrays
-from jax_tt._formats.stored import FileError
+from jax_tt._formats.stored import FileError, StoredArrays
 from jax_tt._ids.id_order import IdOrder, OrderedRows
-from jax_tt._kinds.dense.table import GivenRows
+from jax_tt._kinds.dense.table import DenseTable, GivenRows
 from jax_tt._kinds.ordered.table import check_id_order
 from jax_tt._kinds.tensor_train.table import TTTable
+from jax_tt._layers.call import GivenState
+from jax_tt._ops.trains import tt_to_table
+from jax_tt._table.check import check_state
+from jax_tt._table.copies import with_update
+from jax_tt._table.options import Lookup, Update
 from jax_tt._table.table import Table
 from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.initial_cores import CoreInit, GivenCores
+
+_DEFAULT = Lookup(bounds="warn")
+_EVERY_KIND = (
+    "jax_tt.TableEmbed.from_pretrained and jax_tt.TableEmbedBag.from_pretrained read every kind."
+)
+
+
+class AnyFromPretrained:
+    """`from_pretrained` of the layers of any table."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: Any,
+        *,
+        table: str | None = None,
+        update: Update | None = None,
+        lookup: Lookup = _DEFAULT,
+        **options: Any,
+    ) -> Self:
+        """A layer with a given table of any kind, without a random initialisation.
+
+        An NNX layer holds copies of the arrays. A linen module returns copies from ``init``.
+
+        Args:
+            source: one of
+
+                - the result of `compress`, or of `tt.from_dense`,
+                - a table with its state, as `quantize`, `encode`, `tt.to_table` and `files.load` return them,
+                - the path of what `files.save` or ``jax-tt compress`` wrote, or of any file or checkpoint that
+                  `Embed.from_pretrained` and `TTEmbed.from_pretrained` read; dense tables stay dense,
+                - cores or dense rows, as they take them.
+            table: name of the table in a file with several.
+            update: `Update` of the kinds that can be trained so, whose optimizer state then starts anew; None leaves
+                the table as it is.
+            lookup: options of the calls.
+            **options: the other arguments of the layer, except ``rngs``.
+
+        Returns:
+            The layer.
+
+        Raises:
+            FileError: the file cannot be read, or holds no such table.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt, numpy as np, os, tempfile
+            >>> rows = np.random.default_rng(0).normal(size=(1000, 16)).astype(np.float32)
+            >>> result = jax_tt.compress(rows, kind="quantized", max_bytes=12_000, progress=False)
+            >>> layer = jax_tt.TableEmbed.from_pretrained(result)
+            >>> path = os.path.join(tempfile.mkdtemp(), "items.safetensors")
+            >>> jax_tt.files.save(path, {"items": (result.table, result.state)})
+            >>> again = jax_tt.TableEmbed.from_pretrained(path)
+            >>> ids = jnp.array([3, 999])
+            >>> again.table.bits, bool((layer(ids) == again(ids)).all())
+            (4, True)
+        """
+        described, state = pretrained_table(source, table, update)
+        options |= {"lookup": lookup}
+        return _constructed(cls, options, table=described, given=GivenState(state))
 
 
 class DenseFromPretrained:
@@ -95,7 +162,8 @@ class TTFromPretrained:
             source: one of
 
                 - cores ``[p_k, r_k, q_k, r_{k+1}]``, a tuple,
-                - the result of `tt.from_dense`, or a table with its state, as `tt.to_table` returns them,
+                - the result of `tt.from_dense`, one of `compress` that is a tensor train, or a table with its state, as
+                  `tt.to_table` returns them,
                 - a dense table ``[num_embeddings, features]``, as a numpy or JAX array or a torch tensor on the CPU,
                   which is compressed by `tt.from_dense`,
                 - the path of a file or checkpoint with tensor trains, as `files.load` reads them, or with a dense
@@ -145,14 +213,72 @@ class TTFromPretrained:
         return _built(cls, dtype if param_dtype is None else param_dtype, given, options)
 
 
+def pretrained_table(
+    source: Any, name: str | None = None, update: Update | None = None
+) -> tuple[Table, dict[str, Any]]:
+    """The table of any source that layers take, and its state."""
+    table, state = _any_table(source, name)
+    if update is not None:
+        table = with_update(table, update)
+        state = {**table.init_rest(state), **state}
+    check_state(table, state)
+    return table, state
+
+
+def replacements(
+    tables: Mapping[str, Table], sources: Any
+) -> dict[str, tuple[Table, dict[str, Any]]]:
+    """The tables with their states that replace some of a collection, from any sources by name."""
+    if not isinstance(sources, Mapping):
+        raise TypeError(
+            f"tables: got a {type(sources).__name__}; expected results of jax_tt.compress, tables with their states, "
+            "or paths by name of the table."
+        )
+    pairs = {
+        name: pretrained_table(source, _in_several(source, name))
+        for name, source in sources.items()
+    }
+    check_replacements(tables, pairs)
+    return pairs
+
+
+def _in_several(source: Any, name: str) -> str | None:
+    """The name, if the source is a file with several tables; the only table of a file may have any name."""
+    path = isinstance(source, str | os.PathLike)
+    return name if path and len(table_kinds(open_arrays(source))) > 1 else None
+
+
+def _any_table(source: Any, name: str | None) -> tuple[Table, dict[str, Any]]:
+    if isinstance(source, str | os.PathLike):
+        pair = load_one(source, name, "table=")
+        if pair is not None:
+            return pair
+    elif isinstance(source, Compressed):
+        source = source.table, source.state
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Table):
+        _check_no_name(name)
+        return source
+    train = _tensor_train(source, name, None)
+    if train is not None:
+        rows = train.shape.num_embeddings
+        return tt_to_table(train.cores, train.id_order, num_embeddings=rows)
+    table, rows = DenseTable.of(_dense(source, name))
+    return table, {"embedding": rows}
+
+
 def _built(layer: Any, dtype: Any, given: dict[str, Any], options: dict[str, Any]) -> Any:
     """The layer built from the arguments that the source determines and the other options."""
+    dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return _constructed(layer, {"param_dtype": dtype, **options}, **given)
+
+
+def _constructed(layer: Any, options: dict[str, Any], **given: Any) -> Any:
     twice = [name for name in options if name in given or name == "rngs"]
     if twice:
         raise TypeError(
             f"from_pretrained: got {', '.join(twice)}, which the source determines; leave it out."
         )
-    arguments = {"param_dtype": jax.dtypes.canonicalize_dtype(dtype), **given, **options}
+    arguments = {**given, **options}
     if issubclass(layer, nnx.Module):
         arguments["rngs"] = nnx.Rngs(0)  # required; nothing is drawn from it
     return layer(**arguments)
@@ -161,6 +287,7 @@ def _built(layer: Any, dtype: Any, given: dict[str, Any], options: dict[str, Any
 def _dense(source: Any, table: str | None) -> Any:
     """An array ``[N, D]`` of floats."""
     if isinstance(source, str | os.PathLike):
+        _refuse_kinds(open_arrays(source), table, "dense tables")
         return np.asarray(read_table(source, table, "table=")[1])
     _check_no_name(table)
     refuse_tables(source, "source", ".cores[0]")
@@ -174,12 +301,14 @@ def _dense(source: Any, table: str | None) -> Any:
 
 def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) -> Train | None:
     """The tensor train of the source, or None if the source is dense."""
+    given: Any = source
     if isinstance(source, str | os.PathLike):
         given = _in_file(source, table)
     else:
         _check_no_name(table)
         refuse_tables(source, "source", ".cores")
-        given = source
+    if isinstance(given, Compressed):
+        given = given.table, given.state
     if isinstance(given, Approximation):
         given = Train(given.cores, given.shape, None)
     elif isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Table):
@@ -209,7 +338,27 @@ def _in_file(path: Any, table: str | None) -> Train | None:
             f"{stored.path}: holds {len(shapes)} tensor trains; say which by table=: {', '.join(shapes)}."
         )
     name = next(iter(shapes), None) if table is None else table
-    return trains.read(stored, name, shapes[name]) if name in shapes else None
+    if name not in shapes:
+        _refuse_kinds(stored, name, "tensor trains and dense tables")
+        return None
+    return trains.read(stored, name, shapes[name])
+
+
+def _refuse_kinds(stored: StoredArrays, name: str | None, taken: str) -> None:
+    """Raises for a file in which the table of this name, or all that it holds, is one of another kind."""
+    kinds = table_kinds(stored)
+    if name is None:
+        dense = (
+            key
+            for key, array in stored.arrays.items()
+            if len(array.shape) == 2 and not any(key.startswith(f"{table}.") for table in kinds)
+        )
+        name = None if next(dense, None) else next(iter(kinds), None)
+    if name in kinds:
+        kind = "tensor train" if kinds[name] == trains.KIND else kinds[name]
+        raise FileError(
+            f"{stored.path}: the table {name!r} is of the kind {kind!r}; this layer reads {taken}. {_EVERY_KIND}"
+        )
 
 
 def _in_order(train: Train, id_order: IdOrder | None) -> Train:

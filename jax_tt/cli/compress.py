@@ -9,10 +9,9 @@ from typing import Any
 from jax_tt._base.arguments import as_dtype
 from jax_tt._compress.candidates import KINDS
 from jax_tt._compress.compress import compress
-from jax_tt._compress.residuals import tt_residuals
+from jax_tt._compress.residuals import residual_table, tt_residuals
 from jax_tt._files.tables import check_tables_path, read_table, save
 from jax_tt._ids.id_order import OrderedRows
-from jax_tt._kinds.composite.sum import SumTable
 from jax_tt._ops.trains import tt_to_table
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.residual_shapes import tt_residual_shapes
@@ -162,19 +161,10 @@ def _run_kind(args: argparse.Namespace) -> None:
         progress=args.progress,
     )
     kind = compressed.chosen.kind
-    _save(args, name, compressed.table, compressed.state)
+    save(args.out, {name: (compressed.table, compressed.state)}, overwrite=args.force)
     print(compressed)
     print(f"wrote {name} to {args.out}: {kind} with {compressed.chosen.detail}")
     _pictures.figure(args, 1, lambda axes: compressed.draw(axes[0]))
-
-
-def _save(args: argparse.Namespace, name: str, table: Any, state: Any) -> None:
-    """Writes a table of any kind of `compress`; every term of a sum as a table."""
-    tables = {name: (table, state)}
-    if isinstance(table, SumTable):
-        terms = zip(table.tables, table.separated(state), strict=True)
-        tables = {f"{name}.{k}": term for k, term in enumerate(terms)}
-    save(args.out, tables, overwrite=args.force)
 
 
 def _run_residuals(args: argparse.Namespace) -> None:
@@ -190,22 +180,17 @@ def _run_residuals(args: argparse.Namespace) -> None:
     rows, features = table.shape
     shapes = tt_residual_shapes(rows, features, args.max_bytes, dtype=dtype)
     terms = tt_residuals(table, shapes, dtype=dtype, seed=args.seed, progress=args.progress)
-    names = [f"{name}.{k}" for k in range(len(terms))]
-    tables = {
-        key: tt_to_table(term.approximation, term.id_order)
-        for key, term in zip(names, terms, strict=True)
-    }
     errors = [term.relative_error for term in terms]
-    by_name = {key: (error, {}) for key, error in zip(names, errors, strict=True)}
-    save(args.out, tables, errors=by_name, overwrite=args.force)
-    for key, term in zip(names, terms, strict=True):
+    by_name = {name: (errors[-1], {})}
+    save(args.out, {name: residual_table(terms)}, errors=by_name, overwrite=args.force)
+    for k, term in enumerate(terms):
         rank = term.approximation.shape.ranks[0]
-        print(f"{key}: rank {rank}, relative error of the sum {term.relative_error:.3g}")
+        print(f"term {k}: rank {rank}, relative error of the sum {term.relative_error:.3g}")
     cores = sum(core.nbytes for term in terms for core in term.approximation.cores)
     orders = sum(term.id_order.nbytes for term in terms)
     print(
-        f"wrote {len(terms)} terms to {args.out}: {_size(cores + orders, rows, features)}, with the orders of ids. The "
-        "row of an id is the sum of its rows in all of them."
+        f"wrote {name} to {args.out}: {_size(cores + orders, rows, features)}, with the orders of ids, a sum of "
+        f"{len(terms)} tensor trains"
     )
     _pictures.figure(args, 1, lambda axes: _pictures.draw_terms(axes[0], errors))
 

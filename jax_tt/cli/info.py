@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.progress import Progress, text_table
-from jax_tt._compress.residuals import residual_table
 from jax_tt._compress.source import measured_errors
 from jax_tt._files import trains
 from jax_tt._files.kinds import Pair
-from jax_tt._files.tables import described_tables, errors_of, load, read_table, train_shapes
+from jax_tt._files.tables import described_tables, errors_of, read_table, train_shapes
 from jax_tt._files.trains import core_names, order_name
 from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.stored import FileError, StoredArrays
 from jax_tt._ids.id_order import OrderedRows
 from jax_tt._kinds.coded.table import CodedTable, in_words
 from jax_tt._kinds.composite.mixed import MixedTable
+from jax_tt._kinds.composite.sum import SumTable
 from jax_tt._kinds.quantized.table import QuantizedTable
 from jax_tt._table.types import State
 from jax_tt._tt.approximation import measure
@@ -63,7 +62,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--against-name", metavar="NAME", help="array in --against")
     parser.add_argument(
         "--name",
-        help="table to compare; required if there are several. The name of a sum of trains stands for all its terms",
+        help="table to compare; required if there are several",
     )
     add_progress(parser)
     parser.set_defaults(run=run)
@@ -72,21 +71,15 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     stored = open_arrays(args.path)
     shapes, small = train_shapes(stored), described_tables(stored)
-    names, sums = [*shapes, *small], _sums(shapes)
-    if args.name is not None and args.name not in (*names, *sums):
+    names = [*shapes, *small]
+    if args.name is not None and args.name not in names:
         raise FileError(
             f"--name: got {args.name!r}; expected one of {', '.join(names) or 'none'}, the compressed tables there."
         )
     errors = {name: errors_of(stored, name) for name in names}
-    of_sum = None
     if args.against is not None:
         name = _compared(args.name, names)
-        if name in sums:
-            loaded = load(args.path)
-            terms = residual_table(loaded[term] for term in sums[name])
-            of_sum, _ = _measured(args, name, terms)
-        else:
-            errors[name] = _measured(args, name, small.get(name))
+        errors[name] = _measured(args, name, small.get(name))
     lines = [_tt_line(stored, name, shape, *errors[name]) for name, shape in shapes.items()]
     lines += [_small_line(name, pair, *errors[name]) for name, pair in small.items()]
     used = {key for keys in core_names(stored).values() for key in keys}
@@ -106,23 +99,11 @@ def run(args: argparse.Namespace) -> None:
     ]  # fmt: skip
     if lines:
         print(text_table(_COLUMNS, lines, left=_LEFT))
-    if of_sum is not None:
-        print(f"{args.name}: relative error of the sum {of_sum:.3g}")
     if slots:
         print(f"optimizer state: {len(slots)} arrays of {sum(a.nbytes for a in slots):,} bytes")
     rest = [array for name, array in others.items() if name not in dense]
     if rest or not (lines or slots):
         print(f"{len(rest)} other arrays of {sum(array.nbytes for array in rest):,} bytes")
-
-
-def _sums(names: Iterable[str]) -> dict[str, list[str]]:
-    """The terms of the sums that ``jax-tt compress`` writes, ``name.0``, ``name.1`` and so on, by name."""
-    sums: dict[str, list[str]] = {}
-    for term in names:
-        name, _, place = term.rpartition(".")
-        if place == str(len(sums.get(name, []))):
-            sums.setdefault(name, []).append(term)
-    return sums
 
 
 def _tt_line(
@@ -235,3 +216,8 @@ def _(table: MixedTable, state: State) -> tuple[str, str]:
 @_settings.register
 def _(table: CodedTable, state: State) -> tuple[str, str]:
     return f"{table.kind}, {in_words(table)}", str(table.spec.storage(state))
+
+
+@_settings.register
+def _(table: SumTable, state: State) -> tuple[str, str]:
+    return f"sum of {len(table.tables)} tensor trains", str(table.spec.storage(state))

@@ -68,16 +68,20 @@ def test_compress_writes_sums(table, capsys, out):
     ran("compress", "table.npy", "--out", out, *args, QUIET)
     printed = capsys.readouterr().out
     found = jax_tt.files.load(out)
-    assert list(found) == [f"table.{k}" for k in range(len(found))] and len(found) > 1
-    layers = [jax_tt.TTEmbed.from_pretrained(pair) for pair in found.values()]
-    rows = sum(np.asarray(layer(np.arange(N)), np.float32) for layer in layers)
-    assert sum(array.nbytes for _, state in found.values() for array in state.values()) <= 2500
-    errors = [error for error, _ in jax_tt.files.load_errors(out).values()]
+    assert list(found) == ["table"]
+    layer = jax_tt.TableEmbed.from_pretrained(out)
+    rows = np.asarray(layer(np.arange(N)), np.float32)
+    assert sum(array.nbytes for array in layer.state().values()) <= 2500
+    error, _ = jax_tt.files.load_errors(out)["table"]
     np.testing.assert_allclose(
-        np.linalg.norm(rows - table) / np.linalg.norm(table), errors[-1], rtol=1e-2
+        np.linalg.norm(rows - table) / np.linalg.norm(table), error, rtol=1e-2
     )
-    assert errors == sorted(errors, reverse=True)
-    assert f"{len(found)} terms" in printed and f"the sum {errors[-1]:.3g}" in printed
+    terms = len(layer.table.tables)
+    assert terms > 1 and f"a sum of {terms} tensor trains" in printed
+    assert f"term {terms - 1}: rank" in printed and f"the sum {error:.3g}" in printed
+    ran("info", out, "--against", "table.npy", QUIET)
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert f"sum of {terms} tensor trains" in line and f"{error:.3g}" in line.split()
     assert Path("e.png").read_bytes()[:4] == b"\x89PNG"
 
 

@@ -22,8 +22,15 @@ from jax_tt._ids.placement import Placement
 from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
 from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._layers.call import FeatureCalls
-from jax_tt._layers.linen.table import TableEmbed, begin_call, finish_call, fused_variable
-from jax_tt._lookup.shared import init_flags, is_shared
+from jax_tt._layers.linen.table import (
+    PARAMS,
+    TableEmbed,
+    begin_call,
+    finish_call,
+    fused_variable,
+)
+from jax_tt._layers.pretrained import replacements
+from jax_tt._lookup.shared import FLAGS, init_flags, is_shared
 from jax_tt._planning.shard_tables import over_mesh
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name, with_update
@@ -91,6 +98,49 @@ class EmbedCollection(ChecksKeywords, nn.Module):
         return self._described().host_batch(
             batch, bounds=self.lookup.bounds, capacity=capacity, sharding=sharding
         )
+
+    @nn.nowrap
+    def replaced(
+        self, variables: Mapping[str, Any], tables: Mapping[str, Any]
+    ) -> tuple[EmbedCollection, dict[str, Any]]:
+        """The module with other tables in place of some, and its variables; see `jax_tt.EmbedCollection.replaced`.
+
+        Args:
+            variables: of this module, as ``init`` returns them.
+            tables: as in `jax_tt.EmbedCollection.replaced`.
+
+        Raises:
+            ValueError: the module has a ``mesh``, over whose devices such tables are not divided.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, jax_tt.linen
+            >>> tables, features = {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")}
+            >>> embed, batch = jax_tt.linen.EmbedCollection(tables, features), {"ad": jnp.array([[3, 4]])}
+            >>> variables = embed.init(jax.random.key(0), batch)
+            >>> small = jax_tt.quantize(variables["params"]["ad"]["embedding"], bits=4)
+            >>> served, small = embed.replaced(variables, {"ad": small})
+            >>> served.apply(small, batch)["ad"].shape, list(small)
+            ((1, 8), ['quantized'])
+        """
+        if self.mesh is not None:
+            raise ValueError(
+                "replaced: got a layer with a mesh; expected one without. Replace the tables of "
+                "jax_tt.Collection.frozen(state) by jax_tt.Collection.with_tables."
+            )
+        before = self._described()
+        pairs = replacements(before.tables, tables)
+        after = {**self.tables, **{name: table for name, (table, _) in pairs.items()}}
+        layer = self.clone(tables=after)
+        shared = () if layer._described().sharing else FLAGS
+        variables = {
+            collection: {name: own for name, own in given.items() if name not in (*pairs, *shared)}
+            for collection, given in variables.items()
+        }
+        for name, (table, state) in pairs.items():
+            for array, value in state.items():
+                collection = variables.setdefault(table.spec.buffers.get(array, PARAMS), {})
+                collection.setdefault(name, {})[array] = jnp.array(value)
+        return layer, {collection: own for collection, own in variables.items() if own}
 
     @nn.nowrap
     def _described(self) -> Collection:

@@ -21,6 +21,7 @@ from jax_tt._kinds.cached.names import COLLECTION as ROW_CACHE
 from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
 from jax_tt._layers.call import (
     BagCalls,
+    GivenState,
     attended,
     check_value,
     cross_entropy,
@@ -29,6 +30,7 @@ from jax_tt._layers.call import (
     scaled_as_embed,
     step_inputs,
 )
+from jax_tt._layers.pretrained import AnyFromPretrained
 from jax_tt._layers.variables import FusedParam
 from jax_tt._lookup.calls import lookup_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
@@ -100,6 +102,11 @@ class TableModule(ChecksKeywords, nn.Module):
         return host_batch(table, ids, pooled=pooled, bounds=lookup.bounds, **options)
 
     @nn.nowrap
+    def _given(self) -> GivenState | None:
+        """The state that the layer starts with, or None for an initial one."""
+        return None
+
+    @nn.nowrap
     def _box(self, init: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps an initialiser so that it returns boxed values."""
         return init
@@ -107,16 +114,22 @@ class TableModule(ChecksKeywords, nn.Module):
     @nn.nowrap
     def _declare(self) -> dict[str, jax.Array]:
         """The arrays of the table by name; initialisers may return boxed values."""
-        table = self.described
+        table, given = self.described, self._given()
+
+        def initial(key: jax.Array, name: str) -> Any:
+            return init_param(table, name, key) if given is None else given.params(table)[name]
+
         boxed = {
-            name: self._first(name, self._box(functools.partial(init_param, table, name)))
+            name: self._first(name, self._box(functools.partial(initial, name=name)))
             for name in innermost(table).spec.param_shapes
         }
         params = {name: nn.meta.unbox(value) for name, value in boxed.items()}
         for name, param in params.items():
             if name not in table.spec.buffers:
                 check_value(name, param, table.spec.param_shapes[name])
-        fresh = functools.cache(lambda: table.init_rest(params))
+        fresh = functools.cache(
+            lambda: table.init_rest(params) if given is None else given.rest(table)
+        )
         rest = {}
         for name in (*table.spec.trained_names, *table.spec.buffers):
             if name in params:
@@ -328,11 +341,16 @@ class FactoryModule(Sizes, kw_only=True):
         return table, lookup
 
 
-class AnyTable(TableModule):
+class AnyTable(AnyFromPretrained, TableModule):
     """A layer constructed from the description of its table."""
 
     table: Table
     lookup: Lookup = Lookup(bounds="warn")
+    given: GivenState | None = dataclasses.field(default=None, repr=False, kw_only=True)
+
+    @nn.nowrap
+    def _given(self) -> GivenState | None:
+        return self.given
 
     @nn.nowrap
     def _describe(self) -> tuple[Table, Lookup]:
@@ -341,7 +359,7 @@ class AnyTable(TableModule):
     @nn.nowrap
     def _rebuilt(self, before: Table, after: Table) -> Any:
         del before
-        return self.clone(table=with_name(unsharded(after), self.table.name))
+        return self.clone(table=with_name(unsharded(after), self.table.name), given=None)
 
 
 class TableEmbed(AnyTable, EmbedModule):

@@ -28,7 +28,7 @@ from jax_tt._collection.statistics import (
 from jax_tt._ids.placement import Placement
 from jax_tt._jax.refused import refuse_gradient
 from jax_tt._kinds.sharded.options import Exchange
-from jax_tt._layers.call import FeatureCalls
+from jax_tt._layers.call import FeatureCalls, GivenState
 from jax_tt._layers.nnx.module import (
     DEFAULT,
     begin_call,
@@ -39,6 +39,7 @@ from jax_tt._layers.nnx.module import (
     write_state,
 )
 from jax_tt._layers.nnx.table import TableEmbed
+from jax_tt._layers.pretrained import replacements
 from jax_tt._layers.variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
 from jax_tt._lookup.shared import FLAGS, init_flags, is_shared
 from jax_tt._ops.inserting import Inserted
@@ -274,6 +275,46 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             check_state(table, state[name])
             check_like(f"states[{name!r}]", state[name], read_state(self.tables[name]))
         write_arrays(self, state)
+
+    def replaced(self, tables: Mapping[str, Any]) -> EmbedCollection:
+        """The layer with other tables in place of some, e.g. compressed ones for serving.
+
+        The other tables share their arrays with this layer, which is unchanged.
+
+        Args:
+            tables: by name, each of them what `TableEmbed.from_pretrained` takes: the result of `compress`, a table
+                with its state, or the path of a file with one table or one of this name. It has as many rows and
+                columns as the table that it replaces, and no optimizer.
+
+        Raises:
+            FileError: a file cannot be read, or holds no such table.
+            TypeError, ValueError: a table does not exist, or does not fit.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> tables, features = {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")}
+            >>> embed = jax_tt.EmbedCollection(tables, features, rngs=nnx.Rngs(0))
+            >>> result = jax_tt.compress(
+            ...     embed.arrays()["ad"]["embedding"], kind="quantized", max_bytes=600, progress=False
+            ... )
+            >>> served = embed.replaced({"ad": result})
+            >>> served.tables["ad"].table.bits, served({"ad": jnp.array([[3, 4]])})["ad"].shape
+            (8, (1, 8))
+        """
+        before = self.collection
+        pairs = replacements(before.tables, tables)
+        after, _ = before.with_tables(self.arrays(), pairs)
+        layer = nnx.merge(*nnx.split(self))
+        for name, (_, state) in pairs.items():
+            given, old = GivenState(state), self.tables[name]
+            table = CollectedTable(after.tables[name], old.lookup, given=given, rngs=nnx.Rngs(0))
+            table.deterministic = old.deterministic
+            layer.tables[name] = table
+        if before.sharing and not after.sharing:
+            for flag in FLAGS:
+                delattr(layer, flag)
+        return layer
 
     def arrays(self) -> dict[str, dict[str, jax.Array]]:
         """The arrays by table and name: the state that ``collection`` and functions of a collection take."""

@@ -15,7 +15,7 @@ from flax.errors import TraceContextError
 from jax_tt._base.arguments import as_scalar
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
-from jax_tt._layers.call import check_value, for_evaluation, step_inputs
+from jax_tt._layers.call import GivenState, check_value, for_evaluation, step_inputs
 from jax_tt._layers.variables import (
     WHERE_FLAX_ALLOWS,
     CacheState,
@@ -81,6 +81,7 @@ class TableModule(ChecksKeywords, nnx.Module):
     Args:
         table: the description of the table; its name defaults to the class and sizes of the layer.
         lookup: options of the calls.
+        given: the state that the layer starts with; None for an initial one.
         rngs: random number generators; the parameters take one key of ``params``.
         metadata: of the variables of the parameters, and of optimizer state of the same shape.
         hyperparameters: variables of scalars that replace fields of the optimizer.
@@ -95,6 +96,7 @@ class TableModule(ChecksKeywords, nnx.Module):
         table: Table,
         lookup: Lookup = DEFAULT,
         *,
+        given: GivenState | None = None,
         rngs: nnx.Rngs,
         metadata: Mapping[str, Any] = MappingProxyType({}),
         hyperparameters: Mapping[str, nnx.Variable[Any]] = MappingProxyType({}),
@@ -110,17 +112,15 @@ class TableModule(ChecksKeywords, nnx.Module):
         if lookup.bounds == "warn":
             self.out_of_range = OutOfRange(jnp.zeros((), jnp.int32))
         kind = variable_type(table, table.spec.param_names[0])
-        params = {
-            name: kind(value, **metadata)
-            for name, value in table.init_params(rngs.params()).items()
-        }
+        values = table.init_params(rngs.params()) if given is None else given.params(table)
+        params = {name: kind(value, **metadata) for name, value in values.items()}
         for name, param in params.items():
             if name not in table.spec.buffers:
                 check_value(name, param, table.spec.param_shapes[name])
             setattr(self, name, param)
         arrays = {name: param[...] for name, param in params.items()}
         self.param_dtype = table.spec.storage(arrays)
-        rest = table.init_rest(arrays)
+        rest = table.init_rest(arrays) if given is None else given.rest(table)
         for name, value in rest.items():
             # Optimizer state of the same shape as a parameter is sharded like it.
             twin = next((param for param in params.values() if param.shape == value.shape), None)

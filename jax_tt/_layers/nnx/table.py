@@ -21,6 +21,7 @@ from jax_tt._layers.call import (
 )
 from jax_tt._layers.nnx.change import ChangingModule
 from jax_tt._layers.nnx.module import DEFAULT, TableModule, hoisted_optimizer, read_state
+from jax_tt._layers.pretrained import AnyFromPretrained
 from jax_tt._lookup.calls import lookup_rows
 from jax_tt._ops.top_k import top_k
 from jax_tt._table.options import Lookup
@@ -29,7 +30,7 @@ from jax_tt._table.table import Table
 Layer = TypeVar("Layer", bound=type)
 
 
-class TableEmbed(ChangingModule):
+class TableEmbed(AnyFromPretrained, ChangingModule):
     """Rows of any `Table`; `TTEmbed` and `Embed` are special cases.
 
     The layer has the methods of all kinds: for row caches, growth, an order of ids, and the keys of hash tables. A
@@ -183,7 +184,7 @@ class TableEmbed(ChangingModule):
         return top_k(self.table, read_state(self), queries, k, method=self.lookup.method, **options)
 
 
-class TableEmbedBag(BagCalls, ChangingModule):
+class TableEmbedBag(AnyFromPretrained, BagCalls, ChangingModule):
     """Pooled rows of any `Table`; `TTEmbedBag` and `EmbedBag` are special cases.
 
     Args:

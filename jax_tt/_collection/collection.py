@@ -16,6 +16,7 @@ from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
 from jax_tt._collection.host_batch import host_features
 from jax_tt._collection.host_ids import Bounds
+from jax_tt._collection.listing import listing
 from jax_tt._collection.next_values import next_values
 from jax_tt._collection.states import (
     UPDATES,
@@ -42,6 +43,7 @@ from jax_tt._table import checkpoint
 from jax_tt._table.change import has_cache, maintain
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.options import check_static
+from jax_tt._table.sizes import sizes
 from jax_tt._table.table import Table
 
 # Arrays by table and name.
@@ -73,6 +75,17 @@ class Collection:
     >>> state = collection.init(jax.random.key(0))
     >>> state["ad"]["embedding"].shape
     (50, 8)
+
+    ``print`` lists the tables. Bytes are those that lookups need, of one copy of the rows; optimizer bytes are beside
+    them.
+
+    >>> print(collection)
+    table  kind        optimizer        rows  columns   bytes  optimizer bytes
+    user   DenseTable  RowWiseAdagrad  1,000       16  64,000            4,004
+    ad     DenseTable                     50        8   1,600                0
+    all                                                65,600            4,012
+    >>> collection.nbytes, collection.optimizer_nbytes
+    (65600, 4012)
     """
 
     tables: Mapping[str, Table]
@@ -106,6 +119,37 @@ class Collection:
         named = {name: with_name(_sharing(table), name) for name, table in tables.items()}
         object.__setattr__(self, "tables", Frozen(named))
         object.__setattr__(self, "features", Frozen(features))
+
+    def __str__(self) -> str:
+        return listing(self.tables, self._sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tables, as `Table` counts them: all that lookups need, without optimizer state."""
+        return sum(size for size, _ in self._sizes.values())
+
+    @property
+    def optimizer_nbytes(self) -> int:
+        """Bytes of the optimizer state of all tables."""
+        return sum(size for _, size in self._sizes.values())
+
+    @functools.cached_property
+    def _sizes(self) -> dict[str, tuple[int, int]]:
+        return self.sizes(jax.eval_shape(lambda: self.init(jax.random.key(0))))
+
+    def sizes(self, state: States) -> dict[str, tuple[int, int]]:
+        """Bytes of every table in a state and of its optimizer state, and of the scalars that tables share.
+
+        >>> import jax, jax_tt
+        >>> collection = jax_tt.Collection({"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")})
+        >>> collection.sizes(collection.init(jax.random.key(0)))
+        {'ad': (1600, 0)}
+        """
+        self.check(state)
+        of_tables = {name: sizes(table.spec, state[name]) for name, table in self.tables.items()}
+        if not self.sharing:
+            return of_tables
+        return of_tables | {UPDATES: (0, sum(4 for _ in FLAGS))}
 
     def host_batch(
         self,

@@ -73,8 +73,8 @@ def quantize_mixed(
     room = as_positive("max_bytes", max_bytes)
     if n * costs[-1] > room:
         raise ValueError(
-            f"max_bytes: got {room:,}; expected at least {n * costs[-1]:,}, the bytes of {n:,} rows with {widths[-1]} "
-            "bits a number."
+            f"max_bytes: got {room:,} bytes; expected at least {n * costs[-1]:,} bytes, the size of {n:,} rows with "
+            f"{widths[-1]} bits a number."
         )
     weights = row_weights(weights, n)
     one_of("levels", levels, ("uniform", "fit"))

@@ -172,8 +172,8 @@ def _chosen(
     needed += sum(smallest.values())
     if limit is not None and needed > limit:
         raise ValueError(
-            f"device_bytes: got {limit:,}; expected at least {needed:,}, as the tables together need that much on each "
-            f"of {devices} devices. Use more devices, or smaller tables (jax_tt.plan)."
+            f"device_bytes: got {limit:,} bytes; expected at least {needed:,} bytes, as the tables together need that "
+            f"much on each of {devices} devices. Use more devices, or smaller tables (jax_tt.plan)."
         )
     busy, rounds, travel = np.zeros(devices), 1, 0.0
     chosen: dict[str, Placement | None] = dict.fromkeys(costs)
@@ -224,8 +224,8 @@ def _plan(
     plan = DevicePlan(tables, devices, exchange, tuple(busy.tolist()), bandwidths)
     if limit is not None and plan.device_bytes > limit:
         raise ValueError(
-            f"device_bytes: got {limit:,}; expected at least {plan.device_bytes:,}, of which messages take "
-            f"{plan.device_bytes - plan.table_bytes:,}. Use more devices, or smaller batches."
+            f"device_bytes: got {limit:,} bytes; expected at least {plan.device_bytes:,} bytes, of which messages take "
+            f"{plan.device_bytes - plan.table_bytes:,} bytes. Use more devices, or smaller batches."
         )
     return plan
 

@@ -221,8 +221,8 @@ def _suggested(
     fits = np.flatnonzero(slot * capacity + counter * counters <= budget)
     if not fits.size:
         raise ValueError(
-            f"budget_bytes: got {budget_bytes}; expected at least {slot + counter * int(counters[0])}, for one row and "
-            "its counters."
+            f"budget_bytes: got {budget_bytes} bytes; expected at least {slot + counter * int(counters[0])} bytes, for "
+            "one row and its counters."
         )
     best = int(capacity[fits[-1]])
     if best > cache.ways:

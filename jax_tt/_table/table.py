@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._table.options import Lookup, Update
+from jax_tt._table.sizes import Sized
 from jax_tt._table.state import StateSpec, slot_shape
 from jax_tt._table.types import State
 
@@ -50,7 +51,7 @@ class Execution:
     devices: int = 0
 
 
-class Table(abc.ABC):
+class Table(Sized, abc.ABC):
     """A table without its arrays: sizes, options of its update, and functions of its state.
 
     A kind is a frozen dataclass with the fields below and the abstract methods. `ReferenceTable` has all but three of
@@ -61,6 +62,13 @@ class Table(abc.ABC):
         features: number of columns, D.
         update: `Update` of a fused table; None for ordinary gradients.
         name: for error messages.
+        nbytes: bytes of all that lookups need, without optimizer state.
+        optimizer_nbytes: bytes of the optimizer state of a fused table.
+
+    >>> import jax_tt
+    >>> table = jax_tt.dense_table(1000, 16, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.05))
+    >>> table.nbytes, table.optimizer_nbytes  # of the latter, 12 are its scalars
+    (64000, 4012)
     """
 
     num_embeddings: int

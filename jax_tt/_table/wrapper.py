@@ -115,6 +115,12 @@ def innermost(table: Table) -> Any:
     return table
 
 
+def kind_in_words(table: Table) -> str:
+    """The class of a table and, of a wrapper, that of what it wraps."""
+    name = type(table).__name__
+    return f"{name} of {kind_in_words(table.table)}" if isinstance(table, Wrapper) else name
+
+
 def find(table: Table, kind: type[Kind]) -> Kind | None:
     """The table of a kind that a table is or wraps, or None.
 

@@ -46,8 +46,8 @@ def tt_residual_shapes(
     of_rank = (p[0] * columns + p[1]) * jnp.dtype(as_dtype("dtype", dtype, jnp.float32)).itemsize
     if budget < order + of_rank:
         raise ValueError(
-            f"max_bytes: got {budget:,} for {rows} x {columns}; expected at least {order + of_rank:,}, those of an "
-            "order and of cores of rank 1."
+            f"max_bytes: got {budget:,} bytes for {rows} x {columns}; expected at least {order + of_rank:,} bytes, for "
+            "an order and cores of rank 1."
         )
     full = min(p[0] * columns, p[1])
     if budget >= order + full * of_rank:  # one term is the whole table

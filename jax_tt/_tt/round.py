@@ -133,7 +133,7 @@ def check_budget(
     least = sum(sizes) * jnp.dtype(dtype).itemsize
     if max_bytes < least:
         raise ValueError(
-            f"max_bytes: got {max_bytes}; cores with these factors take at least {least} bytes, at rank 1. "
+            f"max_bytes: got {max_bytes} bytes; cores with these factors take at least {least} bytes, at rank 1. "
             "Raise it, or take more cores."
         )
     return sizes

@@ -183,7 +183,7 @@ class TTShape:
         if found is None:
             raise ValueError(
                 f"{name}: got {value}, which is {params} parameters; a table of {n} x {width} takes at least "
-                f"{least_params(n, width)}, at rank 1."
+                f"{least_params(n, width)} parameters, at rank 1."
             )
         return cls(n, width, *found)
 

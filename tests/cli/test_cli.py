@@ -89,7 +89,7 @@ def test_compress_writes_sums(table, capsys, out):
     ("more", "message"),
     [
         (["--ranks", "2"], "--residuals: got no --max-bytes; expected the bytes of all cores"),
-        (["--max-bytes", "100"], "max_bytes: got 100 for 300 x 8; expected at least"),
+        (["--max-bytes", "100"], "max_bytes: got 100 bytes for 300 x 8; expected at least"),
         (["--max-bytes", "4kB", "--row-factors", "11,11"], "--row-factors: got with --residuals"),
         (["--max-bytes", "4kB", "--weights", "w", "--order", "o"], "--order, --weights: got with"),
     ],

@@ -80,6 +80,15 @@ class KindCase:
         with pytest.raises(ValueError, match="state: has no"):
             jax_tt.lookup(self.table, {}, jnp.array([1]), lookup)
 
+    def test_bytes_are_those_of_a_state(self) -> None:
+        fused = self.fused(RULE)
+        for table in (self.table, fused):
+            state = jax.eval_shape(table.init, jax.random.key(0))
+            total = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(state))
+            assert table.nbytes + table.optimizer_nbytes == total
+        assert self.table.optimizer_nbytes == 0 < fused.optimizer_nbytes
+        assert self.table.nbytes == fused.nbytes > 0
+
     @pytest.mark.parametrize("method", ["reference", "auto"])
     def test_lookup_equals_the_dense_table(self, method: str) -> None:
         state, lookup = self.state, jax_tt.Lookup(bounds="zero", method=method)

@@ -371,7 +371,10 @@ def test_rows_of_no_importance_get_the_fewest_bits():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_bytes": 10}, "max_bytes: got 10; expected at least 360, the bytes of 60 rows with"),
+        (
+            {"max_bytes": 10},
+            "max_bytes: got 10 bytes; expected at least 360 bytes, the size of 60 rows with",
+        ),
         ({"max_bytes": 500, "bits": (8, 5)}, "bits: got 5; expected one of 8, 4, 3, 2"),
         ({"max_bytes": 500, "levels": "normal"}, "levels: got 'normal'; expected one of"),
         ({"max_bytes": 500, "bits": ()}, "bits: got none; expected some of 8, 4, 3 and 2"),

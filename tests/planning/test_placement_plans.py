@@ -169,7 +169,7 @@ def test_hot_pages_are_dealt_out_to_several_devices():
 def test_limits_of_memory():
     smallest = jax_tt.planning.plan_placements(TABLES, DEVICES, _ids()).device_bytes
     with pytest.raises(
-        ValueError, match=r"device_bytes: got 1,000; expected at least .* on each of 4"
+        ValueError, match=r"device_bytes: got 1,000 bytes; expected at least .* on each of 4"
     ):
         jax_tt.planning.plan_placements(TABLES, DEVICES, _ids(), device_bytes=1000)
     within = jax_tt.planning.plan_placements(TABLES, DEVICES, _ids(), device_bytes=smallest)

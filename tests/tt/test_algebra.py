@@ -271,7 +271,7 @@ IDS, ROWS = np.array([1, 2]), np.ones((2, 8))
         ("expected exactly one", lambda: jax_tt.tt.round(CORES)),
         ("ranks and tolerance", lambda: jax_tt.tt.round(CORES, 3, tolerance=0.1)),
         ("ranks: got 3 ranks", lambda: jax_tt.tt.round(CORES, (1, 2, 3))),
-        ("max_bytes: got 4;", lambda: jax_tt.tt.round(CORES, max_bytes=4)),
+        ("max_bytes: got 4 bytes;", lambda: jax_tt.tt.round(CORES, max_bytes=4)),
         ("ids: got 1 to 120", lambda: jax_tt.tt.refine(CORES, [1, 120], ROWS)),
         ("ids: got float", lambda: jax_tt.tt.refine(CORES, [1.0, 2.0], ROWS)),
         (r"rows: got shape \(2, 7\)", lambda: jax_tt.tt.refine(CORES, IDS, ROWS[:, 1:])),

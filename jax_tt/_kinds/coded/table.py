@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -116,16 +115,6 @@ class CodedTable(CodeLayout, ReferenceTable):
         """Type of the codebooks."""
         codebooks: Any = self.codebooks
         return codebooks.param_dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes, places of hot ids, codebooks and rotation, without optimizer state."""
-        numbers = sum(map(math.prod, self.spec.param_shapes.values()))
-        of_codebooks = numbers * jnp.dtype(self.param_dtype).itemsize
-        of_rotation = 4 * self.features**2 if self.rotated else 0
-        of_places = 4 * math.prod(places.shape_of(self.num_embeddings)) if self.hot else 0
-        of_codes = self.num_embeddings * self.row_bytes + self.hot * self.hot_bytes
-        return of_codes + of_places + of_codebooks + of_rotation
 
     @functools.cached_property
     def spec(self) -> StateSpec:

@@ -103,12 +103,6 @@ class QuantizedTable(NativeTable):
         """Bytes of a row, with its scale and offset."""
         return codec.row_bytes(self.features, self.bits)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the rows and the rotation, without optimizer state."""
-        of_rotation = codec.WORD * self.features**2 if self.rotated else 0
-        return self.num_embeddings * self.row_bytes + of_rotation
-
     @functools.cached_property
     def spec(self) -> StateSpec:
         trains = self.update is not None

@@ -16,6 +16,7 @@ from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.insertion import insert_collection_keys, insert_in_collection_call
+from jax_tt._collection.listing import listing
 from jax_tt._collection.lookup import check_lookup, embed, step_arguments
 from jax_tt._collection.states import UPDATES, check_like
 from jax_tt._collection.statistics import (
@@ -125,6 +126,14 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         ... }
         >>> embed(batch)["friends"].shape, embed.concatenated(batch).shape, embed.stacked(batch).shape
         ((2, 16), (2, 48), (2, 3, 16))
+
+        ``print`` lists the tables with their bytes:
+
+        >>> print(embed)
+        table  kind        optimizer        rows  columns   bytes  optimizer bytes
+        user   DenseTable  RowWiseAdagrad  1,000       16  64,000            4,004
+        ad     DenseTable                     50       16   3,200                0
+        all                                                67,200            4,012
     """
 
     def __init__(
@@ -160,6 +169,22 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         if statistics:
             totals = init_totals(self._names)
             self.counts = nnx.data({name: LookupCounts(value) for name, value in totals.items()})
+
+    def __str__(self) -> str:
+        return listing(self.collection.tables, self._sizes())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tables: all that lookups need, without optimizer state."""
+        return sum(size for size, _ in self._sizes().values())
+
+    @property
+    def optimizer_nbytes(self) -> int:
+        """Bytes of the optimizer state of all tables with an optimizer."""
+        return sum(size for _, size in self._sizes().values())
+
+    def _sizes(self) -> dict[str, tuple[int, int]]:
+        return self.collection.sizes(self.arrays())
 
     @property
     def collection(self) -> Collection:

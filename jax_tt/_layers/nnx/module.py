@@ -29,6 +29,7 @@ from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._ops.insert_in_call import insert_in_call
 from jax_tt._table.copies import with_name, with_update, without_values
 from jax_tt._table.options import Lookup, StepInputs, check_static
+from jax_tt._table.sizes import sizes
 from jax_tt._table.step_values import hoisted
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -134,6 +135,16 @@ class TableModule(ChecksKeywords, nnx.Module):
     @property
     def features(self) -> int:
         return self.table.features
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table: all that lookups need, without optimizer state."""
+        return sizes(self.table.spec, read_state(self))[0]
+
+    @property
+    def optimizer_nbytes(self) -> int:
+        """Bytes of the optimizer state of a fused table; 0 for other tables, whose state optax has."""
+        return sizes(self.table.spec, read_state(self))[1]
 
     @property
     def name(self) -> str | None:

@@ -139,7 +139,7 @@ def test_suggestion_grows_with_the_budget():
 
 
 def test_suggestion_errors():
-    with pytest.raises(ValueError, match="budget_bytes: got 10; expected at least"):
+    with pytest.raises(ValueError, match="budget_bytes: got 10 bytes; expected at least"):
         jax_tt.RowCache.suggest(IDS, 10, features=8)
     with pytest.raises(ValueError, match="ids: got none"):
         jax_tt.RowCache.suggest([], 1000, features=8)

@@ -13,8 +13,9 @@ from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
 from jax_tt._table.types import State
 
-# Among the arrays that do not belong to single keys: all keys of the table with a digest each, and keys that have left.
-_HELD, LEFT = ("held_keys", "held_digests"), "left_keys"
+# Among the arrays that do not belong to single keys: all keys of the table with a digest each, and in a dump of changes
+# their slots, so that a table that follows loses the keys that have left, and has the others where they are.
+_HELD, _SLOTS = ("held_keys", "held_digests"), "held_slots"
 
 Digests = dict[str, np.ndarray]
 
@@ -40,8 +41,10 @@ def held_by(entries: np.ndarray, digests: Digests) -> dict[str, np.ndarray]:
     return dict(zip(_HELD, (entries["key"], joined_digests(*digests.values())), strict=True))
 
 
-def changed_since(base: Dump, held: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Which keys of a table a dump does not have as they are, bool ``[n]``, and the keys that have left the table.
+def changes_since(
+    base: Dump, held: dict[str, np.ndarray], entries: np.ndarray
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The keys of a table that a dump does not have as they are, and what a dump of these says of all keys.
 
     ``held`` is `held_by` of the table. Raises a `FileError` for a dump that does not say what it holds.
     """
@@ -57,19 +60,52 @@ def changed_since(base: Dump, held: dict[str, np.ndarray]) -> tuple[np.ndarray, 
     _, here, there = np.intersect1d(keys, old_keys, assume_unique=True, return_indices=True)
     changed = np.ones(len(keys), bool)
     changed[here] = digests[here] != old_digests[there]
-    return changed, np.delete(old_keys, there)
+    return entries[changed], {**held, _SLOTS: entries["slot"]}
 
 
-def check_base(dump: Dump, label: str, digests: Digests) -> None:
-    """Raises unless a dump of changes follows the state of a table with these digests."""
+def staying(dump: Dump, entries: np.ndarray, *, same_sets: bool) -> np.ndarray:
+    """The keys of a table that stay where a dump of changes is loaded; in the same sets, with the slots of the dump."""
+    given = dump.rest((_HELD[0], _SLOTS))
+    _, here, there = np.intersect1d(
+        entries["key"], given[_HELD[0]], assume_unique=True, return_indices=True
+    )
+    kept = entries[here]
+    if same_sets and _SLOTS in given:
+        kept["slot"] = given[_SLOTS][there]
+    return kept
+
+
+def check_follows(
+    dump: Dump, label: str, digests: Digests, held: np.ndarray, new: np.ndarray
+) -> None:
+    """Raises unless a table becomes the dumped one where a dump of changes is loaded into it.
+
+    Args:
+        dump: of changes.
+        label: of the table.
+        digests: `digests_of` the table.
+        held, new: keys uint64 of the table and of the files of the dump.
+    """
     base = dump.base or {}
     differs = [name for name, total in summed(digests).items() if base.get(name, total) != total]
-    if differs:
+    if differs and not _same_beside(dump, digests, held, new):
         raise ValueError(
-            f"{label}state: got {len(digests['keys'])} keys in another state than the one that {dump.path} is a dump "
+            f"{label}state: got {len(held)} keys in another state than the one that {dump.path} is a dump "
             f"of changes of ({', '.join(differs)} differ); expected the state of {dump.since}. Load this one into a "
             "table without keys, and then the dumps of changes in their order; or make a full dump."
         )
+
+
+def _same_beside(dump: Dump, digests: Digests, held: np.ndarray, new: np.ndarray) -> bool:
+    """Whether a table has all keys beside ``new`` as they were dumped, so that later changes may be there already."""
+    there = dump.rest(_HELD)
+    if len(there) < len(_HELD) or (dump.digests or {}).keys() != digests.keys():
+        return False
+    keys, expected = (there[name] for name in _HELD)
+    kept = ~np.isin(keys, new)
+    _, here, of_dump = np.intersect1d(held, keys[kept], assume_unique=True, return_indices=True)
+    same = joined_digests(*digests.values())[here] == expected[kept][of_dump]
+    return len(here) == np.count_nonzero(kept) and bool(same.all())
 
 
 def row_digests(array: jax.Array) -> np.ndarray:

@@ -44,7 +44,7 @@ def dump(
         keys: distinct integers of 64 bits ``[N]``, the key of every row of a dense table; None for 0 to N - 1. A hash
             table has keys, and takes none.
         since: an earlier dump of this table, whole or of changes; only rows that have changed since then are written,
-            and the names of keys that have left a hash table. A digest of 64 bits tells them apart, which every dump
+            and of a hash table the names of all keys. A digest of 64 bits tells them apart, which every dump
             has for every row, so that nothing is missed, whatever was loaded or removed in between.
         rows_per_file: rows in one file, at most.
         format: ``"safetensors"``, or ``"orbax"`` for a checkpoint in place of every file.
@@ -105,9 +105,11 @@ def load_dump(
     that the table has already are overwritten. Afterwards it has all keys of the dump beside its other keys, or it is
     an error. Where the table has the capacity, the ways and the number of devices of the dumped one, and no
     other keys in their slots, all keys come into the slots that they had, whatever the load. Step counts, the seed and
-    totals become those of the dump, and the number of batches the larger one. A dump of changes is loaded after the
-    dump that it follows, and no other state is taken: the table then has the keys of the dumped one, without those that
-    have left it.
+    totals become those of the dump, and the number of batches the larger one.
+
+    A dump of changes makes the dumped table: its keys, without those that have left it, its slots where the sizes are
+    the same, and the number of its batches. It is loaded after the dump that it follows, or into a table that has all
+    keys beside the changed ones as they were dumped, such as one that has later changes already.
 
     Args:
         table: as in `dump`, on any number of devices.
@@ -126,7 +128,7 @@ def load_dump(
     Raises:
         FileError: the directory is missing, incomplete, damaged, or of another kind of table.
         ValueError: a hash table has no room for all keys, and the message has a capacity and ways that have; or the
-            dump is one of changes, which follows another state; or ``keys`` do not fit.
+            dump is one of changes, and the table would not become the dumped one; or ``keys`` do not fit.
         TypeError: the rows of the table do not belong to single ids.
 
     >>> import jax, jax_tt, numpy as np, os, tempfile

@@ -14,7 +14,14 @@ from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._native import hash_backend
-from jax_tt._ops.changes import LEFT, changed_since, check_base, digests_of, held_by, summed
+from jax_tt._ops.changes import (
+    changes_since,
+    check_follows,
+    digests_of,
+    held_by,
+    staying,
+    summed,
+)
 from jax_tt._ops.dump_content import Content, Loaded
 from jax_tt._ops.entries import table_keys
 from jax_tt._sets.hash_directory import (
@@ -40,10 +47,10 @@ def content(table: Any, state: State, keys: Any, base: Dump | None) -> Content:
     names, entries = list(table.table.spec.row_arrays), table_keys(table, state)
     digests = digests_of(entries, state, names)
     rest = {name: x for name, x in state.items() if name in {*_rest_names(table), *WAITING}}
-    rest |= (held := held_by(entries, digests))
+    held = held_by(entries, digests)
     if base is not None:
-        changed, rest[LEFT] = changed_since(base, held)
-        entries = entries[changed]
+        entries, held = changes_since(base, held, entries)
+    rest |= held
     rows = {
         name: state[name] if _on_one(state[name]) else np.asarray(state[name]) for name in names
     }
@@ -79,10 +86,11 @@ def loaded(
     dump.check(table.features, taken, exact=optimizer_state)
     method = table.execution(Lookup(method=method), state).method
     held = table_keys(table, state)
+    changed, new = _others(table, state, sets, dump, optimizer_state), _keys_of(dump)
     if dump.base is not None:
-        check_base(dump, table.ids.label, digests_of(held, state, taken))
-    changed = _others(table, state, sets, dump, optimizer_state)
-    kept, new = _placed(table, held, sets, dump)
+        digests = digests_of(held, state, taken)
+        check_follows(dump, table.ids.label, digests, held["key"], new["key"])
+    kept, new = _placed(table, held, new, sets, dump)
     changed |= named_directory(directory_with(np.concatenate([kept, new]), sets, table.ids.label))
     # One copy, which the files are then written into: on the device, or of several devices on the host.
     arrays: dict[str, Any] = {
@@ -109,11 +117,12 @@ def loaded(
 
 
 def _placed(
-    table: HashTable, held: np.ndarray, sets: Sets, dump: Dump
+    table: HashTable, held: np.ndarray, new: np.ndarray, sets: Sets, dump: Dump
 ) -> tuple[np.ndarray, np.ndarray]:
     """Places keys: the other keys that stay in the table, and the keys of the dump in the order of its files."""
-    new, left = _keys_of(dump), dump.rest([LEFT])
-    others = held[~np.isin(held["key"], np.concatenate([new["key"], *left.values()]))]
+    others = held[~np.isin(held["key"], new["key"])]
+    if dump.base is not None:
+        others = staying(dump, others, same_sets=dump.sets == sets)
     if dump.sets == sets:
         _check_slots(new, sets, dump.path)
         if not np.isin(others["slot"], new["slot"]).any():
@@ -163,8 +172,9 @@ def _others(
                 f"{dump.path}: {name} has shape {rest[name].shape}; expected {state[name].shape}, as in the table."
             )
         arrays[name] = rest[name]
-    # The batches of both tables lie in the past. The dump of a table without batches is of batch 1.
-    arrays[CLOCK] = np.maximum(np.asarray(state[CLOCK]), arrays.get(CLOCK, 1))
+    if dump.base is None:
+        # The batches of both tables lie in the past. The dump of a table without batches is of batch 1.
+        arrays[CLOCK] = np.maximum(np.asarray(state[CLOCK]), arrays.get(CLOCK, 1))
     if table.waiting_sets and WAITING[0] in rest:
         waiting = sets._replace(sets=table.waiting_sets)
         given = KeyDirectory(*(rest[name] for name in WAITING))

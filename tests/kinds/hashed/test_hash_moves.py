@@ -281,14 +281,17 @@ def test_changes_replay_exactly(changes, rows, ways):
         np.testing.assert_array_equal(*(jax_tt.dynamic.keys_of(table, s) for s in (found, later)))
 
 
-def test_changes_follow_one_state(changes):
+def test_changes_are_refused_where_rows_would_be_others(changes):
     """They would take keys from other tables, such as one with as many batches, or leave other rows."""
     table, path, state, later = changes
     empty, other = table.init(jax.random.key(1)), filled(table, 256, seed=1)
     assert other["hash_clock"] == state["hash_clock"]
-    hit = jax_tt.dynamic.split_keys(jax_tt.dynamic.keys_of(table, state)["key"][:1])
-    rows = {**state, "embedding": state["embedding"].at[3, 3].add(1e-3)}
-    for own in (empty, other, later, rows, jax_tt.dynamic.insert(table, state, hit)[1]):
+    kept = jax_tt.dynamic.keys_of(table, later)
+    kept = kept[kept["key"] >= 40][0]
+    hit = jax_tt.dynamic.split_keys(kept["key"][None])
+    row = state["embedding"].at[kept["slot"], 3].add(1e-3)
+    rows = {**state, "embedding": row}
+    for own in (empty, other, rows, jax_tt.dynamic.insert(table, state, hit)[1]):
         before = jax.device_get(own)
         with pytest.raises(
             ValueError, match=r"in another state .* Load this one into a table with"

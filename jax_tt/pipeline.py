@@ -10,5 +10,6 @@
 from jax_tt._collection.host_batch import host_batch as host_batch
 from jax_tt._collection.statistics import StatisticsReporter as StatisticsReporter
 from jax_tt._collection.statistics import TableStatistics as TableStatistics
+from jax_tt._tiers.lives import TierView as TierView
 from jax_tt._tiers.table import TierStatistics as TierStatistics
 from jax_tt._tiers.tiers import Staged as Staged

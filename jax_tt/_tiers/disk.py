@@ -109,6 +109,17 @@ class DiskStore:
                         full = self._logs[table].append(keys[part], records[part])
                     self._write_blocks(table, full)
 
+    def erase(self, table: str, keys: np.ndarray) -> None:
+        """Removes the records of distinct keys."""
+        with self._writing:
+            self._check()
+            with self._whole(), self._intact():
+                step = _TOGETHER * self._logs[table].rows
+                for first in range(0, len(keys), step):
+                    with self._guard:
+                        full = self._logs[table].erase(keys[first : first + step])
+                    self._write_blocks(table, full)
+
     def keys(self, table: str) -> np.ndarray:
         """The keys of all records of a table, uint64 in ascending order."""
         with self._guard, self._intact():
@@ -218,6 +229,8 @@ class DiskStore:
                     self._logs[table].restore(number, file.memory(extent), head)
                 for table, end in committed.ends.items():
                     self._logs[table].skip_to(end)
+                for table, keys in committed.gone.items():
+                    self._logs[table].erase(keys)
         except OSError as error:
             raise StoreError(
                 f"{self.path}: {error.strerror}; expected a directory that can be written."
@@ -249,18 +262,18 @@ class DiskStore:
             self._logs[table].settle(number, self._file.memory(extent)[: len(block)])
 
     def _commit(self, saved: bytes) -> None:
-        blocks, ends = [], {}
+        blocks, ends, erased = [], {}, {}
         for table, log in self._logs.items():
             with self._guard:
                 gone = {(table, number) for number in log.dropped}
-                ends[table] = log.end
+                ends[table], erased[table] = log.end, log.gone()
                 blocks += [
                     (*name, *extent, log.head(name[1]))
                     for name, extent in self._extents.items()
                     if name[0] == table and name not in gone
                 ]
         self._file.sync()
-        self._index.write(sorted(blocks), ends, saved)
+        self._index.write(sorted(blocks), ends, erased, saved)
         self._saved = {(table, number) for table, number, *_ in blocks}
         self._drop()
 

@@ -124,6 +124,12 @@ class HostStore:
             slots = self._slots.erase(keys)
             self._leave(slots[slots >= 0])
 
+    def remove(self, keys: np.ndarray) -> None:
+        """Removes distinct keys from memory and from the disk."""
+        self.erase(keys)
+        if self._disk is not None:
+            self._disk.erase(self._table, keys)
+
     def write_ahead(self) -> None:
         """Makes room for as many records as came last, while there is time."""
         if self._disk is not None:

@@ -36,6 +36,7 @@ class Exchanged(NamedTuple):
         loaded: uint64 ``[m]``, the keys that come.
         evicted: uint64 ``[m]``, the keys that leave.
         full: bool ``[m]``, whether a key leaves.
+        kept: bool ``[m]``, whether the key that comes stays for later batches.
         requested: int32, the slots of all ids of the batch.
         counts: `COUNTERS` of the batch.
     """
@@ -44,6 +45,7 @@ class Exchanged(NamedTuple):
     loaded: np.ndarray
     evicted: np.ndarray
     full: np.ndarray
+    kept: np.ndarray
     requested: np.ndarray
     counts: dict[str, int]
 
@@ -69,8 +71,12 @@ class DevicePlaces:
         self._policy, self._label, self._rows = policy, label, rows
         self._clock = 0
 
-    def place(self, keys: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, Exchanged]:
+    def place(
+        self, keys: np.ndarray, present: np.ndarray, refused: np.ndarray
+    ) -> tuple[np.ndarray, Exchanged]:
         """The slots of the keys of a batch, int32 ``[n]`` and 0 where none is present, and the rows that it exchanges.
+
+        Keys in ``refused`` have their slots for this batch alone.
 
         Raises:
             ValueError: the distinct keys do not fit on the device.
@@ -98,7 +104,18 @@ class DevicePlaces:
         counts["hits"] += elsewhere
         slots = np.zeros(len(keys), np.int32)
         slots[present] = positions
-        return slots, Exchanged(new, loaded, evicted, full, positions, counts)
+        kept = ~np.isin(loaded, refused)
+        self.empty(new[~kept])
+        return slots, Exchanged(new, loaded, evicted, full, kept, positions, counts)
+
+    def empty(self, slots: np.ndarray) -> None:
+        """Takes the keys out of these slots."""
+        here, ways = slots < self._directory.capacity, self._directory.ways
+        sets, way = np.divmod(slots[here], ways)
+        self._directory.keys[sets, :, way] = 0
+        self._directory.scores[sets, :, way] = 0
+        self._directory.touched[sets, way] = 0
+        self._overflow.empty(slots[~here] - self._directory.capacity)
 
     def _insert(
         self, keys: np.ndarray, positions: np.ndarray, policy: str
@@ -249,6 +266,11 @@ class Overflow:
         self._places.set(keys, places)
         self._keys[places], self._touched[places] = keys, now
         return places, old, full
+
+    def empty(self, places: np.ndarray) -> None:
+        """Takes the keys out of these places."""
+        self._places.erase(self._keys[places])
+        self._touched[places] = 0
 
     def reset(self, keys: np.ndarray, full: np.ndarray) -> None:
         """Puts these keys uint64 ``[rows]`` in the places that are full."""

@@ -59,6 +59,8 @@ class RecordLog:
         # Of the open block, and memory for others.
         self._open = False
         self._spare: list[np.ndarray] = []
+        # In ascending order, erased keys that may have records in blocks.
+        self._gone = np.zeros(0, np.uint64)
         self._dropped: list[int] = []
 
     def __len__(self) -> int:
@@ -96,15 +98,27 @@ class RecordLog:
 
     def keys(self) -> np.ndarray:
         """The keys of all records, uint64 in ascending order."""
-        parts = [self._keys_of(number) for number in range(self.end) if self._counts[number]]
-        return np.unique(np.concatenate([*parts, np.zeros(0, np.uint64)]))
+        keys = self._keys_in_blocks()
+        return keys[self._index.find(keys) >= 0]
 
     def append(self, keys: np.ndarray, records: np.ndarray) -> list[int]:
         """Appends records of distinct keys, given by their addresses; returns which blocks became full."""
-        full = self._append(keys, records, checked=False)
-        while self._total > 2 * len(self) + 2 * self.rows:
-            full += self._shrink()
-        return full
+        return [*self._append(keys, records, checked=False), *self._without_excess()]
+
+    def erase(self, keys: np.ndarray) -> list[int]:
+        """Removes the records of distinct keys; returns which blocks became full."""
+        places = self._index.erase(keys)
+        there = places >= 0
+        np.subtract.at(self._live, places[there] // self.rows, 1)
+        self._gone = np.union1d(self._gone, keys[there])
+        return self._without_excess()
+
+    def gone(self) -> np.ndarray:
+        """Erased keys uint64 that `restore` would find in blocks, no more than there are records in these."""
+        self._gone = self._gone[self._index.find(self._gone) < 0]
+        if len(self._gone) > self._total - len(self):
+            self._gone = np.intersect1d(self._gone, self._keys_in_blocks())
+        return self._gone
 
     def seal(self) -> list[int]:
         """Ends the open block; returns which blocks ended."""
@@ -212,6 +226,17 @@ class RecordLog:
                 full.append(number)
                 self._open = False
         return full
+
+    def _without_excess(self) -> list[int]:
+        """Moves records until half of those in blocks are current; returns which blocks became full."""
+        full = []
+        while self._total > 2 * len(self) + 2 * self.rows:
+            full += self._shrink()
+        return full
+
+    def _keys_in_blocks(self) -> np.ndarray:
+        parts = [self._keys_of(number) for number in range(self.end) if self._counts[number]]
+        return np.unique(np.concatenate([*parts, np.zeros(0, np.uint64)]))
 
     def _enter(self, number: int, rows: np.ndarray, keys: np.ndarray) -> None:
         """Notes that these distinct keys have these records of a block."""

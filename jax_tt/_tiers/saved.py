@@ -14,6 +14,7 @@ from jax_tt._base.progress import Progress
 from jax_tt._formats.dump import Dump
 from jax_tt._ops.dump_content import Content, Target
 from jax_tt._tiers.disk import StoreError
+from jax_tt._tiers.lives import LIFE, Lives
 from jax_tt._tiers.table import TieredRows
 
 
@@ -62,6 +63,26 @@ def _described(arrays: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str],
         for table, by_name in arrays.items()
         for name, x in by_name.items()
     }
+
+
+def lives_arrays(lives: Lives) -> dict[str, np.ndarray]:
+    """The ages of rows and of keys that wait, as arrays by name."""
+    clock, rows, waiting = lives.loaded()
+    arrays = {"clock": np.array(clock)}
+    for kind, entries in ("row", rows), ("waiting", waiting):
+        arrays |= {f"{kind}_{name}": entries[name] for name in LIFE.names or ()}
+    return arrays
+
+
+def put_lives(lives: Lives, arrays: Mapping[str, np.ndarray]) -> None:
+    """The inverse of `lives_arrays`."""
+    both = []
+    for kind in "row", "waiting":
+        entries = np.zeros(len(arrays[f"{kind}_key"]), LIFE)
+        for name in LIFE.names or ():
+            entries[name] = arrays[f"{kind}_{name}"]
+        both.append(entries)
+    lives.put(int(arrays["clock"]), *both)
 
 
 def dump_tier(rows: TieredRows, state: Mapping[str, Any], target: Target) -> int:

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jax_tt._tiers.block_file import Extent
 from jax_tt._tiers.row_bytes import checksum
 
-_BEGIN, _VERSION = b"jax_tt store\n", 3
+_BEGIN, _VERSION = b"jax_tt store\n", 4
 # The table, the number, the offset, the length and the checksum of a block.
 Block = tuple[str, int, int, int, int]
 
@@ -27,12 +29,14 @@ class Committed(NamedTuple):
     Attributes:
         blocks: in ascending order.
         ends: the number of the next block, by table.
+        gone: keys uint64 that were removed, whose records in the blocks do not count, by table.
         saved: other bytes; None before the first commit.
         other: the description of the records, if it is not the expected one.
     """
 
     blocks: list[Block]
     ends: dict[str, int]
+    gone: dict[str, np.ndarray]
     saved: bytes | None
     other: str | None = None
 
@@ -63,7 +67,7 @@ class StoreIndex:
         if not (self._path / "index").exists():
             if (self._path / "blocks").exists():
                 raise DamagedIndexError("its index is missing")
-            self.write([], {}, None)
+            self.write([], {}, {}, None)
         data = (self._path / "index").read_bytes()
         if not data.startswith(_BEGIN):
             raise DamagedIndexError(
@@ -74,21 +78,33 @@ class StoreIndex:
         if checksum(rest) != expected:
             raise DamagedIndexError("its index does not have its checksum")
         size = int.from_bytes(rest[:8], "little")
-        about, saved = json.loads(rest[8 : 8 + size]), rest[8 + size :]
+        about, end = json.loads(rest[8 : 8 + size]), 8 + size
         if about["about"] != self.about:
-            return Committed([], {}, None, about["about"])
+            return Committed([], {}, {}, None, about["about"])
+        gone = {}
+        for table, count in about["gone"].items():
+            gone[table] = np.frombuffer(rest, np.uint64, count, end)
+            end += 8 * count
         blocks = [tuple(block) for block in about["blocks"]]
-        return Committed(blocks, about["ends"], saved if about["saved"] else None)
+        return Committed(blocks, about["ends"], gone, rest[end:] if about["saved"] else None)
 
-    def write(self, blocks: Sequence[Block], ends: dict[str, int], saved: bytes | None) -> None:
+    def write(
+        self,
+        blocks: Sequence[Block],
+        ends: dict[str, int],
+        gone: dict[str, np.ndarray],
+        saved: bytes | None,
+    ) -> None:
         """Replaces the file; whatever happens, it is the old one or the new one.
 
         Raises:
             OSError: the file cannot be written.
         """
         about = {"about": self.about, "blocks": blocks, "ends": ends, "saved": saved is not None}
+        about["gone"] = {table: len(keys) for table, keys in gone.items()}
         described = json.dumps(about).encode()
-        rest = len(described).to_bytes(8, "little") + described + (saved or b"")
+        keys = b"".join(keys.tobytes() for keys in gone.values())
+        rest = len(described).to_bytes(8, "little") + described + keys + (saved or b"")
         new = self._path / "index.new"
         try:
             with open(new, "wb") as file:

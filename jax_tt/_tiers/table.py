@@ -13,12 +13,14 @@ import numpy as np
 from jax_tt._base import ffi
 from jax_tt._base.arguments import as_int, as_positive, one_of
 from jax_tt._native import hash_backend
+from jax_tt._sets.admission import Admission, as_admission
 from jax_tt._sets.initial import InitialRows, Normal, initial_rows
 from jax_tt._sets.placing import words_of_keys
 from jax_tt._table.table import Table
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.host import HostStore, full
 from jax_tt._tiers.key_index import KeyIndex
+from jax_tt._tiers.lives import Lives
 from jax_tt._tiers.places import DevicePlaces, Exchanged, padded, rounded_up
 from jax_tt._tiers.row_bytes import RecordLayout
 from jax_tt.optimizers import ChangesAll
@@ -70,6 +72,11 @@ class Tier:
         ways: rows in a set; a row can be in two sets.
         seed: of initial rows, an integer of 64 bits.
         initializer: of initial rows; default ``Normal(1 / sqrt(features))``.
+        admission: which new ids get a row: None for all, `dynamic.AdmitAfter` (or its number of requests), or
+            `dynamic.AdmitWithProbability`. Others read their initial row and train nothing. Unless `AdmitAfter` says
+            how many ids may wait, as many may as there are ``host_rows``.
+        ages: keep the last batch, the epoch and the requests of every row on the host, for `Tiers.remove`. With an
+            ``admission`` they are kept in any case. It takes 24 bytes for every row and those of an index, 32 to 64.
 
     >>> import jax_tt
     >>> jax_tt.Tier(host_rows=1_000_000).policy
@@ -82,6 +89,8 @@ class Tier:
     ways: int = 8
     seed: int = 0
     initializer: InitialRows | None = None
+    admission: Admission | int | None = None
+    ages: bool = False
 
     def __post_init__(self) -> None:
         as_positive("Tier.ways", self.ways)
@@ -99,6 +108,8 @@ class Tier:
                 f"Tier.initializer: got {self.initializer!r}; expected None or one of jax_tt.dynamic, e.g. "
                 "Normal(0.01)."
             )
+        object.__setattr__(self, "admission", as_admission(self.admission))
+        object.__setattr__(self, "ages", bool(self.ages) or self.admission is not None)
 
     def check(self, name: str, table: Any) -> None:
         """Raises unless rows of this table can leave the device."""
@@ -121,7 +132,8 @@ class Tier:
     def about(self, layout: RecordLayout) -> dict[str, Any]:
         """The settings that must not change while rows are on disk."""
         rows = self.initializer and [type(self.initializer).__name__, float(self.initializer.scale)]
-        return {"record": layout.about(), "seed": int(self.seed), "initializer": rows}
+        about = {"record": layout.about(), "seed": int(self.seed), "initializer": rows}
+        return about | ({"ages": True} if self.ages else {})
 
 
 @dataclasses.dataclass
@@ -179,6 +191,9 @@ class TieredRows:
         self._initial = tier.initializer or Normal(table.features**-0.5)
         self.features = table.features
         self._seed = words_of_keys(np.array([int(tier.seed) & 0xFFFFFFFFFFFFFFFF], np.uint64))[0]
+        self.lives = (
+            Lives(as_admission(tier.admission), tier.host_rows, self._seed) if tier.ages else None
+        )
         # By slot, of loaded batches: its key, whether it has one, and whether the disk lacks its last value.
         rows = table.num_embeddings
         self._keys, self._full = np.zeros(rows, np.uint64), np.zeros(rows, bool)
@@ -188,6 +203,15 @@ class TieredRows:
         self._left_with = KeyIndex()
         # `TierStatistics` but for the last two.
         self._totals = np.zeros(len(TierStatistics._fields) - 2, np.int64)
+
+    def place(
+        self, keys: np.ndarray, present: np.ndarray, epoch: int
+    ) -> tuple[np.ndarray, Exchanged]:
+        """Counts the keys of a batch, and gives them slots; see `DevicePlaces.place`."""
+        refused = np.zeros(0, np.uint64)
+        if self.lives is not None:
+            refused = self.lives.request(keys[present], epoch)
+        return self.places.place(keys, present, refused)
 
     def fetch(self, number: int, plan: Exchanged, most: int) -> tuple[jax.Array, list[jax.Array]]:
         """Fetches the rows that come: their slots and entries, padded. `load` adds rows that are still on the device.
@@ -235,7 +259,9 @@ class TieredRows:
             names = self.layout.names
             arrays, old = _exchanged([after[name] for name in names], entries, slots)
             after |= zip(names, arrays, strict=True)
-        self._keys[plan.slots], self._full[plan.slots] = plan.loaded, True
+        self._keys[plan.slots], self._full[plan.slots] = plan.loaded, plan.kept
+        if self.lives is not None:
+            self.lives.load()
         self._changed[plan.requested] = True
         leaving.entries, leaving.returned = old, []
         counts = plan.counts
@@ -255,6 +281,20 @@ class TieredRows:
         for number, leaving in sorted(self._leaving.items()):
             self._note_left(number, leaving.plan)
         self.places.reset(self._keys, self._full)
+        if self.lives is not None:
+            self.lives.forget_staged()
+
+    def remove(self, keys: np.ndarray) -> np.ndarray:
+        """Removes rows, wherever they are, while no batch is prepared; returns their keys in ascending order."""
+        keys = np.intersect1d(keys, self.keys())
+        slots = np.flatnonzero(self._full)
+        slots = slots[np.isin(self._keys[slots], keys)]
+        self._full[slots] = self._changed[slots] = False
+        self.places.empty(slots)
+        self._host.remove(keys)
+        if self.lives is not None:
+            self.lives.remove(keys)
+        return keys
 
     def flush(self, state: Any) -> None:
         """Writes all rows to disk whose last value is not there yet."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +20,10 @@ from jax_tt._table.table import Table
 from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.inputs import features_of, keys_of, with_slots
+from jax_tt._tiers.lives import TierView
 from jax_tt._tiers.pipeline import Pipeline
 from jax_tt._tiers.row_bytes import RecordLayout
-from jax_tt._tiers.saved import dump_tier, load_tier
+from jax_tt._tiers.saved import dump_tier, lives_arrays, load_tier, put_lives
 from jax_tt._tiers.table import Tier, TieredRows, TierStatistics
 
 
@@ -116,6 +118,7 @@ class Tiers:
                 name: TieredRows(name, tables[name], tier, layouts[name], self._disk)
                 for name, tier in tiers.items()
             }
+            self._load_lives()
         except BaseException:  # of memory, for instance
             if self._disk is not None:
                 self._disk.close()
@@ -133,7 +136,7 @@ class Tiers:
         self._ending = False
         self.seconds_waited = 0.0
 
-    def prefetch(self, batches: Iterable[Any]) -> Iterator[Staged]:
+    def prefetch(self, batches: Iterable[Any], *, epoch: int = 0) -> Iterator[Staged]:
         """Yields the batches in their order, each as soon as its rows are ready.
 
         Every one must be given to `load` before the next one is asked for. If the iteration ends early, batches that
@@ -143,16 +146,22 @@ class Tiers:
             batches: dicts or `KeyedBags` for `lookup_features`, of numpy arrays. A dict may hold more than features.
                 With a ``depth`` they are asked for in a thread, up to three more of them than are ready. It is waited
                 for when the iteration ends.
+            epoch: a number that the batches belong to, such as the day. `remove` sees it of every row for its last
+                request.
 
         Raises:
             TypeError, ValueError: a batch does not fit; with a depth, when it is its turn.
         """
+        of_epoch = as_int("epoch", epoch)
+        if not -(2**31) <= of_epoch < 2**31:
+            raise ValueError(f"epoch: got {epoch}; expected an integer of 32 bits.")
         if self._running is not None and not self._ending:
             raise RuntimeError(
                 "prefetch: another iteration over batches has not ended; close it first."
             )
         self._end()
-        running = Pipeline(batches, self._place, self._fetch, self._depth)
+        place = functools.partial(self._place, epoch=of_epoch)
+        running = Pipeline(batches, place, self._fetch, self._depth)
         try:
             self._running = running
             running.start()
@@ -204,7 +213,11 @@ class Tiers:
         with self._stores:
             for name, rows in self._rows.items():
                 rows.flush(state[name])
-            disk.commit(saved_arrays.to_bytes(jax.device_get(self._rest(state)), other))
+            lives = {
+                name: lives_arrays(rows.lives) for name, rows in self._rows.items() if rows.lives
+            }
+            rest = saved_arrays.to_bytes(jax.device_get(self._rest(state)), other)
+            disk.commit(saved_arrays.to_bytes(lives, rest))
 
     def restore(self, state: States) -> tuple[bytes, dict[str, dict[str, Any]]] | None:
         """Reads the last `save`: the other bytes, and a state without rows on the device; None if there is none.
@@ -222,7 +235,7 @@ class Tiers:
         data = disk.saved()
         if data is None:
             return None
-        rest, other = saved_arrays.from_bytes(data)
+        rest, other = saved_arrays.from_bytes(saved_arrays.from_bytes(data)[1])
         saved_arrays.check_like(rest, self._rest(state), str(disk.path))
         return other, {
             name: {**arrays, **{k: jnp.asarray(v) for k, v in rest.get(name, {}).items()}}
@@ -309,6 +322,53 @@ class Tiers:
         }
         return after
 
+    def remove(
+        self, table: str, ids: Any = None, *, where: Callable[[TierView], Any] | None = None
+    ) -> np.ndarray:
+        """Removes rows with their optimizer state, wherever they are; they are new when they are requested again.
+
+        Call it between two iterations of `prefetch`, so that it does not matter how far batches are prepared ahead.
+        Their room in host memory is free at once, and the one on disk after the next `save`.
+
+        Args:
+            table: its name.
+            ids: integers ``[n]``; those without a row are skipped.
+            where: instead, a function from a `pipeline.TierView` of all rows to bool ``[n]``, such as
+                ``lambda view: view.age > 1000``. It takes a `Tier` with ``ages=True``.
+
+        Returns:
+            The keys that were removed, uint64 in ascending order.
+
+        Raises:
+            RuntimeError: batches have been prepared that are not loaded.
+            ValueError: there are ids and a condition, or neither; or the table has no ages.
+        """
+        rows = self._rows[table]
+        if (ids is None) == (where is None):
+            got = "neither" if ids is None else "both"
+            raise ValueError(f"ids, where: got {got}; expected one of them, ids or a condition.")
+        if self._staged > self._loaded or (self._running is not None and self._depth):
+            raise RuntimeError(
+                "remove: batches are prepared ahead; end the iteration over prefetch first, e.g. give it the batches "
+                "of an hour, and remove rows after each."
+            )
+        with self._stores:
+            if where is None:
+                return rows.remove(keys_of(table, np.asarray(ids), None)[0])
+            if rows.lives is None:
+                raise ValueError(
+                    f"where: got a condition for tiers[{table!r}], whose ages are not kept; expected "
+                    "Tier(..., ages=True)."
+                )
+            view = rows.lives.view()
+            chosen = np.asarray(where(view))
+            if chosen.shape != view.keys.shape or chosen.dtype != bool:
+                raise ValueError(
+                    f"where: returned {chosen.dtype} of shape {chosen.shape}; expected bool of shape "
+                    f"{view.keys.shape}, one per row."
+                )
+            return rows.remove(view.keys[chosen])
+
     def grow_host(self, table: str, rows: int) -> None:
         """Makes room for this number of rows of a table in host memory, for instance after a `StoreError` said so.
 
@@ -345,6 +405,15 @@ class Tiers:
             for names in [self._rows[name].layout.names if name in self._rows else ()]
         }
 
+    def _load_lives(self) -> None:
+        """Sets the ages of rows to what was saved last."""
+        data = None if self._disk is None else self._disk.saved()
+        if data is not None:
+            for name, arrays in saved_arrays.from_bytes(data)[0].items():
+                lives = self._rows[name].lives
+                assert lives is not None
+                put_lives(lives, arrays)
+
     def _require_unused(self, caller: str) -> None:
         if self._staged:
             raise RuntimeError(
@@ -374,7 +443,7 @@ class Tiers:
         self._forget_what_was_not_loaded()
         self._running, self._ending = None, False
 
-    def _place(self, batch: Any) -> Staged:
+    def _place(self, batch: Any, epoch: int) -> Staged:
         """Decides which rows a batch exchanges; they are yet to be fetched."""
         values, other = features_of(batch, self._collection.features)
         # Counted before the first change, so that the changes of a failed batch are forgotten.
@@ -385,7 +454,7 @@ class Tiers:
             features = [feature for feature, table in self._features.items() if table == name]
             parts_of = [keys_of(f, values[f], rows.tier.num_embeddings) for f in features]
             keys, present = (np.concatenate(parts) for parts in zip(*parts_of, strict=True))
-            placed, plans[name] = rows.places.place(keys, present)
+            placed, plans[name] = rows.place(keys, present, epoch)
             parts = np.split(placed, np.cumsum([len(part) for part, _ in parts_of])[:-1])
             pairs = zip(parts, (here for _, here in parts_of), strict=True)
             slots |= zip(features, pairs, strict=True)

@@ -182,7 +182,7 @@ def test_half_of_the_rows_fit_at_once():
     places, left = DevicePlaces(rows, 8, "lru", "table"), np.zeros(0, np.uint64)
     for _ in range(2):
         keys = draw.integers(0, 2**64, rows // 2, dtype=np.uint64)
-        slots, plan = places.place(keys, np.ones(len(keys), bool))
+        slots, plan = places.place(keys, np.ones(len(keys), bool), np.zeros(0, np.uint64))
         assert len(np.unique(slots)) == len(keys)
         assert plan.slots.tolist() == sorted(slots.tolist())
         assert (plan.loaded == keys[np.argsort(slots)]).all()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from jax_tt._layers.nnx.collection import EmbedCollection, write_arrays
+from jax_tt._tiers.lives import TierView
 from jax_tt._tiers.table import Tier, TierStatistics
 from jax_tt._tiers.tiers import Staged, Tiers
 
@@ -53,17 +54,18 @@ class LayerTiers:
         self._embed = embed
         self._tiers = Tiers(embed.collection, tiers, path=path, depth=depth)
 
-    def prefetch(self, batches: Iterable[Any]) -> Iterator[Staged]:
+    def prefetch(self, batches: Iterable[Any], *, epoch: int = 0) -> Iterator[Staged]:
         """The batches in their order, each when its rows have been loaded into the layer.
 
         Args:
             batches: dicts or `KeyedBags` for the layer, of numpy arrays. A dict may hold more than the features.
+            epoch: a number that they belong to, as in `Tiers.prefetch`.
 
         Returns:
             An iterator over `Staged`: ``staged.batch`` has slots in place of ids, and ``staged.other`` the rest of a
             dict.
         """
-        for staged in self._tiers.prefetch(batches):
+        for staged in self._tiers.prefetch(batches, epoch=epoch):
             write_arrays(self._embed, self._tiers.load(self._embed.arrays(), staged))
             yield staged
 
@@ -92,6 +94,12 @@ class LayerTiers:
         """`Tiers.load_dump`: puts the rows of a dump into host memory and on disk, before the first batch."""
         state = self._tiers.load_dump(self._embed.arrays(), table, path, **options)
         write_arrays(self._embed, state)
+
+    def remove(
+        self, table: str, ids: Any = None, *, where: Callable[[TierView], Any] | None = None
+    ) -> np.ndarray:
+        """`Tiers.remove`: removes rows, by their ids or by a condition; returns their keys."""
+        return self._tiers.remove(table, ids, where=where)
 
     def grow_host(self, table: str, rows: int) -> None:
         """`Tiers.grow_host`: makes room in host memory."""

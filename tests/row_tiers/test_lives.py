@@ -1,0 +1,169 @@
+"""Tables with tiers whose rows have lives: admission, ages, epochs and removal, against one table with all rows."""
+
+import jax
+import numpy as np
+import pytest
+
+import jax_tt
+from tests.row_tiers import row_tiers_run
+
+D, SEED, POOL = 8, 3, 90
+RULE = jax_tt.optimizers.Adagrad(0.1)
+
+
+def collection_of(rows):
+    table = jax_tt.dense_table(rows, D, optimizer=RULE)
+    return jax_tt.Collection({"item": table}, {"seen": jax_tt.Feature("item")})
+
+
+LARGE = collection_of(POOL)
+STEPS = {rows: row_tiers_run.step_of(collection_of(rows)) for rows in (16, POOL)}
+
+
+def opened(path, depth=2, **options):
+    collection = collection_of(16)
+    tier = jax_tt.Tier(host_rows=24, ways=8, seed=SEED, **options)
+    tiers = jax_tt.Tiers(collection, {"item": tier}, path=path, depth=depth)
+    return tiers, collection.init(jax.random.key(0))
+
+
+class Model:
+    """A table with a row for every id, and dicts of what is known of the ids."""
+
+    def __init__(self, requests):
+        self.requests, self.now = requests, 0
+        self.ids = np.random.default_rng(8).integers(0, 2**64, POOL, dtype=np.uint64)
+        self.state = row_tiers_run.large_state(LARGE, self.ids, SEED)
+        self.first = {name: np.array(x) for name, x in self.state["item"].items()}
+        # By rank: the last batch, the requests and the epoch; and the requests of ids that wait.
+        self.lives, self.waiting = {}, {}
+
+    def step(self, ranks, epoch):
+        self.now += 1
+        refused = []
+        for rank, count in zip(*np.unique(ranks, return_counts=True), strict=True):
+            before = self.lives.get(rank, (0, self.waiting.get(rank, 0), 0))[1]
+            if rank in self.lives or before + count >= self.requests:
+                self.lives[rank] = self.now, before + count, epoch
+                self.waiting.pop(rank, None)
+            else:
+                self.waiting[rank] = before + count
+                refused.append(rank)
+        self.state, value = STEPS[POOL](self.state, {"seen": ranks})
+        self.reset(refused)
+        return value
+
+    def reset(self, ranks):
+        arrays = {name: np.array(x) for name, x in self.state["item"].items()}
+        for name in LARGE.tables["item"].spec.row_arrays:
+            arrays[name][ranks] = self.first[name][ranks]
+        self.state = {**self.state, "item": jax.tree.map(jax.numpy.asarray, arrays)}
+
+    def remove(self, ranks):
+        for rank in ranks:
+            del self.lives[rank]
+        self.reset(ranks)
+
+
+def check(tiers, state, model):
+    found = tiers.read(state, "item", model.ids)
+    np.testing.assert_array_equal(found, model.state["item"]["embedding"])
+
+
+@pytest.mark.parametrize(
+    "depth, requests, seed",
+    [(2, 3, 0), *(pytest.param(k % 4, 1 + k % 3, k, marks=pytest.mark.full) for k in range(1, 9))],
+)
+def test_random_operations(tmp_path, depth, requests, seed):
+    draw, model, options = np.random.default_rng(seed), Model(requests), {}
+    options["admission"] = jax_tt.dynamic.AdmitAfter(requests, waiting=POOL)
+    if requests == 1:
+        options = {"ages": True}
+    tiers, state = opened(tmp_path, depth, **options)
+    for epoch in range(1, 13):
+        count = int(draw.integers(2, 9))
+        batches = [(draw.zipf(1.2, (10, 1)) + epoch * 2) % POOL for _ in range(count)]
+        iteration = tiers.prefetch(({"seen": model.ids[ranks]} for ranks in batches), epoch=epoch)
+        for ranks in batches[: int(draw.integers(1, count + 1))]:
+            staged = next(iteration)
+            state, got = STEPS[16](tiers.load(state, staged), staged.batch)
+            assert got == model.step(ranks, epoch)
+        if epoch % 4 == 0:
+            tiers.save(state)  # while batches are prepared ahead, which are not saved
+        iteration.close()
+        check(tiers, state, model)
+        if epoch % 4 == 0:
+            tiers.close()
+            tiers, state = opened(tmp_path, depth, **options)
+            _, state = tiers.restore(state)
+            check(tiers, state, model)
+        views = []
+
+        def old(view, views=views, epoch=epoch):
+            views.append(view)
+            return (view.age > 12) if epoch % 2 else view.epoch < epoch - 2
+
+        gone = tiers.remove("item", where=old)
+        (view,) = views
+        ranks = {int(key): rank for rank, key in enumerate(model.ids)}
+        assert {
+            ranks[int(key)]: (model.now - int(age), int(count), int(last))
+            for key, age, count, last in zip(*view, strict=True)
+        } == model.lives
+        expired = [
+            rank
+            for rank, (touched, _, last) in model.lives.items()
+            if (model.now - touched > 12 if epoch % 2 else last < epoch - 2)
+        ]
+        np.testing.assert_array_equal(gone, np.sort(model.ids[expired]))
+        model.remove(expired)
+        some = [rank for rank in draw.integers(0, POOL, 3).tolist() if rank in model.lives]
+        some = np.array(sorted(set(some)), int)
+        np.testing.assert_array_equal(
+            tiers.remove("item", np.append(model.ids[some], np.uint64(5))), np.sort(model.ids[some])
+        )
+        model.remove(some.tolist())
+        check(tiers, state, model)
+        dumped = tiers.dump(state, "item", tmp_path / f"dump-{epoch}", progress=False)
+        assert dumped == len(model.lives)
+    assert model.lives
+    tiers.close()
+
+
+def test_admission_by_chance_and_how_many_wait(tmp_path):
+    tiers, state = opened(None, 0, admission=jax_tt.dynamic.AdmitAfter(2, waiting=8))
+    for first in range(0, 80, 4):
+        for staged in tiers.prefetch([{"seen": np.arange(first, first + 4)[:, None]}]):
+            state = tiers.load(state, staged)
+    for ids, admitted in ((np.arange(4), False), (np.arange(76, 80), True)):
+        for staged in tiers.prefetch([{"seen": ids[:, None]}]):
+            state = tiers.load(state, staged)
+        assert (tiers.remove("item", where=lambda view: view.age == 0).size == 4) == admitted
+    tiers, state = opened(tmp_path, admission=jax_tt.dynamic.AdmitWithProbability(0.25))
+    for staged in tiers.prefetch({"seen": np.arange(k, k + 8)[:, None]} for k in range(0, 400, 8)):
+        state = tiers.load(state, staged)
+    assert 60 < len(tiers.remove("item", np.arange(400))) < 140
+
+
+def test_errors(tmp_path):
+    tiers, state = opened(tmp_path)
+    with pytest.raises(ValueError, match="expected one of them"):
+        tiers.remove("item")
+    with pytest.raises(ValueError, match=r"expected Tier\(\.\.\., ages=True\)"):
+        tiers.remove("item", where=lambda view: view.age > 1)
+    with pytest.raises(ValueError, match="epoch: got 2147483648"):
+        next(tiers.prefetch([], epoch=2**31))
+    iteration = tiers.prefetch([{"seen": np.arange(4)[:, None]}] * 3)
+    state = tiers.load(state, next(iteration))
+    with pytest.raises(RuntimeError, match="batches are prepared ahead"):
+        tiers.remove("item", [1])
+    iteration.close()
+    assert tiers.remove("item", [1, 1, -5]).tolist() == [1]
+    tiers.close()
+    with pytest.raises(jax_tt.files.StoreError, match="holds records of"):
+        opened(tmp_path, ages=True)
+    tiers, state = opened(None, ages=True)
+    for staged in tiers.prefetch([{"seen": np.arange(4)[:, None]}]):
+        state = tiers.load(state, staged)
+    with pytest.raises(ValueError, match=r"returned int64 of shape \(4,\); expected bool of shape"):
+        tiers.remove("item", where=lambda view: view.age)

@@ -102,9 +102,9 @@ class Dump:
         arrays: the type of every array, by name.
         sets: how many sets the table had, how many slots each, and on how many devices; None for other tables. The
             parts have slots then.
-        since, base: the dump before that the changes of a hash table follow, and the digests of its table by name;
+        since, base: the dump before that the changes of a table of keys follow, and the digests of its table by name;
             None for dumps of whole tables.
-        digests: of the hash table, by name; None where the dump was written without them.
+        digests: of the table of keys, by name; None where the dump was written without them.
         checksums: of every array, by file and name; None where the dump was written without them.
     """
 
@@ -150,6 +150,7 @@ class Dump:
             sets = since = base = None
             if "sets" in about:
                 sets = int(about["sets"]), int(about["ways"]), int(about.get("devices", 1))
+            if "sets" in about or "base" in about:
                 since, base = about["since"], about.get("base")
             if since and base is None:
                 raise FileError(

@@ -15,7 +15,7 @@ from jax_tt._table.types import State
 
 # Among the arrays that do not belong to single keys: all keys of the table with a digest each, and in a dump of changes
 # their slots, so that a table that follows loses the keys that have left, and has the others where they are.
-_HELD, _SLOTS = ("held_keys", "held_digests"), "held_slots"
+HELD, _SLOTS = ("held_keys", "held_digests"), "held_slots"
 
 Digests = dict[str, np.ndarray]
 
@@ -38,7 +38,7 @@ def summed(digests: Digests) -> dict[str, int]:
 
 def held_by(entries: np.ndarray, digests: Digests) -> dict[str, np.ndarray]:
     """What a dump says of all keys of its table, for dumps of changes that follow it."""
-    return dict(zip(_HELD, (entries["key"], joined_digests(*digests.values())), strict=True))
+    return dict(zip(HELD, (entries["key"], joined_digests(*digests.values())), strict=True))
 
 
 def changes_since(
@@ -48,14 +48,14 @@ def changes_since(
 
     ``held`` is `held_by` of the table. Raises a `FileError` for a dump that does not say what it holds.
     """
-    before = base.rest(_HELD)
-    if base.digests is None or len(before) < len(_HELD):
+    before = base.rest(HELD)
+    if base.digests is None or len(before) < len(HELD):
         raise FileError(
             f"{base.path}: does not say what state of a hash table it holds, so that changes since then are unknown; "
             "make a full dump."
         )
     (keys, digests), (old_keys, old_digests) = (
-        [arrays[name] for name in _HELD] for arrays in (held, before)
+        [arrays[name] for name in HELD] for arrays in (held, before)
     )
     _, here, there = np.intersect1d(keys, old_keys, assume_unique=True, return_indices=True)
     changed = np.ones(len(keys), bool)
@@ -65,9 +65,9 @@ def changes_since(
 
 def staying(dump: Dump, entries: np.ndarray, *, same_sets: bool) -> np.ndarray:
     """The keys of a table that stay where a dump of changes is loaded; in the same sets, with the slots of the dump."""
-    given = dump.rest((_HELD[0], _SLOTS))
+    given = dump.rest((HELD[0], _SLOTS))
     _, here, there = np.intersect1d(
-        entries["key"], given[_HELD[0]], assume_unique=True, return_indices=True
+        entries["key"], given[HELD[0]], assume_unique=True, return_indices=True
     )
     kept = entries[here]
     if same_sets and _SLOTS in given:
@@ -98,10 +98,10 @@ def check_follows(
 
 def _same_beside(dump: Dump, digests: Digests, held: np.ndarray, new: np.ndarray) -> bool:
     """Whether a table has all keys beside ``new`` as they were dumped, so that later changes may be there already."""
-    there = dump.rest(_HELD)
-    if len(there) < len(_HELD) or (dump.digests or {}).keys() != digests.keys():
+    there = dump.rest(HELD)
+    if len(there) < len(HELD) or (dump.digests or {}).keys() != digests.keys():
         return False
-    keys, expected = (there[name] for name in _HELD)
+    keys, expected = (there[name] for name in HELD)
     kept = ~np.isin(keys, new)
     _, here, of_dump = np.intersect1d(held, keys[kept], assume_unique=True, return_indices=True)
     same = joined_digests(*digests.values())[here] == expected[kept][of_dump]

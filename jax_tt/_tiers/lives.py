@@ -180,6 +180,10 @@ class Lives:
         clock, rows, _ = self.loaded()
         return TierView(rows["key"], clock - rows["touched"], rows["requests"], rows["epoch"])
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._kept, self.clock = (Entries(), Entries()), 0
+
     def put(self, clock: int, rows: np.ndarray, waiting: np.ndarray) -> None:
         """Sets entries; the number of batches is the larger one."""
         self.clock = max(self.clock, clock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,10 +12,25 @@ import numpy as np
 
 from jax_tt._base.progress import Progress
 from jax_tt._formats.dump import Dump
+from jax_tt._ops.changes import (
+    HELD,
+    Digests,
+    changes_since,
+    check_follows,
+    digests_of,
+    held_by,
+    joined_digests,
+    staying,
+    summed,
+)
 from jax_tt._ops.dump_content import Content, Target
+from jax_tt._sets.placing import ENTRY
 from jax_tt._tiers.disk import StoreError
 from jax_tt._tiers.lives import LIFE, Lives
 from jax_tt._tiers.table import TieredRows
+
+# Before the names of arrays of a dump that say what is known of keys, and rows whose digests are computed at once.
+_LIVES, _CHUNK = "tier_", 1 << 18
 
 
 def to_bytes(arrays: Mapping[str, Mapping[str, Any]], other: bytes) -> bytes:
@@ -74,47 +89,134 @@ def lives_arrays(lives: Lives) -> dict[str, np.ndarray]:
     return arrays
 
 
-def put_lives(lives: Lives, arrays: Mapping[str, np.ndarray]) -> None:
-    """The inverse of `lives_arrays`."""
+def put_lives(lives: Lives, arrays: Mapping[str, np.ndarray], *, alone: bool = True) -> None:
+    """Sets what `lives_arrays` returned, ``alone`` in place of what is known or beside it."""
     both = []
     for kind in "row", "waiting":
         entries = np.zeros(len(arrays[f"{kind}_key"]), LIFE)
         for name in LIFE.names or ():
             entries[name] = arrays[f"{kind}_{name}"]
         both.append(entries)
+    if alone:
+        lives.clear()
     lives.put(int(arrays["clock"]), *both)
 
 
-def dump_tier(rows: TieredRows, state: Mapping[str, Any], target: Target) -> int:
-    """Writes all rows of a table, and the other arrays of its state; see `Tiers.dump`."""
-    target.check()
+def dump_tier(
+    rows: TieredRows, state: Mapping[str, Any], target: Target, since: str | os.PathLike[str] | None
+) -> int:
+    """Writes all rows of a table or what has changed, and the other arrays of its state; see `Tiers.dump`."""
+    target.check(*([] if since is None else [since]))
+    names, size = rows.layout.names, target.rows_per_file
     # In this order the files do not depend on where the rows are, so that a dump that was cut off goes on.
-    keys, names = rows.keys(), rows.layout.names
-    of_keys = {
-        "key": keys,
-        "score": np.zeros(len(keys), np.uint64),
-        "touched": np.ones(len(keys), np.int32),
-    }
-    content = Content(
-        rows.features,
-        of_keys,
-        {name: str(state[name].dtype) for name in names},
-        lambda part: dict(zip(names, rows.entries(state, keys[part], names), strict=True)),
-        {name: value for name, value in state.items() if name not in names},
-        {"since": 0},
-    )
-    return target.write(content)
+    entries, others = _entries(rows)
+    keys = entries["key"]
+    rest = {name: value for name, value in state.items() if name not in names} | others
+
+    def read(part: slice) -> dict[str, np.ndarray]:
+        return dict(zip(names, rows.entries(state, keys[part], names), strict=True))
+
+    if since is None:
+        # They are read with the last part, so that all rows are read once.
+        base, sums = None, dict.fromkeys(_digests(entries[:0], rows.layout.empty(0), rows), 0)
+        noted = np.zeros(len(keys), np.uint64)
+        held = dict(zip(HELD, (keys, noted), strict=True))
+
+        def content_of(part: slice) -> dict[str, np.ndarray]:
+            arrays = read(part)
+            digests = _digests(entries[part], [*arrays.values()], rows)
+            noted[part] = joined_digests(*digests.values())
+            for name, total in summed(digests).items():
+                sums[name] = (sums[name] + total) % 2**64
+            return arrays
+    else:
+        base, content_of = Dump.open(since), read
+        base.check(rows.features, list(names), exact=True)
+        digests = _all_digests(rows, state, entries, size)
+        sums = summed(digests)
+        entries, held = changes_since(base, held_by(entries, digests), entries)
+        keys = entries["key"]
+    about = {"digests": sums, "base": base and base.digests}
+    about["since"] = None if since is None else os.fsdecode(since)
+    of_keys = {name: entries[name] for name in ("key", "score", "touched")}
+    dtypes = {name: str(state[name].dtype) for name in names}
+    return target.write(Content(rows.features, of_keys, dtypes, content_of, rest | held, about))
 
 
 def load_tier(
-    rows: TieredRows, names: Iterable[str], path: str | os.PathLike[str], progress: bool
+    rows: TieredRows, state: Mapping[str, Any], path: str | os.PathLike[str], progress: bool
 ) -> dict[str, np.ndarray]:
     """Puts the rows of a dump into host memory and on disk; returns its other arrays. See `Tiers.load_dump`."""
     dump, layout = Dump.open(path), rows.layout
     dump.check(rows.features, list(layout.names), exact=True)
+    of_keys = [np.zeros(0, ENTRY)]
+    for part in dump.parts({}):
+        of_keys.append(np.zeros(len(part["key"]), ENTRY))
+        for name in ("key", "score", "touched"):
+            of_keys[-1][name] = part[name]
+    new = np.concatenate(of_keys)
+    if dump.base is not None:
+        held, _ = _entries(rows)
+        digests = _all_digests(rows, state, held, _CHUNK)
+        # What is known of the keys is that of the dump afterwards, whatever it was.
+        del digests["keys"]
+        check_follows(dump, f"tiers[{rows.name!r}]: ", digests, held["key"], new["key"])
+        stay = staying(dump, held, same_sets=False)["key"]
+        rows.remove(np.setdiff1d(held["key"], np.concatenate([stay, new["key"]])))
     with Progress(progress, "load_dump", len(dump.files)) as bar:
         for part in dump.parts(dict(zip(layout.names, layout.shapes, strict=True))):
             pairs = zip(layout.names, layout.dtypes, strict=True)
             rows.put(part["key"], [part[name].astype(dtype) for name, dtype in pairs])
             bar.step()
-    return dump.rest(names)
+    if rows.lives is not None:
+        _put_dumped(rows.lives, dump, new)
+    return dump.rest(state)
+
+
+def _put_dumped(lives: Lives, dump: Dump, entries: np.ndarray) -> None:
+    """Sets what a dump knows of its keys, and of the keys that wait."""
+    given = dump.rest([_LIVES + name for name in lives_arrays(lives)])
+    if given:
+        arrays = {name.removeprefix(_LIVES): array for name, array in given.items()}
+        put_lives(lives, arrays, alone=dump.base is not None)
+        return
+    # Of another kind of table, which has no requests unless they are its scores.
+    rows = np.zeros(len(entries), LIFE)
+    rows["key"], rows["touched"], rows["requests"] = entries["key"], entries["touched"], 1
+    lives.put(int(rows["touched"].max(initial=0)), rows, np.zeros(0, LIFE))
+
+
+def _entries(rows: TieredRows) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """All keys with their scores and last batches in their order, and arrays of what is known of them."""
+    entries = np.zeros(len(keys := rows.keys()), ENTRY)
+    entries["key"], entries["touched"], entries["slot"] = keys, 1, -1
+    if rows.lives is None:
+        return entries, {}
+    clock, known, _ = rows.lives.loaded()
+    # Batches beyond 32 bits are set back.
+    touched = np.maximum(known["touched"] - max(0, clock - 2**31 + 2), 1)
+    entries["touched"] = touched
+    entries["score"] = known["requests"] if rows.tier.policy == "lfu" else touched
+    return entries, {_LIVES + name: array for name, array in lives_arrays(rows.lives).items()}
+
+
+def _digests(entries: np.ndarray, arrays: list[np.ndarray], rows: TieredRows) -> Digests:
+    """Digests of keys and their rows, which are entry by entry in the arrays."""
+    of_part = entries.copy()
+    of_part["slot"] = np.arange(len(entries))
+    named = {
+        name: jnp.asarray(array) for name, array in zip(rows.layout.names, arrays, strict=True)
+    }
+    return digests_of(of_part, named, rows.layout.names)
+
+
+def _all_digests(
+    rows: TieredRows, state: Mapping[str, Any], entries: np.ndarray, size: int
+) -> Digests:
+    """Digests of all keys and their rows, of which ``size`` are read at once."""
+    names = rows.layout.names
+    parts = [_digests(entries[:0], rows.layout.empty(0), rows)]
+    for first in range(0, len(entries), size):
+        part = entries[first : first + size]
+        parts.append(_digests(part, rows.entries(state, part["key"], names), rows))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -187,7 +187,7 @@ class TieredRows:
         self.tier, self.layout = tier, layout
         self.places = DevicePlaces(table.num_embeddings, tier.ways, tier.policy, f"table {name!r}")
         self._host = HostStore(tier.host_rows, layout, disk, name)
-        self._name, self._has_disk = name, disk is not None
+        self.name, self._has_disk = name, disk is not None
         self._initial = tier.initializer or Normal(table.features**-0.5)
         self.features = table.features
         self._seed = words_of_keys(np.array([int(tier.seed) & 0xFFFFFFFFFFFFFFFF], np.uint64))[0]
@@ -238,7 +238,7 @@ class TieredRows:
             len(self._host) + leaving.grows + sum(other.grows for other in self._leaving.values())
         )
         if not self._has_disk and needed > self._host.rows:
-            raise StoreError(full(self._name, self._host.rows))
+            raise StoreError(full(self.name, self._host.rows))
         self._leaving[number] = leaving
         self._note_left(number, plan)
         self._host.write_ahead()
@@ -337,7 +337,7 @@ class TieredRows:
     def put(self, keys: np.ndarray, entries: list[np.ndarray]) -> None:
         """Sets entries of distinct keys that are not on the device."""
         if not self._has_disk and len(self._host) + len(keys) > self._host.rows:
-            raise StoreError(full(self._name, self._host.rows))
+            raise StoreError(full(self.name, self._host.rows))
         self._host.put(keys, entries, np.arange(len(keys)))
 
     def statistics(self) -> TierStatistics:
@@ -348,7 +348,7 @@ class TieredRows:
         """Makes room for this number of rows in host memory."""
         if as_positive("rows", rows) < self._host.rows:
             raise ValueError(
-                f"rows: got {rows}; expected at least {self._host.rows}, the host_rows of tiers[{self._name!r}]."
+                f"rows: got {rows}; expected at least {self._host.rows}, the host_rows of tiers[{self.name!r}]."
             )
         self._host.grow(rows)
 

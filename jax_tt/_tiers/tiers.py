@@ -263,6 +263,7 @@ class Tiers:
         table: str,
         path: str | os.PathLike[str],
         *,
+        since: str | os.PathLike[str] | None = None,
         rows_per_file: int = 1 << 18,
         format: str = "safetensors",
         progress: bool = True,
@@ -270,11 +271,14 @@ class Tiers:
     ) -> int:
         """Writes all rows of a table, wherever they are, to files in a directory, as `files.dump` does.
 
-        Only the rows of three files are in memory at a time, and 8 bytes for every key.
+        Only the rows of three files are in memory at a time, and some bytes for every key.
 
         Args:
             state: the arrays after a step.
             table: its name.
+            since: an earlier dump of this table; only rows that have changed since then are written, and the names of
+                all keys, so that removed rows are removed where it is loaded. All rows are read and compared with
+                digests in the earlier dump.
             path, rows_per_file, format, progress, overwrite: as in `files.dump`.
 
         Returns:
@@ -285,7 +289,7 @@ class Tiers:
         """
         target = Target(path, rows_per_file, format, progress, overwrite)
         with self._stores:
-            return dump_tier(self._rows[table], state[table], target)
+            return dump_tier(self._rows[table], state[table], target, since)
 
     def load_dump(
         self,
@@ -300,7 +304,7 @@ class Tiers:
         Args:
             state: an initial state of the collection.
             table: its name.
-            path: of the directory that `dump` or `files.dump` wrote.
+            path: of the directory that `dump` or `files.dump` wrote. Changes come after the dump that they follow.
             progress: as in `files.dump`.
 
         Returns:
@@ -310,6 +314,7 @@ class Tiers:
             RuntimeError: batches have been prefetched before.
             FileError: the dump is missing, incomplete, damaged, or of another kind of table.
             StoreError: host memory is full and there is no disk, or the disk is full.
+            ValueError: the dump is one of changes, which follow another state.
         """
         self._require_unused("load_dump")
         with self._stores:

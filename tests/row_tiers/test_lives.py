@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 import jax_tt
+from jax_tt._formats.dump import Dump
+from jax_tt._tiers.lives import LIFE
 from tests.row_tiers import row_tiers_run
 
 D, SEED, POOL = 8, 3, 90
@@ -128,6 +130,64 @@ def test_random_operations(tmp_path, depth, requests, seed):
         assert dumped == len(model.lives)
     assert model.lives
     tiers.close()
+
+
+@pytest.mark.parametrize("ages", [True, False])
+def test_dumps_of_changes_make_the_table(tmp_path, ages):
+    """From window to window and from the first dump; into tiers and into a hash table, without removed rows."""
+    draw, options = np.random.default_rng(4), {"admission": 2} if ages else {}
+    tiers, state = opened(tmp_path / "tiers", **options)
+    for window in range(4):
+        batches = [{"seen": draw.integers(0, 60, (10, 1)) + 9 * window} for _ in range(6)]
+        for staged in tiers.prefetch(batches, epoch=window):
+            state, _ = STEPS[16](tiers.load(state, staged), staged.batch)
+        if ages:
+            assert window == 0 or tiers.remove("item", where=lambda view: view.age > 6).size > 1
+        else:
+            tiers.remove("item", draw.integers(0, 60, 10))
+        for first in (None, 0, window - 1)[: 1 + (window > 0) + (window > 1)]:
+            name, since = (
+                tmp_path / f"{first}-{window}",
+                first if first is None else f"None-{first}",
+            )
+            count = tiers.dump(
+                state,
+                "item",
+                name,
+                since=since and tmp_path / since,
+                rows_per_file=16,
+                progress=False,
+            )
+            if first is None:
+                whole = count
+        assert window < 2 or 0 < count < whole
+    ids = np.arange(90)
+    expected = tiers.read(state, "item", ids)
+    for paths in (["None-0", "0-1", "1-2", "2-3"], ["None-0", "0-3"], ["None-3"]):
+        other, after = opened(None if paths[1:] else tmp_path / "other", **options)
+        other.grow_host("item", 96)
+        table = jax_tt.hash_table(128, D, optimizer=RULE)
+        hashed = table.init(jax.random.key(1))
+        for path in paths:
+            after = other.load_dump(after, "item", tmp_path / path, progress=False)
+            _, hashed = jax_tt.files.load_dump(table, hashed, tmp_path / path, progress=False)
+        np.testing.assert_array_equal(other.read(after, "item", ids), expected)
+        other.dump(after, "item", tmp_path / "again", overwrite=True, progress=False)
+        pair = [Dump.open(tmp_path / name) for name in ("again", "None-3")]
+        assert pair[0].digests == pair[1].digests
+        names = ["held_keys", "held_digests"]
+        if ages:
+            names += [f"tier_{kind}_{x}" for kind in ("row", "waiting") for x in LIFE.names]
+        for name in names:
+            np.testing.assert_array_equal(*(dump.rest([name])[name] for dump in pair), err_msg=name)
+        entries = np.sort(jax_tt.dynamic.keys_of(table, hashed), order="key")
+        np.testing.assert_array_equal(entries["key"], pair[1].rest(["held_keys"])["held_keys"])
+        np.testing.assert_array_equal(
+            np.asarray(hashed["embedding"])[entries["slot"]], expected[entries["key"].astype(int)]
+        )
+    with pytest.raises(ValueError, match=r"tiers\['item'\]: state: got .* in another state"):
+        other.load_dump(after, "item", tmp_path / "1-2", progress=False)
+    np.testing.assert_array_equal(other.read(after, "item", ids), expected)
 
 
 def test_admission_by_chance_and_how_many_wait(tmp_path):

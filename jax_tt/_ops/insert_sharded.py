@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,9 @@ from jax_tt._kinds.sharded.route import Messages, Route, all_messages, distinct,
 from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._native import hash_backend
+from jax_tt._ops.gathered import of_all, places_of_all
 from jax_tt._ops.inserting import (
+    Evicted,
     Inserted,
     Requests,
     ToInsert,
@@ -40,7 +42,7 @@ from jax_tt._table.options import Lookup
 
 
 def insert_over_devices(
-    asked: Sequence[ToInsert], method: str
+    asked: Sequence[ToInsert], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     """`dynamic.insert` of several `ShardedTable`; tables over the same devices share one exchange."""
     groups: dict[ShardedGroup, list[int]] = {}
@@ -48,39 +50,44 @@ def insert_over_devices(
         groups.setdefault(one.table.group, []).append(k)
     results: dict[int, tuple[Inserted, dict[str, Any]]] = {}
     for group, members in groups.items():
-        of_group = _insert_in_group(group, [asked[k] for k in members], method)
+        of_group = _insert_in_group(group, [asked[k] for k in members], method, return_evicted)
         results.update(zip(members, of_group, strict=True))
     return [results[k] for k in range(len(asked))]
 
 
 def _insert_in_group(
-    group: ShardedGroup, asked: Sequence[ToInsert], method: str
+    group: ShardedGroup, asked: Sequence[ToInsert], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     tables = [one.table for one in asked]
     given = [_inputs(one) for one in asked]
 
-    local = Local(_of_device, (tuple(tables), method))
+    local = Local(_of_device, (tuple(tables), method, return_evicted))
     if inside_shard_map():
         after = local(given)
     else:
         states = [_specs(group, table, one[0]) for table, one in zip(tables, given, strict=True)]
         specs = [(state, P(group.mesh.axis_names), P()) for state in states]
         changed = [
-            ({name: s for name, s in state.items() if name not in (SEED, PAGES)}, P())
-            for state in states
+            (
+                {name: s for name, s in state.items() if name not in (SEED, PAGES)},
+                P(),
+                _evicted_of(table, lambda array: P()) if return_evicted else None,
+            )
+            for table, state in zip(tables, states, strict=True)
         ]
 
         def call(given: Any) -> Any:
             return group.on_devices(local, (specs,), changed)(given)
 
         after = over_explicit_axes(call, given, changed)
-    return [
-        (
-            Inserted(None, None, dict(zip(COUNTERS, counts, strict=True)), None),
-            {**one.state, **state},
-        )
-        for one, (state, counts) in zip(asked, after, strict=True)
-    ]
+    results = []
+    for one, (state, counts, evicted) in zip(asked, after, strict=True):
+        if not inside_shard_map():  # without what fills the batch up to a multiple of the devices
+            size = sum(part.here.size for part in one.parts)
+            evicted = jax.tree.map(lambda array, size=size: array[:size], evicted)
+        counts = dict(zip(COUNTERS, counts, strict=True))
+        results.append((Inserted(None, None, counts, None, evicted), {**one.state, **state}))
+    return results
 
 
 def _inputs(one: ToInsert) -> tuple[dict[str, Any], list[Requests], Any]:
@@ -101,6 +108,10 @@ def _specs(group: ShardedGroup, table: ShardedTable, state: dict[str, Any]) -> d
     return {name: P(group.axes) if name in table.sharding.names else P() for name in state}
 
 
+# Arrays that change, counts, and `Evicted` if asked for.
+_Done = tuple[dict[str, Any], jax.Array, Evicted | None]
+
+
 class _Sent(NamedTuple):
     """What is sent of one table: a route, its messages, and values of every entry of the route, ``[n, ...]``."""
 
@@ -109,13 +120,13 @@ class _Sent(NamedTuple):
     values: list[jax.Array]
 
 
-def _of_device(tables: tuple[Any, ...], method: str, inputs: Any) -> Any:
+def _of_device(tables: tuple[Any, ...], method: str, return_evicted: bool, inputs: Any) -> Any:
     asked = [ToInsert(table, *one) for table, one in zip(tables, inputs, strict=True)]
-    return _local(asked, method)
+    return _local(asked, method, return_evicted)
 
 
-def _local(asked: Sequence[ToInsert], method: str) -> list[tuple[dict[str, Any], jax.Array]]:
-    """Inserts on this device; returns the arrays that change, and the counts of all devices."""
+def _local(asked: Sequence[ToInsert], method: str, return_evicted: bool) -> list[_Done]:
+    """Inserts on this device; returns the arrays that change, and the counts and evicted keys of all devices."""
     sharding = asked[0].table.sharding
     everywhere = sharding.everywhere
     devices = lax.axis_size(everywhere)
@@ -138,8 +149,7 @@ def _local(asked: Sequence[ToInsert], method: str) -> list[tuple[dict[str, Any],
                 parts.append(part.reshape(devices, one.messages.size, *values.shape[1:]))
         received = iter(exchanged(parts, everywhere))
         return [
-            _at_owner(one, state, counts, received, method)
-            for one, (state, counts) in zip(asked, carry, strict=True)
+            _at_owner(one, done, received, method) for one, done in zip(asked, carry, strict=True)
         ]
 
     def mark(k: Any, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -160,19 +170,64 @@ def _local(asked: Sequence[ToInsert], method: str) -> list[tuple[dict[str, Any],
     marked = other_rounds(mark, bits, touched)
     nothing = jnp.zeros(len(COUNTERS), jnp.int32)
     start = [
-        ({name: x for name, x in one.state.items() if name not in (SEED, PAGES)} | touched, nothing)
+        (
+            {name: x for name, x in one.state.items() if name not in (SEED, PAGES)} | touched,
+            nothing,
+            _none_evicted(one, devices) if return_evicted else None,
+        )
         for one, touched in zip(asked, marked, strict=True)
     ]
     after = other_rounds(insert, bits, insert(0, start))
     results = []
-    for one, (state, counts) in zip(asked, after, strict=True):
+    for one, (state, counts, evicted) in zip(asked, after, strict=True):
         counts = lax.psum(counts, sharding.axes)
         table = one.table.table
         if table.safe_check == "error":
             check_count(Check("error", no_room(table)), counts[-1])
         totals = words.added(one.state[TOTALS], counts.astype(jnp.uint32))
-        results.append(({**state, TOTALS: totals}, counts))
+        if evicted is not None:
+            evicted = _evicted_of_all(evicted, _requests_of_all(one, devices), sharding.axes)
+        results.append(({**state, TOTALS: totals}, counts, evicted))
     return results
+
+
+def _requests_of_all(one: ToInsert, devices: int) -> int:
+    return sum(part.here.size for part in one.parts) * devices
+
+
+def _evicted_of(table: ShardedTable, value: Callable[[Any], Any]) -> Evicted:
+    """`Evicted` with a value in place of every array; it is given the name of the array of the state."""
+    arrays = {name: value(name) for name in table.table.table.spec.row_arrays}
+    keys, scores, touched = map(value, KEYS)
+    return Evicted(keys, scores, touched, arrays)
+
+
+def _none_evicted(one: ToInsert, devices: int) -> Evicted:
+    """Room for all keys that this device may evict."""
+    most = min(_requests_of_all(one, devices), one.table.sharding.shard.num_embeddings)
+
+    def empty(name: str) -> jax.Array:
+        like = one.state[name]
+        shape = {KEYS[0]: (2,), KEYS[1]: (2,), KEYS[2]: ()}.get(name, like.shape[1:])
+        return jnp.zeros((most, *shape), like.dtype)
+
+    return _evicted_of(one.table, empty)
+
+
+def _with_evicted(before: Evicted | None, new: Evicted | None) -> Evicted | None:
+    """Writes the keys that a round has evicted behind those of the rounds before it."""
+    if before is None or new is None:
+        return None
+    here = new.touched > 0
+    places = jnp.sum(before.touched > 0) + jnp.cumsum(here) - 1
+    at = jnp.where(here, places, before.touched.shape[0])
+    return jax.tree.map(lambda old, rows: old.at[at].set(rows, mode="drop"), before, new)
+
+
+def _evicted_of_all(evicted: Evicted, size: int, axes: tuple[str, ...]) -> Evicted:
+    here = evicted.touched > 0
+    places = jnp.where(here, places_of_all(here, axes), size)
+    return jax.tree.map(lambda array: of_all(array, places, size, axes), evicted)
 
 
 def _route(one: ToInsert, method: str, devices: int) -> tuple[Route, list[jax.Array]]:
@@ -226,10 +281,9 @@ def _mark(one: ToInsert, touched: dict[str, Any], keys: AskedKeys, method: str) 
     return after
 
 
-def _at_owner(
-    one: ToInsert, state: dict[str, Any], counts: jax.Array, parts: Any, method: str
-) -> tuple[dict[str, Any], jax.Array]:
-    """Inserts the received keys; returns the updated arrays and counts."""
+def _at_owner(one: ToInsert, done: _Done, parts: Any, method: str) -> _Done:
+    """Inserts the received keys; returns the updated arrays, counts and evicted keys."""
+    state, counts, evicted = done
     local: HashTable = one.table.sharding.shard
     keys = received_keys(parts)
     requests = jnp.where(keys.here, next(parts).reshape(-1), 0)
@@ -247,9 +301,10 @@ def _at_owner(
     )
     epoch = one.epoch if local.policy.startswith("epoch_") else None
     asked = ToInsert(quiet, before, [arrived], epoch)
-    ((inserted, after),) = insert_together([asked], method, False)
+    ((inserted, after),) = insert_together([asked], method, evicted is not None)
     counts = counts + jnp.stack([inserted.counts[name] for name in COUNTERS])
-    return {name: after[name] for name in state}, counts
+    evicted = _with_evicted(evicted, inserted.evicted)
+    return {name: after[name] for name in state}, counts, evicted
 
 
 def _distinct_keys(arrived: Requests, method: str) -> Requests:

@@ -80,7 +80,8 @@ class Inserted(NamedTuple):
             were neither there nor inserted were not admitted.
         found: int32 ``[n]``, the slot of every id of the batch, -1 for those without one; None for sharded tables; of a
             collection by feature. See `with_slots`.
-        evicted: `Evicted`, beside the new keys in the same slots; None unless asked for.
+        evicted: `Evicted` ``[n]``, beside the new keys in the same slots; of a sharded table in front of the empty
+            entries, the keys of the first device first, on all devices. None unless asked for.
 
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(64, 8)

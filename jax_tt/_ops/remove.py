@@ -13,6 +13,7 @@ from jax_tt._base.arguments import as_positive
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._native import hash_backend
+from jax_tt._ops.gathered import of_all, places_of_all
 from jax_tt._ops.inserting import Evicted, keys_of_ids
 from jax_tt._sets.hash_directory import CLOCK, KEYS, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.hash_reference import erase
@@ -133,33 +134,16 @@ def _remove(
     (slots,) = jnp.nonzero(chosen, size=min(size, capacity) if axes else size, fill_value=capacity)
     slots = slots.astype(jnp.int32)
     rows = {name: array for name, array in arrays.items() if name not in (*KEYS, _CHOSEN)}
-    places = _places_of_all(slots < capacity, axes) if axes else None
+    places = places_of_all(slots < capacity, axes) if axes else None
     if places is not None:
         slots = jnp.where(places < size, slots, capacity)
 
     def entries(array: jax.Array) -> jax.Array:
         taken = array.at[slots].get(mode="fill", fill_value=0)
-        return taken if places is None else _of_all(taken, places, size, axes)
+        return taken if places is None else of_all(taken, places, size, axes)
 
     gone = jax.tree.map(entries, Evicted(*_of_slots(directory), rows))
     return named_directory(erase(directory, slots)), gone
-
-
-def _places_of_all(here: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Places of the entries that are ``here`` among the entries of all devices, the first device first."""
-    counts = jax.lax.all_gather(jnp.sum(here, dtype=jnp.int32), axes)
-    before = jnp.arange(counts.size) < jax.lax.axis_index(axes)
-    return jnp.sum(jnp.where(before, counts, 0)) + jnp.arange(here.size, dtype=jnp.int32)
-
-
-def _of_all(entries: jax.Array, places: jax.Array, size: int, axes: tuple[str, ...]) -> jax.Array:
-    """Gathers entries of all devices in their places, bit for bit; 0 where no device has one."""
-    kind = f"uint{8 * entries.dtype.itemsize}"
-    bits = jax.lax.bitcast_convert_type(entries, kind)
-    bits = jnp.zeros((size, *bits.shape[1:]), kind).at[places].add(bits, mode="drop")
-    # Not every device adds shorter integers.
-    wide = bits.astype(jnp.uint32) if entries.dtype.itemsize < 4 else bits
-    return jax.lax.bitcast_convert_type(jax.lax.psum(wide, axes).astype(kind), entries.dtype)
 
 
 def _of_slots(directory: KeyDirectory) -> tuple[jax.Array, jax.Array, jax.Array]:

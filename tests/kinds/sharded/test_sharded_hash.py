@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import re
 
 import jax
@@ -264,13 +265,60 @@ def test_what_hash_tables_on_several_devices_cannot_do_is_refused():
     state = table.init(jax.random.key(0))
     with pytest.raises(TypeError, match=r"item: table: .* cannot be moved"):
         table.moved(state, Placement.hashed())
-    with pytest.raises(ValueError, match="item: return_evicted: got True"):
-        jax_tt.dynamic.insert(table, state, np.arange(3), return_evicted=True)
     with pytest.raises(ValueError, match=r"item: size: got None .* e.g. size=1024"):
         jax_tt.dynamic.remove(table, state, where=lambda view: view.age > 0)
     collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})
     with pytest.raises(ValueError, match="statistics"):
         collection.with_statistics(collection.init(jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "dtype"),
+    [((4,), AxisType.Auto, jnp.bfloat16), ((2, 2), AxisType.Explicit, jnp.float32)],
+    ids=["four", "data and model, explicit"],
+)
+def test_evicted_keys_come_to_all_devices(shape, kind, dtype):
+    """Also where a batch travels in several rounds, as all of its keys belong to one device."""
+    mesh = jax.make_mesh(shape, ("data", "model")[-len(shape) :], axis_types=(kind,) * len(shape))
+    plain = jax_tt.hash_table(
+        128,
+        WIDTH,
+        optimizer=optimizers.Adagrad(0.1),
+        param_dtype=dtype,
+        policy="lfu",
+        safe_check="ignore",
+    )
+    table = ShardedTable(plain, mesh, "model", Placement.hashed())
+    keys = np.arange(1, 800) << 33
+    words = jnp.asarray(jax_tt.dynamic.split_keys(keys).digits).view(jnp.uint32)
+    mine = keys[np.asarray(owners_of(*words_of(words), table.layout.devices)) == 1]
+    (slot,) = set(plain.table.spec.row_arrays) - {"embedding"}
+    insert = jax.jit(functools.partial(jax_tt.dynamic.insert, table, return_evicted=True))
+    with jax.set_mesh(mesh) if kind is AxisType.Explicit else contextlib.nullcontext():
+        after = table.init(jax.random.key(0))
+        marks = np.random.default_rng(0).normal(size=(128, WIDTH))
+        for step, ids in enumerate((keys[:131], keys[200:331], mine[-131:])):
+            marked = jax.device_put(jnp.asarray(marks + step, jnp.float32), after[slot].sharding)
+            before = {**after, slot: marked}
+            inserted, after = insert(before, jax_tt.dynamic.split_keys(ids))
+            held = jax_tt.dynamic.keys_of(table, before)
+            left = held[~np.isin(held["key"], jax_tt.dynamic.keys_of(table, after)["key"])]
+            count = len(left)
+            assert int(inserted.counts["evicted"]) == count
+            assert bool(count) == bool(step)
+            evicted = jax.device_get(inserted.evicted)
+            assert evicted.touched.shape == (131,) and not evicted.touched[count:].any()
+            assert inserted.evicted.keys.is_fully_replicated
+            first, rest = evicted.keys[:count].astype(np.uint64).T
+            found = first << np.uint64(32) | rest
+            order, slots = np.argsort(found), left[np.argsort(left["key"])]
+            np.testing.assert_array_equal(found[order], slots["key"])
+            np.testing.assert_array_equal(evicted.touched[order], slots["touched"])
+            np.testing.assert_array_equal(evicted.scores[order, 1], slots["score"])
+            for name, rows in evicted.arrays.items():
+                np.testing.assert_array_equal(
+                    rows[order], np.asarray(before[name])[slots["slot"]], err_msg=name
+                )
 
 
 @pytest.mark.parametrize(

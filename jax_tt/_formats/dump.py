@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ import numpy as np
 
 from jax_tt._base.progress import Progress
 from jax_tt._formats.orbax_directory import read_orbax, write_orbax
-from jax_tt._formats.output import Contents, places_of, resuming
+from jax_tt._formats.output import Contents, flush, places_of, resuming, unfinished
 from jax_tt._formats.safetensors_file import read_safetensors, write_safetensors
 from jax_tt._formats.stored import FileError, MissingError, StoredArrays
+from jax_tt._formats.team import Team
 
 # How the arrays of a part are written.
 FORMATS = ("safetensors", "orbax")
@@ -38,56 +39,85 @@ Part = Mapping[str, np.ndarray]
 
 def write_dump(
     path: str | os.PathLike[str],
-    parts: Iterable[Part],
+    parts: Sequence[Callable[[], Part] | None],
     rest: Mapping[str, Any],
     about: Mapping[str, Any],
     kind: str,
     bar: Progress,
     *,
     overwrite: bool,
-) -> int:
-    """Writes a dump to a directory, or goes on with one that was cut off. Returns the number of keys.
+    team: Team,
+) -> None:
+    """Writes a dump to a directory, or goes on with one that was cut off.
 
     What an earlier call has written is compared with what would be written, and kept where it is the same.
 
     Args:
         path: of the directory, which is complete or absent.
-        parts: keys, scores and last batches, with the entries of their rows.
+        parts: functions that return keys, scores and last batches, with the entries of their rows; None for those that
+            another process of the team writes.
         rest: arrays that do not belong to single keys; it is read after the last part.
         about: the description.
         kind: one of `FORMATS`.
         bar: makes a step with every part.
         overwrite: whether a dump of this name may be replaced.
+        team: the processes that write the dump.
     """
-    files: list[str] = []
-    sums: list[dict[str, int]] = []
-    keys = 0
-    with resuming(path, DUMP, overwrite=overwrite) as place:
-        with ThreadPoolExecutor(_WRITERS) as writers:
-            written: collections.deque[Any] = collections.deque()
-            try:
-                for part in parts:
-                    files.append(f"keys-{len(files):05}.{kind}")
-                    keys += len(part["key"])
-                    if len(written) >= _WRITERS:  # no more than these are in memory
-                        sums.append(written.popleft().result())
-                        bar.step()
-                    written.append(writers.submit(_write, os.path.join(place, files[-1]), part))
-                for future in written:
-                    sums.append(future.result())
-                    bar.step()
-            except BaseException:
-                writers.shutdown(cancel_futures=True)
-                raise
-        others = {name: np.asarray(x) for name, x in rest.items()}
-        sums.append(_write(os.path.join(place, _REST), others))
-        for name in {*os.listdir(place)} - {*files, _REST}:
-            _remove(os.path.join(place, name))
-        whole = {"version": _VERSION, **about, "keys": keys, "files": files}
-        whole["checksums"] = dict(zip((*files, _REST), sums, strict=True))
-        whole["checksum"] = _sum_of_text(whole)
-        Path(place, _ABOUT).write_text(json.dumps(whole, indent=2))
-    return keys
+    files = [f"keys-{k:05}.{kind}" for k in range(len(parts))]
+    slots = ["slot"] if "sets" in about else []
+    names = [*_OF_KEYS, *slots, *about["arrays"]]
+    sums = np.zeros((len(files), len(names)), np.uint32)
+    with team.together(path), contextlib.ExitStack() as stack:
+        with team.together(path):
+            place = unfinished(path)
+            if team.leads:
+                stack.enter_context(resuming(path, DUMP, overwrite=overwrite))
+        with team.together(path):
+            for k, found in _written(place, files, parts, bar):
+                sums[k] = [found[name] for name in names]
+                if not team.leads:  # the other files are flushed at the end
+                    flush(os.path.join(place, files[k]))
+        sums = team.summed(sums)
+        if team.leads:
+            checksums = {
+                file: dict(zip(names, map(int, row), strict=True))
+                for file, row in zip(files, sums, strict=True)
+            }
+            others = {name: np.asarray(x) for name, x in rest.items()}
+            checksums[_REST] = _write(os.path.join(place, _REST), others)
+            for name in {*os.listdir(place)} - {*files, _REST}:
+                _remove(os.path.join(place, name))
+            whole = {"version": _VERSION, **about, "files": files, "checksums": checksums}
+            whole["checksum"] = _sum_of_text(whole)
+            Path(place, _ABOUT).write_text(json.dumps(whole, indent=2))
+
+
+def _written(
+    place: str, files: Sequence[str], parts: Sequence[Callable[[], Part] | None], bar: Progress
+) -> Iterator[tuple[int, dict[str, int]]]:
+    """Writes parts; yields the number of each with the checksums of its arrays."""
+    with ThreadPoolExecutor(_WRITERS) as writers:
+        written: collections.deque[Any] = collections.deque()
+
+        def done() -> tuple[int, dict[str, int]]:
+            number, future = written.popleft()
+            sums = future.result()
+            bar.step()
+            return number, sums
+
+        try:
+            for number, part in enumerate(parts):
+                if part is None:
+                    continue
+                if len(written) >= _WRITERS:  # no more than these are in memory
+                    yield done()
+                path = os.path.join(place, files[number])
+                written.append((number, writers.submit(_write, path, part())))
+            while written:
+                yield done()
+        except BaseException:
+            writers.shutdown(cancel_futures=True)
+            raise
 
 
 @dataclasses.dataclass(frozen=True)

@@ -113,7 +113,7 @@ def writing(
         yield new
         if not directory:
             _open_to_readers(new, target, os.path.join(place, "usual"))
-        _flush(new)
+        flush(new)
         if directory:
             _swap(new, target, overwrite=overwrite)
         elif overwrite:
@@ -133,7 +133,7 @@ def resuming(path: str | os.PathLike[str], contents: Contents, *, overwrite: boo
     check_output(path, overwrite=overwrite, directory=True, contents=contents)
     name = os.fsdecode(path)
     folder, last = os.path.split(os.path.realpath(name))
-    place = os.path.join(folder, f".jax_tt_{last}.unfinished")
+    place = unfinished(name)
     with _errors_of(name):
         os.makedirs(place, exist_ok=True)
         lock = os.open(place, os.O_RDONLY)
@@ -145,10 +145,16 @@ def resuming(path: str | os.PathLike[str], contents: Contents, *, overwrite: boo
                 with contextlib.suppress(OSError):  # unless something has been written
                     os.rmdir(place)
                 raise
-            _flush(place)
+            flush(place)
             _swap(place, os.path.join(folder, last), overwrite=overwrite)
         finally:
             os.close(lock)
+
+
+def unfinished(path: str | os.PathLike[str]) -> str:
+    """The directory that `resuming` returns, where another process has called it."""
+    folder, last = os.path.split(os.path.realpath(os.fsdecode(path)))
+    return os.path.join(folder, f".jax_tt_{last}.unfinished")
 
 
 def places_of(path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -271,12 +277,12 @@ def _move_to_free_name(new: str, target: str) -> None:
         os.replace(new, target)
 
 
-def _flush(path: str) -> None:
+def flush(path: str) -> None:
     """Flushes a file, or all files in a directory, to disk."""
     if os.path.isdir(path):
         for place, _, files in os.walk(path):
             for file in files:
-                _flush(os.path.join(place, file))
+                flush(os.path.join(place, file))
             _flush_directory(place)
         return
     with open(path, "rb") as file:

@@ -11,6 +11,7 @@ import numpy as np
 from jax_tt._base.words import mix, mix_wide
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
+from jax_tt._jax.on_host import on_host
 from jax_tt._table.types import State
 
 # Among the arrays that do not belong to single keys: all keys of the table with a digest each, and in a dump of changes
@@ -110,7 +111,7 @@ def _same_beside(dump: Dump, digests: Digests, held: np.ndarray, new: np.ndarray
 
 def row_digests(array: jax.Array) -> np.ndarray:
     """A number for every row of an array ``[N, ...]`` that changes with any of its bits, uint64 ``[N]``."""
-    high, low = (np.asarray(words).astype(np.uint64) for words in _summed(array))
+    high, low = (on_host(words).astype(np.uint64) for words in _summed(array))
     return high << np.uint64(32) | low
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax_tt._base.progress import Progress
 from jax_tt._formats.dump import Dump
+from jax_tt._formats.team import team_of
 from jax_tt._kinds.hashed.table import HashTable
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._ops import dump_keys, dump_rows
@@ -35,6 +36,9 @@ def dump(
     are finished; until then they are in a hidden directory beside it, ``.jax_tt_NAME.unfinished``. `load_dump` reads a
     dump into a hash table of any capacity and storage type, or into a dense table. Arrays are written in their types,
     ``rows_per_file`` rows at a time.
+
+    Where devices of several processes hold a hash table, all of them call this with the same arguments, and each writes
+    the rows of its devices to the directory, which all of them can see. An error of one process is an error of all.
 
     Args:
         table: one whose rows belong to single ids: a `DenseTable`, or a `HashTable` of one, also sharded over devices.
@@ -79,11 +83,14 @@ def dump(
             f"since: got {since!r}; expected the path of an earlier dump of this table, or None for all rows."
         )
     target = Target(path, rows_per_file, format, progress, overwrite)
-    target.check(*([] if since is None else [since]))
-    base = None if since is None else Dump.open(since)
-    content = _content(table, state, keys, base)
+    team = team_of(state)
+    with team.together(path):
+        target.check(*([] if since is None else [since]))
+        base = None if since is None else Dump.open(since)
+    with team.together(path):
+        content = _content(table, state, keys, base)
     about = {**content.about, "since": None if since is None else os.fsdecode(since)}
-    return target.write(content._replace(about=about))
+    return target.write(content._replace(about=about), team)
 
 
 def load_dump(
@@ -109,7 +116,8 @@ def load_dump(
 
     A dump of changes makes the dumped table: its keys, without those that have left it, its slots where the sizes are
     the same, and the number of its batches. It is loaded after the dump that it follows, or into a table that has all
-    keys beside the changed ones as they were dumped, such as one that has later changes already.
+    keys beside the changed ones as they were dumped, such as one that has later changes already. All processes whose
+    devices hold the table call this, and each reads the files.
 
     Args:
         table: as in `dump`, on any number of devices.
@@ -145,8 +153,10 @@ def load_dump(
     >>> loaded.rows
     3
     """
-    given = Dump.open(path)
-    with Progress(progress, "load_dump", len(given.files)) as bar:
+    team = team_of(state)
+    with team.together(path):
+        given = Dump.open(path)
+    with team.together(path), Progress(progress, "load_dump", len(given.files)) as bar:
         return _loaded(table, state, given, keys, optimizer_state, method, bar)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from jax_tt._base.arguments import as_positive, one_of
 from jax_tt._base.progress import Progress
 from jax_tt._formats.dump import DUMP, FORMATS, write_dump
 from jax_tt._formats.output import check_output
+from jax_tt._formats.team import Team
 
 
 class Loaded(NamedTuple):
@@ -43,6 +45,7 @@ class Content(NamedTuple):
         entries: returns the rows of these arrays for a range of the keys, by name.
         rest: arrays that do not belong to single keys; read after the last row.
         about: what the description says beside sizes and types.
+        processes: the process that writes each key, in ascending order; None for one that writes all.
     """
 
     features: int
@@ -51,6 +54,7 @@ class Content(NamedTuple):
     entries: Callable[[slice], Mapping[str, np.ndarray]]
     rest: Mapping[str, Any]
     about: Mapping[str, Any]
+    processes: np.ndarray | None = None
 
 
 class Target(NamedTuple):
@@ -70,27 +74,44 @@ class Target(NamedTuple):
             self.path, overwrite=self.overwrite, directory=True, contents=DUMP, others=list(others)
         )
 
-    def write(self, content: Content) -> int:
-        """Writes a dump. Returns the number of keys."""
-        count, size = len(content.of_keys["key"]), self.rows_per_file
-
-        def parts() -> Iterator[dict[str, np.ndarray]]:
-            for first in range(0, count, size):
-                part = slice(first, first + size)
-                of_keys = {
-                    name: np.ascontiguousarray(array[part])
-                    for name, array in content.of_keys.items()
-                }
-                yield {**of_keys, **content.entries(part)}
-
+    def write(self, content: Content, team: Team | None = None) -> int:
+        """Writes a dump, with all processes of a team. Returns the number of keys."""
+        team, count = team or Team(), len(content.of_keys["key"])
+        parts = [
+            partial(_part, content, rows) if team.writes(process) else None
+            for process, rows in _ranges(content.processes, count, self.rows_per_file)
+        ]
         about = {"features": content.features, "arrays": dict(content.dtypes), **content.about}
-        with Progress(self.progress, "dump", -(-count // size)) as bar:
-            return write_dump(
+        with Progress(self.progress, "dump", sum(part is not None for part in parts)) as bar:
+            write_dump(
                 self.path,
-                parts(),
+                parts,
                 content.rest,
-                about,
+                {**about, "keys": count},
                 self.format,
                 bar,
                 overwrite=self.overwrite,
+                team=team,
             )
+        return count
+
+
+def _part(content: Content, rows: slice) -> dict[str, np.ndarray]:
+    of_keys = {name: np.ascontiguousarray(array[rows]) for name, array in content.of_keys.items()}
+    return {**of_keys, **content.entries(rows)}
+
+
+def _ranges(
+    processes: np.ndarray | None, count: int, size: int
+) -> Iterator[tuple[int | None, slice]]:
+    """The ranges of keys of all files, with the process that writes each."""
+    if processes is None:
+        runs: list[tuple[int | None, int]] = [(None, count)]
+    else:
+        last = np.unique(processes)
+        runs = list(zip(last.tolist(), np.searchsorted(processes, last, "right"), strict=True))
+    stop = 0
+    for process, end in runs:
+        start, stop = stop, int(end)
+        for first in range(start, stop, size):
+            yield process, slice(first, min(first + size, stop))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from jax_tt._base.progress import Progress
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
+from jax_tt._jax.on_host import HostRows, like_on_device, on_host, processes_of_rows
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._ops.changes import (
@@ -45,15 +47,16 @@ def content(table: Any, state: State, keys: Any, base: Dump | None) -> Content:
     if base is not None:
         base.check(table.features, [], exact=False)
     names, entries = list(table.table.spec.row_arrays), table_keys(table, state)
+    processes = processes_of_rows(state[names[0]], entries["slot"])
+    entries = entries[np.argsort(processes, kind="stable")]
     digests = digests_of(entries, state, names)
-    rest = {name: x for name, x in state.items() if name in {*_rest_names(table), *WAITING}}
+    rest = {name: state[name] for name in sorted({*_rest_names(table), *WAITING} & state.keys())}
+    rest = {name: on_host(array) for name, array in rest.items()}
     held = held_by(entries, digests)
     if base is not None:
         entries, held = changes_since(base, held, entries)
     rest |= held
-    rows = {
-        name: state[name] if _on_one(state[name]) else np.asarray(state[name]) for name in names
-    }
+    rows = {name: _reader(state[name]) for name in names}
     about = {
         "digests": summed(digests),
         "base": None if base is None else base.digests,
@@ -63,9 +66,10 @@ def content(table: Any, state: State, keys: Any, base: Dump | None) -> Content:
         table.features,
         {name: entries[name] for name in ENTRY.fields or ()},
         {name: str(state[name].dtype) for name in names},
-        lambda part: {name: np.asarray(rows[name][entries["slot"][part]]) for name in names},
+        lambda part: {name: rows[name](entries["slot"][part]) for name in names},
         rest,
         about,
+        processes_of_rows(state[names[0]], entries["slot"]),
     )
 
 
@@ -94,14 +98,14 @@ def loaded(
     changed |= named_directory(directory_with(np.concatenate([kept, new]), sets, table.ids.label))
     # One copy, which the files are then written into: on the device, or of several devices on the host.
     arrays: dict[str, Any] = {
-        name: jnp.copy(state[name]) if _on_one(state[name]) else np.array(state[name])
+        name: jnp.copy(state[name]) if _on_one(state[name]) else HostRows(state[name], copied=True)
         for name in wanted
     }
     _, before, after = np.intersect1d(held["key"], kept["key"], return_indices=True)
     before, after = held["slot"][before], kept["slot"][after]
     if (before != after).any():
         for name in wanted:
-            rows = np.asarray(state[name])[before]
+            rows = _reader(state[name])(before)
             arrays[name] = _written(arrays[name], rows, after, method)
     first = 0
     for part in dump.parts({name: state[name].shape[1:] for name in taken}):
@@ -110,8 +114,8 @@ def loaded(
         for name, value in wanted.items():
             arrays[name] = _written(arrays[name], part.get(name, value), slots, method)
         bar.step()
-    changed |= {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
-    changed = {name: _like(state[name], value) for name, value in changed.items()}
+    changed = {name: like_on_device(state[name], value) for name, value in changed.items()}
+    arrays = {name: x.array() if isinstance(x, HostRows) else x for name, x in arrays.items()}
     left = len(held) - len(kept) - np.isin(held["key"], new["key"]).sum()
     return Loaded(dump.keys, evicted=int(left)), {**state, **arrays, **changed}
 
@@ -203,10 +207,17 @@ def _on_one(array: jax.Array) -> bool:
     return len(array.sharding.device_set) == 1
 
 
+def _reader(array: jax.Array) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from slots to entries ``[n, ...]``, of slots on devices of this process."""
+    if _on_one(array):
+        return lambda slots: np.asarray(array[slots])
+    return HostRows(array).read
+
+
 def _written(array: Any, entries: Any, slots: np.ndarray, method: str) -> Any:
     """An array with entries ``[n, ...]``, or a scalar, in distinct slots. It is overwritten."""
-    if isinstance(array, np.ndarray):
-        array[slots] = np.asarray(entries).astype(array.dtype)
+    if isinstance(array, HostRows):
+        array.write(slots, entries)
         return array
     # In ascending order, as `exchange` takes them.
     order = np.argsort(slots, kind="stable")
@@ -217,12 +228,6 @@ def _written(array: Any, entries: Any, slots: np.ndarray, method: str) -> Any:
 @partial(jax.jit, donate_argnums=0, static_argnums=3)
 def _exchanged(array: Any, new: Any, slots: jax.Array, method: str) -> Any:
     return hash_backend.exchange([array], [new], slots, method, return_old=False)[0][0]
-
-
-def _like(array: jax.Array, value: Any) -> jax.Array:
-    """A value of the host where an array is, in its type."""
-    value = np.asarray(value, array.dtype)
-    return jnp.array(value) if _on_one(array) else jax.device_put(value, array.sharding)
 
 
 def _opened(sharded: Any, keys: Any) -> tuple[Sets, HashTable]:

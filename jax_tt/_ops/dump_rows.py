@@ -104,6 +104,12 @@ def _by_row(table: Any, state: State) -> tuple[Table, State]:
             "DenseTable or a HashTable. The states of other kinds have the same shapes at all times, and can be saved "
             "whole."
         )
+    held = [state[name] for name in table.spec.row_names]
+    if not all(array.is_fully_addressable or array.is_fully_replicated for array in held):
+        raise ValueError(
+            f"{table.ids.label}state: got arrays on devices of several processes for a {type(plain).__name__}; "
+            "expected those of one process. Save such tables with orbax, jax_tt.checkpoint.save_args."
+        )
     return plain, state if plain is table else by_row(table, state)
 
 

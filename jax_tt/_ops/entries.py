@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base import words
@@ -16,6 +16,8 @@ from jax_tt._table.types import State
 
 def table_keys(table: HashTable, state: State) -> np.ndarray:
     """The keys of a table in the order of their slots. Blocks until the device is done.
+
+    All processes whose devices hold the table call it, and get all of its keys.
 
     Args:
         table: the `HashTable`, or a `ShardedTable` of one.
@@ -52,7 +54,6 @@ def hash_statistics(table: HashTable, state: State) -> dict[str, int | float]:
     (2, 3, 2)
     """
     table = checked_hash_table(table, state)
-    totals, touched = jax.device_get((state[TOTALS], state[KEYS[2]]))
-    keys = int(np.count_nonzero(touched))
+    totals, keys = np.asarray(state[TOTALS]), int(jnp.count_nonzero(state[KEYS[2]]))
     statistics: dict[str, Any] = {"keys": keys, "load": keys / table.num_embeddings}
     return statistics | dict(zip(COUNTERS, words.integers(totals).tolist(), strict=True))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
+from jax_tt._jax.on_host import on_host
 from jax_tt._sets.hash_directory import MAX_WAYS, KeyDirectory
 from jax_tt._sets.hashing import homes_of, owners_of_keys
 
@@ -49,7 +49,7 @@ def words_of_keys(keys: np.ndarray) -> np.ndarray:
 
 def entries_of(directory: KeyDirectory) -> np.ndarray:
     """The keys of a directory in the order of their slots, a structured array of `ENTRY`. Blocks until it is there."""
-    keys, scores, touched = jax.device_get(directory)
+    keys, scores, touched = map(on_host, directory)
     (slots,) = np.nonzero(touched.reshape(-1))
     entries = np.empty(slots.size, ENTRY)
     entries["slot"] = slots

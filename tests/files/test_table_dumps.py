@@ -271,6 +271,7 @@ import os, signal, sys
 import numpy as np
 from jax_tt._formats.dump import Dump, write_dump
 from jax_tt._base.progress import Progress
+from jax_tt._formats.team import Team
 
 path = sys.argv[1]
 STEPS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
@@ -278,8 +279,9 @@ STEPS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtre
 def write(value):
     part = {"key": np.arange(5, dtype=np.uint64), "score": np.zeros(5, np.uint64)}
     part |= {"touched": np.ones(5, np.int32), "x": np.full((5, 2), value, np.float32)}
-    about = {"features": 2, "since": None, "arrays": {"x": "float32"}}
-    write_dump(path, [part], {}, about, "safetensors", Progress(False, "", 1), overwrite=True)
+    about = {"features": 2, "keys": 5, "since": None, "arrays": {"x": "float32"}}
+    given = path, [lambda: part], {}, about, "safetensors", Progress(False, "", 1)
+    write_dump(*given, overwrite=True, team=Team())
 
 def killed(last):
     process = os.fork()

@@ -1,0 +1,132 @@
+"""One process of what hash tables do on several devices.
+
+    python -m tests.kinds.sharded.keys_run PROCESS COUNT PORT KIND FOLDER OUT.npz
+
+All processes together have four devices, on a mesh whose axes are ``KIND``, Auto or Explicit. Dumps are written to
+``FOLDER``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+
+DEVICES, BATCH = 4, 60
+
+
+def _table(mesh: Mesh, capacity: int = 128, **options: Any) -> Any:
+    plain = _plain(capacity, **options)
+    return jax_tt.shard_tables({"item": plain}, mesh, "model")["item"]
+
+
+def _plain(capacity: int, **options: Any) -> Any:
+    rule = jax_tt.optimizers.Adagrad(0.1)
+    options = {"policy": "lfu", "safe_check": "ignore", "max_capacity": 1024} | options
+    return jax_tt.hash_table(capacity, 4, optimizer=rule, name="item", **options)
+
+
+def _start(table: Any, seed: int) -> Any:
+    explicit = AxisType.Explicit in table.mesh.axis_types
+    with jax.set_mesh(table.mesh) if explicit else contextlib.nullcontext():
+        return jax.jit(table.init)(jax.random.key(seed))
+
+
+def _sorted(entries: np.ndarray) -> dict[str, np.ndarray]:
+    entries = entries[np.argsort(entries["key"])]
+    return {name: entries[name] for name in ("key", "score", "touched")}
+
+
+def _loaded(table: Any, state: Any, *paths: Path) -> Any:
+    for path in paths:
+        _, state = jax_tt.files.load_dump(table, state, path, progress=False)
+    return state
+
+
+def _by_key(table: Any, state: Any) -> dict[str, np.ndarray]:
+    """The arrays of a table of one device."""
+    entries = jax_tt.dynamic.keys_of(table, state)
+    entries = entries[np.argsort(entries["key"])]
+    rows = {name: np.asarray(state[name])[entries["slot"]] for name in table.table.spec.row_arrays}
+    return rows | _sorted(entries)
+
+
+def main(process: int, count: int, port: str, kind: str, folder: Path, path: str) -> None:
+    jax.config.update("jax_num_cpu_devices", DEVICES // count)
+    if count > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"127.0.0.1:{port}", count, process)
+    types = (getattr(AxisType, kind),)
+    mesh = jax.make_mesh((DEVICES,), ("model",), axis_types=types)
+    over_devices = NamedSharding(mesh, P("model"))
+    results: dict[str, Any] = {}
+
+    def batch(first: int) -> Any:
+        digits = jax_tt.dynamic.split_keys(np.arange(first, first + BATCH) << 33).digits
+        place = jax.make_array_from_callback
+        return jax_tt.SplitIds(place(digits.shape, over_devices, lambda index: digits[index]))
+
+    def insert(table: Any, state: Any, first: int) -> Any:
+        step = jax.jit(partial(jax_tt.dynamic.insert, table, return_evicted=True))
+        inserted, state = step(state, batch(first))
+        for name, values in inserted.evicted._asdict().items():
+            if name != "arrays":
+                results[f"evicted {first} {name}"] = np.asarray(values)
+        return state
+
+    table = _table(mesh)
+    state = _start(table, 0)
+    for first in 0, 40, 120:
+        state = insert(table, state, first)
+    written = [jax_tt.files.dump(table, state, folder / "0", rows_per_file=16, progress=False)]
+
+    gone, state = jax_tt.dynamic.remove(table, state, where=lambda view: view.age >= 2, size=16)
+    results["removed"] = np.asarray(gone.keys)
+    gone, state = jax_tt.dynamic.remove(table, state, batch(120), size=8)
+    results["removed by name"] = np.asarray(gone.touched)
+    larger, state = jax_tt.dynamic.grow_if_full(table, state, max_load=0.3)
+    state = insert(larger, state, 0)
+    results |= jax_tt.dynamic.statistics(larger, state)
+    results |= _sorted(jax_tt.dynamic.keys_of(larger, state))
+    written.append(
+        jax_tt.files.dump(larger, state, folder / "1", since=folder / "0", progress=False)
+    )
+    results["written"] = np.array(written)
+
+    paths = folder / "0", folder / "1"
+    two = Mesh(mesh.devices[[0, -1]], ("model",), axis_types=types)
+    for name, own in ("same", larger), ("other", _table(two, 384, ways=4)):
+        found = _loaded(own, _start(own, 1), *paths)
+        for field, values in _sorted(jax_tt.dynamic.keys_of(own, found)).items():
+            results[f"{name} {field}"] = values
+        jax_tt.files.dump(own, found, folder / name, progress=False)
+        alone = _plain(1024)  # of this process
+        state = _loaded(alone, alone.init(jax.random.key(2)), folder / name)
+        results |= {f"{name} alone {k}": x for k, x in _by_key(alone, state).items()}
+        mine = folder / f"{name} of {process}"
+        jax_tt.files.dump(alone, state, mine, progress=False)
+        again = _loaded(alone, alone.init(jax.random.key(3)), mine)
+        np.testing.assert_equal(_by_key(alone, again), _by_key(alone, state))
+
+    tiny = _table(mesh, 64)
+    errors = []
+    for own, at in (tiny, paths[0]), (larger, folder / ("none" if process else "0")):
+        try:
+            _loaded(own, _start(own, 1), at)
+        except (ValueError, jax_tt.FileError) as error:
+            errors.append(str(error))
+    results["errors"] = np.array(errors)
+    np.savez(path, **results)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5], Path(sys.argv[5]), sys.argv[6])

@@ -413,10 +413,15 @@ def test_files(stored):
     found, arrays = jax_tt.files.load(path)["items"]
     assert found == table
     jax.tree.map(np.testing.assert_array_equal, arrays, dict(state))
+    small = jax_tt.quantize(np.ones((3, 4), np.float32))
+    summed = jax_tt.tables.SumTable((small[0], small[0]))
     with pytest.raises(
-        TypeError, match=r"got a SumTable; expected a tensor train.* or a mixed one"
+        TypeError, match=r"got a SumTable of QuantizedTable; expected one of tensor trains"
     ):
-        jax_tt.files.save(path, {"items": of_trains()})
+        jax_tt.files.save(path, {"items": (summed, summed.joined([small[1]] * 2))})
+    dense = jax_tt.tables.SumTable((jax_tt.tables.DenseTable(3, 4),))
+    with pytest.raises(TypeError, match=r"got a DenseTable; expected a tensor train.* or a mixed"):
+        jax_tt.files.save(path, {"items": (dense, dense.init(jax.random.key(0)))})
 
 
 def rewritten(path, change):

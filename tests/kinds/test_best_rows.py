@@ -57,13 +57,25 @@ def test_arrays(rows, features, dtype):
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3, 2])
-@pytest.mark.parametrize("features", [3, 16, 50])
+@pytest.mark.parametrize("features", [3, 16, 48, 50])
 def test_packed_rows(bits, features):
     rows = np.random.default_rng(0).integers(0, 4, (300, features)).astype(np.float32)
     rows[:, 0], rows[:, 1] = 0, 3 if bits == 2 else (1 << bits) - 1  # levels are whole numbers
     table, state = jax_tt.quantize(rows, bits=bits)
-    for queries, k in ((1, 9), (5, 400), (33, 20)):
-        check(table, state, integers(queries, features), k)
+    for queries, k in ((1, 9), (2, 30), (4, 7), (5, 400), (33, 20)):
+        exclude = np.random.default_rng(k).integers(-1, 300, (queries, 3))
+        check(table, state, integers(queries, features), k, exclude)
+
+
+@pytest.mark.parametrize("bits", [4, 3, 2])
+def test_packed_rows_of_fitted_levels(bits):
+    rows = np.random.default_rng(0).standard_normal((100, 32)).astype(np.float32)
+    table, state = jax_tt.quantize(rows, bits=bits, levels="fit")
+    queries = np.random.default_rng(1).standard_normal((1, 32)).astype(np.float32)
+    found = jax_tt.top_k(table, state, queries, 100, method="native")
+    want = searched(jax_tt.tables.to_dense(table, state), queries, 100)
+    np.testing.assert_allclose(found[0], want[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found[1], want[1])
 
 
 @pytest.mark.parametrize("codes", CODES)

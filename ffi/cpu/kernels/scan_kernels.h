@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "ffi/core/half.h"
+#include "ffi/core/packed_rows.h"
 
 namespace jax_tt {
 
@@ -74,6 +75,14 @@ struct ScanBlock {
   int64_t first_id, id_step, query, query_step;
 };
 
+// Quantized rows, in the place of the rows of a ScanBlock.
+struct ScanPacked {
+  const uint8_t* rows;  // [num_rows, row_bytes]
+  int64_t row_bytes;
+  const PackedLevels* levels;
+};
+using ScanPackedKernel = void (*)(const ScanPacked& packed, const ScanBlock& block, const BestRows& best);
+
 // Rows of codes, whose scores are sums of what their codes select from the partial scores of a query.
 struct ScanCodes {
   const uint8_t* rows;  // [num_rows, row_bytes]
@@ -110,13 +119,19 @@ struct ScanKernels {
   void (*products)(const ScanBlock& block, const BestRows& best);
   // The same for few queries [num_columns, depth] in the place of columns, where vectors divide the depth.
   void (*dots)(const ScanBlock& block, const BestRows& best);
+  // The same for quantized rows, where packed_lanes divides the depth.
+  ScanPackedKernel dots8, dots4, dots3, dots2;
   // Offers rows of codes of eight bits, or of four, with their scores.
   void (*bytes)(const ScanCodes& codes, const BestRows& best);
   void (*half_bytes)(const ScanCodes& codes, const BestRows& best);
   // Numbers of 16 bits as floats.
   void (*widen_bfloat16)(int64_t n, const bfloat16* from, float* to);
   void (*widen_float16)(int64_t n, const float16* from, float* to);
-  int64_t lanes;  // of a vector
+  int64_t lanes, packed_lanes;  // of a vector
+
+  ScanPackedKernel packed_dots(int bits) const {
+    return bits == 8 ? dots8 : bits == 4 ? dots4 : bits == 3 ? dots3 : dots2;
+  }
 };
 
 constexpr int64_t kMostScanLanes = 16;

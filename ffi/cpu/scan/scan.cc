@@ -5,11 +5,6 @@
 namespace jax_tt {
 namespace {
 
-// Queries for which a product at a time takes less time than vectors of queries, of which most lanes would be idle.
-bool ScansByDots(const ScanKernels& kernels, int64_t queries, int64_t dim) {
-  return 8 * queries <= kernels.lanes && dim % kernels.lanes == 0;
-}
-
 // Queries [count, dim] as columns [dim, stride].
 void AddColumns(const ScanRequest& request, int64_t first, int64_t count, int64_t stride, float* columns,
                 Phases* phases) {
@@ -21,6 +16,16 @@ void AddColumns(const ScanRequest& request, int64_t first, int64_t count, int64_
 }
 
 }  // namespace
+
+bool FloatRows::ScansByDots(int64_t queries, int64_t dim) const {
+  const int64_t lanes = GetScanKernels().lanes;
+  return 8 * queries <= lanes && dim % lanes == 0;
+}
+
+void FloatRows::ScanDots(ScanBlock block, const BestRows& best, int worker) const {
+  block.rows = Read(block.first_id, block.num_rows, worker);
+  GetScanKernels().dots(block, best);
+}
 
 Status ScanRows(const ScanRequest& request, FloatRows* rows, const Pool& pool) {
   const ScanKernels& kernels = GetScanKernels();
@@ -43,16 +48,20 @@ Status ScanRows(const ScanRequest& request, FloatRows* rows, const Pool& pool) {
   Phases phases;
   for (int64_t first = 0; first < request.num_queries; first += best.group()) {
     const int64_t count = std::min(best.group(), request.num_queries - first);
-    const bool by_dots = ScansByDots(kernels, count, dim);
+    const bool by_dots = rows->ScansByDots(count, dim);
     best.AddStart(&phases, first, count);
     if (!by_dots) AddColumns(request, first, count, stride, columns, &phases);
     const float* const with = by_dots ? request.queries + first * dim : columns;
     phases.AddBlocks(request.num_rows, of_task, [&, count, by_dots, with](int64_t begin, int64_t end, int worker) {
       const BestRows found = best.of(worker);
       for (int64_t row = begin; row < end; row += block) {
-        const int64_t n = std::min(block, end - row);
-        const ScanBlock one = {rows->Read(row, n, worker), n, dim, with, count, stride, row, 0, 0, 1};
-        by_dots ? kernels.dots(one, found) : kernels.products(one, found);
+        ScanBlock one = {nullptr, std::min(block, end - row), dim, with, count, stride, row, 0, 0, 1};
+        if (by_dots) {
+          rows->ScanDots(one, found, worker);
+          continue;
+        }
+        one.rows = rows->Read(row, one.num_rows, worker);
+        kernels.products(one, found);
       }
     });
     best.AddFinish(&phases, first, count);

@@ -26,6 +26,18 @@ void PackedFloats::ReadInto(int64_t first, int64_t count, int worker, float* to)
                                         bags.out_at);
 }
 
+bool PackedFloats::ScansByDots(int64_t queries, int64_t dim) const {
+  // More queries than of floats, since vectors of queries need the rows decoded to memory.
+  const int64_t lanes = GetScanKernels().packed_lanes;
+  return 4 * queries <= lanes && dim % lanes == 0;
+}
+
+void PackedFloats::ScanDots(ScanBlock block, const BestRows& best, int) const {
+  const int64_t row_bytes = PackedRowBytes(dim_, bits_);
+  const ScanPacked packed = {rows_ + block.first_id * row_bytes, row_bytes, &levels_};
+  GetScanKernels().packed_dots(bits_)(packed, block, best);
+}
+
 void CodedFloats::Request(int workers, int64_t rows, Workspace* workspace) {
   RowsOfBags::Request(workers, rows, workspace);
   workspace->Request(&unpacked_, workers * books_.unpacked());

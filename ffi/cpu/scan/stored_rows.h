@@ -93,6 +93,9 @@ class PackedFloats final : public RowsOfBags {
   PackedFloats(const uint8_t* rows, int64_t dim, int bits, const PackedLevels& levels)
       : RowsOfBags(dim), rows_(rows), bits_(bits), levels_(levels) {}
 
+  bool ScansByDots(int64_t queries, int64_t dim) const override;
+  void ScanDots(ScanBlock block, const BestRows& best, int worker) const override;
+
  private:
   void ReadInto(int64_t first, int64_t count, int worker, float* to) const override;
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._jax.row_sums import sums_by_row
@@ -15,24 +16,26 @@ from jax_tt._jax.vma import vary_over, varying_axes
 
 def gathered(param: jax.Array, digits: jax.Array) -> jax.Array:
     """Slices of a parameter in its accumulator type."""
-    # Up-cast before the gather: its transpose then sums duplicate gradients in the accumulator type.
-    wide = param.astype(accumulator(param.dtype))
-    # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.
-    return _taken(wide.shape[0], wide, digits)
+    return _taken(param.shape[0], param, digits)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _taken(count: int, wide: jax.Array, digits: jax.Array) -> jax.Array:
+def _taken(count: int, param: jax.Array, digits: jax.Array) -> jax.Array:
     del count
-    return wide.at[digits].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    # On a CPU, XLA converts all of a parameter of 16 bits before it gathers from it, but not of its bits.
+    stored = lax.bitcast_convert_type(param, jnp.uint16) if param.dtype.itemsize == 2 else param
+    # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.
+    taken = stored.at[digits].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return lax.bitcast_convert_type(taken, param.dtype).astype(accumulator(param.dtype))
 
 
 @_taken.defjvp
 def _taken_jvp(count: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """The tangents are taken by the transpose of the sums that their cotangents need."""
-    (wide, digits), (tangent, _) = primals, tangents
-    out = _taken(count, wide, digits)
-    shape = (digits.size, *wide.shape[1:])
+    """The tangents are taken by the transpose of the sums that their cotangents need, in the accumulator type."""
+    (param, digits), (tangent, _) = primals, tangents
+    out = _taken(count, param, digits)
+    tangent = tangent.astype(out.dtype)
+    shape = (digits.size, *param.shape[1:])
 
     def sums(values: jax.Array) -> jax.Array:
         return sums_by_row(count, digits.reshape(-1), values)

@@ -61,9 +61,13 @@ def best_in_blocks(table: Table, state: State, queries: Queries) -> tuple[jax.Ar
     options = Lookup(
         bounds="clip", dtype=like, precision="highest", method=queries.method, train=False
     )
-    return best_of_blocks(
-        queries, table.num_embeddings, lambda ids: lookup_rows(table, state, ids, options)[0]
-    )
+
+    def rows_at(ids: jax.Array) -> jax.Array:
+        # The state depends on the block, so that what is made of it for one is not made of all rows ahead of the loop.
+        held, ids = lax.optimization_barrier((state, ids))
+        return lookup_rows(table, held, ids, options)[0]
+
+    return best_of_blocks(queries, table.num_embeddings, rows_at)
 
 
 def best_of_blocks(

@@ -43,7 +43,10 @@ def top_k(
     """The ``k`` rows of a table with the largest inner products with each query.
 
     The scores of all rows never exist, nor does the dense table of a compressed one: the temporary arrays are ``block``
-    rows and their scores. Nothing is differentiable; the arguments are constants of a loss.
+    rows and their scores. The reference of a tensor train also has the slices of its cores for a block. A native scan
+    on the CPU has no block; each of its threads keeps up to ``2 k + 32`` rows, of 8 bytes, for up to 512 queries at a
+    time: of these as many as fit 32 MiB, but at least 16. Nothing is differentiable; the arguments are constants of a
+    loss.
 
     Args:
         table: of any kind.

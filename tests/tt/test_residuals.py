@@ -142,7 +142,9 @@ def test_shapes_fill_a_budget(rows, features, part, dtype):
     p = jax_tt.TTShape.suggest(rows, features, 1, d=2).row_factors
     of_rank = (p[0] * features + p[1]) * jnp.dtype(dtype).itemsize
     if budget < order + of_rank:
-        with pytest.raises(ValueError, match=f"expected at least {order + of_rank:,}, those of an"):
+        with pytest.raises(
+            ValueError, match=f"expected at least {order + of_rank:,} bytes, for an"
+        ):
             jax_tt.tt.residual_shapes(rows, features, budget, dtype=dtype)
         return
     shapes = jax_tt.tt.residual_shapes(rows, features, budget, dtype=dtype)

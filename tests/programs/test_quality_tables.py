@@ -104,9 +104,7 @@ def test_terms_fall_until_they_fit(ratio, ranks):
 
 
 def test_no_term_fits():
-    message = (
-        "got 10 for tt_residual, but .* expected at least 2,800 bytes, for an order and cores"
-    )
+    message = "got 10 for tt_residual, but .* expected at least 2,800 bytes, for an order and cores"
     with pytest.raises(ValueError, match=message):
         sizes.residual_shapes(100, 64, 10.0, "float32")
     assert len(sizes.residual_shapes(100, 64, 10.0, "bfloat16")) == 1

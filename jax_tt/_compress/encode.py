@@ -114,17 +114,16 @@ def encode(
             layout, points, of_points, are_hot[ids], matrix, iterations, rng, bar
         )
         state = (
-            {CODEBOOKS: jnp.asarray(codebooks).astype(param_dtype)}
+            {CODEBOOKS: jax.device_put(codebooks.astype(jnp.dtype(param_dtype)))}
             if shape is None
             else _train_of(layout, shape, codebooks, param_dtype)
         )
         if rotated:
             state[ROTATION] = jnp.asarray(matrix)
         step = bar.begin("codes of rows", -(-n // BLOCK))
-        codes, of_hot = encoded_rows(
-            layout, table.codebook_rows(state), matrix, given, are_hot, step
-        )
-    state[CODES] = jnp.asarray(codes)
+        books = table.codebook_rows(state) if CODEBOOKS not in state else state[CODEBOOKS]
+        codes, of_hot = encoded_rows(layout, books, matrix, given, are_hot, step)
+    state[CODES] = jax.device_put(codes)
     if hot:
         state[HOT_CODES] = jnp.asarray(of_hot)
         state[HOT_PLACES] = places.mark_members(jnp.asarray(are_hot))

@@ -15,6 +15,7 @@ from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import dense_table, row_blocks
 from jax_tt._base.storage import STORAGE
 from jax_tt._lookup.calls import lookup_rows
+from jax_tt._table.copies import with_update, without_values
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -119,13 +120,19 @@ def explained(source: Source, table: Table, state: State) -> float:
     return 1.0 - error / whole if whole > 0 else 1.0
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _rows_at(table: Table, state: State, ids: jax.Array) -> jax.Array:
+    rows, _ = lookup_rows(table, state, ids, Lookup(dtype=jnp.float32))
+    return rows
+
+
 def looked_up(table: Table, state: State, progress: Progress) -> Iterator[tuple[int, np.ndarray]]:
     """All rows of a table in blocks, float64 ``[n, D]``, and the id of the first row of each."""
+    # Equal tables share a program. What is not needed here may not be hashable.
+    table = without_values(with_update(table, None))
     parts = blocks(table.num_embeddings, BLOCK // table.features)
     step = progress.begin("error", len(parts))
     for ids in parts:
-        rows, _ = lookup_rows(
-            table, state, jnp.arange(ids.start, ids.stop), Lookup(dtype=jnp.float32)
-        )
+        rows = _rows_at(table, state, np.arange(ids.start, ids.stop))
         yield ids.start, np.asarray(rows, np.float64)
         step()

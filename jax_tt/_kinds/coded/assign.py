@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_array
@@ -18,8 +16,6 @@ from jax_tt._kinds.coded.layout import CodeLayout
 
 # Rows that are encoded at a time.
 BLOCK = 2**14
-
-_packed = jax.jit(codec.packed, static_argnums=1)
 
 
 def encoded_rows(
@@ -55,10 +51,10 @@ def encoded_rows(
         if here.any():
             both = choose_codes(block[here], codebooks).reshape(-1, *codebooks.shape[:2])
             codes[here] = both[:, :, :terms].reshape(len(both), -1)
-            more = _in_blocks(both[:, :, terms:].reshape(len(both), -1), layout.bits, n)
-            of_hot[before : before + len(both)] = more
+            more = both[:, :, terms:].reshape(len(both), -1)
+            of_hot[before : before + len(both)] = codec.packed_on_host(more, layout.bits)
             before += len(both)
-        packed[start : ids.stop] = _in_blocks(codes, layout.bits, n)
+        packed[start : ids.stop] = codec.packed_on_host(codes, layout.bits)
         step()
     return packed, of_hot
 
@@ -79,9 +75,3 @@ def checked_rows(layout: CodeLayout, rows: Any, ids: Any) -> tuple[Any, np.ndarr
     if tuple(given.shape) != shape:
         raise ValueError(f"{layout.label}rows: got shape {tuple(given.shape)}; expected {shape}.")
     return given, at
-
-
-def _in_blocks(codes: np.ndarray, bits: int, n: int) -> np.ndarray:
-    """Packed codes of at most a block of n rows; blocks of one shape are packed by one program."""
-    padded = np.pad(codes, [(0, min(BLOCK, n) - len(codes)), (0, 0)])
-    return np.asarray(_packed(jnp.asarray(padded), bits))[: len(codes)]

@@ -26,6 +26,14 @@ def packed(codes: jax.Array, bits: int) -> jax.Array:
     return row[..., :width].astype(jnp.uint8)
 
 
+def packed_on_host(codes: np.ndarray, bits: int) -> np.ndarray:
+    """`packed` of ``[n, m]`` without a program for every number of codes and of bits."""
+    parts = codes.astype(np.uint16)[..., None] >> np.arange(bits, dtype=np.uint16) & 1
+    return np.packbits(
+        parts.reshape(len(codes), codes.shape[1] * bits).astype(bool), axis=1, bitorder="little"
+    )
+
+
 def unpacked(rows: jax.Array, num_codes: int, bits: int) -> jax.Array:
     """The inverse of `packed`: codes int32 ``[..., m]``; bits beyond the last code are ignored."""
     places, shifts, reach = _places(num_codes, bits)

@@ -135,15 +135,17 @@ class CodedTable(CodeLayout, ReferenceTable):
         return self._outer(self.codebooks.init_params(key))
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        # What is there already is not made: random codes take longer to compile than a small table to encode.
         rest = super().init_rest(params) | {
             name: jax.random.bits(jax.random.key(k), shape, "uint8")
             for k, (name, shape) in enumerate(self.code_shapes.items())
+            if name not in params
         }
-        if self.hot:
+        if self.hot and HOT_PLACES not in params:
             rest[HOT_PLACES] = places.mark_members(jnp.arange(self.num_embeddings) < self.hot)
-        return rest | (
-            {ROTATION: jnp.eye(self.features, dtype=jnp.float32)} if self.rotated else {}
-        )
+        if self.rotated and ROTATION not in params:
+            rest[ROTATION] = jnp.eye(self.features, dtype=jnp.float32)
+        return rest
 
     # Codes
 

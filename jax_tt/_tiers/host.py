@@ -97,7 +97,7 @@ class HostStore:
         Raises:
             StoreError: the disk cannot be written.
         """
-        with self._whole():
+        with self.whole():
             excess = max(0, len(keys) - self.rows)
             if excess:
                 self.erase(keys[:excess])
@@ -120,7 +120,7 @@ class HostStore:
 
     def erase(self, keys: np.ndarray) -> None:
         """Removes keys from memory; their records on disk stay."""
-        with self._whole():
+        with self.whole():
             slots = self._slots.erase(keys)
             self._leave(slots[slots >= 0])
 
@@ -133,7 +133,7 @@ class HostStore:
     def write_ahead(self) -> None:
         """Makes room for as many records as came last, while there is time."""
         if self._disk is not None:
-            with self._whole():
+            with self.whole():
                 self._make_room(self._last)
 
     def grow(self, rows: int) -> None:
@@ -165,7 +165,7 @@ class HostStore:
             raise StoreError(self._failed)
 
     @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
+    def whole(self) -> Iterator[None]:
         """After an interrupt in here a key may lack its record, so that nothing may be read any more."""
         self._check()
         try:

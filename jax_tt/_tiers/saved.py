@@ -24,6 +24,7 @@ from jax_tt._ops.changes import (
     summed,
 )
 from jax_tt._ops.dump_content import Content, Target
+from jax_tt._sets.hash_directory import CLOCK
 from jax_tt._sets.placing import ENTRY
 from jax_tt._tiers.disk import StoreError
 from jax_tt._tiers.lives import LIFE, Lives
@@ -154,23 +155,26 @@ def load_tier(
         of_keys.append(np.zeros(len(part["key"]), ENTRY))
         for name in ("key", "score", "touched"):
             of_keys[-1][name] = part[name]
-    new = np.concatenate(of_keys)
+    new, leaving = np.concatenate(of_keys), np.zeros(0, np.uint64)
     if dump.base is not None:
         held, _ = _entries(rows)
         digests = _all_digests(rows, state, held, _CHUNK)
+        label = f"tiers[{rows.name!r}]: "
         # What is known of the keys is that of the dump afterwards, whatever it was.
-        del digests["keys"]
-        check_follows(dump, f"tiers[{rows.name!r}]: ", digests, held["key"], new["key"])
+        check_follows(dump, label, digests, held["key"], new["key"], without=("keys",))
         stay = staying(dump, held, same_sets=False)["key"]
-        rows.remove(np.setdiff1d(held["key"], np.concatenate([stay, new["key"]])))
-    with Progress(progress, "load_dump", len(dump.files)) as bar:
+        leaving = np.setdiff1d(held["key"], np.concatenate([stay, new["key"]]))
+    with (
+        rows.replacing(new["key"], leaving),
+        Progress(progress, "load_dump", len(dump.files)) as bar,
+    ):
         for part in dump.parts(dict(zip(layout.names, layout.shapes, strict=True))):
             pairs = zip(layout.names, layout.dtypes, strict=True)
             rows.put(part["key"], [part[name].astype(dtype) for name, dtype in pairs])
             bar.step()
-    if rows.lives is not None:
-        _put_dumped(rows.lives, dump, new)
-    return dump.rest(state)
+        if rows.lives is not None:
+            _put_dumped(rows.lives, dump, new)
+        return dump.rest(state)
 
 
 def _put_dumped(lives: Lives, dump: Dump, entries: np.ndarray) -> None:
@@ -183,7 +187,8 @@ def _put_dumped(lives: Lives, dump: Dump, entries: np.ndarray) -> None:
     # Of another kind of table, which has no requests unless they are its scores.
     rows = np.zeros(len(entries), LIFE)
     rows["key"], rows["touched"], rows["requests"] = entries["key"], entries["touched"], 1
-    lives.put(int(rows["touched"].max(initial=0)), rows, np.zeros(0, LIFE))
+    clock = dump.rest([CLOCK]).get(CLOCK, np.array(rows["touched"].max(initial=0)))
+    lives.put(int(clock), rows, np.zeros(0, LIFE))
 
 
 def _entries(rows: TieredRows) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -194,10 +199,13 @@ def _entries(rows: TieredRows) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         return entries, {}
     clock, known, _ = rows.lives.loaded()
     # Batches beyond 32 bits are set back.
-    touched = np.maximum(known["touched"] - max(0, clock - 2**31 + 2), 1)
+    back = max(0, clock - 2**31 + 2)
+    touched = np.maximum(known["touched"] - back, 1)
     entries["touched"] = touched
     entries["score"] = known["requests"] if rows.tier.policy == "lfu" else touched
-    return entries, {_LIVES + name: array for name, array in lives_arrays(rows.lives).items()}
+    arrays = {_LIVES + name: array for name, array in lives_arrays(rows.lives).items()}
+    # A hash table goes on with this number of batches.
+    return entries, arrays | {CLOCK: np.array(max(clock - back, 1), np.int32)}
 
 
 def _digests(entries: np.ndarray, arrays: list[np.ndarray], rows: TieredRows) -> Digests:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -334,10 +335,24 @@ class TieredRows:
             array[places[here]] = on_device
         return arrays
 
+    @contextlib.contextmanager
+    def replacing(self, coming: np.ndarray, leaving: np.ndarray) -> Iterator[None]:
+        """Removes keys, and expects a `put` of others; nothing may be read any more if not all of it is done.
+
+        Raises:
+            StoreError: there is no disk, and the rows do not fit into host memory; nothing has changed.
+        """
+        if not self._has_disk:
+            after = np.setdiff1d(np.union1d(self.keys(), coming), leaving)
+            if len(after) > self._host.rows:
+                raise StoreError(full(self.name, self._host.rows))
+        with self._host.whole():
+            self.remove(leaving)
+            yield
+
     def put(self, keys: np.ndarray, entries: list[np.ndarray]) -> None:
         """Sets entries of distinct keys that are not on the device."""
-        if not self._has_disk and len(self._host) + len(keys) > self._host.rows:
-            raise StoreError(full(self.name, self._host.rows))
+        self._host.erase(keys)  # so that it is their room that they take
         self._host.put(keys, entries, np.arange(len(keys)))
 
     def statistics(self) -> TierStatistics:

@@ -313,8 +313,12 @@ class Tiers:
         Raises:
             RuntimeError: batches have been prefetched before.
             FileError: the dump is missing, incomplete, damaged, or of another kind of table.
-            StoreError: host memory is full and there is no disk, or the disk is full.
+            StoreError: there is no disk, and host memory has no room for all rows, before anything changes; or the
+                disk is full.
             ValueError: the dump is one of changes, which follow another state.
+
+        After an error in the middle, such as a damaged file, every call raises a `StoreError` until the tiers are
+        opened again.
         """
         self._require_unused("load_dump")
         with self._stores:

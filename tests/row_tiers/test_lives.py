@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import jax_tt
 from jax_tt._formats.dump import Dump
@@ -227,3 +228,76 @@ def test_errors(tmp_path):
         state = tiers.load(state, staged)
     with pytest.raises(ValueError, match=r"returned int64 of shape \(4,\); expected bool of shape"):
         tiers.remove("item", where=lambda view: view.age)
+
+
+def trained(tiers, state, batches):
+    for staged in tiers.prefetch({"seen": np.reshape(batch, (-1, 1))} for batch in batches):
+        state, _ = STEPS[16](tiers.load(state, staged), staged.batch)
+    return state
+
+
+def dumped_twice(path):
+    """A whole dump of 32 rows, and one of changes: 16 rows are trained, and 2 leave."""
+    tiers, state = opened(path / "tiers", ages=True)
+    state = trained(tiers, state, np.arange(32).reshape(4, 8))
+    tiers.dump(state, "item", path / "whole", progress=False)
+    state = trained(tiers, state, np.arange(16).reshape(2, 8))
+    tiers.remove("item", [20, 30])
+    count = tiers.dump(
+        state, "item", path / "changes", since=path / "whole", rows_per_file=4, progress=False
+    )
+    assert count == 16
+    return tiers.read(state, "item", np.arange(32))
+
+
+def test_changes_take_the_room_of_the_rows_that_they_replace(tmp_path):
+    expected = dumped_twice(tmp_path)
+    tiers, state = opened(None, ages=True)
+    with pytest.raises(jax_tt.files.StoreError, match="24 rows in host memory are full"):
+        tiers.load_dump(state, "item", tmp_path / "whole", progress=False)
+    assert tiers.dump(state, "item", tmp_path / "empty", progress=False) == 0
+    tiers.grow_host("item", 32)
+    # They may come again.
+    for name in "whole", "changes", "changes":
+        state = tiers.load_dump(state, "item", tmp_path / name, progress=False)
+    np.testing.assert_array_equal(tiers.read(state, "item", np.arange(32)), expected)
+    assert tiers.dump(state, "item", tmp_path / "again", progress=False) == 30
+
+
+def test_nothing_is_read_after_a_part_of_a_dump(tmp_path):
+    dumped_twice(tmp_path)
+    last = sorted((tmp_path / "changes").glob("keys-*"))[-1]
+    content, rows = last.read_bytes(), load_file(last)["embedding"].tobytes()
+    last.write_bytes(content.replace(rows, bytes(len(rows))))
+    tiers, state = opened(None, ages=True)
+    tiers.grow_host("item", 32)
+    state = tiers.load_dump(state, "item", tmp_path / "whole", progress=False)
+    with pytest.raises(jax_tt.FileError, match="damaged"):
+        tiers.load_dump(state, "item", tmp_path / "changes", progress=False)
+    with pytest.raises(jax_tt.files.StoreError, match="Open them again"):
+        tiers.read(state, "item", np.arange(32))
+
+
+def test_hash_tables_go_on_with_the_batches_of_tiers(tmp_path):
+    """And tiers with those of hash tables; otherwise new keys would be older than all others."""
+    dumped_twice(tmp_path)
+    table = jax_tt.hash_table(64, D, optimizer=RULE)
+    state, views = table.init(jax.random.key(0)), []
+    for name, clock in ("whole", 4), ("changes", 6):
+        _, state = jax_tt.files.load_dump(table, state, tmp_path / name, progress=False)
+        assert state["hash_clock"] == clock
+    _, state = jax_tt.dynamic.insert(table, state, np.arange(40, 44))
+    entries = jax_tt.dynamic.keys_of(table, state)
+    new = (entries["key"] >= 40) & (entries["key"] < 44)
+    assert (entries["touched"][new] == 7).all() and (entries["touched"][~new] < 7).all()
+    _, state = jax_tt.dynamic.remove(table, state, keys=np.arange(40, 44))
+    jax_tt.files.dump(table, state, tmp_path / "hashed", progress=False)
+    tiers, after = opened(tmp_path / "others", ages=True)
+    tiers.load_dump(after, "item", tmp_path / "hashed", progress=False)
+
+    def look(view):
+        views.append(view)
+        return view.age > 100
+
+    tiers.remove("item", where=look)
+    assert views[0].age.min() == 1

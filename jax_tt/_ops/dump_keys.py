@@ -103,10 +103,11 @@ def loaded(
     }
     _, before, after = np.intersect1d(held["key"], kept["key"], return_indices=True)
     before, after = held["slot"][before], kept["slot"][after]
-    if (before != after).any():
+    moved = before != after
+    if moved.any():
         for name in wanted:
-            rows = _reader(state[name])(before)
-            arrays[name] = _written(arrays[name], rows, after, method)
+            rows = _reader(state[name])(before[moved])
+            arrays[name] = _written(arrays[name], rows, after[moved], method)
     first = 0
     for part in dump.parts({name: state[name].shape[1:] for name in taken}):
         slots = new["slot"][first : first + len(part["key"])]

@@ -26,7 +26,7 @@ class TierView(NamedTuple):
     Attributes:
         keys: uint64 ``[n]``.
         age: int64 ``[n]``, how many batches ago the last request was; 0 for the last batch.
-        requests: uint32 ``[n]``, how often the key was requested while it had a row.
+        requests: uint32 ``[n]``, how often the key was requested since it came, also while it waited.
         epoch: int32 ``[n]``, the ``epoch`` of `Tiers.prefetch` with the last request.
 
     >>> import jax_tt, numpy as np

@@ -363,7 +363,11 @@ class Tiers:
             )
         with self._stores:
             if where is None:
-                return rows.remove(keys_of(table, np.asarray(ids), None)[0])
+                given = np.asarray(ids)
+                given = (
+                    given if given.size else np.zeros(0, np.int64)
+                )  # a list of none is of floats
+                return rows.remove(keys_of(table, given, None)[0])
             if rows.lives is None:
                 raise ValueError(
                     f"where: got a condition for tiers[{table!r}], whose ages are not kept; expected "

@@ -243,6 +243,7 @@ def dumped_twice(path):
     tiers.dump(state, "item", path / "whole", progress=False)
     state = trained(tiers, state, np.arange(16).reshape(2, 8))
     tiers.remove("item", [20, 30])
+    assert not len(tiers.remove("item", []))
     count = tiers.dump(
         state, "item", path / "changes", since=path / "whole", rows_per_file=4, progress=False
     )

@@ -41,6 +41,7 @@ def test_transformations():
     equal(of_dense(STATE, QUERIES[0], EXCLUDE[0]), (x[0] for x in want))
     equal(of_dense(STATE, QUERIES, EXCLUDE, block=2**40), want)
     assert of_dense(STATE, QUERIES[:0], EXCLUDE[:0])[1].shape == (0, 7)
+    equal(of_dense(STATE, QUERIES[:2], [[], []]), of_dense(STATE, QUERIES[:2]))
 
     def loss(state, queries):
         scores, _ = of_dense(state, queries)

@@ -133,6 +133,14 @@ def test_rows_stay_sharded(explicit: bool) -> None:
         jax_tt.tables.grow(table, placed, MORE, key=KEY)
 
 
+def test_rows_of_numpy() -> None:
+    table = jax_tt.dense_table(N, D)
+    rows = np.ones((N, D), np.float32)
+    _, state = jax_tt.tables.grow(table, {"embedding": rows}, MORE, key=KEY)
+    assert state["embedding"].shape == (MORE, D)
+    np.testing.assert_array_equal(state["embedding"][:N], rows)
+
+
 def test_rows_that_do_not_fit_into_memory_leave_the_layer_as_it_is() -> None:
     layer = jax_tt.Embed(N, D, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="num_embeddings: got 1099511627776, whose arrays could"):

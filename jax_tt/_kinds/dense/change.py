@@ -50,6 +50,8 @@ def _initial(table: DenseTable, key: jax.Array, shape: tuple[int, int], dtype: A
 
 def _check_shards(table: DenseTable, old: Any, rows: int) -> None:
     """Raises unless the new number of rows can be divided as the present rows are."""
+    if not isinstance(old, jax.Array):
+        return
     sharding = old.sharding
     try:
         sharding.shard_shape((rows, table.features))

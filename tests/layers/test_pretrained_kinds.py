@@ -146,6 +146,9 @@ def test_tables_of_a_collection_are_replaced(tmp_path, optimizer):
         np.testing.assert_array_equal(rows["user"], before["user"])
     assert served.collection.sharing == () and "updates" not in served.arrays()
     np.testing.assert_array_equal(embed(BATCH)["item"], before["item"])
+    own, user = nnx.clone(served), embed.tables["user"].embedding
+    assert served.tables["user"].embedding is user
+    assert own.tables["user"].embedding is not user
 
     described, state = embed.collection, embed.arrays()
     after, arrays = described.with_tables(state, {"item": made("tt_sum")})
@@ -169,7 +172,10 @@ def test_tables_of_a_collection_are_replaced(tmp_path, optimizer):
         ({"user": made("tt")}, r"tables\['user'\]: got 101 rows x 8 columns; expected 20 rows x 8"),
         ({"item": 3.0}, "source: got"),
         ({"item": None}, "source: got a NoneType; expected the result of jax_tt.compress"),
-        ({"item": made("tt")[0]}, r"source: got a \w*Table; expected .* a tuple of a table and its"),
+        (
+            {"item": made("tt")[0]},
+            r"source: got a \w*Table; expected .* a tuple of a table and its",
+        ),
     ],
 )
 def test_replacements_that_do_not_fit(tables, message):

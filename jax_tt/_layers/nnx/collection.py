@@ -304,7 +304,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     def replaced(self, tables: Mapping[str, Any]) -> EmbedCollection:
         """The layer with other tables in place of some, e.g. compressed ones for serving.
 
-        The other tables share their arrays with this layer, which is unchanged.
+        The other tables share their variables with this layer: what trains one changes the other. ``nnx.clone`` of the
+        new layer has its own.
 
         Args:
             tables: by name, each of them what `TableEmbed.from_pretrained` takes: the result of `compress`, a table

@@ -260,8 +260,8 @@ def _any_table(source: Any, name: str | None) -> tuple[Table, dict[str, Any]]:
         return source
     if source is None or isinstance(source, Table | nnx.Module):
         raise TypeError(
-            f"source: got a {type(source).__name__}; expected the result of jax_tt.compress, a tuple of a table and its "
-            "state, a path, cores, or an array."
+            f"source: got a {type(source).__name__}; expected the result of jax_tt.compress, a tuple of a table and "
+            "its state, a path, cores, or an array."
         )
     train = _tensor_train(source, name, None)
     if train is not None:

@@ -158,7 +158,7 @@ def _excluded(table: Table, exclude: Any, shape: tuple[Any, ...]) -> jax.Array:
     if isinstance(exclude, SplitIds):
         raise TypeError(f"{name}: got SplitIds; expected integers, whose tables have no keys.")
     ids = as_array(name, exclude)
-    if not ids.size and isinstance(exclude, list | tuple):
+    if isinstance(exclude, list | tuple) and not ids.size:
         ids = ids.astype(np.int32)  # numpy takes empty lists for floats
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ValueError(f"{name}: got dtype {ids.dtype}; expected integers, padded with -1.")

@@ -245,7 +245,9 @@ def test_neither_the_dense_table_nor_all_scores_exist(name, method):
     cores = KINDS["train"].spec.param_shapes.values() if name in trains else ()
     slices = 4 * block * sum(np.prod(shape[1:]) for shape in cores) * (method == "reference")
     most = scores + (2 + tables) * rows + slots + pages + slices + 20_000
-    assert compiled.memory_analysis().temp_size_in_bytes <= most < 4 * batch * table.num_embeddings
+    all_scores = 4 * batch * table.num_embeddings
+    assert compiled.memory_analysis().temp_size_in_bytes <= most
+    assert most < all_scores / (1 if slices else 2)
 
 
 def test_errors():

@@ -29,7 +29,7 @@ def content(table: Table, state: State, keys: Any, base: Dump | None) -> Content
     table, state = _by_row(table, state)
     names, count = list(table.spec.row_arrays), table.num_embeddings
     named = np.arange(count, dtype=np.uint64) if keys is None else _keys(keys, count)
-    digests = joined_digests(*(row_digests(state[name]) for name in names))
+    digests = _row_digests(table, state)
     rows = np.arange(count)
     if base is not None:
         rows = np.flatnonzero(digests != _digests_of(base, count))
@@ -83,6 +83,8 @@ def loaded(
         written += int(here.sum())
         bar.step()
     state = {**state, **dict(zip(taken, arrays, strict=True)), **scalars}
+    if optimizer_state:
+        _check_follows(table, state, dump)
     return Loaded(written, others=dump.keys - written), of_rows(sharded, state)
 
 
@@ -129,6 +131,31 @@ def _keys(keys: Any, count: int) -> np.ndarray:
     if len(np.unique(named)) < count:
         raise ValueError("keys: some are equal; expected a different key for every row.")
     return named
+
+
+def _row_digests(table: Table, state: State) -> np.ndarray:
+    """Digests uint64 of every row with its optimizer state."""
+    return joined_digests(*(row_digests(state[name]) for name in table.spec.row_arrays))
+
+
+def _check_follows(table: Table, after: State, dump: Dump) -> None:
+    """Raises unless a dump of changes has made the rows of the dumped table, in any order."""
+    expected = dump.rest([_DIGESTS]).get(_DIGESTS)
+    of_all = dump.since is None if expected is None else dump.keys == len(expected)
+    if of_all:
+        return
+    if expected is None or expected.shape != (table.num_embeddings,):
+        raise ValueError(
+            f"{table.ids.label}state: {dump.path} has the changes of another kind or number of rows, and a dense table "
+            f"of {table.num_embeddings} rows cannot tell whether it becomes the dumped one; load a dump of all rows."
+        )
+    if any(dump.arrays[name] != str(after[name].dtype) for name in table.spec.row_arrays):
+        return  # other values, which cannot be compared
+    if expected.sum(dtype=np.uint64) != _row_digests(table, after).sum(dtype=np.uint64):
+        raise ValueError(
+            f"{table.ids.label}state: its rows are not the rows that {dump.path} is a dump of changes of. Load a dump "
+            "of all rows, and then the dumps of changes in their order."
+        )
 
 
 def _digests_of(base: Dump, count: int) -> np.ndarray:

@@ -53,6 +53,25 @@ def test_rows_round_trip_and_changes(tmp_path, format, dtype):
     assert same(found, {name: array.astype(found[name].dtype) for name, array in changed.items()})
 
 
+def test_changes_of_another_state_are_refused(tmp_path):
+    table, first = dense(50)
+    second, third = (
+        {**first, "embedding": first["embedding"].at[jnp.arange(n)].multiply(-1)} for n in (1, 2)
+    )
+    jax_tt.files.dump(table, first, tmp_path / "0")
+    jax_tt.files.dump(table, second, tmp_path / "1", since=tmp_path / "0")
+    jax_tt.files.dump(table, third, tmp_path / "2", since=tmp_path / "1")
+    with pytest.raises(
+        ValueError, match=r"its rows are not the rows that \S+2 is a dump of changes"
+    ):
+        jax_tt.files.load_dump(table, first, tmp_path / "2")
+    smaller, state = dense(40)
+    with pytest.raises(ValueError, match="a dense table of 40 rows cannot tell"):
+        jax_tt.files.load_dump(smaller, state, tmp_path / "1")
+    _, found = jax_tt.files.load_dump(table, second, tmp_path / "2")
+    assert same(found, third)
+
+
 def test_changed_bytes_are_noticed(tmp_path):
     table, state = dense(50)
     dump = tmp_path / "dump"

@@ -255,7 +255,7 @@ class Tiers:
         """
         keys, _ = keys_of(table, np.asarray(ids), None)
         with self._stores:
-            return self._rows[table].read(state[table], keys)
+            return self._rows_of(table).read(state[table], keys)
 
     def dump(
         self,
@@ -289,7 +289,7 @@ class Tiers:
         """
         target = Target(path, rows_per_file, format, progress, overwrite)
         with self._stores:
-            return dump_tier(self._rows[table], state[table], target, since)
+            return dump_tier(self._rows_of(table), state[table], target, since)
 
     def load_dump(
         self,
@@ -322,7 +322,7 @@ class Tiers:
         """
         self._require_unused("load_dump")
         with self._stores:
-            rest = load_tier(self._rows[table], state[table], path, progress)
+            rest = load_tier(self._rows_of(table), state[table], path, progress)
         after = {name: dict(arrays) for name, arrays in state.items()}
         after[table] |= {
             name: jnp.asarray(rest[name])
@@ -330,6 +330,11 @@ class Tiers:
             if name in rest and rest[name].shape == array.shape
         }
         return after
+
+    def _rows_of(self, table: str) -> TieredRows:
+        if table not in self._rows:
+            raise KeyError(f"table: got {table!r}; expected one of {', '.join(self._rows)}.")
+        return self._rows[table]
 
     def remove(
         self, table: str, ids: Any = None, *, where: Callable[[TierView], Any] | None = None
@@ -350,9 +355,10 @@ class Tiers:
 
         Raises:
             RuntimeError: batches have been prepared that are not loaded.
-            ValueError: there are ids and a condition, or neither; or the table has no ages.
+            KeyError: there is no such table.
+            ValueError: there are ids and a condition, or neither; or the table has no ages; or ids are no integers.
         """
-        rows = self._rows[table]
+        rows = self._rows_of(table)
         if (ids is None) == (where is None):
             got = "neither" if ids is None else "both"
             raise ValueError(f"ids, where: got {got}; expected one of them, ids or a condition.")
@@ -364,9 +370,13 @@ class Tiers:
         with self._stores:
             if where is None:
                 given = np.asarray(ids)
-                given = (
-                    given if given.size else np.zeros(0, np.int64)
-                )  # a list of none is of floats
+                if not given.size:
+                    given = given.astype(np.int64)  # numpy takes empty lists for floats
+                if given.dtype.kind not in "iu" or given.ndim != 1:
+                    raise ValueError(
+                        f"ids: got {given.dtype} of shape {given.shape}; expected integers [n], ids of "
+                        f"tiers[{table!r}]."
+                    )
                 return rows.remove(keys_of(table, given, None)[0])
             if rows.lives is None:
                 raise ValueError(
@@ -389,7 +399,7 @@ class Tiers:
             ValueError: there is more room already.
         """
         with self._stores:
-            self._rows[table].grow_host(rows)
+            self._rows_of(table).grow_host(rows)
 
     def statistics(self) -> dict[str, TierStatistics]:
         """Returns totals by table so far."""

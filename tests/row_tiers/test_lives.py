@@ -210,6 +210,10 @@ def test_errors(tmp_path):
     tiers, state = opened(tmp_path)
     with pytest.raises(ValueError, match="expected one of them"):
         tiers.remove("item")
+    with pytest.raises(ValueError, match=r"ids: got float64 of shape \(1,\); expected integers"):
+        tiers.remove("item", [1.5])
+    with pytest.raises(KeyError, match="table: got 'user'; expected one of item"):
+        tiers.remove("user", [1])
     with pytest.raises(ValueError, match=r"expected Tier\(\.\.\., ages=True\)"):
         tiers.remove("item", where=lambda view: view.age > 1)
     with pytest.raises(ValueError, match="epoch: got 2147483648"):

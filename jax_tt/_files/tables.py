@@ -132,7 +132,10 @@ def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Arr
     (100, 8, ['core_0', 'core_1'])
     """
     stored = open_arrays(path)
-    pairs = {name: _load(stored, name, kind) for name, kind in table_kinds(stored).items()}
+    pairs = {}
+    # A comprehension is a frame for warnings in some versions of Python.
+    for name, kind in table_kinds(stored).items():
+        pairs[name] = _load(stored, name, kind)
     if not pairs:
         raise FileError(
             f"{stored.path}: holds no table that jax_tt.files.save writes, and no tensor train (arrays core_0, core_1, "

@@ -210,7 +210,7 @@ def test_a_failure_leaves_what_was_there(
         return fail
 
     if where == "flushed":
-        monkeypatch.setattr(output, "_flush", failing(output._flush))
+        monkeypatch.setattr(output, "flush", failing(output.flush))
     else:
         # An old directory is aside by then.
         for name in ("rename", "replace", "link"):

@@ -11,7 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.progress import Progress
+from jax_tt._collection.collection import Collection, States
 from jax_tt._formats.dump import Dump
+from jax_tt._kinds.hashed.change import growth_to
+from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._ops.changes import (
     HELD,
     Digests,
@@ -24,8 +27,9 @@ from jax_tt._ops.changes import (
     summed,
 )
 from jax_tt._ops.dump_content import Content, Target
-from jax_tt._sets.hash_directory import CLOCK
+from jax_tt._sets.hash_directory import CLOCK, KEYS
 from jax_tt._sets.placing import ENTRY
+from jax_tt._table.change import grow
 from jax_tt._tiers.disk import StoreError
 from jax_tt._tiers.lives import LIFE, Lives
 from jax_tt._tiers.table import TieredRows
@@ -68,9 +72,26 @@ def check_like(
         if pair[0] != pair[1]:
             raise StoreError(
                 f"{path}: holds {pair[0] or 'nothing'} for {name!r} of {table!r}; expected {pair[1] or 'nothing'}, as "
-                "the collection has it. Describe the tables as they were when they were saved, also if they have "
-                "grown; they can be changed after that."
+                "the collection has it. Describe the tables as they were when they were saved; they can be changed "
+                "after that."
             )
+
+
+def grown_as_saved(
+    collection: Collection, state: States, saved: Mapping[str, Mapping[str, Any]], path: str
+) -> tuple[Collection, dict[str, dict[str, Any]]]:
+    """The collection and a state of it whose hash tables have grown to the capacities of saved arrays."""
+    tables, after = dict(collection.tables), {name: dict(own) for name, own in state.items()}
+    for name, table in collection.tables.items():
+        capacity = np.size(saved.get(name, {}).get(KEYS[2], ()))
+        if not table.ids.takes_keys or capacity <= table.num_embeddings:
+            continue
+        try:
+            growth = growth_to(unsharded_hash_table(table), capacity)
+            tables[name], after[name] = grow(table, after[name], growth)
+        except ValueError as error:
+            raise StoreError(f"{path}: holds {name!r} with {capacity} rows; {error}") from error
+    return Collection(tables, collection.features), after
 
 
 def _described(arrays: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], str]:

@@ -66,8 +66,10 @@ class Tier:
     """How a table continues in host memory.
 
     Attributes:
-        host_rows: rows in host memory, a multiple of ``ways``. Memory is taken only when rows come.
-        num_embeddings: ids are 0 to this number - 1; None for any 64-bit integers.
+        host_rows: rows in host memory. Memory is taken only when rows come. None for as many as there were at the last
+            save of the directory.
+        num_embeddings: ids are 0 to this number - 1; None for any 64-bit integers, or for as many as at the last save.
+            A directory that was saved takes a larger number, and refuses a smaller one.
         policy: the rows that leave the device are the least recently (``"lru"``) or the least frequently used ones
             (``"lfu"``).
         ways: rows in a set; a row can be in two sets.
@@ -84,7 +86,7 @@ class Tier:
     'lru'
     """
 
-    host_rows: int
+    host_rows: int | None = None
     num_embeddings: int | None = None
     policy: str = "lru"
     ways: int = 8
@@ -95,10 +97,8 @@ class Tier:
 
     def __post_init__(self) -> None:
         as_positive("Tier.ways", self.ways)
-        if as_positive("Tier.host_rows", self.host_rows) % self.ways:
-            raise ValueError(
-                f"Tier.host_rows: got {self.host_rows}; expected a multiple of ways={self.ways}."
-            )
+        if self.host_rows is not None:
+            as_positive("Tier.host_rows", self.host_rows)
         if self.num_embeddings is not None:
             as_positive("Tier.num_embeddings", self.num_embeddings)
         one_of("Tier.policy", self.policy, POLICIES)
@@ -129,6 +129,23 @@ class Tier:
                 f"tiers[{name!r}]: {type(rule).__name__} changes all rows of a table between steps, also beyond the "
                 "device; use another optimizer, such as RowWiseAdagrad."
             )
+
+    def reopened(self, name: str, saved: Mapping[str, Any]) -> Tier:
+        """The tier with the sizes of the last save, ``saved``, where it has none."""
+        ids = int(saved.get("num_embeddings", 0)) or None
+        host_rows = self.host_rows or int(saved.get("host_rows", 0))
+        if not host_rows:
+            raise ValueError(
+                f"tiers[{name!r}].host_rows: got None; expected a number of rows, since there is no directory that was "
+                "saved with one."
+            )
+        wanted = self.num_embeddings
+        if wanted is not None and "num_embeddings" in saved and (ids is None or wanted < ids):
+            raise ValueError(
+                f"tiers[{name!r}].num_embeddings: got {wanted}; expected {f'at least {ids}, or ' if ids else ''}None, "
+                "since the rows of other ids that were saved would be out of reach."
+            )
+        return dataclasses.replace(self, host_rows=host_rows, num_embeddings=wanted or ids)
 
     def about(self, layout: RecordLayout) -> dict[str, Any]:
         """The settings that must not change while rows are on disk."""
@@ -187,6 +204,7 @@ class TieredRows:
     ):
         self.tier, self.layout = tier, layout
         self.places = DevicePlaces(table.num_embeddings, tier.ways, tier.policy, f"table {name!r}")
+        assert tier.host_rows is not None
         self._host = HostStore(tier.host_rows, layout, disk, name)
         self.name, self._has_disk = name, disk is not None
         self._initial = tier.initializer or Normal(table.features**-0.5)
@@ -354,6 +372,11 @@ class TieredRows:
         """Sets entries of distinct keys that are not on the device."""
         self._host.erase(keys)  # so that it is their room that they take
         self._host.put(keys, entries, np.arange(len(keys)))
+
+    def sizes(self) -> dict[str, np.ndarray]:
+        """What `Tier.reopened` takes."""
+        sizes = self._host.rows, self.tier.num_embeddings or 0
+        return dict(zip(("host_rows", "num_embeddings"), map(np.array, sizes), strict=True))
 
     def statistics(self) -> TierStatistics:
         totals = (*self._totals.tolist(), self._host.to_disk, self.layout.size)

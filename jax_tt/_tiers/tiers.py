@@ -15,6 +15,7 @@ import numpy as np
 
 from jax_tt._base.arguments import as_int
 from jax_tt._collection.collection import Collection, States
+from jax_tt._jax.on_host import like_on_device
 from jax_tt._ops.dump_content import Target
 from jax_tt._table.table import Table
 from jax_tt._tiers import saved as saved_arrays
@@ -23,7 +24,7 @@ from jax_tt._tiers.inputs import features_of, keys_of, with_slots
 from jax_tt._tiers.lives import TierView
 from jax_tt._tiers.pipeline import Pipeline
 from jax_tt._tiers.row_bytes import RecordLayout
-from jax_tt._tiers.saved import dump_tier, lives_arrays, load_tier, put_lives
+from jax_tt._tiers.saved import dump_tier, grown_as_saved, lives_arrays, load_tier, put_lives
 from jax_tt._tiers.table import Tier, TieredRows, TierStatistics
 
 
@@ -70,6 +71,7 @@ class Tiers:
         depth: batches that are ready ahead of the one that is loaded. Two threads prepare them; with 0 there are none.
 
     Attributes:
+        collection: the tables and features, after `restore` with the capacities of the store.
         seconds_waited: the time that `prefetch` has waited for rows, and for the batches themselves.
 
     Raises:
@@ -103,7 +105,7 @@ class Tiers:
         path: str | os.PathLike[str] | None = None,
         depth: int = 2,
     ):
-        self._collection, self._depth = collection, as_int("depth", depth)
+        self.collection, self._depth = collection, as_int("depth", depth)
         if self._depth < 0:
             raise ValueError(f"depth: got {depth}; expected a number of batches, at least 0.")
         tables = _checked(collection, tiers)
@@ -114,11 +116,20 @@ class Tiers:
             sizes = {name: layout.size for name, layout in layouts.items()}
             self._disk = DiskStore(path, sizes, about)
         try:
+            saved = self._saved_of_rows()
             self._rows = {
-                name: TieredRows(name, tables[name], tier, layouts[name], self._disk)
+                name: TieredRows(
+                    name,
+                    tables[name],
+                    tier.reopened(name, saved.get(name, {})),
+                    layouts[name],
+                    self._disk,
+                )
                 for name, tier in tiers.items()
             }
-            self._load_lives()
+            for name, rows in self._rows.items():
+                if rows.lives is not None and name in saved:
+                    put_lives(rows.lives, saved[name])
         except BaseException:  # of memory, for instance
             if self._disk is not None:
                 self._disk.close()
@@ -213,22 +224,26 @@ class Tiers:
         with self._stores:
             for name, rows in self._rows.items():
                 rows.flush(state[name])
-            lives = {
-                name: lives_arrays(rows.lives) for name, rows in self._rows.items() if rows.lives
+            of_rows = {
+                name: rows.sizes() | (lives_arrays(rows.lives) if rows.lives else {})
+                for name, rows in self._rows.items()
             }
             rest = saved_arrays.to_bytes(jax.device_get(self._rest(state)), other)
-            disk.commit(saved_arrays.to_bytes(lives, rest))
+            disk.commit(saved_arrays.to_bytes(of_rows, rest))
 
     def restore(self, state: States) -> tuple[bytes, dict[str, dict[str, Any]]] | None:
         """Reads the last `save`: the other bytes, and a state without rows on the device; None if there is none.
+
+        Hash tables of the collection that had grown have the capacity with which they were saved, in the state and in
+        `collection`: use this one from here on.
 
         Args:
             state: an initial state of the collection.
 
         Raises:
             RuntimeError: batches have been prefetched before.
-            StoreError: there is no tier on disk, it cannot be read, or its arrays do not fit this collection; the
-                message has both shapes.
+            StoreError: there is no tier on disk, it cannot be read, or its arrays do not fit this collection, also when
+                its hash tables grow as far as their ``max_capacity``; the message has both sizes.
         """
         disk = self._needs_disk("restore")
         self._require_unused("restore")
@@ -236,10 +251,18 @@ class Tiers:
         if data is None:
             return None
         rest, other = saved_arrays.from_bytes(saved_arrays.from_bytes(data)[1])
-        saved_arrays.check_like(rest, self._rest(state), str(disk.path))
+        collection, like = grown_as_saved(self.collection, state, rest, str(disk.path))
+        saved_arrays.check_like(rest, self._rest(like), str(disk.path))
+        self.collection = collection
         return other, {
-            name: {**arrays, **{k: jnp.asarray(v) for k, v in rest.get(name, {}).items()}}
-            for name, arrays in state.items()
+            name: {
+                **arrays,
+                **{
+                    k: like_on_device(jnp.asarray(arrays[k]), v)
+                    for k, v in rest.get(name, {}).items()
+                },
+            }
+            for name, arrays in like.items()
         }
 
     def read(self, state: States, table: str, ids: Any) -> np.ndarray:
@@ -428,14 +451,10 @@ class Tiers:
             for names in [self._rows[name].layout.names if name in self._rows else ()]
         }
 
-    def _load_lives(self) -> None:
-        """Sets the ages of rows to what was saved last."""
+    def _saved_of_rows(self) -> dict[str, dict[str, Any]]:
+        """Sizes and ages of rows, by table, of the last save."""
         data = None if self._disk is None else self._disk.saved()
-        if data is not None:
-            for name, arrays in saved_arrays.from_bytes(data)[0].items():
-                lives = self._rows[name].lives
-                assert lives is not None
-                put_lives(lives, arrays)
+        return {} if data is None else saved_arrays.from_bytes(data)[0]
 
     def _require_unused(self, caller: str) -> None:
         if self._staged:
@@ -468,7 +487,7 @@ class Tiers:
 
     def _place(self, batch: Any, epoch: int) -> Staged:
         """Decides which rows a batch exchanges; they are yet to be fetched."""
-        values, other = features_of(batch, self._collection.features)
+        values, other = features_of(batch, self.collection.features)
         # Counted before the first change, so that the changes of a failed batch are forgotten.
         number, self._staged = self._staged, self._staged + 1
         slots: dict[str, tuple[np.ndarray, np.ndarray]] = {}

@@ -9,6 +9,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -349,7 +350,6 @@ def test_errors_of_options():
     collection = collection_of(20)
     tier = jax_tt.Tier(host_rows=64, ways=8)
     for options, message in (
-        ({"host_rows": 60, "ways": 8}, "host_rows: got 60; expected a multiple of ways=8"),
         ({"host_rows": 0}, "host_rows: got 0"),
         ({"host_rows": 64, "policy": "fifo"}, "policy: got 'fifo'; expected one of 'lru', 'lfu'"),
         ({"host_rows": 64, "initializer": 3}, "initializer: got 3"),
@@ -447,33 +447,74 @@ def test_full_disk_keeps_what_was_saved(tmp_path):
     tiers.close()
 
 
-@pytest.mark.parametrize("capacity", [64, 512])
-def test_a_table_that_has_grown_is_restored_with_its_size(tmp_path, capacity):
-    """The table beside those with tiers has 512 rows in the store."""
+@pytest.mark.parametrize("optimizer", [RULE, None], ids=["fused", "optax"])
+def test_tables_that_have_grown_are_restored_with_their_capacities(tmp_path, optimizer):
+    """The table beside those with tiers has 512 rows in the store, and the one with tiers 72 in host memory."""
 
-    def collection_with(rows):
+    def collection_with(rows, most=512):
+        options = {"max_capacity": most, "optimizer": optimizer, "policy": "none"}
         tables = {
             "item": jax_tt.dense_table(32, 8, optimizer=RULE),
-            "word": jax_tt.hash_table(rows, 8, max_capacity=512, optimizer=RULE),
+            "word": jax_tt.hash_table(rows, 8, **options),
         }
         features = {name: jax_tt.Feature(name) for name in tables}
         return jax_tt.EmbedCollection(tables, features, rngs=nnx.Rngs(0))
 
-    tier = {"item": jax_tt.Tier(host_rows=64)}
     batch = {"item": np.arange(8)[:, None], "word": np.arange(8)[:, None] * 2**40}
     embed = collection_with(64)
     embed.insert(batch)
     embed.grow_if_full(max_load=0.02)
     assert embed.tables["word"].num_embeddings == 512
-    with jax_tt.nnx.LayerTiers(embed, tier, path=tmp_path, depth=0) as tiers:
+    tier = jax_tt.Tier(host_rows=64, num_embeddings=50)
+    with jax_tt.nnx.LayerTiers(embed, {"item": tier}, path=tmp_path, depth=0) as tiers:
+        tiers.grow_host("item", 72)
         tiers.save(b"saved")
-    other = collection_with(capacity)
-    before = jax.device_get(other.arrays())
-    with jax_tt.nnx.LayerTiers(other, tier, path=tmp_path, depth=0) as tiers:
-        if capacity == 64:
-            with pytest.raises(jax_tt.files.StoreError, match=r"shape \(512, .*shape \(64, "):
-                tiers.restore()
-            jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(other.arrays()))
-        else:
-            assert tiers.restore() == b"saved"
-            assert int(other.insert(batch)["word"].counts["hits"]) == 8
+    expected = jax.device_get(embed.arrays())
+
+    other = collection_with(64)
+    opt = jax_tt.FusedOptimizer(other, optax.sgd(0.1, momentum=0.9))
+    with jax_tt.nnx.LayerTiers(other, {"item": jax_tt.Tier()}, path=tmp_path, depth=0) as tiers:
+        assert tiers.restore(opt=opt) == b"saved"
+        assert other.tables["word"].num_embeddings == 512
+        jax.tree.map(np.testing.assert_array_equal, expected, jax.device_get(other.arrays()))
+        grads = jax_tt.grad(lambda embed: embed(batch)["word"].sum())(other)
+        opt.update(other, grads)
+        assert int(other.insert(batch)["word"].counts["hits"]) == 8
+        with pytest.raises(ValueError, match="got the id 50; expected 0 to 49"):
+            next(tiers.prefetch([{**batch, "item": np.array([[50]])}]))
+        with pytest.raises(ValueError, match="expected at least 72"):
+            tiers.grow_host("item", 64)
+
+    for given, message in (
+        ((64, 256), r"holds 'word' with 512 rows; .*expected at most max_capacity, 256"),
+        ((96, None), r"holds 'word' with 512 rows; .*96 times a power of 2"),
+        ((1024, 1024), r"shape \(512, 8\).*shape \(1024, 8\)"),
+    ):
+        embed = collection_with(*given)
+        before = jax.device_get(embed.arrays())
+        tier = {"item": jax_tt.Tier()}
+        with (
+            jax_tt.nnx.LayerTiers(embed, tier, path=tmp_path, depth=0) as tiers,
+            pytest.raises(jax_tt.files.StoreError, match=message),
+        ):
+            tiers.restore()
+        jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(embed.arrays()))
+
+
+def test_sizes_of_tiers_are_those_of_the_store(tmp_path):
+    with pytest.raises(ValueError, match="host_rows: got None; expected a number of rows"):
+        small_tiers(tmp_path, host_rows=None)
+    tiers, state = small_tiers(tmp_path, host_rows=40, num_embeddings=50)
+    tiers.save(trained(tiers, state, [batch_of(np.arange(40, 48))]))
+    tiers.close()
+    with pytest.raises(ValueError, match="num_embeddings: got 49; expected at least 50, or None"):
+        small_tiers(tmp_path, num_embeddings=49)
+    for given, most in ({"num_embeddings": 60}, 60), ({}, 60), ({"host_rows": 8}, 60):
+        tiers, state = small_tiers(tmp_path, **{"host_rows": None, **given})
+        _, state = tiers.restore(state)
+        with pytest.raises(ValueError, match=f"expected 0 to {most - 1}"):
+            trained(tiers, state, [batch_of([most])])
+        with pytest.raises(ValueError, match=f"expected at least {given.get('host_rows', 40)}"):
+            tiers.grow_host("item", 1)
+        tiers.save(state)
+        tiers.close()

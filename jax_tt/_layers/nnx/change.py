@@ -333,6 +333,13 @@ class ChangingModule(TableModule):
         moments()
 
 
+def become(
+    layer: ChangingModule, change: Change, opt: nnx.Optimizer[Any] | None, model: nnx.Module | None
+) -> None:
+    """Applies a change of its table to a layer, and to the optax state of ``model``."""
+    layer._become(change, opt, model)
+
+
 def refresh_caches(model: Any) -> None:
     """Refreshes every row cache of a model whose ``refresh_every`` is due.
 

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from flax import nnx
 
+from jax_tt._layers.nnx.change import become
 from jax_tt._layers.nnx.collection import EmbedCollection, write_arrays
+from jax_tt._table.change import Change
 from jax_tt._tiers.lives import TierView
 from jax_tt._tiers.table import Tier, TierStatistics
 from jax_tt._tiers.tiers import Staged, Tiers
@@ -73,12 +76,29 @@ class LayerTiers:
         """`Tiers.save` of the variables of the layer."""
         self._tiers.save(self._embed.arrays(), other)
 
-    def restore(self) -> bytes | None:
-        """Sets the layer to what was saved last, and returns the other bytes; None if nothing was saved."""
+    def restore(
+        self, *, opt: nnx.Optimizer[Any] | None = None, model: nnx.Module | None = None
+    ) -> bytes | None:
+        """Sets the layer to what was saved last, and returns the other bytes; None if nothing was saved.
+
+        Its hash tables grow to the capacities with which they were saved.
+
+        Args:
+            opt, model: as in `jax_tt.TTEmbed.grow`. The optax state of tables that grow starts anew, with the shapes of
+                the one that belongs to what was saved.
+
+        Raises:
+            StoreError: as in `Tiers.restore`; the layer is unchanged.
+        """
         restored = self._tiers.restore(self._embed.arrays())
         if restored is None:
             return None
         other, state = restored
+        for name, table in self._tiers.collection.tables.items():
+            layer = self._embed.tables[name]
+            if table.num_embeddings != layer.num_embeddings:
+                anew = dict.fromkeys(table.spec.trained_names, lambda old, fresh: fresh)
+                become(layer, Change(table, state[name], anew), opt, model or self._embed)
         write_arrays(self._embed, state)
         return other
 

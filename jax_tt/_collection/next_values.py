@@ -155,6 +155,13 @@ def check_paths(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -
         raise ValueError(f"{caller}: grads lack {names_of(missing)} of the model; {expected}")
 
 
+def without_lookup(paths: Iterable[Path], reached: Callable[[Path], bool]) -> list[Path]:
+    """The arrays that a backward pass has reached in tables that none of its lookups has stepped."""
+    paths = list(paths)
+    unused = {_table_of(path): not reached(path) for path in paths if says_used(path)}
+    return [path for path in paths if _nearest(path, unused) and reached(path)]
+
+
 def names_of(paths: Iterable[Path]) -> str:
     """The variables in words."""
     return ", ".join(sorted(".".join(map(str, path)) for path in paths))

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jax_tt._collection.next_values import Path, Start, names_of
+from jax_tt._collection.next_values import Path, Start, names_of, without_lookup
 from jax_tt._lookup.one_loss import Loss
 
 _COMBINED = (
@@ -23,18 +23,32 @@ class NextValues:
         old: the arrays that the loss was differentiated at, by path.
         by_path: their next values.
         loss: what its backward pass did.
+        model: the name of the model in ``loss``.
         ordinary: for error messages, an expression for the parameters without fused tables.
 
     Raises:
-        ValueError: the loss depends on arrays not only through one lookup, as far as the trace shows it.
+        ValueError: the loss depends on arrays not only through one lookup, as far as the trace shows it, or without
+            any lookup.
 
     JAX compares static data where it combines two trees, and where a tree is an argument or a carry of a compiled
     function. The comparison raises, since the arrays of one of the two would be dropped.
     """
 
     def __init__(
-        self, old: Mapping[Path, Any], by_path: Mapping[Path, Any], loss: Loss, ordinary: str
+        self,
+        old: Mapping[Path, Any],
+        by_path: Mapping[Path, Any],
+        loss: Loss,
+        model: Any,
+        ordinary: str,
     ) -> None:
+        if alone := without_lookup(old, lambda path: loss.reached(model, path)):
+            raise ValueError(
+                f"value_and_grad: the loss reads {names_of(alone)} of fused tables, but looks up nothing in them. Only "
+                "a lookup trains a fused table, and this gradient would be lost. Build the layer with optimizer=None "
+                "and let optax step it, e.g. where it is the output weights of a model; or read "
+                "jax.lax.stop_gradient(array) for what is not to be trained."
+            )
         terms = [path for path in by_path if loss.has_other_terms(old[path], by_path[path])]
         if terms:
             raise ValueError(

@@ -7,12 +7,13 @@ these sums by the sentinel, but in a compiled step only when it runs; here they 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import jax
 
+from jax_tt._jax.watched import watched
 from jax_tt._lookup.shared import Shared, is_shared
 from jax_tt._table.groups import Call
 from jax_tt._table.options import Wanted
@@ -47,6 +48,15 @@ class Loss:
         self.sentinels: dict[int, Any] = {}
         self.insertions: dict[int, tuple[Any, Insertion, bool]] = {}
         self._next: dict[int, tuple[Any, Any]] = {}
+        self._reached: set[tuple[Any, Any]] = set()
+
+    def watch(self, model: Any, arrays: Mapping[Any, Any]) -> dict[Any, Any]:
+        """The arrays of a model by name, about which `reached` is asked."""
+        return watched(arrays, lambda name: self._reached.add((model, name)))
+
+    def reached(self, model: Any, name: Any) -> bool:
+        """Whether the backward pass has returned a cotangent for an array of a model."""
+        return (model, name) in self._reached
 
     def add(self, arrays: Any, next_values: Any) -> None:
         """Notes what the backward pass of a lookup returns for the arrays that it was given."""

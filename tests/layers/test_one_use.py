@@ -1,6 +1,6 @@
 """A loss that looks up a fused table twice, or has a term over it, is refused when it is traced, before a step runs."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -171,3 +171,65 @@ def test_linen_penalties() -> None:
     for name in ("all variables", "matrices"):
         with pytest.raises(ValueError, match=r"not only through one lookup.*variables\['params'\]"):
             jax_tt.linen.grad(loss)(variables, name)
+
+
+# --- Arrays of a table without a lookup, such as output weights
+
+
+class Head(nnx.Module):
+    """A fused table, one in a collection and one with a row cache, as output weights."""
+
+    READS: ClassVar[dict[str, Any]] = {
+        "layer.embedding": lambda model: model.layer.embedding[...].T,
+        "tables.tables.a.embedding": lambda model: model.tables.tables["a"].embedding.T,
+        "cached.core_0": lambda model: model.cached.cores[0].reshape(4, -1),
+        "cached.cache_rows": lambda model: model.cached.state()["cache_rows"].reshape(4, -1),
+    }
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        cache = jax_tt.RowCache(8, ways=4)
+        self.layer = layer()
+        self.tables = jax_tt.EmbedCollection(TABLES, FEATURES, rngs=rngs)
+        self.cached = jax_tt.TTEmbed(10, 4, tt_ranks=2, optimizer=RULE, cache=cache, rngs=rngs)
+        self.hidden = nnx.Linear(4, 4, rngs=rngs)
+
+
+@pytest.mark.parametrize("name", Head.READS)
+def test_output_weights_without_a_lookup(name: str) -> None:
+    def logits(model: Any) -> Any:
+        return model.hidden(jnp.ones((2, 4))) @ Head.READS[name](model)
+
+    def loss(model: Any) -> Any:
+        return jnp.sum(logits(model))
+
+    with pytest.raises(ValueError, match=rf"reads {name} of fused.*optimizer=None.*stop_gradient"):
+        trace(loss, Head())
+    trace(lambda model: jnp.sum(jax.lax.stop_gradient(logits(model))), Head())
+
+
+def test_metrics_of_a_table_without_a_lookup() -> None:
+    def metric(model: Any) -> jax.Array:
+        return jnp.sum(jax.lax.stop_gradient(model.layer.embedding[...]))
+
+    def loss(model: Any) -> Any:
+        hidden = jnp.sum(model.hidden(jnp.ones((2, 4))))
+        within = jax.lax.cond(hidden > 0, lambda: metric(model), lambda: 1.0)
+        summed, _ = jax.lax.scan(
+            lambda total, x: (total + x * metric(model), None), within, jnp.ones(3)
+        )
+        return hidden * jnp.sum(summed)
+
+    trace(loss, Head())
+
+
+def test_linen_output_weights_without_a_lookup() -> None:
+    model = jax_tt.linen.Embed(10, 4, optimizer=RULE)
+    variables = jax.jit(model.init)(jax.random.key(0), IDS)
+
+    def loss(variables: Any) -> Any:
+        return jnp.sum(variables["_overwrite_with_gradient"]["embedding"] ** 2)
+
+    with pytest.raises(ValueError, match=r"reads embedding of fused tables"):
+        jax_tt.linen.grad(loss)(variables)
+    assert jax_tt.linen.grad(lambda v: jax.lax.stop_gradient(loss(v)))(variables).params == {}

@@ -120,8 +120,10 @@ def value_and_grad(
         trained = {PARAMS: variables.get(PARAMS, {}), OVERWRITE_WITH_GRADIENT: fused}
 
         def of_trained(trained: Any) -> Any:
+            tables = loss.watch(argnums, flat(trained[OVERWRITE_WITH_GRADIENT]))
+            tables = traverse_util.unflatten_dict(tables)
             every = list(args)
-            every[argnums] = {**variables, **trained}
+            every[argnums] = {**variables, **trained, OVERWRITE_WITH_GRADIENT: tables}
             return f(*every, **kwargs)
 
         with one_loss() as loss:
@@ -130,7 +132,7 @@ def value_and_grad(
             return value, grads[PARAMS]
         new = flat(grads[OVERWRITE_WITH_GRADIENT])
         return value, Gradients(
-            grads[PARAMS], NextValues(flat(fused), new, loss, "variables['params']")
+            grads[PARAMS], NextValues(flat(fused), new, loss, argnums, "variables['params']")
         )
 
     return value_and_gradients

@@ -87,6 +87,9 @@ def value_and_grad(
     Returns:
         A function of the same arguments that returns the value of ``f`` and the gradients.
 
+    Raises:
+        ValueError: ``f`` looks up a fused table twice, or depends on its arrays otherwise than by a lookup.
+
     Example:
         >>> import jax.numpy as jnp, jax_tt, optax
         >>> from flax import nnx
@@ -110,14 +113,19 @@ def value_and_grad(
         return functools.partial(
             value_and_grad, argnums=argnums, wrt=wrt, has_aux=has_aux, **options
         )
-    differentiated = nnx.value_and_grad(
-        f, argnums=_with_tables(argnums, wrt), has_aux=has_aux, **options
-    )
 
     @functools.wraps(f)
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
         with one_loss() as loss:
-            value, grads = differentiated(*args, **kwargs)
+
+            @functools.wraps(f)
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                _watch(loss, _differentiated(args, argnums))
+                return f(*args, **kwargs)
+
+            value, grads = nnx.value_and_grad(
+                watched, argnums=_with_tables(argnums, wrt), has_aux=has_aux, **options
+            )(*args, **kwargs)
         return value, _separated(grads, _differentiated(args, argnums), loss)
 
     return value_and_gradients
@@ -169,14 +177,29 @@ def _differentiated(args: Sequence[Any], argnums: Any) -> Any:
 
 def _separated(grads: Any, args: Any, loss: Loss) -> Any:
     """The gradients with the next values of fused tables out of sight; without any, as they are."""
-    return jax.tree.map(partial(_of_one_module, loss), grads, args, is_leaf=_is_state)
+    return jax.tree.map_with_path(partial(_of_one_module, loss), grads, args, is_leaf=_is_state)
 
 
 def _is_state(x: Any) -> bool:
     return isinstance(x, nnx.State | nnx.Variable)
 
 
-def _of_one_module(loss: Loss, grads: Any, module: Any) -> Any:
+def _watch(loss: Loss, args: Any) -> None:
+    """Has ``loss`` note which arrays of the fused tables of the modules in ``args`` it depends on."""
+
+    def watch(where: Any, module: Any) -> None:
+        if _is_module(module):
+            arrays = loss.watch(where, arrays_of(nnx.state(module, FusedParam)))
+            nnx.update(module, nnx.from_flat_state(arrays))
+
+    jax.tree.map_with_path(watch, args, is_leaf=_is_module)
+
+
+def _is_module(x: Any) -> bool:
+    return isinstance(x, nnx.Pytree)
+
+
+def _of_one_module(loss: Loss, where: Any, grads: Any, module: Any) -> Any:
     if not isinstance(grads, nnx.State):
         return grads
     fused, ordinary = nnx.split_state(grads, FusedParam, ...)
@@ -184,7 +207,7 @@ def _of_one_module(loss: Loss, grads: Any, module: Any) -> Any:
     if not new:
         return grads
     old = arrays_of(nnx.state(module, FusedParam))
-    return Gradients(ordinary, NextValues(old, new, loss, "nnx.state(model, nnx.Param)"))
+    return Gradients(ordinary, NextValues(old, new, loss, where, "nnx.state(model, nnx.Param)"))
 
 
 def arrays_of(state: Any) -> dict[tuple[Any, ...], Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import get_abstract_mesh
 
 from jax_tt._base.arguments import one_of
 from jax_tt._base.dtypes import accumulator
@@ -34,6 +35,7 @@ from jax_tt._ops.lookups import options_of
 from jax_tt._table.check import check_state
 from jax_tt._table.groups import Use
 from jax_tt._table.options import Lookup, StepInputs, Update
+from jax_tt._table.row_shard import RowShard, row_shard
 
 LAYOUTS = ("features", *WIDE)
 
@@ -119,8 +121,12 @@ def embed(
     """
     if STATISTICS in state:
         check_statistics("state", state, collection.tables)
+    shards: dict[str, RowShard | None] = dict.fromkeys(collection.tables)
+    if get_abstract_mesh().manual_axes:
+        shards = {name: row_shard(table, state[name]) for name, table in collection.tables.items()}
     for name, table in collection.tables.items():
-        check_state(table, state[name])
+        shard = shards[name]
+        check_state(shard.table if shard else table, state[name])
     storages = {name: table.spec.storage(state[name]) for name, table in collection.tables.items()}
     values = values_of(collection.features, batch)
     requests = requests_of(collection, values, storages, lookups)
@@ -128,7 +134,10 @@ def embed(
         counts = {name: request.samples for name, request in requests.items()}
         check_wide(collection, layout, counts)
     tables = collection.for_batches
-    uses = {name: settle(table, state[name], lookups[name]) for name, table in tables.items()}
+    uses = {
+        name: settle(table, state[name], lookups[name], shards[name])
+        for name, table in tables.items()
+    }
     shared = collection.shared(state)
     scalars: list[dict[str, Any]] = [{}] * len(tables)
     if shared is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.sharding import get_abstract_mesh
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.explicit import reshape_rows
@@ -14,6 +15,7 @@ from jax_tt._lookup.limit import limited
 from jax_tt._lookup.rule import pooled_sums, prepared, settle
 from jax_tt._table.check import check_state
 from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs
+from jax_tt._table.row_shard import row_shard
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
@@ -22,9 +24,10 @@ def lookup_rows(
     table: Table, state: State, ids: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
     """Rows of a table of any kind, one per id, and the state after the call; see `jax_tt.lookup`."""
-    check_state(table, state)
+    shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
+    check_state(shard.table if shard else table, state)
     batch, shape = lookup_batch(table.ids, ids)
-    call, state = prepared(settle(table, state, lookup), state, batch, inputs)
+    call, state = prepared(settle(table, state, lookup, shard), state, batch, inputs)
     (sums,) = pooled_sums((call,))
     result_type = lookup.dtype or table.spec.storage(state)
     rows = reshape_rows(sums, (*shape, table.features)).astype(result_type)
@@ -37,11 +40,12 @@ def pooled_rows(
     table: Table, state: State, bags: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
     """Pooled rows, one vector per bag, and the state after the call; see `jax_tt.lookup_bags`."""
-    check_state(table, state)
+    shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
+    check_state(shard.table if shard else table, state)
     storage = table.spec.storage(state)
     batch, count = bag_batch(table.ids, bags, accumulator(storage))
     summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
-    call, state = prepared(settle(table, state, lookup), state, summed, inputs)
+    call, state = prepared(settle(table, state, lookup, shard), state, summed, inputs)
     (sums,) = pooled_sums((call,))
     result = combine(lookup, table, batch, sums)
     rows = result.reshape(count, table.features).astype(lookup.dtype or storage)

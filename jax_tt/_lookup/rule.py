@@ -25,6 +25,7 @@ from jax_tt._ids.id_space import add_out_of_range
 from jax_tt._ids.parts import divided, whole
 from jax_tt._jax.reverse_only import first_order, reverse_only
 from jax_tt._jax.vma import sum_gradients, vary_over, varying_axes
+from jax_tt._lookup.on_shard import on_shard
 from jax_tt._lookup.one_loss import check_first_use, note_next_values
 from jax_tt._lookup.read_scale import scaled_reads
 from jax_tt._lookup.shared import Shared, shared_places
@@ -33,6 +34,7 @@ from jax_tt._table import groups
 from jax_tt._table.added import Added, adds_rows, plus_added
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Wanted
+from jax_tt._table.row_shard import RowShard
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table
 from jax_tt._table.types import State
@@ -43,11 +45,11 @@ from jax_tt.optimizers import ReadsScaled
 OUT_OF_RANGE = "out_of_range"
 
 
-def settle(table: Table, state: State, lookup: Lookup) -> Use:
+def settle(table: Table, state: State, lookup: Lookup, shard: RowShard | None = None) -> Use:
     """Fixes how a call runs, so that forward and backward pass use the same method and precision."""
     execution = table.execution(lookup, state)
     options = _with(lookup, execution.method, resolve_precision(lookup.precision))
-    return Use(table, options, execution)
+    return Use(table, options, execution, shard)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -60,7 +62,7 @@ def prepared(use: Use, state: State, batch: Batch, inputs: StepInputs) -> tuple[
 
     That is the count of ids out of range, and `Table.prepare`.
     """
-    table, lookup, execution = use.table, use.lookup, use.execution
+    table, lookup, execution, shard = use.table, use.lookup, use.execution, use.shard
     if table.ids.takes_keys:
         # Keys without a row are out of range of the prepared batch, and are not in its sums.
         lookup = dataclasses.replace(lookup, bounds="zero")
@@ -80,10 +82,14 @@ def prepared(use: Use, state: State, batch: Batch, inputs: StepInputs) -> tuple[
         constant = jax.lax.stop_gradient(rest)
         added = Added(table, lookup, table.spec.storage(before), constant, given, batch)
     # Where rows are on other devices, native ops are only given rows that exist.
-    if lookup.bounds == "warn" and (lookup.method == "reference" or execution.devices > 1):
+    elsewhere = execution.devices > 1 or shard is not None
+    if lookup.bounds == "warn" and (lookup.method == "reference" or elsewhere):
         warn_out_of_range(table, batch)
         lookup = dataclasses.replace(lookup, bounds="zero")
     values = step_values(table, state, inputs)
+    if shard is not None:
+        whole_table, table = table, shard.table
+        shard, batch, values = on_shard(shard, whole_table, batch, values, lookup.bounds)
     trained: Any = {name: state[name] for name in table.spec.trained_names}
     rest = {name: state[name] for name in table.spec.constant_names}
     axes = varying_axes(batch) if table.update else varying_axes(trained, rest, batch)
@@ -93,7 +99,9 @@ def prepared(use: Use, state: State, batch: Batch, inputs: StepInputs) -> tuple[
         trained = vary_over(trained, axes)
     elif table.update is None and lookup.axis_name is not None:
         trained = sum_gradients(trained, lookup.axis_name)
-    return Call(Use(table, lookup, execution), {**trained, **rest}, batch, values, added), state
+    return Call(
+        Use(table, lookup, execution, shard), {**trained, **rest}, batch, values, added
+    ), state
 
 
 def pooled_sums(
@@ -106,6 +114,8 @@ def pooled_sums(
     """
     if any(call.added is not None for call in calls):
         return _sums_with_added(calls, wide, shared)
+    if any(call.use.shard for call in calls):
+        return _sums_over_shards(calls, wide, shared)
     if explicit_mesh(calls) is not None:
         # There, in automatic mode, the mesh has no explicit axes.
         assert wide is None  # the sums of tables may differ in their shardings
@@ -148,6 +158,15 @@ def _sums_with_added(calls: Sequence[Call], wide: Wide | None, shared: Shared | 
     sums, of_added = sums[: len(calls)], sums[len(calls) :]
     for k, more in zip(added, of_added, strict=True):
         sums[k] = sums[k] + more
+    return tuple(sums) if wide is None else wide.joined(sums)
+
+
+def _sums_over_shards(calls: Sequence[Call], wide: Wide | None, shared: Shared | None) -> Any:
+    here = [call._replace(use=dataclasses.replace(call.use, shard=None)) for call in calls]
+    sums = [
+        jax.lax.psum(x, call.use.shard.axes) if call.use.shard else x
+        for call, x in zip(calls, pooled_sums(here, None, shared), strict=True)
+    ]
     return tuple(sums) if wide is None else wide.joined(sums)
 
 

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tt._base import reports
-from jax_tt._ids.batch import is_padding, padding_mark, present, spread_to_positions, with_marks
+from jax_tt._ids.batch import present, spread_to_positions
 from jax_tt._ids.id_space import digits_in_range
+from jax_tt._ids.shard_ids import in_shard
 from jax_tt._jax.vma import all_shards, own_shard
 from jax_tt._native.call import Named, native, numbered, types_of
 from jax_tt._native.operands import (
@@ -210,30 +211,14 @@ class Shard(DenseCall):
         return self.in_shard(super().gathered(args, axes))
 
     def in_shard(self, args: Named) -> Named:
-        """The operands with ids that count the rows of this shard.
-
-        Ids of other shards become padding. Ids out of range stay so in all shards, which then agree to refuse a step;
-        the first shard reports them.
-        """
+        """The operands with ids that count the rows of this shard."""
         if not self.rows_over:
             return args
         given = dataclasses.replace(self.batch_of_all, ids=args["ids"])
-        (row,), in_range = digits_in_range(self.table.ids, given)
-        marked = given if given.padded else with_marks(given)
-        padding = is_padding(given) if given.padded else jnp.zeros((), bool)
         (rows,) = (args[name].shape[0] for name in self.params)
-        most, shard = int(jnp.iinfo(row.dtype).max), lax.axis_index(self.rows_over)
-        # Ids of a narrow type do not reach all shards.
-        first = jnp.minimum(shard, most // rows).astype(row.dtype) * min(rows, most)
-        local = row - first
-        here = (row >= first) & (local <= min(rows - 1, most)) & (shard <= most // rows)
-        bounds = self.lookup.bounds
-        in_range |= bounds == "clip"
-        silent = in_range | padding | (bounds == "unchecked")
-        if bounds == "warn":
-            silent |= shard != 0
-        away = jnp.where(silent, padding_mark(row.dtype), marked.ids)
-        return {**args, "ids": jnp.where(here & in_range & ~padding, local, away)}
+        shard = lax.axis_index(self.rows_over)
+        local = in_shard(self.table.ids, given, rows, shard, self.lookup.bounds)
+        return {**args, "ids": local.ids}
 
     def summed(self, found: Named, args: Named, axes: Any) -> Named:
         dweights = found["dweights"]

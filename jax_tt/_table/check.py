@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jax_tt._base.storage import STORAGE, check_storage, require_arrays
@@ -17,6 +18,12 @@ _STORAGE = set(STORAGE)
 _CAST = (
     " Leave fused tables out of casts of a model: param_dtype= of the table is the type of its rows, and dtype= of the "
     "layer or Lookup that of the results."
+)
+_OF_SHARDS = (
+    " Inside a shard_map, lookups take a shard of the rows of a dense or quantized table, with the same shard of all "
+    "arrays that have rows, whose types say over which one mesh axis; check_vma=False leaves that out. Pass the arrays "
+    "of other tables whole, with in_specs P(). Or look the table up outside of the shard_map, where its arrays may "
+    "have any sharding; jax_tt.shard_tables divides hash tables."
 )
 
 
@@ -68,10 +75,11 @@ def check_arrays(table: Table, state: State, arrays: Sequence[Array]) -> None:
         shape = given.shape if array.shape is None else array.shape
         if given.shape != shape or given.dtype != dtype:
             trained = given.shape == shape and array.unit is not None
+            inside = given.shape != shape and jax.sharding.get_abstract_mesh().manual_axes
             raise ValueError(
                 f"{table.ids.label}{array.name}: got {given.dtype} of shape {given.shape}; expected "
                 f"{jnp.dtype(dtype)} of shape {shape}, as this table and its optimizer have."
-                f"{' ' if array.hint else ''}{array.hint}{_CAST if trained else ''}"
+                f"{' ' if array.hint else ''}{array.hint}{_CAST if trained else ''}{_OF_SHARDS if inside else ''}"
             )
     for dtypes in storage.values():
         if len(dtypes) != 1 or not dtypes <= _STORAGE:

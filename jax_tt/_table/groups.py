@@ -18,6 +18,7 @@ from jax_tt._ids.batch import Batch, present, spread_to_positions
 from jax_tt._ids.inputs import one_bag_per_position
 from jax_tt._table.added import Added
 from jax_tt._table.options import Lookup, Wanted
+from jax_tt._table.row_shard import RowShard
 from jax_tt._table.scope import scope_of
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -38,11 +39,13 @@ class Use:
         table: the table.
         lookup: its options, with the method that was chosen and the cotangents that the loss needs.
         execution: what `Table.execution` returned; None within an operation, which is not chosen again.
+        shard: the rows of the table that this device has inside a ``shard_map``, if not all of them.
     """
 
     table: Table
     lookup: Lookup
     execution: Any = None
+    shard: RowShard | None = None
 
     def wanting(self, wanted: Wanted) -> Use:
         """The same with the cotangents that the loss needs."""

@@ -179,6 +179,9 @@ def summed_axes(table: Table, state: State, batch: Batch, g: jax.Array, lookup: 
 
 def stepped_scalars(table: Table, state: State, applied: jax.Array) -> dict[str, jax.Array]:
     """The scalars after a step that was ``applied`` or not, 1 or 0; only that where a collection has the scalars."""
+    # All shards of a table refuse a step together, and share the scalars.
+    shards = varying_axes(applied) - varying_axes(state["step"])
+    applied = lax.pmin(applied, tuple(sorted(shards, key=str))) if shards else applied
     if table.update is not None and table.update.shared:
         return {APPLIED: applied}
     return {

@@ -1,0 +1,53 @@
+"""`RowShard`: the rows of a table that a device has inside a ``shard_map``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from jax import lax
+
+from jax_tt._ids.placement import Placement
+from jax_tt._jax.vma import varying_axes
+from jax_tt._table.sharding import can_be_placed, check_sharding, rows_to_shard, shard_of
+from jax_tt._table.table import Table
+from jax_tt._table.types import State
+from jax_tt._table.wrapper import is_sharded
+
+
+class RowShard(NamedTuple):
+    """A shard of a table.
+
+    Attributes:
+        table: of its rows.
+        axes: the mesh axes that the rows are sharded over, of which at most one has several devices.
+    """
+
+    table: Table
+    axes: tuple[str, ...]
+
+
+def row_shard(table: Table, state: State) -> RowShard | None:
+    """The shard that a state has, from the axes that its rows vary over; None for the state of a whole table."""
+    if is_sharded(table) or not can_be_placed(table):
+        return None
+    arrays = [state[name] for name in rows_to_shard(table) if name in state]
+    axes = tuple(sorted(varying_axes(arrays), key=str))
+    several = [size for size in map(lax.axis_size, axes) if size > 1]
+    shards = math.prod(several)
+    # The types do not say in which order several axes divide the rows.
+    if not axes or len(several) > 1 or arrays[0].shape[0] * shards != table.num_embeddings:
+        return None
+    if shards > 1:
+        _check(table, shards)
+    return RowShard(shard_of(table, table.num_embeddings // shards, table.features), axes)
+
+
+def _check(table: Any, shards: int) -> None:
+    check_sharding(table, Placement.contiguous().layout(table.num_embeddings, shards))
+    if table.update is not None and table.update.skip_nonfinite:
+        raise ValueError(
+            f"{table.ids.label}skip_nonfinite: got True for a table whose rows are sharded inside a shard_map, where "
+            "no device sees the gradients of all rows; expected False, or the same call under jax.jit alone, with "
+            "arrays that are sharded in the same way."
+        )

@@ -122,7 +122,9 @@ def _product(source: Source, max_bytes: int) -> Found:
             (terms * parts * bits, bits, terms * parts)
             for parts in divisors
             for bits in _CODE_BITS
-            if _coded(source, terms * parts, bits, rotated=rotation is not None, **options).nbytes
+            if table_bytes(
+                _coded(source, terms * parts, bits, rotated=rotation is not None, **options)
+            )
             <= max_bytes
         ]
         if fit:
@@ -136,7 +138,7 @@ def _additive(source: Source, max_bytes: int) -> Found:
         fit = [
             m
             for m in range(1, _MAX_SUM + 1)
-            if _coded(source, m, bits, kind="additive").nbytes <= max_bytes
+            if table_bytes(_coded(source, m, bits, kind="additive")) <= max_bytes
         ]
         # With the most codes there is room left, which longer ones use better.
         if fit and (fit[-1] < _MAX_SUM or bits == _CODE_BITS[0]):
@@ -190,7 +192,7 @@ def _splits(
         }
         options |= {"terms": terms} if kind == "product" else {}
         table = _coded(source, parts * terms, bits, **options)
-        hot = 1 + (max_bytes - table.nbytes) // table.hot_bytes
+        hot = 1 + (max_bytes - table_bytes(table)) // table.hot_bytes
         if not 0 < hot < n:
             continue
         base = n * table.row_bytes
@@ -214,6 +216,14 @@ KINDS: dict[str, Callable[[Source, int], Found]] = {
 def _coded(source: Source, m: int, bits: int, **options: Any) -> CodedTable:
     layout = CodeLayout(*source.sizes, m, bits, **options)
     return with_codebooks(layout, param_dtype=source.param_dtype)
+
+
+def table_bytes(table: CodedTable) -> int:
+    """``nbytes`` of a table, without tracing an initial state: thousands of tables are compared."""
+    return sum(
+        math.prod(array.shape or ()) * jnp.dtype(array.dtype or table.param_dtype).itemsize
+        for array in table.spec.arrays
+    )
 
 
 def _encoded(

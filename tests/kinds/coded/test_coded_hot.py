@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._compress.candidates import candidates
+from jax_tt._compress.candidates import candidates, table_bytes
 from jax_tt._compress.source import Source
 from jax_tt._ids import places
 from jax_tt._kinds.coded import codebooks
@@ -54,7 +54,7 @@ def test_hot_rows_are_those_with_the_largest_weighted_squares(way):
     largest = np.argsort(-WEIGHTS * np.sum(ROWS**2, axis=1))[:200]
     np.testing.assert_array_equal(np.flatnonzero(hot), np.sort(largest))
     np.testing.assert_array_equal(place[hot], np.arange(200))
-    assert table.nbytes == sum(array.nbytes for array in state.values())
+    assert table.nbytes == sum(array.nbytes for array in state.values()) == table_bytes(table)
     codes = np.asarray(table.codes(state))
     np.testing.assert_array_equal((codes < 0).any(axis=1), ~np.asarray(hot))
 
@@ -151,7 +151,9 @@ def test_candidates_with_more_codes_use_the_bytes():
         of_kinds = (
             candidates(source, kind, rows.nbytes // ratio) for kind in ("product", "additive")
         )
-        details = [one.detail for found in of_kinds for one in found]
+        found = [one for of_kind in of_kinds for one in of_kind]
+        assert all(one.nbytes <= rows.nbytes // ratio for one in found)
+        details = [one.detail for one in found]
         counts = (re.search("more in each sum of ([0-9,]+) rows", detail) for detail in details)
         return [int(count[1].replace(",", "")) / len(rows) for count in counts if count]
 

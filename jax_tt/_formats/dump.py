@@ -19,7 +19,7 @@ import numpy as np
 
 from jax_tt._base.progress import Progress
 from jax_tt._formats.orbax_directory import read_orbax, write_orbax
-from jax_tt._formats.output import Contents, flush, places_of, resuming, unfinished
+from jax_tt._formats.output import Contents, errors_of, flush, places_of, resuming, unfinished
 from jax_tt._formats.safetensors_file import read_safetensors, write_safetensors
 from jax_tt._formats.stored import FileError, MissingError, StoredArrays
 from jax_tt._formats.team import Team
@@ -67,7 +67,9 @@ def write_dump(
     slots = ["slot"] if "sets" in about else []
     names = [*_OF_KEYS, *slots, *about["arrays"]]
     sums = np.zeros((len(files), len(names)), np.uint32)
-    with team.together(path), contextlib.ExitStack() as stack:
+    # Also where another process has called `resuming`.
+    errors = errors_of(os.fsdecode(path))
+    with team.together(path), errors, contextlib.ExitStack() as stack:
         with team.together(path):
             place = unfinished(path)
             if team.leads:
@@ -173,7 +175,8 @@ class Dump:
                     "that wrote it."
                 )
             # The first version wrote no checksums, and slots for one device alone, whose number it did not write.
-            if version > 1 and about.pop("checksum") != _sum_of_text(about):
+            summed = version > 1 or "checksum" in about  # a version that has changed as well
+            if summed and about.pop("checksum") != _sum_of_text(about):
                 raise ValueError("its checksum differs")
             files = [str(file) for file in about["files"]]
             sizes = int(about["features"]), int(about["keys"])
@@ -213,7 +216,9 @@ class Dump:
     def rest(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Reads arrays that do not belong to single keys; names that the dump does not have are left out."""
         stored = self._read(_REST)
-        return {name: self._array(_REST, stored, name) for name in names if name in stored.arrays}
+        # All of them are compared with their checksums, so that damage is an error before it matters.
+        arrays = {name: self._array(_REST, stored, name) for name in stored.arrays}
+        return {name: arrays[name] for name in names if name in arrays}
 
     def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, np.ndarray]]:
         """Reads keys, scores and last batches, slots if there are any, and entries of these shapes, file by file."""

@@ -79,7 +79,7 @@ def check_output(
         raise FileError(
             f"{name}: {how} {other}, which would be lost or changed; expected another place for the output."
         )
-    with _errors_of(name):
+    with errors_of(name):
         _check_target(name, target, overwrite, contents if directory else None)
         folder = os.path.dirname(target)
         if not os.path.isdir(folder):
@@ -104,7 +104,7 @@ def writing(
     target = os.path.realpath(name)
     folder = os.path.dirname(target)
     with (
-        _errors_of(name),
+        errors_of(name),
         tempfile.TemporaryDirectory(
             ".unfinished", ".jax_tt_", folder, ignore_cleanup_errors=True
         ) as place,
@@ -134,7 +134,7 @@ def resuming(path: str | os.PathLike[str], contents: Contents, *, overwrite: boo
     name = os.fsdecode(path)
     folder, last = os.path.split(os.path.realpath(name))
     place = unfinished(name)
-    with _errors_of(name):
+    with errors_of(name):
         os.makedirs(place, exist_ok=True)
         lock = os.open(place, os.O_RDONLY)
         try:
@@ -199,7 +199,7 @@ def _check_target(name: str, target: str, overwrite: bool, contents: Contents | 
 
 
 @contextlib.contextmanager
-def _errors_of(name: str) -> Iterator[None]:
+def errors_of(name: str) -> Iterator[None]:
     """Raises a `FileError` for what goes wrong while an output is written."""
     try:
         yield

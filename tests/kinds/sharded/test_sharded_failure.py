@@ -1,12 +1,14 @@
-"""A process that is killed stops the others, and fewer processes go on from the last checkpoint."""
+"""A process that is killed stops the others; what was complete before that is read."""
 
 import random
 import shutil
 import time
 
+import jax
 import numpy as np
 import pytest
 
+import jax_tt
 from tests.kinds.sharded.failure_run import EVERY, STEPS
 from tests.processes import free_port, launch, outputs_of, started
 
@@ -56,3 +58,37 @@ def test_training_goes_on_with_two_processes_after_one_of_four_was_killed(tmp_pa
         assert found.keys() == alone.keys()
         for name, array in found.items():
             np.testing.assert_array_equal(array, alone[name], err_msg=f"{name}, {death}")
+
+
+def test_dumps_of_two_processes_after_full_disks_changed_bytes_and_a_process_that_was_killed(
+    tmp_path,
+):
+    port, paths = free_port(), [tmp_path / f"{process}.npz" for process in (0, 1)]
+    workers = [
+        started("kinds.sharded.damaged_dump_run", str(process), "2", port, str(tmp_path), str(path))
+        for process, path in enumerate(paths)
+    ]
+    outputs = outputs_of(workers, timeout=4 * MOST_SECONDS)
+    assert workers[1].returncode == -9, "\n".join(output[-4000:] for output in outputs)
+    assert workers[0].returncode not in (0, -9), outputs[0][-4000:]
+    runs = [dict(np.load(path)) for path in paths]
+    files = runs[0]["files"].tolist()
+    assert len(files) >= 5 and {"about.json", "rest.safetensors"} < set(files)
+    for process, run in enumerate(runs):
+        full, other, *changed = run["messages"].tolist()
+        told = [full, other] if process == 0 else [other, full]
+        assert "cannot be written" in told[0] and "File too large" in told[0]
+        assert f"process {1 - process} failed, and this one stopped as well" in told[1]
+        assert len(changed) == len(files)
+        for name, message in zip(files, changed, strict=True):
+            assert "damaged" in message or "no whole safetensors file" in message, (name, message)
+    table = jax_tt.hash_table(64, 4, optimizer=jax_tt.optimizers.Adagrad(0.1))
+    state = table.init(jax.random.key(0))
+    # What the killed dump has left does not matter, to readers and to the next one.
+    assert (tmp_path / ".jax_tt_dump.unfinished").is_dir()
+    for _ in range(2):
+        _, found = jax_tt.files.load_dump(table, state, tmp_path / "dump")
+        keys = jax_tt.dynamic.keys_of(table, found)["key"]
+        np.testing.assert_array_equal(np.sort(keys), runs[0]["keys"])
+        jax_tt.files.dump(table, found, tmp_path / "dump", overwrite=True)
+    assert not (tmp_path / ".jax_tt_dump.unfinished").exists()

@@ -14,7 +14,12 @@ from jax_tt._collection.states import check_states, listed
 from jax_tt._kinds.hashed.change import grow_if_full
 from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._ops.insert import insert_anywhere, insert_keys, with_slots
-from jax_tt._ops.insert_in_call import inserts, passed_through, to_insert
+from jax_tt._ops.insert_in_call import (
+    inserts,
+    passed_through,
+    to_insert,
+    with_checked_gradients,
+)
 from jax_tt._ops.inserting import Inserted, ToInsert, requests_of
 from jax_tt._table.change import Change
 from jax_tt._table.check import check_state
@@ -74,6 +79,7 @@ def insert_in_collection_call(
     """`insert_in_call` for the hash tables of a collection; ``lookups`` are the options by table."""
     values = values_of(collection.features, batch)
     asked: dict[str, dict[str, ToInsert]] = {}
+    after: dict[str, Any] = dict(state)
     for name in collection.hashed:
         table, lookup, features = (
             collection.for_batches[name],
@@ -83,7 +89,8 @@ def insert_in_collection_call(
         if inserts(table, lookup, [values[feature] for feature in features]):
             parts = [(collection.for_features[feature], values[feature]) for feature in features]
             asked.setdefault(lookup.method, {})[name] = to_insert(table, state[name], parts, lookup)
-    after: dict[str, Any] = dict(state)
+        else:
+            after[name] = with_checked_gradients(table, state[name], lookup)
     for method, tables in asked.items():
         results = insert_anywhere(list(tables.values()), method, False)
         for (name, one), (done, arrays) in zip(tables.items(), results, strict=True):

@@ -30,7 +30,7 @@ def insert_in_call(table: Table, state: State, ids: Any, lookup: Lookup) -> tupl
     Calls that do not train, ids that come with slots, and frozen tables are left as they are.
     """
     if not inserts(table, lookup, [ids]):
-        return ids, state
+        return ids, with_checked_gradients(table, state, lookup)
     asked = to_insert(table, state, [(table, ids)], lookup)
     ((done, after),) = insert_anywhere([asked], lookup.method, False)
     return with_slots(ids, done), passed_through(asked, state, after)
@@ -75,21 +75,40 @@ def passed_through(asked: ToInsert, before: State, after: State) -> dict[str, An
     return {**after, **kept, **replaced}
 
 
+def with_checked_gradients(table: Table, state: State, lookup: Lookup) -> State:
+    """The state of a training call whose keys were inserted before it; its gradient may be an error all the same."""
+    whole = unsharded_hash_table(table)
+    if not whole.trains(lookup) or not _leaves_moments(whole):
+        return state
+    check = partial(_refuse_gradient, whole)
+    names = table.spec.trained_names
+    return {**state, **{name: _replaced(check, state[name], state[name]) for name in names}}
+
+
 def _check_gradient(table: HashTable, insertion: Insertion) -> None:
     """Raises if a training call cannot be differentiated."""
-    if table.update is None and table.policy != "none":
-        raise TypeError(
-            f"{table.ids.label}optimizer: got None for a table with the policy {table.policy!r}, whose training calls "
-            "are differentiated: a key that is evicted would leave its moments in the optax state to the next key in "
-            "its slot. Give the table a fused rule, e.g. jax_tt.hash_table(..., optimizer=jax_tt.optimizers."
-            "Adagrad(0.05)), which resets them; or policy='none', which evicts nothing."
-        )
+    if _leaves_moments(table):
+        _refuse_gradient(table)
     if table.update is not None and insertion.misses_rows():
         raise ValueError(
             f"{table.ids.label}the loss looks up this fused table more than once, and its next value would lack the "
             "rows of keys that another training call inserts. Look up all ids in one call; or insert them before the "
             "loss, and look up jax_tt.dynamic.with_slots(ids, inserted) in each call."
         )
+
+
+def _leaves_moments(table: HashTable) -> bool:
+    """Whether an evicted key leaves its optimizer state to the next key in its slot."""
+    return table.update is None and table.policy != "none" and bool(table.table.spec.row_names)
+
+
+def _refuse_gradient(table: HashTable) -> None:
+    raise TypeError(
+        f"{table.ids.label}optimizer: got None for a table with the policy {table.policy!r}, whose training calls "
+        "are differentiated: a key that is evicted would leave its moments in the optax state to the next key in "
+        "its slot. Give the table a fused rule, e.g. jax_tt.hash_table(..., optimizer=jax_tt.optimizers."
+        "Adagrad(0.05)), which resets them; or policy='none', which evicts nothing."
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

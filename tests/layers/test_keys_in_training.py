@@ -160,6 +160,11 @@ def test_tables_without_a_rule_are_refused_where_keys_can_leave():
     assert model(keys(0)).shape == (8, 1)  # only a gradient needs moments
     with pytest.raises(TypeError, match=r"policy 'lru'.*moments.*optimizers\.Adagrad"):
         jax_tt.grad(loss_of)(model, keys(0))
+    located = jax_tt.dynamic.with_slots(keys(0), model.items.insert(keys(0)))
+    with pytest.raises(TypeError, match=r"policy 'lru'.*moments.*optimizers\.Adagrad"):
+        jax_tt.grad(loss_of)(model, located)
+    model.eval()
+    assert jax_tt.grad(loss_of)(model, located)["items"]["embedding"].get_value().any()
     model = Tower(jax_tt.hash_table(ROWS, D, policy="none", safe_check="error"))
     losses, state = trained(model, JITTED, [keys(0)] * 3)
     assert losses == sorted(losses, reverse=True)

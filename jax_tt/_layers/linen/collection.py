@@ -31,6 +31,7 @@ from jax_tt._layers.linen.table import (
 )
 from jax_tt._layers.pretrained import replacements
 from jax_tt._lookup.shared import FLAGS, init_flags, is_shared
+from jax_tt._ops.insert_in_call import with_checked_gradients
 from jax_tt._planning.shard_tables import over_mesh
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name, with_update
@@ -199,6 +200,10 @@ class EmbedCollection(ChecksKeywords, nn.Module):
             state[STATISTICS] = {TOTALS: self.get_variable(STATISTICS, TOTALS, first)}
         if self.collection.hashed and self.is_mutable_collection(HASH_TABLE):
             batch, state = insert_in_collection_call(self.collection, state, batch, lookups)
+        else:
+            for name in self.collection.hashed:
+                table = self.collection.tables[name]
+                state[name] = with_checked_gradients(table, state[name], lookups[name])
         result, after = embed(self.collection, state, batch, lookups, inputs, layout)
         for name, given in before.items():
             finish_call(self.parts[name], given, after[name], lookups[name])

@@ -34,7 +34,7 @@ from jax_tt._layers.pretrained import AnyFromPretrained
 from jax_tt._layers.variables import FusedParam
 from jax_tt._lookup.calls import lookup_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
-from jax_tt._ops.insert_in_call import insert_in_call
+from jax_tt._ops.insert_in_call import insert_in_call, with_checked_gradients
 from jax_tt._ops.top_k import top_k
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name
@@ -174,8 +174,11 @@ class TableModule(ChecksKeywords, nn.Module):
     ) -> jax.Array:
         before, lookup, step = begin_call(self, grad_scale, hyperparameters)
         state: State = before
-        if self.described.ids.takes_keys and self.is_mutable_collection(HASH_TABLE):
-            inputs, state = insert_in_call(self.described, before, inputs, lookup)
+        if self.described.ids.takes_keys:
+            if self.is_mutable_collection(HASH_TABLE):
+                inputs, state = insert_in_call(self.described, before, inputs, lookup)
+            else:
+                state = with_checked_gradients(self.described, before, lookup)
         result, after = op(self.described, state, inputs, lookup, step)
         finish_call(self, before, after, lookup)
         return result

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.core import Tracer
 
+from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.cached.fill import fill
 from jax_tt._kinds.cached.maintain import flush, populate, refresh, reset, statistics
@@ -28,6 +31,7 @@ from jax_tt._ops.change_tables import grow_table, reorder_table
 from jax_tt._ops.insert import insert_keys
 from jax_tt._ops.inserting import Evicted, Inserted
 from jax_tt._ops.remove import KeyView, remove_keys
+from jax_tt._sets.hash_directory import KEYS
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Carry, Change, maintain, with_cache
 from jax_tt._table.copies import without_values
@@ -254,9 +258,30 @@ class ChangingModule(TableModule):
         *,
         where: Callable[[KeyView], Any] | None = None,
         size: int | None = None,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
     ) -> Evicted:
-        """Takes keys out of the table; see `jax_tt.dynamic.remove`, also for the arguments."""
-        return self._change_keys(remove_keys, "remove", keys, where=where, size=size)
+        """Takes keys out of the table; see `jax_tt.dynamic.remove`, also for the other arguments.
+
+        Args:
+            opt, model: as in `jax_tt.TTEmbed.grow`, where optax steps the table; its state in the slots of the keys is
+                initialised. Without ``opt`` this is an error then, except after ``eval()``.
+        """
+        self._require_keys("remove")
+        table = unsharded_hash_table(self.table)
+        steps = table.update is None and not (self.deterministic or table.frozen)
+        if opt is None and steps and table.table.spec.row_names:
+            raise TypeError(
+                f"{type(self).__name__}.remove: opt: got None for a table without a fused rule; expected the optimizer "
+                "of the model, whose moments of the keys would be those of the next keys in their slots. Call "
+                "layer.eval() before, if nothing trains the table."
+            )
+        occupied = read_state(self)[KEYS[2]] > 0
+        gone = self._change_keys(remove_keys, "remove", keys, where=where, size=size)
+        emptied = occupied & (read_state(self)[KEYS[2]] == 0)
+        carry = dict.fromkeys(table.table.spec.row_names, partial(_initial_where, emptied))
+        _moments(self, opt, model, carry)()
+        return gone
 
     def grow_if_full(
         self,
@@ -368,6 +393,18 @@ def refresh_caches(model: Any) -> None:
     for module in modules:
         if isinstance(module, ChangingModule):
             module._apply(maintain, module.lookup.method)
+
+
+def _initial_where(emptied: jax.Array, old: Any, fresh: Any) -> Any:
+    """Optimizer state of rows, which is initial where slots ``[sets, ways]`` were emptied."""
+    if old.shape[:1] != (emptied.size,):
+        return old
+
+    def chosen(arrays: Any) -> jax.Array:
+        slots, old, fresh = arrays
+        return jnp.where(slots.reshape(-1, *[1] * (old.ndim - 1)), fresh, old)
+
+    return over_explicit_axes(chosen, (emptied, old, fresh), lambda: spec_of(old))
 
 
 def _beside(variable: nnx.Variable[Any] | None, value: jax.Array) -> jax.Array:

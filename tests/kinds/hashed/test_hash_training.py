@@ -264,8 +264,19 @@ def test_nnx_layer_with_optax_grows_with_its_moments():
     jax.tree.map(np.testing.assert_array_equal, moments(), before)
     np.testing.assert_array_equal(layer(keys), rows)
     step(layer, opt)
-    gone = layer.remove(where=lambda view: view.age >= 0)
-    assert np.count_nonzero(gone.touched) == 9
+    two = jax_tt.dynamic.split_keys(np.array([-4, -3]))
+    with pytest.raises(TypeError, match=r"remove: opt: got None .* moments of the keys"):
+        layer.remove(two)
+    expected, entries = moments()[0], jax_tt.dynamic.keys_of(layer.table, layer.state())
+    gone = nnx.jit(lambda layer, opt: layer.remove(two, opt=opt))(layer, opt)
+    assert np.count_nonzero(gone.touched) == 2
+    (after,) = (x for x in jax.tree.leaves(nnx.as_pure(opt.opt_state)) if x.ndim == 2)
+    expected[5:7] = (
+        0.1  # the keys -4 and -3 of 64 bits, after 0 to 4; optax begins with this number
+    )
+    np.testing.assert_array_equal(after[entries["slot"][np.argsort(entries["key"])]], expected)
+    layer.eval()
+    layer.remove(where=lambda view: view.age >= 0)
     assert not layer.hash_touched[...].any()
 
 

@@ -236,9 +236,14 @@ def _over_blocks(
 
         blocked, whole = (together(operands[k][side] for k in members) for side in (0, 1))
         names = [f"{i}/result" for i in range(len(members))]
-        result = over_blocks(local, blocked, whole, names)
+        result = over_blocks(local, blocked, whole, names, describe=_described)
         found.update((k, result[name]) for k, name in zip(members, names, strict=True))
     return [found[k] for k in range(len(operands))]
+
+
+def _described(name: str) -> str:
+    """What warnings call an operand of a table, such as its number and ``keys``."""
+    return f"hash_{name.partition('/')[2]}"
 
 
 def _of_tables(

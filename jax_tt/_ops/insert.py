@@ -16,6 +16,7 @@ from jax_tt._ids.explicit import reshape_like
 from jax_tt._ids.keys import LocatedKeys, key_digits
 from jax_tt._jax.vma import all_shards, axes_to_count, own_shard
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table, unsharded_hash_table
+from jax_tt._kinds.hashed.unsharded import clock_of_whole
 from jax_tt._ops.insert_sharded import insert_over_devices
 from jax_tt._ops.inserting import (
     Inserted,
@@ -26,7 +27,7 @@ from jax_tt._ops.inserting import (
     requests_of,
 )
 from jax_tt._sets.batch_clock import counted_on
-from jax_tt._sets.hash_directory import KEYS
+from jax_tt._sets.hash_directory import CLOCK, KEYS
 from jax_tt._table.scope import scope_of
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import is_sharded
@@ -103,6 +104,10 @@ def _insert_on_every_device(
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     """Inserts into tables that every device holds; inside a ``shard_map`` the keys of all, so that they stay equal."""
     axes = [axes_to_count(one.state[KEYS[0]], list(one.parts), one.axis_name) for one in asked]
+    asked = [
+        one._replace(state={**one.state, CLOCK: clock_of_whole(one.table, one.state)})
+        for one in asked
+    ]
     gathered = [_of_all(*pair) if pair[1] else pair[0] for pair in zip(asked, axes, strict=True)]
     results = insert_together(gathered, method, return_evicted) if asked else []
     for k, (done, state) in enumerate(results):

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._base.arguments import as_positive
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
+from jax_tt._kinds.hashed.unsharded import clock_of_whole
 from jax_tt._native import hash_backend
 from jax_tt._ops.gathered import of_all, places_of_all
 from jax_tt._ops.inserting import Evicted, keys_of_ids
@@ -110,7 +111,9 @@ def remove_keys(
         if is_sharded(anywhere):
             changed, gone = anywhere.at_owners(_remove, (*static, anywhere.axes), given, words)
         else:
+            clock = clock_of_whole(whole, state)
             changed, gone = _remove(*static, (), given, words)
+            changed = {**changed, CLOCK: clock}
     return gone, {**state, **changed}
 
 

@@ -1,6 +1,7 @@
 """Dense tables that users shard over the devices: looked up and stepped shard by shard, and never gathered."""
 
 import dataclasses
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -290,6 +291,58 @@ def test_sharded_cores_are_gathered_with_a_warning(kind):
     with pytest.warns(UserWarning, match="core_0: is sharded as .* moves .* bytes to every device"):
         found = find(shards, jax.device_put(ids, NamedSharding(mesh, P("data"))))
     np.testing.assert_allclose(found, find(state, ids), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["quantized", "codes", "sum", "row cache"])
+def test_other_kinds_stay_sharded_or_say_what_they_move(kind):
+    name, rule = f"shards_of_{kind}", jax_tt.optimizers.SGD(0.5)
+    cores = jax_tt.tt_table(ROWS, WIDTH, tt_ranks=4, optimizer=rule, name=name)
+    table, moved = {
+        "quantized": lambda: (jax_tt.quantized_table(ROWS, WIDTH, optimizer=rule, name=name), []),
+        "codes": lambda: (
+            jax_tt.coded_table(ROWS, WIDTH, 4, 4, optimizer=rule, name=name),
+            ["codes", "codebooks"],
+        ),
+        "sum": lambda: (
+            jax_tt.tables.SumTable((table_of("sgd")[0], cores)),
+            ["core_0", "core_1", "core_2"],
+        ),
+        "row cache": lambda: (
+            jax_tt.tt_table(
+                ROWS, WIDTH, tt_ranks=4, optimizer=rule, name=name, cache=jax_tt.RowCache(256)
+            ),
+            ["rows", "core_0", "core_1", "core_2", "tags"],
+        ),
+    }[kind]()
+    state, mesh = table.init(jax.random.key(0)), mesh_of((2, 2), AxisType.Auto)
+    rows = [name for name, x in state.items() if x.ndim and not x.shape[0] % 4]
+    shards = {
+        name: jax.device_put(
+            np.asarray(x).copy(), NamedSharding(mesh, P("model") if name in rows else P())
+        )
+        for name, x in state.items()
+    }
+    ids, target = batch_of()
+    batch = jax.device_put((ids, target), NamedSharding(mesh, P("data")))
+    step = step_of(table)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        compiled = step.lower(shards, *batch).compile()
+    texts = [str(one.message) for one in found]
+    assert all(any(f"{name}: is sharded as" in text for text in texts) for name in moved), texts
+    if not moved:
+        assert not texts
+        assert largest_message(compiled) < ROWS * WIDTH // 4 // 2  # bytes in words, two shards
+    sums, after = compiled(shards, *batch)
+    wanted, alone = step(state, jnp.asarray(ids), jnp.asarray(target))
+    np.testing.assert_allclose(sums, wanted, 1e-5, 1e-5)
+    for name in rows:
+        if name != "packed":  # each shard rounds to codes with other random bits
+            np.testing.assert_allclose(after[name], alone[name], 1e-5, 1e-5, err_msg=name)
+        if "core_" not in name:  # every device has the cores after a step
+            assert after[name].sharding.is_equivalent_to(
+                NamedSharding(mesh, P("model")), after[name].ndim
+            ), name
 
 
 def test_rules_of_whole_rows_move_columns_with_a_warning():

@@ -27,10 +27,10 @@ EMULATED := $(if $(filter ON,$(EMULATION)),$(VENV)/.with-emulation)
 # A worker begins with the files of its half of the list, whose programs are compiled once, and then takes from others.
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8 --dist=worksteal
 # Threads of numpy's matrix products would wait for each other in every worker.
-test test-rest test-pairs test-combinations test-peers test-newest: export OPENBLAS_NUM_THREADS := 1
+test test-rest test-pairs test-combinations test-peers test-sample: export OPENBLAS_NUM_THREADS := 1
 DATA ?= ../shared/data
 
-.PHONY: help demo test test-rest test-pairs test-combinations test-all test-peers test-newest fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
+.PHONY: help demo test test-rest test-pairs test-combinations test-all test-peers newest test-newest test-sample fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
   emulated cuda-coverage gpu-bundle gpu-check check-wheel wheel wheels sdist retrieval-quick clean
 
 help:
@@ -70,8 +70,12 @@ test-peers: $(VENV)/.with-test $(VENV)/.with-peers
 # What users install is tested with the newest releases of jax and all else that this Python gets, in an environment that
 # is made anew: the module of the wheel is placed beside the sources.
 NEWEST ?= build/newest
-test-newest:
+newest:
 	@python=$$(scripts/find_python.sh --newest) && "$$python" scripts/check_wheel.py --environment $(NEWEST) --newest
+test-newest: newest
+	@$(MAKE) --no-print-directory test-sample
+# In the environment that is there.
+test-sample:
 	$(NEWEST)/bin/python -m pytest $(PYTEST_ARGS) --tier=sample
 
 dev: $(VENV)/.with-dev

@@ -1,4 +1,4 @@
-"""Fills the tables of how_small.md and draws its pictures from the results of benchmarks/quality.
+"""Fills the tables of how_small_measurements.md and draws its pictures from the results of benchmarks/quality.
 
     python -m docs.make_how_small
 
@@ -22,7 +22,7 @@ from benchmarks.quality import (
 )
 
 DOCS = Path(__file__).parent
-PAGE = DOCS / "how_small.md"
+PAGE = DOCS / "how_small_measurements.md"
 RESULTS = learning.RESULTS.parent / "curve_results.json"
 _BLOCK = re.compile(
     r"(<!-- (?P<name>curve|frontier|scratch|clicks|chosen|learning):begin -->\n).*?(<!-- (?P=name):end -->)",

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.quality.curve_report import WIDTH
+
 LABELS = {
     "dense": "dense",
     "compress": "jax_tt.compress, from dense",
@@ -40,7 +42,7 @@ def picture(path: Path, points: Points) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(7, 4.6), layout="constrained")
+    figure, axis = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
     for way, label in LABELS.items():
         sizes = [size for size in _sizes(points) if size[0] == way]
         groups = [[one for one in points if (one["way"], one["ratio"]) == size] for size in sizes]

@@ -7,6 +7,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+# Inches of a picture: on a phone of 360 pixels, its text of 10 points has the size of small print.
+WIDTH = 5.4
+
 LABELS = {
     "dense": "dense",
     "dense_spectral": "dense, spectral start",
@@ -141,7 +144,7 @@ def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     points = means(rows)
     names = list(dict.fromkeys(point.data_set for point in points))
     figure, axes = plt.subplots(
-        1, len(names), figsize=(6.5 * len(names), 5.8), squeeze=False, layout="constrained"
+        len(names), 1, figsize=(WIDTH, 3.6 * len(names) + 4), squeeze=False, layout="constrained"
     )
     for axis, name in zip(axes.flat, names, strict=True):
         for method in LABELS:
@@ -165,9 +168,7 @@ def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         lines |= {
             label: line for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
-    figure.legend(
-        lines.values(), lines, loc="outside lower center", ncols=3, frameon=False, fontsize=8
-    )
+    figure.legend(lines.values(), lines, loc="outside lower left", frameon=False)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

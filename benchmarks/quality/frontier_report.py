@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.quality.curve_report import WIDTH
+
 LABELS = {
     "auto": "jax_tt.compress",
     "faiss_product": "product codes of faiss",
@@ -102,22 +104,38 @@ def picture(path: Path, points: Points) -> None:
     points = [one for one in points if _trained(one) == "dense"]
     names = sorted({point["data_set"] for point in points})
     figure, axes = plt.subplots(
-        1, len(names), figsize=(6.5 * len(names), 5.2), squeeze=False, layout="constrained"
+        len(names), 1, figsize=(WIDTH, 3.4 * len(names) + 1), squeeze=False, layout="constrained"
     )
     for axis, name in zip(axes.flat, names, strict=True):
         for (method, label), colour in zip(LABELS.items(), COLOURS, strict=True):
-            own = [one for one in points if (one["data_set"], one["method"]) == (name, method)]
-            line = [_mean([one for one in own if one["ratio"] == ratio])
-                    for ratio in sorted({one["ratio"] for one in own})]  # fmt: skip
-            if line:
-                smaller, shares, spreads = zip(*line, strict=True)
+            if found := line(points, name, method):
+                smaller, shares, spreads = zip(*found, strict=True)
                 axis.errorbar(smaller, shares, spreads, color=colour, marker="o", capsize=3, label=label)  # fmt: skip
         axis.axhline(1.0, color="k", linewidth=0.8, linestyle=":")
         axis.set(xscale="log", xlabel="smaller by", ylabel="recall@20, share of dense", title=name)
+        ratios = sorted({one["ratio"] for one in points})
+        axis.set_xticks(ratios, [f"{ratio:g}x" for ratio in ratios])
+        axis.minorticks_off()
         axis.set_ylim(bottom=0)
-    axes.flat[0].legend(frameon=False, fontsize=8)
+    figure.legend(
+        *axes.flat[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+    )
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def line(points: Points, data_set: str, method: str) -> list[tuple[float, float, float]]:
+    """For each size of the tables that a method makes of dense ones: what `_mean` gives."""
+    own = [
+        one
+        for one in points
+        if (one["data_set"], one["method"], _trained(one)) == (data_set, method, "dense")
+    ]
+    ratios = sorted({one["ratio"] for one in own})
+    return [_mean([one for one in own if one["ratio"] == ratio]) for ratio in ratios]
 
 
 def _trained(point: dict[str, Any]) -> str:

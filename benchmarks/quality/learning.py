@@ -111,7 +111,11 @@ def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
     names = list(dict.fromkeys(row["data_set"] for row in rows))
     figure, axes = plt.subplots(
-        1, len(names), figsize=(5 * len(names), 4.2), squeeze=False, layout="constrained"
+        len(names),
+        1,
+        figsize=(curve_report.WIDTH, 3.2 * len(names)),
+        squeeze=False,
+        layout="constrained",
     )
     for axis, name in zip(axes.flat, names, strict=True):
         for row in (row for row in rows if row["data_set"] == name):
@@ -125,7 +129,8 @@ def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         axis.set_xlabel("epoch")
         axis.set_ylabel("recall@20")
         axis.set_title(name)
-    axes.flat[0].legend(frameon=False, fontsize=8)
+    lines = axes.flat[0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower left", ncols=2, frameon=False)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

@@ -90,7 +90,9 @@ def loaded(
     dump.check(table.features, taken, exact=optimizer_state)
     method = table.execution(Lookup(method=method), state).method
     held = table_keys(table, state)
-    changed, new = _others(table, state, sets, dump, optimizer_state), _keys_of(dump)
+    new = _keys_of(dump)
+    with_rows = np.concatenate([held["key"], new["key"]])
+    changed = _others(table, state, sets, dump, optimizer_state, with_rows)
     if dump.base is not None:
         digests = digests_of(held, state, taken)
         check_follows(dump, table.ids.label, digests, held["key"], new["key"])
@@ -164,9 +166,17 @@ def _check_slots(entries: np.ndarray, sets: Sets, path: str) -> None:
 
 
 def _others(
-    table: HashTable, state: State, sets: Sets, dump: Dump, optimizer_state: bool
+    table: HashTable,
+    state: State,
+    sets: Sets,
+    dump: Dump,
+    optimizer_state: bool,
+    with_rows: np.ndarray,
 ) -> dict[str, Any]:
-    """The arrays of the dump that do not belong to single keys of the table, as they are afterwards."""
+    """The arrays of the dump that do not belong to single keys of the table, as they are afterwards.
+
+    ``with_rows`` are the keys of the table and of the files of the dump.
+    """
     rest = dump.rest({*_rest_names(table), *WAITING})
     arrays = {}
     for name in _rest_names(table) & rest.keys():
@@ -180,23 +190,33 @@ def _others(
     if dump.base is None:
         # The batches of both tables lie in the past. The dump of a table without batches is of batch 1.
         arrays[CLOCK] = np.maximum(np.asarray(state[CLOCK]), arrays.get(CLOCK, 1))
-    if table.waiting_sets and WAITING[0] in rest:
-        waiting = sets._replace(sets=table.waiting_sets)
-        given = KeyDirectory(*(rest[name] for name in WAITING))
-        arrays |= named_directory(_waiting(table, state, given, waiting, dump), WAITING)
+    if table.waiting_sets:
+        waiting = _waiting(table, state, sets, dump, rest, with_rows)
+        arrays |= named_directory(waiting, WAITING)
     return arrays
 
 
 def _waiting(
-    table: HashTable, state: State, given: KeyDirectory, sets: Sets, dump: Dump
+    table: HashTable,
+    state: State,
+    sets: Sets,
+    dump: Dump,
+    rest: dict[str, np.ndarray],
+    with_rows: np.ndarray,
 ) -> KeyDirectory:
-    """Adds the waiting keys of a dump to the keys that wait for admission."""
-    held, new = entries_of(directory_of(state, WAITING)), entries_of(given)
-    held = held[~np.isin(held["key"], new["key"])]
-    if dump.base is not None:
+    """Adds the waiting keys of a dump to the keys that wait for admission; keys that have a row do not wait."""
+    sets, held = sets._replace(sets=table.waiting_sets), entries_of(directory_of(state, WAITING))
+    held = held[~np.isin(held["key"], with_rows)]
+    if WAITING[0] not in rest:
+        return directory_with(held, sets, table.ids.label)
+    given = KeyDirectory(*(rest[name] for name in WAITING))
+    new = entries_of(given)
+    if dump.base is None:
+        held, new = held[~np.isin(held["key"], new["key"])], new[~np.isin(new["key"], with_rows)]
+    else:
         held = held[:0]
     if not len(held) and Sets(given.sets, given.ways, dump.devices) == sets:
-        return given
+        return directory_with(new, sets, table.ids.label)
     new["slot"] = -1
     entries = placed(
         np.concatenate([held, new]), sets, f"{table.ids.label}admission: of the keys that wait"

@@ -14,7 +14,8 @@ import jax_tt
 from jax_tt import Placement
 from jax_tt._layers.nnx.collection import write_arrays
 from jax_tt._sets import placing
-from jax_tt._sets.placing import ENTRY, Sets, placed
+from jax_tt._sets.hash_directory import WAITING, directory_of
+from jax_tt._sets.placing import ENTRY, Sets, entries_of, placed
 from jax_tt._table.checkpoint import by_row, in_pieces, of_pieces, of_rows
 from jax_tt.tables import ShardedTable
 
@@ -249,6 +250,22 @@ def test_admission_counts_come_to_another_capacity(tmp_path, devices, waiting):
     tiny = jax_tt.hash_table(64, 4, admission=3)
     with pytest.raises(ValueError, match=r"admission: of the keys that wait: \d+ of 400 keys"):
         jax_tt.files.load_dump(tiny, tiny.init(jax.random.key(0)), tmp_path / "keys")
+
+
+def test_keys_that_come_with_a_dump_do_not_wait_any_more(tmp_path):
+    table = jax_tt.hash_table(64, 4, admission=2)
+    states = [
+        jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.array(keys))[1]
+        for keys in ([1, 1, 2, 3], [2, 2, 1, 4])
+    ]
+    jax_tt.files.dump(table, states[1], tmp_path / "waiting", progress=False)
+    plain = jax_tt.hash_table(64, 4)
+    _, state = jax_tt.dynamic.insert(plain, plain.init(jax.random.key(0)), np.array([2]))
+    jax_tt.files.dump(plain, state, tmp_path / "none", progress=False)
+    for name, waiting in ("waiting", [3, 4]), ("none", [3]):
+        _, after = jax_tt.files.load_dump(table, states[0], tmp_path / name, progress=False)
+        assert sorted(jax_tt.dynamic.keys_of(table, after)["key"]) == [1, 2]
+        assert sorted(entries_of(directory_of(after, WAITING))["key"]) == waiting
 
 
 @pytest.fixture(scope="module")

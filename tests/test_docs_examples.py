@@ -38,6 +38,7 @@ def test_markdown(page, tmp_path, monkeypatch):
     """The blocks of a page run in order and see each other's names; no compiled step or evaluation copies a table."""
     monkeypatch.chdir(tmp_path)
     text = page.read_text()
+    assert "axis_types" not in text  # meshes are those that jax.make_mesh makes by default
     names: dict[str, object] = {"__name__": "__main__"}
     with watching(str(page)):
         for match in BLOCK.finditer(text):

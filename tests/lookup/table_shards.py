@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
+from collections import Counter
 from typing import Any
 
 import jax
@@ -110,6 +112,64 @@ def check_steps(mesh: Any, rule: str, spec: P, steps: int = 10) -> None:
     for name, array in shards.items():
         assert array.sharding.is_equivalent_to(before[name], array.ndim), (name, array.sharding)
         check_equal(array, state[name], name)
+
+
+def check_memory(mesh: Any, rule: str, spec: P, steps: int = 10) -> None:
+    """Lookups and steps need less than a tenth of a shard of table and slots beside it.
+
+    Counted by XLA for one device, and as the arrays of every device after each step.
+    """
+    table = jax_tt.dense_table(2**15, 32, optimizer=RULES[rule])
+    # Copies, since arrays of numpy may keep those of JAX.
+    state = jax.tree.map(lambda x: np.array(x), table.init(jax.random.key(0)))
+    before = _bytes_by_device()
+    shards = placed(table, state, mesh, spec)
+    axes = [axis for axes in spec if axes for axis in (axes if isinstance(axes, tuple) else [axes])]
+    rows = [x for x in state.values() if x.ndim]
+    share = sum(x.nbytes for x in rows) // math.prod(mesh.shape[axis] for axis in axes)
+    over = NamedSharding(mesh, P("data"))
+    shapes = {"int32": (BATCH, 3), "float32": (BATCH, 32)}
+    batch = [
+        jax.make_array_from_callback(
+            shape, over, lambda at, kind=kind, shape=shape: np.ones(shape, kind)[at]
+        )
+        for kind, shape in shapes.items()
+    ]
+
+    def forward(state: Any, ids: Any, target: Any) -> Any:
+        return jnp.sum(jax_tt.lookup_bags(table, state, ids)[0] * target)
+
+    step = step_of(table).lower(shards, *batch).compile()
+    # A gradient that no optimizer takes at once is as large as the shard.
+    shards_of_step = 1 if table.update else 2
+    for compiled, least, most in (
+        # JAX leaves out arguments that a program does not read, such as slots in a forward pass.
+        (jax.jit(forward).lower(shards, *batch).compile(), 0, share),
+        (step, share, shards_of_step * share),
+    ):
+        counted = compiled.memory_analysis()
+        peak = counted.argument_size_in_bytes + counted.output_size_in_bytes
+        peak += counted.temp_size_in_bytes - counted.alias_size_in_bytes
+        assert least <= peak < 1.1 * most, (peak, share)
+    for _ in range(steps):
+        _, shards = step(shards, *batch)
+        after = _bytes_by_device()
+        most = max(after[device] - before[device] for device in after)
+        assert share <= most < 1.1 * share, (most, share)
+
+
+def _bytes_by_device() -> Counter[Any]:
+    gc.collect()
+    return Counter(
+        {
+            device: sum(
+                math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+                for array in jax.live_arrays()
+                if device in array.sharding.device_set
+            )
+            for device in jax.local_devices()
+        }
+    )
 
 
 def check_equal(got: jax.Array, wanted: jax.Array, name: str, tolerance: float = 0) -> None:

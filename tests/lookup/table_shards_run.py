@@ -24,12 +24,13 @@ def main() -> None:
         jax.config.update("jax_num_cpu_devices", DEVICES)
         shape = (int(sys.argv[1]), int(sys.argv[2]))
 
-    from tests.lookup.table_shards import RULES, check_steps, mesh_of
+    from tests.lookup.table_shards import RULES, check_memory, check_steps, mesh_of
 
     spec = P("data", None) if shape[1] == 1 else P("model", None)
     for kind in (AxisType.Auto, AxisType.Explicit):
         for rule in RULES:
             check_steps(mesh_of(shape, kind), rule, spec)
+            check_memory(mesh_of(shape, kind), rule, spec)
     if processes:
         np.savez(out)
 

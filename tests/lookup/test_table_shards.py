@@ -20,6 +20,7 @@ from tests.lookup.table_shards import (
     RULES,
     WIDTH,
     batch_of,
+    check_memory,
     check_steps,
     largest_message,
     mesh_of,
@@ -47,23 +48,9 @@ def test_rows_are_divided_over_all_axes():
     check_steps(mesh_of((2, 2), AxisType.Auto), "rowwise", P(("data", "model"), None), steps=2)
 
 
-@pytest.mark.parametrize("rule", ["sgd", "rowwise"])
+@pytest.mark.parametrize("rule", RULES)
 def test_a_device_has_memory_for_its_share_alone(rule):
-    """Counted by XLA: what a fused step takes beside its shard of the table and slots is less than a tenth of it."""
-    mesh = mesh_of((1, 4), AxisType.Auto)
-    table = jax_tt.dense_table(2**16, 32, optimizer=RULES[rule])
-    state = jax.eval_shape(table.init, jax.random.key(0))
-    fits = {name: P(*ROW_SPEC[: x.ndim]) if x.ndim else P() for name, x in state.items()}
-    state = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, fits[name]))
-        for name, x in state.items()
-    }
-    batch = (jax.ShapeDtypeStruct((16, 3), "int32"), jax.ShapeDtypeStruct((16, 32), "float32"))
-    counted = step_of(table).lower(state, *batch).compile().memory_analysis()
-    arguments, outputs = counted.argument_size_in_bytes, counted.output_size_in_bytes
-    peak = arguments + outputs - counted.alias_size_in_bytes + counted.temp_size_in_bytes
-    share = sum(x.size * x.dtype.itemsize for x in state.values() if x.ndim) // 4
-    assert share <= peak < 1.1 * share
+    check_memory(mesh_of((2, 2), AxisType.Explicit), rule, ROW_SPEC, steps=2)
 
 
 @pytest.mark.full

@@ -191,6 +191,9 @@ class TableGroup:
 
     def _in_columns(self, calls: Sequence[Call]) -> bool:
         """Whether the native call can have the sums of all features in one array: the batch is whole on this device."""
+        # XLA may divide a batch over the devices of a process. The segments of a table are those of its features, one
+        # feature after the other: a share of them has other samples than the same share of the array's rows, so that
+        # a device would have columns of samples that it has no ids of.
         return self.calls.forward.in_columns and not any(
             not isinstance(call.batch.num_segments, int)
             or is_partitioned()

@@ -133,7 +133,7 @@ def dump_tier(
     # In this order the files do not depend on where the rows are, so that a dump that was cut off goes on.
     entries, others = _entries(rows)
     keys = entries["key"]
-    rest = {name: value for name, value in state.items() if name not in names} | others
+    rest = rows.rest(state) | others
 
     def read(part: slice) -> dict[str, np.ndarray]:
         return dict(zip(names, rows.entries(state, keys[part], names), strict=True))

@@ -13,11 +13,14 @@ import numpy as np
 
 from jax_tt._base import ffi
 from jax_tt._base.arguments import as_int, as_positive, one_of
-from jax_tt._native import hash_backend
+from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._sets.admission import Admission, as_admission
 from jax_tt._sets.initial import InitialRows, Normal, initial_rows
 from jax_tt._sets.placing import words_of_keys
+from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.table import Table
+from jax_tt._table.wrapper import is_sharded
+from jax_tt._tiers.device_rows import DeviceRows
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.host import HostStore, full
 from jax_tt._tiers.key_index import KeyIndex
@@ -114,11 +117,14 @@ class Tier:
 
     def check(self, name: str, table: Any) -> None:
         """Raises unless rows of this table can leave the device."""
-        if not table.spec.row_names or table.update is None:
+        rows = unsharded(table)
+        if not rows.spec.row_names or table.update is None:
             raise TypeError(
-                f"tiers[{name!r}]: got a {type(table).__name__} {'without' if table.update is None else 'with'} an "
+                f"tiers[{name!r}]: got a {type(rows).__name__} {'without' if table.update is None else 'with'} an "
                 "optimizer; expected a dense_table with one, whose state travels with the rows."
             )
+        if is_sharded(table):
+            _check_sharded(name, table)
         if table.num_embeddings % self.ways:
             raise ValueError(
                 f"tiers[{name!r}]: the table has {table.num_embeddings} rows; expected a multiple of ways={self.ways}."
@@ -154,6 +160,21 @@ class Tier:
         return about | ({"ages": True} if self.ages else {})
 
 
+def _check_sharded(name: str, table: Any) -> None:
+    """Raises unless one device of this process has each row of a `ShardedTable`."""
+    if any(device.process_index != jax.process_index() for device in table.mesh.devices.flat):
+        raise ValueError(
+            f"tiers[{name!r}]: got a table on devices of several processes; expected devices of this one, whose host "
+            "decides which rows they hold. Give each process a part of the ids, its own Tiers and a table on its "
+            "devices; or train a hash_table that is sharded over all devices, which holds all rows there."
+        )
+    if table.layout.columns > 1 or table.layout.replicas > 1:
+        raise ValueError(
+            f"tiers[{name!r}]: got the placement {table.placement!r}; expected one that shards rows without replicas, "
+            "such as Placement.round_robin(), since rows are exchanged whole, at the device that has them."
+        )
+
+
 @dataclasses.dataclass
 class _Leaving:
     """The rows that leave the device with a batch, until they are in host memory.
@@ -163,19 +184,19 @@ class _Leaving:
         in_memory: keys that come from host memory, and leave it.
         counts: rows that came from host memory, from disk, and new ones.
         returned: the rows that come straight from what left with earlier batches; none once the batch is loaded.
-        entries: of the arrays, with the padding of the exchange; None until the batch is loaded.
+        entries: of the arrays by name, with the padding of the exchange; None until the batch is loaded.
     """
 
     plan: Exchanged
     in_memory: np.ndarray
     counts: tuple[int, int, int]
     returned: list[_Returned]
-    entries: list[Any] | None = None
+    entries: dict[str, Any] | None = None
 
     @property
     def ready(self) -> bool:
         """Whether the rows can go to host memory without a wait for the device."""
-        return self.entries is not None and all(array.is_ready() for array in self.entries)
+        return self.entries is not None and all(array.is_ready() for array in self.entries.values())
 
     @property
     def grows(self) -> int:
@@ -203,6 +224,7 @@ class TieredRows:
         self, name: str, table: Table, tier: Tier, layout: RecordLayout, disk: DiskStore | None
     ):
         self.tier, self.layout = tier, layout
+        self._on_device = DeviceRows(table)
         self.places = DevicePlaces(table.num_embeddings, tier.ways, tier.policy, f"table {name!r}")
         assert tier.host_rows is not None
         self._host = HostStore(tier.host_rows, layout, disk, name)
@@ -232,7 +254,7 @@ class TieredRows:
             refused = self.lives.request(keys[present], epoch)
         return self.places.place(keys, present, refused)
 
-    def fetch(self, number: int, plan: Exchanged, most: int) -> tuple[jax.Array, list[jax.Array]]:
+    def fetch(self, number: int, plan: Exchanged, most: int) -> tuple[jax.Array, dict[str, Any]]:
         """Fetches the rows that come: their slots and entries, padded. `load` adds rows that are still on the device.
 
         Rows that left the device with the last ``most`` batches may wait; older ones go to host memory first.
@@ -261,23 +283,23 @@ class TieredRows:
         self._leaving[number] = leaving
         self._note_left(number, plan)
         self._host.write_ahead()
-        return _on_device((_padded(plan.slots, size, len(self._keys)), entries))
+        slots = self._on_device.numbers(_padded(plan.slots, size, len(self._keys)))
+        return self._on_device.placed((slots, dict(zip(self.layout.names, entries, strict=True))))
 
     def load(
-        self, number: int, state: Mapping[str, Any], slots: jax.Array, entries: list[jax.Array]
+        self, number: int, state: Mapping[str, Any], slots: jax.Array, entries: dict[str, Any]
     ) -> dict[str, Any]:
         """Puts the rows of a batch, which `fetch` returned, into the arrays of the table; returns these."""
         leaving, after = self._leaving[number], dict(state)
-        plan, old = leaving.plan, []
+        plan, old = leaving.plan, {}
         if len(plan.loaded):
             for back in leaving.returned:
-                assert back.left.entries is not None
-                entries, _ = _exchanged(
-                    entries, _gathered(back.left.entries, back.sources), back.targets
+                entries = self._on_device.with_entries(
+                    entries, back.left.entries, back.sources, back.targets
                 )
-            names = self.layout.names
-            arrays, old = _exchanged([after[name] for name in names], entries, slots)
-            after |= zip(names, arrays, strict=True)
+            arrays = {name: after[name] for name in self.layout.names}
+            arrays, old = self._on_device.exchange(arrays, entries, slots)
+            after |= arrays
         self._keys[plan.slots], self._full[plan.slots] = plan.loaded, plan.kept
         if self.lives is not None:
             self.lives.load()
@@ -373,6 +395,11 @@ class TieredRows:
         self._host.erase(keys)  # so that it is their room that they take
         self._host.put(keys, entries, np.arange(len(keys)))
 
+    def rest(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """The arrays of a state that have no entry for every row, and do not say where rows are."""
+        names = {*self.layout.names, PAGES}
+        return {name: array for name, array in arrays.items() if name not in names}
+
     def sizes(self) -> dict[str, np.ndarray]:
         """What `Tier.reopened` takes."""
         sizes = self._host.rows, self.tier.num_embeddings or 0
@@ -401,7 +428,8 @@ class TieredRows:
             self._host.erase(leaving.in_memory)
             if plan.full.any():
                 gone, rows = plan.evicted[plan.full], np.flatnonzero(plan.full)
-                self._host.put(gone, [np.asarray(array) for array in leaving.entries or []], rows)
+                entries = leaving.entries or {}
+                self._host.put(gone, [np.asarray(entries[k]) for k in self.layout.names], rows)
                 # Others have left once more since then.
                 self._left_with.erase(gone[self._left_with.find(gone) == number])
             del self._leaving[number]
@@ -432,8 +460,8 @@ class TieredRows:
     def _entries(self, state: Any, names: tuple[str, ...], slots: np.ndarray) -> list[np.ndarray]:
         """Reads the entries of these slots on the device, without a transfer of others."""
         wanted = _padded(slots, rounded_up(len(slots), _FEWEST), 0)
-        gathered = _gathered([state[name] for name in names], wanted)
-        return [np.asarray(array)[: len(slots)] for array in gathered]
+        found = self._on_device.read({name: state[name] for name in names}, wanted)
+        return [np.asarray(found[name])[: len(slots)] for name in names]
 
     def _write_initial(self, keys: np.ndarray, wanted: np.ndarray, rows: np.ndarray) -> None:
         """Sets the first of ``rows`` to the initial rows of the keys that are wanted."""
@@ -463,22 +491,6 @@ def _padded(numbers: np.ndarray, size: int, value: int) -> np.ndarray:
     longer = np.full(size, value, np.int32)
     longer[: len(numbers)] = numbers
     return longer
-
-
-@partial(jax.jit, donate_argnums=0)
-def _exchanged(arrays: Any, entries: Any, slots: Any) -> Any:
-    return hash_backend.exchange(arrays, entries, slots, "auto", return_old=True)
-
-
-@jax.jit
-def _on_device(arrays: Any) -> Any:
-    # Takes a quarter of the time of jax.device_put, which the thread that prepares batches would take from the step.
-    return arrays
-
-
-@jax.jit
-def _gathered(arrays: list[jax.Array], slots: jax.Array) -> list[jax.Array]:
-    return [array[slots] for array in arrays]
 
 
 @partial(jax.jit, static_argnums=(0, 3))

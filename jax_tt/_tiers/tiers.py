@@ -17,7 +17,9 @@ from jax_tt._base.arguments import as_int
 from jax_tt._collection.collection import Collection, States
 from jax_tt._jax.on_host import like_on_device
 from jax_tt._ops.dump_content import Target
+from jax_tt._table.checkpoint import by_row, of_rows, unsharded
 from jax_tt._table.table import Table
+from jax_tt._table.wrapper import is_sharded
 from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.inputs import features_of, keys_of, with_slots
@@ -57,9 +59,10 @@ class Tiers:
     """Tables of a collection whose rows are on the device, in host memory and on disk.
 
     The tables of the collection are on the device: `DenseTable` with as many rows as there is room for, and an
-    optimizer. Ids of the batches are any 64-bit integers, or up to `Tier.num_embeddings`. `prefetch` decides on the
-    host which rows each batch needs on the device, fetches them with their optimizer state from memory and disk while
-    earlier batches are trained, and replaces ids by slots. `load` exchanges the rows on the device.
+    optimizer, also sharded over devices of this process. Ids of the batches are any 64-bit integers, or up to
+    `Tier.num_embeddings`. `prefetch` decides on the host which rows each batch needs on the device, fetches them with
+    their optimizer state from memory and disk while earlier batches are trained, and replaces ids by slots. `load`
+    exchanges the rows on the device.
 
     Training gives the same numbers as one table with a row for every id, bit for bit, unless rows are rounded
     stochastically. A new row has an initial value that depends on the seed and the id alone.
@@ -110,7 +113,7 @@ class Tiers:
             raise ValueError(f"depth: got {depth}; expected a number of batches, at least 0.")
         tables = _checked(collection, tiers)
         self._disk: DiskStore | None = None
-        layouts = {name: RecordLayout.of(table) for name, table in tables.items()}
+        layouts = {name: RecordLayout.of(unsharded(table)) for name, table in tables.items()}
         if path is not None:
             about = {name: tier.about(layouts[name]) for name, tier in tiers.items()}
             sizes = {name: layout.size for name, layout in layouts.items()}
@@ -255,15 +258,16 @@ class Tiers:
         saved_arrays.check_like(rest, self._rest(like), str(disk.path))
         self.collection = collection
         return other, {
-            name: {
-                **arrays,
-                **{
-                    k: like_on_device(jnp.asarray(arrays[k]), v)
-                    for k, v in rest.get(name, {}).items()
-                },
-            }
+            name: {**arrays, **self._restored(name, arrays, rest.get(name, {}))}
             for name, arrays in like.items()
         }
+
+    def _restored(self, name: str, like: Mapping[str, Any], saved: Mapping[str, Any]) -> Any:
+        """Arrays of the devices of others, from what was saved."""
+        table = self.collection.tables.get(name)
+        if table is not None and is_sharded(table) and name not in self._rows:
+            return of_rows(table, {array: jnp.asarray(value) for array, value in saved.items()})
+        return {k: like_on_device(jnp.asarray(like[k]), value) for k, value in saved.items()}
 
     def read(self, state: States, table: str, ids: Any) -> np.ndarray:
         """Reads rows of any ids, wherever they are; initial rows for ids that were never trained.
@@ -348,8 +352,8 @@ class Tiers:
             rest = load_tier(self._rows_of(table), state[table], path, progress)
         after = {name: dict(arrays) for name, arrays in state.items()}
         after[table] |= {
-            name: jnp.asarray(rest[name])
-            for name, array in state[table].items()
+            name: like_on_device(jnp.asarray(array), rest[name])
+            for name, array in self._rows_of(table).rest(state[table]).items()
             if name in rest and rest[name].shape == array.shape
         }
         return after
@@ -445,11 +449,14 @@ class Tiers:
 
     def _rest(self, state: States) -> dict[str, dict[str, Any]]:
         """The arrays that have no entry for every row of a table with tiers."""
-        return {
-            name: {array: value for array, value in arrays.items() if array not in names}
-            for name, arrays in state.items()
-            for names in [self._rows[name].layout.names if name in self._rows else ()]
-        }
+        rest = {}
+        for name, arrays in state.items():
+            table = self.collection.tables.get(name)
+            if name in self._rows:
+                rest[name] = self._rows[name].rest(arrays)
+            else:
+                rest[name] = dict(arrays) if table is None else by_row(table, arrays)
+        return rest
 
     def _saved_of_rows(self) -> dict[str, dict[str, Any]]:
         """Sizes and ages of rows, by table, of the last save."""

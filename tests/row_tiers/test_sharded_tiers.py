@@ -1,0 +1,134 @@
+"""Tiers of a table that is sharded over devices, against one table on one device with a row for every id."""
+
+import contextlib
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from jax_tt import Placement
+from tests.processes import run_python
+from tests.row_tiers import row_tiers_run
+
+POOL, ROWS, BATCH, D, SEED = 160, 48, 16, 8, 3
+IDS = np.random.default_rng(0).integers(0, 2**64, POOL, dtype=np.uint64)
+FEATURES = {"seen": jax_tt.Feature("item"), "city": jax_tt.Feature("city")}
+RULE = jax_tt.optimizers.Adagrad(0.5)
+
+
+def collection_of(rows, mesh=None, placement=None):
+    tables = {
+        "item": jax_tt.dense_table(rows, D, optimizer=RULE),
+        "city": jax_tt.dense_table(24, D, optimizer=RULE),
+    }
+    if mesh is not None:
+        given = {} if placement is None else {"item": placement}
+        tables = jax_tt.shard_tables(tables, mesh, "model", given)
+    return jax_tt.Collection(tables, FEATURES)
+
+
+LARGE = collection_of(POOL)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def step(collection, state, batch, gradients):
+    def loss(trained):
+        rows, _ = jax_tt.lookup_features(collection, collection.replaced(state, trained), batch)
+        return sum(jnp.sum(rows[name] * gradients) for name in FEATURES)
+
+    gradients_of = jax.grad(loss)(collection.trained(state))
+    return collection.overwritten(state, gradients_of)[0]
+
+
+def drawn(draw):
+    """Ids that drift; whole numbers as gradients, whose sums do not depend on their order."""
+    return draw.zipf(1.2, BATCH) * 7 % POOL, draw.integers(-3, 4, (BATCH, D)).astype(np.float32)
+
+
+def check_directory_on(runs, path):
+    """Goes on with the same directory on other devices, a mesh and a placement each."""
+    draw, saved = np.random.default_rng(1), None
+    whole = row_tiers_run.large_state(LARGE, IDS, SEED)
+    for number, (mesh, placement) in enumerate(runs):
+        collection = collection_of(ROWS, mesh, placement)
+        explicit = mesh is not None and AxisType.Explicit in mesh.axis_types
+        with jax.set_mesh(mesh) if explicit else contextlib.nullcontext():
+            state = jax.jit(collection.init)(jax.random.key(0))
+        tier = jax_tt.Tier(host_rows=None if saved else 56, seed=SEED)
+        tiers = jax_tt.Tiers(collection, {"item": tier}, path=path / "rows", depth=2)
+        if restored := saved and tiers.restore(state):
+            other, state = restored
+            assert other == saved
+        else:
+            assert not number
+            city = collection.separated(state)["city"]["embedding"]
+            whole["city"]["embedding"] = jnp.asarray(np.asarray(city))
+        steps = [drawn(draw) for _ in range(8)]
+        batches = ({"seen": IDS[k][:, None], "city": k[:, None] % 24} for k, _ in steps)
+        for (ranks, gradients), staged in zip(steps, tiers.prefetch(batches), strict=True):
+            given = staged.batch, gradients
+            if mesh is not None:
+                given = jax.device_put(given, NamedSharding(mesh, P("model")))
+            state = step(collection, tiers.load(state, staged), *given)
+            batch = {"seen": ranks[:, None], "city": ranks[:, None] % 24}
+            whole = step(LARGE, whole, batch, gradients)
+        expected = np.asarray(whole["item"]["embedding"])
+        np.testing.assert_array_equal(tiers.read(state, "item", IDS), expected)
+        city = collection.separated(state)["city"]["embedding"]
+        np.testing.assert_array_equal(city, whole["city"]["embedding"])
+        counts = tiers.statistics()["item"]
+        assert counts.evicted > 0 and (counts.disk_hits > 0 or not number)
+
+        # What is dumped and removed does not depend on the devices either.
+        dump = path / f"dump-{number}"
+        tiers.dump(state, "item", dump, progress=False)
+        other = jax_tt.Tiers(collection, {"item": jax_tt.Tier(host_rows=POOL, seed=SEED)})
+        loaded = other.load_dump(state, "item", dump, progress=False)
+        np.testing.assert_array_equal(other.read(loaded, "item", IDS), expected)
+        assert float(loaded["item"]["step"]) == 8 * (number + 1)
+        gone = IDS[drawn(draw)[0]]
+        first = row_tiers_run.large_state(LARGE, IDS, SEED)["item"]
+        here = np.isin(IDS, tiers.remove("item", gone))
+        for name in ("embedding", "slot_sum_0"):
+            start = first[name] if name == "embedding" else jnp.zeros_like(first[name])
+            mixed = jnp.where(here[:, None], start, whole["item"][name])
+            whole["item"][name] = mixed
+        saved = str(number).encode()
+        tiers.save(state, saved)
+        tiers.close()
+
+
+def mesh_of(devices, kind="Auto"):
+    types = (getattr(AxisType, kind),)
+    given = jax.devices()[:devices]
+    return jax.make_mesh((devices,), ("model",), axis_types=types, devices=given)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_rows_travel_between_two_devices_the_host_and_the_disk(tmp_path, kind):
+    check_directory_on([(mesh_of(2, kind), None)], tmp_path)
+
+
+@pytest.mark.full
+def test_a_directory_goes_on_with_one_two_and_eight_devices(tmp_path):
+    program = (
+        "import jax, pathlib, sys; jax.config.update('jax_num_cpu_devices', 8); "
+        "from tests.row_tiers.test_sharded_tiers import *; "
+        "hashed = Placement.hashed(); "
+        "runs = [(mesh_of(1), None), (mesh_of(8), hashed), (mesh_of(2, 'Explicit'), None)]; "
+        "check_directory_on(runs, pathlib.Path(sys.argv[1])); print('equal')"
+    )
+    assert run_python("-c", program, tmp_path, XLA_FLAGS="").strip() == "equal"
+
+
+def test_rows_that_no_single_device_has_are_refused():
+    mesh = mesh_of(2)
+    for placement in Placement.columns(2), Placement.replicated():
+        collection = collection_of(ROWS, mesh, placement)
+        with pytest.raises(ValueError, match=r"placement .* shards rows without replicas"):
+            jax_tt.Tiers(collection, {"item": jax_tt.Tier(host_rows=64)})

@@ -46,7 +46,7 @@ def started(program: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def outputs_of(workers: list[subprocess.Popen[str]], timeout: float = 600) -> list[str]:
+def outputs_of(workers: list[subprocess.Popen[str]], timeout: float | None = 600) -> list[str]:
     """What processes have written once all of them have ended."""
     try:
         return [worker.communicate(timeout=timeout)[0] for worker in workers]
@@ -56,7 +56,9 @@ def outputs_of(workers: list[subprocess.Popen[str]], timeout: float = 600) -> li
                 worker.kill()
 
 
-def launch(folder: Path, count: int, program: str, *arguments: str) -> list[dict[str, np.ndarray]]:
+def launch(
+    folder: Path, count: int, program: str, *arguments: str, timeout: float | None = 600
+) -> list[dict[str, np.ndarray]]:
     """The results of each of ``count`` processes: ``PROGRAM PROCESS COUNT PORT [ARGUMENTS] OUT.npz``."""
     port = free_port()
     paths = [folder / f"{count}-{process}.npz" for process in range(count)]
@@ -64,7 +66,7 @@ def launch(folder: Path, count: int, program: str, *arguments: str) -> list[dict
         started(program, str(process), str(count), port, *arguments, str(path))
         for process, path in enumerate(paths)
     ]
-    outputs = outputs_of(workers)
+    outputs = outputs_of(workers, timeout)
     for worker, output in zip(workers, outputs, strict=True):
         assert worker.returncode == 0, output[-4000:]
     return [dict(np.load(path)) for path in paths]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from jax_tt._sets.hash_directory import COUNTERS
@@ -21,24 +23,59 @@ def _mix(word: int) -> int:
     return word ^ (word >> 16)
 
 
-def homes(key: int, sets: int) -> tuple[int, int]:
+@functools.lru_cache(1 << 17)
+def homes(key: int, sets: int, devices: int = 1) -> tuple[int, int]:
+    """The sets that may hold a key, both of the device that owns it; the sets of the first device come first."""
+    high, low, local = key >> 32, key & MAX, sets // devices
+    first = owner(key, devices) * local
+    return (
+        first + _mix(low ^ _mix(high)) % local,
+        first + _mix(high ^ _mix(low ^ 0x9E3779B9)) % local,
+    )
+
+
+def owner(key: int, devices: int) -> int:
+    """The device that has a key."""
+    first, rest = _words(key)
+    return _mix(rest ^ _mix(first ^ 0x846CA68B)) % devices
+
+
+@functools.lru_cache(1 << 17)
+def travel_hash(key: int) -> int:
+    """The hash whose leading bits say in which round a key travels to its device."""
+    return _mix(_words(key)[0])
+
+
+def _words(key: int) -> tuple[int, int]:
     high, low = key >> 32, key & MAX
-    return _mix(low ^ _mix(high)) % sets, _mix(high ^ _mix(low ^ 0x9E3779B9)) % sets
+    rest = high ^ _mix(low)
+    return low ^ _mix(rest ^ 0x7FEB352D), rest
 
 
 class ModelDirectory:
     """Slots by set: way -> [key, score, touched]; scores are 64-bit integers."""
 
-    def __init__(self, sets: int, ways: int):
-        self.ways = ways
+    def __init__(self, sets: int, ways: int, devices: int = 1):
+        self.ways, self.devices = ways, devices
         self.sets: list[dict[int, list[int]]] = [{} for _ in range(sets)]
 
     def find(self, key: int) -> int:
-        for home in homes(key, len(self.sets)):
+        for home in self.homes(key):
             for way, entry in self.sets[home].items():
                 if entry[0] == key:
                     return home * self.ways + way
         return -1
+
+    def homes(self, key: int) -> tuple[int, int]:
+        return homes(key, len(self.sets), self.devices)
+
+    def entries(self) -> dict[int, list[int]]:
+        """All entries by slot."""
+        return {
+            number * self.ways + way: entry
+            for number, own in enumerate(self.sets)
+            for way, entry in own.items()
+        }
 
     def entry(self, slot: int) -> list[int]:
         return self.sets[slot // self.ways][slot % self.ways]
@@ -70,7 +107,7 @@ class ModelDirectory:
                 waiting.append(key)
         sides = {}
         for key in waiting:
-            first, second = homes(key, len(self.sets))
+            first, second = self.homes(key)
             sides[key] = (second, first) if occupied[second] < occupied[first] else (first, second)
         inserted: dict[int, tuple[int, list[int]]] = {}
         for evict in (False, True) if policy != "none" else (False,):
@@ -112,11 +149,12 @@ class ModelDirectory:
 
     def doubled(self) -> ModelDirectory:
         """With twice the sets: keys keep their first set, or their second one, and the order of their ways."""
-        after = ModelDirectory(2 * len(self.sets), self.ways)
+        after = ModelDirectory(2 * len(self.sets), self.ways, self.devices)
+        local = len(self.sets) // self.devices
         for number, own in enumerate(self.sets):
             for _, entry in sorted(own.items()):
-                first, second = homes(entry[0], len(after.sets))
-                target = after.sets[first if first % len(self.sets) == number else second]
+                first, second = after.homes(entry[0])
+                target = after.sets[first if first % local == number % local else second]
                 target[len(target)] = entry
         return after
 

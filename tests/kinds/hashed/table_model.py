@@ -1,0 +1,211 @@
+"""What a hash table should hold, on one device or on several: the model of the long runs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
+from jax_tt._kinds.sharded.route import message_rows
+from jax_tt._sets.batch_clock import KEPT, LAST
+from jax_tt._sets.hash_directory import COUNTERS
+from jax_tt._table.checkpoint import unsharded
+from jax_tt._table.wrapper import is_sharded
+from tests.kinds.hashed.hash_model import MAX, ModelDirectory, homes, owner, travel_hash
+
+# Above the numbers of all batches.
+_MARK = 2**31 - 1
+Rows = dict[int, np.ndarray]
+ByKey = dict[int, tuple[int, int]]
+
+
+class Sizes(NamedTuple):
+    """The number of sets of all devices, and of the sets of keys that wait."""
+
+    sets: int
+    waiting: int
+    ways: int
+    devices: int
+
+
+def sizes_of(table: Any) -> Sizes:
+    plain = unsharded(table)
+    devices = table.mesh.size if is_sharded(table) else 1
+    return Sizes(plain.sets, plain.waiting_sets, plain.ways, devices)
+
+
+class Content(NamedTuple):
+    """What a table holds, whatever its size: scores and last batches by key, and rows."""
+
+    keys: ByKey
+    waiting: ByKey
+    rows: Rows
+    now: int
+    totals: dict[str, int]
+
+    def merged(self, dump: Content) -> Content:
+        """This with all keys of a dump."""
+        waiting = self.waiting | dump.waiting
+        return Content(
+            self.keys | dump.keys,
+            {key: entry for key, entry in waiting.items() if key not in self.keys | dump.keys},
+            self.rows | dump.rows,
+            max(self.now, dump.now),
+            dump.totals,
+        )
+
+    def fits(self, sizes: Sizes) -> bool:
+        """Whether there is a slot for every key in one of its sets."""
+        waiting = self.waiting if sizes.waiting else {}
+        return _fits(self.keys, sizes.sets, sizes) and _fits(waiting, sizes.waiting, sizes)
+
+
+def _fits(keys: ByKey, sets: int, sizes: Sizes) -> bool:
+    slots = [
+        home * sizes.ways + way
+        for key in keys
+        for home in homes(key, sets, sizes.devices)
+        for way in range(sizes.ways)
+    ]
+    if not slots:
+        return True
+    starts = np.arange(len(keys) + 1) * 2 * sizes.ways
+    edges = csr_array((np.ones(len(slots), bool), slots, starts), (len(keys), sets * sizes.ways))
+    return bool((maximum_bipartite_matching(edges, perm_type="column") >= 0).all())
+
+
+def by_key(directory: ModelDirectory) -> ByKey:
+    return {key: (score, touched) for key, score, touched in directory.entries().values()}
+
+
+class ModelTable:
+    """Keys with their scores, last batches and rows, keys that wait for admission, and totals.
+
+    Attributes:
+        now: the number of the last batch.
+        requests: how many a key needs; None where every key is admitted.
+    """
+
+    def __init__(self, table: Any) -> None:
+        plain, self.sizes = unsharded(table), sizes_of(table)
+        self.policy, self.min_age = plain.policy, plain.min_age
+        sets, waiting, *rest = self.sizes
+        self.directory, self.waiting = ModelDirectory(sets, *rest), ModelDirectory(waiting, *rest)
+        self.rows: Rows = {}
+        self.now, self.totals = 0, dict.fromkeys(COUNTERS, 0)
+        admission = plain.admission
+        self.requests = None if admission is None else admission.requests
+        self.waiting_grows = admission is not None and admission.waiting is None
+
+    def content(self) -> Content:
+        keys, waiting = by_key(self.directory), by_key(self.waiting)
+        return Content(keys, waiting, dict(self.rows), self.now, dict(self.totals))
+
+    def hold(self, content: Content, entries: np.ndarray, waiting: np.ndarray) -> None:
+        """Takes over a content whose keys are in the slots of these entries, all of them in one of their sets."""
+        self.rows, self.now, self.totals = dict(content.rows), content.now, dict(content.totals)
+        for directory, given, expected in (
+            (self.directory, entries, content.keys),
+            (self.waiting, waiting, content.waiting if self.sizes.waiting else {}),
+        ):
+            directory.sets = [{} for _ in directory.sets]
+            for key, slot, score, touched in given.tolist():
+                assert slot // directory.ways in directory.homes(key)
+                directory.sets[slot // directory.ways][slot % directory.ways] = [
+                    key,
+                    score,
+                    touched,
+                ]
+            assert by_key(directory) == expected
+            assert len(given) == len(expected)
+
+    def insert(
+        self, keys: list[int], given: list[int], epoch: int
+    ) -> tuple[dict[int, tuple[int, list[int]]], dict[str, int]]:
+        """Finds or inserts the keys of a batch; returns what was in every slot that has a new key, and counts."""
+        self._count_on()
+        self.now += 1
+        rounds = rounds_of(keys, self.sizes.devices)
+        if len(rounds) > 1:  # which must not evict the keys of each other
+            for key in keys:
+                for directory in (self.directory, self.waiting):
+                    if directory.sets and (slot := directory.find(key)) >= 0:
+                        directory.entry(slot)[2] = _MARK
+                        break
+        inserted: dict[int, tuple[int, list[int]]] = {}
+        counts = dict.fromkeys(COUNTERS, 0)
+        for here in rounds:
+            some, more = self._insert(keys, here, given, epoch)
+            inserted |= some
+            counts = {name: count + more[name] for name, count in counts.items()}
+        self.totals = {name: total + counts[name] for name, total in self.totals.items()}
+        return inserted, counts
+
+    def _insert(self, keys: list[int], here: list[bool], given: list[int], epoch: int) -> Any:
+        """One round of an insertion."""
+        if self.requests is None:
+            return self._put(keys, here, given, epoch)
+        pairs = list(zip(keys, here, strict=True))
+        missed = [there and self.directory.find(key) < 0 for key, there in pairs]
+        nothing = [0] * len(keys)
+        _, waited = self.waiting.insert(keys, missed, nothing, self.now, self.now, "epoch_lfu", 1)
+        new = {key for key, there in zip(keys, missed, strict=True) if there}
+        slots = {key: slot for key in new if (slot := self.waiting.find(key)) >= 0}
+        enough = {
+            key: slot
+            for key, slot in slots.items()
+            if self.waiting.entry(slot)[1] & MAX >= self.requests
+        }
+        self.waiting.erase(enough.values())
+        admitted = [there and (key not in new or key in enough) for key, there in pairs]
+        inserted, counts = self._put(keys, admitted, given, epoch)
+        counts |= {
+            "requests": counts["hits"] + waited["requests"],
+            "unique": counts["unique_hits"] + waited["unique"],
+        }
+        return inserted, counts
+
+    def _put(self, keys: list[int], here: list[bool], given: list[int], epoch: int) -> Any:
+        return self.directory.insert(keys, here, given, self.now, epoch, self.policy, self.min_age)
+
+    def _count_on(self) -> None:
+        """Sets the numbers of all batches back before they run out."""
+        if self.now < LAST:
+            return
+        back, self.now = self.now - KEPT, KEPT
+
+        def less(number: int) -> int:
+            return number - back if number > back else min(number, 1)
+
+        for entry in self.directory.entries().values():
+            entry[2] = less(entry[2])
+            if self.policy.removeprefix("epoch_") == "lru":
+                entry[1] = entry[1] >> 32 << 32 | less(entry[1] & MAX)
+        for entry in self.waiting.entries().values():
+            entry[1:] = less(entry[1] >> 32) << 32 | entry[1] & MAX, less(entry[2])
+
+    def double(self) -> None:
+        self.directory = self.directory.doubled()
+        if self.waiting_grows:
+            self.waiting = self.waiting.doubled()
+        sets = {"sets": len(self.directory.sets), "waiting": len(self.waiting.sets)}
+        self.sizes = self.sizes._replace(**sets)
+
+
+def rounds_of(keys: list[int], devices: int) -> list[list[bool]]:
+    """Which keys travel in each round of an insertion; as a rule, all of them in one."""
+    if devices == 1:
+        return [[True] * len(keys)]
+    share = len(keys) // devices
+    size, bits = message_rows(share, devices), 0
+    for first in range(0, len(keys), share):
+        of_owners: dict[int, list[int]] = {}
+        for key in set(keys[first : first + share]):
+            of_owners.setdefault(owner(key, devices), []).append(travel_hash(key))
+        for hashes in map(sorted, of_owners.values()):
+            for low, high in zip(hashes, hashes[size:], strict=False):
+                bits = max(bits, 33 - (low ^ high).bit_length())
+    turns = [travel_hash(key) >> (32 - bits) for key in keys]
+    return [[turn == k for turn in turns] for k in sorted(set(turns))]

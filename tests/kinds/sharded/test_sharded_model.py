@@ -1,0 +1,26 @@
+"""The long run of random operations on hash tables over several devices, cut short."""
+
+from functools import partial
+
+import pytest
+
+from jax_tt._base.progress import Progress
+from tests.kinds.hashed import hash_soak
+from tests.processes import launch
+
+OPERATIONS = 4000
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("devices", "policy"), [(2, "lru"), (4, "epoch_lru")])
+def test_tables_over_devices_equal_dicts(devices, policy):
+    make = partial(hash_soak.HashRun, policy, "auto", devices=devices, others=(1, 3))
+    assert hash_soak.run(make, OPERATIONS, Progress(shown=False)) >= OPERATIONS
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("processes", [1, 2])
+def test_tables_over_eight_devices_of_processes_equal_dicts(processes, tmp_path):
+    given = "8", "auto", str(OPERATIONS), "0", "lfu"
+    for counts in launch(tmp_path, processes, "kinds.sharded.model_run", *given):
+        assert counts["lfu"] >= OPERATIONS

@@ -41,8 +41,9 @@ def next_values(
 
     Raises:
         ValueError: ``new`` left the compiled function that computed them; tables were changed after ``start``; or,
-            outside ``jit``, they are not what the steps of the tables returned. Inside ``jit``, sentinels are written
-            that the next forward pass refuses.
+            outside ``jit``, they are not what the steps of the tables returned, or ``start`` are the arrays of another
+            model. Inside ``jit``, sentinels are written that the next forward pass refuses, if the numbers of steps
+            differ: equal ones do not tell another model from a copy.
     """
     _check_alive(caller, new)
     outdated = _is_outdated(caller, old, start) if start else False
@@ -86,6 +87,33 @@ class Start:
                 there() is not x for there, x in zip(refs, jax.tree.leaves(now[path]), strict=True)
             )
         ]
+
+    def differing(self, now: Mapping[Path, Any]) -> list[Path]:
+        """The arrays of other tables, as far as both can be read on the host, that are no copies."""
+        pairs = {
+            (path, k): (there(), x)
+            for path, refs in self._arrays.items()
+            for k, (there, x) in enumerate(zip(refs, jax.tree.leaves(now[path]), strict=True))
+        }
+        others = {where: (a, b) for where, (a, b) in pairs.items() if a is not b and _is_there(a)}
+        before, after = (_known({w: pair[k] for w, pair in others.items()}) for k in (0, 1))
+        return [
+            where[0]
+            for where in before.keys() & after.keys()
+            if not _same_bits(before[where], after[where])
+        ]
+
+
+def _is_there(array: Any) -> bool:
+    """Whether an array holds values: it is not traced, and was neither collected nor donated."""
+    if array is None or isinstance(array, Tracer):
+        return False
+    return not (isinstance(array, jax.Array) and array.is_deleted())
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    a, b = np.asarray(a), np.asarray(b)
+    return (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes()
 
 
 def _reference(array: Any) -> Callable[[], Any]:
@@ -140,6 +168,12 @@ def _is_outdated(caller: str, now: Mapping[Path, Any], start: Start) -> Any:
             "Their next values start from the tables before that update and would undo it. Compute gradients after "
             "the previous update; for two losses of a model, those of their sum, or the second ones after the first "
             "update."
+        )
+    if others and (foreign := start.differing(now)):
+        raise ValueError(
+            f"{caller}: grads were computed from other arrays than {names_of(foreign)} of this model, as those of "
+            "another model with the same structure, and their next values would overwrite this one with the other. "
+            "Compute the gradients of the model that is updated."
         )
     return jnp.any(jnp.stack(unknown)) if unknown else False
 

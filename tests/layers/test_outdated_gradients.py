@@ -92,6 +92,30 @@ def test_keys_that_are_inserted_before_the_update(jit):
         run(layer, optimizer(layer), True)
 
 
+def test_gradients_of_another_model():
+    """Rows that the batch does not contain would become rows of the other model."""
+    model, other = Tower(), Tower()
+    other.items.embedding[...] += 1
+    before = _arrays(model, TRAINED)
+    grads = jax_tt.grad(loss)(other)
+    with pytest.raises(ValueError, match=r"other arrays than items.embedding of this model"):
+        optimizer(model).update(model, grads)
+    assert_same(_arrays(model, TRAINED), before)
+    state, foreign = linen_state(), linen_state()
+    variables = jax.tree.map(lambda x: x + 1 if x.ndim == 2 else x, foreign.variables)
+    with pytest.raises(ValueError, match=r"other arrays than .*of this model"):
+        state.apply_gradients(grads=jax_tt.linen.grad(linen_loss)(variables))
+
+
+def test_gradients_of_a_copy():
+    model, want = Tower(), Tower()
+    copy = nnx.clone(model)
+    grads = jax_tt.grad(loss)(copy)
+    optimizer(model).update(model, grads)
+    optimizer(want).update(want, jax_tt.grad(loss)(want))
+    assert_same(_arrays(model, TRAINED), _arrays(want, TRAINED))
+
+
 # --- What is allowed
 
 

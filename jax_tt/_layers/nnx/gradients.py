@@ -296,8 +296,9 @@ class FusedOptimizer(nnx.Optimizer):
         Raises:
             ValueError: ``model`` is not the one that the optimizer was created with; ``grads`` lack a variable in
                 ``wrt`` or the next values of the tables, left the compiled function that computed them, or were
-                computed before another update; or, outside ``jit``, a sentinel is not exactly 1. Nothing is written
-                then. Inside ``jit``, the next forward pass of the table fails instead.
+                computed before another update; or, outside ``jit``, a sentinel is not exactly 1, or ``grads`` are of
+                another model of the same structure. Nothing is written then. Inside ``jit``, the next forward pass of
+                the table fails instead, except that another model is recognised by another number of steps only.
         """
         old = self._fused(model)
         self._check_model(model)

@@ -215,6 +215,18 @@ def test_a_frozen_backbone_and_lora():
         assert not np.array_equal(after["lora.lora_b"], before["lora.lora_b"])
 
 
+@pytest.mark.parametrize("wrt", [jax_tt.FusedParam, nnx.PathContains("items")])
+def test_a_filter_of_fused_tables_alone_is_refused(wrt):
+    model = Tower()
+    selects = r"wrt: got .*, which selects items\.\w+, .* leave it out"
+    with pytest.raises(ValueError, match=f"FusedOptimizer: {selects}"):
+        optimizer(model, wrt=wrt)
+    with pytest.raises(ValueError, match=f"value_and_grad: {selects}"):
+        jax_tt.grad(loss, wrt=wrt)(model)
+    with pytest.raises(ValueError, match=f"value_and_grad: {selects}"):
+        jax_tt.grad(loss, argnums=nnx.DiffState(0, wrt))(model)
+
+
 def test_another_wrt_than_that_of_the_optimizer_is_refused():
     model = Tower()
     head = nnx.PathContains("bias")

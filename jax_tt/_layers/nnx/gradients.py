@@ -11,7 +11,13 @@ import jax
 import optax
 from flax import nnx
 
-from jax_tt._collection.next_values import check_paths, next_values, note_update, says_used
+from jax_tt._collection.next_values import (
+    check_paths,
+    names_of,
+    next_values,
+    note_update,
+    says_used,
+)
 from jax_tt._layers.next_values import NextValues, without_value
 from jax_tt._layers.nnx.change import refresh_caches
 from jax_tt._layers.variables import FusedParam, with_ordinary_gradients
@@ -88,7 +94,8 @@ def value_and_grad(
         A function of the same arguments that returns the value of ``f`` and the gradients.
 
     Raises:
-        ValueError: ``f`` looks up a fused table twice, or depends on its arrays otherwise than by a lookup.
+        ValueError: ``f`` looks up a fused table twice, or depends on its arrays otherwise than by a lookup; or ``wrt``
+            selects fused tables and nothing else.
 
     Example:
         >>> import jax.numpy as jnp, jax_tt, optax
@@ -116,6 +123,7 @@ def value_and_grad(
 
     @functools.wraps(f)
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
+        _check_filters(args, argnums, wrt)
         with one_loss() as loss:
 
             @functools.wraps(f)
@@ -167,6 +175,28 @@ def _with_tables(argnums: Any, wrt: Any) -> Any:
     if isinstance(argnums, nnx.DiffState):
         argnums, wrt = argnums.argnum, argnums.filter
     return nnx.DiffState(argnums, nnx.Any(with_ordinary_gradients(wrt), FusedParam))
+
+
+def _check_filters(args: Sequence[Any], argnums: Any, wrt: Any) -> None:
+    for argnum in argnums if isinstance(argnums, Sequence) else (argnums,):
+        one = argnum.filter if isinstance(argnum, nnx.DiffState) else wrt
+        _check_wrt("value_and_grad", _differentiated(args, argnum), one)
+
+
+def _check_wrt(caller: str, module: Any, wrt: Any, graph: bool | None = None) -> None:
+    """Raises if a filter selects variables of a module, but none that have ordinary gradients."""
+    if not _is_module(module):
+        return
+    given, ordinary = (
+        nnx.to_flat_state(nnx.state(module, some, graph=graph)).paths
+        for some in (wrt, with_ordinary_gradients(wrt))
+    )
+    if given and not ordinary:
+        raise ValueError(
+            f"{caller}: wrt: got {wrt!r}, which selects {names_of(given)} and no parameter that has a gradient. Fused "
+            "tables are trained whatever wrt is: leave it out, or select other parameters, e.g. "
+            "wrt=nnx.PathContains('head')."
+        )
 
 
 def _differentiated(args: Sequence[Any], argnums: Any) -> Any:
@@ -240,6 +270,7 @@ class FusedOptimizer(nnx.Optimizer):
 
     Raises:
         TypeError: ``tx`` is one of ``jax_tt.optimizers``, which are arguments of layers.
+        ValueError: ``wrt`` selects fused tables and nothing else.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, jax_tt
@@ -278,6 +309,7 @@ class FusedOptimizer(nnx.Optimizer):
                 f"the fused tables, e.g. optax.adam(1e-3); got {tx!r}. Rules of "
                 f"jax_tt.optimizers go into the layer: TTEmbedBag(..., optimizer=...)."
             )
+        _check_wrt("FusedOptimizer", model, wrt, graph)
         super().__init__(model, tx, wrt=with_ordinary_gradients(wrt), graph=graph)
         self._params, self._tables = self._trained(model), _tables(self._fused(model))
 

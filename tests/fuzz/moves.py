@@ -45,11 +45,11 @@ def _table(rng: np.random.Generator, plain: Any = None) -> Any:
             ],
             policy=str(rng.choice(["lru", "lfu", "none"])),
             admission=[None, 3, jax_tt.dynamic.AdmitAfter(2, waiting=64)][rng.integers(3)],
-            max_capacity=1 << 12,
+            max_capacity=32 * capacity,
         )
     else:
         inner = dataclasses.replace(plain.table, num_embeddings=capacity)
-        plain = dataclasses.replace(plain, table=inner, ways=ways)
+        plain = dataclasses.replace(plain, table=inner, ways=ways, max_capacity=32 * capacity)
     if devices == 1:
         return plain
     return ShardedTable(plain, _mesh(devices), "model", Placement.hashed())

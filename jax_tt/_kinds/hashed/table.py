@@ -86,7 +86,8 @@ class HashTable(Wrapper):
         min_age: a key may be evicted if its last batch is at least so many batches ago, from 1 to 2^30.
         admission: which new keys are inserted: None for all, `AdmitAfter` (or its number of requests), or
             `AdmitWithProbability`.
-        max_capacity: what `grow_if_full` never exceeds; None for no growth.
+        max_capacity: what `grow_if_full` never exceeds: the capacity times a power of 2, as it doubles; None for no
+            growth.
         seed: of the initial values, an integer of 64 bits.
         initializer: `Normal`, `TruncatedNormal`, `Uniform` or `Constant`, or a function of keys uint32 ``[n, 2]`` (high
             and low words) and the number of columns that returns ``[n, D]``; None for ``Normal(1 / sqrt(D))``.
@@ -393,6 +394,12 @@ def _check_most(capacity: int, most: int) -> None:
     if not capacity <= most < 2**31:
         raise ValueError(
             f"max_capacity: got {most} for a capacity of {capacity}; expected at least that, and less than 2**31."
+        )
+    below = capacity << ((most // capacity).bit_length() - 1)
+    if below != most:
+        raise ValueError(
+            f"max_capacity: got {most} for a capacity of {capacity}, which growth doubles; expected that times a power "
+            f"of 2, e.g. {below} or {2 * below}."
         )
 
 

@@ -250,6 +250,8 @@ def test_bad_input():
         ({"capacity": 0}, "capacity: got 0"),
         ({"ways": 7}, "ways: got 7 for a capacity of 64; expected a divisor of it. Use the capac"),
         ({"ways": 0}, "ways: got 0"),
+        ({"max_capacity": 100}, "max_capacity: got 100 for a capacity of 64.*e.g. 64 or 128"),
+        ({"max_capacity": 192}, "max_capacity: got 192 for a capacity of 64.*e.g. 128 or 256"),
         ({"capacity": 256, "ways": 128}, "ways: got 128; expected at most 64"),
         ({"policy": "fifo"}, "policy: got 'fifo'; expected one of"),
         ({"min_age": 0}, "min_age: got 0"),

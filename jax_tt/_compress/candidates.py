@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import itertools
@@ -54,14 +53,7 @@ def candidates(source: Source, kind: str, max_bytes: int) -> list[Candidate]:
 
 def smallest(source: Source, kind: str) -> int:
     """The fewest bytes that a kind has a table for."""
-
-    def fits(size: int) -> bool:
-        return any(True for _ in KINDS[kind](source, size))
-
-    high = 2
-    while not fits(high):
-        high *= 2
-    return bisect.bisect_left(range(high), True, high // 2, key=fits)
+    return _SMALLEST[kind](source)
 
 
 def _quantized(source: Source, max_bytes: int) -> Found:
@@ -210,6 +202,25 @@ KINDS: dict[str, Callable[[Source, int], Found]] = {
     "low_rank": trains.low_rank,
     "tt": trains.one_train,
     "tt_sum": trains.sum_of_trains,
+}
+
+
+def _two_bits(source: Source) -> int:
+    return QuantizedTable(*source.sizes, codec.BITS[-1]).nbytes
+
+
+def _one_code(source: Source, kind: str) -> int:
+    return min(table_bytes(_coded(source, 1, bits, kind=kind)) for bits in _CODE_BITS)
+
+
+_SMALLEST: dict[str, Callable[[Source], int]] = {
+    "quantized": _two_bits,
+    "mixed": _two_bits,
+    "product": functools.partial(_one_code, kind="product"),
+    "additive": functools.partial(_one_code, kind="additive"),
+    "low_rank": trains.least_low_rank,
+    "tt": trains.least_train,
+    "tt_sum": trains.least_sum,
 }
 
 

@@ -14,8 +14,9 @@ from jax_tt._compress.source import Made, Source
 from jax_tt._ids.id_order import OrderedRows
 from jax_tt._ids.stored_order import kept_bytes
 from jax_tt._ops.trains import tt_to_table
+from jax_tt._tt.budget import least_params
 from jax_tt._tt.from_dense import tt_from_dense
-from jax_tt._tt.residual_shapes import tt_residual_shapes
+from jax_tt._tt.residual_shapes import least_residual_bytes, tt_residual_shapes
 from jax_tt._tt.shape import TTShape
 from jax_tt.order._table import from_table
 
@@ -28,9 +29,8 @@ _REFINE = 4 if importlib.util.find_spec("scipy") else 0
 
 
 def low_rank(source: Source, max_bytes: int) -> Found:
-    n, features = source.sizes
-    of_rank = jnp.dtype(source.param_dtype).itemsize * (n + features)
-    rank = min(max_bytes // of_rank, features)
+    of_rank = least_low_rank(source)
+    rank = min(max_bytes // of_rank, source.sizes[1])
     if rank:
         make = functools.partial(_of_rank, rank=int(rank))
         yield Candidate("low_rank", f"rank {rank}", rank * of_rank, make, _QUICK)
@@ -56,6 +56,19 @@ def sum_of_trains(source: Source, max_bytes: int) -> Found:
     make = functools.partial(_sum, max_bytes=max_bytes)
     terms = "1 train" if len(shapes) == 1 else f"{len(shapes)} trains"
     yield Candidate("tt_sum", f"{terms}, up to {max_bytes:,} bytes", max_bytes, make, _QUICK_SUM)
+
+
+def least_low_rank(source: Source) -> int:
+    """The fewest bytes of `low_rank`, as of the other two below."""
+    return jnp.dtype(source.param_dtype).itemsize * sum(source.sizes)
+
+
+def least_train(source: Source) -> int:
+    return jnp.dtype(source.param_dtype).itemsize * least_params(*source.sizes)
+
+
+def least_sum(source: Source) -> int:
+    return least_residual_bytes(*source.sizes, jnp.dtype(source.param_dtype))
 
 
 def _shape(source: Source, max_bytes: int) -> TTShape | None:

@@ -41,12 +41,11 @@ def tt_residual_shapes(
     """
     rows, columns = as_positive("num_embeddings", num_embeddings), as_positive("features", features)
     budget = as_positive("max_bytes", max_bytes)
-    order = kept_bytes(rows)
-    p = TTShape.suggest(rows, columns, 1, d=2).row_factors
-    of_rank = (p[0] * columns + p[1]) * jnp.dtype(as_dtype("dtype", dtype, jnp.float32)).itemsize
-    if budget < order + of_rank:
+    order, (p, of_rank) = kept_bytes(rows), _of_rank(rows, columns, dtype)
+    least = order + of_rank
+    if budget < least:
         raise ValueError(
-            f"max_bytes: got {budget:,} bytes for {rows} x {columns}; expected at least {order + of_rank:,} bytes, for "
+            f"max_bytes: got {budget:,} bytes for {rows} x {columns}; expected at least {least:,} bytes, for "
             "an order and cores of rank 1."
         )
     full = min(p[0] * columns, p[1])
@@ -60,3 +59,14 @@ def tt_residual_shapes(
         TTShape(rows, columns, ranks // terms + (k < ranks % terms), p, (columns, 1))
         for k in range(terms)
     )
+
+
+def least_residual_bytes(num_embeddings: int, features: int, dtype: Any) -> int:
+    """The fewest bytes that `tt_residual_shapes` has shapes for: an order and cores of rank 1."""
+    return kept_bytes(num_embeddings) + _of_rank(num_embeddings, features, dtype)[1]
+
+
+def _of_rank(rows: int, columns: int, dtype: Any) -> tuple[tuple[int, ...], int]:
+    """The row factors of a term, and the bytes of its cores for each rank."""
+    p = TTShape.suggest(rows, columns, 1, d=2).row_factors
+    return p, (p[0] * columns + p[1]) * as_dtype("dtype", dtype, jnp.float32).itemsize

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 import jax_tt
+from jax_tt._compress.candidates import candidates, smallest
+from jax_tt._compress.source import Source
 from jax_tt.cli import main
 from tests.cli.cli_case import QUIET, folder, ran, refused, table
 from tests.helpers import to_dense
@@ -73,6 +75,15 @@ def test_large_tables_are_tried_on_a_sample():
     assert smallest.chosen.quality >= goal
     with pytest.raises(ValueError, match=r"min_quality: got 0.9999, but at most 0\.\d+ was found"):
         small(rows, kind="low_rank", min_quality=0.9999)
+
+
+@pytest.mark.parametrize("shape", [(50, 8), (777, 30)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_smallest_size_of_a_kind(kind, shape):
+    source = Source(np.ones(shape, np.float32), None, jnp.bfloat16, 0)
+    least = smallest(source, kind)
+    assert candidates(source, kind, least)
+    assert not candidates(source, kind, least - 1)
 
 
 def test_some_kinds():

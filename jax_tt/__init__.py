@@ -91,7 +91,8 @@ def __getattr__(name: str) -> typing.Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *(_LAYERS + _MODULES if _has_flax() else ())})
+    ours = globals().keys() - {"importlib", "typing"}
+    return sorted({*ours, *(_LAYERS + _MODULES if _has_flax() else ())})
 
 
 def _has_flax() -> bool:

@@ -17,7 +17,7 @@ def test_every_file_is_in_a_folder_of_a_layer():
         path
         for path in (file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
         if path.parts[0].startswith("_")
-        and path.name != "__init__.py"
+        and path.name not in ("__init__.py", "__main__.py")
         and not folders & {".".join(path.parts[:k]) for k in range(1, len(path.parts))}
     ]
     assert not homeless

@@ -30,6 +30,10 @@ def test_the_top_has_at_most_45_names():
     assert len(names(jax_tt)) <= 45
 
 
+def test_the_top_shows_no_module_of_python():
+    assert not {"importlib", "typing"} & {*dir(jax_tt)}
+
+
 def test_modules_at_the_top_are_public():
     found = {name: getattr(jax_tt, name) for name in dir(jax_tt) if not name.startswith("_")}
     modules = {name: one.__name__ for name, one in found.items() if isinstance(one, ModuleType)}

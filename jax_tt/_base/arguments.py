@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jax_tt._base.host_table import from_tensor, is_tensor, native_type
 
@@ -20,8 +21,9 @@ def as_int(name: str, value: Any) -> int:
             raise TypeError
         return operator.index(value)
     except TypeError as error:
+        known = " known when the call is traced" if isinstance(value, Tracer) else ""
         raise TypeError(
-            f"{name}: got {value!r} of type {type(value).__name__}; expected an integer known when the call is traced."
+            f"{name}: got {value!r} of type {type(value).__name__}; expected an integer{known}."
         ) from error
 
 

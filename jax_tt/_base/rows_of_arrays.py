@@ -61,7 +61,12 @@ def dense_table(table: Any, name: str = "table") -> Any:
         raise TypeError(
             f"{name}: got a traced array; it is compressed on the host, outside of jit."
         )
-    table = host_table(name, table)
+    given, table = table, host_table(name, table)
+    if not jnp.issubdtype(table.dtype, np.number):
+        raise TypeError(
+            f"{name}: got {type(given).__name__} of dtype {table.dtype}; expected floats [num_embeddings, features], "
+            "e.g. jax_tt.tables.to_dense(table, state) of a table and its state."
+        )
     if len(table.shape) != 2 or 0 in table.shape:
         raise ValueError(
             f"{name}: got shape {tuple(table.shape)}; expected [num_embeddings, features], none of them 0."

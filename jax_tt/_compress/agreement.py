@@ -34,7 +34,7 @@ def top_k_agreement(rows: Any, queries: Any, k: int) -> Callable[[Table, State],
     >>> found.chosen.quality >= 0.9
     True
     """
-    rows = np.asarray(dense_table(rows), np.float32)
+    rows = np.asarray(dense_table(rows, "rows"), np.float32)
     vectors = jnp.asarray(queries)
     k = min(as_positive("k", k), rows.shape[0])
 

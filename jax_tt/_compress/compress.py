@@ -170,7 +170,7 @@ def compress(
     (True, True)
     """
     exactly_one(max_bytes=max_bytes, min_quality=min_quality)
-    rows = dense_table(rows)
+    rows = dense_table(rows, "rows")
     given = [kind] if isinstance(kind, str) else kind
     kinds = [one_of("kind", one, ("auto", *KINDS)) for one in given]
     kinds = list(KINDS) if "auto" in kinds else kinds

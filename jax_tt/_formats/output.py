@@ -180,7 +180,7 @@ def _check_target(name: str, target: str, overwrite: bool, contents: Contents | 
         if contents is not None and not overwrite and os.path.lexists(_aside(target)):
             raise ExistsError(
                 f"{name}: exists as {_aside(target)}, since a call that replaced it was cut off; expected a new name, "
-                "or --force (overwrite=True in Python) to replace it."
+                "or overwrite=True (--force on the command line) to replace it."
             ) from None
         return
     if not overwrite:
@@ -217,7 +217,7 @@ def errors_of(name: str) -> Iterator[None]:
 
 def _exists(name: str) -> FileError:
     return ExistsError(
-        f"{name}: exists; expected a new name, or --force (overwrite=True in Python) to replace it."
+        f"{name}: exists; expected a new name, or overwrite=True (--force on the command line) to replace it."
     )
 
 

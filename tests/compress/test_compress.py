@@ -179,6 +179,15 @@ def test_bad_arguments(options, message):
 
 
 def test_arguments_of_other_types():
+    table = jax_tt.dense_table(4, 2)
+    for rows in (None, table, (table, {})):
+        with pytest.raises(
+            TypeError, match=r"rows: got .*; expected floats .*to_dense\(table, state"
+        ):
+            small(rows, max_bytes=10**4)
+    for size in (1.5, "1MB"):
+        with pytest.raises(TypeError, match=r"max_bytes: got .*; expected an integer\.$"):
+            small(max_bytes=size)
     with pytest.raises(TypeError, match="metric: got a float; expected a function"):
         small(max_bytes=10**4, metric=0.5)
     with pytest.raises(

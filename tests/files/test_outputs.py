@@ -109,9 +109,12 @@ def test_no_output_is_an_input(inputs, capsys, argv, message, force):
         ((*COMPRESS, "--out", "x" * 256), "cannot be written (File name too long)"),
         ((*COMPRESS, "--out", "/proc/x.safetensors"), "/proc/x.safetensors: cannot be written"),
         ((*ORDER, "--out", "nodir/x.npz"), "there is no directory"),
-        ((*COMPRESS, "--out", "table.safetensors"), "exists; expected a new name, or --force"),
-        ((*COMPRESS, "--out", "other"), "exists; expected a new name, or --force"),
-        ((*COMPRESS, "--out", "empty"), "exists; expected a new name, or --force"),
+        (
+            (*COMPRESS, "--out", "table.safetensors"),
+            "exists; expected a new name, or overwrite=True",
+        ),
+        ((*COMPRESS, "--out", "other"), "exists; expected a new name, or overwrite=True"),
+        ((*COMPRESS, "--out", "empty"), "exists; expected a new name, or overwrite=True"),
         ((*COMPRESS, "--out", "x.safetensors", "--picture", "old.png"), "old.png: exists"),
         ((*ORDER, "--out", "order.npz"), "order.npz: exists"),
         ((*ORDER, "--out", "x.npz", "--picture", "old.png"), "old.png: exists"),
@@ -310,7 +313,9 @@ def test_save_and_orders_overwrite_only_when_told(table, tmp_path):
     for name in ("t.safetensors", "t"):
         path = tmp_path / name
         jax_tt.files.save(path, first)
-        with pytest.raises(jax_tt.FileError, match="exists; expected a new name, or --force"):
+        with pytest.raises(
+            jax_tt.FileError, match="exists; expected a new name, or overwrite=True"
+        ):
             jax_tt.files.save(path, {"b": first["a"]})
         assert list(jax_tt.files.load(path)) == ["a"]
         jax_tt.files.save(path, {"b": first["a"]}, overwrite=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Hashable
 
 _SHARD = "\x1f"
+# Whose lines say nothing to the reader of a warning.
+_LIBRARIES = ("jax_tt", "jax", "flax", "contextlib", "functools", "threading")
 _reported: dict[Hashable, object] = {}
 
 
@@ -72,7 +75,15 @@ def warn_once(key: Hashable, message: str, category: type[Warning]) -> None:
     mine = object()
     if _reported.setdefault(key, mine) is not mine:
         return
-    _without_raising(lambda: warnings.warn(message, category, stacklevel=1))
+    _without_raising(lambda: warnings.warn(message, category, _level_of_caller()))
+
+
+def _level_of_caller() -> int:
+    """The ``stacklevel`` of the line outside of the libraries that led here; 1 in a thread that none of them did."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:
+        frame, level = frame.f_back, level + 1
+    return 1 if frame is None else level
 
 
 def forget() -> None:

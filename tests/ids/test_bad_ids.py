@@ -286,6 +286,12 @@ def test_tables_without_a_name_are_told_apart_by_their_rows(method):
     assert [f"a table of {rows} rows" in m for rows, m in zip((N - 1, N), messages, strict=True)]
 
 
+def test_a_warning_shows_the_line_that_led_to_it():
+    with pytest.warns(jax_tt.OutOfRangeWarning) as warned:
+        reports.report("items", N, 1, "id -1", 0)
+    assert warned[0].filename == __file__
+
+
 def test_a_report_in_the_middle_of_another():
     """The main thread is led to one between any two of its instructions."""
 

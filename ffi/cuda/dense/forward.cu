@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kDenseThreads, 4) PoolRowsByBlock(const __grid
     if (column < batch.dim)
       sum = SumOfRows<T, V, kSharedRowsInFlight>(table, found.levels, begin, end, column, &poisoned);
     const bool any_poisoned = __syncthreads_or(poisoned) != 0;
-    sum = SumOverBlock(lanes, sum, words);
+    sum = SumOverTeam(lanes, kDenseThreads / 32, sum, words);
     if (group == 0 && column < batch.dim) WriteSum(table, sum, broken || any_poisoned, at + column);
   }
 }

@@ -80,21 +80,20 @@ struct RowLanes {
   }
 };
 
-// The sum over the groups of lanes of a block, the first group's first; only that group has it.  `words`: V for each
-// thread.  Every thread of the block must call this.
+// The sum over the groups of lanes of a team of `warps` warps, a power of two, the first group's first; only that group
+// has it.  `words`: V for each thread of the block.  Every thread of the block must call this.
 template <int V>
-__device__ __forceinline__ Packet<float, V> SumOverBlock(const RowLanes& lanes, Packet<float, V> sum,
-                                                         Shared<float> words) {
+__device__ __forceinline__ Packet<float, V> SumOverTeam(const RowLanes& lanes, int warps, Packet<float, V> sum,
+                                                        Shared<float> words) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int warps = static_cast<int>(blockDim.x) / 32;
   for (int v = 0; v < V; ++v) {
     for (int step = lanes.count; step < 32; step *= 2) sum.x[v] += __shfl_xor_sync(kAllLanes, sum.x[v], step);
     words[(warp * V + v) * 32 + lane] = sum.x[v];
   }
   __syncthreads();
-  if (warp == 0)
+  if ((warp & (warps - 1)) == 0)
     for (int v = 0; v < V; ++v)
-      for (int other = 1; other < warps; ++other) sum.x[v] += words[(other * V + v) * 32 + lane];
+      for (int other = 1; other < warps; ++other) sum.x[v] += words[((warp + other) * V + v) * 32 + lane];
   __syncthreads();
   return sum;
 }

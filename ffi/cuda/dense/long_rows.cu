@@ -7,6 +7,7 @@ namespace jax_tt {
 namespace {
 
 constexpr int kLongRowThreads = 512;
+constexpr int kBatch = 8;  // positions or pieces that a thread asks for at once
 // Blocks that share the long rows of all tables: a few for every multiprocessor.
 constexpr int64_t kLongRowBlocks = 512;
 
@@ -50,7 +51,7 @@ __device__ __forceinline__ int64_t LongRowIn(const TablePlan& plan, int64_t piec
 
 // The lanes of a row take a piece: they sum its part of a long row, and list the long row that begins in it.
 template <int V>
-__global__ void __launch_bounds__(kDenseThreads)
+__global__ void __launch_bounds__(kDenseThreads, 3)
     SumParts(const __grid_constant__ TableList<GradientTable> tables, const __grid_constant__ DensePlan all) {
   BlockOfTable block;
   const GradientTable table = tables.Find(&block);
@@ -62,8 +63,8 @@ __global__ void __launch_bounds__(kDenseThreads)
   if (lanes.lane() == 0)
     if (const int64_t begin = LongRowIn(plan, piece, table.batch.num_embeddings); begin >= 0)
       plan.long_row[atomicAdd(plan.flags + kLongRows, 1)] = static_cast<int32_t>(begin);
-  const PositionSum<V> sum{from, static_cast<uint32_t>(piece * kDensePiece),
-                           PartOf(plan, piece, table.batch.num_embeddings)};
+  const PositionSum<kBatch, V> sum{from, static_cast<uint32_t>(piece * kDensePiece),
+                                   PartOf(plan, piece, table.batch.num_embeddings)};
   if (sum.count == 0) return;
   float* partial = plan.partial + piece * from.dim;
   for (int column = lanes.lane() * V; column < from.dim; column += lanes.count * V)
@@ -77,19 +78,18 @@ template <int V>
 struct LongRowSum {
   const GradientSource& from;
   const RowLanes& lanes;
-  Shared<float> words;   // of SumOverBlock
+  Shared<float> words;   // of SumOverTeam
   uint32_t begin;        // sorted position
   int count;             // of positions in the first piece
   int piece, end_piece;  // the other pieces
 
   __device__ __forceinline__ Packet<float, V> operator()(int column) const {
-    constexpr int kBatch = 8;
     const int groups = kLongRowThreads / lanes.count, group = static_cast<int>(threadIdx.x) / lanes.count;
     const int positions = (count + groups - 1) / groups, pieces = (end_piece - piece + groups - 1) / groups;
     const int first = min(count, group * positions), first_piece = min(end_piece, piece + group * pieces);
-    ExactPacketSum<V> sum = PositionSum<V>{from, begin + first, min(positions, count - first)}(column);
+    ExactPacketSum<V> sum = PositionSum<kBatch, V>{from, begin + first, min(positions, count - first)}(column);
     if (column < from.dim) AddPieces<kBatch>(from, first_piece, min(pieces, end_piece - first_piece), column, &sum);
-    return SumOverBlock(lanes, sum.Value(), words);
+    return SumOverTeam(lanes, kLongRowThreads / 32, sum.Value(), words);
   }
 };
 

@@ -256,29 +256,31 @@ struct SortedShare {
     }
   }
 
-  // Sums what the block has of a long row.  Every thread of the block must call this.
+  // Sums what the block has of a long row that begins, or goes on, at key `begin`, or nothing behind all keys, by a
+  // team of `warps` warps.  Every thread of the block must call this.
   template <int V>
-  __device__ __forceinline__ void SumLongRow(int begin, Shared<float> sums) const {
+  __device__ __forceinline__ void SumLongRow(int begin, int warps, Shared<float> sums) const {
+    constexpr int kBatch = 4;
     const TablePlan& plan = batch.plan;
     const GradientSource from(batch.table, plan);
     const RowLanes lanes = RowLanes::For(from.dim, V);
-    const int end = End(begin);
-    // The sums of parts that are not the first of their rows come after those of pieces.
-    const int64_t parts = plan.pieces + 1;
-    int64_t place = parts + batch.index;
-    if (Before(begin) == 0) {
-      place = plan.LongRowPlace(static_cast<uint32_t>(share.first + begin));
-      if (threadIdx.x == 0)
-        plan.more[place] = {static_cast<int32_t>(parts + batch.index + 1), After(begin, end) > 0 ? share.following : 0};
-    }
-    const int groups = kThreads / lanes.count, group = static_cast<int>(threadIdx.x) / lanes.count;
-    const int each = (end - begin + groups - 1) / groups;
+    const int thread = static_cast<int>(threadIdx.x) & (warps * 32 - 1), group = thread / lanes.count;
+    const int end = begin < share.count ? End(begin) : begin;
+    const int groups = warps * 32 / lanes.count, each = (end - begin + groups - 1) / groups;
     const int own = min(end, begin + group * each);
-    const PositionSum<V> sum{from, static_cast<uint32_t>(share.first + own), min(each, end - own)};
+    const PositionSum<kBatch, V> sum{from, static_cast<uint32_t>(share.first + own), min(each, end - own)};
+    // The sums of parts that are not the first of their rows come after those of pieces.
+    const int32_t parts = (batch.n() + kDensePiece - 1) / kDensePiece + 1;
+    int32_t place = parts + batch.index;
+    if (begin < end && Before(begin) == 0) {
+      place = static_cast<int32_t>(plan.LongRowPlace(static_cast<uint32_t>(share.first + begin)));
+      if (thread == 0) plan.more[place] = {parts + batch.index + 1, After(begin, end) > 0 ? share.following : 0};
+    }
     for (int first = 0; first < from.dim; first += lanes.count * V) {
       const int column = first + lanes.lane() * V;
-      const Packet<float, V> value = SumOverBlock(lanes, sum(column).Value(), sums);
-      if (group == 0 && column < from.dim) StorePacket(value, plan.partial + place * from.dim + column);
+      const Packet<float, V> value = SumOverTeam(lanes, warps, sum(column).Value(), sums);
+      if (begin < end && group == 0 && column < from.dim)
+        StorePacket(value, plan.partial + static_cast<int64_t>(place) * from.dim + column);
     }
   }
 
@@ -291,11 +293,16 @@ struct SortedShare {
       if (i < share.count && HasLongRow(i)) words.begun[atomicAdd(found, 1)] = i;
       __syncthreads();
       const int32_t count = found[0];
-      for (int k = 0; k < count; ++k) {
+      // As many teams as rows, as far as there are warps, so that rows do not wait for each other.
+      int teams = 1;
+      while (teams < count && teams < kThreads / 32) teams *= 2;
+      const int warps = kThreads / 32 / teams, team = static_cast<int>(threadIdx.x) / (32 * warps);
+      for (int first = 0; first < count; first += teams) {
+        const int begin = first + team < count ? words.begun[first + team] : share.count;
         if (batch.table.widths.four_wide)
-          SumLongRow<4>(words.begun[k], words.sums);
+          SumLongRow<4>(begin, warps, words.sums);
         else
-          SumLongRow<1>(words.begun[k], words.sums);
+          SumLongRow<1>(begin, warps, words.sums);
       }
       __syncthreads();
     }

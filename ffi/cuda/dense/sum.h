@@ -65,15 +65,14 @@ __device__ __forceinline__ void AddPositions(const GradientSource& from, uint32_
       if (j < count) sum->x[v] += weight[j] * value[j].x[v];
 }
 
-// The sum over `count` sorted positions of a long row.
-template <int V>
+// The sum over `count` sorted positions of a long row, kBatch of which are asked for at once.
+template <int kBatch, int V>
 struct PositionSum {
   const GradientSource& from;
   uint32_t begin;
   int count;
 
   __device__ __forceinline__ ExactPacketSum<V> operator()(int column) const {
-    constexpr int kBatch = 8;
     ExactPacketSum<V> sum;
     if (column >= from.dim) return sum;
     uint32_t i = begin;

@@ -16,7 +16,14 @@ namespace jax_tt {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocks = 4;  // of a multiprocessor at a time, which bounds the registers of a thread
+// Blocks of a multiprocessor at a time, which bounds the registers of a thread: as many as spill none.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kBlocks = 2;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kBlocks = 3;
+#else
+constexpr int kBlocks = 4;
+#endif
 // Ids that a warp takes at a time, and those of a lane, which loads four at once.
 constexpr int kIdsOfLane = 8, kIdsOfWarp = 32 * kIdsOfLane, kIdsOfLoad = 4;
 // A key holds the digits of a position, the most significant highest, and below them the position.

@@ -126,7 +126,7 @@ def encode(
     state[CODES] = jax.device_put(codes)
     if hot:
         state[HOT_CODES] = jnp.asarray(of_hot)
-        state[HOT_PLACES] = places.mark_members(jnp.asarray(are_hot))
+        state[HOT_PLACES] = jnp.asarray(places.mark_members(are_hot))
     return table, table.init_rest(state) | state
 
 

@@ -8,10 +8,11 @@ levels and rotation minimise the squared error for these choices.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_tt._kinds.quantized import codec
@@ -26,33 +27,57 @@ _TINY = 1e-30
 Best = tuple[jax.Array, jax.Array, jax.Array]  # the error, scale and offset of rows
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def clipped(rows: jax.Array, bits: int, levels: jax.Array | None) -> jax.Array:
-    """Packed rows of ``[n, D]`` whose scales and offsets are chosen for small squared errors.
+class Rounded(NamedTuple):
+    """Rounded rows.
 
-    Numbers may be below the lowest level or above the highest. No row has a larger error than in `codec.encoded`.
+    Attributes:
+        scale, offset: float16 ``[n]``.
+        codes: the numbers, uint8 ``[n, D]``.
+        errors: squared errors of the rows, float32 ``[n]``.
+    """
+
+    scale: Any
+    offset: Any
+    codes: Any
+    errors: Any
+
+    @property
+    def headers(self) -> np.ndarray:
+        """Scales and offsets as the first bytes of packed rows, uint8 ``[n, 4]``."""
+        return np.stack([self.scale, self.offset], axis=1).view(np.uint8)
+
+
+@functools.partial(jax.jit, static_argnames="clip")
+def rounded(rows: jax.Array, bits: Any, levels: jax.Array | None, *, clip: bool) -> Rounded:
+    """Rounds rows ``[n, D]`` to numbers of some bits.
+
+    With ``clip``, scales and offsets are chosen for small squared errors: numbers may be below the lowest level or
+    above the highest. No row has a larger error than without, where they are those of `codec.encoded`.
     """
     rows = rows.astype(jnp.float32)
-    scale, offset = _ranges(rows, bits, levels)
+    scale, offset = _ranges(rows, bits, levels) if clip else codec.spanning(rows, bits)
     codes = codec.nearest(codec.scaled(rows, scale, offset), bits, levels)
-    return codec.joined(scale, offset, codes, bits)
+    wide, start = (x.astype(jnp.float32)[:, None] for x in (scale, offset))
+    away = wide * codec.levels_of(codes, levels) + start - rows
+    return Rounded(scale, offset, codes, jnp.sum(away**2, axis=1))
 
 
-@functools.partial(jax.jit, static_argnames=("bits", "fits_levels", "fits_rotation", "iterations"))
+@functools.partial(jax.jit, static_argnames=("fits_levels", "fits_rotation"))
 def fitted(
     rows: jax.Array,
     weights: jax.Array,
     levels: jax.Array | None,
     rotation: jax.Array,
+    bits: Any,
+    iterations: Any,
     *,
-    bits: int,
     fits_levels: bool,
     fits_rotation: bool,
-    iterations: int,
 ) -> tuple[jax.Array | None, jax.Array]:
-    """Fits levels ``[2 ** bits]``, in ascending order, or a rotation ``[D, D]``, or both; returns both.
+    """Fits levels, in ascending order and with infinities beyond ``2 ** bits``, or a rotation ``[D, D]``, or both.
 
-    Rows are ``[n, D]``, and weights of their squared errors ``[n]``. No levels are uniform ones that are not fitted.
+    Returns both. Rows are ``[n, D]``, and weights of their squared errors ``[n]``. No levels are uniform ones that are
+    not fitted.
     """
 
     def step(_: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -84,13 +109,27 @@ def _means(at: jax.Array, codes: jax.Array, weights: jax.Array, levels: jax.Arra
     return jnp.sort(jnp.where(counts > 0, sums / jnp.maximum(counts, _TINY), levels))
 
 
-def _ranges(rows: jax.Array, bits: int, levels: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+def _ranges(rows: jax.Array, bits: Any, levels: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """Scales and offsets of rows, float16 ``[n]``."""
     first = codec.spanning(rows, bits)
     whole, lowest = (x.astype(jnp.float32) for x in first)
+    shares = jnp.linspace(1.0, _SMALLEST, _SHARES)
 
-    def better(best: Best, scale: jax.Array, offset: jax.Array) -> Best:
-        scale, offset = codec.half_of(scale), codec.half_of(offset)
+    def shrunk(k: Any, _: Best) -> tuple[jax.Array, jax.Array]:
+        """Shrinks the range around its middle."""
+        share = shares[jnp.minimum(k, _SHARES - 1)]
+        beside = (1 - share) / 2 * codec.highest(bits)
+        return share * whole, lowest + beside * whole
+
+    def fit(_: Any, best: Best) -> tuple[jax.Array, jax.Array]:
+        scale, offset = (x.astype(jnp.float32)[:, None] for x in best[1:])
+        codes = codec.nearest((rows - offset) / scale, bits, levels)
+        scale, offset = _least_squares(rows, codec.levels_of(codes, levels), scale)
+        return scale[:, 0], offset[:, 0]
+
+    # Errors of all ranges are in one place, since a program of several takes long to compile.
+    def better(k: Any, best: Best) -> Best:
+        scale, offset = map(codec.half_of, lax.cond(k < _SHARES, shrunk, fit, k, best))
         # Others are out of the range of float16.
         valid = (scale > 0) & jnp.isfinite(scale) & jnp.isfinite(offset)
         scale = jnp.where(valid, scale, jnp.ones_like(scale))
@@ -102,25 +141,15 @@ def _ranges(rows: jax.Array, bits: int, levels: jax.Array | None) -> tuple[jax.A
             jnp.where(wins, offset, best[2]),
         )
 
-    def tried(best: Best, share: jax.Array) -> tuple[Best, None]:
-        """Shrinks the range around its middle."""
-        beside = (1 - share) / 2 * codec.highest(bits)
-        return better(best, share * whole, lowest + beside * whole), None
-
-    def stepped(_: Any, best: Best) -> Best:
-        scale, offset = (x.astype(jnp.float32)[:, None] for x in best[1:])
-        codes = codec.nearest((rows - offset) / scale, bits, levels)
-        scale, offset = _least_squares(rows, codec.levels_of(codes, levels), scale)
-        return better(best, scale[:, 0], offset[:, 0])
-
-    best = _errors(rows, *first, bits, levels), *first
-    best, _ = lax.scan(tried, best, jnp.linspace(1.0, _SMALLEST, _SHARES)[1:])
-    _, scale, offset = lax.fori_loop(0, _STEPS, stepped, best)
+    # A row whose whole range is out of that of float16 stays so, for the error message.
+    fits = jnp.isfinite(first[0]) & jnp.isfinite(first[1])
+    best = jnp.where(fits, jnp.inf, -jnp.inf).astype(jnp.float32), *first
+    _, scale, offset = lax.fori_loop(0, _SHARES + _STEPS, better, best)
     return scale, offset
 
 
 def _errors(
-    rows: jax.Array, scale: jax.Array, offset: jax.Array, bits: int, levels: jax.Array | None
+    rows: jax.Array, scale: jax.Array, offset: jax.Array, bits: Any, levels: jax.Array | None
 ) -> jax.Array:
     """The squared errors of rows, ``[n]``."""
     at = codec.scaled(rows, scale, offset)

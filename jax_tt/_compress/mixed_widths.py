@@ -105,10 +105,9 @@ def _errors(rows: Any, encoders: Sequence[Encoder]) -> np.ndarray:
     errors = np.empty((len(encoders), rows.shape[0]))
     for start, block in row_blocks(rows, BLOCK):
         for k, encode in enumerate(encoders):
-            packed = encode(block)
-            check_headers("rows", packed, start, block)
-            away = encode.decoded(packed, block.shape[1]) - block
-            errors[k, start : start + len(block)] = np.sum(away**2, axis=1)
+            rounded = encode.rounded(block)
+            check_headers("rows", rounded.headers, start, block)
+            errors[k, start : start + len(block)] = rounded.errors
     return errors
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 
 from jax_tt._base.arguments import as_int, one_of
 from jax_tt._base.rows_of_arrays import row_blocks, row_weights, sample_of
-from jax_tt._compress.fit import clipped, fitted
+from jax_tt._compress.fit import Rounded, fitted, rounded
 from jax_tt._compress.source import BLOCK, stored_rows
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.codec import check_headers
@@ -23,6 +24,8 @@ from jax_tt._table.rotation import ROTATION, as_rotation
 _SAMPLE = 2**14
 _LEVEL_ROUNDS = 30
 _ROTATION_ROUNDS = 200
+# Numbers that are rounded in less time than a program is compiled, and levels of all that are not uniform.
+_FEW, _MOST_LEVELS = 2**21, 16
 _HINT = ", or a sequence of increasing numbers"
 
 
@@ -113,10 +116,6 @@ def quantize(
     return table, state if fit.rotation is None else {**state, ROTATION: jnp.asarray(fit.rotation)}
 
 
-_encoded = jax.jit(codec.encoded, static_argnums=1)
-_decoded = jax.jit(codec.decoded, static_argnums=(1, 2))
-
-
 class Encoder(NamedTuple):
     """Packs rows.
 
@@ -131,16 +130,19 @@ class Encoder(NamedTuple):
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """Packed rows uint8 ``[n, W]`` of float32 rows ``[n, D]``."""
-        encode = clipped if self.clip else _encoded
-        return np.asarray(encode(rows, self.bits, self._levels))
+        some = self.rounded(rows)
+        return np.concatenate([some.headers, codec.packed_on_host(some.codes, self.bits)], axis=1)
 
-    def decoded(self, packed: np.ndarray, features: int) -> np.ndarray:
-        """The inverse, up to rounding."""
-        return np.asarray(_decoded(packed, features, self.bits, self._levels))
+    def rounded(self, rows: np.ndarray) -> Rounded:
+        """Rounds float32 rows ``[n, D]``."""
+        levels = None if self.levels is None else _padded(self.levels, rows)
+        return Rounded(*map(np.asarray, rounded(rows, self.bits, levels, clip=self.clip)))
 
-    @property
-    def _levels(self) -> jax.Array | None:
-        return None if self.levels is None else jnp.asarray(self.levels, jnp.float32)
+
+def _padded(levels: Sequence[float], rows: Any) -> np.ndarray:
+    """Levels, and infinities for further ones where few rows take less time than a program for each number of bits."""
+    more = _MOST_LEVELS - len(levels) if rows.size <= _FEW else 0
+    return np.pad(np.asarray(levels, np.float32), (0, more), constant_values=np.inf)
 
 
 def encoder_of(rows: Any, bits: int, levels: Any, weights: np.ndarray | None, seed: int) -> Encoder:
@@ -188,16 +190,16 @@ def _fit(
         return _Fit(chosen, matrix, False)
     _, points, weights = sample_of(f"{label}rows", rows, weights, _SAMPLE, rng)
     best, turned = fitted(
-        jnp.asarray(points),
-        jnp.asarray(weights / weights.max(), jnp.float32),
-        None if chosen is None else jnp.asarray(chosen, jnp.float32),
-        jnp.asarray(np.eye(features, dtype=np.float32) if matrix is None else matrix),
-        bits=bits,
+        points,
+        (weights / weights.max()).astype(np.float32),
+        None if chosen is None else _padded(chosen, points),
+        np.eye(features, dtype=np.float32) if matrix is None else matrix,
+        bits,
+        _ROTATION_ROUNDS if fits_rotation else _LEVEL_ROUNDS,
         fits_levels=fits_levels,
         fits_rotation=fits_rotation,
-        iterations=_ROTATION_ROUNDS if fits_rotation else _LEVEL_ROUNDS,
     )
-    chosen = separated(np.asarray(best), bits) if fits_levels else chosen
+    chosen = separated(np.asarray(best)[: 1 << bits], bits) if fits_levels else chosen
     return _Fit(chosen, None if matrix is None else np.asarray(turned), True)
 
 

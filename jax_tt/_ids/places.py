@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+Array = TypeVar("Array", jax.Array, np.ndarray)
 
 _WORD = 32
 # Words in a block, beside its count: places take 1.0625 bits an id.
@@ -18,15 +22,17 @@ def shape_of(n: int) -> tuple[int, int]:
     return -(-n // _BLOCK), 1 + _WORDS
 
 
-def mark_members(member: jax.Array) -> jax.Array:
-    """The array uint32 `shape_of` for ids of which some are members, bool ``[n]``."""
+def mark_members(member: Array) -> Array:
+    """The array uint32 `shape_of` for ids of which some are members, bool ``[n]``; of numpy where ``member`` is."""
+    # A table that is made on the host would compile each of these operations for its sizes.
+    xp: Any = np if isinstance(member, np.ndarray) else jnp
     blocks, _ = shape_of(len(member))
-    bits = jnp.pad(member, (0, blocks * _BLOCK - len(member))).astype(jnp.uint32)
+    bits = xp.pad(member, (0, blocks * _BLOCK - len(member))).astype(np.uint32)
     bits = bits.reshape(blocks, _WORDS, _WORD)
-    shifts = lax.broadcasted_iota(jnp.uint32, bits.shape, 2)
-    words = jnp.sum(bits << shifts, axis=2, dtype=jnp.uint32)
-    counts = jnp.sum(bits, axis=(1, 2), dtype=jnp.uint32)
-    return jnp.concatenate([(jnp.cumsum(counts) - counts)[:, None], words], axis=1)
+    words = xp.sum(bits << np.arange(_WORD, dtype=np.uint32)[None, None], axis=2, dtype=np.uint32)
+    counts = xp.sum(bits, axis=(1, 2), dtype=np.uint32)
+    before = xp.cumsum(counts, dtype=np.uint32) - counts
+    return xp.concatenate([before[:, None], words], axis=1)
 
 
 def find_members(places: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -95,9 +95,7 @@ class MixedTable(Composite):
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         sizes = [table.num_embeddings for table in self.tables]
-        parts = jnp.repeat(
-            jnp.arange(len(sizes)), jnp.array(sizes), total_repeat_length=self.num_embeddings
-        )
+        parts = np.repeat(np.arange(len(sizes)), sizes)
         return super().init_rest(params) | self._places(parts)
 
     def own_arrays(self, state: State) -> dict[str, Any]:
@@ -133,14 +131,13 @@ class MixedTable(Composite):
                 f"{self.ids.label}parts: got {counts} ids with the numbers 0 to {len(sizes) - 1}; expected {sizes}, "
                 "the rows of the tables."
             )
-        return {**state, **self._places(jnp.asarray(numbers.astype(np.int32)))}
+        return {**state, **self._places(numbers)}
 
-    def _places(self, parts: jax.Array) -> dict[str, jax.Array]:
+    def _places(self, parts: np.ndarray) -> dict[str, jax.Array]:
         arrays, left = {}, parts
         for k, name in enumerate(self._places_shapes):
-            arrays[name] = places.mark_members(left == k)
-            size = len(left) - self.tables[k].num_embeddings
-            left = left[jnp.nonzero(left != k, size=size)[0]]
+            arrays[name] = jnp.asarray(places.mark_members(left == k))
+            left = left[left != k]
         return arrays
 
     def parts_of(self, state: State, ids: Any = None) -> jax.Array:

@@ -190,6 +190,14 @@ def packed_codes(codes: jax.Array, bits: int) -> jax.Array:
     return _flat(parts)[..., : -(-features * bits // 8)]
 
 
+def packed_on_host(codes: np.ndarray, bits: int) -> np.ndarray:
+    """`packed_codes` of numpy, ``[n, D]``."""
+    if bits == 8:
+        return codes
+    each = codes[..., None] >> np.arange(bits, dtype=np.uint8) & 1
+    return np.packbits(each.reshape(len(codes), -1), axis=1, bitorder="little")
+
+
 def unpacked(parts: jax.Array, features: int, bits: int) -> jax.Array:
     """The inverse of `packed_codes`; bytes beyond the last number are ignored."""
     if bits == 8:

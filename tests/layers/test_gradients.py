@@ -1,5 +1,6 @@
 """Gradients of models with fused tables: what generic code sees of them, and what it cannot do to the tables."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -182,6 +183,8 @@ def test_the_forms_of_value_and_grad():
     assert float(model.items.step[...]) == 1 == float(other.items.tables["items"].step[...])
     grads, aux = jax_tt.grad(lambda m: (loss(m), 3), has_aux=True)(model)
     assert aux == 3 and list(grads) == ["head"]
+    _, grads = jax_tt.value_and_grad(functools.partial(loss, scale=2.0))(model)
+    assert list(grads) == ["head"]
     # A model without fused tables has the gradients of Flax.
     plain = Tower("dense", None)
     for grads in (jax_tt.grad(loss)(plain), nnx.grad(loss)(plain)):

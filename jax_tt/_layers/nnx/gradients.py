@@ -126,13 +126,17 @@ def value_and_grad(
         _check_filters(args, argnums, wrt)
         with one_loss() as loss:
 
-            @functools.wraps(f)
             def watched(*args: Any, **kwargs: Any) -> Any:
                 _watch(loss, _differentiated(args, argnums))
                 return f(*args, **kwargs)
 
+            # Flax binds the arguments to the signature of a function, but not to that of a partial one.
+            is_partial = isinstance(f, functools.partial)
             value, grads = nnx.value_and_grad(
-                watched, argnums=_with_tables(argnums, wrt), has_aux=has_aux, **options
+                functools.partial(watched) if is_partial else functools.wraps(f)(watched),
+                argnums=_with_tables(argnums, wrt),
+                has_aux=has_aux,
+                **options,
             )(*args, **kwargs)
         return value, _separated(grads, _differentiated(args, argnums), loss)
 

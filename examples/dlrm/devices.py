@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from examples.dlrm.batch import Batch
@@ -32,7 +32,7 @@ def mesh_of(config: Config) -> Mesh | None:
         raise SystemExit(
             f"--devices: got {config.devices}, but JAX has {jax.device_count()} of {jax.default_backend()}"
         )
-    return jax.make_mesh((config.devices,), (AXIS,), axis_types=(AxisType.Auto,))
+    return jax.make_mesh((config.devices,), (AXIS,))
 
 
 def on_all(values: list[jax.Array], mesh: Mesh | None) -> list[jax.Array]:

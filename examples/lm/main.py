@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
@@ -146,7 +146,7 @@ def train(variant: Variant, settings: Settings, every: int = 100) -> list[float]
     """The mean losses of every hundred steps."""
     context, sharding = contextlib.nullcontext(), None
     if variant.mesh:
-        mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+        mesh = jax.make_mesh((2, 4), ("data", "model"))
         context, sharding = jax.set_mesh(mesh), NamedSharding(mesh, P("data", None))
     with context:  # Flax places variables as their metadata says
         model = Decoder(variant, settings, nnx.Rngs(settings.seed))

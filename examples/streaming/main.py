@@ -4,6 +4,7 @@ python -m examples.streaming.main [--steps 300] [--batch-size 256] [--rows 16384
 """
 
 import argparse
+import contextlib
 import os
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
@@ -70,7 +71,8 @@ def made(table: jax_tt.Table, mesh: Mesh | None = None) -> tuple[ClickModel, jax
         model = ClickModel(table, mesh)
         return model, jax_tt.FusedOptimizer(model, optax.sgd(0.1))
 
-    return make()
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        return make()
 
 
 def in_processes(options: Any, stream: DriftingClicks) -> Iterator[np.ndarray]:
@@ -85,7 +87,7 @@ def in_processes(options: Any, stream: DriftingClicks) -> Iterator[np.ndarray]:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     address = f"127.0.0.1:{options.port}"
     jax.distributed.initialize(address, options.processes, options.process)
-    mesh = jax.make_mesh((jax.device_count(),), ("model",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((jax.device_count(),), ("model",))
     places, size = NamedSharding(mesh, P("model")), stream.batch_size // options.processes
     own = slice(options.process * size, (options.process + 1) * size)
     model, opt = made(table, mesh)

@@ -46,8 +46,9 @@ class NextValues:
             raise ValueError(
                 f"value_and_grad: the loss reads {names_of(alone)} of fused tables, but looks up nothing in them. Only "
                 "a lookup trains a fused table, and this gradient would be lost. Build the layer with optimizer=None "
-                "and let optax step it, e.g. where it is the output weights of a model; or read "
-                "jax.lax.stop_gradient(array) for what is not to be trained."
+                "and let optax step it, e.g. where it is the output weights of a model; give the rule a weight_decay "
+                "instead of adding a penalty to the loss; or read jax.lax.stop_gradient(array) for what is not to be "
+                "trained."
             )
         terms = [path for path in by_path if loss.has_other_terms(old[path], by_path[path])]
         if terms:

@@ -52,7 +52,7 @@ def rounded(rows: jax.Array, bits: Any, levels: jax.Array | None, *, clip: bool)
     """Rounds rows ``[n, D]`` to numbers of some bits.
 
     With ``clip``, scales and offsets are chosen for small squared errors: numbers may be below the lowest level or
-    above the highest. No row has a larger error than without, where they are those of `codec.encoded`.
+    above the highest. No row has a larger error than without it. Without it, the result equals `codec.encoded`.
     """
     rows = rows.astype(jnp.float32)
     scale, offset = _ranges(rows, bits, levels) if clip else codec.spanning(rows, bits)

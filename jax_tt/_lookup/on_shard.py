@@ -22,9 +22,10 @@ def on_shard(
     if any(lax.axis_size(axis) > 1 for axis in own):
         names = ", ".join(map(repr, sorted(own)))
         raise ValueError(
-            f"{table.ids.label}ids: got other ids on every device along {names}, over which the rows of the table are "
-            "sharded; expected the same ids there, since every device looks up the rows that it has. Leave "
-            f"{names} out of the in_specs of the ids, or take jax.lax.all_gather(ids, {names}, tiled=True)."
+            f"{table.ids.label}ids: got other ids, offsets or weights on every device along {names}, over which the "
+            "rows of the table are sharded; expected the same ones there, since every device looks up the rows that it "
+            f"has. Leave {names} out of their in_specs, or take jax.lax.all_gather(x, {names}, tiled=True, "
+            "to='invarying')."
         )
     axes = tuple(axis for axis in shard.axes if axis not in own)
     if not axes:  # one device has all rows and ids

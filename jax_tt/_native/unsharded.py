@@ -40,8 +40,10 @@ def check_unsharded(arrays: Mapping[str, jax.Array], label: str, advice: str) ->
     return _when_partitioned(refuse, list(arrays.values())) if traced else zero
 
 
-def _sharding(array: jax.Array) -> Any:
-    """The sharding of an array as far as it is known; None for a traced array without an explicit one."""
+def _sharding(array: Any) -> Any:
+    """The sharding of an array as far as it is known; None for numpy's and traced arrays without an explicit one."""
+    if not isinstance(array, jax.Array):
+        return None
     if not isinstance(array, Tracer):
         return array.sharding
     sharding: Any = jax.typeof(array).sharding

@@ -29,6 +29,11 @@ class DeviceRows:
         self._sharded = table if is_sharded(table) else None
         if self._sharded is not None:
             layout = table.layout
+            if layout.rows * layout.devices >= 2**31:
+                raise ValueError(
+                    f"tiers: got {layout.rows} rows on each of {layout.devices} devices; expected fewer than 2**31 on "
+                    "all devices together, since tables with tiers number their rows in 32 bits."
+                )
             places = stored_rows(layout, layout.page_table, np.arange(table.num_embeddings))
             self._places = np.append(places, layout.rows * layout.devices).astype(np.int32)
 

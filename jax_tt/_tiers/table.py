@@ -102,8 +102,11 @@ class Tier:
         as_positive("Tier.ways", self.ways)
         if self.host_rows is not None:
             as_positive("Tier.host_rows", self.host_rows)
-        if self.num_embeddings is not None:
-            as_positive("Tier.num_embeddings", self.num_embeddings)
+        wanted = self.num_embeddings
+        if wanted is not None and as_positive("Tier.num_embeddings", wanted) >= 2**64:
+            raise ValueError(
+                f"Tier.num_embeddings: got {wanted}; expected at most 2**64 - 1, or None for all 64-bit ids."
+            )
         one_of("Tier.policy", self.policy, POLICIES)
         if not -(2**63) <= as_int("Tier.seed", self.seed) < 2**64:
             raise ValueError(f"Tier.seed: got {self.seed}; expected an integer of 64 bits.")

@@ -256,15 +256,20 @@ class Tiers:
         rest, other = saved_arrays.from_bytes(saved_arrays.from_bytes(data)[1])
         collection, like = grown_as_saved(self.collection, state, rest, str(disk.path))
         saved_arrays.check_like(rest, self._rest(like), str(disk.path))
-        self.collection = collection
-        return other, {
-            name: {**arrays, **self._restored(name, arrays, rest.get(name, {}))}
+        restored = {
+            name: {
+                **arrays,
+                **self._restored(collection.tables.get(name), name, arrays, rest.get(name, {})),
+            }
             for name, arrays in like.items()
         }
+        self.collection = collection
+        return other, restored
 
-    def _restored(self, name: str, like: Mapping[str, Any], saved: Mapping[str, Any]) -> Any:
+    def _restored(
+        self, table: Any, name: str, like: Mapping[str, Any], saved: Mapping[str, Any]
+    ) -> Any:
         """Arrays of the devices of others, from what was saved."""
-        table = self.collection.tables.get(name)
         if table is not None and is_sharded(table) and name not in self._rows:
             return of_rows(table, {array: jnp.asarray(value) for array, value in saved.items()})
         return {k: like_on_device(jnp.asarray(like[k]), value) for k, value in saved.items()}

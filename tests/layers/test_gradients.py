@@ -228,6 +228,28 @@ def test_a_filter_of_fused_tables_alone_is_refused(wrt):
         jax_tt.grad(loss, wrt=wrt)(model)
     with pytest.raises(ValueError, match=f"value_and_grad: {selects}"):
         jax_tt.grad(loss, argnums=nnx.DiffState(0, wrt))(model)
+    # Of a module without parameters, no filter leaves one out.
+    optimizer(model.items, wrt=nnx.Not(nnx.PathContains("frozen")))
+    grads, of_table = jax_tt.grad(
+        lambda model, table: loss(model) + jnp.sum(table(IDS)),
+        argnums=(0, 1),
+        wrt=nnx.Not(nnx.PathContains("bias")),
+    )(model, Tower().items)
+    assert list(nnx.to_flat_state(grads).paths) == [("head", "kernel")] and not of_table
+
+
+def test_a_method_of_a_module_is_refused():
+    class WithLoss(Tower):
+        def loss(self, scale):
+            return loss(self, scale)
+
+    model = WithLoss()
+    for method in (model.loss, functools.partial(model.loss, 2.0)):
+        with pytest.raises(
+            ValueError, match=r"f: got the method loss of a WithLoss; .* WithLoss\.loss"
+        ):
+            jax_tt.grad(method)
+    assert list(jax_tt.grad(WithLoss.loss)(model, 2.0)) == ["head"]
 
 
 def test_another_wrt_than_that_of_the_optimizer_is_refused():

@@ -1,5 +1,7 @@
 """Shards of a table inside a ``shard_map``: every device looks up the rows that it has, and the sums are added."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -246,10 +248,10 @@ def test_rows_of_a_quantized_table():
     )
 
 
-def _call(table, state, spec, ids_spec, ids=None, **options):
+def _call(table, state, spec, ids_spec, ids=None, of_ids=lambda ids: ids, **options):
     ids = batch_of()[0] if ids is None else ids
     call = jax.shard_map(
-        lambda state, ids: jax_tt.lookup(table, state, ids)[0],
+        lambda state, ids: jax_tt.lookup(table, state, of_ids(ids))[0],
         mesh=mesh_of((2, 2), AxisType.Auto),
         in_specs=(spec, ids_spec),
         out_specs=P("data"),
@@ -261,8 +263,10 @@ def _call(table, state, spec, ids_spec, ids=None, **options):
 def test_refusals():
     table, state = table_of("rowwise", name="words")
     specs = _specs(state)
-    with pytest.raises(ValueError, match=r"words: ids: got other ids .* along 'model'.*all_gather"):
+    with pytest.raises(ValueError, match=r"words: ids: got other ids, .* along 'model'.*all_gather"):
         _call(table, state, specs, P(("data", "model")))
+    gather = functools.partial(jax.lax.all_gather, axis_name="model", tiled=True, to="invarying")
+    _call(table, state, specs, P(("data", "model")), of_ids=gather)
     for wrong, options in [
         (specs, {"check_vma": False}),
         (_specs(state, spec=P(("model", "data"), None)), {}),

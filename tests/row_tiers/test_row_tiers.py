@@ -474,6 +474,8 @@ def test_tables_that_have_grown_are_restored_with_their_capacities(tmp_path, opt
     other = collection_with(64)
     opt = jax_tt.FusedOptimizer(other, optax.sgd(0.1, momentum=0.9))
     with jax_tt.nnx.LayerTiers(other, {"item": jax_tt.Tier()}, path=tmp_path, depth=0) as tiers:
+        with pytest.raises(ValueError, match="does not hold this layer"):
+            tiers.restore(opt=opt, model=nnx.Dict())
         assert tiers.restore(opt=opt) == b"saved"
         assert other.tables["word"].num_embeddings == 512
         jax.tree.map(np.testing.assert_array_equal, expected, jax.device_get(other.arrays()))

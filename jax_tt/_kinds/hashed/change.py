@@ -271,5 +271,8 @@ def shard_of_keys(table: Any, num_embeddings: int, features: int) -> HashTable:
     if isinstance(admission, AdmitAfter) and admission.waiting is not None:
         sets = table.waiting_sets * num_embeddings // table.num_embeddings
         admission = dataclasses.replace(admission, waiting=sets * table.ways)
+    most = table.max_capacity
+    if most is not None:
+        most = num_embeddings * (most // table.num_embeddings)
     rows = shard_of(table.table, num_embeddings, features)
-    return dataclasses.replace(table, table=rows, admission=admission)
+    return dataclasses.replace(table, table=rows, admission=admission, max_capacity=most)

@@ -397,9 +397,10 @@ def _check_most(capacity: int, most: int) -> None:
         )
     below = capacity << ((most // capacity).bit_length() - 1)
     if below != most:
+        sizes = " or ".join(str(size) for size in (below, 2 * below) if size < 2**31)
         raise ValueError(
             f"max_capacity: got {most} for a capacity of {capacity}, which growth doubles; expected that times a power "
-            f"of 2, e.g. {below} or {2 * below}."
+            f"of 2, e.g. {sizes}."
         )
 
 

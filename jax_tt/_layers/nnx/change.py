@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -273,14 +272,18 @@ class ChangingModule(TableModule):
         if opt is None and steps and table.table.spec.row_names:
             raise TypeError(
                 f"{type(self).__name__}.remove: opt: got None for a table without a fused rule; expected the optimizer "
-                "of the model, whose moments of the keys would be those of the next keys in their slots. Call "
+                "of the model: the next keys in these slots would get the moments of the keys that leave. Call "
                 "layer.eval() before, if nothing trains the table."
             )
+        # Checked before the keys are removed, and written after.
+        carry = dict.fromkeys(
+            table.table.spec.row_names, lambda old, fresh: _initial_where(emptied, old, fresh)
+        )
+        write_moments = _moments(self, opt, model, carry)
         occupied = read_state(self)[KEYS[2]] > 0
         gone = self._change_keys(remove_keys, "remove", keys, where=where, size=size)
         emptied = occupied & (read_state(self)[KEYS[2]] == 0)
-        carry = dict.fromkeys(table.table.spec.row_names, partial(_initial_where, emptied))
-        _moments(self, opt, model, carry)()
+        write_moments()
         return gone
 
     def grow_if_full(
@@ -356,6 +359,13 @@ class ChangingModule(TableModule):
             setattr(self, name, nnx.data(kind(value, **like)))
         self.table = without_values(change.table)
         moments()
+
+
+def check_moments(
+    layer: ChangingModule, opt: nnx.Optimizer[Any] | None, model: nnx.Module | None
+) -> None:
+    """Raises unless `become` can change the optax state of ``model`` along with this layer."""
+    _moments(layer, opt, model, {})
 
 
 def become(

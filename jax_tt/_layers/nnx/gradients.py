@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -120,6 +121,7 @@ def value_and_grad(
         return functools.partial(
             value_and_grad, argnums=argnums, wrt=wrt, has_aux=has_aux, **options
         )
+    _refuse_method(f)
 
     @functools.wraps(f)
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
@@ -181,6 +183,18 @@ def _with_tables(argnums: Any, wrt: Any) -> Any:
     return nnx.DiffState(argnums, nnx.Any(with_ordinary_gradients(wrt), FusedParam))
 
 
+def _refuse_method(f: Any) -> None:
+    """Raises if a function is a method of a module, which is then no argument that could be differentiated."""
+    while isinstance(f, functools.partial):
+        f = f.func
+    if inspect.ismethod(f) and isinstance(f.__self__, nnx.Module):
+        kind = type(f.__self__).__name__
+        raise ValueError(
+            f"value_and_grad: f: got the method {f.__name__} of a {kind}; expected a function of the module, such as "
+            f"{kind}.{f.__name__}, which is called with the module as its first argument."
+        )
+
+
 def _check_filters(args: Sequence[Any], argnums: Any, wrt: Any) -> None:
     for argnum in argnums if isinstance(argnums, Sequence) else (argnums,):
         one = argnum.filter if isinstance(argnum, nnx.DiffState) else wrt
@@ -188,14 +202,14 @@ def _check_filters(args: Sequence[Any], argnums: Any, wrt: Any) -> None:
 
 
 def _check_wrt(caller: str, module: Any, wrt: Any, graph: bool | None = None) -> None:
-    """Raises if a filter selects variables of a module, but none that have ordinary gradients."""
+    """Raises if a filter selects variables of a module, but none of its parameters that have ordinary gradients."""
     if not _is_module(module):
         return
-    given, ordinary = (
+    given, ordinary, parameters = (
         nnx.to_flat_state(nnx.state(module, some, graph=graph)).paths
-        for some in (wrt, with_ordinary_gradients(wrt))
+        for some in (wrt, with_ordinary_gradients(wrt), with_ordinary_gradients(nnx.Param))
     )
-    if given and not ordinary:
+    if given and parameters and not ordinary:
         raise ValueError(
             f"{caller}: wrt: got {wrt!r}, which selects {names_of(given)} and no parameter that has a gradient. Fused "
             "tables are trained whatever wrt is: leave it out, or select other parameters, e.g. "

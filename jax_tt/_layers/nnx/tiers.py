@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jax_tt._layers.nnx.change import become
+from jax_tt._layers.nnx.change import become, check_moments
 from jax_tt._layers.nnx.collection import EmbedCollection, write_arrays
 from jax_tt._table.change import Change
 from jax_tt._tiers.lives import TierView
@@ -90,6 +90,10 @@ class LayerTiers:
         Raises:
             StoreError: as in `Tiers.restore`; the layer is unchanged.
         """
+        model = self._embed if model is None else model
+        # Before anything is read, as no layer may change unless all do.
+        for layer in self._embed.tables.values():
+            check_moments(layer, opt, model)
         restored = self._tiers.restore(self._embed.arrays())
         if restored is None:
             return None
@@ -98,7 +102,7 @@ class LayerTiers:
             layer = self._embed.tables[name]
             if table.num_embeddings != layer.num_embeddings:
                 anew = dict.fromkeys(table.spec.trained_names, lambda old, fresh: fresh)
-                become(layer, Change(table, state[name], anew), opt, model or self._embed)
+                become(layer, Change(table, state[name], anew), opt, model)
         write_arrays(self._embed, state)
         return other
 

@@ -54,6 +54,12 @@ def test_changes_are_refused(kind, jit, change):
         (jax.jit(call) if jit else call)(shards, keys)
 
 
+def test_arrays_of_the_host_are_not():
+    table, state, keys = _table()
+    inserted, _ = jax_tt.dynamic.insert(table, jax.device_get(state), keys)
+    assert int(inserted.counts["hits"]) == keys.size
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_tables_are_not(kind):
     table, state, keys = _table()

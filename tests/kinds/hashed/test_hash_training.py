@@ -268,6 +268,8 @@ def test_nnx_layer_with_optax_grows_with_its_moments():
     with pytest.raises(TypeError, match=r"remove: opt: got None .* moments of the keys"):
         layer.remove(two)
     expected, entries = moments()[0], jax_tt.dynamic.keys_of(layer.table, layer.state())
+    with pytest.raises(ValueError, match="does not hold this layer"):
+        layer.remove(two, opt=opt, model=nnx.Dict())
     gone = nnx.jit(lambda layer, opt: layer.remove(two, opt=opt))(layer, opt)
     assert np.count_nonzero(gone.touched) == 2
     (after,) = (x for x in jax.tree.leaves(nnx.as_pure(opt.opt_state)) if x.ndim == 2)

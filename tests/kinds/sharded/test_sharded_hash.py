@@ -257,6 +257,18 @@ def test_hash_tables_that_cannot_be_divided_are_refused(change, error, message):
         ShardedTable(table, _mesh(4), "model", Placement.hashed())
 
 
+def test_tables_with_a_largest_capacity_are_divided_by_any_number():
+    plain = jax_tt.hash_table(96, WIDTH, max_capacity=192)
+    table = ShardedTable(plain, _mesh(3), "model", Placement.hashed())
+    keys = jax_tt.dynamic.split_keys(np.arange(6) * 7)
+    _, state = jax_tt.dynamic.insert(table, jax.jit(table.init)(jax.random.key(0)), keys)
+    for capacity in (192, 192):
+        change = jax_tt.dynamic.grow_if_full(table, state, max_load=0.01)
+        table, state = change.table, change.state
+        assert table.num_embeddings == capacity
+    assert jax_tt.dynamic.statistics(table, state)["keys"] == 6
+
+
 def test_what_hash_tables_on_several_devices_cannot_do_is_refused():
     plain = jax_tt.hash_table(64, WIDTH, name="item")
     with pytest.raises(ValueError, match=r"item: placement: .* expected Placement.hashed"):

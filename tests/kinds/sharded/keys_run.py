@@ -104,7 +104,7 @@ def main(process: int, count: int, port: str, kind: str, folder: Path, path: str
 
     paths = folder / "0", folder / "1"
     two = Mesh(mesh.devices[[0, -1]], ("model",), axis_types=types)
-    for name, own in ("same", larger), ("other", _table(two, 384, ways=4)):
+    for name, own in ("same", larger), ("other", _table(two, 384, ways=4, max_capacity=1536)):
         found = _loaded(own, _start(own, 1), *paths)
         for field, values in _sorted(jax_tt.dynamic.keys_of(own, found)).items():
             results[f"{name} {field}"] = values

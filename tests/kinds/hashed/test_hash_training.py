@@ -278,7 +278,8 @@ def test_nnx_layer_with_optax_grows_with_its_moments():
     )
     np.testing.assert_array_equal(after[entries["slot"][np.argsort(entries["key"])]], expected)
     layer.eval()
-    layer.remove(where=lambda view: view.age >= 0)
+    gone = layer.remove(where=lambda view: view.age >= 0)
+    assert np.count_nonzero(gone.touched) == 7
     assert not layer.hash_touched[...].any()
 
 

@@ -263,7 +263,9 @@ def _call(table, state, spec, ids_spec, ids=None, of_ids=lambda ids: ids, **opti
 def test_refusals():
     table, state = table_of("rowwise", name="words")
     specs = _specs(state)
-    with pytest.raises(ValueError, match=r"words: ids: got other ids, .* along 'model'.*all_gather"):
+    with pytest.raises(
+        ValueError, match=r"words: ids: got other ids, .* along 'model'.*all_gather"
+    ):
         _call(table, state, specs, P(("data", "model")))
     gather = functools.partial(jax.lax.all_gather, axis_name="model", tiled=True, to="invarying")
     _call(table, state, specs, P(("data", "model")), of_ids=gather)

@@ -46,6 +46,20 @@ Status ReadPolicy(const ffi::Dictionary& attrs, HashRequests* asked) {
   return {};
 }
 
+// Last batches s32 [sets, ways], or scores u32 [sets, 2, ways] with numbers of batches in one word.
+Status ReadNumbers(const ffi::AnyBuffer& in, const ffi::AnyBuffer& out, int64_t word, HashNumbers* numbers) {
+  if (in.dimensions().size() != (word < 0 ? 2 : 3) || word > 1 || (word >= 0 && in.dimensions()[1] != 2))
+    return InvalidArgument("numbers of batches are last batches, or one of two words of scores");
+  numbers->word = word;
+  numbers->ways = in.dimensions().back();
+  numbers->count = Count(in) / (word < 0 ? 1 : 2);
+  if (word >= 0) return UpdatedInPlace(in, out, "scores", Count(in), &numbers->entries);
+  int32_t* entries = nullptr;
+  JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(in, out, "touched", Count(in), &entries));
+  numbers->entries = reinterpret_cast<uint32_t*>(entries);
+  return {};
+}
+
 // Seed, quantiles and scale, the first arguments of an op.
 Status ReadInitial(const Buffers& args, const ffi::Dictionary& attrs, HashInitialArrays* values) {
   JAX_TT_RETURN_IF_ERROR(Data(args[0], "seed", 2, &values->seed));
@@ -120,6 +134,27 @@ Status ReadHashEntries(const TablesCall& call, std::vector<HashEntry>* entries) 
     JAX_TT_RETURN_IF_ERROR(Data(rets[5], "counts", kHashCounts, &done.counts));
     JAX_TT_RETURN_IF_ERROR(Data(rets[6], "found", n, &done.found));
     entries->push_back(entry);
+    return {};
+  });
+}
+
+Status ReadHashClocks(const TablesCall& call, std::vector<HashClock>* clocks) {
+  TableReader reader(call);
+  Buffers clock, args, rets;
+  return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
+    HashClock own;
+    Span64 words;
+    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "words", &words));
+    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "last", &own.last));
+    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "kept", &own.kept));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &clock));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(words.size(), &args));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(words.size(), &rets));
+    JAX_TT_RETURN_IF_ERROR(Data(clock[0], "clock", 1, &own.clock));
+    own.numbers.resize(words.size());
+    for (size_t k = 0; k < words.size(); ++k)
+      JAX_TT_RETURN_IF_ERROR(ReadNumbers(args[k], rets[k], words[k], &own.numbers[k]));
+    clocks->push_back(std::move(own));
     return {};
   });
 }

@@ -62,6 +62,7 @@ struct HashFresh {
 // They read the tables of a call one after another; the handlers list the arguments.
 Status ReadHashSearches(const TablesCall& call, std::vector<HashSearch>* searches);
 Status ReadHashEntries(const TablesCall& call, std::vector<HashEntry>* entries);
+Status ReadHashClocks(const TablesCall& call, std::vector<HashClock>* clocks);
 Status ReadHashFresh(const TablesCall& call, std::vector<HashFresh>* fresh);
 Status ReadHashResets(const TablesCall& call, std::vector<HashFresh>* resets);
 Status ReadHashExchanges(const TablesCall& call, std::vector<HashExchanged>* exchanges);

@@ -39,6 +39,24 @@ struct HashEntry {
   HashCheck check;  // of the keys that are refused
 };
 
+// Numbers of batches in a directory: all entries of last batches, or one word of scores [sets, 2, ways].
+struct HashNumbers {
+  uint32_t* entries = nullptr;
+  int64_t count = 0, ways = 0;
+  int64_t word = -1;  // none of last batches
+
+  JAX_TT_INLINE uint32_t* At(int64_t i) const {
+    return entries + (word < 0 ? i : (i / ways * 2 + word) * ways + i % ways);
+  }
+};
+
+// The numbers of batches of one table, which are set back to end at `kept` once the clock has come to `last`.
+struct HashClock {
+  const int32_t* clock = nullptr;
+  std::vector<HashNumbers> numbers;
+  int64_t last = 0, kept = 0;
+};
+
 // An exchange in the arrays of one table.
 struct HashExchanged {
   std::vector<HashArray> arrays;

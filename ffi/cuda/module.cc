@@ -65,6 +65,7 @@ nb::dict Registrations() {
   add("cache_populate", CachePopulateCuda);
   add("hash_tables_find", HashTablesFindCuda);
   add("hash_tables_insert", HashTablesInsertCuda);
+  add("hash_tables_set_back", HashTablesSetBackCuda);
   add("hash_tables_initial", HashTablesInitialCuda);
   add("hash_tables_exchange", HashTablesExchangeCuda);
   add("hash_double", HashDoubleCuda);

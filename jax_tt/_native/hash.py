@@ -21,6 +21,7 @@ from jax_tt._native.call import (
     types_of,
 )
 from jax_tt._native.partition import Split, is_partitioned, num_blocks, over_blocks
+from jax_tt._sets.batch_clock import KEPT, LAST
 from jax_tt._sets.hash_directory import COUNTERS, POLICIES, Eviction, Insertion, KeyDirectory
 from jax_tt._sets.initial import InitialRows
 from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
@@ -64,6 +65,18 @@ class Entry(NamedTuple):
     eviction: Eviction
     return_old: bool = True
     check: Check = IGNORED
+
+
+class Clock(NamedTuple):
+    """The clock of one table and the arrays that hold numbers of batches.
+
+    Attributes:
+        clock, arrays, words: as in `jax_tt._sets.batch_clock.set_back`; the words are static.
+    """
+
+    clock: Any
+    arrays: Sequence[Any]
+    words: tuple[int, ...]
 
 
 class Fresh(NamedTuple):
@@ -181,6 +194,24 @@ def _insertion_types(n: int, old: int) -> Insertion:
 
     counts = whole(len(COUNTERS))
     return Insertion(whole(n), words(n), words(old), words(old), whole(old), counts, whole(n))
+
+
+def hash_set_back(clocks: Sequence[Clock], *, platform: str) -> list[list[jax.Array]]:
+    """On GPUs alone, where a loop would wait for its condition on the host."""
+
+    @sequential_vmap
+    def call(given: list[Any]) -> Any:
+        arrays = [numbered("array", arrays) for _, arrays in given]
+        operands = [{"clock": clock, **one} for (clock, _), one in zip(given, arrays, strict=True)]
+        attributes = [
+            {"words": np.array(one.words, np.int64), "last": np.int64(LAST), "kept": np.int64(KEPT)}
+            for one in clocks
+        ]
+        results = [types_of(one) for one in arrays]
+        changed = _of_tables(platform, "set_back", operands, results, attributes)
+        return [list(one.values()) for one in changed]
+
+    return call([one[:2] for one in clocks])
 
 
 def hash_initial(asked: Sequence[Fresh], *, platform: str) -> list[jax.Array]:

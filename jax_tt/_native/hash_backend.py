@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.hash import (
+    Clock,
     Entry,
     Exchange,
     Fresh,
@@ -25,8 +26,9 @@ from jax_tt._native.hash import (
     hash_initial,
     hash_insert,
     hash_reset,
+    hash_set_back,
 )
-from jax_tt._sets import hash_reference
+from jax_tt._sets import batch_clock, hash_reference
 from jax_tt._sets.hash_directory import Eviction, Insertion, KeyDirectory
 from jax_tt._sets.initial import initial_rows
 from jax_tt._sets.missing import check_count
@@ -72,6 +74,20 @@ def insert_many(
         return after, done
 
     return _many(native, plain, entries, 6, methods)
+
+
+def set_back_many(clocks: Sequence[Clock], methods: Sequence[str]) -> list[list[jax.Array]]:
+    """The numbers of batches of each table; see `jax_tt._sets.batch_clock.set_back`."""
+
+    def plain(one: Clock) -> list[jax.Array]:
+        return batch_clock.set_back(*one)
+
+    def native(clocks: list[Clock], platform: str) -> list[list[jax.Array]]:
+        if platform == "cpu":
+            return [plain(one) for one in clocks]
+        return hash_set_back(clocks, platform=platform)
+
+    return _many(native, plain, clocks, 2, methods)
 
 
 def initial_many(asked: Sequence[Fresh], methods: Sequence[str]) -> list[jax.Array]:

@@ -15,7 +15,7 @@ from jax_tt._ids.bags import Bags
 from jax_tt._ids.explicit import reshape_like
 from jax_tt._ids.keys import LocatedKeys, key_digits
 from jax_tt._jax.vma import all_shards, axes_to_count, own_shard
-from jax_tt._kinds.hashed.table import HashTable, checked_hash_table, unsharded_hash_table
+from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._kinds.hashed.unsharded import clock_of_whole
 from jax_tt._ops.insert_sharded import insert_over_devices
 from jax_tt._ops.inserting import (
@@ -25,8 +25,8 @@ from jax_tt._ops.inserting import (
     insert_together,
     joined,
     requests_of,
+    with_clock_counted_on,
 )
-from jax_tt._sets.batch_clock import counted_on
 from jax_tt._sets.hash_directory import CLOCK, KEYS
 from jax_tt._table.scope import scope_of
 from jax_tt._table.types import State
@@ -83,10 +83,6 @@ def insert_anywhere(
     asked: Sequence[ToInsert], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     """`dynamic.insert` of several tables, some of which may be sharded."""
-    asked = [
-        one._replace(state=counted_on(one.state, unsharded_hash_table(one.table).policy))
-        for one in asked
-    ]
     sharded = [k for k, one in enumerate(asked) if is_sharded(one.table)]
     alone = [k for k in range(len(asked)) if k not in sharded]
     with jax.named_scope(scope_of(asked[k].table for k in alone)):
@@ -109,7 +105,9 @@ def _insert_on_every_device(
         for one in asked
     ]
     gathered = [_of_all(*pair) if pair[1] else pair[0] for pair in zip(asked, axes, strict=True)]
-    results = insert_together(gathered, method, return_evicted) if asked else []
+    results = []
+    if asked:
+        results = insert_together(with_clock_counted_on(gathered, method), method, return_evicted)
     for k, (done, state) in enumerate(results):
         if axes[k]:
             size = sum(part.here.size for part in asked[k].parts)

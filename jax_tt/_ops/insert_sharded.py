@@ -34,6 +34,7 @@ from jax_tt._ops.inserting import (
     insert_together,
     joined,
     no_room,
+    with_clock_counted_on,
 )
 from jax_tt._sets.hash_directory import CLOCK, COUNTERS, KEYS, SEED, TOTALS, WAITING, KeyDirectory
 from jax_tt._sets.hashing import words_of
@@ -127,6 +128,7 @@ def _of_device(tables: tuple[Any, ...], method: str, return_evicted: bool, input
 
 def _local(asked: Sequence[ToInsert], method: str, return_evicted: bool) -> list[_Done]:
     """Inserts on this device; returns the arrays that change, and the counts and evicted keys of all devices."""
+    asked = with_clock_counted_on(asked, method)
     sharding = asked[0].table.sharding
     everywhere = sharding.everywhere
     devices = lax.axis_size(everywhere)

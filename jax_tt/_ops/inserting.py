@@ -15,10 +15,11 @@ from jax_tt._ids.bags import Bags
 from jax_tt._ids.batch import present
 from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._ids.keys import keys_of, score_words
-from jax_tt._kinds.hashed.table import HashTable, initial_of_tables
+from jax_tt._kinds.hashed.table import HashTable, initial_of_tables, unsharded_hash_table
 from jax_tt._native import hash_backend
-from jax_tt._native.hash import Entry, Exchange, Reset, Search
+from jax_tt._native.hash import Clock, Entry, Exchange, Reset, Search
 from jax_tt._sets.admission import AdmitAfter, AdmitWithProbability
+from jax_tt._sets.batch_clock import counted_on, numbers_of_batches
 from jax_tt._sets.hash_directory import (
     CLOCK,
     COUNTERS,
@@ -178,6 +179,26 @@ class _Insertion(NamedTuple):
     slots: Any
     admitted: Any
     missed: tuple[Any, Any] | None = None
+
+
+def with_clock_counted_on(asked: Sequence[ToInsert], method: str) -> list[ToInsert]:
+    """Counts on from an earlier batch where the numbers of batches of a table come to their end."""
+    words = [numbers_of_batches(one.state, unsharded_hash_table(one.table).policy) for one in asked]
+    clocks = [
+        Clock(one.state[CLOCK], [one.state[name] for name in names], tuple(names.values()))
+        for one, names in zip(asked, words, strict=True)
+    ]
+    methods = [one.table.execution(Lookup(method=method), one.state).method for one in asked]
+    after = [
+        dict(zip(names, arrays, strict=True))
+        for names, arrays in zip(
+            words, hash_backend.set_back_many(clocks, methods), strict=True
+        )
+    ]
+    return [
+        one._replace(state={**one.state, **arrays, CLOCK: counted_on(one.state[CLOCK])})
+        for one, arrays in zip(asked, after, strict=True)
+    ]
 
 
 def insert_together(

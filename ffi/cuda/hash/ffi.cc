@@ -48,6 +48,11 @@ ffi::Error InsertImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary
                               [&](const HashEntry& entry) { return HashInsert(stream, entry, memory); });
 }
 
+ffi::Error SetBackImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+  return ForTables<HashClock>("hash_set_back", {args, rets, attrs, rets.size()}, ReadHashClocks,
+                              [&](const HashClock& clock) { return HashSetBack(stream, clock); });
+}
+
 ffi::Error InitialImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
   return ForTables<HashFresh>("hash_initial", {args, rets, attrs, rets.size()}, ReadHashFresh,
                               [&](const HashFresh& fresh) {
@@ -85,11 +90,17 @@ ffi::Error DoubleImpl(cudaStream_t stream, ffi::AnyBuffer keys, ffi::AnyBuffer s
 
 // As on the CPU (ffi/cpu/hash/ffi.cc), with the stream for the thread pool, and where an op needs it one result more
 // behind those of all tables, the workspace.  The attributes safe_check and message are not looked at.
+//
+// hash_tables_set_back, which is here alone: clock s32 [1], arrays in place, a word of each or -1 in the attribute words.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesFindCuda, FindImpl,
                               ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesInsertCuda, InsertImpl,
+                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
+                              {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesSetBackCuda, SetBackImpl,
                               ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 

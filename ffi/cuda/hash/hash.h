@@ -28,6 +28,9 @@ constexpr int64_t kMaxHashKeys = int64_t{1} << 30;
 Status HashInsert(cudaStream_t stream, const HashEntry& entry, void* workspace);
 int64_t HashInsertWorkspace(const HashDirectory& directory, int64_t n);
 
+// Sets the numbers of batches of a table back where its clock has come to an end.
+Status HashSetBack(cudaStream_t stream, const HashClock& clock);
+
 // rows[n, features]: the initial rows of the keys that are present; the others are left as they are.
 template <typename T>
 Status HashInitial(cudaStream_t stream, const HashInitialArrays& values, const HashBatch& batch, int64_t features,

@@ -9,10 +9,11 @@ import pytest
 
 import jax_tt
 from jax_tt import Placement
-from jax_tt._sets.batch_clock import KEPT, LAST
-from tests.conftest import method_fixture
+from jax_tt._native import hash_backend
+from jax_tt._native.hash import Clock
+from jax_tt._sets.batch_clock import KEPT, LAST, WHOLE
+from tests.conftest import why_skipped
 
-method = method_fixture("reference", "native")
 OLD = ("hash_touched", "hash_waiting_touched")
 
 
@@ -76,6 +77,38 @@ def test_ages_above_what_is_kept_become_equal():
     entries = np.sort(jax_tt.dynamic.keys_of(table, state), order="key")
     assert entries["touched"].tolist() == [1, 1, KEPT + 1]
     assert int(state["hash_clock"]) == KEPT + 1
+
+
+@pytest.mark.parametrize("sets, ways", [(1, 1), (7, 3), (1500, 64)])
+def test_numbers_of_many_sets_are_set_back(sets, ways, method):
+    draw = np.random.default_rng(0)
+    arrays = [
+        np.where(draw.random(shape) < 0.2, 0, draw.integers(1, LAST, shape)).astype(dtype)
+        for shape, dtype in [((sets, ways), np.int32), ((sets, 2, ways), np.uint32)] * 2
+    ]
+    words = (WHOLE, 1, WHOLE, 0)
+    (same,), (after,) = (
+        hash_backend.set_back_many(
+            [Clock(jnp.int32(clock), list(map(jnp.asarray, arrays)), words)], [method]
+        )
+        for clock in (LAST - 1, LAST)
+    )
+    jax.tree.map(np.testing.assert_array_equal, same, arrays)
+    for before, got, word in zip(arrays, after, words, strict=True):
+        back = np.where(before > 0, np.maximum(before.astype(np.int64) - (LAST - KEPT), 1), 0)
+        expected, changed = before.copy(), ... if word == WHOLE else np.s_[:, word]
+        expected[changed] = back[changed]
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_a_gpu_does_not_wait_for_the_host():
+    reason = why_skipped("cuda_emulated")
+    if reason is not None:
+        pytest.skip(reason)
+    table = jax_tt.hash_table(16, 4, ways=4, safe_check="ignore", admission=2)
+    keys = jax_tt.dynamic.split_keys(np.arange(3))
+    args = table, table.init(jax.random.key(0)), keys, None, "cuda_emulated"
+    assert "while" not in insert.lower(*args).as_text()
 
 
 @pytest.mark.full

@@ -191,9 +191,7 @@ def with_clock_counted_on(asked: Sequence[ToInsert], method: str) -> list[ToInse
     methods = [one.table.execution(Lookup(method=method), one.state).method for one in asked]
     after = [
         dict(zip(names, arrays, strict=True))
-        for names, arrays in zip(
-            words, hash_backend.set_back_many(clocks, methods), strict=True
-        )
+        for names, arrays in zip(words, hash_backend.set_back_many(clocks, methods), strict=True)
     ]
     return [
         one._replace(state={**one.state, **arrays, CLOCK: counted_on(one.state[CLOCK])})

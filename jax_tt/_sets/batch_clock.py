@@ -52,7 +52,9 @@ def set_back(
 
     def less(carry: Any) -> Any:
         clock, arrays = carry
-        after = [_less(array, clock - KEPT, word) for array, word in zip(arrays, words, strict=True)]
+        after = [
+            _less(array, clock - KEPT, word) for array, word in zip(arrays, words, strict=True)
+        ]
         return jnp.full_like(clock, KEPT), after
 
     # Not a `cond`, whose results XLA does not always write in place.

@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 Status HashSetBack(cudaStream_t stream, const HashClock& clock) {
-  if (clock.numbers.size() > kMostArrays) return InvalidArgument("a table has at most four arrays of numbers of batches");
+  if (clock.numbers.size() > kMostArrays)
+    return InvalidArgument("a table has at most four arrays of numbers of batches");
   Arrays arrays;
   int64_t most = 0;
   for (size_t k = 0; k < clock.numbers.size(); ++k) {

@@ -5,7 +5,6 @@ python -m examples.streaming.main [--steps 300] [--batch-size 256] [--rows 16384
 
 import argparse
 import contextlib
-import os
 import socket
 import subprocess
 import sys
@@ -131,9 +130,7 @@ def work(options: Any) -> None:
 
 def started(argv: list[str], out: Path, *more: str) -> tuple[subprocess.Popen[bytes], Path]:
     command = [sys.executable, "-m", "examples.streaming.main", *argv, *more, "--out", str(out)]
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    return subprocess.Popen(command, env=environment), out
+    return subprocess.Popen(command, cwd=ROOT), out
 
 
 def results(workers: list[tuple[subprocess.Popen[bytes], Path]]) -> tuple[np.ndarray, float]:
@@ -158,8 +155,7 @@ def main(argv: list[str]) -> None:
     if options.out is not None:
         work(options)
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     print("run                AUC largest difference      a step")
     stream, one = DriftingClicks(options.steps, options.batch_size), None

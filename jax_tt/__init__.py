@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import sys
 import typing
 
 from jax_tt import cache as cache
@@ -79,19 +80,21 @@ _MODULES = ("nnx", "linen")
 
 
 def __getattr__(name: str) -> typing.Any:
-    if name in _MODULES:
-        return importlib.import_module(f"jax_tt.{name}")
-    if name not in _LAYERS:
+    if name not in _LAYERS + _MODULES:
         raise AttributeError(f"module 'jax_tt' has no attribute {name!r}")
-    if not _has_flax():  # an AttributeError would be replaced in "from jax_tt import ..."
-        raise ImportError(
+    if not _has_flax():
+        # In "from jax_tt import ...", Python replaces an AttributeError by one that does not say what to install.
+        imported = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+        raise (ImportError if imported else AttributeError)(
             f"jax_tt.{name} needs flax, which is not installed: pip install 'jax-tt[flax]'."
         )
+    if name in _MODULES:
+        return importlib.import_module(f"jax_tt.{name}")
     return getattr(importlib.import_module("jax_tt.nnx"), name)
 
 
 def __dir__() -> list[str]:
-    ours = globals().keys() - {"importlib", "typing"}
+    ours = globals().keys() - {"importlib", "sys", "typing"}
     return sorted({*ours, *(_LAYERS + _MODULES if _has_flax() else ())})
 
 

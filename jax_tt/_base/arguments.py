@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,14 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._base.host_table import from_tensor, is_tensor, native_type
+
+
+def type_of(value: Any) -> str:
+    """The type of a value with its article, such as "an int" and "a str"; "None" for None."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if re.match('[aeio]|ndarray|update', name, re.I) else 'a'} {name}"
 
 
 def as_int(name: str, value: Any) -> int:
@@ -59,11 +68,11 @@ def as_array(name: str, value: Any) -> Any:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise TypeError(
-            f"{name}: got a {type(value).__name__} that is no array ({error}); expected an array of numbers."
+            f"{name}: got {type_of(value)} that is no array ({error}); expected an array of numbers."
         ) from error
     if array.dtype.kind in "OSUMm":
         raise TypeError(
-            f"{name}: got a {type(value).__name__} (dtype {array.dtype}); expected an array of numbers."
+            f"{name}: got {type_of(value)} (dtype {array.dtype}); expected an array of numbers."
         )
     return array.astype(native_type(array.dtype), copy=False)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, as_int, as_number
+from jax_tt._base.arguments import as_array, as_int, as_number, type_of
 from jax_tt._base.host_table import host_table
 
 
@@ -64,7 +64,7 @@ def dense_table(table: Any, name: str = "table") -> Any:
     given, table = table, host_table(name, table)
     if not jnp.issubdtype(table.dtype, np.number):
         raise TypeError(
-            f"{name}: got {type(given).__name__} of dtype {table.dtype}; expected floats [num_embeddings, features], "
+            f"{name}: got {type_of(given)} of dtype {table.dtype}; expected floats [num_embeddings, features], "
             "e.g. jax_tt.tables.to_dense(table, state) of a table and its state."
         )
     if len(table.shape) != 2 or 0 in table.shape:

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jax_tt._base.arguments import type_of
+
 STORAGE = ("float32", "bfloat16", "float16", "float64")
 MAX_COLUMNS = 2**31 - 1
 
@@ -16,7 +18,7 @@ def refuse_tables(given: Any, argument: str, arrays: str) -> None:
     ops = getattr(type(given), "taken_by", None)
     if ops is not None:
         raise TypeError(
-            f"{argument}: got a {type(given).__name__}; expected its arrays, table{arrays}. The table itself goes to "
+            f"{argument}: got {type_of(given)}; expected its arrays, table{arrays}. The table itself goes to "
             f"the {ops} ops, which also train it."
         )
 

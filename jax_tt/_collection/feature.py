@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jax_tt._base.arguments import one_of
+from jax_tt._base.arguments import one_of, type_of
 from jax_tt._collection.states import listed
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._table.options import COMBINERS
@@ -44,7 +44,7 @@ def values_of(features: Mapping[str, Feature], batch: Any) -> dict[str, Any]:
     """The input of every feature of a batch, which must have all of these features and no others."""
     if not isinstance(batch, Mapping | KeyedBags):
         raise TypeError(
-            f"batch: got a {type(batch).__name__}; expected a dict from the features ({listed(features)}) to ids or "
+            f"batch: got {type_of(batch)}; expected a dict from the features ({listed(features)}) to ids or "
             "Bags, or KeyedBags of them."
         )
     given = list(batch)

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._base.arguments import as_int, one_of
+from jax_tt._base.arguments import as_int, one_of, type_of
 from jax_tt._collection.feature import Feature, values_of
 from jax_tt._collection.host_forms import Given, read
 from jax_tt._collection.host_ids import Bounds, table_ids
@@ -79,7 +79,7 @@ def host_batch(
     """
     if not isinstance(table, Table):
         raise TypeError(
-            f"table: got a {type(table).__name__}; expected a jax_tt.Table. Collections and layers have a method "
+            f"table: got {type_of(table)}; expected a jax_tt.Table. Collections and layers have a method "
             "host_batch."
         )
     one_of("bounds", bounds, BOUNDS)

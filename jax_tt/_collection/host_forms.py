@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, as_int
+from jax_tt._base.arguments import as_array, as_int, type_of
 from jax_tt._base.host_table import is_tensor
 from jax_tt._ids.bags import Bags, as_ids, as_weights, id_array, padding_value
 from jax_tt._ids.id_space import IdSpace
@@ -109,7 +109,7 @@ def _of_entries(space: IdSpace, entries: Mapping[str, Any], pooled: bool) -> Giv
         raise ValueError(f"got {' and '.join(map(repr, shaped))}; expected one of them at most.")
     value, weights = _of_numpy(entries["ids"]), entries.get("weights")
     if isinstance(value, Mapping | Bags):
-        raise TypeError(f"ids: got a {type(value).__name__}; expected an array or lists.")
+        raise TypeError(f"ids: got {type_of(value)}; expected an array or lists.")
     rows = None if shaped or not pooled else _rows(value)
     if rows is not None:
         given = _read(space, value, pooled)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import get_abstract_mesh
 
-from jax_tt._base.arguments import one_of
+from jax_tt._base.arguments import one_of, type_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.feature import values_of
@@ -242,7 +242,7 @@ def step_arguments(
     """The loss scale and the hyper-parameters of every table, by table and name, from the arguments of a call."""
     if not isinstance(collection, Collection):
         raise TypeError(
-            f"collection: got a {type(collection).__name__}; expected a description of tables and features, "
+            f"collection: got {type_of(collection)}; expected a description of tables and features, "
             "jax_tt.Collection(tables, features)."
         )
     if hyperparameters is not None:

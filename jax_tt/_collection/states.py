@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jax_tt._base.arguments import type_of
 from jax_tt._collection.statistics import STATISTICS, TOTALS, TOTALS_SHAPE
 from jax_tt._lookup.shared import FLAGS
 from jax_tt._table.check import check_state
@@ -81,7 +82,7 @@ def check_shared(argument: str, state: Mapping[str, Any], tables: Iterable[str])
         # States of several models may be stacked along further axes.
         if getattr(value, "dtype", None) != jnp.float32:
             shape = getattr(value, "shape", None)
-            what = type(value).__name__ if shape is None else f"{value.dtype} of shape {shape}"
+            what = type_of(value) if shape is None else f"{value.dtype} of shape {shape}"
             raise ValueError(
                 f"{argument}[{name!r}][{scalar!r}]: got {what}; expected a float32 scalar, as Collection.init "
                 "returns it."
@@ -109,7 +110,7 @@ def check_statistics(argument: str, state: Mapping[str, Any], tables: Iterable[s
         # States of several models may be stacked along further axes.
         shape = getattr(got, "shape", None)
         if shape is None or shape[-2:] != TOTALS_SHAPE or got.dtype != jnp.uint32:
-            what = f"a {type(got).__name__}" if shape is None else f"{got.dtype} of shape {shape}"
+            what = type_of(got) if shape is None else f"{got.dtype} of shape {shape}"
             raise ValueError(
                 f"{name}[{table!r}]: got {what}; expected uint32 of shape {TOTALS_SHAPE}. "
                 "Collection.with_statistics(state) begins to count."
@@ -152,7 +153,7 @@ def check_replacements(tables: Mapping[str, Table], given: Any) -> None:
         argument, old = f"tables[{name!r}]", tables[name]
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], Table)):
             raise TypeError(
-                f"{argument}: got a {type(pair).__name__}; expected a table with its state, as jax_tt.quantize and "
+                f"{argument}: got {type_of(pair)}; expected a table with its state, as jax_tt.quantize and "
                 "jax_tt.files.load return them."
             )
         table, state = pair
@@ -160,9 +161,8 @@ def check_replacements(tables: Mapping[str, Table], given: Any) -> None:
         if sizes[0] != sizes[1]:
             raise ValueError(f"{argument}: got {sizes[0]}; expected {sizes[1]}.")
         if table.ids.takes_keys != old.ids.takes_keys:
-            kinds = type(table).__name__, type(old).__name__
             raise TypeError(
-                f"{argument}: got a {kinds[0]} for a {kinds[1]}; expected that both take keys, or none of them."
+                f"{argument}: got {type_of(table)} for {type_of(old)}; expected that both take keys, or none of them."
             )
         if table.update is not None:
             raise ValueError(
@@ -179,5 +179,4 @@ def listed(names: Iterable[str]) -> str:
 
 def _check_mapping(argument: str, given: Any, expected: str) -> None:
     if not isinstance(given, Mapping):
-        got = "None" if given is None else f"a {type(given).__name__}"
-        raise TypeError(f"{argument}: got {got}; expected {expected}.")
+        raise TypeError(f"{argument}: got {type_of(given)}; expected {expected}.")

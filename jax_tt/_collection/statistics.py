@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import words
-from jax_tt._base.arguments import as_int, as_positive
+from jax_tt._base.arguments import as_int, as_positive, type_of
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, digits_in_range
@@ -214,7 +214,7 @@ class StatisticsReporter:
         self._write: Callable[[str, float, int], Any] = getattr(write, "add_scalar", write)
         if not callable(self._write):
             raise TypeError(
-                f"write: got a {type(write).__name__}; expected a function write(tag, value, step), or an object with "
+                f"write: got {type_of(write)}; expected a function write(tag, value, step), or an object with "
                 "a method add_scalar(tag, value, step)."
             )
         self._prefix = prefix
@@ -229,7 +229,7 @@ class StatisticsReporter:
         """
         if not callable(read):
             raise TypeError(
-                f"read: got a {type(read).__name__}; expected a function that returns the statistics, e.g. "
+                f"read: got {type_of(read)}; expected a function that returns the statistics, e.g. "
                 "embed.statistics without parentheses."
             )
         step = as_int("step", step)
@@ -238,7 +238,7 @@ class StatisticsReporter:
         statistics = read()
         if not isinstance(statistics, Mapping):
             raise TypeError(
-                f"read: returned a {type(statistics).__name__}; expected the statistics by table, as embed.statistics "
+                f"read: returned {type_of(statistics)}; expected the statistics by table, as embed.statistics "
                 "returns them."
             )
         for table, totals in statistics.items():

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int, as_positive, one_of
+from jax_tt._base.arguments import as_dtype, as_int, as_positive, one_of, type_of
 from jax_tt._base.progress import Progress, text_table
 from jax_tt._base.rows_of_arrays import dense_table, exactly_one, row_weights
 from jax_tt._compress.candidate import Candidate, estimates
@@ -179,7 +179,7 @@ def compress(
     source = Source(rows, weights, dtype, as_int("seed", seed))
     if metric is not None and not callable(metric):
         raise TypeError(
-            f"metric: got a {type(metric).__name__}; expected a function (table, state) -> number."
+            f"metric: got {type_of(metric)}; expected a function (table, state) -> number."
         )
     with Progress(progress, "compress") as bar:
         search = _Search(source, metric, bar)

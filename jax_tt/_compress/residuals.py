@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int
+from jax_tt._base.arguments import as_dtype, as_int, type_of
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import dense_table
 from jax_tt._ids.id_order import IdOrder, OrderedRows
@@ -165,7 +165,7 @@ def residual_table(
             term = tt_to_table(term.approximation, term.id_order)
         elif not (isinstance(term, tuple) and len(term) == 2 and isinstance(term[0], Table)):
             raise TypeError(
-                f"terms[{k}]: got a {type(term).__name__}; expected a jax_tt.tt.Residual, or a table with its state."
+                f"terms[{k}]: got {type_of(term)}; expected a jax_tt.tt.Residual, or a table with its state."
             )
         tables.append(with_update(term[0], update))
         states.append(term[1])

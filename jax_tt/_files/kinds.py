@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._base.arguments import type_of
 from jax_tt._files.trains import KIND as TRAIN
 from jax_tt._files.trains import Train
 from jax_tt._formats.stored import StoredArrays
@@ -56,7 +57,7 @@ class Description(NamedTuple):
 def describe(table: Table) -> Description:
     """Describes a table that a file can keep; raises for other kinds and settings."""
     raise TypeError(
-        f"got a {type(table).__name__}; expected a tensor train, with or without an id order, a sum of tensor trains, "
+        f"got {type_of(table)}; expected a tensor train, with or without an id order, a sum of tensor trains, "
         "a quantized or coded table, or a mixed one of quantized tables. Other states go to "
         "jax_tt.files.save_arrays, or into a checkpoint."
     )
@@ -77,7 +78,7 @@ def _(table: OrderedTable) -> Description:
     description = describe(table.table)
     if description.kind != TRAIN:
         raise TypeError(
-            f"got an OrderedTable of a {type(table.table).__name__}; expected one of a tensor train."
+            f"got an OrderedTable of {type_of(table.table)}; expected one of a tensor train."
         )
     return description
 
@@ -124,7 +125,7 @@ def train_of(table: Table, state: State) -> Train:
     """The tensor train of a table that consists of one; raises for other kinds."""
     del state
     raise TypeError(
-        f"source: got a {type(table).__name__}; expected a table that is a tensor train. "
+        f"source: got {type_of(table)}; expected a table that is a tensor train. "
         "jax_tt.TableEmbed.from_pretrained and jax_tt.TableEmbedBag.from_pretrained take tables of every kind."
     )
 

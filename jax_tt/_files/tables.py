@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._base.arguments import type_of
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._base.installed import require
 from jax_tt._files import trains
@@ -82,7 +83,7 @@ def save(
     """
     if not isinstance(tables, Mapping):
         raise TypeError(
-            f"tables: got a {type(tables).__name__}; expected a mapping from names to tables with their states, e.g. "
+            f"tables: got {type_of(tables)}; expected a mapping from names to tables with their states, e.g. "
             "{'items': jax_tt.quantize(rows)}."
         )
     measured = _as_notes(errors or {}, tables)
@@ -290,9 +291,7 @@ def _described(name: Any, pair: Any) -> Description:
     if not isinstance(pair, tuple) or len(pair) != 2:
         train = isinstance(pair, Approximation)
         fix = ", jax_tt.tt.to_table(...) of it" if train else ""
-        raise TypeError(
-            f"{where}: got a {type(pair).__name__}; expected a table with its state{fix}."
-        )
+        raise TypeError(f"{where}: got {type_of(pair)}; expected a table with its state{fix}.")
     table, state = pair
     try:
         description = describe(table)

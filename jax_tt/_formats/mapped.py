@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array
+from jax_tt._base.arguments import as_array, type_of
 from jax_tt._formats.numpy_file import read_npy, read_npz
 from jax_tt._formats.orbax_directory import read_orbax
 from jax_tt._formats.output import check_output, places_of, writing
@@ -97,7 +97,7 @@ def _flat(
     """Every array with the keys that lead to it."""
     if not isinstance(given, Mapping):
         if not place:
-            raise TypeError(f"{where}: got a {type(given).__name__}; expected a mapping of arrays.")
+            raise TypeError(f"{where}: got {type_of(given)}; expected a mapping of arrays.")
         dtype = getattr(given, "dtype", None)
         if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
             raise TypeError(

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._base.arguments import type_of
 from jax_tt._formats.archive import check_member, member_bytes, opened
 from jax_tt._formats.stored import FileError, StoredArray, StoredArrays
 
@@ -255,12 +256,12 @@ class _Machine:
             case _Global(name) if name == _PARAMETER:
                 return _of(_Tensor, arguments[0])
             case _:
-                raise TypeError(f"a call of a {type(function).__name__}")
+                raise TypeError(f"a call of {type_of(function)}")
 
 
 def _of(kind: type, value: Any) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"a {type(value).__name__} where a {kind.__name__} belongs")
+        raise TypeError(f"{type_of(value)} where a {kind.__name__} belongs")
     return value
 
 

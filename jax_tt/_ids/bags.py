@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array, as_int, narrow
+from jax_tt._base.arguments import as_array, as_int, narrow, type_of
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._ids import bag_parts
 from jax_tt._ids.split_ids import SplitIds, same_arrays
@@ -317,7 +317,7 @@ class Bags:
         """
         if not isinstance(parts, Iterable):
             raise TypeError(
-                f"parts: got {type(parts).__name__}; expected a list with the Bags, or the number of bags, of each "
+                f"parts: got {type_of(parts)}; expected a list with the Bags, or the number of bags, of each "
                 "part."
             )
         if not isinstance(values, Bags):
@@ -400,7 +400,7 @@ def signed_padding(ids: Any) -> Any:
 
 def _rows(name: str, rows: Any) -> list[np.ndarray]:
     if isinstance(rows, str | bytes | dict) or not isinstance(rows, Iterable):
-        raise TypeError(f"{name}: got a {type(rows).__name__}; expected one list per bag.")
+        raise TypeError(f"{name}: got {type_of(rows)}; expected one list per bag.")
     if getattr(rows, "ndim", 1) == 0:
         raise TypeError(f"{name}: got a scalar; expected one list per bag.")
     arrays = [np.asarray(as_array(f"{name}[{k}]", row)) for k, row in enumerate(rows)]

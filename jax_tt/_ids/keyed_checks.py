@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, as_int
+from jax_tt._base.arguments import as_array, as_int, type_of
 from jax_tt._ids.bags import Bags, as_ids, id_array, signed_padding
 from jax_tt._ids.batch import Batch, is_padding
 from jax_tt._ids.split_ids import SplitIds
@@ -67,7 +67,7 @@ def shapes(ids: Any, offsets: Any, weights: Any) -> None:
     for name, array in arrays.items():
         if not hasattr(array, "shape") and (name != "weights" or array is not None):
             raise TypeError(
-                f"{name}: got a {type(array).__name__}; expected an array. KeyedBags.from_offsets makes one of a list."
+                f"{name}: got {type_of(array)}; expected an array. KeyedBags.from_offsets makes one of a list."
             )
     if len(ids.shape) != 1:
         raise ValueError(

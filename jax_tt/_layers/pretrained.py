@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_tt._base.arguments import as_array
+from jax_tt._base.arguments import as_array, type_of
 from jax_tt._base.rows_of_arrays import exactly_one
 from jax_tt._base.storage import refuse_tables
 from jax_tt._collection.states import check_replacements
@@ -231,7 +231,7 @@ def replacements(
     """The tables with their states that replace some of a collection, from any sources by name."""
     if not isinstance(sources, Mapping):
         raise TypeError(
-            f"tables: got a {type(sources).__name__}; expected results of jax_tt.compress, tables with their states, "
+            f"tables: got {type_of(sources)}; expected results of jax_tt.compress, tables with their states, "
             "or paths by name of the table."
         )
     pairs = {
@@ -260,7 +260,7 @@ def _any_table(source: Any, name: str | None) -> tuple[Table, dict[str, Any]]:
         return source
     if source is None or isinstance(source, Table | nnx.Module):
         raise TypeError(
-            f"source: got a {type(source).__name__}; expected the result of jax_tt.compress, a tuple of a table and "
+            f"source: got {type_of(source)}; expected the result of jax_tt.compress, a tuple of a table and "
             "its state, a path, cores, or an array."
         )
     train = _tensor_train(source, name, None)

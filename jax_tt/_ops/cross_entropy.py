@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._base.arguments import as_array, as_positive
+from jax_tt._base.arguments import as_array, as_positive, type_of
 from jax_tt._base.dtypes import accumulator, resolve_precision, widest
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._jax.vma import vary_over, varying_axes
@@ -72,7 +72,7 @@ def softmax_cross_entropy(
     label = table.ids.label
     if table.ids.takes_keys:
         raise TypeError(
-            f"{label}table: got a {type(table).__name__}, whose keys have no logits in an order; expected a table of "
+            f"{label}table: got {type_of(table)}, whose keys have no logits in an order; expected a table of "
             "ids, such as a dense_table."
         )
     if table.num_embeddings >= 2**30:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array
+from jax_tt._base.arguments import as_array, type_of
 from jax_tt._base.progress import Progress
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
@@ -102,14 +102,14 @@ def _by_row(table: Any, state: State) -> tuple[Table, State]:
     plain = unsharded(table)
     if not plain.spec.row_names:
         raise TypeError(
-            f"{table.ids.label}table: the rows of a {type(plain).__name__} are not entries of its arrays; expected a "
+            f"{table.ids.label}table: the rows of {type_of(plain)} are not entries of its arrays; expected a "
             "DenseTable or a HashTable. The states of other kinds have the same shapes at all times, and can be saved "
             "whole."
         )
     held = [state[name] for name in table.spec.row_names]
     if not all(array.is_fully_addressable or array.is_fully_replicated for array in held):
         raise ValueError(
-            f"{table.ids.label}state: got arrays on devices of several processes for a {type(plain).__name__}; "
+            f"{table.ids.label}state: got arrays on devices of several processes for {type_of(plain)}; "
             "expected those of one process. Save such tables with orbax, jax_tt.checkpoint.save_args."
         )
     return plain, state if plain is table else by_row(table, state)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_array
+from jax_tt._base.arguments import as_array, type_of
 from jax_tt._base.storage import table_label
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.tensor_train.table import TTTable
@@ -115,7 +115,7 @@ def _check_types(given: Any, name: str | None) -> None:
     label = table_label(name)
     if not isinstance(given, Fused):
         raise TypeError(
-            f"{label}table: got {type(given).__name__}; expected a Fused, made with "
+            f"{label}table: got {type_of(given)}; expected a Fused, made with "
             "jax_tt.functional.init_fused(cores, optimizer)."
         )
     slots = given.slots if isinstance(given.slots, tuple | list) else (None,)

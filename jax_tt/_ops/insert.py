@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._base.arguments import type_of
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.explicit import reshape_like
 from jax_tt._ids.keys import LocatedKeys, key_digits
@@ -149,7 +150,7 @@ def with_slots(ids: Any, inserted: Any) -> Any:
         return _located("ids", ids, inserted.found)
     if not isinstance(inserted, Mapping) or isinstance(ids, Bags):
         raise TypeError(
-            f"inserted: got a {type(inserted).__name__} for a {type(ids).__name__}; expected Inserted, or "
+            f"inserted: got {type_of(inserted)} for {type_of(ids)}; expected Inserted, or "
             "the dict that dynamic.insert returned beside its batch."
         )
     batch = {name: ids[name] for name in ids}

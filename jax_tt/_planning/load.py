@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_positive, one_of
+from jax_tt._base.arguments import as_positive, one_of, type_of
 from jax_tt._ids.placement import Layout, paged
 from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._kinds.sharded.route import Route, distinct, leading_bits, message_rows
@@ -194,10 +194,10 @@ def plan_exchange(
     0.5
     """
     if not isinstance(table, ShardedTable) or table.ids.takes_keys:
-        kind = type(table.table if isinstance(table, ShardedTable) else table).__name__
+        given = table.table if isinstance(table, ShardedTable) else table
         raise TypeError(
-            f"table: got a {kind}; expected a ShardedTable of rows, e.g. of jax_tt.shard_tables. The keys of hash "
-            "tables are spread evenly: expected_unique= is all that they need."
+            f"table: got {type_of(given)}; expected a ShardedTable of rows, e.g. of jax_tt.shard_tables. The keys of "
+            "hash tables are spread evenly: expected_unique= is all that they need."
         )
     one_of("pooled", pooled, ("rows", "sums"))
     steps = as_positive("steps", steps)

@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jax_tt._base.arguments import one_of
+from jax_tt._base.arguments import one_of, type_of
 from jax_tt._ids.placement import Placement
 from jax_tt._kinds.hashed.table import HashTable
 from jax_tt._kinds.sharded.options import DEFAULT, Exchange
@@ -52,7 +52,7 @@ def shard_tables(
     """
     if not isinstance(tables, Mapping):
         raise TypeError(
-            f"tables: got a {type(tables).__name__}; expected a mapping from names to tables, e.g. "
+            f"tables: got {type_of(tables)}; expected a mapping from names to tables, e.g. "
             '{"item": jax_tt.dense_table(1000, 16)}.'
         )
     if isinstance(placement, str):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jax_tt._base.arguments import type_of
 from jax_tt._base.storage import require_arrays
 from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.placing import Sets, directory_with, entries_of, placed
@@ -106,7 +107,7 @@ def _moved_rows(
     names = list(table.table.spec.row_arrays)
     if not names:
         raise ValueError(
-            f"{table.ids.label}state: got keys in other slots for a {type(table.table).__name__}, whose rows share "
+            f"{table.ids.label}state: got keys in other slots for {type_of(table.table)}, whose rows share "
             "parameters; expected the state of a table with this capacity and these ways."
         )
     arrays = {}

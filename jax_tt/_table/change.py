@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_tt._base.arguments import type_of
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._sets.row_cache import RowCache
@@ -106,7 +107,7 @@ def maintain(table: Table, state: State, method: str = "auto") -> dict[str, Any]
 def grow(table: Table, state: State, growth: Growth) -> Change:
     """The table with more rows; existing rows are unchanged. Kinds register what they do."""
     del state, growth
-    raise TypeError(f"{table.ids.label}a {type(table).__name__} cannot be given more rows.")
+    raise TypeError(f"{table.ids.label}{type_of(table)} cannot be given more rows.")
 
 
 @functools.singledispatch
@@ -122,7 +123,7 @@ def grow_shards(
 def reorder(table: Table, state: State, orders: Orders) -> Change:
     """The table in another order of ids. Kinds register what they do."""
     del state, orders
-    raise TypeError(f"{table.ids.label}a {type(table).__name__} cannot be reordered.")
+    raise TypeError(f"{table.ids.label}{type_of(table)} cannot be reordered.")
 
 
 @dispatched

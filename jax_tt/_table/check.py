@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._base.arguments import type_of
 from jax_tt._base.storage import STORAGE, check_storage, require_arrays
 from jax_tt._table.dispatch import dispatched
 from jax_tt._table.state import Array
@@ -31,12 +32,12 @@ def check_table(table: Any, state: Any) -> None:
     """Raises unless these are a description of a table and arrays by name."""
     if not isinstance(table, Table):
         raise TypeError(
-            f"table: got a {type(table).__name__}; expected a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16). A "
+            f"table: got {type_of(table)}; expected a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16). A "
             "Collection goes to jax_tt.lookup_features, arrays go to the functions of jax_tt.tt and jax_tt.functional."
         )
     if not isinstance(state, Mapping):
         raise TypeError(
-            f"{table.ids.label}state: got a {type(state).__name__}; expected arrays by name, as Table.init returns."
+            f"{table.ids.label}state: got {type_of(state)}; expected arrays by name, as Table.init returns."
         )
 
 

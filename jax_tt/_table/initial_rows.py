@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jax_tt._base.arguments import type_of
 from jax_tt._table.dispatch import delegate
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import Wrapper
@@ -46,7 +47,7 @@ def check_initializer(label: str, name: str, init: Any) -> None:
         hash(init)
     except TypeError:
         raise TypeError(
-            f"{label}{name}: got a {type(init).__name__}, which defines __eq__ without __hash__; expected a function, "
+            f"{label}{name}: got {type_of(init)}, which defines __eq__ without __hash__; expected a function, "
             "or an object that can be hashed, e.g. of a class with @dataclasses.dataclass(frozen=True)."
         ) from None
 

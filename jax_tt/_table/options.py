@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, one_of
+from jax_tt._base.arguments import as_dtype, one_of, type_of
 from jax_tt._base.dtypes import resolve_precision
 from jax_tt._base.environment import resolve_method
 from jax_tt.optimizers import Optimizer
@@ -160,7 +160,7 @@ def check_axis_name(axis_name: Any) -> None:
         hash(axis_name)
     except TypeError:
         raise TypeError(
-            f"axis_name: got a {type(axis_name).__name__}; expected the name of a mesh axis or a tuple of names, e.g. "
+            f"axis_name: got {type_of(axis_name)}; expected the name of a mesh axis or a tuple of names, e.g. "
             "axis_name='data'."
         ) from None
 

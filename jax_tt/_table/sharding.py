@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jax_tt import optimizers
+from jax_tt._base.arguments import type_of
 from jax_tt._ids.placement import Layout
 from jax_tt._table.dispatch import dispatched
 from jax_tt._table.options import Update
@@ -111,7 +112,7 @@ def can_be_placed(table: Table) -> bool:
 
 def _not_sharded(table: Table) -> TypeError:
     return TypeError(
-        f"{table.ids.label}table: got a {type(table).__name__}; expected a DenseTable, a QuantizedTable, or a "
+        f"{table.ids.label}table: got {type_of(table)}; expected a DenseTable, a QuantizedTable, or a "
         "HashTable of a DenseTable, whose rows can be sharded. The cores of a TTTable are small, and every device has "
         "all of them, as it has of row caches and orders of ids: leave them as they are."
     )
@@ -139,7 +140,7 @@ def _check_optimizer(table: Table, update: Update) -> None:
 def _check_columns(table: Table, columns: int) -> None:
     if not table.spec.row_names:  # rows are coded as a whole
         raise TypeError(
-            f"{table.ids.label}placement: got column shards of a {type(table).__name__}; expected a DenseTable, or "
+            f"{table.ids.label}placement: got column shards of {type_of(table)}; expected a DenseTable, or "
             "whole rows."
         )
     if table.features % columns:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from jax_tt._base.arguments import type_of
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._table.options import Lookup, Update
@@ -43,7 +44,7 @@ class Wrapper(Table):
             )
         if is_sharded(self.table):
             raise TypeError(
-                f"table: got a {type(self.table).__name__}; expected a table that is not sharded. Shard the hash table "
+                f"table: got {type_of(self.table)}; expected a table that is not sharded. Shard the hash table "
                 "instead; apply an order to the ids before the lookup, order.apply(ids)."
             )
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
+from jax_tt._base.arguments import type_of
 from jax_tt._collection.feature import Feature, values_of
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keyed_bags import KeyedBags
@@ -32,7 +33,7 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
     ids = ids.digits if split else ids
     if isinstance(ids, Tracer) or not hasattr(ids, "dtype"):
         raise TypeError(
-            f"batch[{name!r}]: got a {type(ids).__name__}; expected a numpy array of integers, or Bags of it: tiers "
+            f"batch[{name!r}]: got {type_of(ids)}; expected a numpy array of integers, or Bags of it: tiers "
             "are looked up on the host, outside jit."
         )
     ids = np.asarray(ids)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jax_tt._base import ffi
-from jax_tt._base.arguments import as_int, as_positive, one_of
+from jax_tt._base.arguments import as_int, as_positive, one_of, type_of
 from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._sets.admission import Admission, as_admission
 from jax_tt._sets.initial import InitialRows, Normal, initial_rows
@@ -123,7 +123,7 @@ class Tier:
         rows = unsharded(table)
         if not rows.spec.row_names or table.update is None:
             raise TypeError(
-                f"tiers[{name!r}]: got a {type(rows).__name__} {'without' if table.update is None else 'with'} an "
+                f"tiers[{name!r}]: got {type_of(rows)} {'without' if table.update is None else 'with'} an "
                 "optimizer; expected a dense_table with one, whose state travels with the rows."
             )
         if is_sharded(table):

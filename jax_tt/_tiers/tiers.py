@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_int
+from jax_tt._base.arguments import as_int, type_of
 from jax_tt._collection.collection import Collection, States
 from jax_tt._jax.on_host import like_on_device
 from jax_tt._ops.dump_content import Target
@@ -534,9 +534,7 @@ class Tiers:
 def _checked(collection: Any, tiers: Any) -> dict[str, Table]:
     """Checks the arguments of `Tiers`; returns the tables with tiers."""
     if not isinstance(collection, Collection):
-        raise TypeError(
-            f"collection: got a {type(collection).__name__}; expected a jax_tt.Collection."
-        )
+        raise TypeError(f"collection: got {type_of(collection)}; expected a jax_tt.Collection.")
     if not isinstance(tiers, Mapping) or not tiers:
         raise TypeError(
             f"tiers: got {tiers!r}; expected a dict from tables to Tier, e.g. {{'item': jax_tt.Tier(host_rows=10**6)}}."
@@ -549,9 +547,7 @@ def _checked(collection: Any, tiers: Any) -> dict[str, Table]:
                 f"tiers: got the table {name!r}; expected one of {', '.join(map(repr, collection.tables))}."
             )
         if not isinstance(tier, Tier):
-            raise TypeError(
-                f"tiers[{name!r}]: got a {type(tier).__name__}; expected a jax_tt.Tier."
-            )
+            raise TypeError(f"tiers[{name!r}]: got {type_of(tier)}; expected a jax_tt.Tier.")
         tier.check(name, table)
         tables[name] = table
     return tables

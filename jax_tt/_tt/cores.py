@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array, as_int
+from jax_tt._base.arguments import as_array, as_int, type_of
 from jax_tt._base.storage import MAX_COLUMNS, check_storage, refuse_tables, table_label
 from jax_tt._tt.shape import TTShape
 
@@ -64,11 +64,7 @@ def checked_cores(
     label = table_label(name)
     refuse_tables(cores, f"{label}cores", ".cores")
     if not isinstance(cores, tuple | list) or not 2 <= len(cores) <= 5:
-        what = (
-            f"{len(cores)} cores"
-            if isinstance(cores, tuple | list)
-            else f"a {type(cores).__name__}"
-        )
+        what = f"{len(cores)} cores" if isinstance(cores, tuple | list) else type_of(cores)
         raise ValueError(
             f"{label}cores: got {what}; expected a tuple of 2 to 5 arrays, e.g. from jax_tt.tt.init."
         )

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._base.arguments import type_of
 from jax_tt._base.progress import Progress, text_table
 from jax_tt._compress.source import measured_errors
 from jax_tt._files import trains
@@ -195,7 +196,7 @@ def _measured(
 @functools.singledispatch
 def _settings(table: Any, state: State) -> tuple[str, str]:
     """The kind of a table with its settings, and the type of its numbers or codebooks."""
-    raise NotImplementedError(f"settings of a {type(table).__name__}")
+    raise NotImplementedError(f"settings of {type_of(table)}")
 
 
 @_settings.register

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_positive
+from jax_tt._base.arguments import as_positive, type_of
 from jax_tt.optimizers._base import MOST_STEPS, Optimizer, Slot, Slots, check_plain
 from jax_tt.optimizers.adagrad import RowWiseAdagrad
 
@@ -147,7 +147,7 @@ def refuse_slices(rule: Optimizer, width: int | None) -> None:
     """Raises for a tensor train."""
     if width is None:
         raise TypeError(
-            f"optimizer: got {type(rule).__name__}; it averages rows, and is for dense tables. Averages of the cores "
+            f"optimizer: got {type_of(rule)}; it averages rows, and is for dense tables. Averages of the cores "
             "of a tensor train are not those of its rows: use RowWiseAdagrad, and average the model outside, e.g. with "
             "optax.incremental_update."
         )

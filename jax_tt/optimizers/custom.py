@@ -7,6 +7,7 @@ from typing import Any, ClassVar, cast
 import jax
 import jax.numpy as jnp
 
+from jax_tt._base.arguments import type_of
 from jax_tt.optimizers._base import Optimizer, Slot, Slots, check_choice
 
 # (rows[R, W], gradients[R, W], slots by name, step) -> (rows[R, W], slots by name).
@@ -86,7 +87,7 @@ class Custom(Optimizer):
         returned: Any = self.function(rows, grads, dict(given), hyper[0])
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise TypeError(
-                f"function: returned {type(returned).__name__}; expected the pair (rows, slots), the latter a dict, "
+                f"function: returned {type_of(returned)}; expected the pair (rows, slots), the latter a dict, "
                 "{} without slots."
             )
         new, stepped = returned

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_positive
+from jax_tt._base.arguments import as_positive, type_of
 from jax_tt.optimizers._base import Optimizer, Slot, Slots
 
 # A row's number is stored in two float32 slots, as quotient and remainder of this base; both are exact.
@@ -115,7 +115,7 @@ class RowGradients(Optimizer):
         rows = [shape[0] if shape else None for shape in shapes]
         if rows != [slot.rows for slot in self.slots]:
             raise ValueError(
-                f"slots: got {type(slots).__name__} with arrays of shapes {shapes}; expected the slots of a table with "
+                f"slots: got {type_of(slots)} with arrays of shapes {shapes}; expected the slots of a table with "
                 f"{self}, e.g. table.slots, or its state, with {', '.join(names)}."
             )
         return [jnp.asarray(array) for array in found]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._base.arguments import as_array
+from jax_tt._base.arguments import as_array, type_of
 from jax_tt._base.installed import require
 
 _CHUNK = 1 << 24  # interactions of one sparse matrix
@@ -91,7 +91,7 @@ def _source(interactions: Any) -> Source:
         return lambda: iter([whole])
     if isinstance(interactions, Iterator):
         raise TypeError(
-            f"interactions: got a {type(interactions).__name__}, which can be read once only; several passes are made. "
+            f"interactions: got {type_of(interactions)}, which can be read once only; several passes are made. "
             "Pass a function that returns a fresh iterator of chunks, e.g. lambda: read_chunks(path)."
         )
     return lambda: map(_pairs, _chunks_of(interactions))
@@ -100,7 +100,7 @@ def _source(interactions: Any) -> Source:
 def _chunks_of(chunks: Any) -> Iterable[Any]:
     if not isinstance(chunks, Iterable):
         raise TypeError(
-            f"interactions: got a {type(chunks).__name__}; expected (contexts, ids), pairs [n, 2], a sparse matrix "
+            f"interactions: got {type_of(chunks)}; expected (contexts, ids), pairs [n, 2], a sparse matrix "
             "[contexts, ids], a list of chunks of pairs, or a function that returns an iterator of them."
         )
     return chunks

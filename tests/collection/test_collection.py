@@ -441,9 +441,9 @@ FLAGS = {"sentinel": np.float32(1), "used": np.float32(1)}
     ("updates", "step", "message"),
     [
         (None, 0, r"state: has no 'updates', the flags .* Collection\.joined"),
-        ({"used": FLAGS["used"]}, 0, r"state\['updates'\]\['sentinel'\]: got NoneType"),
+        ({"used": FLAGS["used"]}, 0, r"state\['updates'\]\['sentinel'\]: got None"),
         ({**FLAGS, "stop": 1}, 0, r"state\['updates'\]: got the array 'stop'"),
-        (FLAGS, None, r"state\['dense'\]\['step'\]: got NoneType; expected a float32 scalar"),
+        (FLAGS, None, r"state\['dense'\]\['step'\]: got None; expected a float32 scalar"),
         (FLAGS, np.zeros(2, np.float32), r"\['dense'\]\['step'\]: got float32 of shape \(2,\)"),
         (FLAGS, np.int32(0), r"state\['dense'\]\['step'\]: got int32 of shape \(\)"),
     ],

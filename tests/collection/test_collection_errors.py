@@ -108,7 +108,7 @@ def test_a_pickled_description_has_no_hash_of_its_process():
 
 
 BATCHES = {
-    "no dict": (IDS, TypeError, "batch: got a ndarray; expected a dict from the features"),
+    "no dict": (IDS, TypeError, "batch: got an ndarray; expected a dict from the features"),
     "unknown": (
         {**BATCH, "label": IDS},
         ValueError,

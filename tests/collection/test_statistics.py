@@ -416,7 +416,7 @@ def test_a_reporter_of_a_layer(trained):
 def test_arguments_of_a_reporter(trained):
     with pytest.raises(ValueError, match="every: got 0; expected an integer >= 1"):
         jax_tt.pipeline.StatisticsReporter(0, print)
-    with pytest.raises(TypeError, match="write: got a NoneType; expected a function"):
+    with pytest.raises(TypeError, match="write: got None; expected a function"):
         jax_tt.pipeline.StatisticsReporter(1, None)
     reporter = jax_tt.pipeline.StatisticsReporter(1, print)
     with pytest.raises(TypeError, match=r"read: got a dict; .*without parentheses"):

@@ -178,6 +178,6 @@ def test_parts_are_a_list_of_bags():
 
 
 def test_parts_of_a_split_are_a_list():
-    with pytest.raises(TypeError, match="parts: got int; expected a list"):
+    with pytest.raises(TypeError, match="parts: got an int; expected a list"):
         Bags.split(np.ones((2, 3)), 2)
     assert [part.tolist() for part in Bags.split([[1.0], [2.0]], [1, 1])] == [[[1.0]], [[2.0]]]

@@ -192,5 +192,5 @@ def test_methods_for_keys_name_the_layer_and_its_table() -> None:
 def test_keys_in_place_of_a_state() -> None:
     state, keys = HASHED.init(KEY), np.array([1, 2])
     for call in (jax_tt.dynamic.insert, jax_tt.dynamic.remove):
-        with pytest.raises(TypeError, match="state: got a ndarray; expected arrays by name"):
+        with pytest.raises(TypeError, match="state: got an ndarray; expected arrays by name"):
             call(HASHED, keys, state)  # pyright: ignore[reportArgumentType]

@@ -171,7 +171,7 @@ def test_tables_of_a_collection_are_replaced(tmp_path, optimizer):
         ([made("tt")], "tables: got a list; expected results"),
         ({"user": made("tt")}, r"tables\['user'\]: got 101 rows x 8 columns; expected 20 rows x 8"),
         ({"item": 3.0}, "source: got"),
-        ({"item": None}, "source: got a NoneType; expected the result of jax_tt.compress"),
+        ({"item": None}, "source: got None; expected the result of jax_tt.compress"),
         (
             {"item": made("tt")[0]},
             r"source: got a \w*Table; expected .* a tuple of a table and its",

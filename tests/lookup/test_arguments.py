@@ -10,7 +10,7 @@ import pytest
 
 import jax_tt
 from jax_tt import Bags, SplitIds, TTShape, optimizers
-from jax_tt._base.arguments import narrow
+from jax_tt._base.arguments import narrow, type_of
 from jax_tt.functional import Fused, init_fused
 from tests.helpers import raises
 
@@ -43,10 +43,17 @@ def test_numpy_tables_under_jit(method, as_list):
 
 
 def test_axis_names_are_hashable():
-    with pytest.raises(TypeError, match="axis_name: got a ndarray"):
+    with pytest.raises(TypeError, match="axis_name: got an ndarray"):
         jax_tt.functional.embed_bag(TABLE, IDS, axis_name=np.ones(2))
     with pytest.raises(TypeError, match="axis_name"):
         jax_tt.tt.lookup(CORES, IDS, axis_name=["data", {}])
+
+
+def test_types_have_their_article():
+    values = 1, "x", None, IDS, [1], SHAPE, RULE, np.uint8(1), jax_tt.Update(RULE)
+    assert [type_of(value) for value in values] == [
+        "an int", "a str", "None", "an ndarray", "a list", "a TTShape", "an Adagrad", "a uint8", "an Update",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [3.5, np.float32(2), "x", True, None, np.ones(2), [3]])

@@ -284,7 +284,7 @@ def test_reuse_trades_co_occurrence_for_frequency():
         (([0], [0], [1]), ValueError, "a tuple of 3"),
         (([0.5], [0]), TypeError, "contexts of float64; expected integers"),
         (np.zeros((3, 3), int), ValueError, r"shape \(3, 3\); expected pairs"),
-        (7, TypeError, "got a int; expected"),
+        (7, TypeError, "got an int; expected"),
         (iter([]), TypeError, "can be read once only"),
     ],
 )

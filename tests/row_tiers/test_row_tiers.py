@@ -315,7 +315,7 @@ def test_errors_of_batches():
         ([0.5], r"batch\['seen'\]: got ids of type float64; expected integers"),
         ([50], r"batch\['seen'\]: got the id 50; expected 0 to 49"),
         (np.arange(17), "17 distinct ids of a batch do not fit into the 16 rows"),
-        (None, "batch: got a NoneType; expected a dict"),
+        (None, "batch: got None; expected a dict"),
         ({}, "batch: has no feature 'seen' .* expected 'seen', 'cart', 'user'"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from jax_tt._base.arguments import type_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import check_storage
 from jax_tt._ids.batch import Batch, present
@@ -76,7 +77,7 @@ class RowCachedTable(Wrapper):
             )
         if not isinstance(self.table, TrainTable):
             raise TypeError(
-                f"table: got a {type(self.table).__name__}; expected a TTTable. An order of ids goes around the cache: "
+                f"table: got {type_of(self.table)}; expected a TTTable. An order of ids goes around the cache: "
                 "OrderedTable(RowCachedTable(table, cache), id_order)."
             )
         self.cache.layout(self.num_embeddings)

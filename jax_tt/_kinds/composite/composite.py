@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tt._base.arguments import type_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import require_arrays, table_label
 from jax_tt._ids.batch import Batch
@@ -71,7 +72,7 @@ class Composite(Table):
             )
         if table.ids.takes_keys or has_cache(table) or is_sharded(table):
             raise TypeError(
-                f"{argument}: got a {type(table).__name__}; expected a table without a row cache, which is not a hash "
+                f"{argument}: got {type_of(table)}; expected a table without a row cache, which is not a hash "
                 "table and is not divided over devices."
             )
         first = self.tables[0]
@@ -175,9 +176,7 @@ class Composite(Table):
 
     @functools.cached_property
     def ids(self) -> IdSpace:
-        reason = (
-            f"a {type(self).__name__}, whose tables split ids in different ways; expected integers."
-        )
+        reason = f"{type_of(self)}, whose tables split ids in different ways; expected integers."
         return dataclasses.replace(super().ids, integers_only=reason)
 
     def execution(self, lookup: Lookup, state: State) -> Execution:

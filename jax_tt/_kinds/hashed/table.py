@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_int, as_positive, one_of
+from jax_tt._base.arguments import as_int, as_positive, one_of, type_of
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, outside
@@ -348,7 +348,7 @@ def require_hash_table(table: Any, caller: str = "") -> HashTable:
         advice = f"collection.tables[{hashed!r}] with state[{hashed!r}]"
     label = table.ids.label if isinstance(table, Table) else ""
     raise TypeError(
-        f"{caller}{label}table: got a {type(table).__name__}; expected a HashTable, e.g. {advice}."
+        f"{caller}{label}table: got {type_of(table)}; expected a HashTable, e.g. {advice}."
     )
 
 
@@ -373,7 +373,7 @@ def _check_table(table: Table) -> None:
     inner = innermost(table)
     if inner.spec.row_names and not table.spec.row_names:
         raise TypeError(
-            f"table: got a {type(table).__name__} around a {type(inner).__name__}; expected the "
+            f"table: got {type_of(table)} around {type_of(inner)}; expected the "
             f"{type(inner).__name__} itself, since slots are its rows in any order."
         )
 

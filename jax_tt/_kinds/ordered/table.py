@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jax_tt._base.arguments import type_of
 from jax_tt._ids.apply_order import columns_by_id, mapped_ids
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
@@ -103,7 +104,7 @@ def check_id_order(id_order: Any, num_embeddings: int) -> None:
         return
     if not isinstance(id_order, IdOrder):
         raise TypeError(
-            f"id_order: got a {type(id_order).__name__}; expected None or a jax_tt.order.IdOrder, e.g. "
+            f"id_order: got {type_of(id_order)}; expected None or a jax_tt.order.IdOrder, e.g. "
             "jax_tt.order.from_counts(counts)."
         )
     if id_order.num_embeddings != num_embeddings:

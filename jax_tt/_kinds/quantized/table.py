@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tt._base.arguments import as_int, as_positive
+from jax_tt._base.arguments import as_int, as_positive, type_of
 from jax_tt._ids.batch import Batch
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.levels import Levels, as_attribute, check_levels, largest_step
@@ -260,7 +260,7 @@ def require_quantized(table: Any) -> QuantizedTable:
     if isinstance(table, QuantizedTable):
         return table
     raise TypeError(
-        f"table: got a {type(table).__name__}; expected a QuantizedTable, as jax_tt.quantize(rows, bits=8) returns it "
+        f"table: got {type_of(table)}; expected a QuantizedTable, as jax_tt.quantize(rows, bits=8) returns it "
         "with its state."
     )
 

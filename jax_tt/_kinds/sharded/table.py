@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_tt._base.arguments import type_of
 from jax_tt._base.storage import require_arrays
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import over_explicit_axes
@@ -93,7 +94,7 @@ class ShardedTable(Wrapper):
             ("exchange", Exchange, _EXCHANGE),
         ):
             if not isinstance(given := getattr(self, name), kind):
-                raise TypeError(f"{label}{name}: got a {type(given).__name__}; expected {example}.")
+                raise TypeError(f"{label}{name}: got {type_of(given)}; expected {example}.")
         unknown = [name for name in self.axes if name not in self.mesh.axis_names]
         if unknown or not self.axes or len(set(self.axes)) < len(self.axes):
             raise ValueError(

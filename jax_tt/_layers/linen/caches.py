@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
+from jax_tt._base.arguments import type_of
 from jax_tt._kinds.cached.names import COLLECTION as ROW_CACHE
 from jax_tt._kinds.cached.names import DIRECTORY, directory_of
 from jax_tt._layers.linen.collection import EmbedCollection
@@ -49,7 +50,7 @@ def find_layers(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"model: got {type(model).__name__}; expected a flax.linen module, e.g. "
+            f"model: got {type_of(model)}; expected a flax.linen module, e.g. "
             "jax_tt.linen.refresh_caches(model, variables, ids). jax_tt.refresh_caches takes NNX models."
         )
     layers: dict[str, nn.Module] = {}

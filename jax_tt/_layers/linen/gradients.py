@@ -11,7 +11,7 @@ from flax import traverse_util
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from flax.training import train_state
 
-from jax_tt._base.arguments import as_int
+from jax_tt._base.arguments import as_int, type_of
 from jax_tt._collection.next_values import check_paths, next_values, note_update
 from jax_tt._layers.next_values import NextValues, without_value
 from jax_tt._lookup.one_loss import one_loss
@@ -113,7 +113,7 @@ def value_and_grad(
             variables
         ):
             raise ValueError(
-                f"argument {argnums}: got a {type(variables).__name__} without the collection {PARAMS} or "
+                f"argument {argnums}: got {type_of(variables)} without the collection {PARAMS} or "
                 f"{OVERWRITE_WITH_GRADIENT}; expected variables, as model.init and TrainState.variables return them."
             )
         fused = variables.get(OVERWRITE_WITH_GRADIENT, {})
@@ -227,7 +227,7 @@ class TrainState(train_state.TrainState):
         old = flat(self.fused)
         if old and not isinstance(grads, Gradients):
             raise ValueError(
-                f"TrainState.apply_gradients: grads: got a {type(grads).__name__} without the next values of the fused "
+                f"TrainState.apply_gradients: grads: got {type_of(grads)} without the next values of the fused "
                 "tables; expected what jax_tt.linen.value_and_grad or jax_tt.linen.grad returned for state.variables."
             )
         new: dict[Any, Any] = {}

@@ -14,6 +14,7 @@ from flax import nnx
 from flax.linen import dtypes
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
+from jax_tt._base.arguments import type_of
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
 from jax_tt._ids.split_ids import SplitIds
@@ -91,7 +92,7 @@ class TableModule(ChecksKeywords, nn.Module):
         """The layer of a table that has changed between steps."""
         del before
         raise TypeError(
-            f"fn: returned a {type(after).__name__} for a {type(self).__name__}, which cannot hold it; expected a "
+            f"fn: returned {type_of(after)} for {type_of(self)}, which cannot hold it; expected a "
             "layer jax_tt.linen.TableEmbed or TableEmbedBag of the table."
         )
 

@@ -13,6 +13,7 @@ from flax import linen as nn
 from flax import traverse_util
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
+from jax_tt._base.arguments import type_of
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS
@@ -138,7 +139,7 @@ def update_table(
         held = TableVariables(variables, place, before)
     else:
         raise TypeError(
-            f"layer: got a {type(layer).__name__}; expected a layer of jax_tt.linen. Give the path of a layer inside "
+            f"layer: got {type_of(layer)}; expected a layer of jax_tt.linen. Give the path of a layer inside "
             "a model as path=."
         )
     returned = fn(before, held.state)
@@ -196,7 +197,7 @@ class TableVariables:
             if name not in state or (name in shapes and jnp.shape(state[name]) != shapes[name]):
                 got = f"{jnp.shape(state[name])}" if name in state else "no array"
                 raise ValueError(
-                    f"{table.ids.label}{name}: got {got} in the state of a {type(table).__name__} that fn returned; "
+                    f"{table.ids.label}{name}: got {got} in the state of {type_of(table)} that fn returned; "
                     f"expected {shapes.get(name, 'the array of the state that fn was given, or its next value')}."
                 )
         old = set(self._places.values())

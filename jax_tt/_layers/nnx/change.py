@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.core import Tracer
 
+from jax_tt._base.arguments import type_of
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.cached.fill import fill
@@ -397,7 +398,7 @@ def refresh_caches(model: Any) -> None:
     modules = [module for _, module in nnx.iter_modules(model)]
     if not modules:
         raise TypeError(
-            f"model: got {type(model).__name__}; expected an NNX module. The caches of a linen model are refreshed by "
+            f"model: got {type_of(model)}; expected an NNX module. The caches of a linen model are refreshed by "
             "jax_tt.linen.refresh_caches(model, variables, *inputs)."
         )
     for module in modules:

@@ -12,6 +12,7 @@ import jax
 import optax
 from flax import nnx
 
+from jax_tt._base.arguments import type_of
 from jax_tt._collection.next_values import (
     check_paths,
     names_of,
@@ -188,10 +189,10 @@ def _refuse_method(f: Any) -> None:
     while isinstance(f, functools.partial):
         f = f.func
     if inspect.ismethod(f) and isinstance(f.__self__, nnx.Module):
-        kind = type(f.__self__).__name__
         raise ValueError(
-            f"value_and_grad: f: got the method {f.__name__} of a {kind}; expected a function of the module, such as "
-            f"{kind}.{f.__name__}, which is called with the module as its first argument."
+            f"value_and_grad: f: got the method {f.__name__} of {type_of(f.__self__)}; expected a function of the "
+            f"module, such as {type(f.__self__).__name__}.{f.__name__}, which is called with the module as its first "
+            "argument."
         )
 
 
@@ -354,7 +355,7 @@ class FusedOptimizer(nnx.Optimizer):
         self._check_model(model)
         if old and not isinstance(grads, Gradients):
             raise ValueError(
-                f"FusedOptimizer.update: grads: got a {type(grads).__name__} without the next values of the fused "
+                f"FusedOptimizer.update: grads: got {type_of(grads)} without the next values of the fused "
                 f"tables {', '.join(sorted(_tables(old)))}; expected what jax_tt.value_and_grad or jax_tt.grad "
                 "returned. nnx.grad does not train fused tables, and nnx.state, splits and merges drop the next values."
             )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.errors import TraceContextError
 
-from jax_tt._base.arguments import as_scalar
+from jax_tt._base.arguments import as_scalar, type_of
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
 from jax_tt._layers.call import GivenState, check_value, for_evaluation, step_inputs
@@ -276,7 +276,7 @@ def hoisted_optimizer(optimizer: Any) -> tuple[Any, dict[str, nnx.Variable[Any]]
     for name, variable in variables.items():
         if isinstance(variable, nnx.Param):
             raise TypeError(
-                f"{name}: got a {type(variable).__name__}, which would be trained; expected an nnx.Variable, e.g. "
+                f"{name}: got {type_of(variable)}, which would be trained; expected an nnx.Variable, e.g. "
                 f"{name}=nnx.Variable(jnp.float32(0.05))."
             )
         if isinstance(variable.get_value(), int | float):
@@ -289,6 +289,6 @@ def check_rngs(rngs: Any) -> None:
     """Raises unless a layer can draw its parameters from ``rngs``."""
     if not callable(getattr(rngs, "params", None)):
         raise TypeError(
-            f"rngs: got a {type(rngs).__name__}; expected flax.nnx.Rngs, e.g. rngs=nnx.Rngs(0), or nnx.Rngs(key) for a "
+            f"rngs: got {type_of(rngs)}; expected flax.nnx.Rngs, e.g. rngs=nnx.Rngs(0), or nnx.Rngs(key) for a "
             "key of jax.random."
         )

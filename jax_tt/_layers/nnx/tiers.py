@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from jax_tt._base.arguments import type_of
 from jax_tt._layers.nnx.change import become, check_moments
 from jax_tt._layers.nnx.collection import EmbedCollection, write_arrays
 from jax_tt._table.change import Change
@@ -51,7 +52,7 @@ class LayerTiers:
     ):
         if not isinstance(embed, EmbedCollection):
             raise TypeError(
-                f"embed: got a {type(embed).__name__}; expected an EmbedCollection. Tiers takes collections without a "
+                f"embed: got {type_of(embed)}; expected an EmbedCollection. Tiers takes collections without a "
                 "layer."
             )
         self._embed = embed

@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_named():
         match=r"variables: hold no cache_tags at TTEmbedBag_0 in the collection",
     ):
         refresh(model, {**variables, "row_cache": {}}, ids)
-    with pytest.raises(TypeError, match=r"model: got dict; expected a flax.linen module"):
+    with pytest.raises(TypeError, match=r"model: got a dict; expected a flax.linen module"):
         refresh(variables, ids)
 
     class Stacked(nn.Module):

@@ -180,7 +180,7 @@ def test_slots_of_another_batch():
         table = collection.tables["tail"]
         done, _ = jax_tt.dynamic.insert(table, state["tail"], np.arange(4))
         jax_tt.dynamic.with_slots(np.arange(3), done)
-    with pytest.raises(TypeError, match="inserted: got a int for a dict"):
+    with pytest.raises(TypeError, match="inserted: got an int for a dict"):
         jax_tt.dynamic.with_slots(batch, 3)
     located = jax_tt.dynamic.with_slots(batch, inserted)
     mixed = {**batch, "clicked": located["clicked"]}

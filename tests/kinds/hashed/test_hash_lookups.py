@@ -275,7 +275,7 @@ def test_bad_tables(options, message):
 
 def test_wrappers_that_do_not_fit():
     order = jax_tt.order.IdOrder(np.arange(64)[::-1])
-    with pytest.raises(TypeError, match="got a OrderedTable around a DenseTable"):
+    with pytest.raises(TypeError, match="got an OrderedTable around a DenseTable"):
         jax_tt.tables.HashTable(jax_tt.tables.OrderedTable(jax_tt.tables.DenseTable(64, 4), order))
     with pytest.raises(TypeError, match="table: got a HashTable"):
         jax_tt.tables.HashTable(QUIET)

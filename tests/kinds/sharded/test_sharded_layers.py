@@ -161,7 +161,7 @@ def test_linen_calls_equal_those_on_one_device():
         ({"mesh": True}, "axis: got None beside a mesh"),
         ({"mesh": True, "axis": "modl"}, "axis: got 'modl'"),
         ({"mesh": True, "axis": "model", "placement": {"itm": None}}, "placement: got the table 'itm'"),
-        ({"mesh": True, "axis": "model", "placement": {"item": 3}}, "placement: got a int"),
+        ({"mesh": True, "axis": "model", "placement": {"item": 3}}, "placement: got an int"),
         (
             {"mesh": True, "axis": "model", "placement": {"big": Placement.hashed()}},
             "expected a DenseTable",

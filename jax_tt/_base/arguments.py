@@ -71,10 +71,48 @@ def as_array(name: str, value: Any) -> Any:
             f"{name}: got {type_of(value)} that is no array ({error}); expected an array of numbers."
         ) from error
     if array.dtype.kind in "OSUMm":
+        if (
+            array.size
+            and array.dtype.kind == "O"
+            and all(isinstance(x, int) for x in array.reshape(-1))
+        ):
+            raise TypeError(
+                f"{name}: got integers of more than 64 bits; expected -2**63 to 2**64 - 1."
+            )
         raise TypeError(
             f"{name}: got {type_of(value)} (dtype {array.dtype}); expected an array of numbers."
         )
     return array.astype(native_type(array.dtype), copy=False)
+
+
+def not_integers(name: str, dtype: Any) -> ValueError:
+    """The error for ids or keys of another type than integers."""
+    message = f"{name}: got dtype {dtype}; expected integers, e.g. ids.astype(np.int64)."
+    if dtype == np.float64:
+        message += (
+            " A list with ids of 2**63 or more beside others becomes floats in numpy; give it a type, e.g. "
+            "np.array(ids, np.uint64)."
+        )
+    return ValueError(message)
+
+
+def as_condition(
+    name: str, condition: Any, view: Any, shape: tuple[int, ...], each: str
+) -> jax.Array | np.ndarray:
+    """What a condition, a function of ``view``, returns: bool of this shape, one for ``each``."""
+    if not callable(condition):
+        raise TypeError(
+            f"{name}: got {type_of(condition)}; expected a function of {type_of(view)} that returns bool of shape "
+            f"{shape}, one {each}, e.g. lambda view: view.age > 1000."
+        )
+    chosen = condition(view)
+    of_arrays = isinstance(chosen, jax.Array | np.ndarray)
+    if not of_arrays or chosen.shape != shape or chosen.dtype != bool:
+        got = f"{chosen.dtype} of shape {chosen.shape}" if of_arrays else type_of(chosen)
+        raise (ValueError if of_arrays else TypeError)(
+            f"{name}: returned {got}; expected an array, bool of shape {shape}, one {each}."
+        )
+    return chosen
 
 
 def as_scalar(name: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Errors about keywords: they name what the user called, and the nearest argument."""
+"""Errors about keywords and other names: they say what the user called, and the nearest name."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ _ELSEWHERE = {
     "dim": "features",
 }
 _CACHE = "a row cache is for tensor-train tables: TTEmbed, TTEmbedBag or tt_table"
+
+
+def no_such(kind: str, name: Any, known: Collection[str]) -> str:
+    """The message about a name that is not among those that are known."""
+    near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return f"{kind}: got {name!r}; expected one of {', '.join(known)}.{hint}"
 
 
 def check_keywords(caller: str, given: Collection[str], accepted: Collection[str]) -> None:

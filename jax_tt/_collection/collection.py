@@ -46,6 +46,9 @@ from jax_tt._table.options import check_static
 from jax_tt._table.sizes import sizes
 from jax_tt._table.table import Table
 
+# Bytes of the step of a table, and of each scalar that tables share.
+_SCALAR = 4
+
 # Arrays by table and name.
 States = Mapping[str, Mapping[str, Any]]
 
@@ -80,10 +83,11 @@ class Collection:
     them.
 
     >>> print(collection)
-    table  kind        optimizer        rows  columns   bytes  optimizer bytes
-    user   DenseTable  RowWiseAdagrad  1,000       16  64,000            4,004
-    ad     DenseTable                     50        8   1,600                0
-    all                                                65,600            4,012
+    table     kind        optimizer        rows  columns   bytes  optimizer bytes
+    user      DenseTable  RowWiseAdagrad  1,000       16  64,000            4,004
+    ad        DenseTable                     50        8   1,600                0
+    (shared)                                                   0                8
+    all                                                   65,600            4,012
     >>> collection.nbytes, collection.optimizer_nbytes
     (65600, 4012)
     """
@@ -117,8 +121,8 @@ class Collection:
                     "table."
                 )
         named = {name: with_name(_sharing(table), name) for name, table in tables.items()}
-        object.__setattr__(self, "tables", Frozen(named))
-        object.__setattr__(self, "features", Frozen(features))
+        object.__setattr__(self, "tables", Frozen(named, "table"))
+        object.__setattr__(self, "features", Frozen(features, "feature"))
 
     def __str__(self) -> str:
         return listing(self.tables, self._sizes)
@@ -135,7 +139,14 @@ class Collection:
 
     @functools.cached_property
     def _sizes(self) -> dict[str, tuple[int, int]]:
-        return self.sizes(jax.eval_shape(lambda: self.init(jax.random.key(0))))
+        of_tables = {
+            name: (table.nbytes, table.optimizer_nbytes + _SCALAR * (name in self.sharing))
+            for name, table in self.tables.items()
+        }
+        return self._with_shared(of_tables)
+
+    def _with_shared(self, of_tables: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        return of_tables | ({UPDATES: (0, _SCALAR * len(FLAGS))} if self.sharing else {})
 
     def sizes(self, state: States) -> dict[str, tuple[int, int]]:
         """Bytes of every table in a state and of its optimizer state, and of the scalars that tables share.
@@ -147,9 +158,7 @@ class Collection:
         """
         self.check(state)
         of_tables = {name: sizes(table.spec, state[name]) for name, table in self.tables.items()}
-        if not self.sharing:
-            return of_tables
-        return of_tables | {UPDATES: (0, sum(4 for _ in FLAGS))}
+        return self._with_shared(of_tables)
 
     def host_batch(
         self,

@@ -6,17 +6,27 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+from jax_tt._base.keywords import no_such
+
 Value = TypeVar("Value")
 
 
 class Frozen(Mapping[str, Value]):
-    """A hashable mapping; unlike in dicts, the order matters in comparisons."""
+    """A hashable mapping; unlike in dicts, the order matters in comparisons.
 
-    def __init__(self, items: Mapping[str, Value]) -> None:
-        self._items = dict(items)
+    ``kind`` is what the values are, for errors about keys that do not exist.
+    """
+
+    def __init__(self, items: Mapping[str, Value], kind: str) -> None:
+        self._items, self._kind = dict(items), kind
 
     def __getitem__(self, key: str) -> Value:
+        if key not in self._items:
+            raise KeyError(no_such(self._kind, key, self._items))
         return self._items[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
@@ -38,7 +48,7 @@ class Frozen(Mapping[str, Value]):
 
     def __reduce__(self) -> Any:
         # Without the hash: those of strings differ from process to process.
-        return Frozen, (self._items,)
+        return Frozen, (self._items, self._kind)
 
     def __repr__(self) -> str:
         return repr(self._items)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, as_int, type_of
+from jax_tt._base.arguments import as_array, as_int, not_integers, type_of
 from jax_tt._base.host_table import is_tensor
 from jax_tt._ids.bags import Bags, as_ids, as_weights, id_array, padding_value
 from jax_tt._ids.id_space import IdSpace
@@ -236,10 +236,7 @@ def _ids(space: IdSpace, name: str, value: Any) -> np.ndarray:
         return host
     if host.size == 0 and host.dtype == np.float64:
         return host.astype(np.int64)  # an empty list
-    raise ValueError(
-        f"{name}: got dtype {host.dtype}; expected integers, e.g. ids.astype(np.int64). A list with ids of 2**63 or "
-        "more beside others becomes floats in numpy; give it a type, e.g. np.array(ids, np.uint64)."
-    )
+    raise not_integers(name, host.dtype)
 
 
 def _are_strings(value: Any) -> bool:

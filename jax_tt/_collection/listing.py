@@ -14,7 +14,7 @@ _COLUMNS = ("table", "kind", "optimizer", "rows", "columns", "bytes", "optimizer
 def listing(tables: Mapping[str, Table], sizes: Mapping[str, tuple[int, int]]) -> str:
     """A line for each table, with its bytes and those of its optimizer state, and one for all of them.
 
-    ``sizes`` has an entry more than ``tables`` if they share scalars.
+    ``sizes`` has an entry more than ``tables`` if they share scalars, which have a line too.
     """
     lines = [
         (
@@ -26,6 +26,11 @@ def listing(tables: Mapping[str, Table], sizes: Mapping[str, tuple[int, int]]) -
             *(f"{size:,}" for size in sizes[name]),
         )
         for name, table in tables.items()
+    ]
+    lines += [
+        ("(shared)", "", "", "", "", *(f"{size:,}" for size in of))
+        for name, of in sizes.items()
+        if name not in tables
     ]
     totals = (f"{sum(of):,}" for of in zip(*sizes.values(), strict=True))
     lines.append(("all", "", "", "", "", *totals))

@@ -11,12 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array, as_int, narrow, type_of
+from jax_tt._base.arguments import as_array, as_int, narrow, not_integers, type_of
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._ids import bag_parts
 from jax_tt._ids.split_ids import SplitIds, same_arrays
-
-_INT_ERROR = "Input type must be an integer or unsigned integer."
 
 
 @jax.tree_util.register_dataclass
@@ -353,7 +351,7 @@ def as_ids(ids: Any, name: str = "ids") -> Any:
     array = ids if isinstance(ids, jax.Array) else id_array(ids, name)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         if array.size or not isinstance(array, np.ndarray) or isinstance(ids, np.ndarray):
-            raise ValueError(f"{_INT_ERROR} {name}: got dtype {array.dtype}.")
+            raise not_integers(name, array.dtype)
         array = array.astype(np.int32)  # an empty list has no type of its own
     if array.dtype.itemsize < 4:
         return array.astype(np.int32)

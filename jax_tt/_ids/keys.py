@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, as_int
+from jax_tt._base.arguments import as_array, as_int, not_integers
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._base.installed import require
 from jax_tt._ids.batch import Batch
@@ -171,7 +171,7 @@ def _words(name: str, ids: Any, padded: bool) -> tuple[Any, Any]:
     elif jnp.issubdtype(array.dtype, jnp.integer):
         words = _words_on_device(array)
     else:
-        raise ValueError(_float_message(name, array.dtype))
+        raise not_integers(name, array.dtype)
     # A narrow unsigned mark has all bits of its own type set.
     mark = np.iinfo(array.dtype).max if array.dtype.kind == "u" else -1
     same = array == np.asarray(mark, array.dtype)
@@ -185,7 +185,7 @@ def _marks(same: Any, padded: bool) -> Any:
 def _words_on_host(name: str, array: np.ndarray, given: Any) -> np.ndarray:
     if array.dtype.kind not in "iu":
         if array.size or isinstance(given, np.ndarray):
-            raise ValueError(_float_message(name, array.dtype))
+            raise not_integers(name, array.dtype)
         array = array.astype(np.int64)  # an empty list has no type of its own
     wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64).view(np.uint64)
     words = np.stack([wide >> np.uint64(32), wide & np.uint64(2**32 - 1)], axis=-1)
@@ -203,13 +203,6 @@ def _words_on_device(array: jax.Array) -> jax.Array:
         low = array.astype(jnp.int32)
         words = [low >> 31, low]
     return jax.lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.int32)
-
-
-def _float_message(name: str, dtype: Any) -> str:
-    return (
-        f"{name}: got dtype {dtype}; expected integers. A list with keys of 2**63 or more and others becomes floats "
-        "in numpy; give it a type, e.g. np.array(keys, np.uint64)."
-    )
 
 
 def hash_ids(*features: Any, seed: int = 0) -> np.ndarray:

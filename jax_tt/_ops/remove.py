@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._base.arguments import as_positive
+from jax_tt._base.arguments import as_condition, as_positive
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._kinds.hashed.unsharded import clock_of_whole
@@ -163,10 +163,6 @@ def _view(state: State) -> KeyView:
 
 
 def _chosen(table: HashTable, where: Any, view: KeyView) -> jax.Array:
-    chosen = jnp.asarray(where(view))
-    if chosen.shape != view.touched.shape or chosen.dtype != bool:
-        raise ValueError(
-            f"{table.ids.label}where: returned {chosen.dtype} of shape {chosen.shape}; expected bool of shape "
-            f"{view.touched.shape}, one per slot."
-        )
-    return chosen & (view.touched > 0)
+    shape = view.touched.shape
+    chosen = as_condition(f"{table.ids.label}where", where, view, shape, "per slot")
+    return jnp.asarray(chosen) & (view.touched > 0)

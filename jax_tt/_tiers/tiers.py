@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_int, type_of
+from jax_tt._base.arguments import as_condition, as_int, type_of
+from jax_tt._base.keywords import no_such
 from jax_tt._collection.collection import Collection, States
 from jax_tt._jax.on_host import like_on_device
 from jax_tt._ops.dump_content import Target
@@ -365,7 +366,7 @@ class Tiers:
 
     def _rows_of(self, table: str) -> TieredRows:
         if table not in self._rows:
-            raise KeyError(f"table: got {table!r}; expected one of {', '.join(self._rows)}.")
+            raise KeyError(no_such("table", table, self._rows))
         return self._rows[table]
 
     def remove(
@@ -416,13 +417,8 @@ class Tiers:
                     "Tier(..., ages=True)."
                 )
             view = rows.lives.view()
-            chosen = np.asarray(where(view))
-            if chosen.shape != view.keys.shape or chosen.dtype != bool:
-                raise ValueError(
-                    f"where: returned {chosen.dtype} of shape {chosen.shape}; expected bool of shape "
-                    f"{view.keys.shape}, one per row."
-                )
-            return rows.remove(view.keys[chosen])
+            chosen = as_condition("where", where, view, view.keys.shape, "per row")
+            return rows.remove(view.keys[np.asarray(chosen)])
 
     def grow_host(self, table: str, rows: int) -> None:
         """Makes room for this number of rows of a table in host memory, for instance after a `StoreError` said so.

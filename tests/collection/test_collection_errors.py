@@ -1,11 +1,13 @@
 """What is wrong with a collection or with its batch is said with the names of the feature and of the table."""
 
 import pickle
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jax_tt
 from jax_tt import Bags, Collection, Feature, KeyedBags, Lookup, optimizers
@@ -105,6 +107,21 @@ def test_a_pickled_description_has_no_hash_of_its_process():
     hash(collection)
     again = pickle.loads(pickle.dumps(collection))
     assert again == collection and "_hash" not in vars(again.tables)
+
+
+@pytest.mark.parametrize("names", ["tables", "features", "layer"])
+def test_names_that_do_not_exist(names):
+    table = jax_tt.dense_table(10, 4)
+    given = {"item": table, "user": table}, {"item": Feature("item"), "user": Feature("user")}
+    described: Any = Collection(*given)
+    if names == "layer":
+        described, names = jax_tt.EmbedCollection(*given, rngs=nnx.Rngs(0)), "tables"
+        assert nnx.clone(described).tables.keys() == {"item", "user"}
+    with pytest.raises(
+        KeyError, match=f"{names[:-1]}: got 'itme'; .* item, user. Did you mean item?"
+    ):
+        getattr(described, names)["itme"]
+    assert "itme" not in getattr(described, names)
 
 
 BATCHES = {

@@ -361,3 +361,13 @@ def test_linen_and_nnx_agree(trained):
 def test_the_capacity_of_a_batch_has_the_type_of_collections(layer):
     wanted = typing.get_type_hints(jax_tt.Collection.host_batch)
     assert typing.get_type_hints(layer.host_batch)["capacity"] == wanted["capacity"]
+
+
+@pytest.mark.parametrize("optimizer", [None, jax_tt.optimizers.SGD(0.1)])
+def test_a_reordered_table_is_listed_without_its_order(optimizer):
+    table = jax_tt.tt_table(60, 8, tt_ranks=2, optimizer=optimizer)
+    embed = jax_tt.EmbedCollection({"a": table}, {"a": jax_tt.Feature("a")}, rngs=nnx.Rngs(0))
+    embed.tables["a"].reorder(jax_tt.order.IdOrder(np.arange(60)[::-1].copy()))
+    assert str(embed.collection) == str(embed)
+    assert ("(shared)" in str(embed)) == (optimizer is not None)
+    assert embed.collection.nbytes == embed.nbytes == table.nbytes + 2 * 60

@@ -56,6 +56,20 @@ def test_types_have_their_article():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1.5], "ids: got dtype float64; expected integers.* becomes floats in numpy"),
+        (jnp.ones(1), r"ids: got dtype float32; expected integers, e.g. ids.astype\(np.int64\)\.$"),
+        ([2**64 + 5], r"ids: got integers of more than 64 bits; expected -2\*\*63 to 2\*\*64 - 1"),
+    ],
+)
+@pytest.mark.parametrize("table", [jax_tt.dense_table(9, 4), jax_tt.hash_table(8, 4)])
+def test_ids_that_are_no_integers_of_64_bits(table, ids, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        jax_tt.lookup(table, table.init(jax.random.key(0)), ids)
+
+
 @pytest.mark.parametrize("value", [3.5, np.float32(2), "x", True, None, np.ones(2), [3]])
 def test_sizes_are_exact_integers(value):
     calls = [

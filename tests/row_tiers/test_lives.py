@@ -230,7 +230,9 @@ def test_errors(tmp_path):
     tiers, state = opened(None, ages=True)
     for staged in tiers.prefetch([{"seen": np.arange(4)[:, None]}]):
         state = tiers.load(state, staged)
-    with pytest.raises(ValueError, match=r"returned int64 of shape \(4,\); expected bool of shape"):
+    with pytest.raises(
+        ValueError, match=r"returned int64 of shape \(4,\); expected an array, bool"
+    ):
         tiers.remove("item", where=lambda view: view.age)
 
 

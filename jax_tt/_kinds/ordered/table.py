@@ -14,7 +14,7 @@ from jax_tt._ids.apply_order import columns_by_id, mapped_ids
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.id_space import IdSpace
-from jax_tt._ids.stored_order import StoredRows, on_device, rows_of_layer
+from jax_tt._ids.stored_order import StoredRows, kept_bytes, on_device, rows_of_layer
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, StateSpec
 from jax_tt._table.types import State
@@ -72,6 +72,12 @@ class OrderedTable(Wrapper):
         return dataclasses.replace(
             self.table.ids, radices=(self.num_embeddings,), integers_only=_INTEGERS_ONLY
         )
+
+    @functools.cached_property
+    def _nbytes(self) -> tuple[int, int]:
+        # Also without the order, which an initial state needs.
+        of_lookups, of_steps = self.table._nbytes
+        return of_lookups + kept_bytes(self.num_embeddings), of_steps
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         if self.id_order is None:

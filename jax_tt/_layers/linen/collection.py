@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from jax_tt._base.keywords import ChecksKeywords
+from jax_tt._base.keywords import ChecksKeywords, no_such
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.insertion import insert_in_collection_call
@@ -184,7 +184,7 @@ class EmbedCollection(ChecksKeywords, nn.Module):
     @nn.nowrap
     def _part(self, table: str) -> CollectedTable:
         if table not in self.parts:
-            raise ValueError(f"table: got {table!r}; expected one of {', '.join(self.parts)}.")
+            raise ValueError(no_such("table", table, self.parts))
         return self.parts[table]
 
     @nn.nowrap

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jax_tt._base.keywords import ChecksKeywords
+from jax_tt._base.keywords import ChecksKeywords, no_such
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.insertion import insert_collection_keys, insert_in_collection_call
@@ -86,6 +86,32 @@ class CollectedTable(TableEmbed):
         return result
 
 
+class TablesByName(dict[str, CollectedTable]):
+    """The tables of an `EmbedCollection`: a dict whose errors say which names there are."""
+
+    def __missing__(self, name: Any) -> CollectedTable:
+        raise KeyError(no_such("table", name, self))
+
+
+def _flatten(tables: TablesByName) -> tuple[list[CollectedTable], tuple[str, ...]]:
+    names = tuple(sorted(tables))  # as JAX does with a dict
+    return [tables[name] for name in names], names
+
+
+def _flatten_with_keys(
+    tables: TablesByName,
+) -> tuple[list[tuple[Any, CollectedTable]], tuple[str, ...]]:
+    children, names = _flatten(tables)
+    return list(zip(map(jax.tree_util.DictKey, names), children, strict=True)), names
+
+
+def _unflatten(names: tuple[str, ...], children: Any) -> TablesByName:
+    return TablesByName(zip(names, children, strict=True))
+
+
+jax.tree_util.register_pytree_with_keys(TablesByName, _flatten_with_keys, _unflatten, _flatten)
+
+
 class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     """Many tables of any kinds, looked up by feature in one call.
 
@@ -130,10 +156,11 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         ``print`` lists the tables with their bytes:
 
         >>> print(embed)
-        table  kind        optimizer        rows  columns   bytes  optimizer bytes
-        user   DenseTable  RowWiseAdagrad  1,000       16  64,000            4,004
-        ad     DenseTable                     50       16   3,200                0
-        all                                                67,200            4,012
+        table     kind        optimizer        rows  columns   bytes  optimizer bytes
+        user      DenseTable  RowWiseAdagrad  1,000       16  64,000            4,004
+        ad        DenseTable                     50       16   3,200                0
+        (shared)                                                   0                8
+        all                                                   67,200            4,012
     """
 
     def __init__(
@@ -155,10 +182,10 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         described = Collection(static, features)
         self.features: Any = described.features  # hashable
         self.tables: dict[str, CollectedTable] = nnx.data(
-            {
-                name: CollectedTable(table, lookup, rngs=rngs, hyperparameters=variables[name])
+            TablesByName(
+                (name, CollectedTable(table, lookup, rngs=rngs, hyperparameters=variables[name]))
                 for name, table in described.tables.items()
-            }
+            )
         )
         # Flax sorts the names of `tables` when it takes the module apart.
         self._names = tuple(described.tables)

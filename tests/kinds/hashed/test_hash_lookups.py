@@ -242,6 +242,9 @@ def test_bad_input():
         jax_tt.dynamic.remove(QUIET, state)
     with pytest.raises(ValueError, match="where: returned int32"):
         jax_tt.dynamic.remove(QUIET, state, where=lambda view: view.age)
+    for where, got in (True, "got a bool"), (lambda view: None, "returned None; expected an array"):
+        with pytest.raises(TypeError, match=f"where: {got}"):
+            jax_tt.dynamic.remove(QUIET, state, where=where)
 
 
 @pytest.mark.parametrize(

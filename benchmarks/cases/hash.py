@@ -11,6 +11,7 @@ import numpy as np
 
 import jax_tt
 from benchmarks.contenders import robin_map
+from benchmarks.contenders.hashed import bags_of, filled
 from benchmarks.ids import STREAMS
 from benchmarks.registry import Settings, case
 from benchmarks.results import Report
@@ -34,21 +35,6 @@ def measure(settings: Settings, report: Report) -> None:
     _growth(report, rows)
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _inserted(table: jax_tt.tables.HashTable, state: Any, keys: Any) -> Any:
-    return jax_tt.dynamic.insert(table, state, keys)[1]
-
-
-def filled(table: jax_tt.tables.HashTable, load: float) -> tuple[dict[str, Any], np.ndarray]:
-    """The state of a table after batches of new keys, and the keys that it holds."""
-    rng = np.random.default_rng(0)
-    state = jax.jit(table.init)(jax.random.key(0))
-    keys = rng.integers(2**64, size=int(load * table.num_embeddings) // 64 * 64, dtype=np.uint64)
-    for part in np.split(keys, 64):
-        state = _inserted(table, state, jax_tt.dynamic.split_keys(part))
-    return state, np.ascontiguousarray(jax_tt.dynamic.keys_of(table, state)["key"])
-
-
 def words(keys: np.ndarray) -> jax.Array:
     """uint64 ``[n]`` as uint32 ``[n, 2]``."""
     return jnp.asarray(np.stack([keys >> np.uint64(32), keys], -1).astype(np.uint32))
@@ -57,7 +43,8 @@ def words(keys: np.ndarray) -> jax.Array:
 def _search(settings: Settings, report: Report, capacity: int, n: int, load: float) -> None:
     # At load 1 an update of the policy would evict keys; those without a place are not asked for.
     table = jax_tt.hash_table(capacity, 1, policy="none", safe_check="ignore")
-    state, keys = filled(table, load)
+    state, held = filled(table, load)
+    keys = np.ascontiguousarray(held["key"])
     directory, library = directory_of(state), robin_map.compiled()
     if library is None:
         report.note(
@@ -93,13 +80,14 @@ def _step(settings: Settings, report: Report, count: int, rows: int, bags: tuple
     dense = jax_tt.dense_table(rows, COLUMNS, optimizer=rule)
     static = jax_tt.Collection(dict.fromkeys(names, dense), features)
     ids = [
-        {n: _bags(rng.integers(rows, size=bags).astype(np.int32)) for n in names} for _ in "0" * 10
+        {n: bags_of(rng.integers(rows, size=bags).astype(np.int32)) for n in names}
+        for _ in "0" * 10
     ]
     hashed = jax_tt.hash_table(rows, COLUMNS, optimizer=rule)
     dynamic = jax_tt.Collection(dict.fromkeys(names, hashed), features)
-    state, keys = filled(hashed, 0.75)
+    state, held = filled(hashed, 0.75)
     batches = [
-        {n: _bags(jax_tt.dynamic.split_keys(rng.choice(keys, bags))) for n in names}
+        {n: bags_of(jax_tt.dynamic.split_keys(rng.choice(held["key"], bags))) for n in names}
         for _ in "0" * 10
     ]
     start = dynamic.init(jax.random.key(0))
@@ -117,10 +105,6 @@ def _step(settings: Settings, report: Report, count: int, rows: int, bags: tuple
     ratio = timings[work, STEP].median / timings[work, STATIC].median
     meaning = f"time of a step with keys that are all present, over that of static tables, {work}"
     report.figure(f"step_over_static_{count}", ratio, "x", meaning, at_most=1.5)
-
-
-def _bags(ids: Any) -> jax_tt.Bags:
-    return jax.tree.map(jnp.asarray, jax_tt.Bags(ids))
 
 
 def _training(collection: jax_tt.Collection, state: Any, batches: list[Any], g: np.ndarray) -> Call:

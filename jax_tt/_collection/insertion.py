@@ -13,7 +13,7 @@ from jax_tt._collection.feature import values_of
 from jax_tt._collection.states import check_states, listed
 from jax_tt._kinds.hashed.change import grow_if_full
 from jax_tt._kinds.hashed.table import unsharded_hash_table
-from jax_tt._ops.insert import insert_anywhere, insert_keys, with_slots
+from jax_tt._ops.insert import insert_anywhere, insert_keys, located
 from jax_tt._ops.insert_in_call import (
     inserts,
     passed_through,
@@ -96,7 +96,7 @@ def insert_in_collection_call(
         for (name, one), (done, arrays) in zip(tables.items(), results, strict=True):
             after[name] = passed_through(one, state[name], arrays)
             found = _by_feature(collection.features_of[name], one, done)
-            values = with_slots(values, {name: found})
+            values = located(values, {name: found}, current=True)
     return (values if asked else batch), after
 
 

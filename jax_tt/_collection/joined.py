@@ -78,6 +78,7 @@ def _join(parts: Sequence[Batch]) -> Batch:
         jnp.asarray(ends)[None],
         None if weights is None else weights[None],
         padded=first.padded,
+        current=first.current,
     )
 
 
@@ -88,12 +89,14 @@ def _of_one_form(table: Table, batches: Mapping[str, Batch]) -> list[Batch]:
     dtype = _common_type(table, batches)
     weight_type = next((part.weights.dtype for part in parts if part.weights is not None), None)
     padded = any(part.padded for part in parts)
+    current = all(part.current for part in parts)
     result = []
     for part in parts:
         weights = part.weights
         if weight_type is not None and weights is None:
             weights = jnp.ones(part.ids.shape[:2], weight_type)
-        part = dataclasses.replace(part, ids=part.ids.astype(dtype), weights=weights, cut=None)
+        ids = part.ids.astype(dtype)
+        part = dataclasses.replace(part, ids=ids, weights=weights, cut=None, current=current)
         result.append(with_marks(part) if padded and not part.padded else part)
     return result
 

@@ -30,6 +30,7 @@ class Batch:
         rectangular: static; whether every segment is a single bag of all its positions.
         cut: static; the first ids that became the largest and the smallest int32 on the host, for reports. None if no
             id did.
+        current: static; whether `LocatedKeys.current` is true of the ids.
     """
 
     ids: Any
@@ -41,6 +42,7 @@ class Batch:
     cut: tuple[int | None, int | None] | None = dataclasses.field(
         metadata={"static": True}, default=None
     )
+    current: bool = dataclasses.field(metadata={"static": True}, default=False)
 
     @property
     def num_segments(self) -> int:

@@ -17,7 +17,7 @@ from jax_tt._ids.bags import Bags, as_ids, signed_padding
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import reshape_rows
 from jax_tt._ids.id_space import IdSpace
-from jax_tt._ids.keys import key_digits
+from jax_tt._ids.keys import are_current, key_digits
 from jax_tt._ids.split_ids import SplitIds, split_on_host
 
 
@@ -28,12 +28,13 @@ def lookup_batch(space: IdSpace, ids: Any) -> tuple[Batch, tuple[int, ...]]:
             f"{space.label}ids: got Bags; expected integers of any shape, or SplitIds. Bags go to what "
             "pools them, such as tt.embed_bag and TTEmbedBag."
         )
+    current = are_current(ids)
     ids, cut = _table_ids(space, ids)
     shape = ids.shape
     positions = _positions(ids, shape)
     flat = reshape_rows(positions, (math.prod(shape), 1, *positions.shape[len(shape) :]))
     offsets = jnp.broadcast_to(jnp.array([0, 1], jnp.int32), (flat.shape[0], 2))
-    return Batch(flat, offsets, None, rectangular=True, cut=cut), shape
+    return Batch(flat, offsets, None, rectangular=True, cut=cut, current=current), shape
 
 
 def one_bag_per_position(batch: Batch) -> Batch:
@@ -51,6 +52,7 @@ def one_bag_per_position(batch: Batch) -> Batch:
 
 def bag_batch(space: IdSpace, bags: Any, accum: Any) -> tuple[Batch, int]:
     """The canonical batch of `Bags` or of ``[B, L]`` ids, and the number of bags."""
+    current = are_current(bags.ids if isinstance(bags, Bags) else bags)
     if isinstance(bags, Bags):
         ids, cut = _table_ids(space, bags.ids, "bags.ids", bags.padded)
     else:
@@ -86,6 +88,7 @@ def bag_batch(space: IdSpace, bags: Any, accum: Any) -> tuple[Batch, int]:
             padded=bags.padded,
             rectangular=True,
             cut=cut,
+            current=current,
         )
         return batch, rows
     offsets = as_array(f"{label}bags.offsets", bags.offsets)
@@ -102,7 +105,8 @@ def bag_batch(space: IdSpace, bags: Any, accum: Any) -> tuple[Batch, int]:
         )
     flat = _positions(ids, (1, *ids.shape))
     offsets = jnp.asarray(narrow(offsets))[None]
-    batch = Batch(flat, offsets, None if weights is None else weights[None], cut=cut)
+    weights = None if weights is None else weights[None]
+    batch = Batch(flat, offsets, weights, cut=cut, current=current)
     return batch, offsets.shape[1] - 1
 
 

@@ -31,7 +31,11 @@ class LocatedKeys(SplitIds):
     Attributes:
         digits: int32 ``[..., 3]``, the two words of a key and its slot, -1 for those without one. Tables that are
             sharded over devices do not look at it.
+        current: static; whether every key is in its slot, and none of the others in the table, so that no lookup has
+            to look.
     """
+
+    current: bool = dataclasses.field(metadata={"static": True}, default=False)
 
 
 def split_keys(keys: Any) -> SplitIds:
@@ -129,6 +133,11 @@ def keys_of(batch: Batch) -> jax.Array:
     """The keys of all positions of a batch, uint32 ``[S * cap, 2]``."""
     words = batch.ids[..., 1:3].reshape(-1, 2)
     return jax.lax.bitcast_convert_type(words, jnp.uint32)
+
+
+def are_current(ids: Any) -> bool:
+    """Whether ids are keys whose slots are taken as they are."""
+    return isinstance(ids, LocatedKeys) and ids.current
 
 
 def slots_of(batch: Batch) -> jax.Array | None:

@@ -146,8 +146,13 @@ def with_slots(ids: Any, inserted: Any) -> Any:
     >>> located.digits.shape, rows.shape
     ((2, 3), (2, 8))
     """
+    return located(ids, inserted, current=False)
+
+
+def located(ids: Any, inserted: Any, *, current: bool) -> Any:
+    """`with_slots`; ``current`` says that the lookups are in the table as the insertion has left it."""
     if isinstance(inserted, Inserted):
-        return _located("ids", ids, inserted.found)
+        return _located("ids", ids, inserted.found, current)
     if not isinstance(inserted, Mapping) or isinstance(ids, Bags):
         raise TypeError(
             f"inserted: got {type_of(inserted)} for {type_of(ids)}; expected Inserted, or "
@@ -156,24 +161,24 @@ def with_slots(ids: Any, inserted: Any) -> Any:
     batch = {name: ids[name] for name in ids}
     for one in inserted.values():
         for name, slots in one.found.items():
-            batch[name] = _located(f"ids[{name!r}]", batch[name], slots)
+            batch[name] = _located(f"ids[{name!r}]", batch[name], slots, current)
     return batch
 
 
-def _located(name: str, ids: Any, slots: Any) -> Any:
+def _located(name: str, ids: Any, slots: Any, current: bool) -> Any:
     if isinstance(ids, Bags):
-        return dataclasses.replace(ids, ids=_with(name, ids.ids, ids.padded, slots))
-    return _with(name, ids, False, slots)
+        return dataclasses.replace(ids, ids=_with(name, ids.ids, ids.padded, slots, current))
+    return _with(name, ids, False, slots, current)
 
 
-def _with(name: str, ids: Any, padded: bool, slots: Any) -> LocatedKeys:
+def _with(name: str, ids: Any, padded: bool, slots: Any, current: bool) -> LocatedKeys:
     digits = jnp.asarray(key_digits(name, ids, padded).digits)
     shape = digits.shape[:-1]
     if slots is None:
-        slots = jnp.zeros(math.prod(shape), jnp.int32)
+        slots, current = jnp.zeros(math.prod(shape), jnp.int32), False
     if getattr(slots, "shape", None) != (math.prod(shape),):
         raise ValueError(
             f"{name}: got ids of shape {shape} for the insertion of another batch; expected the ids that were inserted."
         )
     slots = reshape_like(slots, digits[..., :1])
-    return LocatedKeys(jnp.concatenate([digits[..., 1:3], slots], axis=-1))
+    return LocatedKeys(jnp.concatenate([digits[..., 1:3], slots], axis=-1), current)

@@ -16,7 +16,7 @@ from jax_tt._ids.bags import Bags
 from jax_tt._ids.keys import LocatedKeys
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._lookup.one_loss import Insertion, begin_insertion, end_insertion
-from jax_tt._ops.insert import insert_anywhere, with_slots
+from jax_tt._ops.insert import insert_anywhere, located
 from jax_tt._ops.inserting import ToInsert, requests_of
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
@@ -33,7 +33,7 @@ def insert_in_call(table: Table, state: State, ids: Any, lookup: Lookup) -> tupl
         return ids, with_checked_gradients(table, state, lookup)
     asked = to_insert(table, state, [(table, ids)], lookup)
     ((done, after),) = insert_anywhere([asked], lookup.method, False)
-    return with_slots(ids, done), passed_through(asked, state, after)
+    return located(ids, done, current=True), passed_through(asked, state, after)
 
 
 def inserts(table: Table, lookup: Lookup, parts: Sequence[Any]) -> bool:

@@ -318,7 +318,10 @@ def initial_of_tables(
 
 def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> list[Batch]:
     """The batches with the slots of their keys; one search for all batches that came without slots."""
-    batches = [batch for _, _, batch, _ in lookups]
+    batches = [
+        _with_current_slots(table, batch, lookup) if batch.current else batch
+        for table, _, batch, lookup in lookups
+    ]
     new = [k for k, batch in enumerate(batches) if batch.slots is None]
 
     def find(inputs: Sequence[tuple[State, Batch]]) -> list[jax.Array]:
@@ -335,6 +338,19 @@ def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> li
     for k, of_batch in zip(new, slots, strict=True):
         batches[k] = dataclasses.replace(batches[k], slots=of_batch)
     return batches
+
+
+def _with_current_slots(table: HashTable, batch: Batch, lookup: Lookup) -> Batch:
+    """The batch with the slots that it came with, which the table need not be searched for."""
+
+    def taken(batch: Batch) -> jax.Array:
+        slots = slots_of(batch)
+        assert slots is not None
+        absent = jnp.where(present(batch), table.absent(lookup), -1)
+        return jnp.where(slots < 0, absent, slots)
+
+    slots = over_explicit_axes(taken, batch, lambda: like_segments(batch, 2))
+    return dataclasses.replace(batch, slots=slots)
 
 
 def require_hash_table(table: Any, caller: str = "") -> HashTable:

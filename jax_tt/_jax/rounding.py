@@ -35,13 +35,14 @@ def _taken_jvp(count: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.
     (param, digits), (tangent, _) = primals, tangents
     out = _taken(count, param, digits)
     tangent = tangent.astype(out.dtype)
-    shape = (digits.size, *param.shape[1:])
+    shape, axes = (digits.size, *param.shape[1:]), varying_axes(out)
 
     def sums(values: jax.Array) -> jax.Array:
-        return sums_by_row(count, digits.reshape(-1), values)
+        # Sums of no values vary over no axis yet.
+        return vary_over(sums_by_row(count, digits.reshape(-1), values), axes)
 
     _, taken_by = jax.vjp(sums, jnp.zeros_like(out).reshape(shape))
-    (taken,) = taken_by(vary_over(tangent, varying_axes(out)))
+    (taken,) = taken_by(vary_over(tangent, axes))
     return out, taken.reshape(out.shape)
 
 

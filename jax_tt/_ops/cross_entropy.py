@@ -17,7 +17,7 @@ from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._lookup.calls import lookup_rows
 from jax_tt._ops.lookups import as_vectors, constant_if_fused
-from jax_tt._table.check import check_table
+from jax_tt._table.check import check_table, check_whole_table
 from jax_tt._table.options import Lookup
 from jax_tt._table.row_slices import RowSlices, row_slices
 from jax_tt._table.table import Table
@@ -69,6 +69,7 @@ def softmax_cross_entropy(
     ((2, 3), True)
     """
     check_table(table, state)
+    check_whole_table(table, state)
     label = table.ids.label
     if table.ids.takes_keys:
         raise TypeError(

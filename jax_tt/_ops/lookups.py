@@ -16,7 +16,7 @@ from jax_tt._base.keywords import check_keywords
 from jax_tt._jax.refused import refuse_gradient
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._table import whole
-from jax_tt._table.check import check_table
+from jax_tt._table.check import check_table, check_whole_table
 from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -132,6 +132,7 @@ def attend(
     >>> jax_tt.tables.attend(table, table.init(jax.random.key(0)), jax.numpy.ones((5, 8))).shape
     (5, 1000)
     """
+    check_whole_table(table, state)
     precision = resolve_precision(precision)
     query = as_vectors("query", query, table.features)
     state = constant_if_fused(table, state, table.spec.attended_names, "attend")

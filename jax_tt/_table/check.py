@@ -23,8 +23,8 @@ _CAST = (
 _OF_SHARDS = (
     " Inside a shard_map, lookups take a shard of the rows of a dense or quantized table, with the same shard of all "
     "arrays that have rows, whose types say over which one mesh axis; check_vma=False leaves that out. Pass the arrays "
-    "of other tables whole, with in_specs P(). Or look the table up outside of the shard_map, where its arrays may "
-    "have any sharding; jax_tt.shard_tables divides hash tables."
+    "of other tables whole, with in_specs P(), also to attend, top_k and softmax_cross_entropy. Or look the table up "
+    "outside of the shard_map, where its arrays may have any sharding; jax_tt.shard_tables divides hash tables."
 )
 
 
@@ -52,6 +52,12 @@ def check_state(table: Table, state: State) -> None:
     ValueError: state: has no embedding; expected what Table.init returns, with the arrays embedding.
     """
     check_arrays(table, state, table.spec.arrays)
+
+
+def check_whole_table(table: Table, state: State) -> None:
+    """Raises inside a ``shard_map`` if a state has a shard of the rows."""
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        check_state(table, state)
 
 
 def check_wrapper(wrapper: Any, state: State) -> None:

@@ -28,7 +28,11 @@ class RowShard(NamedTuple):
 
 
 def row_shard(table: Table, state: State) -> RowShard | None:
-    """The shard that a state has, from the axes that its rows vary over; None for the state of a whole table."""
+    """The shard that a state has, from the axes that its rows vary over; None for the state of a whole table.
+
+    Along an axis with one device, a whole table is a shard, so that programs of shards do not depend on how many there
+    are. Its results do not vary over the axis, and may be given any ``out_specs``.
+    """
     if is_sharded(table) or not can_be_placed(table):
         return None
     arrays = [state[name] for name in rows_to_shard(table) if name in state]

@@ -99,6 +99,22 @@ def test_other_meshes(shape):
     _check(mesh_of(shape, AxisType.Explicit), table, state, batch_of()[0], jax_tt.Lookup())
 
 
+def test_gradients_of_empty_batches():
+    table, state = table_of("gradients")
+
+    def gradients(state, ids):
+        def total(state):
+            return jnp.sum(jax_tt.lookup(table, state, ids, method="reference")[0])
+
+        return jax.grad(total)(state)
+
+    call = jax.shard_map(
+        gradients, mesh=mesh_of((2, 2), AxisType.Auto), in_specs=(P(), P("data")), out_specs=P()
+    )
+    zeros = jax.jit(call)(state, np.zeros(0, np.int32))
+    assert not zeros["embedding"].any()
+
+
 def test_one_device_along_an_axis_may_have_ids_of_its_own():
     table, state = table_of("gradients")
     ids = batch_of()[0]
@@ -279,6 +295,17 @@ def test_refusals():
             ValueError, match=r"Inside a shard_map, lookups take a shard of the rows"
         ):
             _call(table, state, wrong, P("data"), **options)
+    for scores in (
+        lambda state, ids: jax_tt.tables.attend(table, state, jnp.ones((4, WIDTH))),
+        lambda state, ids: jax_tt.softmax_cross_entropy(
+            table, state, jnp.ones((*ids.shape, WIDTH)), ids
+        ),
+    ):
+        call = jax.shard_map(
+            scores, mesh=mesh_of((2, 2), AxisType.Auto), in_specs=(specs, P()), out_specs=P("model")
+        )
+        with pytest.raises(ValueError, match=r"words: embedding: got .* also to attend, top_k and"):
+            jax.eval_shape(call, state, np.zeros(4, np.int32))
     skips = jax_tt.dense_table(ROWS, WIDTH, optimizer=RULES["sgd"], skip_nonfinite=True)
     state = skips.init(jax.random.key(0))
     with pytest.raises(ValueError, match=r"skip_nonfinite: got True .* jax\.jit alone"):

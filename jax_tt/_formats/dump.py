@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -215,10 +216,13 @@ class Dump:
 
     def rest(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Reads arrays that do not belong to single keys; names that the dump does not have are left out."""
+        return {name: self._rest[name] for name in names if name in self._rest}
+
+    @functools.cached_property
+    def _rest(self) -> dict[str, np.ndarray]:
         stored = self._read(_REST)
         # All of them are compared with their checksums, so that damage is an error before it matters.
-        arrays = {name: self._array(_REST, stored, name) for name in stored.arrays}
-        return {name: arrays[name] for name in names if name in arrays}
+        return {name: self._array(_REST, stored, name) for name in stored.arrays}
 
     def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, np.ndarray]]:
         """Reads keys, scores and last batches, slots if there are any, and entries of these shapes, file by file."""

@@ -111,6 +111,17 @@ def test_files_that_become_shorter_while_they_are_read(tmp_path, monkeypatch):
         jax_tt.files.load_dump(table, state, dump)
 
 
+def test_arrays_beside_the_rows_are_read_once(tmp_path, monkeypatch):
+    table, state = dense(50)
+    jax_tt.files.dump(table, state, tmp_path / "dump")
+    dump, sums = files.Dump.open(tmp_path / "dump"), []
+    monkeypatch.setattr(
+        files, "_sum", lambda array, sum_of=files._sum: sums.append(1) or sum_of(array)
+    )
+    names = list(dump.rest(dump.checksums["rest.safetensors"]))
+    assert names and dump.rest(names[:1]).keys() == {names[0]} and len(sums) == len(names)
+
+
 def test_a_dump_that_is_replaced_while_it_is_read(tmp_path):
     table = jax_tt.hash_table(64, 4)
     for count in (3, 5):

@@ -68,6 +68,10 @@ def test_rows_are_where_the_parts_say():
     assert table.parts_of(state, jnp.array([[3], [N - 1]])).tolist() == [[PARTS[3]], [PARTS[-1]]]
     fresh = jax.jit(table.init)(jax.random.key(0))
     np.testing.assert_array_equal(table.parts_of(fresh), np.repeat([0, 1, 2], SIZES))
+    eager = table.init(jax.random.key(0))
+    np.testing.assert_array_equal(table.parts_of(eager), np.repeat([0, 1, 2], SIZES))
+    constants = jax.make_jaxpr(table.init)(jax.random.key(0)).consts
+    assert all(np.size(constant) <= 32 for constant in constants)  # none has a number per row
 
 
 def test_a_sum_is_the_sum():

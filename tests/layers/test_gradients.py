@@ -184,6 +184,10 @@ def test_the_forms_of_value_and_grad():
     grads, aux = jax_tt.grad(lambda m: (loss(m), 3), has_aux=True)(model)
     assert aux == 3 and list(grads) == ["head"]
     _, grads = jax_tt.value_and_grad(functools.partial(loss, scale=2.0))(model)
+    by_name = jax_tt.grad(loss)(scale=2.0, model=model)
+    jax.tree.map(np.testing.assert_array_equal, dict(by_name), dict(grads))
+    with pytest.raises(TypeError, match="argnums: got 0 for a call with 0 positional arguments"):
+        jax_tt.grad(functools.partial(loss, scale=2.0))(model=model)
     assert list(grads) == ["head"]
     # A model without fused tables has the gradients of Flax.
     plain = Tower("dense", None)

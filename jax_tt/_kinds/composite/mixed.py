@@ -94,9 +94,14 @@ class MixedTable(Composite):
         return super().spec.extended(*arrays)
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
-        sizes = [table.num_embeddings for table in self.tables]
-        parts = np.repeat(np.arange(len(sizes)), sizes)
-        return super().init_rest(params) | self._places(parts)
+        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(dict(params)))
+        xp: Any = jnp if traced else np
+        first, left = {}, self.num_embeddings
+        for name, table in zip(self._places_shapes, self.tables, strict=False):
+            members = xp.arange(left) < table.num_embeddings
+            first[name] = jnp.asarray(places.mark_members(members))
+            left -= table.num_embeddings
+        return super().init_rest(params) | first
 
     def own_arrays(self, state: State) -> dict[str, Any]:
         return {name: state[name] for name in self._places_shapes}

@@ -126,6 +126,11 @@ def value_and_grad(
 
     @functools.wraps(f)
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
+        # Flax binds the arguments to the signature of a function, but not to that of a partial one.
+        is_partial = isinstance(f, functools.partial)
+        if not is_partial:
+            bound = inspect.signature(f).bind(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
         _check_filters(args, argnums, wrt)
         with one_loss() as loss:
 
@@ -133,8 +138,6 @@ def value_and_grad(
                 _watch(loss, _differentiated(args, argnums))
                 return f(*args, **kwargs)
 
-            # Flax binds the arguments to the signature of a function, but not to that of a partial one.
-            is_partial = isinstance(f, functools.partial)
             value, grads = nnx.value_and_grad(
                 functools.partial(watched) if is_partial else functools.wraps(f)(watched),
                 argnums=_with_tables(argnums, wrt),
@@ -221,7 +224,13 @@ def _check_wrt(caller: str, module: Any, wrt: Any, graph: bool | None = None) ->
 def _differentiated(args: Sequence[Any], argnums: Any) -> Any:
     if isinstance(argnums, Sequence):
         return tuple(_differentiated(args, argnum) for argnum in argnums)
-    return args[argnums.argnum if isinstance(argnums, nnx.DiffState) else argnums]
+    number = argnums.argnum if isinstance(argnums, nnx.DiffState) else argnums
+    if not -len(args) <= number < len(args):
+        raise TypeError(
+            f"value_and_grad: argnums: got {number} for a call with {len(args)} positional arguments; pass the module "
+            "by position."
+        )
+    return args[number]
 
 
 def _separated(grads: Any, args: Any, loss: Loss) -> Any:

@@ -75,10 +75,10 @@ def warn_once(key: Hashable, message: str, category: type[Warning]) -> None:
     mine = object()
     if _reported.setdefault(key, mine) is not mine:
         return
-    _without_raising(lambda: warnings.warn(message, category, _level_of_caller()))
+    _without_raising(lambda: warnings.warn(message, category, level_of_caller()))
 
 
-def _level_of_caller() -> int:
+def level_of_caller() -> int:
     """The ``stacklevel`` of the line outside of the libraries that led here; 1 in a thread that none of them did."""
     frame, level = sys._getframe(1), 1
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:

@@ -14,6 +14,7 @@ import numpy as np
 from jax_tt._base.arguments import type_of
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._base.installed import require
+from jax_tt._base.reports import level_of_caller
 from jax_tt._files import trains
 from jax_tt._files.kinds import READERS, Description, Pair, array_names, describe
 from jax_tt._formats.mapped import open_arrays
@@ -235,10 +236,10 @@ def _load(stored: StoredArrays, name: str, kind: str) -> Pair:
     if kind in READERS:
         pair = _described_table(stored, name, kind)
         keys = (f"{_prefix(name)}{key}" for key in pair[1])
-        _warn_of_lost_bits(stored, name, [stored[k] for k in keys if k in stored.arrays])
+        warn_of_lost_bits(stored.path, name, [stored[k] for k in keys if k in stored.arrays])
         return pair
     train = trains.read(stored, name, train_shapes(stored)[name])
-    _warn_of_lost_bits(stored, name, train.cores)
+    warn_of_lost_bits(stored.path, name, train.cores)
     return tt_to_table(train.cores, train.id_order, num_embeddings=train.shape.num_embeddings)
 
 
@@ -306,12 +307,16 @@ def _described(name: Any, pair: Any) -> Description:
     return description
 
 
-def _warn_of_lost_bits(stored: StoredArrays, name: str, arrays: Sequence[Any]) -> None:
+def warn_of_lost_bits(
+    path: str | os.PathLike[str], name: str | None, arrays: Sequence[Any]
+) -> None:
+    """Warns of arrays of a table in a file that JAX rounds."""
     if any(array.dtype == np.float64 for array in arrays) and not x64_enabled():
+        of_table = f" of {name!r}" if name else ""
         warnings.warn(
-            f"{stored.path}: arrays of {name!r} are float64, which JAX rounds to float32 while jax_enable_x64 is "
+            f"{os.fsdecode(path)}: arrays{of_table} are float64, which JAX rounds to float32 while jax_enable_x64 is "
             "off. Turn it on to keep them as they are.",
-            stacklevel=4,
+            stacklevel=level_of_caller(),
         )
 
 

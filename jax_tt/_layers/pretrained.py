@@ -13,13 +13,20 @@ import numpy as np
 from flax import nnx
 
 from jax_tt._base.arguments import as_array, type_of
+from jax_tt._base.keywords import no_such
 from jax_tt._base.rows_of_arrays import exactly_one
 from jax_tt._base.storage import refuse_tables
 from jax_tt._collection.states import check_replacements
 from jax_tt._compress.compress import Compressed
 from jax_tt._files import trains
 from jax_tt._files.kinds import train_of
-from jax_tt._files.tables import load_one, read_table, table_kinds, train_shapes
+from jax_tt._files.tables import (
+    load_one,
+    read_table,
+    table_kinds,
+    train_shapes,
+    warn_of_lost_bits,
+)
 from jax_tt._files.trains import Train
 from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.stored import FileError, StoredArrays
@@ -133,7 +140,10 @@ class DenseFromPretrained:
         array = _dense(source, table)
         n, features = array.shape
         given = {"num_embeddings": n, "features": features, "embedding_init": GivenRows(array)}
-        return _built(cls, array.dtype if param_dtype is None else param_dtype, given, options)
+        if param_dtype is None:
+            param_dtype = array.dtype
+            _warn_of_rounding(source, table, array)
+        return _built(cls, param_dtype, given, options)
 
 
 class TTFromPretrained:
@@ -204,13 +214,15 @@ class TTFromPretrained:
         else:
             train = _in_order(train, id_order)
             _refuse(compression)
-        dtype = train.cores[0].dtype
+        if param_dtype is None:
+            param_dtype = train.cores[0].dtype
+            _warn_of_rounding(source, table, train.cores[0])
         given = {
             **train.shape.layer_arguments(),
             "id_order": train.id_order,
             "core_init": GivenCores(train.cores, core_init),
         }
-        return _built(cls, dtype if param_dtype is None else param_dtype, given, options)
+        return _built(cls, param_dtype, given, options)
 
 
 def pretrained_table(
@@ -267,7 +279,9 @@ def _any_table(source: Any, name: str | None) -> tuple[Table, dict[str, Any]]:
     if train is not None:
         rows = train.shape.num_embeddings
         return tt_to_table(train.cores, train.id_order, num_embeddings=rows)
-    table, rows = DenseTable.of(_dense(source, name))
+    array = _dense(source, name)
+    _warn_of_rounding(source, name, array)
+    table, rows = DenseTable.of(array)
     return table, {"embedding": rows}
 
 
@@ -289,12 +303,19 @@ def _constructed(layer: Any, options: dict[str, Any], **given: Any) -> Any:
     return layer(**arguments)
 
 
+def _warn_of_rounding(source: Any, table: str | None, array: Any) -> None:
+    """Warns of an array that JAX rounds, if it is in a file: numpy makes float64 by default."""
+    if isinstance(source, str | os.PathLike):
+        warn_of_lost_bits(source, table, [array])
+
+
 def _dense(source: Any, table: str | None) -> Any:
     """An array ``[N, D]`` of floats."""
     if isinstance(source, str | os.PathLike):
         _refuse_kinds(open_arrays(source), table, "dense tables")
         return np.asarray(read_table(source, table, "table=")[1])
     _check_no_name(table)
+    _refuse_several(source)
     refuse_tables(source, "source", ".cores[0]")
     array = as_array("source", source)
     if array.ndim != 2 or not jnp.issubdtype(array.dtype, jnp.floating):
@@ -311,6 +332,7 @@ def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) ->
         given = _in_file(source, table)
     else:
         _check_no_name(table)
+        _refuse_several(source)
         refuse_tables(source, "source", ".cores")
     if isinstance(given, Compressed):
         given = given.table, given.state
@@ -350,15 +372,17 @@ def _in_file(path: Any, table: str | None) -> Train | None:
 
 
 def _refuse_kinds(stored: StoredArrays, name: str | None, taken: str) -> None:
-    """Raises for a file in which the table of this name, or all that it holds, is one of another kind."""
+    """Raises for a file without a table of this name, or where it, or all that the file holds, is of another kind."""
     kinds = table_kinds(stored)
+    dense = [
+        key
+        for key, array in stored.arrays.items()
+        if len(array.shape) == 2 and not any(key.startswith(f"{table}.") for table in kinds)
+    ]
     if name is None:
-        dense = (
-            key
-            for key, array in stored.arrays.items()
-            if len(array.shape) == 2 and not any(key.startswith(f"{table}.") for table in kinds)
-        )
-        name = None if next(dense, None) else next(iter(kinds), None)
+        name = None if dense else next(iter(kinds), None)
+    elif name not in kinds and name not in stored.arrays and (kinds or dense):
+        raise FileError(f"{stored.path}: {no_such('table', name, [*kinds, *dense])}")
     if name in kinds:
         kind = "tensor train" if kinds[name] == trains.KIND else kinds[name]
         raise FileError(
@@ -390,6 +414,14 @@ def _check_no_name(table: str | None) -> None:
     if table is not None:
         raise ValueError(
             f"table: got {table!r}, the name of a table in a file, with a source that is no path; expected None."
+        )
+
+
+def _refuse_several(source: Any) -> None:
+    if isinstance(source, Mapping):
+        names = list(map(repr, source))
+        raise TypeError(
+            f"source: got {type_of(source)} with {', '.join(names) or 'nothing'}; expected one of them."
         )
 
 

@@ -126,8 +126,8 @@ def test_files_of_tables(layers, name, tmp_path):
         jax_tt.FileError, match=r"2 tensor trains; say which by table=: items, shop"
     ):
         layers.TTEmbed.from_pretrained(path)
-    with pytest.raises(jax_tt.FileError, match="no array 'users'"):
-        layers.TTEmbed.from_pretrained(path, table="users", tt_ranks=2)
+    with pytest.raises(jax_tt.FileError, match="table: got 'user'; expected one of items, shops"):
+        layers.TTEmbed.from_pretrained(path, table="user", tt_ranks=2)
 
 
 @FLAVOURS
@@ -248,11 +248,25 @@ def test_training_of_chosen_tables():
         ("TTEmbed", CORES, {"num_embeddings": 1000}, "num_embeddings: got 1000"),
         ("TTEmbed", CORES, {"table": "w"}, "table: got 'w'"),
         ("TTEmbed", "missing.npz", {}, "missing.npz"),
+        ("TTEmbed", {"a": CORES, "b": CORES}, {}, "source: got a dict with 'a', 'b'; expected one"),
+        ("EmbedBag", {"a": TABLE}, {}, "source: got a dict with 'a'"),
+        ("TableEmbed", {"a": TABLE}, {}, "source: got a dict with 'a'"),
     ],
 )
 def test_errors_name_the_argument(layers, layer, source, options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         getattr(layers, layer).from_pretrained(source, **options)
+
+
+@pytest.mark.parametrize("layer", ["EmbedBag", "TableEmbed"])
+def test_files_do_not_lose_bits_without_a_warning(tmp_path, layer):
+    np.save(tmp_path / "wide.npy", TABLE.astype(np.float64))
+    with pytest.warns(
+        UserWarning, match="wide.npy: arrays are float64, which JAX rounds"
+    ) as warned:
+        getattr(jax_tt, layer).from_pretrained(tmp_path / "wide.npy")
+    assert [w.filename for w in warned] == [__file__]
+    jax_tt.EmbedBag.from_pretrained(tmp_path / "wide.npy", param_dtype=jnp.float32)
 
 
 @FLAVOURS

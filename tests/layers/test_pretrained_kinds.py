@@ -136,7 +136,7 @@ def test_tables_of_a_collection_are_replaced(tmp_path, optimizer):
     embed = jax_tt.EmbedCollection(*collection(optimizer), rngs=nnx.Rngs(0))
     before = embed(BATCH)
     path = saved(tmp_path, "tt", "quantized")
-    with pytest.raises(jax_tt.FileError, match="no array 'item'"):
+    with pytest.raises(jax_tt.FileError, match="table: got 'item'; expected one of quantized, tt"):
         embed.replaced({"item": path})
     (tmp_path / "one").mkdir()
     for source in (made("quantized"), saved(tmp_path / "one", "quantized")):
@@ -174,7 +174,7 @@ def test_tables_of_a_collection_are_replaced(tmp_path, optimizer):
         ({"item": None}, "source: got None; expected the result of jax_tt.compress"),
         (
             {"item": made("tt")[0]},
-            r"source: got a \w*Table; expected .* a tuple of a table and its",
+            r"source: got an \w*Table; expected .* a tuple of a table and its",
         ),
     ],
 )
@@ -236,3 +236,12 @@ def _metadata(path):
     safetensors = pytest.importorskip("safetensors")
     with safetensors.safe_open(path, framework="np") as file:
         return file.metadata()
+
+
+def test_bytes_of_quantized_rows_are_not_trained():
+    update = jax_tt.Update(jax_tt.optimizers.Adagrad(0.1))
+    rows = np.ones((10, 8), np.float32)
+    fix = r"got uint8 .* jax_tt\.quantize\(rows, bits=8, update=update\) makes it of rows"
+    with pytest.raises(ValueError, match=fix):
+        jax_tt.TableEmbed.from_pretrained(jax_tt.quantize(rows), update=update)
+    jax_tt.TableEmbed.from_pretrained(jax_tt.quantize(rows, update=update))

@@ -106,6 +106,12 @@ class QuantizedTable(NativeTable):
     @functools.cached_property
     def spec(self) -> StateSpec:
         trains = self.update is not None
+        made_by = (
+            f"jax_tt.quantize(rows, bits={self.bits}, update=update) makes it of rows, such as those of a read-only "
+            "table, jax_tt.tables.to_dense(table, state)."
+            if trains
+            else "jax_tt.quantize makes it of rows, jax_tt.compression.from_fbgemm of rows of FBGEMM."
+        )
         width = self.row_bytes // codec.WORD if trains else self.row_bytes
         packed = parameter(
             PACKED,
@@ -119,7 +125,7 @@ class QuantizedTable(NativeTable):
             numbers=jnp.dtype(jnp.float32),
             rounded="uint8",
             hint=f"A row has {self.bits} bits for each of {self.features} numbers, and 4 bytes of scale and offset. "
-            "jax_tt.quantize makes it of rows, jax_tt.compression.from_fbgemm of rows of FBGEMM.",
+            f"{made_by}",
         )
         constants = [rotation_array(self.features, COLLECTION)] if self.rotated else []
         return StateSpec.of([packed], self.update, *constants)

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax_tt._compress import trains
 from jax_tt._compress.candidate import Candidate, Found
 from jax_tt._compress.encode import encode
-from jax_tt._compress.mixed_widths import quantize_mixed
-from jax_tt._compress.quantize import quantize
+from jax_tt._compress.mixed_widths import allotted, check_room, errors_of
+from jax_tt._compress.quantize import Encoder, encoder_of, quantize
 from jax_tt._compress.source import Made, Source
 from jax_tt._kinds.coded.codec import row_bytes
 from jax_tt._kinds.coded.layout import CodeLayout
@@ -83,9 +83,16 @@ def _of_bits(source: Source, bits: int, max_bytes: int) -> Found:
 
 
 def _rounded(source: Source, bits: int, **options: Any) -> Made:
-    if "levels" in options:
+    if "rotation" in options:
         options |= {"weights": source.weights, "seed": source.seed}
+    elif "levels" in options:
+        options = {"levels": _encoder(source, bits, "fit").levels or "uniform", "clip": True}
     return quantize(source.rows, bits, **options)
+
+
+def _encoder(source: Source, bits: int, levels: str) -> Encoder:
+    options = source.rows, bits, levels, source.weights, source.seed
+    return source.once((bits, levels), functools.partial(encoder_of, *options))
 
 
 def _of_widths(source: Source, max_bytes: int) -> Found:
@@ -98,9 +105,14 @@ def _of_widths(source: Source, max_bytes: int) -> Found:
     yield Candidate("mixed", f"{detail}, non-uniform levels", max_bytes, fit)
 
 
-def _allotted(source: Source, max_bytes: int, **options: Any) -> Made:
-    options |= {"weights": source.weights, "seed": source.seed}
-    return quantize_mixed(source.rows, source.share(max_bytes), **options)
+def _allotted(source: Source, max_bytes: int, levels: str = "uniform") -> Made:
+    widest, *others = codec.BITS
+    room = source.share(max_bytes)
+    check_room(source.rows, room, others[-1])
+    encoders = [_encoder(source, widest, "uniform")]
+    encoders += [_encoder(source, bits, levels) for bits in others]
+    errors = source.once(levels, lambda: errors_of(source.rows, encoders))
+    return allotted(source.rows, room, source.weights, encoders, errors)
 
 
 def _product(source: Source, max_bytes: int) -> Found:

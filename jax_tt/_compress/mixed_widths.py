@@ -61,7 +61,6 @@ def quantize_mixed(
     [(8, 48), (4, 624), (3, 328)]
     """
     rows = dense_table(rows, "rows")
-    n, features = map(int, rows.shape)
     if not isinstance(bits, Iterable):
         raise TypeError(
             f"bits: got {bits!r}; expected a sequence of numbers of bits, e.g. (8, 4, 2)."
@@ -69,21 +68,40 @@ def quantize_mixed(
     widths = sorted({check_bits(width) for width in bits}, reverse=True)
     if not widths:
         raise ValueError("bits: got none; expected some of 8, 4, 3 and 2.")
-    costs = np.array([codec.row_bytes(features, width) for width in widths])
     room = as_positive("max_bytes", max_bytes)
-    if n * costs[-1] > room:
-        raise ValueError(
-            f"max_bytes: got {room:,} bytes; expected at least {n * costs[-1]:,} bytes, the size of {n:,} rows with "
-            f"{widths[-1]} bits a number."
-        )
-    weights = row_weights(weights, n)
+    check_room(rows, room, widths[-1])
+    weights = row_weights(weights, rows.shape[0])
     one_of("levels", levels, ("uniform", "fit"))
     encoders = [
         encoder_of(rows, width, "uniform" if width == 8 else levels, weights, as_int("seed", seed))
         for width in widths
     ]
-    errors = _errors(rows, encoders)
-    chosen = _allocated(errors if weights is None else errors * weights, costs, room)
+    return allotted(rows, room, weights, encoders, errors_of(rows, encoders), name)
+
+
+def check_room(rows: Any, max_bytes: int, bits: int) -> None:
+    """Raises if rows with the fewest bits take more than ``max_bytes``."""
+    n, features = map(int, rows.shape)
+    least = n * codec.row_bytes(features, bits)
+    if least > max_bytes:
+        raise ValueError(
+            f"max_bytes: got {max_bytes:,} bytes; expected at least {least:,} bytes, the size of {n:,} rows with "
+            f"{bits} bits a number."
+        )
+
+
+def allotted(
+    rows: Any,
+    max_bytes: int,
+    weights: np.ndarray | None,
+    encoders: Sequence[Encoder],
+    errors: np.ndarray,
+    name: str | None = None,
+) -> tuple[MixedTable, dict[str, jax.Array]]:
+    """`quantize_mixed` with given encoders, most bits first, and the squared errors of the rows with each."""
+    features = int(rows.shape[1])
+    costs = np.array([codec.row_bytes(features, encode.bits) for encode in encoders])
+    chosen = _allocated(errors if weights is None else errors * weights, costs, max_bytes)
     used = np.unique(chosen).tolist()
     blocks: list[list[np.ndarray]] = [[] for _ in used]
     for start, block in row_blocks(rows, BLOCK):
@@ -92,7 +110,7 @@ def quantize_mixed(
             some.append(encoders[k](block)[here == k])
     packed = [np.concatenate(some) for some in blocks]
     tables = [
-        QuantizedTable(len(some), features, widths[k], levels=encoders[k].levels)
+        QuantizedTable(len(some), features, encoders[k].bits, levels=encoders[k].levels)
         for k, some in zip(used, packed, strict=True)
     ]
     table = MixedTable(tuple(tables), name=name)
@@ -100,7 +118,7 @@ def quantize_mixed(
     return table, table.with_parts(state, np.searchsorted(used, chosen))
 
 
-def _errors(rows: Any, encoders: Sequence[Encoder]) -> np.ndarray:
+def errors_of(rows: Any, encoders: Sequence[Encoder]) -> np.ndarray:
     """Squared errors of the rows with each number of bits, ``[widths, N]``."""
     errors = np.empty((len(encoders), rows.shape[0]))
     for start, block in row_blocks(rows, BLOCK):

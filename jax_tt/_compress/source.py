@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -14,9 +15,8 @@ import numpy as np
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import dense_table, row_blocks
 from jax_tt._base.storage import STORAGE
-from jax_tt._lookup.calls import lookup_rows
+from jax_tt._compress.host_rows import host_rows
 from jax_tt._table.copies import with_update, without_values
-from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._tt.approximation import errors
@@ -51,6 +51,15 @@ class Source:
     param_dtype: Any
     seed: int
     whole: int | None = None
+    _kept: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
+    _lock: Any = dataclasses.field(default_factory=threading.RLock, init=False)
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What ``make`` returned for a key at first; tables of several sizes share fits to the rows."""
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = make()
+            return self._kept[key]
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -120,12 +129,6 @@ def explained(source: Source, table: Table, state: State) -> float:
     return 1.0 - error / whole if whole > 0 else 1.0
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _rows_at(table: Table, state: State, ids: jax.Array) -> jax.Array:
-    rows, _ = lookup_rows(table, state, ids, Lookup(dtype=jnp.float32))
-    return rows
-
-
 def looked_up(table: Table, state: State, progress: Progress) -> Iterator[tuple[int, np.ndarray]]:
     """All rows of a table in blocks, float64 ``[n, D]``, and the id of the first row of each."""
     # Equal tables share a program. What is not needed here may not be hashable.
@@ -133,6 +136,5 @@ def looked_up(table: Table, state: State, progress: Progress) -> Iterator[tuple[
     parts = blocks(table.num_embeddings, BLOCK // table.features)
     step = progress.begin("error", len(parts))
     for ids in parts:
-        rows = _rows_at(table, state, np.arange(ids.start, ids.stop))
-        yield ids.start, np.asarray(rows, np.float64)
+        yield ids.start, host_rows(table, state, ids).astype(np.float64)
         step()

@@ -47,3 +47,9 @@ def find_members(places: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Arra
     below = jnp.where(column < word, ~np.uint32(0), jnp.where(column == word, here - 1, 0))
     before = jnp.sum(lax.population_count(words & below), axis=-1, dtype=jnp.uint32)
     return jnp.any(words & here != 0, axis=-1), (line[..., 0] + before).astype(jnp.int32)
+
+
+def members_on_host(marks: np.ndarray, n: int) -> np.ndarray:
+    """Which of n ids are members, bool ``[n]``: the inverse of `mark_members`."""
+    words = np.ascontiguousarray(marks[:, 1:]).astype("<u4").view(np.uint8).reshape(-1)
+    return np.unpackbits(words, count=n, bitorder="little").astype(bool)

@@ -47,6 +47,13 @@ def unpacked(rows: jax.Array, num_codes: int, bits: int) -> jax.Array:
     return codes.astype(jnp.int32)
 
 
+def unpacked_on_host(rows: np.ndarray, num_codes: int, bits: int) -> np.ndarray:
+    """`unpacked` of ``[n, W]`` without a program for every number of codes and of bits."""
+    each = np.unpackbits(rows, axis=1, count=num_codes * bits, bitorder="little")
+    each = each.reshape(len(rows), num_codes, bits).astype(np.int32)
+    return each @ (1 << np.arange(bits, dtype=np.int32))
+
+
 def _places(num_codes: int, bits: int) -> tuple[np.ndarray, np.ndarray, int]:
     """First byte of every code, its first bit in that byte, and the bytes that a code may reach into."""
     bit = np.arange(num_codes) * bits

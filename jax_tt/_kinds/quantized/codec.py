@@ -209,6 +209,14 @@ def unpacked(parts: jax.Array, features: int, bits: int) -> jax.Array:
     return _flat(codes.astype(jnp.uint8))[..., :features]
 
 
+def unpacked_on_host(parts: np.ndarray, features: int, bits: int) -> np.ndarray:
+    """`unpacked` of numpy, ``[n, W]``."""
+    if bits == 8:
+        return parts[:, :features]
+    each = np.unpackbits(parts, axis=1, count=features * bits, bitorder="little")
+    return np.packbits(each.reshape(len(parts), features, bits), axis=2, bitorder="little")[..., 0]
+
+
 def _in_groups(values: jax.Array, size: int) -> jax.Array:
     """The last axis in groups, the last one filled with zeros."""
     more: Any = [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % size)]

@@ -15,6 +15,9 @@ def run(settings: Settings, report: Report) -> None:
             "jax_tt step, all keys in the table": lambda own=own: Replayed(
                 *contenders.hash_step(own)
             ),
+            "jax_tt step of a layer that inserts, all keys in the table": lambda own=own: Replayed(
+                *contenders.hash_step_in_call(own)
+            ),
             "jax_tt insertion of new keys, of which others leave": lambda own=own: Replayed(
                 *contenders.hash_insert(own)
             ),

@@ -5,6 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from flax import nnx
 
 import jax_tt
 from benchmarks.gpu.timing import Step, accumulated
@@ -177,4 +179,26 @@ def hash_step(work: GpuWork) -> tuple[Step, Any]:
 
     start = collection.init(jax.random.key(0))
     start["rows"] = {name: state[name] for name in start["rows"]}
+    return step, (start, work.gradient())
+
+
+def hash_step_in_call(work: GpuWork) -> tuple[Step, Any]:
+    """The same by the call of a layer, which inserts the keys itself."""
+    table, state = hash_table(work, "lru")
+    layer = jax_tt.TableEmbedBag(table, rngs=nnx.Rngs(0))
+    for name, value in state.items():
+        getattr(layer, name)[...] = value
+    optimizer = jax_tt.FusedOptimizer(layer, optax.sgd(LEARNING_RATE))
+    described, start = nnx.split((layer, optimizer))
+
+    def step(state: Any, ids: jax.Array) -> Any:
+        state, g = state
+        layer, optimizer = nnx.merge(described, state)
+
+        def loss(layer: Any) -> jax.Array:
+            return jnp.vdot(layer(jax_tt.Bags(keys_of(ids))), g)
+
+        optimizer.update(layer, jax_tt.grad(loss)(layer))
+        return nnx.state((layer, optimizer)), g
+
     return step, (start, work.gradient())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
@@ -36,6 +37,7 @@ RULE = jax_tt.optimizers.SGD(0.5)
 ADMISSIONS: dict[str, tuple[Any, int]] = {
     "lfu": (jax_tt.dynamic.AdmitAfter(2), POOL),
     "epoch_lru": (jax_tt.dynamic.AdmitAfter(3, waiting=3072), 2000),
+    "epoch_lfu": (jax_tt.dynamic.AdmitWithProbability(0.3), POOL),
 }
 # How often each operation is chosen.
 SHARES = {
@@ -96,7 +98,7 @@ def _step(table: Any, state: Any, ids: Any, gradients: Any, method: str) -> tupl
     def loss(own: Any) -> tuple[Any, Any]:
         lookup = jax_tt.Lookup(method=method)
         rows, _ = jax_tt.lookup(table, {**state, **own}, ids, lookup)
-        return jnp.vdot(rows, gradients), rows
+        return jnp.sum(rows * gradients), rows
 
     own = {name: state[name] for name in table.spec.trained_names}
     (_, rows), new = jax.value_and_grad(loss, has_aux=True)(own)
@@ -146,6 +148,7 @@ class HashRun:
         devices: over which the table is sharded, the first ones; 1 for a table that is not.
         others: numbers of devices through which dumps go on their way into another table.
         sizes: capacities of the table.
+        axis_type: of the mesh of these devices.
     """
 
     def __init__(
@@ -158,16 +161,18 @@ class HashRun:
         devices: int = 1,
         others: tuple[int, ...] = (1,),
         sizes: tuple[int, ...] = SIZES,
+        axis_type: AxisType = AxisType.Auto,
     ) -> None:
         self.draw = np.random.default_rng([seed, POLICIES.index(policy)])
         self.policy, self.method, self.path = policy, method, path
         self.admission, self.keys = ADMISSIONS.get(policy, (None, POOL))
         self.devices, self.others, self.sizes = devices, others, sizes
+        self.axis_type = axis_type
         self.pool, self.first = pool_of(self.draw)
         self.table = self._table(devices, sizes[0])
         owners = owners_of_keys(words_of_keys(self.pool[: self.keys]), 8)
         (self.of_one_device,) = np.nonzero(owners == 0)
-        self.state = _start(self.table)
+        self.state = self._started(self.table)
         self.model = ModelTable(self.table)
         self.dumps: list[Dumped] = []
         self.files, self.batches, self.operations = itertools.count(), 0, 0
@@ -191,8 +196,17 @@ class HashRun:
         # Of every process as many.
         places = np.array(jax.devices()).reshape(jax.process_count(), -1)
         some = places[:, : devices // len(places)].reshape(-1)
-        mesh = Mesh(some, ("model",))
+        mesh = Mesh(some, ("model",), axis_types=(self.axis_type,))
         return jax_tt.shard_tables({"item": plain}, mesh, "model")["item"]
+
+    def _started(self, table: Any) -> Any:
+        with self._mesh_of(table):
+            return _start(table)
+
+    def _mesh_of(self, table: Any) -> contextlib.AbstractContextManager[Any]:
+        """The context for what is done with a table: its mesh, if the axes are explicit."""
+        explicit = is_sharded(table) and self.axis_type == AxisType.Explicit
+        return jax.set_mesh(table.mesh) if explicit else contextlib.nullcontext()
 
     def _of_batch(self, array: np.ndarray) -> Any:
         """An array of a batch where the devices of the table expect it."""
@@ -207,10 +221,11 @@ class HashRun:
     def operate(self) -> int:
         """A random operation; returns for how many keys."""
         name = str(self.draw.choice(list(SHARES), p=list(SHARES.values())))
-        count = getattr(self, name)()
-        self.operations += 1
-        if self.operations % 8 == 0:
-            self.check()
+        with self._mesh_of(self.table):
+            count = getattr(self, name)()
+            self.operations += 1
+            if self.operations % 8 == 0:
+                self.check()
         return count
 
     def train(self) -> int:
@@ -321,7 +336,8 @@ class HashRun:
         path = self.path / (name if is_sharded(table) else f"{name} of {jax.process_index()}")
         since, before = (base.path, base.content) if base else (None, Content({}, {}, {}, 0, {}))
         options: dict[str, Any] = {"rows_per_file": 200, "progress": False}
-        count = jax_tt.files.dump(table, state, path, since=since, **options)
+        with self._mesh_of(table):
+            count = jax_tt.files.dump(table, state, path, since=since, **options)
         content, entries = model.content(), copy.deepcopy(model.directory.entries())
         changed = [
             key
@@ -350,11 +366,12 @@ class HashRun:
     def _loaded(self, dumps: list[Dumped], devices: int, capacity: int) -> Any:
         """A new table with dumps, its state and what it should hold; None where there is no room."""
         table = self._table(devices, capacity)
-        state, model = _start(table), ModelTable(table)
-        for dump in dumps:
-            state = self._load(table, state, model, dump, dump.content)
-            if state is None:
-                return None
+        state, model = self._started(table), ModelTable(table)
+        with self._mesh_of(table):
+            for dump in dumps:
+                state = self._load(table, state, model, dump, dump.content)
+                if state is None:
+                    return None
         return table, state, model
 
     def merge(self) -> int:

@@ -4,6 +4,7 @@
     python -m tests.kinds.hashed.hash_soak --operations 100000 --methods cuda_emulated
     python -m tests.kinds.hashed.hash_soak --operations 250000 --seed 1  # other operations
     python -m tests.kinds.hashed.hash_soak --methods native --devices 1 2 4 8
+    python -m tests.kinds.hashed.hash_soak --methods native --devices 2 8 --axis-type Explicit
     python -m tests.kinds.hashed.hash_soak --methods native --devices 8 --processes 2
 
 An operation is one key that is requested and trained, read, removed, or moved by a dump. The operations with one seed
@@ -24,6 +25,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType
 
 import jax_tt
 from jax_tt._base.progress import Progress
@@ -166,6 +168,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["native", "reference"])
     parser.add_argument("--devices", nargs="+", type=int, default=[1], help="of the hash tables")
     parser.add_argument("--processes", type=int, default=1, help="that share the devices")
+    kinds = [AxisType.Auto.name, AxisType.Explicit.name]
+    parser.add_argument("--axis-type", choices=kinds, default=kinds[0], help="of the meshes")
     parser.add_argument("--seed", type=int, default=0, help="of the random operations")
     parser.add_argument("--progress", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
@@ -183,7 +187,13 @@ def main() -> None:
     for method in options.methods:
         makers: dict[str, Callable[[Path], Any]] = {
             f"{policy} on {devices}": functools.partial(
-                HashRun, policy, method, seed=options.seed, devices=devices, others=device_numbers()
+                HashRun,
+                policy,
+                method,
+                seed=options.seed,
+                devices=devices,
+                others=device_numbers(),
+                axis_type=AxisType[options.axis_type],
             )
             for devices, policy in itertools.product(options.devices, POLICIES)
         }

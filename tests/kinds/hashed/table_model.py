@@ -9,6 +9,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from jax_tt._kinds.sharded.route import message_rows
+from jax_tt._sets.admission import AdmitAfter, AdmitWithProbability
 from jax_tt._sets.batch_clock import KEPT, LAST
 from jax_tt._sets.hash_directory import COUNTERS
 from jax_tt._table.checkpoint import unsharded
@@ -85,7 +86,7 @@ class ModelTable:
 
     Attributes:
         now: the number of the last batch.
-        requests: how many a key needs; None where every key is admitted.
+        admission: of the table.
     """
 
     def __init__(self, table: Any) -> None:
@@ -95,9 +96,10 @@ class ModelTable:
         self.directory, self.waiting = ModelDirectory(sets, *rest), ModelDirectory(waiting, *rest)
         self.rows: Rows = {}
         self.now, self.totals = 0, dict.fromkeys(COUNTERS, 0)
-        admission = plain.admission
-        self.requests = None if admission is None else admission.requests
-        self.waiting_grows = admission is not None and admission.waiting is None
+        self.admission, self.seed = plain.admission, plain.seed
+        self.waiting_grows = (
+            isinstance(self.admission, AdmitAfter) and self.admission.waiting is None
+        )
 
     def content(self) -> Content:
         keys, waiting = by_key(self.directory), by_key(self.waiting)
@@ -145,10 +147,23 @@ class ModelTable:
 
     def _insert(self, keys: list[int], here: list[bool], given: list[int], epoch: int) -> Any:
         """One round of an insertion."""
-        if self.requests is None:
+        if self.admission is None:
             return self._put(keys, here, given, epoch)
         pairs = list(zip(keys, here, strict=True))
         missed = [there and self.directory.find(key) < 0 for key, there in pairs]
+        if isinstance(self.admission, AdmitWithProbability):
+            lucky = lucky_keys(keys, self.seed, self.now, self.admission.probability)
+            admitted = [
+                there and (key in lucky or not new)
+                for (key, there), new in zip(pairs, missed, strict=True)
+            ]
+            inserted, counts = self._put(keys, admitted, given, epoch)
+            new = {key for key, is_new in zip(keys, missed, strict=True) if is_new}
+            counts |= {
+                "requests": counts["hits"] + sum(missed),
+                "unique": counts["unique_hits"] + len(new),
+            }
+            return inserted, counts
         nothing = [0] * len(keys)
         _, waited = self.waiting.insert(keys, missed, nothing, self.now, self.now, "epoch_lfu", 1)
         new = {key for key, there in zip(keys, missed, strict=True) if there}
@@ -156,7 +171,7 @@ class ModelTable:
         enough = {
             key: slot
             for key, slot in slots.items()
-            if self.waiting.entry(slot)[1] & MAX >= self.requests
+            if self.waiting.entry(slot)[1] & MAX >= self.admission.requests
         }
         self.waiting.erase(enough.values())
         admitted = [there and (key not in new or key in enough) for key, there in pairs]
@@ -192,6 +207,30 @@ class ModelTable:
             self.waiting = self.waiting.doubled()
         sets = {"sets": len(self.directory.sets), "waiting": len(self.waiting.sets)}
         self.sizes = self.sizes._replace(**sets)
+
+
+def lucky_keys(keys: list[int], seed: int, now: int, probability: float) -> set[int]:
+    """The keys that a batch with this number admits."""
+    most = int(probability * 2**32) - 1
+    first, second = threefry(*_words(seed % 2**64), now, 1)
+    return {key for key in keys if threefry(first, second, *_words(key))[0] <= most}
+
+
+def _words(number: int) -> tuple[int, int]:
+    return number >> 32, number & MAX
+
+
+def threefry(key: int, other_key: int, first: int, second: int) -> tuple[int, int]:
+    """Threefry-2x32 with 20 rounds of a counter of two words under a key of two words."""
+    schedule = key, other_key, key ^ other_key ^ 0x1BD11BDA
+    first, second = (first + key) & MAX, (second + other_key) & MAX
+    for part in range(5):
+        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[part % 2]:
+            first = (first + second) & MAX
+            second = (second << turn & MAX | second >> 32 - turn) ^ first
+        first = (first + schedule[(part + 1) % 3]) & MAX
+        second = (second + schedule[(part + 2) % 3] + part + 1) & MAX
+    return first, second
 
 
 def rounds_of(keys: list[int], devices: int) -> list[list[bool]]:

@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+from jax.sharding import AxisType
 
 from jax_tt._base.progress import Progress
 from tests.kinds.hashed import hash_soak
@@ -12,9 +13,13 @@ OPERATIONS = 4000
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("devices", "policy"), [(2, "lru"), (4, "epoch_lru")])
-def test_tables_over_devices_equal_dicts(devices, policy):
-    make = partial(hash_soak.HashRun, policy, "auto", devices=devices, others=(1, 3))
+@pytest.mark.parametrize(
+    ("devices", "policy", "axis_type"),
+    [(2, "lru", AxisType.Explicit), (4, "epoch_lru", AxisType.Auto)],
+)
+def test_tables_over_devices_equal_dicts(devices, policy, axis_type):
+    options = {"devices": devices, "others": (1, 3), "axis_type": axis_type}
+    make = partial(hash_soak.HashRun, policy, "auto", **options)
     assert hash_soak.run(make, OPERATIONS, Progress(shown=False)) >= OPERATIONS
 
 

@@ -30,6 +30,13 @@ def no_such(kind: str, name: Any, known: Collection[str]) -> str:
     return f"{kind}: got {name!r}; expected one of {', '.join(known)}.{hint}"
 
 
+class UnknownName(KeyError):
+    """The `KeyError` with the message of `no_such`, whose arguments it has; it is written when it is shown."""
+
+    def __str__(self) -> str:
+        return no_such(*self.args)
+
+
 def check_keywords(caller: str, given: Collection[str], accepted: Collection[str]) -> None:
     """Raises a `TypeError` for the first keyword that ``caller`` does not accept."""
     unknown = next((name for name in given if name not in accepted), None)

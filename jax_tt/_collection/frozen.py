@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from jax_tt._base.keywords import no_such
+from jax_tt._base.keywords import UnknownName
 
 Value = TypeVar("Value")
 
@@ -22,11 +22,8 @@ class Frozen(Mapping[str, Value]):
 
     def __getitem__(self, key: str) -> Value:
         if key not in self._items:
-            raise KeyError(no_such(self._kind, key, self._items))
+            raise UnknownName(self._kind, key, self._items)
         return self._items[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._items
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)

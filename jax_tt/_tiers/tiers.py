@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_condition, as_int, type_of
-from jax_tt._base.keywords import no_such
+from jax_tt._base.keywords import UnknownName
 from jax_tt._collection.collection import Collection, States
 from jax_tt._jax.on_host import like_on_device
 from jax_tt._ops.dump_content import Target
@@ -366,7 +366,7 @@ class Tiers:
 
     def _rows_of(self, table: str) -> TieredRows:
         if table not in self._rows:
-            raise KeyError(no_such("table", table, self._rows))
+            raise UnknownName("table", table, self._rows)
         return self._rows[table]
 
     def remove(

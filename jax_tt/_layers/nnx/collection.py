@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jax_tt._base.keywords import ChecksKeywords, no_such
+from jax_tt._base.keywords import ChecksKeywords, UnknownName
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.insertion import insert_collection_keys, insert_in_collection_call
@@ -90,7 +90,7 @@ class TablesByName(dict[str, CollectedTable]):
     """The tables of an `EmbedCollection`: a dict whose errors say which names there are."""
 
     def __missing__(self, name: Any) -> CollectedTable:
-        raise KeyError(no_such("table", name, self))
+        raise UnknownName("table", name, self)
 
 
 def _flatten(tables: TablesByName) -> tuple[list[CollectedTable], tuple[str, ...]]:

@@ -1,6 +1,7 @@
 #include "ffi/common/hash_args.h"
 
 #include <optional>
+#include <string>
 #include <utility>
 
 namespace jax_tt {
@@ -143,17 +144,21 @@ Status ReadHashClocks(const TablesCall& call, std::vector<HashClock>* clocks) {
   Buffers clock, args, rets;
   return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
     HashClock own;
-    Span64 words;
-    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "words", &words));
+    int64_t count = 0;
+    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "arrays", &count));
+    const auto arrays = static_cast<size_t>(count);
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "last", &own.last));
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "kept", &own.kept));
     JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &clock));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(words.size(), &args));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(words.size(), &rets));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(arrays, &args));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(arrays, &rets));
     JAX_TT_RETURN_IF_ERROR(Data(clock[0], "clock", 1, &own.clock));
-    own.numbers.resize(words.size());
-    for (size_t k = 0; k < words.size(); ++k)
-      JAX_TT_RETURN_IF_ERROR(ReadNumbers(args[k], rets[k], words[k], &own.numbers[k]));
+    own.numbers.resize(arrays);
+    for (size_t k = 0; k < arrays; ++k) {
+      int64_t word = 0;
+      JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "word_" + std::to_string(k), &word));
+      JAX_TT_RETURN_IF_ERROR(ReadNumbers(args[k], rets[k], word, &own.numbers[k]));
+    }
     clocks->push_back(std::move(own));
     return {};
   });

@@ -203,8 +203,10 @@ def hash_set_back(clocks: Sequence[Clock], *, platform: str) -> list[list[jax.Ar
     def call(given: list[Any]) -> Any:
         arrays = [numbered("array", arrays) for _, arrays in given]
         operands = [{"clock": clock, **one} for (clock, _), one in zip(given, arrays, strict=True)]
+        times = {"last": np.int64(LAST), "kept": np.int64(KEPT)}
         attributes = [
-            {"words": np.array(one.words, np.int64), "last": np.int64(LAST), "kept": np.int64(KEPT)}
+            {"arrays": np.int64(len(one.words)), **times}
+            | {f"word_{k}": np.int64(word) for k, word in enumerate(one.words)}
             for one in clocks
         ]
         results = [types_of(one) for one in arrays]

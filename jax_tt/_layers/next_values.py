@@ -47,15 +47,16 @@ class NextValues:
                 f"value_and_grad: the loss reads {names_of(alone)} of fused tables, but looks up nothing in them. Only "
                 "a lookup trains a fused table, and this gradient would be lost. Build the layer with optimizer=None "
                 "and let optax step it, e.g. where it is the output weights of a model; give the rule a weight_decay "
-                "instead of adding a penalty to the loss; or read jax.lax.stop_gradient(array) for what is not to be "
-                "trained."
+                "instead of adding a penalty to the loss, also one with a coefficient of 0; or read "
+                "jax.lax.stop_gradient(array) for what is not to be trained."
             )
         terms = [path for path in by_path if loss.has_other_terms(old[path], by_path[path])]
         if terms:
             raise ValueError(
                 f"value_and_grad: the loss depends on {names_of(terms)} of fused tables not only through one lookup, "
                 "and JAX adds the other gradient to their next values. Restrict penalties to ordinary parameters, "
-                f"{ordinary}, and give the optimizer of a table a weight_decay; look up all ids of a table in one call."
+                f"{ordinary}, and give the optimizer of a table a weight_decay; look up all ids of a table in one "
+                "call. A coefficient of 0 does not take a penalty out of the trace; leave the term out."
             )
         self.by_path = dict(by_path)
         self.start = Start(old)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -30,6 +31,9 @@ from jax_tt._ops.dump_content import Content, Target
 from jax_tt._sets.hash_directory import CLOCK, KEYS
 from jax_tt._sets.placing import ENTRY
 from jax_tt._table.change import grow
+from jax_tt._table.checkpoint import by_row, in_pieces, of_pieces, of_rows, pieces
+from jax_tt._table.sharding import rows_to_shard
+from jax_tt._table.wrapper import is_sharded
 from jax_tt._tiers.disk import StoreError
 from jax_tt._tiers.lives import LIFE, Lives
 from jax_tt._tiers.table import TieredRows
@@ -60,6 +64,45 @@ def from_bytes(data: bytes) -> tuple[dict[str, dict[str, np.ndarray]], bytes]:
         arrays.setdefault(table, {})[name] = array
         start += array.nbytes
     return arrays, data[start:]
+
+
+def rows_on_host(table: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a table beside tiers, by row; no device has all rows of a sharded one."""
+    if not is_sharded(table) or table.ids.takes_keys:
+        return by_row(table, arrays)
+    rows = rows_to_shard(table.table)
+    return {
+        name: np.asarray(array)[: table.num_embeddings] if name in rows else array
+        for name, array in in_pieces(table, arrays).items()
+    }
+
+
+def rows_from_host(table: Any, saved: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The inverse of `rows_on_host` for a sharded table, of arrays on the host."""
+    if table.ids.takes_keys:
+        return of_rows(table, {name: jnp.asarray(value) for name, value in saved.items()})
+    like = pieces(table)
+    rows = rows_to_shard(table.table)
+    return of_pieces(
+        table,
+        {
+            name: _in_pieces(value, like[name]) if name in rows else jnp.asarray(value)
+            for name, value in saved.items()
+        },
+    )
+
+
+def _in_pieces(value: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Rows on the devices of ``like``, which may have more of them; these are zero."""
+
+    def piece(index: Any) -> np.ndarray:
+        first, last, _ = index[0].indices(like.shape[0])
+        given = value[first:last]
+        return np.concatenate(
+            [given, np.zeros((last - first - len(given), *value.shape[1:]), value.dtype)]
+        )
+
+    return jax.make_array_from_callback(like.shape, like.sharding, piece)
 
 
 def check_like(

@@ -18,7 +18,7 @@ from jax_tt._base.keywords import UnknownName
 from jax_tt._collection.collection import Collection, States
 from jax_tt._jax.on_host import like_on_device
 from jax_tt._ops.dump_content import Target
-from jax_tt._table.checkpoint import by_row, of_rows, unsharded
+from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import is_sharded
 from jax_tt._tiers import saved as saved_arrays
@@ -27,7 +27,15 @@ from jax_tt._tiers.inputs import features_of, keys_of, with_slots
 from jax_tt._tiers.lives import TierView
 from jax_tt._tiers.pipeline import Pipeline
 from jax_tt._tiers.row_bytes import RecordLayout
-from jax_tt._tiers.saved import dump_tier, grown_as_saved, lives_arrays, load_tier, put_lives
+from jax_tt._tiers.saved import (
+    dump_tier,
+    grown_as_saved,
+    lives_arrays,
+    load_tier,
+    put_lives,
+    rows_from_host,
+    rows_on_host,
+)
 from jax_tt._tiers.table import Tier, TieredRows, TierStatistics
 
 
@@ -272,7 +280,7 @@ class Tiers:
     ) -> Any:
         """Arrays of the devices of others, from what was saved."""
         if table is not None and is_sharded(table) and name not in self._rows:
-            return of_rows(table, {array: jnp.asarray(value) for array, value in saved.items()})
+            return rows_from_host(table, saved)
         return {k: like_on_device(jnp.asarray(like[k]), value) for k, value in saved.items()}
 
     def read(self, state: States, table: str, ids: Any) -> np.ndarray:
@@ -456,7 +464,7 @@ class Tiers:
             if name in self._rows:
                 rest[name] = self._rows[name].rest(arrays)
             else:
-                rest[name] = dict(arrays) if table is None else by_row(table, arrays)
+                rest[name] = dict(arrays) if table is None else rows_on_host(table, arrays)
         return rest
 
     def _saved_of_rows(self) -> dict[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Placement
+from jax_tt._tiers.saved import rows_from_host, rows_on_host
 from tests.processes import run_python
 from tests.row_tiers import row_tiers_run
 
@@ -124,6 +125,23 @@ def test_a_directory_goes_on_with_one_two_and_eight_devices(tmp_path):
         "check_directory_on(runs, pathlib.Path(sys.argv[1])); print('equal')"
     )
     assert run_python("-c", program, tmp_path, XLA_FLAGS="").strip() == "equal"
+
+
+def test_rows_beside_tiers_are_saved_from_their_devices():
+    table = jax_tt.tables.ShardedTable(
+        jax_tt.dense_table(101, 4, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1)),
+        mesh_of(2),
+        "model",
+        Placement.hashed(),
+    )
+    state = jax.jit(table.init)(jax.random.key(0))
+    saved = rows_on_host(table, state)
+    jax.tree.map(np.testing.assert_array_equal, saved, table.by_row(state))
+    restored = rows_from_host(table, jax.tree.map(np.asarray, saved))
+    jax.tree.map(np.testing.assert_array_equal, table.by_row(restored), saved)
+    for name in ("embedding", "slot_sum_0"):
+        assert isinstance(saved[name], np.ndarray)
+        assert restored[name].sharding.is_equivalent_to(state[name].sharding, state[name].ndim)
 
 
 def test_rows_that_no_single_device_has_are_refused():

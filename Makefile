@@ -4,7 +4,8 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-PIP := $(BIN)/pip --disable-pip-version-check --quiet
+# No byte code beforehand: Python compiles what is imported when it is first imported.
+INSTALL := $(BIN)/pip --disable-pip-version-check --quiet install --no-compile
 
 # An editable install: the sources are used from the checkout, the native module is built once.
 # A changed build input or dependency list makes the stamps old, and the next target installs again.
@@ -17,7 +18,7 @@ CUDA ?= AUTO
 BUILD ?= build/native
 # Of a compiler cache, if there is one; CMake reads it where it configures a folder for the first time.
 export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
-EDITABLE = $(PIP) install --no-build-isolation --editable . --config-settings=build-dir=$(BUILD) $(NATIVE_OPTIONS:%=--config-settings=cmake.define.%)
+EDITABLE = $(INSTALL) --no-build-isolation --editable . --config-settings=build-dir=$(BUILD) $(NATIVE_OPTIONS:%=--config-settings=cmake.define.%)
 NATIVE_OPTIONS = JAX_TT_CUDA=$(CUDA) JAX_TT_EMULATION=$(EMULATION)
 # The CUDA kernels compiled for the processor, which only tests run: they take most of a build. OFF leaves them out.
 EMULATION ?= ON
@@ -209,7 +210,7 @@ $(VENV)/bin/python:
 # What the build needs is in the environment: of jax the oldest supported release, whose headers are compiled against.
 $(VENV)/.with-builder: $(VENV)/bin/python pyproject.toml
 	@echo "installing what building needs into $(VENV)"
-	@$(PIP) install cmake ninja $$($(PY) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'])")
+	@$(INSTALL) cmake ninja $$($(PY) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'])")
 	@touch $@
 
 $(VENV)/.installed: EMULATION := OFF
@@ -226,5 +227,5 @@ $(VENV)/.with-emulation: $(VENV)/.installed
 # The project is there already, so that only what the extra names gets installed; nothing is compiled again.
 $(VENV)/.with-%: $(VENV)/.installed
 	@echo "installing what jax-tt[$*] needs into $(VENV)"
-	@$(PIP) install "jax-tt[$*]"
+	@$(INSTALL) "jax-tt[$*]"
 	@touch $@

@@ -331,7 +331,7 @@ def test_save_says_what_it_takes(table, tmp_path):
     found = jax_tt.tt.from_dense(table, 1)
     pair = jax_tt.tt.to_table(found)
     for given, words in (
-        ({"b": found}, r"tables\['b'\]: got a Approximation.*to_table\(\.\.\.\)"),
+        ({"b": found}, r"tables\['b'\]: got an Approximation.*to_table\(\.\.\.\)"),
         ({"b": found.cores}, r"tables\['b'\]: got a tuple; expected a table with its state"),
         ({"b": (jax_tt.dense_table(4, 8), {})}, r"tables\['b'\]: got a DenseTable; expected a"),
         ({2: pair}, "tables: got the name 2; expected a string"),

@@ -196,7 +196,7 @@ class OfRows(Wrapper):
 
 
 def test_shards_of_a_wrapper_are_not_those_of_its_table() -> None:
-    with pytest.raises(TypeError, match="table: got a OfRows; expected a DenseTable"):
+    with pytest.raises(TypeError, match="table: got an OfRows; expected a DenseTable"):
         sharded(OfRows(KINDS["dense"]))
     assert not can_be_sharded(OfRows(KINDS["dense"]))
 

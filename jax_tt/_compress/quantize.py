@@ -12,7 +12,7 @@ import numpy as np
 from jax_tt._base.arguments import as_int, one_of
 from jax_tt._base.rows_of_arrays import row_blocks, row_weights, sample_of
 from jax_tt._compress.fit import Rounded, fitted, rounded
-from jax_tt._compress.source import BLOCK, stored_rows
+from jax_tt._compress.source import BLOCK, SAMPLE, stored_rows
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.levels import Levels, as_levels, separated, uniform_levels
@@ -136,7 +136,14 @@ class Encoder(NamedTuple):
     def rounded(self, rows: np.ndarray) -> Rounded:
         """Rounds float32 rows ``[n, D]``."""
         levels = None if self.levels is None else _padded(self.levels, rows)
-        return Rounded(*map(np.asarray, rounded(rows, self.bits, levels, clip=self.clip)))
+        # Of a fixed size, so that samples and tables of any number of rows share a program.
+        count, size = max(1, min(SAMPLE, BLOCK // rows.shape[1])), len(rows)
+        filled = np.pad(rows, ((0, -size % count), (0, 0)))
+        parts = [
+            rounded(some, self.bits, levels, clip=self.clip)
+            for some in np.split(filled, len(filled) // count)
+        ]
+        return Rounded(*(np.concatenate(some)[:size] for some in zip(*parts, strict=True)))
 
 
 def _padded(levels: Sequence[float], rows: Any) -> np.ndarray:

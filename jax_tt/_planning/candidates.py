@@ -216,7 +216,9 @@ class PlanInput:
             return widths
         if kind == "mixed":  # between these
             return [(more + less) // 2 for more, less in itertools.pairwise(widths)]
-        return [self.dense_bytes // _MEASURED_STEP**k for k in range(1, 5)]
+        # Where numbers of 8 bits have room, sums of codes or trains take longest, and numbers are better.
+        largest = 2 if kind in ("additive", "tt_sum") and "quantized" in self.kinds else 1
+        return [self.dense_bytes // _MEASURED_STEP**k for k in range(largest, 5)]
 
     def _made(self, one: small.Candidate) -> Candidate:
         table, state = one.of(self._source, quick=True)

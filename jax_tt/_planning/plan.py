@@ -127,14 +127,15 @@ def plan(
         wanted_bytes = sum(wanted.nbytes for wanted in demands.values())
         reserve = min(budget // _CACHES, wanted_bytes, budget - least)
         chosen = _measured(candidates, budget - reserve, bar)
-    caches = _caches(specs, chosen, demands, reserve)
-    left = budget - sum(one.nbytes for one in chosen.values())
-    left -= sum(taken for _, taken in caches.values())
-    _spend(specs, chosen, left)
-    planned = {
-        name: _planned(table, chosen[name], caches.get(name), demands.get(name), budget)
-        for name, table in specs.items()
-    }
+        caches = _caches(specs, chosen, demands, reserve)
+        left = budget - sum(one.nbytes for one in chosen.values())
+        left -= sum(taken for _, taken in caches.values())
+        _spend(specs, chosen, left)
+        planned = {}
+        for name, table in specs.items():
+            with bar.stage(f"{name} beside other forms"):
+                demanded = caches.get(name), demands.get(name)
+                planned[name] = _planned(table, chosen[name], *demanded, budget)
     if devices is None:
         return TablePlan(planned, budget)
     update = None if optimizer is None else Update(optimizer)

@@ -31,15 +31,16 @@ if _gpu and "JAX_PLATFORMS" not in os.environ:
 # Compiling programs that run once takes most of the time of the suite. Only tests marked `optimized` use all compiler
 # passes, unless JAX_TT_TEST_OPTIMIZED=1 is set or there is a GPU.
 THRIFTY = not _gpu and os.environ.get("JAX_TT_TEST_OPTIMIZED", "0") == "0"
-jax.config.update("jax_disable_most_optimizations", THRIFTY)
+xla_flags.configure("jax_disable_most_optimizations", THRIFTY)
 PROGRAMS = Path(__file__).parents[1] / "build" / "test_programs"
 if THRIFTY:
     # XLA's fusion emitters and parallel code generation take three quarters of the compile time of the reference.
     xla_flags.add("--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
-    # Compiled programs are kept on disk: for the other workers, and for the next run.
-    jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # Compiled programs are kept on disk: for other processes, and for the next run. An entry whose writer was killed
+    # does not decompress: JAX warns of it and compiles.
+    xla_flags.configure("jax_compilation_cache_dir", str(PROGRAMS))
+    xla_flags.configure("jax_persistent_cache_min_compile_time_secs", 0)
+    xla_flags.configure("jax_persistent_cache_min_entry_size_bytes", -1)
 # Tracing and lowering make so many objects that collections of cycles take a sixth of the time of the suite.
 gc.set_threshold(50_000, 20, 50)
 # JAX makes an MLIR context for every program, which takes most of the time of lowering a small one.
@@ -192,9 +193,9 @@ def _optimized(request: pytest.FixtureRequest) -> Iterator[None]:
         # JAX would reuse them in this test, although their last bits may differ.
         jax.clear_caches()
         _kept_thrifty = False
-    jax.config.update("jax_disable_most_optimizations", False)
+    xla_flags.configure("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", THRIFTY)
+    xla_flags.configure("jax_disable_most_optimizations", THRIFTY)
 
 
 @pytest.fixture

@@ -39,7 +39,9 @@ pytestmark = [
 
 def _run(path: Path, **variables: str) -> dict[str, np.ndarray]:
     """The results of every op in a process of its own."""
-    run_python("-m", "tests.native.native_run", path, **variables)
+    # Also for the fixture below, which pytest makes before it turns to the mark of a test.
+    optimized = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "false"}
+    run_python("-m", "tests.native.native_run", path, **optimized, **variables)
     return dict(np.load(path))
 
 

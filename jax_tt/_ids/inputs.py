@@ -17,7 +17,7 @@ from jax_tt._ids.bags import Bags, as_ids, signed_padding
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import reshape_rows
 from jax_tt._ids.id_space import IdSpace
-from jax_tt._ids.keys import are_current, key_digits
+from jax_tt._ids.keys import LocatedKeys, key_digits
 from jax_tt._ids.split_ids import SplitIds, split_on_host
 
 
@@ -28,7 +28,7 @@ def lookup_batch(space: IdSpace, ids: Any) -> tuple[Batch, tuple[int, ...]]:
             f"{space.label}ids: got Bags; expected integers of any shape, or SplitIds. Bags go to what "
             "pools them, such as tt.embed_bag and TTEmbedBag."
         )
-    current = are_current(ids)
+    current = isinstance(ids, LocatedKeys) and ids.current
     ids, cut = _table_ids(space, ids)
     shape = ids.shape
     positions = _positions(ids, shape)
@@ -52,7 +52,8 @@ def one_bag_per_position(batch: Batch) -> Batch:
 
 def bag_batch(space: IdSpace, bags: Any, accum: Any) -> tuple[Batch, int]:
     """The canonical batch of `Bags` or of ``[B, L]`` ids, and the number of bags."""
-    current = are_current(bags.ids if isinstance(bags, Bags) else bags)
+    keys = bags.ids if isinstance(bags, Bags) else bags
+    current = isinstance(keys, LocatedKeys) and keys.current
     if isinstance(bags, Bags):
         ids, cut = _table_ids(space, bags.ids, "bags.ids", bags.padded)
     else:

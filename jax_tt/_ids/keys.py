@@ -135,11 +135,6 @@ def keys_of(batch: Batch) -> jax.Array:
     return jax.lax.bitcast_convert_type(words, jnp.uint32)
 
 
-def are_current(ids: Any) -> bool:
-    """Whether ids are keys whose slots are taken as they are."""
-    return isinstance(ids, LocatedKeys) and ids.current
-
-
 def slots_of(batch: Batch) -> jax.Array | None:
     """The slots int32 ``[S, cap]`` that a batch came with, -1 for keys without one; None if it came without."""
     return batch.ids[..., 3] if batch.ids.shape[-1] == 4 else None

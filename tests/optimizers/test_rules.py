@@ -10,6 +10,7 @@ import pytest
 
 import jax_tt
 from jax_tt import optimizers
+from tests.conftest import why_skipped
 from tests.helpers import SHAPES, core_gradients, f64, skip_unless_stored
 from tests.optimizers.rule_models import RULES
 
@@ -183,6 +184,9 @@ def test_a_term_that_is_off_cannot_be_switched_on_by_a_call():
 @pytest.mark.parametrize("name", [*RULES, "global_decay"])
 def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype):
     """Rows that packets of four numbers fill and others, and slices that are stepped with their sums and after them."""
+    reason = why_skipped("cuda_emulated")
+    if reason is not None:
+        pytest.skip(reason)
     for way in ("native", "cuda_emulated"):
         skip_unless_stored(dtype, way)
     rule = optimizers.GlobalDecayRowWiseAdagrad(0.1, weight_decay=1.0)

@@ -49,7 +49,7 @@ Status ReadPolicy(const ffi::Dictionary& attrs, HashRequests* asked) {
 
 // Last batches s32 [sets, ways], or scores u32 [sets, 2, ways] with numbers of batches in one word.
 Status ReadNumbers(const ffi::AnyBuffer& in, const ffi::AnyBuffer& out, int64_t word, HashNumbers* numbers) {
-  if (in.dimensions().size() != (word < 0 ? 2 : 3) || word > 1 || (word >= 0 && in.dimensions()[1] != 2))
+  if (in.dimensions().size() != (word < 0 ? 2 : 3) || word < -1 || word > 1 || (word >= 0 && in.dimensions()[1] != 2))
     return InvalidArgument("numbers of batches are last batches, or one of two words of scores");
   numbers->word = word;
   numbers->ways = in.dimensions().back();

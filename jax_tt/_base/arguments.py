@@ -90,7 +90,7 @@ def not_integers(name: str, dtype: Any) -> ValueError:
     message = f"{name}: got dtype {dtype}; expected integers, e.g. ids.astype(np.int64)."
     if dtype == np.float64:
         message += (
-            " A list with ids of 2**63 or more beside others becomes floats in numpy; give it a type, e.g. "
+            " A list that has ids of 2**63 or more beside others becomes floats in numpy; give it a type, e.g. "
             "np.array(ids, np.uint64)."
         )
     return ValueError(message)
@@ -106,6 +106,7 @@ def as_condition(
             f"{shape}, one {each}, e.g. lambda view: view.age > 1000."
         )
     chosen = condition(view)
+    chosen = np.asarray(chosen) if isinstance(chosen, list) else chosen
     of_arrays = isinstance(chosen, jax.Array | np.ndarray)
     if not of_arrays or chosen.shape != shape or chosen.dtype != bool:
         got = f"{chosen.dtype} of shape {chosen.shape}" if of_arrays else type_of(chosen)

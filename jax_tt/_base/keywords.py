@@ -33,6 +33,9 @@ def no_such(kind: str, name: Any, known: Collection[str]) -> str:
 class UnknownName(KeyError):
     """The `KeyError` with the message of `no_such`, whose arguments it has; it is written when it is shown."""
 
+    def __init__(self, kind: str, name: Any, known: Collection[str]) -> None:
+        super().__init__(kind, name, tuple(known))  # an error keeps no tables
+
     def __str__(self) -> str:
         return no_such(*self.args)
 

@@ -17,7 +17,7 @@ class Frozen(Mapping[str, Value]):
     ``kind`` is what the values are, for errors about keys that do not exist.
     """
 
-    def __init__(self, items: Mapping[str, Value], kind: str) -> None:
+    def __init__(self, items: Mapping[str, Value], kind: str = "name") -> None:
         self._items, self._kind = dict(items), kind
 
     def __getitem__(self, key: str) -> Value:

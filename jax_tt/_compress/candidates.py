@@ -86,7 +86,8 @@ def _rounded(source: Source, bits: int, **options: Any) -> Made:
     if "rotation" in options:
         options |= {"weights": source.weights, "seed": source.seed}
     elif "levels" in options:
-        options = {"levels": _encoder(source, bits, "fit").levels or "uniform", "clip": True}
+        encoder = _encoder(source, bits, "fit")
+        options |= {"levels": encoder.levels or "uniform", "clip": encoder.clip}
     return quantize(source.rows, bits, **options)
 
 

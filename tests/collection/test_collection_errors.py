@@ -119,8 +119,10 @@ def test_names_that_do_not_exist(names):
         assert nnx.clone(described).tables.keys() == {"item", "user"}
     with pytest.raises(
         KeyError, match=f"{names[:-1]}: got 'itme'; .* item, user. Did you mean item?"
-    ):
+    ) as caught:
         getattr(described, names)["itme"]
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert caught.value.args[1:] == ("itme", ("item", "user"))  # names, and no tables
     assert "itme" not in getattr(described, names)
 
 

@@ -227,8 +227,8 @@ def _differentiated(args: Sequence[Any], argnums: Any) -> Any:
     number = argnums.argnum if isinstance(argnums, nnx.DiffState) else argnums
     if not -len(args) <= number < len(args):
         raise TypeError(
-            f"value_and_grad: argnums: got {number} for a call with {len(args)} positional arguments; pass the module "
-            "by position."
+            f"value_and_grad: argnums: got {number} for a call with {len(args)} positional arguments; give "
+            "the function a positional parameter for the module, and pass it by position."
         )
     return args[number]
 

@@ -15,7 +15,7 @@ OPERATIONS = 4000
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("devices", "policy", "axis_type"),
-    [(2, "lru", AxisType.Explicit), (4, "epoch_lru", AxisType.Auto)],
+    [(2, "lru", AxisType.Auto), (2, "lfu", AxisType.Explicit), (4, "epoch_lru", AxisType.Auto)],
 )
 def test_tables_over_devices_equal_dicts(devices, policy, axis_type):
     options = {"devices": devices, "others": (1, 3), "axis_type": axis_type}

@@ -45,8 +45,10 @@ struct HashNumbers {
   int64_t count = 0, ways = 0;
   int64_t word = -1;  // none of last batches
 
-  JAX_TT_INLINE uint32_t* At(int64_t i) const {
-    return entries + (word < 0 ? i : (i / ways * 2 + word) * ways + i % ways);
+  // Reduces number i, to 1 at least if it is not 0.
+  JAX_TT_INLINE void SetBack(int64_t i, uint32_t back) const {
+    uint32_t* const number = entries + (word < 0 ? i : (i / ways * 2 + word) * ways + i % ways);
+    *number = *number > back ? *number - back : *number > 0;
   }
 };
 

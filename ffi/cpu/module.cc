@@ -51,6 +51,7 @@ nb::dict Registrations() {
   targets["jax_tt_cache_populate_v1"] = Encapsulate(CachePopulateCpu);
   targets["jax_tt_hash_tables_find_v1"] = Encapsulate(HashTablesFindCpu);
   targets["jax_tt_hash_tables_insert_v1"] = Encapsulate(HashTablesInsertCpu);
+  targets["jax_tt_hash_tables_set_back_v1"] = Encapsulate(HashTablesSetBackCpu);
   targets["jax_tt_hash_tables_initial_v1"] = Encapsulate(HashTablesInitialCpu);
   targets["jax_tt_hash_tables_reset_v1"] = Encapsulate(HashTablesResetCpu);
   targets["jax_tt_hash_tables_exchange_v1"] = Encapsulate(HashTablesExchangeCpu);

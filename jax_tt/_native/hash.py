@@ -197,8 +197,6 @@ def _insertion_types(n: int, old: int) -> Insertion:
 
 
 def hash_set_back(clocks: Sequence[Clock], *, platform: str) -> list[list[jax.Array]]:
-    """On GPUs alone, where a loop would wait for its condition on the host."""
-
     @sequential_vmap
     def call(given: list[Any]) -> Any:
         arrays = [numbered("array", arrays) for _, arrays in given]

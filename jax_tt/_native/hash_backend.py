@@ -79,15 +79,7 @@ def insert_many(
 def set_back_many(clocks: Sequence[Clock], methods: Sequence[str]) -> list[list[jax.Array]]:
     """The numbers of batches of each table; see `jax_tt._sets.batch_clock.set_back`."""
 
-    def plain(one: Clock) -> list[jax.Array]:
-        return batch_clock.set_back(*one)
-
-    def native(clocks: list[Clock], platform: str) -> list[list[jax.Array]]:
-        if platform == "cpu":
-            return [plain(one) for one in clocks]
-        return hash_set_back(clocks, platform=platform)
-
-    return _many(native, plain, clocks, 2, methods)
+    return _many(hash_set_back, lambda one: batch_clock.set_back(*one), clocks, 2, methods)
 
 
 def initial_many(asked: Sequence[Fresh], methods: Sequence[str]) -> list[jax.Array]:

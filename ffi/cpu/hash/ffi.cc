@@ -44,6 +44,21 @@ ffi::Error InsertImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary a
                         });
 }
 
+ffi::Error SetBackImpl(OpThreads, Args args, Rets rets, ffi::Dictionary attrs) {
+  const auto run = [&]() -> Status {
+    std::vector<HashClock> clocks;
+    JAX_TT_RETURN_IF_ERROR(ReadHashClocks(CallOf(args, rets, attrs), &clocks));
+    for (const HashClock& clock : clocks) {
+      if (*clock.clock < clock.last) continue;
+      const auto back = static_cast<uint32_t>(*clock.clock - clock.kept);
+      for (const HashNumbers& numbers : clock.numbers)
+        for (int64_t i = 0; i < numbers.count; ++i) numbers.SetBack(i, back);
+    }
+    return {};
+  };
+  return ToError(run(), "hash_set_back");
+}
+
 // Initial rows beside their keys or in slots, as `read_tables` reads them.
 template <typename Read>
 ffi::Error RunInitial(OpThreads threads, const char* op, const TablesCall& call, Read read_tables) {
@@ -113,6 +128,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesFindCpu, FindImpl,
 // keys u32 [n, 2], old scores u32 [n, 2], old touched s32 [n], counts s32 [7], found s32 [n]; and keys, scores and
 // touched, in place.  The three old ones may be empty.  Attributes policy, min_age, safe_check, message.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesInsertCpu, InsertImpl,
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
+
+// hash_tables_set_back: clock s32 [], arrays of numbers of batches, touched s32 [sets, ways] or scores u32 [sets, 2,
+// ways] -> arrays, in place.  Attributes arrays, last, kept, and word_0, word_1, ...: -1 for touched, else the word of
+// scores.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesSetBackCpu, SetBackImpl,
                               ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 // hash_tables_initial: seed u32 [2], quantiles s32 [32, 129], scale f32 [], keys u32 [n, 2], wanted pred [n] -> rows

@@ -23,10 +23,8 @@ __global__ void __launch_bounds__(kThreads)
   const auto back = static_cast<uint32_t>(now - kept);
   const int64_t first = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
   for (const HashNumbers& numbers : arrays.of)
-    for (int64_t i = first; i < numbers.count; i += static_cast<int64_t>(gridDim.x) * kThreads) {
-      uint32_t* const number = numbers.At(i);
-      *number = *number > back ? *number - back : min(*number, 1u);
-    }
+    for (int64_t i = first; i < numbers.count; i += static_cast<int64_t>(gridDim.x) * kThreads)
+      numbers.SetBack(i, back);
 }
 
 }  // namespace

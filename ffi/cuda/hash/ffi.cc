@@ -90,9 +90,6 @@ ffi::Error DoubleImpl(cudaStream_t stream, ffi::AnyBuffer keys, ffi::AnyBuffer s
 
 // As on the CPU (ffi/cpu/hash/ffi.cc), with the stream for the thread pool, and where an op needs it one result more
 // behind those of all tables, the workspace.  The attributes safe_check and message are not looked at.
-//
-// hash_tables_set_back, which is here alone: clock s32 [1], then arrays in place; of each its word, or -1, as an
-// attribute.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesFindCuda, FindImpl,
                               ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});

@@ -12,7 +12,6 @@ from jax_tt import Placement
 from jax_tt._native import hash_backend
 from jax_tt._native.hash import Clock
 from jax_tt._sets.batch_clock import KEPT, LAST, WHOLE
-from tests.conftest import why_skipped
 
 OLD = ("hash_touched", "hash_waiting_touched")
 
@@ -101,14 +100,11 @@ def test_numbers_of_many_sets_are_set_back(sets, ways, method):
         np.testing.assert_array_equal(got, expected)
 
 
-def test_a_gpu_does_not_wait_for_the_host():
-    reason = why_skipped("cuda_emulated")
-    if reason is not None:
-        pytest.skip(reason)
+def test_only_the_reference_has_a_loop_which_waits_for_the_host_on_a_gpu(method):
     table = jax_tt.hash_table(16, 4, ways=4, safe_check="ignore", admission=2)
     keys = jax_tt.dynamic.split_keys(np.arange(3))
-    args = table, table.init(jax.random.key(0)), keys, None, "cuda_emulated"
-    assert "while" not in insert.lower(*args).as_text()
+    args = table, table.init(jax.random.key(0)), keys, None, method
+    assert ("while" in insert.lower(*args).as_text()) == (method == "reference")
 
 
 @pytest.mark.full

@@ -243,12 +243,14 @@ def _shifts(values: jax.Array, step: int) -> jax.Array:
 def check_headers(
     argument: str, packed: np.ndarray, start: int, rows: np.ndarray | None = None
 ) -> None:
-    """Raises if a scale or an offset of packed rows uint8 ``[n, W]`` is not finite.
+    """Raises if a scale or an offset of packed rows uint8 ``[n, W]``, or what they were made of, is not finite.
 
     The error begins with ``argument`` and counts rows from ``start``; ``rows`` are what they were made of, if known.
     """
     headers = np.ascontiguousarray(packed[:, :HEADER]).view("<f2")
     bad = ~np.isfinite(headers).all(axis=1)
+    if rows is not None:  # XLA's minima and maxima of many rows may pass over NaN
+        bad |= ~np.isfinite(rows).all(axis=1)
     if not bad.any():
         return
     first = int(np.argmax(bad))

@@ -404,9 +404,10 @@ def test_arguments_that_do_not_fit(make, message):
         make()
 
 
+@pytest.mark.parametrize("size", [9, 5000])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, -7e4])
-def test_rows_that_cannot_be_stored(value):
-    rows = random_rows(9, 4)
+def test_rows_that_cannot_be_stored(value, size):
+    rows = random_rows(size, 4)
     rows[6, 2] = value
     word = "holds NaN or infinity" if not np.isfinite(value) else r"has values from .*float16"
     with pytest.raises(ValueError, match=rf"small: rows: row 6 {word}"):

@@ -434,7 +434,7 @@ def test_what_layers_refuse(case):
     ("fn", "error", "message"),
     [
         (lambda table, state: (state, "inserted"), TypeError, "fn: returned dict, str; expected a"),
-        (lambda table, state: None, TypeError, "fn: returned None; expected a state, or a"),
+        (lambda table, state: None, TypeError, "fn: returned NoneType; expected a state, or a"),
         (lambda table, state: {"core_0": state["core_0"]}, ValueError, "core_1: got no array in"),
         (
             lambda table, state: (1, {**state, "core_0": state["core_1"]}),

@@ -263,7 +263,7 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
     add(
         "--big-table",
         type=_big,
-        default="11000000x64" if model == "dlrm" else "none",
+        default="4000000x64" if model == "dlrm" else "none",
         metavar="ROWSxD|none",
         help="also time a model of one such table",
     )

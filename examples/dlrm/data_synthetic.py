@@ -16,6 +16,7 @@ ids were assigned along a catalogue) or scattered by a hash ("random"). A dense 
 the two kinds apart. A TT table can, because rows whose ids share digits share parameters.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -84,8 +85,7 @@ class SyntheticClicks:
     def evaluation(self, position: Position) -> Iterator[Batch]:
         """Always the same held-out examples."""
         del position
-        for i in range(math.ceil(self.evaluation_examples / self.batch_size)):
-            yield self.batch(EVALUATION_STEP + i)
+        yield from self._held_out
 
     def batch(self, step: int) -> Batch:
         """The batch of one step."""
@@ -104,6 +104,11 @@ class SyntheticClicks:
     def best_scores(self, batch: Batch) -> np.ndarray:
         """The planted log-odds: ranking by them gives the best AUC there is."""
         return self._log_odds(batch.dense, batch.ids)
+
+    @functools.cached_property
+    def _held_out(self) -> list[Batch]:
+        batches = math.ceil(self.evaluation_examples / self.batch_size)
+        return [self.batch(EVALUATION_STEP + i) for i in range(batches)]
 
     @property
     def _hot(self) -> tuple[int, ...]:

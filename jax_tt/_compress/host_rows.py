@@ -51,8 +51,8 @@ def _coded(table: CodedTable, state: State, ids: range) -> np.ndarray:
     books = np.asarray(books).astype(np.float32).reshape(shape)
     terms = table.part_terms - table.hot_terms
     rows = _sums(state[CODES], ids, books[:, :terms], table.bits)
-    if table.hot:
-        hot, before = _members(state[HOT_PLACES], table.num_embeddings, ids)
+    if table.hot and len(ids):
+        hot, before = places.members_on_host(np.asarray(state[HOT_PLACES]), ids)
         some = range(before, before + int(hot.sum()))
         rows[hot] += _sums(state[HOT_CODES], some, books[:, terms:], table.bits)
     return _turned(rows, state)
@@ -73,23 +73,19 @@ def _sums(packed: Any, ids: range, books: np.ndarray, bits: int) -> np.ndarray:
 def _mixed(table: MixedTable, state: State, ids: range) -> np.ndarray:
     rows = np.empty((len(ids), table.features), np.float32)
     # Places in the result of the ids whose tables are not known yet, and which ids of all such ones they are.
-    left, at, count = np.arange(len(ids)), ids, table.num_embeddings
+    left, at = np.arange(len(ids)), ids
     pairs = zip(table.tables, table.separated(state), strict=True)
     for k, (member, part) in enumerate(pairs):
+        if not len(left):
+            break
         if k + 1 == len(table.tables):
             rows[left] = host_rows(member, part, at)
             break
-        here, before = _members(state[f"places_{k}"], count, at)
+        here, before = places.members_on_host(np.asarray(state[f"places_{k}"]), at)
         rows[left[here]] = host_rows(member, part, range(before, before + int(here.sum())))
-        left, count = left[~here], count - member.num_embeddings
+        left = left[~here]
         at = range(at.start - before, at.start - before + len(left))
     return rows
-
-
-def _members(marks: Any, n: int, ids: range) -> tuple[np.ndarray, int]:
-    """Which of consecutive ids are members, bool, and the number of members before them."""
-    members = places.members_on_host(np.asarray(marks), n)
-    return members[ids.start : ids.stop], int(members[: ids.start].sum())
 
 
 def _some(array: Any, ids: range) -> np.ndarray:

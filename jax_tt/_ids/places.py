@@ -49,7 +49,13 @@ def find_members(places: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Arra
     return jnp.any(words & here != 0, axis=-1), (line[..., 0] + before).astype(jnp.int32)
 
 
-def members_on_host(marks: np.ndarray, n: int) -> np.ndarray:
-    """Which of n ids are members, bool ``[n]``: the inverse of `mark_members`."""
-    words = np.ascontiguousarray(marks[:, 1:]).astype("<u4").view(np.uint8).reshape(-1)
-    return np.unpackbits(words, count=n, bitorder="little").astype(bool)
+def members_on_host(marks: np.ndarray, ids: range) -> tuple[np.ndarray, int]:
+    """Which of consecutive ids, at least one, are members, bool ``[n]``, and the number of members before them.
+
+    Inverts `mark_members` for the blocks of these ids alone.
+    """
+    first = ids.start // _BLOCK
+    some, start = marks[first : -(-ids.stop // _BLOCK)], ids.start - first * _BLOCK
+    words = np.ascontiguousarray(some[:, 1:]).astype("<u4").view(np.uint8).reshape(-1)
+    members = np.unpackbits(words, bitorder="little").astype(bool)
+    return members[start : start + len(ids)], int(some[0, 0]) + int(members[:start].sum())

@@ -7,10 +7,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from jax_tt._base.blas import one_blas_thread
 from jax_tt._base.progress import Progress
 from jax_tt._compress.source import Made, Source, explained
 
 _THREADS = 4
+# The squared error of a variation is not smaller than that of the plain table by more than this factor.
+_MOST_GAIN = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Candidate:
             the bytes.
         quick: arguments of ``make`` with which it takes a fraction of the time and the table is a little worse; none if
             there is no such way.
+        plain: a table of the same kind and size that is made in a fraction of the time, if this is a variation of it.
     """
 
     kind: str
@@ -32,6 +36,7 @@ class Candidate:
     nbytes: int
     make: Callable[..., Made]
     quick: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    plain: Candidate | None = None
 
     @property
     def label(self) -> str:
@@ -44,18 +49,33 @@ class Candidate:
 def estimates(
     candidates: Sequence[Candidate], sample: Source, bar: Progress, label: str = ""
 ) -> list[float]:
-    """The quality of a quick table of a sample of the rows for each; -inf if there is none with so few rows."""
+    """The quality of a quick table of a sample of the rows for each; -inf if there is none with so few rows.
 
-    def estimated(candidate: Candidate) -> float:
+    Variations of plain tables that are far from the best are not tried, which is -inf, too.
+    """
+    found: dict[str, float] = {}
+
+    def estimate(candidate: Candidate) -> None:
         with bar.stage(f"a sample{label} as {candidate.label}"):
             try:
-                return explained(sample, *candidate.of(sample, quick=True))
+                quality = explained(sample, *candidate.of(sample, quick=True))
             except ValueError:
-                return -math.inf
+                quality = -math.inf
+        found[candidate.label] = quality
 
-    # Most of the time, one core compiles a program.
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(estimated, candidates))
+    def promising(candidate: Candidate) -> bool:
+        assert candidate.plain is not None
+        rivals = (found[one.label] for one in plain if one.nbytes <= candidate.nbytes)
+        return 1 - found[candidate.plain.label] <= _MOST_GAIN * (1 - max(rivals, default=-math.inf))
+
+    labels = {one.label for one in candidates}
+    of_others = [one.plain is not None and one.plain.label in labels for one in candidates]
+    plain = [one for one, varied in zip(candidates, of_others, strict=True) if not varied]
+    variations = [one for one, varied in zip(candidates, of_others, strict=True) if varied]
+    with one_blas_thread(), ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(estimate, plain))
+        list(pool.map(estimate, filter(promising, variations)))
+    return [found.get(one.label, -math.inf) for one in candidates]
 
 
 Found = Iterator[Candidate]

@@ -117,6 +117,14 @@ def _allotted(source: Source, max_bytes: int, levels: str = "uniform") -> Made:
 
 
 def _product(source: Source, max_bytes: int) -> Found:
+    plain = None
+    for one in _products(source, max_bytes):
+        yield one if plain is None else dataclasses.replace(one, plain=plain)
+        plain = plain or one
+
+
+def _products(source: Source, max_bytes: int) -> Found:
+    """Tables of all settings, a plain one first."""
     _, features = source.sizes
     # A code of one column is a number that is rounded to levels which all rows share.
     divisors = [m for m in range(1, features + 1) if features % m == 0]
@@ -261,7 +269,7 @@ def _encoded(
     table = _coded(source, m, bits, kind=kind, rotated=rotation is not None, **options)
     options |= {"kind": kind, "rotation": rotation, "param_dtype": source.param_dtype}
     make = functools.partial(_in_codes, num_codes=m, bits=bits, **options)
-    return Candidate(kind, in_words(table), table.nbytes, make, _QUICK_CODES)
+    return Candidate(kind, in_words(table), table_bytes(table), make, _QUICK_CODES)
 
 
 def _in_codes(source: Source, hot: int = 0, **options: Any) -> Made:

@@ -124,8 +124,9 @@ def compress(
     ``min_quality``, the smallest measured table that is at least as good is returned: every kind is measured at a few
     sizes, from 1/128 to 1/3 of the rows in float32, by bisection.
 
-    All settings for a size are tried on a sample of the rows if there are more than 4,096 of them; the best four are
-    then fitted to all rows in a few iterations, and the best two of these again in all iterations.
+    The settings for a size are tried on a sample of the rows if there are more than 4,096 of them, and variations of
+    product codes only if plain ones are not far from the best. The best four are then fitted to all rows in a few
+    iterations, and the best two of these again in all iterations.
 
     The kinds are
 

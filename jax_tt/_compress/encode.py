@@ -119,14 +119,14 @@ def encode(
             else _train_of(layout, shape, codebooks, param_dtype)
         )
         if rotated:
-            state[ROTATION] = jnp.asarray(matrix)
+            state[ROTATION] = jax.device_put(matrix)
         step = bar.begin("codes of rows", -(-n // BLOCK))
         books = table.codebook_rows(state) if CODEBOOKS not in state else state[CODEBOOKS]
         codes, of_hot = encoded_rows(layout, books, matrix, given, are_hot, step)
     state[CODES] = jax.device_put(codes)
     if hot:
-        state[HOT_CODES] = jnp.asarray(of_hot)
-        state[HOT_PLACES] = jnp.asarray(places.mark_members(are_hot))
+        state[HOT_CODES] = jax.device_put(of_hot)
+        state[HOT_PLACES] = jax.device_put(places.mark_members(are_hot))
     return table, table.init_rest(state) | state
 
 

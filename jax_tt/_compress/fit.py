@@ -156,8 +156,7 @@ def _errors(
     if levels is None:
         away = (at - jnp.clip(jnp.rint(at), 0, codec.highest(bits))) ** 2
     else:
-        # Looking levels up would take longer.
-        away = functools.reduce(jnp.minimum, [(at - level) ** 2 for level in levels])
+        away = jnp.min((at[..., None] - levels[None, None]) ** 2, axis=-1)
     return jnp.sum(away, axis=-1) * scale.astype(jnp.float32) ** 2
 
 

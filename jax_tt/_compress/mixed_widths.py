@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_int, as_positive, one_of
@@ -114,7 +113,7 @@ def allotted(
         for k, some in zip(used, packed, strict=True)
     ]
     table = MixedTable(tuple(tables), name=name)
-    state = table.joined([{PACKED: jnp.asarray(some)} for some in packed])
+    state = table.joined([{PACKED: jax.device_put(some)} for some in packed])
     return table, table.with_parts(state, np.searchsorted(used, chosen))
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_int, one_of
@@ -111,9 +110,12 @@ def quantize(
         some = packed[start : start + len(block)]
         some[:] = encode(block if fit.rotation is None else block @ fit.rotation.T)
         check_headers(f"{label}rows", some, start, block)
-    params = {PACKED: jnp.asarray(packed if update is None else packed.view(np.float32))}
+    params = {PACKED: jax.device_put(packed if update is None else packed.view(np.float32))}
     state = params | table.init_rest(params)
-    return table, state if fit.rotation is None else {**state, ROTATION: jnp.asarray(fit.rotation)}
+    return table, state if fit.rotation is None else {
+        **state,
+        ROTATION: jax.device_put(fit.rotation),
+    }
 
 
 class Encoder(NamedTuple):

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax.numpy as jnp
@@ -106,10 +107,13 @@ class PlanInput:
         self.measured = self.dense is not None
         self.dense_bytes = self.num_embeddings * self.features * self.itemsize
         self._order: IdOrder | None = None
+        self._fitted: list[Candidate] = []  # tensor trains
+        self._sampled = False
         if self.measured:
             self._tails = _low_rank_errors(self.dense, name)
             self._source = Source(self.dense, None, jnp.dtype("bfloat16"), seed)
             self._sample = self._source.sample()
+            self._sampled = self._sample is not self._source
 
     @property
     def uncompressed(self) -> Candidate:
@@ -123,26 +127,20 @@ class PlanInput:
     def candidates(self, bar: Progress, budget: int, share: float = 0.0) -> list[Candidate]:
         """Dense, and whatever is smaller and takes at most ``budget`` bytes, or is the smallest train.
 
-        Errors of large trained tables are those of a sample of the rows. Of the kinds of `compress`, these have no
-        tables that are much smaller than a ``share`` of the dense one.
+        Errors of large trained tables are those of a sample of the rows, but for trains, whose error may depend on how
+        rows that are far apart belong together. Such tables have no forms that are much smaller than a ``share`` of the
+        dense one, except the smallest train.
         """
         forms = [self.uncompressed]
+        floor = share / _LEAST_SHARE * self.dense_bytes if self._sampled else 0
         if self.measured:
             forms += [
                 low
                 for rank in range(1, self.features + 1)
                 if (low := self.low_rank(rank)).nbytes < self.dense_bytes
             ]
-            forms += self._small(bar, budget, share)
-        step = _MEASURED_STEP if self.measured else _PREDICTED_STEP
-        least = self.least_train_bytes
-        size = self.dense_bytes // 2
-        while size > least:
-            if size <= budget:
-                forms += self._trains(size, bar)
-            size //= step
-        if least < self.dense_bytes:
-            forms += self._trains(least, bar)
+            forms += self._small(bar, budget, floor)
+        forms += self._trains(forms, budget, floor, bar)
         return [one for one in forms if one.kind == DENSE or one.nbytes < self.dense_bytes]
 
     def low_rank(self, rank: int) -> Candidate:
@@ -176,19 +174,25 @@ class PlanInput:
             TENSOR_TRAIN, shape, order, extra + shape.num_params * self.itemsize, error
         )
 
-    def _small(self, bar: Progress, budget: int, share: float) -> list[Candidate]:
-        """Tables of the kinds of `compress`, fitted in a few iterations."""
-        least = 0 if self._sample is self._source else share / _LEAST_SHARE * self.dense_bytes
+    def rival(self, nbytes: int) -> Candidate:
+        """A tensor train to compare with: of so many bytes, or the one of a large table that is closest to it."""
+        if not self._sampled:
+            return self.train(nbytes)
+        plain = (one for one in self._fitted if one.id_order is None)
+        return min(plain, key=lambda one: abs(math.log(one.nbytes / nbytes)))
+
+    def _small(self, bar: Progress, budget: int, floor: float) -> list[Candidate]:
+        """Tables of the kinds of `compress` of at least ``floor`` bytes, fitted in a few iterations."""
         every = [
             one
             for kind in self.kinds
             for size in self._sizes(kind)
-            if size >= least
+            if size >= floor
             for one in small.candidates(self._source, kind, size)
             if one.nbytes <= budget
         ]
         tables = list({one.label: one for one in every}.values())
-        if self._sample is self._source:
+        if not self._sampled:
             made = []
             for one in tables:
                 with bar.stage(f"{self.name} as {one.label}"):
@@ -206,6 +210,7 @@ class PlanInput:
                 measure=functools.partial(self._made, one),
             )
             for one, quality in zip(tables, qualities, strict=True)
+            if quality > -math.inf
         ]
 
     def _sizes(self, kind: str) -> list[int]:
@@ -226,14 +231,35 @@ class PlanInput:
         error, _ = measured_errors(self.dense, table, state)
         return Candidate(one.kind, None, None, nbytes, error, table, one.detail)
 
-    def _trains(self, size: int, bar: Progress) -> list[Candidate]:
+    def _trains(
+        self, others: Sequence[Candidate], budget: int, floor: float, bar: Progress
+    ) -> list[Candidate]:
         """As the ids come and, for a trained table, ordered by its rows; an order's bytes come on top."""
-        with bar.stage(f"{self.name} as a tensor train"):
-            forms = [self.train(size)]
-        if self.measured:
-            with bar.stage(f"{self.name} as a tensor train, ordered"):
-                forms.append(self.train(size + self._rows_order().nbytes, ordered=True))
-        return forms
+        step = _MEASURED_STEP if self.measured else _PREDICTED_STEP
+        least, size, sizes = self.least_train_bytes, self.dense_bytes // 2, []
+        while size > least:
+            sizes += [size] if floor <= size <= budget else []
+            size //= step
+        sizes += [least] if least < self.dense_bytes else []
+
+        def chain(ordered: bool) -> list[Candidate]:
+            made: list[Candidate] = []
+            more = self._rows_order().nbytes if ordered else 0
+            for size in sizes:
+                rivals = (one.error for one in others if one.nbytes <= size + more)
+                # A smaller train is no better than the one before it.
+                bound = made[-1].error if made else 0.0
+                if min(rivals, default=math.inf) <= bound and (ordered or size != least):
+                    continue
+                with bar.stage(f"{self.name} as a tensor train{', ordered' if ordered else ''}"):
+                    made.append(self.train(size + more, ordered))
+            return made
+
+        with ThreadPoolExecutor() as pool:
+            self._fitted = list(
+                itertools.chain(*pool.map(chain, (False, True) if self.measured else (False,)))
+            )
+        return self._fitted
 
     def _rows_order(self) -> IdOrder:
         if self._order is None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_dtype, as_int, one_of
+from jax_tt._base.blas import one_blas_thread
 from jax_tt._base.progress import Progress
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.caches import Demand, cache_within, demand, hits_of
@@ -48,11 +49,13 @@ def plan(
 
     The error of a trained table is *measured*: `tt.from_dense` compresses it to several sizes, each a quarter of the
     previous one, with its ids in the given order and ordered by its rows (`order.from_table`, whose 2 to 4 bytes per id
-    are included). Further candidates are the products ``[N, r] [r, D]`` of all ranks, which are better if the columns
-    are similar and the rows are not, and tables of the ``kinds`` of `compress`. If a table has more than 4,096 rows,
-    these are tried on a sample of them, and measured on all rows once they would be chosen, until all that is chosen is
-    measured. If only the sizes of a table are known, its error is *predicted* by the model of
-    `TTShape.for_budget`, which is only suitable for a first division; the order of its ids is not changed.
+    are included). A size is left out if another candidate that is no larger has a smaller error than the previous size.
+    Further candidates are the products ``[N, r] [r, D]`` of all ranks, which are better if the columns are similar and
+    the rows are not, and tables of the ``kinds`` of `compress`. If a table has more than 4,096 rows, these are tried on
+    a sample of them, and measured on all rows once they would be chosen, until all that is chosen is measured;
+    candidates that are much smaller than an even share of the budget are left out. If only the sizes of a table are
+    known, its error is *predicted* by the model of `TTShape.for_budget`, which is only suitable for a first division;
+    the order of its ids is not changed.
 
     With a sample of ids, a tensor train gets a `RowCache` up to the knee of the miss-ratio curve of the sample, if the
     most frequent rows of the first half of the sample cover a fifth of the lookups of the second half, and twice their
@@ -111,7 +114,7 @@ def plan(
         if budget_bytes is not None
     }
     share = budget / sum(table.dense_bytes for table in specs.values())
-    with Progress(progress, "plan", leave=False) as bar:
+    with Progress(progress, "plan", leave=False) as bar, one_blas_thread():
         candidates = {
             name: [table.uncompressed]
             if budget_bytes is None
@@ -244,8 +247,9 @@ def _reason(table: PlanInput, chosen: Candidate, budget: int) -> str:
     if chosen.kind == LOW_RANK or chosen.small is not None:
         if chosen.nbytes < table.least_train_bytes:
             return "smaller than any tensor train"
-        rival = table.train(chosen.nbytes)
-        return f"a tensor train of as many bytes has error {rival.error:.3g}"
+        rival = table.rival(chosen.nbytes)
+        size = "as many" if rival.nbytes <= chosen.nbytes else f"{rival.nbytes:,}"
+        return f"a tensor train of {size} bytes has error {rival.error:.3g}"
     rival = table.low_rank_within(chosen.nbytes)
     if rival is None or rival.shape is None:
         return "smaller than any product of low rank"

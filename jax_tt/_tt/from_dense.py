@@ -148,8 +148,8 @@ def _stored(cores: Sequence[np.ndarray], dtype: Any) -> tuple[jax.Array, ...]:
             f"dtype: got {dtype.name}, whose largest number is {largest:.3g}; the cores of this table hold "
             f"{found:.3g}. Expected a type of more range, e.g. bfloat16 or float32, or the table divided by a constant."
         )
-    # On the host: a device would compile the conversion of every shape.
-    return tuple(jnp.asarray(core.astype(dtype)) for core in cores)
+    # Converted on the host and put on the device as they are: nothing is compiled for their shapes.
+    return tuple(jax.device_put(core.astype(dtype)) for core in cores)
 
 
 def _goal(

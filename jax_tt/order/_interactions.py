@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from jax_tt._base.arguments import as_array, as_positive
+from jax_tt._base.blas import one_blas_thread
 from jax_tt._base.progress import Progress
 from jax_tt._ids.id_order import IdOrder, order_of_rows
 from jax_tt._tt.shape import TTShape
 from jax_tt.order._edges import Edges
 from jax_tt.order._partition import as_shape, partition, rounds
-from jax_tt.order._spectral import item_vectors, one_blas_thread, unit_rows
+from jax_tt.order._spectral import item_vectors, unit_rows
 
 
 def from_counts(counts: Any) -> IdOrder:
@@ -85,7 +86,7 @@ def from_interactions(
     Raises:
         ValueError: an id is outside the table, or an array has the wrong shape.
         TypeError: ids are not integers, or the stream can be read only once.
-        ImportError: scipy or threadpoolctl is missing.
+        ImportError: scipy is missing.
 
     Example:
         >>> import jax_tt, numpy as np
@@ -106,7 +107,7 @@ def from_interactions(
     unseen = np.flatnonzero(edges.item_degrees == 0)
     steps = 2 * iterations + 1 + rounds(len(seen), shape.row_factors)
     name = "order.from_interactions"
-    with one_blas_thread(name), Progress(progress, name, steps) as bar:
+    with one_blas_thread(), Progress(progress, name, steps) as bar:
         points = np.zeros((0, 1), np.float32)
         if len(seen):
             vectors, values = item_vectors(edges, rank, iterations, seed, bar)

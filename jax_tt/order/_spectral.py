@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from jax_tt._base.arguments import as_positive
-from jax_tt._base.installed import require
+from jax_tt._base.blas import one_blas_thread
 from jax_tt._base.progress import Progress
 from jax_tt.order._edges import Edges
 
@@ -50,7 +49,7 @@ def spectral_rows(
     Raises:
         ValueError: an id is at least ``num_embeddings``, or an array has the wrong shape.
         TypeError: ids are not integers, or the stream can be read only once.
-        ImportError: scipy or threadpoolctl is missing.
+        ImportError: scipy is missing.
 
     Example:
         >>> import jax_tt, numpy as np
@@ -66,7 +65,7 @@ def spectral_rows(
     if not edges.contexts:
         return np.zeros((0, width), np.float32), np.zeros((ids, width), np.float32)
     name = "order.spectral_rows"
-    with one_blas_thread(name), Progress(progress, name, 2 * iterations + 1) as bar:
+    with one_blas_thread(), Progress(progress, name, 2 * iterations + 1) as bar:
         vectors, values = item_vectors(edges, width, iterations, seed, bar)
         contexts = context_vectors(edges, vectors, values)
     contexts = unit_rows(contexts * np.sqrt(values).astype(np.float32))
@@ -77,15 +76,6 @@ def spectral_rows(
 
 def _widened(rows: np.ndarray, width: int) -> np.ndarray:
     return np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
-
-
-def one_blas_thread(purpose: str) -> AbstractContextManager[object]:
-    """A context in which BLAS uses one thread; the error if threadpoolctl is missing names ``purpose``.
-
-    The products are small, so more threads gain little, and they wait for each other if other programs use the cores.
-    One thread also gives the same bits on any number of cores.
-    """
-    return require("threadpoolctl", purpose, "order").threadpool_limits(1, user_api="blas")
 
 
 def item_vectors(

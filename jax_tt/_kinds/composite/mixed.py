@@ -99,7 +99,7 @@ class MixedTable(Composite):
         first, left = {}, self.num_embeddings
         for name, table in zip(self._places_shapes, self.tables, strict=False):
             members = xp.arange(left) < table.num_embeddings
-            first[name] = jnp.asarray(places.mark_members(members))
+            first[name] = jax.device_put(places.mark_members(members))
             left -= table.num_embeddings
         return super().init_rest(params) | first
 
@@ -141,7 +141,7 @@ class MixedTable(Composite):
     def _places(self, parts: np.ndarray) -> dict[str, jax.Array]:
         arrays, left = {}, parts
         for k, name in enumerate(self._places_shapes):
-            arrays[name] = jnp.asarray(places.mark_members(left == k))
+            arrays[name] = jax.device_put(places.mark_members(left == k))
             left = left[left != k]
         return arrays
 

@@ -85,6 +85,10 @@ def nearest(at: jax.Array, bits: int, levels: Levels | jax.Array) -> jax.Array:
     """The numbers uint8 whose levels are nearest to these, which are in units of the scale."""
     if levels is None:
         return jnp.clip(jnp.rint(at), 0, highest(bits)).astype(jnp.uint8)
+    if isinstance(levels, jax.Array):  # a chain of comparisons would take long to compile
+        middles = (levels[:-1] + levels[1:]) / 2
+        above = at[..., None] > jnp.expand_dims(middles, tuple(range(at.ndim)))
+        return jnp.sum(above, axis=-1, dtype=jnp.uint8)
     middles = [(low + high) / 2 for low, high in itertools.pairwise(levels)]
     return _counted(at > middle for middle in middles).astype(jnp.uint8)
 

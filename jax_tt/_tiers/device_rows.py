@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -9,13 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._ids.placement import stored_rows
+from jax_tt._jax.on_host import processes_of_rows
+from jax_tt._kinds.sharded.programs import Local
 from jax_tt._native import hash_backend
 from jax_tt._ops.gathered import of_all
 from jax_tt._table.wrapper import is_sharded
+from jax_tt._tiers.places import rounded_up
 
 
 class DeviceRows:
@@ -37,11 +42,13 @@ class DeviceRows:
             places = stored_rows(layout, layout.page_table, np.arange(table.num_embeddings))
             self._places = np.append(places, layout.rows * layout.devices).astype(np.int32)
 
-    def placed(self, arrays: Any) -> Any:
+    def placed(
+        self, rows: np.ndarray, entries: dict[str, np.ndarray]
+    ) -> tuple[Any, dict[str, Any]]:
         """Arrays of the host where `exchange` takes them."""
         if self._sharded is None:
-            return _on_device(arrays)
-        return jax.device_put(arrays, NamedSharding(self._sharded.mesh, P()))
+            return _on_device((rows, entries))
+        return jax.device_put((rows, entries), NamedSharding(self._sharded.mesh, P()))
 
     def exchange(
         self, arrays: Mapping[str, Any], entries: Mapping[str, Any], rows: Any
@@ -67,11 +74,88 @@ class DeviceRows:
             return gathered(dict(arrays), rows)
         return _read_at_owners(self._sharded, dict(arrays), self._places[rows])
 
+    def read_here(self, arrays: Mapping[str, Any], rows: np.ndarray) -> dict[str, Any]:
+        """Entries of rows that are on devices of this process, which reads them alone."""
+        return self.read(arrays, rows)
+
+    def processes(self, array: Any, rows: np.ndarray) -> np.ndarray:
+        """The process whose `read_here` reads each row of an array."""
+        del array
+        return np.full(len(rows), jax.process_index())
+
     def with_entries(self, entries: Any, others: Any, sources: Any, targets: Any) -> Any:
         """The entries, which are donated, with some of others in some places."""
         if self._sharded is None:
             return _exchanged(entries, gathered(others, sources), targets)[0]
         return _merged(entries, others, sources, targets)
+
+
+def on_device(device: Any) -> contextlib.AbstractContextManager[Any]:
+    """Programs run on one device, also where the caller has set a mesh of devices of several processes."""
+    return jax.set_mesh(Mesh(np.array([device]), ("device",)))
+
+
+class RowsOfProcesses(DeviceRows):
+    """The rows of a table that is sharded over devices of several processes.
+
+    Each process has some of the entries that come, and zeros in place of the others. Until they are exchanged, they are
+    on one of its devices, so that it needs no other process to change them.
+    """
+
+    def __init__(self, table: Any):
+        super().__init__(table)
+        mesh, here = table.mesh, jax.process_index()
+        self._here = [device for device in mesh.devices.flat if device.process_index == here]
+        self._spread = NamedSharding(mesh, P(mesh.axis_names))
+        self._everywhere = NamedSharding(mesh, P())
+
+    def placed(
+        self, rows: np.ndarray, entries: dict[str, np.ndarray]
+    ) -> tuple[Any, dict[str, Any]]:
+        # jax.device_put would compare the values with those of other processes.
+        everywhere = jax.make_array_from_callback(rows.shape, self._everywhere, lambda _: rows)
+        return everywhere, jax.device_put(entries, self._here[0])
+
+    def exchange(
+        self, arrays: Mapping[str, Any], entries: Mapping[str, Any], rows: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        parts = {name: self._part(x) for name, x in entries.items()}
+        return _exchanged_of_processes(self._sharded, dict(arrays), parts, rows)
+
+    def with_entries(self, entries: Any, others: Any, sources: Any, targets: Any) -> Any:
+        here = {
+            name: next(x.data for x in array.addressable_shards if x.device == self._here[0])
+            for name, array in others.items()
+        }
+        with on_device(self._here[0]):
+            return super().with_entries(entries, here, sources, targets)
+
+    def read_here(self, arrays: Mapping[str, Any], rows: np.ndarray) -> dict[str, Any]:
+        entries = {k: np.zeros((len(rows), *x.shape[1:]), x.dtype) for k, x in arrays.items()}
+        places = self._places[rows]
+        shards = {k: x.addressable_shards for k, x in arrays.items()}
+        for k, shard in enumerate(next(iter(shards.values()))):
+            first, held = shard.index[0].start or 0, len(shard.data)
+            wanted = np.flatnonzero((places >= first) & (places < first + held))
+            padded = np.zeros(rounded_up(len(wanted), 64), np.int32)
+            padded[: len(wanted)] = places[wanted] - first
+            with on_device(shard.device):
+                of_shard = gathered({name: array[k].data for name, array in shards.items()}, padded)
+            for name, array in of_shard.items():
+                entries[name][wanted] = np.asarray(array)[: len(wanted)]
+        return entries
+
+    def processes(self, array: Any, rows: np.ndarray) -> np.ndarray:
+        return processes_of_rows(array, self._places[rows])
+
+    def _part(self, entries: jax.Array) -> jax.Array:
+        """The entries of this process, with zeros on its other devices, in an array of all devices."""
+        blank = []
+        for device in self._here[1:]:
+            with on_device(device):
+                blank.append(jnp.zeros(entries.shape, entries.dtype, device=device))
+        shape = self._spread.mesh.size * len(entries), *entries.shape[1:]
+        return jax.make_array_from_single_device_arrays(shape, self._spread, [entries, *blank])
 
 
 @partial(jax.jit, donate_argnums=0)
@@ -104,6 +188,18 @@ def _merged(entries: Any, others: Any, sources: Any, targets: Any) -> Any:
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _exchanged_at_owners(table: Any, arrays: Any, entries: Any, rows: Any) -> Any:
     return table.at_owners(_exchange_here, (table.axes,), arrays, (entries, rows))
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _exchanged_of_processes(table: Any, arrays: Any, parts: Any, rows: Any) -> Any:
+    names = table.mesh.axis_names
+    add = table.group.on_devices(Local(_added, (names,)), (P(names),), P())
+    given = over_explicit_axes(add, parts, P()), rows
+    return table.at_owners(_exchange_here, (table.axes,), arrays, given)
+
+
+def _added(axes: tuple[str, ...], parts: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {name: of_all(x, jnp.arange(len(x)), len(x), axes) for name, x in parts.items()}
 
 
 @partial(jax.jit, static_argnums=0)

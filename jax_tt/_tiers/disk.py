@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt._formats.team import Team
 from jax_tt._tiers.block_file import BlockFile, Extent
 from jax_tt._tiers.map_reader import MapReader, UnreadableError
 from jax_tt._tiers.record_log import BLOCK_BYTES, DamagedBlockError, RecordLog
-from jax_tt._tiers.store_index import DamagedIndexError, StoreIndex
+from jax_tt._tiers.store_index import Block, DamagedIndexError, StoreIndex
 
 # Blocks that wait to be written, and blocks that are handed on together.
 _PENDING, _TOGETHER = 16, 16
@@ -48,20 +49,30 @@ class DiskStore:
     records are read. Blocks are written in a thread of the store while the caller goes on. If one fails, later calls
     raise its error, and nothing is committed any more.
 
+    The stores of several processes commit together. Each first writes its index beside the last one, which no process
+    replaces before all have written theirs. So if one dies, all can open the last commit, or all the one after it.
+
     Args:
         path: directory, which is created if it does not exist.
         sizes: bytes of a record, by table.
         about: description of the records; a store is opened again only with the same one.
+        team: the processes that open stores and commit together, each in a directory of its own; None for one alone.
 
     Raises:
         StoreError: the directory cannot be written, another process or store has it open, or it holds other records.
     """
 
-    def __init__(self, path: str | os.PathLike[str], sizes: Mapping[str, int], about: Any):
-        self.path, self._sizes = Path(path), dict(sizes)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        sizes: Mapping[str, int],
+        about: Any,
+        team: Team | None = None,
+    ):
+        self.path, self._sizes, self._team = Path(path), dict(sizes), team or Team()
         described = {"about": about, "bytes of a block": BLOCK_BYTES, "bytes of a record": sizes}
         self._index = StoreIndex(self.path, described)
-        self._lock = _locked(self.path)
+        self._lock = -1
         self._thread = ThreadPoolExecutor(1, "jax_tt_disk")
         self._pending: collections.deque[Future[None]] = collections.deque()
         self._failed = ""
@@ -72,13 +83,21 @@ class DiskStore:
         self._extents: dict[tuple[str, int], Extent] = {}
         self._saved: set[tuple[str, int]] = set()
         self._file: Any = None
+        # Of the last commit.
+        self._number = 0
         try:
-            self._open()
+            with self._together():
+                self._lock = _locked(self.path)
+            if not self._team.alone:
+                self._settle()
+            with self._together():
+                self._open()
         except BaseException:
             self._thread.shutdown()
             if self._file is not None:
                 self._file.close()
-            _unlock(self._lock)
+            if self._lock >= 0:
+                _unlock(self._lock)
             raise
 
     def get(
@@ -134,16 +153,18 @@ class DiskStore:
 
     def commit(self, saved: bytes) -> None:
         """Makes everything written so far permanent, together with ``saved``."""
-        with self._writing:
-            self._check()
-            with self._whole(), self._intact():
+        with self._writing, self._whole(), self._intact():
+            with self._together():
+                self._check()
                 for table, log in self._logs.items():
                     with self._guard:
                         last = log.seal()
                     self._write_blocks(table, last)
                 self._wait(0)
                 self._check()
-                self._thread.submit(self._noting, self._commit, saved).result()
+                blocks = self._thread.submit(self._noting, self._prepare, saved).result()
+            with self._together():
+                self._thread.submit(self._noting, self._publish, blocks).result()
 
     def close(self) -> None:
         """Closes the store without a commit."""
@@ -159,6 +180,28 @@ class DiskStore:
                     self._thread.shutdown()
                 finally:  # an interrupt must not leave the directory locked
                     _unlock(lock)
+
+    def _together(self) -> contextlib.AbstractContextManager[None]:
+        return self._team.together(self.path, StoreError)
+
+    def _settle(self) -> None:
+        """Completes the commit that was prepared last, if every process has prepared it, or drops it."""
+        with self._together(), self._readable():
+            here = self._index.read().number, self._index.prepared()
+        numbers = self._team.of_each(np.array(here, np.uint32))
+        common = numbers.max(axis=1).min()
+        lacks = (numbers != common).all(axis=1)
+        if lacks.any():
+            raise StoreError(
+                f"{self.path}: {self._team.named(lacks)} has save {int(numbers[lacks, 0][0])}, and the others have "
+                f"{common}; expected the same save. Use copies of the directories of all processes that were made at "
+                "one time."
+            )
+        with self._together(), self._readable():
+            if here[0] < common:
+                self._index.publish()
+            else:
+                self._index.drop()
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
@@ -209,28 +252,35 @@ class DiskStore:
                 f"{self.path}: holds records of an earlier version, which have no checksums; expected an empty "
                 "directory. Write them to a dump with that version (Tiers.dump), and read it with Tiers.load_dump."
             )
+        with self._readable():
+            committed = self._index.read()
+            if committed.other is not None:
+                raise StoreError(
+                    f"{self.path}: holds records of {committed.other}; expected {self._index.about}. Use another "
+                    "directory, or the table that it was written with."
+                )
+            self._number = committed.number
+            file = self._file = BlockFile(self.path / "blocks", committed.extents)
+            reader = MapReader()
+            self._logs = {
+                table: RecordLog(size, BlockFile.UNIT, reader, BLOCK_BYTES)
+                for table, size in self._sizes.items()
+            }
+            for table, number, offset, length, head in committed.blocks:
+                extent = self._extents[table, number] = Extent(offset, length)
+                self._saved.add((table, number))
+                self._logs[table].restore(number, file.memory(extent), head)
+            for table, end in committed.ends.items():
+                self._logs[table].skip_to(end)
+            for table, keys in committed.gone.items():
+                self._logs[table].erase(keys)
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Raises a `StoreError` for a directory that is damaged or cannot be written."""
         try:
             with self._intact():
-                committed = self._index.read()
-                if committed.other is not None:
-                    raise StoreError(
-                        f"{self.path}: holds records of {committed.other}; expected {self._index.about}. Use another "
-                        "directory, or the table that it was written with."
-                    )
-                file = self._file = BlockFile(self.path / "blocks", committed.extents)
-                reader = MapReader()
-                self._logs = {
-                    table: RecordLog(size, BlockFile.UNIT, reader, BLOCK_BYTES)
-                    for table, size in self._sizes.items()
-                }
-                for table, number, offset, length, head in committed.blocks:
-                    extent = self._extents[table, number] = Extent(offset, length)
-                    self._saved.add((table, number))
-                    self._logs[table].restore(number, file.memory(extent), head)
-                for table, end in committed.ends.items():
-                    self._logs[table].skip_to(end)
-                for table, keys in committed.gone.items():
-                    self._logs[table].erase(keys)
+                yield
         except OSError as error:
             raise StoreError(
                 f"{self.path}: {error.strerror}; expected a directory that can be written."
@@ -261,7 +311,8 @@ class DiskStore:
         with self._guard:
             self._logs[table].settle(number, self._file.memory(extent)[: len(block)])
 
-    def _commit(self, saved: bytes) -> None:
+    def _prepare(self, saved: bytes) -> list[Block]:
+        """Writes the next commit beside the last one; returns its blocks."""
         blocks, ends, erased = [], {}, {}
         for table, log in self._logs.items():
             with self._guard:
@@ -273,7 +324,14 @@ class DiskStore:
                     if name[0] == table and name not in gone
                 ]
         self._file.sync()
-        self._index.write(sorted(blocks), ends, erased, saved)
+        self._index.prepare(sorted(blocks), ends, erased, saved, self._number + 1)
+        if not self._team.alone:
+            self._index.sync()  # other processes rely on it
+        return blocks
+
+    def _publish(self, blocks: list[Block]) -> None:
+        self._index.publish()
+        self._number += 1
         self._saved = {(table, number) for table, number, *_ in blocks}
         self._drop()
 

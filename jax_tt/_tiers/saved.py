@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.progress import Progress
 from jax_tt._collection.collection import Collection, States
 from jax_tt._formats.dump import Dump
+from jax_tt._ids.explicit import over_explicit_axes
+from jax_tt._jax.on_host import on_host
 from jax_tt._kinds.hashed.change import growth_to
 from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._ops.changes import (
@@ -40,6 +44,8 @@ from jax_tt._tiers.table import TieredRows
 
 # Before the names of arrays of a dump that say what is known of keys, and rows whose digests are computed at once.
 _LIVES, _CHUNK = "tier_", 1 << 18
+# Rows of a table beside tiers that are copied to every device at once.
+_BLOCK = 1 << 16
 
 
 def to_bytes(arrays: Mapping[str, Mapping[str, Any]], other: bytes) -> bytes:
@@ -72,9 +78,28 @@ def rows_on_host(table: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
         return by_row(table, arrays)
     rows = rows_to_shard(table.table)
     return {
-        name: np.asarray(array)[: table.num_embeddings] if name in rows else array
+        name: _rows_of_all(array)[: table.num_embeddings] if name in rows else array
         for name, array in in_pieces(table, arrays).items()
     }
+
+
+def _rows_of_all(array: Any) -> np.ndarray:
+    """The array, of which a device gets no more than a block of rows at once."""
+    if array.is_fully_addressable:
+        return np.asarray(array)
+    rows, size = np.empty(array.shape, array.dtype), min(len(array), _BLOCK)
+    for first in range(0, len(array), _BLOCK):
+        first = min(first, len(array) - size)
+        rows[first : first + size] = on_host(_block(array, first, size))
+    return rows
+
+
+@partial(jax.jit, static_argnums=2)
+def _block(array: jax.Array, first: Any, size: int) -> jax.Array:
+    def cut(given: tuple[jax.Array, Any]) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(*given, size)
+
+    return over_explicit_axes(cut, (array, first), P())
 
 
 def rows_from_host(table: Any, saved: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -171,54 +196,64 @@ def dump_tier(
     rows: TieredRows, state: Mapping[str, Any], target: Target, since: str | os.PathLike[str] | None
 ) -> int:
     """Writes all rows of a table or what has changed, and the other arrays of its state; see `Tiers.dump`."""
-    target.check(*([] if since is None else [since]))
-    names, size = rows.layout.names, target.rows_per_file
+    with rows.together():
+        target.check(*([] if since is None else [since]))
+    names = rows.layout.names
     # In this order the files do not depend on where the rows are, so that a dump that was cut off goes on.
     entries, others = _entries(rows)
-    keys = entries["key"]
-    rest = rows.rest(state) | others
+    rest, base = rows.rest(state) | others, None
 
-    def read(part: slice) -> dict[str, np.ndarray]:
-        return dict(zip(names, rows.entries(state, keys[part], names), strict=True))
+    def content_of(part: slice) -> dict[str, np.ndarray]:
+        return dict(zip(names, rows.entries(state, entries["key"][part], names), strict=True))
 
-    if since is None:
+    read = content_of
+    if since is None and rows.processes.alone:
         # They are read with the last part, so that all rows are read once.
-        base, sums = None, dict.fromkeys(_digests(entries[:0], rows.layout.empty(0), rows), 0)
-        noted = np.zeros(len(keys), np.uint64)
-        held = dict(zip(HELD, (keys, noted), strict=True))
+        sums = dict.fromkeys(_digests(entries[:0], rows.layout.empty(0), rows), 0)
+        noted = np.zeros(len(entries), np.uint64)
+        held = dict(zip(HELD, (entries["key"], noted), strict=True))
 
-        def content_of(part: slice) -> dict[str, np.ndarray]:
-            arrays = read(part)
+        def read(part: slice) -> dict[str, np.ndarray]:
+            arrays = content_of(part)
             digests = _digests(entries[part], [*arrays.values()], rows)
             noted[part] = joined_digests(*digests.values())
             for name, total in summed(digests).items():
                 sums[name] = (sums[name] + total) % 2**64
             return arrays
     else:
-        base, content_of = Dump.open(since), read
-        base.check(rows.features, list(names), exact=True)
-        digests = _all_digests(rows, state, entries, size)
-        sums = summed(digests)
-        entries, held = changes_since(base, held_by(entries, digests), entries)
-        keys = entries["key"]
+        digests = _all_digests(rows, state, entries, target.rows_per_file)
+        sums, held = summed(digests), held_by(entries, digests)
+        if since is not None:
+            with rows.together():
+                base = Dump.open(since)
+                base.check(rows.features, list(names), exact=True)
+                entries, held = changes_since(base, held, entries)
+    # One process after the other, each with its keys in their order.
+    holders = rows.holders(state, entries["key"])
+    order = np.argsort(holders, kind="stable")
+    entries = entries[order]
     about = {"digests": sums, "base": base and base.digests}
     about["since"] = None if since is None else os.fsdecode(since)
     of_keys = {name: entries[name] for name in ("key", "score", "touched")}
     dtypes = {name: str(state[name].dtype) for name in names}
-    return target.write(Content(rows.features, of_keys, dtypes, content_of, rest | held, about))
+    content = Content(
+        rows.features, of_keys, dtypes, read, rest | held, about, processes=holders[order]
+    )
+    return target.write(content, rows.processes)
 
 
 def load_tier(
     rows: TieredRows, state: Mapping[str, Any], path: str | os.PathLike[str], progress: bool
 ) -> dict[str, np.ndarray]:
     """Puts the rows of a dump into host memory and on disk; returns its other arrays. See `Tiers.load_dump`."""
-    dump, layout = Dump.open(path), rows.layout
-    dump.check(rows.features, list(layout.names), exact=True)
-    of_keys = [np.zeros(0, ENTRY)]
-    for part in dump.parts({}):
-        of_keys.append(np.zeros(len(part["key"]), ENTRY))
-        for name in ("key", "score", "touched"):
-            of_keys[-1][name] = part[name]
+    with rows.together():
+        dump, layout = Dump.open(path), rows.layout
+        dump.check(rows.features, list(layout.names), exact=True)
+        of_keys = [np.zeros(0, ENTRY)]
+        for part in dump.parts({}):
+            of_keys.append(np.zeros(len(part["key"]), ENTRY))
+            for name in ("key", "score", "touched"):
+                of_keys[-1][name] = part[name]
     new, leaving = np.concatenate(of_keys), np.zeros(0, np.uint64)
     if dump.base is not None:
         held, _ = _entries(rows)
@@ -230,6 +265,7 @@ def load_tier(
         leaving = np.setdiff1d(held["key"], np.concatenate([stay, new["key"]]))
     with (
         rows.replacing(new["key"], leaving),
+        rows.together(),
         Progress(progress, "load_dump", len(dump.files)) as bar,
     ):
         for part in dump.parts(dict(zip(layout.names, layout.shapes, strict=True))):
@@ -287,8 +323,14 @@ def _all_digests(
 ) -> Digests:
     """Digests of all keys and their rows, of which ``size`` are read at once."""
     names = rows.layout.names
-    parts = [_digests(entries[:0], rows.layout.empty(0), rows)]
-    for first in range(0, len(entries), size):
-        part = entries[first : first + size]
-        parts.append(_digests(part, rows.entries(state, part["key"], names), rows))
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    here = rows.holders(state, entries["key"]) == jax.process_index()
+    mine, parts = entries[here], [_digests(entries[:0], rows.layout.empty(0), rows)]
+    with rows.together():
+        for first in range(0, len(mine), size):
+            part = mine[first : first + size]
+            parts.append(_digests(part, rows.entries(state, part["key"], names), rows))
+    digests = {}
+    for name in parts[0]:
+        digests[name] = np.zeros(len(entries), np.uint64)
+        digests[name][here] = np.concatenate([part[name] for part in parts])
+    return {name: rows.processes.merged(array) for name, array in digests.items()}

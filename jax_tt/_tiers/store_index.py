@@ -31,6 +31,7 @@ class Committed(NamedTuple):
         ends: the number of the next block, by table.
         gone: keys uint64 that were removed, whose records in the blocks do not count, by table.
         saved: other bytes; None before the first commit.
+        number: of the commit, from 1; 0 before the first one.
         other: the description of the records, if it is not the expected one.
     """
 
@@ -38,6 +39,7 @@ class Committed(NamedTuple):
     ends: dict[str, int]
     gone: dict[str, np.ndarray]
     saved: bytes | None
+    number: int = 0
     other: str | None = None
 
     @property
@@ -67,8 +69,19 @@ class StoreIndex:
         if not (self._path / "index").exists():
             if (self._path / "blocks").exists():
                 raise DamagedIndexError("its index is missing")
-            self.write([], {}, {}, None)
-        data = (self._path / "index").read_bytes()
+            self.prepare([], {}, {}, None, 0)
+            self.publish()
+        return self._read("index")
+
+    def prepared(self) -> int:
+        """The number of the commit that was prepared last; 0 if it is not complete, or there is none."""
+        try:
+            return self._read("index.new").number
+        except (FileNotFoundError, DamagedIndexError):
+            return 0
+
+    def _read(self, name: str) -> Committed:
+        data = (self._path / name).read_bytes()
         if not data.startswith(_BEGIN):
             raise DamagedIndexError(
                 "or another program wrote it: its index begins with other bytes"
@@ -80,27 +93,30 @@ class StoreIndex:
         size = int.from_bytes(rest[:8], "little")
         about, end = json.loads(rest[8 : 8 + size]), 8 + size
         if about["about"] != self.about:
-            return Committed([], {}, {}, None, about["about"])
+            return Committed([], {}, {}, None, other=about["about"])
         gone = {}
         for table, count in about["gone"].items():
             gone[table] = np.frombuffer(rest, np.uint64, count, end)
             end += 8 * count
         blocks = [tuple(block) for block in about["blocks"]]
-        return Committed(blocks, about["ends"], gone, rest[end:] if about["saved"] else None)
+        saved = rest[end:] if about["saved"] else None
+        return Committed(blocks, about["ends"], gone, saved, about.get("number", 0))
 
-    def write(
+    def prepare(
         self,
         blocks: Sequence[Block],
         ends: dict[str, int],
         gone: dict[str, np.ndarray],
         saved: bytes | None,
+        number: int,
     ) -> None:
-        """Replaces the file; whatever happens, it is the old one or the new one.
+        """Writes the commit of this number beside the last one, which remains.
 
         Raises:
             OSError: the file cannot be written.
         """
         about = {"about": self.about, "blocks": blocks, "ends": ends, "saved": saved is not None}
+        about["number"] = number
         about["gone"] = {table: len(keys) for table, keys in gone.items()}
         described = json.dumps(about).encode()
         keys = b"".join(keys.tobytes() for keys in gone.values())
@@ -115,7 +131,27 @@ class StoreIndex:
             with contextlib.suppress(OSError):
                 new.unlink()
             raise
-        os.replace(new, self._path / "index")
+
+    def publish(self) -> None:
+        """Makes the commit that was prepared the last one; whatever happens, the last one is the old or the new one.
+
+        Raises:
+            OSError: the file cannot be renamed.
+        """
+        os.replace(self._path / "index.new", self._path / "index")
+        self.sync()
+
+    def drop(self) -> None:
+        """Removes the commit that was prepared.
+
+        Raises:
+            OSError: the file cannot be removed.
+        """
+        (self._path / "index.new").unlink(missing_ok=True)
+        self.sync()
+
+    def sync(self) -> None:
+        """Waits until the names of the files are on the disk."""
         directory = os.open(self._path, os.O_RDONLY)
         try:
             os.fsync(directory)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,12 +21,13 @@ from jax_tt._sets.placing import words_of_keys
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import is_sharded
-from jax_tt._tiers.device_rows import DeviceRows
+from jax_tt._tiers.device_rows import DeviceRows, RowsOfProcesses
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.host import HostStore, full
 from jax_tt._tiers.key_index import KeyIndex
 from jax_tt._tiers.lives import Lives
 from jax_tt._tiers.places import DevicePlaces, Exchanged, padded, rounded_up
+from jax_tt._tiers.processes import Processes
 from jax_tt._tiers.row_bytes import RecordLayout
 from jax_tt.optimizers import ChangesAll
 
@@ -69,8 +71,8 @@ class Tier:
     """How a table continues in host memory.
 
     Attributes:
-        host_rows: rows in host memory. Memory is taken only when rows come. None for as many as there were at the last
-            save of the directory.
+        host_rows: rows in host memory, in that of every process. Memory is taken only when rows come. None for as many
+            as there were at the last save of the directory.
         num_embeddings: ids are 0 to this number - 1; None for any 64-bit integers, or for as many as at the last save.
             A directory that was saved takes a larger number, and refuses a smaller one.
         policy: the rows that leave the device are the least recently (``"lru"``) or the least frequently used ones
@@ -164,13 +166,7 @@ class Tier:
 
 
 def _check_sharded(name: str, table: Any) -> None:
-    """Raises unless one device of this process has each row of a `ShardedTable`."""
-    if any(device.process_index != jax.process_index() for device in table.mesh.devices.flat):
-        raise ValueError(
-            f"tiers[{name!r}]: got a table on devices of several processes; expected devices of this one, whose host "
-            "decides which rows they hold. Give each process a part of the ids, its own Tiers and a table on its "
-            "devices; or train a hash_table that is sharded over all devices, which holds all rows there."
-        )
+    """Raises unless one device has each row of a `ShardedTable`."""
     if table.layout.columns > 1 or table.layout.replicas > 1:
         raise ValueError(
             f"tiers[{name!r}]: got the placement {table.placement!r}; expected one that shards rows without replicas, "
@@ -184,13 +180,15 @@ class _Leaving:
 
     Attributes:
         plan: the exchange.
-        in_memory: keys that come from host memory, and leave it.
-        counts: rows that came from host memory, from disk, and new ones.
+        goes: bool ``[m]``, the rows of the exchange that leave for the host memory of this process.
+        in_memory: keys that come from its host memory, and leave it.
+        counts: rows that came from host memory, from disk, and new ones; of this process until all have told theirs.
         returned: the rows that come straight from what left with earlier batches; none once the batch is loaded.
         entries: of the arrays by name, with the padding of the exchange; None until the batch is loaded.
     """
 
     plan: Exchanged
+    goes: np.ndarray
     in_memory: np.ndarray
     counts: tuple[int, int, int]
     returned: list[_Returned]
@@ -204,7 +202,7 @@ class _Leaving:
     @property
     def grows(self) -> int:
         """How many more rows host memory holds afterwards."""
-        return int(self.plan.full.sum()) - len(self.in_memory)
+        return int(self.goes.sum()) - len(self.in_memory)
 
 
 class _Returned(NamedTuple):
@@ -221,13 +219,23 @@ class _Returned(NamedTuple):
 
 
 class TieredRows:
-    """The rows of one table, by 64-bit key."""
+    """The rows of one table, by 64-bit key.
+
+    The processes that have its devices decide the same of the same batches; the rows beyond the devices are shared out
+    among them.
+    """
 
     def __init__(
-        self, name: str, table: Table, tier: Tier, layout: RecordLayout, disk: DiskStore | None
+        self,
+        name: str,
+        table: Table,
+        tier: Tier,
+        layout: RecordLayout,
+        disk: DiskStore | None,
+        processes: Processes,
     ):
-        self.tier, self.layout = tier, layout
-        self._on_device = DeviceRows(table)
+        self.tier, self.layout, self.processes = tier, layout, processes
+        self._on_device = DeviceRows(table) if processes.alone else RowsOfProcesses(table)
         self.places = DevicePlaces(table.num_embeddings, tier.ways, tier.policy, f"table {name!r}")
         assert tier.host_rows is not None
         self._host = HostStore(tier.host_rows, layout, disk, name)
@@ -235,9 +243,8 @@ class TieredRows:
         self._initial = tier.initializer or Normal(table.features**-0.5)
         self.features = table.features
         self._seed = words_of_keys(np.array([int(tier.seed) & 0xFFFFFFFFFFFFFFFF], np.uint64))[0]
-        self.lives = (
-            Lives(as_admission(tier.admission), tier.host_rows, self._seed) if tier.ages else None
-        )
+        waiting = tier.host_rows * processes.count
+        self.lives = Lives(as_admission(tier.admission), waiting, self._seed) if tier.ages else None
         # By slot, of loaded batches: its key, whether it has one, and whether the disk lacks its last value.
         rows = table.num_embeddings
         self._keys, self._full = np.zeros(rows, np.uint64), np.zeros(rows, bool)
@@ -245,8 +252,9 @@ class TieredRows:
         # The rows that leave with a batch, until they are in host memory; and the batch that a key leaves with.
         self._leaving: dict[int, _Leaving] = {}
         self._left_with = KeyIndex()
-        # `TierStatistics` but for the last two.
+        # `TierStatistics` but for the last two; and the rows written to disk that all processes know of.
         self._totals = np.zeros(len(TierStatistics._fields) - 2, np.int64)
+        self._to_disk = self._told = 0
 
     def place(
         self, keys: np.ndarray, present: np.ndarray, epoch: int
@@ -271,23 +279,50 @@ class TieredRows:
         stored = self._host.get(plan.loaded, size)
         in_memory, on_disk = stored.in_memory | here, stored.on_disk & ~here
         entries, missing = stored.entries, ~(in_memory | on_disk)
+        if not self.processes.alone:
+            elsewhere = ~self.processes.owns(plan.loaded)
+            missing &= ~elsewhere
+            for array in entries:
+                array[: len(elsewhere)][elsewhere] = 0
         new = np.flatnonzero(missing)
         if len(new):
             self._write_initial(plan.loaded, missing, entries[0])
             for array, value in zip(entries[1:], self.layout.initial[1:], strict=True):
                 array[new] = value
         counts = int(in_memory.sum()), int(on_disk.sum()), len(new)
-        leaving = _Leaving(plan, plan.loaded[in_memory], counts, returned)
+        goes = plan.full & self.processes.owns(plan.evicted)
+        leaving = _Leaving(plan, goes, plan.loaded[in_memory], counts, returned)
         needed = (
             len(self._host) + leaving.grows + sum(other.grows for other in self._leaving.values())
         )
         if not self._has_disk and needed > self._host.rows:
             raise StoreError(full(self.name, self._host.rows))
         self._leaving[number] = leaving
-        self._note_left(number, plan)
+        self._note_left(number, leaving)
         self._host.write_ahead()
         slots = self._on_device.numbers(_padded(plan.slots, size, len(self._keys)))
-        return self._on_device.placed((slots, dict(zip(self.layout.names, entries, strict=True))))
+        return self._on_device.placed(slots, dict(zip(self.layout.names, entries, strict=True)))
+
+    def report(self, number: int) -> np.ndarray:
+        """What this process tells the others of a batch: uint32, a digest of its rows, and the counts `tell` takes."""
+        leaving = self._leaving[number]
+        digest = 0
+        for array in (leaving.plan.requested, leaving.plan.loaded, leaving.plan.slots):
+            digest = zlib.crc32(array.tobytes(), digest)
+        return np.array([digest, *leaving.counts, self.written()], np.uint32)
+
+    def written(self) -> int:
+        """How many rows this process has written to disk since the last call."""
+        before, self._told = self._told, self._host.to_disk
+        return self._told - before
+
+    def tell(self, number: int, told: np.ndarray) -> None:
+        """Takes the sums over all processes of what `report` counts of a batch."""
+        self._leaving[number].counts = tuple(told[:3].tolist())
+        self.tell_written(told[3])
+
+    def tell_written(self, count: int) -> None:
+        self._to_disk += int(count)
 
     def load(
         self, number: int, state: Mapping[str, Any], slots: jax.Array, entries: dict[str, Any]
@@ -323,59 +358,79 @@ class TieredRows:
         self._leaving = {k: leaving for k, leaving in self._leaving.items() if k < loaded}
         self._left_with = KeyIndex()
         for number, leaving in sorted(self._leaving.items()):
-            self._note_left(number, leaving.plan)
+            self._note_left(number, leaving)
         self.places.reset(self._keys, self._full)
         if self.lives is not None:
             self.lives.forget_staged()
 
     def remove(self, keys: np.ndarray) -> np.ndarray:
         """Removes rows, wherever they are, while no batch is prepared; returns their keys in ascending order."""
-        keys = np.intersect1d(keys, self.keys())
-        slots = np.flatnonzero(self._full)
-        slots = slots[np.isin(self._keys[slots], keys)]
-        self._full[slots] = self._changed[slots] = False
-        self.places.empty(slots)
-        self._host.remove(keys)
-        if self.lives is not None:
-            self.lives.remove(keys)
+        with self.together():
+            here = np.intersect1d(keys, self._held())
+        keys = np.unique(self.processes.joined(here))
+        with self.together():
+            slots = np.flatnonzero(self._full)
+            slots = slots[np.isin(self._keys[slots], keys)]
+            self._full[slots] = self._changed[slots] = False
+            self.places.empty(slots)
+            self._host.remove(keys)
+            if self.lives is not None:
+                self.lives.remove(keys)
         return keys
 
     def flush(self, state: Any) -> None:
         """Writes all rows to disk whose last value is not there yet."""
-        self._absorb(0)
-        self._host.flush()
+        with self.together():
+            self._absorb(0)
+            self._host.flush()
         slots = np.flatnonzero(self._changed & self._full)
         for first in range(0, len(slots), _CHUNK):
             part = slots[first : first + _CHUNK]
-            entries = self._entries(state, self.layout.names, part)
-            self._host.write(self._keys[part], entries, np.arange(len(part)))
+            entries = self._entries(self._on_device.read, state, self.layout.names, part)
+            with self.together():
+                mine = np.flatnonzero(self.processes.owns(self._keys[part]))
+                self._host.write(self._keys[part[mine]], entries, mine)
         self._changed[:] = False
 
     def read(self, state: Any, keys: np.ndarray) -> np.ndarray:
         """Reads rows of keys, wherever they are."""
         distinct, inverse = np.unique(keys, return_inverse=True)
-        return self.entries(state, distinct, self.layout.names[:1])[0][inverse]
+        with self.together():
+            (rows,) = self.entries(state, distinct, self.layout.names[:1])
+        return self.processes.merged(rows)[inverse]
 
     def keys(self) -> np.ndarray:
         """Returns all keys that have a row, wherever it is, in ascending order."""
-        self._absorb(0)
-        return np.unique(np.concatenate([self._host.keys(), self._keys[self._full]]))
+        with self.together():
+            held = self._held()
+        return held if self.processes.alone else np.unique(self.processes.joined(held))
+
+    def holders(self, state: Any, keys: np.ndarray) -> np.ndarray:
+        """The process that reads the entries of each key in ascending order, int ``[n]``."""
+        holders = self.processes.numbered(self.processes.owners(keys))
+        slots, places = self._on_device_of(keys)
+        holders[places] = self._on_device.processes(state[self.layout.names[0]], slots)
+        return holders
 
     def entries(self, state: Any, keys: np.ndarray, names: tuple[str, ...]) -> list[np.ndarray]:
-        """Reads entries of the first arrays for keys in ascending order; initial rows for keys without a row."""
+        """Reads entries of the first arrays for keys in ascending order; initial rows for keys without a row.
+
+        Entries that another process reads are zeros, see `holders`.
+        """
         self._absorb(0)
+        here = self.holders(state, keys) == jax.process_index()
         stored = self._host.get(keys, len(keys))
-        arrays = stored.entries[: len(names)]
-        self._write_initial(keys, stored.missing, arrays[0])
+        arrays, missing = stored.entries[: len(names)], stored.missing & here
+        for array in arrays:
+            array[~here] = 0
+        self._write_initial(keys, missing, arrays[0])
         for array, value in zip(arrays[1:], self.layout.initial[1:], strict=False):
-            array[stored.missing] = value
-        slots = np.flatnonzero(self._full)
-        places = np.searchsorted(keys, self._keys[slots])
-        inside = places < len(keys)
-        slots, places = slots[inside], places[inside]
-        here = keys[places] == self._keys[slots]
-        for array, on_device in zip(arrays, self._entries(state, names, slots[here]), strict=True):
-            array[places[here]] = on_device
+            array[missing] = value
+        slots, places = self._on_device_of(keys)
+        slots, places = slots[here[places]], places[here[places]]
+        of_slots = self._entries(self._on_device.read_here, state, names, slots)
+        for array, on_device in zip(arrays, of_slots, strict=True):
+            array[places] = on_device
         return arrays
 
     @contextlib.contextmanager
@@ -387,7 +442,7 @@ class TieredRows:
         """
         if not self._has_disk:
             after = np.setdiff1d(np.union1d(self.keys(), coming), leaving)
-            if len(after) > self._host.rows:
+            if np.bincount(self.processes.owners(after), minlength=1).max() > self._host.rows:
                 raise StoreError(full(self.name, self._host.rows))
         with self._host.whole():
             self.remove(leaving)
@@ -395,8 +450,9 @@ class TieredRows:
 
     def put(self, keys: np.ndarray, entries: list[np.ndarray]) -> None:
         """Sets entries of distinct keys that are not on the device."""
-        self._host.erase(keys)  # so that it is their room that they take
-        self._host.put(keys, entries, np.arange(len(keys)))
+        rows = np.flatnonzero(self.processes.owns(keys))
+        self._host.erase(keys[rows])  # so that it is their room that they take
+        self._host.put(keys[rows], entries, rows)
 
     def rest(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays of a state that have no entry for every row, and do not say where rows are."""
@@ -409,7 +465,8 @@ class TieredRows:
         return dict(zip(("host_rows", "num_embeddings"), map(np.array, sizes), strict=True))
 
     def statistics(self) -> TierStatistics:
-        totals = (*self._totals.tolist(), self._host.to_disk, self.layout.size)
+        to_disk = self._host.to_disk if self.processes.alone else self._to_disk
+        totals = (*self._totals.tolist(), to_disk, self.layout.size)
         return TierStatistics._make(totals)
 
     def grow_host(self, rows: int) -> None:
@@ -420,6 +477,10 @@ class TieredRows:
             )
         self._host.grow(rows)
 
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """What every process does by itself; an error of one of them is one of all."""
+        return self.processes.together(f"tiers[{self.name!r}]", StoreError)
+
     def _absorb(self, most: int) -> None:
         """Moves rows that left the device to host memory; does not wait for rows of the last ``most`` batches."""
         loaded = [k for k, leaving in sorted(self._leaving.items()) if leaving.entries is not None]
@@ -427,18 +488,17 @@ class TieredRows:
             leaving = self._leaving[number]
             if place >= len(loaded) - most and not leaving.ready:
                 break
-            plan = leaving.plan
             self._host.erase(leaving.in_memory)
-            if plan.full.any():
-                gone, rows = plan.evicted[plan.full], np.flatnonzero(plan.full)
+            if leaving.goes.any():
+                gone, rows = leaving.plan.evicted[leaving.goes], np.flatnonzero(leaving.goes)
                 entries = leaving.entries or {}
                 self._host.put(gone, [np.asarray(entries[k]) for k in self.layout.names], rows)
                 # Others have left once more since then.
                 self._left_with.erase(gone[self._left_with.find(gone) == number])
             del self._leaving[number]
 
-    def _note_left(self, number: int, plan: Exchanged) -> None:
-        gone = plan.evicted[plan.full]
+    def _note_left(self, number: int, leaving: _Leaving) -> None:
+        gone = leaving.plan.evicted[leaving.goes]
         self._left_with.set(gone, np.full(len(gone), number))
 
     def _returned(self, keys: np.ndarray, size: int) -> tuple[list[_Returned], np.ndarray]:
@@ -447,7 +507,7 @@ class TieredRows:
         returned = []
         for number in np.unique(numbers[numbers >= 0]).tolist():
             left, targets = self._leaving[number], np.flatnonzero(numbers == number)
-            rows = np.flatnonzero(left.plan.full)
+            rows = np.flatnonzero(left.goes)
             order = np.argsort(left.plan.evicted[rows])
             places = np.searchsorted(left.plan.evicted[rows], keys[targets], sorter=order)
             count = rounded_up(len(targets), _FEWEST)
@@ -460,10 +520,30 @@ class TieredRows:
             )
         return returned, numbers >= 0
 
-    def _entries(self, state: Any, names: tuple[str, ...], slots: np.ndarray) -> list[np.ndarray]:
+    def _held(self) -> np.ndarray:
+        """The keys in ascending order whose rows are on the device, or beyond it in this process."""
+        self._absorb(0)
+        return np.unique(np.concatenate([self._host.keys(), self._keys[self._full]]))
+
+    def _on_device_of(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The slots of keys in ascending order that are on the device, and the positions of these keys."""
+        slots = np.flatnonzero(self._full)
+        places = np.searchsorted(keys, self._keys[slots])
+        inside = places < len(keys)
+        slots, places = slots[inside], places[inside]
+        here = keys[places] == self._keys[slots]
+        return slots[here], places[here]
+
+    def _entries(
+        self,
+        read: Callable[[Any, np.ndarray], Any],
+        state: Any,
+        names: tuple[str, ...],
+        slots: np.ndarray,
+    ) -> list[np.ndarray]:
         """Reads the entries of these slots on the device, without a transfer of others."""
         wanted = _padded(slots, rounded_up(len(slots), _FEWEST), 0)
-        found = self._on_device.read({name: state[name] for name in names}, wanted)
+        found = read({name: state[name] for name in names}, wanted)
         return [np.asarray(found[name])[: len(slots)] for name in names]
 
     def _write_initial(self, keys: np.ndarray, wanted: np.ndarray, rows: np.ndarray) -> None:

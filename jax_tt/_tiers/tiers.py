@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -16,16 +18,18 @@ import numpy as np
 from jax_tt._base.arguments import as_condition, as_int, type_of
 from jax_tt._base.keywords import UnknownName
 from jax_tt._collection.collection import Collection, States
-from jax_tt._jax.on_host import like_on_device
+from jax_tt._jax.on_host import like_on_device, on_host
 from jax_tt._ops.dump_content import Target
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import is_sharded
 from jax_tt._tiers import saved as saved_arrays
+from jax_tt._tiers.agreement import Agreement
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.inputs import features_of, keys_of, with_slots
 from jax_tt._tiers.lives import TierView
 from jax_tt._tiers.pipeline import Pipeline
+from jax_tt._tiers.processes import Processes
 from jax_tt._tiers.row_bytes import RecordLayout
 from jax_tt._tiers.saved import (
     dump_tier,
@@ -68,7 +72,7 @@ class Tiers:
     """Tables of a collection whose rows are on the device, in host memory and on disk.
 
     The tables of the collection are on the device: `DenseTable` with as many rows as there is room for, and an
-    optimizer, also sharded over devices of this process. Ids of the batches are any 64-bit integers, or up to
+    optimizer, also sharded over devices. Ids of the batches are any 64-bit integers, or up to
     `Tier.num_embeddings`. `prefetch` decides on the host which rows each batch needs on the device, fetches them with
     their optimizer state from memory and disk while earlier batches are trained, and replaces ids by slots. `load`
     exchanges the rows on the device.
@@ -76,10 +80,16 @@ class Tiers:
     Training gives the same numbers as one table with a row for every id, bit for bit, unless rows are rounded
     stochastically. A new row has an initial value that depends on the seed and the id alone.
 
+    Where devices of several processes have the tables, every process is given the batches with the ids of all of them,
+    and all call the same methods in the same order (`statistics`, `grow_host` and `close` wait for no other process).
+    Each keeps a part of the rows that are not on a device. Batches that differ are a `ValueError` in all processes when
+    it is their turn, and an error of one process stops all of them. As batches are asked for in a thread, they must not
+    come from collective operations of JAX, unless ``depth`` is 0.
+
     Args:
         collection: the tables on the device and the features.
         tiers: `Tier` by table, for tables with more rows than the device holds.
-        path: directory of the tier on disk, for all tables; None for none.
+        path: directory of the tier on disk, for all tables; None for none. Every process has its own in there.
         depth: batches that are ready ahead of the one that is loaded. Two threads prepare them; with 0 there are none.
 
     Attributes:
@@ -121,27 +131,32 @@ class Tiers:
         if self._depth < 0:
             raise ValueError(f"depth: got {depth}; expected a number of batches, at least 0.")
         tables = _checked(collection, tiers)
+        self._processes = Processes.of(tables)
         self._disk: DiskStore | None = None
         layouts = {name: RecordLayout.of(unsharded(table)) for name, table in tables.items()}
         if path is not None:
-            about = {name: tier.about(layouts[name]) for name, tier in tiers.items()}
+            about = {name: tiers[name].about(layout) for name, layout in layouts.items()}
             sizes = {name: layout.size for name, layout in layouts.items()}
-            self._disk = DiskStore(path, sizes, about)
+            with self._together("path"):
+                directory = self._processes.directory(Path(path))
+            self._disk = DiskStore(directory, sizes, about, self._processes)
         try:
-            saved = self._saved_of_rows()
-            self._rows = {
-                name: TieredRows(
-                    name,
-                    tables[name],
-                    tier.reopened(name, saved.get(name, {})),
-                    layouts[name],
-                    self._disk,
-                )
-                for name, tier in tiers.items()
-            }
-            for name, rows in self._rows.items():
-                if rows.lives is not None and name in saved:
-                    put_lives(rows.lives, saved[name])
+            with self._together("tiers"):
+                saved = self._saved_of_rows()
+                self._rows = {
+                    name: TieredRows(
+                        name,
+                        table,
+                        tiers[name].reopened(name, saved.get(name, {})),
+                        layouts[name],
+                        self._disk,
+                        self._processes,
+                    )
+                    for name, table in tables.items()
+                }
+                for name, rows in self._rows.items():
+                    if rows.lives is not None and name in saved:
+                        put_lives(rows.lives, saved[name])
         except BaseException:  # of memory, for instance
             if self._disk is not None:
                 self._disk.close()
@@ -156,7 +171,7 @@ class Tiers:
         self._stores = threading.Lock()
         # Of the present iteration over batches, until all of it has ended.
         self._running: Pipeline | None = None
-        self._ending = False
+        self._ending = self._complete = False
         self.seconds_waited = 0.0
 
     def prefetch(self, batches: Iterable[Any], *, epoch: int = 0) -> Iterator[Staged]:
@@ -183,12 +198,15 @@ class Tiers:
                 "prefetch: another iteration over batches has not ended; close it first."
             )
         self._end()
-        place = functools.partial(self._place, epoch=of_epoch)
-        running = Pipeline(batches, place, self._fetch, self._depth)
+        self._complete = False
+        place = functools.partial(self._apart, functools.partial(self._place, epoch=of_epoch))
+        fetch = functools.partial(self._apart, self._fetch)
+        running = Pipeline(batches, place, fetch, self._depth)
+        agreement = Agreement(running.next, self._processes, self._rows, self._depth)
         try:
             self._running = running
             running.start()
-            while (staged := self._next(running)) is not None:
+            while (staged := self._next(agreement)) is not None:
                 yield staged
                 if self._loaded <= staged.number:
                     raise RuntimeError(
@@ -236,12 +254,19 @@ class Tiers:
         with self._stores:
             for name, rows in self._rows.items():
                 rows.flush(state[name])
-            of_rows = {
-                name: rows.sizes() | (lives_arrays(rows.lives) if rows.lives else {})
-                for name, rows in self._rows.items()
-            }
-            rest = saved_arrays.to_bytes(jax.device_get(self._rest(state)), other)
-            disk.commit(saved_arrays.to_bytes(of_rows, rest))
+            arrays = jax.tree.map(on_host, self._rest(state))
+            with self._together("save"):
+                of_rows = {
+                    name: rows.sizes() | (lives_arrays(rows.lives) if rows.lives else {})
+                    for name, rows in self._rows.items()
+                }
+                saved = saved_arrays.to_bytes(of_rows, saved_arrays.to_bytes(arrays, other))
+            disk.commit(saved)
+            written = np.array([rows.written() for rows in self._rows.values()], np.uint32)
+            for rows, count in zip(
+                self._rows.values(), self._processes.summed(written), strict=True
+            ):
+                rows.tell_written(count)
 
     def restore(self, state: States) -> tuple[bytes, dict[str, dict[str, Any]]] | None:
         """Reads the last `save`: the other bytes, and a state without rows on the device; None if there is none.
@@ -258,8 +283,9 @@ class Tiers:
                 its hash tables grow as far as their ``max_capacity``; the message has both sizes.
         """
         disk = self._needs_disk("restore")
-        self._require_unused("restore")
-        data = disk.saved()
+        with self._together("restore"):
+            self._require_unused("restore")
+            data = disk.saved()
         if data is None:
             return None
         rest, other = saved_arrays.from_bytes(saved_arrays.from_bytes(data)[1])
@@ -361,7 +387,8 @@ class Tiers:
         After an error in the middle, such as a damaged file, every call raises a `StoreError` until the tiers are
         opened again.
         """
-        self._require_unused("load_dump")
+        with self._together("load_dump"):
+            self._require_unused("load_dump")
         with self._stores:
             rest = load_tier(self._rows_of(table), state[table], path, progress)
         after = {name: dict(arrays) for name, arrays in state.items()}
@@ -472,6 +499,9 @@ class Tiers:
         data = None if self._disk is None else self._disk.saved()
         return {} if data is None else saved_arrays.from_bytes(data)[0]
 
+    def _together(self, label: str) -> contextlib.AbstractContextManager[None]:
+        return self._processes.together(label, StoreError)
+
     def _require_unused(self, caller: str) -> None:
         if self._staged:
             raise RuntimeError(
@@ -486,9 +516,10 @@ class Tiers:
             )
         return self._disk
 
-    def _next(self, running: Pipeline) -> Staged | None:
+    def _next(self, agreement: Agreement) -> Staged | None:
         start = time.perf_counter()
-        staged = running.next()
+        staged = agreement.next()
+        self._complete = staged is None
         self.seconds_waited += time.perf_counter() - start
         return staged
 
@@ -500,6 +531,10 @@ class Tiers:
         self._running.stop()
         self._forget_what_was_not_loaded()
         self._running, self._ending = None, False
+
+    def _apart(self, step: Callable[[Any], Staged], batch: Any) -> Staged:
+        with self._processes.apart():
+            return step(batch)
 
     def _place(self, batch: Any, epoch: int) -> Staged:
         """Decides which rows a batch exchanges; they are yet to be fetched."""
@@ -528,7 +563,9 @@ class Tiers:
         return placed._replace(exchanges=exchanges)
 
     def _forget_what_was_not_loaded(self) -> None:
-        if self._staged > self._loaded:
+        # Another process may have prepared more batches than this one, and all of them go on from the same places.
+        elsewhere = not (self._processes.alone or self._complete)
+        if self._staged > self._loaded or elsewhere:
             for rows in self._rows.values():
                 rows.forget_staged(self._loaded)
             # Numbers are not used again, so that `load` refuses the batches that were dropped.
@@ -554,4 +591,5 @@ def _checked(collection: Any, tiers: Any) -> dict[str, Table]:
             raise TypeError(f"tiers[{name!r}]: got {type_of(tier)}; expected a jax_tt.Tier.")
         tier.check(name, table)
         tables[name] = table
-    return tables
+    # In an order that is the same in all processes.
+    return {name: tables[name] for name in collection.tables if name in tables}

@@ -37,7 +37,7 @@ _CHUNK, _FEWEST = 1 << 16, 64
 
 
 class TierStatistics(NamedTuple):
-    """Totals of a table with tiers, of the batches that have been loaded.
+    """Totals of a table with tiers, of the batches that have been loaded, and of all processes that have its devices.
 
     Attributes:
         requests: ids looked up.
@@ -46,7 +46,8 @@ class TierStatistics(NamedTuple):
         host_hits, disk_hits: rows that came from host memory, and from disk.
         created: rows that were new.
         evicted: rows that left the device for host memory.
-        to_disk: rows written to disk, for batches that were dropped too.
+        to_disk: rows written to disk, for batches that were dropped too; of several processes, before the last batch or
+            save.
         record_bytes: of a row with its optimizer state, to count bytes moved.
 
     >>> import jax_tt

@@ -90,7 +90,8 @@ class Tiers:
         collection: the tables on the device and the features.
         tiers: `Tier` by table, for tables with more rows than the device holds.
         path: directory of the tier on disk, for all tables; None for none. Every process has its own in there.
-        depth: batches that are ready ahead of the one that is loaded. Two threads prepare them; with 0 there are none.
+        depth: batches that are ready ahead of the one that is loaded; of several processes, one more. Two threads
+            prepare them; with 0 there are none.
 
     Attributes:
         collection: the tables and features, after `restore` with the capacities of the store.
@@ -338,7 +339,8 @@ class Tiers:
     ) -> int:
         """Writes all rows of a table, wherever they are, to files in a directory, as `files.dump` does.
 
-        Only the rows of three files are in memory at a time, and some bytes for every key.
+        Only the rows of three files are in memory at a time, and some bytes for every key. Several processes write the
+        files together, to a file system that all of them see.
 
         Args:
             state: the arrays after a step.

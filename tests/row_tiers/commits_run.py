@@ -30,7 +30,7 @@ KEYS = np.arange(1000, dtype=np.uint64)
 
 
 def of_both(run: Callable[[int, Pair], int]) -> list[int]:
-    """What two processes return, or how they end; 1 by an error."""
+    """What two processes return, or how they end; 3 by an error."""
     lines, children = socket.socketpair(), []
     for number in (0, 1):
         if child := os.fork():
@@ -40,7 +40,7 @@ def of_both(run: Callable[[int, Pair], int]) -> list[int]:
         try:
             os._exit(run(number, Pair(number, lines[number])))
         except BaseException as error:
-            os._exit(1 if isinstance(error, StoreError | ConnectionError) else 100)
+            os._exit(3 if isinstance(error, StoreError | ConnectionError) else 100)
     for line in lines:
         line.close()
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
@@ -103,6 +103,15 @@ def main(path: Path) -> None:
         "fsync"
     )  # what is written outlives a process without it
     assert of_both(partial(commit, first, 1)) == [0, 0]
+    mixed = path / "mixed"
+    shutil.copytree(first, mixed)
+    assert of_both(partial(commit, mixed, 2)) == [0, 0] and of_both(partial(committed, mixed)) == [
+        2,
+        2,
+    ]
+    shutil.rmtree(mixed / "1")
+    shutil.copytree(first / "1", mixed / "1")
+    assert of_both(partial(committed, mixed)) == [3, 3]  # saves of different times
     for failure, failing in itertools.product((killed, full), (0, 1)):
         for last in itertools.count():
             place = path / "second"

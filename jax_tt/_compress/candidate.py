@@ -13,7 +13,7 @@ from jax_tt._compress.source import Made, Source, explained
 
 _THREADS = 4
 # The squared error of a variation is not smaller than that of the plain table by more than this factor.
-_MOST_GAIN = 8
+_MOST_GAIN = 32
 
 
 @dataclasses.dataclass(frozen=True)

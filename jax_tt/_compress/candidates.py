@@ -29,7 +29,9 @@ _CODE_BITS = (8, 7, 6, 5, 4)
 # Rounding and product codes are better where there is room for more codes than these, and are fitted much faster.
 _MAX_SUM = 16
 # Fits that show which kinds are worth a better one.
-_QUICK_CODES = {"iterations": 4}
+_QUICK_SUMS = {"iterations": 4}
+# Codes of separate parts take little time, and rotations become better for longer.
+_QUICK_PARTS = {"iterations": 12}
 # Numbers of codes that are added in each part of the columns.
 _TERMS = (1, 2)
 # Parts of products in which some rows have more codes.
@@ -269,7 +271,8 @@ def _encoded(
     table = _coded(source, m, bits, kind=kind, rotated=rotation is not None, **options)
     options |= {"kind": kind, "rotation": rotation, "param_dtype": source.param_dtype}
     make = functools.partial(_in_codes, num_codes=m, bits=bits, **options)
-    return Candidate(kind, in_words(table), table_bytes(table), make, _QUICK_CODES)
+    quick = _QUICK_PARTS if table.all_codes == table.column_parts else _QUICK_SUMS
+    return Candidate(kind, in_words(table), table_bytes(table), make, quick)
 
 
 def _in_codes(source: Source, hot: int = 0, **options: Any) -> Made:

@@ -28,6 +28,8 @@ Metric = Callable[[Table, dict[str, jax.Array]], Any]
 _RATIOS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3)
 # So many of the tables for a size are fitted to all rows, and so many of these in all iterations.
 _FITTED, _REFINED = 4, 2
+# The squared error on the sample, relative to the least one, of tables of further kinds that are fitted to all rows.
+_NEAR = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,8 +127,9 @@ def compress(
     sizes, from 1/128 to 1/3 of the rows in float32, by bisection.
 
     The settings for a size are tried on a sample of the rows if there are more than 4,096 of them, and variations of
-    product codes only if plain ones are not far from the best. The best four are then fitted to all rows in a few
-    iterations, and the best two of these again in all iterations.
+    product codes only if plain ones are not far from the best. The best four, and the best of every further kind that
+    is near, are then fitted to all rows in a few iterations, and the best two of these, or three for two kinds, again
+    in all iterations.
 
     The kinds are
 
@@ -257,13 +260,13 @@ class _Search:
     def _measure(self, tables: list[Candidate], preferred: Callable[[Measured], Any]) -> float:
         """Measures the best candidates, and returns the highest quality of them; without any, -inf."""
         if len(tables) > _FITTED and self._sample is not self._source:
-            qualities = dict(zip(map(id, tables), self._estimated(tables), strict=True))
-            tables = sorted(tables, key=lambda one: qualities[id(one)])[-_FITTED:]
+            estimates = self._estimated(tables)
+            least = _NEAR * (1 - max(estimates))
+            tables = leading(tables, estimates, _FITTED, lambda quality: 1 - quality <= least)
         if len(tables) > _REFINED:
-            quick = {
-                one.label: self._measured(one, preferred, quick=True).quality for one in tables
-            }
-            tables = sorted(tables, key=lambda one: quick[one.label])[-_REFINED:]
+            quick = [self._measured(one, preferred, quick=True).quality for one in tables]
+            of_one_kind = len({one.kind for one in leading(tables, quick, _REFINED)}) == 1
+            tables = leading(tables, quick, _REFINED, lambda _: of_one_kind)[: _REFINED + 1]
         fits = (self._measured(one, preferred, quick=False).quality for one in tables)
         return max(fits, default=-math.inf)
 
@@ -313,6 +316,24 @@ class _Search:
             best[one.kind, one.detail] = one
         measured = tuple(sorted(best.values(), key=lambda one: one.nbytes))
         return Compressed(table, state, chosen, self._dense(), measured)
+
+
+def leading(
+    tables: Sequence[Candidate],
+    qualities: Sequence[float],
+    count: int,
+    near: Callable[[float], bool] = lambda _: False,
+) -> list[Candidate]:
+    """So many of the best tables, and the best one of each further kind whose quality is near.
+
+    How a sample or a few iterations change a quality depends on the kind.
+    """
+    order = sorted(range(len(tables)), key=lambda k: qualities[k], reverse=True)
+    kept = [tables[k] for k in order[:count]]
+    for k in order[count:]:
+        if near(qualities[k]) and tables[k].kind not in {one.kind for one in kept}:
+            kept.append(tables[k])
+    return kept
 
 
 def _quality(argument: str, value: Any) -> float:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -78,6 +78,9 @@ class PlanInput:
         dtype: storage type, for a table that is not trained.
         seed: of randomised decompositions.
         kinds: some of `SMALL`.
+
+    Attributes:
+        sampled: whether tables of the ``kinds`` are tried on a sample of the rows first.
     """
 
     def __init__(self, name: str, value: Any, dtype: Any, seed: int, kinds: Sequence[str] = ()):
@@ -108,12 +111,13 @@ class PlanInput:
         self.dense_bytes = self.num_embeddings * self.features * self.itemsize
         self._order: IdOrder | None = None
         self._fitted: list[Candidate] = []  # tensor trains
-        self._sampled = False
+        self._tried: set[str] = set()  # labels of tables of `SMALL`
+        self.sampled = False
         if self.measured:
             self._tails = _low_rank_errors(self.dense, name)
             self._source = Source(self.dense, None, jnp.dtype("bfloat16"), seed)
             self._sample = self._source.sample()
-            self._sampled = self._sample is not self._source
+            self.sampled = self._sample is not self._source
 
     @property
     def uncompressed(self) -> Candidate:
@@ -132,14 +136,17 @@ class PlanInput:
         dense one, except the smallest train.
         """
         forms = [self.uncompressed]
-        floor = share / _LEAST_SHARE * self.dense_bytes if self._sampled else 0
+        floor = share / _LEAST_SHARE * self.dense_bytes if self.sampled else 0
         if self.measured:
             forms += [
                 low
                 for rank in range(1, self.features + 1)
                 if (low := self.low_rank(rank)).nbytes < self.dense_bytes
             ]
-            forms += self._small(bar, budget, floor)
+            sizes = [(kind, size) for kind in self.kinds for size in self._sizes(kind)]
+            forms += self._small(
+                bar, [(kind, size) for kind, size in sizes if size >= floor], budget
+            )
         forms += self._trains(forms, budget, floor, bar)
         return [one for one in forms if one.kind == DENSE or one.nbytes < self.dense_bytes]
 
@@ -176,23 +183,29 @@ class PlanInput:
 
     def rival(self, nbytes: int) -> Candidate:
         """A tensor train to compare with: of so many bytes, or the one of a large table that is closest to it."""
-        if not self._sampled:
+        if not self.sampled:
             return self.train(nbytes)
         plain = (one for one in self._fitted if one.id_order is None)
         return min(plain, key=lambda one: abs(math.log(one.nbytes / nbytes)))
 
-    def _small(self, bar: Progress, budget: int, floor: float) -> list[Candidate]:
-        """Tables of the kinds of `compress` of at least ``floor`` bytes, fitted in a few iterations."""
+    def small_within(self, bar: Progress, kinds: Iterable[str], nbytes: int) -> list[Candidate]:
+        """Tables of some of the ``kinds`` that are as large as fits in so many bytes."""
+        size = min(nbytes, self.dense_bytes - 1)
+        return self._small(bar, [(kind, size) for kind in self.kinds if kind in kinds], size)
+
+    def _small(
+        self, bar: Progress, sizes: Iterable[tuple[str, int]], budget: int
+    ) -> list[Candidate]:
+        """Tables of kinds of `compress` with their sizes, fitted in a few iterations, that were not tried before."""
         every = [
             one
-            for kind in self.kinds
-            for size in self._sizes(kind)
-            if size >= floor
+            for kind, size in sizes
             for one in small.candidates(self._source, kind, size)
-            if one.nbytes <= budget
+            if one.nbytes <= budget and one.label not in self._tried
         ]
         tables = list({one.label: one for one in every}.values())
-        if not self._sampled:
+        self._tried.update(one.label for one in tables)
+        if not self.sampled:
             made = []
             for one in tables:
                 with bar.stage(f"{self.name} as {one.label}"):
@@ -221,8 +234,8 @@ class PlanInput:
             return widths
         if kind == "mixed":  # between these
             return [(more + less) // 2 for more, less in itertools.pairwise(widths)]
-        # Where numbers of 8 bits have room, sums of codes or trains take longest, and numbers are better.
-        largest = 2 if kind in ("additive", "tt_sum") and "quantized" in self.kinds else 1
+        # Where numbers of 8 bits have room, codes and sums of trains take longest, and numbers have almost no error.
+        largest = 2 if "quantized" in self.kinds else 1
         return [self.dense_bytes // _MEASURED_STEP**k for k in range(largest, 5)]
 
     def _made(self, one: small.Candidate) -> Candidate:

@@ -20,6 +20,9 @@ from jax_tt._table.options import Update
 from jax_tt.optimizers import Optimizer
 
 _CACHES = 5  # the part of the budget that caches may have: one of so many
+_WORTH = 0.05  # of the bytes of a table, for which larger ones are tried
+_NEAR = 2.0  # times the error of what is chosen, of kinds that larger tables are tried of
+_ABOUT = 1.4  # times the error of what is chosen, of other kinds that are measured on all rows
 _POOR = 0.7  # relative error beyond which most of a table is lost
 
 
@@ -52,10 +55,11 @@ def plan(
     are included). A size is left out if another candidate that is no larger has a smaller error than the previous size.
     Further candidates are the products ``[N, r] [r, D]`` of all ranks, which are better if the columns are similar and
     the rows are not, and tables of the ``kinds`` of `compress`. If a table has more than 4,096 rows, these are tried on
-    a sample of them, and measured on all rows once they would be chosen, until all that is chosen is measured;
-    candidates that are much smaller than an even share of the budget are left out. If only the sizes of a table are
-    known, its error is *predicted* by the model of `TTShape.for_budget`, which is only suitable for a first division;
-    the order of its ids is not changed.
+    a sample of them, and measured on all rows once they would be chosen, and so is the best of every other kind that is
+    about as good, until all that is chosen is measured; candidates that are much smaller than an even share of the
+    budget are left out. If many bytes remain, larger tables of the kinds that were near are tried. If only the sizes of
+    a table are known, its error is *predicted* by the model of `TTShape.for_budget`, which is only suitable for a first
+    division; the order of its ids is not changed.
 
     With a sample of ids, a tensor train gets a `RowCache` up to the knee of the miss-ratio curve of the sample, if the
     most frequent rows of the first half of the sample cover a fifth of the lookups of the second half, and twice their
@@ -130,6 +134,8 @@ def plan(
         wanted_bytes = sum(wanted.nbytes for wanted in demands.values())
         reserve = min(budget // _CACHES, wanted_bytes, budget - least)
         chosen = _measured(candidates, budget - reserve, bar)
+        if _fill(specs, candidates, chosen, budget - reserve, bar):
+            chosen = _measured(candidates, budget - reserve, bar)
         caches = _caches(specs, chosen, demands, reserve)
         left = budget - sum(one.nbytes for one in chosen.values())
         left -= sum(taken for _, taken in caches.values())
@@ -160,17 +166,66 @@ def _budget(given: int | None, specs: Mapping[str, PlanInput], devices: int | No
 def _measured(
     candidates: dict[str, list[Candidate]], budget: int, bar: Progress
 ) -> dict[str, Candidate]:
-    """A candidate for every table that is measured on all rows, after as few of these measurements as possible."""
+    """A candidate for every table that is measured on all rows, after few of these measurements.
+
+    Errors on samples differ from these, and how much depends on the kind. So the best of every kind that is near what
+    would be chosen is measured, too.
+    """
     while True:
         chosen = allocate(candidates, budget)
         assert chosen is not None  # there is room for the smallest
-        if all(one.measure is None for one in chosen.values()):
+        wanted = [(name, one) for name, one in chosen.items() if one.measure is not None]
+        if not wanted:
+            left = budget - sum(one.nbytes for one in chosen.values())
+            wanted = [
+                (name, rival)
+                for name, one in chosen.items()
+                for rival in rivals(candidates[name], one, one.nbytes + left)
+            ]
+        if not wanted:
             return chosen
-        for name, one in chosen.items():
-            if one.measure is not None:
-                with bar.stage(f"{name} as {one.label}"):
-                    others = [other for other in candidates[name] if other is not one]
-                    candidates[name] = [*others, one.measure()]
+        for name, one in wanted:
+            assert one.measure is not None
+            with bar.stage(f"{name} as {one.label}"):
+                others = [other for other in candidates[name] if other is not one]
+                candidates[name] = [*others, one.measure()]
+
+
+def rivals(candidates: Sequence[Candidate], chosen: Candidate, room: int) -> list[Candidate]:
+    """The best candidates of their kinds within so many bytes that are about as good, if they are not measured yet."""
+    near: dict[str, Candidate] = {}
+    for one in sorted(candidates, key=lambda one: one.error):
+        if one.nbytes <= room and one.error <= _ABOUT * chosen.error:
+            near.setdefault(one.kind, one)
+    return [one for one in near.values() if one.measure is not None]
+
+
+def _fill(
+    specs: dict[str, PlanInput],
+    candidates: dict[str, list[Candidate]],
+    chosen: dict[str, Candidate],
+    budget: int,
+    bar: Progress,
+) -> bool:
+    """Adds larger tables of the kinds of `compress`, in place, where many bytes remain; whether there are some.
+
+    Only kinds are tried that were not far from what is chosen.
+    """
+    left = budget - sum(one.nbytes for one in chosen.values())
+    added = []
+    for name, one in chosen.items():
+        if one.kind == DENSE or left <= _WORTH * one.nbytes:
+            continue
+        room = one.nbytes + left
+        kinds = {
+            other.kind
+            for other in candidates[name]
+            if other.nbytes <= room and other.error <= _NEAR * one.error
+        }
+        larger = specs[name].small_within(bar, kinds, room)
+        candidates[name] = [*candidates[name], *larger]
+        added += larger
+    return bool(added)
 
 
 def _caches(
@@ -248,7 +303,7 @@ def _reason(table: PlanInput, chosen: Candidate, budget: int) -> str:
         if chosen.nbytes < table.least_train_bytes:
             return "smaller than any tensor train"
         rival = table.rival(chosen.nbytes)
-        size = "as many" if rival.nbytes <= chosen.nbytes else f"{rival.nbytes:,}"
+        size = f"{rival.nbytes:,}" if table.sampled else "as many"
         return f"a tensor train of {size} bytes has error {rival.error:.3g}"
     rival = table.low_rank_within(chosen.nbytes)
     if rival is None or rival.shape is None:

@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 
 import jax_tt
+from jax_tt._base.progress import Progress
+from jax_tt._compress.candidate import Candidate, estimates
 from jax_tt._compress.candidates import candidates, smallest
+from jax_tt._compress.compress import leading
 from jax_tt._compress.source import Source
 from jax_tt.cli import main
 from tests.cli.cli_case import QUIET, folder, ran, refused, table
@@ -77,6 +80,26 @@ def test_large_tables_are_tried_on_a_sample():
         small(rows, kind="low_rank", min_quality=0.9999)
 
 
+def test_the_leading_tables_are_of_several_kinds():
+    tables = [Candidate(kind, str(k), 9, small) for k, kind in enumerate("aaabc")]
+    qualities = [0.9, 0.8, 0.7, 0.6, 0.1]
+    assert leading(tables, qualities, 2) == tables[:2]
+    assert leading(tables, qualities, 2, lambda quality: quality > 0.5) == [*tables[:2], tables[3]]
+
+
+def test_variations_of_tables_that_are_far_from_the_best_are_not_tried():
+    def made(quality):
+        rows = ROWS * (1 - (1 - quality) ** 0.5)
+        return lambda source: (jax_tt.tables.DenseTable(N, D), {"embedding": jnp.asarray(rows)})
+
+    far, near = (Candidate("a", f"plain {x}", 9, made(x)) for x in (0.0, 0.8))
+    tables = [far, near, Candidate("b", "", 9, made(0.99))]
+    tables += [Candidate("a", f"of {one.label}", 9, made(0.9), plain=one) for one in (far, near)]
+    with Progress(False) as bar:
+        qualities = estimates(tables, Source(ROWS, None, jnp.bfloat16, 0), bar)
+    assert qualities == pytest.approx([0.0, 0.8, 0.99, -np.inf, 0.9], abs=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(50, 8), (777, 30)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_smallest_size_of_a_kind(kind, shape):
@@ -119,8 +142,8 @@ def test_the_metric_decides():
     found = small(max_bytes=DENSE // 4, metric=metric)
     assert found.chosen.nbytes == min(one.nbytes for one in found.measured)
     assert found.dense.quality == -DENSE
-    # The best two are made twice.
-    assert len(calls) == len(found.measured) + 3
+    # The best two and the best one of another kind are made twice.
+    assert len(calls) == len(found.measured) + 4
     assert calls[-1] == "DenseTable"
 
 

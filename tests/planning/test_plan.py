@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import jax_tt
 from jax_tt._planning.candidates import DENSE, TENSOR_TRAIN, Candidate
-from jax_tt._planning.plan import allocate
+from jax_tt._planning.plan import allocate, rivals
 
 N, D = 600, 8
 
@@ -159,6 +159,27 @@ def test_kinds_are_tried_on_a_sample(capfd):
     assert (planned.kind, planned.error) == ("quantized", pytest.approx(0, abs=1e-6))
     assert planned.nbytes == planned.small.nbytes
     assert "a sample of whole as quantized, 4 bits a number" in capfd.readouterr().err
+
+
+def test_bytes_that_remain_are_used():
+    """Sizes are a factor of four apart; then larger tables of the kinds that are near are tried."""
+    noise = np.random.default_rng(0).normal(size=(600, 8)).astype(np.float32)
+    plan = jax_tt.plan({"noise": noise}, 2_300, kinds=["product"])
+    (planned,) = plan.values()
+    assert planned.kind == "product" and noise.nbytes // 16 < plan.nbytes <= 2_300
+    found = jax_tt.compress(noise, kind="product", max_bytes=2_300, progress=False)
+    assert planned.detail == found.chosen.detail
+
+
+def test_rivals_of_other_kinds():
+    kinds = {"a": 0.1, "b": 0.13, "c": 0.12, "d": 0.3}
+    tried = [Candidate(kind, None, None, 9, kinds[kind], measure=print) for kind in "bcd"]
+    tried += [
+        Candidate("b", None, None, size, 0.125 - size / 1000, measure=print) for size in (9, 12, 20)
+    ]
+    best = Candidate("a", None, None, 10, kinds["a"])
+    found = [(one.kind, one.nbytes) for one in rivals([*tried, best], best, 12)]
+    assert found == [("b", 12), ("c", 9)]
 
 
 def test_a_small_table_has_no_rival():

@@ -13,7 +13,7 @@ _KINDS = ("quantized", "mixed", "product", "additive", "low_rank", "tt", "tt_sum
 
 @case("compress_kinds", "compress to a tenth of the bytes: processor time by kind")
 def measure(settings: Settings, report: Report) -> None:
-    n, features = (300, 8) if settings.quick else (20_000, 32)
+    n, features = 1_000 if settings.quick else 20_000, 32
     rng = np.random.default_rng(0)
     centers = rng.normal(size=(n // 50, features))
     rows = centers[rng.integers(len(centers), size=n)] + 0.3 * rng.normal(size=(n, features))

@@ -21,7 +21,7 @@ class _Told(NamedTuple):
     """What this process has, and what all of them have told, once it is waited for."""
 
     batch: Any
-    error: Exception | None
+    error: BaseException | None
     reports: Any
 
 
@@ -54,7 +54,7 @@ class Agreement:
         Raises:
             RuntimeError: another process has failed.
             ValueError: another process has other ids, or has no more batches.
-            Exception: the error of this one.
+            BaseException: the error of this one.
         """
         if self._processes.alone:
             return self._prepared()
@@ -68,7 +68,7 @@ class Agreement:
         if not self._over:
             try:
                 batch = self._prepared()
-            except Exception as raised:
+            except BaseException as raised:  # of an iterator that exits, too: others must not wait
                 error = raised
         self._over = batch is None
         if batch is None:

@@ -18,7 +18,7 @@ from jax_tt._formats.team import Team
 from jax_tt._tiers.block_file import BlockFile, Extent
 from jax_tt._tiers.map_reader import MapReader, UnreadableError
 from jax_tt._tiers.record_log import BLOCK_BYTES, DamagedBlockError, RecordLog
-from jax_tt._tiers.store_index import Block, DamagedIndexError, StoreIndex
+from jax_tt._tiers.store_index import Block, Committed, DamagedIndexError, StoreIndex
 
 # Blocks that wait to be written, and blocks that are handed on together.
 _PENDING, _TOGETHER = 16, 16
@@ -187,7 +187,7 @@ class DiskStore:
     def _settle(self) -> None:
         """Completes the commit that was prepared last, if every process has prepared it, or drops it."""
         with self._together(), self._readable():
-            here = self._index.read().number, self._index.prepared()
+            here = self._committed().number, self._index.prepared()
         numbers = self._team.of_each(np.array(here, np.uint32))
         common = numbers.max(axis=1).min()
         lacks = (numbers != common).all(axis=1)
@@ -253,12 +253,7 @@ class DiskStore:
                 "directory. Write them to a dump with that version (Tiers.dump), and read it with Tiers.load_dump."
             )
         with self._readable():
-            committed = self._index.read()
-            if committed.other is not None:
-                raise StoreError(
-                    f"{self.path}: holds records of {committed.other}; expected {self._index.about}. Use another "
-                    "directory, or the table that it was written with."
-                )
+            committed = self._committed()
             self._number = committed.number
             file = self._file = BlockFile(self.path / "blocks", committed.extents)
             reader = MapReader()
@@ -274,6 +269,16 @@ class DiskStore:
                 self._logs[table].skip_to(end)
             for table, keys in committed.gone.items():
                 self._logs[table].erase(keys)
+
+    def _committed(self) -> Committed:
+        """The last commit, of these records."""
+        committed = self._index.read()
+        if committed.other is not None:
+            raise StoreError(
+                f"{self.path}: holds records of {committed.other}; expected {self._index.about}. Use another "
+                "directory, or the table that it was written with."
+            )
+        return committed
 
     @contextlib.contextmanager
     def _readable(self) -> Iterator[None]:

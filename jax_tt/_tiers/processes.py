@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,13 @@ class Processes(Team):
         whole = np.zeros((int(counts.sum()), *array.shape[1:]), array.dtype)
         whole[first : first + len(array)] = array
         return self.merged(whole)
+
+    def total(self, counts: Sequence[int]) -> list[int]:
+        """The sum over all processes of each count, of 64 bits."""
+        if self.alone:
+            return list(counts)
+        words = self.of_each(np.array(counts, np.uint64).view(np.uint32))
+        return np.ascontiguousarray(words).view(np.uint64).sum(axis=0).tolist()
 
     def directory(self, path: Path) -> Path:
         """The directory of this process within the one of tiers.

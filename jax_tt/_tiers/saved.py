@@ -228,17 +228,17 @@ def dump_tier(
                 base = Dump.open(since)
                 base.check(rows.features, list(names), exact=True)
                 entries, held = changes_since(base, held, entries)
-    # One process after the other, each with its keys in their order.
-    holders = rows.holders(state, entries["key"])
-    order = np.argsort(holders, kind="stable")
-    entries = entries[order]
+    holders = None
+    if not rows.processes.alone:
+        # One process after the other, each with its keys in their order.
+        holders = rows.holders(state, entries["key"])
+        order = np.argsort(holders, kind="stable")
+        entries, holders = entries[order], holders[order]
     about = {"digests": sums, "base": base and base.digests}
     about["since"] = None if since is None else os.fsdecode(since)
     of_keys = {name: entries[name] for name in ("key", "score", "touched")}
     dtypes = {name: str(state[name].dtype) for name in names}
-    content = Content(
-        rows.features, of_keys, dtypes, read, rest | held, about, processes=holders[order]
-    )
+    content = Content(rows.features, of_keys, dtypes, read, rest | held, about, processes=holders)
     return target.write(content, rows.processes)
 
 

@@ -234,6 +234,7 @@ class TieredRows:
         layout: RecordLayout,
         disk: DiskStore | None,
         processes: Processes,
+        waiting: int,
     ):
         self.tier, self.layout, self.processes = tier, layout, processes
         self._on_device = DeviceRows(table) if processes.alone else RowsOfProcesses(table)
@@ -244,7 +245,6 @@ class TieredRows:
         self._initial = tier.initializer or Normal(table.features**-0.5)
         self.features = table.features
         self._seed = words_of_keys(np.array([int(tier.seed) & 0xFFFFFFFFFFFFFFFF], np.uint64))[0]
-        waiting = tier.host_rows * processes.count
         self.lives = Lives(as_admission(tier.admission), waiting, self._seed) if tier.ages else None
         # By slot, of loaded batches: its key, whether it has one, and whether the disk lacks its last value.
         rows = table.num_embeddings
@@ -253,9 +253,9 @@ class TieredRows:
         # The rows that leave with a batch, until they are in host memory; and the batch that a key leaves with.
         self._leaving: dict[int, _Leaving] = {}
         self._left_with = KeyIndex()
-        # `TierStatistics` but for the last two; and the rows written to disk that all processes know of.
+        # `TierStatistics` but for the last two; and the rows that all processes are known to have written to disk.
         self._totals = np.zeros(len(TierStatistics._fields) - 2, np.int64)
-        self._to_disk = self._told = 0
+        self._to_disk = 0
 
     def place(
         self, keys: np.ndarray, present: np.ndarray, epoch: int
@@ -310,12 +310,12 @@ class TieredRows:
         digest = 0
         for array in (leaving.plan.requested, leaving.plan.loaded, leaving.plan.slots):
             digest = zlib.crc32(array.tobytes(), digest)
-        return np.array([digest, *leaving.counts, self.written()], np.uint32)
+        return np.array([digest, *leaving.counts, self.written % 2**32], np.uint32)
 
+    @property
     def written(self) -> int:
-        """How many rows this process has written to disk since the last call."""
-        before, self._told = self._told, self._host.to_disk
-        return self._told - before
+        """How many rows this process has written to disk."""
+        return self._host.to_disk
 
     def tell(self, number: int, told: np.ndarray) -> None:
         """Takes the sums over all processes of what `report` counts of a batch."""
@@ -323,7 +323,9 @@ class TieredRows:
         self.tell_written(told[3])
 
     def tell_written(self, count: int) -> None:
-        self._to_disk += int(count)
+        """Takes the sum over all processes of ``written``, or its last 32 bits; earlier sums may come later."""
+        more = (int(count) - self._to_disk) % 2**32
+        self._to_disk += more if more < 2**31 else 0
 
     def load(
         self, number: int, state: Mapping[str, Any], slots: jax.Array, entries: dict[str, Any]
@@ -443,8 +445,9 @@ class TieredRows:
         """
         if not self._has_disk:
             after = np.setdiff1d(np.union1d(self.keys(), coming), leaving)
-            if np.bincount(self.processes.owners(after), minlength=1).max() > self._host.rows:
-                raise StoreError(full(self.name, self._host.rows))
+            with self.together():  # another process may have other room
+                if np.count_nonzero(self.processes.owns(after)) > self._host.rows:
+                    raise StoreError(full(self.name, self._host.rows))
         with self._host.whole():
             self.remove(leaving)
             yield

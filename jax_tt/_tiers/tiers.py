@@ -15,16 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_condition, as_int, type_of
+from jax_tt._base.arguments import as_condition, as_int
 from jax_tt._base.keywords import UnknownName
 from jax_tt._collection.collection import Collection, States
 from jax_tt._jax.on_host import like_on_device, on_host
 from jax_tt._ops.dump_content import Target
 from jax_tt._table.checkpoint import unsharded
-from jax_tt._table.table import Table
 from jax_tt._table.wrapper import is_sharded
 from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.agreement import Agreement
+from jax_tt._tiers.arguments import check_same, checked
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.inputs import features_of, keys_of, with_slots
 from jax_tt._tiers.lives import TierView
@@ -131,10 +131,13 @@ class Tiers:
         self.collection, self._depth = collection, as_int("depth", depth)
         if self._depth < 0:
             raise ValueError(f"depth: got {depth}; expected a number of batches, at least 0.")
-        tables = _checked(collection, tiers)
+        tables = checked(collection, tiers)
         self._processes = Processes.of(tables)
         self._disk: DiskStore | None = None
         layouts = {name: RecordLayout.of(unsharded(table)) for name, table in tables.items()}
+        check_same(
+            self._processes, collection, tiers, layouts, depth=self._depth, path=path is not None
+        )
         if path is not None:
             about = {name: tiers[name].about(layout) for name, layout in layouts.items()}
             sizes = {name: layout.size for name, layout in layouts.items()}
@@ -144,14 +147,19 @@ class Tiers:
         try:
             with self._together("tiers"):
                 saved = self._saved_of_rows()
+                sized = {name: tiers[name].reopened(name, saved.get(name, {})) for name in tables}
+            host_rows = self._processes.total([tier.host_rows or 0 for tier in sized.values()])
+            totals = dict(zip(sized, host_rows, strict=True))
+            with self._together("tiers"):
                 self._rows = {
                     name: TieredRows(
                         name,
                         table,
-                        tiers[name].reopened(name, saved.get(name, {})),
+                        sized[name],
                         layouts[name],
                         self._disk,
                         self._processes,
+                        totals[name],
                     )
                     for name, table in tables.items()
                 }
@@ -263,10 +271,8 @@ class Tiers:
                 }
                 saved = saved_arrays.to_bytes(of_rows, saved_arrays.to_bytes(arrays, other))
             disk.commit(saved)
-            written = np.array([rows.written() for rows in self._rows.values()], np.uint32)
-            for rows, count in zip(
-                self._rows.values(), self._processes.summed(written), strict=True
-            ):
+            written = self._processes.total([rows.written for rows in self._rows.values()])
+            for rows, count in zip(self._rows.values(), written, strict=True):
                 rows.tell_written(count)
 
     def restore(self, state: States) -> tuple[bytes, dict[str, dict[str, Any]]] | None:
@@ -453,8 +459,9 @@ class Tiers:
                     f"where: got a condition for tiers[{table!r}], whose ages are not kept; expected "
                     "Tier(..., ages=True)."
                 )
-            view = rows.lives.view()
-            chosen = as_condition("where", where, view, view.keys.shape, "per row")
+            with self._together("where"):
+                view = rows.lives.view()
+                chosen = as_condition("where", where, view, view.keys.shape, "per row")
             return rows.remove(view.keys[np.asarray(chosen)])
 
     def grow_host(self, table: str, rows: int) -> None:
@@ -572,26 +579,3 @@ class Tiers:
                 rows.forget_staged(self._loaded)
             # Numbers are not used again, so that `load` refuses the batches that were dropped.
             self._loaded = self._staged
-
-
-def _checked(collection: Any, tiers: Any) -> dict[str, Table]:
-    """Checks the arguments of `Tiers`; returns the tables with tiers."""
-    if not isinstance(collection, Collection):
-        raise TypeError(f"collection: got {type_of(collection)}; expected a jax_tt.Collection.")
-    if not isinstance(tiers, Mapping) or not tiers:
-        raise TypeError(
-            f"tiers: got {tiers!r}; expected a dict from tables to Tier, e.g. {{'item': jax_tt.Tier(host_rows=10**6)}}."
-        )
-    tables = {}
-    for name, tier in tiers.items():
-        table = collection.tables.get(name)
-        if table is None:
-            raise ValueError(
-                f"tiers: got the table {name!r}; expected one of {', '.join(map(repr, collection.tables))}."
-            )
-        if not isinstance(tier, Tier):
-            raise TypeError(f"tiers[{name!r}]: got {type_of(tier)}; expected a jax_tt.Tier.")
-        tier.check(name, table)
-        tables[name] = table
-    # In an order that is the same in all processes.
-    return {name: tables[name] for name in collection.tables if name in tables}

@@ -97,6 +97,18 @@ def failing_open(path: Path, failing: int, number: int, pair: Pair) -> int:
     return committed(path, number, pair)
 
 
+def killed_commit(path: Path, failing: int, number: int, pair: Pair) -> int:
+    """`commit`, in which one process is killed when both have prepared it."""
+    if number == failing:
+        StoreIndex.publish = lambda self: killed()
+    return commit(path, 2, number, pair)
+
+
+def other_table(path: Path, number: int, pair: Pair) -> int:
+    DiskStore(path / str(number), {"item": 8}, "another", pair)
+    return 0
+
+
 def main(path: Path) -> None:
     first = path / "first"
     os.fsync = lambda descriptor: sys.audit(
@@ -112,6 +124,11 @@ def main(path: Path) -> None:
     shutil.rmtree(mixed / "1")
     shutil.copytree(first / "1", mixed / "1")
     assert of_both(partial(committed, mixed)) == [3, 3]  # saves of different times
+    cut = path / "cut"
+    shutil.copytree(first, cut)
+    assert of_both(partial(killed_commit, cut, 1)) == [3, -9]
+    assert of_both(partial(other_table, cut)) == [3, 3]  # and nothing is dropped
+    assert of_both(partial(committed, cut)) == [2, 2]
     for failure, failing in itertools.product((killed, full), (0, 1)):
         for last in itertools.count():
             place = path / "second"

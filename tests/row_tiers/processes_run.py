@@ -213,11 +213,46 @@ def fail_and_go_on(run: Run, folder: Path, process: int) -> None:
     if run.processes > 1:
         plain = jax_tt.dense_table(48, D, optimizer=jax_tt.optimizers.SGD(0.5))
         tables = {**collection_of(run.mesh).tables, "plain": plain}
+        item = {"item": jax_tt.Tier(host_rows=8, seed=process)}
+        run.error("seed", ValueError, lambda: jax_tt.Tiers(tiers.collection, item))
+        run.error("depth", ValueError, lambda: run.open(None, depth=process))
         mixed = jax_tt.Collection(tables, {name: jax_tt.Feature(name) for name in tables})
         tiers_of = dict.fromkeys(tables, jax_tt.Tier(host_rows=8))
         run.error("mixed", ValueError, lambda: jax_tt.Tiers(mixed, tiers_of))
         alone = folder.with_name("one") / "tiers"
         run.error("number", jax_tt.files.StoreError, lambda: run.open(alone))
+
+
+def grow_one(run: Run, folder: Path, process: int) -> None:
+    """The host memory of one process has more room than that of another."""
+    tiers, run.state = run.open(folder / "grown", admission=3)
+    if not process:
+        tiers.grow_host("item", 60)
+    tiers.save(run.train(tiers, run.state, batches(0, 3)))
+    tiers.close()
+    collection = tiers.collection
+    tier = {"item": jax_tt.Tier(seed=3, admission=3)}
+    with jax_tt.Tiers(collection, tier, path=folder / "grown") as tiers:
+        # More keys wait than the smaller one has room for.
+        run.state = run.train(tiers, init(collection), batches(3, 20))
+        run.results["grown"] = tiers.read(run.state, "item", IDS).view(np.uint8)
+
+        def fails(view: Any) -> Any:
+            if process:
+                raise ZeroDivisionError
+            return view.age > 3
+
+        kind = ZeroDivisionError if process else jax_tt.files.StoreError
+        run.error("where", kind, lambda: tiers.remove("item", where=fails))
+    path = folder / "dump"
+    with jax_tt.Tiers(collection, {"item": jax_tt.Tier(host_rows=POOL)}) as tiers:
+        state = run.train(tiers, init(collection), batches(0, 9))
+        tiers.dump(state, "item", path, progress=False)
+    with jax_tt.Tiers(collection, {"item": jax_tt.Tier(host_rows=1)}) as tiers:
+        if process:
+            tiers.grow_host("item", POOL)
+        full = partial(tiers.load_dump, init(collection), "item", path, progress=False)
+        run.error("full dump", jax_tt.files.StoreError, full)
 
 
 def main(process: int, count: int, port: str, folder: Path, path: str) -> None:
@@ -233,6 +268,8 @@ def main(process: int, count: int, port: str, folder: Path, path: str) -> None:
     # The devices of both processes have all rows.
     run.mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     fail_and_go_on(run, folder, process)
+    if count > 1:
+        grow_one(run, folder, process)
     np.savez(path, **run.results)
 
 

@@ -26,10 +26,13 @@ def test_two_processes_train_save_remove_and_dump_as_one(tmp_path):
                 np.testing.assert_array_equal(own[name], array, err_msg=name)
         for name in ("disk changed item", "disk changed word"):
             assert (own[name] > 0).all() and (own[name] == runs[0][name]).all()
+    np.testing.assert_array_equal(runs[0]["grown"], runs[1]["grown"])
     errors = [{k: v for k, v in own.items() if k.startswith("error")} for own in runs]
     for own in errors:
         assert "process 1 has other ids than process 0" in str(own["error ids"])
         assert "process 1 has no more of them, and process 0 has" in str(own["error end"])
+        for name in ("seed", "depth"):
+            assert "process 1 has other settings than process 0" in str(own[f"error {name}"])
         assert "was written by 1 processes; expected 2" in str(own["error number"])
         assert "got 'item' on devices of the processes [0, 1], and 'plain'" in str(
             own["error mixed"]

@@ -49,8 +49,8 @@ class DiskStore:
     records are read. Blocks are written in a thread of the store while the caller goes on. If one fails, later calls
     raise its error, and nothing is committed any more.
 
-    The stores of several processes commit together. Each first writes its index beside the last one, which no process
-    replaces before all have written theirs. So if one dies, all can open the last commit, or all the one after it.
+    The stores of several processes commit together. Each writes its index beside the last one, and none replaces its
+    own before all have written theirs. So if one dies, all of them open the last commit, or all the one after it.
 
     Args:
         path: directory, which is created if it does not exist.
@@ -243,7 +243,8 @@ class DiskStore:
             self._pending.popleft()
 
     def _advice(self, error: BaseException) -> str:
-        return f"{self.path}: {error!r}. Open the store again."
+        what = str(error) if isinstance(error, StoreError) else f"{self.path}: {error!r}."
+        return f"{what} Open the store again."
 
     def _open(self) -> None:
         """Reads the blocks of the last commit; the room of later ones is free."""

@@ -113,7 +113,7 @@ class Processes(Team):
         """The directory of this process within the one of tiers.
 
         Raises:
-            StoreError: another number of processes has written there.
+            StoreError: another number of processes has written there, or others of them on this disk.
         """
         parts = [name.name.rpartition("-of-")[2] for name in path.glob("process-*-of-*")]
         written = {int(count) for count in parts if count.isdigit()}
@@ -125,4 +125,13 @@ class Processes(Team):
                 f"tables belong to. Start {min(other)}, or write a dump there (Tiers.dump), and read it with "
                 "Tiers.load_dump, which takes any number of processes, into another directory."
             )
-        return path if self.alone else path / f"process-{self.number}-of-{self.count}"
+        if self.alone:
+            return path
+        own = path / f"process-{self.number}-of-{self.count}"
+        there = [file.parent for file in path.glob("process-*-of-*/blocks") if file.stat().st_size]
+        if there and not (own / "index").exists():
+            raise StoreError(
+                f"{own}: is missing, and {there[0].name} is there; expected the directory of this process. Start the "
+                "processes on the hosts where they were, or move the directories."
+            )
+        return own

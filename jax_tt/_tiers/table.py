@@ -37,7 +37,7 @@ _CHUNK, _FEWEST = 1 << 16, 64
 
 
 class TierStatistics(NamedTuple):
-    """Totals of a table with tiers, of the batches that have been loaded, and of all processes that have its devices.
+    """Totals of a table with tiers, of the batches that have been loaded and of all processes that have its devices.
 
     Attributes:
         requests: ids looked up.
@@ -46,8 +46,8 @@ class TierStatistics(NamedTuple):
         host_hits, disk_hits: rows that came from host memory, and from disk.
         created: rows that were new.
         evicted: rows that left the device for host memory.
-        to_disk: rows written to disk, for batches that were dropped too; of several processes, before the last batch or
-            save.
+        to_disk: rows written to disk, for batches that were dropped too; with several processes, as of the last batch
+            or save.
         record_bytes: of a row with its optimizer state, to count bytes moved.
 
     >>> import jax_tt
@@ -72,8 +72,8 @@ class Tier:
     """How a table continues in host memory.
 
     Attributes:
-        host_rows: rows in host memory, in that of every process. Memory is taken only when rows come. None for as many
-            as there were at the last save of the directory.
+        host_rows: rows in host memory, of each process if there are several. Memory is taken only when rows come. None
+            for as many as there were at the last save of the directory.
         num_embeddings: ids are 0 to this number - 1; None for any 64-bit integers, or for as many as at the last save.
             A directory that was saved takes a larger number, and refuses a smaller one.
         policy: the rows that leave the device are the least recently (``"lru"``) or the least frequently used ones
@@ -83,7 +83,7 @@ class Tier:
         initializer: of initial rows; default ``Normal(1 / sqrt(features))``.
         admission: which new ids get a row: None for all, `dynamic.AdmitAfter` (or its number of requests), or
             `dynamic.AdmitWithProbability`. Others read their initial row and train nothing. Unless `AdmitAfter` says
-            how many ids may wait, as many may as there are ``host_rows``.
+            how many ids may wait, as many may as there are ``host_rows`` in all processes.
         ages: keep the last batch, the epoch and the requests of every row on the host, for `Tiers.remove`. With an
             ``admission`` they are kept in any case. It takes 24 bytes for every row and those of an index, 32 to 64.
 
@@ -222,8 +222,8 @@ class _Returned(NamedTuple):
 class TieredRows:
     """The rows of one table, by 64-bit key.
 
-    The processes that have its devices decide the same of the same batches; the rows beyond the devices are shared out
-    among them.
+    The processes that its devices belong to decide the same for the same batches. Each keeps some of the rows beyond
+    the devices.
     """
 
     def __init__(

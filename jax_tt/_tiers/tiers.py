@@ -80,17 +80,18 @@ class Tiers:
     Training gives the same numbers as one table with a row for every id, bit for bit, unless rows are rounded
     stochastically. A new row has an initial value that depends on the seed and the id alone.
 
-    Where devices of several processes have the tables, every process is given the batches with the ids of all of them,
-    and all call the same methods in the same order (`statistics`, `grow_host` and `close` wait for no other process).
-    Each keeps a part of the rows that are not on a device. Batches that differ are a `ValueError` in all processes when
-    it is their turn, and an error of one process stops all of them. As batches are asked for in a thread, they must not
-    come from collective operations of JAX, unless ``depth`` is 0.
+    If the devices of a table belong to several processes, each of these is given the batches with the ids of all of
+    them, and all call the same methods with the same arguments in the same order (`statistics`, `grow_host` and `close`
+    wait for no other process). Each keeps a part of the rows that are not on a device. Batches that differ are a
+    `ValueError` in all processes when it is their turn, and an error of one process in here stops all of them. As a
+    thread asks for the batches, these must not come from collective operations of JAX, unless ``depth`` is 0.
 
     Args:
         collection: the tables on the device and the features.
         tiers: `Tier` by table, for tables with more rows than the device holds.
-        path: directory of the tier on disk, for all tables; None for none. Every process has its own in there.
-        depth: batches that are ready ahead of the one that is loaded; of several processes, one more. Two threads
+        path: directory of the tier on disk, for all tables; None for none. Each of several processes has its own
+            directory in there.
+        depth: batches that are ready ahead of the one that is loaded; with several processes, one more. Two threads
             prepare them; with 0 there are none.
 
     Attributes:

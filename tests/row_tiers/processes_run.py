@@ -231,6 +231,11 @@ def grow_one(run: Run, folder: Path, process: int) -> None:
     tiers.save(run.train(tiers, run.state, batches(0, 3)))
     tiers.close()
     collection = tiers.collection
+    disks = [folder / f"disk-{number}" for number in (process, 1 - process)]
+    tiers, state = run.open(disks[0])
+    tiers.save(run.train(tiers, state, batches(0, 1)))
+    tiers.close()
+    run.error("disks", jax_tt.files.StoreError, lambda: run.open(disks[1]))
     tier = {"item": jax_tt.Tier(seed=3, admission=3)}
     with jax_tt.Tiers(collection, tier, path=folder / "grown") as tiers:
         # More keys wait than the smaller one has room for.

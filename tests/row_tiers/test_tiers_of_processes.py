@@ -33,6 +33,7 @@ def test_two_processes_train_save_remove_and_dump_as_one(tmp_path):
         assert "process 1 has no more of them, and process 0 has" in str(own["error end"])
         for name in ("seed", "depth"):
             assert "process 1 has other settings than process 0" in str(own[f"error {name}"])
+        assert "is missing, and process-" in str(own["error disks"])
         assert "was written by 1 processes; expected 2" in str(own["error number"])
         assert "got 'item' on devices of the processes [0, 1], and 'plain'" in str(
             own["error mixed"]

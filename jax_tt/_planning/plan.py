@@ -209,7 +209,7 @@ def _fill(
 ) -> bool:
     """Adds larger tables of the kinds of `compress`, in place, where many bytes remain; whether there are some.
 
-    Only kinds are tried that were not far from what is chosen.
+    Kinds are left out of which all tables of no more bytes were far from what is chosen.
     """
     left = budget - sum(one.nbytes for one in chosen.values())
     added = []
@@ -217,12 +217,10 @@ def _fill(
         if one.kind == DENSE or left <= _WORTH * one.nbytes:
             continue
         room = one.nbytes + left
-        kinds = {
-            other.kind
-            for other in candidates[name]
-            if other.nbytes <= room and other.error <= _NEAR * one.error
-        }
-        larger = specs[name].small_within(bar, kinds, room)
+        errors = [(other.kind, other.error) for other in candidates[name] if other.nbytes <= room]
+        near = {kind for kind, error in errors if error <= _NEAR * one.error}
+        far = {kind for kind, _ in errors} - near
+        larger = specs[name].small_within(bar, set(specs[name].kinds) - far, room)
         candidates[name] = [*candidates[name], *larger]
         added += larger
     return bool(added)

@@ -171,6 +171,15 @@ def test_bytes_that_remain_are_used():
     assert planned.detail == found.chosen.detail
 
 
+def test_kinds_without_a_size_that_fits_are_tried_where_bytes_remain():
+    draw = np.random.default_rng(0)
+    rows = draw.normal(size=(600, 4)) @ draw.normal(size=(4, 16)) + 0.2 * draw.normal(
+        size=(600, 16)
+    )
+    (planned,) = jax_tt.plan({"rows": rows}, 1_600, kinds=["quantized", "product"]).values()
+    assert planned.kind == "product" and planned.error < 0.5
+
+
 def test_rivals_of_other_kinds():
     kinds = {"a": 0.1, "b": 0.13, "c": 0.12, "d": 0.3}
     tried = [Candidate(kind, None, None, 9, kinds[kind], measure=print) for kind in "bcd"]

@@ -214,7 +214,7 @@ def _fill(
     left = budget - sum(one.nbytes for one in chosen.values())
     added = []
     for name, one in chosen.items():
-        if one.kind == DENSE or left <= _WORTH * one.nbytes:
+        if not specs[name].measured or one.kind == DENSE or left <= _WORTH * one.nbytes:
             continue
         room = one.nbytes + left
         errors = [(other.kind, other.error) for other in candidates[name] if other.nbytes <= room]

@@ -109,13 +109,6 @@ def main(process: int, count: int, port: str, folder: Path, out: str) -> None:
     multihost_utils.sync_global_devices("whole again")
     check()
     keys, last = np.sort(jax_tt.dynamic.keys_of(table, state)["key"]), changed(count)
-    dense = jax_tt.dense_table(64, 4, optimizer=rule)
-    tables = jax_tt.shard_tables({"item": dense}, mesh, "model")
-    collection = jax_tt.Collection(tables, {"item": jax_tt.Feature("item")})
-    try:
-        jax_tt.Tiers(collection, {"item": jax_tt.Tier(host_rows=64)})
-    except ValueError as error:
-        messages.append(str(error))
     np.savez(out, messages=np.array(messages), files=np.array(files), keys=keys)
     multihost_utils.sync_global_devices("written")
     if process == 1:

@@ -75,8 +75,7 @@ def test_dumps_of_two_processes_after_full_disks_changed_bytes_and_a_process_tha
     files = runs[0]["files"].tolist()
     assert len(files) >= 5 and {"about.json", "rest.safetensors"} < set(files)
     for process, run in enumerate(runs):
-        full, other, *changed, tiers = run["messages"].tolist()
-        assert "devices of several processes; expected devices of this one" in tiers
+        full, other, *changed = run["messages"].tolist()
         told = [full, other] if process == 0 else [other, full]
         assert "cannot be written" in told[0] and "File too large" in told[0]
         assert f"process {1 - process} failed, and this one stopped as well" in told[1]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_int, one_of
@@ -110,7 +111,10 @@ def quantize(
         some = packed[start : start + len(block)]
         some[:] = encode(block if fit.rotation is None else block @ fit.rotation.T)
         check_headers(f"{label}rows", some, start, block)
-    params = {PACKED: jax.device_put(packed if update is None else packed.view(np.float32))}
+    # A trained table has memory that is JAX's: steps could not update an array in place that numpy shares.
+    params = {
+        PACKED: jax.device_put(packed) if update is None else jnp.array(packed.view(np.float32))
+    }
     state = params | table.init_rest(params)
     return table, state if fit.rotation is None else {
         **state,

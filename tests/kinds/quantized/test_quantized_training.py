@@ -269,6 +269,21 @@ def test_a_donated_table_is_updated_in_place():
     assert places == {name: new[name].unsafe_buffer_pointer() for name in places}
 
 
+def test_the_first_step_of_quantized_rows_is_in_place(monkeypatch):
+    def aligned(shape, dtype=np.float64, *_, **__):
+        """Where JAX on the CPU shares the memory of numpy's arrays."""
+        memory = np.zeros(int(np.prod(shape)) * np.dtype(dtype).itemsize + 64, np.uint8)
+        start = -memory.ctypes.data % 64
+        return memory[start : memory.size - 64 + start].view(dtype).reshape(shape)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "empty", aligned)
+        table, state = trained_table(8, optimizers.SGD(0.1))
+    place = state["packed"].unsafe_buffer_pointer()
+    step = jax.grad(lambda own: jnp.sum(jax_tt.lookup_bags(table, own, BAGS)[0]))
+    assert jax.jit(step, donate_argnums=0)(state)["packed"].unsafe_buffer_pointer() == place
+
+
 def test_steps_that_are_refused(method):
     rule = optimizers.Adagrad(0.1)
     table, state = trained_table(8, rule, skip_nonfinite=True)

@@ -46,7 +46,7 @@ help:
 	@echo "make lint | types | docs | bench | native | asan | ubsan | check-wheel | wheel | clean"
 
 demo: $(VENV)/.with-examples
-	$(PY) -m examples.dlrm.main --steps 300
+	$(PY) -m examples.dlrm.main --steps 240
 
 test: $(VENV)/.with-test $(EMULATED)
 	$(PY) -m pytest $(PYTEST_ARGS) --tier=quick

@@ -13,6 +13,7 @@
 #include "ffi/core/plan.h"
 #include "ffi/core/tt_shape.h"
 #include "ffi/cpu/args.h"
+#include "ffi/cpu/coded/python.h"
 #include "ffi/cpu/handlers.h"
 #include "ffi/cpu/kernels/kernels.h"
 #include "ffi/cpu/tiers/python.h"
@@ -90,6 +91,7 @@ NB_MODULE(_cpu, m) {
   m.def("plan_size", &jax_tt::PlanSize, nb::arg("row_factors"), nb::arg("col_factors"), nb::arg("ranks"),
         nb::arg("num_embeddings"), nb::arg("n"), nb::arg("hint"),
         "Sizes of the buffers that travel from the plan and the forward pass to the backward pass.");
+  jax_tt::AddCodes(m);
   jax_tt::AddTiers(m);
   m.def("instruction_set", [] { return jax_tt::GetKernels<float>().name; }, "Instruction set of the kernels in use.");
 }

@@ -17,7 +17,7 @@ from jax_tt._base.arguments import as_dtype, as_int, as_positive, one_of, type_o
 from jax_tt._base.progress import Progress, text_table
 from jax_tt._base.rows_of_arrays import dense_table, exactly_one, row_weights
 from jax_tt._compress.candidate import Candidate, estimates
-from jax_tt._compress.candidates import KINDS, candidates, smallest
+from jax_tt._compress.candidates import CODES, KINDS, OF_QUICK, OF_SAMPLES, candidates, smallest
 from jax_tt._compress.source import Source, explained
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._table.table import Table
@@ -28,7 +28,8 @@ Metric = Callable[[Table, dict[str, jax.Array]], Any]
 _RATIOS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3)
 # So many of the tables for a size are fitted to all rows, and so many of these in all iterations.
 _FITTED, _REFINED = 4, 2
-# The squared error on the sample, relative to the least one, of tables of further kinds that are fitted to all rows.
+# The squared error on the sample, relative to the least one, of tables of further kinds that are fitted to all rows;
+# there is more room for codes.
 _NEAR = 2.0
 
 
@@ -261,12 +262,18 @@ class _Search:
         """Measures the best candidates, and returns the highest quality of them; without any, -inf."""
         if len(tables) > _FITTED and self._sample is not self._source:
             estimates = self._estimated(tables)
-            least = _NEAR * (1 - max(estimates))
-            tables = leading(tables, estimates, _FITTED, lambda quality: 1 - quality <= least)
+            near = functools.partial(_near, max(estimates), OF_SAMPLES)
+            tables = leading(tables, estimates, _FITTED, near)
         if len(tables) > _REFINED:
             quick = [self._measured(one, preferred, quick=True).quality for one in tables]
             of_one_kind = len({one.kind for one in leading(tables, quick, _REFINED)}) == 1
-            tables = leading(tables, quick, _REFINED, lambda _: of_one_kind)[: _REFINED + 1]
+            near = functools.partial(_near, max(quick), OF_QUICK)
+            tables = leading(
+                tables,
+                quick,
+                _REFINED,
+                lambda one, quality: of_one_kind or (one.kind in CODES and near(one, quality)),
+            )[: _REFINED + 1]
         fits = (self._measured(one, preferred, quick=False).quality for one in tables)
         return max(fits, default=-math.inf)
 
@@ -322,7 +329,7 @@ def leading(
     tables: Sequence[Candidate],
     qualities: Sequence[float],
     count: int,
-    near: Callable[[float], bool] = lambda _: False,
+    near: Callable[[Candidate, float], bool] = lambda *_: False,
 ) -> list[Candidate]:
     """So many of the best tables, and the best one of each further kind whose quality is near.
 
@@ -331,9 +338,14 @@ def leading(
     order = sorted(range(len(tables)), key=lambda k: qualities[k], reverse=True)
     kept = [tables[k] for k in order[:count]]
     for k in order[count:]:
-        if near(qualities[k]) and tables[k].kind not in {one.kind for one in kept}:
+        if near(tables[k], qualities[k]) and tables[k].kind not in {one.kind for one in kept}:
             kept.append(tables[k])
     return kept
+
+
+def _near(best: float, of_codes: float, one: Candidate, quality: float) -> bool:
+    """Whether a table may become as good as one of the best quality; errors of codes may be so many times as large."""
+    return 1 - quality <= (of_codes**2 if one.kind in CODES else _NEAR) * (1 - best)
 
 
 def _quality(argument: str, value: Any) -> float:

@@ -33,9 +33,10 @@ DENSE, TENSOR_TRAIN, LOW_RANK = "dense", "tensor train", "low rank"
 SMALL = ("quantized", "mixed", "product", "additive", "tt_sum")
 
 _PREDICTED_STEP, _MEASURED_STEP = 2, 4  # by how much candidates differ in size
-_LEAST_SHARE = (
-    16  # tables of one sixteenth of an even share of the budget are tried, smaller ones not
-)
+# Tables of one sixteenth of an even share of the budget are tried, smaller ones not.
+_LEAST_SHARE = 16
+# Sums of codes that are about as good as others after a quick fit become much better.
+_FINER = 12
 _BLOCK = 1 << 23  # numbers of a table read at once
 
 
@@ -51,7 +52,9 @@ class Candidate:
         error: relative Frobenius error, measured or predicted.
         small: the table, of one of `SMALL`.
         detail: its settings, in words.
-        measure: measures it on all rows, if ``error`` is of a sample of them and ``nbytes`` the most that it takes.
+        measure: measures it on all rows, if ``error`` is of a sample of them and ``nbytes`` the most that it takes; or
+            fits it in more iterations.
+        sampled: whether ``error`` is of a sample.
     """
 
     kind: str
@@ -62,6 +65,7 @@ class Candidate:
     small: Any = None
     detail: str = ""
     measure: Callable[[], Candidate] | None = None
+    sampled: bool = False
 
     @property
     def label(self) -> str:
@@ -193,6 +197,12 @@ class PlanInput:
         size = min(nbytes, self.dense_bytes - 1)
         return self._small(bar, [(kind, size) for kind in self.kinds if kind in kinds], size)
 
+    def codes_beside(self, chosen: Candidate) -> set[str]:
+        """The ``kinds`` of codes, beside numbers of fewer bits than the most."""
+        most = QuantizedTable(self.num_embeddings, self.features, max(codec.BITS)).nbytes
+        rounded = chosen.kind in ("quantized", "mixed") and chosen.nbytes < most
+        return {kind for kind in self.kinds if kind in small.CODES} if rounded else set()
+
     def _small(
         self, bar: Progress, sizes: Iterable[tuple[str, int]], budget: int
     ) -> list[Candidate]:
@@ -221,6 +231,7 @@ class PlanInput:
                 math.sqrt(max(0.0, 1.0 - quality)),
                 detail=one.detail,
                 measure=functools.partial(self._made, one),
+                sampled=True,
             )
             for one, quality in zip(tables, qualities, strict=True)
             if quality > -math.inf
@@ -238,11 +249,17 @@ class PlanInput:
         largest = 2 if "quantized" in self.kinds else 1
         return [self.dense_bytes // _MEASURED_STEP**k for k in range(largest, 5)]
 
-    def _made(self, one: small.Candidate) -> Candidate:
-        table, state = one.of(self._source, quick=True)
+    def _made(self, one: small.Candidate, iterations: int | None = None) -> Candidate:
+        """A table of all rows; without a number of iterations, of a quick fit."""
+        options = one.quick if iterations is None else {"iterations": iterations}
+        table, state = one.make(self._source, **options)
         nbytes = sum(array.nbytes for array in state.values())
         error, _ = measured_errors(self.dense, table, state)
-        return Candidate(one.kind, None, None, nbytes, error, table, one.detail)
+        more = options.get("iterations", _FINER) < _FINER
+        measure = functools.partial(self._made, one, _FINER) if more else None
+        return Candidate(
+            one.kind, None, None, nbytes, error, table, detail=one.detail, measure=measure
+        )
 
     def _trains(
         self, others: Sequence[Candidate], budget: int, floor: float, bar: Progress

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_dtype, as_int, one_of
 from jax_tt._base.blas import one_blas_thread
 from jax_tt._base.progress import Progress
+from jax_tt._compress.candidates import CODES, OF_QUICK, OF_SAMPLES
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.caches import Demand, cache_within, demand, hits_of
-from jax_tt._planning.candidates import DENSE, LOW_RANK, SMALL, TENSOR_TRAIN, Candidate, PlanInput
+from jax_tt._planning.candidates import (
+    DENSE,
+    LOW_RANK,
+    SMALL,
+    TENSOR_TRAIN,
+    Candidate,
+    PlanInput,
+)
 from jax_tt._planning.placements import plan_placements
 from jax_tt._planning.table_plan import PlannedTable, TablePlan
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.options import Update
 from jax_tt.optimizers import Optimizer
 
+_Given = TypeVar("_Given")
+_Result = TypeVar("_Result")
+
+_THREADS = 4
 _CACHES = 5  # the part of the budget that caches may have: one of so many
 _WORTH = 0.05  # of the bytes of a table, for which larger ones are tried
 _NEAR = 2.0  # times the error of what is chosen, of kinds that larger tables are tried of
@@ -119,12 +132,13 @@ def plan(
     }
     share = budget / sum(table.dense_bytes for table in specs.values())
     with Progress(progress, "plan", leave=False) as bar, one_blas_thread():
-        candidates = {
-            name: [table.uncompressed]
-            if budget_bytes is None
-            else table.candidates(bar, budget_bytes, share)
-            for name, table in specs.items()
-        }
+
+        def forms(table: PlanInput) -> list[Candidate]:
+            if budget_bytes is None:
+                return [table.uncompressed]
+            return table.candidates(bar, budget_bytes, share)
+
+        candidates = dict(zip(specs, _together(forms, specs.values()), strict=True))
         least = sum(min(one.nbytes for one in some) for some in candidates.values())
         if budget < least:
             raise ValueError(
@@ -174,28 +188,49 @@ def _measured(
     while True:
         chosen = allocate(candidates, budget)
         assert chosen is not None  # there is room for the smallest
-        wanted = [(name, one) for name, one in chosen.items() if one.measure is not None]
-        if not wanted:
-            left = budget - sum(one.nbytes for one in chosen.values())
-            wanted = [
-                (name, rival)
-                for name, one in chosen.items()
-                for rival in rivals(candidates[name], one, one.nbytes + left)
-            ]
+        left = budget - sum(one.nbytes for one in chosen.values())
+        wanted = [
+            (name, other)
+            for name, one in chosen.items()
+            for other in (
+                rivals(candidates[name], one, one.nbytes + left) if one.measure is None else [one]
+            )
+        ]
         if not wanted:
             return chosen
-        for name, one in wanted:
+
+        def measured(of: tuple[str, Candidate]) -> Candidate:
+            name, one = of
             assert one.measure is not None
             with bar.stage(f"{name} as {one.label}"):
-                others = [other for other in candidates[name] if other is not one]
-                candidates[name] = [*others, one.measure()]
+                return one.measure()
+
+        for (name, one), new in zip(wanted, _together(measured, wanted), strict=True):
+            candidates[name] = [*(other for other in candidates[name] if other is not one), new]
+
+
+def _together(function: Callable[[_Given], _Result], given: Iterable[_Given]) -> list[_Result]:
+    """Results in several threads: programs are compiled while numpy fits."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(function, given))
 
 
 def rivals(candidates: Sequence[Candidate], chosen: Candidate, room: int) -> list[Candidate]:
-    """The best candidates of their kinds within so many bytes that are about as good, if they are not measured yet."""
+    """The best candidates of their kinds within so many bytes that are about as good, if they are not measured yet.
+
+    Of each kind of codes, one of about as many bytes is measured.
+    """
+
+    def codes(one: Candidate) -> bool:
+        return one.kind in CODES and 2 * one.nbytes >= chosen.nbytes
+
+    tried = {one.kind for one in candidates if codes(one) and not one.sampled}
     near: dict[str, Candidate] = {}
     for one in sorted(candidates, key=lambda one: one.error):
-        if one.nbytes <= room and one.error <= _ABOUT * chosen.error:
+        about = _ABOUT
+        if codes(one):
+            about = (0 if one.kind in tried else OF_SAMPLES) if one.sampled else OF_QUICK
+        if one.nbytes <= room and one.error <= about * chosen.error:
             near.setdefault(one.kind, one)
     return [one for one in near.values() if one.measure is not None]
 
@@ -207,20 +242,22 @@ def _fill(
     budget: int,
     bar: Progress,
 ) -> bool:
-    """Adds larger tables of the kinds of `compress`, in place, where many bytes remain; whether there are some.
+    """Adds tables of the kinds of `compress` that use what remains of the budget, in place; whether there are some.
 
-    Kinds are left out of which all tables of no more bytes were far from what is chosen.
+    Where few bytes remain, and for kinds of which all tables of no more bytes were far from what is chosen, these are
+    codes alone, of as many bytes as the chosen table: they were not tried where numbers of few bits have room.
     """
     left = budget - sum(one.nbytes for one in chosen.values())
     added = []
     for name, one in chosen.items():
-        if not specs[name].measured or one.kind == DENSE or left <= _WORTH * one.nbytes:
+        if not specs[name].measured or one.kind == DENSE:
             continue
         room = one.nbytes + left
         errors = [(other.kind, other.error) for other in candidates[name] if other.nbytes <= room]
         near = {kind for kind, error in errors if error <= _NEAR * one.error}
         far = {kind for kind, _ in errors} - near
-        larger = specs[name].small_within(bar, set(specs[name].kinds) - far, room)
+        kinds = set(specs[name].kinds) - far if left > _WORTH * one.nbytes else set()
+        larger = specs[name].small_within(bar, kinds | specs[name].codes_beside(one), room)
         candidates[name] = [*candidates[name], *larger]
         added += larger
     return bool(added)

@@ -84,7 +84,10 @@ def test_the_leading_tables_are_of_several_kinds():
     tables = [Candidate(kind, str(k), 9, small) for k, kind in enumerate("aaabc")]
     qualities = [0.9, 0.8, 0.7, 0.6, 0.1]
     assert leading(tables, qualities, 2) == tables[:2]
-    assert leading(tables, qualities, 2, lambda quality: quality > 0.5) == [*tables[:2], tables[3]]
+    assert leading(tables, qualities, 2, lambda _, quality: quality > 0.5) == [
+        *tables[:2],
+        tables[3],
+    ]
 
 
 def test_variations_of_tables_that_are_far_from_the_best_are_not_tried():

@@ -191,6 +191,20 @@ def test_rivals_of_other_kinds():
     assert found == [("b", 12), ("c", 9)]
 
 
+def test_rivals_of_codes_are_measured_as_samples_are_too_small_for_them():
+    def one(kind: str, nbytes: int, error: float, **options) -> Candidate:
+        return Candidate(kind, None, None, nbytes, error, measure=print, **options)
+
+    best = Candidate("quantized", None, None, 10, 0.1)
+    sampled = [one("product", 9, 0.59, sampled=True), one("product", 8, 0.5, sampled=True)]
+    sampled += [one("additive", 9, 0.61, sampled=True), one("additive", 4, 0.5, sampled=True)]
+    assert rivals([best, *sampled], best, 10) == [sampled[1]]
+    # After a quick fit of one, others of its kind are not tried.
+    for error, expected in ((0.19, True), (0.21, False)):
+        quick = one("product", 8, error)
+        assert rivals([best, sampled[0], quick], best, 10) == ([quick] if expected else [])
+
+
 def test_a_small_table_has_no_rival():
     halves = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
     (planned,) = jax_tt.plan({"halves": halves}, 40, kinds=["quantized"]).values()

@@ -6,6 +6,7 @@
 #include "ffi/cpu/kernels/kernels.h"
 #include "ffi/cpu/kernels/quantized_kernels.h"
 #include "ffi/cpu/kernels/scan_kernels.h"
+#include "ffi/cpu/kernels/search_kernels.h"
 
 namespace jax_tt {
 namespace {
@@ -61,6 +62,7 @@ const Kernels<double>& GetKernels<double>() {
 }
 const HashKernels& GetHashKernels() { JAX_TT_CHOOSE(kHash); }
 const QuantizedKernels& GetQuantizedKernels() { JAX_TT_CHOOSE(kQuantized); }
+SearchCodes GetSearchCodes() { JAX_TT_CHOOSE(kSearchCodes); }
 SumCodedBags GetSumCodedBags() { JAX_TT_CHOOSE(kSumCoded); }
 const ScanKernels& GetScanKernels() { JAX_TT_CHOOSE(kScan); }
 

@@ -12,6 +12,7 @@
 #include "ffi/cpu/kernels/scan_codes.h"
 #include "ffi/cpu/kernels/scan_packed.h"
 #include "ffi/cpu/kernels/scan_products.h"
+#include "ffi/cpu/kernels/search_codes.h"
 #include "ffi/cpu/kernels/sum_coded.h"
 #include "ffi/cpu/kernels/sum_lanes.h"
 #include "ffi/cpu/kernels/sum_packed.h"
@@ -459,6 +460,7 @@ extern const Kernels<double> kDouble = JAX_TT_KERNELS(double, kDoubleUpdates);
 extern const HashKernels kHash = {FindKeys, InitialPart};
 extern const QuantizedKernels kQuantized = {SumPacked<8>, SumPacked<4>, SumPacked<3>, SumPacked<2>};
 extern const SumCodedBags kSumCoded = SumCoded;
+extern const SearchCodes kSearchCodes = SearchAllRows;
 extern const ScanKernels kScan = {ScanProducts,      ScanDots,          ScanPackedDots<8>, ScanPackedDots<4>,
                                   ScanPackedDots<3>, ScanPackedDots<2>, ScanBytes,         ScanHalfBytes,
                                   Widen<bfloat16>,   Widen<float16>,    kScanLanes,        kPackedLanes};

@@ -1,23 +1,10 @@
-"""k-means with weights, and the nearest of some centers, in blocks."""
+"""k-means with weights."""
 
 from __future__ import annotations
 
 import numpy as np
 
-# Numbers in a block of scores, which stays in the cache.
-_BLOCK = 2**18
-
-
-def nearest(points: np.ndarray, centers: np.ndarray) -> np.ndarray:
-    """Numbers of the centers that are nearest to points ``[n, d]``; of several, the first."""
-    codes = np.empty(len(points), np.int32)
-    half, columns = 0.5 * np.einsum("kd,kd->k", centers, centers), np.ascontiguousarray(centers.T)
-    step = max(1, _BLOCK // len(centers))
-    for start in range(0, len(points), step):
-        scores = points[start : start + step] @ columns
-        scores -= half
-        codes[start : start + step] = np.argmax(scores, axis=1)
-    return codes
+from jax_tt._kinds.coded.search import nearest
 
 
 def means(

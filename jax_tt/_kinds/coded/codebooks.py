@@ -11,21 +11,16 @@ from typing import Any
 import numpy as np
 
 from jax_tt._base.progress import Progress
-from jax_tt._kinds.coded.clusters import kmeans, means, nearest
+from jax_tt._kinds.coded.clusters import kmeans, means
 from jax_tt._kinds.coded.layout import CodeLayout
+from jax_tt._kinds.coded.search import nearest, remainders, search_sums
 
-# Sums of codes that are kept while further codes are chosen.
-_BEAM = 4
-# Rounds in which every code of a row is chosen anew, given the others.
-_SWEEPS = 3
 # Iterations of k-means that take about as long as solving for all codebooks and searching for all codes.
 _ROUND = 4
 # Rows of codebooks up to which there are more rounds, as these take little time and errors are large.
 _FEW, _MORE_ROUNDS = 2**7, 4
-# Rows of codebooks up to which all of them are solved for together, in cubic time.
+# Rows of codebooks up to which all of them are solved for together, in cubic time, unless there are fewer points.
 _MOST_SOLVED = 2**12
-# Scores that are computed at a time, which stay in the cache.
-_BLOCK = 2**18
 
 
 def fit_codebooks(
@@ -112,10 +107,11 @@ def fit_sums(
             left[users] -= codebooks[k][codes[users, k]]
         step()
     rounds = -(-iterations // _ROUND) * (_MORE_ROUNDS if m * size <= _FEW else 1)
-    for _ in range(rounds):
-        improved = _solved if m * size <= _MOST_SOLVED else _averaged
+    improved = _solved if m * size <= min(_MOST_SOLVED, len(points)) else _averaged
+    for done in range(rounds):
+        if done:
+            codes = choose_sums(points, codebooks, hot, layout.hot_terms)
         codebooks = improved(points, weights, codes, codebooks)
-        codes = choose_sums(points, codebooks, hot, layout.hot_terms)
     return codebooks.reshape(m * size, layout.width)
 
 
@@ -127,21 +123,11 @@ def choose_sums(
     Rows that are not ``hot``, bool ``[n]``, have no codes, -1, in the last ``hot_terms`` codebooks.
     """
     if hot is None or not hot_terms:
-        return _chosen_sums(rows, codebooks)
+        return search_sums(rows, codebooks)
     codes = np.full((len(rows), len(codebooks)), -1, np.int32)
     terms = len(codebooks) - hot_terms
-    codes[~hot, :terms] = _chosen_sums(rows[~hot], codebooks[:terms])
-    codes[hot] = _chosen_sums(rows[hot], codebooks)
-    return codes
-
-
-def _chosen_sums(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
-    if len(codebooks) == 1:
-        return nearest(rows, codebooks[0])[:, None]
-    codes = _searched(rows, codebooks)
-    left = _remainders(rows, codes, codebooks)
-    for _ in range(_SWEEPS):
-        _improve(codes, left, codebooks)
+    codes[~hot, :terms] = search_sums(rows[~hot], codebooks[:terms])
+    codes[hot] = search_sums(rows[hot], codebooks)
     return codes
 
 
@@ -158,13 +144,14 @@ def _solved(
     entries = codes + size * np.arange(m)
     moments = np.zeros((m * size, m * size))
     sums = np.empty((m * size, features))
-    left = _remainders(points, np.where(present, codes, -1), old)
+    left = remainders(points, np.where(present, codes, -1), old)
     for a in range(m):
-        for b in range(m):
+        for b in range(a, m):
             pairs = size * codes[:, a] + codes[:, b]
             both = weights * (present[:, a] & present[:, b])
             block = np.bincount(pairs, both, size * size).reshape(size, size)
             moments[a * size : (a + 1) * size, b * size : (b + 1) * size] = block
+            moments[b * size : (b + 1) * size, a * size : (a + 1) * size] = block.T
     for column in range(features):
         weighted = (weights * left[:, column])[:, None] * present
         sums[:, column] = np.bincount(entries.ravel(), weighted.ravel(), m * size)
@@ -177,7 +164,7 @@ def _averaged(
     points: np.ndarray, weights: np.ndarray, codes: np.ndarray, old: np.ndarray
 ) -> np.ndarray:
     """Improves codebooks for given codes, one after another."""
-    left, codebooks = _remainders(points, codes, old), old.copy()
+    left, codebooks = remainders(points, codes, old), old.copy()
     for k, codebook in enumerate(codebooks):
         here = codes[:, k] >= 0
         some, at = left[here], codes[here, k]
@@ -185,58 +172,6 @@ def _averaged(
         codebook[:] = means(some, weights[here], at, codebook)
         left[here] = some - codebook[at]
     return codebooks
-
-
-def _searched(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
-    """Codes int32 ``[n, m]`` by beam search: code after code, keeping the best few sums."""
-    codes = np.empty((len(rows), len(codebooks)), np.int32)
-    step = max(1, _BLOCK // (_BEAM * codebooks.shape[1]))
-    squares = np.einsum("mkd,mkd->mk", codebooks, codebooks)
-    for start in range(0, len(rows), step):
-        block = rows[start : start + step]
-        lines = np.arange(len(block))[:, None]
-        left, errors = block[:, None], np.zeros((len(block), 1), np.float32)
-        chosen = np.empty((len(block), 1, 0), np.int32)
-        for codebook, lengths in zip(codebooks, squares, strict=True):
-            scores = left @ (-2 * codebook.T)
-            scores += lengths
-            scores += errors[..., None]
-            best, errors = _least(scores.reshape(len(block), -1), _BEAM)
-            source, last = np.divmod(best, len(codebook))
-            left = left[lines, source] - codebook[last]
-            longer = [chosen[lines, source], last[..., None]]
-            chosen = np.concatenate(longer, axis=2, dtype=np.int32)
-        codes[start : start + step] = chosen[lines[:, 0], np.argmin(errors, axis=1)]
-    return codes
-
-
-def _least(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Columns and values ``[n, count]`` of the least scores of every row, at most all of them; overwrites scores."""
-    lines, best, least = np.arange(len(scores)), [], []
-    for _ in range(min(count, scores.shape[1])):
-        # A few passes over the scores take less time than a partition of them.
-        at = np.argmin(scores, axis=1)
-        best.append(at)
-        least.append(scores[lines, at])
-        scores[lines, at] = np.inf
-    return np.stack(best, axis=1), np.stack(least, axis=1)
-
-
-def _remainders(points: np.ndarray, codes: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
-    """The points less the codebook rows of their codes."""
-    left = points.copy()
-    for k, codebook in enumerate(codebooks):
-        here = codes[:, k] >= 0
-        left[here] -= codebook[codes[here, k]]
-    return left
-
-
-def _improve(codes: np.ndarray, left: np.ndarray, codebooks: np.ndarray) -> None:
-    """Chooses every code anew, given the others, in place; ``left`` are rows less their sums."""
-    for k, codebook in enumerate(codebooks):
-        left += codebook[codes[:, k]]
-        codes[:, k] = nearest(left, codebook)
-        left -= codebook[codes[:, k]]
 
 
 def _parts(rows: np.ndarray, count: int) -> list[np.ndarray]:

@@ -126,9 +126,9 @@ native-with:
 	cmake -S . -B $(NATIVE_BUILD) -DPython_EXECUTABLE=$(abspath $(NATIVE_PYTHON)) $(NATIVE_FLAGS)
 	cmake --build $(NATIVE_BUILD) --target in_tree --parallel $$(nproc)
 
-# The CUDA module, which needs no GPU to compile: the GPUs of data centres, or all. Says so and goes on where there is
+# The CUDA module, which needs no GPU to compile: sm_90 and PTX of sm_80, or all GPUs. Says so and goes on where there is
 # no nvcc.
-cuda: ARCHITECTURES := 80-real;90-real;80-virtual
+cuda: ARCHITECTURES := 90-real;80-virtual
 cuda-all: ARCHITECTURES := all
 cuda cuda-all: $(VENV)/.with-dev
 	$(PY) -m scripts.compile_cuda --build build/$@ "$(ARCHITECTURES)"

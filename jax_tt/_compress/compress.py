@@ -130,7 +130,8 @@ def compress(
     The settings for a size are tried on a sample of the rows if there are more than 4,096 of them, and variations of
     product codes only if plain ones are not far from the best. The best four, and the best of every further kind that
     is near, are then fitted to all rows in a few iterations, and the best two of these, or three for two kinds, again
-    in all iterations.
+    in all iterations. Codes may be further away, as samples are too small for their codebooks and few iterations too
+    few.
 
     The kinds are
 

@@ -70,9 +70,10 @@ def plan(
     the rows are not, and tables of the ``kinds`` of `compress`. If a table has more than 4,096 rows, these are tried on
     a sample of them, and measured on all rows once they would be chosen, and so is the best of every other kind that is
     about as good, until all that is chosen is measured; candidates that are much smaller than an even share of the
-    budget are left out. If many bytes remain, larger tables of the kinds that were near are tried. If only the sizes of
-    a table are known, its error is *predicted* by the model of `TTShape.for_budget`, which is only suitable for a first
-    division; the order of its ids is not changed.
+    budget are left out. If many bytes remain, larger tables of the kinds that were near are tried. Where rounded rows
+    would be chosen, codes of about as many bytes are fitted to all rows, as a sample is too small for their codebooks.
+    If only the sizes of a table are known, its error is *predicted* by the model of `TTShape.for_budget`, which is only
+    suitable for a first division; the order of its ids is not changed.
 
     With a sample of ids, a tensor train gets a `RowCache` up to the knee of the miss-ratio curve of the sample, if the
     most frequent rows of the first half of the sample cover a fifth of the lookups of the second half, and twice their

@@ -69,14 +69,15 @@ class Mode(NamedTuple):
     """
 
     table: Callable[[str], Any]
-    features: tuple[str, ...] = ("all",) * 4
+    features: tuple[str, ...]
     placement: Placement | None = None
     exchange: Exchange = Exchange(pooled="rows")
     exact: bool = False
 
 
 MODES = {
-    "rows": Mode(_dense, exact=True),
+    # These two together have every rule with every kind of feature.
+    "rows": Mode(_dense, ("all", "all", "sequence", "weighted"), exact=True),
     "hash": Mode(
         lambda rule: jax_tt.hash_table(
             1024, WIDTH, optimizer=RULES[rule], max_capacity=2048, **CHOICES[rule]
@@ -85,7 +86,7 @@ MODES = {
         ("all", "all", "sequence", "all"),
         exact=True,
     ),
-    "sums": Mode(_dense, exchange=Exchange(pooled="sums")),
+    "sums": Mode(_dense, ("pooled", "weighted", "all", "all"), exchange=Exchange(pooled="sums")),
     # Batches of a single feature without ragged bags are divided over the devices, and the gradients of cores added.
     "train": Mode(_tensor_train, ("pooled", "all", "sequence", "all")),
     # What leaves the cache is not fitted by the cores: such a fit amplifies the rounding of sums.

@@ -225,7 +225,9 @@ def rivals(candidates: Sequence[Candidate], chosen: Candidate, room: int) -> lis
     def codes(one: Candidate) -> bool:
         return one.kind in CODES and 2 * one.nbytes >= chosen.nbytes
 
-    tried = {one.kind for one in candidates if codes(one) and not one.sampled}
+    tried = {
+        one.kind for one in candidates if codes(one) and one.nbytes <= room and not one.sampled
+    }
     near: dict[str, Candidate] = {}
     for one in sorted(candidates, key=lambda one: one.error):
         about = _ABOUT
@@ -245,8 +247,8 @@ def _fill(
 ) -> bool:
     """Adds tables of the kinds of `compress` that use what remains of the budget, in place; whether there are some.
 
-    Where few bytes remain, and for kinds of which all tables of no more bytes were far from what is chosen, these are
-    codes alone, of as many bytes as the chosen table: they were not tried where numbers of few bits have room.
+    Where many bytes remain, these are of the kinds that were near what is chosen, or had no table of no more bytes.
+    Beside numbers of few bits, there are always codes, as these were not tried in sizes that such numbers have.
     """
     left = budget - sum(one.nbytes for one in chosen.values())
     added = []

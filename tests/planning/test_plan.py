@@ -203,6 +203,9 @@ def test_rivals_of_codes_are_measured_as_samples_are_too_small_for_them():
     for error, expected in ((0.19, True), (0.21, False)):
         quick = one("product", 8, error)
         assert rivals([best, sampled[0], quick], best, 10) == ([quick] if expected else [])
+    # One for which there is no room says nothing about these.
+    larger = one("product", 11, 0.05)
+    assert rivals([best, *sampled, larger], best, 10) == [sampled[1]]
 
 
 def test_a_small_table_has_no_rival():

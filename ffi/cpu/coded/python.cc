@@ -64,7 +64,7 @@ void ChooseSums(const Array<const float, 2>& rows, const Array<const float, 3>& 
 
 void AddCodes(nb::module_& m) {
   m.def("choose_sums", &ChooseSums, nb::arg("rows").noconvert(), nb::arg("codebooks").noconvert(), nb::arg("beam"),
-        nb::arg("sweeps"), nb::arg("codes").noconvert(), "See jax_tt._kinds.coded.codebooks.choose_sums.");
+        nb::arg("sweeps"), nb::arg("codes").noconvert(), "See jax_tt._kinds.coded.search.search_sums.");
 }
 
 }  // namespace jax_tt

@@ -6,7 +6,8 @@
 
 namespace jax_tt {
 
-// Rows that are searched together, and sums that are kept at most while further codes are chosen.
+// Rows that are searched together, _TOGETHER of jax_tt._kinds.coded.search, and sums that are kept at most while further
+// codes are chosen.
 constexpr int kSearchRows = 4;
 // Rows of codebooks that are transposed together, so that their entries are read in the order of memory.
 constexpr int64_t kSearchStride = 16;
@@ -20,7 +21,7 @@ struct CodeSearch {
   const float* columns;    // [terms, stride / kSearchStride, width, kSearchStride], the same transposed
   const float* lengths;    // [terms, stride], squared lengths; infinite beyond `size`
   int64_t stride;          // `size` up to a multiple of kSearchStride
-  int64_t beam, sweeps;    // as in jax_tt._kinds.coded.codebooks
+  int64_t beam, sweeps;    // as in jax_tt._kinds.coded.search
   int32_t* codes;          // [n, terms]
   float* floats;           // memory of floats_needed()
   int32_t* integers;       // memory of integers_needed()

@@ -15,6 +15,8 @@ _BEAM = 4
 _SWEEPS = 3
 # Scores that the reference computes at a time, which stay in the cache.
 _BLOCK = 2**18
+# Rows that the native search sweeps together until none of them changes, as kSearchRows of search_kernels.h.
+_TOGETHER = 4
 # Products of numbers that take a thread a few milliseconds.
 _OF_A_THREAD = 2**26
 
@@ -43,7 +45,9 @@ def search_sums(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
     if threads == 1:
         search(0, len(rows))
         return codes
-    ends = np.linspace(0, len(rows), threads + 1, dtype=int).tolist()
+    # Further sweeps may change codes by rounding, so that the same rows are swept together on any number of cores.
+    groups = np.linspace(0, -(-len(rows) // _TOGETHER), threads + 1, dtype=int)
+    ends = np.minimum(_TOGETHER * groups, len(rows)).tolist()
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(search, ends[:-1], ends[1:]))
     return codes

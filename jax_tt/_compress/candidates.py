@@ -32,10 +32,9 @@ _MAX_SUM = 16
 _QUICK_SUMS = {"iterations": 4}
 # Codes of separate parts take little time, and rotations become better for longer.
 _QUICK_PARTS = {"iterations": 12}
-CODES = ("product", "additive")
 # Errors of codes on a sample, which has too few rows for their codebooks, are up to so many times as large as in the
 # end, and errors of quick fits.
-OF_SAMPLES, OF_QUICK = 7.0, 2.0
+OF_SAMPLES, OF_QUICK = {"product": 3.5, "additive": 7.0}, 2.0
 # Numbers of codes that are added in each part of the columns.
 _TERMS = (1, 2)
 # Parts of products in which some rows have more codes.

@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jax_tt._base.arguments import as_dtype, as_int, as_positive, one_of, type_o
 from jax_tt._base.progress import Progress, text_table
 from jax_tt._base.rows_of_arrays import dense_table, exactly_one, row_weights
 from jax_tt._compress.candidate import Candidate, estimates
-from jax_tt._compress.candidates import CODES, KINDS, OF_QUICK, OF_SAMPLES, candidates, smallest
+from jax_tt._compress.candidates import KINDS, OF_QUICK, OF_SAMPLES, candidates, smallest
 from jax_tt._compress.source import Source, explained
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._table.table import Table
@@ -268,12 +268,12 @@ class _Search:
         if len(tables) > _REFINED:
             quick = [self._measured(one, preferred, quick=True).quality for one in tables]
             of_one_kind = len({one.kind for one in leading(tables, quick, _REFINED)}) == 1
-            near = functools.partial(_near, max(quick), OF_QUICK)
+            near = functools.partial(_near, max(quick), dict.fromkeys(OF_SAMPLES, OF_QUICK))
             tables = leading(
                 tables,
                 quick,
                 _REFINED,
-                lambda one, quality: of_one_kind or (one.kind in CODES and near(one, quality)),
+                lambda one, quality: of_one_kind or (one.kind in OF_SAMPLES and near(one, quality)),
             )[: _REFINED + 1]
         fits = (self._measured(one, preferred, quick=False).quality for one in tables)
         return max(fits, default=-math.inf)
@@ -344,9 +344,10 @@ def leading(
     return kept
 
 
-def _near(best: float, of_codes: float, one: Candidate, quality: float) -> bool:
+def _near(best: float, of_codes: Mapping[str, float], one: Candidate, quality: float) -> bool:
     """Whether a table may become as good as one of the best quality; errors of codes may be so many times as large."""
-    return 1 - quality <= (of_codes**2 if one.kind in CODES else _NEAR) * (1 - best)
+    more = of_codes[one.kind] ** 2 if one.kind in of_codes else _NEAR
+    return 1 - quality <= more * (1 - best)
 
 
 def _quality(argument: str, value: Any) -> float:

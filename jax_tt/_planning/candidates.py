@@ -31,6 +31,7 @@ from jax_tt.order import from_table
 DENSE, TENSOR_TRAIN, LOW_RANK = "dense", "tensor train", "low rank"
 # Kinds of `compress` that are measured for trained tables on request.
 SMALL = ("quantized", "mixed", "product", "additive", "tt_sum")
+ROUNDED = ("quantized", "mixed")
 
 _PREDICTED_STEP, _MEASURED_STEP = 2, 4  # by how much candidates differ in size
 # Tables of one sixteenth of an even share of the budget are tried, smaller ones not.
@@ -200,8 +201,8 @@ class PlanInput:
     def codes_beside(self, chosen: Candidate) -> set[str]:
         """The ``kinds`` of codes, beside numbers of fewer bits than the most."""
         most = QuantizedTable(self.num_embeddings, self.features, max(codec.BITS)).nbytes
-        rounded = chosen.kind in ("quantized", "mixed") and chosen.nbytes < most
-        return {kind for kind in self.kinds if kind in small.CODES} if rounded else set()
+        rounded = chosen.kind in ROUNDED and chosen.nbytes < most
+        return {kind for kind in self.kinds if kind in small.OF_SAMPLES} if rounded else set()
 
     def _small(
         self, bar: Progress, sizes: Iterable[tuple[str, int]], budget: int

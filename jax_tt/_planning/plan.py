@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from jax_tt._base.arguments import as_dtype, as_int, one_of
 from jax_tt._base.blas import one_blas_thread
 from jax_tt._base.progress import Progress
-from jax_tt._compress.candidates import CODES, OF_QUICK, OF_SAMPLES
+from jax_tt._compress.candidates import OF_QUICK, OF_SAMPLES
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.caches import Demand, cache_within, demand, hits_of
 from jax_tt._planning.candidates import (
     DENSE,
     LOW_RANK,
+    ROUNDED,
     SMALL,
     TENSOR_TRAIN,
     Candidate,
@@ -36,6 +37,9 @@ _CACHES = 5  # the part of the budget that caches may have: one of so many
 _WORTH = 0.05  # of the bytes of a table, for which larger ones are tried
 _NEAR = 2.0  # times the error of what is chosen, of kinds that larger tables are tried of
 _ABOUT = 1.4  # times the error of what is chosen, of other kinds that are measured on all rows
+_ABOUT_ROUNDED = (
+    1.1  # the same for rounded numbers, whose errors on a sample are almost those of all rows
+)
 _POOR = 0.7  # relative error beyond which most of a table is lost
 
 
@@ -223,16 +227,16 @@ def rivals(candidates: Sequence[Candidate], chosen: Candidate, room: int) -> lis
     """
 
     def codes(one: Candidate) -> bool:
-        return one.kind in CODES and 2 * one.nbytes >= chosen.nbytes
+        return one.kind in OF_SAMPLES and 2 * one.nbytes >= chosen.nbytes
 
     tried = {
         one.kind for one in candidates if codes(one) and one.nbytes <= room and not one.sampled
     }
     near: dict[str, Candidate] = {}
     for one in sorted(candidates, key=lambda one: one.error):
-        about = _ABOUT
+        about = _ABOUT_ROUNDED if one.kind in ROUNDED else _ABOUT
         if codes(one):
-            about = (0 if one.kind in tried else OF_SAMPLES) if one.sampled else OF_QUICK
+            about = (0 if one.kind in tried else OF_SAMPLES[one.kind]) if one.sampled else OF_QUICK
         if one.nbytes <= room and one.error <= about * chosen.error:
             near.setdefault(one.kind, one)
     return [one for one in near.values() if one.measure is not None]

@@ -196,9 +196,11 @@ def test_rivals_of_codes_are_measured_as_samples_are_too_small_for_them():
         return Candidate(kind, None, None, nbytes, error, measure=print, **options)
 
     best = Candidate("quantized", None, None, 10, 0.1)
-    sampled = [one("product", 9, 0.59, sampled=True), one("product", 8, 0.5, sampled=True)]
+    sampled = [one("product", 9, 0.29, sampled=True), one("product", 8, 0.25, sampled=True)]
     sampled += [one("additive", 9, 0.71, sampled=True), one("additive", 4, 0.5, sampled=True)]
     assert rivals([best, *sampled], best, 10) == [sampled[1]]
+    assert not rivals([best, one("product", 9, 0.36, sampled=True)], best, 10)
+    assert not rivals([best, one("mixed", 9, 0.12, sampled=True)], best, 10)
     # After a quick fit of one, others of its kind are not tried.
     for error, expected in ((0.19, True), (0.21, False)):
         quick = one("product", 8, error)

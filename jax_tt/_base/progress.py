@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 from tqdm import tqdm
@@ -17,6 +18,7 @@ class Progress:
 
     def __init__(self, shown: bool, label: str = "", total: int = 0, **options: Any):
         self._bar: Any = None
+        self._stopped = False
         if shown:
             self._bar = tqdm(**{"total": total, "desc": label, "delay": 1.0} | options)
 
@@ -29,7 +31,9 @@ class Progress:
 
     @contextlib.contextmanager
     def stage(self, label: str) -> Iterator[None]:
-        """A step with a label, which is shown while it runs."""
+        """A step with a label, which is shown while it runs; `CancelledError` after `stop`."""
+        if self._stopped:
+            raise CancelledError
         step = self.begin(label, 1)
         yield
         step()
@@ -37,6 +41,10 @@ class Progress:
     def step(self, count: int = 1) -> None:
         if self._bar is not None:
             self._bar.update(count)
+
+    def stop(self) -> None:
+        """Lets no stage begin any more, so that threads end soon whose results nobody will use."""
+        self._stopped = True
 
     def __enter__(self) -> Progress:
         return self

@@ -143,7 +143,7 @@ def plan(
                 return [table.uncompressed]
             return table.candidates(bar, budget_bytes, share)
 
-        candidates = dict(zip(specs, _together(forms, specs.values()), strict=True))
+        candidates = dict(zip(specs, _together(bar, forms, specs.values()), strict=True))
         least = sum(min(one.nbytes for one in some) for some in candidates.values())
         if budget < least:
             raise ValueError(
@@ -210,14 +210,20 @@ def _measured(
             with bar.stage(f"{name} as {one.label}"):
                 return one.measure()
 
-        for (name, one), new in zip(wanted, _together(measured, wanted), strict=True):
+        for (name, one), new in zip(wanted, _together(bar, measured, wanted), strict=True):
             candidates[name] = [*(other for other in candidates[name] if other is not one), new]
 
 
-def _together(function: Callable[[_Given], _Result], given: Iterable[_Given]) -> list[_Result]:
+def _together(
+    bar: Progress, function: Callable[[_Given], _Result], given: Iterable[_Given]
+) -> list[_Result]:
     """Results in several threads: programs are compiled while numpy fits."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(function, given))
+        try:
+            return list(pool.map(function, given))
+        except BaseException:  # an interrupt, too, waits for the threads
+            bar.stop()
+            raise
 
 
 def rivals(candidates: Sequence[Candidate], chosen: Candidate, room: int) -> list[Candidate]:

@@ -1,6 +1,8 @@
 """Plans: within the budget, the best of what was measured, and honest about it."""
 
 import itertools
+import threading
+import time
 
 import hypothesis.strategies as st
 import jax.numpy as jnp
@@ -10,8 +12,9 @@ from flax import nnx
 from hypothesis import given, settings
 
 import jax_tt
+from jax_tt._base.progress import Progress
 from jax_tt._planning.candidates import DENSE, TENSOR_TRAIN, Candidate
-from jax_tt._planning.plan import allocate, rivals
+from jax_tt._planning.plan import _together, allocate, rivals
 
 N, D = 600, 8
 
@@ -208,6 +211,24 @@ def test_rivals_of_codes_are_measured_as_samples_are_too_small_for_them():
     # One for which there is no room says nothing about these.
     larger = one("product", 11, 0.05)
     assert rivals([best, *sampled, larger], best, 10) == [sampled[1]]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_other_tables_are_not_tried_to_the_end_after_an_error(error):
+    bar, begun, stages = Progress(False), threading.Event(), []
+
+    def work(fails: bool) -> None:
+        if fails:
+            begun.wait()
+            raise error
+        for _ in range(1_000):
+            with bar.stage("another form"):
+                stages.append(begun.set())
+                time.sleep(0.01)
+
+    with pytest.raises(error):
+        _together(bar, work, [True, False])
+    assert len(stages) < 1_000
 
 
 def test_a_small_table_has_no_rival():

@@ -32,7 +32,8 @@ from jax_tt.optimizers import Optimizer
 _Given = TypeVar("_Given")
 _Result = TypeVar("_Result")
 
-_THREADS = 4
+# Each has a table, and copies of it, in memory.
+_THREADS = 2
 _CACHES = 5  # the part of the budget that caches may have: one of so many
 _WORTH = 0.05  # of the bytes of a table, for which larger ones are tried
 _NEAR = 2.0  # times the error of what is chosen, of kinds that larger tables are tried of

@@ -6,8 +6,8 @@
 
 namespace jax_tt {
 
-// Rows that are searched together, _TOGETHER of jax_tt._kinds.coded.search, and sums that are kept at most while further
-// codes are chosen.
+// Rows that are searched together, _TOGETHER of jax_tt._kinds.coded.search, and sums that are kept at most while
+// further codes are chosen.
 constexpr int kSearchRows = 4;
 // Rows of codebooks that are transposed together, so that their entries are read in the order of memory.
 constexpr int64_t kSearchStride = 16;

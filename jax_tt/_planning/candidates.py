@@ -56,6 +56,7 @@ class Candidate:
         measure: measures it on all rows, if ``error`` is of a sample of them and ``nbytes`` the most that it takes; or
             fits it in more iterations.
         sampled: whether ``error`` is of a sample.
+        of_sample: the error of its table of a sample, also once all rows are measured; None without a sample.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class Candidate:
     detail: str = ""
     measure: Callable[[], Candidate] | None = None
     sampled: bool = False
+    of_sample: float | None = None
 
     @property
     def label(self) -> str:
@@ -223,19 +225,21 @@ class PlanInput:
                     made.append(self._made(one))
             return made
         qualities = estimates(tables, self._sample, bar, f" of {self.name}")
+        errors = [math.sqrt(max(0.0, 1.0 - quality)) for quality in qualities]
         return [
             Candidate(
                 one.kind,
                 None,
                 None,
                 one.nbytes,
-                math.sqrt(max(0.0, 1.0 - quality)),
+                error,
                 detail=one.detail,
-                measure=functools.partial(self._made, one),
+                measure=functools.partial(self._made, one, of_sample=error),
                 sampled=True,
+                of_sample=error,
             )
-            for one, quality in zip(tables, qualities, strict=True)
-            if quality > -math.inf
+            for one, error in zip(tables, errors, strict=True)
+            if error < math.inf
         ]
 
     def _sizes(self, kind: str) -> list[int]:
@@ -250,16 +254,28 @@ class PlanInput:
         largest = 2 if "quantized" in self.kinds else 1
         return [self.dense_bytes // _MEASURED_STEP**k for k in range(largest, 5)]
 
-    def _made(self, one: small.Candidate, iterations: int | None = None) -> Candidate:
+    def _made(
+        self,
+        one: small.Candidate,
+        iterations: int | None = None,
+        of_sample: float | None = None,
+    ) -> Candidate:
         """A table of all rows; without a number of iterations, of a quick fit."""
         options = one.quick if iterations is None else {"iterations": iterations}
         table, state = one.make(self._source, **options)
         nbytes = sum(array.nbytes for array in state.values())
         error, _ = measured_errors(self.dense, table, state)
         more = options.get("iterations", _FINER) < _FINER
-        measure = functools.partial(self._made, one, _FINER) if more else None
         return Candidate(
-            one.kind, None, None, nbytes, error, table, detail=one.detail, measure=measure
+            one.kind,
+            None,
+            None,
+            nbytes,
+            error,
+            table,
+            one.detail,
+            functools.partial(self._made, one, _FINER, of_sample) if more else None,
+            of_sample=of_sample,
         )
 
     def _trains(

@@ -198,9 +198,8 @@ def _measured(
         wanted = [
             (name, other)
             for name, one in chosen.items()
-            for other in (
-                rivals(candidates[name], one, one.nbytes + left) if one.measure is None else [one]
-            )
+            for other in (one, *rivals(candidates[name], one, one.nbytes + left))
+            if other.measure is not None
         ]
         if not wanted:
             return chosen
@@ -230,23 +229,32 @@ def _together(
 def rivals(candidates: Sequence[Candidate], chosen: Candidate, room: int) -> list[Candidate]:
     """The best candidates of their kinds within so many bytes that are about as good, if they are not measured yet.
 
-    Of each kind of codes, one of about as many bytes is measured.
+    Of each kind of codes, one of about as many bytes is measured. Errors on the sample are compared with each other.
     """
 
     def codes(one: Candidate) -> bool:
         return one.kind in OF_SAMPLES and 2 * one.nbytes >= chosen.nbytes
 
-    tried = {
-        one.kind for one in candidates if codes(one) and one.nbytes <= room and not one.sampled
-    }
-    near: dict[str, Candidate] = {}
-    for one in sorted(candidates, key=lambda one: one.error):
-        about = _ABOUT_ROUNDED if one.kind in ROUNDED else _ABOUT
-        if codes(one):
-            about = (0 if one.kind in tried else OF_SAMPLES[one.kind]) if one.sampled else OF_QUICK
-        if one.nbytes <= room and one.error <= about * chosen.error:
-            near.setdefault(one.kind, one)
-    return [one for one in near.values() if one.measure is not None]
+    def hoped(one: Candidate) -> float:
+        """The least error that it may have in the end."""
+        if one.of_sample is None:
+            return one.error
+        return one.of_sample / OF_SAMPLES.get(one.kind, 1.0)
+
+    def near(one: Candidate) -> bool:
+        if not codes(one):
+            about = _ABOUT_ROUNDED if one.kind in ROUNDED else _ABOUT
+            return one.error <= about * chosen.error
+        if one.sampled:
+            return one.kind not in tried and hoped(one) <= hoped(chosen)
+        return one.error <= OF_QUICK * chosen.error
+
+    within = sorted((one for one in candidates if one.nbytes <= room), key=lambda one: one.error)
+    tried = {one.kind for one in within if codes(one) and not one.sampled}
+    best: dict[str, Candidate] = {}
+    for one in filter(near, within):
+        best.setdefault(one.kind, one)
+    return [one for one in best.values() if one.measure is not None and one is not chosen]
 
 
 def _fill(

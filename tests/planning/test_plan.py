@@ -198,12 +198,15 @@ def test_rivals_of_codes_are_measured_as_samples_are_too_small_for_them():
     def one(kind: str, nbytes: int, error: float, **options) -> Candidate:
         return Candidate(kind, None, None, nbytes, error, measure=print, **options)
 
+    def of_sample(kind: str, nbytes: int, error: float) -> Candidate:
+        return one(kind, nbytes, error, sampled=True, of_sample=error)
+
     best = Candidate("quantized", None, None, 10, 0.1)
-    sampled = [one("product", 9, 0.29, sampled=True), one("product", 8, 0.25, sampled=True)]
-    sampled += [one("additive", 9, 0.71, sampled=True), one("additive", 4, 0.5, sampled=True)]
+    sampled = [of_sample("product", 9, 0.29), of_sample("product", 8, 0.25)]
+    sampled += [of_sample("additive", 9, 0.71), of_sample("additive", 4, 0.5)]
     assert rivals([best, *sampled], best, 10) == [sampled[1]]
-    assert not rivals([best, one("product", 9, 0.36, sampled=True)], best, 10)
-    assert not rivals([best, one("mixed", 9, 0.12, sampled=True)], best, 10)
+    assert not rivals([best, of_sample("product", 9, 0.36)], best, 10)
+    assert not rivals([best, of_sample("mixed", 9, 0.12)], best, 10)
     # After a quick fit of one, others of its kind are not tried.
     for error, expected in ((0.19, True), (0.21, False)):
         quick = one("product", 8, error)
@@ -211,6 +214,23 @@ def test_rivals_of_codes_are_measured_as_samples_are_too_small_for_them():
     # One for which there is no room says nothing about these.
     larger = one("product", 11, 0.05)
     assert rivals([best, *sampled, larger], best, 10) == [sampled[1]]
+
+
+def test_errors_on_a_sample_are_compared_with_each_other():
+    def one(kind: str, error: float, of_sample: float, **options) -> Candidate:
+        return Candidate(kind, None, None, 9, error, of_sample=of_sample, **options)
+
+    product = one("product", 0.2, 0.2, sampled=True, measure=print)
+    # All rows of the mixed table have a larger error than the sample.
+    mixed = one("mixed", 0.07, 0.05)
+    assert not rivals([product, mixed], mixed, 10)
+    mixed = one("mixed", 0.07, 0.06, sampled=True)
+    assert rivals([product, mixed], mixed, 10) == [product]
+    # A sample is too small for the codebooks of the product, too.
+    quick = one("product", 0.06, 0.1, measure=print)
+    sums = [one("additive", error, error, sampled=True, measure=print) for error in (0.21, 0.19)]
+    assert rivals([quick, sums[0]], quick, 10) == []
+    assert rivals([quick, *sums], quick, 10) == [sums[1]]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

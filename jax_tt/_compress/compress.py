@@ -144,7 +144,7 @@ def compress(
     - ``"tt_sum"``: a `SumTable` of tensor trains with different orders, by `tt.residuals`, for which all rows have the
       same weight.
 
-    Orders of ids count among the bytes. They are refined if ``jax-tt[order]`` is installed.
+    Orders of ids count among the bytes.
 
     Args:
         rows: ``[N, D]`` of floats, e.g. ``jax_tt.tables.to_dense(table, state)``; may be a memory map, which is read in

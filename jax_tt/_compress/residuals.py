@@ -72,7 +72,7 @@ def tt_residuals(
         table: floats ``[N, D]``, on the host.
         shapes: a `TTShape` of N and D for each term, the largest first if they differ; `tt.residual_shapes` chooses
             them for a number of bytes.
-        refine: rounds of `order.from_table`, at least 0; requires ``jax-tt[order]`` unless 0.
+        refine: rounds of `order.from_table`, at least 0.
         dtype: storage type of the cores, by default that of the table. Later terms correct its rounding.
         seed: of the randomised parts; equal seeds give equal terms.
         progress: show progress bars, two for each term.
@@ -83,7 +83,6 @@ def tt_residuals(
     Raises:
         ValueError: ``table`` is not finite or does not have the sizes of the shapes, or there are no shapes.
         TypeError: ``shapes`` contains something other than a `TTShape`.
-        ImportError: scipy is missing.
 
     >>> import numpy as np, jax_tt
     >>> table = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)

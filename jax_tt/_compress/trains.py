@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,8 +23,8 @@ from jax_tt.order._table import from_table
 _QUICK = {"sweeps": 0}
 _QUICK_ORDER = {"refine": 0, "sweeps": 0}
 _QUICK_SUM = {"refine": 0}
-# Rounds of an order's refinement, which needs scipy.
-_REFINE = 4 if importlib.util.find_spec("scipy") else 0
+# Rounds of an order's refinement.
+_REFINE = 4
 
 
 def low_rank(source: Source, max_bytes: int) -> Found:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import scipy
 
 from jax_tt._base.arguments import as_array, type_of
-from jax_tt._base.installed import require
 
 _CHUNK = 1 << 24  # interactions of one sparse matrix
 _KEPT = 1 << 26  # interactions kept in memory; above this, the source is read again for every pass
@@ -26,10 +26,9 @@ class Edges:
     """
 
     def __init__(self, interactions: Any, num_items: int):
-        self._sparse = require("scipy.sparse", "order.from_interactions", "order")
         self.items = num_items
         self._kept: list[Any] | None = []
-        if self._sparse.issparse(interactions):
+        if scipy.sparse.issparse(interactions):
             self._read_matrix(interactions)
         else:
             self._source = _source(interactions)
@@ -46,7 +45,7 @@ class Edges:
     def _matrix(self, contexts: np.ndarray, items: np.ndarray) -> Any:
         ones = np.ones(len(items), np.float32)
         shape = (self.contexts, self.items)
-        return self._sparse.csr_matrix((ones, (contexts, items)), shape=shape)
+        return scipy.sparse.csr_matrix((ones, (contexts, items)), shape=shape)
 
     def _read_matrix(self, matrix: Any) -> None:
         if matrix.shape[1] != self.items:

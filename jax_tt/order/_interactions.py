@@ -65,7 +65,7 @@ def from_interactions(
     direction of a part.
 
     Memory is linear in contexts and ids, three times ``4 (rank + 8)`` bytes for each, plus at most 2**26 interactions;
-    a longer stream is read once per pass, ``2 iterations + 2`` times. Requires ``jax-tt[order]``.
+    a longer stream is read once per pass, ``2 iterations + 2`` times.
 
     Args:
         interactions: ``(contexts [n], ids [n])``, pairs ``[n, 2]``, or a sparse matrix ``[contexts, N]`` of counts; or
@@ -86,7 +86,6 @@ def from_interactions(
     Raises:
         ValueError: an id is outside the table, or an array has the wrong shape.
         TypeError: ids are not integers, or the stream can be read only once.
-        ImportError: scipy is missing.
 
     Example:
         >>> import jax_tt, numpy as np

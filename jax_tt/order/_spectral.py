@@ -31,7 +31,7 @@ def spectral_rows(
     get higher scores than rare ones; those of a context by the square roots of the singular values, and to norm 1.
     Order the rows with `from_table` and compress them with `tt.from_dense` to get initial cores.
 
-    Memory is that of `from_interactions` with ``rank=features``, plus the result. Requires ``jax-tt[order]``.
+    Memory is that of `from_interactions` with ``rank=features``, plus the result.
 
     Args:
         interactions: as for `from_interactions`; contexts are integers from 0.
@@ -49,7 +49,6 @@ def spectral_rows(
     Raises:
         ValueError: an id is at least ``num_embeddings``, or an array has the wrong shape.
         TypeError: ids are not integers, or the stream can be read only once.
-        ImportError: scipy is missing.
 
     Example:
         >>> import jax_tt, numpy as np

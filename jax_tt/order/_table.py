@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy
 
 from jax_tt._base.arguments import as_int, as_positive
 from jax_tt._base.host_table import host_table
-from jax_tt._base.installed import require
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import row_blocks
 from jax_tt._ids.id_order import IdOrder, order_of_rows
@@ -41,7 +41,7 @@ def from_table(
         refine: number of rounds in which the tensor train of ``shape``, with its ranks, is fitted to the rows, and the
             ids of every prefix exchange places to be closer to it. The error of `tt.from_dense` decreases, most at low
             ranks. A round takes the time of a `tt.from_dense` and of an assignment of ``p_d`` ids for every prefix; two
-            copies of the table are held in memory. Requires ``jax-tt[order]``.
+            copies of the table are held in memory.
         seed: of the projection.
         progress: show a progress bar if it takes longer than a second.
 
@@ -51,7 +51,6 @@ def from_table(
     Raises:
         TypeError: ``refine``, ``rank`` or ``seed`` is not an integer.
         ValueError: ``table`` is not ``[num_embeddings, D]`` or not finite; with ``refine``, D is not that of ``shape``.
-        ImportError: scipy is missing.
 
     Example:
         >>> import jax_tt, numpy as np
@@ -114,16 +113,13 @@ def _refined(
     at the least sum of squared distances (an assignment problem, solved exactly). The second step never increases the
     error, and the first step increases it at most by the suboptimality of TT-SVD.
     """
-    assign = require(
-        "scipy.optimize", "order.from_table(refine=...)", "order"
-    ).linear_sum_assignment
     order, count, size = order.copy(), len(points), shape.row_factors[-1]
     for _ in range(rounds):
         rows = _fitted(points[order], shape)
         for start in range(0, count, size):
             ids, places = order[start : start + size], rows[start : start + size]
             distance = 0.5 * np.square(places).sum(axis=1) - points[ids] @ places.T
-            which, place = assign(distance)
+            which, place = scipy.optimize.linear_sum_assignment(distance)
             order[start + place] = ids[which]
         progress.step()
     return order

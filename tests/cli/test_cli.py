@@ -21,10 +21,8 @@ from tests.cli.cli_case import QUIET, D, N, folder, ran, refused, table, write_t
 
 __all__ = ["folder", "table"]  # fixtures
 
-pytest.importorskip("safetensors")
 pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("matplotlib")
-pytest.importorskip("scipy")
 
 
 def error_of(found, rows):

@@ -19,10 +19,8 @@ from tests.cli.cli_case import QUIET, N, folder, pickled, ran, refused, table, w
 
 __all__ = ["folder", "table"]  # fixtures
 
-pytest.importorskip("safetensors")
 pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("matplotlib")
-pytest.importorskip("scipy")
 
 
 class Hostile:

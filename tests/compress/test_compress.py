@@ -236,7 +236,6 @@ def test_one_row_and_one_column():
 @pytest.mark.full(but="auto")
 @pytest.mark.parametrize("kind", ["auto", "quantized", "mixed", "additive", "low_rank", "tt_sum"])
 def test_command(table, capsys, kind):
-    pytest.importorskip("safetensors")
     size = table.nbytes // (5 if kind == "mixed" else 2)
     ran("compress", "table.npy", "--out", "o.safetensors", "--kind", kind, "--max-bytes", f"{size}", QUIET)  # fmt: skip
     lines = capsys.readouterr().out.splitlines()
@@ -261,7 +260,6 @@ def test_command(table, capsys, kind):
 
 
 def test_info_of_several_tables(table, capsys):
-    pytest.importorskip("safetensors")
     small = {f"t{bits}": jax_tt.quantize(table, bits) for bits in (8, 4)}
     jax_tt.files.save("o.safetensors", small)
     ran("info", "o.safetensors", QUIET)

@@ -17,9 +17,6 @@ from tests.processes import run_python
 
 __all__ = ["folder", "table"]  # fixtures
 
-pytest.importorskip("safetensors")
-pytest.importorskip("scipy")
-
 
 class Tensor:
     """As much of a torch.Tensor as is needed."""

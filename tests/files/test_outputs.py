@@ -20,10 +20,8 @@ from tests.cli.cli_case import QUIET, N, folder, ran, refused, table
 
 __all__ = ["folder", "table"]  # fixtures
 
-pytest.importorskip("safetensors")
 pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("matplotlib")
-pytest.importorskip("scipy")
 
 
 def contents(place="."):

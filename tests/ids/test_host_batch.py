@@ -367,6 +367,13 @@ def test_strings_are_keys():
         jax_tt.pipeline.host_batch(HASH, ["red", None])
 
 
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    message = r"hash_ids needs xxhash, which is not installed: pip install 'jax-tt\[keys\]'"
+    with pytest.raises(ImportError, match=message):
+        jax_tt.dynamic.hash_ids(["red"])
+
+
 class Column:
     """A column of a data frame, whose type is not always one of numpy."""
 

@@ -403,7 +403,6 @@ def test_rows_that_are_not_finite_are_refused():
 
 @pytest.fixture
 def stored(tmp_path):
-    pytest.importorskip("safetensors")
     path = tmp_path / "small.safetensors"
     rows = RNG.normal(size=(500, D)).astype(np.float32)
     pair = jax_tt.compression.quantize_mixed(rows, 3800)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import safetensors
 from flax import nnx
 
 import jax_tt
@@ -58,7 +59,6 @@ def pooled(layer, ids=IDS):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_in_a_layer(tmp_path, layers, kind):
     """From a table and from the file that holds it, bit for bit; and the state that was given is only read."""
-    pytest.importorskip("safetensors")
     table, state = made(kind)
     want, _ = jax_tt.lookup(table, state, IDS)
     for source in (made(kind), saved(tmp_path, kind)):
@@ -74,7 +74,6 @@ def test_every_kind_in_a_layer(tmp_path, layers, kind):
 
 @pytest.mark.full
 def test_every_kind_in_another_process(tmp_path):
-    pytest.importorskip("safetensors")
     path = saved(tmp_path, *KINDS)
     script = f"""
 import numpy as np, jax_tt
@@ -132,7 +131,6 @@ BATCH = {"item": IDS, "user": np.array([[3], [4]], np.int32)}
 @pytest.mark.parametrize("optimizer", [None, jax_tt.optimizers.Adagrad(0.1)])
 def test_tables_of_a_collection_are_replaced(tmp_path, optimizer):
     """For serving: in both flavours, and as functions; the collection that was trained stays as it is."""
-    pytest.importorskip("safetensors")
     embed = jax_tt.EmbedCollection(*collection(optimizer), rngs=nnx.Rngs(0))
     before = embed(BATCH)
     path = saved(tmp_path, "tt", "quantized")
@@ -206,7 +204,6 @@ def test_tables_that_are_trained_or_take_keys_are_no_replacements():
 @FLAVOURS
 @pytest.mark.parametrize("layer", ["Embed", "TTEmbedBag"])
 def test_layers_of_one_kind_say_which_layer_reads_the_others(tmp_path, layers, layer):
-    pytest.importorskip("safetensors")
     path = saved(tmp_path, "quantized")
     with pytest.raises(jax_tt.FileError, match=r"'quantized'.*TableEmbed.from_pretrained"):
         getattr(layers, layer).from_pretrained(path)
@@ -233,7 +230,6 @@ def test_sums_in_damaged_files(tmp_path):
 
 
 def _metadata(path):
-    safetensors = pytest.importorskip("safetensors")
     with safetensors.safe_open(path, framework="np") as file:
         return file.metadata()
 

@@ -1,6 +1,5 @@
 """Orders of ids: bijections, what each method promises, and what it says to bad input."""
 
-import builtins
 import itertools
 
 import hypothesis.strategies as st
@@ -8,14 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given
 
 import jax_tt
 from jax_tt import order
 from jax_tt.order import IdOrder
-
-pytest.importorskip("scipy")
-pytest.importorskip("tqdm")
 
 SHAPE = jax_tt.TTShape(120, 8, 4, (4, 5, 6), (2, 2, 2))
 sizes = st.integers(1, 60)
@@ -208,11 +205,9 @@ def test_planted_blocks_are_found():
 
 
 def test_every_form_of_interactions_gives_the_same_order(monkeypatch):
-    from scipy import sparse
-
     user, item, _ = planted()
     whole = made_from((user, item))
-    matrix = sparse.coo_matrix((np.ones(len(user)), (user, item)), shape=(600, 120))
+    matrix = scipy.sparse.coo_matrix((np.ones(len(user)), (user, item)), shape=(600, 120))
     cuts = [0, 17, 17, 5000, len(user)]
     chunks = [(user[a:b], item[a:b]) for a, b in itertools.pairwise(cuts)]
     forms = [np.stack([user, item], 1), matrix, chunks, lambda: iter(chunks)]
@@ -294,28 +289,13 @@ def test_bad_interactions(interactions, error, message):
 
 
 def test_bad_matrices_and_options():
-    from scipy import sparse
-
     with pytest.raises(ValueError, match=r"one column per row of the table, 120. Its transpose"):
-        made_from(sparse.eye(5))
+        made_from(scipy.sparse.eye(5))
     with pytest.raises(ValueError, match="negative or non-finite"):
-        made_from(-sparse.eye(120))
+        made_from(-scipy.sparse.eye(120))
     for options in ({"rank": 0}, {"iterations": 0}, {"reuse": -1.0}, {"reuse": np.inf}):
         with pytest.raises(ValueError, match=f"{next(iter(options))}: got"):
             made_from(([0], [0]), **options)
-
-
-def test_a_missing_package_is_named(monkeypatch):
-    imported = builtins.__import__
-
-    def absent(name, *args, **kwargs):
-        if name.startswith("scipy"):
-            raise ImportError(name)
-        return imported(name, *args, **kwargs)
-
-    monkeypatch.setattr("importlib.import_module", lambda name: absent(name))
-    with pytest.raises(ImportError, match=r"needs scipy, .* pip install 'jax-tt\[order\]'"):
-        made_from(([0], [0]))
 
 
 # spectral_rows

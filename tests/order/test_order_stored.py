@@ -105,8 +105,6 @@ def test_what_is_no_id_stays_so():
 
 @pytest.mark.parametrize("suffix", ["", ".safetensors"])
 def test_files_keep_them_packed(tmp_path, suffix):
-    if suffix:
-        pytest.importorskip("safetensors")
     order, shape = IdOrder(permutation(MANY)), jax_tt.TTShape.suggest(MANY, 4, ranks=1)
     cores = jax_tt.tt.init(jax.random.key(0), shape)
     path = tmp_path / f"table{suffix}"

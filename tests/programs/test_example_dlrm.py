@@ -22,7 +22,6 @@ import pytest
 
 pytest.importorskip("flax")
 pytest.importorskip("orbax.checkpoint")
-pytest.importorskip("tqdm")
 
 from examples.dlrm import data_criteo, metrics
 from examples.dlrm.config import COMPARED, Config, parse

@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("flax")
 pytest.importorskip("orbax.checkpoint")
-pytest.importorskip("tqdm")
 
 from flax import nnx
 

@@ -18,7 +18,6 @@ import pytest
 
 pytest.importorskip("flax")
 pytest.importorskip("orbax.checkpoint")
-pytest.importorskip("tqdm")
 
 import orbax.checkpoint as ocp
 

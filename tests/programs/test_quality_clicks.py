@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("flax")
 pytest.importorskip("orbax.checkpoint")
-pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
 from flax import nnx

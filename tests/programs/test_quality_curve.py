@@ -13,7 +13,6 @@ import pytest
 
 pytest.importorskip("flax")
 pytest.importorskip("orbax.checkpoint")
-pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
 from benchmarks.quality import curve, curve_report, data_sets

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("flax")
-pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
 import jax_tt
@@ -118,7 +117,6 @@ def test_rows_by_least_squares_minimise_the_weighted_errors():
 
 
 def test_rows_in_turns_are_better_than_spectral_ones(folder):
-    pytest.importorskip("scipy")
     interactions = data.load(folder / "groups.txt.gz")
     pairs = interactions.train_users, interactions.train_items
     recall = Recall(interactions, 20)

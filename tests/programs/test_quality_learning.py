@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("flax")
 pytest.importorskip("orbax.checkpoint")
-pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
 from benchmarks.quality import curve, learning

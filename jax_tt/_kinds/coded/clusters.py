@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy
 
 from jax_tt._kinds.coded.search import nearest
 
@@ -12,11 +13,18 @@ def means(
 ) -> np.ndarray:
     """Weighted means of the points of every code; centers without points stay as they are."""
     total = np.bincount(codes, weights, len(old))
-    sums = np.stack([np.bincount(codes, weights * column, len(old)) for column in points.T], axis=1)
+    sums = sums_of(points, weights[:, None], codes[:, None], len(old))
     filled = total > 0
     new = old.copy()
     new[filled] = sums[filled] / total[filled, None]
     return new
+
+
+def sums_of(points: np.ndarray, weights: np.ndarray, codes: np.ndarray, count: int) -> np.ndarray:
+    """Weighted sums ``[count, d]`` of the points ``[n, d]`` of every code; codes and their weights are ``[n, m]``."""
+    n, m = codes.shape
+    ends = np.arange(0, n * m + 1, m)
+    return scipy.sparse.csr_array((weights.ravel(), codes.ravel(), ends), (n, count)).T @ points
 
 
 def kmeans(

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy
 
 from jax_tt._base.progress import Progress
-from jax_tt._kinds.coded.clusters import kmeans, means
+from jax_tt._kinds.coded.clusters import kmeans, means, sums_of
 from jax_tt._kinds.coded.layout import CodeLayout
 from jax_tt._kinds.coded.search import nearest, remainders, search_sums
 
@@ -139,11 +140,9 @@ def _solved(
     Sums are the same if a vector is added to one codebook and subtracted from another, and rows of codebooks may have
     no points: what the points leave open stays near the old codebooks.
     """
-    m, size, features = old.shape
+    m, size, _ = old.shape
     present, codes = codes >= 0, np.maximum(codes, 0)
-    entries = codes + size * np.arange(m)
     moments = np.zeros((m * size, m * size))
-    sums = np.empty((m * size, features))
     left = remainders(points, np.where(present, codes, -1), old)
     for a in range(m):
         for b in range(a, m):
@@ -152,11 +151,11 @@ def _solved(
             block = np.bincount(pairs, both, size * size).reshape(size, size)
             moments[a * size : (a + 1) * size, b * size : (b + 1) * size] = block
             moments[b * size : (b + 1) * size, a * size : (a + 1) * size] = block.T
-    for column in range(features):
-        weighted = (weights * left[:, column])[:, None] * present
-        sums[:, column] = np.bincount(entries.ravel(), weighted.ravel(), m * size)
+    sums = sums_of(left, weights[:, None] * present, codes + size * np.arange(m), m * size)
     moments[np.diag_indices(m * size)] += 1e-2 * weights.sum() / size
-    change = np.linalg.solve(moments, sums)
+    # A symmetric matrix is its transpose, which need not be copied for LAPACK.
+    triangle = scipy.linalg.cho_factor(moments.T, overwrite_a=True, check_finite=False)
+    change = scipy.linalg.cho_solve(triangle, sums, check_finite=False)
     return old + change.reshape(old.shape).astype(np.float32)
 
 

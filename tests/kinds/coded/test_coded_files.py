@@ -10,8 +10,6 @@ import pytest
 
 import jax_tt
 
-pytest.importorskip("safetensors")
-
 ROWS = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 WAYS = {
     "product": {"num_codes": 3, "bits": 3},

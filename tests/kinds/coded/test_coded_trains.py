@@ -144,7 +144,6 @@ def test_encode(kind):
 
 
 def test_files(tmp_path):
-    pytest.importorskip("safetensors")
     options = {"hot": 7, "hot_terms": 2, "rotation": "fit", "param_dtype": jnp.bfloat16}
     table, state = jax_tt.encode(ROWS, 2, 4, codebook_rank=3, **options, progress=False)
     path = tmp_path / "small.safetensors"
@@ -164,7 +163,6 @@ def test_files(tmp_path):
     ],
 )
 def test_files_of_another_layout(tmp_path, change, message):
-    pytest.importorskip("safetensors")
     from safetensors.numpy import save_file
 
     from jax_tt._files.kinds import describe

@@ -9,8 +9,6 @@ import pytest
 import jax_tt
 from tests.kinds.quantized.test_quantized_tables import BITS, random_rows
 
-pytest.importorskip("safetensors")
-
 
 @pytest.mark.parametrize("suffix", [".safetensors", ""])
 def test_files(tmp_path, suffix):

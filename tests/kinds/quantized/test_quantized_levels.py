@@ -383,7 +383,6 @@ def test_stochastic_rounding_between_levels_is_exact_in_expectation():
 
 
 def test_files(tmp_path):
-    pytest.importorskip("safetensors")
     made = {"levels": table_of(4), "turned": table_of(2, rotation="random")}
     path = tmp_path / "small.safetensors"
     jax_tt.files.save(path, made)

@@ -41,7 +41,7 @@ def search_sums(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
     def search(start: int, stop: int) -> None:
         native.choose_sums(rows[start:stop], codebooks, _BEAM, _SWEEPS, codes[start:stop])
 
-    threads = min(os.cpu_count() or 1, 1 + len(rows) * codebooks.size // _OF_A_THREAD)
+    threads = min(len(os.sched_getaffinity(0)), 1 + len(rows) * codebooks.size // _OF_A_THREAD)
     if threads == 1:
         search(0, len(rows))
         return codes

@@ -45,7 +45,7 @@ def test_threads_choose_the_same_codes(monkeypatch):
     )
     once = search.search_sums(rows, codebooks)
     monkeypatch.setattr(search, "_OF_A_THREAD", 1)
-    monkeypatch.setattr(search.os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(search.os, "sched_getaffinity", lambda _: range(7))
     np.testing.assert_array_equal(search.search_sums(rows, codebooks), once)
 
 

@@ -65,7 +65,7 @@ def dense_table(table: Any, name: str = "table") -> Any:
     if not jnp.issubdtype(table.dtype, np.number):
         raise TypeError(
             f"{name}: got {type_of(given)} of dtype {table.dtype}; expected floats [num_embeddings, features], "
-            "e.g. jax_tt.tables.to_dense(table, state) of a table and its state."
+            "e.g. jax_tt.tables.to_dense(table, state) of a table and its state, or of layer.table and layer.state()."
         )
     if len(table.shape) != 2 or 0 in table.shape:
         raise ValueError(

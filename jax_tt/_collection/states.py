@@ -167,7 +167,7 @@ def check_replacements(tables: Mapping[str, Table], given: Any) -> None:
         if table.update is not None:
             raise ValueError(
                 f"{argument}: got a table with an optimizer; expected a read-only one, "
-                "jax_tt.extension.freeze(table, state)."
+                "jax_tt.extension.freeze(table, state). To train it further, make a new collection with it."
             )
         check_state(table, state)
 

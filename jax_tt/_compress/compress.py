@@ -95,7 +95,10 @@ class Compressed:
         columns = ("kind", "settings (* chosen)", "bytes", "smaller by", "quality")
         table = text_table(columns, lines, left=2)
         if any(one.sampled for one in self.measured):
-            table += "\n~: of a sample of the rows. Tables that were worse there were not made of all rows."
+            table += (
+                "\n~: of a table of a sample of the rows. Compare these with each other only; the worse ones were not "
+                "made of all rows."
+            )
         return table
 
     def draw(self, axis: Any) -> None:

@@ -122,3 +122,22 @@ def test_collections_layers_and_exported_programs(missing):
     for name, array in arrays["item"].items():
         getattr(alone, name).set_value(array)
     check(np.asarray(alone(batch["item"])), state["item"], missing)
+
+
+def test_a_program_takes_the_keys_of_a_model_that_is_trained_further():
+    """The keys are variables of the model as its rows are, and no constants of the program."""
+    table = jax_tt.hash_table(64, 4, optimizer=RULE, missing="zeros")
+    model = jax_tt.TableEmbed(table, rngs=nnx.Rngs(0))
+    model(KNOWN[:4])
+    model.eval()
+    graph, state = nnx.split(model)
+
+    def serve(params, keys):
+        return nnx.merge(graph, params)(keys)
+
+    given = keys()
+    exporter = jax.export.export(jax.jit(serve), disabled_checks=jax_tt.export.checks())
+    program = exporter(nnx.to_pure_dict(state), given)
+    model.train()
+    model(KNOWN[4:])
+    check(program.call(nnx.to_pure_dict(nnx.state(model)), given), {}, "zeros")

@@ -56,7 +56,8 @@ class Candidate:
         measure: measures it on all rows, if ``error`` is of a sample of them and ``nbytes`` the most that it takes; or
             fits it in more iterations.
         sampled: whether ``error`` is of a sample.
-        of_sample: the error of its table of a sample, also once all rows are measured; None without a sample.
+        of_sample: the error of its table of the sample, which is kept when all rows are measured; None if there is no
+            sample.
     """
 
     kind: str
@@ -225,7 +226,11 @@ class PlanInput:
                     made.append(self._made(one))
             return made
         qualities = estimates(tables, self._sample, bar, f" of {self.name}")
-        errors = [math.sqrt(max(0.0, 1.0 - quality)) for quality in qualities]
+        errors = [
+            (one, math.sqrt(max(0.0, 1.0 - quality)))
+            for one, quality in zip(tables, qualities, strict=True)
+            if quality > -math.inf
+        ]
         return [
             Candidate(
                 one.kind,
@@ -238,8 +243,7 @@ class PlanInput:
                 sampled=True,
                 of_sample=error,
             )
-            for one, error in zip(tables, errors, strict=True)
-            if error < math.inf
+            for one, error in errors
         ]
 
     def _sizes(self, kind: str) -> list[int]:
@@ -273,8 +277,8 @@ class PlanInput:
             nbytes,
             error,
             table,
-            one.detail,
-            functools.partial(self._made, one, _FINER, of_sample) if more else None,
+            detail=one.detail,
+            measure=functools.partial(self._made, one, _FINER, of_sample) if more else None,
             of_sample=of_sample,
         )
 

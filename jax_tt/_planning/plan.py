@@ -229,25 +229,29 @@ def _together(
 def rivals(candidates: Sequence[Candidate], chosen: Candidate, room: int) -> list[Candidate]:
     """The best candidates of their kinds within so many bytes that are about as good, if they are not measured yet.
 
-    Of each kind of codes, one of about as many bytes is measured. Errors on the sample are compared with each other.
+    Of each kind of codes, one of about as many bytes is measured. Errors of codes on the sample are compared with other
+    errors on it.
     """
 
     def codes(one: Candidate) -> bool:
         return one.kind in OF_SAMPLES and 2 * one.nbytes >= chosen.nbytes
 
-    def hoped(one: Candidate) -> float:
-        """The least error that it may have in the end."""
-        if one.of_sample is None:
+    def least(one: Candidate) -> float:
+        """A lower bound of the error after a full fit."""
+        fitted = one.kind in OF_SAMPLES and one.measure is None
+        if one.of_sample is None or fitted:
             return one.error
         return one.of_sample / OF_SAMPLES.get(one.kind, 1.0)
 
     def near(one: Candidate) -> bool:
-        if not codes(one):
-            about = _ABOUT_ROUNDED if one.kind in ROUNDED else _ABOUT
-            return one.error <= about * chosen.error
-        if one.sampled:
-            return one.kind not in tried and hoped(one) <= hoped(chosen)
-        return one.error <= OF_QUICK * chosen.error
+        if codes(one) and one.sampled:
+            return one.kind not in tried and least(one) <= least(chosen)
+        if chosen.sampled and chosen.kind in OF_SAMPLES:  # its error says too little
+            return False
+        if codes(one):
+            return one.error <= OF_QUICK * chosen.error
+        about = _ABOUT_ROUNDED if one.kind in ROUNDED else _ABOUT
+        return one.error <= about * chosen.error
 
     within = sorted((one for one in candidates if one.nbytes <= room), key=lambda one: one.error)
     tried = {one.kind for one in within if codes(one) and not one.sampled}

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 import jax_tt
 from jax_tt._base.progress import Progress
 from jax_tt._planning.candidates import DENSE, TENSOR_TRAIN, Candidate
-from jax_tt._planning.plan import _together, allocate, rivals
+from jax_tt._planning.plan import _measured, _together, allocate, rivals
 
 N, D = 600, 8
 
@@ -220,17 +220,56 @@ def test_errors_on_a_sample_are_compared_with_each_other():
     def one(kind: str, error: float, of_sample: float, **options) -> Candidate:
         return Candidate(kind, None, None, 9, error, of_sample=of_sample, **options)
 
-    product = one("product", 0.2, 0.2, sampled=True, measure=print)
+    def sampled(kind: str, error: float) -> Candidate:
+        return one(kind, error, error, sampled=True, measure=print)
+
+    product = sampled("product", 0.2)
     # All rows of the mixed table have a larger error than the sample.
     mixed = one("mixed", 0.07, 0.05)
     assert not rivals([product, mixed], mixed, 10)
-    mixed = one("mixed", 0.07, 0.06, sampled=True)
+    mixed = sampled("mixed", 0.06)
     assert rivals([product, mixed], mixed, 10) == [product]
     # A sample is too small for the codebooks of the product, too.
     quick = one("product", 0.06, 0.1, measure=print)
-    sums = [one("additive", error, error, sampled=True, measure=print) for error in (0.21, 0.19)]
-    assert rivals([quick, sums[0]], quick, 10) == []
+    sums = [sampled("additive", error) for error in (0.21, 0.19)]
+    assert not rivals([quick, sums[0]], quick, 10)
     assert rivals([quick, *sums], quick, 10) == [sums[1]]
+    # After a full fit, what it reached counts, however far its error on the sample was from that.
+    fitted = one("additive", 0.25, 0.3)
+    assert rivals([fitted, sampled("product", 0.31)], fitted, 10)
+    assert not rivals([fitted, sampled("product", 0.9)], fitted, 10)
+    # The error of codes on a sample says too little about rounded numbers.
+    assert not rivals([product, one("quantized", 0.2, 0.2, measure=print)], product, 10)
+
+
+def test_what_is_near_is_measured_at_the_same_time_and_nothing_twice():
+    measured = []
+
+    def one(kind: str, error: float, *later: float, of_sample: float | None = None) -> Candidate:
+        def measure() -> Candidate:
+            measured.append((kind, error))
+            return one(kind, *later, of_sample=of_sample or error)
+
+        sampled = of_sample is None
+        options = {"of_sample": error if sampled else of_sample, "sampled": sampled}
+        return Candidate(kind, None, None, 9, error, measure=measure if later else None, **options)
+
+    tried = [one("mixed", 0.05, 0.06), one("product", 0.15, 0.08, 0.03), one("additive", 0.5, 0.1)]
+    dense = Candidate("dense", None, None, 100, 0.0)
+    with Progress(False) as bar:
+        chosen = _measured({"a": [dense, *tried]}, 10, bar)["a"]
+    assert (chosen.kind, chosen.error) == ("product", 0.03)
+    assert sorted(measured[:2]) == [("mixed", 0.05), ("product", 0.15)]
+    assert measured[2:] == [("product", 0.08)]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, of numbers beyond its range
+def test_samples_without_an_error_are_not_chosen():
+    """Their squares are not finite: a table of codes then says nothing of its quality."""
+    rows = np.random.default_rng(0).normal(size=(5000, 8)) * 1e38
+    rows = np.clip(rows, -3e38, 3e38).astype(np.float32)
+    (planned,) = jax_tt.plan({"rows": rows}, 60_000, kinds=["additive"]).values()
+    assert planned.kind == "tensor train" and planned.error < 0.5
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

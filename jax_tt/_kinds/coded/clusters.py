@@ -7,6 +7,8 @@ import scipy
 
 from jax_tt._kinds.coded.search import nearest
 
+_COLUMNS = 16  # that are added up at a time
+
 
 def means(
     points: np.ndarray, weights: np.ndarray, codes: np.ndarray, old: np.ndarray
@@ -24,7 +26,10 @@ def sums_of(points: np.ndarray, weights: np.ndarray, codes: np.ndarray, count: i
     """Weighted sums ``[count, d]`` of the points ``[n, d]`` of every code; codes and their weights are ``[n, m]``."""
     n, m = codes.shape
     ends = np.arange(0, n * m + 1, m)
-    return scipy.sparse.csr_array((weights.ravel(), codes.ravel(), ends), (n, count)).T @ points
+    uses = scipy.sparse.csr_array((weights.ravel(), codes.ravel(), ends), (n, count)).T
+    # A few columns at a time, since their products are of a copy of them in float64.
+    starts = range(0, points.shape[1], _COLUMNS)
+    return np.concatenate([uses @ points[:, k : k + _COLUMNS] for k in starts], axis=1)
 
 
 def kmeans(

@@ -153,7 +153,7 @@ def _solved(
             moments[b * size : (b + 1) * size, a * size : (a + 1) * size] = block.T
     sums = sums_of(left, weights[:, None] * present, codes + size * np.arange(m), m * size)
     moments[np.diag_indices(m * size)] += 1e-2 * weights.sum() / size
-    # A symmetric matrix is its transpose, which need not be copied for LAPACK.
+    # The matrix is symmetric; its transpose is in the order of LAPACK, which need not copy it.
     triangle = scipy.linalg.cho_factor(moments.T, overwrite_a=True, check_finite=False)
     change = scipy.linalg.cho_solve(triangle, sums, check_finite=False)
     return old + change.reshape(old.shape).astype(np.float32)

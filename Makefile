@@ -18,6 +18,9 @@ CUDA ?= AUTO
 BUILD ?= build/native
 # Of a compiler cache, if there is one; CMake reads it where it configures a folder for the first time.
 export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
+# What ccache keeps serves every checkout: paths in this one count as relative.
+export CCACHE_BASEDIR ?= $(CURDIR)
+export CCACHE_NOHASHDIR ?= 1
 EDITABLE = $(INSTALL) --no-build-isolation --editable . --config-settings=build-dir=$(BUILD) $(NATIVE_OPTIONS:%=--config-settings=cmake.define.%)
 NATIVE_OPTIONS = JAX_TT_CUDA=$(CUDA) JAX_TT_EMULATION=$(EMULATION)
 # The CUDA kernels compiled for the processor, which only tests run: they take most of a build. OFF leaves them out.
@@ -28,15 +31,15 @@ EMULATED := $(if $(filter ON,$(EMULATION)),$(VENV)/.with-emulation)
 # A worker begins with the files of its half of the list, whose programs are compiled once, and then takes from others.
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8 --dist=worksteal
 # Threads of numpy's matrix products would wait for each other in every worker.
-test test-rest test-pairs test-combinations test-peers test-sample: export OPENBLAS_NUM_THREADS := 1
+test test-ci test-peers test-sample soak: export OPENBLAS_NUM_THREADS := 1
 DATA ?= ../shared/data
 
-.PHONY: help demo test test-rest test-pairs test-combinations test-all test-peers newest test-newest test-sample fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
+.PHONY: help demo test test-ci soak test-peers newest test-newest test-sample fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
   emulated cuda-coverage gpu-bundle gpu-check check-wheel wheel wheels sdist retrieval-quick clean
 
 help:
 	@echo "make demo     train the DLRM example on a synthetic click log (5 minutes on 2 cores, the installation included)"
-	@echo "make test     run the quick tier of the tests; test-rest and test-combinations run the others, test-all all"
+	@echo "make test     run the quick tier of the tests; test-ci adds those that take long, soak runs for hours"
 	@echo "make test-peers  compare collections with FBGEMM, which this installs"
 	@echo "make test-newest  check the wheel, and a sample of the tests, with the newest Python and the newest jax"
 	@echo "make dev      install everything a developer needs; hooks: .venv/bin/pre-commit install"
@@ -51,18 +54,16 @@ demo: $(VENV)/.with-examples
 test: $(VENV)/.with-test $(EMULATED)
 	$(PY) -m pytest $(PYTEST_ARGS) --tier=quick
 
-test-rest: $(VENV)/.with-test $(EMULATED)
-	$(PY) -m pytest $(PYTEST_ARGS) --tier=rest
+# All that CI runs: also the tests that take long.
+test-ci: $(VENV)/.with-test $(EMULATED)
+	$(PY) -m pytest $(PYTEST_ARGS) --tier=ci --costs=build/test_costs.jsonl
 
-# The tests of both at once, which takes less time than one after the other.
-test-pairs: $(VENV)/.with-test $(EMULATED)
-	$(PY) -m pytest $(PYTEST_ARGS) --tier=pairs
-
-# What `make test` and `make test-rest`, which have every pair of parameters, leave out: other combinations of them.
-test-combinations: $(VENV)/.with-test $(EMULATED)
-	$(PY) -m pytest $(PYTEST_ARGS) --tier=combinations
-
-test-all: test-pairs test-combinations
+# For hours: every combination of parameters, long random runs, emulated threads in several orders, all architectures.
+soak: $(VENV)/.with-test $(EMULATED)
+	$(PY) -m pytest $(PYTEST_ARGS) --tier=all
+	$(PY) -m tests.fuzz --calls 100000
+	$(PY) -m tests.kinds.hashed.hash_soak --operations 1000000
+	$(MAKE) --no-print-directory emulated cuda-all
 
 # Against FBGEMM on the CPU, which is installed for this.
 test-peers: $(VENV)/.with-test $(VENV)/.with-peers
@@ -72,7 +73,8 @@ test-peers: $(VENV)/.with-test $(VENV)/.with-peers
 # is made anew: the module of the wheel is placed beside the sources.
 NEWEST ?= build/newest
 newest:
-	@python=$$(scripts/find_python.sh --newest) && "$$python" scripts/check_wheel.py --environment $(NEWEST) --newest
+	@python=$$(scripts/find_python.sh --newest) && headers=$$($(PY) -c "import jax.ffi; print(jax.ffi.include_dir())" 2> /dev/null || true) && \
+	  "$$python" scripts/check_wheel.py --environment $(NEWEST) --newest $${headers:+--headers "$$headers"}
 test-newest: newest
 	@$(MAKE) --no-print-directory test-sample
 # In the environment that is there.

@@ -198,7 +198,7 @@ foreach(source IN LISTS long_sources cuda_sources)
   endif()
   add_custom_command(OUTPUT "${object}"
     COMMAND "${CMAKE_COMMAND}" -E make_directory "${CMAKE_CURRENT_BINARY_DIR}/cuda"
-    COMMAND "${nvcc}" ${nvcc_flags} ${flags} -MD -MF "${object}.d" -MT "${object}" -c "${source}" -o "${object}"
+    COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} "${nvcc}" ${nvcc_flags} ${flags} -MD -MF "${object}.d" -MT "${object}" -c "${source}" -o "${object}"
     DEPENDS "${source}" ${depfile} COMMENT "nvcc ${name}" COMMAND_EXPAND_LISTS VERBATIM)
   list(APPEND cuda_objects "${object}")
 endforeach()

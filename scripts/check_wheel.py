@@ -23,7 +23,8 @@ WIDE_REGISTER = re.compile(r"%(ymm|zmm)\d+|%k[0-7]\b")
 # The targets in CMakeLists.txt that are compiled for such a set and chosen at run time.
 WIDE_TARGETS = ("jax_tt_kernels_x86_64_v3", "jax_tt_kernels_x86_64_v4")
 BUILD = ROOT / "build" / "check-wheel"
-OBJECTS = BUILD / "objects"
+# As deep as the folder of `make`, so that a compiler cache sees the same relative paths.
+OBJECTS = ROOT / "build" / "wheel"
 
 
 def run(*command: str | Path, cwd: Path = ROOT, environment: dict[str, str] | None = None) -> str:
@@ -59,13 +60,15 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
-def build_wheel(python: Path) -> Path:
-    """Builds the wheel as pip does for a user, in a build folder that stays."""
+def build_wheel(python: Path, headers: Path | None) -> Path:
+    """Builds the wheel as pip does for a user, in a build folder that stays; XLA's headers may be given."""
     folder = BUILD / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     pip = [python, "-m", "pip", "wheel", "--no-deps"]
     # Without CUDA, which `make cuda` compiles: the wheel is the same but for one more module.
-    options = (f"build-dir={OBJECTS.relative_to(ROOT)}", "cmake.define.JAX_TT_CUDA=OFF")
+    options = [f"build-dir={OBJECTS.relative_to(ROOT)}", "cmake.define.JAX_TT_CUDA=OFF"]
+    if headers:
+        options.append(f"cmake.define.XLA_FFI_INCLUDE_DIR={headers}")
     run(
         *pip,
         *(part for o in options for part in ("--config-settings", o)),
@@ -149,13 +152,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environment", type=Path, default=BUILD / "environment")
     parser.add_argument("--output", type=Path, help="folder that gets the wheel")
+    parser.add_argument(
+        "--headers",
+        type=Path,
+        help="XLA's, of an installation of the oldest supported jax, so that a compiler cache knows them",
+    )
     parser.add_argument("--newest", action="store_true", help="for tests with the newest jax")
     arguments = parser.parse_args()
     venv.create(arguments.environment, with_pip=True, clear=True)
     python = arguments.environment.absolute() / "bin" / "python"
     if arguments.newest:
         check_newest(python)
-    wheel = tag_for_systems(python, build_wheel(python))
+    wheel = tag_for_systems(python, build_wheel(python, arguments.headers))
     check_contents(wheel)
     check_instruction_sets()
     check_import(python, f"{wheel}[test]" if arguments.newest else str(wheel))

@@ -57,8 +57,8 @@ BENCHMARKS = {
     "gpu_bags": 10,
 }
 LAST_BENCHMARKS = {"gpu_ecorec": 35, "gpu_elrec": 45}
-# The quick tier, and then the rest.
-TESTS = {"tests": ("quick", 120), "more tests": ("rest", 90)}
+# The quick tier, and then what takes longer.
+TESTS = {"tests": ("quick", "gpu", 120), "more tests": ("ci", "gpu and slow", 90)}
 SANITIZERS = {"memcheck": 30, "racecheck": 30}
 # XLA's compiler crashes under these tools, so that they find all programs compiled.
 COMPILED_FOR_SANITIZERS = "compiled for sanitizers", 50
@@ -82,8 +82,8 @@ def stages(dry: bool, results: Path) -> list[Stage]:
 
     found += [benchmark(case, seconds) for case, seconds in BENCHMARKS.items()]
     found += [
-        Stage(name, _tests(python, tier, dry), seconds, CAPTURE_ENVIRONMENT)
-        for name, (tier, seconds) in TESTS.items()
+        Stage(name, _tests(python, tier, marks, dry), seconds, CAPTURE_ENVIRONMENT)
+        for name, (tier, marks, seconds) in TESTS.items()
     ]
     name, seconds = COMPILED_FOR_SANITIZERS
     found.append(Stage(name, _sanitized(python, None, dry), seconds, SANITIZER_ENVIRONMENT))
@@ -94,8 +94,8 @@ def stages(dry: bool, results: Path) -> list[Stage]:
     return found + [benchmark(case, seconds) for case, seconds in LAST_BENCHMARKS.items()]
 
 
-def _tests(python: str, tier: str, dry: bool) -> list[str]:
-    command = [python, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "-m", "gpu"]
+def _tests(python: str, tier: str, marks: str, dry: bool) -> list[str]:
+    command = [python, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "-m", marks]
     if dry:
         return [*command, "tests/lookup/test_vmap.py"]
     workers = min(MOST_WORKERS, os.cpu_count() or 1)

@@ -1,247 +1,246 @@
-"""Mutation testing: plants defects, one at a time, and expects the quick tier of the tests to fail.
+"""Mutation testing: plants faults, and lists the tests that notice each of them.
 
-python -m scripts.mutants            all of them: about half an hour
-python -m scripts.mutants --list     names and places
-python -m scripts.mutants adam clip  some of them
+python -m scripts.mutants reach               builds the sources with all faults, and runs all tests once: which faults
+                                              does each test reach, and what does it cost
+python -m scripts.mutants catch               runs, for each fault, the tests that reach it, cheapest first, until two
+                                              have failed: about three hours of two cores
+python -m scripts.mutants catch adam clip     faults whose names contain one of these texts
+python -m scripts.mutants catch --share 1/5   every fifth fault
+python -m scripts.mutants table               writes tests/mutants.md: faults by room, and the tests that notice each
 
-The defects are planted in the files of the checkout and removed again. Only the listed test files of the quick tier
-are run: if they fail, so does `make test`.
+Everything lies in `build/mutants`: a copy of the checkout with the faults of `mutants_python.py` and
+`mutants_native.py`, each behind a switch (see `mutant.py`), its native modules, and the results. A later call copies
+and builds what has changed, and goes on where an earlier one has ended. `--tests FOLDER --suite NAME` takes the tests
+of another checkout, with results of their own, to compare a suite with an earlier one.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
-import dataclasses
+import fractions
+import json
+import os
+import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
+import tempfile
+import venv
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parent.parent
+from scripts.mutant import Mutant, plant
+from scripts.mutants_native import NATIVE
+from scripts.mutants_python import PYTHON
+from scripts.native_build import ROOT, build, configure
 
-
-@dataclasses.dataclass(frozen=True)
-class Mutant:
-    """A defect: `old`, which occurs once in the file, is replaced by `new`, and these test files must fail."""
-
-    file: str
-    old: str
-    new: str
-    tests: str
-
-    @property
-    def native(self) -> bool:
-        return self.file.startswith("ffi/")
-
-    @contextlib.contextmanager
-    def planted(self) -> Iterator[None]:
-        path = ROOT / self.file
-        text = path.read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(
-                f"{self.file}: {self.old!r} occurs {text.count(self.old)} times, not once"
-            )
-        path.write_text(text.replace(self.old, self.new))
-        try:
-            yield
-        finally:
-            path.write_text(text)
+BUILD = ROOT / "build" / "mutants"
+ENVIRONMENT = BUILD / "environment"
+TABLE = ROOT / "tests" / "mutants.md"
+MUTANTS = (*NATIVE, *PYTHON)
+WANTED = 2  # tests that fail
+# Of one fault: the tests that are run, and the seconds that they may take without it.
+MOST_TESTS, MOST_SECONDS = 150, 90.0
+# A fault may let a loop go on for ever.
+TIMEOUT_S = 900.0
 
 
-MUTANTS = {
-    "adagrad": Mutant(
-        "ffi/core/optimizers/adagrad.h", "(SquareRoot(s) + eps)", "SquareRoot(s + eps)", "fused"
-    ),
-    "adam": Mutant("ffi/core/optimizers/adam.h", "(m / correction1)", "(m / correction2)", "fused"),
-    "sums of LAMB": Mutant(
-        "ffi/core/optimizers/lamb.h", "sums[1] += r * r;", "sums[1] += g * g;", "rules"
-    ),
-    "first use": Mutant("ffi/core/optimizers/row_counter.h", "last_step == C{0} || ", "", "rules"),
-    "largest norm": Mutant(
-        "ffi/core/optimizers/regularized_rowwise_adagrad.h",
-        "norm > max_norm ? max_norm / norm : C{1}",
-        "C{1}",
-        "rules",
-    ),
-    "rounding": Mutant(
-        "ffi/core/stochastic.h", "0x9e3779b97f4a7c15u + column;", "0x9e3779b97f4a7c15u;", "fused"
-    ),
-    "hotter": Mutant(
-        "ffi/core/cache.h", "touched > row_touched)", "touched >= row_touched)", "cache_model"
-    ),
-    "weights of rows": Mutant(
-        "ffi/cpu/dense/dense.cc",
-        "rows_.at(), rows_.weight(),",
-        "rows_.at(), nullptr,",
-        "conformance kinds",
-    ),
-    "columns": Mutant(
-        "ffi/core/bag_vectors.h", "columns[narrow / each]", "columns[0]", "collection_wide"
-    ),
-    "long bags": Mutant(
-        "ffi/cpu/dense/bag_sums.h", "continues_ = true;", "continues_ = false;", "dense_segments"
-    ),
-    "weights of single TT rows": Mutant(
-        "ffi/cpu/tt/row_gradients.h",
-        "if (end - begin == 1 && problem_.weights == nullptr) return",
-        "if (end - begin == 1) return",
-        "conformance kinds",
-    ),
-    "poison": Mutant(
-        "ffi/cpu/dense/pool_bags.h",
-        "else if (row == kPoison &&",
-        "else if (bag < 0 &&",
-        "poisoned_ids",
-    ),
-    "clip": Mutant(
-        "ffi/cpu/plan/plan.cc",
-        "id = id < 0 ? 0 : num_embeddings - 1;",
-        "id = num_embeddings - 1;",
-        "conformance",
-    ),
-    "ghosts": Mutant(
-        "ffi/cpu/cache/bucket.h",
-        "(scores[place] == beyond.score) & (tags[place] < beyond.tag));\n      tags[place] = stays",
-        "(scores[place] == beyond.score));\n      tags[place] = stays",
-        "cache_model",
-    ),
-    "nonfinite": Mutant(
-        "ffi/cpu/dense/row_update.h", "return probe == C{0};", "return true;", "fused"
-    ),
-    "planned rows": Mutant(
-        "ffi/cuda/plan/slices.cu",
-        "(rows < own.count || last == own.valid)",
-        "(rows < own.count)",
-        "cuda_plan",
-    ),
-    "joined sums": Mutant(
-        "ffi/cuda/tt/bags.cu",
-        "for (int other = 1; other < groups; ++other)",
-        "for (int other = 2; other < groups; ++other)",
-        "cuda_tt cuda_fast",
-    ),
-    "long rows": Mutant(
-        "ffi/cuda/dense/rows.h",
-        "constexpr int kLooked = 32 + kDensePiece;",
-        "constexpr int kLooked = 32;",
-        "dense_segments",
-    ),
-    "gathered gradients": Mutant(
-        "jax_tt/_jax/vma.py", "return (lax.psum(g, axis_name),)", "return (g,)", "shard"
-    ),
-    "touched": Mutant(
-        "jax_tt/_table/reference.py",
-        "read = [lax.psum(rows.astype(jnp.int32), lookup.axis_name) > 0 for rows in read]",
-        "pass",
-        "fused_shard",
-    ),
-    "bias correction": Mutant(
-        "jax_tt/optimizers/adam.py", "jnp.float32) + 1", "jnp.float32) + 2", "fused"
-    ),
-    "empty bags": Mutant(
-        "jax_tt/_lookup/combine.py",
-        "safe = jnp.where(empty, 1, size)",
-        "safe = size",
-        "grad",
-    ),
-    "averages of steps that are not taken": Mutant(
-        "jax_tt/_table/between_steps.py", "due & (applied != 0)", "due", "averaged_rules"
-    ),
-    "unused tables": Mutant(
-        "jax_tt/_collection/next_values.py",
-        "if skip is True:\n            continue",
+class Suite:
+    """Tests, a copy of the sources with all faults, and what is known of both."""
+
+    def __init__(self, name: str, tests: Path):
+        folder = BUILD / name
+        self._tests, self._tree = tests, folder / "tree"
+        self._reached, self._caught = folder / "reached.jsonl", folder / "caught.json"
+
+    def reached(self) -> dict[str, dict[str, Any]]:
+        """Of every test: its outcome, what it costs, and the numbers of the faults that it reaches."""
+        rows = map(json.loads, self._reached.open()) if self._reached.exists() else ()
+        return {row["test"]: row for row in rows}
+
+    def caught(self) -> dict[str, list[str]]:
+        """Of every fault that was tried: the tests that notice it."""
+        return json.loads(self._caught.read_text()) if self._caught.exists() else {}
+
+    def prepare(self) -> None:
+        """Brings the copy, its environment and its native modules up to date."""
+        with tempfile.TemporaryDirectory(dir=BUILD) as name:
+            fresh = Path(name)
+            _copy_listed(ROOT, fresh, tests=False)
+            _copy_listed(self._tests, fresh, tests=True)
+            plant(fresh, MUTANTS)
+            _update(self._tree, fresh)
+        if not ENVIRONMENT.exists():
+            # The packages of this environment without its editable jax_tt, whose .pth file is not read from there.
+            venv.create(ENVIRONMENT, symlinks=True)
+            (packages,) = ENVIRONMENT.glob("lib/python*/site-packages")
+            (packages / "packages.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
+        native = self._tree.parent / "native"
+        configure(native, {"JAX_TT_EMULATION": "ON", "JAX_TT_CUDA": "OFF"}, source=self._tree)
+        build(native, "in_tree")
+        # Beside the headers that extensions with rules include.
+        shutil.copy(self._tree / "ffi" / "planted.h", self._tree / "jax_tt" / "include" / "ffi")
+
+    def reach(self, arguments: list[str]) -> None:
+        """Runs all tests without a fault."""
+        options = ("--numprocesses=auto", "--dist=worksteal", *arguments)
+        known = self.reached() | {row["test"]: row for row in self._run(*options)}
+        self._reached.write_text("".join(json.dumps(row) + "\n" for row in known.values()))
+        places = {k for row in known.values() for k in row["reached"]}
+        for k, mutant in enumerate(MUTANTS):
+            if k not in places:
+                print(f"no test reaches: {mutant.name} ({mutant.file})")
+
+    def catch(self, chosen: Iterable[int]) -> None:
+        """Runs the tests that reach each of some faults, cheapest first, until two have failed."""
+        rows, caught = list(self.reached().values()), self.caught()
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            futures = {pool.submit(self._catch, k, _candidates(k, rows)): k for k in chosen}
+            ended = concurrent.futures.as_completed(futures)
+            for future in tqdm(ended, total=len(futures), unit="fault"):
+                mutant = MUTANTS[futures[future]]
+                caught[mutant.name] = future.result()
+                self._caught.write_text(json.dumps(caught, indent=1) + "\n")
+                if not caught[mutant.name]:
+                    tqdm.write(f"NOT CAUGHT: {mutant.name} ({mutant.file})")
+
+    def _catch(self, k: int, tests: list[str]) -> list[str]:
+        rows = self._run(f"--maxfail={WANTED}", *tests, active=k) if tests else []
+        failed = [row["test"] for row in rows if row["outcome"] == "failed"]
+        if len(failed) < WANTED and len(rows) < len(tests):
+            # The process has died, or goes on for ever, in the first test without a result.
+            ended = {row["test"] for row in rows}
+            failed += [test for test in tests if test not in ended][:1]
+        return failed
+
+    def _run(self, *arguments: str, active: int | None = None) -> list[dict[str, Any]]:
+        """The results of tests of the copy, in the order in which they ended."""
+        python = ENVIRONMENT / "bin" / "python"
+        command = [python, "-m", "pytest", "-p", "scripts.mutant_plugin", "--quiet", *arguments]
+        with tempfile.TemporaryDirectory() as name:
+            environment = os.environ | {
+                "JAX_TT_MUTANT_RUN": name,
+                "OPENBLAS_NUM_THREADS": "1",
+                "PYTHONDONTWRITEBYTECODE": "1",
+            }
+            quiet: dict[str, Any] = {}
+            if active is not None:
+                environment["JAX_TT_MUTANT"] = str(active)
+                quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+                quiet["timeout"] = TIMEOUT_S
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(command, cwd=self._tree, env=environment, **quiet)
+            results = sorted(Path(name).glob("*.jsonl"))
+            return [json.loads(line) for path in results for line in path.open()]
+
+
+def _copy_listed(source: Path, target: Path, tests: bool) -> None:
+    """Copies what git does not ignore: the tests, or all else."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=source, capture_output=True, check=True, text=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if name.startswith("tests/") == tests and (source / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / name, target / name)
+
+
+def _update(tree: Path, fresh: Path) -> None:
+    """Makes ``tree`` equal to ``fresh``; what is equal keeps its time, so that the rest alone is compiled."""
+    new = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()}
+    for folder in ("ffi", "tests"):
+        for path in (tree / folder).rglob("*"):
+            if path.is_file() and path.relative_to(tree) not in new:
+                path.unlink()
+    for name in new:
+        if not (tree / name).exists() or (tree / name).read_bytes() != (fresh / name).read_bytes():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(fresh / name, tree / name)
+
+
+def _candidates(k: int, rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Tests that reach a fault, cheapest first."""
+    reaching = [row for row in rows if k in row["reached"] and row["outcome"] == "passed"]
+    chosen: list[str] = []
+    seconds = 0.0
+    for row in sorted(reaching, key=lambda row: row["cpu"])[:MOST_TESTS]:
+        seconds += row["cpu"]
+        if seconds > MOST_SECONDS and len(chosen) >= WANTED:
+            break
+        chosen.append(row["test"])
+    return chosen
+
+
+def room(mutant: Mutant) -> str:
+    parts = mutant.file.split("/")[:-1]
+    deep = len(parts) > 2 and parts[1] in ("cpu", "cuda", "_kinds", "_layers")
+    return "/".join(parts[: 3 if deep else 2])
+
+
+def table(caught: Mapping[str, list[str]]) -> str:
+    """The faults that were tried, by room, and the tests that notice each of them."""
+    tried = [mutant for mutant in MUTANTS if mutant.name in caught]
+    faults = Counter(map(room, tried))
+    once, twice = (
+        Counter(room(mutant) for mutant in tried if len(caught[mutant.name]) >= least)
+        for least in (1, WANTED)
+    )
+    lines = [
+        "# Planted faults and the tests that notice them",
         "",
-        "unused_tables",
-    ),
-    "marks of other features": Mutant(
-        "jax_tt/_collection/joined.py",
-        "with_marks(part) if padded and not part.padded else part",
-        "dataclasses.replace(part, padded=padded)",
-        "collection",
-    ),
-    "features apart": Mutant(
-        "jax_tt/_collection/joined.py", "rows[begin:end]", "rows[: end - begin]", "collection"
-    ),
-    "sums that a loss does not use": Mutant(
-        "jax_tt/_lookup/rule.py",
-        "lambda g: None if isinstance(g, unused) else g",
-        "lambda g: jax.numpy.zeros(g.aval.shape) if isinstance(g, unused) else g",
-        "collection",
-    ),
-    "order of columns": Mutant(
-        "jax_tt/_kinds/ordered/table.py",
-        "return columns_by_id(table._rows(state), attend(table.table, state, query, precision))",
-        "return attend(table.table, state, query, precision)",
-        "order_layers",
-    ),
-    "weights of misses": Mutant(
-        "jax_tt/_kinds/cached/table.py", "jnp.where(here, missed, 0)", "missed", "cache_lookup"
-    ),
-    "copies": Mutant(
-        "jax_tt/_kinds/cached/table.py",
-        "cached = copied + jax.lax.stop_gradient(cached - copied)",
-        "pass",
-        "cache_lookup cache_layers",
-    ),
-    "plans before updates": Mutant(
-        "ffi/cpu/tables/ops.cc",
-        "if (changes == Changes::kNothing)",
-        "if (changes == Changes::kNothing || !ops.empty())",
-        "parallel",
-    ),
-}
-
-
-def caught(mutant: Mutant) -> bool:
-    """Whether the tests fail with the defect in place. Exits if the defect does not compile."""
-    with mutant.planted():
-        if mutant.native:
-            _build()
-        return _tests(mutant.tests.split()) == pytest.ExitCode.TESTS_FAILED
-
-
-def _tests(names: list[str]) -> int:
-    files = [str(next((ROOT / "tests").rglob(f"test_{name}.py"))) for name in names]
-    # In one process: with xdist, the exit status of a failed test is that of a run that was interrupted.
-    options = ["--tier=quick", "--exitfirst", "--quiet"]
-    command = [sys.executable, "-m", "pytest", *options, *files]
-    return subprocess.run(command, cwd=ROOT, capture_output=True).returncode
-
-
-def _build() -> None:
-    done = subprocess.run(["make", "native"], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stdout + done.stderr)
+        f"Written by `python -m scripts.mutants table`. Of {len(MUTANTS)} faults {len(tried)} were tried.",
+        "",
+        "| room | faults | noticed | by two tests |",
+        "|---|---|---|---|",
+        *(
+            f"| `{name}` | {faults[name]} | {once[name]} | {twice[name]} |"
+            for name in sorted(faults)
+        ),
+        f"| all | {faults.total()} | {once.total()} | {twice.total()} |",
+        "",
+        "| fault | file | tests that notice it |",
+        "|---|---|---|",
+    ]
+    for mutant in tried:
+        tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in caught[mutant.name])
+        lines.append(f"| {mutant.name} | `{mutant.file}` | {tests or '**none**'} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help=f"all by default: {', '.join(MUTANTS)}")
-    parser.add_argument("--list", action="store_true")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.names) - set(MUTANTS):
-        parser.error(f"names: got {', '.join(unknown)}; expected some of {', '.join(MUTANTS)}")
-    chosen = {name: MUTANTS[name] for name in arguments.names or MUTANTS}
-    if arguments.list:
-        for name, mutant in chosen.items():
-            print(f"{name}: {mutant.file}: {mutant.old} -> {mutant.new}")
+    parser.add_argument("command", choices=("reach", "catch", "table"))
+    parser.add_argument(
+        "names", nargs="*", help="texts in names of faults; reach: options of pytest"
+    )
+    parser.add_argument("--share", type=fractions.Fraction, default=1, metavar="1/N")
+    parser.add_argument("--tests", type=Path, default=ROOT, metavar="FOLDER")
+    parser.add_argument("--suite", default="now", metavar="NAME")
+    arguments, options = parser.parse_known_args()
+    BUILD.mkdir(parents=True, exist_ok=True)
+    suite = Suite(arguments.suite, arguments.tests)
+    if arguments.command == "table":
+        TABLE.write_text(table(suite.caught()))
         return
-    if _tests(sorted({name for mutant in chosen.values() for name in mutant.tests.split()})):
-        sys.exit("The tests fail without a defect, or cannot be run: nothing is planted.")
-    survivors = []
-    try:
-        for name, mutant in chosen.items():
-            found = caught(mutant)
-            print(f"{'caught' if found else 'SURVIVED'}: {name} ({mutant.file})", flush=True)
-            if not found:
-                survivors.append(name)
-    finally:
-        if any(mutant.native for mutant in chosen.values()):
-            _build()
-    sys.exit(f"not caught: {', '.join(survivors)}" if survivors else 0)
+    suite.prepare()
+    if arguments.command == "reach":
+        suite.reach([*arguments.names, *options])
+        return
+    step, known = round(1 / arguments.share), suite.caught()
+    suite.catch(
+        k
+        for k, mutant in enumerate(MUTANTS)
+        if (
+            any(name in mutant.name for name in arguments.names)
+            if arguments.names
+            else k % step == 0
+        )
+        and (arguments.names or mutant.name not in known)
+    )
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ def _cmake() -> str:
     return found
 
 
-def configure(folder: Path, options: dict[str, str]) -> str:
+def configure(folder: Path, options: dict[str, str], source: Path = ROOT) -> str:
     """The output of CMake when configuring for this Python; ends the program if it fails."""
     defines = [f"-D{k}={v}" for k, v in ({"Python_EXECUTABLE": sys.executable} | options).items()]
     done = subprocess.run(
-        [_cmake(), "-S", ROOT, "-B", folder, *defines], capture_output=True, text=True
+        [_cmake(), "-S", source, "-B", folder, *defines], capture_output=True, text=True
     )
     if done.returncode:
         sys.exit(done.stdout + done.stderr)

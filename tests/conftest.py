@@ -15,7 +15,8 @@ import pytest
 from jax._src import pjit
 from jax._src.interpreters import mlir
 
-from tests import xla_flags
+from tests import program_cache, xla_flags
+from tests.costs import Costs
 from tests.tiers import TIERS, optimized_last, select
 
 # All of these must be set before any backend starts, hence at import.
@@ -32,15 +33,14 @@ if _gpu and "JAX_PLATFORMS" not in os.environ:
 # passes, unless JAX_TT_TEST_OPTIMIZED=1 is set or there is a GPU.
 THRIFTY = not _gpu and os.environ.get("JAX_TT_TEST_OPTIMIZED", "0") == "0"
 xla_flags.configure("jax_disable_most_optimizations", THRIFTY)
-PROGRAMS = Path(__file__).parents[1] / "build" / "test_programs"
+PROGRAMS = program_cache.folder() if THRIFTY else None
 if THRIFTY:
     # XLA's fusion emitters and parallel code generation take three quarters of the compile time of the reference.
     xla_flags.add("--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
-    # Compiled programs are kept on disk: for other processes, and for the next run. An entry whose writer was killed
-    # does not decompress: JAX warns of it and compiles.
-    xla_flags.configure("jax_compilation_cache_dir", str(PROGRAMS))
-    xla_flags.configure("jax_persistent_cache_min_compile_time_secs", 0)
-    xla_flags.configure("jax_persistent_cache_min_entry_size_bytes", -1)
+    if PROGRAMS is not None:
+        xla_flags.configure("jax_compilation_cache_dir", str(PROGRAMS))
+        xla_flags.configure("jax_persistent_cache_min_compile_time_secs", 0)
+        xla_flags.configure("jax_persistent_cache_min_entry_size_bytes", -1)
 # Tracing and lowering make so many objects that collections of cycles take a sixth of the time of the suite.
 gc.set_threshold(50_000, 20, 50)
 # JAX makes an MLIR context for every program, which takes most of the time of lowering a small one.
@@ -81,6 +81,9 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if PROGRAMS is not None:
+        program_cache.guard(PROGRAMS)
+    config.pluginmanager.register(Costs(config.getoption("--costs")))
     config.addinivalue_line("filterwarnings", "error:::jax_tt")
     # Many tests use ids out of range; tests of the warning enable it themselves.
     config.addinivalue_line("filterwarnings", "ignore:.*Such ids contribute nothing")
@@ -95,6 +98,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="all",
         help="see tests/tiers.py",
     )
+    parser.addoption(
+        "--costs", metavar="FILE", help="write what each test cost, see tests/costs.py"
+    )
 
 
 @pytest.hookimpl(trylast=True)
@@ -106,6 +112,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen, left = select(others, tier)
     config.hook.pytest_deselected(items=[*left, *for_gpu])
     items[:] = optimized_last(chosen)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if PROGRAMS is not None and not hasattr(session.config, "workerinput"):
+        program_cache.trim(PROGRAMS.parent)
 
 
 def pytest_runtest_logfinish() -> None:

@@ -31,7 +31,7 @@ MODULES = [
 ]
 
 
-@pytest.mark.full(but="README")
+@pytest.mark.slow(but="README")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 @pytest.mark.usefixtures("promotion_of_a_user")
 def test_markdown(page, tmp_path, monkeypatch):

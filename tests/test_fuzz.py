@@ -10,7 +10,7 @@ from tests.fuzz.__main__ import SHARES, run
 
 
 @pytest.mark.parametrize(
-    ("calls", "seed"), [(1000, 0), pytest.param(4000, 1, marks=pytest.mark.full)]
+    ("calls", "seed"), [(1000, 0), pytest.param(4000, 1, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("part", SHARES)
 def test_hostile_calls_raise_or_return(part, calls, seed):

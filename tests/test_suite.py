@@ -1,13 +1,16 @@
 """What the suite itself relies on: flags of XLA, the Python of the newest stack, the watch for copies in documents."""
 
 import os
+import re
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from scripts import test_costs
 from tests import xla_flags
 from tests.copied_arrays import watching
 
@@ -87,3 +90,64 @@ def test_a_page_that_copies_nothing_passes(name):
     with watching("page.md") as called:
         exec(compile(PAGE + IN_PLACE[name], "page.md", "exec"), {"__name__": "__main__"})
     assert called == [name]
+
+
+def test_the_whole_check_ends_all_that_it_started_and_says_how_long_it_took(tmp_path):
+    """`make` fails in the tests, and has left a process that would go on."""
+    checkout, cache = tmp_path / "checkout", tmp_path / "cache"
+    for name, text in {
+        ".ci/run": (ROOT / ".ci" / "run").read_text().partition("\n")[2],
+        "scripts/find_python.sh": f"echo {sys.executable}",
+        "bin/ccache": "",
+        "bin/make": "case $* in *cuda*) sleep 300 & echo $! > left; wait ;; *test-ci*) exit 1 ;; esac",
+    }.items():
+        _program(checkout / name, text)
+    (cache / "jax_tt").mkdir(parents=True)
+    (cache / "jax_tt" / "ci_runs").write_text("a run of yesterday\n")
+    path = f"{checkout}/bin:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "XDG_CACHE_HOME": str(cache)}
+    command = ["sh", str(checkout / ".ci" / "run")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout.startswith("runs before this one:\na run of yesterday\n")
+    assert re.search(r"times of the steps.*install.*tests\n *\d+:\d\d  in all", done.stdout, re.S)
+    assert (cache / "jax_tt" / "ci_runs").read_text().strip().endswith("failed in: tests")
+    left = int((checkout / "left").read_text())
+    deadline = time.monotonic() + 10
+    while _runs(left):
+        assert time.monotonic() < deadline, "what a step had started goes on"
+        time.sleep(0.05)
+
+
+def _runs(process: int) -> bool:
+    status = Path(f"/proc/{process}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_tests_that_take_long_are_listed_unless_a_mark_says_why():
+    rows = [
+        {
+            "test": "tests/tt/test_a.py::test",
+            "cpu": 21.0,
+            "programs": 3,
+            "compiled": 1,
+            "dear": False,
+        },
+        {
+            "test": "tests/tt/test_b.py::test",
+            "cpu": 30.0,
+            "programs": 1,
+            "compiled": 0,
+            "dear": True,
+        },
+        {"test": "tests/test_c.py::test", "cpu": 2.0, "programs": 0, "compiled": 0, "dear": False},
+    ]
+    assert test_costs.unexplained(rows) == ["tests/tt/test_a.py::test"]
+    assert test_costs.by_room(rows)[2:] == [
+        "| all | 3 | 53 | 4 | 1 |",
+        "| tt | 2 | 51 | 4 | 1 |",
+        "| (top) | 1 | 2 | 0 | 0 |",
+    ]

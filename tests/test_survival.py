@@ -18,7 +18,7 @@ OTHERS = [
     survival.Run("nnx", fused=False, donate=False, method="native", unused=True),
     survival.Run("linen", fused=False, donate=True, method="native", unused=True),
 ]
-RUNS += [pytest.param(run, marks=pytest.mark.full, id=str(run)) for run in OTHERS]
+RUNS += [pytest.param(run, marks=pytest.mark.slow, id=str(run)) for run in OTHERS]
 
 
 @pytest.mark.parametrize("run", RUNS, ids=str)

@@ -1,46 +1,44 @@
 """Selects the tests of a tier, and orders tests.
 
-`make test` runs the quick tier, `make test-rest` the rest, and `make test-combinations` what is left; `make test-pairs`
-runs the first two together, so that what tests of a module share is compiled and prepared once. A test marked
-`full` is not in the quick tier, except for the parameters that contain `text` if it is marked `full(but=text)`. For a
-test with several parameters, the quick tier has enough combinations to contain every value of each, or, if it is marked
-`pairwise`, every pair of values. The rest adds all other tests, and combinations such that the two tiers together have
-every pair of values of every test. A defect that needs a combination of three values is found by the third tier.
+quick:   what `make test` runs: whether a change broke something, in the time of a break.
+ci:      what `.ci/run` runs before a change lands: all kinds of faults that tests are known to find, each where it is
+         cheapest. It adds the tests marked `slow`; of one marked `slow(but=text)`, quick has the case with that text.
+sample:  what `make test-newest` runs with the newest packages: of each module the first test of the quick tier and
+         every fortieth after it, without tests marked `unsampled`, without emulated kernels, which that target does
+         not build, and without the reference where a module has tests without it.
+all:     what `make soak` runs: every combination of parameters.
 
-Programs of the reference take several times as long to compile as those of native ops, so the quick tier has one
-combination of each test that is not `pairwise` with it.
-
-`make test-newest` runs the sample tier: of each module, the first test of the quick tier and every fortieth after it.
-Tests marked `unsampled`, which do not depend on the versions of Python's packages, and emulated kernels, which that
-target does not build, are left out, and the reference where a module has tests without it.
+Of a test with several parameters, the first three tiers have as many combinations as contain every value of each; if it
+is marked `each_way`, every value with each native implementation. With the reference, whose programs take several times
+as long to compile as those of native operations, they have one.
 """
 
-import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import pytest
 
-TIERS = ("quick", "rest", "pairs", "combinations", "sample", "all")
+TIERS = ("quick", "ci", "sample", "all")
 SAMPLE_STEP = 40
-Pair = tuple[tuple[str, str], tuple[str, str]]
 
 
 def select(items: list[pytest.Item], tier: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The tests of a tier, and those that are left out."""
     if tier == "all":
         return items, []
-    quick = _quick(items)
+    nodes = _covering(item for item in items if tier == "ci" or not _slow(item))
     if tier == "sample":
-        nodes = _sample([item for item in items if item.nodeid in quick])
-    elif tier == "quick":
-        nodes = quick
-    else:
-        rest = _rest(items, quick)
-        left_over = {item.nodeid for item in items} - quick - rest
-        nodes = {"rest": rest, "pairs": quick | rest, "combinations": left_over}[tier]
+        nodes = _sample([item for item in items if item.nodeid in nodes])
     chosen = [item for item in items if item.nodeid in nodes]
     left = [item for item in items if item.nodeid not in nodes]
     return chosen, left
+
+
+def _slow(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("slow")
+    # Of the node, the brackets with the parameters.
+    return (
+        mark is not None and mark.kwargs.get("but", "no text") not in item.nodeid.partition("[")[2]
+    )
 
 
 def _sample(items: list[pytest.Item]) -> set[str]:
@@ -60,34 +58,17 @@ def _method(item: pytest.Item) -> object:
     return None if call is None else call.params.get("method")
 
 
-def _quick(items: list[pytest.Item]) -> set[str]:
-    functions: dict[str, dict[str, set[Pair]]] = {}
+def _covering(items: Iterable[pytest.Item]) -> set[str]:
+    functions: dict[str, dict[str, set[object]]] = {}
     for item in items:
-        cases = functions.setdefault(item.nodeid.partition("[")[0], {})
-        full = item.get_closest_marker("full")
-        if full is None or ("but" in full.kwargs and full.kwargs["but"] in _parameters(item)):
-            cases[item.nodeid] = _needed(item)
+        functions.setdefault(item.nodeid.partition("[")[0], {})[item.nodeid] = _values(item)
     return {node for cases in functions.values() for node in covering(cases)}
 
 
-def _rest(items: list[pytest.Item], quick: set[str]) -> set[str]:
-    functions: dict[str, dict[str, set[Pair]]] = {}
-    for item in items:
-        functions.setdefault(item.nodeid.partition("[")[0], {})[item.nodeid] = _pairs(item)
-    return {node for cases in functions.values() for node in covering(cases, quick)} - quick
-
-
-def _parameters(item: pytest.Item) -> str:
-    """The parameters of a test in brackets, without the names of its file and its function."""
-    _, bracket, parameters = item.nodeid.partition("[")
-    return bracket + parameters
-
-
-def covering(cases: dict[str, set[Pair]], known: Collection[str] = ()) -> set[str]:
-    """Cases that contain all pairs together with known ones, chosen greedily; ties are broken by order."""
+def covering(cases: dict[str, set[object]]) -> set[str]:
+    """Cases that contain all values together, chosen greedily; ties are broken by order."""
     missing = set().union(*cases.values())
-    missing -= set().union(*(cases[case] for case in cases if case in known))
-    chosen = {case for case, pairs in cases.items() if not pairs}
+    chosen = {case for case, values in cases.items() if not values}
     while missing:
         best = max(cases, key=lambda case: len(cases[case] & missing))
         chosen.add(best)
@@ -95,29 +76,14 @@ def covering(cases: dict[str, set[Pair]], known: Collection[str] = ()) -> set[st
     return chosen
 
 
-def _needed(item: pytest.Item) -> set[Pair]:
-    """What a test covers in the quick tier: values of parameters, each paired with itself, or pairs of values."""
-    if item.get_closest_marker("pairwise"):
-        return _pairs(item)
-    values = _values(item)
-    if ("method", repr("reference")) in values:
-        values = [("method", repr("reference"))]
-    return {(value, value) for value in values}
-
-
-def _pairs(item: pytest.Item) -> set[Pair]:
-    """All pairs of values of parameters; a single value is paired with itself."""
-    values = _values(item)
-    if len(values) == 1:
-        return {(values[0], values[0])}
-    return set(itertools.combinations(values, 2))
-
-
-def _values(item: pytest.Item) -> list[tuple[str, str]]:
+def _values(item: pytest.Item) -> set[object]:
+    """What a case covers: values of its parameters, of which the reference is enough by itself."""
+    if _method(item) == "reference":
+        return {"reference"}
     call = getattr(item, "callspec", None)
-    return (
-        [] if call is None else sorted((name, _value(value)) for name, value in call.params.items())
-    )
+    params = {} if call is None else call.params
+    way = _method(item) if item.get_closest_marker("each_way") else None
+    return {(way, name, _value(value)) for name, value in params.items()}
 
 
 def _value(value: object) -> str:

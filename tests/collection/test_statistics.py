@@ -115,7 +115,7 @@ HUGE = jax_tt.TTShape(4_000_000_000, 8, 2, (1600, 1600, 1600), (2, 2, 2))
 
 
 @pytest.mark.parametrize("kind", ["uint32", "int64", "split"])
-@pytest.mark.parametrize("size", [pytest.param("small", marks=pytest.mark.full), "huge"])
+@pytest.mark.parametrize("size", [pytest.param("small", marks=pytest.mark.slow), "huge"])
 def test_kinds_of_ids(kind, size):
     shape = HUGE if size == "huge" else jax_tt.TTShape.suggest(100, 8, ranks=2)
     rows = shape.num_embeddings

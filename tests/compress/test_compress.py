@@ -52,7 +52,7 @@ def test_the_best_table_of_all_kinds():
     assert sum("*" in line for line in text[1:]) == 1
 
 
-@pytest.mark.full(but="mixed")
+@pytest.mark.slow(but="mixed")
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_kind(kind):
     found = small(kind=kind, max_bytes=DENSE // 4)
@@ -224,7 +224,7 @@ def test_arguments_of_other_types():
         small(np.full((20, 4), np.nan, np.float32), max_bytes=10**3, kind="quantized")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_one_row_and_one_column():
     for rows in (np.ones((1, 1), np.float32), np.zeros((3, 1), np.float32)):
         assert small(rows, max_bytes=10**4).chosen.quality > 0.99
@@ -233,7 +233,7 @@ def test_one_row_and_one_column():
 # The command line
 
 
-@pytest.mark.full(but="auto")
+@pytest.mark.slow(but="auto")
 @pytest.mark.parametrize("kind", ["auto", "quantized", "mixed", "additive", "low_rank", "tt_sum"])
 def test_command(table, capsys, kind):
     size = table.nbytes // (5 if kind == "mixed" else 2)

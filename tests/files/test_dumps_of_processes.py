@@ -7,7 +7,7 @@ import pytest
 from tests.processes import run_python
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_last_complete_dump_is_read_whatever_happens_to_one_of_two_processes(tmp_path):
     lines = run_python("-m", "tests.files.two_processes_run", tmp_path).splitlines()
     outcomes: Counter[tuple[str, ...]] = Counter()

@@ -180,7 +180,7 @@ def test_a_map_of_the_other_byte_order_is_read_by_blocks(folder, monkeypatch):
     equal(jax_tt.tt.from_dense(read, shape=shape), jax_tt.tt.from_dense(rows, shape=shape))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_torch_is_not_imported():
     run_python(
         "-c",

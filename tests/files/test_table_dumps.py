@@ -230,7 +230,7 @@ jax_tt.files.dump(table, state, sys.argv[1], rows_per_file=100)
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_killed_dump_goes_on(tmp_path):
     path = tmp_path / "dump"
     command = [sys.executable, "-c", KILLED, str(path)]

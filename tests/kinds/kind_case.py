@@ -99,7 +99,7 @@ class KindCase:
         want = np.concatenate([dense, np.zeros_like(dense[:1])])[ids]
         np.testing.assert_allclose(rows, want, rtol=1e-5, atol=1e-6)
 
-    @pytest.mark.full(but="mean_count")
+    @pytest.mark.slow(but="mean_count")
     @pytest.mark.parametrize("combiner", COMBINERS)
     def test_bags_and_their_gradients(self, combiner: str) -> None:
         weights = None if combiner == "max" else self.bags().weights

@@ -83,7 +83,7 @@ def test_a_sum_is_the_sum():
     assert again.keys() == state.keys()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["reference", "auto", "cuda_emulated"])
 @pytest.mark.parametrize("bounds", ["zero", "clip", "warn"])
 def test_ids_out_of_range(make, bounds, method):
@@ -117,7 +117,7 @@ def test_ids_out_of_range_are_errors(make):
         jax.block_until_ready(jax_tt.lookup(table, state, ids)[0])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "int32"])
 def test_types_of_ids(make, dtype):
     table, state = make()
@@ -128,7 +128,7 @@ def test_types_of_ids(make, dtype):
     assert not np.asarray(rows[3]).any()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int32", "uint32"])
 @pytest.mark.parametrize("bounds", ["error", "warn", "zero", "clip"])
 def test_padding(make, bounds, dtype):
@@ -139,7 +139,7 @@ def test_padding(make, bounds, dtype):
     np.testing.assert_allclose(found, [dense_of(table, state)[3], np.zeros(D)], 1e-5, 1e-6)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_padding_and_empty_bags(make):
     table, state = make()
     dense = dense_of(table, state)
@@ -151,7 +151,7 @@ def test_padding_and_empty_bags(make):
         np.testing.assert_array_equal(found, np.zeros((bags.shape[0], D)))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_scores_of_all_rows(make):
     table, state = make()
     query = jax.random.normal(jax.random.key(2), (3, D))
@@ -159,7 +159,7 @@ def test_scores_of_all_rows(make):
     np.testing.assert_allclose(scores, query @ dense_of(table, state).T, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_quantized_rows_of_different_precision_are_trained():
     update = jax_tt.Update(jax_tt.optimizers.SGD(0.5), stochastic_rounding=False)
     table, state = of_bits(update)
@@ -205,7 +205,7 @@ def test_members_of_a_kind_are_one_call():
     assert len(re.findall("jax_tt_tables_update", text)) == 1
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_terms_are_rounded_at_random_by_themselves():
     """With the same random numbers, the errors of equal terms would add up."""
     dense = jax_tt.tables.DenseTable(N, D, param_dtype=jnp.bfloat16)
@@ -462,7 +462,7 @@ def test_damaged_files(stored, change):
         jax_tt.files.load(path)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_exported_programs(make):
     table, state = make()
     ids = jnp.array([[0, 5], [N - 1, 7]])

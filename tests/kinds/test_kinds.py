@@ -29,7 +29,7 @@ class TestProductsOfSums(KindCase):
     table = jax_tt.coded_table(50, 8, num_codes=4, bits=3, terms=2, hot=20, hot_terms=1)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 class TestCodebooksInATrain(KindCase):
     table = jax_tt.coded_table(
         50, 8, num_codes=4, bits=3, codebook_shape=jax_tt.TTShape(32, 2, 2, (8, 4), (2, 1))
@@ -99,7 +99,7 @@ class OfTables(KindCase):
         return f"{type(self.table).__name__}( of 50 rows)?, table {k}: {name}"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 class TestSum(OfTables):
     """Of trains in two orders and a dense table."""
 
@@ -112,7 +112,7 @@ class TestSum(OfTables):
     )
 
 
-@pytest.mark.full
+@pytest.mark.slow
 class TestMixed(OfTables):
     """Of dense rows and coded ones."""
 

@@ -82,7 +82,7 @@ def near(a, b, dtype=jnp.float32):
     )
 
 
-@pytest.mark.full(but="rowwise")
+@pytest.mark.slow(but="rowwise")
 @cases
 def test_reordered_layers_go_on(case):
     """With the largest ranks no id notices, cached rows included; training then falls as it did."""
@@ -234,7 +234,7 @@ def test_grown_order_and_like():
     near(layer(np.arange(60, 80)), before[OLD.inverse.rows[20:40]])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_cache_larger_than_the_table_grows_with_it():
     layer = jax_tt.TTEmbed(
         N, D, **FACTORS, tt_ranks=12, cache=jax_tt.RowCache(100, ways=4), rngs=nnx.Rngs(0)
@@ -251,7 +251,7 @@ def test_a_cache_larger_than_the_table_grows_with_it():
     near(layer(ALL), before)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @cases
 def test_checkpoints_afterwards(case, tmp_path):
     model, opt = trained(case, steps=2)

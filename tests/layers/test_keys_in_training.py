@@ -277,7 +277,7 @@ def test_a_batch_that_is_sharded_over_explicit_axes(jit):
     same(found, (losses, state), 1e-5)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_tables_over_several_devices():
     mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
     batches = [bags(3 * k) for k in range(3)]

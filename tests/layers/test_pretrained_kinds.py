@@ -72,7 +72,7 @@ def test_every_kind_in_a_layer(tmp_path, layers, kind):
     np.testing.assert_array_equal(jax_tt.lookup(table, state, IDS)[0], want)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_every_kind_in_another_process(tmp_path):
     path = saved(tmp_path, *KINDS)
     script = f"""

@@ -47,7 +47,7 @@ def cases(*layers: str) -> Any:
     """Parameters of a test; those that are not in the quick tier are marked."""
     return pytest.mark.parametrize(
         "case",
-        [case if case in QUICK else pytest.param(case, marks=pytest.mark.full) for case in layers],
+        [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in layers],
     )
 
 

@@ -24,7 +24,7 @@ from tests.helpers import (
     skip_unless_stored,
 )
 
-pytestmark = pytest.mark.pairwise
+pytestmark = pytest.mark.each_way
 
 WEIGHTED = (False, True)
 # Of d3 every combiner, weighted or not, and every type. Of the other shapes three combiners each, half of them

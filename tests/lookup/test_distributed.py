@@ -18,7 +18,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]
     ]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_equal_one(kind, runs):
     alone, first, second = runs
@@ -40,7 +40,7 @@ def sharded_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndar
     return found
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_with_sharded_tables_equal_one(count, sharded_alone, tmp_path):
     for own in launch(tmp_path, count, "kinds.sharded.sharded_run"):

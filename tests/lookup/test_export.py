@@ -60,7 +60,7 @@ np.save("pooled.npy", pool.call(cores, bags))
     np.testing.assert_array_equal(np.load(tmp_path / "pooled.npy"), pool(CASE.cores, BAGS))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_serving_page_in_two_processes(tmp_path):
     """The blocks of docs/serving.md up to the first that only shows something, each in a process of its own."""
     text = (ROOT / "docs" / "serving.md").read_text()
@@ -69,7 +69,7 @@ def test_serving_page_in_two_processes(tmp_path):
     assert "program" in run_alone(serving, tmp_path)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_two_towers_in_two_processes(tmp_path):
     """The blocks of docs/serving.md that train, compress and export, and those that answer, each in a process."""
     text = (ROOT / "docs" / "serving.md").read_text()
@@ -188,7 +188,7 @@ def symbolic(batch):
 
 
 @needs_native
-@pytest.mark.full(but="gradient")
+@pytest.mark.slow(but="gradient")
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_symbolic_batch_sizes(name):
     function, table, batch = SYMBOLIC[name]

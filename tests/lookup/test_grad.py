@@ -45,7 +45,7 @@ def test_finite_differences(combiner, method, x64):
     check_grads(jax.jit(of_used), (case.cores, jnp.asarray(weights[:used])), order=1, modes=["rev"])
 
 
-@pytest.mark.full(but="sqrtn")
+@pytest.mark.slow(but="sqrtn")
 @pytest.mark.parametrize("combiner", COMBINERS)
 def test_second_order_through_the_reference(combiner, x64):
     case = make_case(SHAPES["d2"], "float64", True)

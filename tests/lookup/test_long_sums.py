@@ -12,8 +12,8 @@ from jax_tt import optimizers
 from jax_tt._table import distinct_rows
 
 # Terms that are added one after the other, and many more.
-COUNTS = (1, 2, 255, 256, 257, 3000, 65_536, pytest.param(1_000_000, marks=pytest.mark.full))
-FEW_COUNTS = (256, 3000, pytest.param(65_536, marks=pytest.mark.full))
+COUNTS = (1, 2, 255, 256, 257, 3000, 65_536, pytest.param(1_000_000, marks=pytest.mark.slow))
+FEW_COUNTS = (256, 3000, pytest.param(65_536, marks=pytest.mark.slow))
 
 
 def _terms(n):

@@ -83,7 +83,7 @@ def test_fused_step_is_that_of_a_lookup(method):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.full(but="native")
+@pytest.mark.slow(but="native")
 @pytest.mark.parametrize("form", ["ragged", "rectangular"])
 def test_vmap(form, method):
     cases = [make_case(SHAPES["d3"], "float32", False, seed) for seed in range(2)]

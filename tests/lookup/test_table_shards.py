@@ -53,13 +53,13 @@ def test_a_device_has_memory_for_its_share_alone(rule):
     check_memory(mesh_of((2, 2), AxisType.Explicit), rule, ROW_SPEC, steps=2)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(8, 1), (1, 8)])
 def test_eight_devices(shape):
     run_python("-m", "tests.lookup.table_shards_run", *shape)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_eight_devices_of_two_processes(tmp_path):
     launch(tmp_path, 2, "lookup.table_shards_run")
 

@@ -17,7 +17,7 @@ def _stack(cases):
     return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves]), *cases)
 
 
-@pytest.mark.full(but="native")
+@pytest.mark.slow(but="native")
 @pytest.mark.parametrize("which", ["bags", "cores", "both"])
 @pytest.mark.parametrize("form", ["ragged", "rectangular"])
 def test_vmap_of_value_and_gradient(which, form, method):

@@ -132,7 +132,7 @@ def test_narrow_storage(columns, rank, dtype, method):
         ((4, 8, 2), 16),
         ((4, 4, 8), 16),
         ((2, 4, 8), 64),
-        pytest.param((4, 4, 4), 128, marks=pytest.mark.full),
+        pytest.param((4, 4, 4), 128, marks=pytest.mark.slow),
     ],
 )
 def test_tensor_float32_where_it_is_allowed(columns, rank, method):
@@ -176,7 +176,7 @@ def test_order_of_threads_leaves_no_trace(columns, rank, dtype):
     assert_same_in_any_order(lambda: _run(cores, bags, g, "cuda_emulated"))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_more_rows_than_a_chunk():
     """The buffers of 36,000 rows of rank 64 take more memory than a chunk has: they are worked on in two."""
     rng = np.random.default_rng(0)

@@ -273,8 +273,8 @@ TILED = {"col_factors": (4, 4, 4), "rank": 32}
         random((5, 2, 300), 1000, **TILED),
         random((70, 2, 3), 400, col_factors=(2, 4, 4), rank=32),
         random((60, 2, 90), 900, col_factors=(4, 4, 2), rank=16),
-        pytest.param(random((80, 5, 500), 20_000, **TILED), marks=pytest.mark.full),
-        pytest.param(random((40, 50, 60), 66_000, **TILED), marks=pytest.mark.full),
+        pytest.param(random((80, 5, 500), 20_000, **TILED), marks=pytest.mark.slow),
+        pytest.param(random((40, 50, 60), 66_000, **TILED), marks=pytest.mark.slow),
     ],
     ids=["uniform", "skewed", "few prefixes", "more prefixes", "mirrored", "two tiles", "passes"],
 )
@@ -316,7 +316,7 @@ def test_order_of_threads_leaves_no_trace(name):
             np.testing.assert_array_equal(mine[: plan.valid], first[: plan.valid])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "own",
     [

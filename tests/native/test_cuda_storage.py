@@ -124,7 +124,7 @@ def test_dense_sums_and_gradients(dtype, features, method):
         assert_close(dweights, dots, TOLERANCE[dtype], f"weights, {lengths}")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_rows_beyond_31_bits(method, x64):
     """Rows that are sorted by two words, among them some that differ only in the upper one."""
     rows = 2**31 + 6

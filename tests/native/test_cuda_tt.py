@@ -69,7 +69,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.full if c == "chunks" else ()) for c in CASES]
+    "case", [pytest.param(c, marks=pytest.mark.slow if c == "chunks" else ()) for c in CASES]
 )
 def test_equals_the_cpu(case, method):
     shape, ids = CASES[case]

@@ -144,7 +144,7 @@ def test_broken_offsets_make_nan_and_no_update(method):
 
 @pytest.mark.parametrize("code", ["poison", "error"])
 @pytest.mark.parametrize(
-    ("skip", "shift"), [(False, 0), (True, 0), pytest.param(True, MANY, marks=pytest.mark.full)]
+    ("skip", "shift"), [(False, 0), (True, 0), pytest.param(True, MANY, marks=pytest.mark.slow)]
 )
 def test_bad_ids_make_nan_and_no_update(skip, shift, code, method, monkeypatch):
     if raises(method):

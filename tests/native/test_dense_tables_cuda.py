@@ -161,7 +161,7 @@ def test_bits_of_sums_in_one_array(names, monkeypatch, method):
     assert_same_bits(got, want)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_bits_of_16_bit_rows(monkeypatch, method):
     lookup = Lookup(method=method)
     got, want = steps(collection_of(HALVES), lookup, "features", batch_of(HALVES), monkeypatch)
@@ -250,7 +250,7 @@ def launches_of(collection, batch):
 @pytest.mark.parametrize("length", [1, 20])
 @pytest.mark.parametrize(
     ("tables", "ids"),
-    [(3, 18_000), (3, 200_000), (26, 18_000), pytest.param(300, 18_000, marks=pytest.mark.full)],
+    [(3, 18_000), (3, 200_000), (26, 18_000), pytest.param(300, 18_000, marks=pytest.mark.slow)],
 )
 def test_few_launches(tables, ids, length):
     """Any number of tables with one rule and one storage type, whose ids one launch sorts, or several."""

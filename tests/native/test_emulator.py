@@ -78,7 +78,7 @@ def sanitized(tmp_path_factory):
     return built(tmp_path_factory.mktemp("sanitized"), "-fsanitize=address,undefined")
 
 
-@pytest.fixture(params=["plain", pytest.param("sanitized", marks=pytest.mark.full)])
+@pytest.fixture(params=["plain", pytest.param("sanitized", marks=pytest.mark.slow)])
 def program(request):
     return request.getfixturevalue(request.param)
 
@@ -91,14 +91,14 @@ def run(program, mode):
     )
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_right_kernels_pass_in_every_order(program):
     done = run(program, "right")
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stdout == "done\n"
 
 
-@pytest.mark.full(but="plain")
+@pytest.mark.slow(but="plain")
 def test_planted_bugs_are_named_in_every_order(program):
     done = run(program, "planted")
     assert done.returncode == 0, done.stderr[-6000:]
@@ -120,7 +120,7 @@ def test_os_threads_launch_at_once(program):
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_address_sanitizer_sees_global_memory(sanitized):
     done = run(sanitized, "overflow")
     assert done.returncode != 0
@@ -128,7 +128,7 @@ def test_address_sanitizer_sees_global_memory(sanitized):
     assert "WritePastTheEnd" in done.stderr
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_kernels_compile_for_devices(tmp_path):
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if nvcc is None:

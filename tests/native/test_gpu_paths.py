@@ -21,7 +21,7 @@ CAPTURED = {"xla_gpu_graph_min_graph_size": 1}
 SMALL = ("together", "keys", "others")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [group for group in gpu_run.GROUPS if group != "specialised"])
 @pytest.mark.parametrize("method", ["native", WAYS[3]], indirect=True)
 def test_native_results_are_those_of_the_reference(group, method):

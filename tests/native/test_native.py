@@ -33,7 +33,7 @@ from tests.processes import run_python
 pytestmark = [
     pytest.mark.skipif(not native_available(), reason="the native module is not built"),
     pytest.mark.optimized,
-    pytest.mark.pairwise,
+    pytest.mark.each_way,
 ]
 
 
@@ -50,7 +50,7 @@ def one_thread(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray
     return _run(tmp_path_factory.mktemp("one") / "results.npz", JAX_TT_NUM_THREADS="1")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_bitwise_equal_for_any_number_of_threads(one_thread, tmp_path):
     several = _run(tmp_path / "results.npz", JAX_TT_NUM_THREADS="4")
     assert several.keys() == one_thread.keys()
@@ -60,7 +60,7 @@ def test_bitwise_equal_for_any_number_of_threads(one_thread, tmp_path):
         )
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["baseline", "x86_64_v3"])
 def test_instruction_sets_agree(isa, one_thread, tmp_path):
     there = str(one_thread["isa"])
@@ -88,7 +88,7 @@ def test_rows_of_any_width(weighted):
         assert_close(gradient, mixing.T @ want, 1e-5, f"gradient of {width} columns")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_chunked_batches_equal_the_reference(one_thread):
     for name, leaves in chunked_results("reference"):
         for k, leaf in enumerate(leaves):
@@ -188,7 +188,7 @@ print(size, before, memory("VmHWM"))
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_step_of_11_million_rows_takes_no_memory_beside_the_table():
     size, before, peak = map(int, run_python("-c", _STEP_OF_11M_ROWS).split())
     print(f"table {size >> 20} MiB, step at most {(peak - before) / 2**20:.1f} MiB more")

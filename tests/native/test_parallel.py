@@ -21,7 +21,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.full(but="parallel-thread")
+@pytest.mark.slow(but="parallel-thread")
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 @pytest.mark.parametrize("name", SOURCES)
 def test_sanitizers_find_nothing(tmp_path, name, sanitizer):

@@ -117,7 +117,7 @@ def operations(lowered, call):
     return tuple(text.count(f"@jax_tt_{name}_v1") for name in (together, call))
 
 
-@pytest.mark.full(but="error")
+@pytest.mark.slow(but="error")
 @pytest.mark.parametrize("bounds", ["zero", "error"])
 def test_bits_are_those_of_single_calls(bounds, one_by_one):
     collection = collection_of(TABLES)
@@ -242,7 +242,7 @@ def test_tensor_trains_are_mapped_and_recomputed(one_by_one):
 
 @pytest.mark.optimized
 @pytest.mark.parametrize(
-    ("kind", "count"), [pytest.param("dense", 26, marks=pytest.mark.full), ("tt", 7)]
+    ("kind", "count"), [pytest.param("dense", 26, marks=pytest.mark.slow), ("tt", 7)]
 )
 def test_tables_are_changed_in_place(kind, count):
     sizes = [1000 + 10 * k for k in range(count)]

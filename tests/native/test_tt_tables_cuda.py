@@ -89,8 +89,8 @@ def stepped(collection, lookup, state, batch, scale=1.0):
     ("bounds", "skip"),
     [
         ("error", False),
-        pytest.param("zero", True, marks=pytest.mark.full),
-        pytest.param("clip", True, marks=pytest.mark.full),
+        pytest.param("zero", True, marks=pytest.mark.slow),
+        pytest.param("clip", True, marks=pytest.mark.slow),
     ],
 )
 def test_bits_are_those_of_single_calls(bounds, skip, one_by_one, method):
@@ -122,7 +122,7 @@ def test_order_of_threads_leaves_no_trace():
     assert_same_in_any_order(lambda: step(state, batch))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [9, 17_000])
 def test_broken_offsets_make_nan_and_no_update(n, method):
     """In the one launch that plans few ids, and in those that plan many."""
@@ -166,7 +166,7 @@ def test_rows_of_split_ids(one_by_one, method):
     assert_same_steps(method, {"a": table, "b": table}, {"a": bags, "b": bags}, one_by_one)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_batches_of_very_different_sizes(one_by_one, method):
     """Sorts of one launch and of many, which the tables have at different places of their order."""
     table = jax_tt.tt_table(60, 4, tt_ranks=2, optimizer=ADAGRAD)
@@ -182,7 +182,7 @@ def test_batches_of_very_different_sizes(one_by_one, method):
     assert_same_steps(method, tables, batch, one_by_one)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_digits_that_do_not_fit_into_one_word_are_sorted_in_passes(one_by_one, method):
     table = jax_tt.tt_table(10**15, 8, tt_ranks=2, optimizer=ADAGRAD)
     assert isinstance(table, jax_tt.tables.TTTable)
@@ -206,7 +206,7 @@ TILES = [
 ]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "precision"),
     [("float32", "highest"), ("float32", "high"), ("bfloat16", None), ("float16", None)],
@@ -228,7 +228,7 @@ def test_every_specialised_pass_takes_several_tables(dtype, precision, one_by_on
         assert_same_steps(method, tables, batch, one_by_one)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_general_passes_of_16_bits_and_of_odd_columns_take_several_tables(one_by_one, method):
     shapes = {
         "half": (2001, 8, {"tt_ranks": (3, 5), "param_dtype": "float16"}),
@@ -244,7 +244,7 @@ def test_general_passes_of_16_bits_and_of_odd_columns_take_several_tables(one_by
 
 
 @emulated
-@pytest.mark.full
+@pytest.mark.slow
 def test_plans_of_sharded_batches_are_checked_together():
     names = ("usual", "fast", "half")
     collection = collection_of(names)
@@ -276,7 +276,7 @@ def test_plans_of_sharded_batches_are_checked_together():
             np.testing.assert_allclose(f64(a), f64(b), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_tables_that_need_much_memory_take_turns(one_by_one, method):
     """The update needs the gradients of all cores, 128 MiB of each of these tables."""
     table = jax_tt.tt_table(
@@ -339,7 +339,7 @@ def launches_of(tables, samples, length=1):
 
 @emulated
 @pytest.mark.parametrize(
-    ("count", "ranks"), [(3, 16), (7, 2), pytest.param(26, 2, marks=pytest.mark.full)]
+    ("count", "ranks"), [(3, 16), (7, 2), pytest.param(26, 2, marks=pytest.mark.slow)]
 )
 def test_few_launches_cuda_emulated(count, ranks):
     """Tables with the same ranks, column factors, storage type and rule, but of different sizes."""
@@ -395,7 +395,7 @@ def launches_of_mixed(trains, dense, length):
 
 
 @emulated
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 60, 187])
 def test_few_launches_of_mixed_tables(length):
     """Seven tensor trains and 19 dense tables, of few ids and of many."""
@@ -403,7 +403,7 @@ def test_few_launches_of_mixed_tables(length):
 
 
 @emulated
-@pytest.mark.full
+@pytest.mark.slow
 def test_few_launches_of_hundreds_of_tables():
     assert launches_of_mixed(100, 200, 1) <= 20
 

@@ -309,7 +309,7 @@ def test_in_a_collection_it_takes_the_steps_of_a_native_rule(layout):
             np.testing.assert_allclose(got[name][array], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_row_cache_is_stepped_as_by_a_native_rule():
     ids = jnp.array([[1, 5], [5, 7]])
     found = []

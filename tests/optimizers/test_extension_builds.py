@@ -16,7 +16,7 @@ from tests.conftest import native_available
 from tests.optimizers import extension_build
 from tests.optimizers.extension_build import EXAMPLE, PACKAGE, ROOT, compiler, run
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from tests.optimizers.extension_build import lion_rule
 
 CAPSULE = b"jax_tt.rule"
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,7 @@ def test_a_term_that_is_off_cannot_be_switched_on_by_a_call():
         jax_tt.optimizers.RowWiseAdagrad(0.1, weight_decay_mode="adamw")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", [*RULES, "global_decay"])
 def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype):
@@ -224,7 +224,7 @@ def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype
             np.testing.assert_allclose(f64(a), f64(b), rtol=tolerance, atol=tolerance / 10)
 
 
-@pytest.mark.full(but="lamb")
+@pytest.mark.slow(but="lamb")
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize("name", RULES)
 def test_other_storage_takes_the_steps_of_the_reference(name, dtype, method, x64):

@@ -48,7 +48,7 @@ def _fits(table, ids):
     return bool(fits.all())
 
 
-@pytest.mark.full(but="one-sums")
+@pytest.mark.slow(but="one-sums")
 @pytest.mark.parametrize("pooled", ["rows", "sums"])
 @pytest.mark.parametrize("hot", ["neighbours", "one"])
 def test_counted_messages_hold_skewed_batches(mesh, hot, pooled):

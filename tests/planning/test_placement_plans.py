@@ -51,7 +51,7 @@ def _operands(text, names):
     return total
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "placements",
     [
@@ -222,7 +222,7 @@ def test_plans_of_sizes_place_what_becomes_dense():
         jax_tt.plan(sizes)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_large_plans_need_no_devices():
     tables = {"item": jax_tt.dense_table(10**12, 64, optimizer=RULE)}
     ids = np.random.default_rng(0).integers(0, 10**12, 4096 * 8)
@@ -233,7 +233,7 @@ def test_large_plans_need_no_devices():
         jax_tt.planning.plan_placements(tables, 4096, {"item": ids}, device_bytes=10**10)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_page_of_plans_shows_what_is_planned():
     from docs import make_device_plans as made
 

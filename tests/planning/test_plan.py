@@ -107,7 +107,7 @@ def test_layers_take_the_arguments(trained, name):
     assert abs(error - planned.error) < 0.01
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_kinds_of_compress():
     """Each table becomes what was measured to be best, and `compress` makes it."""
     rng = np.random.default_rng(3)

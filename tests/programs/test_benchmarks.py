@@ -30,7 +30,7 @@ def test_every_case_is_registered():
     assert {name for name, case in cases.items() if case.gpu} == set(GPU.split())
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_gpu_cases_run_without_a_gpu_when_quick(tmp_path, monkeypatch):
     monkeypatch.setattr(run.machine, "gpu_name", lambda: None)
     with pytest.raises(SystemExit, match="JAX sees no GPU here"):
@@ -44,7 +44,7 @@ def test_gpu_cases_run_without_a_gpu_when_quick(tmp_path, monkeypatch):
     assert any("largest error of a gradient" in note for note in case["notes"])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_quick_run_writes_what_it_prints(tmp_path, capsys):
     out = tmp_path / "quick.json"
     assert run.main(["--quick", "--only", "headline", "--out", str(out)]) == 0

@@ -260,7 +260,7 @@ def test_dot_products_and_their_derivative() -> None:
             jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), *pairs)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_all_variants_learn_alike() -> None:
     config = dataclasses.replace(TINY, cache=0.0)
     results = {variant: train(config, variant) for variant in COMPARED["dlrm"]}
@@ -278,7 +278,7 @@ def test_all_variants_learn_alike() -> None:
     assert results["tt_fused"].table_bytes < results["dense_fused"].table_bytes / 4
 
 
-@pytest.mark.full(but="tt_fused")
+@pytest.mark.slow(but="tt_fused")
 @pytest.mark.parametrize("variant", ["tt_optax", "tt_fused"])
 @pytest.mark.parametrize("refresh", [0, 3])
 def test_row_caches_serve_the_hot_ids(variant: str, refresh: int) -> None:
@@ -347,7 +347,7 @@ def test_criteo_trains_and_says_when_it_ends(
     assert "AUC=" in capsys.readouterr().err
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_tables_on_several_devices_learn_the_same() -> None:
     config = dataclasses.replace(TINY, steps=10)
     one, several = (
@@ -358,7 +358,7 @@ def test_tables_on_several_devices_learn_the_same() -> None:
     assert several.table_bytes < one.table_bytes + 3 * 8 * 4 * 4 + 4 * (3000 + 500 + 7)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_two_processes_learn_the_same(tmp_path: Path) -> None:
     config = dataclasses.replace(TINY, steps=10, devices=2)
     aucs = []
@@ -384,7 +384,7 @@ def saved_steps(config: Config, variant: str) -> list[int]:
     return [int(p.name) for p in folder.glob("*") if p.name.isdigit()] if folder.exists() else []
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant, cache, devices",
     [
@@ -445,7 +445,7 @@ def test_checkpoints_refuse_to_mix_runs(tmp_path: Path) -> None:
 # --- the whole program --------------------------------------------------------------------------
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_program_writes_table_and_picture(tmp_path: Path) -> None:
     out = tmp_path / "out"
     config = dataclasses.replace(TINY, out=str(out))

@@ -81,7 +81,7 @@ def test_cross_network_is_its_formula() -> None:
     np.testing.assert_allclose(network(first), x, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_all_tables_learn() -> None:
     results = {variant: train(TINY, variant) for variant in COMPARED["dcnv2"]}
     for result in results.values():
@@ -92,7 +92,7 @@ def test_all_tables_learn() -> None:
     assert results["tt_fused"].hit_rate is not None
 
 
-@pytest.mark.full(but="narrow_fused")
+@pytest.mark.slow(but="narrow_fused")
 @pytest.mark.parametrize("variant", ["tt_fused", "narrow_fused"])
 def test_rows_of_large_tables_are_widened(variant: str) -> None:
     """Their bags times the one matrix; the bags of small tables are as wide as the model."""
@@ -115,7 +115,7 @@ def test_rows_of_large_tables_are_widened(variant: str) -> None:
         np.testing.assert_allclose(vectors[0, k], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_narrow_tables_and_their_matrix_learn() -> None:
     config = dataclasses.replace(TINY, tt_features=4, steps=60)
     wide, narrow = (train(config, variant) for variant in ("dense_fused", "narrow_fused"))
@@ -126,7 +126,7 @@ def test_narrow_tables_and_their_matrix_learn() -> None:
     assert wide.table_parameters == (small + large) * 8
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_matrix_is_trained_as_the_mlps_are() -> None:
     """With optax as well, which labels the parameters by their names."""
     config = dataclasses.replace(TINY, tt_features=4, learning_rate=0.0, tt_learning_rate=0.0)
@@ -138,7 +138,7 @@ def test_matrix_is_trained_as_the_mlps_are() -> None:
         assert not np.array_equal(before, learner.merge(values)[0].tables.widening.kernel[...])
 
 
-@pytest.mark.full(but="dense_optax")
+@pytest.mark.slow(but="dense_optax")
 @pytest.mark.parametrize("variant", ["tt_fused", "dense_optax"])
 def test_bags_are_sums_of_rows(variant: str) -> None:
     """A vector of several ids is the sum of their rows, in a table of its own and in a shared one."""

@@ -26,7 +26,7 @@ def test_a_step_of_embed_is_one_of_flax(tied: str) -> None:
     np.testing.assert_allclose(ours, of_flax, rtol=1e-3)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_losses_are_those_of_flax() -> None:
     losses = main.main(["--variants", *ON_ONE_DEVICE])
     for ours, theirs in (

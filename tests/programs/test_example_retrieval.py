@@ -178,7 +178,7 @@ def test_recall_over_several_blocks_and_on_some_users(monkeypatch, log):
 # Training
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", list(settings.VARIANTS))
 def test_learns(log, tmp_path, variant):
     result = run(log, tmp_path, variant, "--epochs", "12", "--k", "10")
@@ -194,7 +194,7 @@ def test_learns(log, tmp_path, variant):
     assert [epoch for epoch, _ in result["recall_curve"]] == [5, 10]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["interactions", "counts"])
 def test_orders_of_ids(log, tmp_path, order):
     """The order is used, saved, and counted in the bytes; dense tables have none."""
@@ -220,7 +220,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", list(settings.VARIANTS))
 def test_killed_and_restarted_ends_with_the_same_bits(log, tmp_path, variant):
     endless = command(log, tmp_path / "killed", "--epochs", "20", "--worker", variant)
@@ -258,7 +258,7 @@ def test_a_run_continues_under_its_own_settings_only(log, tmp_path):
 # The whole command
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_compares_the_variants(log, tmp_path):
     more = ["--quick", "--epochs", "1", "--variants", "dense_fused,tt_optax"]
     result = subprocess.run(
@@ -316,7 +316,7 @@ def test_readme():
     assert failed == 0 < tried
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_reordering_in_the_middle(log: Path, tmp_path: Path) -> None:
     """Both ways go on from the same epoch, and what is lost is reported."""
     out = tmp_path / "figures.json"

@@ -62,7 +62,7 @@ def test_tiers_predict_what_hash_tables_do() -> None:
     assert len(ids_of(stream, "user", 0, 24)) > 128  # rows on the device
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_default_run_ends_with_the_same_predictions() -> None:
     arguments = ("--steps", "6", "--batch-size", "16", "--rows", "256")
     out = run_python("-m", "examples.streaming.main", *arguments, XLA_FLAGS="")

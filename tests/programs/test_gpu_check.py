@@ -168,7 +168,7 @@ def test_without_a_gpu_it_says_so():
     assert done.returncode == 1 and "no GPU" in done.stdout
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_dry_run_goes_through_every_stage_and_on_after_a_kill(tmp_path):
     command = [sys.executable, "scripts/gpu_check.py", "--dry-run", "--out", str(tmp_path / "out")]
     command += ["--seconds", "3000", "--commit", "a", "--earlier", str(tmp_path / "earlier")]

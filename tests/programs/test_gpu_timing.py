@@ -43,7 +43,7 @@ def quantized():
 
 @needs_native
 @pytest.mark.optimized
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_programs_hold_every_call_that_was_traced(name, monkeypatch):
     counts = []

@@ -40,7 +40,7 @@ def test_no_room_for_the_smallest_tables():
     assert clicks.cached(CONFIG, 1000) is None
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_points_are_measured_once(tmp_path: Path, monkeypatch, capsys):
     out = tmp_path / "points.json"
     arguments = ["--tables=3000,800,60", "--steps=3", "--ratios=8", f"--out={out}"]

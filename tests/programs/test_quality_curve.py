@@ -168,7 +168,7 @@ def test_tunes_all_methods_alike_on_train_items(folder, tmp_path, trained):
     assert len(text.splitlines()) == 2 + 5  # no line of the table is a run of the tuning
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_one_real_point(folder, tmp_path):
     """The order takes its bytes, and training leaves nothing behind but the figures."""
     command(folder, tmp_path, "--seeds", "1", "--ratios", "3", "--methods", "tt_order")
@@ -292,7 +292,7 @@ def test_a_command_that_was_stopped_at_a_pupil_keeps_its_teacher(
     assert [run.start for run in trained] == [None, 0]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_real_pupil_continues_from_its_checkpoint(folder, tmp_path, monkeypatch):
     """It is as small as asked with its orders, and stopped after an epoch it ends as one that was not stopped."""
     save = Checkpoints.save

@@ -37,7 +37,7 @@ def source() -> Source:
     return Source(ROWS, weights, lambda rows: -float(np.sum((rows - ROWS) ** 2)), seed=0)
 
 
-@pytest.mark.full(but="auto")
+@pytest.mark.slow(but="auto")
 @pytest.mark.parametrize("method", METHODS)
 def test_tables_are_as_small_as_they_say(method):
     if method.startswith("faiss"):
@@ -128,7 +128,7 @@ def test_rows_in_turns_are_better_than_spectral_ones(folder):
         np.testing.assert_allclose(to_dense(table, state), rows, atol=1e-3)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_points_are_measured_once(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(frontier, "EPOCHS", 1)
     out, teachers = tmp_path / "points.json", tmp_path / "teachers"

@@ -313,7 +313,7 @@ def tiny(variant: str, **options: Any) -> Config:
     return Config(variant=variant, ratio=ratio, **sizes, **options)
 
 
-@pytest.mark.full(but="low_rank")
+@pytest.mark.slow(but="low_rank")
 @pytest.mark.parametrize("variant", SMALL)
 def test_learns(interactions, tmp_path, variant):
     config = tiny(variant, learning_rate=0.03, l2=0.01, init_std=0.01, epochs=12)

@@ -19,7 +19,7 @@ def resident():
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
-@pytest.mark.parametrize("ids", [160_000, pytest.param(1_000_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("ids", [160_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_ids_that_come_once(tmp_path, ids):
     table = jax_tt.dense_table(2 * BATCH, 16, optimizer=jax_tt.optimizers.Adagrad(0.1))
     collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})

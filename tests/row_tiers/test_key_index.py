@@ -80,7 +80,7 @@ def test_errors():
         index.find_into(np.zeros(2, np.uint64), np.zeros((2, 1), np.int64))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_no_two_threads_are_in_an_index_at_once(tmp_path, monkeypatch):
     """Those that prepare batches, and the one that trains, reads and saves."""
     inside, together, callers = {}, [], set()

@@ -94,7 +94,7 @@ def test_without_a_native_module(tmp_path, monkeypatch):
     assert found[0][1] == found[1][1]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_killed_training_goes_on(tmp_path):
     steps, draw = 400, random.Random(5)
     command = [sys.executable, "-m", "tests.row_tiers.row_tiers_run", "--steps", str(steps)]

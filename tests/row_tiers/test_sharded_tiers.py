@@ -115,7 +115,7 @@ def test_rows_travel_between_two_devices_the_host_and_the_disk(tmp_path, kind):
     check_directory_on([(mesh_of(2, kind), None)], tmp_path)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_directory_goes_on_with_one_two_and_eight_devices(tmp_path):
     program = (
         "import jax, pathlib, sys; jax.config.update('jax_num_cpu_devices', 8); "

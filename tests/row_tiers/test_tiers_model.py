@@ -100,7 +100,7 @@ class Model:
         assert (found == np.asarray(self.whole["item"]["embedding"])[some]).all()
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_tiers_equal_one_table(tmp_path, seed):
     model = Model(tmp_path, seed)
     operations = [model.train] * 6 + [model.save, model.reopen, model.move, model.fail, model.read]

@@ -11,7 +11,7 @@ from tests.processes import launch, run_python
 from tests.row_tiers.test_sharded_tiers import collection_of
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_two_processes_train_save_remove_and_dump_as_one(tmp_path):
     for folder in "one", "two":
         (tmp_path / folder).mkdir()
@@ -46,7 +46,7 @@ def test_two_processes_train_save_remove_and_dump_as_one(tmp_path):
         jax_tt.Tiers(collection_of(48), {"item": jax_tt.Tier()}, path=tmp_path / "two" / "tiers")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_all_processes_open_the_same_save_whatever_happens_to_one_of_them(tmp_path):
     lines = run_python("-m", "tests.row_tiers.commits_run", tmp_path).splitlines()
     outcomes: Counter[tuple[str, ...]] = Counter()

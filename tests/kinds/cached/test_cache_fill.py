@@ -62,7 +62,7 @@ def test_sets_hold_their_most_frequent_rows(capacity, ways, policy, weighted):
     same(cache_parts.fill(empty, cache, padded, weights=whole, num_embeddings=N), table)
 
 
-@pytest.mark.parametrize("gradients", [pytest.param("rows", marks=pytest.mark.full), "cores"])
+@pytest.mark.parametrize("gradients", [pytest.param("rows", marks=pytest.mark.slow), "cores"])
 def test_rows_of_the_sample_stay_and_others_are_written_back(gradients):
     cache = RowCache(8, ways=8, counters=64, gradients=gradients)
     table = warm(CORES, cache, "reference", np.arange(8), optimizer=RULE)
@@ -146,7 +146,7 @@ def test_huge_counts_do_not_overflow():
     assert np.asarray(table.directory.scores).max() == 2**31 - 1
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_layer_with_an_order_of_ids():
     """Ids are those of the layer; other layers of a model do not change."""
     order = jax_tt.order.IdOrder(np.arange(1000)[::-1])

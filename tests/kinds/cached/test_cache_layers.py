@@ -73,7 +73,7 @@ def test_evaluation_counts_nothing(gradients):
     assert model.items.cache_statistics()["calls"] == 2
 
 
-@pytest.mark.full(but="fused-rows")
+@pytest.mark.slow(but="fused-rows")
 @pytest.mark.optimized
 @both
 @rules
@@ -110,7 +110,7 @@ def test_attend_scores_cached_rows_by_their_own_values(gradients, rule):
     np.testing.assert_allclose(layer.attend(query)[:, :60], query @ layer(jnp.arange(60)).T, 1e-4)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @both
 def test_attend_trains_every_row(gradients):
     cache = jax_tt.RowCache(50, ways=5, gradients=gradients)

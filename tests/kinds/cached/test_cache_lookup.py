@@ -123,7 +123,7 @@ uncached = jax.jit(
 uncached_lookup = jax.jit(jax_tt.tt.lookup, static_argnames="method")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bounds", "combiner", "gradients", "forms"),
     [

@@ -311,7 +311,7 @@ def test_donated_arrays_stay_in_place(method):
     assert " copy(" not in compiled.as_text()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(not native_available(), reason="the native module is not built")
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=15)
@@ -350,7 +350,7 @@ np.savez(sys.argv[1], *results)
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(not native_available(), reason="the native module is not built")
 def test_bitwise_equal_for_any_number_of_threads(tmp_path):
     results = []

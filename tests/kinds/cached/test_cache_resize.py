@@ -204,7 +204,7 @@ class LinenTower(nn.Module):
         return nn.Dense(1)(jax_tt.linen.TTEmbed(1000, 8, cache=self.cache, name="items")(ids))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_linen():
     model, ids = LinenTower(OLD), batches(1)[0]
     variables = model.init(jax.random.key(0), ids)

@@ -200,7 +200,7 @@ def test_inference_leaves_the_directory_alone(gradients, method):
 
 
 # Copies have no optimizer state, whatever trains the cores.
-@pytest.mark.full(but="native-False")
+@pytest.mark.slow(but="native-False")
 @pytest.mark.parametrize(("fused", "gradients"), [(False, "rows"), (True, "rows"), (True, "cores")])
 def test_populate_flush_and_reset_under_jit(fused, gradients, method):
     case = make_case(SHAPE, "float32", False)
@@ -242,7 +242,7 @@ def test_populate_flush_and_reset_under_jit(fused, gradients, method):
         same(empty.rows.slots, fresh.rows.slots)
 
 
-@pytest.mark.full(but="native")
+@pytest.mark.slow(but="native")
 @both
 def test_steps_in_a_scan(gradients, method):
     """A scan over batches ends where a loop of jitted steps ends."""
@@ -296,7 +296,7 @@ def _optax_step(table, ids, cache, method, axis_name=None):
     return cache_parts.Parts(values, rows, directory)
 
 
-@pytest.mark.full(but="native")
+@pytest.mark.slow(but="native")
 @pytest.mark.optimized
 @both
 def test_a_donated_fused_step_stays_in_place(gradients, method):

@@ -158,7 +158,7 @@ WAYS_TO_TRAIN = {
 }
 
 
-@pytest.mark.full(but="native-fused adagrad")
+@pytest.mark.slow(but="native-fused adagrad")
 @pytest.mark.parametrize("name", WAYS_TO_TRAIN)
 def test_copies_refreshed_every_step_train_as_no_cache_does(name, method):
     ways = WAYS_TO_TRAIN[name] | {"method": method}
@@ -178,7 +178,7 @@ def test_copies_refreshed_every_step_train_as_no_cache_does(name, method):
     assert figures["refreshes"] == 200 and figures["hit_rate"] > 0.05
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 def test_rows_that_stay_keep_what_they_learned_bit_for_bit(fused, method):
     """Over 50 populates, each beside others that come and go, with their leavings written into the cores."""
@@ -215,7 +215,7 @@ def test_rows_that_stay_keep_what_they_learned_bit_for_bit(fused, method):
     assert np.abs(np.asarray(state[0].values) - first[0])[through].max() > 1e-2
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["lfu", "lru"])
 def test_figures_agree_with_a_recount_of_the_ids(policy, method):
     """The directory after the whole stream is that of the dict model; hits are recounted from ids and tags alone."""
@@ -264,7 +264,7 @@ def test_figures_agree_with_a_recount_of_the_ids(policy, method):
         assert figures["hit_rate"] > ideal - 0.03
 
 
-@pytest.mark.full(but="native-rows-True")
+@pytest.mark.slow(but="native-rows-True")
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("gradients", ["rows", "cores"])
 def test_a_run_resumed_from_a_file_goes_on_bit_for_bit(gradients, fused, method, tmp_path):

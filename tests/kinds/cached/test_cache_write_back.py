@@ -53,7 +53,7 @@ def few_rows(name, dtype, method):
     return figures(before, after, ids[ids >= 0], rows[ids >= 0])[0]
 
 
-@pytest.mark.full(but="[d3]")
+@pytest.mark.slow(but="[d3]")
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes(name):
     left = few_rows(name, "float32", "reference")
@@ -99,7 +99,7 @@ def test_damage_is_what_the_compression_costs(count, most_left):
     assert damage < 1.5 * compression
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_ridge_trades_the_rows_for_the_others():
     _, cores, before, ids, rows = random_rows(16)
     results = []
@@ -131,7 +131,7 @@ def test_scale_of_the_cores_does_not_matter():
     )
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_chunks():
     """Chunks one behind the other; a chunk of all rows is as good as one that is larger."""
@@ -144,7 +144,7 @@ def test_chunks():
     assert figures(before, small, ids, rows)[0] < 0.25
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_nothing_to_write():
     _, cores, _, ids, rows = random_rows(4)
     cores = tuple(core.astype(jnp.bfloat16) for core in cores)
@@ -256,7 +256,7 @@ def test_a_row_that_is_not_finite_is_dropped_alone():
 STREAM = [(16, "lfu", 0.1, 0.05), (32, "lru", 0.1, 0.05)]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "policy", "most", "most_of_all"), STREAM)
 def test_real_stream(rank, policy, most, most_of_all):
     """A recommender trained on the Video stream with 1 % of the rows cached: the cores keep 90 % or more of what

@@ -47,7 +47,7 @@ def test_places(n):
     np.testing.assert_array_equal(before, np.cumsum(member) - member)
 
 
-@pytest.mark.full(but="parts")
+@pytest.mark.slow(but="parts")
 @pytest.mark.parametrize("way", OPTIONS)
 def test_hot_rows_are_those_with_the_largest_weighted_squares(way):
     table, state = encoded(way)
@@ -76,7 +76,7 @@ def test_more_codes_for_some_rows_are_better_than_more_for_all(way, alike):
     assert errors(*mixed).sum() < 0.8 * errors(*alike).sum()
 
 
-@pytest.mark.full(but="parts")
+@pytest.mark.slow(but="parts")
 @pytest.mark.parametrize("way", OPTIONS)
 def test_codes_of_the_same_rows(way):
     table, state = encoded(way)
@@ -129,7 +129,7 @@ def test_codebooks_are_the_least_squares_solution():
     assert solved < averaged < error(old)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_compress_gives_frequent_rows_more_codes():
     rows = RNG.normal(size=(2000, 16)).astype(np.float32)
     weights = 1.0 / np.arange(1, 2001)

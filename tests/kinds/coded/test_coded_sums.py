@@ -58,7 +58,7 @@ def encoding_error(rows, *arguments, **options):
     return table.nbytes, float(np.sum((np.asarray(to_dense(table, state)) - rows) ** 2))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_sums_in_parts_lie_between_products_and_sums():
     rows = RNG.normal(size=(3000, 16)).astype(np.float32)
     product = encoding_error(rows, 8, 4)

@@ -44,7 +44,7 @@ def written_out(table, state):
     return {**state, "codebooks": table.codebook_rows(state)}
 
 
-@pytest.mark.full(but="hot")
+@pytest.mark.slow(but="hot")
 @pytest.mark.parametrize("method", ["reference", "native"])
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_and_gradients_are_those_of_the_codebooks_written_out(way, method):
@@ -65,7 +65,7 @@ def test_rows_and_gradients_are_those_of_the_codebooks_written_out(way, method):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, wanted)
 
 
-@pytest.mark.full(but="hot")
+@pytest.mark.slow(but="hot")
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_of_the_native_op_are_those_of_the_reference(way):
     _, table, state = table_of(way, optimizer=jax_tt.optimizers.Adagrad(0.1))
@@ -84,7 +84,7 @@ def test_steps_of_the_native_op_are_those_of_the_reference(way):
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_batches_without_ids_and_ids_out_of_range():
     dense, table, state = table_of("hot", name="words")
     for ids in (jnp.zeros((0, 4), jnp.int32), jnp.zeros((4, 0), jnp.int32)):
@@ -107,7 +107,7 @@ def test_batches_without_ids_and_ids_out_of_range():
         jax.block_until_ready(pooled(ids, "error"))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_fresh_rows_have_the_length_of_those_of_dense_codebooks():
     dense, table, state = table_of("additive")
     lengths = [float(jnp.std(to_dense(one, one.init(jax.random.key(1))))) for one in (dense, table)]
@@ -124,7 +124,7 @@ def error(table, state):
     return float(np.sum((np.asarray(to_dense(table, state)) - ROWS) ** 2))
 
 
-@pytest.mark.full(but="product")
+@pytest.mark.slow(but="product")
 @pytest.mark.parametrize("kind", ["product", "additive"])
 def test_encode(kind):
     dense, *trains = (

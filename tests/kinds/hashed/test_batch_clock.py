@@ -107,7 +107,7 @@ def test_only_the_reference_has_a_loop_which_waits_for_the_host_on_a_gpu(method)
     assert ("while" in insert.lower(*args).as_text()) == (method == "reference")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_tables_over_several_devices():
     mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
     plain = jax_tt.hash_table(16, 4, ways=4, safe_check="ignore")

@@ -31,7 +31,7 @@ def check_directory(directory: KeyDirectory, model: ModelDirectory) -> None:
     assert (np.asarray(directory.touched) == touched).all()
 
 
-@pytest.mark.full(but="3-5-3")
+@pytest.mark.slow(but="3-5-3")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("sets", "ways", "min_age"), [(1, 4, 1), (3, 5, 3), (16, 4, 1)])
 def test_directory_equals_model(policy, sets, ways, min_age, method):
@@ -68,7 +68,7 @@ def test_directory_equals_model(policy, sets, ways, min_age, method):
     ("operations", "policy"),
     [
         (4000, "lfu"),
-        *(pytest.param(100_000, policy, marks=pytest.mark.full) for policy in POLICIES),
+        *(pytest.param(100_000, policy, marks=pytest.mark.slow) for policy in POLICIES),
     ],
 )
 def test_many_operations_equal_model(operations, policy, method):

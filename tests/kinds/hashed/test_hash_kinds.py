@@ -69,7 +69,7 @@ class TestHashOfTensorTrain(HashCase):
     table = jax_tt.tables.HashTable(TRAIN, **OPTIONS)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 class TestHashOfOrdered(HashCase):
     table = jax_tt.tables.HashTable(
         jax_tt.tables.OrderedTable(TRAIN, jax_tt.order.IdOrder(np.arange(48)[::-1])), **OPTIONS

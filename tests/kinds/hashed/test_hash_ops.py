@@ -58,7 +58,7 @@ def test_one_key_many_times(method):
     assert done.counts.tolist() == [1000, 0, 1, 0, 1, 0, 0]
 
 
-@pytest.mark.full(but="lfu")
+@pytest.mark.slow(but="lfu")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_order_of_a_batch_changes_nothing(policy, method):
     """Also where keys are evicted: the directory holds a third of the keys."""
@@ -77,7 +77,7 @@ def test_the_order_of_a_batch_changes_nothing(policy, method):
 
 # The largest has more keys than one block sorts; with fewer slots than keys, all sets are full.
 @pytest.mark.parametrize(
-    ("sets", "n"), [(200, 5000), pytest.param(5000, 20_000, marks=pytest.mark.full)]
+    ("sets", "n"), [(200, 5000), pytest.param(5000, 20_000, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("policy", ["lru", "none"])
 def test_large_batches(policy, sets, n, method):

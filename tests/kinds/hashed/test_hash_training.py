@@ -78,7 +78,7 @@ def test_growth_equals_a_large_table():
     equal_by_key(rows_by_key(small, states[0]), rows_by_key(large, states[1]))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [False, True])
 def test_growth_of_a_tensor_train_keeps_rows(ordered):
     train = jax_tt.tt_table(32, 4, tt_ranks=3, optimizer=RULE)

@@ -97,7 +97,7 @@ def loaded(table, paths):
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(k, marks=pytest.mark.full) for k in range(1, 9))]
+    "seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 9))]
 )
 def test_a_base_and_changes_are_the_table(tmp_path, seed):
     made = Trained(tmp_path, seed)

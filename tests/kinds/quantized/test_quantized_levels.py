@@ -80,7 +80,7 @@ def test_rows_are_exact(method, bits):
         np.testing.assert_array_equal(got, to_dense(table, state)[ids])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", BITS)
 def test_bags_equal_those_of_the_dense_table(method, bits):
     check_bags(table_of, method, bits)
@@ -151,7 +151,7 @@ def test_in_a_collection(method, layout):
     np.testing.assert_allclose(found, jnp.concatenate(want, axis=1), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_divided_over_devices():
     plain, state = table_of(4, 40, 16)
     mesh = jax.make_mesh((4,), ("model",))
@@ -215,7 +215,7 @@ def test_clipping_makes_no_row_worse(bits):
         assert (clipped <= plain * (1 + 1e-4) + 1e-12).all()
 
 
-@pytest.mark.full(but="2")
+@pytest.mark.slow(but="2")
 @pytest.mark.parametrize("bits", [2, 3])
 def test_fitted_tables_have_smaller_errors(bits):
     """Columns that are sums of a few skewed numbers."""
@@ -240,7 +240,7 @@ def test_fitted_tables_have_smaller_errors(bits):
     assert uniform.levels is None and uniform.rotated
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_fits_depend_on_weights():
     rng = np.random.default_rng(0)
     rows = np.concatenate([rng.normal(size=(300, 16)), rng.exponential(size=(300, 16)) ** 2])
@@ -254,7 +254,7 @@ def test_fits_depend_on_weights():
         assert weights @ weighted < weights @ plain
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_random_rotations_even_out_columns():
     rows = random_rows(500, 32) * np.geomspace(1, 100, 32).astype(np.float32)
     table, state = jax_tt.quantize(rows, 4, rotation="random", seed=3)
@@ -275,7 +275,7 @@ def test_rows_with_few_different_numbers():
     assert separated(np.zeros(4), 2) == (0, 1 / 512, 2 / 512, 3 / 512)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_rows_are_read_in_blocks(monkeypatch, tmp_path):
     rows = random_rows(50, 13)
     want = jax_tt.quantize(rows, 3, levels="fit", rotation="random")

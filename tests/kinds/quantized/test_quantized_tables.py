@@ -156,7 +156,7 @@ def check_bags(table_of, method, bits):
             np.testing.assert_allclose(run(state, bags), pooled(dense, ids, given), 2e-5, 2e-4)
 
 
-@pytest.mark.full(but="8")
+@pytest.mark.slow(but="8")
 @pytest.mark.parametrize("bits", BITS)
 def test_bags_equal_those_of_the_dense_table(method, bits):
     check_bags(table_of, method, bits)

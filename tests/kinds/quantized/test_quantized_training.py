@@ -180,9 +180,9 @@ def after_steps(table, state, gradients):
     "rule",
     [
         optimizers.Adam(0.02),
-        pytest.param(optimizers.Adam(0.02, weight_decay=0.01), marks=pytest.mark.full),
-        pytest.param(optimizers.Adam(0.02, rowwise_bias_correction=True), marks=pytest.mark.full),
-        pytest.param(optimizers.PartialRowWiseAdam(0.02), marks=pytest.mark.full),
+        pytest.param(optimizers.Adam(0.02, weight_decay=0.01), marks=pytest.mark.slow),
+        pytest.param(optimizers.Adam(0.02, rowwise_bias_correction=True), marks=pytest.mark.slow),
+        pytest.param(optimizers.PartialRowWiseAdam(0.02), marks=pytest.mark.slow),
     ],
     ids=["adam", "decayed", "rowwise", "partial"],
 )
@@ -248,7 +248,7 @@ def test_all_bytes_survive(method, bits):
     assert frozen == jax_tt.extension.with_update(table, None)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_a_donated_table_is_updated_in_place():
     n = 1 << 16
@@ -331,7 +331,7 @@ def test_a_row_that_is_no_longer_finite_is_seen():
     assert not np.isfinite(rows[3]).any() and np.isfinite(rows[5]).all()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", BITS)
 def test_in_a_collection(bits):
     """As on its own, beside a dense table with which it shares the step."""

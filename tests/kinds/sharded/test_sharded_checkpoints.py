@@ -95,12 +95,12 @@ def check_chain(counts, folder):
             _check_equal(collection, state, expected)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_four_two_three_and_one_devices_read_what_the_others_wrote(tmp_path):
     check_chain((4, 2, 3, 1), tmp_path)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_eight_devices_read_what_two_wrote(tmp_path):
     program = (
         "import jax, pathlib, sys; jax.config.update('jax_num_cpu_devices', 8); "
@@ -110,7 +110,7 @@ def test_eight_devices_read_what_two_wrote(tmp_path):
     assert run_python("-c", program, tmp_path, XLA_FLAGS="").strip() == "equal"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_no_device_has_more_than_its_share():
     collection = _collection(4)
     arrays = jax_tt.checkpoint.save_args(collection, _trained(collection))

@@ -60,7 +60,7 @@ def _batches(rows):
         yield jnp.asarray(batch, jnp.int32)
 
 
-@pytest.mark.full(but="contiguous")
+@pytest.mark.slow(but="contiguous")
 @pytest.mark.parametrize(
     ("rows", "placement", "exchange"),
     [
@@ -73,7 +73,7 @@ def test_fewer_rows_than_devices(rows, placement, exchange):
     _check_equal(rows, (4,), "model", placement, exchange, _batches(rows))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", [ROWS, SUMS], ids=["rows", "sums"])
 @pytest.mark.parametrize(
     ("sizes", "axis"),
@@ -83,7 +83,7 @@ def test_axes_of_one_device_and_several_axes(sizes, axis, exchange):
     _check_equal(40, sizes, axis, Placement.hashed(), exchange, _batches(40))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", [ROWS, SUMS], ids=["rows", "sums"])
 def test_batches_without_ids_and_ids_beyond_int32(exchange):
     ends = jnp.asarray([0] * 5 + [5] * 4, jnp.int32)

@@ -74,31 +74,31 @@ def _check_equal(plain, table):
         pytest.param(ADAM, REPLICAS, Exchange(), id="replicas"),
         pytest.param(ADAM, Placement.on(1), FEW, id="few, too few"),
         pytest.param(ADAM, Placement.columns(4), Exchange(), id="columns"),
-        pytest.param(ADAM, REPLICAS, FEW, id="few, too few, with replicas", marks=pytest.mark.full),
+        pytest.param(ADAM, REPLICAS, FEW, id="few, too few, with replicas", marks=pytest.mark.slow),
         pytest.param(
             ADAM,
             Placement.hashed(),
             Exchange(expected_unique=0.5),
             id="few",
-            marks=pytest.mark.full,
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             optimizers.FTRL(0.1),
             Placement.columns([3, 0]),
             Exchange(expected_unique=0.7),
             id="few, columns",
-            marks=pytest.mark.full,
+            marks=pytest.mark.slow,
         ),
         pytest.param(
-            None, Placement.columns(2), Exchange(), id="optax, columns", marks=pytest.mark.full
+            None, Placement.columns(2), Exchange(), id="optax, columns", marks=pytest.mark.slow
         ),
-        pytest.param(None, Placement.on(2), FEW, id="optax, too few", marks=pytest.mark.full),
+        pytest.param(None, Placement.on(2), FEW, id="optax, too few", marks=pytest.mark.slow),
         pytest.param(
             optimizers.RowWiseAdagrad(0.1),
             Placement.contiguous(),
             FEW,
             id="row-wise, too few",
-            marks=pytest.mark.full,
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_steps_equal_those_on_one_device(mesh, rule, placement, exchange):
     _check_equal(plain, ShardedTable(plain, mesh, "model", placement, exchange))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", [Exchange(), FEW])
 def test_steps_of_quantized_tables_equal_those_on_one_device(mesh, exchange):
     update = jax_tt.Update(optimizers.RowWiseAdagrad(0.1), stochastic_rounding=False)
@@ -151,7 +151,7 @@ def test_quantized_tables_that_are_read_only(mesh):
     )
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_weights_of_bags_have_gradients_with_column_shards_and_further_attempts(mesh):
     plain = jax_tt.dense_table(ROWS, WIDTH)
     state = plain.init(jax.random.key(0))
@@ -398,7 +398,7 @@ def _table(mesh, rule=None, placement=None, exchange=None, param_dtype=jnp.float
     )
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_tables_move_between_column_shards_and_rows(mesh):
     plain = jax_tt.dense_table(ROWS + 1, WIDTH, optimizer=ADAM)
     many = jnp.arange(8.0 * (ROWS + 1)).reshape(-1, 8) - 7

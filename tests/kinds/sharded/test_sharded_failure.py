@@ -12,7 +12,7 @@ import jax_tt
 from tests.kinds.sharded.failure_run import EVERY, STEPS
 from tests.processes import free_port, launch, outputs_of, started
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.slow
 COUNT, MOST_SECONDS = 4, 60
 
 

@@ -115,7 +115,7 @@ def alone():
     return _run(_tables())
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape", [pytest.param((2, 2), id="data and model"), pytest.param((3,), id="three")]
 )
@@ -151,7 +151,7 @@ def test_steps_equal_those_on_one_device(shape, alone):
         np.testing.assert_array_equal(owners, entries["slot"] // table.layout.rows)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_step_has_one_exchange_for_insertion_and_three_for_lookups():
     tables = jax_tt.shard_tables(_tables(), _mesh(4), "model")
     collection = jax_tt.Collection(tables, FEATURES)
@@ -165,7 +165,7 @@ def test_a_step_has_one_exchange_for_insertion_and_three_for_lookups():
     assert "all-gather" not in text
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_keys_that_are_not_there_read_their_initial_values():
     plain = jax_tt.hash_table(64, WIDTH, seed=5)
     keys = jnp.asarray(jax_tt.dynamic.split_keys(np.arange(24).reshape(8, 3) * 2**40).digits)
@@ -219,7 +219,7 @@ def test_owners_are_spread_evenly_and_independently_of_sets(step):
         assert counts.max() < 1.6 * counts.mean()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_dumps_are_read_by_another_number_of_devices(tmp_path):
     plain = jax_tt.hash_table(64, WIDTH, optimizer=optimizers.Adagrad(0.1))
     states = {}

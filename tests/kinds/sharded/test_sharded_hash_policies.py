@@ -80,8 +80,8 @@ def _parts(table, state):
         pytest.param(
             32, {"policy": "lfu", "admission": jax_tt.dynamic.AdmitAfter(2, 64)}, id="lfu after 2"
         ),
-        pytest.param(128, {"policy": "epoch_lfu", "min_age": 2}, marks=pytest.mark.full),
-        pytest.param(32, {"policy": "lru", "admission": 2}, marks=pytest.mark.full),
+        pytest.param(128, {"policy": "epoch_lfu", "min_age": 2}, marks=pytest.mark.slow),
+        pytest.param(32, {"policy": "lru", "admission": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_each_device_has_a_table_of_its_own_keys(capacity, options):
@@ -135,7 +135,7 @@ def _same_by_key(divided, alone):
     return expected
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "admission"),
     [
@@ -163,7 +163,7 @@ def test_keys_and_scores_equal_those_on_one_device(policy, admission, shape):
         assert _waiting(alone)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_keys_that_wait_move_to_other_devices(tmp_path):
     plain = jax_tt.hash_table(512, WIDTH, admission=3, safe_check="ignore")
     table, wider = _divided(plain, 2), _divided(plain, DEVICES)
@@ -189,7 +189,7 @@ def test_keys_that_wait_move_to_other_devices(tmp_path):
     assert found[0][0]["inserted"] > 0
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_requests_in_several_rounds_are_counted():
     keys = np.arange(400)
     keys = keys[_owners(keys) == 1][:36]
@@ -206,7 +206,7 @@ def test_requests_in_several_rounds_are_counted():
     assert (expected["score"] == 2 * DEVICES).all()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_keys_of_a_batch_stay_where_it_takes_several_rounds():
     keys = np.arange(800)
     keys = keys[_owners(keys) == 1]
@@ -224,7 +224,7 @@ def test_keys_of_a_batch_stay_where_it_takes_several_rounds():
     assert set(map(tuple, own[["key", "slot"]])) <= set(map(tuple, after[["key", "slot"]]))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_each_device_doubles_the_table_of_its_keys():
     options = {"admission": 2, "max_capacity": 1024, "optimizer": jax_tt.optimizers.Adagrad(0.1)}
     plain = jax_tt.hash_table(128, WIDTH, policy="lfu", **options)
@@ -256,7 +256,7 @@ def _ids(step):
     return {"item": jax_tt.dynamic.split_keys(ids << 40)}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_nnx_layers_and_their_moments_grow_on_several_devices_as_on_one():
     found = []
     # Of the policies, the one with which optax steps a table: no key leaves its moments to another one.
@@ -285,7 +285,7 @@ def test_nnx_layers_and_their_moments_grow_on_several_devices_as_on_one():
         np.testing.assert_allclose(own[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_collections_and_linen_layers_grow_on_several_devices():
     batch, options = _ids(1), {"mesh": _mesh(2), "axis": "model"}
     layer = jax_tt.linen.EmbedCollection(TABLES, FEATURES, **options)
@@ -314,7 +314,7 @@ def _buffers(collection, state):
     return {name: state["item"][name] for name, kind in kinds.items() if kind == "hash_table"}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_meshes_with_explicit_axes():
     options = {"optimizer": jax_tt.optimizers.Adam(0.1), "admission": 2, "max_capacity": 256}
     tables = {"item": jax_tt.hash_table(64, WIDTH, policy="lfu", safe_check="ignore", **options)}
@@ -363,7 +363,7 @@ def test_epochs_belong_to_their_policies_on_several_devices_as_well(policy, epoc
         jax_tt.dynamic.insert(table, state, np.arange(4), epoch=epoch)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_an_insertion_copies_no_array_of_slots():
     table = jax_tt.hash_table(64, 4, policy="lfu", ways=4, admission=2, safe_check="ignore")
     own = _divided(table, DEVICES)

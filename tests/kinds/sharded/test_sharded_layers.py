@@ -93,7 +93,7 @@ def _trained(mesh):
 
 
 @pytest.mark.parametrize(
-    "kind", [AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.full)]
+    "kind", [AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.slow)]
 )
 def test_nnx_steps_equal_those_on_one_device(kind):
     losses, states = _trained(None)
@@ -124,7 +124,7 @@ def test_states_move_between_meshes_and_placements():
                 np.testing.assert_array_equal(states[name][array], value)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_linen_calls_equal_those_on_one_device():
     mesh = _mesh(AxisType.Auto)
     batch = next(_batches(mesh))

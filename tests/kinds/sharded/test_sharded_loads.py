@@ -14,9 +14,9 @@ CAPACITY = 1536  # a multiple of the ways times 8 and times 3
 LOADS = pytest.mark.parametrize(
     "load",
     [
-        pytest.param(0.5, marks=pytest.mark.full),
+        pytest.param(0.5, marks=pytest.mark.slow),
         0.75,
-        pytest.param(0.9, marks=pytest.mark.full),
+        pytest.param(0.9, marks=pytest.mark.slow),
         0.98,
     ],
 )

@@ -9,7 +9,7 @@ from tests.kinds.sharded.memory_run import STEPS
 from tests.processes import free_port, launch, outputs_of, started
 
 pytestmark = [
-    pytest.mark.full,
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is that of Linux"),
 ]
 

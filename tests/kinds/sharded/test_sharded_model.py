@@ -12,7 +12,7 @@ from tests.processes import launch
 OPERATIONS = 4000
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "policy", "axis_type"),
     [(2, "lru", AxisType.Auto), (2, "lfu", AxisType.Explicit), (4, "epoch_lru", AxisType.Auto)],
@@ -23,7 +23,7 @@ def test_tables_over_devices_equal_dicts(devices, policy, axis_type):
     assert hash_soak.run(make, OPERATIONS, Progress(shown=False)) >= OPERATIONS
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_tables_over_eight_devices_of_processes_equal_dicts(processes, tmp_path):
     given = "8", "auto", str(OPERATIONS), "0", "lfu"

@@ -6,7 +6,7 @@ import pytest
 from tests.processes import launch
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_two_processes_evict_remove_grow_dump_and_load_as_one(kind, tmp_path):
     (tmp_path / "one").mkdir()

@@ -5,7 +5,7 @@ import pytest
 
 from tests.processes import launch
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.slow
 
 # Their gradients are sums that are exact in any order, and native operations step them.
 EXACT = ("rows", "hash")

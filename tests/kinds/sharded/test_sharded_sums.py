@@ -59,10 +59,10 @@ def _bags(kind, rng, ids):
     ("rule", "placement", "of_tables"),
     [
         pytest.param(ADAGRAD, Placement.round_robin(7), True, id="stepped"),
-        pytest.param(None, Placement.columns([3, 1]), True, id="columns", marks=pytest.mark.full),
+        pytest.param(None, Placement.columns([3, 1]), True, id="columns", marks=pytest.mark.slow),
         # Nothing is exchanged for the rows.
         pytest.param(
-            ADAGRAD, Placement.hashed(), False, id="weights alone", marks=pytest.mark.full
+            ADAGRAD, Placement.hashed(), False, id="weights alone", marks=pytest.mark.slow
         ),
     ],
 )
@@ -86,7 +86,7 @@ def test_gradients_of_weights_come_from_the_owners_of_rows(mesh, rule, placement
             )
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("of_tables", [True, False])
 def test_ids_out_of_range_spoil_the_gradients_of_their_own_bags(mesh, of_tables):
     plain = jax_tt.dense_table(ROWS, WIDTH)
@@ -154,7 +154,7 @@ def _check_steps(
         np.testing.assert_allclose(array, state[name], **tolerance, err_msg=name)
 
 
-full = pytest.mark.full
+full = pytest.mark.slow
 
 
 @pytest.mark.parametrize(

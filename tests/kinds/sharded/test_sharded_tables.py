@@ -78,7 +78,7 @@ def _step(collection, state, batch):
     return value, {**state, "optax": {**state["optax"], "embedding": own}}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_twenty_steps_of_a_collection_equal_those_on_one_device(mesh):
     plain, sharded = _collections(mesh)
     state, own = plain.init(jax.random.key(1)), sharded.init(jax.random.key(1))
@@ -132,10 +132,10 @@ def test_a_step_has_three_exchanges_for_all_tables_and_gathers_nothing(mesh):
     "placement",
     [
         pytest.param(Placement.on(3), id="on"),
-        pytest.param(Placement.contiguous(), id="contiguous", marks=pytest.mark.full),
-        pytest.param(Placement.hashed(), id="hashed", marks=pytest.mark.full),
-        pytest.param(Placement.round_robin(), id="round_robin", marks=pytest.mark.full),
-        pytest.param(Placement.replicated(), id="replicated", marks=pytest.mark.full),
+        pytest.param(Placement.contiguous(), id="contiguous", marks=pytest.mark.slow),
+        pytest.param(Placement.hashed(), id="hashed", marks=pytest.mark.slow),
+        pytest.param(Placement.round_robin(), id="round_robin", marks=pytest.mark.slow),
+        pytest.param(Placement.replicated(), id="replicated", marks=pytest.mark.slow),
     ],
 )
 def test_one_table_equals_that_of_one_device(rule, placement):
@@ -190,7 +190,7 @@ def test_a_gradient_that_is_not_finite_on_one_device_stops_the_step_on_all(mesh)
     assert not np.asarray(moved[12:]).any()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_calls_inside_of_a_shard_map_equal_those_outside(mesh):
     table = ShardedTable(jax_tt.dense_table(100, 4), mesh, "model", Placement.hashed())
     state, ids = table.init(jax.random.key(0)), jnp.arange(24).reshape(8, 3)
@@ -241,7 +241,7 @@ print("equal")
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_example_of_large_embedding():
     assert run_python("-c", LARGE_EMBEDDING, XLA_FLAGS="").strip() == "equal"
 
@@ -331,7 +331,7 @@ def _batches(rng):
     return forms, keyed
 
 
-@pytest.mark.full(but="ragged")
+@pytest.mark.slow(but="ragged")
 @pytest.mark.parametrize("form", ["rectangles", "odd", "ragged", "padded"])
 def test_batches_of_all_forms_and_sizes_equal_those_on_one_device(mesh, form):
     forms, _ = _batches(np.random.default_rng(3))
@@ -397,9 +397,9 @@ def _check_shared_tables(mesh, features, batch):
     ("before", "after"),
     [
         (Placement.pages([(0, 1), 2, 3, (3, 1), 0], 50), Placement.hashed()),
-        pytest.param(Placement.hashed(), Placement.round_robin(7), marks=pytest.mark.full),
-        pytest.param(Placement.round_robin(), Placement.on(2), marks=pytest.mark.full),
-        pytest.param(Placement.on(1), Placement.replicated(), marks=pytest.mark.full),
+        pytest.param(Placement.hashed(), Placement.round_robin(7), marks=pytest.mark.slow),
+        pytest.param(Placement.round_robin(), Placement.on(2), marks=pytest.mark.slow),
+        pytest.param(Placement.on(1), Placement.replicated(), marks=pytest.mark.slow),
     ],
 )
 def test_pages_move_with_their_state_a_block_at_a_time(before, after, monkeypatch):
@@ -420,9 +420,9 @@ def test_pages_move_with_their_state_a_block_at_a_time(before, after, monkeypatc
     ("placement", "make"),
     [
         (Placement.pages([(0, 1), 1, 0], 40), {}),
-        pytest.param(Placement.hashed(), {"param_dtype": jnp.bfloat16}, marks=pytest.mark.full),
-        pytest.param(Placement.hashed(), {"embedding_init": jax.nn.initializers.normal()}, marks=pytest.mark.full),
-        pytest.param(Placement.contiguous(), {"embedding_init": jax.nn.initializers.normal()}, marks=pytest.mark.full),
+        pytest.param(Placement.hashed(), {"param_dtype": jnp.bfloat16}, marks=pytest.mark.slow),
+        pytest.param(Placement.hashed(), {"embedding_init": jax.nn.initializers.normal()}, marks=pytest.mark.slow),
+        pytest.param(Placement.contiguous(), {"embedding_init": jax.nn.initializers.normal()}, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])

@@ -4,6 +4,7 @@ import os
 import threading
 from pathlib import Path
 
+import jax
 import pytest
 
 from tests import program_cache
@@ -118,3 +119,9 @@ def test_the_folder_is_the_users_and_can_be_moved(monkeypatch, variables, expect
         monkeypatch.setenv(name, value)
     found = program_cache.folder()
     assert (found and str(found.parent)) == expected
+
+
+@pytest.mark.skipif(jax.config.jax_compilation_cache_dir is None, reason="programs are not kept")
+def test_processes_that_tests_start_use_the_same_folder():
+    used = run_python("-c", "import jax; print(jax.config.jax_compilation_cache_dir)")
+    assert used.strip() == jax.config.jax_compilation_cache_dir == str(program_cache.folder())

@@ -103,7 +103,7 @@ BENCH_ARGS ?=
 bench: $(VENV)/.with-$(EXTRAS)
 	$(PY) -m benchmarks.run $(BENCH_ARGS)
 
-# Malformed calls and damaged files, 100,000 of them; the normal suite makes 5,000.
+# Malformed calls and damaged files, 100,000 of them; the normal suite makes 500.
 fuzz: $(VENV)/.with-test $(EMULATED)
 	$(PY) -m tests.fuzz --calls 100000
 

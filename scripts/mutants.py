@@ -18,6 +18,7 @@ import argparse
 import concurrent.futures
 import contextlib
 import fractions
+import itertools
 import json
 import os
 import shutil
@@ -108,9 +109,17 @@ class Suite:
                     tqdm.write(f"NOT CAUGHT: {mutant.name} ({mutant.file})")
 
     def _catch(self, k: int, tests: list[str]) -> list[str]:
-        rows = self._run(f"--maxfail={WANTED}", *tests, active=k) if tests else []
+        # The cheapest notice most faults, and few of them are collected faster than all.
+        failed: list[str] = []
+        for begin, end in itertools.pairwise((0, 8, 32, len(tests))):
+            if len(failed) < WANTED and tests[begin:end]:
+                failed += self._failed(k, tests[begin:end], WANTED - len(failed))
+        return failed
+
+    def _failed(self, k: int, tests: list[str], most: int) -> list[str]:
+        rows = self._run(f"--maxfail={most}", *tests, active=k)
         failed = [row["test"] for row in rows if row["outcome"] == "failed"]
-        if len(failed) < WANTED and len(rows) < len(tests):
+        if len(failed) < most and len(rows) < len(tests):
             # The process has died, or goes on for ever, in the first test without a result.
             ended = {row["test"] for row in rows}
             failed += [test for test in tests if test not in ended][:1]

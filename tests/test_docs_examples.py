@@ -16,6 +16,8 @@ from tests.copied_arrays import watching
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Pages that train, compress or serve whole models several times.
+DEAR = ("quantized.md", "sharding.md", "coded.md")
 # A block that only shows something opens with ```python no-run.
 BLOCK = re.compile(
     r"^```python[ \t]*(?P<flags>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL
@@ -32,7 +34,17 @@ MODULES = [
 
 
 @pytest.mark.slow(but="README")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=[pytest.mark.dear("whole models")] * (page.name in DEAR),
+        )
+        for page in PAGES
+    ],
+)
 @pytest.mark.usefixtures("promotion_of_a_user")
 def test_markdown(page, tmp_path, monkeypatch):
     """The blocks of a page run in order and see each other's names; no compiled step or evaluation copies a table."""
@@ -72,24 +84,29 @@ def _compiled(info: pkgutil.ModuleInfo) -> bool:
     return spec is None or not str(spec.origin).endswith(".py")
 
 
-def docstrings():
-    """Every docstring with an example, once, by the name of what it documents."""
+def docstrings() -> dict[str, list[doctest.DocTest]]:
+    """Every docstring with an example, once, by the folder or file right below the package."""
     finder = doctest.DocTestFinder(exclude_empty=True)
     tests = {test.name: test for module in modules() for test in finder.find(module)}
-    return [test for _, test in sorted(tests.items()) if test.examples]
+    found: dict[str, list[doctest.DocTest]] = {}
+    for name, test in sorted(tests.items()):
+        if test.examples:
+            found.setdefault(".".join(name.split(".")[:2]), []).append(test)
+    return found
 
 
 # Examples of what only installations with native operations have.
 NATIVE = {"jax_tt._base.installed.get_include", "jax_tt.optimizers.registered.register"}
 
 
-@pytest.mark.parametrize("test", docstrings(), ids=lambda test: test.name)
+@pytest.mark.parametrize("tests", docstrings().values(), ids=docstrings())
 @pytest.mark.usefixtures("promotion_of_a_user")
-def test_docstring(test):
-    if test.name in NATIVE and not native_available():
-        pytest.skip("the native module is not built")
+def test_docstrings(tests):
+    """All that fail are reported, each with its name and its line."""
     report: list[str] = []
-    doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append)
+    for test in tests:
+        if test.name not in NATIVE or native_available():
+            doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append)
     assert not report, "".join(report)
 
 
@@ -141,11 +158,8 @@ WITHOUT_EXAMPLE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), public_objects(), ids=lambda x: x if isinstance(x, str) else ""
-)
-def test_every_public_name_is_documented(name, value):
-    text = inspect.getdoc(value) or ""
-    assert text, f"{name} has no docstring"
-    if name not in WITHOUT_EXAMPLE:
-        assert ">>>" in text, f"{name} has no example"
+def test_every_public_name_is_documented():
+    texts = {name: inspect.getdoc(value) or "" for name, value in public_objects()}
+    assert not [name for name, text in texts.items() if not text], "no docstring"
+    without = {name for name, text in texts.items() if ">>>" not in text}
+    assert not without - WITHOUT_EXAMPLE, "no example"

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from scripts.layers import LAYERS, PACKAGE, circles, imports, upward
 
 
@@ -31,20 +29,17 @@ def test_there_are_no_circles():
     assert circles(imports(PACKAGE), PACKAGE) == []
 
 
-@pytest.mark.parametrize(
-    ("line", "direction"),
-    [
+def test_a_planted_import_is_found(tmp_path):
+    for line, direction in (
         ("from lib.high.b import y", "up"),
         ("def f():\n    from lib.high import b", "up"),
         ("if TYPE_CHECKING:\n    from ..high.b import y", "up"),
         ("import lib.beside.c", "sideways"),
-    ],
-)
-def test_a_planted_import_is_found(tmp_path, line, direction):
-    package = _planted(tmp_path, line)
-    layers = (("low", "beside"), ("high",), ("",))
-    (wrong,) = upward(imports(package), package, layers)
-    assert wrong.startswith("lib/low/a.py:") and f": {direction}, low -> " in wrong
+    ):
+        package = _planted(tmp_path, line)
+        layers = (("low", "beside"), ("high",), ("",))
+        (wrong,) = upward(imports(package), package, layers)
+        assert wrong.startswith("lib/low/a.py:") and f": {direction}, low -> " in wrong, line
 
 
 def test_a_planted_circle_is_found(tmp_path):

@@ -13,8 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Bags, Feature, KeyedBags, Lookup, optimizers
-from jax_tt._table import groups
 from tests.conftest import method_fixture, native_available
+from tests.helpers import assert_close as assert_relative
+from tests.helpers import bag_model, core_gradients, dense_table, f64
 
 # What is specific to a collection is done before the ops: one native implementation is enough.
 method = method_fixture("reference", "native")
@@ -47,6 +48,9 @@ BATCH = {
     "sequence": np.array([[3, 4], [5, 3]], np.int32),
     "largest": Bags.from_ragged([[1, 39], [5], []]),
 }
+
+
+ZERO = Lookup(bounds="zero")
 
 
 def loss_of(rows: Any) -> jax.Array:
@@ -110,13 +114,12 @@ def test_a_mixed_collection_equals_its_tables(mixed, method):
     assert int(MIXED.maintain(new)["cached"]["cache_clock"]) == 1
 
 
-def test_tables_that_a_loss_does_not_use_stay(mixed, method):
+def test_tables_that_a_loss_does_not_use_stay(mixed):
     @jax.jit
     @jax.grad
     def part(trained):
         arrays = MIXED.replaced(mixed, trained)
-        lookup = Lookup(bounds="zero", method=method)
-        return jnp.sum(jax_tt.lookup_features(MIXED, arrays, BATCH, lookup)[0]["weighted"])
+        return jnp.sum(jax_tt.lookup_features(MIXED, arrays, BATCH, ZERO)[0]["weighted"])
 
     gradients = part(MIXED.trained(mixed))
     used = {name: float(own["used"]) for name, own in gradients.items() if "used" in own}
@@ -138,56 +141,7 @@ def test_one_rule_for_all_tables(mixed):
     assert text.count("custom_vjp_call[") == 1
 
 
-PAIR = jax_tt.Collection(
-    {"first": jax_tt.dense_table(9, 3), "second": jax_tt.tt_table(12, 4, tt_ranks=2)},
-    {"a": Feature("first"), "b": Feature("second")},
-)
-OF_PAIR = {"a": np.array([[1, 2], [2, 8]]), "b": np.array([[0, 11], [3, 3]])}
-
-
-def test_higher_derivatives_of_the_reference():
-    state = PAIR.init(jax.random.key(0))
-
-    def loss(trained):
-        rows, _ = jax_tt.lookup_features(PAIR, trained, OF_PAIR, method="reference")
-        return loss_of(rows)
-
-    def along(trained):
-        return sum(jnp.sum(g) for g in jax.tree.leaves(jax.grad(loss)(trained)))
-
-    second = jax.jit(jax.grad(along))(state)
-    assert all(np.isfinite(g).all() and g.any() for g in jax.tree.leaves(second))
-
-
-def test_an_op_for_several_tables_takes_them_from_the_rule(monkeypatch):
-    """The seam for ops that handle many tables: nothing but `groups_of` knows of them."""
-    seen = []
-
-    class Both:
-        def forward(self, calls, wide):
-            assert wide is None
-            seen.append([call.use.table.name for call in calls])
-            found = [
-                call.use.table.forward(call.state, call.batch, call.use.lookup) for call in calls
-            ]
-            sums, residuals = zip(*found, strict=True)
-            return sums, residuals
-
-        def backward(self, calls, residuals, gs, wide):
-            assert wide is None
-            return [
-                call.use.table.backward(call.state, call.batch, saved, g, call.use.lookup)
-                for call, saved, g in zip(calls, residuals, gs, strict=True)
-            ]
-
-    state, lookup = PAIR.init(jax.random.key(0)), Lookup(method="native")
-    want = step.__wrapped__(PAIR, PAIR.trained(state), state, OF_PAIR, lookup)
-    monkeypatch.setattr(groups, "groups_of", lambda uses: (groups.Members(Both(), (1, 0), ""),))
-    assert_same(step.__wrapped__(PAIR, PAIR.trained(state), state, OF_PAIR, lookup), want)
-    assert seen == [["second (features b)", "first (features a)"]]
-
-
-# Features of every form, with numbers of bags of their own, that share a table.
+# Features of every form, with numbers of bags of their own, that share a table; and the ids and weights of their bags.
 FORMS = {
     "ragged": Bags.from_ragged([[3, 1, 3], [], [29]], [[0.5, 1.0, 2.0], [], [1.5]], capacity=7),
     "rectangle": np.array([[1, 2], [3, 3]], np.int32),
@@ -197,6 +151,16 @@ FORMS = {
     "largest": Bags.from_ragged([[3, 7], [], [0]], capacity=4),
     "rows": np.array([[0, 3, 2]], np.int32),
     "positions": Bags.from_ragged([[8], [9, 3]], capacity=5),
+}
+CONTENTS: dict[str, tuple[list[list[int]], Any]] = {
+    "ragged": ([[3, 1, 3], [], [29]], [[0.5, 1.0, 2.0], [], [1.5]]),
+    "rectangle": ([[1, 2], [3, 3]], None),
+    "empty": ([], None),
+    "counted": ([[4, 4, 0], [1]], None),
+    "padded": ([[5], [], [6, 1]], None),
+    "largest": ([[3, 7], [], [0]], None),
+    "rows": ([[0], [3], [2]], None),
+    "positions": ([[8], [9], [3]], None),
 }
 COMBINERS = {"counted": "mean", "padded": "mean", "largest": "max", "rows": None, "positions": None}
 
@@ -208,29 +172,30 @@ def sharing(table: Any, names: Any = tuple(FORMS)) -> jax_tt.Collection:
 
 @pytest.mark.parametrize("kind", ["dense", "train"])
 def test_features_of_every_form_share_a_table(kind, method):
-    """Each of them reads what it reads alone, and their gradients add up."""
+    """Each of them reads what numpy says, and their gradients add up."""
     table = {"dense": jax_tt.dense_table(30, 4), "train": jax_tt.tt_table(30, 4, tt_ranks=3)}[kind]
     collection = sharing(table)
     state, lookup = collection.init(jax.random.key(1)), Lookup(bounds="zero", method=method)
     (_, (rows, _)), gradients = step(collection, state, state, FORMS, lookup)
-    want = jax.tree.map(jnp.zeros_like, gradients)
-    for name in FORMS:
-        alone = sharing(table, [name])
-        (_, (own, _)), more = step(alone, state, state, {name: FORMS[name]}, lookup)
-        assert own[name].shape == rows[name].shape
-        assert_close(rows[name], own[name])
-        factor = sorted(FORMS).index(name) + 1.0  # of the feature in the loss
-        want = jax.tree.map(lambda w, g, f=factor: w + f * g, want, more)
-    assert_close(gradients, want)
+    params = tuple(state["one"][name] for name in table.spec.param_names)
+    dense = f64(params[0]) if kind == "dense" else dense_table(params, 30)
+    total = np.zeros_like(dense)
+    for name, (ids, weights) in CONTENTS.items():
+        combiner, factor = COMBINERS.get(name) or "sum", sorted(FORMS).index(name) + 1.0
+        pooled, _, _ = bag_model(dense, ids, weights, combiner, np.zeros((len(ids), 4)))
+        assert_relative(rows[name].reshape(-1, 4)[: len(ids)], pooled, 1e-5, name)
+        total += bag_model(dense, ids, weights, combiner, factor * np.cos(pooled))[1]
+    want = [total] if kind == "dense" else core_gradients(params, total)
+    for name, gradient in zip(table.spec.param_names, want, strict=True):
+        assert_relative(gradients["one"][name], gradient, 1e-5, name)
     assert rows["empty"].shape == (0, 4) and rows["positions"].shape == (5, 4)
     assert rows["rows"].shape == (1, 3, 4) and not np.any(rows["positions"][3:])
 
 
-@pytest.mark.parametrize("rule", [optimizers.Adagrad(0.1), optimizers.Adam(0.1)])
-def test_features_that_share_a_fused_table_are_one_batch(rule, method):
+def test_features_that_share_a_fused_table_are_one_batch(method):
     """The table is used once in the loss, and duplicates across features are summed before the one update."""
     names = ("ragged", "rectangle", "empty")
-    collection = sharing(jax_tt.dense_table(30, 4, optimizer=rule), names)
+    collection = sharing(jax_tt.dense_table(30, 4, optimizer=optimizers.Adam(0.1)), names)
     state, lookup = collection.init(jax.random.key(1)), Lookup(method=method)
     parts = [FORMS["ragged"], Bags(FORMS["rectangle"]), FORMS["empty"]]
 
@@ -249,34 +214,32 @@ def test_features_that_share_a_fused_table_are_one_batch(rule, method):
     assert float(gradient["step"]) == float(gradient["sentinel"]) == 1
 
 
-@pytest.mark.parametrize("form", ["array", "weights", "padding"])
-def test_rectangles_that_share_a_table(form, method):
+TWO = jax_tt.Collection(
+    {"one": jax_tt.dense_table(30, 4)}, {"a": Feature("one"), "b": Feature("one")}
+)
+
+
+def test_rectangles_that_share_a_table(method):
     first, second = np.array([[1, 2], [3, 3]], np.int32), np.array([[4, 1], [-1, 0]], np.int32)
     ones = jnp.array([[0.5, 1.0], [2.0, 3.0]])
-    batch = {
-        "array": {"a": first, "b": second},
-        "weights": {"a": Bags(first, weights=ones), "b": second},
-        "padding": {"a": np.where(first == 2, np.int32(-1), first), "b": Bags.from_padded(second)},
-    }[form]
-    collection = jax_tt.Collection(
-        {"one": jax_tt.dense_table(30, 4)}, {"a": Feature("one"), "b": Feature("one")}
-    )
-    state, lookup = collection.init(jax.random.key(1)), Lookup(bounds="clip", method=method)
-    (_, (rows, _)), _ = step(collection, state, state, batch, lookup)
-    for name, bags in batch.items():
-        want = jax_tt.functional.embed_bag(
-            state["one"]["embedding"], bags, bounds="clip", method=method
-        )
-        assert_same(rows[name], want)
+    state, lookup = TWO.init(jax.random.key(1)), Lookup(bounds="clip", method=method)
+    for batch in (
+        {"a": first, "b": second},
+        {"a": Bags(first, weights=ones), "b": second},
+        {"a": np.where(first == 2, np.int32(-1), first), "b": Bags.from_padded(second)},
+    ):
+        (_, (rows, _)), _ = step(TWO, state, state, batch, lookup)
+        for name, bags in batch.items():
+            want = jax_tt.functional.embed_bag(
+                state["one"]["embedding"], bags, bounds="clip", method=method
+            )
+            assert_same(rows[name], want)
 
 
 def test_ids_of_two_widths_share_a_table(x64):
     batch = {"a": np.array([[1, 2]], np.int32), "b": np.array([[2**40, 3]])}
-    collection = jax_tt.Collection(
-        {"one": jax_tt.dense_table(30, 4)}, {"a": Feature("one"), "b": Feature("one")}
-    )
-    state = collection.init(jax.random.key(1))
-    (_, (rows, _)), _ = step(collection, state, state, batch, Lookup(bounds="zero"))
+    state = TWO.init(jax.random.key(1))
+    (_, (rows, _)), _ = step(TWO, state, state, batch, ZERO)
     table = np.asarray(state["one"]["embedding"])
     assert_same(rows["a"][0], table[1] + table[2])
     assert_same(rows["b"][0], table[3])
@@ -286,7 +249,7 @@ KEYED = ("ragged", "largest", "rectangle", "empty", "positions")
 
 
 @pytest.mark.parametrize("neighbours", [True, False])
-def test_keyed_bags_equal_a_dict(neighbours, method):
+def test_keyed_bags_equal_a_dict(neighbours):
     """Also where features that share a table do not lie side by side."""
     collection = jax_tt.Collection(
         {
@@ -304,7 +267,7 @@ def test_keyed_bags_equal_a_dict(neighbours, method):
     order = sorted(KEYED, key=list(collection.features).index) if neighbours else KEYED
     batch = {name: FORMS[name] for name in order}
     keyed = KeyedBags.from_bags(batch, capacity=20)
-    state, lookup = collection.init(jax.random.key(1)), Lookup(method=method)
+    state, lookup = collection.init(jax.random.key(1)), Lookup()
     trained = collection.trained(state)
     (_, (got, _)), new = step(collection, trained, state, keyed, lookup)
     (_, (want, _)), want_new = step(collection, trained, state, batch, lookup)
@@ -313,31 +276,6 @@ def test_keyed_bags_equal_a_dict(neighbours, method):
     assert_same(got.pop("positions")[:count], want.pop("positions")[:count])
     assert_same(got, want)
     assert_close(new, want_new)
-
-
-def test_concatenated_and_stacked(mixed):
-    batch = {
-        name: jax_tt.Bags.from_ragged([[1], [2, 3]])
-        for name in MIXED.features
-        if name != "sequence"
-    } | {"sequence": np.array([4, 5], np.int32)}  # one id per sample
-
-    @functools.partial(jax.jit, static_argnums=1)
-    def look_up(batch, layout):
-        return jax_tt.lookup_features(MIXED, mixed, batch, layout=layout)[0]
-
-    rows = look_up(batch, "features")
-    assert list(rows) == sorted(MIXED.features)  # a dict from jit
-    wide = look_up(batch, "concatenated")
-    assert_same(wide, jnp.concatenate([rows[name] for name in MIXED.features], axis=1))
-    pair = {"a": OF_PAIR["a"], "b": OF_PAIR["a"]}
-    collection = jax_tt.Collection(
-        {"first": jax_tt.dense_table(9, 3)}, {"b": Feature("first"), "a": Feature("first")}
-    )
-    state = collection.init(jax.random.key(0))
-    rows, _ = jax_tt.lookup_features(collection, state, pair)
-    stacked, _ = jax_tt.lookup_features(collection, state, pair, layout="stacked")
-    assert_same(stacked, jnp.stack([rows["b"], rows["a"]], axis=1))
 
 
 @pytest.mark.optimized
@@ -437,21 +375,18 @@ def test_tables_are_separated_and_joined(mixed):
 FLAGS = {"sentinel": np.float32(1), "used": np.float32(1)}
 
 
-@pytest.mark.parametrize(
-    ("updates", "step", "message"),
-    [
+def test_shared_scalars_that_do_not_fit(mixed):
+    for updates, own, message in (
         (None, 0, r"state: has no 'updates', the flags .* Collection\.joined"),
         ({"used": FLAGS["used"]}, 0, r"state\['updates'\]\['sentinel'\]: got None"),
         ({**FLAGS, "stop": 1}, 0, r"state\['updates'\]: got the array 'stop'"),
         (FLAGS, None, r"state\['dense'\]\['step'\]: got None; expected a float32 scalar"),
         (FLAGS, np.zeros(2, np.float32), r"\['dense'\]\['step'\]: got float32 of shape \(2,\)"),
         (FLAGS, np.int32(0), r"state\['dense'\]\['step'\]: got int32 of shape \(\)"),
-    ],
-)
-def test_shared_scalars_that_do_not_fit(mixed, updates, step, message):
-    state = {**mixed, "updates": updates, "dense": {**mixed["dense"], "step": step}}
-    with pytest.raises(ValueError, match=message):
-        jax_tt.lookup_features(MIXED, state, BATCH)
+    ):
+        state = {**mixed, "updates": updates, "dense": {**mixed["dense"], "step": own}}
+        with pytest.raises(ValueError, match=message):
+            jax_tt.lookup_features(MIXED, state, BATCH)
 
 
 def test_a_table_of_a_collection_on_its_own(mixed):
@@ -460,24 +395,23 @@ def test_a_table_of_a_collection_on_its_own(mixed):
         jax_tt.lookup(MIXED.tables["dense"], mixed["dense"], ids, lookup)
 
 
-def test_a_gradient_without_the_shared_scalars_is_refused(mixed, method):
+def test_a_gradient_without_the_shared_scalars_is_refused(mixed):
     """The table would be stepped, and its count not."""
     trained = MIXED.trained(mixed)
     rest = {"updates": trained.pop("updates")}
 
     def loss(trained):
         arrays = MIXED.replaced(mixed, {**trained, **rest})
-        lookup = Lookup(bounds="zero", method=method)
-        return jnp.sum(jax_tt.lookup_features(MIXED, arrays, BATCH, lookup)[0]["weighted"])
+        return jnp.sum(jax_tt.lookup_features(MIXED, arrays, BATCH, ZERO)[0]["weighted"])
 
     with pytest.raises(ValueError, match=r"dense.*but not to its sentinel, used"):
         jax.grad(loss)(trained)
 
 
-@pytest.mark.parametrize("name", ["updates", "sentinel", "used"])
-def test_a_table_may_not_have_the_name_of_what_tables_share(name):
-    with pytest.raises(ValueError, match=f"tables: got the name '{name}'"):
-        jax_tt.Collection({name: jax_tt.dense_table(5, 4)}, {"a": Feature(name)})
+def test_a_table_may_not_have_the_name_of_what_tables_share():
+    for name in ("updates", "sentinel", "used"):
+        with pytest.raises(ValueError, match=f"tables: got the name '{name}'"):
+            jax_tt.Collection({name: jax_tt.dense_table(5, 4)}, {"a": Feature(name)})
 
 
 def test_equal_tables_share_a_loop_of_initial_values():
@@ -488,6 +422,7 @@ def test_equal_tables_share_a_loop_of_initial_values():
         "train": jax_tt.tt_table(60, 8, tt_ranks=3, cache=jax_tt.RowCache(8, ways=4)),
         "large": jax_tt.dense_table(1 << 18, 5),
     }
+    alone: dict[str, Any] = {}
     loops = []
     for copies in ({"dense": 2, "train": 2, "large": 1}, {"dense": 4, "train": 3, "large": 1}):
         tables = {f"{kind}{k}": kinds[kind] for k in range(4) for kind in kinds if k < copies[kind]}
@@ -496,7 +431,7 @@ def test_equal_tables_share_a_loop_of_initial_values():
         loops.append(init.lower(jax.random.key(0)).as_text().count("stablehlo.while"))
         state, keys = init(jax.random.key(0)), jax.random.split(jax.random.key(0), len(tables))
         for (name, table), key in zip(collection.tables.items(), keys, strict=True):
-            own = jax.jit(table.init)(key)
+            own = alone.setdefault(name.rstrip("0123"), jax.jit(table.init))(key)
             found = {array: state[name][array] for array in own}
             jax.tree.map(np.testing.assert_array_equal, found, own)
     assert loops[0] == loops[1] > 0

@@ -39,48 +39,23 @@ def look_up(state, batch=BATCH, lookup=None, **options):
     return jax_tt.lookup_features(COLLECTION, state, batch, lookup, **options)
 
 
-DESCRIPTIONS = {
-    "no tables": ({}, {"a": Feature("t")}, TypeError, "tables: got {}; expected a mapping"),
-    "a class": (
-        {"t": jax_tt.tables.DenseTable},
-        {},
-        TypeError,
-        r"tables\['t'\]: got .*expected a jax_tt.Table",
-    ),
-    "a layer's arguments": (
-        {"t": (10, 4)},
-        {},
-        TypeError,
-        r"e\.g\. jax_tt\.dense_table\(1000, 16\)",
-    ),
-    "a name": ({1: DENSE}, {}, TypeError, "tables: got the name 1; expected strings"),
-    "no features": ({"t": DENSE}, {}, TypeError, "features: got {}; expected a mapping"),
-    "a string": (
-        {"t": DENSE},
-        {"a": "t"},
-        TypeError,
-        r"features\['a'\]: got 't'.*Feature\(\"item\"\)",
-    ),
-    "unknown": (
-        {"t": DENSE},
-        {"a": Feature("u")},
-        ValueError,
-        r"features\['a'\]: got the table 'u'.*'t'",
-    ),
-    "unused": (
-        {"t": DENSE, "u": TRAIN},
-        {"a": Feature("t")},
-        ValueError,
-        "no feature uses 'u'; add one",
-    ),
-}
+LAYER = {"t": (10, 4)}  # the arguments of a layer
+DESCRIPTIONS = (
+    ({}, {"a": Feature("t")}, TypeError, "tables: got {}; expected a mapping"),
+    ({"t": jax_tt.tables.DenseTable}, {}, TypeError, r"\['t'\]: got .*expected a jax_tt.Table"),
+    (LAYER, {}, TypeError, r"e\.g\. jax_tt\.dense_table\(1000, 16\)"),
+    ({1: DENSE}, {}, TypeError, "tables: got the name 1; expected strings"),
+    ({"t": DENSE}, {}, TypeError, "features: got {}; expected a mapping"),
+    ({"t": DENSE}, {"a": "t"}, TypeError, r"features\['a'\]: got 't'.*Feature\(\"item\"\)"),
+    ({"t": DENSE}, {"a": Feature("u")}, ValueError, r"\['a'\]: got the table 'u'.*'t'"),
+    ({"t": DENSE, "u": TRAIN}, {"a": Feature("t")}, ValueError, "no feature uses 'u'; add one"),
+)
 
 
-@pytest.mark.parametrize("case", DESCRIPTIONS)
-def test_descriptions(case):
-    tables, features, error, message = DESCRIPTIONS[case]
-    with pytest.raises(error, match=message):
-        Collection(tables, features)
+def test_descriptions():
+    for tables, features, error, message in DESCRIPTIONS:
+        with pytest.raises(error, match=message):
+            pytest.fail(f"{Collection(tables, features)} is taken")
 
 
 def test_features():
@@ -109,109 +84,94 @@ def test_a_pickled_description_has_no_hash_of_its_process():
     assert again == collection and "_hash" not in vars(again.tables)
 
 
-@pytest.mark.parametrize("names", ["tables", "features", "layer"])
-def test_names_that_do_not_exist(names):
+def test_names_that_do_not_exist():
     table = jax_tt.dense_table(10, 4)
     given = {"item": table, "user": table}, {"item": Feature("item"), "user": Feature("user")}
-    described: Any = Collection(*given)
-    if names == "layer":
-        described, names = jax_tt.EmbedCollection(*given, rngs=nnx.Rngs(0)), "tables"
-        assert nnx.clone(described).tables.keys() == {"item", "user"}
-    with pytest.raises(
-        KeyError, match=f"{names[:-1]}: got 'itme'; .* item, user. Did you mean item?"
-    ) as caught:
-        getattr(described, names)["itme"]
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-    assert caught.value.args[1:] == ("itme", ("item", "user"))  # names, and no tables
-    assert "itme" not in getattr(described, names)
+    described = Collection(*given)
+    layer = jax_tt.EmbedCollection(*given, rngs=nnx.Rngs(0))
+    assert nnx.clone(layer).tables.keys() == {"item", "user"}
+    found: Any
+    for kind, found in (
+        ("table", described.tables),
+        ("feature", described.features),
+        ("table", layer.tables),
+    ):
+        with pytest.raises(
+            KeyError, match=f"{kind}: got 'itme'; .* item, user. Did you mean item?"
+        ) as caught:
+            found["itme"]
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+        assert caught.value.args[1:] == ("itme", ("item", "user"))  # names, and no tables
+        assert "itme" not in found
 
 
-BATCHES = {
-    "no dict": (IDS, TypeError, "batch: got an ndarray; expected a dict from the features"),
-    "unknown": (
-        {**BATCH, "label": IDS},
-        ValueError,
-        "batch: got the feature 'label', which .*{name: batch",
-    ),
-    "missing": (
-        {"user_id": IDS, "shown": IDS},
-        ValueError,
-        r"no feature 'clicked' \(of the table 'item'\)",
-    ),
-    "missing in KeyedBags": (
-        KeyedBags.from_bags({"user_id": IDS, "shown": IDS}),
-        ValueError,
-        "no feature 'clicked'",
-    ),
-    "one axis": (
-        {**BATCH, "clicked": IDS[0]},
-        ValueError,
-        r"feature 'clicked' of 'item': bags: got ids of shape \(2,\)",
-    ),
-    "floats": (
-        {**BATCH, "clicked": IDS * 1.0},
-        ValueError,
-        "feature 'clicked' of 'item': bags: got dtype float",
-    ),
-    "offsets": (
+SPLIT = TRAIN.shape.split_ids(IDS)
+CLICKED, SHOWN = "feature 'clicked' of 'item': bags", "feature 'shown' of 'item': bags"
+BATCHES: tuple[tuple[Any, type[Exception], str], ...] = (
+    (IDS, TypeError, "batch: got an ndarray; expected a dict from the features"),
+    ({**BATCH, "label": IDS}, ValueError, "batch: got the feature 'label', which .*{name: batch"),
+    ({"user_id": IDS, "shown": IDS}, ValueError, r"no feature 'clicked' \(of the table 'item'\)"),
+    (KeyedBags.from_bags({"user_id": IDS, "shown": IDS}), ValueError, "no feature 'clicked'"),
+    ({**BATCH, "clicked": IDS[0]}, ValueError, CLICKED + r": got ids of shape \(2,\)"),
+    ({**BATCH, "clicked": IDS * 1.0}, ValueError, CLICKED + ": got dtype float"),
+    (
         {**BATCH, "user_id": Bags(np.arange(3), np.zeros(0, np.int32))},
         ValueError,
         "feature 'user_id' of 'user': bags: got ids",
     ),
-    "weights": (
+    (
         {**BATCH, "clicked": Bags(IDS, weights=jnp.ones(3))},
         ValueError,
-        r"feature 'clicked' of 'item': bags.weights: got shape \(3,\)",
+        CLICKED + r".weights: got shape \(3,\)",
     ),
-    "weights of a sequence": (
+    (
         {**BATCH, "shown": Bags(IDS, weights=jnp.ones((2, 2)))},
         ValueError,
-        "feature 'shown' of 'item': bags.weights: got weights for a sequence",
+        SHOWN + ".weights: got weights for a sequence",
     ),
-    "split ids of a dense table": (
-        {**BATCH, "user_id": Bags(TRAIN.shape.split_ids(IDS))},
+    (
+        {**BATCH, "user_id": Bags(SPLIT)},
         ValueError,
         "feature 'user_id' of 'user': bags.ids: got SplitIds; a dense table",
     ),
-    "split ids and integers": (
-        {**BATCH, "shown": TRAIN.shape.split_ids(IDS)},
+    (
+        {**BATCH, "shown": SPLIT},
         ValueError,
         "table item .*: feature 'shown' has SplitIds and feature 'clicked' integers",
     ),
-    "types": (
+    (
         {**BATCH, "shown": IDS.astype(np.uint32)},
         ValueError,
         "table item .*: ids of types clicked int32, shown uint32",
     ),
-}
+)
+
+
+def test_batches(state):
+    for batch, error, message in BATCHES:
+        with pytest.raises(error, match=message):
+            pytest.fail(f"gives {look_up(state, batch)}, and not {message}")
 
 
 def keyed(ids=(1, 2, 3), offsets=(0, 1, 2, 3), weights=None, keys=tuple(BATCH), sizes=(1, 1, 1)):
     return KeyedBags(np.array(ids), np.array(offsets), weights, keys, sizes)
 
 
-KEYED = {
-    "no keys": ({"keys": (), "sizes": ()}, r"keys: got \(\); expected names of features"),
-    "a key twice": (
-        {"keys": ("user_id", "user_id", "shown")},
-        "keys: got 'user_id' more than once",
-    ),
-    "sizes": ({"sizes": (1, 2)}, r"batch_sizes: got 2 for 3 features \(user_id, clicked, shown\)"),
-    "a negative size": ({"sizes": (1, -1, 3)}, "batch_sizes: got -1 for feature 'clicked'"),
-    "offsets": ({"sizes": (1, 1, 2)}, r"offsets: got shape \(4,\); .* 4 bags, for which \(5,\)"),
-    "ids": ({"ids": [[1, 2, 3]]}, r"ids: got shape \(1, 3\); expected \[capacity\]"),
-    "weights": (
-        {"weights": np.ones(2)},
-        r"weights: got shape \(2,\); expected that of ids, \(3,\)",
-    ),
-}
+KEYED = (
+    ({"keys": (), "sizes": ()}, r"keys: got \(\); expected names of features"),
+    ({"keys": ("user_id", "user_id", "shown")}, "keys: got 'user_id' more than once"),
+    ({"sizes": (1, 2)}, r"batch_sizes: got 2 for 3 features \(user_id, clicked, shown\)"),
+    ({"sizes": (1, -1, 3)}, "batch_sizes: got -1 for feature 'clicked'"),
+    ({"sizes": (1, 1, 2)}, r"offsets: got shape \(4,\); .* 4 bags, for which \(5,\)"),
+    ({"ids": [[1, 2, 3]]}, r"ids: got shape \(1, 3\); expected \[capacity\]"),
+    ({"weights": np.ones(2)}, r"weights: got shape \(2,\); expected that of ids, \(3,\)"),
+)
 
 
-@pytest.mark.parametrize("case", KEYED)
-def test_keyed_bags_that_do_not_fit_together(case, state):
-    arguments, message = KEYED[case]
-    with pytest.raises(ValueError, match=message):
-        look_up(state, keyed(**arguments))
+def test_keyed_bags_that_do_not_fit_together(state):
+    for arguments, message in KEYED:
+        with pytest.raises(ValueError, match=message):
+            pytest.fail(f"{arguments} gives {look_up(state, keyed(**arguments))}")
 
 
 def test_lists_in_keyed_bags(state):
@@ -221,13 +181,6 @@ def test_lists_in_keyed_bags(state):
         look_up(state, KeyedBags([1, 2, 3], [0, 1, 2, 3], None, tuple(BATCH), (1, 1, 1)))
     with pytest.raises(ValueError, match="unweighted: got the feature 'label'; expected some of"):
         KeyedBags(np.arange(3), np.arange(4), np.ones(3), tuple(BATCH), (1, 1, 1), ("label",))
-
-
-@pytest.mark.parametrize("case", BATCHES)
-def test_batches(case, state):
-    batch, error, message = BATCHES[case]
-    with pytest.raises(error, match=message):
-        look_up(state, batch)
 
 
 def test_split_ids_of_all_features_of_a_table(state):
@@ -289,86 +242,67 @@ def test_states_and_options(state):
         jax_tt.lookup_features(alone, state, {"clicked": IDS}, inputs=StepInputs(2.0))
 
 
-STATES = {
-    "a dict for the collection": (
+HAS_NO_USER = "state: has no table 'user'"
+# What is done with a state, the error, and its message.
+STATES: tuple[tuple[Any, type[Exception], str], ...] = (
+    (
         lambda state: jax_tt.lookup_features(dict(COLLECTION.tables), state, BATCH),
         TypeError,
         r"collection: got a dict; .* jax_tt\.Collection\(tables, features\)",
     ),
-    "no state": (
+    (
         lambda state: look_up(None),
         TypeError,
         "state: got None; expected a mapping from tables to arrays by name, as Collection.init",
     ),
-    "no arrays": (
+    (
         lambda state: look_up({**state, "user": None}),
         TypeError,
         r"state\['user'\]: got None; expected the arrays of the table by name",
     ),
-    "trained: no table": (
+    (
         lambda state: COLLECTION.trained({}),
         ValueError,
-        "state: has no table 'user'; expected what Collection.init returns, .* 'user', 'item'",
+        HAS_NO_USER + "; expected what Collection.init returns, .* 'user', 'item'",
     ),
-    "trained: no state": (lambda state: COLLECTION.trained(None), TypeError, "state: got None"),
-    "trained: no arrays": (
+    (lambda state: COLLECTION.trained(None), TypeError, "state: got None"),
+    (
         lambda state: COLLECTION.trained({**state, "item": {}}),
         ValueError,
         "item: state: has no core_0, core_1",
     ),
-    "replaced: no state": (
-        lambda state: COLLECTION.replaced(None, {}),
-        TypeError,
-        "state: got None",
-    ),
-    "replaced: nothing": (
-        lambda state: COLLECTION.replaced(state, None),
-        TypeError,
-        "arrays: got None",
-    ),
-    "replaced: a number": (
+    (lambda state: COLLECTION.replaced(None, {}), TypeError, "state: got None"),
+    (lambda state: COLLECTION.replaced(state, None), TypeError, "arrays: got None"),
+    (
         lambda state: COLLECTION.replaced(state, {"user": 1.0}),
         TypeError,
         r"arrays\['user'\]: got a float",
     ),
-    "replaced: an unknown array": (
+    (
         lambda state: COLLECTION.replaced(state, {"user": {"embeding": 1.0}}),
         ValueError,
         r"arrays\['user'\]: got the array 'embeding', .* does not have; expected 'embedding'",
     ),
-    "overwritten: no table": (
-        lambda state: COLLECTION.overwritten({}, COLLECTION.trained(state)),
-        ValueError,
-        "state: has no table 'user'",
-    ),
-    "overwritten: no gradients": (
-        lambda state: COLLECTION.overwritten(state, None),
-        TypeError,
-        "gradients: got None",
-    ),
-    "overwritten: an unknown array": (
+    (lambda state: COLLECTION.overwritten({}, state), ValueError, HAS_NO_USER),
+    (lambda state: COLLECTION.overwritten(state, None), TypeError, "gradients: got None"),
+    (
         lambda state: COLLECTION.overwritten(state, {"user": {**state["user"], "slot_mu_0": 1.0}}),
         ValueError,
         r"gradients\['user'\]: got the array 'slot_mu_0'",
     ),
-    "overwritten: part of a table": (
+    (
         lambda state: COLLECTION.overwritten(state, {"user": {}}),
         ValueError,
         r"gradients\['user'\]: have no 'embedding', 'step'; .* the table together",
     ),
-    "maintain: no table": (
-        lambda state: COLLECTION.maintain({}),
-        ValueError,
-        "state: has no table 'user'",
-    ),
-}
+    (lambda state: COLLECTION.maintain({}), ValueError, HAS_NO_USER),
+)
 
 
-@pytest.mark.parametrize("case", STATES)
-def test_arrays_by_table_and_name(case, state):
-    call, error, message = STATES[case]
-    with pytest.raises(error, match=message):
-        call(state)
+def test_arrays_by_table_and_name(state):
+    for call, error, message in STATES:
+        with pytest.raises(error, match=message):
+            pytest.fail(f"gives {call(state)}, and not {message}")
 
 
 def test_a_state_without_the_trained_arrays_gets_them_back(state):

@@ -44,7 +44,6 @@ BATCH = {
     "last": Bags.from_ragged([[299], [], [], [0, 299, 4]]),
     "one": np.array([4, 0, 4, 7], np.int32),
 }
-LOOKUP = Lookup(dtype="float32")
 
 
 def arrays_of(collection):
@@ -77,10 +76,9 @@ def assert_same(got, want):
 
 
 @pytest.mark.usefixtures("one_device")
-@pytest.mark.parametrize("bounds", ["error", "zero"])
-def test_mixed_tables_and_features(method, bounds):
+def test_mixed_tables_and_features(method):
     """Of a table with several features, of another kind, without a rule, and of another storage type."""
-    lookup = Lookup(dtype="float32", method=method, bounds=bounds)
+    lookup = Lookup(dtype="float32", method=method, bounds="zero")
     given = arrays_of(MIXED), BATCH["weighted"].weights, BATCH
     got = trained(MIXED, "concatenated", lookup, *given)
     assert got[0].shape == (4, sum(TABLES[f.table].features for f in FEATURES.values()))
@@ -128,16 +126,22 @@ def test_ops_read_their_gradients_in_the_array():
 
 
 @pytest.mark.usefixtures("one_device")
-def test_features_of_equal_width_are_stacked(method):
+def test_features_of_equal_width_are_stacked():
     names = ("first", "last", "one")
     collection = jax_tt.Collection(
         {"shared": TABLES["shared"]}, {name: FEATURES[name] for name in names}
     )
-    batch, lookup = {name: BATCH[name] for name in names}, Lookup(method=method)
-    state = arrays_of(collection)
-    wide = jax_tt.lookup_features(collection, state, batch, lookup, layout="concatenated")[0]
-    stacked = jax_tt.lookup_features(collection, state, batch, lookup, layout="stacked")[0]
+    batch, state = {name: BATCH[name] for name in names}, arrays_of(collection)
+    wide = jax_tt.lookup_features(collection, state, batch, layout="concatenated")[0]
+    stacked = jax_tt.lookup_features(collection, state, batch, layout="stacked")[0]
     assert_same(stacked, wide.reshape(4, 3, 5))
+    none = {
+        "first": np.zeros((0, 2), np.int32),
+        "last": np.zeros((0, 1), np.int32),
+        "one": BATCH["one"][:0],
+    }
+    stacked = jax_tt.lookup_features(collection, state, none, layout="stacked")[0]
+    assert stacked.shape == (0, 3, 5)
 
 
 @pytest.mark.usefixtures("one_device")
@@ -154,15 +158,6 @@ def test_tables_of_several_types():
         want = join([np.asarray(rows[name], np.float32) for name in tables], axis=1)
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, want)
-
-
-@pytest.mark.usefixtures("one_device")
-def test_no_samples_are_stacked(method):
-    collection = jax_tt.Collection({"plain": TABLES["plain"]}, {"weighted": FEATURES["weighted"]})
-    batch = {"weighted": np.zeros((0, 2), np.int32)}
-    state, lookup = arrays_of(collection), Lookup(method=method)
-    rows, _ = jax_tt.lookup_features(collection, state, batch, lookup, layout="stacked")
-    assert rows.shape == (0, 1, 64)
 
 
 @pytest.mark.parametrize("way", ["shard_map", "explicit"])
@@ -232,7 +227,9 @@ def test_only_the_gradient_of_weights():
             **BATCH,
             "weighted": Bags(BATCH["weighted"].ids, BATCH["weighted"].offsets, weights),
         }
-        rows, _ = jax_tt.lookup_features(MIXED, state, given, LOOKUP, layout=layout)
+        rows, _ = jax_tt.lookup_features(
+            MIXED, state, given, Lookup(dtype="float32"), layout=layout
+        )
         if layout == "features":
             rows = jnp.concatenate([rows[name] for name in MIXED.features], axis=1)
         return jnp.sum(jnp.sin(rows))

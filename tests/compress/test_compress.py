@@ -53,7 +53,7 @@ def test_the_best_table_of_all_kinds():
 
 
 @pytest.mark.slow(but="mixed")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["mixed", "additive", "low_rank", "tt_sum"])
 def test_one_kind(kind):
     found = small(kind=kind, max_bytes=DENSE // 4)
     assert {one.kind for one in found.measured} == {kind}
@@ -103,13 +103,13 @@ def test_variations_of_tables_that_are_far_from_the_best_are_not_tried():
     assert qualities == pytest.approx([0.0, 0.8, 0.99, -np.inf, 0.9], abs=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(50, 8), (777, 30)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_smallest_size_of_a_kind(kind, shape):
-    source = Source(np.ones(shape, np.float32), None, jnp.bfloat16, 0)
-    least = smallest(source, kind)
-    assert candidates(source, kind, least)
-    assert not candidates(source, kind, least - 1)
+def test_the_smallest_size_of_a_kind():
+    for shape in [(50, 8), (777, 30)]:
+        for kind in KINDS:
+            source = Source(np.ones(shape, np.float32), None, jnp.bfloat16, 0)
+            least = smallest(source, kind)
+            assert candidates(source, kind, least)
+            assert not candidates(source, kind, least - 1)
 
 
 def test_some_kinds():
@@ -177,9 +177,8 @@ def test_picture():
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_arguments():
+    for options, message in [
         ({}, "max_bytes, min_quality: got none of them"),
         ({"max_bytes": 10**4, "min_quality": 0.5}, "max_bytes, min_quality: got max_bytes and"),
         (
@@ -197,11 +196,9 @@ def test_picture():
             {"max_bytes": 10**4, "kind": "quantized", "metric": lambda table, state: np.nan},
             "metric: for quantized with 8 bits a number: got NaN|metric: for quantized.*got NaN",
         ),
-    ],
-)
-def test_bad_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        small(**options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            small(**options)
 
 
 def test_arguments_of_other_types():
@@ -234,7 +231,7 @@ def test_one_row_and_one_column():
 
 
 @pytest.mark.slow(but="auto")
-@pytest.mark.parametrize("kind", ["auto", "quantized", "mixed", "additive", "low_rank", "tt_sum"])
+@pytest.mark.parametrize("kind", ["auto", "mixed", "tt_sum"])
 def test_command(table, capsys, kind):
     size = table.nbytes // (5 if kind == "mixed" else 2)
     ran("compress", "table.npy", "--out", "o.safetensors", "--kind", kind, "--max-bytes", f"{size}", QUIET)  # fmt: skip

@@ -26,11 +26,8 @@ def codes(count, bits, **options):
 MADE = {
     "8 bits": lambda: jax_tt.quantize(ROWS, 8),
     "rotated": lambda: jax_tt.quantize(ROWS, 4, levels="fit", rotation="random"),
-    "3 bits": lambda: jax_tt.quantize(ROWS, 3),
     "in words": lambda: jax_tt.quantize(ROWS[:, :8], 8, update=FUSED),
     "four widths": lambda: mixed(9),
-    "one width": lambda: mixed(16, bits=(8,)),
-    "product": lambda: codes(4, 9),
     "sums": lambda: codes(8, 4, terms=2, hot=300, hot_terms=3, rotation="fit"),
     "additive": lambda: codes(3, 5, kind="additive", hot=77, hot_terms=2),
     "codebooks in a train": lambda: codes(4, 6, codebook_rank=3),

@@ -72,9 +72,8 @@ def test_arrays_are_the_file(tmp_path):
     assert jax_tt.files.map_arrays(path)["rows"][0, 0] == 5
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
+def test_what_is_not_written(tmp_path):
+    for given, message in [
         ([np.ones(3)], "arrays: got a list; expected a mapping"),
         ({"a": {1: np.ones(3)}}, r"arrays\['a'\]: got the key 1; expected strings"),
         ({"a": {}}, r"arrays\['a'\]: got an empty mapping"),
@@ -84,14 +83,12 @@ def test_arrays_are_the_file(tmp_path):
         ({"a/b": np.ones(1), "a": {"b": np.ones(1)}}, "'a/b' twice"),
         ({"__padding_0": np.ones(1)}, "one of padding"),
         ({"key": lambda: jax.random.key(0)}, "jax.random.key_data"),
-    ],
-)
-def test_what_is_not_written(tmp_path, given, message):
-    if isinstance(given, dict):
-        given = {name: value() if callable(value) else value for name, value in given.items()}
-    with pytest.raises((TypeError, ValueError), match=message):
-        jax_tt.files.save_arrays(tmp_path / "model.safetensors", given)
-    assert not list(tmp_path.iterdir())
+    ]:
+        if isinstance(given, dict):
+            given = {name: value() if callable(value) else value for name, value in given.items()}
+        with pytest.raises((TypeError, ValueError), match=message):
+            jax_tt.files.save_arrays(tmp_path / "model.safetensors", given)
+        assert not list(tmp_path.iterdir())
 
 
 def test_files_that_are_refused(tmp_path):
@@ -155,12 +152,19 @@ def batch_of(described):
     }
 
 
-def test_a_frozen_collection_answers_as_the_trained_one():
+@pytest.fixture(scope="module")
+def trained():
+    """A collection, its state, and what it answers to a batch."""
     described = collection()
-    state, batch = described.init(jax.random.key(0)), batch_of(described)
-    want, _ = jax_tt.lookup_features(described, state, batch)
+    state, batch = jax.jit(described.init)(jax.random.key(0)), batch_of(described)
+    want = jax.jit(lambda state: jax_tt.lookup_features(described, state, batch)[0])(state)
+    return described, state, batch, want
+
+
+def test_a_frozen_collection_answers_as_the_trained_one(trained):
+    described, state, batch, want = trained
     served, own = described.frozen(state)
-    got, _ = jax_tt.lookup_features(served, own, batch)
+    got = jax.jit(lambda own: jax_tt.lookup_features(served, own, batch)[0])(own)
     assert all(table.update is None for table in served.tables.values())
     assert own["int8"]["packed"].dtype == jnp.uint8
     names = {name for arrays in own.values() for name in arrays}
@@ -170,11 +174,10 @@ def test_a_frozen_collection_answers_as_the_trained_one():
 
 
 @pytest.mark.skipif(not native_available(), reason="needs the CPU module")
-def test_a_program_in_a_fresh_process(tmp_path):
-    """Without Flax, on mapped arrays, with CPU and CUDA in one program: answers are equal bit for bit."""
-    described = collection()
-    served, own = described.frozen(described.init(jax.random.key(0)))
-    batch = batch_of(described)
+def test_a_program_in_a_fresh_process(trained, tmp_path):
+    """Without Flax and torch, on mapped arrays, with CPU and CUDA in one program: answers are equal bit for bit."""
+    described, state, batch, _ = trained
+    served, own = described.frozen(state)
 
     def serve(arrays, batch):
         return jax_tt.lookup_features(served, arrays, batch, bounds="zero")[0]
@@ -198,6 +201,7 @@ ragged = jax_tt.Bags.from_ragged([[39], [1, 2], []])
 batch = {name: (weighted, ragged)[k & 1] for k, name in enumerate(%r)}
 batch["hash"] = jax_tt.Bags(jax_tt.dynamic.split_keys(weighted.ids), weighted.offsets, weighted.weights)
 np.savez("answers.npz", **jax.jit(program.call)(arrays, batch))
+assert "torch" not in sys.modules
 """
     code %= (list(batch),)
     run_python("-c", code, folder=tmp_path, only=True, PATH="", JAX_PLATFORMS="cpu")

@@ -22,12 +22,12 @@ import time
 # Share of the calls that each part gets: a raw call is compiled first, a traced one is traced, one of files is a run of
 # the command line, one of collections compiles many tables, and one of moves writes and reads a hash table.
 SHARES = {
-    "data": 0.832,
+    "data": 0.8368,
     "trace": 0.08,
     "raw": 0.04,
     "host": 0.02,
     "files": 0.02,
-    "collection": 0.006,
+    "collection": 0.0012,
     "moves": 0.002,
 }
 MIN_CALLS = 500  # of a process, which starts JAX for them

@@ -431,15 +431,6 @@ def _i64(value: Any) -> Any:
 
 
 BUILDERS: tuple[Callable[[np.random.Generator], Call], ...] = (
-    build_plan,
-    build_forward,
-    build_cache_forward,
-    build_backward,
-    build_update,
-    build_dense_forward,
-    build_dense_backward,
-    build_dense_update,
-    build_dense_tables,
-    build_coded_forward,
-    build_tables,
-)
+    build_plan, build_forward, build_cache_forward, build_backward, build_update, build_dense_forward,
+    build_dense_backward, build_dense_update, build_dense_tables, build_coded_forward, build_tables
+)  # fmt: skip

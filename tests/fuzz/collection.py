@@ -1,6 +1,6 @@
-"""Random collections: a native call equals numpy and the tables one by one, and a malformed input names its feature.
+"""Random collections: a native call equals numpy and the tables one by one.
 
-A valid call compiles one collection and steps it with several batches. Each table that only one feature uses must have
+A call compiles one collection and steps it with several batches. Each table that only one feature uses must have
 the rows and the new arrays that it has on its own, bit for bit; pooled rows, ordinary gradients and steps of SGD must
 be those of numpy, and so must the statistics. Then comes a batch with hostile contents, which may raise or return, and
 the first batch once more, which must return the same bits.
@@ -19,31 +19,25 @@ import numpy as np
 import jax_tt
 from jax_tt import optimizers
 from jax_tt._table.state import SCALARS
-from tests.fuzz import collection_malformed
 from tests.fuzz.collection_case import RATE, Case, Rows, fitting, random_batch, random_case
 from tests.helpers import bag_model, core_gradients
 
 BATCHES = 2
-MALFORMED = 0.8  # of the calls: a valid one is compiled
 
 
 def one(rng: np.random.Generator) -> str:
-    """One call: ``"raised"`` for malformed input, ``"checked"`` by value otherwise."""
+    """One call, ``"checked"`` by value."""
     # Most of the time is that of the compiler.
     jax.config.update("jax_disable_most_optimizations", True)
     case = random_case(rng)
     with jax.enable_x64(case.x64):
         try:
-            return (
-                collection_malformed.malformed(rng, case)
-                if rng.random() < MALFORMED
-                else _valid(rng, case)
-            )
+            return _checked(rng, case)
         except AssertionError as error:
             raise AssertionError(f"{case}: {error}") from error
 
 
-def _valid(rng: np.random.Generator, case: Case) -> str:
+def _checked(rng: np.random.Generator, case: Case) -> str:
     collection = case.collection
     layout, keyed = fitting(case)
     state = jax.jit(collection.init)(jax.random.key(int(rng.integers(1000))))

@@ -54,6 +54,8 @@ class Signature:
 
 CANARY_EVERY = 16
 S = Signature
+ADAGRAD, ROW_WISE = optimizers.Adagrad(0.1), optimizers.RowWiseAdagrad(0.1)
+ADAM = optimizers.Adam(0.01)
 SIGNATURES = (
     S("d2"),
     S("d2", "rectangle", "uint32", "clip", weighted=True),
@@ -81,27 +83,12 @@ SIGNATURES = (
     S("dense-one", "ragged", "uint32", "clip", weighted=True),
     S("dense-wide", "rectangle", "int32", "unchecked", dtype="bfloat16"),
     S("d3", "ragged", "int32", "error", weighted=True, rule=optimizers.SGD(1.0)),
-    S("d3", "padded", "digits", "clip", rule=optimizers.Adam(0.01), donate=True),
-    S("d4", "lookup", "uint32", "warn", rule=optimizers.RowWiseAdagrad(0.1)),
-    S("d3", "ragged", "int32", "clip", dtype="bfloat16", rule=optimizers.Adagrad(0.1), donate=True),
-    S(
-        "1e12",
-        "ragged",
-        "digits",
-        "error",
-        weighted=True,
-        rule=optimizers.Adagrad(0.1),
-        donate=True,
-    ),
-    S("dense", "ragged", "int32", "error", weighted=True, rule=optimizers.Adam(0.01), donate=True),
-    S(
-        "dense-wide",
-        "padded",
-        "int32",
-        "zero",
-        dtype="float16",
-        rule=optimizers.RowWiseAdagrad(0.1),
-    ),
+    S("d3", "padded", "digits", "clip", rule=ADAM, donate=True),
+    S("d4", "lookup", "uint32", "warn", rule=ROW_WISE),
+    S("d3", "ragged", "int32", "clip", dtype="bfloat16", rule=ADAGRAD, donate=True),
+    S("1e12", "ragged", "digits", "error", weighted=True, rule=ADAGRAD, donate=True),
+    S("dense", "ragged", "int32", "error", weighted=True, rule=ADAM, donate=True),
+    S("dense-wide", "padded", "int32", "zero", dtype="float16", rule=ROW_WISE),
 )
 
 

@@ -344,7 +344,7 @@ def _changed(rng: np.random.Generator, data: bytes) -> bytes:
         lambda: data + rng.bytes(run),
         lambda: _any_seed(rng)[: size // 2] + data[size // 2 :],
         lambda: _any_seed(rng),
-        lambda: b"",
+        lambda: b""
     )  # fmt: skip
     weights = np.array([4, 4, 3, 3, 3, 4, 4, 1, 1, 0.5, 0.2])
     return changes[rng.choice(len(changes), p=weights / weights.sum())]() if size else rng.bytes(9)
@@ -407,10 +407,7 @@ def _write_seeds() -> None:
     save_file({"t": table.astype(jnp.bfloat16), "x": np.zeros((0, 3))}, "half.safetensors")
     write_torch("t.pt", {"t": table, "emb.weight": table})
     cores = jax_tt.tt.from_dense(table, 2)
-    stored = {
-        "t": jax_tt.tt.to_table(cores, order),
-        "u": jax_tt.tt.to_table(cores),
-    }
+    stored = {"t": jax_tt.tt.to_table(cores, order), "u": jax_tt.tt.to_table(cores)}
     jax_tt.files.save("cores.safetensors", stored)
     jax_tt.files.save("checkpoint", stored)
     np.savez("cores.npz", **{f"core_{k}": np.asarray(core) for k, core in enumerate(cores.cores)})

@@ -191,17 +191,6 @@ def not_in_place(rng: np.random.Generator, call: Call) -> None:
 
 
 MUTATIONS: tuple[Callable[[np.random.Generator, Call], None], ...] = (
-    arg_shape,
-    arg_dtype,
-    arg_contents,
-    arg_contents,
-    arg_count,
-    result_shape,
-    result_dtype,
-    result_count,
-    attribute_value,
-    attribute_value,
-    attribute_type,
-    attribute_count,
-    not_in_place,
-)
+    arg_shape, arg_dtype, arg_contents, arg_contents, arg_count, result_shape, result_dtype, result_count,
+    attribute_value, attribute_value, attribute_type, attribute_count, not_in_place
+)  # fmt: skip

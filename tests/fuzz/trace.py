@@ -42,29 +42,27 @@ RULES = (
 # What a slip can pass, and what nobody would: of the latter only the type of the error is held to.
 SLIPS: tuple[Any, ...] = (
     "x", 3.5, float("nan"), [], (), [[1], [2, 3]], -1, 0, 2**70, -(2**70), np.array("a"), np.float32(2),
-    np.zeros((2, 2, 2, 2, 2)), None,
+    np.zeros((2, 2, 2, 2, 2)), None
 )  # fmt: skip
 EXOTIC: tuple[Any, ...] = (
-    b"x",
-    2j,
-    {},
-    set(),
-    object(),
-    type,
-    np.array([1, None]),
-    ...,
-    range(3),
-    True,
-)
+    b"x", 2j, {}, set(), object(), type, np.array([1, None]), ..., range(3), True
+)  # fmt: skip
 
 
-@dataclasses.dataclass
+# What an argument is, where that is not its name.
+KINDS = {
+    "num_embeddings": "rows", "combiner": "word", "init": "word", "grad_scale": "scale", "features": "size",
+    "d": "size", "row_factors": "sizes", "col_factors": "sizes", "rows": "nested", "pad_id": "pad",
+    "lengths": "offsets", "learning_rate": "number", "b1": "number", "b2": "number", "eps": "number"
+}  # fmt: skip
+
+
 class Case:
-    """A function, its arguments, and per argument what it is."""
+    """A function, its arguments, and per argument what it is; ``others`` are no `KINDS`."""
 
-    function: Callable[..., Any]
-    arguments: dict[str, Any]
-    kinds: dict[str, str]
+    def __init__(self, function: Callable[..., Any], arguments: dict[str, Any], **others: str):
+        self.function, self.arguments = function, arguments
+        self.kinds = {name: others.get(name) or KINDS.get(name, name) for name in arguments}
 
 
 # How an error may call an argument beside its own name; numpy and JAX report some themselves.
@@ -148,17 +146,6 @@ def _common(rng: np.random.Generator) -> dict[str, Any]:
     return {"bounds": bounds, "method": method, "name": None, "dtype": None, "axis_name": None}
 
 
-_COMMON = {
-    "bounds": "bounds",
-    "method": "method",
-    "name": "name",
-    "dtype": "dtype",
-    "axis_name": "axis_name",
-}
-_PRECISION = {"precision": "precision"}
-_FUSED = {"grad_scale": "scale", "key": "key", "optimizer": "optimizer"}
-
-
 def _bags(rng: np.random.Generator) -> Any:
     if rng.integers(2):
         return jax_tt.Bags.from_ragged([[1, 2], [], [3]], [[1.0, 2.0], [], [0.5]])
@@ -167,39 +154,17 @@ def _bags(rng: np.random.Generator) -> Any:
 
 def lookup(rng: np.random.Generator) -> Case:
     arguments = {"cores": _cores(), "ids": np.array([1, 2]), "num_embeddings": N} | _common(rng)
-    arguments["precision"] = None
-    kinds = {"cores": "cores", "ids": "ids", "num_embeddings": "rows"} | _COMMON | _PRECISION
-    return Case(jax_tt.tt.lookup, arguments, kinds)
+    return Case(jax_tt.tt.lookup, arguments | {"precision": None})
 
 
 def bag(rng: np.random.Generator) -> Case:
-    arguments = {
-        "cores": _cores(),
-        "bags": _bags(rng),
-        "num_embeddings": N,
-        "combiner": "sum",
-        "precision": "high",
-    } | _common(rng)
-    kinds = {
-        "cores": "cores",
-        "bags": "bags",
-        "num_embeddings": "rows",
-        "combiner": "word",
-    } | (_COMMON | _PRECISION)
-    return Case(jax_tt.tt.embed_bag, arguments, kinds)
+    arguments = {"cores": _cores(), "bags": _bags(rng), "num_embeddings": N, "combiner": "sum"}
+    return Case(jax_tt.tt.embed_bag, arguments | {"precision": "high"} | _common(rng))
 
 
 def dense_bag(rng: np.random.Generator) -> Case:
-    arguments = {
-        "table": np.ones((9, 4), np.float32),
-        "bags": _bags(rng),
-        "combiner": "mean",
-    } | _common(rng)
-    return Case(
-        jax_tt.functional.embed_bag,
-        arguments,
-        {"table": "dense", "bags": "bags", "combiner": "word"} | _COMMON,
-    )
+    arguments = {"table": np.ones((9, 4), np.float32), "bags": _bags(rng), "combiner": "mean"}
+    return Case(jax_tt.functional.embed_bag, arguments | _common(rng), table="dense")
 
 
 def fused(rng: np.random.Generator) -> Case:
@@ -208,113 +173,74 @@ def fused(rng: np.random.Generator) -> Case:
     start: Any = jnp.ones((9, 4)) if which == 0 else tuple(map(jnp.asarray, _cores()))
     table = jax_tt.functional.init_fused(start, rule)
     arguments = {"table": table, "optimizer": rule, "grad_scale": None, "key": None} | _common(rng)
-    kinds = {"table": "fused"} | _FUSED | _COMMON
     if which:
         arguments["precision"] = None
-        kinds |= _PRECISION
     if which == 2:
-        ids = {"ids": np.array([[1, 2]]), "num_embeddings": N}
-        return Case(
-            jax_tt.tt.fused_lookup,
-            arguments | ids,
-            kinds | {"ids": "ids", "num_embeddings": "rows"},
-        )
+        arguments |= {"ids": np.array([[1, 2]]), "num_embeddings": N}
+        return Case(jax_tt.tt.fused_lookup, arguments, table="fused")
     arguments |= {"bags": _bags(rng), "combiner": "sqrtn"}
-    kinds |= {"bags": "bags", "combiner": "word"}
-    return Case(
-        jax_tt.tt.fused_embed_bag if which else jax_tt.functional.fused_embed_bag, arguments, kinds
-    )
+    op = jax_tt.tt.fused_embed_bag if which else jax_tt.functional.fused_embed_bag
+    return Case(op, arguments, table="fused")
 
 
 def to_dense(rng: np.random.Generator) -> Case:
     arguments = {"cores": _cores(), "num_embeddings": N, "dtype": None, "method": "auto"}
-    kinds = {"cores": "cores", "num_embeddings": "rows", "dtype": "dtype", "method": "method"}
-    return Case(jax_tt.tt.to_dense, arguments, kinds)
+    return Case(jax_tt.tt.to_dense, arguments)
 
 
 def attend(rng: np.random.Generator) -> Case:
     arguments = {"cores": _cores(), "query": np.ones((2, D), np.float32), "num_embeddings": N}
-    return Case(
-        jax_tt.tt.attend, arguments, {"cores": "cores", "query": "query", "num_embeddings": "rows"}
-    )
+    return Case(jax_tt.tt.attend, arguments)
 
 
 def start(rng: np.random.Generator) -> Case:
-    arguments = {"cores": _cores(), "optimizer": RULES[0]}
-    return Case(
-        jax_tt.functional.init_fused, arguments, {"cores": "cores", "optimizer": "optimizer"}
-    )
+    return Case(jax_tt.functional.init_fused, {"cores": _cores(), "optimizer": RULES[0]})
 
 
 def initial(rng: np.random.Generator) -> Case:
     arguments = {"key": jax.random.key(0), "shape": SHAPE, "init": "normal", "dtype": jnp.float32}
-    kinds = {"key": "needed_key", "shape": "shape", "init": "word", "dtype": "needed_dtype"}
-    return Case(jax_tt.tt.init, arguments, kinds)
+    return Case(jax_tt.tt.init, arguments, key="needed_key", dtype="needed_dtype")
 
 
 def count(rng: np.random.Generator) -> Case:
     arguments = {"ids_or_bags": _bags(rng), "num_embeddings": N}
-    return Case(
-        jax_tt.functional.count_out_of_range,
-        arguments,
-        {"ids_or_bags": "ids_or_bags", "num_embeddings": "size"},
-    )
+    return Case(jax_tt.functional.count_out_of_range, arguments, num_embeddings="size")
 
 
 def shape(rng: np.random.Generator) -> Case:
+    sizes = {"num_embeddings": 120, "features": 8}
     if rng.integers(2):
-        arguments = {"num_embeddings": 1000, "features": 8, "ranks": 4, "d": 3}
-        kinds = dict.fromkeys(("num_embeddings", "features", "d"), "size") | {"ranks": "ranks"}
-        return Case(jax_tt.TTShape.suggest, arguments, kinds)
-    names = ("num_embeddings", "features", "ranks", "row_factors", "col_factors")
-    values = (120, 8, (4, 4), (4, 5, 6), (2, 2, 2))
-    kinds = dict(zip(names, ("size", "size", "ranks", "sizes", "sizes"), strict=True))
-    return Case(jax_tt.TTShape, dict(zip(names, values, strict=True)), kinds)
+        suggested = sizes | {"ranks": 4, "d": 3}
+        return Case(jax_tt.TTShape.suggest, suggested, num_embeddings="size")
+    given = sizes | {"ranks": (4, 4), "row_factors": (4, 5, 6), "col_factors": (2, 2, 2)}
+    return Case(jax_tt.TTShape, given, num_embeddings="size")
 
 
 def split(rng: np.random.Generator) -> Case:
-    return Case(SHAPE.split_ids, {"ids": np.array([1, 2])}, {"ids": "ids"})
+    return Case(SHAPE.split_ids, {"ids": np.array([1, 2])})
 
 
 def bags(rng: np.random.Generator) -> Case:
     which = rng.integers(4)
     if which == 0:
-        rows: dict[str, Any] = {"rows": [[1, 2], []], "weights": None, "capacity": None}
-        return Case(
-            jax_tt.Bags.from_ragged,
-            rows,
-            {"rows": "nested", "weights": "weights", "capacity": "capacity"},
-        )
+        rows = {"rows": [[1, 2], []], "weights": None, "capacity": None}
+        return Case(jax_tt.Bags.from_ragged, rows)
     if which == 1:
-        arguments: dict[str, Any] = {
-            "ids": np.array([[1, -1]]),
-            "pad_id": -1,
-            "mask": None,
-            "weights": None,
-        }
-        kinds = {"ids": "ids", "pad_id": "pad", "mask": "mask", "weights": "weights"}
-        return Case(jax_tt.Bags.from_padded, arguments, kinds)
-    arguments = {"ids": np.array([1, 2, 3]), "weights": np.ones(3), "capacity": 5}
-    kinds = {"ids": "ids", "weights": "weights", "capacity": "capacity"}
+        padded = {"ids": np.array([[1, -1]]), "pad_id": -1, "mask": None, "weights": None}
+        return Case(jax_tt.Bags.from_padded, padded)
+    flat = {"ids": np.array([1, 2, 3]), "weights": np.ones(3), "capacity": 5}
     if which == 2:
-        return Case(
-            jax_tt.Bags.from_offsets,
-            arguments | {"offsets": [0, 1, 3]},
-            kinds | {"offsets": "offsets"},
-        )
-    return Case(
-        jax_tt.Bags.from_lengths, arguments | {"lengths": [1, 2]}, kinds | {"lengths": "offsets"}
-    )
+        return Case(jax_tt.Bags.from_offsets, flat | {"offsets": [0, 1, 3]})
+    return Case(jax_tt.Bags.from_lengths, flat | {"lengths": [1, 2]})
 
 
 def rule(rng: np.random.Generator) -> Case:
-    arguments = {"learning_rate": 0.1, "b1": 0.9, "b2": 0.9, "eps": 1e-8}
-    return Case(optimizers.Adam, arguments, dict.fromkeys(arguments, "number"))
+    return Case(optimizers.Adam, {"learning_rate": 0.1, "b1": 0.9, "b2": 0.9, "eps": 1e-8})
 
 
 CASES = (
     lookup, lookup, bag, bag, bag, dense_bag, dense_bag, fused, fused, fused, to_dense, attend, start, initial, count,
-    shape, split, bags, bags, rule,
+    shape, split, bags, bags, rule
 )  # fmt: skip
 
 

@@ -64,17 +64,11 @@ class Model(nnx.Module):
         return self.head(self.items(bags))
 
 
-def make_step(donate):
-    @nnx.jit(donate_argnums=(0, 1) if donate else ())
-    def step(model, opt, bags, y):
-        loss, grads = jax_tt.value_and_grad(lambda m: jnp.mean((m(bags) - y) ** 2))(model)
-        opt.update(model, grads)
-        return loss
-
-    return step
-
-
-STEP, DONATED = make_step(False), make_step(True)
+@nnx.jit(donate_argnums=(0, 1))
+def take_step(model, opt, bags, y):
+    loss, grads = jax_tt.value_and_grad(lambda m: jnp.mean((m(bags) - y) ** 2))(model)
+    opt.update(model, grads)
+    return loss
 
 
 def batches():
@@ -95,11 +89,11 @@ def batches():
     return good, bad, count
 
 
-def train(kind, method, given, step):
+def train(kind, method, given):
     model = Model(kind, method)
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.05, momentum=0.9))
     for k, bags in enumerate(given):
-        step(model, opt, bags, jnp.full((B, 1), float(k)))
+        take_step(model, opt, bags, jnp.full((B, 1), float(k)))
     return model
 
 
@@ -111,28 +105,20 @@ def same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize(
-    ("kind", "donate"), [*((kind, True) for kind in KINDS), ("tt", False), ("dense fused", False)]
-)
-def test_a_model_survives_bad_batches(kind, donate, method):
+@pytest.mark.parametrize("kind", ["dense fused", "tt", "tt fused", "cached fused", "ordered"])
+def test_a_model_survives_bad_batches(kind, method):
     """Every parameter reads, and training goes on as if the bad ids had not been there, bit for bit."""
-    if (kind, method) == ("cached", "reference"):
-        pytest.skip(
-            "plain JAX twice, which 'tt' and 'cached fused' hold; its cache takes long to compile"
-        )
     good, bad, count = batches()
-    step = DONATED if donate else STEP
-    trained = train(kind, method, bad, step)
-    same(parameters(trained), parameters(train(kind, method, good, step)))
+    trained = train(kind, method, bad)
+    same(parameters(trained), parameters(train(kind, method, good)))
     assert int(trained.items.out_of_range[...]) == count
 
 
-@pytest.mark.parametrize("kind", ["dense", "tt", "tt fused"])
-def test_a_linen_model_survives_bad_batches(kind, method):
+def test_a_linen_model_survives_bad_batches():
     class Tower(nn.Module):
         @nn.compact
         def __call__(self, bags):
-            cls, options = layer_options(kind, method, jax_tt.linen)
+            cls, options = layer_options("tt fused", "auto", jax_tt.linen)
             return nn.Dense(1)(cls(N, D, **options)(bags))
 
     model = Tower()
@@ -167,7 +153,7 @@ def test_a_linen_model_survives_bad_batches(kind, method):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "combiner"), [("warn", "sum"), ("warn", "mean"), ("warn", "sqrtn"), ("zero", "mean")]
+    ("bounds", "combiner"), [("warn", "sum"), ("warn", "mean"), ("zero", "sqrtn")]
 )
 def test_warn_is_zero_in_values_and_gradients(bounds, combiner, method):
     """An id out of range counts in the divisor, as any id of the bag does."""
@@ -215,7 +201,7 @@ def said(call):
 
 
 @speaking
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["dense", "tt fused", "cached", "ordered"])
 def test_a_report_names_table_position_value_and_count(kind, method):
     model = Model(kind, method)
     bags = jax_tt.Bags.from_ragged([[3, 4], [], [-1, 7, N + 9]])
@@ -225,11 +211,8 @@ def test_a_report_names_table_position_value_and_count(kind, method):
 
 
 @speaking
-@pytest.mark.parametrize(
-    ("dtype", "given", "written"),
-    [("int32", -1, -1), ("uint32", 2**32 - 1, 2**32 - 1), ("uint32", 2**32 - 2, 2**32 - 2)],
-)
-def test_a_cached_table_reports_an_id_as_it_was_written(dtype, given, written, method):
+@pytest.mark.parametrize(("dtype", "given"), [("int32", -1), ("uint32", 2**32 - 1)])
+def test_a_cached_table_reports_an_id_as_it_was_written(dtype, given, method):
     """Native lookups of misses mark hits by all bits set, and so must tell an id that has them from a hit."""
     shape = jax_tt.TTShape(N, D, 3, FACTORS["row_factors"], FACTORS["col_factors"])
     cache = jax_tt.RowCache(8, ways=2)
@@ -237,12 +220,11 @@ def test_a_cached_table_reports_an_id_as_it_was_written(dtype, given, written, m
     ids = jnp.asarray(np.array([3, given], dtype))
     options = {"num_embeddings": N, "bounds": "warn", "method": method}
     (message,) = said(lambda: cache_parts.lookup(table, ids, cache, **options)[0])
-    assert message.startswith(f"id {written} at position 1 is")
+    assert message.startswith(f"id {given} at position 1 is")
 
 
 @speaking
-@pytest.mark.parametrize("levels", [1, 2])
-def test_under_vmap_a_report_is_of_the_first_example_that_has_such_ids(levels, method):
+def test_under_vmap_a_report_is_of_the_first_example_that_has_such_ids(method):
     shape = jax_tt.TTShape(N, D, 3, FACTORS["row_factors"], FACTORS["col_factors"])
     cores = jax_tt.tt.init(jax.random.key(0), shape)
     ids = jnp.array([[1, 2, 3], [4, -1, N], [N, N, N]])
@@ -250,10 +232,8 @@ def test_under_vmap_a_report_is_of_the_first_example_that_has_such_ids(levels, m
     def call(ids):
         return jax_tt.tt.lookup(cores, ids, num_embeddings=N, bounds="warn", method=method)
 
-    for _ in range(levels):
-        call = jax.vmap(call)
-    given = ids if levels == 1 else jnp.stack([jnp.zeros_like(ids), ids])
-    (message,) = said(lambda: jax.jit(call)(given))
+    given = jnp.stack([jnp.zeros_like(ids), ids])
+    (message,) = said(lambda: jax.jit(jax.vmap(jax.vmap(call)))(given))
     assert "2 ids of a batch, the first of them id -1 at position 1, are" in message
 
 
@@ -270,17 +250,14 @@ def test_a_table_is_reported_once(method):
     assert all(int(m.items.out_of_range[...]) == 2 for m in models)
 
 
-@speaking
-def test_tables_without_a_name_are_told_apart_by_their_rows(method):
+def test_tables_without_a_name_are_told_apart_by_their_rows():
     """Both of one program, whose reports arrive together."""
-    options = {"bounds": "warn", "method": method}
     ids = jnp.array([[1, N]])
 
     @jax.jit
     def call():
-        return [
-            jax_tt.functional.embed_bag(jnp.ones((rows, D)), ids, **options) for rows in (N - 1, N)
-        ]
+        tables = [jnp.ones((rows, D)) for rows in (N - 1, N)]
+        return [jax_tt.functional.embed_bag(table, ids, bounds="warn") for table in tables]
 
     messages = said(call)
     assert [f"a table of {rows} rows" in m for rows, m in zip((N - 1, N), messages, strict=True)]
@@ -312,15 +289,14 @@ def test_a_report_in_the_middle_of_another():
     assert {table for table, _ in reports._reported} == {"inner", "outer"}
 
 
-@speaking
-def test_a_warning_turned_into_an_error_stops_nothing(method, monkeypatch):
+def test_a_warning_turned_into_an_error_stops_nothing(monkeypatch):
     caught = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: caught.append(args.exc_type))
-    model = Model("tt fused", method)
+    model = Model("tt fused", "auto")
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        STEP(model, opt, jnp.array([[1, N]] * B), jnp.zeros((B, 1))).block_until_ready()
+        take_step(model, opt, jnp.array([[1, N]] * B), jnp.zeros((B, 1))).block_until_ready()
         jax.effects_barrier()
         threading.Event().wait(0.001)
     assert caught == [jax_tt.OutOfRangeWarning]
@@ -332,11 +308,9 @@ def test_a_warning_turned_into_an_error_stops_nothing(method, monkeypatch):
     ("kind", "dtype"),
     [
         ("dense", "int32"),
-        ("tt", "int32"),
         ("tt", "uint32"),
         ("tt", "int64"),
         ("cached", "int32"),
-        ("split", "int32"),
         ("split", "beyond"),
     ],
 )
@@ -350,12 +324,8 @@ def test_cuda_kernels_leave_notices(kind, dtype, request):
     if kind == "split":
         shape = jax_tt.TTShape(10**12, 4, 1, (10**4, 10**4, 10**4), (1, 2, 2))
         cores = jax_tt.tt.init(jax.random.key(0), shape)
-        bad, words = (
-            (10**12 + 5, "an id beyond 1000000000000 at position 1 is")
-            if dtype == "beyond"
-            else (-3, "a negative id at position 1 is")
-        )
-        ids = shape.split_ids(np.array([[5, bad]]))
+        words = "an id beyond 1000000000000 at position 1 is"
+        ids = shape.split_ids(np.array([[5, 10**12 + 5]]))
         call = lambda: jax_tt.tt.embed_bag(cores, jax_tt.Bags(ids), name=name, **options)  # noqa: E731
     else:
         cls, own = layer_options(kind, "cuda_emulated")
@@ -461,20 +431,9 @@ def test_the_counter_stops_at_the_largest_int():
         assert int(layer.out_of_range[...]) == 2**31 - 1
 
 
-def test_only_bounds_warn_has_a_counter():
-    assert not hasattr(jax_tt.EmbedBag(N, D, bounds="zero", rngs=nnx.Rngs(0)), "out_of_range")
-    layer = jax_tt.EmbedBag(N, D, rngs=nnx.Rngs(0))
-    assert [path for path, _ in nnx.to_flat_state(nnx.state(layer, jax_tt.nnx.OutOfRange))] == [
-        ("out_of_range",)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "method"), [("dense", "reference"), pytest.param("tt", "native", marks=native)]
-)
-def test_transformations(kind, method):
+def test_transformations():
     """Where the variable cannot be changed the call works and does not count; one model under vmap counts all."""
-    model = Model(kind, method)
+    model = Model("tt", "auto")
     ids = jnp.array([[1, N], [-1, -1], [3, 4]])
     total = model.items.out_of_range
     plain = model(ids)
@@ -524,25 +483,11 @@ def test_all_shards_count(check_vma):
     assert int(layer.out_of_range[...]) == 3
 
 
-def test_linen_counts_where_the_collection_is_mutable():
-    layer = jax_tt.linen.EmbedBag(N, D)
-    ids = jnp.array([[1, N]])
-    variables = layer.init(jax.random.key(0), ids)
-    assert list(variables) == ["params"]
-    jax.grad(lambda v: layer.apply(v, ids).sum())(variables)
-    for total in (1, 2):
-        _, counts = layer.apply(variables, ids, mutable=["out_of_range"])
-        variables = {**variables, **counts}
-        assert int(counts["out_of_range"]["count"]) == total
-
-
-def test_error_is_still_an_error(method):
-    layer = jax_tt.EmbedBag(N, D, bounds="error", method=method, rngs=nnx.Rngs(0))
-    if method == "native":
-        with pytest.raises(jax.errors.JaxRuntimeError, match=r"bounds=\"warn\""):
-            layer(jnp.array([[N]])).block_until_ready()
-    else:
-        assert np.all(np.isnan(layer(jnp.array([[N]]))))
+@native
+def test_error_is_still_an_error():
+    layer = jax_tt.EmbedBag(N, D, bounds="error", method="native", rngs=nnx.Rngs(0))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"bounds=\"warn\""):
+        layer(jnp.array([[N]])).block_until_ready()
 
 
 def test_native_programs_call_no_host():

@@ -1,6 +1,7 @@
 """`Bags` on the host and traced."""
 
 import itertools
+import re
 
 import hypothesis
 import hypothesis.strategies as st
@@ -77,9 +78,8 @@ def test_traced_equals_host():
     np.testing.assert_array_equal(padded.ids, [[4, -1]])
 
 
-@pytest.mark.parametrize(
-    ("make", "fix"),
-    [
+def test_errors_hold_the_fix():
+    for make, fix in (
         (lambda: Bags.from_offsets([1, 2], [1, 2]), "start at 0"),
         (lambda: Bags.from_offsets([1, 2], [0, 2, 1]), "decrease from 2 to 1 at position 2"),
         (lambda: Bags.from_offsets([1, 2], [0, 5]), "include_last_offset=False"),
@@ -97,7 +97,6 @@ def test_traced_equals_host():
         (lambda: Bags.from_lengths([1, 2], [3]), "only 2 ids"),
         (lambda: Bags.from_lengths(np.arange(5), [2, 2]), "capacity=5"),
         (lambda: Bags.from_lengths(np.arange(5), [2, 2], capacity=8), "lengths: sum to 4"),
-        (lambda: Bags.from_offsets(np.arange(5), [0, 3]), "include_last_offset=False"),
         (lambda: Bags.from_offsets(np.arange(5), [0, 3], capacity=8), "capacity=5"),
         (lambda: Bags.from_offsets(jnp.arange(5), [0, 3]), "there are 5 ids"),
         (lambda: Bags.from_ragged([[1], [2]], [[1.0], []]), "one weight per id"),
@@ -106,12 +105,9 @@ def test_traced_equals_host():
         (lambda: Bags.from_padded([[1]], mask=np.array([True])), "shape of ids"),
         (lambda: Bags.from_padded(np.array([[1]], np.uint32), pad_id=-2), "mask="),
         (lambda: Bags.from_ragged([[2**40]]), "split_ids"),
-    ],
-)
-def test_errors_hold_the_fix(make, fix):
-    with pytest.raises(ValueError) as error:
-        make()
-    assert fix in str(error.value)
+    ):
+        with pytest.raises(ValueError, match=re.escape(fix)):
+            pytest.fail(f"gives {make()}, and not {fix}")
 
 
 def test_ids_that_are_padded_already():
@@ -164,7 +160,7 @@ def test_ops_check_their_bags():
         jax_tt.tt.lookup((cores[0], cores[1][:, 1:], cores[2]), np.zeros(2, np.int32))
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "int32", "uint64"])
 @pytest.mark.parametrize("on_host", [True, False])
 def test_padding_of_every_integer_type(x64, method, dtype, on_host):
     table = jnp.arange(1.0, 70_001, dtype=jnp.float32)[:, None]

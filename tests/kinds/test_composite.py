@@ -118,34 +118,16 @@ def test_ids_out_of_range_are_errors(make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "int32"])
-def test_types_of_ids(make, dtype):
-    table, state = make()
-    ids = np.array([0, N - 1, 5, 255 if dtype.startswith("u") else -1]).astype(dtype)
-    lookup = jax_tt.Lookup(bounds="zero")
-    rows, _ = jax_tt.lookup(table, state, ids, lookup)
-    np.testing.assert_allclose(rows[:3], dense_of(table, state)[[0, N - 1, 5]], 1e-5, 1e-6)
-    assert not np.asarray(rows[3]).any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["int32", "uint32"])
-@pytest.mark.parametrize("bounds", ["error", "warn", "zero", "clip"])
-def test_padding(make, bounds, dtype):
-    table, state = make()
-    ids = np.array([[3, -1], [-1, -1]]).astype(dtype)
-    bags, lookup = jax_tt.Bags(ids, padded=True), jax_tt.Lookup(bounds=bounds)
-    found = pooled(table, state, bags, lookup)
-    np.testing.assert_allclose(found, [dense_of(table, state)[3], np.zeros(D)], 1e-5, 1e-6)
-
-
-@pytest.mark.slow
 def test_padding_and_empty_bags(make):
     table, state = make()
     dense = dense_of(table, state)
     bags = jax_tt.Bags(jnp.array([[3, -1], [-1, -1]]), weights=jnp.full((2, 2), 2.0), padded=True)
     found = pooled(table, state, bags)
     np.testing.assert_allclose(found, [2 * dense[3], np.zeros(D)], rtol=1e-5, atol=1e-6)
+    unsigned = jax_tt.Bags(np.array([[3, -1], [-1, -1]]).astype(np.uint32), padded=True)
+    for bounds in ("error", "zero"):
+        found = pooled(table, state, unsigned, jax_tt.Lookup(bounds=bounds))
+        np.testing.assert_allclose(found, [dense[3], np.zeros(D)], 1e-5, 1e-6)
     for bags in (jnp.zeros((0, 3), jnp.int32), jnp.zeros((3, 0), jnp.int32)):
         found = pooled(table, state, bags)
         np.testing.assert_array_equal(found, np.zeros((bags.shape[0], D)))
@@ -242,9 +224,8 @@ def test_a_skipped_step_changes_nothing():
     assert float(step(trained, jnp.float32(1))["step"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
+def test_tables_that_do_not_fit():
+    for arguments, error, message in [
         ((), ValueError, "tables: got none; expected at least one"),
         ((TRAIN, "dense"), TypeError, r"tables\[1\]: got 'dense'; expected a jax_tt.Table"),
         (
@@ -267,11 +248,9 @@ def test_a_skipped_step_changes_nothing():
             TypeError,
             r"tables\[0\]: got a HashTable",
         ),
-    ],
-)
-def test_tables_that_do_not_fit(arguments, error, message):
-    with pytest.raises(error, match=message):
-        jax_tt.tables.SumTable(arguments)
+    ]:
+        with pytest.raises(error, match=message):
+            jax_tt.tables.SumTable(arguments)
 
 
 def test_rules_that_scale_reads_are_refused():
@@ -372,9 +351,8 @@ def test_rows_of_no_importance_get_the_fewest_bits():
     assert (parts[weights == 0] == 1).all() and (parts[weights > 0] == 0).mean() > 0.5
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_arguments():
+    for options, message in [
         (
             {"max_bytes": 10},
             "max_bytes: got 10 bytes; expected at least 360 bytes, the size of 60 rows with",
@@ -384,11 +362,9 @@ def test_rows_of_no_importance_get_the_fewest_bits():
         ({"max_bytes": 500, "bits": ()}, "bits: got none; expected some of 8, 4, 3 and 2"),
         ({"max_bytes": 0}, "max_bytes: got 0"),
         ({"max_bytes": 500, "weights": -np.ones(N)}, "weights: some are negative"),
-    ],
-)
-def test_bad_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        jax_tt.compression.quantize_mixed(ROWS, **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            jax_tt.compression.quantize_mixed(ROWS, **options)
 
 
 def test_rows_that_are_not_finite_are_refused():
@@ -454,26 +430,14 @@ def rotate(arrays, notes):
     notes["tables"][0]["rotated"] = "no"
 
 
-@pytest.mark.parametrize("change", [damage_places, damage_rows, forget_a_table, rotate])
-def test_damaged_files(stored, change):
+def test_damaged_files(stored):
     path, _ = stored
-    rewritten(path, change)
-    with pytest.raises(jax_tt.FileError, match=r"'items': (its|rotated: got 'no')"):
-        jax_tt.files.load(path)
-
-
-@pytest.mark.slow
-def test_exported_programs(make):
-    table, state = make()
-    ids = jnp.array([[0, 5], [N - 1, 7]])
-
-    def pooled(state, ids):
-        return jax_tt.lookup_bags(table, state, ids, bounds="zero")[0]
-
-    checks = jax_tt.export.checks()
-    exported = jax.export.export(jax.jit(pooled), disabled_checks=checks)(state, ids)
-    again = jax.export.deserialize(exported.serialize())
-    np.testing.assert_array_equal(again.call(state, ids), jax.jit(pooled)(state, ids))
+    whole = path.read_bytes()
+    for change in [damage_places, damage_rows, forget_a_table, rotate]:
+        path.write_bytes(whole)
+        rewritten(path, change)
+        with pytest.raises(jax_tt.FileError, match=r"'items': (its|rotated: got 'no')"):
+            jax_tt.files.load(path)
 
 
 def test_descriptions_are_static_and_have_names(make):

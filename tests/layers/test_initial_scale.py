@@ -96,24 +96,22 @@ def test_new_rows_have_the_scale_of_the_layer() -> None:
     assert near(float(rows.std()), 0.1)
 
 
-@pytest.mark.parametrize("stddev", [0, -1.0, float("nan"), float("inf"), "1", True])
-def test_refused(stddev: Any) -> None:
-    with pytest.raises(ValueError, match=r"stddev: got .*; expected a positive number"):
-        jax_tt.tt_table(N, D, stddev=stddev)
-
-
-def test_refused_with_an_initialiser() -> None:
+def test_refused() -> None:
+    bad: Any
+    for bad in (0, -1.0, float("nan"), float("inf"), "1", True):
+        with pytest.raises(ValueError, match=r"stddev: got .*; expected a positive number"):
+            jax_tt.tt_table(N, D, stddev=bad)
     with pytest.raises(
         ValueError, match=r"stddev: got 0.1 with the initialiser .*expected a named one"
     ):
         jax_tt.TTEmbed(N, D, stddev=0.1, core_init=jax.nn.initializers.ones, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("make", [jax_tt.dense_table, jax_tt.quantized_table])
-def test_initialisers_can_be_hashed(make: Any) -> None:
+def test_initialisers_can_be_hashed() -> None:
     class Zeros:
         def __eq__(self, other: object) -> bool:
             return isinstance(other, Zeros)
 
-    with pytest.raises(TypeError, match="embedding_init: got a Zeros, which defines __eq__"):
-        make(20, 4, embedding_init=Zeros(), name="words")
+    for make in (jax_tt.dense_table, jax_tt.quantized_table):
+        with pytest.raises(TypeError, match="embedding_init: got a Zeros, which defines __eq__"):
+            make(20, 4, embedding_init=Zeros(), name="words")

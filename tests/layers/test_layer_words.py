@@ -44,12 +44,12 @@ def refused(caller: str, keyword: str, advice: str = "") -> Any:
     return pytest.raises(TypeError, match=f"^{re.escape(message)}")
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_wrong_keywords_name_the_class(name: str) -> None:
-    with refused(name, "quux", "expected some of "):
-        getattr(jax_tt, name)(*SIZES[name], quux=1, rngs=nnx.Rngs(0))
-    with refused(name, "quux", "expected some of "):
-        getattr(jax_tt.linen, name)(*SIZES[name], quux=1)
+def test_wrong_keywords_name_the_class() -> None:
+    for name, sizes in SIZES.items():
+        with refused(name, "quux", "expected some of "):
+            getattr(jax_tt, name)(*sizes, quux=1, rngs=nnx.Rngs(0))
+        with refused(name, "quux", "expected some of "):
+            getattr(jax_tt.linen, name)(*sizes, quux=1)
 
 
 def test_subclasses_of_users_have_their_name() -> None:
@@ -62,32 +62,28 @@ def test_subclasses_of_users_have_their_name() -> None:
         Items(10, combine="mean", rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("keyword", NEAR)
-def test_wrong_keywords_name_the_nearest(keyword: str) -> None:
-    name, advice = NEAR[keyword]
-    with refused(name, keyword, advice):
-        getattr(jax_tt, name)(*SIZES[name], **{keyword: 4}, rngs=nnx.Rngs(0))
-    with refused(name, keyword, advice):
-        getattr(jax_tt.linen, name)(*SIZES[name], **{keyword: 4})
+def test_wrong_keywords_name_the_nearest() -> None:
+    for keyword, (name, advice) in NEAR.items():
+        with refused(name, keyword, advice):
+            getattr(jax_tt, name)(*SIZES[name], **{keyword: 4}, rngs=nnx.Rngs(0))
+        with refused(name, keyword, advice):
+            getattr(jax_tt.linen, name)(*SIZES[name], **{keyword: 4})
 
 
-@pytest.mark.parametrize("name", FACTORIES)
-def test_wrong_keywords_of_factories(name: str) -> None:
-    with refused(name, "quux", "expected some of "):
-        getattr(jax_tt, name)(*FACTORIES[name], quux=1)
-    with refused(name, "optimiser", "did you mean optimizer?"):
-        getattr(jax_tt, name)(*FACTORIES[name], optimiser=RULE)
+def test_wrong_keywords_of_factories() -> None:
+    for name, sizes in FACTORIES.items():
+        with refused(name, "quux", "expected some of "):
+            getattr(jax_tt, name)(*sizes, quux=1)
+        with refused(name, "optimiser", "did you mean optimizer?"):
+            getattr(jax_tt, name)(*sizes, optimiser=RULE)
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_a_key_in_place_of_generators(name: str) -> None:
-    with pytest.raises(
-        TypeError, match=r"^rngs: got a PRNGKeyArray; expected flax.nnx.Rngs, e.g. rngs=nnx.Rngs"
-    ):
-        getattr(jax_tt, name)(*SIZES[name], rngs=KEY)
-
-
-def test_a_key_in_place_of_generators_in_growth() -> None:
+def test_a_key_in_place_of_generators() -> None:
+    for name, sizes in SIZES.items():
+        with pytest.raises(
+            TypeError, match=r"^rngs: got a PRNGKeyArray; expected flax.nnx.Rngs, e.g. rngs=nnx"
+        ):
+            getattr(jax_tt, name)(*sizes, rngs=KEY)
     layer = jax_tt.TTEmbed(10, 4, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=r"^rngs: got a PRNGKeyArray"):
         layer.grow(20, rngs=KEY)  # pyright: ignore[reportArgumentType]
@@ -143,8 +139,7 @@ def test_a_layer_with_a_cache_that_a_scan_closes_over() -> None:
         return jax.lax.scan(lambda carry, ids: (carry, layer(ids)), 0, IDS)[1]
 
     with pytest.raises(
-        TypeError,
-        match=r"cache_\w+: a training call sets this variable, .* nnx.scan, or",
+        TypeError, match=r"cache_\w+: a training call sets this variable, .* nnx.scan, or"
     ):
         rows()
     layer.eval()

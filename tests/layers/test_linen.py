@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
@@ -21,7 +20,7 @@ from tests.helpers import TRAINED
 
 N, D = 60, 4
 FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors": (1, 2, 2)}
-RULES = [optimizers.SGD(0.1), optimizers.Adagrad(0.1), optimizers.Adam(0.01)]
+ADAM = optimizers.Adam(0.01)
 OVERWRITTEN = "_overwrite_with_gradient"
 IDS = jnp.array([[0, 1], [59, 1]])
 LAYERS = {
@@ -101,12 +100,11 @@ def with_values_of(state: TrainState, model: NNXTower) -> TrainState:
 # --- Layers
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 1, 3)])
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dtype", [None, "float32"])
-def test_embed_equals_flax(shape, param_dtype, dtype):
+def test_embed_equals_flax(param_dtype, dtype):
     layer = make("lookup", param_dtype=param_dtype, dtype=dtype)
-    ids = jnp.asarray(np.random.default_rng(0).integers(0, N, shape), jnp.int32)
+    ids = jnp.asarray(np.random.default_rng(0).integers(0, N, (2, 1, 3)), jnp.int32)
     variables = layer.init(jax.random.key(0), ids)
     cores = tuple(variables["params"][f"core_{k}"] for k in range(3))
     assert {str(core.dtype) for core in cores} == {param_dtype}
@@ -124,56 +122,36 @@ def test_embed_equals_flax(shape, param_dtype, dtype):
     np.testing.assert_allclose(*(x.astype("float32") for x in (scores, want)), atol=4 * tolerance)
 
 
-def test_float_ids():
-    with pytest.raises(ValueError, match="ids: got dtype float32; expected integers"):
-        make("lookup").init(jax.random.key(0), jnp.ones(3))
-
-
-@pytest.mark.parametrize("combiner", ["mean", "mean_count"])
-@pytest.mark.parametrize("kind", ["bag", "dense"])
-def test_bags_equal_nnx(kind, combiner):
-    _, nnx_layer, factors = LAYERS[kind]
-    twin = nnx_layer(N, D, combiner=combiner, rngs=nnx.Rngs(0), **factors)
-    variables = {"params": nnx.to_pure_dict(nnx.state(twin))}
-    bags = jax_tt.Bags.from_ragged([[1, 7, 7], [], [59]], [[1.0, 0.5, 2.0], [], [3.0]])
-    layer = make(kind, combiner=combiner)
-    np.testing.assert_array_equal(layer.apply(variables, bags), twin(bags))
-
-
-@pytest.mark.parametrize("rule", [None, *RULES], ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize("kind", list(LAYERS))
-def test_variables_are_those_of_nnx(kind, rule):
-    variables = make(kind, optimizer=rule).init(jax.random.key(0), IDS)
-    assert list(variables) == ["params" if rule is None else OVERWRITTEN]
+def test_variables_are_those_of_nnx(kind):
     _, nnx_layer, factors = LAYERS[kind]
-    twin = nnx_layer(N, D, optimizer=rule, rngs=nnx.Rngs(0), **factors)
-    (values,) = variables.values()
-    want = nnx.to_pure_dict(nnx.state(twin, TRAINED))
-    assert jax.tree.map(jnp.shape, values) == jax.tree.map(jnp.shape, want)
-    assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(values))
+    for rule in (None, ADAM):
+        layer = make(kind, optimizer=rule)
+        variables = jax.eval_shape(layer.init, jax.random.key(0), IDS)
+        assert list(variables) == ["params" if rule is None else OVERWRITTEN]
+        (values,) = variables.values()
+        twin = nnx_layer(N, D, optimizer=rule, rngs=nnx.Rngs(0), **factors)
+        want = nnx.to_pure_dict(nnx.state(twin, TRAINED))
+        assert jax.tree.map(jnp.shape, values) == jax.tree.map(jnp.shape, want)
+        assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(values))
 
 
 def test_named_initialisers_differ_per_core_and_key():
     layer = make("lookup", row_factors=(4, 4, 4), tt_ranks=2)
     first, second = (layer.init(jax.random.key(k), IDS)["params"] for k in range(2))
     assert not np.array_equal(first["core_1"], second["core_1"])
-    table = jax_tt.tt.to_dense(tuple(first.values()), N)
-    assert float(jnp.var(table)) == pytest.approx(1 / D, rel=0.7)
+    assert not np.array_equal(first["core_0"].ravel(), first["core_2"].ravel())
 
 
 # --- Boxed initialisers
 
 
 @pytest.mark.parametrize("rule", [None, optimizers.Adagrad(0.1)], ids=["optax", "fused"])
-@pytest.mark.parametrize("named", [True, False])
-def test_partitioned_cores(rule, named):
+def test_partitioned_cores(rule):
     axes = (None, None, None, "model")
     box = functools.partial(nn.with_partitioning, names=axes)
-    layer = (
-        make("bag", optimizer=rule, core_partitioning=box)
-        if named
-        else make("bag", optimizer=rule, core_init=box(nn.initializers.normal()))
-    )
+    boxed = {"core_init": box(nn.initializers.normal())} if rule else {"core_partitioning": box}
+    layer = make("bag", optimizer=rule, **boxed)
     variables = layer.init(jax.random.key(0), IDS)
     (specs,) = nn.get_partition_spec(variables).values()
     assert specs["core_0"] == specs["core_2"] == P(*axes)
@@ -196,8 +174,9 @@ def test_slots_are_boxed_like_their_table():
 # --- TrainState
 
 
-@pytest.mark.parametrize("rule", [None, *RULES], ids=lambda rule: type(rule).__name__)
-@pytest.mark.parametrize("kind", list(LAYERS))
+@pytest.mark.parametrize(
+    ("kind", "rule"), [("lookup", ADAM), ("bag", None), ("dense", ADAM)], ids=str
+)
 def test_train_state_equals_nnx(kind, rule):
     model = NNXTower(kind, rule)
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
@@ -208,7 +187,7 @@ def test_train_state_equals_nnx(kind, rule):
         grads = jax_tt.grad(lambda m: jnp.mean((m(ids) - y) ** 2))(model)
         opt.update(model, grads)
 
-    for k in range(4):
+    for k in range(3):
         state, _ = train_step(state, *batch(k))
         nnx_step(model, opt, *batch(k))
     want = with_values_of(state, model).variables
@@ -233,41 +212,6 @@ def test_donated_train_state(method):
     assert float(state.fused["items"]["step"]) == 7
 
 
-def test_schedule_reads_the_step():
-    fixed, scheduled = (
-        train_state("dense", optimizers.SGD(rate)) for rate in (0.25, lambda step: 0.25 + 0 * step)
-    )
-    for k in range(3):
-        fixed, _ = train_step(fixed, *batch(k))
-        scheduled, _ = train_step(scheduled, *batch(k))
-    jax.tree.map(np.testing.assert_array_equal, fixed.variables, scheduled.variables)
-
-
-def test_stepping_the_collection_with_optax_is_refused(method):
-    model = Tower("bag", optimizers.SGD(0.1), method=method)
-    variables = model.init(jax.random.key(0), IDS)
-    grads = jax.grad(lambda v: jnp.sum(model.apply(v, IDS) ** 2))(variables)
-    updates, _ = optax.sgd(0.1).update(grads, optax.sgd(0.1).init(variables))
-    wrong = optax.apply_updates(variables, updates)
-    try:
-        refused = bool(jnp.all(jnp.isnan(model.apply(wrong, IDS))))
-    except (ValueError, jax.errors.JaxRuntimeError) as error:
-        refused = "fused table 'items'" in str(error)
-    assert refused
-
-
-def test_attend_in_the_loss_of_a_fused_table_is_refused():
-    layer = make("lookup", optimizer=optimizers.SGD(0.1))
-    variables = layer.init(jax.random.key(0), IDS)
-
-    def loss(variables):
-        return jnp.sum(layer.apply(variables, jnp.ones(D), method="attend"))
-
-    assert bool(jnp.isfinite(loss(variables)))
-    with pytest.raises(TypeError, match=r"attend is part of the loss.*optimizer=None"):
-        jax.grad(loss)(variables)
-
-
 def test_scan_over_stacked_layers():
     class Stack(nn.Module):
         @nn.compact
@@ -289,26 +233,3 @@ def test_scan_over_stacked_layers():
     (table,) = new[OVERWRITTEN].values()
     np.testing.assert_array_equal(table["step"], np.ones(3))
     np.testing.assert_array_equal(table["sentinel"], np.ones(3))
-
-
-@pytest.mark.optimized
-def test_orbax_round_trip_continues_bit_equal(tmp_path):
-    state = train_state("bag", optimizers.Adam(0.05))
-    for k in range(2):
-        state, _ = train_step(state, *batch(k))
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "state", state)
-        checkpointer.wait_until_finished()
-        abstract = jax.eval_shape(lambda: train_state("bag", optimizers.Adam(0.05)))
-        restored = checkpointer.restore(tmp_path / "state", abstract)
-    restored = state.replace(
-        step=restored.step,
-        params=restored.params,
-        fused=restored.fused,
-        opt_state=restored.opt_state,
-    )
-    for k in range(2, 4):
-        state, _ = train_step(state, *batch(k))
-        restored, _ = train_step(restored, *batch(k))
-    jax.tree.map(np.testing.assert_array_equal, restored.variables, state.variables)
-    assert int(restored.step) == 4

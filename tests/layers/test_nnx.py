@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
@@ -60,7 +59,7 @@ def test_signatures_are_those_of_flax():
         assert [(p.name, p.kind) for p in ours[: len(theirs)]] == [(p.name, p.kind) for p in theirs]
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 1, 3), (0,), (2, 0)])
+@pytest.mark.parametrize("shape", [(), (2, 1, 3), (2, 0)])
 @pytest.mark.parametrize("id_type", ["int32", "uint32", "int8"])
 def test_lookup_equals_flax(shape, id_type):
     layer = embed()
@@ -70,13 +69,13 @@ def test_lookup_equals_flax(shape, id_type):
     np.testing.assert_allclose(rows, flax_twin(layer)(ids), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("shape", [(D,), (3, D), (2, 3, D), (0, D)])
-def test_attend_equals_flax(shape):
+def test_attend_equals_flax():
     layer = embed()
-    query = jax.random.normal(jax.random.key(1), shape)
-    scores = layer.attend(query)
-    assert scores.shape == (*shape[:-1], N)
-    np.testing.assert_allclose(scores, flax_twin(layer).attend(query), rtol=1e-4, atol=1e-6)
+    for shape in ((D,), (2, 3, D), (0, D)):
+        query = jax.random.normal(jax.random.key(1), shape)
+        scores = layer.attend(query)
+        assert scores.shape == (*shape[:-1], N)
+        np.testing.assert_allclose(scores, flax_twin(layer).attend(query), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16", "float16"])
@@ -91,12 +90,6 @@ def test_dtypes_are_those_of_flax(param_dtype, dtype):
     np.testing.assert_allclose(*as_float, rtol=0, atol=1e-2 * float(jnp.abs(as_float[1]).max()))
     query = jnp.ones((2, D), jnp.float32)
     assert layer.attend(query).dtype == twin.attend(query).dtype
-
-
-def test_rows_are_computed_wide_and_cast_once():
-    wide = embed(param_dtype="bfloat16", dtype="float32")
-    exact = jax_tt.tt.lookup(tuple(core.astype("float32") for core in wide.cores), IDS)
-    np.testing.assert_allclose(wide(IDS), exact, rtol=1e-5)
 
 
 def test_promote_dtype_is_called_as_in_flax():
@@ -119,10 +112,10 @@ def test_float_ids_are_refused_as_by_flax():
         flax_twin(embed())(jnp.ones(3))
 
 
-def test_out_sharding(method):
+def test_out_sharding():
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
     with jax.set_mesh(mesh):
-        layer = embed(method=method)
+        layer = embed()
         rows = layer(jnp.zeros(8, jnp.int32), out_sharding=P("x"))
         scores = layer.attend(jnp.ones((4, D)), out_sharding=P("x"))
     assert rows.sharding.spec[0] == "x"
@@ -132,23 +125,14 @@ def test_out_sharding(method):
 # --- Bags
 
 
-@pytest.mark.parametrize("combiner", ["mean", "mean_count"])
 @pytest.mark.parametrize("bags", [RAGGED, IDS], ids=["ragged", "rectangle"])
-def test_bags_equal_the_functional_ops(combiner, bags, method):
-    layer = tt_bag(combiner=combiner, method=method)
-    want = jax_tt.tt.embed_bag(
-        layer.cores, bags, combiner=combiner, num_embeddings=N, method=method
-    )
+def test_bags_equal_the_functional_ops(bags, method):
+    options = {"combiner": "mean_count", "method": method}
+    layer, dense = tt_bag(**options), dense_bag(**options)
+    want = jax_tt.tt.embed_bag(layer.cores, bags, num_embeddings=N, **options)
     np.testing.assert_array_equal(layer(bags), want)
-    dense = dense_bag(combiner=combiner, method=method)
-    want = jax_tt.functional.embed_bag(dense.embedding[...], bags, combiner=combiner, method=method)
+    want = jax_tt.functional.embed_bag(dense.embedding[...], bags, **options)
     np.testing.assert_array_equal(dense(bags), want)
-
-
-@pytest.mark.parametrize("make", [tt_bag, dense_bag])
-def test_bag_dtype(make):
-    assert make(param_dtype="bfloat16")(RAGGED).dtype == jnp.bfloat16
-    assert make(param_dtype="bfloat16", dtype="float32")(RAGGED).dtype == jnp.float32
 
 
 def test_num_embeddings_bounds_the_rows_that_factors_could_address():
@@ -160,10 +144,8 @@ def test_num_embeddings_bounds_the_rows_that_factors_could_address():
 
 def test_split_ids_reach_a_table_beyond_32_bits():
     layer = jax_tt.TTEmbed(10**12, 16, tt_ranks=(2, 2, 2, 2), rngs=nnx.Rngs(0))
-    assert layer.tt_shape.d == 5
-    ids = layer.tt_shape.split_ids(np.array([0, 3 * 10**9, 10**12 - 1]))
-    rows = layer(ids)
-    assert rows.shape == (3, 16)
+    rows = layer(layer.tt_shape.split_ids(np.array([0, 3 * 10**9, 10**12 - 1])))
+    assert layer.tt_shape.d == 5 and rows.shape == (3, 16)
     assert bool(jnp.all(jnp.isfinite(rows)))
 
 
@@ -178,10 +160,7 @@ def test_unfused_variables():
     assert list(nnx.to_pure_dict(nnx.state(dense_bag()))) == ["embedding", "out_of_range"]
 
 
-RULES = [optimizers.SGD(0.1), optimizers.Adagrad(0.1), optimizers.RowWiseAdagrad(0.1)]
-
-
-@pytest.mark.parametrize("rule", [*RULES, optimizers.Adam(0.1)], ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize("rule", [optimizers.SGD(0.1), optimizers.Adam(0.1)], ids=str)
 @pytest.mark.parametrize("make", [embed, tt_bag, dense_bag])
 def test_fused_variables(make, rule):
     layer = make(optimizer=rule)
@@ -198,12 +177,6 @@ def test_fused_variables(make, rule):
     if make is not dense_bag:
         wide = [leaf for leaf in leaves if leaf.ndim == 4]
         assert [leaf.shape for leaf in wide] == list(layer.tt_shape.core_shapes)
-
-
-def test_cores_are_those_of_init_cores():
-    want = jax_tt.tt.init(nnx.Rngs(0).params(), embed().tt_shape, stddev=D**-0.5)
-    for got, core in zip(embed().cores, want, strict=True):
-        np.testing.assert_array_equal(got, core)
 
 
 def test_core_init_and_metadata():
@@ -239,38 +212,7 @@ def test_partitioned_initialisers():
 # --- Transformations
 
 
-@pytest.mark.parametrize("make", [tt_bag, dense_bag])
-def test_gradients_train_with_optax(make):
-    model = make(combiner="mean")
-    opt = nnx.Optimizer(model, optax.adagrad(0.1), wrt=nnx.Param)
-    traces = []
-
-    @nnx.jit
-    def step(model, opt, bags):
-        traces.append(None)
-        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(bags) - 1.0) ** 2))(model)
-        opt.update(model, grads)
-        return loss
-
-    losses = [float(step(model, opt, (IDS + k % 2) % N)) for k in range(20)]
-    assert losses[-1] < 0.7 * losses[0]
-    assert len(traces) == 1
-
-
-def test_weights_get_their_gradient():
-    layer = tt_bag(combiner="mean")
-
-    def loss(weights):
-        return jnp.sum(layer(jax_tt.Bags(RAGGED.ids, RAGGED.offsets, weights)) ** 2)
-
-    weights = jnp.asarray(RAGGED.weights)
-    grads = jax.grad(loss)(weights)
-    bump = jnp.zeros_like(weights).at[1].set(1e-2)
-    slope = (loss(weights + bump) - loss(weights - bump)) / 2e-2
-    np.testing.assert_allclose(grads[1], slope, rtol=1e-2)
-
-
-@pytest.mark.parametrize("make", [embed, tt_bag, dense_bag])
+@pytest.mark.parametrize("make", [embed, dense_bag])
 @pytest.mark.parametrize("rule", [None, optimizers.Adam(0.1)], ids=["optax", "fused"])
 def test_split_merge_and_eval_shape(make, rule):
     layer = make(optimizer=rule)
@@ -280,28 +222,3 @@ def test_split_merge_and_eval_shape(make, rule):
     assert jax.tree.map(jnp.shape, nnx.state(abstract)) == jax.tree.map(jnp.shape, state)
     jitted = nnx.jit(lambda: make(optimizer=rule))()
     np.testing.assert_allclose(jitted(IDS), layer(IDS), rtol=1e-5)
-
-
-def test_stacked_layers():
-    @nnx.vmap(in_axes=0, out_axes=0)
-    def stack(key):
-        return jax_tt.TTEmbed(N, D, rngs=nnx.Rngs(key), **FACTORS)
-
-    layers = stack(jax.random.split(jax.random.key(0), 2))
-    rows = nnx.vmap(lambda layer, ids: layer(ids), in_axes=(0, None))(layers, IDS)
-    one = nnx.merge(*[nnx.split(layers)[0], jax.tree.map(lambda x: x[1], nnx.state(layers))])
-    np.testing.assert_allclose(rows[1], one(IDS), rtol=1e-5)
-
-
-def test_remat():
-    layer = embed()
-
-    def loss(layer, call):
-        return jnp.sum(call(layer, IDS) ** 2)
-
-    def call(layer, ids):
-        return layer(ids)
-
-    plain, remat = (nnx.grad(loss)(layer, f) for f in (call, nnx.remat(call)))
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(remat), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)

@@ -17,13 +17,7 @@ from tests.helpers import TRAINED
 
 N, D = 60, 4
 FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors": (1, 2, 2)}
-RULES = [
-    optimizers.SGD(0.1),
-    optimizers.Adagrad(0.1),
-    optimizers.RowWiseAdagrad(0.1),
-    optimizers.Adam(0.01),
-]
-SGD, ADAGRAD = RULES[:2]
+SGD, ADAGRAD = optimizers.SGD(0.1), optimizers.Adagrad(0.1)
 
 # The layers hold no arithmetic of their own: one implementation beside the reference is enough.
 method = method_fixture("reference", "native")
@@ -98,18 +92,18 @@ def test_sgd_equals_optax(kind, method):
     fused, plain = Tower(kind, SGD, method=method), Tower(kind, None, method=method)
     fused_opt = jax_tt.FusedOptimizer(fused, optax.sgd(0.1))
     plain_opt = nnx.Optimizer(plain, optax.sgd(0.1), wrt=nnx.Param)
-    for k in range(5):
+    for k in range(3):
         loss = train_step(fused, fused_opt, *batch(k))
         want = train_step(plain, plain_opt, *batch(k))
         np.testing.assert_allclose(loss, want, rtol=1e-5)
     got = arrays(fused)
-    assert float(got.pop("items.step")) == 5
+    assert float(got.pop("items.step")) == 3
     assert float(got.pop("items.sentinel")) == 1 == float(got.pop("items.used"))
     assert_same(got, arrays(plain), 1e-5)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
-def test_layer_equals_the_functional_op(rule):
+def test_layer_equals_the_functional_op():
+    rule = optimizers.Adam(0.01)
     layer = Tower("bag", rule).items
     table = jax_tt.functional.init_fused(layer.cores, rule)
     opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
@@ -132,14 +126,6 @@ def test_layer_equals_the_functional_op(rule):
         for slot, value in zip(rule.slots, table.slots[k], strict=True):
             np.testing.assert_allclose(got[f"slot_{slot.name}_{k}"], value, rtol=1e-5, atol=1e-9)
     assert float(got["step"]) == float(table.step) == 3
-
-
-def test_optax_never_sees_a_table():
-    model = Tower("bag", ADAGRAD)
-    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1, momentum=0.9))
-    shapes = {leaf.shape for leaf in jax.tree.leaves(nnx.state(opt))}
-    assert shapes == {(), (2,), (D, 2)}
-    assert set(nnx.state(opt.update(model, jax_tt.grad(loss_fn)(model, *batch(0))))) == {"head"}
 
 
 @pytest.mark.parametrize("kind", ["bag", "dense"])
@@ -197,69 +183,10 @@ def test_schedule_reads_the_step():
     assert float(scheduled.step[...]) == 4
 
 
-def test_bfloat16_storage():
-    model = Tower("bag", ADAGRAD, param_dtype="bfloat16", dtype="float32")
-    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
-    losses = [float(train_step(model, opt, *batch(0))) for _ in range(10)]
-    assert losses[-1] < losses[0]
-    assert model.items.core_0.dtype == jnp.bfloat16
-    assert model.items.slot_sum_0.dtype == jnp.float32
-
-
-def test_batch_sharded_over_devices():
-    model, single = Tower("bag", ADAGRAD), Tower("bag", ADAGRAD)
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
-    nnx.update((model, opt), jax.device_put(nnx.state((model, opt)), everywhere))
-    single_opt = jax_tt.FusedOptimizer(single, optax.sgd(0.1))
-    for k in range(2):
-        train_step(model, opt, *jax.device_put(batch(k), rows))
-        train_step(single, single_opt, *batch(k))
-    assert_same(arrays(model), arrays(single), 1e-5)
-
-
-def test_axis_name_sums_over_shards(method):
-    per_device, single = (
-        Tower("bag", ADAGRAD, axis_name=axis, method=method).items for axis in ("data", None)
-    )
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    rows, whole = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
-
-    def new_state(layer, ids):
-        grads = nnx.grad(
-            lambda m: jnp.sum(m(ids) ** 2), argnums=nnx.DiffState(0, jax_tt.FusedParam)
-        )
-        return grads(layer)
-
-    graphdef, state = nnx.split(per_device)
-    sharded = jax.shard_map(
-        lambda state, ids: new_state(nnx.merge(graphdef, state), ids),
-        mesh=mesh,
-        in_specs=(whole, rows),
-        out_specs=whole,
-        check_vma=False,
-    )
-    got, want = jax.jit(sharded)(state, batch(0)[0]), nnx.jit(new_state)(single, batch(0)[0])
-    assert jax.tree.leaves(want)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-def test_evaluation_leaves_the_table_alone():
-    model = Tower("bag", ADAGRAD)
-    before = arrays(model)
-    first, second = model(batch(0)[0]), nnx.jit(lambda m, ids: m(ids))(model, batch(0)[0])
-    np.testing.assert_allclose(first, second, rtol=1e-5)
-    assert_same(arrays(model), before)
-
-
 # --- What may surround a fused step
 
 
-@pytest.mark.parametrize("jit", [True, False])
-def test_loss_scale_is_divided_out(jit):
+def test_loss_scale_is_divided_out():
     scaled, plain = Tower("bag", ADAGRAD), Tower("bag", ADAGRAD)
 
     def step(model, opt, scale):
@@ -270,7 +197,7 @@ def test_loss_scale_is_divided_out(jit):
 
     for model, scale in ((scaled, 1024.0), (plain, None)):
         opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
-        (nnx.jit(step, static_argnums=2) if jit else step)(model, opt, scale)
+        nnx.jit(step, static_argnums=2)(model, opt, scale)
     assert_same(arrays(scaled), arrays(plain), 1e-5)
 
 
@@ -302,64 +229,19 @@ def test_a_table_behind_stop_gradient_stays_as_it_is():
     assert not np.array_equal(before["head.kernel"], after["head.kernel"])
 
 
-def test_nonfinite_step_is_skipped():
-    model = Tower("dense", ADAGRAD, skip_nonfinite=True)
-    opt = jax_tt.FusedOptimizer(model.items, optax.sgd(0.1))
-    before = arrays(model.items)
-
-    def loss(items, factor):
-        return jnp.sum(items(batch(0)[0])) * factor
-
-    opt.update(model.items, jax_tt.grad(loss)(model.items, jnp.inf))
-    assert_same(arrays(model.items), before)
-    opt.update(model.items, jax_tt.grad(loss)(model.items, 1.0))
-    assert float(model.items.step[...]) == 1
-
-
 # --- Wrong uses
 
 
-def two_uses(model, ids, y):
-    # In functions of their own, where the trace of the loss does not show that it is the same table.
-    call = nnx.jit(lambda model, ids: model(ids))
-    return jax_tt.grad(lambda m: jnp.mean((call(m, ids) - call(m, ids[::-1]) - y) ** 2))(model)
-
-
-def penalty_on_all_variables(model, ids, y):
-    # Here too, the trace does not show that the penalty is over arrays that the loss looks up.
-    def loss(m):
-        squares = jax.tree.map(lambda x: jnp.sum(x**2), nnx.state(m, TRAINED))
-        return nnx.jit(loss_fn)(m, ids, y) + 1e-5 * jax.tree.reduce(jnp.add, squares)
-
-    return jax_tt.grad(loss)(model)
-
-
-WRONG = [two_uses, penalty_on_all_variables]
-
-
-@pytest.mark.parametrize("gradients", WRONG, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("kind", ["bag", "dense"])
-def test_wrong_gradients_are_refused_before_they_are_written(gradients, kind):
-    model = Tower(kind, ADAGRAD)
+def test_wrong_gradients_are_refused_before_they_are_written():
+    model = Tower("dense", ADAGRAD)
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
     before = arrays(model)
+    # In functions of their own, where the trace of the loss does not show that it is the same table.
+    call, (ids, y) = nnx.jit(lambda model, ids: model(ids)), batch(0)
+    grads = jax_tt.grad(lambda m: jnp.mean((call(m, ids) - call(m, ids[::-1]) - y) ** 2))(model)
     with pytest.raises(ValueError, match=r"fused table 'items'.*more than once"):
-        opt.update(model, gradients(model, *batch(0)))
+        opt.update(model, grads)
     assert_same(arrays(model), before)
-
-
-@pytest.mark.parametrize("gradients", WRONG, ids=lambda f: f.__name__)
-def test_wrong_gradients_under_jit_are_refused_by_the_next_forward(gradients, method):
-    model = Tower("bag", ADAGRAD, method=method)
-    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
-
-    @nnx.jit
-    def step(model, opt, ids, y):
-        opt.update(model, gradients(model, ids, y))
-
-    assert not refuses(model, batch(1)[0])
-    step(model, opt, *batch(0))
-    assert refuses(model, batch(1)[0])
 
 
 def test_gradient_of_a_part_of_the_table_is_refused():
@@ -451,10 +333,9 @@ def test_a_table_that_came_later_is_trained():
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("kind", ["bag", "dense"])
-def test_orbax_round_trip_continues_bit_equal(kind, tmp_path):
+def test_orbax_round_trip_continues_bit_equal(tmp_path):
     def make() -> tuple[Tower, jax_tt.FusedOptimizer]:
-        model = Tower(kind, optimizers.Adam(0.05))
+        model = Tower("bag", optimizers.Adam(0.05))
         return model, jax_tt.FusedOptimizer(model, optax.sgd(0.1, momentum=0.9))
 
     model, opt = make()

@@ -67,21 +67,7 @@ def ema(table):
     return mean
 
 
-def polyak(table):
-    mean = table
-    for k in range(2, 12):
-        mean = jax.tree.map(lambda m, x, k=k: m + (x - m) / k, mean, table)
-    return mean
-
-
-def incremental(table):
-    mean = table
-    for _ in range(20):
-        mean = optax.incremental_update(table, mean, 1e-4)
-    return mean
-
-
-@pytest.mark.parametrize("average", [ten_checkpoints, ema, polyak, incremental])
+@pytest.mark.parametrize("average", [ten_checkpoints, ema])
 def test_averages_of_tables_are_read(average, method):
     table = average(tables()["tt"])
     assert not refused("tt", method, table)
@@ -105,21 +91,19 @@ def scaled(factor):
 
 CHANGES = {
     "twice": scaled(2.0),
-    "half": scaled(0.5),
     "nearly": scaled(0.999),
     "clip": lambda table: jax.tree.map(lambda x: x / optax.tree.norm(table), table),
-    "adam": stepped_by(optax.adam(1e-3)),
     "slow adam": stepped_by(optax.adam(1e-4)),
     "sgd": stepped_by(optax.sgd(1e-3)),
-    "adagrad": stepped_by(optax.adagrad(1e-3)),
     "adamw": stepped_by(optax.adamw(1e-4)),
     "lion": stepped_by(optax.lion(1e-4)),
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_changes_are_noticed(name):
-    assert refused("dense", "reference", CHANGES[name](tables()["dense"]))
+def test_changes_are_noticed():
+    table = tables()["dense"]
+    for name, change in CHANGES.items():
+        assert refused("dense", "reference", change(table)), name
 
 
 def test_the_sentinel_is_printed_with_the_digits_that_tell_it_from_1():
@@ -136,13 +120,12 @@ def test_the_sentinel_is_printed_with_the_digits_that_tell_it_from_1():
             jax.block_until_ready(layer(IDS))
 
 
-@pytest.mark.parametrize("average", [ten_checkpoints, ema])
-def test_an_average_of_models_is_evaluated_and_trained(average):
+def test_an_average_of_models_is_evaluated_and_trained():
     layer = jax_tt.EmbedBag(12, 4, optimizer=RULE, rngs=nnx.Rngs(0))
     with jax.numpy_dtype_promotion(
         "standard"
     ):  # the whole state, counters of ids out of range and all
-        nnx.update(layer, average(nnx.to_pure_dict(nnx.state(layer))))
+        nnx.update(layer, ema(nnx.to_pure_dict(nnx.state(layer))))
     assert np.isfinite(layer(IDS)).all()
     opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
     opt.update(layer, jax_tt.grad(lambda m: jnp.sum(m(IDS)))(layer))

@@ -27,28 +27,15 @@ TABLES = {
 }
 FEATURES = {name: jax_tt.Feature(name) for name in TABLES}
 BATCH = {"dense": IDS, "cached": IDS, "hashed": KEYS}
-# The class of a layer, its arguments, its input, and the shape of what it returns.
-LAYERS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], Any, str]] = {
-    "Embed": ("Embed", (10, 4), {}, IDS, "float32[1,2,4]"),
-    "Embed, fused": ("Embed", (10, 4), {"optimizer": RULE}, IDS, "float32[1,2,4]"),
-    "EmbedBag": ("EmbedBag", (10, 4), {}, BAGS, "float32[2,4]"),
-    "TTEmbed": ("TTEmbed", (10, 4), {"tt_ranks": 2}, IDS, "float32[1,2,4]"),
-    "TTEmbedBag, cached": ("TTEmbedBag", (10, 4), {"cache": CACHE}, IDS, "float32[1,4]"),
-    "TableEmbed": ("TableEmbed", (TABLES["dense"],), {}, IDS, "float32[1,2,4]"),
-    "TableEmbedBag": ("TableEmbedBag", (TABLES["hashed"],), {}, KEYS, "float32[1,4]"),
-    "EmbedCollection": ("EmbedCollection", (TABLES, FEATURES), {}, BATCH, "hashed: float32[1,4]"),
+# Of the class of a layer, its arguments, its input, and the shape of what it returns.
+LAYERS: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any, str]] = {
+    "TTEmbedBag": ((10, 4), {"cache": CACHE, "optimizer": RULE}, BAGS, "float32[2,4]"),
+    "TableEmbedBag": ((TABLES["hashed"],), {}, KEYS, "float32[1,4]"),
+    "EmbedCollection": ((TABLES, FEATURES), {}, BATCH, "hashed: float32[1,4]"),
 }
-# The quick tier has one of each way that a layer is made.
-QUICK = ("TTEmbedBag, cached", "EmbedCollection", "TableEmbedBag")
 CONSOLE = {"width": 200, "force_terminal": False}
-
-
-def cases(*layers: str) -> Any:
-    """Parameters of a test; those that are not in the quick tier are marked."""
-    return pytest.mark.parametrize(
-        "case",
-        [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in layers],
-    )
+# One of each way that a layer is made.
+cases = pytest.mark.parametrize("case", ["TTEmbedBag", "EmbedCollection", "TableEmbedBag"])
 
 
 def layer_classes(module: Any, base: Any) -> list[Any]:
@@ -64,10 +51,10 @@ def public_methods(layer: Any) -> dict[str, Any]:
     return {name: method for name, method in members if name[0] != "_" or name == "__call__"}
 
 
-@cases(*LAYERS)
+@cases
 def test_nnx_tabulate(case: str) -> None:
-    name, args, options, inputs, outputs = LAYERS[case]
-    kind = getattr(jax_tt, name)
+    args, options, inputs, outputs = LAYERS[case]
+    kind = getattr(jax_tt, case)
     before = public_methods(kind)
     layer = kind(*args, **options, rngs=nnx.Rngs(0))
     want = jax.tree.map(np.asarray, layer(inputs))
@@ -79,23 +66,21 @@ def test_nnx_tabulate(case: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, layer(inputs), want)
 
 
-@cases(*LAYERS)
+@cases
 def test_linen_tabulate(case: str) -> None:
-    name, args, options, inputs, outputs = LAYERS[case]
-    layer = getattr(jax_tt.linen, name)(*args, **options)
+    args, options, inputs, outputs = LAYERS[case]
+    layer = getattr(jax_tt.linen, case)(*args, **options)
     summary = nn.tabulate(  # pyright: ignore[reportPrivateImportUsage]
         layer, jax.random.key(0), compute_flops=True, console_kwargs=CONSOLE
     )
     found = summary(inputs)
     assert outputs in found
-    assert f"│ {name} " in found  # without the name of another method than `__call__`
+    assert f"│ {case} " in found  # without the name of another method than `__call__`
     assert summary(inputs) == found
 
 
 @pytest.mark.parametrize(
-    ("module", "base"),
-    [(jax_tt.nnx, nnx.Module), (jax_tt.linen, nn.Module)],
-    ids=["nnx", "linen"],
+    ("module", "base"), [(jax_tt.nnx, nnx.Module), (jax_tt.linen, nn.Module)], ids=["nnx", "linen"]
 )
 def test_layers_have_no_public_helpers(module: Any, base: Any) -> None:
     """Users may call every public function of a class, and `tabulate` does, so each is a page of the reference."""

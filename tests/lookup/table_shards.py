@@ -89,7 +89,7 @@ def step_of(table: Any) -> Any:
     return jax.jit(step, donate_argnums=0)
 
 
-def check_steps(mesh: Any, rule: str, spec: P, steps: int = 10) -> None:
+def check_steps(mesh: Any, rule: str, spec: P, steps: int) -> None:
     """Steps on a mesh equal those on one device bit for bit, keep all shardings, and send no shard of the table."""
     table, state = table_of(rule)
     step = step_of(table)
@@ -114,7 +114,7 @@ def check_steps(mesh: Any, rule: str, spec: P, steps: int = 10) -> None:
         check_equal(array, state[name], name)
 
 
-def check_memory(mesh: Any, rule: str, spec: P, steps: int = 10) -> None:
+def check_memory(mesh: Any, rule: str, spec: P, steps: int) -> None:
     """Lookups and steps need less than a tenth of a shard of table and slots beside it.
 
     Counted by XLA for one device, and as the arrays of every device after each step.

@@ -22,9 +22,8 @@ RULE = optimizers.Adagrad(0.1)
 FUSED = init_fused(TABLE, RULE)
 
 
-@pytest.mark.parametrize("as_list", [False, True])
-def test_numpy_tables_under_jit(method, as_list):
-    cores = list(CORES) if as_list else CORES
+def test_numpy_tables_under_jit(method):
+    cores = list(CORES)
     table = Fused(
         cores, [[np.zeros((c.shape[0], c[0].size), np.float32)] for c in CORES], 0.0, 1.0, 1.0
     )
@@ -56,91 +55,81 @@ def test_types_have_their_article():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
+def test_ids_that_are_no_integers_of_64_bits():
+    wide = r"ids: got integers of more than 64 bits; expected -2\*\*63 to 2\*\*64 - 1"
+    for ids, message in (
         ([1.5], "ids: got dtype float64; expected integers.* becomes floats in numpy"),
         (jnp.ones(1), r"ids: got dtype float32; expected integers, e.g. ids.astype\(np.int64\)\.$"),
-        ([2**64 + 5], r"ids: got integers of more than 64 bits; expected -2\*\*63 to 2\*\*64 - 1"),
-    ],
-)
-@pytest.mark.parametrize("table", [jax_tt.dense_table(9, 4), jax_tt.hash_table(8, 4)])
-def test_ids_that_are_no_integers_of_64_bits(table, ids, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        jax_tt.lookup(table, table.init(jax.random.key(0)), ids)
+        ([2**64 + 5], wide),
+    ):
+        for table in (jax_tt.dense_table(9, 4), jax_tt.hash_table(8, 4)):
+            with pytest.raises((TypeError, ValueError), match=message):
+                jax_tt.lookup(table, table.init(jax.random.key(0)), ids)
 
 
-@pytest.mark.parametrize("value", [3.5, np.float32(2), "x", True, None, np.ones(2), [3]])
-def test_sizes_are_exact_integers(value):
+def test_sizes_are_exact_integers():
     calls = [
-        ("num_embeddings", lambda: jax_tt.functional.count_out_of_range(IDS, value)),
-        ("num_embeddings", lambda: TTShape(value, 8, 4, (4, 5, 6), (2, 2, 2))),
-        ("features", lambda: TTShape.suggest(100, value)),
-        ("d: ", lambda: TTShape.suggest(100, 8, d=value)),
+        ("num_embeddings", lambda x: jax_tt.functional.count_out_of_range(IDS, x)),
+        ("num_embeddings", lambda x: TTShape(x, 8, 4, (4, 5, 6), (2, 2, 2))),
+        ("features", lambda x: TTShape.suggest(100, x)),
+        ("d: ", lambda x: TTShape.suggest(100, 8, d=x)),
     ]
-    if value is not None:
-        calls += [
-            ("num_embeddings", lambda: jax_tt.tt.lookup(CORES, IDS, num_embeddings=value)),
-            ("num_embeddings", lambda: jax_tt.tt.attend(CORES, np.ones(8), value)),
-            ("num_embeddings", lambda: jax_tt.tt.to_dense(CORES, value)),
-            ("capacity", lambda: Bags.from_ragged([[1]], capacity=value)),
-            ("pad_id", lambda: Bags.from_padded(IDS, pad_id=value)),
-        ]
-    for name, call in calls:
-        with pytest.raises(TypeError, match=name):
-            call()
+    optional = [
+        ("num_embeddings", lambda x: jax_tt.tt.lookup(CORES, IDS, num_embeddings=x)),
+        ("num_embeddings", lambda x: jax_tt.tt.attend(CORES, np.ones(8), x)),
+        ("num_embeddings", lambda x: jax_tt.tt.to_dense(CORES, x)),
+        ("capacity", lambda x: Bags.from_ragged([[1]], capacity=x)),
+        ("pad_id", lambda x: Bags.from_padded(IDS, pad_id=x)),
+    ]
+    for value in (3.5, np.float32(2), "x", True, None, np.ones(2), [3]):
+        for name, call in calls if value is None else calls + optional:
+            with pytest.raises(TypeError, match=name):
+                call(value)
 
 
-@pytest.mark.parametrize("value", ["x", None, 2**70, [[1], [2, 3]], object(), {}, np.array("a")])
-def test_arrays_hold_numbers(value):
+def test_arrays_hold_numbers():
     def bags(**fields):
         return jax_tt.functional.embed_bag(TABLE, Bags(**{"ids": IDS} | fields))
 
+    def fused(table=FUSED, **options):
+        return jax_tt.functional.fused_embed_bag(table, IDS, RULE, **options)
+
     calls = [
-        ("ids", lambda: jax_tt.tt.lookup(CORES, value)),
-        ("ids.digits", lambda: jax_tt.tt.lookup(CORES, SplitIds(value))),
-        ("split_ids", lambda: SHAPE.split_ids(value)),
-        ("ids", lambda: bags(ids=value)),
-        (r"cores\[1\]", lambda: jax_tt.tt.to_dense((CORES[0], value, CORES[2]))),
-        ("table", lambda: jax_tt.functional.embed_bag(value, IDS)),
-        ("query", lambda: jax_tt.tt.attend(CORES, value)),
-        ("offsets", lambda: Bags.from_offsets([1], value)),
-        ("lengths", lambda: Bags.from_lengths([1], value)),
-        (
-            "table.step",
-            lambda: jax_tt.functional.fused_embed_bag(FUSED._replace(step=value), IDS, RULE),
-        ),
+        ("ids", lambda x: jax_tt.tt.lookup(CORES, x)),
+        ("ids.digits", lambda x: jax_tt.tt.lookup(CORES, SplitIds(x))),
+        ("split_ids", SHAPE.split_ids),
+        ("ids", lambda x: bags(ids=x)),
+        (r"cores\[1\]", lambda x: jax_tt.tt.to_dense((CORES[0], x, CORES[2]))),
+        ("table", lambda x: jax_tt.functional.embed_bag(x, IDS)),
+        ("query", lambda x: jax_tt.tt.attend(CORES, x)),
+        ("offsets", lambda x: Bags.from_offsets([1], x)),
+        ("lengths", lambda x: Bags.from_lengths([1], x)),
+        ("table.step", lambda x: fused(FUSED._replace(step=x))),
     ]
-    if value is not None:
-        calls += [
-            ("bags.offsets", lambda: bags(ids=IDS[0], offsets=value)),
-            ("bags.weights", lambda: bags(weights=value)),
-            ("weights", lambda: Bags.from_ragged([[1]], value)),
-            ("weights", lambda: Bags.from_padded(IDS, weights=value)),
-            ("mask", lambda: Bags.from_padded(IDS, mask=value)),
-            (
-                "grad_scale",
-                lambda: jax_tt.functional.fused_embed_bag(FUSED, IDS, RULE, grad_scale=value),
-            ),
-        ]
-    for name, call in calls:
-        with pytest.raises((TypeError, ValueError), match=name):
-            call()
+    optional = [
+        ("bags.offsets", lambda x: bags(ids=IDS[0], offsets=x)),
+        ("bags.weights", lambda x: bags(weights=x)),
+        ("weights", lambda x: Bags.from_ragged([[1]], x)),
+        ("weights", lambda x: Bags.from_padded(IDS, weights=x)),
+        ("mask", lambda x: Bags.from_padded(IDS, mask=x)),
+        ("grad_scale", lambda x: fused(grad_scale=x)),
+    ]
+    for value in ("x", None, 2**70, [[1], [2, 3]], object(), {}, np.array("a")):
+        for name, call in calls if value is None else calls + optional:
+            with pytest.raises((TypeError, ValueError), match=name):
+                call(value)
 
 
-@pytest.mark.parametrize("value", [5, np.ones((2, 2)), None, ["sum"], 3.5])
-@pytest.mark.parametrize("name", ["bounds", "method", "combiner"])
-def test_words_are_strings(name, value):
-    with pytest.raises(ValueError, match=f"{name}: got"):
-        jax_tt.functional.embed_bag(TABLE, IDS, **{name: value})
-
-
-@pytest.mark.parametrize("value", [5, ["a"], b"x"])
-def test_a_name_is_a_string(value):
-    with pytest.raises(TypeError, match="name: got"):
-        jax_tt.functional.embed_bag(TABLE, IDS, name=value)
-    with pytest.raises(TypeError, match="name: got"):
-        jax_tt.tt.lookup(CORES, IDS, name=value)
+def test_words_and_names_are_strings():
+    for value in (5, np.ones((2, 2)), None, ["sum"], 3.5):
+        for name in ("bounds", "method", "combiner"):
+            with pytest.raises(ValueError, match=f"{name}: got"):
+                jax_tt.functional.embed_bag(TABLE, IDS, **{name: value})
+    for value in (5, ["a"], b"x"):
+        with pytest.raises(TypeError, match="name: got"):
+            jax_tt.functional.embed_bag(TABLE, IDS, name=value)
+        with pytest.raises(TypeError, match="name: got"):
+            jax_tt.tt.lookup(CORES, IDS, name=value)
 
 
 def test_result_types():
@@ -151,9 +140,8 @@ def test_result_types():
         jax_tt.functional.embed_bag(TABLE, IDS, dtype=jnp.int32)
 
 
-@pytest.mark.parametrize(
-    ("table", "match"),
-    [
+def test_parts_of_a_fused_table():
+    for table, match in (
         (FUSED._replace(cores=None), "table.cores"),
         (FUSED._replace(cores=TABLE), "table.cores"),
         (FUSED._replace(cores=(TABLE[0],)), r"table.cores\[0\]: got shape"),
@@ -164,11 +152,9 @@ def test_result_types():
         (FUSED._replace(sentinel=jnp.ones(2)), r"table\.sentinel: got float32 of shape \(2,\)"),
         (FUSED._replace(used=jnp.ones(2)), r"table\.used: got float32 of shape \(2,\)"),
         (tuple(FUSED), "expected a Fused"),
-    ],
-)
-def test_parts_of_a_fused_table(table, match):
-    with pytest.raises((TypeError, ValueError), match=match):
-        jax_tt.functional.fused_embed_bag(table, IDS, RULE)
+    ):
+        with pytest.raises((TypeError, ValueError), match=match):
+            jax_tt.functional.fused_embed_bag(table, IDS, RULE)
 
 
 def test_start_of_a_fused_table():
@@ -238,16 +224,10 @@ def test_wide_host_offsets_reach_the_op(method):
         assert np.isnan(jax_tt.functional.embed_bag(TABLE, bags, method=method)).all()
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        jax_tt.tt.fused_embed_bag,
-        jax_tt.tt.fused_lookup,
-        jax_tt.functional.fused_embed_bag,
-    ],
-)
-def test_the_options_of_fused_operations_have_types(function):
-    hints = typing.get_type_hints(function)
-    (options,) = typing.get_args(hints["options"])
-    arguments = {*inspect.signature(function).parameters}
-    assert {*typing.get_type_hints(options)} == arguments - {*hints}
+def test_the_options_of_fused_operations_have_types():
+    functions = jax_tt.tt.fused_embed_bag, jax_tt.tt.fused_lookup, jax_tt.functional.fused_embed_bag
+    for function in functions:
+        hints = typing.get_type_hints(function)
+        (options,) = typing.get_args(hints["options"])
+        arguments = {*inspect.signature(function).parameters}
+        assert {*typing.get_type_hints(options)} == arguments - {*hints}

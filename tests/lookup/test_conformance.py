@@ -119,7 +119,7 @@ def test_embed_bag(dtype, combiner, method):
             assert_close(dweights[:used], flat(model[2]), TOLERANCE[dtype], "weights")
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", ["d2", "d3-odd", "d3-one-column", "d5"])
 def test_lookup_to_dense_attend(name, method):
     case = make_case(SHAPES[name], "float32", False)
     n = case.shape.num_embeddings
@@ -143,13 +143,13 @@ def test_lookup_to_dense_attend(name, method):
     assert_close(scores, np.asarray(query, np.float64) @ table.T, 1e-5, "attend")
 
 
-@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64"])
-def test_id_types(dtype, method):
-    with jax.enable_x64(dtype == "int64"):
-        case = make_case(SHAPES["d3"], "float32", False)
-        ids = np.array([0, 7, 119], dtype)
-        rows = jax_tt.tt.lookup(case.cores, ids, method=method)
-        assert_close(rows, dense_table(case.cores, 120)[ids], 1e-5)
+def test_id_types(method):
+    case = make_case(SHAPES["d3"], "float32", False)
+    for dtype in ("int32", "uint32", "int64"):
+        with jax.enable_x64(dtype == "int64"):
+            ids = np.array([0, 7, 119], dtype)
+            rows = jax_tt.tt.lookup(case.cores, ids, method=method)
+            assert_close(rows, dense_table(case.cores, 120)[ids], 1e-5, dtype)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -196,45 +196,45 @@ def test_bounds(split, method):
     assert not np.any(np.asarray(dweights)[outside])
 
 
-@pytest.mark.parametrize(
-    "bags",
-    [
-        jax_tt.Bags.from_ragged([]),
-        jax_tt.Bags(np.arange(9, dtype=np.int32), np.zeros(1, np.int32), np.ones(9, np.float32)),
-        jax_tt.Bags.from_ragged([[], []]),
-        jax_tt.Bags.from_ragged([[], []], [[], []], capacity=4),
-        np.zeros((0, 3), np.int32),
-        np.zeros((2, 0), np.int32),
-        jax_tt.Bags.from_padded(np.full((2, 3), -1, np.int32)),
-    ],
-    ids=[
-        "no-bags",
-        "no-bags-with-ids",
-        "empty-bags",
-        "unused-capacity",
-        "no-rows",
-        "no-columns",
-        "all-padding",
-    ],
-)
-@pytest.mark.parametrize("combiner", COMBINERS)
-def test_zero_sizes(bags, combiner, method):
+EMPTY = {
+    "no bags": jax_tt.Bags.from_ragged([]),
+    "no bags, with ids": jax_tt.Bags(
+        np.arange(9, dtype=np.int32), np.zeros(1, np.int32), np.ones(9, np.float32)
+    ),
+    "empty bags": jax_tt.Bags.from_ragged([[], []]),
+    "unused capacity": jax_tt.Bags.from_ragged([[], []], [[], []], capacity=4),
+    "no rows": jax_tt.Bags(np.zeros((0, 3), np.int32)),
+    "no columns": jax_tt.Bags(np.zeros((2, 0), np.int32)),
+    "all padding": jax_tt.Bags.from_padded(np.full((2, 3), -1, np.int32)),
+}
+
+
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn", "max"])
+def test_zero_sizes(combiner, method):
+    """All forms in one program."""
     case = make_case(SHAPES["d3"], "float32", False)
+    batches = dict(EMPTY)
+    if combiner == "max":
+        batches = {k: dataclasses.replace(bags, weights=None) for k, bags in batches.items()}
 
     def loss(cores, weights):
-        given = bags if weights is None else dataclasses.replace(bags, weights=weights)
-        out = jax_tt.tt.embed_bag(cores, given, combiner=combiner, method=method)
-        return out.sum(), out
+        outs = {
+            name: jax_tt.tt.embed_bag(
+                cores,
+                dataclasses.replace(bags, weights=weights[name]),
+                combiner=combiner,
+                method=method,
+            )
+            for name, bags in batches.items()
+        }
+        return sum(out.sum() for out in outs.values()), outs
 
-    weights = getattr(bags, "weights", None)
-    if combiner == "max" and weights is not None:
-        bags, weights = dataclasses.replace(bags, weights=None), None
+    weights = {name: bags.weights for name, bags in batches.items()}
     grad = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
-    (_, out), (dcores, dweights) = grad(case.cores, weights)
-    count = bags.num_bags if isinstance(bags, jax_tt.Bags) else bags.shape[0]
-    assert out.shape == (count, 8) and not np.any(out)
-    assert not any(np.any(core) for core in dcores)
-    assert dweights is None or not np.any(dweights)
+    (_, outs), gradients = grad(case.cores, weights)
+    for name, bags in batches.items():
+        assert outs[name].shape == (bags.num_bags, 8) and not np.any(outs[name]), name
+    assert not any(np.any(gradient) for gradient in jax.tree.leaves(gradients))
     empty = jax_tt.tt.lookup(case.cores, np.zeros((2, 0), np.int32), method=method)
     assert empty.shape == (2, 0, 8)
     assert jax_tt.tt.attend(case.cores, jnp.zeros((0, 8))).shape == (0, 120)
@@ -270,26 +270,22 @@ def test_uint32_ids_above_2_to_the_31(method):
     assert np.any(rows[:2]) and not np.any(rows[2])
 
 
-@pytest.mark.parametrize("op", ["tt_embed_bag", "embed_bag", "fused_tt_embed_bag"])
-def test_float64_is_refused(op, method, x64):
+def test_float64_is_refused(method, x64):
     """Where kernels store no float64, "auto" takes the reference and the native method says so."""
     cores = make_case(SHAPES["d2"], "float64", False).cores
     table = jax_tt.tt.to_dense(cores, 50)
     rule = jax_tt.optimizers.SGD(0.1)
+    fused = jax_tt.functional.init_fused(cores, rule)
     ids = np.array([[1, 2]], np.int32)
-
-    def run(method):
-        if op == "tt_embed_bag":
-            return jax_tt.tt.embed_bag(cores, ids, method=method)
-        if op == "embed_bag":
-            return jax_tt.functional.embed_bag(table, ids, method=method)
-        fused = jax_tt.functional.init_fused(cores, rule)
-        return jax_tt.tt.fused_embed_bag(fused, ids, rule, method=method)
-
     want = np.asarray(table)[ids].sum(1)
-    np.testing.assert_allclose(run("auto"), want, rtol=1e-12)
-    if method == "cuda_emulated" or (method == "native" and on_gpu()):
-        with pytest.raises(TypeError, match=r"float64 table.*method='reference'"):
-            run(method)
-    else:
-        np.testing.assert_allclose(run(method), want, rtol=1e-12)
+    for run in (
+        lambda method: jax_tt.tt.embed_bag(cores, ids, method=method),
+        lambda method: jax_tt.functional.embed_bag(table, ids, method=method),
+        lambda method: jax_tt.tt.fused_embed_bag(fused, ids, rule, method=method),
+    ):
+        np.testing.assert_allclose(run("auto"), want, rtol=1e-12)
+        if method == "cuda_emulated" or (method == "native" and on_gpu()):
+            with pytest.raises(TypeError, match=r"float64 table.*method='reference'"):
+                run(method)
+        else:
+            np.testing.assert_allclose(run(method), want, rtol=1e-12)

@@ -1,5 +1,7 @@
 """Fused updates of a batch sharded over a mesh of two axes: equal to one device, without gathering a table."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,16 +53,13 @@ def problem(kind):
 
 
 @pytest.mark.parametrize("kind", ["tt", "dense"])
-@pytest.mark.parametrize(
-    "way", ["jit", "jit_explicit", "jit_one_axis", "shard_map", "shard_map_unchecked"]
-)
+@pytest.mark.parametrize("way", ["jit", "jit_explicit", "shard_map", "shard_map_unchecked"])
 def test_equals_one_device(kind, way, method):
     step, args = problem(kind)
     expected = step(*args, method=method)
     kind_of_axis = AxisType.Explicit if way == "jit_explicit" else AxisType.Auto
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind_of_axis,) * 2)
-    split = P("x") if way == "jit_one_axis" else BATCH
-    shardings = (P(), split, split, split)
+    shardings = (P(), BATCH, BATCH, BATCH)
     placed = [
         jax.device_put(arg, NamedSharding(mesh, spec))
         for arg, spec in zip(args, shardings, strict=True)
@@ -82,8 +81,10 @@ def test_equals_one_device(kind, way, method):
     for got, want in zip(jax.tree.leaves(table), jax.tree.leaves(expected[0]), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(weights, expected[1], rtol=1e-5, atol=1e-6)
-    if kind == "tt" and method == "native":
-        assert "all-gather" not in run.lower(*placed).compile().as_text()
+    if method == "native":
+        # Ids and gradients travel for a dense table, but never the table, and nothing for a tensor train.
+        gathers = re.findall(r"= (\S+) all-gather", run.lower(*placed).compile().as_text())
+        assert not [of for of in gathers if kind == "tt" or of.startswith("f32[1000,8]")]
 
 
 @pytest.mark.parametrize("kind", ["tt", "dense"])
@@ -107,7 +108,7 @@ def test_tables_of_each_part_of_a_mesh(kind, method):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-SPLITS = [P(), P("x"), P("y"), P(("x", "y")), P(("y", "x"))]
+SPLITS = [P(), P("x"), P(("x", "y")), P(("y", "x"))]
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -144,13 +145,12 @@ def test_forward_and_backward_split_differently(ids, out, fused, method):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("position", [0, 2, 4])
 @pytest.mark.parametrize("kind", ["tt", "dense"])
-def test_bad_id_on_one_shard_refuses_the_step(kind, position, method):
+def test_bad_id_on_one_shard_refuses_the_step(kind, method):
     """An error of one device would leave the others waiting for it: the bag becomes NaN, and the table stays."""
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     step, (table, ids, weights, scale) = problem(kind)
-    ids = ids.at[3, position].set(1000)
+    ids = ids.at[3, 2].set(1000)
     split = NamedSharding(mesh, P("x"))
     args = (
         jax.device_put(table, NamedSharding(mesh, P())),

@@ -1,4 +1,4 @@
-"""Derivatives: finite differences, second order, only what is asked for, remat and scan."""
+"""Derivatives: second order, only what is asked for, remat and scan."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ import jax_tt
 from jax_tt._jax import backend
 from jax_tt._native import table_group
 from jax_tt._table import reference
-from tests.helpers import COMBINERS, SHAPES, WEIGHTABLE, assert_close, make_case, skip_unless_stored
+from tests.helpers import SHAPES, WEIGHTABLE, assert_close, make_case
 
 
 @pytest.fixture
@@ -32,21 +32,8 @@ def _loss(case, combiner, method):
     return loss, bags.weights
 
 
-@pytest.mark.parametrize("combiner", COMBINERS)
-def test_finite_differences(combiner, method, x64):
-    skip_unless_stored("float64", method)
-    case = make_case(SHAPES["d3"], "float64", True)
-    loss, weights = _loss(case, combiner, method)
-    used = sum(map(len, case.rows))
-
-    def of_used(cores, used_weights):
-        return loss(cores, jnp.concatenate([used_weights, jnp.asarray(weights[used:])]))
-
-    check_grads(jax.jit(of_used), (case.cores, jnp.asarray(weights[:used])), order=1, modes=["rev"])
-
-
 @pytest.mark.slow(but="sqrtn")
-@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize("combiner", ["sqrtn", "max"])
 def test_second_order_through_the_reference(combiner, x64):
     case = make_case(SHAPES["d2"], "float64", True)
     loss, weights = _loss(case, combiner, "reference")
@@ -100,23 +87,21 @@ def recorder(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("jit", [False, True])
-def test_only_requested_cotangents_are_computed(case, recorder, jit):
+def test_only_requested_cotangents_are_computed(case, recorder):
     loss, weights = _loss(case, "sum", "native")
-    wrap = jax.jit if jit else lambda f: f
     weights = jnp.asarray(weights)
     expected = jax.grad(_loss(case, "sum", "reference")[0], argnums=(0, 1))(case.cores, weights)
 
-    dcores = jax.grad(wrap(loss), argnums=0)(case.cores, weights)
+    dcores = jax.grad(jax.jit(loss), argnums=0)(case.cores, weights)
     assert [op for op, _ in recorder].count("backward") == 1
     assert recorder[-1][1].names and not recorder[-1][1].weights
     recorder.clear()
 
-    both = jax.grad(wrap(loss), argnums=(0, 1))(case.cores, weights)
+    both = jax.grad(jax.jit(loss), argnums=(0, 1))(case.cores, weights)
     assert recorder[-1][0] == "backward" and recorder[-1][1].weights
     recorder.clear()
 
-    dweights = jax.grad(wrap(loss), argnums=1)(case.cores, weights)
+    dweights = jax.grad(jax.jit(loss), argnums=1)(case.cores, weights)
     assert "backward" not in [op for op, _ in recorder]  # no gradient of the cores
     for got in (dcores, both[0]):
         for a, b in zip(got, expected[0], strict=True):

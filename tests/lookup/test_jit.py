@@ -1,4 +1,4 @@
-"""Compilation: once per shape, exportable, the method switch."""
+"""Compilation: once per shape, and the method switch."""
 
 import jax
 import jax.numpy as jnp
@@ -45,25 +45,6 @@ def test_fused_second_call_does_not_recompile(method):
     for i in range(3):
         table = step(table, np.full((2, 2), i, np.int32), np.float32(2.0**i))
     assert len(traces) == 1 and step._cache_size() == 1 and table.step == 3
-
-
-def test_export_of_the_reference():
-    case = make_case(SHAPES["d3"], "float32", False)
-
-    def serve(cores, ids):
-        return jax_tt.tt.embed_bag(cores, ids, combiner="mean", method="reference")
-
-    ids = jnp.arange(6).reshape(2, 3)
-    exported = jax.export.export(jax.jit(serve), platforms=["cpu", "cuda", "tpu"])(case.cores, ids)
-    np.testing.assert_allclose(exported.call(case.cores, ids), serve(case.cores, ids), rtol=1e-6)
-
-
-def test_auto_lowers_for_every_platform():
-    case = make_case(SHAPES["d3"], "float32", False)
-    ids = jnp.arange(6).reshape(2, 3)
-    function = jax.jit(jax.grad(lambda c: jax_tt.tt.embed_bag(c, ids, method="auto").sum()))
-    for platform in ("cpu", "tpu"):
-        function.trace(case.cores).lower(lowering_platforms=(platform,))
 
 
 def test_environment_replaces_auto(monkeypatch):

@@ -170,10 +170,10 @@ def test_layers_have_it():
     assert tt.max_gradient == 0.25
 
 
-@pytest.mark.parametrize("bad", [0, -1.0, True, np.nan, np.inf, 1e-50, "1"])
-def test_what_is_no_limit_is_refused(bad):
-    with pytest.raises(ValueError, match=r"max_gradient: got .*; expected a positive number"):
-        jax_tt.Update(RULE, max_gradient=bad)
+def test_what_is_no_limit_is_refused():
+    for bad in (0, -1.0, True, np.nan, np.inf, 1e-50, "1"):
+        with pytest.raises(ValueError, match=r"max_gradient: got .*; expected a positive number"):
+            jax_tt.Update(RULE, max_gradient=bad)
 
 
 def test_a_table_without_an_optimizer_has_no_limit():

@@ -34,29 +34,20 @@ def _plain(cores, ids, method, axis_name=None):
     return jnp.sum(jnp.sin(out))
 
 
-def _fused(table, ids, method, axis_name=None, combiner="sum"):
-    out = jax_tt.tt.fused_embed_bag(
-        table, ids, RULE, combiner=combiner, method=method, axis_name=axis_name
-    )
+def _fused_maximum(table, ids, method):
+    out = jax_tt.tt.fused_embed_bag(table, ids, RULE, combiner="max", method=method)
     return jnp.sum(jnp.sin(out))
-
-
-def _fused_maximum(table, ids, method, axis_name=None):
-    return _fused(table, ids, method, axis_name, "max")
 
 
 def _close(got, want):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), got, want)
 
 
-def _parameters(kind):
-    cores = make_case(SHAPE, "float32", False).cores
-    return cores if kind is _plain else jax_tt.functional.init_fused(cores, RULE)
-
-
-@pytest.mark.parametrize("loss", [_plain, _fused, _fused_maximum])
+@pytest.mark.parametrize("loss", [_plain, _fused_maximum])
 def test_jit_with_sharded_batch(loss, mesh, batch, method):
-    parameters = _parameters(loss)
+    parameters = make_case(SHAPE, "float32", False).cores
+    if loss is _fused_maximum:
+        parameters = jax_tt.functional.init_fused(parameters, RULE)
     want = jax.jit(jax.value_and_grad(loss), static_argnums=2)(parameters, batch, method)
     sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
     placed = jax.device_put(parameters, NamedSharding(mesh, P()))
@@ -65,27 +56,26 @@ def test_jit_with_sharded_batch(loss, mesh, batch, method):
     assert "all-gather" not in step.lower(placed, sharded, method).compile().as_text()
 
 
-@pytest.mark.parametrize("combiner", ["sqrtn", "max"])
-def test_jit_forward_needs_no_communication(combiner, mesh, batch, method):
+def test_jit_forward_needs_no_communication(mesh, batch, method):
     cores = make_case(SHAPE, "float32", False).cores
     sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
     placed = jax.device_put(cores, NamedSharding(mesh, P()))
-    forward = jax.jit(lambda c, i: jax_tt.tt.embed_bag(c, i, combiner=combiner, method=method))
+    forward = jax.jit(lambda c, i: jax_tt.tt.embed_bag(c, i, combiner="sqrtn", method=method))
     text = forward.lower(placed, sharded).compile().as_text()
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all"))
-    want = jax_tt.tt.embed_bag(cores, batch, combiner=combiner, method=method)
+    want = jax_tt.tt.embed_bag(cores, batch, combiner="sqrtn", method=method)
     _close(forward(placed, sharded), want)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("loss", [_plain, _fused, _fused_maximum])
-def test_shard_map(loss, check_vma, mesh, batch, method):
-    parameters = _parameters(loss)
-    want = jax.grad(loss)(parameters, batch, method)
+def test_shard_map(check_vma, mesh, batch, method):
+    """Of gradients; `test_fused_shard` has the fused steps."""
+    parameters = make_case(SHAPE, "float32", False).cores
+    want = jax.grad(_plain)(parameters, batch, method)
     axis_name = None if check_vma else "data"
 
     def shard(parameters, ids):
-        return jax.grad(loss)(parameters, ids, method, axis_name)
+        return jax.grad(_plain)(parameters, ids, method, axis_name)
 
     step = jax.jit(
         jax.shard_map(

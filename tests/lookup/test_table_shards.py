@@ -6,9 +6,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -28,7 +26,7 @@ from tests.lookup.table_shards import (
     step_of,
     table_of,
 )
-from tests.processes import launch, run_python
+from tests.processes import launch
 
 ROW_SPEC, COLUMN_SPEC = P("model", None), P(None, "model")
 
@@ -39,24 +37,17 @@ def test_steps_on_a_mesh(rule, kind):
     check_steps(mesh_of((2, 2), kind), rule, ROW_SPEC, steps=3)
 
 
-@pytest.mark.parametrize("rule", ["gradients", "adam"])
-def test_columns_stay_divided(rule):
-    check_steps(mesh_of((2, 2), AxisType.Auto), rule, COLUMN_SPEC, steps=2)
+def test_columns_stay_divided():
+    check_steps(mesh_of((2, 2), AxisType.Auto), "adam", COLUMN_SPEC, steps=2)
 
 
 def test_rows_are_divided_over_all_axes():
     check_steps(mesh_of((2, 2), AxisType.Auto), "rowwise", P(("data", "model"), None), steps=2)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["gradients", "adam"])
 def test_a_device_has_memory_for_its_share_alone(rule):
     check_memory(mesh_of((2, 2), AxisType.Explicit), rule, ROW_SPEC, steps=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(8, 1), (1, 8)])
-def test_eight_devices(shape):
-    run_python("-m", "tests.lookup.table_shards_run", *shape)
 
 
 @pytest.mark.slow
@@ -64,7 +55,7 @@ def test_eight_devices_of_two_processes(tmp_path):
     launch(tmp_path, 2, "lookup.table_shards_run")
 
 
-def _both(table, state, ids, spec=ROW_SPEC, target=None, jit=jax.jit):
+def _both(table, state, ids, spec=ROW_SPEC, target=None):
     """One step on one device, and on a mesh with a sharded table."""
     mesh = mesh_of((2, 2), AxisType.Auto)
     target = batch_of()[1] if target is None else target
@@ -80,7 +71,7 @@ def _assert_equal(got, wanted):
     jax.tree.map(np.testing.assert_array_equal, got, wanted)
 
 
-@pytest.mark.parametrize("bounds", ["zero", "clip", "error"])
+@pytest.mark.parametrize("bounds", ["zero", "error"])
 @pytest.mark.parametrize("rule", ["gradients", "sgd"])
 def test_ids_out_of_range(bounds, rule):
     table, state = table_of(rule)
@@ -167,7 +158,7 @@ def test_all_shards_refuse_gradients_that_are_not_finite(spec):
     assert new["step"] == 1
 
 
-@pytest.mark.parametrize("ids", ["ragged", "empty", "int64", "uint32", "odd"])
+@pytest.mark.parametrize("ids", ["ragged", "empty", "int64", "odd"])
 def test_batches(ids):
     table, state = table_of("rowwise")
     given, target = batch_of()
@@ -228,50 +219,10 @@ def test_tables_of_a_collection():
     )
 
 
-def test_rows_of_a_quantized_table():
-    table, state = jax_tt.quantize(table_of("gradients")[1]["embedding"], bits=8)
-    mesh = mesh_of((2, 2), AxisType.Auto)
-    ids, _ = batch_of()
-    find = jax.jit(lambda state, ids: jax_tt.lookup(table, state, ids)[0])
-    shards = placed(table, state, mesh, ROW_SPEC)
-    batch = jax.device_put(ids, NamedSharding(mesh, P("data")))
-    assert largest_message(find.lower(shards, batch).compile()) < ROWS * WIDTH // 2
-    np.testing.assert_array_equal(find(shards, batch), find(state, ids))
-
-
-def test_a_layer_with_flax_partitioning():
-    mesh = mesh_of((2, 2), AxisType.Auto)
-    rule = jax_tt.optimizers.RowWiseAdagrad(0.5)
-    embed = jax_tt.Embed(ROWS, WIDTH, optimizer=rule, rngs=nnx.Rngs(0))
-    graph, state = nnx.split(embed)
-    rows = NamedSharding(mesh, ROW_SPEC)
-
-    def place(array):
-        if array.shape[:1] != (ROWS,):
-            return jax.device_put(array, NamedSharding(mesh, P()))
-        return jax.device_put(array, NamedSharding(mesh, P(*ROW_SPEC[: array.ndim])))
-
-    embed = nnx.merge(graph, jax.tree.map(place, state))
-    opt = jax_tt.FusedOptimizer(embed, optax.sgd(0.1))
-
-    @nnx.jit
-    def step(embed, opt, ids):
-        loss, grads = jax_tt.value_and_grad(lambda embed: jnp.sum(embed(ids) ** 2))(embed)
-        opt.update(embed, grads)
-        return loss
-
-    ids = jax.device_put(batch_of()[0], NamedSharding(mesh, P("data")))
-    for _ in range(3):
-        step(embed, opt, ids)
-    (array,) = (x for x in jax.tree.leaves(nnx.state(embed)) if x.shape == (ROWS, WIDTH))
-    assert array.sharding.is_equivalent_to(rows, 2)
-
-
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_sharded_cores_are_gathered_with_a_warning(kind):
-    table = jax_tt.tt_table(4096, WIDTH, tt_ranks=4, name=f"cores_{kind.name}")
+def test_sharded_cores_of_an_explicit_mesh_are_gathered_with_a_warning():
+    table = jax_tt.tt_table(4096, WIDTH, tt_ranks=4, name="explicit_cores")
     state = table.init(jax.random.key(0))
-    mesh = mesh_of((2, 2), kind)
+    mesh = mesh_of((2, 2), AxisType.Explicit)
     shards = jax.device_put(state, NamedSharding(mesh, P("model")))
     ids, _ = batch_of()
     find = jax.jit(lambda state, ids: jax_tt.lookup(table, state, ids)[0])

@@ -20,7 +20,6 @@ MIXED = jax_tt.tables.MixedTable(
 )
 KINDS = {
     "dense": DENSE,
-    "fused": jax_tt.dense_table(N, D, optimizer=jax_tt.optimizers.Adagrad(0.1)),
     "bfloat16": jax_tt.dense_table(N, D, param_dtype=jnp.bfloat16),
     "train": TRAIN,
     "int8": QUANTIZED[8],
@@ -31,7 +30,6 @@ KINDS = {
     "sum": jax_tt.tables.SumTable((TRAIN, jax_tt.tables.OrderedTable(CODED, ORDER))),
     "mixed": MIXED,
     "ordered": jax_tt.tables.OrderedTable(TRAIN, ORDER),
-    "ordered codes": jax_tt.tables.OrderedTable(CODED, ORDER),
     "cached": jax_tt.tables.RowCachedTable(TRAIN, jax_tt.RowCache(10, ways=5)),
 }
 

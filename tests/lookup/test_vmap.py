@@ -18,7 +18,7 @@ def _stack(cases):
 
 
 @pytest.mark.slow(but="native")
-@pytest.mark.parametrize("which", ["bags", "cores", "both"])
+@pytest.mark.parametrize("which", ["bags", "both"])
 @pytest.mark.parametrize("form", ["ragged", "rectangular"])
 def test_vmap_of_value_and_gradient(which, form, method):
     cases = [make_case(SHAPE, "float32", True, seed) for seed in range(3)]

@@ -81,12 +81,11 @@ def test_equals_the_cpu(case, method):
         assert_close(got, np.asarray(want, np.float64), 3e-5)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_wide_products_of_narrow_tables_equal_the_cpu(dtype, method):
+def test_wide_products_of_a_narrow_table_equal_the_cpu(method):
     shape, ids = CASES["wide products"]
     with on_cpu():
-        expected = step(shape, ids, "native", dtype)
-    for got, want in zip(step(shape, ids, method, dtype), expected, strict=True):
+        expected = step(shape, ids, "native", "bfloat16")
+    for got, want in zip(step(shape, ids, method, "bfloat16"), expected, strict=True):
         assert got.dtype == want.dtype
         assert_close(got, f64(want), 1e-2)
 
@@ -138,7 +137,7 @@ def test_workspace_is_for_what_is_asked(platform):
         size("sideways")
 
 
-@pytest.mark.parametrize("rule", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseLAMB"])
+@pytest.mark.parametrize("rule", ["RowWiseAdagrad", "PartialRowWiseLAMB"])
 def test_bitwise_equal_in_any_order_of_threads(rule):
     optimizer = getattr(optimizers, rule)(0.05)
     cores = jax_tt.tt.init(jax.random.key(0), SMALL, "normal")
@@ -158,7 +157,7 @@ def test_bitwise_equal_in_any_order_of_threads(rule):
     assert any(np.any(a != b) for a, b in zip(after.cores, before.cores, strict=True))
 
 
-@pytest.mark.parametrize("rule", ["SGD", "RowWiseAdagrad", "Adam"])
+@pytest.mark.parametrize("rule", ["RowWiseAdagrad", "Adam"])
 def test_steps_of_slices_with_several_parts(rule, method):
     """One slice of 4,096 elements that all rows share: the blocks of its parts divide it, or one of them has it."""
     optimizer = getattr(optimizers, rule)(0.05)

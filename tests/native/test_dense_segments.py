@@ -1,7 +1,5 @@
 """Dense tables whose rows are read from once to very often: what the GPU sums whole, in parts, and by a block."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,10 +52,10 @@ def _table(num_rows, features, seed=0):
 @pytest.mark.parametrize(
     ("features", "shift", "weighted"),
     [
-        *itertools.product([1, 64, 1030], [0, 31], [True]),
-        *itertools.product([1, 64, 1030], [1], [False]),
+        (1, 0, True),
+        (64, 31, True),
+        (1030, 1, False),
         (64, MANY, True),
-        (1, MANY, False),
     ],
 )
 def test_gradients_of_rows_read_any_number_of_times(features, shift, weighted, method):
@@ -100,9 +98,7 @@ def _update(rule, table, bags, g, method, **options):
         ("sgd", 3, 5),
         ("adagrad", 64, 5),
         ("adam", 132, 5),
-        ("rowwise", 64, 5),
-        ("rowwise", 131, 5),
-        ("rowwise", 8, MANY),
+        ("rowwise", 131, MANY),
     ],
 )
 def test_updates_of_rows_read_any_number_of_times(name, features, shift, skip, method):
@@ -177,7 +173,7 @@ def test_bad_ids_in_no_bag_are_not_read(method):
     assert np.flatnonzero(moved).tolist() == [3, 4] and float(after.step) == 1
 
 
-@pytest.mark.parametrize("n", [200, 9_000, 65_536, 65_537])
+@pytest.mark.parametrize("n", [9_000, 65_537])
 def test_most_positions_read_one_row(n, method):
     """It then has positions in many of the blocks that sort, and more parts than a block adds in one turn."""
     rng = np.random.default_rng(n)
@@ -215,7 +211,7 @@ def test_cuda_blocks_share_rows_that_samples_of_the_batch_miss():
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
 @pytest.mark.parametrize(
     ("n", "launches"),
-    [(1, 1), (65, 1), (511, 1), (512, 1), (4097, 1), (20_000, 1), (65_536, 1), (65_537, 4)],
+    [(1, 1), (512, 1), (4097, 1), (65_536, 1), (65_537, 4)],
 )
 @pytest.mark.parametrize("ids", ["equal", "distinct", "falling", "scattered"])
 def test_sorts_of_any_size(n, launches, ids):
@@ -251,10 +247,9 @@ def test_sorts_of_any_size(n, launches, ids):
 
 
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_order_of_threads_leaves_no_trace(dtype):
+def test_order_of_threads_leaves_no_trace():
     bags, _, _ = _batch(READS, shift=3)
-    table = jax_tt.functional.init_fused(_table(len(READS) + 3, 24).astype(dtype), RULES["adagrad"])
+    table = jax_tt.functional.init_fused(_table(len(READS) + 3, 24), RULES["adagrad"])
     g = np.random.default_rng(5).normal(size=(bags.num_bags, 24)).astype(np.float32)
     assert_same_in_any_order(
         lambda: _update(RULES["adagrad"], table, bags, g, "cuda_emulated"), orders=4

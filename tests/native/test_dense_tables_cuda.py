@@ -14,7 +14,7 @@ from jax_tt import Bags, Feature, Lookup, TTShape, optimizers
 from jax_tt._base import ffi
 from jax_tt._table import groups
 from tests.conftest import WAYS, method_fixture, native_available
-from tests.helpers import assert_same_bits, assert_same_in_any_order
+from tests.helpers import assert_same_bits
 
 method = method_fixture(*WAYS[2:])
 emulated = pytest.mark.skipif(
@@ -124,7 +124,7 @@ def steps(collection, lookup, layout, batch, monkeypatch):
     return results
 
 
-@pytest.mark.parametrize("bounds", ["clip", "zero", "error", "warn"])
+@pytest.mark.parametrize("bounds", ["zero", "error"])
 @pytest.mark.parametrize("skip", [False, True])
 def test_bits_are_those_of_single_calls(bounds, skip, monkeypatch, method):
     collection = collection_of(TABLES, skip_nonfinite=skip)
@@ -214,15 +214,6 @@ def test_a_gradient_that_is_not_finite_skips_its_own_table(method):
     assert_same_bits(after["slower"]["embedding"], state["slower"]["embedding"])
 
 
-@emulated
-def test_order_of_threads_leaves_no_trace():
-    collection = collection_of(TABLES)
-    state, batch = collection.init(jax.random.key(0)), batch_of(TABLES)
-    lookup = Lookup(method="cuda_emulated")
-    step = jax.jit(functools.partial(stepped, collection, lookup, "features"))
-    assert_same_in_any_order(lambda: step(state, batch))
-
-
 def launches_of(collection, batch):
     """Launches of one step, of kernels and of memsets."""
     state = collection.init(jax.random.key(0))
@@ -250,7 +241,7 @@ def launches_of(collection, batch):
 @pytest.mark.parametrize("length", [1, 20])
 @pytest.mark.parametrize(
     ("tables", "ids"),
-    [(3, 18_000), (3, 200_000), (26, 18_000), pytest.param(300, 18_000, marks=pytest.mark.slow)],
+    [(3, 18_000), (3, 70_000), pytest.param(300, 18_000, marks=pytest.mark.slow)],
 )
 def test_few_launches(tables, ids, length):
     """Any number of tables with one rule and one storage type, whose ids one launch sorts, or several."""

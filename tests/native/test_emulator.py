@@ -54,33 +54,19 @@ PLANTED = {
 }
 
 
-def built(directory, *flags):
-    """The test's program, compiled with `flags`; skips where the compiler cannot."""
-    program = directory / "emulator_test"
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """The test's program with sanitizers, which also look at the emulator's fibers; other tests run it without."""
+    made = tmp_path_factory.mktemp("emulator") / "emulator_test"
     emulator = sorted(str(path) for path in ROOT.glob("ffi/cuda/emulation/*.cc"))
     command = [cxx_compiler(), "-std=c++20", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"]
-    command += [*flags, "-DJAX_TT_EMULATION", "-I.", "tests/cpp/emulator_main.cc", *emulator]
-    command += ["-x", "c++", *KERNELS, "-o", str(program)]
+    command += ["-fsanitize=address,undefined", "-DJAX_TT_EMULATION", "-I."]
+    command += ["tests/cpp/emulator_main.cc", *emulator, "-x", "c++", *KERNELS, "-o", str(made)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode and "asan" in done.stderr:
         pytest.skip("this compiler comes without AddressSanitizer")
     assert done.returncode == 0, done.stderr
-    return program
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    return built(tmp_path_factory.mktemp("plain"))
-
-
-@pytest.fixture(scope="module")
-def sanitized(tmp_path_factory):
-    return built(tmp_path_factory.mktemp("sanitized"), "-fsanitize=address,undefined")
-
-
-@pytest.fixture(params=["plain", pytest.param("sanitized", marks=pytest.mark.slow)])
-def program(request):
-    return request.getfixturevalue(request.param)
+    return made
 
 
 def run(program, mode):
@@ -92,13 +78,14 @@ def run(program, mode):
 
 
 @pytest.mark.slow
+@pytest.mark.dear("the first test compiles the emulator with sanitizers")
 def test_right_kernels_pass_in_every_order(program):
     done = run(program, "right")
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stdout == "done\n"
 
 
-@pytest.mark.slow(but="plain")
+@pytest.mark.slow
 def test_planted_bugs_are_named_in_every_order(program):
     done = run(program, "planted")
     assert done.returncode == 0, done.stderr[-6000:]
@@ -115,14 +102,15 @@ def test_planted_bugs_are_named_in_every_order(program):
             assert re.search(pattern, message), f"{name}: {message}"
 
 
+@pytest.mark.slow
 def test_os_threads_launch_at_once(program):
     done = run(program, "threads")
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
 
 
 @pytest.mark.slow
-def test_address_sanitizer_sees_global_memory(sanitized):
-    done = run(sanitized, "overflow")
+def test_address_sanitizer_sees_global_memory(program):
+    done = run(program, "overflow")
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr
     assert "WritePastTheEnd" in done.stderr

@@ -22,6 +22,7 @@ SOURCES = {
 
 
 @pytest.mark.slow(but="parallel-thread")
+@pytest.mark.dear("compiles all ops of hash tables with a sanitizer")
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 @pytest.mark.parametrize("name", SOURCES)
 def test_sanitizers_find_nothing(tmp_path, name, sanitizer):

@@ -157,7 +157,7 @@ def all_bits(collection, state, batch, lookup):
 
 @pytest.mark.parametrize(
     ("form", "bounds"),
-    [("duplicates", "clip"), ("int64", "zero"), ("empty", "error"), ("split", "warn")],
+    [("int64", "zero"), ("empty", "error"), ("split", "clip")],
 )
 def test_bits_of_tensor_trains(form, bounds, one_by_one, x64):
     """Also out of range, without ids, and beside a table in float64."""
@@ -182,23 +182,6 @@ def test_bits_of_tensor_trains(form, bounds, one_by_one, x64):
     got = all_bits(collection, state, batch, lookup)
     one_by_one()
     jax.tree.map(np.testing.assert_array_equal, got, all_bits(collection, state, batch, lookup))
-
-
-def test_large_and_small_tensor_trains(one_by_one):
-    """One has most of the work, so that all threads share it; the others are a task each."""
-    sizes = [10_000, 300, 200, 100, 50]
-    ranks = [16, 2, 2, 2, 2]
-    tables = {
-        f"t{n}": jax_tt.tt_table(n, 8, tt_ranks=rank, optimizer=optimizers.Adagrad(0.1))
-        for n, rank in zip(sizes, ranks, strict=True)
-    }
-    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
-    state = collection.init(jax.random.key(0))
-    batch = {f"t{n}": jnp.asarray(RNG.integers(0, n, (11, 9)), jnp.int32) for n in sizes}
-    got = all_bits(collection, state, batch, Lookup(method="native"))
-    one_by_one()
-    want = all_bits(collection, state, batch, Lookup(method="native"))
-    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 def test_plans_of_tensor_trains_that_nothing_needs_are_not_kept():
@@ -402,8 +385,7 @@ def test_a_sharded_batch_of_rectangles(one_by_one):
         np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("bad", [False, True])
-def test_tensor_trains_of_a_sharded_batch(bad, one_by_one):
+def test_tensor_trains_of_a_sharded_batch(one_by_one):
     """An id out of range in one shard keeps its table from a step on all devices, and no other."""
     if jax.device_count() < 4:
         pytest.skip("needs four devices")
@@ -412,8 +394,7 @@ def test_tensor_trains_of_a_sharded_batch(bad, one_by_one):
     rows = {"chain": (100_003, 30), "links": (2001, 9)}
     batch = {n: RNG.integers(0, most, (4, length), np.int32) for n, (most, length) in rows.items()}
     given = {name: ids.copy() for name, ids in batch.items()}
-    if bad:
-        given["chain"][2, 5] = 100_003
+    given["chain"][2, 5] = 100_003
     mesh = Mesh(np.asarray(jax.devices()[:4]), "x")
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("x"))
 
@@ -426,14 +407,13 @@ def test_tensor_trains_of_a_sharded_batch(bad, one_by_one):
     got = compiled(*placed)
     one_by_one()
     want = jax.jit(step)(state, batch)
-    if bad:
-        want["chain"] = state["chain"]
+    want["chain"] = state["chain"]
     for name in collection.tables:
         for a, b in zip(*map(jax.tree.leaves, (got[name], want[name])), strict=True):
             pair = a.astype(np.float32), b.astype(np.float32)
             np.testing.assert_allclose(*pair, rtol=1e-3, atol=1e-5)
     steps = {name: float(got[name]["step"]) for name in collection.sharing}
-    assert steps == {"chain": float(not bad), "links": 1}
+    assert steps == {"chain": 0, "links": 1}
 
 
 def test_tensor_trains_of_batches_split_over_other_axes():
@@ -486,43 +466,19 @@ def test_tensor_trains_without_ids_in_a_sharded_step():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_tensor_trains_of_each_part_of_a_mesh():
-    """Each device has tables of its own, and JAX knows that their new values differ."""
-    tables = {
-        name: jax_tt.tt_table(70, 4, tt_ranks=2, optimizer=optimizers.SGD(0.1)) for name in "ab"
-    }
-    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
-    count = jax.device_count()
-    keys = jax.random.split(jax.random.key(0), count)
-    states = jax.vmap(collection.init)(keys)
-    batch = {name: jnp.asarray(RNG.integers(0, 70, (count, 8, 3)), jnp.int32) for name in tables}
-
-    def of_part(*args):
-        state = updated(collection, *jax.tree.map(lambda leaf: leaf[0], args))
-        return jax.tree.map(lambda leaf: leaf[None], state)
-
-    mesh = Mesh(np.asarray(jax.devices()), "x")
-    sharded = jax.shard_map(of_part, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
-    got = jax.jit(sharded)(states, batch)
-    for k in range(count):
-        own, state, own_batch = jax.tree.map(lambda leaf, k=k: leaf[k], (got, states, batch))
-        want = updated(collection, state, own_batch)
-        for a, b in zip(*map(jax.tree.leaves, (own, want)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("op", ["forward", "backward", "update"])
 @pytest.mark.parametrize("build", [calls.build_tables, calls.build_dense_tables])
-def test_arguments_that_do_not_fit_name_their_table(build, op):
+def test_arguments_that_do_not_fit_name_their_table(build):
     """As calls from Python never have them."""
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        call = build(rng)
-        while not (call.target.endswith(f"{op}_v1") and "1" in call.attributes):
+        for op in ("forward", "backward", "update"):
             call = build(rng)
-        call.attributes["1"] |= {"table": "second", "padded": 1.5}
-        with pytest.raises(jax.errors.JaxRuntimeError, match="table 'second': attribute padded"):
-            call.run()
+            while not (call.target.endswith(f"{op}_v1") and "1" in call.attributes):
+                call = build(rng)
+            call.attributes["1"] |= {"table": "second", "padded": 1.5}
+            message = "table 'second': attribute padded"
+            with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+                call.run()
 
 
 # --- The scalars that tables share

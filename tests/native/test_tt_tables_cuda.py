@@ -12,7 +12,7 @@ from benchmarks.gpu import stages, work
 from jax_tt import Bags, Feature, Lookup, optimizers
 from jax_tt._base import ffi
 from tests.conftest import WAYS, method_fixture, native_available
-from tests.helpers import assert_same_bits, assert_same_in_any_order, f64, on_gpu
+from tests.helpers import assert_same_bits, f64, on_gpu
 
 method = method_fixture(*WAYS[2:])
 emulated = pytest.mark.skipif(
@@ -86,12 +86,7 @@ def stepped(collection, lookup, state, batch, scale=1.0):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "skip"),
-    [
-        ("error", False),
-        pytest.param("zero", True, marks=pytest.mark.slow),
-        pytest.param("clip", True, marks=pytest.mark.slow),
-    ],
+    ("bounds", "skip"), [("error", False), pytest.param("zero", True, marks=pytest.mark.slow)]
 )
 def test_bits_are_those_of_single_calls(bounds, skip, one_by_one, method):
     collection = collection_of(TABLES, skip_nonfinite=skip)
@@ -111,15 +106,6 @@ def test_bits_are_those_of_single_calls(bounds, skip, one_by_one, method):
     taken = {name: float(got[1][0][name]["step"]) for name in collection.sharing}
     refused = {"usual", "fast again"} if bounds == "error" else set()
     assert {name for name, steps in taken.items() if steps == 0} == refused
-
-
-@emulated
-def test_order_of_threads_leaves_no_trace():
-    names = ("fast", "fast again", "usual", "long bags", "free")
-    collection = collection_of(names)
-    state, batch = collection.init(jax.random.key(0)), batch_of(names)
-    step = jax.jit(functools.partial(stepped, collection, Lookup(method="cuda_emulated")))
-    assert_same_in_any_order(lambda: step(state, batch))
 
 
 @pytest.mark.slow
@@ -193,37 +179,29 @@ def test_digits_that_do_not_fit_into_one_word_are_sorted_in_passes(one_by_one, m
     assert_same_steps(method, dict.fromkeys(batch, table), batch, one_by_one)
 
 
-# Column factors and ranks of every tile of the specialised passes.
-TILES = [
-    ((4, 4, 8), 16),
-    ((2, 8, 4), 16),
-    ((4, 4, 4), 32),
-    ((2, 8, 2), 32),
-    ((8, 2, 8), 32),
-    ((4, 4, 4), 64),
-    ((2, 4, 8), 64),
-    ((4, 4, 4), 128),
-]
+# Column factors and ranks of the tiles of the specialised passes, one of each rank.
+TILES = [((4, 4, 8), 16), ((2, 8, 2), 32), ((2, 4, 8), 64), ((4, 4, 4), 128)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "precision"),
-    [("float32", "highest"), ("float32", "high"), ("bfloat16", None), ("float16", None)],
+    ("dtype", "precision"), [("float32", "highest"), ("float32", "high"), ("bfloat16", None)]
 )
-def test_every_specialised_pass_takes_several_tables(dtype, precision, one_by_one, method):
+def test_specialised_passes_take_several_tables(dtype, precision, one_by_one, method):
     rng, tables, batch = np.random.default_rng(0), {}, {}
+    # Cores of rank 128 take at least these factors.
+    rows = (50, 3, 50)
     for name, (columns, rank) in {f"{k} {tile}": tile for tile in TILES for k in "ab"}.items():
         tables[name] = jax_tt.tt_table(
-            50 * 3 * 50,
+            int(np.prod(rows)),
             int(np.prod(columns)),
             tt_ranks=rank,
-            row_factors=(50, 3, 50),
+            row_factors=rows,
             col_factors=columns,
             param_dtype=dtype,
             optimizer=ADAGRAD,
         )
-        batch[name] = Bags.from_lengths(rng.integers(0, 7500, 20).astype(np.int32), [5, 0, 15])
+        batch[name] = Bags.from_lengths(rng.integers(0, 7500, 6).astype(np.int32), [2, 0, 4])
     with jax.default_matmul_precision(precision or "highest"):
         assert_same_steps(method, tables, batch, one_by_one)
 
@@ -277,19 +255,20 @@ def test_plans_of_sharded_batches_are_checked_together():
 
 
 @pytest.mark.slow
+@pytest.mark.dear("the tables of one turn take 256 MiB")
 def test_tables_that_need_much_memory_take_turns(one_by_one, method):
-    """The update needs the gradients of all cores, 128 MiB of each of these tables."""
+    """The update needs the gradients of all cores, more than 128 MiB of each of these tables."""
     table = jax_tt.tt_table(
-        8000,
+        8560,
         4096,
         tt_ranks=500,
-        row_factors=(1000, 8),
+        row_factors=(1070, 8),
         col_factors=(64, 64),
         optimizer=optimizers.SGD(0.1),
         skip_nonfinite=True,
     )
-    tables = dict.fromkeys("abc", table)
-    batch = {name: Bags.from_ragged([[k, 7999], [], [k]]) for k, name in enumerate(tables)}
+    tables = dict.fromkeys("ab", table)
+    batch = {name: Bags.from_ragged([[k, 8559], [], [k]]) for k, name in enumerate(tables)}
     assert_same_steps(method, tables, batch, one_by_one)
 
 
@@ -338,9 +317,7 @@ def launches_of(tables, samples, length=1):
 
 
 @emulated
-@pytest.mark.parametrize(
-    ("count", "ranks"), [(3, 16), (7, 2), pytest.param(26, 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("count", "ranks"), [(3, 16), (7, 2)])
 def test_few_launches_cuda_emulated(count, ranks):
     """Tables with the same ranks, column factors, storage type and rule, but of different sizes."""
     tables = {
@@ -380,7 +357,11 @@ def test_a_step_launches_five_kernels():
     assert sum(stage.kernels for stage in stages.stages(work.headline(quick=False))) == 5
 
 
-def launches_of_mixed(trains, dense, length):
+@emulated
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1, 187])
+def test_few_launches_of_mixed_tables(length):
+    """Seven tensor trains and 19 dense tables, of few ids and of many."""
     train = jax_tt.tt_table(
         800,
         16,
@@ -389,23 +370,9 @@ def launches_of_mixed(trains, dense, length):
         col_factors=(2, 4, 2),
         optimizer=ADAGRAD,
     )
-    tables = {f"tt{k}": train for k in range(trains)}
-    tables |= {f"d{k}": jax_tt.dense_table(10_000, 16, optimizer=ADAGRAD) for k in range(dense)}
-    return launches_of(tables, 11, length)
-
-
-@emulated
-@pytest.mark.slow
-@pytest.mark.parametrize("length", [1, 60, 187])
-def test_few_launches_of_mixed_tables(length):
-    """Seven tensor trains and 19 dense tables, of few ids and of many."""
-    assert launches_of_mixed(7, 19, length) == stages.MIXED_LAUNCHES <= 20
-
-
-@emulated
-@pytest.mark.slow
-def test_few_launches_of_hundreds_of_tables():
-    assert launches_of_mixed(100, 200, 1) <= 20
+    tables = {f"tt{k}": train for k in range(7)}
+    tables |= {f"d{k}": jax_tt.dense_table(10_000, 16, optimizer=ADAGRAD) for k in range(19)}
+    assert launches_of(tables, 11, length) == stages.MIXED_LAUNCHES <= 20
 
 
 @emulated

@@ -61,6 +61,18 @@ def lars_sgd(rule: Any) -> Model:
     return step
 
 
+def sgd(rule: Any) -> Model:
+    return lambda w, g, s, t: (w - rule.learning_rate * g, [])
+
+
+def adagrad(rule: Any) -> Model:
+    def step(w: Row, g: Row, s: State, t: int) -> tuple[Row, State]:
+        total = s[0] + g * g
+        return w - rule.learning_rate * inverse_root(total, rule.eps) * g, [total]
+
+    return step
+
+
 def rowwise_adagrad(rule: Any) -> Model:
     def step(w: Row, g: Row, s: State, t: int) -> tuple[Row, State]:
         l2 = rule.weight_decay_mode == "l2"
@@ -175,6 +187,8 @@ def cow_clip(rule: Any) -> Model:
 
 
 MODELS: dict[type, Callable[[Any], Model]] = {
+    optimizers.SGD: sgd,
+    optimizers.Adagrad: adagrad,
     optimizers.PartialRowWiseAdam: functools.partial(moments, rowwise=True),
     optimizers.LAMB: functools.partial(moments, trusted=True),
     optimizers.PartialRowWiseLAMB: functools.partial(moments, rowwise=True, trusted=True),
@@ -189,6 +203,9 @@ MODELS: dict[type, Callable[[Any], Model]] = {
 }
 # A name for each option of a rule; an eps that is large enough to show where it is added.
 OPTIONS: dict[str, optimizers.Optimizer] = {
+    "sgd": optimizers.SGD(0.05),
+    "adagrad": optimizers.Adagrad(0.05, eps=0.5, initial_accumulator_value=0.1),
+    "rowwise": optimizers.RowWiseAdagrad(0.05, eps=0.5),
     "partial_adam": optimizers.PartialRowWiseAdam(0.05, b2=0.99, eps=0.1, weight_decay=0.1),
     "lamb": optimizers.LAMB(0.05, b2=0.99, eps=0.1, weight_decay=0.1),
     "partial_lamb": optimizers.PartialRowWiseLAMB(0.05, b2=0.99, eps=0.1, weight_decay=0.1),

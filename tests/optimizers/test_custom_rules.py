@@ -113,9 +113,7 @@ def stepped(rule, table, bags, **options):
 BATCHES = {
     "weighted": Bags.from_ragged([[5, 29, 5], [], [1]], [[1.0, 2.0, -1.0], [], [0.5]]),
     "padded": Bags.from_padded(np.array([[1, 28, -1], [3, 3, 3], [-1, -1, -1]], np.int8)),
-    "no bags": Bags(jnp.zeros(0, jnp.int32), jnp.zeros(1, jnp.int32)),
     "no ids": Bags(jnp.zeros(0, jnp.int32), jnp.zeros(4, jnp.int32)),
-    "unsigned": Bags.from_ragged([[0, 29], [29]]),
     "out of range": Bags.from_ragged([[-7, 29, 30], [29, 2_000_000_000]]),
 }
 
@@ -124,8 +122,6 @@ BATCHES = {
 @pytest.mark.parametrize("combiner", ["sum", "max"])
 def test_it_takes_the_steps_of_a_native_rule(name, combiner):
     bags = BATCHES[name]
-    if name == "unsigned":
-        bags = Bags(bags.ids.astype(jnp.uint32), bags.offsets)
     if combiner == "max" and bags.weights is not None:
         pytest.skip("maxima have no weights")
     options = {"bounds": "zero" if name == "out of range" else "error", "combiner": combiner}
@@ -139,13 +135,11 @@ def test_it_takes_the_steps_of_a_native_rule(name, combiner):
         np.testing.assert_allclose(dweights, wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("bounds", ["clip", "unchecked"])
-def test_ids_are_moved_into_the_table(bounds):
+def test_ids_are_moved_into_the_table():
     bags = Bags.from_ragged([[-7, 29, 30], [29, 2_000_000_000]])
-    rules = (PLAIN_SGD, SGD) if bounds == "clip" else (PLAIN_SGD, PLAIN_SGD)
     tables = [
-        stepped(rule, jax_tt.functional.init_fused(rows(), rule), bags, bounds=bounds)[0].cores[0]
-        for rule in rules
+        stepped(rule, jax_tt.functional.init_fused(rows(), rule), bags, bounds="clip")[0].cores[0]
+        for rule in (PLAIN_SGD, SGD)
     ]
     np.testing.assert_allclose(*tables, rtol=1e-6, atol=1e-7)
 
@@ -186,10 +180,9 @@ def test_16_bit_tables_are_rounded_stochastically():
     assert np.all(f64(nearest.cores[0]) == 1)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_slots_beside_16_bit_rows_stay_float32(dtype):
+def test_slots_beside_16_bit_rows_stay_float32():
     rule = optimizers.Custom(counting_steps, slots={"sum": "entry", "uses": "row"})
-    table = jax_tt.functional.init_fused(jnp.ones((9, 4), dtype), rule)
+    table = jax_tt.functional.init_fused(jnp.ones((9, 4), jnp.bfloat16), rule)
 
     def loss(table):
         ids = jnp.array([[1, 2, 1]])
@@ -309,24 +302,6 @@ def test_in_a_collection_it_takes_the_steps_of_a_native_rule(layout):
             np.testing.assert_allclose(got[name][array], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_row_cache_is_stepped_as_by_a_native_rule():
-    ids = jnp.array([[1, 5], [5, 7]])
-    found = []
-    for rule in (PLAIN_SGD, SGD):
-        cache = jax_tt.RowCache(20, ways=4, refresh_every=1, gradients="rows")
-        layer = jax_tt.TTEmbedBag(60, 8, tt_ranks=3, optimizer=rule, cache=cache, rngs=nnx.Rngs(0))
-        opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
-        for shift in (0, 0, 1, 2):
-            opt.update(
-                layer, jax_tt.grad(lambda m, ids: jnp.sum(jnp.sin(m(ids))))(layer, ids + shift)
-            )
-        found.append(layer.state())
-    assert np.any(f64(found[0]["cache_rows"]) != 0)
-    for name, value in found[1].items():
-        np.testing.assert_allclose(found[0][name], value, rtol=1e-5, atol=1e-6)
-
-
 def test_the_program_has_no_copy_of_the_table():
     collection, step = collection_step({"own": RULE, "native": SGD}, "features", donate=True)
     state = collection.init(jax.random.key(0))
@@ -376,7 +351,7 @@ def test_what_a_function_returns_is_checked():
 # RowGradients
 
 
-@pytest.mark.parametrize("capacity", [128, 8, 200])
+@pytest.mark.parametrize("capacity", [8, 200])
 def test_sums_are_left_and_the_table_is_not_touched(capacity, method):
     rule = optimizers.RowGradients(capacity)
     table = jax_tt.functional.init_fused(rows(), rule)
@@ -457,16 +432,14 @@ def test_other_slots_are_refused():
             rule.read(given)
 
 
-@pytest.mark.parametrize(
-    "change", [lambda rows: jax.lax.complex(rows, rows), lambda rows: rows > 0]
-)
-def test_results_that_are_no_floating_point_numbers_are_refused(change):
-    rule = optimizers.Custom(lambda rows, gradients, slots, step: (change(rows), {}))
-    table = jax_tt.functional.init_fused(rows(), rule)
-    with pytest.raises(TypeError, match=r"function: returned rows of type .*; expected floating"):
-        jax.grad(lambda t: jax_tt.functional.fused_embed_bag(t, jnp.array([[1]]), rule).sum())(
-            table
-        )
+def test_results_that_are_no_floating_point_numbers_are_refused():
+    for change in (lambda rows: jax.lax.complex(rows, rows), lambda rows: rows > 0):
+        rule = optimizers.Custom(lambda rows, g, slots, step, change=change: (change(rows), {}))
+        table = jax_tt.functional.init_fused(rows(), rule)
+        with pytest.raises(
+            TypeError, match=r"function: returned rows of type .*; expected floating"
+        ):
+            stepped(rule, table, Bags.from_ragged([[1]]))
 
 
 def test_a_step_with_64_bit_types():

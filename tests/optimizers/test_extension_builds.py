@@ -16,7 +16,7 @@ from tests.conftest import native_available
 from tests.optimizers import extension_build
 from tests.optimizers.extension_build import EXAMPLE, PACKAGE, ROOT, compiler, run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.dear("compiles the example as its users do")]
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def can_build():
 
 
 def run_its_tests(site: Path, **variables: str) -> str:
-    """In a process of its own, which imports this build of the example."""
+    """In a process of its own, which imports this build of the example, with the settings of its users."""
     path = f"import sys; sys.path.insert(0, {str(site)!r})"
     code = f"{path}; import pytest; sys.exit(pytest.main(['-q', {str(EXAMPLE)!r}]))"
     return run(sys.executable, "-c", code, **variables)
@@ -43,7 +43,7 @@ def test_the_cuda_kernels_take_the_steps_of_the_reference(tmp_path):
         ROOT,
     ]
     run(
-        *(compiler(), "-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
+        *(compiler(), "-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"),
         *("-DJAX_TT_EMULATION", "-DLION_RULE_CUDA", "-Wno-unknown-pragmas"),
         *(f"-I{folder}" for folder in include),
         *(EXAMPLE / "src" / "module.cc", "-xc++", EXAMPLE / "src" / "lion.cu"),

@@ -17,8 +17,6 @@ ROWS, WIDTH = 24, 9
 RULES = {
     "adam": optimizers.Adam(0.02, weight_decay=0.01),
     "row-wise correction": optimizers.Adam(0.02, rowwise_bias_correction=True),
-    "partial": optimizers.PartialRowWiseAdam(0.02),
-    "lamb": optimizers.LAMB(0.02),
     "partial lamb": optimizers.PartialRowWiseLAMB(0.02),
 }
 KINDS = {
@@ -125,7 +123,7 @@ def test_stochastic_rounding_keeps_small_changes(method):
     assert means[False] < 0.8 * expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["dense", "tensor train"])
 def test_a_step_that_is_not_taken_changes_no_bit(kind, method):
     collection, step = stepper(of_kind(kind, narrow(RULES["adam"]), skip_nonfinite=True), method)
     ids = np.array([[1, 2, 2], [0, 1, 5]], np.int32)
@@ -197,18 +195,13 @@ class TwoTypes(optimizers.Adam):
         )
 
 
-@pytest.mark.parametrize(
-    ("dtypes", "message"),
-    [
+def test_types_of_slots_that_tables_cannot_have(monkeypatch):
+    of_one = "slot 'mu' of TwoTypes has dtype='float16'; expected 'float32' or"
+    for dtypes, message in (
         (("float32", "bfloat16"), "slots per entry of TwoTypes have dtypes"),
-        (
-            ("float16", "float16"),
-            "slot 'mu' of TwoTypes has dtype='float16'; expected 'float32' or",
-        ),
+        (("float16", "float16"), of_one),
         (("float32", "bfloat16", "row"), "expected 'float32' for a slot per row"),
-    ],
-)
-def test_types_of_slots_that_tables_cannot_have(dtypes, message, monkeypatch):
-    monkeypatch.setattr(TwoTypes, "dtypes", dtypes)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        jax_tt.dense_table(5, 4, optimizer=TwoTypes(0.1))
+    ):
+        monkeypatch.setattr(TwoTypes, "dtypes", dtypes)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            jax_tt.dense_table(5, 4, optimizer=TwoTypes(0.1))

@@ -1,7 +1,8 @@
-"""Every fused rule beyond those of `test_fused` against float64, with duplicate ids, zero gradients and zero rows."""
+"""Every fused rule against float64, with duplicate ids, zero gradients and zero rows."""
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,8 @@ import pytest
 
 import jax_tt
 from jax_tt import optimizers
-from tests.conftest import why_skipped
-from tests.helpers import SHAPES, core_gradients, f64, skip_unless_stored
+from tests.conftest import WAYS
+from tests.helpers import SHAPES, core_gradients, f64, on_cpu, skip_unless_stored
 from tests.optimizers.rule_models import RULES
 
 SHAPE = SHAPES["d3"]
@@ -131,6 +132,7 @@ def test_20_steps_are_those_of_the_formula(name, method):
     for core, got, slots in zip(models, tt.cores, tt.slots, strict=True):
         core.check(got, slots)
     assert np.any(f64(dense.cores[0][3:]) != f64(rows()[3:]))
+    assert dense.step == tt.step == 20 and dense.sentinel == tt.sentinel == 1
 
 
 def zero_eps(rule):
@@ -144,7 +146,11 @@ def zero_eps(rule):
     return {"eps": 0.0}
 
 
-@pytest.mark.parametrize("name", RULES)
+# One rule of each native kind: options are numbers, for which no kernel is compiled again.
+KINDS = {type(rule): name for name, (rule, _) in RULES.items()}.values()
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_nothing_becomes_nan_without_gradients(name, method):
     """Zero gradients for rows with and without zeros, with eps = 0, then a gradient for all of them."""
     rule, _ = RULES[name]
@@ -160,8 +166,7 @@ def test_nothing_becomes_nan_without_gradients(name, method):
 
 def test_every_rule_has_a_model():
     covered = {type(rule).__name__ for rule, _ in RULES.values()}
-    # In test_fused and test_global_decay.
-    elsewhere = {"SGD", "Adagrad", "RowWiseAdagrad", "Adam", "GlobalDecayRowWiseAdagrad"}
+    elsewhere = {"GlobalDecayRowWiseAdagrad"}  # in test_global_decay
     known = {rule.__name__ for rule in jax_tt.optimizers.RULES.values()}
     assert known == covered | elsewhere
     for rule, _ in RULES.values():
@@ -180,15 +185,15 @@ def test_a_term_that_is_off_cannot_be_switched_on_by_a_call():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", [*RULES, "global_decay"])
-def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype):
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    zip(
+        [*KINDS, "global_decay"], itertools.cycle(["bfloat16", "float32", "float16"]), strict=False
+    ),
+)
+@pytest.mark.parametrize("method", WAYS[2:], indirect=True)
+def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype, method):
     """Rows that packets of four numbers fill and others, and slices that are stepped with their sums and after them."""
-    reason = why_skipped("cuda_emulated")
-    if reason is not None:
-        pytest.skip(reason)
-    for way in ("native", "cuda_emulated"):
-        skip_unless_stored(dtype, way)
     rule = optimizers.GlobalDecayRowWiseAdagrad(0.1, weight_decay=1.0)
     rule = RULES[name][0] if name in RULES else rule
     tables = {"wide": rows()[:, :8].astype(dtype), "odd": rows()[:, :5].astype(dtype)}
@@ -217,7 +222,9 @@ def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype
 
     # An entry of 16 bits may be rounded to the other side.
     tolerance = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
-    got, want = stepped("cuda_emulated"), stepped("native")
+    with on_cpu():
+        want = stepped("native")
+    got = stepped(method)
     for key in state:
         assert np.any(f64(want[key].cores[0]) != f64(state[key].cores[0]))
         for a, b in zip(jax.tree.leaves(got[key]), jax.tree.leaves(want[key]), strict=True):
@@ -226,11 +233,10 @@ def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype
 
 @pytest.mark.slow(but="lamb")
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", ["partial_lamb", "rowwise_decoupled", "ftrl", "cow_clip"])
+@pytest.mark.parametrize("method", WAYS[1:], indirect=True)
 def test_other_storage_takes_the_steps_of_the_reference(name, dtype, method, x64):
     skip_unless_stored(dtype, method)
-    if method == "reference":
-        pytest.skip("the reference says what is expected")
     rule, _ = RULES[name]
     g = jnp.asarray(gradients(8), jnp.float64 if dtype == "float64" else jnp.float32)
 
@@ -254,28 +260,27 @@ def test_other_storage_takes_the_steps_of_the_reference(name, dtype, method, x64
         np.testing.assert_allclose(f64(a), f64(b), rtol=tolerance, atol=tolerance / 10)
 
 
-@pytest.mark.parametrize(
-    "rule", [optimizers.RowWiseAdagrad, optimizers.CounterRowWiseAdagrad, optimizers.CowClip]
-)
-def test_what_would_have_no_effect_is_refused(rule):
-    with pytest.raises(ValueError, match="weight_decay: it has no effect"):
-        rule(0.1, weight_decay=0.5)
-    with pytest.raises(ValueError, match="weight_decay_mode: got 'cosine'; expected 'none', 'l2'"):
-        rule(0.1, weight_decay_mode="cosine")
+def test_what_would_have_no_effect_is_refused():
+    for rule in (optimizers.RowWiseAdagrad, optimizers.CounterRowWiseAdagrad, optimizers.CowClip):
+        with pytest.raises(ValueError, match="weight_decay: it has no effect"):
+            rule(0.1, weight_decay=0.5)
+        message = "weight_decay_mode: got 'cosine'; expected 'none', 'l2'"
+        with pytest.raises(ValueError, match=message):
+            rule(0.1, weight_decay_mode="cosine")
 
 
-@pytest.mark.parametrize(
-    "options", [{"learning_rate_mode": "tail_id_increase"}, {"tail_id_threshold_is_ratio": True}]
-)
-def test_tails_need_the_largest_counter(options):
-    with pytest.raises(ValueError, match="max_counter: got None"):
-        optimizers.CounterRowWiseAdagrad(0.1, **options)
-    optimizers.CounterRowWiseAdagrad(0.1, max_counter=10.0, **options)
+def test_tails_need_the_largest_counter():
+    for options in (
+        {"learning_rate_mode": "tail_id_increase"},
+        {"tail_id_threshold_is_ratio": True},
+    ):
+        with pytest.raises(ValueError, match="max_counter: got None"):
+            optimizers.CounterRowWiseAdagrad(0.1, **options)
+        optimizers.CounterRowWiseAdagrad(0.1, max_counter=10.0, **options)
 
 
+@pytest.mark.parametrize("method", WAYS[1:], indirect=True)
 def test_a_rule_that_the_native_module_is_too_old_for(method):
-    if method == "reference":
-        pytest.skip("knows no numbers")
     newer = type("Newer", (optimizers.SGD,), {"native_kind": 1000})(0.1)
     table = jax_tt.functional.init_fused(rows(), newer)
 

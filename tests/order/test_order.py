@@ -41,7 +41,7 @@ def test_inverse_and_identity(rows):
     assert np.array_equal(IdOrder.identity(17).apply(ids), ids)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint64"])
 def test_apply_on_host_and_device(dtype):
     """Ids of the table are mapped, others stay; the device agrees with the host, traced or not."""
     rows = np.random.default_rng(0).permutation(100)
@@ -100,20 +100,17 @@ def test_saved_and_loaded(tmp_path):
         IdOrder.load(tmp_path / "other.npz")
 
 
-@pytest.mark.parametrize(
-    ("rows", "error", "message"),
-    [
+def test_what_is_no_bijection():
+    for rows, error, message in [
         ([0, 1, 3], ValueError, r"rows: got the row 3; expected each of 0 ... 2 once"),
         ([0, -1, 1], ValueError, "rows: got the row -1"),
         ([0, 0, 1], ValueError, "rows: the row 2 is missing"),
         ([], TypeError, "expected integers"),
         ([[0, 1]], ValueError, r"rows: got shape \(1, 2\)"),
         ([0.0, 1.0], TypeError, "rows: got float64; expected integers"),
-    ],
-)
-def test_what_is_no_bijection(rows, error, message):
-    with pytest.raises(error, match=message):
-        IdOrder(rows)
+    ]:
+        with pytest.raises(error, match=message):
+            IdOrder(rows)
 
 
 def test_apply_refuses_what_it_cannot_map():
@@ -138,10 +135,10 @@ def test_counts(counts):
     )
 
 
-@pytest.mark.parametrize("counts", [[], [-1, 2], [np.nan, 1.0], [[1, 2]]])
-def test_bad_counts(counts):
-    with pytest.raises(ValueError, match="counts: got"):
-        order.from_counts(counts)
+def test_bad_counts():
+    for counts in ([], [-1, 2], [np.nan, 1.0], [[1, 2]]):
+        with pytest.raises(ValueError, match="counts: got"):
+            order.from_counts(counts)
 
 
 # from_tree
@@ -232,11 +229,6 @@ def test_seed_decides():
     assert len(set(zip(*digits, strict=True))) == 4
 
 
-def test_without_interactions_there_is_no_frequency_to_reuse():
-    rows = made_from((np.zeros(0, int), np.zeros(0, int)), reuse=0.5).rows
-    assert rows.tolist() == list(range(120))
-
-
 @given(st.data(), sizes, st.integers(0, 80))
 def test_any_interactions_give_a_bijection_with_the_unseen_last(data, n, count):
     p = factors(n, data.draw)
@@ -269,9 +261,8 @@ def test_reuse_trades_co_occurrence_for_frequency():
     assert counts[first].min() >= counts[~first].max()
 
 
-@pytest.mark.parametrize(
-    ("interactions", "error", "message"),
-    [
+def test_bad_interactions():
+    for interactions, error, message in [
         (([0, 1], [0, 120]), ValueError, r"got the id 120; expected ids in \[0, 120\)"),
         (([0, 1], [0, -1]), ValueError, "got the id -1"),
         (([0, -3], [0, 1]), ValueError, "got the context -3"),
@@ -281,11 +272,9 @@ def test_reuse_trades_co_occurrence_for_frequency():
         (np.zeros((3, 3), int), ValueError, r"shape \(3, 3\); expected pairs"),
         (7, TypeError, "got an int; expected"),
         (iter([]), TypeError, "can be read once only"),
-    ],
-)
-def test_bad_interactions(interactions, error, message):
-    with pytest.raises(error, match=f"interactions: .*{message}"):
-        made_from(interactions)
+    ]:
+        with pytest.raises(error, match=f"interactions: .*{message}"):
+            made_from(interactions)
 
 
 def test_bad_matrices_and_options():
@@ -317,13 +306,6 @@ def test_spectral_rows_are_the_singular_vectors():
     np.testing.assert_allclose(users @ items.T, expected_users @ expected_items.T, atol=1e-3)
 
 
-def test_spectral_rows_score_the_block_of_a_user_highest():
-    user, item, block = planted()
-    users, items = order.spectral_rows((user, item), 120, 4, progress=False)
-    top = np.argsort(-(users @ items.T), axis=1)[:, :20]
-    assert np.mean(block[top] == np.arange(600)[:, None] % 4) > 0.95
-
-
 def test_spectral_rows_without_interactions_are_zero():
     users, items = order.spectral_rows(([0, 0, 3], [5, 2, 2]), 9, 4, progress=False)
     assert users.shape == (4, 4) and items.shape == (9, 4)
@@ -349,46 +331,6 @@ def test_spectral_rows_refuse_what_does_not_fit():
 # from_table
 
 
-def tt_svd_error(table, p, q, rank):
-    """Squared error of the TT-SVD of a table, from the singular values that it leaves out."""
-    full = np.zeros((int(np.prod(p)), table.shape[1]))
-    full[: len(table)] = table
-    d = len(p)
-    rest = full.reshape(*p, *q).transpose([axis for k in range(d) for axis in (k, d + k)])
-    rest, left, error = rest.reshape(1, -1), 1, 0.0
-    for k in range(d - 1):
-        _, values, vectors = np.linalg.svd(
-            rest.reshape(left * p[k] * q[k], -1), full_matrices=False
-        )
-        error += float((values[rank:] ** 2).sum())
-        rest, left = values[:rank, None] * vectors[:rank], min(rank, len(values))
-    return error
-
-
-def trained_table(seed=0):
-    """Item factors by alternating least squares on planted interactions."""
-    user, item, _ = planted(seed, noise=0.2)
-    rng = np.random.default_rng(seed)
-    counts = np.zeros((600, 120))
-    np.add.at(counts, (user, item), 1)
-    items = rng.normal(size=(120, 8))
-    for _ in range(10):
-        users = counts @ items @ np.linalg.inv(items.T @ items + np.eye(8))
-        items = counts.T @ users @ np.linalg.inv(users.T @ users + np.eye(8))
-    return items
-
-
-def test_table_order_lowers_the_error_of_tt_svd():
-    table = trained_table()
-    made = order.from_table(table, SHAPE, progress=False)
-    assert made == order.from_table(table.astype(np.float32), SHAPE, progress=False)
-    errors = [
-        tt_svd_error(rows, SHAPE.row_factors, SHAPE.col_factors, 4)
-        for rows in (table[made.inverse.rows], table, np.random.default_rng(0).permutation(table))
-    ]
-    assert errors[0] < 0.8 * min(errors[1:])
-
-
 @given(st.data(), sizes)
 def test_any_table_gives_a_bijection(data, n):
     p = factors(n, data.draw)
@@ -397,24 +339,29 @@ def test_any_table_gives_a_bijection(data, n):
     assert is_permutation(order.from_table(table, shape, progress=False).rows)
 
 
-def test_refined_order_lowers_the_error_further():
+def test_an_order_lowers_the_error_and_a_refined_one_lowers_it_further():
     """Blocks of one pattern, each turned and shuffled: the pattern is found again."""
     rng = np.random.default_rng(0)
     pattern = rng.normal(size=(12, 2))
     blocks = [5 * rng.normal(size=6) + pattern @ rng.normal(size=(2, 6)) for _ in range(10)]
     table = np.concatenate([block[rng.permutation(12)] for block in blocks]).astype(np.float32)
+    table = rng.permutation(table)
     shape = jax_tt.TTShape(120, 6, 3, (10, 12), (6, 1))
-    error = {}
+
+    def error(rows):
+        return jax_tt.tt.from_dense(rows, shape=shape).relative_error
+
+    errors = {}
     for rounds in (0, 1, 6):
         found = order.from_table(table, shape, refine=rounds, progress=False)
         assert is_permutation(found.rows)
-        by_row = table[found.inverse.rows]
-        error[rounds] = jax_tt.tt.from_dense(by_row, shape=shape).relative_error
-    assert error[6] <= error[1] < error[0] and error[6] < 0.9 * error[0]
+        errors[rounds] = error(table[found.inverse.rows])
+    assert errors[0] < 0.8 * error(table)
+    assert errors[6] <= errors[1] < errors[0] and errors[6] < 0.9 * errors[0]
 
 
-@pytest.mark.parametrize("n", [117, 120])
-def test_refining_keeps_ids_in_their_blocks(n):
+def test_refining_keeps_ids_in_their_blocks():
+    n = 117
     table = np.random.default_rng(0).normal(size=(n, 4)).astype(np.float32)
     shape = jax_tt.TTShape(n, 4, 2, (10, 12), (4, 1))
     before, after = (
@@ -424,28 +371,24 @@ def test_refining_keeps_ids_in_their_blocks(n):
     assert np.array_equal(before // 12, after // 12)
 
 
-@pytest.mark.parametrize("scale", [2.0**-80, 2.0**100])
-def test_refined_order_does_not_depend_on_the_scale(scale):
+def test_refined_order_does_not_depend_on_the_scale():
     table = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32)
     shape = jax_tt.TTShape(120, 4, 2, (10, 12), (4, 1))
-    orders = [
-        order.from_table(rows, shape, refine=np.int64(2), progress=False)
-        for rows in (table, table * np.float32(scale))
-    ]
-    assert orders[0] == orders[1]
+    plain, *scaled = (
+        order.from_table(table * np.float32(scale), shape, refine=np.int64(2), progress=False)
+        for scale in (1, 2.0**-80, 2.0**100)
+    )
+    assert scaled == [plain, plain]
 
 
-@pytest.mark.parametrize(
-    ("refine", "error", "message"),
-    [
+def test_rounds_that_are_no_number_are_refused():
+    for refine, error, message in [
         (-1, ValueError, "refine: got -1; expected a number of rounds, at least 0"),
         (1.5, TypeError, "refine: got 1.5 of type float; expected an integer"),
         (True, TypeError, "refine: got True of type bool; expected an integer"),
-    ],
-)
-def test_rounds_that_are_no_number_are_refused(refine, error, message):
-    with pytest.raises(error, match=message):
-        order.from_table(np.ones((120, 6)), SHAPE, refine=refine, progress=False)
+    ]:
+        with pytest.raises(error, match=message):
+            order.from_table(np.ones((120, 6)), SHAPE, refine=refine, progress=False)
 
 
 def test_clusters_of_a_wide_table_become_digits():

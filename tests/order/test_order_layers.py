@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
@@ -19,9 +18,6 @@ N, D = 60, 4
 ORDER = IdOrder(np.random.default_rng(0).permutation(N))
 IDS = np.array([[3, 59, 3], [0, 17, 42]], np.int32)
 PADDED = jax_tt.Bags.from_padded([[3, 59, -1], [0, -1, -1]])
-RULES = {"optax": None, "fused": jax_tt.optimizers.Adagrad(0.1)}
-CACHES = {"none": None, "cache": jax_tt.RowCache(20, ways=4)}
-caches = pytest.mark.parametrize("cache", CACHES)
 
 
 def pair(kind, **options):
@@ -51,11 +47,11 @@ def trained(layer, opt, ids, steps=3):
     return nnx.to_pure_dict(nnx.state(layer, nnx.Not(jax_tt.nnx.IdOrderState)))
 
 
-@pytest.mark.parametrize(("rule", "cache"), [("optax", "none"), ("fused", "cache")])
-def test_nnx_steps_and_attend(rule, cache):
+def test_nnx_steps_and_attend():
     """Cores, slots and cached rows take the same values: keys of the cache are rows."""
-    cache = CACHES[cache] and jax_tt.RowCache(20, ways=4, refresh_every=1)
-    ordered, plain = pair(jax_tt.TTEmbed, optimizer=RULES[rule], cache=cache)
+    cache = jax_tt.RowCache(20, ways=4, refresh_every=1)
+    rule = jax_tt.optimizers.Adagrad(0.1)
+    ordered, plain = pair(jax_tt.TTEmbed, optimizer=rule, cache=cache)
     query = jnp.ones((2, D))
     after = [
         trained(layer, jax_tt.FusedOptimizer(layer, optax.sgd(0.1)), ids)
@@ -70,31 +66,25 @@ def test_nnx_steps_and_attend(rule, cache):
     np.testing.assert_allclose(scores, np.asarray(query) @ np.asarray(rows).T, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("bags", [IDS, PADDED, jax_tt.Bags.from_ragged([[1, 2], [], [59]])])
-def test_bags_keep_padding_weights_and_gradients(bags):
+def test_bags_keep_padding_and_gradients():
     ordered, plain = pair(jax_tt.TTEmbedBag, combiner="mean")
-    if isinstance(bags, jax_tt.Bags):
-        moved = jax_tt.Bags(ORDER.apply(bags.ids), bags.offsets, bags.weights, bags.padded)
-    else:
-        moved = ORDER.apply(bags)
-    equal(ordered(bags), plain(moved))
+    moved = jax_tt.Bags(ORDER.apply(PADDED.ids), PADDED.offsets, PADDED.weights, PADDED.padded)
+    equal(ordered(PADDED), plain(moved))
 
     def loss(ids):
         return lambda layer: jnp.sum(layer(ids) ** 2)
 
     equal(
-        nnx.to_pure_dict(jax_tt.grad(loss(bags))(ordered)),
+        nnx.to_pure_dict(jax_tt.grad(loss(PADDED))(ordered)),
         nnx.to_pure_dict(jax_tt.grad(loss(moved))(plain)),
     )
 
 
-@pytest.mark.parametrize(
-    ("bounds", "cache"), [("error", "none"), ("clip", "none"), ("zero", "none"), ("clip", "cache")]
-)
-def test_ids_out_of_range(bounds, cache):
+@pytest.mark.parametrize("bounds", ["error", "clip", "zero"])
+def test_ids_out_of_range(bounds):
     """They are what they were: reported with the user's number, zero, or the nearest row."""
     bad = np.array([5, N, -3], np.int32)
-    ordered, plain = pair(jax_tt.TTEmbed, bounds=bounds, cache=CACHES[cache], method="reference")
+    ordered, plain = pair(jax_tt.TTEmbed, bounds=bounds, method="reference")
     equal(ordered(bad), plain(ORDER.apply(bad)))
     wide = np.array([5, 2**40, -(2**40)], np.int64)
     if bounds == "error":  # before anything runs
@@ -106,8 +96,7 @@ def test_ids_out_of_range(bounds, cache):
         assert not np.asarray(ordered(bad))[1:].any() and np.asarray(ordered(bad))[0].any()
 
 
-@pytest.mark.parametrize("donated", [False, True])
-def test_one_order_in_two_layers(donated):
+def test_one_order_in_two_layers():
     """Each layer has a buffer of its own, is not trained, and survives donation."""
 
     class Model(nnx.Module):
@@ -123,7 +112,7 @@ def test_one_order_in_two_layers(donated):
     assert set(names) == {"core_0", "core_1", "core_2"}
     assert "id_order" not in str(nnx.state(opt))
 
-    @nnx.jit(donate_argnums=(0, 1) if donated else ())
+    @nnx.jit(donate_argnums=(0, 1))
     def step(model, opt):
         def loss(model):
             return jnp.sum(model.users(IDS) * model.items(IDS))
@@ -171,30 +160,10 @@ def test_an_order_saved_in_32_bits_is_restored():
     equal(other(IDS), wanted)
 
 
-def test_orbax_brings_the_order_back(tmp_path):
-    ordered, _ = pair(jax_tt.TTEmbed, cache=CACHES["cache"])
-    ordered(IDS)
-    path = (tmp_path / "state").absolute()
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path, nnx.to_pure_dict(nnx.state(ordered)))
-        checkpointer.wait_until_finished()
-        identity = IdOrder.identity(N)
-        other = jax_tt.TTEmbed(
-            N, D, tt_ranks=2, cache=CACHES["cache"], id_order=identity, rngs=nnx.Rngs(1)
-        )
-        state = nnx.state(other)
-        like = jax.tree.map(ocp.utils.to_shape_dtype_struct, nnx.to_pure_dict(state))
-        nnx.replace_by_pure_dict(state, checkpointer.restore(path, like))
-    nnx.update(other, state)
-    equal(other.id_order[...], ORDER.rows)
-    equal(other(IDS), ordered(IDS))
-
-
-@caches
-def test_linen(cache):
+def test_linen():
     """The order is in a collection of its own; forward, gradients and attend are those of permuted ids."""
     ordered, plain = (
-        jax_tt.linen.TTEmbed(N, D, tt_ranks=2, cache=CACHES[cache], id_order=order)
+        jax_tt.linen.TTEmbed(N, D, tt_ranks=2, cache=jax_tt.RowCache(20, ways=4), id_order=order)
         for order in (ORDER, None)
     )
     variables = ordered.init(jax.random.key(0), IDS)
@@ -219,18 +188,9 @@ def test_linen(cache):
 
     equal(gradient(ordered, variables, IDS), gradient(plain, rest, ORDER.apply(IDS)))
     _, counted = ordered.apply(variables, IDS, mutable=["row_cache"])
-    if cache == "cache":
-        _, wanted = plain.apply(rest, ORDER.apply(IDS), mutable=["row_cache"])
-        equal(counted, wanted)
+    _, wanted = plain.apply(rest, ORDER.apply(IDS), mutable=["row_cache"])
+    equal(counted, wanted)
     assert hash(ordered) == hash(ordered.clone())
-
-
-def test_linen_bags():
-    layer = jax_tt.linen.TTEmbedBag(N, D, tt_ranks=2, id_order=ORDER)
-    variables = layer.init(jax.random.key(0), IDS)
-    cores = [variables["params"][f"core_{k}"] for k in range(3)]
-    moved = jax_tt.Bags(ORDER.apply(PADDED.ids), None, None, True)
-    equal(layer.apply(variables, PADDED), jax_tt.tt.embed_bag(cores, moved, num_embeddings=N))
 
 
 def test_under_vmap_and_meshes():
@@ -243,7 +203,7 @@ def test_under_vmap_and_meshes():
         return nnx.merge(graph, state)(ids)
 
     query = jnp.ones((2, D))
-    for kind in (AxisType.Auto, AxisType.Explicit):
+    for kind, check in ((AxisType.Auto, True), (AxisType.Explicit, False)):
         mesh = jax.make_mesh((2,), ("x",), axis_types=(kind,))
         ids = jax.device_put(IDS, NamedSharding(mesh, P("x")))
         placed = jax.device_put(state, NamedSharding(mesh, P()))
@@ -251,13 +211,12 @@ def test_under_vmap_and_meshes():
             np.testing.assert_allclose(jax.jit(call)(placed, ids), moved, rtol=1e-6, atol=1e-7)
             scores = jax.jit(lambda s, q: nnx.merge(graph, s).attend(q))(placed, query)
         np.testing.assert_allclose(scores, ordered.attend(query), rtol=1e-6, atol=1e-7)
-        for check in (True, False):
-            mapped = jax.jit(
-                jax.shard_map(
-                    call, mesh=mesh, in_specs=(P(), P("x")), out_specs=P("x"), check_vma=check
-                )
+        mapped = jax.jit(
+            jax.shard_map(
+                call, mesh=mesh, in_specs=(P(), P("x")), out_specs=P("x"), check_vma=check
             )
-            np.testing.assert_allclose(mapped(placed, ids), moved, rtol=1e-6, atol=1e-7)
+        )
+        np.testing.assert_allclose(mapped(placed, ids), moved, rtol=1e-6, atol=1e-7)
 
 
 def test_what_layers_refuse():

@@ -32,7 +32,7 @@ def test_packed_rows_come_back(count, seed):
     assert np.array_equal(stored_order.on_host(words), rows)
 
 
-@pytest.mark.parametrize("count", [2, 3, 31, 32, 33, 64, 1000, 2**16, 2**16 + 1, 2**17, 2**17 + 1])
+@pytest.mark.parametrize("count", [2, 31, 33, 2**16 + 1])
 def test_any_row_is_read_alone(count):
     rows = permutation(count)
     packed = stored_order.StoredRows(jnp.asarray(stored_order.pack(rows)), count)
@@ -55,15 +55,16 @@ def test_places_of_the_last_ids_stay_within_32_bits():
         assert 0 <= int(block[k]) * 31 + int(word[k]) < 2**31 - 1
 
 
-@pytest.mark.parametrize(
-    ("count", "dtype", "nbytes"),
-    [(1, "uint16", 2), (2**16, "uint16", 2**17), (2**16 + 1, "uint32", 2049 * 17 * 4)],
-)
-def test_bytes_are_those_that_a_layer_keeps(count, dtype, nbytes):
-    order = IdOrder(permutation(count))
-    kept = stored_order.on_device(order.rows)
-    assert kept.dtype == dtype and kept.nbytes == order.nbytes == nbytes
-    assert np.array_equal(stored_order.on_host(kept), order.rows)
+def test_bytes_are_those_that_a_layer_keeps():
+    for count, dtype, nbytes in [
+        (1, "uint16", 2),
+        (2**16, "uint16", 2**17),
+        (2**16 + 1, "uint32", 2049 * 17 * 4),
+    ]:
+        order = IdOrder(permutation(count))
+        kept = stored_order.on_device(order.rows)
+        assert kept.dtype == dtype and kept.nbytes == order.nbytes == nbytes
+        assert np.array_equal(stored_order.on_host(kept), order.rows)
 
 
 def test_orders_beyond_32_bits_take_64():
@@ -89,6 +90,7 @@ def test_layers_of_many_ids(flavour):
         ordered, plain = (module.bind(own) for module, own in zip(modules, both, strict=True))
         kept = both[0]["id_order"]["id_order"]
     assert kept.nbytes == order.nbytes < 2.2 * MANY
+    assert IdOrder(kept) == order
     np.testing.assert_array_equal(ordered(ids), plain(order.rows[ids]))
     query = jnp.ones((1, 4))
     np.testing.assert_array_equal(ordered.attend(query), plain.attend(query)[:, order.rows])
@@ -125,11 +127,12 @@ def test_checkpoints_of_layers_say_how_many_ids_there_are(tmp_path):
     assert table.id_order == order and table.num_embeddings == MANY
 
 
-def damaged():
+def test_damaged_ones_are_refused(tmp_path):
     words = stored_order.pack(permutation(1000))
     swapped = words.copy()
     swapped[0] = swapped[1]
-    return {
+    cores = {"x.core_0": np.ones((40, 1, 2, 2)), "x.core_1": np.ones((40, 2, 2, 1))}
+    for name, (rows, message) in {
         "nothing": (np.zeros((0, 0), np.uint32), "rows packed as layers"),
         "one number": (np.int32(5), r"rows: got shape \(\); expected \[N\]"),
         "a table": (np.zeros((3, 2), np.int32), r"rows: got shape \(3, 2\); expected \[N\]"),
@@ -141,19 +144,13 @@ def damaged():
         "other bits": (np.pad(words, ((0, 0), (0, 1))), "got the row|is missing"),
         "nothing in the last block": (np.full((3, 7), 2**32 - 1, np.uint32), "got the row 127"),
         "twice the same": (swapped, "is missing, so that another is there twice"),
-    }
-
-
-@pytest.mark.parametrize("name", damaged())
-def test_damaged_ones_are_refused(tmp_path, name):
-    words, message = damaged()[name]
-    with pytest.raises(ValueError, match=message):
-        IdOrder(words)
-    cores = {"x.core_0": np.ones((40, 1, 2, 2)), "x.core_1": np.ones((40, 2, 2, 1))}
-    path = tmp_path / "table.npz"
-    np.savez(path, **cores, **{"x.id_order": words})
-    with pytest.raises(ValueError, match=r"x\.id_order is no order of ids"):
-        jax_tt.files.load(path)
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            IdOrder(rows)
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, **cores, **{"x.id_order": rows})
+        with pytest.raises(ValueError, match=r"x\.id_order is no order of ids"):
+            jax_tt.files.load(path)
 
 
 def test_what_is_too_large_is_refused_by_its_last_block():
@@ -213,12 +210,6 @@ def test_raw_rows_of_any_integer_type_are_read():
     for dtype in (jnp.uint32, jnp.int32):
         layer.id_order.set_value(jnp.asarray(rows, dtype))
         np.testing.assert_array_equal(layer(ids), wanted)
-
-
-def test_a_layer_gives_its_order_back():
-    order = IdOrder(permutation(MANY))
-    layer = jax_tt.TTEmbed(MANY, 4, tt_ranks=1, id_order=order, rngs=nnx.Rngs(0))
-    assert IdOrder(layer.id_order[...]) == order
 
 
 def test_nothing_changes_where_a_grown_order_does_not_fit_its_devices():

@@ -52,24 +52,20 @@ def _operands(text, names):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "placements",
-    [
-        pytest.param({}, id="none"),
-        pytest.param({"user": Placement.pages([(0, 1), 2, 3, (3, 1), 0], 1000)}, id="replicas"),
-    ],
-)
-def test_predicted_bytes_are_those_of_the_compiled_step(placements):
+def test_predicted_bytes_are_those_of_the_compiled_step():
+    """With a table that has replicas of pages beside tables that are placed as planned."""
     ids = _ids()
     plan = jax_tt.planning.plan_placements(TABLES, DEVICES, ids)
-    chosen = {**plan, **placements}
     bags = BATCH // DEVICES
-    found = traced_exchange(
-        {name: (table, chosen[name], (bags, LENGTHS[name])) for name, table in TABLES.items()},
-        DEVICES,
+    chosen = {**plan, "user": Placement.pages([(0, 1), 2, 3, (3, 1), 0], 1000)}
+    planned, found = (
+        traced_exchange(
+            {name: (table, places[name], (bags, LENGTHS[name])) for name, table in TABLES.items()},
+            DEVICES,
+        )
+        for places in (plan, chosen)
     )
-    if not placements:
-        assert plan.exchange == found
+    assert plan.exchange == planned
     collection = jax_tt.Collection(
         jax_tt.shard_tables(TABLES, _mesh(), "model", chosen),
         {name: jax_tt.Feature(name) for name in TABLES},
@@ -180,9 +176,8 @@ def test_limits_of_memory():
         )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
+def test_invalid_arguments():
+    for arguments, error, message in [
         (({}, 4), TypeError, "tables: got {}"),
         (({"a": 3}, 4), TypeError, r"tables\['a'\]: got 3"),
         ((TABLES, 0), ValueError, "devices: got 0"),
@@ -190,11 +185,9 @@ def test_limits_of_memory():
         ((TABLES, 4, {"day": [0.5]}), TypeError, r"id_samples\['day'\]: got float64"),
         ((TABLES, 4, {"day": [7]}), ValueError, r"id_samples\['day'\]: got the id 7"),
         ((TABLES, 4, {"day": np.zeros((0, 2), int)}), ValueError, r"got shape \(0, 2\)"),
-    ],
-)
-def test_invalid_arguments(arguments, error, message):
-    with pytest.raises(error, match=message):
-        jax_tt.planning.plan_placements(*arguments)
+    ]:
+        with pytest.raises(error, match=message):
+            jax_tt.planning.plan_placements(*arguments)
 
 
 def test_automatic_placements():

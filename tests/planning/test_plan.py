@@ -93,7 +93,7 @@ def test_bytes_of_an_order_count(trained):
     assert planned.nbytes == planned.shape.cost().bytes + 2 * N
 
 
-@pytest.mark.parametrize("name", ["smooth", "of_low_rank", "clustered"])
+@pytest.mark.parametrize("name", ["of_low_rank", "clustered"])
 def test_layers_take_the_arguments(trained, name):
     tables, plan = trained
     table, planned = tables[name], plan[name]
@@ -404,9 +404,8 @@ def test_padding_of_a_sample_is_left_out():
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("tables", "options", "error", "message"),
-    [
+def test_errors():
+    for tables, options, error, message in [
         ({}, {}, TypeError, "tables: got {}"),
         ([(3, 4)], {}, TypeError, "tables: got"),
         ({"a": (3,)}, {}, TypeError, r"tables\['a'\]: got \(3,\); expected"),
@@ -422,8 +421,6 @@ def test_padding_of_a_sample_is_left_out():
         ({"a": (9, 4)}, {"id_samples": {"a": [0.5, 1]}}, TypeError, r"id_samples\['a'\]: ids"),
         ({"a": (9, 4)}, {"dtype": int}, ValueError, "dtype"),
         ({"a": (9, 4)}, {"budget_bytes": 1.5}, TypeError, "budget_bytes"),
-    ],
-)
-def test_errors(tables, options, error, message):
-    with pytest.raises(error, match=message):
-        jax_tt.plan(tables, **{"budget_bytes": 10_000, **options})
+    ]:
+        with pytest.raises(error, match=message):
+            jax_tt.plan(tables, **{"budget_bytes": 10_000, **options})

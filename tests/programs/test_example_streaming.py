@@ -65,7 +65,7 @@ def test_tiers_predict_what_hash_tables_do() -> None:
 @pytest.mark.slow
 def test_the_default_run_ends_with_the_same_predictions() -> None:
     arguments = ("--steps", "6", "--batch-size", "16", "--rows", "256")
-    out = run_python("-m", "examples.streaming.main", *arguments, XLA_FLAGS="")
+    out = run_python("-m", "examples.streaming.main", *arguments)
     rows = re.findall(r"^(one process|two processes|with tiers) +(\S+) +(\S+) +\S+ ms$", out, re.M)
     assert [name for name, _, _ in rows] == ["one process", "two processes", "with tiers"]
     assert len({quality for _, quality, _ in rows}) == 1

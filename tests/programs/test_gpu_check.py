@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -57,8 +56,7 @@ for k in range(1000):
 """
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_kill_at_any_time_leaves_every_row_and_no_process(tmp_path, seed):
+def test_a_kill_leaves_every_row_and_no_process(tmp_path):
     program = f"""
 import sys
 from pathlib import Path
@@ -73,7 +71,7 @@ run.all([Stage("quick", [sys.executable, "-c", ""], 1),
     end = time.monotonic() + 60
     while not (log.exists() and "row 0" in log.read_text()) and time.monotonic() < end:
         time.sleep(0.01)
-    time.sleep(random.Random(seed).uniform(0, 0.5))
+    time.sleep(0.1)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     child = int(re.search(r"pid (\d+)", log.read_text())[1])
@@ -118,20 +116,6 @@ def test_a_stage_without_time_is_skipped_and_keeps_its_earlier_outcome(tmp_path)
     assert outcomes == {"failed before": "FAILED", "long": "skipped", "short": "passed"}
 
 
-def test_an_earlier_run_is_continued_in_another_folder(tmp_path):
-    first, second, earlier = (tmp_path / name for name in ("first", "second", "earlier"))
-    run = gpu_check.begin(60, earlier, ABOUT, None)
-    run.note(Outcome("card", "passed"))
-    (earlier / gpu_check.ROWS).write_text('{"case": "x", "title": "X"}\n{"case": "x", "no')
-    assert gpu_check.begin(60, first, ABOUT, earlier).passed("card")
-    assert list(gpu_check.cases_of(first / gpu_check.ROWS)) == ["x"]
-    other = ABOUT | {"commit": "b"}
-    assert not gpu_check.begin(60, second, other, earlier).outcomes
-    assert not (second / gpu_check.ROWS).exists()
-    assert not gpu_check.begin(60, earlier, ABOUT, None).outcomes  # a restart
-    assert not (earlier / gpu_check.ROWS).exists()
-
-
 def test_the_stages_fit_into_the_time_of_a_gpu():
     stages = gpu_check.stages(False, Path("rows.jsonl"))
     assert sum(each.seconds for each in stages) + 20 <= 780  # 20 to load the modules
@@ -169,28 +153,28 @@ def test_without_a_gpu_it_says_so():
 
 
 @pytest.mark.slow
-def test_a_dry_run_goes_through_every_stage_and_on_after_a_kill(tmp_path):
-    command = [sys.executable, "scripts/gpu_check.py", "--dry-run", "--out", str(tmp_path / "out")]
-    command += ["--seconds", "3000", "--commit", "a", "--earlier", str(tmp_path / "earlier")]
-    rows = tmp_path / "out" / "rows.jsonl"
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    end = time.monotonic() + 300
-    while not (rows.exists() and rows.read_text().count('"rows"') > 2) and time.monotonic() < end:
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    written = [line for line in rows.read_text().splitlines() if line.endswith("}")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3000)
+def test_a_dry_run_measures_and_reports(tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "scripts/gpu_check.py", "--dry-run", "--out", str(out)]
+    command += [
+        "--only",
+        "card,gpu_ecorec",
+        "--commit",
+        "a",
+        "--earlier",
+        str(tmp_path / "earlier"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert rows.read_text().splitlines()[: len(written)] == written
-    outcomes = json.loads((tmp_path / "out" / "stages.json").read_text())["stages"]
-    expected = {each.name for each in gpu_check.stages(True, rows)}
-    passed = {each["name"] for each in outcomes if each["outcome"] == "passed"}
-    assert expected <= passed
-    results = json.loads((tmp_path / "out" / "no-gpu.json").read_text())["cases"]
-    assert set(results) == set(gpu_check.BENCHMARKS) | set(gpu_check.LAST_BENCHMARKS)
-    assert all(case["finished"] and case["quick"] for case in results.values())
-    text = (tmp_path / "out" / "report.md").read_text()
+    outcomes = json.loads((out / "stages.json").read_text())["stages"]
+    assert {"card", "gpu_ecorec"} <= {e["name"] for e in outcomes if e["outcome"] == "passed"}
+    case = json.loads((out / "no-gpu.json").read_text())["cases"]["gpu_ecorec"]
+    assert case["finished"] and case["quick"]
+    contenders = {row["contender"] for row in case["rows"]}
+    assert {"jax_tt forward", "jax_tt fused step", "XLA reference step"} <= contenders
+    assert all(0 < row["fastest_ms"] <= row["median_ms"] for row in case["rows"])
+    assert any("largest error of a gradient" in note for note in case["notes"])
+    text = (out / "report.md").read_text()
     assert "# Dry run" in text and "jax_tt fused step" in text
 
 
@@ -215,13 +199,14 @@ def test_modules_of_a_bundle_are_placed(bundle, tmp_path):
     assert placed == {f"_cpu{suffix}": b"new", f"_cuda{suffix}": b"new"}
 
 
-@pytest.mark.parametrize("key", ["suffix", "jax", "jaxlib", "sources"])
-def test_a_bundle_for_something_else_is_refused(bundle, tmp_path, key):
+def test_a_bundle_for_something_else_is_refused(bundle, tmp_path):
     description = bundle / "bundle.json"
     found = json.loads(description.read_text())
-    description.write_text(json.dumps(found | {key: "other"}))
-    with pytest.raises(RuntimeError, match=f"was built for {key} other, and this is {found[key]}"):
-        gpu_bundle.place(bundle, tmp_path)
+    for key in ("suffix", "jax", "jaxlib", "sources"):
+        description.write_text(json.dumps(found | {key: "other"}))
+        message = f"was built for {key} other, and this is {found[key]}"
+        with pytest.raises(RuntimeError, match=message):
+            gpu_bundle.place(bundle, tmp_path)
     assert not list(tmp_path.glob("*.so*"))
     description.unlink()
     with pytest.raises(RuntimeError, match="make gpu-bundle"):

@@ -4,7 +4,7 @@ import json
 import lzma
 import re
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,29 +121,6 @@ def test_trains_what_is_missing_and_nothing_twice(folder, tmp_path, trained, cap
     assert len(points_of(out)) == len(trained) == 9 + 3 * sized
 
 
-def test_a_stopped_command_keeps_what_it_finished(folder, tmp_path, trained, monkeypatch):
-    known = curve.train_alone
-
-    def stop(config, *arguments, **options):
-        if config.order == "interactions":
-            raise KeyboardInterrupt
-        return known(config, *arguments, **options)
-
-    monkeypatch.setattr(curve, "train_alone", stop)
-    with pytest.raises(KeyboardInterrupt):
-        command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
-    assert len(trained) == 8
-    monkeypatch.setattr(curve, "train_alone", known)
-    command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
-    assert len(trained) == len(curve.METHODS)
-
-
-def test_leaves_out_what_cannot_be_that_small(folder, tmp_path, trained, capsys):
-    command(folder, tmp_path, "--seeds", "1", "--ratios", "20", "--methods", "dense", "low_rank")
-    assert [run.config.variant for run in trained] == ["dense_fused"]
-    assert "groups: leaves low_rank out: ratio: got 20 for low_rank" in capsys.readouterr().out
-
-
 def test_tunes_all_methods_alike_on_train_items(folder, tmp_path, trained):
     methods = ("dense", "tt", "hashing")
     command(folder, tmp_path, "--tune", "--seeds", "2", "--ratios", "2", "4", "--methods", *methods)
@@ -168,33 +145,14 @@ def test_tunes_all_methods_alike_on_train_items(folder, tmp_path, trained):
     assert len(text.splitlines()) == 2 + 5  # no line of the table is a run of the tuning
 
 
-@pytest.mark.slow
-def test_one_real_point(folder, tmp_path):
-    """The order takes its bytes, and training leaves nothing behind but the figures."""
-    command(folder, tmp_path, "--seeds", "1", "--ratios", "3", "--methods", "tt_order")
-    (row,) = points_of(tmp_path)
-    assert row["order_bytes"] == 2 * (300 + 120)
-    assert row["bytes"] == 4 * row["parameters"] + row["order_bytes"]
-    assert 3 * row["parameters"] <= 8 * (300 + 120)
-    assert 0 <= row["recall"] <= 1 and not any((tmp_path / "points").iterdir())
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
+def test_command_line_errors(capsys):
+    for more, message in [
         (["--ratios", "1"], "--ratios: got 1.0; expected numbers above 1"),
         (["--seeds", "0"], "--seeds: got 0; expected at least 1"),
-    ],
-)
-def test_command_line_errors(capsys, more, message):
-    with pytest.raises(SystemExit):
-        curve.parse(["--data", "folder", *more])
-    assert message in capsys.readouterr().err
-
-
-def test_unknown_data_set(folder, tmp_path):
-    with pytest.raises(SystemExit, match=r"got \['book'\]; expected some of \['groups'\]"):
-        command(folder, tmp_path, "--datasets", "book")
+    ]:
+        with pytest.raises(SystemExit):
+            curve.parse(["--data", "folder", *more])
+        assert message in capsys.readouterr().err
 
 
 # Teachers
@@ -215,81 +173,6 @@ def test_points_start_from_the_rows_of_their_teacher_at_the_same_seed(folder, tm
     # Teachers are points as any other: whoever asks for them later finds them.
     command(folder, tmp_path, "--seeds", "2", "--methods", "dense", "dense_spectral")
     assert len(trained) == 16
-
-
-def test_a_teacher_is_trained_again_where_its_rows_were_deleted(folder, tmp_path, trained):
-    chosen = ["--seeds", "1", "--methods", "tt_residual"]
-    command(folder, tmp_path, *chosen, "--ratios", "2")
-    before = {path.name for path in (tmp_path / "rows").iterdir()}
-    known = points_of(tmp_path)
-    command(folder, tmp_path, *chosen, "--ratios", "3")
-    assert [run.start for run in trained] == [None, 0, 0]
-    shutil.rmtree(tmp_path / "rows")
-    command(folder, tmp_path, *chosen, "--ratios", "2", "3")  # nothing is missing
-    assert len(trained) == 3 and not (tmp_path / "rows").exists()
-    command(folder, tmp_path, *chosen, "--ratios", "4")
-    assert [run.start for run in trained] == [None, 0, 0, None, 3]
-    assert trained[3] == trained[0]
-    assert {path.name for path in (tmp_path / "rows").iterdir()} == before
-    after = points_of(tmp_path)
-    assert len(after) == 4 and all(row in after for row in known)
-
-
-def test_a_teacher_is_tuned_before_its_pupils_and_on_train_items(folder, tmp_path, trained):
-    """Pupils start from the teacher's tuned settings, those that are tuned from rows that saw no held-out item."""
-    command(folder, tmp_path, "--tune", "--seeds", "2", "--ratios", "4", "--methods", "tt_residual")
-    whole = len(data.load(folder / "groups.txt.gz").train_users)
-    tuning, points = trained[:12], trained[12:]
-    assert {run.pairs for run in tuning} == {tuning[0].pairs} and tuning[0].pairs < whole
-    assert [run.config.variant for run in tuning] == ["dense_fused"] * 6 + ["tt_residual_fused"] * 6
-    assert {run.config.seed for run in tuning} == {0}
-    best = replace(tuning[0].config, learning_rate=3 * 9e-3, l2=0.2)
-    assert {trained[run.start].config for run in tuning[6:]} == {best}
-    assert all(run.start < 6 for run in tuning[6:])
-    names = ["dense_fused", "tt_residual_fused"] * 2
-    assert [(run.config.variant, run.pairs) for run in points] == [(name, whole) for name in names]
-    for seed, (teacher, pupil) in enumerate([points[:2], points[2:]]):
-        assert teacher.config == replace(best, seed=seed)
-        assert trained[pupil.start] == teacher and pupil.start >= 12
-        assert (pupil.config.learning_rate, pupil.config.l2) == (3 * 1e-3, 0.2)
-
-
-def test_the_name_of_a_point_tells_its_teacher():
-    options = curve.parse(["--data", "x"])
-    dense = curve.Point("d", "dense", curve.config(options, "dense", None, 0))
-    config = curve.config(options, "tt_residual", 10.0, 0)
-
-    def name(teacher: curve.Point | None) -> str:
-        return curve.Point("d", "tt_residual", config, teacher=teacher).name
-
-    others = [
-        replace(dense, config=replace(dense.config, l2=0.5)),
-        replace(dense, tuning=True),
-        replace(dense, method="dense_spectral"),
-        None,
-    ]
-    assert len({name(dense), *map(name, others)}) == 5
-    assert name(dense) == name(replace(dense))
-    assert name(dense).startswith("d-tt_residual-10x-seed0-")
-
-
-def test_a_command_that_was_stopped_at_a_pupil_keeps_its_teacher(
-    folder, tmp_path, trained, monkeypatch
-):
-    known = curve.train_alone
-
-    def stop(config, *arguments, **options):
-        if config.start == "dense":
-            raise KeyboardInterrupt
-        return known(config, *arguments, **options)
-
-    chosen = ["--seeds", "1", "--ratios", "4", "--methods", "tt_residual"]
-    monkeypatch.setattr(curve, "train_alone", stop)
-    with pytest.raises(KeyboardInterrupt):
-        command(folder, tmp_path, *chosen)
-    monkeypatch.setattr(curve, "train_alone", known)
-    command(folder, tmp_path, *chosen)
-    assert [run.start for run in trained] == [None, 0]
 
 
 @pytest.mark.slow
@@ -343,12 +226,6 @@ def test_means_and_spread_against_numpy(folder, tmp_path, trained):
     assert "| sum of TTs from dense, 16 bits |" in pupil
     assert pupil.endswith("| 6,720 | 2.0 | 1.8 |")  # 13,440 / (6,720 + 840)
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_one_seed_has_no_spread(folder, tmp_path, trained):
-    command(folder, tmp_path, "--seeds", "1", "--methods", "hashing", "--ratios", "4")
-    line = (tmp_path / "curve.md").read_text().splitlines()[-1]
-    assert "±" not in line and "| 1 |" in line and "%" not in line  # no dense table to compare with
 
 
 def test_the_page_shows_the_results_file():

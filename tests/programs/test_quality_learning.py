@@ -58,12 +58,3 @@ def test_every_method_once_on_every_data_set(folder, tmp_path, trained, capsys):
 def test_epochs_to_a_goal():
     recall = [[0, 0.1], [1, 0.05], [2, 0.3]]
     assert [learning.epochs_to(recall, goal) for goal in (0.1, 0.2, 0.3, 0.4)] == [0, 2, 2, None]
-
-
-def test_settings_are_those_of_the_curve():
-    assert learning.config_of("dense", None) == curve.config(
-        curve.parse(["--data", "."]), "dense", None, seed=0
-    )
-    assert learning.config_of("tt_residual_scratch", 3).ratio == learning.RATIO
-    assert learning.config_of("tt_residual_scratch", 3).epochs == 3
-    assert learning.config_of("tt", None).ratio is None

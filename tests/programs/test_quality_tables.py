@@ -75,11 +75,8 @@ def test_tables_use_their_budget_and_keep_it(kind, dtype, rows, features, ratio)
 @pytest.mark.parametrize(
     ("rows", "features", "ratio", "dtype", "ranks"),
     [
-        (500, 24, 4.0, "float32", [1, 1, 1]),
         (500, 24, 4.0, "bfloat16", [1, 1, 1, 1, 1]),
-        (900, 16, 6.0, "bfloat16", [2, 1, 1]),
         (300, 8, 7.0, "float32", [1]),
-        (300, 8, 7.0, "bfloat16", [2]),
     ],
 )
 def test_sums_of_tts_keep_their_budget_with_the_orders(rows, features, ratio, dtype, ranks):
@@ -94,61 +91,20 @@ def test_sums_of_tts_keep_their_budget_with_the_orders(rows, features, ratio, dt
     assert len({order.tobytes() for order in map(np.asarray, orders)}) == len(ranks)
 
 
-@pytest.mark.parametrize(("ratio", "ranks"), [(2.0, [1] * 4), (4.0, [1] * 2), (8.0, [1])])
-def test_terms_fall_until_they_fit(ratio, ranks):
-    """Orders are cheap here, 200 bytes, and ranks are dear, 2,600: there are as many terms as ranks."""
-    shapes = sizes.residual_shapes(100, 64, ratio, "float32")
-    assert [shape.ranks[0] for shape in shapes] == ranks
-    assert len(sizes.residual_shapes(100, 64, ratio, "bfloat16")) > len(ranks)
-
-
-def test_no_term_fits():
-    message = "got 10 for tt_residual, but .* expected at least 2,800 bytes, for an order and cores"
-    with pytest.raises(ValueError, match=message):
-        sizes.residual_shapes(100, 64, 10.0, "float32")
-    assert len(sizes.residual_shapes(100, 64, 10.0, "bfloat16")) == 1
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 10, 100, 101, 997])
-@pytest.mark.parametrize("ratio", [1.1, 2.0, 4.5])
-@pytest.mark.parametrize("itemsize", [4, 2])
-def test_remainders_against_trying_all(rows, ratio, itemsize):
-    budget = int(rows * 4 / (ratio * itemsize))
-    fit = [m for m in range(1, budget + 1) if m + -(-rows // m) <= budget]
-    if fit:
-        assert sizes.remainders(rows, ratio, itemsize) == max(fit)
-    else:
-        with pytest.raises(ValueError, match="expected a smaller ratio"):
-            sizes.remainders(rows, ratio, itemsize)
-
-
-def test_numbers_of_two_bytes_double_rows_and_columns():
-    for ratio in (3.0, 8.0):
-        assert sizes.hashed_rows(960, ratio, 2) == 2 * sizes.hashed_rows(960, ratio)
-    assert sizes.low_rank(1000, 32, 4.0) == 7 and sizes.low_rank(1000, 32, 4.0, 2) == 15
-    assert sizes.remainders(10_000, 5.0) == 1994 and sizes.remainders(10_000, 5.0, 2) == 3997
-    assert sizes.low_rank(1000, 32, 1.5, 2) == 32  # more columns would hold nothing more
-
-
-@pytest.mark.parametrize("kind", [*COMPRESSED, "tt_residual"])
-def test_tables_that_are_too_small(kind):
-    with pytest.raises(ValueError, match=f"ratio: got 200 for {kind}, but .*expected a smaller"):
-        sizes.check_fits(kind, 100, 8, 200.0)
-    with pytest.raises(ValueError, match=r"ratio: got 1\.0; expected a number above 1"):
-        sizes.check_fits(kind, 100, 8, 1.0)
-    sizes.check_fits(kind, 100, 8, 3.0)
-    if kind == "tt":
-        sizes.check_fits(kind, 100, 8, None)  # it may have ranks instead
-    else:
-        with pytest.raises(ValueError, match="ratio: got None for"):
-            sizes.check_fits(kind, 100, 8, None)
-
-
-def test_what_fits_in_two_bytes_a_number_only():
-    for kind, ratio in {"hashing": 150.0, "low_rank": 12.0, "tt_residual": 7.0}.items():
-        sizes.check_fits(kind, 100, 8, ratio, "bfloat16")
-        with pytest.raises(ValueError, match=f"for {kind}, but"):
-            sizes.check_fits(kind, 100, 8, ratio)
+def test_tables_that_are_too_small():
+    for kind in (*COMPRESSED, "tt_residual"):
+        with pytest.raises(
+            ValueError, match=f"ratio: got 200 for {kind}, but .*expected a smaller"
+        ):
+            sizes.check_fits(kind, 100, 8, 200.0)
+        with pytest.raises(ValueError, match=r"ratio: got 1\.0; expected a number above 1"):
+            sizes.check_fits(kind, 100, 8, 1.0)
+        sizes.check_fits(kind, 100, 8, 3.0)
+        if kind == "tt":
+            sizes.check_fits(kind, 100, 8, None)  # it may have ranks instead
+        else:
+            with pytest.raises(ValueError, match="ratio: got None for"):
+                sizes.check_fits(kind, 100, 8, None)
 
 
 def test_two_cores_of_both_tables_take_the_same_bytes():
@@ -163,17 +119,19 @@ def test_two_cores_of_both_tables_take_the_same_bytes():
     assert sizes.split_ratio("tt2", rows, 64, None) == [None, None]
 
 
-@pytest.mark.parametrize("rows", [(7000, 2500), (70_000, 9000)])
-def test_sums_of_both_tables_take_the_same_bytes_beside_an_order_of_each(rows):
+def test_sums_of_both_tables_take_the_same_bytes_beside_an_order_of_each():
     """An order of more than 65,536 ids takes 17 bits an id, 32 ids together, others two bytes."""
-    orders = [2 * n if n <= 65_536 else -(-n // 32) * 17 * 4 for n in rows]
-    ratios = sizes.split_ratio("tt_residual", rows, 64, 10.0)
-    budgets = [n * 64 * 4 / ratio for n, ratio in zip(rows, ratios, strict=True)]
-    np.testing.assert_allclose(sum(budgets), sum(rows) * 64 * 4 / 10, rtol=1e-12)
-    np.testing.assert_allclose(budgets[0] - orders[0], budgets[1] - orders[1], rtol=1e-12)
-    message = rf"the orders of \[{rows[0]}, {rows[1]}\] ids take {sum(orders):,} bytes; expected"
-    with pytest.raises(ValueError, match=message):
-        sizes.split_ratio("tt_residual", rows, 64, 150.0)
+    for rows in [(7000, 2500), (70_000, 9000)]:
+        orders = [2 * n if n <= 65_536 else -(-n // 32) * 17 * 4 for n in rows]
+        ratios = sizes.split_ratio("tt_residual", rows, 64, 10.0)
+        budgets = [n * 64 * 4 / ratio for n, ratio in zip(rows, ratios, strict=True)]
+        np.testing.assert_allclose(sum(budgets), sum(rows) * 64 * 4 / 10, rtol=1e-12)
+        np.testing.assert_allclose(budgets[0] - orders[0], budgets[1] - orders[1], rtol=1e-12)
+        message = (
+            rf"the orders of \[{rows[0]}, {rows[1]}\] ids take {sum(orders):,} bytes; expected"
+        )
+        with pytest.raises(ValueError, match=message):
+            sizes.split_ratio("tt_residual", rows, 64, 150.0)
 
 
 # Lookups
@@ -188,23 +146,6 @@ def test_low_rank_is_a_product():
     assert table(jnp.zeros(0, jnp.int32)).shape == (0, 12)
 
 
-def test_hashing_shares_the_row_of_the_hash():
-    table = make("hashing", 1000, 6, 8.0)
-    (rows,) = (np.asarray(array) for array in table.arrays())
-    ids = np.arange(1000)
-    row = np.array([murmur(i) % 125 for i in range(1000)])
-    assert np.array_equal(table(jnp.asarray(ids)), rows[row])
-    # As even as balls thrown at random: about 125 / e^8 rows are empty.
-    assert np.bincount(row, minlength=125).max() < 25 and len(set(row)) > 120
-
-
-def murmur(x: int) -> int:
-    """The finaliser of MurmurHash3 in exact integers."""
-    x = (x ^ (x >> 16)) * 0x85EBCA6B % 2**32
-    x = (x ^ (x >> 13)) * 0xC2B2AE35 % 2**32
-    return x ^ (x >> 16)
-
-
 def test_quotient_remainder_gives_every_id_a_row_of_its_own():
     table = make("quotient_remainder", 1001, 5, 4.0)
     quotient, remainder = (np.asarray(array, np.float64) for array in table.arrays())
@@ -215,9 +156,8 @@ def test_quotient_remainder_gives_every_id_a_row_of_its_own():
     assert len(np.unique(found, axis=0)) == 1001
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_sum_of_tts_starts_at_the_sum_of_its_terms(dtype):
-    start = normal(500, 24)
+def test_a_sum_of_tts_starts_at_the_sum_of_its_terms():
+    start, dtype = normal(500, 24), "bfloat16"
     table = make("tt_residual", 500, 24, 4.0, dtype=dtype, start=start)
     shapes = sizes.residual_shapes(500, 24, 4.0, dtype)
     terms = jax_tt.tt.residuals(start, shapes, dtype=dtype, progress=False)
@@ -252,9 +192,8 @@ def test_tables_start_from_rows(kind):
     np.testing.assert_allclose(found, rows[mixed.rows], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("int8", 8), ("int4", 4)])
-def test_numbers_of_a_few_bits(kind, bits):
-    start = normal(100, 8)
+def test_numbers_of_a_few_bits():
+    start, kind, bits = normal(100, 8), "int4", 4
     table = make(kind, 100, 8, None, start=start, optimizer=jax_tt.optimizers.Adam(0.1))
     assert num_bytes(table) == 100 * (4 + bits)
     step = np.ptp(start, axis=1, keepdims=True) / ((1 << bits) - 1)
@@ -262,21 +201,7 @@ def test_numbers_of_a_few_bits(kind, bits):
     assert (np.abs(found - start) <= 0.6 * step).all()
 
 
-def test_a_sum_of_tts_needs_rows_to_start_from():
-    with pytest.raises(ValueError, match="start: got none for tt_residual; expected rows"):
-        make("tt_residual", 100, 8, 4.0)
-    with pytest.raises(ValueError, match="ratio: got None for a table of kind tt_residual"):
-        make("tt_residual", 100, 8, None, start=normal(100, 8))
-
-
-def test_initial_rows_have_the_same_length():
-    for kind in COMPRESSED:
-        table = make(kind, 3000, 64, 4.0)
-        rows = table(jnp.arange(3000))
-        assert 0.4 < float(jnp.std(rows)) < 0.6, kind
-
-
-@pytest.mark.parametrize("kind", [*SMALL, "tt_residual"])
+@pytest.mark.parametrize("kind", ["hashing", "tt_residual"])
 def test_steps_change_tables_of_two_bytes_a_number(kind):
     rows = jnp.asarray(normal(96, 8))
     options = {"start": 0.5 * np.asarray(rows)} if kind == "tt_residual" else {}
@@ -313,23 +238,19 @@ def tiny(variant: str, **options: Any) -> Config:
     return Config(variant=variant, ratio=ratio, **sizes, **options)
 
 
-@pytest.mark.slow(but="low_rank")
-@pytest.mark.parametrize("variant", SMALL)
-def test_learns(interactions, tmp_path, variant):
+def test_learns(interactions, tmp_path):
+    variant = "hashing"
     config = tiny(variant, learning_rate=0.03, l2=0.01, init_std=0.01, epochs=12)
     result = train(config, interactions, tmp_path / "run", k=10)
     assert result["loss_curve"][-1] < 0.97 * result["loss_curve"][0]
     assert 4 <= result["compression"] < 8 and result["order_bytes"] == 0
     # Chance is 10 of about 110 items; ids that share a row by chance hold a user back.
-    assert result["recall"] > (0.1 if variant == "hashing" else 0.15)
+    assert result["recall"] > 0.1
 
 
-@pytest.mark.parametrize("variant", ["dense_fused", "tt2_fused"])
-def test_a_spectral_start_knows_the_groups_before_training(interactions, tmp_path, variant):
-    order = "none" if variant == "dense_fused" else "start"
-    config = tiny(
-        variant, learning_rate=1e-6, l2=0.2, init_std=0.25, epochs=1, start="spectral", order=order
-    )
+def test_a_spectral_start_knows_the_groups_before_training(interactions, tmp_path):
+    options = {"learning_rate": 1e-6, "l2": 0.2, "init_std": 0.25, "epochs": 1}
+    config = tiny("tt2_fused", start="spectral", order="start", **options)
     result = train(config, interactions, tmp_path / "run", k=10)
     # Of the 20 items of a user's group 10 are found by guessing among them.
     assert result["recall"] > 0.3

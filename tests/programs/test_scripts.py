@@ -1,12 +1,13 @@
-"""What compilers and gcov say of the CUDA kernels is read right."""
+"""What compilers and gcov say of the CUDA kernels is read right, and faults are planted where they belong."""
 
+import types
 from pathlib import Path
 
-import pytest
-
+import jax_tt
 from scripts import cuda_coverage, kernel_instructions, kernel_resources, mutants
 from scripts.kernel_instructions import Counted
 from scripts.kernel_resources import Kernel, Multiprocessor
+from scripts.mutant import Mutant, plant
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,10 +97,34 @@ def test_a_source_with_all_lines_executed_is_not_rounded_up():
     assert cuda_coverage.share(0, 0) == "no code"
 
 
-@pytest.mark.parametrize("mutant", mutants.MUTANTS.values(), ids=mutants.MUTANTS)
-def test_a_mutant_has_its_place_and_tests_to_notice_it(mutant):
-    assert (ROOT / mutant.file).read_text().count(mutant.old) == 1
-    assert all(any((ROOT / "tests").rglob(f"test_{name}.py")) for name in mutant.tests.split())
+def test_every_planted_fault_has_one_place_and_a_name_of_its_own():
+    for mutant in mutants.MUTANTS:
+        mutant.place((ROOT / mutant.file).read_text())  # raises unless there is one
+        assert mutant.old != mutant.new, mutant.name
+    names = [mutant.name for mutant in mutants.MUTANTS]
+    assert len(set(names)) == len(names)
+
+
+def test_planted_faults_are_off_until_they_are_switched_on(tmp_path, monkeypatch):
+    faults = [
+        Mutant("rounds up", "jax_tt/half.py", "x // 2", "(x + 1) // 2"),
+        Mutant("divides by 3", "ffi/half.cc", "x / 2", "x / 3"),
+    ]
+    for name, text in {
+        "jax_tt/half.py": '"""Half."""\n\nimport math\n\n\ndef half(x):\n    return x // 2\n',
+        "ffi/half.cc": "int Half(int x) { return x / 2; }\n",
+    }.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    plant(tmp_path, faults)
+    planted: dict = {}
+    for active, wanted in ((None, 1), (0, 2)):
+        switch = types.SimpleNamespace(on=lambda k, active=active: k == active)
+        monkeypatch.setattr(jax_tt, "_planted", switch, raising=False)
+        exec((tmp_path / "jax_tt/half.py").read_text(), planted)
+        assert planted["half"](3) == wanted
+    native = "int Half(int x) { return (::jax_tt_mutants::On(1) ? (x / 3) : (x / 2)); }\n"
+    assert (tmp_path / "ffi/half.cc").read_text() == f'#include "ffi/planted.h"\n{native}'
 
 
 SASS = """\

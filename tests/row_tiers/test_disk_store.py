@@ -157,7 +157,7 @@ def _interrupted(*args):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("size", [4, 401, 400])
+@pytest.mark.parametrize("size", [401, 400])
 def test_changed_bytes_are_noticed(tmp_path, monkeypatch, size):
     """Whatever bit of whatever file changes: an error, or what was written."""
     monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 12)
@@ -211,14 +211,14 @@ def test_room_that_killed_processes_leave_is_given_back(tmp_path):
     assert len(set(sizes[1:])) == 1, sizes
 
 
-@pytest.mark.parametrize("size", [8, 12, 64, 135])
-def test_checksums_notice_changes_of_the_same_bit(size):
+def test_checksums_notice_changes_of_the_same_bit():
     """The signs of two floats, for instance, which a sum of words times odd numbers may add to nothing."""
-    row = np.random.default_rng(0).integers(0, 256, size).astype(np.uint8)
-    changed = np.stack([row] * (size - 1))
-    changed[:, -1] ^= 128
-    changed[np.arange(size - 1), np.arange(size - 1)] ^= 128
-    assert (checksums(changed) != checksums(row[None])).all()
+    for size in (8, 12, 64, 135):
+        row = np.random.default_rng(0).integers(0, 256, size).astype(np.uint8)
+        changed = np.stack([row] * (size - 1))
+        changed[:, -1] ^= 128
+        changed[np.arange(size - 1), np.arange(size - 1)] ^= 128
+        assert (checksums(changed) != checksums(row[None])).all(), size
 
 
 def test_bytes_that_change_while_a_store_is_open(tmp_path, monkeypatch):
@@ -239,16 +239,16 @@ def test_bytes_that_change_while_a_store_is_open(tmp_path, monkeypatch):
     store.close()
 
 
-@pytest.mark.parametrize("count", [1 << 45, 500, -1])
-def test_a_damaged_block_is_named(tmp_path, count):
+def test_a_damaged_block_is_named(tmp_path):
     store = DiskStore(tmp_path, {"item": 400}, "about")
     put_records(store, np.arange(3, dtype=np.uint64), 1)
     store.commit(b"saved")
     store.close()
-    with open(tmp_path / "blocks", "r+b") as file:
-        file.write(np.array([count]).tobytes())
-    with pytest.raises(jax_tt.files.StoreError, match=r"block 0 has .* records"):
-        DiskStore(tmp_path, {"item": 400}, "about")
+    for count in (1 << 45, 500, -1):
+        with open(tmp_path / "blocks", "r+b") as file:
+            file.write(np.array([count]).tobytes())
+        with pytest.raises(jax_tt.files.StoreError, match=r"block 0 has .* records"):
+            DiskStore(tmp_path, {"item": 400}, "about")
 
 
 def test_a_file_that_was_cut_is_noticed(tmp_path, monkeypatch):
@@ -323,7 +323,7 @@ def test_a_file_that_becomes_shorter_is_noticed(tmp_path, monkeypatch, call, len
     store.close()
 
 
-@pytest.mark.parametrize("size", [4, 7, 8, 264])
+@pytest.mark.parametrize("size", [7, 264])
 def test_rows_of_a_map_are_read_with_and_without_the_native_module(monkeypatch, size):
     """Rows anywhere, some of them side by side, more than the system takes at once."""
     memory = np.random.default_rng(size).integers(0, 256, (3000, size), dtype=np.uint8)

@@ -104,7 +104,7 @@ class Model:
 def test_tiers_equal_one_table(tmp_path, seed):
     model = Model(tmp_path, seed)
     operations = [model.train] * 6 + [model.save, model.reopen, model.move, model.fail, model.read]
-    for k in model.draw.integers(0, len(operations), 500 if seed else 60):
+    for k in model.draw.integers(0, len(operations), 150 if seed else 60):
         operations[k]()
     model.read()
     model.tiers.close()

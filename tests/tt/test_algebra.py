@@ -29,7 +29,7 @@ def other_ranks(shape, rank=2):
 # -- sums and products
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", ["d2", "d3-one-column", "d5"])
 def test_sum(name):
     a, b = train(SHAPES[name], 0), train(other_ranks(SHAPES[name]), 1)
     found = jax.jit(jax_tt.tt.add)(a, b)
@@ -37,13 +37,13 @@ def test_sum(name):
     np.testing.assert_allclose(dense(found, rows), dense(a, rows) + dense(b, rows), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["d2", "d3-odd", "d5"])
+@pytest.mark.parametrize("name", ["d2", "d3-odd"])
 def test_inner_products_count_the_rows_of_the_table(name):
     shape = SHAPES[name]
     a, b = train(shape, 0), train(other_ranks(shape), 1)
     whole = dense(a, shape.num_rows), dense(b, shape.num_rows)
     last = shape.row_factors[-1]
-    for n in (1, last - 1, last, shape.num_embeddings, shape.num_rows, None):
+    for n in (1, last, shape.num_embeddings, None):
         x, y = (table[:n] for table in whole)
         tolerance = 1e-5 * np.linalg.norm(x) * np.linalg.norm(y)
         assert abs(float(jax_tt.tt.inner(a, b, n)) - np.sum(x * y)) < tolerance
@@ -112,19 +112,7 @@ def test_rounding_is_within_the_bounds_of_the_singular_values(shape, seed, rank,
     assert reached <= math.sqrt(shape.d - 1) * norms.max() + floor
 
 
-@pytest.mark.parametrize("name", ["d2", "d3-odd", "d4"])
-def test_rounding_to_given_ranks(name):
-    shape = SHAPES[name]
-    cores = train(shape, 0)
-    wanted = other_ranks(shape, 2)
-    found = jax_tt.tt.round(cores, 2)
-    table = dense(cores, shape.num_rows)
-    error = np.linalg.norm(dense(found, shape.num_rows) - table)
-    assert error <= np.linalg.norm(discarded(table, wanted)) * (1 + 1e-5)
-    assert [core.shape for core in found] == list(wanted.core_shapes)
-
-
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", ["d2", "d3-odd", "d3-rank-one", "d5"])
 def test_rounding_undoes_a_sum(name):
     shape = SHAPES[name]
     cores = train(shape, 0)
@@ -142,14 +130,21 @@ def test_rounding_undoes_a_sum(name):
         )
 
 
-@pytest.mark.parametrize("tolerance", [0.0, 0.1, 0.5])
-def test_rounding_keeps_its_tolerance_and_its_budget(tolerance):
+def test_rounding_keeps_its_ranks_its_tolerance_or_its_budget():
     shape = SHAPES["d4"]
     cores = train(shape, 3)
     table = dense(cores, shape.num_rows)
-    found = jax_tt.tt.round(cores, tolerance=tolerance)
-    error = np.linalg.norm(dense(found, shape.num_rows) - table)
-    assert error <= (tolerance + 1e-6) * np.linalg.norm(table)
+
+    def error(found):
+        return np.linalg.norm(dense(found, shape.num_rows) - table)
+
+    wanted = other_ranks(shape, 2)
+    found = jax_tt.tt.round(cores, 2)
+    assert error(found) <= np.linalg.norm(discarded(table, wanted)) * (1 + 1e-5)
+    assert [core.shape for core in found] == list(wanted.core_shapes)
+    for tolerance in (0.0, 0.5):
+        found = jax_tt.tt.round(cores, tolerance=tolerance)
+        assert error(found) <= (tolerance + 1e-6) * np.linalg.norm(table)
     small = jax_tt.tt.round(cores, max_bytes=shape.cost().bytes // 2)
     assert sum(core.size for core in small) * 4 <= shape.cost().bytes // 2
 
@@ -206,18 +201,6 @@ def test_refining_solves_the_ridge_regression():
     )
 
 
-def test_refining_leaves_what_was_not_sampled():
-    shape = SHAPES["d3"]
-    cores = train(shape, 0)
-    ids = np.arange(6)
-    before = dense(cores, 120)
-    rows = before[ids] + 1
-    strong = jax_tt.tt.refine(cores, ids, rows, ridge=1e6)
-    np.testing.assert_allclose(dense(strong, 120), before, atol=1e-3)
-    weak = dense(jax_tt.tt.refine(cores, ids, rows, ridge=1e-3), 120)
-    assert np.sum((weak[ids] - rows) ** 2) < 0.2 * np.sum((before[ids] - rows) ** 2)
-
-
 def test_refining_without_samples_changes_nothing():
     cores = train(SHAPES["d3"], 0)
     found = jax_tt.tt.refine(cores, np.zeros(0, np.int32), np.zeros((0, 8)))
@@ -227,6 +210,7 @@ def test_refining_without_samples_changes_nothing():
 # -- shapes for a budget
 
 
+@hypothesis.settings(max_examples=25)
 @hypothesis.given(
     st.integers(1, 10**12), st.sampled_from([1, 3, 16, 64, 100, 1024]), st.integers(10, 10**8)
 )
@@ -261,9 +245,8 @@ CORES = train(SHAPES["d3"], 0)
 IDS, ROWS = np.array([1, 2]), np.ones((2, 8))
 
 
-@pytest.mark.parametrize(
-    ("message", "call"),
-    [
+def test_arguments_that_do_not_fit():
+    for message, call in [
         ("b: has row factors", lambda: jax_tt.tt.add(CORES, train(SHAPES["d2"], 0))),
         ("a: cores: got 1 cores", lambda: jax_tt.tt.inner(CORES[:1], CORES)),
         ("num_embeddings: got 121", lambda: jax_tt.tt.inner(CORES, CORES, 121)),
@@ -281,11 +264,9 @@ IDS, ROWS = np.array([1, 2]), np.ones((2, 8))
         ("ratio: got 0", lambda: jax_tt.TTShape.for_budget(100, 8, ratio=0)),
         ("max_rank: got 0", lambda: jax_tt.TTShape.for_budget(100, 8, ratio=2, max_rank=0)),
         ("ratio: got 90", lambda: jax_tt.TTShape.for_budget(100, 8, ratio=90)),
-    ],
-)
-def test_arguments_that_do_not_fit(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_ranks_that_follow_from_values_are_refused_under_jit():

@@ -108,13 +108,6 @@ def test_error_is_within_the_bounds_of_the_singular_values(shape, seed):
     check_bounds(jax_tt.tt.from_dense(table, shape=shape), table, shape)
 
 
-@pytest.mark.parametrize("ranks", [(6, 9), (3, 4), (20, 1)])
-def test_bounds_of_a_real_table(way, ranks):
-    shape = jax_tt.TTShape(9 * 8 * 7, 24, ranks, (9, 8, 7), (2, 3, 4))
-    table = words_table(shape.num_embeddings, 24)
-    check_bounds(jax_tt.tt.from_dense(table, shape=shape), table, shape, slack=0.01)
-
-
 def test_bounds_of_every_number_of_cores(way):
     rng = np.random.default_rng(0)
     for p, q, ranks in [
@@ -125,6 +118,9 @@ def test_bounds_of_every_number_of_cores(way):
         shape = jax_tt.TTShape(math.prod(p), math.prod(q), ranks, p, q)
         table = rng.standard_normal((shape.num_embeddings, shape.features)).astype(np.float32)
         check_bounds(jax_tt.tt.from_dense(table, shape=shape), table, shape, slack=0.02)
+    shape = jax_tt.TTShape(9 * 8 * 7, 24, (6, 9), (9, 8, 7), (2, 3, 4))
+    real = words_table(shape.num_embeddings, 24)
+    check_bounds(jax_tt.tt.from_dense(real, shape=shape), real, shape, slack=0.01)
 
 
 def test_two_cores_are_the_truncated_svd():
@@ -137,7 +133,7 @@ def test_two_cores_are_the_truncated_svd():
 # -- exact recovery, and the rows past the end
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", ["d2", "d3-odd", "d3-one-column", "d5"])
 def test_a_train_is_recovered(way, name):
     shape = SHAPES[name]  # most of them address more rows than the table has
     found = jax_tt.tt.from_dense(random_train(shape, 1), shape=shape)
@@ -170,7 +166,7 @@ def test_noise_past_the_end_is_not_blown_up():
 # -- tolerance and budget
 
 
-@pytest.mark.parametrize("tolerance", [0.0, 1e-6, 0.05, 0.4, 0.99])
+@pytest.mark.parametrize("tolerance", [0.0, 0.4, 0.99])
 def test_tolerance_is_kept(way, tolerance):
     shape = jax_tt.TTShape(6 * 7 * 8, 8, 3, (6, 7, 8), (2, 2, 2))
     noise = np.random.default_rng(0).standard_normal((336, 8))
@@ -220,21 +216,21 @@ def test_budget_alone_chooses_a_shape():
         jax_tt.tt.from_dense(table, max_bytes=16, row_factors=(50, 60), col_factors=(3, 4))
 
 
-@pytest.mark.parametrize("ratio", [4, 10, 30])
-def test_the_number_of_cores_for_a_budget_suits_a_real_table(ratio):
+def test_the_number_of_cores_for_a_budget_suits_a_real_table():
     table = words_table(480, 24)
-    budget = 4 * (table.size // ratio)
-    errors = []
-    for d in (2, 3, 4, 5):
-        factors = jax_tt.TTShape.suggest(*table.shape, 1, d)
-        found = jax_tt.tt.from_dense(
-            table,
-            max_bytes=budget,
-            row_factors=factors.row_factors,
-            col_factors=factors.col_factors,
-        )
-        errors.append(found.relative_error)
-    assert jax_tt.tt.from_dense(table, max_bytes=budget).relative_error < 1.05 * min(errors)
+    for ratio in (4, 30):
+        budget = 4 * (table.size // ratio)
+        errors = []
+        for d in (2, 3, 4, 5):
+            factors = jax_tt.TTShape.suggest(*table.shape, 1, d)
+            found = jax_tt.tt.from_dense(
+                table,
+                max_bytes=budget,
+                row_factors=factors.row_factors,
+                col_factors=factors.col_factors,
+            )
+            errors.append(found.relative_error)
+        assert jax_tt.tt.from_dense(table, max_bytes=budget).relative_error < 1.05 * min(errors)
 
 
 # -- weights
@@ -324,7 +320,7 @@ def test_cores_beyond_the_range_of_their_type_are_refused():
         jax_tt.tt.from_dense(table, 2, dtype=jnp.float16)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_types(dtype):
     shape = SHAPES["d3"]
     table = random_train(shape, 0).astype(jnp.dtype(dtype))
@@ -361,7 +357,7 @@ def test_seed_decides(monkeypatch):
     assert not all(bool(jnp.array_equal(a, b)) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("n, width", [(1, 1), (1, 7), (2, 1), (5, 13), (97, 1)])
+@pytest.mark.parametrize("n, width", [(1, 1), (5, 13), (97, 1)])
 def test_odd_sizes_at_full_rank(way, n, width):
     table = np.random.default_rng(0).standard_normal((n, width)).astype(np.float32)
     found = jax_tt.tt.from_dense(table, 1000)
@@ -400,9 +396,8 @@ def test_progress_is_shown(capsys):
 TABLE = np.ones((60, 4), np.float32)
 
 
-@pytest.mark.parametrize(
-    ("message", "arguments"),
-    [
+def test_arguments_that_do_not_fit():
+    for message, arguments in [
         ("none of them; expected exactly one", {}),
         ("ranks and tolerance", {"ranks": 2, "tolerance": 0.1}),
         ("tolerance: got 1", {"tolerance": 1}),
@@ -421,19 +416,9 @@ TABLE = np.ones((60, 4), np.float32)
         ("weights: all are 0", {"ranks": 2, "weights": np.zeros(60)}),
         ("sweeps: got -1", {"ranks": 2, "weights": np.ones(60), "sweeps": -1}),
         ("dtype: got int32", {"ranks": 2, "dtype": jnp.int32}),
-    ],
-)
-def test_arguments_that_do_not_fit(message, arguments):
-    with pytest.raises(ValueError, match=message):
-        jax_tt.tt.from_dense(TABLE, **arguments)
-
-
-@pytest.mark.parametrize(
-    "table", [np.ones(3, np.float32), np.ones((0, 4), np.float32), np.ones((3, 4), np.int32)]
-)
-def test_tables_that_do_not_fit(table):
-    with pytest.raises(ValueError, match="table: got"):
-        jax_tt.tt.from_dense(table, 2)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            jax_tt.tt.from_dense(TABLE, **arguments)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -444,7 +429,10 @@ def test_a_table_that_is_not_finite(way, value):
         jax_tt.tt.from_dense(table, 2)
 
 
-def test_traced_tables_and_other_shapes_are_refused():
+def test_tables_and_shapes_that_are_none_are_refused():
+    for table in (np.ones(3, np.float32), np.ones((0, 4), np.float32), np.ones((3, 4), np.int32)):
+        with pytest.raises(ValueError, match="table: got"):
+            jax_tt.tt.from_dense(table, 2)
     with pytest.raises(TypeError, match="traced"):
         jax.jit(lambda table: jax_tt.tt.from_dense(table, 2).cores)(TABLE)
     with pytest.raises(TypeError, match="shape: got"):

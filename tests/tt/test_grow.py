@@ -19,7 +19,7 @@ CORES = jax_tt.tt.init(jax.random.key(0), SHAPE)
 KEY = jax.random.key(1)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     name=st.sampled_from(sorted(SHAPES)),
     more=st.sampled_from([0, 3, 60]),
@@ -39,7 +39,7 @@ def test_old_rows_keep_their_bits(name, more, dtype):
     )
 
 
-@pytest.mark.parametrize("init", ["approx-normal", "approx-uniform", "normal", "uniform"])
+@pytest.mark.parametrize("init", ["approx-normal", "uniform"])
 def test_new_rows_are_distributed_as_fresh_ones(init):
     """Mean 0 and variance 1 / (3 N), for cores of another size too."""
     shape = jax_tt.TTShape(1000, 16, 8, (10, 10, 10), (2, 2, 4))
@@ -110,13 +110,12 @@ def test_blocks_of_rows_to_be_near_are_small_at_high_ranks():
     assert error < 0.9 * before
 
 
-@pytest.mark.parametrize("num_embeddings", [58, 60])
-@pytest.mark.parametrize("like", [7, np.arange(5)])
-def test_slices_to_spare_are_like_no_row(num_embeddings, like):
+def test_slices_to_spare_are_like_no_row():
     """A shape may have more slices than its rows take."""
-    shape = jax_tt.TTShape(num_embeddings, 8, 4, (4, 4, 5), (2, 2, 2))
-    grown = jax_tt.tt.grow(CORES, shape, KEY, like=like)
-    np.testing.assert_array_equal(grown[0], jax_tt.tt.grow(CORES, shape, KEY)[0])
+    for num_embeddings, like in ((58, np.arange(5)), (60, 7)):
+        shape = jax_tt.TTShape(num_embeddings, 8, 4, (4, 4, 5), (2, 2, 2))
+        grown = jax_tt.tt.grow(CORES, shape, KEY, like=like)
+        np.testing.assert_array_equal(grown[0], jax_tt.tt.grow(CORES, shape, KEY)[0])
 
 
 def test_orders_and_shapes_grow():

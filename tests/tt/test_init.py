@@ -11,8 +11,6 @@ from tests.helpers import dense_table
 NAMES = ("approx-normal", "approx-uniform", "normal", "uniform")
 TABLES = [
     (4000, 8, 8, 2),
-    (20_000, 16, 16, 3),
-    (5000, 16, 4, 4),
     (3000, 32, (3, 9, 5, 2), 5),
     (8000, 8, 1, 3),
 ]
@@ -57,8 +55,8 @@ def test_rank_one_entries_follow_their_targets():
     assert kurtosis["normal"] > 8  # a product of three normals: what the others avoid
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_dtype_and_determinism(dtype):
+def test_dtype_and_determinism():
+    dtype = jnp.bfloat16
     shape = jax_tt.TTShape.suggest(1000, 8, 4)
     one = jax_tt.tt.init(jax.random.key(7), shape, dtype=dtype)
     two = jax_tt.tt.init(jax.random.key(7), shape, dtype=dtype)

@@ -103,11 +103,13 @@ def test_the_error_is_that_of_the_permuted_dense_table(size):
             assert math.isclose(found.weighted_error, wanted.weighted_error, rel_tol=1e-3)
 
 
-@pytest.mark.parametrize("order", [None, shuffled(120)])
-def test_the_same_order_keeps_rows(order):
-    found = jax_tt.tt.reorder(CORES, order, order or IdOrder.identity(120))
-    assert found.relative_error < 1e-6
-    np.testing.assert_allclose(dense_table(found.cores, 120), dense_table(CORES, 120), atol=1e-6)
+def test_the_same_order_keeps_rows():
+    for order in (None, shuffled(120)):
+        found = jax_tt.tt.reorder(CORES, order, order or IdOrder.identity(120))
+        assert found.relative_error < 1e-6
+        np.testing.assert_allclose(
+            dense_table(found.cores, 120), dense_table(CORES, 120), atol=1e-6
+        )
 
 
 def test_other_factors_and_back():
@@ -117,26 +119,6 @@ def test_other_factors_and_back():
     assert found.shape == other and found.relative_error < 1e-5
     back = jax_tt.tt.reorder(found.cores, order, IdOrder.identity(120), shape=SHAPE)
     np.testing.assert_allclose(dense_table(back.cores, 120), dense_table(CORES, 120), atol=1e-5)
-
-
-def test_a_good_order_loses_less():
-    """Rows of kinds that lie scattered: an order made from the table itself puts a kind under one first digit."""
-    rng = np.random.default_rng(0)
-    kinds = rng.normal(size=(4, 8))
-    table = (kinds[np.arange(120) % 4] + 0.01 * rng.normal(size=(120, 8))).astype(np.float32)
-    full = jax_tt.tt.from_dense(
-        table[rng.permutation(120)],
-        10**6,
-        row_factors=(4, 5, 6),
-        col_factors=(8, 1, 1),
-    )
-    rows = jax_tt.tt.to_dense(full.cores, 120)
-    good = jax_tt.order.from_table(rows, full.shape, progress=False)
-    errors = [
-        jax_tt.tt.reorder(full.cores, None, order, ranks=2).relative_error
-        for order in (good, IdOrder.identity(120))
-    ]
-    assert errors[0] < 0.05 < 0.3 < errors[1]
 
 
 def test_least_squares_refine():

@@ -3,9 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,27 +41,6 @@ def test_errors_are_those_of_the_sums(count, refine):
             term.approximation.relative_error, np.linalg.norm(left) / before, rtol=1e-4
         )
     assert terms[-1].relative_error < 1
-
-
-def test_one_term_is_the_order_and_the_train_by_themselves():
-    wanted = table()
-    (term,) = jax_tt.tt.residuals(wanted, [SHAPE], refine=3, seed=5, progress=False)
-    id_order = jax_tt.order.from_table(wanted, SHAPE, refine=3, seed=5, progress=False)
-    found = jax_tt.tt.from_dense(wanted[id_order.inverse.rows], shape=SHAPE, seed=5)
-    assert term.id_order == id_order
-    assert all(map(np.array_equal, term.approximation.cores, found.cores))
-
-
-def test_several_orders_hold_more_than_higher_ranks():
-    """Random rows, six ranks in all: the more orders, the nearer."""
-    wanted = table(400)
-    error = []
-    for count in (1, 2, 3, 6):
-        shape = jax_tt.TTShape(400, 8, 6 // count, (20, 20), (8, 1))
-        error.append(jax_tt.tt.residuals(wanted, [shape] * count, progress=False)[-1])
-    errors = [term.relative_error for term in error]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 0.8 * errors[0]
 
 
 def test_a_sum_of_trains_in_hidden_orders_is_nearly_found():
@@ -110,22 +87,22 @@ def test_equal_seeds_give_equal_terms_and_the_table_is_left_alone():
     assert np.array_equal(wanted, copy)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_cores_have_the_type_of_the_table(dtype):
     with jax.enable_x64(dtype == np.float64):
         (term,) = jax_tt.tt.residuals(table(dtype=dtype), [SHAPE], progress=False)
         assert {core.dtype for core in term.approximation.cores} == {np.dtype(dtype)}
 
 
-@pytest.mark.parametrize("scale", [1e-25, 1e25])
-def test_errors_of_tables_whose_squares_float32_does_not_hold(scale):
+def test_errors_of_tables_whose_squares_float32_does_not_hold():
     shapes, options = [SHAPE] * 2, {"refine": 0, "progress": False}
-    wanted, found = (
+    wanted, *scaled = (
         jax_tt.tt.residuals(table() * np.float32(factor), shapes, **options)
-        for factor in (1, scale)
+        for factor in (1, 1e-25, 1e25)
     )
-    for one, other in zip(wanted, found, strict=True):
-        np.testing.assert_allclose(other.relative_error, one.relative_error, rtol=1e-3)
+    for found in scaled:
+        for one, other in zip(wanted, found, strict=True):
+            np.testing.assert_allclose(other.relative_error, one.relative_error, rtol=1e-3)
 
 
 @given(
@@ -161,18 +138,15 @@ def test_a_budget_beyond_the_table_is_one_whole_term():
     assert shape.ranks == (shape.row_factors[1],)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
+def test_shapes_of_no_budget_are_refused():
+    for arguments, error, message in [
         ((0, 8, 100), ValueError, "num_embeddings: got 0; expected an integer >= 1"),
         ((10, 0, 100), ValueError, "features: got 0"),
         ((10, 8, 0), ValueError, "max_bytes: got 0"),
         ((10, 8, 1e3), TypeError, "max_bytes: got 1000.0 of type float"),
-    ],
-)
-def test_shapes_of_no_budget_are_refused(arguments, error, message):
-    with pytest.raises(error, match=message):
-        jax_tt.tt.residual_shapes(*arguments)
+    ]:
+        with pytest.raises(error, match=message):
+            jax_tt.tt.residual_shapes(*arguments)
     with pytest.raises(ValueError, match="dtype: got int32; expected a floating type"):
         jax_tt.tt.residual_shapes(10, 8, 1000, dtype=jnp.int32)
 
@@ -182,44 +156,8 @@ def test_a_table_of_zeros():
     assert [term.relative_error for term in terms] == [0, 0]
 
 
-def test_layers_of_the_terms_train_on():
-    """The sum of fused layers starts at the sum of the terms and comes nearer to the table by gradient steps."""
-    wanted = table()
-    terms = jax_tt.tt.residuals(wanted, [SHAPE] * 2, progress=False)
-
-    def layer(term):
-        made = jax_tt.TTEmbed(
-            **term.approximation.shape.layer_arguments(),
-            id_order=term.id_order,
-            optimizer=jax_tt.optimizers.SGD(0.5),
-            rngs=nnx.Rngs(0),
-        )
-        for k, core in enumerate(term.approximation.cores):
-            getattr(made, f"core_{k}")[...] = core
-        return made
-
-    layers = nnx.List([layer(term) for term in terms])
-    optimizer = jax_tt.FusedOptimizer(layers, optax.identity())
-    ids, rows = jnp.arange(118), jnp.asarray(wanted)
-
-    @nnx.jit
-    def step(layers, optimizer):
-        def loss(layers):
-            return jnp.mean(jnp.sum((sum(layer(ids) for layer in layers) - rows) ** 2, axis=1))
-
-        value, grads = jax_tt.value_and_grad(loss)(layers)
-        optimizer.update(layers, grads)
-        return value
-
-    losses = [float(step(layers, optimizer)) for _ in range(20)]
-    start = (terms[-1].relative_error * np.linalg.norm(wanted)) ** 2 / 118
-    np.testing.assert_allclose(losses[0], start, rtol=1e-4)
-    assert losses[-1] < 0.99 * losses[0]
-
-
-@pytest.mark.parametrize(
-    ("rows", "shapes", "error", "message"),
-    [
+def test_what_does_not_fit_is_refused():
+    for rows, shapes, error, message in [
         (table(117), [SHAPE], ValueError, r"table: got shape \(117, 8\); expected \[118, 8\]"),
         (table()[:, :4], [SHAPE], ValueError, r"table: got shape \(118, 4\)"),
         (np.full((118, 8), np.nan), [SHAPE], ValueError, "table: row 0 is not finite"),
@@ -233,15 +171,8 @@ def test_layers_of_the_terms_train_on():
             ValueError,
             r"shapes: got tables of \[\(60, 8\), \(118, 8\)\]",
         ),
-    ],
-)
-def test_what_does_not_fit_is_refused(rows, shapes, error, message):
-    with pytest.raises(error, match=message):
-        jax_tt.tt.residuals(rows, shapes, progress=False)
-
-
-def test_refuses_tracers():
+    ]:
+        with pytest.raises(error, match=message):
+            jax_tt.tt.residuals(rows, shapes, progress=False)
     with pytest.raises(TypeError, match="table: got a traced array"):
-        jax.jit(lambda rows: jax_tt.tt.residuals(rows, [SHAPE], progress=False)[0].approximation)(
-            table()
-        )
+        jax.jit(lambda rows: jax_tt.tt.residuals(rows, [SHAPE])[0].approximation)(table())

@@ -10,11 +10,7 @@ import pytest
 
 import jax_tt
 from jax_tt import RowCache
-from tests.helpers import (
-    SHAPES,
-    dense_table,
-    f64,
-)
+from tests.helpers import SHAPES, dense_table, f64
 from tests.kinds.cached import cache_parts
 
 SHAPE = SHAPES["d3"]
@@ -56,15 +52,7 @@ def _warmed(table, hot, cache, n, optimizer, method):
 
 
 # `cache_parts.lookup` and `cache_parts.embed_bag`, compiled once for every test that asks the same of them.
-OPTIONS = (
-    "cache",
-    "combiner",
-    "bounds",
-    "count",
-    "num_embeddings",
-    "optimizer",
-    "method",
-)
+OPTIONS = ("cache", "combiner", "bounds", "count", "num_embeddings", "optimizer", "method")
 lookup = jax.jit(cache_parts.lookup, static_argnames=OPTIONS)
 embed_bag = jax.jit(cache_parts.embed_bag, static_argnames=OPTIONS)
 

@@ -1,15 +1,8 @@
-"""The row cache's policy once more, as dicts and in words of its own, and a driver that holds the ops to it.
-
-It compares after every operation:
-
-    python -m tests.kinds.cached.cache_model --operations 100000 --scoring lfu --method ffi
-"""
+"""The row cache's policy once more, as dicts and in words of its own, and a driver that holds the ops to it."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import time
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -24,11 +17,7 @@ from jax_tt._sets.cache_directory import COUNTERS, CacheDirectory, add_to_statis
 from jax_tt._sets.scores import Scoring, aged
 
 TOP = 2**31 - 1
-SCORINGS = {
-    "lfu": Scoring("lfu"),
-    "aging lfu": Scoring("lfu", half_life=3),
-    "lru": Scoring("lru"),
-}
+SCORINGS = {"lfu": Scoring("lfu"), "aging lfu": Scoring("lfu", half_life=3), "lru": Scoring("lru")}
 _WORD = 2**32 - 1
 
 
@@ -424,25 +413,3 @@ def drive(
             ) from error
         done[str(name)] += 1
     return done
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--operations", type=int, default=100_000)
-    parser.add_argument("--scoring", choices=SCORINGS, nargs="+", default=list(SCORINGS))
-    parser.add_argument("--method", default="reference")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    for scoring in args.scoring:
-        started, done = time.perf_counter(), Counter()
-        share = -(-args.operations // len(SIZES))
-        for name, sizes in SIZES.items():
-            done += drive(sizes, SCORINGS[scoring], args.method, share, args.seed)
-            print(f"{args.method} {scoring}: {name} agrees", flush=True)
-        figures = ", ".join(f"{count:,} {name}" for name, count in done.items())
-        took = time.perf_counter() - started
-        print(f"{args.method} {scoring}: no difference in {took:.0f} s; {figures}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -40,7 +40,7 @@ def held(directory):
 
 @pytest.mark.parametrize(
     ("capacity", "ways", "policy", "weighted"),
-    [(24, 4, "lfu", True), (7, 7, "lru", False), (1, 1, "lfu", False), (60, 3, "lru", True)],
+    [(24, 4, "lfu", True), (7, 7, "lru", False)],
 )
 def test_sets_hold_their_most_frequent_rows(capacity, ways, policy, weighted):
     rng = np.random.default_rng(0)
@@ -112,9 +112,8 @@ def test_counting_goes_on_from_the_sample(options):
         assert held(table.directory)[0] == wanted.get(cache.policy, {1, 2})
 
 
-@pytest.mark.parametrize(
-    ("error", "match", "ids", "weights"),
-    [
+def test_samples_that_do_not_fit():
+    for error, match, ids, weights in [
         (ValueError, "ids: got none", [], None),
         (ValueError, "ids: got none", [-1, -5], None),
         (ValueError, f"ids: got {N}; expected ids below {N}", [3, N], None),
@@ -122,13 +121,11 @@ def test_counting_goes_on_from_the_sample(options):
         (ValueError, r"weights: got shape \(2,\) for ids of shape \(3,\)", [1, 2, 3], [1, 2]),
         (ValueError, "weights: .* expected positive numbers", [1, 2], [1, 0]),
         (ValueError, "weights: .* expected positive numbers", [1, 2], [1, np.nan]),
-    ],
-)
-def test_samples_that_do_not_fit(error, match, ids, weights):
-    cache = RowCache(4, ways=2)
-    table = cache_parts.init_parts(CORES, cache, num_embeddings=N)
-    with pytest.raises(error, match=match):
-        cache_parts.fill(table, cache, ids, weights=weights, num_embeddings=N)
+    ]:
+        cache = RowCache(4, ways=2)
+        table = cache_parts.init_parts(CORES, cache, num_embeddings=N)
+        with pytest.raises(error, match=match):
+            cache_parts.fill(table, cache, ids, weights=weights, num_embeddings=N)
 
 
 def test_it_is_refused_under_jit():
@@ -162,15 +159,6 @@ def test_a_layer_with_an_order_of_ids():
         jax_tt.TTEmbed(1000, D, rngs=nnx.Rngs(0)).fill_cache([1])
 
 
-def test_a_table_of_a_collection():
-    tables = {"item": jax_tt.tt_table(1000, D, optimizer=RULE, cache=RowCache(50, ways=5))}
-    features = {"clicked": jax_tt.Feature("item")}
-    embed = jax_tt.EmbedCollection(tables, features, rngs=nnx.Rngs(0))
-    embed.tables["item"].fill_cache([[5, 6], [6, 7]])
-    embed({"clicked": jnp.array([[5, 6, 7, 8]])})
-    assert embed.tables["item"].cache_statistics()["misses"] == 1
-
-
 class Model(nn.Module):
     @nn.compact
     def __call__(self, ids):
@@ -189,20 +177,3 @@ def test_linen_caches_by_path():
     tags = {path: np.ravel(directory.tags) for path, directory in directories.items()}
     assert set(tags["items"]) == {-1, 5, 6, 7} and set(tags["others"]) == {-1}
     assert jax.tree.structure(filled) == jax.tree.structure(variables)
-
-
-@pytest.mark.parametrize("name", ["fill", "populate", "refresh", "flush", "reset", "statistics"])
-def test_the_state_of_another_table_is_refused(name):
-    small, large = (
-        jax_tt.tt_table(1000, 8, tt_ranks=2, cache=jax_tt.RowCache(size, ways=4, refresh_every=1))
-        for size in (100, 200)
-    )
-    state = small.init(jax.random.key(0))
-    more = ([1, 2],) if name == "fill" else ()
-    with pytest.raises(
-        ValueError, match=r"tags: got int32 of shape \(25, 4\); .* \(50, 4\), as this"
-    ):
-        getattr(jax_tt.cache, name)(large, state, *more)
-    with pytest.raises(ValueError, match="cache_tags"):
-        missing = {key: value for key, value in state.items() if key != "cache_tags"}
-        getattr(jax_tt.cache, name)(small, missing, *more)

@@ -60,9 +60,8 @@ def test_training_counts_refreshes_and_learns(gradients, rule):
     assert 0 < figures["misses"] < figures["requested"]
 
 
-@both
-def test_evaluation_counts_nothing(gradients):
-    model, opt = make(gradients, "optax")
+def test_evaluation_counts_nothing():
+    model, opt = make("rows", "optax")
     nnx_step(model, opt, batches(1)[0])
     before = jax.device_get(nnx.state(model))
     model.eval()
@@ -74,7 +73,6 @@ def test_evaluation_counts_nothing(gradients):
 
 
 @pytest.mark.slow(but="fused-rows")
-@pytest.mark.optimized
 @both
 @rules
 def test_a_state_saved_in_the_middle_goes_on_bit_for_bit(gradients, rule):
@@ -97,10 +95,9 @@ def test_a_state_saved_in_the_middle_goes_on_bit_for_bit(gradients, rule):
 
 
 @both
-@rules
-def test_attend_scores_cached_rows_by_their_own_values(gradients, rule):
+def test_attend_scores_cached_rows_by_their_own_values(gradients):
     cache = jax_tt.RowCache(50, ways=5, gradients=gradients)
-    layer = jax_tt.TTEmbed(N, D, tt_ranks=4, optimizer=RULES[rule], cache=cache, rngs=nnx.Rngs(0))
+    layer = jax_tt.TTEmbed(N, D, tt_ranks=4, cache=cache, rngs=nnx.Rngs(0))
     ids = jnp.arange(40)
     layer(ids)
     layer.populate()
@@ -186,21 +183,17 @@ def test_without_a_cache_there_is_nothing_to_populate():
         layer.populate()
 
 
-@pytest.mark.parametrize(
-    "wrong, message",
-    [
+def test_what_is_no_cache_is_refused():
+    for wrong, message in [
         (7, r"cache: got 7; expected None or a RowCache"),
         (jax_tt.RowCache, r"cache: got <class"),
-    ],
-)
-def test_what_is_no_cache_is_refused(wrong, message):
-    with pytest.raises(TypeError, match=message):
-        jax_tt.TTEmbed(N, D, cache=wrong, rngs=nnx.Rngs(0))
+    ]:
+        with pytest.raises(TypeError, match=message):
+            jax_tt.TTEmbed(N, D, cache=wrong, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize(
-    "options, error, message",
-    [
+def test_options_that_do_not_fit_are_named():
+    for options, error, message in [
         ({"capacity": 0}, ValueError, r"RowCache.capacity: got 0"),
         ({"capacity": 2.5}, TypeError, r"RowCache.capacity: got 2.5"),
         ({"capacity": 9, "ways": -1}, ValueError, r"RowCache.ways: got -1"),
@@ -209,11 +202,9 @@ def test_what_is_no_cache_is_refused(wrong, message):
         ({"capacity": 9, "refresh_every": 0}, ValueError, r"RowCache.refresh_every: got 0"),
         ({"capacity": 9, "write_back": True}, TypeError, r"RowCache.write_back: got True"),
         ({"capacity": 9, "dtype": jnp.int8}, ValueError, r"RowCache.dtype: got int8"),
-    ],
-)
-def test_options_that_do_not_fit_are_named(options, error, message):
-    with pytest.raises(error, match=message):
-        jax_tt.RowCache(**options)
+    ]:
+        with pytest.raises(error, match=message):
+            jax_tt.RowCache(**options)
 
 
 def test_ids_beyond_31_bits_need_64_bit_jax():
@@ -222,11 +213,11 @@ def test_ids_beyond_31_bits_need_64_bit_jax():
         jax_tt.TTEmbed(3_000_000_000, D, tt_ranks=2, cache=cache, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("model", [{"params": {"kernel": np.ones(3)}}, nn.Dense(3), None])
-def test_refresh_caches_refuses_what_is_no_nnx_model(model):
-    message = r"model: got .*; expected an NNX module.*jax_tt\.linen\.refresh_caches\(model"
-    with pytest.raises(TypeError, match=message):
-        jax_tt.refresh_caches(model)
+def test_refresh_caches_refuses_what_is_no_nnx_model():
+    for model in [{"params": {"kernel": np.ones(3)}}, nn.Dense(3), None]:
+        message = r"model: got .*; expected an NNX module.*jax_tt\.linen\.refresh_caches\(model"
+        with pytest.raises(TypeError, match=message):
+            jax_tt.refresh_caches(model)
 
 
 def test_caches_of_other_types_are_others():

@@ -76,20 +76,17 @@ def test_input():
     assert (np.diff(curve.miss_ratios) <= 0).all()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_errors():
+    for arguments, message in [
         ({"ids": [1.5]}, "ids: got float64"),
         ({"sizes": [0]}, "sizes: got"),
         ({"sizes": []}, "sizes: got"),
         ({"policy": "fifo"}, "policy: got 'fifo'"),
         ({"sample": 0}, "sample: got 0"),
         ({"sample": 1.5}, "sample: got 1.5"),
-    ],
-)
-def test_errors(arguments, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        jax_tt.cache.miss_ratio_curve(**{"ids": [1, 2], **arguments})
+    ]:
+        with pytest.raises((ValueError, TypeError), match=message):
+            jax_tt.cache.miss_ratio_curve(**{"ids": [1, 2], **arguments})
 
 
 def test_plot():

@@ -47,12 +47,10 @@ class Sizes:
 
 SIZES = {
     "one of each": Sizes(1, 1, 1, 1, 9, 5),
-    "one set": Sizes(1, 4, 1, 3, 40, 30),
     "odd": Sizes(3, 5, 2, 7, 100, 150),
     "even": Sizes(8, 8, 4, 8, 200, 600),
     "usual": Sizes(16, 32, 2, 32, 1200, 4000),
     "odd ways": Sizes(7, 33, 3, 17, 500, 900),
-    "large sets": Sizes(2, 64, 8, 64, 700, 2500),
     "many sets": Sizes(64, 1, 1, 1, 257, 300),
     "large buckets": Sizes(2, 70, 1, 130, 900, 3000),
 }
@@ -89,20 +87,20 @@ def _keys(rng: np.random.Generator, sizes: Sizes, dtype: str, padding: float = 0
     return np.where(rng.random(sizes.n) < padding, -1 - ids % 3, ids).astype(dtype)
 
 
-def _check_steps(sizes, policy, dtype, method, seed, steps=6, populate=(False, True, True)):
+def _check_steps(sizes, policy, dtype, method, seed):
     """Batches and populates, each from the state that the one before left."""
     rng = np.random.default_rng(seed)
     state = sizes.empty(dtype)
-    for step in range(steps):
+    for step in range(6):
         keys = jnp.asarray(_keys(rng, sizes, dtype))
         counted = _count(state, keys, policy, method)
         _assert_equal(counted, _count(state, keys, policy, "reference"), f"batch {step}: ")
         state = counted[1]
-        if populate[step % len(populate)]:
+        if step % 3:
             populated = _populate(state, method)
             _assert_equal(populated, _populate(state, "reference"), f"populate {step}: ")
             state = populated[0]
-        if step == steps // 2:
+        if step == 3:
             state = _hotter(state, policy)
 
 
@@ -120,37 +118,27 @@ def _hotter(state: CacheDirectory, policy: str) -> CacheDirectory:
     return state._replace(scores=raised(state.scores), ghost_scores=raised(state.ghost_scores))
 
 
-# The odd sizes and the largest with every policy, the others with one in turn.
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
         ("one of each", "lru"),
-        ("one set", "lfu"),
         ("odd", "lfu"),
-        ("odd", "lru"),
-        ("even", "lru"),
-        ("usual", "lfu"),
-        ("odd ways", "lfu"),
         ("odd ways", "lru"),
-        ("large sets", "lfu"),
         ("many sets", "lru"),
         ("large buckets", "lfu"),
-        ("large buckets", "lru"),
     ],
 )
 def test_equal_the_reference(name, policy, method):
     _check_steps(SIZES[name], policy, "int32", method, seed=len(name))
 
 
-@pytest.mark.parametrize(
-    ("name", "policy"), [("one of each", "lfu"), ("odd", "lfu"), ("odd", "lru"), ("usual", "lru")]
-)
-def test_wide_ids_equal_the_reference(name, policy, method, x64):
-    _check_steps(SIZES[name], policy, "int64", method, seed=len(name))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_wide_ids_equal_the_reference(policy, method, x64):
+    _check_steps(SIZES["odd"], policy, "int64", method, seed=3)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("ids", [1, 7, 10**9])
+@pytest.mark.parametrize("ids", [1, 10**9])
 def test_few_and_many_distinct_ids(ids, policy, method):
     # 1: all the same; 10^9: nearly all different, and many times more than there is room for
     _check_steps(Sizes(2, 4, 1, 6, 300, ids), policy, "int32", method, seed=3)
@@ -170,23 +158,10 @@ def test_more_newcomers_than_room_in_one_bucket(policy, method):
         state = counted[1]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_several_batches_between_populates(policy, method):
-    _check_steps(
-        SIZES["odd ways"], policy, "int32", method, 5, steps=12, populate=(False,) * 5 + (True,)
-    )
-
-
-def test_no_ids(method):
+def test_nothing_but_padding_and_no_ids_at_all(method):
     state = _warm(SIZES["odd"], "lfu")
-    empty = jnp.zeros(0, jnp.int32)
-    _assert_equal(_count(state, empty, "lfu", method), _count(state, empty, "lfu", "reference"))
-
-
-def test_only_negative_ids(method):
-    state = _warm(SIZES["odd"], "lfu")
-    keys = -1 - jnp.arange(50, dtype=jnp.int32) ** 5
-    _assert_equal(_count(state, keys, "lfu", method), _count(state, keys, "lfu", "reference"))
+    for keys in (jnp.zeros(0, jnp.int32), -1 - jnp.arange(50, dtype=jnp.int32) ** 5):
+        _assert_equal(_count(state, keys, "lfu", method), _count(state, keys, "lfu", "reference"))
 
 
 def test_largest_ids(method):
@@ -314,7 +289,7 @@ def test_donated_arrays_stay_in_place(method):
 @pytest.mark.slow
 @pytest.mark.skipif(not native_available(), reason="the native module is not built")
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=15)
+@settings(max_examples=4)
 @given(
     sizes=st.builds(
         cache_model.Sizes,
@@ -336,6 +311,7 @@ import sys
 import numpy as np
 import jax
 from tests.kinds.cached import test_cache_ops as ops
+from tests.kinds.cached.test_cache_forward import make_call
 results = []
 sizes = ops.Sizes(50, 32, 4, 32, 40_000, 30_000)
 for policy in ops.POLICIES:
@@ -346,6 +322,11 @@ for policy in ops.POLICIES:
         populated = ops._populate(counted[1], "native")
         state = populated[0]
         results += jax.tree.leaves((counted, populated))
+for share in (0.1, 0.9):
+    call = make_call(share=share, capacity=6000, bags=300)
+    first, again = (jax.tree.leaves(call.run()[:3]) for _ in range(2))
+    assert all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip(first, again))
+    results += first
 np.savez(sys.argv[1], *results)
 """
 
@@ -353,34 +334,36 @@ np.savez(sys.argv[1], *results)
 @pytest.mark.slow
 @pytest.mark.skipif(not native_available(), reason="the native module is not built")
 def test_bitwise_equal_for_any_number_of_threads(tmp_path):
+    """The ops on directories, and the forward pass of lookups."""
     results = []
-    for threads in ("1", "2", "4"):
+    for threads in ("1", "4"):
         path = tmp_path / f"{threads}.npz"
         run_python("-c", _ACROSS_THREADS, path, JAX_TT_NUM_THREADS=threads)
         results.append(dict(np.load(path)))
-    for other in results[1:]:
-        _assert_equal(other, results[0])
+    assert results[0].keys() == results[1].keys()
+    for name, array in results[0].items():
+        assert array.tobytes() == results[1][name].tobytes(), name
 
 
-BAD = {
-    "buckets that the sets do not divide": {"ghost_tags": (5, 4)},
-    "ghosts of another shape": {"ghost_scores": (8, 3)},
-    "rows of another shape": {"touched": (4, 4)},
-    "no slots": {"tags": (0, 3), "scores": (0, 3), "touched": (0, 3)},
-}
+# Buckets that the sets do not divide, ghosts of another shape, rows of another shape, and no slots.
+BAD = (
+    {"ghost_tags": (5, 4)},
+    {"ghost_scores": (8, 3)},
+    {"touched": (4, 4)},
+    {"tags": (0, 3), "scores": (0, 3), "touched": (0, 3)},
+)
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_sizes_that_disagree_are_refused(name, method):
-    state = init_directory(4, 3, 8, 4, jnp.int32)
-    state = state._replace(**{k: jnp.zeros(shape, jnp.int32) for k, shape in BAD[name].items()})
-    keys = jnp.zeros(3, jnp.int32)
-    for op in (
-        lambda: cache_backend.observe(state, keys, keys, jnp.int32(1), "lfu", method),
-        lambda: cache_backend.populate(state, method),
-    ):
-        with pytest.raises(Exception, match=r"cache_(observe|populate)"):
-            jax.block_until_ready(op())
+def test_sizes_that_disagree_are_refused(method):
+    empty, keys = init_directory(4, 3, 8, 4, jnp.int32), jnp.zeros(3, jnp.int32)
+    for bad in BAD:
+        state = empty._replace(**{k: jnp.zeros(shape, jnp.int32) for k, shape in bad.items()})
+        with pytest.raises(Exception, match="cache_observe"):
+            jax.block_until_ready(
+                cache_backend.observe(state, keys, keys, jnp.int32(1), "lfu", method)
+            )
+        with pytest.raises(Exception, match="cache_populate"):
+            jax.block_until_ready(cache_backend.populate(state, method))
 
 
 def test_too_small_a_workspace_is_refused(method, monkeypatch):

@@ -115,13 +115,6 @@ def test_other_counters_move_no_row():
     assert set(ghosts[0]) == set(ghosts[1]) and ghosts[1].size == 672
 
 
-def test_twice_the_sets_lose_no_row():
-    old, new = RowCache(24, ways=4), RowCache(48, ways=4, policy="lru")
-    table = warm(make_case(SHAPE, "float32", False).cores, old, "reference", np.arange(60))
-    grown = cache_parts.resize(table, old, new, num_embeddings=N)
-    assert set(np.ravel(grown.directory.tags)) >= set(np.ravel(table.directory.tags))
-
-
 class Tower(nnx.Module):
     def __init__(self, cache, optimizer=None):
         rngs = nnx.Rngs(0)
@@ -257,6 +250,8 @@ def test_states_of_another_layout_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             call(other, state)
+        with pytest.raises(ValueError, match="cache_tags"):
+            call(table, {key: value for key, value in state.items() if key != "cache_tags"})
 
 
 def test_every_resize_runs_as_the_environment_says(monkeypatch):

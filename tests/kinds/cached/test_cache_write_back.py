@@ -1,6 +1,7 @@
 """Rows that leave the cache: how much of what they learned the cores keep, and what that does to the other rows."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +21,15 @@ KEY = jax.random.key(0)
 OPTIONS = jax_tt.cache.WriteBack()
 
 
+@partial(jax.jit, static_argnums=(0, 4, 5))
+def _written(table, cores, ids, rows, options, method):
+    return write_back(table, cores, ids, rows, options, KEY, method)
+
+
 def written(cores, num_embeddings, ids, rows, options=OPTIONS, method="reference"):
     """Cores after the rows have been written back."""
     table, cores = TTTable.of(cores, num_embeddings)
-    fit = jax.jit(
-        lambda cores, ids, rows: write_back(table, cores, ids, rows, options, KEY, method)
-    )
-    return fit(cores, jnp.asarray(ids), jnp.asarray(rows))
+    return _written(table, cores, jnp.asarray(ids), jnp.asarray(rows), options, method)
 
 
 def figures(before, after, ids, rows):
@@ -53,15 +56,15 @@ def few_rows(name, dtype, method):
     return figures(before, after, ids[ids >= 0], rows[ids >= 0])[0]
 
 
-@pytest.mark.slow(but="[d3]")
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.slow(but="[d2]")
+@pytest.mark.parametrize("name", ["d2", "d3-one-column", "d5"])
 def test_shapes(name):
     left = few_rows(name, "float32", "reference")
     print(name, left)
     assert left < 0.3  # the smallest tables have few numbers to spare
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_storage_types(dtype, method):
     left = few_rows("d3", dtype, method)
     print(dtype, left)
@@ -84,7 +87,7 @@ def random_rows(count, scale=1.0, seed=0):
     return shape, cores, before, ids, (before[ids] + learned).astype(np.float32)
 
 
-@pytest.mark.parametrize(("count", "most_left"), [(1, 0.12), (8, 0.06), (32, 0.12)])
+@pytest.mark.parametrize(("count", "most_left"), [(8, 0.06), (32, 0.12)])
 def test_damage_is_what_the_compression_costs(count, most_left):
     """Storing one entry in a table compressed c times moves the others by about c times its square: no free lunch,
     and no more than that."""
@@ -101,9 +104,9 @@ def test_damage_is_what_the_compression_costs(count, most_left):
 
 @pytest.mark.slow
 def test_ridge_trades_the_rows_for_the_others():
-    _, cores, before, ids, rows = random_rows(16)
+    _, cores, before, ids, rows = random_rows(8)
     results = []
-    for ridge in (0.01, 0.1, 0.3, 1.0, 10.0):
+    for ridge in (0.01, 0.3, 10.0):
         options = jax_tt.cache.WriteBack(ridge=ridge, steps=3)
         after = dense_table(written(cores, 4000, ids, rows, options), 4000)
         results.append(figures(before, after, ids, rows))
@@ -111,7 +114,7 @@ def test_ridge_trades_the_rows_for_the_others():
     assert (np.diff(left) > 0).all() and (np.diff(damage) < 0).all(), results
 
 
-@pytest.mark.parametrize("ridge", [0.0, 1e-6, 0.1])
+@pytest.mark.parametrize("ridge", [0.0, 0.1])
 def test_never_worse_than_dropping(ridge):
     """More rows, changed much more than the cores can follow: the sum that is minimised never grows."""
     _, cores, before, ids, rows = random_rows(1000, 30.0)
@@ -132,7 +135,6 @@ def test_scale_of_the_cores_does_not_matter():
 
 
 @pytest.mark.slow
-@pytest.mark.optimized
 def test_chunks():
     """Chunks one behind the other; a chunk of all rows is as good as one that is larger."""
     _, cores, before, ids, rows = random_rows(24)
@@ -144,9 +146,8 @@ def test_chunks():
     assert figures(before, small, ids, rows)[0] < 0.25
 
 
-@pytest.mark.slow
 def test_nothing_to_write():
-    _, cores, _, ids, rows = random_rows(4)
+    _, cores, _, ids, rows = random_rows(8)
     cores = tuple(core.astype(jnp.bfloat16) for core in cores)
     for some, values in ((-np.ones_like(ids), rows), (ids, np.full_like(rows, np.nan))):
         for new, old in zip(written(cores, 4000, some, values), cores, strict=True):
@@ -163,15 +164,15 @@ def test_rows_that_are_not_finite_do_not_spread():
     np.testing.assert_allclose(got, expected, atol=1e-5 * expected.max())
 
 
-@pytest.mark.parametrize("dead", [(0,), (2,), (0, 1), (0, 1, 2)])
-def test_cores_of_zeros(dead):
+def test_cores_of_zeros():
     """One core of zeros is how some start; more of them have no derivative, and stay."""
-    _, cores, before, ids, rows = random_rows(8)
-    cores = tuple(jnp.zeros_like(core) if k in dead else core for k, core in enumerate(cores))
-    after = dense_table(written(cores, 4000, ids, rows), 4000)
-    assert np.isfinite(after).all()
-    left, _ = figures(np.zeros_like(before), after, ids, rows)
-    assert left < 0.9 if len(dead) == 1 else left == 1
+    _, fresh, before, ids, rows = random_rows(8)
+    for dead in ((0,), (2,), (0, 1), (0, 1, 2)):
+        cores = tuple(jnp.zeros_like(core) if k in dead else core for k, core in enumerate(fresh))
+        after = dense_table(written(cores, 4000, ids, rows), 4000)
+        assert np.isfinite(after).all()
+        left, _ = figures(np.zeros_like(before), after, ids, rows)
+        assert left < 0.9 if len(dead) == 1 else left == 1, dead
 
 
 def test_metric_is_the_size_of_the_change():
@@ -191,89 +192,50 @@ def test_metric_is_the_size_of_the_change():
         np.testing.assert_allclose(size, float(jnp.sum(step[k] ** 2)), rtol=2e-2)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+def test_options_are_checked():
+    for field, value in [
         ("ridge", -1.0),
         ("ridge", math.nan),
         ("ridge", "1"),
         ("steps", 0),
         ("iterations", 0),
         ("chunk", 0),
-    ],
-)
-def test_options_are_checked(field, value):
-    with pytest.raises(ValueError, match=f"WriteBack.{field}: got"):
-        jax_tt.cache.WriteBack(**{field: value})
-
-
-def flushed(size, count=32, **options):
-    """Cores, ids, their rows before, what they learned to be, and the cores after a flush."""
-    shape = jax_tt.TTShape.suggest(2000, 16, ranks=8)
-    cores = jax_tt.tt.init(jax.random.key(0), shape, "approx-normal")
-    cache = jax_tt.RowCache(count, ways=count, write_back=jax_tt.cache.WriteBack(**options))
-    table = cache_parts.init_parts(cores, cache, num_embeddings=2000)
-    ids = jnp.asarray(np.random.default_rng(0).choice(2000, count, replace=False))
-    _, directory = cache_parts.lookup(table, ids, cache, num_embeddings=2000)
-    table = table._replace(directory=directory)
-    table = cache_parts.populate(table, cache, num_embeddings=2000)
-    ids = table.directory.tags.reshape(-1)
-    learned = table.values + size * jax.random.normal(jax.random.key(1), table.values.shape)
-    after = cache_parts.flush(table._replace(rows=learned), cache, num_embeddings=2000)
-    return cores, ids, table.values, learned, after
-
-
-@pytest.mark.parametrize("size", [0.01, 1.0])
-def test_writing_back_is_never_worse_than_dropping(size):
-    # Fresh rows are about 0.01: the larger ones have to grow by more than a linear fit of the cores knows of.
-    _, _, before, learned, after = flushed(size)
-    dropped = jnp.sum((learned - before) ** 2)
-    assert jnp.sum((learned - after.values) ** 2) < 0.9 * dropped
+    ]:
+        with pytest.raises(ValueError, match=f"WriteBack.{field}: got"):
+            jax_tt.cache.WriteBack(**{field: value})
 
 
 def test_more_steps_fit_rows_that_grew_a_hundredfold():
-    _, _, before, learned, after = flushed(1.0, steps=8)
-    assert jnp.sum((learned - after.values) ** 2) < 0.1 * jnp.sum((learned - before) ** 2)
-
-
-def test_a_row_that_is_not_finite_is_dropped_alone():
+    """A flush is never worse than dropping the rows; rows have to grow by more than a linear fit of the cores knows."""
     shape = jax_tt.TTShape.suggest(2000, 16, ranks=8)
-    cores = jax_tt.tt.init(jax.random.key(0), shape)
-    cache = jax_tt.RowCache(4, ways=4)
-    table = cache_parts.init_parts(cores, cache, num_embeddings=2000)
-    ids = jnp.array([3, 700])
-    _, directory = cache_parts.lookup(table, ids, cache, num_embeddings=2000)
-    table = cache_parts.populate(table._replace(directory=directory), cache, num_embeddings=2000)
-    bad = jnp.where(table.directory.tags.reshape(-1, 1) == 3, jnp.nan, table.values + 0.01)
-    after = cache_parts.flush(table._replace(rows=bad), cache, num_embeddings=2000)
-    assert all(bool(jnp.isfinite(core).all()) for core in after.cores)
-    here = after.directory.tags.reshape(-1) == 700
-    learned, kept = bad[here], after.values[here]
-    assert jnp.sum((learned - kept) ** 2) < 0.1 * 0.01**2 * 16
-
-
-# Rank, policy, and what may at most be left of what evicted rows learned, in one populate and in all of them.
-STREAM = [(16, "lfu", 0.1, 0.05), (32, "lru", 0.1, 0.05)]
+    cores = jax_tt.tt.init(jax.random.key(0), shape, "approx-normal")  # rows are about 0.01
+    ids = jnp.asarray(np.random.default_rng(0).choice(2000, 32, replace=False))
+    for steps, most_left in ((OPTIONS.steps, 0.9), (8, 0.1)):
+        options = jax_tt.cache.WriteBack(steps=steps)
+        cache = jax_tt.RowCache(32, ways=32, write_back=options)
+        table = cache_parts.init_parts(cores, cache, num_embeddings=2000)
+        _, directory = cache_parts.lookup(table, ids, cache, num_embeddings=2000)
+        table = table._replace(directory=directory)
+        table = cache_parts.populate(table, cache, num_embeddings=2000)
+        learned = table.values + jax.random.normal(jax.random.key(1), table.values.shape)
+        after = cache_parts.flush(table._replace(rows=learned), cache, num_embeddings=2000)
+        left = jnp.sum((learned - after.values) ** 2) / jnp.sum((learned - table.values) ** 2)
+        assert left < most_left, steps
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "policy", "most", "most_of_all"), STREAM)
-def test_real_stream(rank, policy, most, most_of_all):
+def test_real_stream():
     """A recommender trained on the Video stream with 1 % of the rows cached: the cores keep 90 % or more of what
     evicted rows learned, and the other rows move by no more than the compression explains."""
     found = streams(quick=False)
     if "Video" not in found:
         pytest.skip("the Video stream does not lie beside the checkout")
-    records = recommender.train(found["Video"][0], rank, policy, steps=300, every=25)
+    records = recommender.train(found["Video"][0], 16, "lfu", steps=300, every=25)
     records = [record for record in records if record.evicted]
     learned = np.array([record.learned for record in records])
     left = np.array([record.left for record in records])
     damage = np.array([record.damage for record in records])
     total = (left * learned).sum() / learned.sum()
     spread = (damage * learned).sum() / learned.sum() / records[0].compression
-    print(
-        f"rank {rank}, {policy}: {sum(r.evicted for r in records)} rows evicted; left {total:.3f} in all, "
-        f"{left.max():.3f} at most; others moved by {spread:.2f} x compression of what was learned"
-    )
-    assert left.max() < most and total < most_of_all
+    assert left.max() < 0.1 and total < 0.05
     assert spread < 1

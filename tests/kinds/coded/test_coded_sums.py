@@ -76,15 +76,12 @@ def test_codebooks_too_large_to_solve_for():
     assert left < 1e-3 * np.sum(rows**2)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_terms():
+    for options, message in [
         ({"terms": 3}, "terms: got 3; expected a divisor of num_codes=4"),
         ({"terms": 0}, "terms"),
         ({"terms": 2, "kind": "additive"}, "terms: got 2 with kind='additive'"),
         ({"terms": 2, "features": 9}, "num_codes: got 4; expected 2 times a divisor of features=9"),
-    ],
-)
-def test_bad_terms(options, message):
-    with pytest.raises(ValueError, match=message):
-        jax_tt.coded_table(**{"num_embeddings": 9, "features": 8, "num_codes": 4, **options})
+    ]:
+        with pytest.raises(ValueError, match=message):
+            jax_tt.coded_table(**{"num_embeddings": 9, "features": 8, "num_codes": 4, **options})

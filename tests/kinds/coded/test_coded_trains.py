@@ -1,6 +1,7 @@
 """Coded tables whose codebooks are a tensor train, against the same codebooks written out."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -66,7 +67,7 @@ def test_rows_and_gradients_are_those_of_the_codebooks_written_out(way, method):
 
 
 @pytest.mark.slow(but="hot")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["product", "hot"])
 def test_steps_of_the_native_op_are_those_of_the_reference(way):
     _, table, state = table_of(way, optimizer=jax_tt.optimizers.Adagrad(0.1))
 
@@ -86,19 +87,19 @@ def test_steps_of_the_native_op_are_those_of_the_reference(way):
 
 @pytest.mark.slow
 def test_batches_without_ids_and_ids_out_of_range():
-    dense, table, state = table_of("hot", name="words")
+    _, table, state = table_of("hot", name="words")
+    cores = {name: state[name] for name in table.spec.param_names}
+
+    @jax.jit
+    @functools.partial(jax.grad, has_aux=True)
+    def gradient(cores, ids):
+        sums, _ = jax_tt.lookup_bags(table, {**state, **cores}, ids)
+        return jnp.sum(sums), sums
+
     for ids in (jnp.zeros((0, 4), jnp.int32), jnp.zeros((4, 0), jnp.int32)):
-        for one in (dense, table):
-            own = written_out(table, state)
-
-            def total(params, one=one, own=own, ids=ids):
-                sums, _ = jax_tt.lookup_bags(one, {**own, **params}, ids)
-                return jnp.sum(sums), sums
-
-            params = {name: own[name] for name in one.spec.param_names}
-            grads, found = jax.grad(total, has_aux=True)(params)
-            np.testing.assert_array_equal(found, np.zeros((len(ids), D)))
-            assert all((array == 0).all() for array in grads.values())
+        grads, found = gradient(cores, ids)
+        np.testing.assert_array_equal(found, np.zeros((len(ids), D)))
+        assert all((array == 0).all() for array in grads.values())
     pooled = lambda ids, bounds: jax_tt.lookup_bags(table, state, ids, bounds=bounds)[0]  # noqa: E731
     ids = jnp.array([[1, N, 2], [-2, 3, 3]])
     inside = pooled(jnp.array([[1, 2, -1], [3, 3, -1]]), "zero")
@@ -154,33 +155,29 @@ def test_files(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, own, state)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_files_of_another_layout(tmp_path):
+    for change, message in [
         ({"ranks": [5]}, r"core_0: got .*expected float32 of shape \(8, 1, 4, 4\)"),
         ({"row_factors": [4, 4]}, "row_factors"),
         ({"row_factors": None}, "the table 'items'"),
-    ],
-)
-def test_files_of_another_layout(tmp_path, change, message):
-    from safetensors.numpy import save_file
+    ]:
+        from safetensors.numpy import save_file
 
-    from jax_tt._files.kinds import describe
+        from jax_tt._files.kinds import describe
 
-    table, state = jax_tt.encode(ROWS, 2, 4, codebook_rank=3, progress=False)
-    notes = describe(table).notes
-    notes["codebook_shape"] |= change
-    path = tmp_path / "small.safetensors"
+        table, state = jax_tt.encode(ROWS, 2, 4, codebook_rank=3, progress=False)
+        notes = describe(table).notes
+        notes["codebook_shape"] |= change
+        path = tmp_path / "small.safetensors"
 
-    arrays = {f"items.{name}": np.asarray(array) for name, array in state.items()}
-    save_file(arrays, path, metadata={"jax_tt": json.dumps({"coded": {"items": notes}})})
-    with pytest.raises(jax_tt.FileError, match=message):
-        jax_tt.files.load(path)
+        arrays = {f"items.{name}": np.asarray(array) for name, array in state.items()}
+        save_file(arrays, path, metadata={"jax_tt": json.dumps({"coded": {"items": notes}})})
+        with pytest.raises(jax_tt.FileError, match=message):
+            jax_tt.files.load(path)
 
 
-@pytest.mark.parametrize(
-    ("shape", "error", "message"),
-    [
+def test_shapes_that_do_not_fit():
+    for shape, error, message in [
         (
             8,
             TypeError,
@@ -188,10 +185,8 @@ def test_files_of_another_layout(tmp_path, change, message):
         ),
         (TTShape.suggest(33, 2, 3), ValueError, "got 33 x 2; expected 32 x 2, the rows of all"),
         (TTShape.suggest(32, 8, 3), ValueError, "got 32 x 8; expected 32 x 2"),
-    ],
-)
-def test_shapes_that_do_not_fit(shape, error, message):
-    with pytest.raises(error, match=message):
-        jax_tt.coded_table(N, D, 4, 3, codebook_shape=shape, name="words")
-    with pytest.raises(ValueError, match="codebook_rank: got 0"):
-        jax_tt.encode(ROWS, 4, 3, codebook_rank=0, progress=False)
+    ]:
+        with pytest.raises(error, match=message):
+            jax_tt.coded_table(N, D, 4, 3, codebook_shape=shape, name="words")
+        with pytest.raises(ValueError, match="codebook_rank: got 0"):
+            jax_tt.encode(ROWS, 4, 3, codebook_rank=0, progress=False)

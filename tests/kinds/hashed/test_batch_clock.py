@@ -40,7 +40,7 @@ def aged(table, state, by):
     return jax.tree.map(jnp.asarray, after)
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "epoch_lru"])
+@pytest.mark.parametrize("policy", ["lfu", "epoch_lru"])
 def test_an_old_table_goes_on_as_a_young_one(policy, method):
     table = jax_tt.hash_table(
         16, 4, ways=4, policy=policy, min_age=2, admission=2, safe_check="ignore"
@@ -78,7 +78,7 @@ def test_ages_above_what_is_kept_become_equal():
     assert int(state["hash_clock"]) == KEPT + 1
 
 
-@pytest.mark.parametrize("sets, ways", [(1, 1), (7, 3), (1500, 64)])
+@pytest.mark.parametrize("sets, ways", [(7, 3), (1500, 64)])
 def test_numbers_of_many_sets_are_set_back(sets, ways, method):
     draw = np.random.default_rng(0)
     arrays = [

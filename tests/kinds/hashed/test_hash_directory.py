@@ -64,16 +64,9 @@ def test_directory_equals_model(policy, sets, ways, min_age, method):
         model.erase(gone)
 
 
-@pytest.mark.parametrize(
-    ("operations", "policy"),
-    [
-        (4000, "lfu"),
-        *(pytest.param(100_000, policy, marks=pytest.mark.slow) for policy in POLICIES),
-    ],
-)
-def test_many_operations_equal_model(operations, policy, method):
+def test_many_operations_equal_model(method):
     """Requests for keys of which a few are frequent, removals, and growth when half of them are done."""
-    size, sets, ways = 500, 40, 8
+    policy, operations, size, sets, ways = "lfu", 4000, 500, 40, 8
     draw = np.random.default_rng(operations)
     insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
     find = jax.jit(hash_backend.find, static_argnums=3)

@@ -14,14 +14,15 @@ from tests.kinds.hashed.hash_model import joined
 from tests.kinds.hashed.test_hash_directory import EXTREMES, words
 
 
-@pytest.mark.parametrize(("sets", "ways"), [(1, 1), (3, 5), (16, 4)])
+@pytest.mark.parametrize(("sets", "ways"), [(1, 1), (3, 5)])
 def test_every_key_is_found_after_growth(sets, ways):
     draw = random.Random(f"{sets} {ways}")
     before, n = init_directory(sets, ways), 2 * sets * ways
     keys = words([*EXTREMES, *(draw.randrange(2**64) for _ in range(n))])
     present, given = np.ones(len(keys), bool), words(range(5, len(keys) + 5))
     batch = keys, present, given, jnp.int32(1), jnp.uint32(0)
-    before, _ = hash_backend.insert(before, *batch, Eviction("custom"), "reference")
+    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
+    before, _ = insert(before, *batch, Eviction("custom"), "reference")
     after, source = jax.jit(doubled)(before)
 
     old = np.asarray(source).reshape(2, sets, ways)

@@ -65,12 +65,20 @@ class TestHash(HashCase):
     table = jax_tt.tables.HashTable(jax_tt.tables.DenseTable(48, 8), **OPTIONS)
 
 
-class TestHashOfTensorTrain(HashCase):
+class WrappedCase(HashCase):
+    """Of a table inside, whose own tests have every combiner."""
+
+    @pytest.mark.slow
+    def test_bags_and_their_gradients(self):
+        super().test_bags_and_their_gradients("mean_count")
+
+
+class TestHashOfTensorTrain(WrappedCase):
     table = jax_tt.tables.HashTable(TRAIN, **OPTIONS)
 
 
 @pytest.mark.slow
-class TestHashOfOrdered(HashCase):
+class TestHashOfOrdered(WrappedCase):
     table = jax_tt.tables.HashTable(
         jax_tt.tables.OrderedTable(TRAIN, jax_tt.order.IdOrder(np.arange(48)[::-1])), **OPTIONS
     )

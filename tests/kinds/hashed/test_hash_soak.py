@@ -5,14 +5,14 @@ from functools import partial
 import pytest
 
 from jax_tt._base.progress import Progress
-from jax_tt._sets.hash_directory import POLICIES
 from tests.conftest import WAYS, method_fixture
-from tests.kinds.hashed import hash_soak
+from tests.kinds.hashed import hash_run, hash_soak
 
 method = method_fixture(*WAYS)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+# Of all policies, those whose tables have an admission.
+@pytest.mark.parametrize("policy", hash_run.ADMISSIONS)
 def test_hash_table_equals_dicts(policy, method):
     make = partial(hash_soak.HashRun, policy, method)
     assert hash_soak.run(make, 4000, Progress(shown=False)) >= 4000

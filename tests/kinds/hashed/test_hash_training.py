@@ -79,11 +79,9 @@ def test_growth_equals_a_large_table():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ordered", [False, True])
-def test_growth_of_a_tensor_train_keeps_rows(ordered):
+def test_growth_of_a_tensor_train_keeps_rows():
     train = jax_tt.tt_table(32, 4, tt_ranks=3, optimizer=RULE)
-    if ordered:
-        train = jax_tt.tables.OrderedTable(train, jax_tt.order.IdOrder(np.arange(32)[::-1]))
+    train = jax_tt.tables.OrderedTable(train, jax_tt.order.IdOrder(np.arange(32)[::-1]))
     table = jax_tt.tables.HashTable(
         train, ways=4, max_capacity=128, safe_check="error", policy="none"
     )

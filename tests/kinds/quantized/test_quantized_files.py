@@ -33,9 +33,8 @@ def write(path, packed, notes):
     save_file({"items.packed": packed}, path, metadata={"jax_tt": json.dumps(notes)})
 
 
-@pytest.mark.parametrize(
-    ("notes", "message"),
-    [
+def test_files_of_another_layout(tmp_path):
+    for notes, message in [
         ({}, r"holds no table that jax_tt.files.save writes, .* only items.packed"),
         ({"quantized": [1]}, "holds no table that jax_tt.files.save writes"),
         ({"quantized": {"other": {}}}, "no array 'other.packed'"),
@@ -47,13 +46,11 @@ def write(path, packed, notes):
             r"expected uint8 of shape \(4, 8\)",
         ),
         ({"quantized": {"items": {"features": -16, "bits": 4}}}, "features: got -16"),
-    ],
-)
-def test_files_of_another_layout(tmp_path, notes, message):
-    packed = np.asarray(jax_tt.quantize(random_rows(4, 16), 4)[1]["packed"])
-    write(tmp_path / "small.safetensors", packed, notes)
-    with pytest.raises(jax_tt.FileError, match=message):
-        jax_tt.files.load(tmp_path / "small.safetensors")
+    ]:
+        packed = np.asarray(jax_tt.quantize(random_rows(4, 16), 4)[1]["packed"])
+        write(tmp_path / "small.safetensors", packed, notes)
+        with pytest.raises(jax_tt.FileError, match=message):
+            jax_tt.files.load(tmp_path / "small.safetensors")
 
 
 def test_files_with_damaged_rows(tmp_path):

@@ -20,10 +20,7 @@ QUANTIZED = {
     "int8": (50, 16, 8),
     "int4": (41, 24, 4),
     "int3": (30, 32, 3),
-    "int2": (70, 16, 2),
-    "odd8": (9, 5, 8),
     "odd4": (33, 13, 4),
-    "odd3": (20, 77, 3),
     "odd2": (1, 1, 2),
 }
 TRAINED = {"trained8": (60, 16, 8), "trained4": (25, 8, 4)}
@@ -53,7 +50,7 @@ def batch_of(collection, weighted=True):
     rng = np.random.default_rng(0)
     batch = {}
     for name, table in collection.tables.items():
-        lengths = [5, 0, 300, 1] if name in ("int8", "odd8", "odd4") else [2, 9, 0, 1]
+        lengths = [5, 0, 300, 1] if name in ("int8", "odd4") else [2, 9, 0, 1]
         ids = [rng.integers(0, table.num_embeddings, n).tolist() for n in lengths]
         weights = [rng.normal(size=n).tolist() for n in lengths]
         batch[name] = Bags.from_ragged(ids, weights if weighted and "4" in name else None)

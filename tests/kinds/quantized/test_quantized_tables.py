@@ -62,74 +62,76 @@ def by_hand(rows: np.ndarray, bits: int) -> np.ndarray:
     return np.array([list(row) for row in found], np.uint8)
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("features", [1, 7, 16, 45])
-def test_rows_have_the_bytes_of_the_layout(bits, features):
-    rows = random_rows(30, features)
-    rows[3], rows[4, 1:], rows[5] = 2.5, 0, 1e-9 * rows[5]
-    table, state = jax_tt.quantize(rows, bits)
-    np.testing.assert_array_equal(state["packed"], by_hand(rows, bits))
-    assert table.row_bytes == 4 + -(-features * bits // 8) == state["packed"].shape[1]
-    assert table.nbytes == sum(array.nbytes for array in state.values())
+def test_rows_have_the_bytes_of_the_layout():
+    for bits in BITS:
+        for features in [1, 7, 16, 45]:
+            rows = random_rows(30, features)
+            rows[3], rows[4, 1:], rows[5] = 2.5, 0, 1e-9 * rows[5]
+            table, state = jax_tt.quantize(rows, bits)
+            np.testing.assert_array_equal(state["packed"], by_hand(rows, bits))
+            assert table.row_bytes == 4 + -(-features * bits // 8) == state["packed"].shape[1]
+            assert table.nbytes == sum(array.nbytes for array in state.values())
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_scales_halfway_between_two_of_float16(bits):
+def test_scales_halfway_between_two_of_float16():
     """As FBGEMM chooses them; a division that is not correctly rounded takes some of them for the other one."""
-    rng = np.random.default_rng(bits)
-    low = rng.uniform(0.01, 1, 20_000).astype(np.float16)
-    halfway = (low.astype(np.float64) + np.nextafter(low, np.float16(2))) / 2
-    spread = (halfway * (2**bits - 1)).astype(np.float32)
-    toward = np.array([0, 9999], np.float32)[rng.integers(0, 2, len(spread))]
-    spread = np.where(rng.random(len(spread)) < 0.5, np.nextafter(spread, toward), spread)
-    shares = rng.random((len(spread), 6)).astype(np.float32)
-    shares[:, 0], shares[:, 1] = 0, 1
-    rows = np.concatenate([shares * spread[:, None], random_rows(20_000, 6)])
-    packed = np.asarray(jax_tt.quantize(rows, bits)[1]["packed"])
-    offset = rows.min(axis=1).astype(np.float16)
-    scale = (rows.max(axis=1) - offset.astype(np.float32)) / np.float32(2**bits - 1)
-    scale = scale.astype(np.float16)
-    header = packed[:, :4].copy().view("<f2")
-    np.testing.assert_array_equal(header, np.stack([scale, offset], axis=1))
-    away = (rows - offset.astype(np.float32)[:, None]) * (1 / scale.astype(np.float32))[:, None]
-    codes = np.asarray(codec.unpacked(packed[:, 4:], 6, bits))
-    np.testing.assert_array_equal(codes, np.clip(np.rint(away), 0, 2**bits - 1))
+    for bits in BITS:
+        rng = np.random.default_rng(bits)
+        low = rng.uniform(0.01, 1, 20_000).astype(np.float16)
+        halfway = (low.astype(np.float64) + np.nextafter(low, np.float16(2))) / 2
+        spread = (halfway * (2**bits - 1)).astype(np.float32)
+        toward = np.array([0, 9999], np.float32)[rng.integers(0, 2, len(spread))]
+        spread = np.where(rng.random(len(spread)) < 0.5, np.nextafter(spread, toward), spread)
+        shares = rng.random((len(spread), 6)).astype(np.float32)
+        shares[:, 0], shares[:, 1] = 0, 1
+        rows = np.concatenate([shares * spread[:, None], random_rows(20_000, 6)])
+        packed = np.asarray(jax_tt.quantize(rows, bits)[1]["packed"])
+        offset = rows.min(axis=1).astype(np.float16)
+        scale = (rows.max(axis=1) - offset.astype(np.float32)) / np.float32(2**bits - 1)
+        scale = scale.astype(np.float16)
+        header = packed[:, :4].copy().view("<f2")
+        np.testing.assert_array_equal(header, np.stack([scale, offset], axis=1))
+        away = (rows - offset.astype(np.float32)[:, None]) * (1 / scale.astype(np.float32))[:, None]
+        codes = np.asarray(codec.unpacked(packed[:, 4:], 6, bits))
+        np.testing.assert_array_equal(codes, np.clip(np.rint(away), 0, 2**bits - 1))
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_numbers_are_within_half_a_step_and_levels_are_unchanged(bits):
-    rows = random_rows(200, 32)
-    table, state = jax_tt.quantize(rows, bits)
-    dense = np.asarray(to_dense(table, state))
-    scale, offset = map(np.asarray, codec.header(state["packed"]))
-    # The scale and the offset are rounded to float16 themselves.
-    rounding = 2**-11 * (np.abs(offset) + (2**bits - 1) * scale)
-    assert (np.abs(dense - rows) <= (0.5001 * scale + rounding)[:, None]).all()
-    again, state_again = jax_tt.quantize(dense, bits)
-    assert again == table
-    np.testing.assert_allclose(to_dense(again, state_again), dense, atol=2e-3 * scale.max())
+def test_numbers_are_within_half_a_step_and_levels_are_unchanged():
+    for bits in BITS:
+        rows = random_rows(200, 32)
+        table, state = jax_tt.quantize(rows, bits)
+        dense = np.asarray(to_dense(table, state))
+        scale, offset = map(np.asarray, codec.header(state["packed"]))
+        # The scale and the offset are rounded to float16 themselves.
+        rounding = 2**-11 * (np.abs(offset) + (2**bits - 1) * scale)
+        assert (np.abs(dense - rows) <= (0.5001 * scale + rounding)[:, None]).all()
+        again, state_again = jax_tt.quantize(dense, bits)
+        assert again == table
+        np.testing.assert_allclose(to_dense(again, state_again), dense, atol=2e-3 * scale.max())
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_small_numbers_are_within_half_a_step(bits):
+def test_small_numbers_are_within_half_a_step():
     """The scale is among the few numbers of float16 below its normal ones."""
-    size = np.float32(10) ** np.random.default_rng(1).uniform(-9, -2, (500, 1)).astype(np.float32)
-    rows = random_rows(500, 6) * size
-    table, state = jax_tt.quantize(rows, bits)
-    scale, offset = map(np.asarray, codec.header(state["packed"]))
-    error = np.abs(np.asarray(to_dense(table, state)) - rows).max(1)
-    assert (error <= 0.501 * scale + 2**-11 * np.abs(offset) + 2**-25).all()
-    # At most the next number of float16 above the exact step, except where all numbers are the offset.
-    exact = (rows.max(1) - offset) / (2**bits - 1)
-    assert ((scale <= 1.01 * exact + 2**-24) | (exact <= 0)).all()
+    for bits in BITS:
+        size = np.float32(10) ** np.random.default_rng(1).uniform(-9, -2, (500, 1)).astype(
+            np.float32
+        )
+        rows = random_rows(500, 6) * size
+        table, state = jax_tt.quantize(rows, bits)
+        scale, offset = map(np.asarray, codec.header(state["packed"]))
+        error = np.abs(np.asarray(to_dense(table, state)) - rows).max(1)
+        assert (error <= 0.501 * scale + 2**-11 * np.abs(offset) + 2**-25).all()
+        # At most the next number of float16 above the exact step, except where all numbers are the offset.
+        exact = (rows.max(1) - offset) / (2**bits - 1)
+        assert ((scale <= 1.01 * exact + 2**-24) | (exact <= 0)).all()
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
-def test_rows_of_all_types(dtype):
-    rows = jnp.asarray(random_rows(9, 5)).astype("float32" if dtype == "float64" else dtype)
-    given = np.asarray(rows, np.float64) if dtype == "float64" else rows
-    want = jax_tt.quantize(np.asarray(rows, np.float32), 4)[1]["packed"]
-    np.testing.assert_array_equal(jax_tt.quantize(given, 4)[1]["packed"], want)
+def test_rows_of_all_types():
+    for dtype in ["float64", "bfloat16", "float16"]:
+        rows = jnp.asarray(random_rows(9, 5)).astype("float32" if dtype == "float64" else dtype)
+        given = np.asarray(rows, np.float64) if dtype == "float64" else rows
+        want = jax_tt.quantize(np.asarray(rows, np.float32), 4)[1]["packed"]
+        np.testing.assert_array_equal(jax_tt.quantize(given, 4)[1]["packed"], want)
 
 
 def test_rows_are_read_in_blocks(monkeypatch, tmp_path):
@@ -171,7 +173,7 @@ def test_rows_are_exact(method, bits):
     np.testing.assert_array_equal(got, to_dense(table, state)[ids])
 
 
-@pytest.mark.parametrize("combiner", ["mean", "mean_count", "sqrtn", "max"])
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn", "max"])
 def test_combiners(method, combiner):
     table, state = table_of(4)
     weights = None if combiner == "max" else [[0.5, 2.0], [], [1.0, -3.0, 0.25]]
@@ -183,8 +185,7 @@ def test_combiners(method, combiner):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("combiner", ["sum", "mean"])
-def test_gradients_of_weights(method, combiner):
+def test_gradients_of_weights(method):
     table, state = table_of(4)
     bags = jax_tt.Bags.from_ragged([[3, 3], [], [39, 0, 3]], [[0.5, 2.0], [], [1.0, 3.0, 0.25]])
 
@@ -192,7 +193,7 @@ def test_gradients_of_weights(method, combiner):
         own = dataclasses.replace(bags, weights=weights)
         return jnp.sum(jnp.sin(rows(own)))
 
-    lookup = jax_tt.Lookup(combiner, method=method)
+    lookup = jax_tt.Lookup("mean", method=method)
     dense = to_dense(table, state)
     got = jax.jit(
         jax.grad(lambda w: loss(w, lambda b: jax_tt.lookup_bags(table, state, b, lookup)[0]))
@@ -200,7 +201,7 @@ def test_gradients_of_weights(method, combiner):
     want = jax.grad(
         lambda w: loss(
             w,
-            lambda b: jax_tt.functional.embed_bag(dense, b, combiner=combiner, method="reference"),
+            lambda b: jax_tt.functional.embed_bag(dense, b, combiner="mean", method="reference"),
         )
     )
     np.testing.assert_allclose(got(bags.weights), want(bags.weights), rtol=1e-5, atol=1e-6)
@@ -251,7 +252,7 @@ def test_ids_out_of_range_are_reported(method):
             threading.Event().wait(0.01)
 
 
-@pytest.mark.parametrize("transform", ["jit", "vmap", "int64"])
+@pytest.mark.parametrize("transform", ["vmap", "int64"])
 def test_transformations(method, transform, x64):
     table, state = table_of(8)
     ids = jnp.array([[1, 1, 39], [0, 2, 5]], jnp.int64 if transform == "int64" else jnp.int32)
@@ -273,10 +274,7 @@ def test_a_batch_over_devices_gathers_nothing():
     pooled = jax.jit(lambda ids: jax_tt.lookup_bags(table, state, ids)[0])
     given = jax.device_put(ids, sharding)
     np.testing.assert_allclose(
-        pooled(given),
-        np.asarray(to_dense(table, state))[ids].sum(1),
-        rtol=1e-5,
-        atol=1e-5,
+        pooled(given), np.asarray(to_dense(table, state))[ids].sum(1), rtol=1e-5, atol=1e-5
     )
     assert "all-gather" not in pooled.lower(given).compile().as_text()
 
@@ -360,58 +358,32 @@ def test_linen_layers():
     )
 
 
-def test_in_an_order_of_ids():
-    order = jax_tt.order.IdOrder(np.arange(40)[::-1])
-    table, state = table_of(4)
-    ordered = jax_tt.tables.OrderedTable(table, order)
-    own = {**ordered.init(jax.random.key(0)), **state}
-    rows, _ = jax_tt.lookup(ordered, own, jnp.array([0, 7]))
-    np.testing.assert_array_equal(rows, to_dense(table, state)[np.array([39, 32])])
-
-
-def test_export():
-    table, state = table_of(4)
-    program = jax.export.export(
-        jax.jit(lambda packed, ids: jax_tt.lookup_bags(table, {"packed": packed}, ids)[0]),
-        disabled_checks=jax_tt.export.checks(),
-    )
-    ids = jnp.array([[3, 4]])
-    stored = program(state["packed"], ids).serialize()
-    want, _ = jax_tt.lookup_bags(table, state, ids)
-    got = jax.export.deserialize(stored).call(state["packed"], ids)
-    np.testing.assert_array_equal(got, want)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_arguments_that_do_not_fit():
+    for make, message in [
         (lambda: jax_tt.quantize(np.ones((3, 4)), 5), "bits: got 5; expected one of 8, 4, 3, 2."),
         (lambda: jax_tt.quantize(np.ones((3, 4)), "8"), "bits: got '8'.*expected an integer"),
         (lambda: jax_tt.quantize(np.ones(3)), r"rows: got shape \(3,\); expected \[num_emb"),
         (lambda: jax_tt.quantize(np.ones((0, 3))), r"rows: got shape \(0, 3\)"),
-        (
-            lambda: jax_tt.quantize(np.ones((3, 4), np.int32)),
-            "rows: got int32; expected floats",
-        ),
+        (lambda: jax_tt.quantize(np.ones((3, 4), np.int32)), "rows: got int32; expected floats"),
         (lambda: jax_tt.quantize([["a"]]), "rows: .*expected"),
         (lambda: jax_tt.tables.QuantizedTable(0, 4), "num_embeddings: got 0"),
         (lambda: jax_tt.tables.QuantizedTable(4, -1), "features: got -1"),
         (lambda: jax_tt.tables.QuantizedTable(4, 4, 16), "bits: got 16"),
-    ],
-)
-def test_arguments_that_do_not_fit(make, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        make()
+    ]:
+        with pytest.raises((ValueError, TypeError), match=message):
+            make()
 
 
-@pytest.mark.parametrize("size", [9, 5000])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, -7e4])
-def test_rows_that_cannot_be_stored(value, size):
-    rows = random_rows(size, 4)
-    rows[6, 2] = value
-    word = "holds NaN or infinity" if not np.isfinite(value) else r"has values from .*float16"
-    with pytest.raises(ValueError, match=rf"small: rows: row 6 {word}"):
-        jax_tt.quantize(rows, 8, name="small")
+def test_rows_that_cannot_be_stored():
+    for size in [9, 5000]:
+        for value in [np.nan, np.inf, -np.inf, 1e30, -7e4]:
+            rows = random_rows(size, 4)
+            rows[6, 2] = value
+            word = (
+                "holds NaN or infinity" if not np.isfinite(value) else r"has values from .*float16"
+            )
+            with pytest.raises(ValueError, match=rf"small: rows: row 6 {word}"):
+                jax_tt.quantize(rows, 8, name="small")
 
 
 def test_states_of_another_table_are_refused():

@@ -1,4 +1,4 @@
-"""Fifty steps of tables of every kind, with features of every kind.
+"""Some steps of tables of every kind, with features of every kind.
 
     python -m tests.kinds.sharded.sharded_modes_run PROCESS COUNT PORT DEVICES OUT.npz
 
@@ -20,11 +20,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
-from jax_tt import Feature, Placement, RowCache, optimizers
+from jax_tt import Feature, RowCache, optimizers
 from jax_tt._table.checkpoint import of_rows, unsharded
 from jax_tt.planning import Exchange
 
-STEPS, BATCH, LENGTH, ROWS, WIDTH = 50, 16, 4, 60, 8
+STEPS, BATCH, LENGTH, ROWS, WIDTH = 12, 16, 4, 60, 8
 # Of gradients that are sums over a batch, which are large where they are those of cores.
 RATE = 1 / 512
 RULES = {
@@ -33,7 +33,6 @@ RULES = {
     "adam": optimizers.Adam(0.01),
     "gradients": None,
 }
-ELEMENTWISE = {**RULES, "adagrad": optimizers.Adagrad(0.05)}
 # Of hash tables.
 CHOICES = {
     "sgd": {"policy": "lru", "safe_check": "error"},
@@ -53,7 +52,8 @@ def _dense(rule: str) -> Any:
     return jax_tt.dense_table(ROWS, WIDTH, optimizer=RULES[rule])
 
 
-def _tensor_train(rule: str, cache: RowCache | None = None) -> Any:
+def _tensor_train(rule: str) -> Any:
+    cache = RowCache(16, ways=4, refresh_every=5, write_back=None)
     return jax_tt.tt_table(ROWS, WIDTH, tt_ranks=4, optimizer=RULES[rule], cache=cache)
 
 
@@ -63,58 +63,32 @@ class Mode(NamedTuple):
     Attributes:
         table: of a rule.
         features: of the table of every rule, in their order: the only one, or ``"all"``, which share it.
-        placement: None for the default.
         exchange: of rows and gradients.
         exact: whether the gradients of rows are small multiples of powers of two, whose sums are exact in any order.
     """
 
     table: Callable[[str], Any]
     features: tuple[str, ...]
-    placement: Placement | None = None
     exchange: Exchange = Exchange(pooled="rows")
     exact: bool = False
 
 
 MODES = {
-    # These two together have every rule with every kind of feature.
-    "rows": Mode(_dense, ("all", "all", "sequence", "weighted"), exact=True),
+    "rows": Mode(_dense, ("pooled", "all"), exact=True),
     "hash": Mode(
         lambda rule: jax_tt.hash_table(
             1024, WIDTH, optimizer=RULES[rule], max_capacity=2048, **CHOICES[rule]
         ),
         # Bags add initial rows of keys that are not admitted in another order.
-        ("all", "all", "sequence", "all"),
+        ("weighted", "bags", "sequence"),
         exact=True,
     ),
-    "sums": Mode(_dense, ("pooled", "weighted", "all", "all"), exchange=Exchange(pooled="sums")),
+    "sums": Mode(_dense, ("weighted", "bags"), exchange=Exchange(pooled="sums")),
     # Batches of a single feature without ragged bags are divided over the devices, and the gradients of cores added.
-    "train": Mode(_tensor_train, ("pooled", "all", "sequence", "all")),
     # What leaves the cache is not fitted by the cores: such a fit amplifies the rounding of sums.
     "cached": Mode(
-        lambda rule: _tensor_train(rule, RowCache(16, ways=4, refresh_every=10, write_back=None)),
-        ("sequence", "weighted", "pooled", "all"),
-    ),
-    "expected": Mode(
-        _dense,
-        ("bags", "pooled", "weighted"),
-        exchange=Exchange(pooled="rows", expected_unique=0.3),
-    ),
-    # Exact sums of gradients with weights do not fit into 16 bits.
-    "narrow": Mode(
-        _dense, ("pooled",) * 3, exchange=Exchange("bfloat16", pooled="rows"), exact=True
-    ),
-    "columns": Mode(
-        lambda rule: jax_tt.dense_table(ROWS, WIDTH, optimizer=ELEMENTWISE[rule]),
-        ("bags", "weighted", "sequence"),
-        Placement.columns(2),
-    ),
-    "quantized": Mode(
-        lambda rule: jax_tt.tables.QuantizedTable(
-            ROWS, WIDTH, 8, jax_tt.Update(RULES[rule], stochastic_rounding=False)
-        ),
-        ("pooled", "weighted", "sequence"),
-        Placement.hashed(),
-        exact=True,
+        _tensor_train,
+        ("sequence", "weighted"),
     ),
 }
 
@@ -191,9 +165,8 @@ def _run(mode: str, mesh: Mesh, divided: bool, share: slice) -> dict[str, Any]:
     """The results of one mode; ``share`` of every batch is that of this process."""
     tables, features = _described(mode)
     own, keyed = tables, mode == "hash"
-    if divided and mode not in ("train", "cached"):
-        placement, exchange = MODES[mode].placement, MODES[mode].exchange
-        own = jax_tt.shard_tables(tables, mesh, "model", placement, exchange)
+    if divided and mode != "cached":
+        own = jax_tt.shard_tables(tables, mesh, "model", exchange=MODES[mode].exchange)
     collection = jax_tt.Collection(own, features)
     over_devices, everywhere = NamedSharding(mesh, P("model")), NamedSharding(mesh, P())
 
@@ -257,10 +230,8 @@ def _final(name: str, table: Any, arrays: Any) -> dict[str, Any]:
         entries = entries[np.argsort(entries["key"])]
         rows = entries["slot"]
         results |= {f"{name} {field}": entries[field] for field in ("key", "score", "touched")}
-    if name.startswith("quantized"):
-        results[f"{name} rows"] = np.asarray(jax_tt.tables.to_dense(table, arrays))
     for array, values in arrays.items():
-        if array != "packed" and not array.startswith("hash_"):
+        if not array.startswith("hash_"):
             results[f"{name} {array}"] = values[rows] if values.ndim else values
     return results
 

@@ -8,16 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
 from jax.sharding import AxisType
 
 import jax_tt
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
-KINDS = pytest.mark.parametrize(
-    "kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"]
-)
 
 
 def compilations(call: Callable[[], Any]) -> int:
@@ -74,9 +70,8 @@ def restored(embed: Any) -> Any:
     return jax_tt.checkpoint.restore(embed.collection, arrays)
 
 
-@KINDS
-def test_second_calls_compile_nothing(kind: AxisType, tmp_path: Path) -> None:
-    embed = sharded(kind)
+def test_second_calls_compile_nothing(tmp_path: Path) -> None:
+    embed = sharded(AxisType.Explicit)
     calls: dict[str, Callable[[int], Any]] = {
         "insert": lambda k: embed.insert(batch(k)),
         "lookup": lambda k: embed(batch(k)),

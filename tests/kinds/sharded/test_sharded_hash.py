@@ -21,7 +21,7 @@ from jax_tt._sets.hashing import homes_of, keys_of_words, owners_of, words_of
 from jax_tt._table.checkpoint import unsharded
 from jax_tt.tables import ShardedTable
 
-WIDTH, CAPACITY = 8, 512
+WIDTH = 8
 RULES = {"fused": optimizers.Adam(0.01), "plain": None, "custom": optimizers.RowWiseAdagrad(0.1)}
 FEATURES = {
     "mean": jax_tt.Feature("fused", combiner="mean"),
@@ -38,10 +38,10 @@ def _mesh(*shape):
     return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape), devices=devices)
 
 
-def _tables():
+def _tables(capacity=512):
     tables = {
         name: jax_tt.hash_table(
-            CAPACITY,
+            capacity,
             WIDTH,
             optimizer=rule,
             policy="custom" if name == "custom" else "lru",
@@ -110,28 +110,12 @@ def _check_alike(found, expected):
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.fixture(scope="module")
-def alone():
-    return _run(_tables())
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "shape", [pytest.param((2, 2), id="data and model"), pytest.param((3,), id="three")]
-)
-def test_steps_equal_those_on_one_device(shape, alone):
-    mesh, tables = _mesh(*shape), _tables()
-    if 3 in shape:  # a multiple of the devices and of the ways
-        tables = {
-            name: dataclasses.replace(
-                table, table=dataclasses.replace(table.table, num_embeddings=768)
-            )
-            if table.ids.takes_keys
-            else table
-            for name, table in tables.items()
-        }
-    collection, state, found = _run(jax_tt.shard_tables(tables, mesh, "model"))
-    plain, expected_state, expected = alone
+def test_steps_on_three_devices_equal_those_on_one():
+    plain, expected_state, expected = _run(_tables(512))
+    # A multiple of the devices and of the ways.
+    tables = jax_tt.shard_tables(_tables(768), _mesh(3), "model")
+    collection, state, found = _run(tables)
     for (rows, counts), (own_rows, own_counts) in zip(found, expected, strict=True):
         _check_alike(rows, own_rows)
         assert jax.tree.map(int, counts) == jax.tree.map(int, own_counts)
@@ -203,8 +187,12 @@ def test_keys_with_the_same_first_word_are_different(words):
         assert len(np.unique(found, axis=0)) == len(found)
 
 
-@pytest.mark.parametrize("step", [1, 1024, 2**32, 2**44])
-def test_owners_are_spread_evenly_and_independently_of_sets(step):
+def test_owners_are_spread_evenly_and_independently_of_sets():
+    for step in (1, 1024, 2**32, 2**44):
+        check_owners_are_spread(step)
+
+
+def check_owners_are_spread(step):
     keys = jnp.asarray(
         jax_tt.dynamic.split_keys(np.arange(4096, dtype=np.uint64) * np.uint64(step)).digits
     )
@@ -219,42 +207,16 @@ def test_owners_are_spread_evenly_and_independently_of_sets(step):
         assert counts.max() < 1.6 * counts.mean()
 
 
-@pytest.mark.slow
-def test_dumps_are_read_by_another_number_of_devices(tmp_path):
-    plain = jax_tt.hash_table(64, WIDTH, optimizer=optimizers.Adagrad(0.1))
-    states = {}
-    for shape in (2, 4):
-        table = ShardedTable(plain, _mesh(shape), "model", Placement.hashed())
-        state = jax.jit(table.init)(jax.random.key(0))
-        if not states:
-            _, state = jax_tt.dynamic.insert(
-                table, state, jax_tt.dynamic.split_keys(np.arange(20) * 7)
-            )
-            assert jax_tt.files.dump(table, state, tmp_path / "dump", progress=False) == 20
-        else:
-            loaded, state = jax_tt.files.load_dump(table, state, tmp_path / "dump", progress=False)
-            assert (loaded.rows, loaded.evicted) == (20, 0)
-        states[shape] = _by_key(table, state)
-        assert jax_tt.dynamic.statistics(table, state)["keys"] == 20
-    _check_alike(states[4], states[2])
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (
-            {"admission": jax_tt.dynamic.AdmitAfter(2, 40)},
-            ValueError,
-            "admission: .* 40 waiting .* of 32",
-        ),
-        ({"missing": 3}, ValueError, "missing: got 3"),
-        ({"ways": 32}, ValueError, "capacity: got 64 rows for 4 devices .* multiple of 128"),
-    ],
-)
-def test_hash_tables_that_cannot_be_divided_are_refused(change, error, message):
-    table = dataclasses.replace(jax_tt.hash_table(64, WIDTH), **change)
-    with pytest.raises(error, match=message):
-        ShardedTable(table, _mesh(4), "model", Placement.hashed())
+def test_hash_tables_that_cannot_be_divided_are_refused():
+    waiting = jax_tt.dynamic.AdmitAfter(2, 40)
+    for change, message in (
+        ({"admission": waiting}, "admission: .* 40 waiting .* of 32"),
+        ({"missing": 3}, "missing: got 3"),
+        ({"ways": 32}, "capacity: got 64 rows for 4 devices .* multiple of 128"),
+    ):
+        table = dataclasses.replace(jax_tt.hash_table(64, WIDTH), **change)
+        with pytest.raises(ValueError, match=message):
+            ShardedTable(table, _mesh(4), "model", Placement.hashed())
 
 
 def test_tables_with_a_largest_capacity_are_divided_by_any_number():
@@ -284,19 +246,13 @@ def test_what_hash_tables_on_several_devices_cannot_do_is_refused():
         collection.with_statistics(collection.init(jax.random.key(0)))
 
 
-@pytest.mark.parametrize(
-    ("shape", "kind", "dtype"),
-    [((4,), AxisType.Auto, jnp.bfloat16), ((2, 2), AxisType.Explicit, jnp.float32)],
-    ids=["four", "data and model, explicit"],
-)
-def test_evicted_keys_come_to_all_devices(shape, kind, dtype):
+def test_evicted_keys_come_to_all_devices():
     """Also where a batch travels in several rounds, as all of its keys belong to one device."""
-    mesh = jax.make_mesh(shape, ("data", "model")[-len(shape) :], axis_types=(kind,) * len(shape))
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
     plain = jax_tt.hash_table(
         128,
         WIDTH,
         optimizer=optimizers.Adagrad(0.1),
-        param_dtype=dtype,
         policy="lfu",
         safe_check="ignore",
     )
@@ -306,7 +262,7 @@ def test_evicted_keys_come_to_all_devices(shape, kind, dtype):
     mine = keys[np.asarray(owners_of(*words_of(words), table.layout.devices)) == 1]
     (slot,) = set(plain.table.spec.row_arrays) - {"embedding"}
     insert = jax.jit(functools.partial(jax_tt.dynamic.insert, table, return_evicted=True))
-    with jax.set_mesh(mesh) if kind is AxisType.Explicit else contextlib.nullcontext():
+    with jax.set_mesh(mesh):
         after = table.init(jax.random.key(0))
         marks = np.random.default_rng(0).normal(size=(128, WIDTH))
         for step, ids in enumerate((keys[:131], keys[200:331], mine[-131:])):
@@ -333,17 +289,12 @@ def test_evicted_keys_come_to_all_devices(shape, kind, dtype):
                 )
 
 
-@pytest.mark.parametrize(
-    ("shape", "kind", "dtype"),
-    [((4,), AxisType.Auto, jnp.float32), ((2, 2), AxisType.Explicit, jnp.bfloat16)],
-    ids=["four", "data and model, explicit"],
-)
-def test_keys_leave_their_devices(shape, kind, dtype):
-    mesh = jax.make_mesh(shape, ("data", "model")[-len(shape) :], axis_types=(kind,) * len(shape))
-    plain = jax_tt.hash_table(256, WIDTH, optimizer=optimizers.Adagrad(0.1), param_dtype=dtype)
+def test_keys_leave_their_devices():
+    rule, dtype = optimizers.Adagrad(0.1), jnp.bfloat16
+    plain = jax_tt.hash_table(256, WIDTH, optimizer=rule, param_dtype=dtype)
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
     table = ShardedTable(plain, mesh, "model", Placement.hashed())
-    explicit = kind is AxisType.Explicit
-    with jax.set_mesh(mesh) if explicit else contextlib.nullcontext():
+    with jax.set_mesh(mesh):
         state = table.init(jax.random.key(0))
         for count in 100, 60:  # batches of one size, for one program
             ids = jax_tt.dynamic.split_keys(np.arange(100) % count)

@@ -7,13 +7,12 @@ from tests.processes import launch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-def test_two_processes_evict_remove_grow_dump_and_load_as_one(kind, tmp_path):
+def test_two_processes_evict_remove_grow_dump_and_load_as_one(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     program = "kinds.sharded.keys_run"
-    (alone,) = launch(tmp_path, 1, program, kind, str(tmp_path / "one"))
-    runs = launch(tmp_path, 2, program, kind, str(tmp_path / "two"))
+    (alone,) = launch(tmp_path, 1, program, "Explicit", str(tmp_path / "one"))
+    runs = launch(tmp_path, 2, program, "Explicit", str(tmp_path / "two"))
     assert alone["evicted"] > 20 and 0 < alone["written"][1] < alone["keys"]
     for own in runs:
         assert own.keys() == alone.keys()

@@ -184,13 +184,12 @@ def test_a_term_that_is_off_cannot_be_switched_on_by_a_call():
         jax_tt.optimizers.RowWiseAdagrad(0.1, weight_decay_mode="adamw")
 
 
+DTYPES = itertools.cycle(["bfloat16", "float32", "float16"])
+STORED = list(zip([*KINDS, "global_decay"], DTYPES, strict=False))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    zip(
-        [*KINDS, "global_decay"], itertools.cycle(["bfloat16", "float32", "float16"]), strict=False
-    ),
-)
+@pytest.mark.parametrize(("name", "dtype"), STORED)
 @pytest.mark.parametrize("method", WAYS[2:], indirect=True)
 def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype, method):
     """Rows that packets of four numbers fill and others, and slices that are stepped with their sums and after them."""

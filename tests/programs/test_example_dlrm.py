@@ -325,6 +325,7 @@ def test_criteo_trains_and_says_when_it_ends(
 
 
 @pytest.mark.slow
+@pytest.mark.dear("starts four processes, two of which train together")
 def test_the_program_in_two_processes_of_two_devices_learns_the_same(tmp_path: Path) -> None:
     """As one process with one device, or with four; and it writes its table and its picture."""
     config = dataclasses.replace(TINY, steps=10)

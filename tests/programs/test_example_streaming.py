@@ -63,6 +63,7 @@ def test_tiers_predict_what_hash_tables_do() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.dear("starts five processes, two of which train together")
 def test_the_default_run_ends_with_the_same_predictions() -> None:
     arguments = ("--steps", "6", "--batch-size", "16", "--rows", "256")
     out = run_python("-m", "examples.streaming.main", *arguments)

@@ -37,13 +37,14 @@ def test_the_largest_cache_that_fits():
 
 
 @pytest.mark.slow
+@pytest.mark.dear("searches among the kinds of tables, and trains two")
 def test_points_are_measured_once(tmp_path: Path, monkeypatch, capsys):
     out = tmp_path / "points.json"
     arguments = ["--tables=3000,60", "--steps=3", "--ratios=8", f"--out={out}"]
     clicks.main(arguments)
     points = json.loads(out.read_text())["points"]
-    assert [one["way"] for one in points.values()] == ["dense", "int8", "compress"]
-    dense, _, small = points.values()
+    assert [one["way"] for one in points.values()] == ["dense", "int8", "compress", "cache"]
+    dense, _, small, _ = points.values()
     assert dense["bytes"] == 4 * 16 * 3060
     assert small["bytes"] <= dense["bytes"] / 8
     # The second table fits as it is.

@@ -82,6 +82,6 @@ class Costs:
             f"{total['compiled']} of them compiled"
         )
         for name, unit in (("cpu", "CPU s"), ("compiled", "compiled")):
-            dearest = sorted(self._rows, key=lambda test: -self._rows[test][name])[:SHOWN]
-            for test in dearest:
-                terminalreporter.line(f"{self._rows[test][name]:8.1f} {unit}  {test}")
+            ranked = sorted(((row[name], test) for test, row in self._rows.items()), reverse=True)
+            for cost, test in ranked[:SHOWN]:
+                terminalreporter.line(f"{cost:8.1f} {unit}  {test}")

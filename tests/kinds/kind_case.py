@@ -15,6 +15,7 @@ from flax import nnx, serialization
 
 import jax_tt
 import jax_tt.linen
+from tests.helpers import to_dense
 
 # All others weigh sums in the same code before and after a kind.
 COMBINERS = ("mean", "max")
@@ -93,7 +94,7 @@ class KindCase:
     def test_lookup_equals_the_dense_table(self) -> None:
         for method in ["reference", "auto"]:
             state, lookup = self.state, jax_tt.Lookup(bounds="zero", method=method)
-            dense = np.asarray(jax_tt.tables.to_dense(self.table, state))
+            dense = np.asarray(to_dense(self.table, state))
             assert dense.shape == (self.table.num_embeddings, self.table.features)
             ids = np.array([[0, 3], [self.table.num_embeddings - 1, self.table.num_embeddings]])
             rows, _ = jax_tt.lookup(self.table, state, ids, lookup)

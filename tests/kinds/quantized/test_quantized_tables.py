@@ -104,7 +104,7 @@ def test_numbers_are_within_half_a_step_and_levels_are_unchanged():
         scale, offset = map(np.asarray, codec.header(state["packed"]))
         # The scale and the offset are rounded to float16 themselves.
         rounding = 2**-11 * (np.abs(offset) + (2**bits - 1) * scale)
-        assert (np.abs(dense - rows) <= (0.5001 * scale + rounding)[:, None]).all()
+        assert (np.abs(dense - rows) <= (0.5001 * scale + rounding)[:, None]).all(), bits
         again, state_again = jax_tt.quantize(dense, bits)
         assert again == table
         np.testing.assert_allclose(to_dense(again, state_again), dense, atol=2e-3 * scale.max())
@@ -120,10 +120,10 @@ def test_small_numbers_are_within_half_a_step():
         table, state = jax_tt.quantize(rows, bits)
         scale, offset = map(np.asarray, codec.header(state["packed"]))
         error = np.abs(np.asarray(to_dense(table, state)) - rows).max(1)
-        assert (error <= 0.501 * scale + 2**-11 * np.abs(offset) + 2**-25).all()
+        assert (error <= 0.501 * scale + 2**-11 * np.abs(offset) + 2**-25).all(), bits
         # At most the next number of float16 above the exact step, except where all numbers are the offset.
         exact = (rows.max(1) - offset) / (2**bits - 1)
-        assert ((scale <= 1.01 * exact + 2**-24) | (exact <= 0)).all()
+        assert ((scale <= 1.01 * exact + 2**-24) | (exact <= 0)).all(), bits
 
 
 def test_rows_of_all_types():

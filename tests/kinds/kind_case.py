@@ -149,9 +149,11 @@ class KindCase:
                 want = params[name] - 0.1 * grad
                 np.testing.assert_allclose(new[name], want, rtol=1e-5, atol=1e-6)
 
-    def test_in_a_collection(self) -> None:
+    @pytest.mark.slow(but="fused")
+    @pytest.mark.parametrize("rule", [None, SGD], ids=["ordinary", "fused"])
+    def test_in_a_collection(self, rule: Any) -> None:
         """Two features that share the table, beside a table of another kind, are one batch of it."""
-        table = self.fused(SGD)
+        table = self.table if rule is None else self.fused(rule)
         other = jax_tt.tables.DenseTable(9, 4)
         features = {"a": jax_tt.Feature("own"), "b": jax_tt.Feature("other")}
         collection = jax_tt.Collection(
@@ -205,8 +207,11 @@ class KindCase:
         nnx.update(other, nnx.state(model))  # what a checkpoint restores
         np.testing.assert_array_equal(other(self.bags()), model(self.bags()))
 
-    def test_linen(self) -> None:
-        model = jax_tt.linen.TableEmbedBag(self.fused(RULE))
+    @pytest.mark.slow(but="fused")
+    @pytest.mark.parametrize("rule", [None, RULE], ids=["optax", "fused"])
+    def test_linen(self, rule: Any) -> None:
+        table = self.table if rule is None else self.fused(rule)
+        model = jax_tt.linen.TableEmbedBag(table)
         variables = model.init(jax.random.key(0), self.bags())
         variables = self.variables_with_ids(model, variables)
 
@@ -214,8 +219,11 @@ class KindCase:
         def loss(trained: Any) -> jax.Array:
             return jnp.sum((model.apply({**variables, **trained}, self.bags()) - 1) ** 2)
 
-        collection = "_overwrite_with_gradient"
-        value, grads = jax.value_and_grad(loss)({collection: variables[collection]})
+        collection = "params" if rule is None else "_overwrite_with_gradient"
+        trained = {collection: variables[collection]}
+        value, grads = jax.value_and_grad(loss)(trained)
+        if rule is None:
+            grads = jax.tree.map(lambda p, g: p - 0.01 * g, trained, grads)
         assert float(loss(grads)) < float(value)
         stored = serialization.to_bytes(variables)
         restored = serialization.from_bytes(variables, stored)

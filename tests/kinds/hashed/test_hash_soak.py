@@ -12,6 +12,7 @@ method = method_fixture(*WAYS)
 
 
 # Of all policies, those whose tables have an admission.
+@pytest.mark.slow(but="native")
 @pytest.mark.parametrize("policy", hash_run.ADMISSIONS)
 def test_hash_table_equals_dicts(policy, method):
     make = partial(hash_soak.HashRun, policy, method)

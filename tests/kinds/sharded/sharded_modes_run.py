@@ -28,14 +28,12 @@ STEPS, BATCH, LENGTH, ROWS, WIDTH = 12, 16, 4, 60, 8
 # Of gradients that are sums over a batch, which are large where they are those of cores.
 RATE = 1 / 512
 RULES = {
-    "sgd": optimizers.SGD(RATE),
     "adagrad": optimizers.RowWiseAdagrad(0.05),
-    "adam": optimizers.Adam(0.01),
     "gradients": None,
+    "adam": optimizers.Adam(0.01),
 }
 # Of hash tables.
 CHOICES = {
-    "sgd": {"policy": "lru", "safe_check": "error"},
     "gradients": {"policy": "lru", "safe_check": "error"},
     "adagrad": {"policy": "lfu", "safe_check": "error"},
     "adam": {"policy": "lfu", "safe_check": "ignore", "admission": 2},
@@ -58,11 +56,11 @@ def _tensor_train(rule: str) -> Any:
 
 
 class Mode(NamedTuple):
-    """Tables with all rules.
+    """Tables with the first rules, one for each feature.
 
     Attributes:
         table: of a rule.
-        features: of the table of every rule, in their order: the only one, or ``"all"``, which share it.
+        features: of the table of every rule, in their order.
         exchange: of rows and gradients.
         exact: whether the gradients of rows are small multiples of powers of two, whose sums are exact in any order.
     """
@@ -74,7 +72,7 @@ class Mode(NamedTuple):
 
 
 MODES = {
-    "rows": Mode(_dense, ("pooled", "all"), exact=True),
+    "rows": Mode(_dense, ("pooled", "weighted"), exact=True),
     "hash": Mode(
         lambda rule: jax_tt.hash_table(
             1024, WIDTH, optimizer=RULES[rule], max_capacity=2048, **CHOICES[rule]
@@ -84,12 +82,9 @@ MODES = {
         exact=True,
     ),
     "sums": Mode(_dense, ("weighted", "bags"), exchange=Exchange(pooled="sums")),
-    # Batches of a single feature without ragged bags are divided over the devices, and the gradients of cores added.
-    # What leaves the cache is not fitted by the cores: such a fit amplifies the rounding of sums.
-    "cached": Mode(
-        _tensor_train,
-        ("sequence", "weighted"),
-    ),
+    # Its batches are divided over the devices, and the gradients of cores added. What leaves the cache is not fitted by
+    # the cores: such a fit amplifies the rounding of sums.
+    "cached": Mode(_tensor_train, ("sequence", "weighted")),
 }
 
 
@@ -99,8 +94,7 @@ def _described(mode: str) -> tuple[dict[str, Any], dict[str, Feature]]:
     for rule, kind in zip(RULES, MODES[mode].features, strict=False):
         name = f"{mode} {rule}"
         tables[name] = MODES[mode].table(rule)
-        some = FEATURES if kind == "all" else [kind]
-        features |= {f"{name} {x}": Feature(name, combiner=FEATURES[x]) for x in some}
+        features[f"{name} {kind}"] = Feature(name, combiner=FEATURES[kind])
     return tables, features
 
 

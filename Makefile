@@ -70,11 +70,12 @@ test-peers: $(VENV)/.with-test $(VENV)/.with-peers
 	$(PY) -m pytest $(PYTEST_ARGS) tests/peers
 
 # What users install is tested with the newest releases of jax and all else that this Python gets, in an environment that
-# is made anew: the module of the wheel is placed beside the sources.
+# is made anew: the module of the wheel is placed beside the sources. CMake and XLA's headers are those of VENV, if they
+# are there: with others, a compiler cache would find nothing.
 NEWEST ?= build/newest
 newest:
 	@python=$$(scripts/find_python.sh --newest) && headers=$$($(PY) -c "import jax.ffi; print(jax.ffi.include_dir())" 2> /dev/null || true) && \
-	  "$$python" scripts/check_wheel.py --environment $(NEWEST) --newest $${headers:+--headers "$$headers"}
+	  PATH="$(abspath $(BIN)):$$PATH" "$$python" scripts/check_wheel.py --environment $(NEWEST) --newest $${headers:+--headers "$$headers"}
 test-newest: newest
 	@$(MAKE) --no-print-directory test-sample
 # In the environment that is there.

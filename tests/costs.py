@@ -82,6 +82,7 @@ class Costs:
             f"{total['compiled']} of them compiled"
         )
         for name, unit in (("cpu", "CPU s"), ("compiled", "compiled")):
-            ranked = sorted(((row[name], test) for test, row in self._rows.items()), reverse=True)
+            costs = ((row[name], test) for test, row in self._rows.items() if row[name])
+            ranked = sorted(costs, reverse=True)
             for cost, test in ranked[:SHOWN]:
                 terminalreporter.line(f"{cost:8.1f} {unit}  {test}")

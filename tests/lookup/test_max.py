@@ -1,6 +1,7 @@
 """`combiner="max"`: where its gradient goes, which ids take no part, and what it refuses."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,52 +16,51 @@ from tests.helpers import SHAPES, make_case
 TABLE = jnp.array([[-5, -1], [-2, -3], [-2, -4], [0.0, -9], [-0.0, -8]], jnp.float32)
 
 
-def _pooled(table, bags, method, **options):
-    options |= {"combiner": "max", "method": method}
-    return jax.jit(lambda table: jax_tt.functional.embed_bag(table, bags, **options))(table)
+@functools.partial(jax.jit, static_argnames=("method", "bounds"))
+def _step(table, bags, method, bounds="error"):
+    """The maxima of each batch of bags, and the gradient of their sum."""
 
+    def pooled(table, bags):
+        options = {"combiner": "max", "method": method, "bounds": bounds}
+        out = jax_tt.functional.embed_bag(table, bags, **options)
+        return out.sum(), out
 
-def _gradient(bags, method, **options):
-    grad = jax.grad(lambda table: _pooled(table, bags, method, **options).sum())
-    return jax.jit(grad)(TABLE).tolist()
+    found = [jax.value_and_grad(pooled, has_aux=True)(table, each) for each in bags]
+    return [(out, gradient) for (_, out), gradient in found]
 
 
 def test_ties_go_to_the_first_position(method):
     bags = [[1, 2], [2, 1], [2, 2, 1], [3, 4], [4, 3, 0]]
     firsts = [(1, 1), (2, 1), (2, 1), (3, 4), (4, 0)]  # the row of each column
-    for bag, (first, second) in zip(bags, firsts, strict=True):
-        want = np.zeros((5, 2))
+    single = np.zeros((len(bags), 5, 2))
+    for want, (first, second) in zip(single, firsts, strict=True):
         want[first, 0] = want[second, 1] = 1
-        assert _gradient(np.array([bag], np.int32), method) == want.tolist(), bag
-    want = np.zeros((5, 2))
-    for first, second in firsts:
-        want[first, 0] += 1
-        want[second, 1] += 1
     ragged = jax_tt.Bags.from_ragged([[], *bags], capacity=15)
-    assert _gradient(ragged, method) == want.tolist()
+    found = _step(TABLE, [*(np.array([bag], np.int32) for bag in bags), ragged], method)
+    for (_, gradient), want, bag in zip(
+        found, [*single, single.sum(0)], [*bags, ragged], strict=True
+    ):
+        assert gradient.tolist() == want.tolist(), bag
 
 
 def test_ids_that_take_no_part(method):
     """Padding, unused capacity and ids that read zeros leave a maximum below zero where it is."""
     padded = jax_tt.Bags.from_padded([[-1, 1, 0], [-1, -1, -1], [7, 2, -1], [7, -3, -1]])
-    want = [[-2, -1], [0, 0], [-2, -4], [0, 0]]
-    assert _pooled(TABLE, padded, method, bounds="zero").tolist() == want
-    gradient = [[0, 1], [1, 0], [1, 1], [0, 0], [0, 0]]
-    assert _gradient(padded, method, bounds="zero") == gradient
     ragged = jax_tt.Bags.from_ragged([[1, 0], [], [7, 2], [7, -3]], capacity=9)
-    assert _pooled(TABLE, ragged, method, bounds="zero").tolist() == want
-    assert _gradient(ragged, method, bounds="zero") == gradient
+    for out, gradient in _step(TABLE, [padded, ragged], method, "zero"):
+        assert out.tolist() == [[-2, -1], [0, 0], [-2, -4], [0, 0]]
+        assert gradient.tolist() == [[0, 1], [1, 0], [1, 1], [0, 0], [0, 0]]
     # An id that is clipped reads a row, which takes part.
-    clipped = np.array([[-7, 2], [9, 2]], np.int32)
-    assert _pooled(TABLE, clipped, method, bounds="clip").tolist() == [[-2, -1], [0, -4]]
+    ((out, _),) = _step(TABLE, [np.array([[-7, 2], [9, 2]], np.int32)], method, "clip")
+    assert out.tolist() == [[-2, -1], [0, -4]]
 
 
 def test_nan_and_infinity(method):
     table = TABLE.at[1, 0].set(jnp.nan).at[0, 1].set(-jnp.inf).at[3, 0].set(jnp.inf)
     bags = jax_tt.Bags.from_ragged([[3, 1, 0], [0], [1, 1], [3, 2]])
     want = [[np.nan, -3], [-5, -np.inf], [np.nan, -3], [np.inf, -4]]
-    np.testing.assert_array_equal(_pooled(table, bags, method), np.array(want, np.float32))
-    gradient = jax.jit(jax.grad(lambda t: _pooled(t, bags, method).sum()))(table)
+    ((out, gradient),) = _step(table, [bags], method)
+    np.testing.assert_array_equal(out, np.array(want, np.float32))
     np.testing.assert_array_equal(gradient, [[1, 1], [2, 2], [0, 1], [1, 0], [0, 0]])
 
 

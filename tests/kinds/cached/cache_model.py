@@ -40,7 +40,7 @@ SIZES = {
     "short of room": Sizes(4, 2, 3, 2, 120),
     "many sets": Sizes(8, 4, 4, 4, 300),
 }
-# Few, so that each op is compiled few times.
+# Of keys in a batch; those of a few are padded, so that each op is compiled few times.
 BATCHES = (0, 6, 48)
 
 
@@ -294,7 +294,8 @@ class Subject:
         )
 
     def probe(self, keys: list[int]) -> list[int]:
-        return _probe(self.directory.tags, self._keys(keys), self.method).tolist()
+        found = _probe(self.directory.tags, self._keys(keys), self.method)
+        return found[: len(keys)].tolist()
 
     def observe(self, keys: list[int]) -> None:
         self.directory = _observe(self.directory, self._keys(keys), self.scoring, self.method)
@@ -314,18 +315,19 @@ class Subject:
             ghost_scores=jnp.asarray(heated(state.ghost_tags, state.ghost_scores)),
         )
 
-    def _keys(self, keys: list[int]) -> jax.Array:
-        return jnp.asarray(np.asarray(keys, self.dtype).reshape(-1))
+    def _keys(self, keys: list[int]) -> np.ndarray:
+        more = BATCHES[-1] - len(keys) if keys else 0
+        return np.array([*keys, *[-1] * more], self.dtype)
 
 
 @partial(jax.jit, static_argnames="method")
-def _probe(tags: jax.Array, keys: jax.Array, method: str) -> jax.Array:
+def _probe(tags: jax.Array, keys: np.ndarray, method: str) -> jax.Array:
     return cache_backend.probe(tags, keys, method)
 
 
 @partial(jax.jit, static_argnames=("scoring", "method"), donate_argnums=0)
 def _observe(
-    state: CacheDirectory, keys: jax.Array, scoring: Scoring, method: str
+    state: CacheDirectory, keys: np.ndarray, scoring: Scoring, method: str
 ) -> CacheDirectory:
     return count_batch(state, keys, cache_backend.probe(state.tags, keys, method), scoring, method)
 

@@ -15,7 +15,6 @@ from hypothesis.stateful import (
 from jax_tt._sets.cache_directory import init_directory
 from jax_tt._sets.scores import Scoring, caught_up, counted, stamp
 from tests.kinds.cached.cache_model import (
-    BATCHES,
     SCORINGS,
     SIZES,
     TOP,
@@ -55,7 +54,7 @@ def _machine(scoring: Scoring, method: str) -> type[RuleBasedStateMachine]:
             self.model = Model(SIZES[name], scoring)
             self.subject = Subject(SIZES[name], scoring, method)
 
-        # Repeats and negative ids on purpose; padded to a few lengths.
+        # Repeats and negative ids on purpose.
         @rule(
             asked=st.lists(
                 st.tuples(st.integers(-1, 24), st.integers(1, 6)),
@@ -64,7 +63,7 @@ def _machine(scoring: Scoring, method: str) -> type[RuleBasedStateMachine]:
             )
         )
         def observe(self, asked):
-            keys = self._padded([key for key, times in asked for _ in range(times)])
+            keys = [key for key, times in asked for _ in range(times)]
             self.model.observe(keys)
             self.subject.observe(keys)
 
@@ -74,7 +73,6 @@ def _machine(scoring: Scoring, method: str) -> type[RuleBasedStateMachine]:
 
         @rule(keys=st.lists(st.integers(-2, 24), max_size=8))
         def probe(self, keys):
-            keys = self._padded(keys)
             assert self.subject.probe(keys) == self.model.probe(keys)
 
         @rule()
@@ -87,11 +85,6 @@ def _machine(scoring: Scoring, method: str) -> type[RuleBasedStateMachine]:
             if hasattr(self, "model"):
                 self.model.check_promises()
                 compare(self.model, self.subject.directory)
-
-        @staticmethod
-        def _padded(keys):
-            length = next(n for n in BATCHES if n >= len(keys))
-            return keys + [-1] * (length - len(keys))
 
     return Machine
 
@@ -162,9 +155,8 @@ def test_a_row_that_left_is_never_cached_twice(method):
         ([first] * 3, False),
         ([far], True),
     ):
-        keys = asked + [-1] * (48 - len(asked))
-        model.observe(keys)
-        subject.observe(keys)
+        model.observe(asked)
+        subject.observe(asked)
         if populate:
             assert subject.populate() == model.populate()
         compare(model, subject.directory)

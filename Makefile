@@ -70,12 +70,12 @@ test-peers: $(VENV)/.with-test $(VENV)/.with-peers
 	$(PY) -m pytest $(PYTEST_ARGS) tests/peers
 
 # What users install is tested with the newest releases of jax and all else that this Python gets, in an environment that
-# is made anew: the module of the wheel is placed beside the sources. CMake and XLA's headers are those of VENV, if they
-# are there: with others, a compiler cache would find nothing.
+# is made anew: the module of the wheel is placed beside the sources. CMake and XLA's headers are those of VENV: with
+# others, a compiler cache would find nothing.
 NEWEST ?= build/newest
-newest:
-	@python=$$(scripts/find_python.sh --newest) && headers=$$($(PY) -c "import jax.ffi; print(jax.ffi.include_dir())" 2> /dev/null || true) && \
-	  PATH="$(abspath $(BIN)):$$PATH" "$$python" scripts/check_wheel.py --environment $(NEWEST) --newest $${headers:+--headers "$$headers"}
+newest: $(VENV)/.with-builder
+	@python=$$(scripts/find_python.sh --newest) && headers=$$($(PY) -c "import jax.ffi; print(jax.ffi.include_dir())") && \
+	  PATH="$(abspath $(BIN)):$$PATH" "$$python" scripts/check_wheel.py --environment $(NEWEST) --newest --headers "$$headers"
 test-newest: newest
 	@$(MAKE) --no-print-directory test-sample
 # In the environment that is there.
@@ -116,8 +116,10 @@ docs: $(VENV)/.with-docs
 
 # With optax the same tables are trained in tests/programs.
 VARIANTS ?= dense_fused,tt_fused
+RETRIEVAL_ARGS ?=
 retrieval-quick: $(VENV)/.with-examples
-	$(PY) -m examples.retrieval.main --data $(DATA) --quick --fresh --workdir build/retrieval --variants $(VARIANTS)
+	$(PY) -m examples.retrieval.main --data $(DATA) --quick --fresh --workdir build/retrieval --variants $(VARIANTS) \
+	  $(RETRIEVAL_ARGS)
 
 # A developer's loop on the native module: compiles only what changed.
 native: $(VENV)/.with-dev $(EMULATED)
@@ -135,7 +137,7 @@ native-with:
 # no nvcc.
 cuda: ARCHITECTURES := 90-real;80-virtual
 cuda-all: ARCHITECTURES := all
-cuda cuda-all: $(VENV)/.with-dev
+cuda cuda-all: $(VENV)/.with-builder
 	$(PY) -m scripts.compile_cuda --build build/$@ "$(ARCHITECTURES)"
 
 # The tests of the ops on the emulated CUDA kernels, threads and blocks in several orders: a race shows as a result

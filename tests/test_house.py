@@ -2,14 +2,14 @@
 
 import ast
 import importlib
-import os
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
 import jax_tt
+from scripts import count_calls
 
 PACKAGE = Path(jax_tt.__file__).parent
 SOURCES = {path.relative_to(PACKAGE): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
@@ -50,24 +50,12 @@ def test_files_are_small():
     assert max(text.count("\n") for text in SOURCES.values()) <= 600
 
 
+@pytest.mark.usefixtures("one_device")
 def test_eager_fused_forward_passes_are_short():
-    """In a process of its own, which has one device."""
-    environment = {
-        key: value
-        for key, value in os.environ.items()
-        if key != "XLA_FLAGS" and not key.startswith("JAX_TT")
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.count_calls"],
-        cwd=Path(__file__).parent.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    found = re.findall(r"(\w+): (\d+) functions, \d+ calls, (\d+) deep", done.stdout)
-    counted = {which: (int(functions), int(depth)) for which, functions, depth in found}
-    assert counted.keys() == {"TTEmbedBag", "collection"}, done.stderr
-    for which, most in {"TTEmbedBag": (56, 14), "collection": (88, 17)}.items():
-        assert counted[which][0] <= most[0], which
-        assert counted[which][1] <= most[1], which
+    for count, functions, depth in (
+        (count_calls.eager_fused_forward, 56, 14),
+        (count_calls.eager_collection_forward, 88, 17),
+    ):
+        counted = count()
+        assert 0 < len(counted.functions) <= functions, count.__name__
+        assert 0 < counted.depth <= depth, count.__name__

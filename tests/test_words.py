@@ -75,7 +75,9 @@ HIGHER = {
 def test_derivatives_that_native_ops_do_not_have(op, method):
     run, x = OPS[op]
     for calls, words in ((FORWARD, "in forward mode"), (HIGHER, "higher derivatives")):
-        for name, call in calls.items():
+        # How a derivative is asked for makes no difference between ops.
+        for name in calls if op == "tt" else list(calls)[-1:]:
+            call = calls[name]
             with pytest.raises(TypeError, match="method='reference'") as error:
                 call(lambda x: total(run(x, method=method)), x)
             assert words in str(error.value), name

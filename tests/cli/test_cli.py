@@ -274,8 +274,8 @@ def test_plan(table, capsys):
     users, trained = capsys.readouterr().out.splitlines()[1:3]
     assert users.split()[:3] == ["users", "tensor", "train"] and "~" in users
     assert trained.startswith("trained") and "~" not in trained
-    np.savez("trained.npz", item=np.random.default_rng(0).normal(size=(3000, 16)))
-    ran("plan", "--tables", "tables.toml", "--budget", "90kB", "--kinds", "quantized", QUIET)
+    np.savez("trained.npz", item=np.random.default_rng(0).normal(size=(500, 16)))
+    ran("plan", "--tables", "tables.toml", "--budget", "20kB", "--kinds", "quantized", QUIET)
     trained = capsys.readouterr().out.splitlines()[2]
     assert "quantized, " in trained and "bits a number" in trained
 

@@ -32,6 +32,7 @@ SHARES = {
 }
 MIN_CALLS = 500  # of a process, which starts JAX for them
 CLEAR_EVERY = 1000  # programs compiled for one call each would fill the memory
+_AT = struct.Struct("qq")  # how far a process is: the number of a part, and a call of it
 
 
 def main() -> int:
@@ -46,12 +47,13 @@ def main() -> int:
         default=min(8, os.cpu_count() or 1),
         help="processes at once; the calls are the same for any number",
     )
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs="+", metavar="PART", help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--progress", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        return _work(options.part, options.seed, options.first, options.calls, options.progress)
+        calls = {part: int(n) for part, n in (one.split(":") for one in options.worker)}
+        return _work(calls, options.seed, options.first, options.progress)
     parts = {options.part: 1.0} if options.part else SHARES
     tasks = []
     for part, share in parts.items():
@@ -62,7 +64,7 @@ def main() -> int:
     failures = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         running = [
-            pool.submit(run, part, calls, options.seed, options.timeout, first)
+            pool.submit(run, {part: calls}, options.seed, options.timeout, first)
             for part, first, calls in tasks
         ]
         for task in concurrent.futures.as_completed(running):
@@ -74,30 +76,14 @@ def main() -> int:
     return int(failures > 0)
 
 
-def run(part: str, calls: int, seed: int, timeout: float, first: int = 0) -> tuple[bool, str]:
-    """Runs calls of one part in a process of their own; whether they passed, and its report."""
+def run(calls: dict[str, int], seed: int, timeout: float, first: int = 0) -> tuple[bool, str]:
+    """Runs so many calls of parts in a process of their own; whether they passed, and its report."""
     with tempfile.NamedTemporaryFile() as progress:
-        progress.write(struct.pack("q", 0))
+        progress.write(_AT.pack(0, first))
         progress.flush()
-        again = [
-            sys.executable,
-            "-m",
-            "tests.fuzz",
-            "--worker",
-            "--part",
-            part,
-            "--seed",
-            str(seed),
-        ]
-        command = [
-            *again,
-            "--first",
-            str(first),
-            "--calls",
-            str(calls),
-            "--progress",
-            progress.name,
-        ]
+        command = [sys.executable, "-m", "tests.fuzz", "--seed", str(seed), "--first", str(first)]
+        command += ["--progress", progress.name, "--worker"]
+        command += [f"{part}:{number}" for part, number in calls.items()]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
             status = done.returncode
@@ -108,14 +94,15 @@ def run(part: str, calls: int, seed: int, timeout: float, first: int = 0) -> tup
         if status == 0:
             return True, output.strip()
         progress.seek(0)
-        (at,) = struct.unpack("q", progress.read(8))
+        which, at = _AT.unpack(progress.read(_AT.size))
+        part = list(calls)[which]
     death = (
         f"the process died by signal {-status}" if status is not None and status < 0 else "failed"
     )
-    repeat = " ".join(again[1:])
+    repeat = f"python -m tests.fuzz --seed {seed} --first {at} --worker {part}:1"
     return False, (
         f"{part}: call {at} with seed {seed}: {death}\n"
-        f"repeat it with: python {repeat} --first {at} --calls 1\n{output}{errors[-6000:]}"
+        f"repeat it with: {repeat}\n{output}{errors[-6000:]}"
     )
 
 
@@ -123,29 +110,30 @@ def _text(output: object) -> str:
     return output.decode(errors="replace") if isinstance(output, bytes) else str(output or "")
 
 
-def _work(part: str, seed: int, first: int, calls: int, progress: str | None) -> int:
+def _work(calls: dict[str, int], seed: int, first: int, progress: str | None) -> int:
     faulthandler.enable()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if part == "moves":
+    if "moves" in calls:
         devices = " --xla_force_host_platform_device_count=4"
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + devices
     import jax
     import numpy as np
 
     jax.config.update("jax_numpy_dtype_promotion", "strict")
-    one = importlib.import_module(f"tests.fuzz.{part}").one
-    number = list(SHARES).index(part)
-    position = mmap.mmap(os.open(progress, os.O_RDWR), 8) if progress else bytearray(8)
-    outcomes: collections.Counter[str] = collections.Counter()
-    start = time.perf_counter()
-    for call in range(first, first + calls):
-        position[:8] = struct.pack("q", call)  # survives whatever happens to this process
-        outcomes[one(np.random.default_rng((seed, number, call)))] += 1
-        if part != "data" and call % CLEAR_EVERY == CLEAR_EVERY - 1:
-            jax.clear_caches()
-    took = time.perf_counter() - start
-    told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-    print(f"{part}: {calls} calls from {first} on in {took:.0f} s, seed {seed}: {told}")
+    size = _AT.size
+    position = mmap.mmap(os.open(progress, os.O_RDWR), size) if progress else bytearray(size)
+    for which, (part, number) in enumerate(calls.items()):
+        one = importlib.import_module(f"tests.fuzz.{part}").one
+        outcomes: collections.Counter[str] = collections.Counter()
+        start = time.perf_counter()
+        for call in range(first, first + number):
+            position[:size] = _AT.pack(which, call)  # survives whatever happens to this process
+            outcomes[one(np.random.default_rng((seed, list(SHARES).index(part), call)))] += 1
+            if part != "data" and call % CLEAR_EVERY == CLEAR_EVERY - 1:
+                jax.clear_caches()
+        took = time.perf_counter() - start
+        told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+        print(f"{part}: {number} calls from {first} on in {took:.0f} s, seed {seed}: {told}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The retrieval example: files, recall, the four variants, runs that survive a kill, the report."""
+"""The retrieval example: files, recall, the four variants, a run that survives a kill, the report."""
 
 import doctest
 import gzip
@@ -185,68 +185,61 @@ def test_orders_of_ids(log, tmp_path):
     assert settings.config(dense, "dense_fused").order == "none"
 
 
-def command(log: Path, workdir: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "examples.retrieval.main", *arguments(log, workdir, *more)]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+FIGURES = dict.fromkeys(("bytes", "state_bytes", "parameters"), 100)
+FIGURES |= {"recall": 0.1, "compression": 2.0, "step_ms": 1.0, "test_users": 3}
 
 
 @pytest.mark.slow
-def test_killed_and_restarted_ends_with_the_same_bits(log, tmp_path):
-    more, variant = ["--epochs", "12"], "tt_optax"
-    endless = command(log, tmp_path / "killed", *more, "--worker", variant)
-    process = subprocess.Popen(endless, env=environment(), cwd=tmp_path)
-    checkpoints = tmp_path / "killed" / variant / "checkpoints"
-    deadline = time.monotonic() + 300
-    while not (checkpoints / "2").is_dir():
-        assert process.poll() is None and time.monotonic() < deadline
+def test_a_killed_command_ends_with_the_same_bits_and_compares(log, tmp_path, monkeypatch, capsys):
+    """Of the two variants, one is trained, in a process that is killed and in one that continues."""
+    workdir, variant, measure = tmp_path / "killed", "tt_optax", main._measure
+    more = ["--quick", "--epochs", "10", "--variants", f"dense_fused,{variant}"]
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "-m", "examples.retrieval.main", *arguments(log, workdir, *more)]
+    process = subprocess.Popen([*command, "--worker", variant], stderr=subprocess.PIPE)
+    checkpoints = workdir / variant / "checkpoints"
+
+    def saved() -> int:
+        return max((int(p.name) for p in checkpoints.glob("*") if p.name.isdigit()), default=0)
+
+    while process.poll() is None and saved() < 2:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert process.returncode == -signal.SIGKILL and not (checkpoints / "12").is_dir()
-    resumed = run(log, tmp_path / "killed", variant, *more)
+    _, stderr = process.communicate()
+    assert process.returncode == -signal.SIGKILL and saved() < 10, stderr
+
+    def instead(workdir: Path, which: str, argv: list[str]) -> dict:
+        return measure(workdir, which, argv) if which == variant else {"variant": which, **FIGURES}
+
+    monkeypatch.setattr(main, "_measure", instead)
+    main.main(arguments(log, workdir, *more))
     whole = run(log, tmp_path / "whole", variant, *more)
-    expected = parameters(tmp_path / "whole", variant)
-    found = parameters(tmp_path / "killed", variant)
+    expected, found = (parameters(tmp_path / name, variant) for name in ("whole", "killed"))
     assert len(expected) >= 2 and expected.keys() == found.keys()
     for name, value in expected.items():
         assert np.array_equal(value, found[name]), name
+    table = (workdir / "comparison.txt").read_text()
+    assert table in capsys.readouterr().out
+    assert "dense fused" in table and "TT + optax" in table and "recall@20" in table
+    figures = json.loads((workdir / "comparison.json").read_text())
+    known, resumed = figures["results"]
+    assert (known["variant"], resumed["variant"]) == ("dense_fused", variant)
     assert resumed["loss_curve"] == whole["loss_curve"]
     assert resumed["recall"] == whole["recall"]
 
 
 def test_a_run_continues_under_its_own_settings_only(log, tmp_path):
-    run(log, tmp_path, "tt_fused", "--epochs", "2")
+    run(log, tmp_path, "tt_fused", "--epochs", "1")
     with pytest.raises(SystemExit, match=r"other settings \(old, new\): \{'l2': \([\d.]+, 0.5\)\}"):
-        run(log, tmp_path, "tt_fused", "--epochs", "2", "--l2", "0.5")
+        run(log, tmp_path, "tt_fused", "--epochs", "1", "--l2", "0.5")
     other = tmp_path / "other.txt"
     data.write_synthetic(other, num_users=300, num_items=120, groups=6, seed=1)
     with pytest.raises(SystemExit, match=r"holds a run with another data file.*another --workdir"):
-        run(other, tmp_path, "tt_fused", "--epochs", "2")
-    assert len(run(log, tmp_path, "tt_fused", "--epochs", "2")["loss_curve"]) == 2
+        run(other, tmp_path, "tt_fused", "--epochs", "1")
+    assert len(run(log, tmp_path, "tt_fused", "--epochs", "1")["loss_curve"]) == 1
 
 
-# The whole command
-
-
-@pytest.mark.slow
-def test_compares_the_variants(log, tmp_path):
-    more = ["--quick", "--epochs", "1", "--variants", "dense_fused,tt_optax"]
-    result = subprocess.run(
-        command(log, tmp_path / "out", *more),
-        env=environment(),
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    table = (tmp_path / "out" / "comparison.txt").read_text()
-    assert table in result.stdout
-    assert "dense fused" in table and "TT + optax" in table and "recall@20" in table
-    figures = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert [r["variant"] for r in figures["results"]] == ["dense_fused", "tt_optax"]
+# The command line
 
 
 def test_command_line_errors(capsys):
@@ -271,9 +264,7 @@ def test_every_variant_has_settings():
 
 
 def test_every_variant_has_a_line():
-    figures = dict.fromkeys(("bytes", "state_bytes", "parameters"), 100)
-    figures |= {"recall": 0.1, "compression": 2.0, "step_ms": 1.0, "test_users": 3}
-    results = [{"variant": variant, **figures} for variant in settings.VARIANTS]
+    results = [{"variant": variant, **FIGURES} for variant in settings.VARIANTS]
     lines = main.table(results, 20).splitlines()
     assert len(lines) == 1 + len(results) + 1 and "TT + optax" in lines[3]
     assert len({len(line) for line in lines[:-1]}) == 1
@@ -291,7 +282,7 @@ def test_reordering_in_the_middle(log: Path, tmp_path: Path) -> None:
     """Both ways go on from the same epoch, and what is lost is reported."""
     out = tmp_path / "figures.json"
     tiny = ["--features", "8", "--tt-rank", "4", "--batch-size", "256"]
-    reorder.main(["--data", str(log), "--at", "2", "--epochs", "4", *tiny, "--out", str(out)])
+    reorder.main(["--data", str(log), "--at", "1", "--epochs", "2", *tiny, "--out", str(out)])
     figures = json.loads(out.read_text())
     assert 0 < figures["users_error"] < 1 and 0 < figures["items_error"] < 1
     for name in ("before", "right_after", "reordered", "as_it_was"):

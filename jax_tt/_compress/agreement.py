@@ -28,7 +28,7 @@ def top_k_agreement(rows: Any, queries: Any, k: int) -> Callable[[Table, State],
         A function ``(table, state) -> number`` between 0 and 1, the mean over the queries.
 
     >>> import jax_tt, numpy as np
-    >>> rows = np.random.default_rng(0).normal(size=(1000, 16)).astype(np.float32)
+    >>> rows = np.random.default_rng(0).normal(size=(200, 16)).astype(np.float32)
     >>> metric = jax_tt.compression.top_k_agreement(rows, rows[:50], k=10)
     >>> found = jax_tt.compress(rows, kind="quantized", min_quality=0.9, metric=metric, progress=False)
     >>> found.chosen.quality >= 0.9

@@ -172,7 +172,7 @@ def compress(
             was measured is that good; or the metric returned NaN.
 
     >>> import jax_tt, numpy as np
-    >>> rows = np.random.default_rng(0).normal(size=(2000, 16)).astype(np.float32)
+    >>> rows = np.random.default_rng(0).normal(size=(500, 16)).astype(np.float32)
     >>> kinds = ["quantized", "product"]
     >>> result = jax_tt.compress(rows, kind=kinds, max_bytes=rows.nbytes // 5, progress=False)
     >>> result.chosen.nbytes <= rows.nbytes // 5, result.chosen.quality > 0.98

@@ -65,7 +65,7 @@ class CacheState(nnx.Variable):
     Example:
         >>> import jax_tt
         >>> from flax import nnx
-        >>> layer = jax_tt.TTEmbed(1000, 16, cache=jax_tt.RowCache(50, ways=5), rngs=nnx.Rngs(0))
+        >>> layer = jax_tt.TTEmbed(1000, 8, cache=jax_tt.RowCache(50, ways=5), rngs=nnx.Rngs(0))
         >>> nnx.state(layer, jax_tt.nnx.CacheState)["cache_tags"].shape
         (10, 5)
     """

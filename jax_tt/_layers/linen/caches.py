@@ -91,7 +91,7 @@ def refresh_caches(
 
     Example:
         >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
-        >>> layer = jax_tt.linen.TTEmbed(1000, 16, cache=jax_tt.RowCache(50, refresh_every=2))
+        >>> layer = jax_tt.linen.TTEmbed(1000, 8, cache=jax_tt.RowCache(50, ways=5, refresh_every=2))
         >>> ids = jnp.array([1, 2, 3])
         >>> variables = layer.init(jax.random.key(0), ids)
         >>> for step in range(2):
@@ -131,7 +131,7 @@ def cache_directories(variables: Mapping[str, Any]) -> dict[str, CacheDirectory]
 
     Example:
         >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
-        >>> layer = jax_tt.linen.TTEmbed(1000, 16, cache=jax_tt.RowCache(50, ways=5))
+        >>> layer = jax_tt.linen.TTEmbed(1000, 8, cache=jax_tt.RowCache(50, ways=5))
         >>> variables = layer.init(jax.random.key(0), jnp.array([1]))
         >>> directories = jax_tt.linen.cache_directories(variables)
         >>> {path: directory.statistics()["calls"] for path, directory in directories.items()}

@@ -388,7 +388,7 @@ def refresh_caches(model: Any) -> None:
         >>> import jax.numpy as jnp, jax_tt
         >>> from flax import nnx
         >>> cache = jax_tt.RowCache(50, ways=5, refresh_every=2)
-        >>> layer = jax_tt.TTEmbed(1000, 16, cache=cache, rngs=nnx.Rngs(0))
+        >>> layer = jax_tt.TTEmbed(1000, 8, cache=cache, rngs=nnx.Rngs(0))
         >>> for step in range(2):
         ...     _ = layer(jnp.array([1, 2, 3]))
         ...     jax_tt.refresh_caches(layer)

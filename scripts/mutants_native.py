@@ -47,10 +47,22 @@ CORE = (
         "touched < other_touched",
     ),
     Mutant(
+        "cache: of equal scores the row that was touched last leaves",
+        "ffi/core/cache.h",
+        "touched < other.touched",
+        "touched > other.touched",
+    ),
+    Mutant(
         "codes: the word before that of a hot row is not counted",
         "ffi/core/coded_rows.h",
         "k < word",
         "k + 1 < word",
+    ),
+    Mutant(
+        "long sums: infinite ones are NaN",
+        "ffi/core/exact_sum.h",
+        "lost == lost ? sum + lost : sum",
+        "sum + lost",
     ),
     Mutant("bfloat16: ties round down", "ffi/core/half.h", "((bits >> 16) & 1u)", "0u"),
     Mutant(
@@ -83,6 +95,12 @@ CORE = (
         "ffi/core/hash.h",
         "CacheMix(high ^ CacheMix(low ^ 0x9E3779B9u))",
         "CacheMix(low ^ CacheMix(high))",
+    ),
+    Mutant(
+        "hash: epochs are the low words of scores",
+        "ffi/core/hash.h",
+        "HashWord(stamp.epoch, stamp.now)",
+        "HashWord(stamp.now, stamp.epoch)",
     ),
     Mutant(
         "hash: old numbers of batches become 0",
@@ -161,6 +179,12 @@ CORE = (
         "ffi/core/optimizers/lars_sgd.h",
         "SquareRoot(sums[1]) + weight_decay * weights",
         "SquareRoot(sums[1])",
+    ),
+    Mutant(
+        "lars: rows of zeros never leave zero",
+        "ffi/core/optimizers/lars_sgd.h",
+        "none ? learning_rate : learning_rate * eta * weights / step",
+        "step == C{0} ? learning_rate : learning_rate * eta * weights / step",
     ),
     Mutant(
         "moments: no first correction",
@@ -258,6 +282,12 @@ CORE = (
         "ffi/core/tt_shape.cc",
         "column == i * cols + j",
         "true",
+    ),
+    Mutant(
+        "trains: columns of a side are divided by the factors of another core",
+        "ffi/core/tt_shape.cc",
+        "index /= shape.q[side.core[k]];",
+        "index /= shape.q[k];",
     ),
 )
 
@@ -439,6 +469,12 @@ CPU = (
         "false",
     ),
     Mutant(
+        "dense: gradients of later groups come from the ids of the first",
+        "ffi/cpu/dense/rows.cc",
+        "g * lookups.capacity",
+        "int64_t{0}",
+    ),
+    Mutant(
         "dense: a refused id steps the others",
         "ffi/cpu/dense/dense.cc",
         "this->problem().lookups.bounds != Bounds::kPoison || this->out_of_range() == 0",
@@ -530,6 +566,12 @@ CPU = (
         "true",
     ),
     Mutant(
+        "cache on CPU: requests of earlier steps are counted once more",
+        "ffi/cpu/cache/populate.cc",
+        "ghost_touched_[g] == now_ && ghost_tags_[g] >= 0 ? ghost_recent_[g] : 0",
+        "ghost_tags_[g] >= 0 ? ghost_recent_[g] : 0",
+    ),
+    Mutant(
         "cache on CPU: padding finds empty slots",
         "ffi/cpu/cache/probe.cc",
         "keys[i] >= 0 && way < shape.ways",
@@ -614,6 +656,12 @@ CPU = (
         "GetHashKernels().initial_part(values_, HashWord(batch_.keys, i), 0, width, part);",
     ),
     Mutant(
+        "hash on CPU: all slots get the first new entry",
+        "ffi/cpu/hash/rows.cc",
+        "array.from + i * array.entry_bytes",
+        "array.from",
+    ),
+    Mutant(
         "hash on CPU: doubling forgets second sets",
         "ffi/cpu/hash/double.cc",
         "first == set || first == set + before.sets ? first : sets.Of(SecondHash(high, low))",
@@ -624,6 +672,12 @@ CPU = (
         "ffi/cpu/hash/find.cc",
         "!directory.Holds(slot, HashWord(search_.batch.keys, i))",
         "false",
+    ),
+    Mutant(
+        "hash on CPU: keys that are known to be absent are padding",
+        "ffi/cpu/hash/find.cc",
+        "guess[i] < 0 ? absent : guess[i]",
+        "guess[i]",
     ),
     Mutant(
         "hash on CPU: key 0 is in empty slots",
@@ -704,6 +758,12 @@ CPU = (
         "found.source[group] = static_cast<int32_t>(group);",
     ),
     Mutant(
+        "route: distinct rows are ordered by their numbers, not by their hashes",
+        "ffi/cpu/route/route.cc",
+        "CacheMix(static_cast<uint32_t>(requests.row[i]))",
+        "static_cast<uint32_t>(requests.row[i])",
+    ),
+    Mutant(
         "scan: equal scores out of order are lost",
         "ffi/cpu/scan/best_rows.cc",
         "best.in_order ? last : JustBelow(last)",
@@ -720,6 +780,12 @@ CPU = (
         "ffi/cpu/scan/codes.cc",
         "std::ceil((static_cast<double>(partial[m * entries_ + c]) - low) / unit)",
         "std::floor((static_cast<double>(partial[m * entries_ + c]) - low) / unit)",
+    ),
+    Mutant(
+        "scan: quantized rows of later blocks are those of the first",
+        "ffi/cpu/scan/stored_rows.cc",
+        "rows_ + block.first_id * row_bytes",
+        "rows_",
     ),
     Mutant(
         "scan: the first digit of a row is its last",
@@ -793,6 +859,12 @@ CPU = (
         "finite.load()",
         "true",
     ),
+    Mutant(
+        "trains on CPU: a step that a bad id refuses counts as taken",
+        "ffi/cpu/tt/update.cc",
+        "problem.poisoned() ? 0.0f : 1.0f",
+        "1.0f",
+    ),
 )
 
 CUDA = (
@@ -839,6 +911,12 @@ CUDA = (
         "false",
     ),
     Mutant(
+        "trains on CUDA: the mean over a slice is a sum",
+        "ffi/cuda/tables/step.h",
+        "static_cast<float>(width_)",
+        "1.0f",
+    ),
+    Mutant(
         "hash on CUDA: doubling forgets second sets",
         "ffi/cuda/hash/double.cu",
         "own == set || own == set + before.sets ? own : sets.Of(SecondHash(high, low))",
@@ -875,6 +953,12 @@ CUDA = (
         "first",
     ),
     Mutant(
+        "hash on CUDA: the last empty place of a set is taken first",
+        "ffi/cuda/hash/place.cu",
+        "way < other.way",
+        "way > other.way",
+    ),
+    Mutant(
         "hash on CUDA: slots are not checked",
         "ffi/cuda/hash/find.cu",
         "!directory.Holds(known, key)",
@@ -885,6 +969,12 @@ CUDA = (
         "ffi/cuda/hash/rows.cu",
         "static_cast<uint32_t>(begin / 2 + pair)",
         "static_cast<uint32_t>(pair)",
+    ),
+    Mutant(
+        "hash on CUDA: one number for all elements is read as a whole entry",
+        "ffi/cuda/hash/rows.cu",
+        "array.constant ? array.item_bytes : array.entry_bytes",
+        "array.entry_bytes",
     ),
     Mutant(
         "hash on CUDA: key 0 is in empty slots",
@@ -1004,6 +1094,12 @@ CUDA = (
         "0.0f",
     ),
     Mutant(
+        "trains on CUDA: bags of later groups are read from the first",
+        "ffi/cuda/tt/bags.cu",
+        "args.bags == args.num_bags ? 0 : bag / args.bags",
+        "int64_t{0}",
+    ),
+    Mutant(
         "trains on CUDA: all gradients are finite",
         "ffi/cuda/tt/gradient.cu",
         "!(probe == 0.0f)",
@@ -1058,6 +1154,12 @@ CUDA = (
         "false",
     ),
     Mutant(
+        "dense on CUDA: rows that are asked for together have the weight of the first",
+        "ffi/cuda/dense/forward.cu",
+        "batch.weights == nullptr ? 1.0f : batch.weights[position + j]",
+        "batch.weights == nullptr ? 1.0f : batch.weights[position]",
+    ),
+    Mutant(
         "cache on CUDA: evicted rows take the place of hotter ghosts",
         "ffi/cuda/cache/populate.cu",
         "(!seat.held || CacheStaysBefore(score, tag, seat.score, seat.tag))",
@@ -1086,6 +1188,12 @@ CUDA = (
         "ffi/cuda/plan/passes.cu",
         "build.sentinel != nullptr && !SentinelHolds(*build.sentinel)",
         "false",
+    ),
+    Mutant(
+        "plan on CUDA: parts of a long slice reach to its end",
+        "ffi/cuda/plan/passes.cu",
+        "min(begin + static_cast<int32_t>(part_rows), segment[slice + 1])",
+        "segment[slice + 1]",
     ),
     Mutant(
         "plan on CUDA: small batches do not look at the sentinel",

@@ -94,6 +94,12 @@ PYTHON = (
         "if len(data) < 0:",
     ),
     Mutant(
+        "arrays of an npz file in the order of Fortran are read in that of C",
+        "jax_tt/_formats/numpy_file.py",
+        'order="F" if fortran else "C"',
+        'order="C"',
+    ),
+    Mutant(
         "zip bombs are unpacked",
         "jax_tt/_formats/archive.py",
         "_LARGEST_RATIO * compressed)",
@@ -214,6 +220,12 @@ PYTHON = (
         "gradients, high",
     ),
     Mutant(
+        "hyper-parameters of a call cannot be 0",
+        "jax_tt/optimizers/_base.py",
+        "for given in (values, numbers_as_arrays):",
+        "for given in (values,):",
+    ),
+    Mutant(
         "offsets that fall are accepted",
         "jax_tt/_ids/bags.py",
         "np.diff(offsets) < 0",
@@ -266,6 +278,12 @@ PYTHON = (
         "jax_tt/_ids/id_space.py",
         "count = lax.psum(count, axes)",
         "count = lax.pmax(count, axes)",
+    ),
+    Mutant(
+        "padding on the host gets the row of the last id in an order",
+        "jax_tt/_ids/id_order.py",
+        "inside = (array >= 0) & (array < len(rows))",
+        "inside = array < len(rows)",
     ),
     Mutant(
         "features without weights get those of others",
@@ -338,6 +356,12 @@ PYTHON = (
         "jax_tt/_sets/hash_reference.py",
         "source = jnp.where(filled, here[None] * ways + way, -1)",
         "source = jnp.where(filled, here[None] * ways + way[:, :, ::-1], -1)",
+    ),
+    Mutant(
+        "requests within epochs are counted once",
+        "jax_tt/_sets/hash_directory.py",
+        'self.policy in ("lfu", "epoch_lfu")',
+        'self.policy in ("lfu",)',
     ),
     Mutant(
         "old keys vanish when the batch clock is set back",
@@ -562,6 +586,12 @@ PYTHON = (
         "if any(slot.rowwise for slot in optimizer.slots):",
     ),
     Mutant(
+        "sums side by side are in the order of tables",
+        "jax_tt/_table/wide.py",
+        "parts.sort(key=lambda part: part[0])",
+        "pass",
+    ),
+    Mutant(
         "slots of a wrong shape are accepted",
         "jax_tt/_table/check.py",
         "if given.shape != shape or given.dtype != dtype:",
@@ -596,6 +626,12 @@ PYTHON = (
         "jax_tt/_lookup/combine.py",
         "return here & digits_in_range(table.ids, batch)[1]",
         "return here",
+    ),
+    Mutant(
+        "rows of single ids have the type of the table",
+        "jax_tt/_lookup/calls.py",
+        "result_type = lookup.dtype or table.spec.storage(state)",
+        "result_type = table.spec.storage(state)",
     ),
     Mutant(
         "sums that a loss does not use step tables with zeros",
@@ -790,6 +826,12 @@ PYTHON = (
         "places = table[:, :1]",
     ),
     Mutant(
+        "replicas of a row are among the best rows",
+        "jax_tt/_kinds/sharded/best.py",
+        "state[PAGES][:, :1]",
+        "state[PAGES]",
+    ),
+    Mutant(
         "shards sum the steps of one device",
         "jax_tt/_kinds/sharded/spread.py",
         "sums = jnp.sum(parts.astype(accum), axis=0)[None]",
@@ -982,6 +1024,12 @@ PYTHON = (
         "rows if divides(leaf) else replicated",
     ),
     Mutant(
+        "weights in lists of other lengths than the ids are accepted",
+        "jax_tt/_collection/host_forms.py",
+        "if not np.array_equal(lengths, np.diff(given.offsets)):",
+        "if lengths.sum() != given.offsets[-1]:",
+    ),
+    Mutant(
         "found keys go to other features",
         "jax_tt/_collection/insertion.py",
         "parts = jnp.split(done.found, list(ends)[:-1])",
@@ -1070,6 +1118,12 @@ PYTHON = (
         "jax_tt/_kinds/cached/maintain.py",
         "changed[name] = jnp.where(chosen if slot.ndim == 1 else chosen[:, None], initial, slot)",
         "changed[name] = slot",
+    ),
+    Mutant(
+        "scores of cached rows do not age",
+        "jax_tt/_kinds/cached/maintain.py",
+        "aged(directory, cached.cache.scoring)",
+        "directory",
     ),
     Mutant(
         "rows that leave a smaller cache are lost",
@@ -1166,6 +1220,12 @@ PYTHON = (
         "jax_tt/_kinds/coded/table.py",
         "return {**state, CODES: state[CODES].at[at].set(codes)}",
         "return {**state, CODES: state[CODES].at[: len(at)].set(codes)}",
+    ),
+    Mutant(
+        "terms of additive codes are ignored",
+        "jax_tt/_kinds/coded/layout.py",
+        'if self.kind == "additive" and self.terms > 1:',
+        'if self.kind == "additive" and self.terms > self.num_codes:',
     ),
     Mutant(
         "remainders of rows that are not hot are whole rows",
@@ -1336,6 +1396,12 @@ PYTHON = (
         "if self._failed is None:\n            raise StoreError(self._failed)",
     ),
     Mutant(
+        "negative keys of padded bags are padding",
+        "jax_tt/_tiers/inputs.py",
+        "present = ids != np.array(-1).astype(ids.dtype)",
+        "present = ids >= 0",
+    ),
+    Mutant(
         "stores stay locked beside forked processes",
         "jax_tt/_tiers/disk.py",
         "fcntl.flock(lock, fcntl.LOCK_UN)",
@@ -1376,6 +1442,12 @@ PYTHON = (
         "jax_tt/_tiers/record_log.py",
         "self._enter(number, count - 1 - last, keys)",
         "self._enter(number, last, keys)",
+    ),
+    Mutant(
+        "keys that were erased before others come back",
+        "jax_tt/_tiers/record_log.py",
+        "self._gone = np.union1d(self._gone, keys[there])",
+        "self._gone = np.unique(keys[there])",
     ),
     Mutant(
         "a damaged index is read",
@@ -1510,6 +1582,12 @@ PYTHON = (
         "else np.roll(given, -codec.HEADER, axis=1)",
     ),
     Mutant(
+        "errors of quantized rows are measured with uniform levels",
+        "jax_tt/_compress/host_rows.py",
+        "np.arange(1 << table.bits) if table.levels is None else np.asarray(table.levels)",
+        "np.arange(1 << table.bits)",
+    ),
+    Mutant(
         "agreement is relative to a single query",
         "jax_tt/_compress/agreement.py",
         "for found, wanted in pairs) / of_rows.size",
@@ -1598,6 +1676,12 @@ PYTHON = (
         "jax_tt/_planning/shard_tables.py",
         "if isinstance(table, HashTable) and name not in chosen",
         "if isinstance(table, HashTable) and name in chosen",
+    ),
+    Mutant(
+        "planned tables have no row cache",
+        "jax_tt/_planning/table_plan.py",
+        "described_tt(self.shape, self.cache, self.id_order, **fields)",
+        "described_tt(self.shape, None, self.id_order, **fields)",
     ),
     Mutant(
         "messages are not counted for a device",
@@ -2014,6 +2098,12 @@ PYTHON = (
         "pass",
     ),
     Mutant(
+        "negative weights of interactions are accepted",
+        "jax_tt/order/_edges.py",
+        "(np.isfinite(matrix.data).all() and (matrix.data >= 0).all())",
+        "np.isfinite(matrix.data).all()",
+    ),
+    Mutant(
         "parts are cut at random places",
         "jax_tt/order/_partition.py",
         'return np.argsort(_heights(points, direction), axis=1, kind="stable")',
@@ -2180,6 +2270,12 @@ PYTHON = (
         "jax_tt/_layers/linen/table.py",
         "if training and not initializing else for_evaluation(layer.options)",
         "if training else for_evaluation(layer.options)",
+    ),
+    Mutant(
+        "linen layers keep their old cache when it is resized",
+        "jax_tt/_layers/linen/embed.py",
+        "cache=None if cached is None else cached.cache,",
+        "cache=self.cache,",
     ),
     Mutant(
         "only the first cached layer of linen is refreshed",

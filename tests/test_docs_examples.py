@@ -16,8 +16,6 @@ from tests.copied_arrays import watching
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Pages that train, compress or serve whole models several times.
-DEAR = ("quantized.md", "sharding.md", "coded.md")
 # A block that only shows something opens with ```python no-run.
 BLOCK = re.compile(
     r"^```python[ \t]*(?P<flags>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL
@@ -34,17 +32,7 @@ MODULES = [
 
 
 @pytest.mark.slow(but="README")
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(
-            page,
-            id=str(page.relative_to(ROOT)),
-            marks=[pytest.mark.dear("whole models")] * (page.name in DEAR),
-        )
-        for page in PAGES
-    ],
-)
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 @pytest.mark.usefixtures("promotion_of_a_user")
 def test_markdown(page, tmp_path, monkeypatch):
     """The blocks of a page run in order and see each other's names; no compiled step or evaluation copies a table."""
@@ -97,9 +85,10 @@ def docstrings() -> dict[str, list[doctest.DocTest]]:
 
 # Examples of what only installations with native operations have.
 NATIVE = {"jax_tt._base.installed.get_include", "jax_tt.optimizers.registered.register"}
+EXAMPLES = docstrings()
 
 
-@pytest.mark.parametrize("tests", docstrings().values(), ids=docstrings())
+@pytest.mark.parametrize("tests", EXAMPLES.values(), ids=EXAMPLES)
 @pytest.mark.usefixtures("promotion_of_a_user")
 def test_docstrings(tests):
     """All that fail are reported, each with its name and its line."""

@@ -1,5 +1,6 @@
 """Hash tables, in the tests that every kind passes."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,55 +10,61 @@ import pytest
 
 import jax_tt
 import jax_tt.linen
+from tests.helpers import to_dense
 from tests.kinds.kind_case import KindCase
 
 TRAIN = jax_tt.tables.TTTable.of_shape(jax_tt.TTShape.suggest(48, 8, ranks=4))
 OPTIONS = {"policy": "none", "ways": 8, "safe_check": "error"}
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def insert(table, state, ids):
+    return jax_tt.dynamic.insert(table, state, ids)[1]
+
+
+@functools.cache
+def filled(table):
+    """A state with a key in every slot, and the digits of the keys."""
+    state = jax.jit(table.init)(jax.random.key(0))
+    quiet = dataclasses.replace(table, safe_check="ignore")
+    draw = np.random.default_rng(0)
+    while (np.asarray(state["hash_touched"]) == 0).any():
+        keys = draw.integers(0, 2**64, 200, np.uint64)
+        state = insert(quiet, state, jax_tt.dynamic.split_keys(keys))
+    entries = jax_tt.dynamic.keys_of(table, state)
+    assert (entries["slot"] == np.arange(48)).all()
+    return state, np.asarray(jax_tt.dynamic.split_keys(entries["key"]).digits)
+
+
 class HashCase(KindCase):
-    @functools.cached_property
+    @property
     def state(self):
-        """With a key in every slot."""
-        state = jax.jit(self.table.init)(jax.random.key(0))
-        insert = jax.jit(
-            lambda state, keys: jax_tt.dynamic.insert(
-                jax_tt.tables.HashTable(self.table.table, **{**OPTIONS, "safe_check": "ignore"}),
-                state,
-                keys,
-            )[1]
-        )
-        draw = np.random.default_rng(0)
-        while (state["hash_touched"] == 0).any():
-            keys = draw.integers(0, 2**64, 200, np.uint64)
-            state = insert(state, jax_tt.dynamic.split_keys(keys))
-        return state
+        return dict(filled(self.table)[0])
 
     def ids(self, rows):
-        entries = jax_tt.dynamic.keys_of(self.table, self.state)
-        assert (entries["slot"] == np.arange(48)).all()
-        return jax_tt.SplitIds(jnp.asarray(jax_tt.dynamic.split_keys(entries["key"]).digits)[rows])
+        return jax_tt.SplitIds(jnp.asarray(filled(self.table)[1])[rows])
 
     def with_ids(self, model):
-        _, state = jax_tt.dynamic.insert(model.table, model.state(), self.bags())
-        for name, value in state.items():
+        for name, value in insert(model.table, model.state(), self.bags()).items():
             getattr(model, name)[...] = value
         return model
 
     def variables_with_ids(self, model, variables):
-        _, variables = jax_tt.linen.update_table(
-            model,
-            variables,
-            lambda table, state: jax_tt.dynamic.insert(table, state, self.bags()),
-        )
-        return variables
+        def change(table, state):
+            return jax_tt.dynamic.insert(table, state, self.bags())
+
+        return jax.jit(lambda own: jax_tt.linen.update_table(model, own, change)[1])(variables)
 
     def test_lookup_equals_the_dense_table(self):
-        dense = jax_tt.tables.to_dense(self.table, self.state)
+        dense = np.asarray(to_dense(self.table, self.state))
         rows = np.array([[0, 3], [47, 3]])
+
+        @functools.partial(jax.jit, static_argnums=2)
+        def lookup(state, ids, method):
+            return jax_tt.lookup(self.table, state, ids, jax_tt.Lookup(method=method))[0]
+
         for method in ("reference", "auto"):
-            lookup = jax_tt.Lookup(method=method)
-            found, _ = jax_tt.lookup(self.table, self.state, self.ids(rows), lookup)
+            found = lookup(self.state, self.ids(rows), method)
             np.testing.assert_allclose(found, dense[rows], rtol=1e-5, atol=1e-6)
 
 

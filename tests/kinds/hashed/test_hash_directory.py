@@ -1,7 +1,5 @@
 """Finding, inserting and erasing keys, against a model of Python dicts."""
 
-import random
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +17,12 @@ method = method_fixture(*WAYS)
 EXTREMES = (0, 1, 2**64 - 1, 2**63, 2**63 - 1)
 
 
+insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
+find = jax.jit(hash_backend.find, static_argnums=3)
+double = jax.jit(hash_backend.double, static_argnums=2)
+erased = jax.jit(erase)
+
+
 def words(numbers):
     array = np.array(numbers, np.uint64)
     return np.stack([array >> np.uint64(32), array & np.uint64(2**32 - 1)], -1).astype(np.uint32)
@@ -31,45 +35,58 @@ def check_directory(directory: KeyDirectory, model: ModelDirectory) -> None:
     assert (np.asarray(directory.touched) == touched).all()
 
 
-@pytest.mark.slow(but="3-5-3")
+# Sets, ways, batches after which a key may leave, keys of a batch, and different keys.
+SIZES = {
+    "one slot": (1, 1, 1, 1, 1),
+    "odd": (3, 5, 3, 24, 30),
+    "one set": (1, 64, 1, 150, 100),
+    "odd ways": (5, 33, 1, 400, 300),
+    "many sets": (150, 3, 1, 700, 900),
+    "no keys": (2, 63, 1, 0, 9),
+}
+
+
+@pytest.mark.slow(but="odd-")
+@pytest.mark.each_way
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(("sets", "ways", "min_age"), [(1, 4, 1), (3, 5, 3), (16, 4, 1)])
-def test_directory_equals_model(policy, sets, ways, min_age, method):
-    draw = random.Random(f"{policy} {sets}")
-    directory, model, capacity = init_directory(sets, ways), ModelDirectory(sets, ways), sets * ways
-    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
-    find = jax.jit(hash_backend.find, static_argnums=3)
-    pool = [draw.randrange(2**64) for _ in range(2 * capacity)] + [*EXTREMES]
-    for now in range(1, 31):
-        keys = [draw.choice(pool) for _ in range(24)]
-        present = [draw.random() < 0.8 for _ in keys]
-        given = [draw.choice([0, 1, 2**40, draw.randrange(2**64)]) for _ in keys]
-        batch = words(keys), np.array(present), words(given), jnp.int32(now), jnp.uint32(now // 5)
+@pytest.mark.parametrize("name", SIZES)
+def test_directory_equals_model(policy, name, method):
+    sets, ways, min_age, n, different = SIZES[name]
+    draw, capacity = np.random.default_rng(n), sets * ways
+    directory, model = init_directory(sets, ways), ModelDirectory(sets, ways)
+    pool = np.array([*EXTREMES, *draw.integers(2**64, size=different, dtype=np.uint64)], np.uint64)
+    for now in range(1, 21 if n < 100 else 5):
+        keys, present = draw.choice(pool, n), draw.random(n) < 0.8
+        given = draw.integers(2**64, size=n, dtype=np.uint64)
+        some = draw.random(n) < 0.7
+        given[some] = draw.choice([0, 1, 2**40], some.sum())
+        batch = words(keys), present, words(given), jnp.int32(now), jnp.uint32(now // 5)
         directory, done = insert(directory, *batch, Eviction(policy, min_age), method)
-        entries, counts = model.insert(keys, present, given, now, now // 5, policy, min_age)
+        listed = keys.tolist(), present.tolist(), given.tolist()
+        entries, counts = model.insert(*listed, now, now // 5, policy, min_age)
         check_directory(directory, model)
         assert dict(zip(COUNTERS, done.counts.tolist(), strict=True)) == counts
-        slots = done.slots[: len(entries)].tolist()
-        assert slots == sorted(entries)
-        assert (done.slots[len(entries) :] == capacity).all()
-        for k, slot in enumerate(slots):
-            old = joined(done.old_keys)[k], joined(done.old_scores)[k], done.old_touched[k]
-            assert (joined(done.keys)[k], [*map(int, old)]) == entries[slot]
-        asked = [draw.choice(pool) for _ in range(40)]
-        here = np.arange(40) % 5 > 0
-        expected = [model.find(key) if ok else -1 for key, ok in zip(asked, here, strict=True)]
+        slots = np.asarray(done.slots)
+        assert slots[: len(entries)].tolist() == sorted(entries)
+        assert (slots[len(entries) :] == capacity).all()
+        arrays = *map(joined, (done.keys, done.old_keys, done.old_scores)), done.old_touched
+        new = zip(*(np.asarray(x)[: len(entries)].tolist() for x in arrays), strict=True)
+        assert [(key, old) for key, *old in new] == [entries[slot] for slot in sorted(entries)]
+        asked = draw.choice(pool, n)
+        here = np.arange(n) % 5 > 0
+        expected = [
+            model.find(key) if ok else -1 for key, ok in zip(asked.tolist(), here, strict=True)
+        ]
         assert find(directory, words(asked), here, method).tolist() == expected
-        gone = [draw.randrange(-3, capacity + 3) for _ in range(3)]
-        directory = erase(directory, jnp.array(gone, jnp.int32))
-        model.erase(gone)
+        gone = draw.integers(-3, capacity + 3, 3)
+        directory = erased(directory, gone.astype(np.int32))
+        model.erase(gone.tolist())
 
 
 def test_many_operations_equal_model(method):
     """Requests for keys of which a few are frequent, removals, and growth when half of them are done."""
     policy, operations, size, sets, ways = "lfu", 4000, 500, 40, 8
     draw = np.random.default_rng(operations)
-    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
-    find = jax.jit(hash_backend.find, static_argnums=3)
     directory, model = init_directory(sets, ways), ModelDirectory(sets, ways)
     pool = np.array([*EXTREMES, *draw.integers(2**64, size=2000, dtype=np.uint64)], np.uint64)
     batches = operations // size
@@ -87,11 +104,15 @@ def test_many_operations_equal_model(method):
         expected = [model.find(key) if ok else -1 for key, ok in zip(*listed[:2], strict=True)]
         assert find(directory, words(keys), present, method).tolist() == expected
         gone = draw.integers(sets * ways, size=7)
-        directory = erase(directory, jnp.asarray(gone, jnp.int32))
+        directory = erased(directory, gone.astype(np.int32))
         model.erase(gone.tolist())
         if now == batches // 2:
-            directory, _ = hash_backend.double(directory, [], method)
+            before = {entry[0]: slot for slot, entry in model.entries().items()}
+            directory, (moved,) = double(directory, [np.arange(sets * ways)], method)
             model, sets = model.doubled(), 2 * sets
+            moved = np.asarray(moved)
+            slots = {entry[0]: moved[slot] for slot, entry in model.entries().items()}
+            assert slots == before  # what lies beside a key comes with it
         check_directory(directory, model)
 
 
@@ -103,7 +124,6 @@ def test_insertions_that_one_block_or_several_sort(n, kernel, method):
     assert module is not None
     keys = words(np.random.default_rng(n).permutation(n))
     batch = keys, np.ones(n, bool), np.zeros((n, 2), np.uint32), jnp.int32(1), jnp.uint32(0)
-    insert = jax.jit(hash_backend.insert, static_argnums=(6, 7))
     module.clear_launch_counts()
     emulated, want = (
         jax.block_until_ready(insert(init_directory(256, 64), *batch, Eviction("lru", 1), way))

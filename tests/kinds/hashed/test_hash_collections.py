@@ -21,6 +21,10 @@ WORDS = jax_tt.dynamic.split_keys
 INSERT = jax.jit(jax_tt.dynamic.insert, static_argnums=0, static_argnames="method")
 REMOVE = jax.jit(jax_tt.dynamic.remove, static_argnums=0, static_argnames="method")
 INIT = jax.jit(lambda table, key: table.init(key), static_argnums=0)
+LOOKUP = jax.jit(
+    lambda table, state, ids, lookup: jax_tt.lookup(table, state, ids, lookup)[0],
+    static_argnums=(0, 3),
+)
 method = method_fixture("reference", "native", "cuda_emulated")
 
 
@@ -104,25 +108,29 @@ def test_slots_of_single_tables():
     table = dataclasses.replace(described(8), missing=3)
     keys, serving = np.array([[5, -1, 2**62], [5, 0, 9]]), jax_tt.Lookup(train=False)
     bags = jax_tt.Bags(WORDS(keys), padded=True)
-    inserted, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), bags)
-    _, state = jax_tt.dynamic.remove(table, state, np.array([9]))
+    inserted, state = INSERT(table, INIT(table, jax.random.key(0)), bags)
+    _, state = REMOVE(table, state, WORDS(np.array([9])))
     located = jax_tt.dynamic.with_slots(bags, inserted)
     assert located.ids.digits.shape == (2, 3, 3) and located.padded
     assert located.ids.digits[0, 1].tolist() == [-1, -1, -1]
     found = inserted.found.at[-1].set(-1)  # of the key that was removed
     located = jax_tt.dynamic.with_slots(bags, inserted._replace(found=found))
-    for lookup in (serving, jax_tt.Lookup()):
-        expected, _ = jax_tt.lookup_bags(table, state, bags, lookup)
-        got, _ = jax_tt.lookup_bags(table, state, located, lookup)
-        np.testing.assert_array_equal(got, expected)
-    done, again = jax_tt.dynamic.insert(table, state, located)
-    assert int(done.counts["inserted"]) == 1 and again["hash_touched"].any()
-    layer = jax_tt.TableEmbed(table, rngs=nnx.Rngs(0))
-    np.testing.assert_array_equal(
-        layer(jax_tt.dynamic.with_slots(keys, layer.insert(keys))), layer(WORDS(keys))
+    pooled = jax.jit(
+        lambda bags, lookup: jax_tt.lookup_bags(table, state, bags, lookup)[0], static_argnums=1
     )
+    for lookup in (serving, jax_tt.Lookup()):
+        np.testing.assert_array_equal(pooled(located, lookup), pooled(bags, lookup))
+    done, again = INSERT(table, state, located)
+    assert int(done.counts["inserted"]) == 1 and again["hash_touched"].any()
+
+    @nnx.jit
+    def rows_of(layer):
+        inserted = layer.insert(keys)
+        return layer(jax_tt.dynamic.with_slots(keys, inserted)), layer(WORDS(keys))
+
+    np.testing.assert_array_equal(*rows_of(jax_tt.TableEmbed(table, rngs=nnx.Rngs(0))))
     nothing = np.zeros((0, 2), np.int64)
-    inserted, state = jax_tt.dynamic.insert(table, state, nothing)
+    inserted, state = INSERT(table, state, WORDS(nothing))
     assert jax_tt.dynamic.with_slots(nothing, inserted).shape == (0, 2)
 
 
@@ -153,10 +161,9 @@ def test_slots_of_an_earlier_table(change, method):
     assert (now != before).any() == (change != "nothing")
     for train in (True, False):
         lookup = jax_tt.Lookup(method=method, train=train)
-        rows = jax.jit(lambda *given, lookup=lookup: jax_tt.lookup(table, *given, lookup)[0])
-        initial = np.asarray(rows(INIT(table, jax.random.key(0)), WORDS(keys)))
+        initial = LOOKUP(table, INIT(table, jax.random.key(0)), WORDS(keys), lookup)
         want = np.where(now[:, None] >= 0, np.asarray(numbered)[now], initial)
-        np.testing.assert_array_equal(rows(state, located), want)
+        np.testing.assert_array_equal(LOOKUP(table, state, located, lookup), want)
 
 
 def test_keys_that_have_left_their_slots_are_reported():
@@ -210,10 +217,11 @@ def test_collections_return_what_is_evicted():
     tables, features = evicting()
     collection = jax_tt.Collection(tables, features)
     state = collection.init(jax.random.key(0))
+    insert = jax.jit(partial(jax_tt.dynamic.insert, collection, return_evicted=True))
     first = batch_of(np.arange(8)[:, None], np.arange(4)[:, None], np.arange(4, 8)[:, None])
-    done, state = jax_tt.dynamic.insert(collection, state, first, return_evicted=True)
+    done, state = insert(state, first)
     assert evicted_keys(done) == {"a": [], "b": []}
-    _, state = jax_tt.dynamic.insert(collection, state, first)
+    _, state = insert(state, first)
     for name, own in state.items():
         if "embedding" in own:
             state[name]["embedding"] = own["embedding"] + 1
@@ -221,7 +229,7 @@ def test_collections_return_what_is_evicted():
     entries = {n: jax_tt.dynamic.keys_of(t, state[n]) for n, t in collection.tables.items()}
     # The new keys of "b" have one request each, the old ones two: no key is above its score.
     second = batch_of([[20], [21]], [[7], [30]], [[30], [30]])
-    done, state = jax_tt.dynamic.insert(collection, state, second, return_evicted=True)
+    done, state = insert(state, second)
     assert evicted_keys(done) == {"a": [0, 1], "b": [0]}
     for name, own in done.items():
         for key, touched, row in zip(
@@ -236,9 +244,14 @@ def test_collections_return_what_is_evicted():
     assert set(done["a"].evicted.arrays) == {"embedding", "slot_sum_0"}
     variables, layer = None, jax_tt.linen.EmbedCollection(tables, features)
     variables = layer.init(jax.random.key(0), first)
-    for batch in (first, first, second):
+
+    @jax.jit
+    def update(variables, batch):
         insert = partial(jax_tt.dynamic.insert, batch=batch, return_evicted=True)
-        own, variables = jax_tt.linen.update_table(layer, variables, insert)
+        return jax_tt.linen.update_table(layer, variables, insert)
+
+    for batch in (first, first, second):
+        own, variables = update(variables, batch)
     assert evicted_keys(own) == {"a": [0, 1], "b": [0]}
 
 
@@ -253,15 +266,15 @@ def test_collections_grow():
     tables, features, batch = growing()
     collection = jax_tt.Collection(tables, features)
     state = collection.init(jax.random.key(0))
-    _, state = jax_tt.dynamic.insert(collection, state, batch)
-    before, _ = jax_tt.lookup_features(collection, state, batch)
+    _, state = jax.jit(partial(jax_tt.dynamic.insert, collection))(state, batch)
+    before, _ = jax.jit(partial(jax_tt.lookup_features, collection))(state, batch)
     same, kept = jax_tt.dynamic.grow_if_full(collection, state, max_load=0.5)
     assert same is collection and kept["key"]["embedding"] is state["key"]["embedding"]
     # Four keys in one table, two in the other.
     larger, state = jax_tt.dynamic.grow_if_full(collection, state, max_load=0.02)
     sizes = [larger.tables[name].num_embeddings for name in ("key", "tail", "dense", "train")]
     assert sizes == [256, 128, 20, 64]
-    after, _ = jax_tt.lookup_features(larger, state, batch)
+    after, _ = jax.jit(partial(jax_tt.lookup_features, larger))(state, batch)
     jax.tree.map(np.testing.assert_array_equal, after, before)
     state, _ = jax.jit(stepped(larger, located=True))(state, batch)
     assert [float(state[name]["step"]) for name in collection.sharing] == [1] * 3
@@ -289,6 +302,7 @@ def test_nnx_collection_grows_with_its_moments():
     assert embed.grow_if_full(max_load=0.5, opt=opt, model=model) == ()
     losses += [float(step(model, opt)) for _ in range(2)]
     assert losses == sorted(losses, reverse=True)
+    assert "hash_keys" in nnx.state(embed, jax_tt.nnx.HashState)["tables"]["key"]
 
     others = jax_tt.EmbedCollection(tables, features, rngs=nnx.Rngs(0))
     model, opt = nnx.Dict(embed=others, head=model["head"]), None
@@ -304,31 +318,40 @@ def test_linen_collection_inserts_and_grows():
     collection = jax_tt.Collection(tables, features)
     state = collection.init(jax.random.key(0))
     fused, moments = "_overwrite_with_gradient", tx.init(variables["params"])
+
+    def step_of(layer, collection):
+        @jax.jit
+        def step(variables, moments, state):
+            inserted, variables = jax_tt.linen.update_table(
+                layer, variables, lambda *own: jax_tt.dynamic.insert(*own, batch)
+            )
+            expected, state = jax_tt.dynamic.insert(collection, state, batch)
+            ids = jax_tt.dynamic.with_slots(batch, inserted)
+
+            def loss(own):
+                rows, _ = layer.apply({**variables, **own}, ids, mutable=["hash_table"])
+                return sum(jnp.sum((row - 1) ** 2) for row in rows.values())
+
+            value, new = jax.value_and_grad(loss)({n: variables[n] for n in (fused, "params")})
+            updates, moments = tx.update(new["params"], moments, variables["params"])
+            params = optax.apply_updates(variables["params"], updates)
+            variables = {**variables, fused: new[fused], "params": params}
+            return variables, moments, state, value, (inserted, expected)
+
+        return step
+
+    step = step_of(layer, collection)
     losses = []
     for number in range(4):
-        inserted, variables = jax_tt.linen.update_table(
-            layer, variables, lambda *given: jax_tt.dynamic.insert(*given, batch)
-        )
-        expected, state = jax_tt.dynamic.insert(collection, state, batch)
-        jax.tree.map(np.testing.assert_array_equal, inserted, expected)
-        ids = jax_tt.dynamic.with_slots(batch, inserted)
-
-        def loss(own, layer=layer, variables=variables, ids=ids):
-            given = {**variables, **own}
-            rows, _ = layer.apply(given, ids, mutable=["hash_table"])
-            return sum(jnp.sum((row - 1) ** 2) for row in rows.values())
-
-        own = {name: variables[name] for name in (fused, "params")}
-        value, new = jax.value_and_grad(loss)(own)
-        updates, moments = tx.update(new["params"], moments, variables["params"])
-        params = optax.apply_updates(variables["params"], updates)
-        variables = {**variables, fused: new[fused], "params": params}
+        variables, moments, state, value, inserted = step(variables, moments, state)
+        jax.tree.map(np.testing.assert_array_equal, *inserted)
         losses.append(float(value))
         if number == 1:
             grow = partial(jax_tt.dynamic.grow_if_full, max_load=0.02)
             changed, variables = jax_tt.linen.update_table(layer, variables, grow)
             layer, moments = changed.layer, changed.opt_state(tx, moments, variables)
             collection, state = jax_tt.dynamic.grow_if_full(collection, state, max_load=0.02)
+            step = step_of(layer, collection)
             assert layer.tables["key"].num_embeddings == 256
             assert variables["params"]["tail"]["embedding"].shape == (128, 4)
             jax.tree.map(

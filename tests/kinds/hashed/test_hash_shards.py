@@ -1,6 +1,7 @@
 """Hash tables whose arrays a user shards: looked up shard by shard, and refused where keys are inserted or removed."""
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +23,12 @@ def _table():
         ROWS, WIDTH, name="words", optimizer=jax_tt.optimizers.RowWiseAdagrad(0.5)
     )
     keys = np.random.default_rng(0).integers(0, 300, (16, 3))
-    _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), keys)
-    return table, state, keys
+    return table, _started(table, jax_tt.dynamic.split_keys(keys)), keys
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _started(table, keys):
+    return jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), keys)[1]
 
 
 def _on(mesh, keys):
@@ -65,11 +70,9 @@ def test_whole_tables_are_not():
     mesh = mesh_of((2, 2), AxisType.Auto)
     whole = placed(table, state, mesh, P())
 
-    def call(state, keys):
-        return jax_tt.dynamic.insert(table, state, keys)[1]
-
-    got = jax.jit(call)(whole, _on(mesh, keys + 100))
-    wanted = call(state, keys + 100)
+    call = jax.jit(lambda state, keys: jax_tt.dynamic.insert(table, state, keys)[1])
+    got = call(whole, _on(mesh, keys + 100))
+    wanted = call(state, jax_tt.dynamic.split_keys(keys + 100))
     jax.tree.map(np.testing.assert_array_equal, got, wanted)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,6 @@ from flax import nnx
 
 import jax_tt
 import jax_tt.linen
-from tests.processes import run_python
 
 LOOKUP = jax_tt.Lookup()
 RULE = jax_tt.optimizers.Adagrad(0.1)
@@ -56,14 +56,14 @@ def equal_by_key(left, right):
 
 def test_growth_equals_a_large_table():
     """Keys arrive slowly, so that the small table is never full before it grows."""
-    small, large = described(128, max_capacity=1024), described(1024)
-    states = [table.init(jax.random.key(0)) for table in (small, large)]
+    small, large = described(128, max_capacity=512), described(512)
+    states = [jax.jit(table.init)(jax.random.key(0)) for table in (small, large)]
     steps = [jax.jit(step_of(table)) for table in (small, large)]
     draw = np.random.default_rng(0)
-    pool = draw.integers(0, 2**64, 500, np.uint64)
+    pool = draw.integers(0, 2**64, 300, np.uint64)
     sizes = {small.num_embeddings}
-    for number in range(200):
-        keys = pool[draw.integers(0, 20 + 2 * number, 8)]
+    for number in range(60):
+        keys = pool[draw.integers(0, 20 + 3 * number, 8)]
         ids, weights = jax_tt.dynamic.split_keys(keys), draw.normal(size=(8, 1)).astype(np.float32)
         states = [step(state, ids, weights) for step, state in zip(steps, states, strict=True)]
         grown, states[0] = jax_tt.dynamic.grow_if_full(small, states[0], max_load=0.4)
@@ -71,10 +71,8 @@ def test_growth_equals_a_large_table():
             small = grown
             steps[0] = jax.jit(step_of(small))
             sizes.add(small.num_embeddings)
-    assert (
-        sizes == {128, 256, 512, 1024}
-        and not jax_tt.dynamic.statistics(small, states[0])["refused"]
-    )
+    assert sizes == {128, 256, 512}
+    assert not jax_tt.dynamic.statistics(small, states[0])["refused"]
     equal_by_key(rows_by_key(small, states[0]), rows_by_key(large, states[1]))
 
 
@@ -130,8 +128,9 @@ def test_keys_are_admitted_with_a_probability():
     again = insert(table.init(jax.random.key(1)), ids)
     np.testing.assert_array_equal(one["hash_keys"], again["hash_keys"])
     always = dataclasses.replace(table, admission=jax_tt.dynamic.AdmitWithProbability(1.0))
-    done, _ = jax_tt.dynamic.insert(always, table.init(jax.random.key(0)), np.arange(500))
-    assert int(done.counts["inserted"]) == 500
+    inserted = jax.jit(lambda state, ids: jax_tt.dynamic.insert(always, state, ids)[0].counts)
+    few = jax_tt.dynamic.split_keys(np.arange(500))
+    assert int(inserted(table.init(jax.random.key(0)), few)["inserted"]) == 500
 
 
 @pytest.mark.optimized
@@ -177,65 +176,30 @@ def test_collection_of_all_kinds():
     tables, features, batch = collected()
     collection = jax_tt.Collection(tables, features)
     state = collection.with_statistics(collection.init(jax.random.key(0)))
-    missing, _ = jax_tt.lookup_features(collection, state, batch)
-    done, state = jax_tt.dynamic.insert(collection, state, batch)
+    insert = jax.jit(lambda state: jax_tt.dynamic.insert(collection, state, batch))
+    look_up = jax.jit(lambda state: jax_tt.lookup_features(collection, state, batch))
+    missing, _ = look_up(state)
+    done, state = insert(state)
     assert {name: int(own.counts["inserted"]) for name, own in done.items()} == {
         "key": 4,
         "tail": 2,
     }
-    rows, state = jax_tt.lookup_features(collection, state, batch)
+    rows, state = look_up(state)
     # New rows are initial ones, which missing keys read.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), rows, missing)
-    wide, state = jax_tt.lookup_features(collection, state, batch, layout="concatenated")
-    np.testing.assert_allclose(wide, np.concatenate(list(rows.values()), 1), rtol=1e-6)
+    wide, state = jax.jit(
+        lambda state: jax_tt.lookup_features(collection, state, batch, layout="concatenated")
+    )(state)
+    np.testing.assert_allclose(
+        wide, np.concatenate([rows[name] for name in features], 1), rtol=1e-6
+    )
     counted = collection.statistics(state)["key"]
     assert (counted.requests, counted.unique, counted.out_of_range) == (12, 8, 0)
 
-    @jax.jit
-    def step(state):
-        def loss(own):
-            arrays = collection.replaced(state, own)
-            rows, _ = jax_tt.lookup_features(collection, arrays, batch, layout="stacked")
-            return jnp.sum((rows - 1) ** 2)
-
-        value, gradients = jax.value_and_grad(loss)(collection.trained(state))
-        state, others = collection.overwritten(state, gradients)
-        table = state["tail"]["embedding"] - 0.1 * others["tail"]["embedding"]
-        return {**state, "tail": {**state["tail"], "embedding": table}}, value
-
-    losses = []
-    for _ in range(4):
-        state, value = step(state)
-        losses.append(float(value))
-    assert losses == sorted(losses, reverse=True)
     with pytest.raises(ValueError, match="scores: got the feature 'user'; expected some of"):
         jax_tt.dynamic.insert(collection, state, batch, scores={"user": [1]})
     with pytest.raises(ValueError, match="epoch: got 3 for a collection whose tables have no"):
         jax_tt.dynamic.insert(collection, state, batch, epoch=3)
-
-
-def test_nnx_collection_trains_and_grows():
-    tables, features, batch = collected()
-    tables["key"] = dataclasses.replace(tables["key"], max_capacity=128)
-    embed = jax_tt.EmbedCollection(tables, features, rngs=nnx.Rngs(0))
-    opt = jax_tt.FusedOptimizer(embed, optax.adagrad(0.05))
-
-    @nnx.jit
-    def step(embed, opt):
-        embed.insert(batch)
-        loss, grads = jax_tt.value_and_grad(lambda m: jnp.sum((m.stacked(batch) - 1) ** 2))(embed)
-        opt.update(embed, grads)
-        return loss
-
-    losses = [float(step(embed, opt)) for _ in range(2)]
-    layer = embed.tables["key"]
-    assert layer.grow_if_full(max_load=0.01) and not layer.grow_if_full(max_load=0)
-    assert layer.embedding.shape == (128, 4)
-    losses += [float(step(embed, opt)) for _ in range(2)]
-    assert losses == sorted(losses, reverse=True)
-    assert jax_tt.dynamic.statistics(layer.table, layer.state())["keys"] == 4
-    state = nnx.state(embed, jax_tt.nnx.HashState)
-    assert "hash_keys" in state["tables"]["key"]
 
 
 def test_nnx_layer_with_optax_grows_with_its_moments():
@@ -243,7 +207,8 @@ def test_nnx_layer_with_optax_grows_with_its_moments():
     layer = jax_tt.TableEmbed(table, rngs=nnx.Rngs(0))
     opt = nnx.Optimizer(layer, optax.adagrad(0.1), wrt=nnx.Param)
     keys = jax_tt.dynamic.split_keys(np.arange(9) - 4)
-    layer.insert(keys)
+    nnx.jit(lambda layer: layer.insert(keys))(layer)
+    look_up = nnx.jit(lambda layer: layer(keys))
 
     @nnx.jit
     def step(layer, opt):
@@ -257,10 +222,10 @@ def test_nnx_layer_with_optax_grows_with_its_moments():
         return [np.asarray(leaf)[order] for leaf in jax.tree.leaves(own) if leaf.ndim == 2]
 
     step(layer, opt)
-    before, rows = moments(), np.asarray(layer(keys))
+    before, rows = moments(), look_up(layer)
     assert layer.grow_if_full(max_load=0.1, opt=opt)
     jax.tree.map(np.testing.assert_array_equal, moments(), before)
-    np.testing.assert_array_equal(layer(keys), rows)
+    np.testing.assert_array_equal(look_up(layer), rows)
     step(layer, opt)
     two = jax_tt.dynamic.split_keys(np.array([-4, -3]))
     with pytest.raises(TypeError, match=r"remove: opt: got None .* moments of the keys"):
@@ -276,7 +241,7 @@ def test_nnx_layer_with_optax_grows_with_its_moments():
     )
     np.testing.assert_array_equal(after[entries["slot"][np.argsort(entries["key"])]], expected)
     layer.eval()
-    gone = layer.remove(where=lambda view: view.age >= 0)
+    gone = nnx.jit(lambda layer: layer.remove(where=lambda view: view.age >= 0))(layer)
     assert np.count_nonzero(gone.touched) == 7
     assert not layer.hash_touched[...].any()
 
@@ -306,38 +271,9 @@ def test_linen_training():
         losses.append(float(value))
     assert losses == sorted(losses, reverse=True)
     assert int(variables["hash_table"]["hash_clock"]) == 3
-    gone, variables = jax_tt.linen.update_table(
-        layer,
-        variables,
-        lambda table, state: jax_tt.dynamic.remove(table, state, np.array([-4])),
-    )
+    remove = partial(jax_tt.dynamic.remove, keys=np.array([-4]))
+    update = partial(jax_tt.linen.update_table, layer, fn=remove)
+    gone, variables = jax.jit(update)(variables)
     assert gone.keys.tolist() == [[2**32 - 1, 2**32 - 4]]
     with pytest.raises(TypeError, match=r"layer: got a Dense; expected a layer of jax_tt\.linen"):
         jax_tt.linen.update_table(nn.Dense(4), variables, lambda table, state: (None, state))
-
-
-def test_exported_lookup_runs_in_a_fresh_process(tmp_path):
-    table = dataclasses.replace(described(64, optimizer=None), missing="zeros")
-    state, keys = table.init(jax.random.key(0)), np.array([2**63 - 1, -1, 0])
-    _, state = jax_tt.dynamic.insert(table, state, keys)
-    serving = jax_tt.Lookup(train=False)
-
-    def serve(state, ids):
-        return jax_tt.lookup(table, state, ids, serving)[0]
-
-    ids = jax_tt.dynamic.split_keys(np.array([2**63 - 1, 7, -1, 0]))
-    checks = jax_tt.export.checks()
-    exported = jax.export.export(jax.jit(serve), disabled_checks=checks)(state, ids)
-    (tmp_path / "serve.bin").write_bytes(exported.serialize())
-    np.savez(tmp_path / "state.npz", **state)
-    code = """
-import jax, jax_tt, numpy as np
-
-serve = jax.export.deserialize(open("serve.bin", "rb").read())
-ids = jax_tt.dynamic.split_keys(np.array([2**63 - 1, 7, -1, 0]))
-np.save("rows.npy", serve.call(dict(np.load("state.npz")), ids))
-"""
-    run_python("-c", code, folder=tmp_path, XLA_FLAGS="")
-    rows = np.load(tmp_path / "rows.npy")
-    np.testing.assert_array_equal(rows, serve(state, ids))
-    assert not rows[1].any() and rows[[0, 2, 3]].any(1).all()

@@ -46,8 +46,13 @@ def counted(collection: Any, state: Any, batch: Any, lookup: Lookup) -> Any:
     return jax_tt.lookup_features(collection, state, batch, lookup)[1]
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def initial(collection: Any) -> Any:
+    return collection.init(jax.random.key(0))
+
+
 def fresh(collection: Any) -> Any:
-    return collection.with_statistics(jax.jit(collection.init)(jax.random.key(0)))
+    return collection.with_statistics(initial(collection))
 
 
 def model(rows: int, ids: Any, bounds: str, order: Any = None) -> TableStatistics:
@@ -122,11 +127,10 @@ def test_kinds_of_ids(kind):
     ids = np.array([[5, 7, 5], [rows - 1, rows, 0], [rows - 1, 7, 2**32 - 1]], np.int64)
     with jax.enable_x64(kind == "int64"):
         given: Any = shape.split_ids(ids) if kind == "split" else ids.astype(kind)
-        batch = {"t": given, "u": given}
-        state = counted(collection, fresh(collection), batch, Lookup(bounds="zero"))
-        assert collection.statistics(state)["t"] == model(rows, [ids, ids], "zero")
-        state = counted(collection, fresh(collection), batch, Lookup(bounds="clip"))
-        assert collection.statistics(state)["t"] == model(rows, [ids, ids], "clip")
+        batch, state = {"t": given, "u": given}, fresh(collection)
+        for bounds in ("zero", "clip"):
+            after = counted(collection, state, batch, Lookup(bounds=bounds))
+            assert collection.statistics(after)["t"] == model(rows, [ids, ids], bounds)
 
 
 def test_empty_batches():
@@ -157,7 +161,7 @@ def test_totals_have_64_bits():
 
 
 def test_a_state_without_statistics_counts_nothing():
-    state = jax.jit(AD.init)(jax.random.key(0))
+    state = initial(AD)
     assert STATISTICS not in counted(AD, state, {"ad": IDS}, ZERO)
     with pytest.raises(ValueError, match=r"state: has no statistics; Collection.with_statistics"):
         AD.statistics(state)

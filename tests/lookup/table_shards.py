@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import re
@@ -74,6 +75,7 @@ def batch_of(seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     return ids, rng.integers(-4, 4, (BATCH, WIDTH)).astype(np.float32)
 
 
+@functools.cache
 def step_of(table: Any) -> Any:
     """A jitted step: the sums of bags, and the state after it, or the gradients."""
 

@@ -27,15 +27,20 @@ def test_numpy_tables_under_jit(method):
     table = Fused(
         cores, [[np.zeros((c.shape[0], c[0].size), np.float32)] for c in CORES], 0.0, 1.0, 1.0
     )
-    device = tuple(map(jnp.asarray, CORES))
-    wanted = jax.jit(lambda cores: jax_tt.tt.lookup(cores, IDS, method=method))(device)
-    for function in (
-        lambda ids: jax_tt.tt.lookup(cores, ids, method=method),
-        lambda ids: jax_tt.tt.embed_bag(cores, ids.reshape(2, 1), method=method)[None],
-        lambda ids: jax_tt.tt.fused_lookup(table, ids, RULE, method=method),
-        lambda ids: jax_tt.tt.to_dense(cores, 120, method=method)[ids],
-    ):
-        np.testing.assert_allclose(jax.jit(function)(IDS), wanted, rtol=1e-6)
+
+    @jax.jit
+    def lookups(ids):
+        return [
+            jax_tt.tt.lookup(cores, ids, method=method),
+            jax_tt.tt.embed_bag(cores, ids.reshape(2, 1), method=method)[None],
+            jax_tt.tt.fused_lookup(table, ids, RULE, method=method),
+            jax_tt.tt.to_dense(cores, 120, method=method)[ids],
+        ]
+
+    # All entries of the cores are a half.
+    wanted = np.full((1, 2, 8), 0.5**3 * 4 * 4)
+    for rows in lookups(IDS):
+        np.testing.assert_allclose(rows, wanted, rtol=1e-6)
     grad = jax.grad(lambda t: jax_tt.tt.fused_lookup(t, IDS, RULE, method=method).sum())
     new = jax.jit(grad)(jax.tree.map(jnp.asarray, table))
     assert float(new.step) == 1 and float(new.sentinel) == 1

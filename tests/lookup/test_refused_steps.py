@@ -58,8 +58,11 @@ def pooled(table, bags, **options):
     return jax_tt.tt.fused_embed_bag(table, bags, RULE, num_embeddings=N, **options)
 
 
-def step(table, ids, g, place, parts=("table", "rows"), **options):
-    """The table after a step, and the gradient of the weights; of a cached table only ``parts`` are trained."""
+def step_of(table, place, parts=("table", "rows"), **options):
+    """A step of ids and gradients: the table after it, and the gradient of the weights.
+
+    Of a cached table only ``parts`` are trained.
+    """
     if place == "split by hand":
         options["axis_name"] = "data"
 
@@ -82,8 +85,13 @@ def step(table, ids, g, place, parts=("table", "rows"), **options):
             out_specs=(P(), split),
             check_vma=place == "split",
         )
-    after, dweights = jax.jit(run)(trained, jnp.ones(ids.shape), jnp.asarray(ids), jnp.asarray(g))
-    return table._replace(**after) if cached else after, dweights
+    compiled = jax.jit(run)
+
+    def step(ids, g):
+        after, dweights = compiled(trained, np.ones(ids.shape, np.float32), ids, g)
+        return table._replace(**after) if cached else after, dweights
+
+    return step
 
 
 def leaves(table):
@@ -110,11 +118,11 @@ def test_cached_rows_and_cores_skip_together(method, place, where):
     g = np.ones((len(IDS), D), np.float32)
     if where != "nothing":
         g[BAGS[where], 1] = np.inf
-    after, _ = step(table, IDS, g, place, method=method, skip_nonfinite=True)
+    after, _ = step_of(table, place, method=method, skip_nonfinite=True)(IDS, g)
     steps = float(after.table.step), float(after.rows.step)
     if where == "nothing":
         assert steps == (1, 1)
-        plain, _ = step(table, IDS, g, place, method=method)
+        plain, _ = step_of(table, place, method=method)(IDS, g)
         assert not any(changed(plain, after))
     else:
         assert steps == (0, 0)
@@ -125,8 +133,8 @@ def test_cached_rows_and_cores_skip_together(method, place, where):
 @pytest.mark.parametrize(
     ("make", "parts"),
     [
-        (tt_table, ()),
         (dense_table, ()),
+        (tt_table, ()),
         (cached_table, ("table", "rows")),
         (cached_table, ("rows",)),
         (cached_table, ("table",)),
@@ -137,11 +145,12 @@ def test_an_id_out_of_range_refuses_the_step(method, place, make, parts):
         pytest.skip("raises")
     table = make()
     g = np.random.default_rng(0).normal(size=(len(IDS), D)).astype(np.float32)
-    good, dgood = step(table, IDS, g, place, parts, method=method)
+    step = step_of(table, place, parts, method=method)
+    good, dgood = step(IDS, g)
     assert any(changed(table, good))
     ids = IDS.copy()
     ids[4, 1] = N
-    after, dweights = step(table, ids, g, place, parts, method=method)
+    after, dweights = step(ids, g)
     assert not any(changed(table, after))
     # Weights of other bags have their gradient all the same.
     others = np.arange(len(IDS)) != 4

@@ -34,7 +34,7 @@ ROW_SPEC, COLUMN_SPEC = P("model", None), P(None, "model")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_steps_on_a_mesh(rule, kind):
-    check_steps(mesh_of((2, 2), kind), rule, ROW_SPEC, steps=3)
+    check_steps(mesh_of((2, 2), kind), rule, ROW_SPEC, steps=2)
 
 
 def test_columns_stay_divided():
@@ -144,18 +144,17 @@ def test_weights(spec):
 
 @pytest.mark.parametrize("spec", [ROW_SPEC, COLUMN_SPEC])
 def test_all_shards_refuse_gradients_that_are_not_finite(spec):
-    table, state = table_of("sgd")
+    table, _ = table_of("sgd")
     table = dataclasses.replace(
         table, update=dataclasses.replace(table.update, skip_nonfinite=True)
     )
-    ids, target = batch_of()
-    target[3, 2] = np.inf
-    (_, new), (_, alone) = _both(table, dict(state), ids, spec, target)
-    _assert_equal(new, alone)
-    assert new["step"] == 0
-    (_, new), (_, alone) = _both(table, dict(table_of("sgd")[1]), ids, spec)
-    _assert_equal(new, alone)
-    assert new["step"] == 1
+    for factor, steps in ((np.inf, 0), (1, 1)):
+        ids, target = batch_of()
+        target[3, 2] *= factor
+        state = table_of("sgd")[1]
+        (_, new), (_, alone) = _both(table, state, ids, spec, target)
+        _assert_equal(new, alone)
+        assert new["step"] == steps
 
 
 @pytest.mark.parametrize("ids", ["ragged", "empty", "int64", "odd"])
@@ -186,7 +185,7 @@ def test_tables_of_a_collection():
         {name: jax_tt.dense_table(ROWS, WIDTH, optimizer=rule) for name in names},
         {name: jax_tt.Feature(name) for name in names},
     )
-    state = collection.init(jax.random.key(0))
+    state = jax.jit(collection.init)(jax.random.key(0))
     mesh = mesh_of((2, 2), AxisType.Auto)
     ids, target = batch_of()
 
@@ -252,7 +251,7 @@ def test_other_kinds_stay_sharded_or_say_what_they_move(kind):
             ["rows", "core_0", "core_1", "core_2", "tags"],
         ),
     }[kind]()
-    state, mesh = table.init(jax.random.key(0)), mesh_of((2, 2), AxisType.Auto)
+    state, mesh = jax.jit(table.init)(jax.random.key(0)), mesh_of((2, 2), AxisType.Auto)
     rows = [name for name, x in state.items() if x.ndim and not x.shape[0] % 4]
     shards = {
         name: jax.device_put(

@@ -25,29 +25,34 @@ def test_vmap_of_value_and_gradient(which, form, method):
     cores = [case.cores for case in cases]
     bags = [case.bags(form) for case in cases]
 
-    def loss(cores, weights, bags):
-        given = dataclasses.replace(bags, weights=weights)
-        return jnp.sum(jnp.sin(jax_tt.tt.embed_bag(cores, given, combiner="mean", method=method)))
+    def step(cores, bags):
+        def loss(cores, weights):
+            given = dataclasses.replace(bags, weights=weights)
+            out = jax_tt.tt.embed_bag(cores, given, combiner="mean", method=method)
+            return jnp.sum(jnp.sin(out))
 
-    step = jax.value_and_grad(loss, argnums=(0, 1))
-    axes = (0 if which != "bags" else None, 0 if which != "cores" else None)
-    args = (
-        _stack(cores) if axes[0] == 0 else cores[0],
-        _stack(bags) if axes[1] == 0 else bags[0],
-    )
-    mapped = jax.vmap(lambda cores, bags: step(cores, bags.weights, bags), in_axes=axes)(*args)
+        return jax.value_and_grad(loss, argnums=(0, 1))(cores, bags.weights)
+
+    both = which == "both"
+    mapped = jax.jit(jax.vmap(step, in_axes=(0 if both else None, 0)))
+    found, alone = mapped(_stack(cores) if both else cores[0], _stack(bags)), jax.jit(step)
     for i in range(3):
-        c, b = cores[i if axes[0] == 0 else 0], bags[i if axes[1] == 0 else 0]
-        alone = step(c, b.weights, b)
         jax.tree.map(
             lambda got, want, i=i: np.testing.assert_allclose(got[i], want, rtol=1e-5, atol=1e-5),
-            mapped,
-            alone,
+            found,
+            alone(cores[i if both else 0], bags[i]),
         )
 
 
 def test_vmap_of_lookup(method):
     case = make_case(SHAPE, "float32", False)
     ids = jnp.arange(6).reshape(2, 3)
-    mapped = jax.vmap(lambda i: jax_tt.tt.lookup(case.cores, i, method=method))(ids)
-    np.testing.assert_array_equal(mapped, jax_tt.tt.lookup(case.cores, ids, method=method))
+
+    @jax.jit
+    def both(ids):
+        def lookup(ids):
+            return jax_tt.tt.lookup(case.cores, ids, method=method)
+
+        return jax.vmap(lookup)(ids), lookup(ids)
+
+    np.testing.assert_array_equal(*both(ids))

@@ -163,6 +163,7 @@ def test_more_hot_ids_than_places(options, gradients, method):
 
 
 # Copies have no optimizer state, whatever trains the cores.
+@on_kernels
 @pytest.mark.slow(but="native")
 @pytest.mark.parametrize("gradients", ["rows", "cores"])
 def test_populate_flush_and_reset_under_jit(gradients, method):

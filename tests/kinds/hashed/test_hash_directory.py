@@ -44,13 +44,21 @@ SIZES = {
     "many sets": (150, 3, 1, 700, 900),
     "no keys": (2, 63, 1, 0, 9),
 }
+CASES = [
+    *(("odd", policy) for policy in POLICIES),
+    ("one slot", "lru"),
+    ("one set", "lru"),
+    ("odd ways", "lfu"),
+    ("many sets", "epoch_lfu"),
+    ("no keys", "custom"),
+]
 
 
 @pytest.mark.slow(but="odd-")
 @pytest.mark.each_way
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", SIZES)
-def test_directory_equals_model(policy, name, method):
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_directory_equals_model(case, method):
+    name, policy = case
     sets, ways, min_age, n, different = SIZES[name]
     draw, capacity = np.random.default_rng(n), sets * ways
     directory, model = init_directory(sets, ways), ModelDirectory(sets, ways)

@@ -1,6 +1,7 @@
 """Arrays for serving in files that are mapped, and frozen collections."""
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -124,11 +125,12 @@ def test_arrays_of_64_bits_are_not_shortened(tmp_path, x64):
 def collection():
     """Tables of every kind, most of them trained."""
     order = jax_tt.order.IdOrder(RNG.permutation(60))
+    cores: dict[str, Any] = {"tt_ranks": 3, "row_factors": (8, 8)}
     tables = {
         "dense": jax_tt.dense_table(50, 8, optimizer=RULE),
         "plain": jax_tt.dense_table(50, 8, param_dtype="bfloat16"),
-        "train": jax_tt.tt_table(60, 8, tt_ranks=3, optimizer=RULE, id_order=order),
-        "cached": jax_tt.tt_table(60, 8, tt_ranks=3, optimizer=RULE, cache=jax_tt.RowCache(10)),
+        "train": jax_tt.tt_table(60, 8, **cores, optimizer=RULE, id_order=order),
+        "cached": jax_tt.tt_table(60, 8, **cores, optimizer=RULE, cache=jax_tt.RowCache(10)),
         "int8": jax_tt.tables.QuantizedTable(40, 16, 8, UPDATE),
         "int3": jax_tt.tables.QuantizedTable(40, 13, 3),
         "hash": jax_tt.hash_table(capacity=8, features=64, optimizer=RULE, safe_check="ignore"),

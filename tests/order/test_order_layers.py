@@ -33,18 +33,24 @@ def equal(got, wanted):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), got, wanted)
 
 
+@nnx.jit(donate_argnums=(0, 1))
+def step(layer, opt, ids):
+    grads = jax_tt.grad(lambda layer: jnp.mean((layer(ids) - 1) ** 2))(layer)
+    opt.update(layer, grads)
+    jax_tt.refresh_caches(layer)
+
+
 def trained(layer, opt, ids, steps=3):
     """Cores after some steps, with the cached rows refreshed in between."""
-
-    @nnx.jit(donate_argnums=(0, 1))
-    def step(layer, opt):
-        grads = jax_tt.grad(lambda layer: jnp.mean((layer(ids) - 1) ** 2))(layer)
-        opt.update(layer, grads)
-        jax_tt.refresh_caches(layer)
-
     for _ in range(steps):
-        step(layer, opt)
+        step(layer, opt, ids)
     return nnx.to_pure_dict(nnx.state(layer, nnx.Not(jax_tt.nnx.IdOrderState)))
+
+
+@nnx.jit
+def read(layer, query, *ids):
+    """Scores of all rows, and the rows of ids."""
+    return layer.attend(query), *map(layer, ids)
 
 
 def test_nnx_steps_and_attend():
@@ -58,26 +64,26 @@ def test_nnx_steps_and_attend():
         for layer, ids in ((ordered, IDS), (plain, ORDER.apply(IDS)))
     ]
     equal(*after)
-    equal(ordered(IDS), plain(ORDER.apply(IDS)))
-    scores = ordered.attend(query)
-    equal(scores, plain.attend(query)[:, ORDER.rows])
+    everything = np.arange(N, dtype=np.int32)
+    scores, some, rows = read(ordered, query, IDS, everything)
+    of_plain = read(plain, query, ORDER.apply(IDS), everything)
+    equal(some, of_plain[1])
+    equal(scores, np.asarray(of_plain[0])[:, ORDER.rows])
     # An independent oracle: every id against its own row.
-    rows = ordered(jnp.arange(N))
     np.testing.assert_allclose(scores, np.asarray(query) @ np.asarray(rows).T, rtol=1e-5, atol=1e-6)
 
 
 def test_bags_keep_padding_and_gradients():
     ordered, plain = pair(jax_tt.TTEmbedBag, combiner="mean")
     moved = jax_tt.Bags(ORDER.apply(PADDED.ids), PADDED.offsets, PADDED.weights, PADDED.padded)
-    equal(ordered(PADDED), plain(moved))
 
-    def loss(ids):
-        return lambda layer: jnp.sum(layer(ids) ** 2)
+    @nnx.jit
+    def both(layer, bags):
+        return layer(bags), jax_tt.grad(lambda layer: jnp.sum(layer(bags) ** 2))(layer)
 
-    equal(
-        nnx.to_pure_dict(jax_tt.grad(loss(PADDED))(ordered)),
-        nnx.to_pure_dict(jax_tt.grad(loss(moved))(plain)),
-    )
+    (rows, gradients), (wanted, of_plain) = both(ordered, PADDED), both(plain, moved)
+    equal(rows, wanted)
+    equal(nnx.to_pure_dict(gradients), nnx.to_pure_dict(of_plain))
 
 
 @pytest.mark.parametrize("bounds", ["error", "clip", "zero"])
@@ -85,15 +91,17 @@ def test_ids_out_of_range(bounds):
     """They are what they were: reported with the user's number, zero, or the nearest row."""
     bad = np.array([5, N, -3], np.int32)
     ordered, plain = pair(jax_tt.TTEmbed, bounds=bounds, method="reference")
-    equal(ordered(bad), plain(ORDER.apply(bad)))
+    call = nnx.jit(lambda layer, ids: layer(ids))
+    rows, wanted = call(ordered, bad), call(plain, ORDER.apply(bad))
+    equal(rows, wanted)
     wide = np.array([5, 2**40, -(2**40)], np.int64)
     if bounds == "error":  # before anything runs
         with pytest.raises(ValueError, match="got id 1099511627776 at position 1"):
             ordered(wide)
     else:
-        equal(ordered(wide), plain(ORDER.apply(bad)))
+        equal(ordered(wide), wanted)
     if bounds == "zero":
-        assert not np.asarray(ordered(bad))[1:].any() and np.asarray(ordered(bad))[0].any()
+        assert not np.asarray(rows)[1:].any() and np.asarray(rows)[0].any()
 
 
 def test_one_order_in_two_layers():
@@ -134,20 +142,20 @@ def test_an_order_that_grows_beyond_16_bits():
         for rows in (order, None)
     )
     query = jnp.ones((2, D))
-    equal(ordered.attend(query), plain.attend(query)[:, order.rows])
+    equal(read(ordered, query)[0], np.asarray(read(plain, query)[0])[:, order.rows])
     opt = nnx.Optimizer(ordered, optax.sgd(0.1), wrt=nnx.Param)
-    trained(ordered, opt, IDS)
+    trained(ordered, opt, IDS, steps=1)
     assert ordered.id_order[...].dtype == jnp.uint16
     ordered.grow(count + 1, opt=opt, rngs=nnx.Rngs(1))
-    trained(ordered, opt, IDS)
+    trained(ordered, opt, IDS, steps=1)
     assert ordered.id_order[...].dtype == jnp.uint32
     equal(stored_order.on_host(ordered.id_order[...]), order.grow(count + 1).rows)
     plain.grow(count + 1, rngs=nnx.Rngs(1))
     for name in ("core_0", "core_1", "core_2"):
         getattr(plain, name)[...] = getattr(ordered, name)[...]
-    equal(ordered(IDS), plain(order.apply(IDS)))
-    query = jnp.ones((2, D))
-    equal(ordered.attend(query)[:, :count], plain.attend(query)[:, order.rows])
+    (scores, rows), of_plain = read(ordered, query, IDS), read(plain, query, order.apply(IDS))
+    equal(rows, of_plain[1])
+    equal(scores[:, :count], np.asarray(of_plain[0])[:, order.rows])
 
 
 def test_an_order_saved_in_32_bits_is_restored():

@@ -38,11 +38,12 @@ def test_any_row_is_read_alone(count):
     packed = stored_order.StoredRows(jnp.asarray(stored_order.pack(rows)), count)
     assert np.array_equal(packed.whole(), rows)
     ids = np.random.default_rng(1).integers(0, count, (3, 50)).astype(np.int32)
-    for kind in (np.int32, np.uint32):
-        assert np.array_equal(jax.jit(packed.at)(jnp.asarray(ids.astype(kind))), rows[ids])
-    assert packed.at(jnp.zeros(0, jnp.int32)).shape == (0,)
-    read = jax.vmap(packed.at)(jnp.asarray(ids))
-    assert np.array_equal(read, rows[ids])
+    none = np.zeros(0, np.int32)
+    reads = jax.jit(lambda *given: [*map(packed.at, given), jax.vmap(packed.at)(given[0])])
+    *found, empty, mapped = reads(ids, ids.astype(np.uint32), none)
+    for read in (*found, mapped):
+        assert np.array_equal(read, rows[ids])
+    assert empty.shape == (0,)
 
 
 def test_places_of_the_last_ids_stay_within_32_bits():
@@ -172,13 +173,11 @@ def test_layers_of_traced_orders(count):
     def rows(order, ids):
         return jax_tt.TTEmbed(count, 4, tt_ranks=2, id_order=order, rngs=nnx.Rngs(0))(ids)
 
-    wanted = rows(order, ids)
-    np.testing.assert_allclose(jax.jit(rows)(order, ids), wanted, rtol=1e-6)
-    assert jax.eval_shape(rows, order, ids).shape == (3, 4)
-    both = jax.tree.map(lambda *two: jnp.stack(two), order, order.inverse)
-    found = jax.vmap(rows, (0, None))(both, ids)
-    np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
-    np.testing.assert_allclose(found[1], rows(order.inverse, ids), rtol=1e-6)
+    wanted = jax.jit(lambda ids: [rows(known, ids) for known in (order, order.inverse)])(ids)
+    np.testing.assert_allclose(jax.jit(rows)(order, ids), wanted[0], rtol=1e-6)
+    both = jax.tree.map(lambda *two: np.stack(two), order, order.inverse)
+    found = jax.jit(jax.vmap(rows, (0, None)))(both, ids)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("count", [60, MANY])

@@ -143,7 +143,7 @@ def test_boxes_and_other_collections_stay():
         @nn.compact
         def __call__(self, ids):
             boxed = partial(nn.with_partitioning, names=(None, None, "model", None))
-            cache = jax_tt.RowCache(100, ways=4)
+            cache = jax_tt.RowCache(100, ways=4, write_back=None)
             self.variable("notes", "seen", lambda: jnp.ones(3))
             return TTEmbed(N, D, tt_ranks=4, core_partitioning=boxed, cache=cache)(ids)
 

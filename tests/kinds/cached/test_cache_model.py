@@ -14,6 +14,7 @@ from hypothesis.stateful import (
 
 from jax_tt._sets.cache_directory import init_directory
 from jax_tt._sets.scores import Scoring, caught_up, counted, stamp
+from tests.kinds.cached.cache_case import on_kernels
 from tests.kinds.cached.cache_model import (
     SCORINGS,
     SIZES,
@@ -25,7 +26,7 @@ from tests.kinds.cached.cache_model import (
     drive,
 )
 
-OPERATIONS = 300
+OPERATIONS = 150
 LFU = SCORINGS["lfu"]
 scorings = pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS.keys())
 # Small enough that ids meet, and sizes that the ops are compiled for anyway.
@@ -142,6 +143,7 @@ def test_requests_age_over_the_longest_half_lives():
         np.testing.assert_allclose(found, expected, rtol=2e-3)
 
 
+@on_kernels
 def test_a_row_that_left_is_never_cached_twice(method):
     """Slots that are hot in the step of a populate let a row leave that is hotter than they are."""
     sizes = Sizes(1, 3, 2, 4, 40)
@@ -163,6 +165,7 @@ def test_a_row_that_left_is_never_cached_twice(method):
     assert model.rows[first].score == 8
 
 
+@on_kernels
 def test_counts_stop_at_the_end_of_their_range(method):
     sizes = SIZES["one set"]
     model, subject = Model(sizes, LFU), Subject(sizes, LFU, method)
@@ -176,6 +179,7 @@ def test_counts_stop_at_the_end_of_their_range(method):
     assert model.rows[0].score == TOP
 
 
+@on_kernels
 def test_the_age_of_a_request_counts_however_long_nothing_was_populated(method):
     """The exact sum of what requests are worth by now, with every half-life halving them, over forty half-lives."""
     sizes, half_life = SIZES["one set"], 64

@@ -123,7 +123,7 @@ def _hotter(state: CacheDirectory, policy: str) -> CacheDirectory:
     ("name", "policy"),
     [
         ("one of each", "lru"),
-        ("odd", "lfu"),
+        ("odd", "aging lfu"),
         ("odd ways", "lru"),
         ("many sets", "lru"),
         ("large buckets", "lfu"),
@@ -142,14 +142,14 @@ def test_wide_ids_equal_the_reference(policy, method, x64):
 @pytest.mark.parametrize("ids", [1, 10**9])
 def test_few_and_many_distinct_ids(ids, policy, method):
     # 1: all the same; 10^9: nearly all different, and many times more than there is room for
-    _check_steps(Sizes(2, 4, 1, 6, 300, ids), policy, "int32", method, seed=3)
+    _check_steps(dataclasses.replace(SIZES["odd"], ids=ids), policy, "int32", method, seed=3)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_more_newcomers_than_room_in_one_bucket(policy, method):
-    sizes = Sizes(4, 4, 2, 5, 120, 0)
-    ids = np.arange(10**4, dtype=np.int32)
-    mine = ids[np.asarray(bucket_of(ids, sizes.sets, 8)) == 3]
+    sizes = SIZES["odd"]
+    ids, buckets = np.arange(10**4, dtype=np.int32), sizes.sets * sizes.buckets_per_set
+    mine = ids[np.asarray(bucket_of(ids, sizes.sets, buckets)) == 3]
     rng = np.random.default_rng(0)
     state = sizes.empty("int32")
     for few in (3, 40, 100, 12, 100):

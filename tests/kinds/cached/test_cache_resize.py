@@ -107,17 +107,6 @@ def test_rows_that_stay_are_the_same_and_others_are_written_back(gradients):
     assert_close(large.cores[0], small.cores[0], 0)
 
 
-def test_other_counters_move_no_row():
-    old = RowCache(24, ways=4, counters=64, write_back=None)
-    table = warm(make_case(SHAPE, "float32", False).cores, old, "auto", np.arange(60))
-    new = dataclasses.replace(old, counters=640)
-    more = cache_parts.resize(table, old, new, num_embeddings=N)
-    for name in ("tags", "scores", "touched", "unaged"):
-        np.testing.assert_array_equal(getattr(more.directory, name), getattr(table.directory, name))
-    ghosts = [np.ravel(t.directory.ghost_tags) for t in (table, more)]
-    assert set(ghosts[0]) == set(ghosts[1]) and ghosts[1].size == 672
-
-
 class Tower(nnx.Module):
     def __init__(self, cache, optimizer=None):
         rngs = nnx.Rngs(0)

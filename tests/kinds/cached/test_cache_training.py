@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import jax_tt
@@ -50,15 +49,6 @@ def shape() -> jax_tt.TTShape:
     return jax_tt.TTShape.suggest(stream()[1], FEATURES, ranks=RANK)
 
 
-def start(cache, rule):
-    """Cores or a fused table of them, behind the cache where there is one."""
-    cores = jax_tt.tt.init(jax.random.key(0), shape(), "normal")
-    table = cores if rule is None else jax_tt.functional.init_fused(cores, rule)
-    if cache is None:
-        return table
-    return cache_parts.init_parts(table, cache, num_embeddings=stream()[1], optimizer=rule)
-
-
 def loss_of(out, ids):
     """A target that each bag's ids decide, so that there is something to learn."""
     wanted = jnp.sin(jnp.sum(ids, 1, dtype=jnp.int32).astype(jnp.float32))
@@ -67,123 +57,116 @@ def loss_of(out, ids):
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What decides a step; with ``tx`` optax trains, with ``rule`` the fused op."""
+    """What decides a step."""
 
     cache: RowCache | None
-    tx: optax.GradientTransformation | None = None
-    rule: optimizers.Optimizer | None = None
-    combiner: str = "sum"
-    weighted: bool = False
-    method: str = "auto"
+    rule: optimizers.Optimizer
+    method: str
 
     @property
     def options(self):
-        fused = {} if self.rule is None else {"optimizer": self.rule}
-        return {"num_embeddings": stream()[1], "method": self.method} | fused
+        return {"num_embeddings": stream()[1], "method": self.method, "optimizer": self.rule}
 
     def init(self):
-        table = start(self.cache, self.rule)
-        return table, None if self.tx is None else self.tx.init(self._parameters(table))
+        """A fused table, behind the cache where there is one."""
+        cores = jax_tt.tt.init(jax.random.key(0), shape(), "normal")
+        table = jax_tt.functional.init_fused(cores, self.rule)
+        if self.cache is None:
+            return table
+        rows = stream()[1]
+        return cache_parts.init_parts(table, self.cache, num_embeddings=rows, optimizer=self.rule)
 
-    def _parameters(self, table):
-        return table if self.cache is None else (table.table, table.rows)
-
-    def bags(self, ids):
-        return (
-            jax_tt.Bags(ids, weights=(1 + ids % 3).astype(jnp.float32) / 2)
-            if self.weighted
-            else ids
-        )
-
-    def step(self, state, ids):
+    def step(self, table, ids):
         """One training step and, where it is due, a refresh."""
-        table, opt_state = state
-        cached_rows = self.cache is not None and self.cache.gradients == "rows"
+        if self.cache is None:
+
+            def loss_of_cores(cores):
+                return loss_of(jax_tt.tt.fused_embed_bag(cores, ids, **self.options), ids)
+
+            return jax.grad(loss_of_cores)(table)
 
         def loss(parameters, rows):
-            options = self.options | {"combiner": self.combiner}
-            if self.cache is None:
-                op = jax_tt.tt.embed_bag if self.rule is None else jax_tt.tt.fused_embed_bag
-                return loss_of(op(parameters, self.bags(ids), **options), ids), None
             own = table._replace(table=parameters, rows=rows)
-            out, directory = cache_parts.embed_bag(own, self.bags(ids), self.cache, **options)
+            out, directory = cache_parts.embed_bag(own, ids, self.cache, **self.options)
             return loss_of(out, ids), directory
 
-        if self.cache is None:
-            grads, directory = jax.grad(loss, has_aux=True)(table, None)
-        else:
-            # A fused table is differentiated whole; copies have no gradient and no fused state.
-            argnums = (0, 1) if cached_rows or self.rule is None else (0,)
-            grads, directory = jax.grad(loss, argnums, has_aux=True)(table.table, table.rows)
-            if len(argnums) == 1:
-                grads = (*grads, table.rows)
-        if self.tx is not None:
-            parameters = self._parameters(table)
-            updates, opt_state = self.tx.update(grads, opt_state, parameters)
-            grads = optax.apply_updates(parameters, updates)
-        if self.cache is None:
-            return grads, opt_state
-        table = cache_parts.Parts(*grads, directory)
-        return cache_parts.refresh(table, self.cache, **self.options), opt_state
+        # Copies have no gradient and no fused state.
+        argnums = (0, 1) if self.cache.gradients == "rows" else (0,)
+        new, directory = jax.grad(loss, argnums, has_aux=True)(table.table, table.rows)
+        values, rows = (*new, table.rows)[:2]
+        table = cache_parts.Parts(values, rows, directory)
+        return cache_parts.refresh(table, self.cache, **self.options)
 
     def run(self, state, ids, watch=lambda table: None):
         """The state after all batches, and what ``watch`` saw after each."""
 
         def body(state, ids):
             state = self.step(state, ids)
-            return state, watch(state[0])
+            return state, watch(state)
 
         return jax.jit(lambda state, ids: jax.lax.scan(body, state, ids))(state, ids)
 
 
-WAYS_TO_TRAIN = {
-    "optax adagrad, weighted mean": {
-        "tx": optax.adagrad(0.3),
-        "combiner": "mean",
-        "weighted": True,
-    },
-    "fused adagrad, sum": {
-        "rule": optimizers.Adagrad(0.1, initial_accumulator_value=0.1),
-    },
-}
-STEPS = 200
-
-
-@pytest.mark.slow(but="fused adagrad")
-@pytest.mark.parametrize("name", WAYS_TO_TRAIN)
-def test_copies_refreshed_every_step_train_as_no_cache_does(name, method):
-    ways = WAYS_TO_TRAIN[name] | {"method": method}
-    ids = batches(STEPS)
-    cache = RowCache(stream()[1] // 100, refresh_every=1, gradients="cores")
-    plain, copies = Training(None, **ways), Training(cache, **ways)
-    (want, _), _ = plain.run(plain.init(), ids)
-    (table, _), _ = copies.run(copies.init(), ids)
-    begun = plain.init()[0]
-    if "rule" in ways:
-        assert table.table.step == STEPS == want.step
-        want, begun = want.cores, begun.cores
-    for got, core, first in zip(table.cores, want, begun, strict=True):
+def test_copies_refreshed_every_step_train_as_no_cache_does(method):
+    """The directory after all steps is that of the dict model; hits are recounted from ids and tags alone."""
+    steps, rows = 150, stream()[1]
+    rule = optimizers.Adagrad(0.1, initial_accumulator_value=0.1)
+    slots = rows // 100
+    cache = RowCache(slots, counters=16 * slots, refresh_every=1, gradients="cores")
+    sets, ways, buckets, room = cache.layout(rows)
+    ids = batches(steps)
+    plain, copies = Training(None, rule, method), Training(cache, rule, method)
+    begun = plain.init()
+    want, _ = plain.run(begun, ids)
+    table, tags = copies.run(copies.init(), ids, lambda table: table.directory.tags)
+    assert table.table.step == steps == want.step
+    for got, core, first in zip(table.cores, want.cores, begun.cores, strict=True):
         assert np.abs(core - first).max() > 1e-2  # it learned
         np.testing.assert_allclose(got, core, rtol=1e-5, atol=1e-5)
-    figures = table.directory.statistics()
-    assert figures["refreshes"] == STEPS and figures["hit_rate"] > 0.05
+
+    figures, ids = table.directory.statistics(), np.asarray(ids).reshape(steps, -1)
+    tags = np.concatenate([np.full((1, sets * ways), -1), np.asarray(tags).reshape(steps, -1)])
+    missed = [asked[~np.isin(asked, held)] for asked, held in zip(ids, tags[:-1], strict=True)]
+    changed = tags[1:] != tags[:-1]
+    recount = {
+        "requested": ids.size,
+        "unique": sum(len(np.unique(asked)) for asked in ids),
+        "misses": sum(asked.size for asked in missed),
+        "unique_misses": sum(len(np.unique(asked)) for asked in missed),
+        "inserted": np.sum(changed),
+        "evicted": np.sum(changed & (tags[:-1] >= 0)),
+        "calls": steps,
+        "refreshes": steps,
+        "occupied": np.sum(tags[-1] >= 0),
+    }
+    assert recount == {name: figures[name] for name in recount}
+    np.testing.assert_allclose(figures["hit_rate"], 1 - recount["misses"] / ids.size)
+    popular = np.sort(np.bincount(ids.reshape(-1), minlength=rows))[::-1]
+    ideal = popular[: sets * ways].sum() / ids.size
+    assert figures["hit_rate"] > ideal - 0.03
+
+    model = Model(Sizes(sets, ways, buckets // sets, room, rows), cache.scoring)
+    for asked in ids:
+        model.observe(asked.tolist())
+        model.populate()
+    model.check_promises()
+    compare(model, table.directory)
 
 
 @pytest.mark.slow
 def test_rows_that_stay_keep_what_they_learned_bit_for_bit(method):
-    """Over 50 populates, each beside others that come and go, with their leavings written into the cores."""
+    """Over 30 populates, each beside others that come and go, with their leavings written into the cores."""
     cache = RowCache(stream()[1] // 100, write_back=jax_tt.cache.WriteBack(steps=1, iterations=4))
-    training = Training(cache, rule=optimizers.RowWiseAdagrad(0.05), method=method)
-    state = training.init()
+    training = Training(cache, optimizers.RowWiseAdagrad(0.05), method)
+    after = training.init()
     step = jax.jit(training.step)
     populate = jax.jit(partial(cache_parts.populate, cache=cache, **training.options))
     through, first, moved = None, None, 0
-    for t, ids in enumerate(batches(100)):
-        state = step(state, ids)
+    for t, ids in enumerate(batches(60)):
+        before = after = step(after, ids)
         if t % 2 == 0:
             continue
-        before, after = state[0], populate(state[0])
-        state = (after, state[1])
+        after = populate(before)
         old, new = (np.asarray(x.directory.tags).reshape(-1) for x in (before, after))
         stayed = (old == new) & (old >= 0)
         assert len(np.unique(new[new >= 0])) == np.sum(new >= 0)
@@ -202,53 +185,4 @@ def test_rows_that_stay_keep_what_they_learned_bit_for_bit(method):
         else:
             through &= stayed
     assert through.sum() > 10 and moved > 50
-    assert np.abs(np.asarray(state[0].values) - first[0])[through].max() > 1e-2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["lfu", "lru"])
-def test_figures_agree_with_a_recount_of_the_ids(policy, method):
-    """The directory after the whole stream is that of the dict model; hits are recounted from ids and tags alone."""
-    ids, rows = stream()
-    batch = BAGS * LENGTH
-    ids = ids[: len(ids) // batch * batch].reshape(-1, BAGS, LENGTH)
-    slots = rows // 100
-    cache = RowCache(slots, policy=policy, counters=64 * slots, refresh_every=5, gradients="cores")
-    sets, ways, buckets, room = cache.layout(rows)
-    training = Training(cache, rule=optimizers.SGD(0.0), method=method)
-
-    def watch(table):
-        return table.directory.tags, table.directory.totals
-
-    (table, _), (tags, _) = training.run(training.init(), jnp.asarray(ids), watch)
-    figures = table.directory.statistics()
-    tags = np.concatenate([np.full((1, sets * ways), -1), np.asarray(tags).reshape(len(ids), -1)])
-    recount = {"requested": 0, "unique": 0, "misses": 0, "unique_misses": 0}
-    for asked, held in zip(ids.reshape(len(ids), -1), tags[:-1], strict=True):
-        missed = asked[~np.isin(asked, held)]
-        recount["requested"] += asked.size
-        recount["unique"] += len(np.unique(asked))
-        recount["misses"] += missed.size
-        recount["unique_misses"] += len(np.unique(missed))
-    changed = tags[1:] != tags[:-1]
-    recount["inserted"] = np.sum(changed)
-    recount["evicted"] = np.sum(changed & (tags[:-1] >= 0))
-    recount["calls"] = len(ids)
-    recount["refreshes"] = len(ids) // 5
-    recount["occupied"] = np.sum(tags[-1] >= 0)
-    assert recount == {name: figures[name] for name in recount}
-    np.testing.assert_allclose(figures["hit_rate"], 1 - recount["misses"] / recount["requested"])
-
-    model = Model(Sizes(sets, ways, buckets // sets, room, rows), cache.scoring)
-    for t, asked in enumerate(ids):
-        model.observe(asked.reshape(-1).tolist())
-        if (t + 1) % 5 == 0:
-            model.populate()
-    model.check_promises()
-    compare(model, table.directory)
-
-    popular = np.sort(np.bincount(ids.reshape(-1), minlength=rows))[::-1]
-    ideal = popular[: sets * ways].sum() / ids.size
-    print(f"{policy}: hit rate {figures['hit_rate']:.4f}, best static set {ideal:.4f}")
-    if policy == "lfu":
-        assert figures["hit_rate"] > ideal - 0.03
+    assert np.abs(np.asarray(after.values) - first[0])[through].max() > 1e-2

@@ -1,6 +1,7 @@
 """Frozen tables of keys: unknown keys read what ``missing`` says, and nobody is told of training."""
 
 import dataclasses
+import functools
 import warnings
 
 import jax
@@ -29,10 +30,20 @@ def silent():
         jax.effects_barrier()
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def started(table, keys):
+    """A state with some keys."""
+    return jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), keys)[1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def look_up(table, state, keys, train=True):
+    return jax_tt.lookup(table, state, keys, train=train)[0]
+
+
 def source(missing, optimizer=RULE):
     table = jax_tt.hash_table(64, 4, optimizer=optimizer, missing=missing, safe_check="error")
-    _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), KNOWN)
-    return table, state
+    return table, started(table, jax_tt.dynamic.split_keys(KNOWN))
 
 
 def keys():
@@ -40,6 +51,7 @@ def keys():
 
 
 def check(rows, state, missing):
+    rows = np.asarray(rows)
     assert np.abs(rows[:8]).min() > 0
     if missing == "zeros":
         assert (rows[8:] == 0).all()
@@ -54,8 +66,7 @@ def check(rows, state, missing):
 def test_single_tables(missing, train):
     table, state = source(missing)
     served, arrays = jax_tt.extension.freeze(table, state)
-    look_up = jax.jit(lambda arrays: jax_tt.lookup(served, arrays, keys(), train=train)[0])
-    check(np.asarray(look_up(arrays)), state, missing)
+    check(look_up(served, arrays, keys(), train), state, missing)
 
 
 def test_tables_without_an_optimizer():
@@ -64,33 +75,29 @@ def test_tables_without_an_optimizer():
     assert not jax_tt.extension.with_update(table, None).frozen
     served, arrays = jax_tt.extension.freeze(table, state)
     assert served.frozen and arrays.keys() == state.keys()
-    rows, _ = jax_tt.lookup(served, arrays, keys())
-    check(np.asarray(rows), state, "zeros")
+    check(look_up(served, arrays, keys()), state, "zeros")
     quiet = dataclasses.replace(table, safe_check="ignore")
-    check(np.asarray(jax_tt.lookup(quiet, state, keys())[0]), state, "initial")
+    check(look_up(quiet, state, keys()), state, "initial")
 
 
 def test_tables_behind_an_order_of_ids():
     inner = jax_tt.tt_table(64, 4, tt_ranks=2, optimizer=RULE)
     ordered = jax_tt.tables.OrderedTable(inner, jax_tt.order.IdOrder(np.arange(64)[::-1]))
     table = jax_tt.tables.HashTable(ordered, missing="zeros", safe_check="error")
-    _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), KNOWN)
+    state = started(table, jax_tt.dynamic.split_keys(KNOWN))
     served, arrays = jax_tt.extension.freeze(table, state)
-    rows, _ = jax_tt.lookup(served, arrays, keys())
-    check(np.asarray(rows), state, "zeros")
+    check(look_up(served, arrays, keys()), state, "zeros")
 
 
 def test_tables_on_several_devices():
     mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
     plain = jax_tt.hash_table(64, 4, optimizer=RULE, missing="zeros", safe_check="error")
     table = ShardedTable(plain, mesh, "model", Placement.hashed())
-    _, state = jax_tt.dynamic.insert(
-        table, table.init(jax.random.key(0)), jax_tt.dynamic.split_keys(KNOWN)
-    )
+    known = jax_tt.dynamic.split_keys(KNOWN)
+    _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), known)
     served, arrays = jax_tt.extension.freeze(table, state)
     ids = jax_tt.dynamic.split_keys(np.concatenate([KNOWN, UNKNOWN, KNOWN[:1]]))
-    rows, _ = jax.jit(lambda arrays: jax_tt.lookup(served, arrays, ids))(arrays)
-    check(np.asarray(rows)[:11], state, "zeros")
+    check(look_up(served, arrays, ids)[:11], state, "zeros")
 
 
 def test_collections_layers_and_exported_programs():
@@ -99,28 +106,28 @@ def test_collections_layers_and_exported_programs():
     collection = jax_tt.Collection({"item": table}, features)
     state = collection.init(jax.random.key(0))
     batch = {"item": keys()}
-    _, state = jax_tt.dynamic.insert(collection, state, {"item": jax_tt.dynamic.split_keys(KNOWN)})
+    known = {"item": jax_tt.dynamic.split_keys(KNOWN)}
+    _, state = jax.jit(functools.partial(jax_tt.dynamic.insert, collection))(state, known)
     served, arrays = collection.frozen(state)
 
+    @jax.jit
     def rows_of(arrays, digits):
         own = {"item": jax_tt.SplitIds(digits)}
         return jax_tt.lookup_features(served, arrays, own)[0]["item"]
 
     digits = jnp.asarray(batch["item"].digits)
-    check(np.asarray(rows_of(arrays, digits)), state["item"], "zeros")
-    exported = jax.export.export(jax.jit(rows_of), disabled_checks=jax_tt.export.checks())(
-        arrays, digits
-    )
-    loaded = jax.export.deserialize(exported.serialize())
-    check(np.asarray(loaded.call(arrays, digits)), state["item"], "zeros")
+    check(rows_of(arrays, digits), state["item"], "zeros")
+    export = jax.export.export(rows_of, disabled_checks=jax_tt.export.checks())
+    loaded = jax.export.deserialize(export(arrays, digits).serialize())
+    check(loaded.call(arrays, digits), state["item"], "zeros")
 
     layer = jax_tt.EmbedCollection(served.tables, features, rngs=nnx.Rngs(0))
     write_arrays(layer, arrays)
-    check(np.asarray(layer(batch)["item"]), state["item"], "zeros")
+    check(nnx.jit(lambda layer: layer(batch)["item"])(layer), state["item"], "zeros")
     alone = jax_tt.TableEmbed(served.tables["item"], rngs=nnx.Rngs(0))
     for name, array in arrays["item"].items():
         getattr(alone, name).set_value(array)
-    check(np.asarray(alone(batch["item"])), state["item"], "zeros")
+    check(nnx.jit(lambda layer: layer(batch["item"]))(alone), state["item"], "zeros")
 
 
 def test_a_program_takes_the_keys_of_a_model_that_is_trained_further():

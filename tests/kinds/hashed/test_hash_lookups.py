@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +17,30 @@ QUIET = jax_tt.hash_table(64, 4, ways=4, safe_check="ignore")
 LOOKUP = jax_tt.Lookup()
 
 
+@partial(jax.jit, static_argnums=0)
+def _filled(table, keys):
+    return jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), keys)
+
+
 def filled(table, keys):
-    inserted, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), keys)
+    inserted, state = _filled(table, jax_tt.dynamic.split_keys(keys))
     assert int(inserted.counts["refused"]) == 0
     return state
 
 
 def rows_of(table, state, keys, lookup=LOOKUP):
-    return np.asarray(jax_tt.lookup(table, state, keys, lookup)[0])
+    # The keys are constants of the program: as arguments, those of 64 bits would be cut.
+    return np.asarray(jax.jit(lambda state: jax_tt.lookup(table, state, keys, lookup)[0])(state))
 
 
 def initial(table, state, keys):
-    words = jnp.asarray(np.asarray(jax_tt.dynamic.split_keys(keys).digits).view(np.uint32))
-    here = jnp.ones(len(words), bool)
-    return np.asarray(table.initial(state, words, here, jnp.float32, "reference"))
+    words = np.asarray(jax_tt.dynamic.split_keys(keys).digits).view(np.uint32)
+    return np.asarray(_initial(table, state, words, np.ones(len(words), bool)))
+
+
+@partial(jax.jit, static_argnums=0)
+def _initial(table, state, words, here):
+    return table.initial(state, words, here, jnp.float32, "reference")
 
 
 def trained_state(keys):
@@ -70,7 +81,7 @@ def test_minus_one_is_padding_in_padded_bags_alone():
     own = rows_of(QUIET, state, np.array([-1, 3]))
 
     def pooled(bags):
-        return np.asarray(jax_tt.lookup_bags(QUIET, state, bags, LOOKUP)[0])
+        return jax.jit(lambda state: jax_tt.lookup_bags(QUIET, state, bags, LOOKUP)[0])(state)
 
     ids = np.array([[-1, 3], [-1, -1]])
     np.testing.assert_allclose(pooled(ids), [own[0] + own[1], 2 * own[0]], rtol=1e-6)
@@ -165,20 +176,21 @@ def test_safe_check():
 def test_no_ids():
     state = filled(QUIET, np.array([1]))
     for shape in ((0,), (0, 3), (2, 0)):
-        check_no_ids(state, shape)
+        ids = np.zeros(shape, np.int64)
 
+        @jax.jit
+        def changed(state, ids=ids):
+            inserted, after = jax_tt.dynamic.insert(QUIET, state, ids)
+            gone, after = jax_tt.dynamic.remove(QUIET, after, ids)
+            return inserted.counts, gone.keys, after["hash_keys"]
 
-def check_no_ids(state, shape):
-    ids = np.zeros(shape, np.int64)
-    assert rows_of(QUIET, state, ids).shape == (*shape, 4)
-    inserted, after = jax_tt.dynamic.insert(QUIET, state, ids)
-    assert int(inserted.counts["requests"]) == 0
-    np.testing.assert_array_equal(after["hash_keys"], state["hash_keys"])
-    gone, after = jax_tt.dynamic.remove(QUIET, state, ids)
-    assert gone.keys.shape == (0, 2)
-    if len(shape) == 2:
-        pooled, _ = jax_tt.lookup_bags(QUIET, state, ids, LOOKUP)
-        assert pooled.shape == (shape[0], 4) and not pooled.any()
+        counts, gone, keys = changed(state)
+        assert int(counts["requests"]) == 0 and gone.shape == (0, 2)
+        np.testing.assert_array_equal(keys, state["hash_keys"])
+        assert rows_of(QUIET, state, ids).shape == (*shape, 4)
+        if len(shape) == 2:
+            pooled, _ = jax_tt.lookup_bags(QUIET, state, ids, LOOKUP)
+            assert pooled.shape == (shape[0], 4) and not pooled.any()
 
 
 def test_a_function_as_initializer():

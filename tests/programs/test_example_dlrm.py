@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("flax")
 pytest.importorskip("orbax.checkpoint")
 
-from examples.dlrm import data_criteo, metrics
+from examples.dlrm import data_criteo, devices, main, metrics
 from examples.dlrm.config import COMPARED, Config, parse
 from examples.dlrm.create import create
 from examples.dlrm.data_criteo import CriteoClicks
@@ -268,13 +268,6 @@ def test_all_variants_learn_alike() -> None:
     assert results["tt_fused"].table_bytes < results["dense_fused"].table_bytes / 4
 
 
-@pytest.mark.slow
-def test_row_caches_that_are_refreshed_serve_the_hot_ids() -> None:
-    result = train(dataclasses.replace(TINY, cache=0.05, cache_refresh=3), "tt_fused")
-    assert result.hit_rate is not None and 0.3 < result.hit_rate < 1
-    assert result.auc > 0.55
-
-
 def test_caches_that_are_filled_once_count_nothing() -> None:
     """Their rows are the most frequent ones of the sample, they are trained, and no others enter."""
     data = open_data(TINY)
@@ -324,29 +317,47 @@ def test_criteo_trains_and_says_when_it_ends(
     assert "AUC=" in capsys.readouterr().err
 
 
+def test_one_process_divides_batches_and_copies_values() -> None:
+    mesh = devices.mesh_of(dataclasses.replace(TINY, devices=4))
+    batch = devices.divided(open_data(TINY).batch(0), mesh)
+    assert [shard.data.shape for shard in batch.label.addressable_shards] == [(64,)] * 4
+    (copied,) = devices.on_all([jnp.arange(3)], mesh)
+    assert [shard.data.shape for shard in copied.addressable_shards] == [(3,)] * 4
+
+
 @pytest.mark.slow
-@pytest.mark.dear("starts four processes, two of which train together")
-def test_the_program_in_two_processes_of_two_devices_learns_the_same(tmp_path: Path) -> None:
-    """As one process with one device, or with four; and it writes its table and its picture."""
-    config = dataclasses.replace(TINY, steps=10)
+@pytest.mark.dear("starts two processes that train together")
+def test_the_program_in_two_processes_of_two_devices_learns_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As one process with one device; and it writes its table and its picture."""
+    config = dataclasses.replace(TINY, tables="3000,7", steps=4)
     divided = dataclasses.replace(config, devices=4)
-    one, several = (train(each, "dense_fused") for each in (config, divided))
-    assert several.auc == pytest.approx(one.auc, abs=1e-4)
-    # Rounded up to whole rows for every device.
-    assert several.table_bytes < one.table_bytes + 3 * 8 * 4 * 4 + 4 * (3000 + 500 + 7)
-    out = tmp_path / "out"
+    one = train(config, "dense_fused")
+    out, work = tmp_path / "out", main._work
+
+    def work_here(variant: str, argv: list[str], processes: int = 1) -> None:
+        if processes > 1:
+            work(variant, argv, processes)
+        else:
+            main.main([*argv, "--worker", variant])
+
+    monkeypatch.setattr(main, "_work", work_here)
+    for name in ("COMPILATION_CACHE_DIR", "PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):  # set by main
+        monkeypatch.setenv(f"JAX_{name}", os.environ.get(f"JAX_{name}", ""))
     more = ["--variants", "dense_fused", "--big-table", "5000x8"]
-    command = flags(dataclasses.replace(divided, processes=2, out=str(out)), *more)
-    done = subprocess.run([sys.executable, str(MAIN), *command], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    main.main(flags(dataclasses.replace(divided, processes=2, out=str(out)), *more))
     found = Result.load(out / "dense_fused.json")
-    assert found.variant == "dense_fused" and found.auc == pytest.approx(several.auc, abs=1e-6)
+    assert found.variant == "dense_fused" and found.auc == pytest.approx(one.auc, abs=1e-4)
+    # Rounded up to whole rows for every device.
+    assert found.table_bytes < one.table_bytes + 2 * 8 * 4 * 4 + 4 * (3000 + 7)
     text = (out / "comparison.txt").read_text()
-    assert text in done.stdout
+    stdout, stderr = capfd.readouterr()
+    assert text in stdout
     for part in ("dense fused", "Best possible AUC", "One table of 5,000 x 8"):
         assert part in text
     assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
-    assert "loss=" in done.stderr  # the progress bar
+    assert "loss=" in stderr  # the progress bar
 
 
 # --- checkpoints --------------------------------------------------------------------------------
@@ -356,7 +367,7 @@ def test_the_program_in_two_processes_of_two_devices_learns_the_same(tmp_path: P
 @pytest.mark.usefixtures("one_device")
 def test_killed_run_resumes_to_equal_bits(tmp_path: Path) -> None:
     config = dataclasses.replace(
-        TINY, steps=12, eval_every=4, checkpoint_every=1, cache=0.02, cache_refresh=4, resume=True
+        TINY, steps=8, eval_every=4, checkpoint_every=1, cache=0.05, cache_refresh=3, resume=True
     )
     broken = dataclasses.replace(config, checkpoint_dir=str(tmp_path / "broken"))
     whole = dataclasses.replace(
@@ -370,7 +381,7 @@ def test_killed_run_resumes_to_equal_bits(tmp_path: Path) -> None:
     def saved() -> list[int]:
         return [int(path.name) for path in steps.glob("*") if path.name.isdigit()]
 
-    while process.poll() is None and max(saved(), default=0) < 3:
+    while process.poll() is None and max(saved(), default=0) < 2:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     _, stderr = process.communicate()
@@ -378,16 +389,21 @@ def test_killed_run_resumes_to_equal_bits(tmp_path: Path) -> None:
     assert max(saved()) < config.steps
     resumed, expected = train(broken, "tt_fused"), train(whole, "tt_fused")
     assert resumed.digest == expected.digest and resumed.digest is not None
-    assert (resumed.auc, resumed.steps) == (expected.auc, 12)
-    assert resumed.curve == expected.curve and len(resumed.curve) == 3
+    assert (resumed.auc, resumed.steps) == (expected.auc, 8)
+    assert resumed.curve == expected.curve and len(resumed.curve) == 2
+    # The row cache, which is refreshed, serves the hot ids.
+    assert expected.hit_rate is not None and 0.3 < expected.hit_rate < 1
+    assert expected.auc > 0.55
 
 
 def test_checkpoints_refuse_to_mix_runs(tmp_path: Path) -> None:
-    config = dataclasses.replace(TINY, steps=2, eval_examples=0, checkpoint_dir=str(tmp_path))
-    train(config, "tt_optax")
+    config = dataclasses.replace(
+        TINY, tables="20,7", steps=2, eval_examples=0, checkpoint_dir=str(tmp_path)
+    )
+    train(config, "dense_optax")
     with pytest.raises(FileExistsError, match="holds a checkpoint of step 2; add --resume"):
-        train(config, "tt_optax")
+        train(config, "dense_optax")
     again = dataclasses.replace(config, resume=True)
     with pytest.raises(ValueError, match=r"seed: 0 then, 5 now"):
-        train(dataclasses.replace(again, seed=5), "tt_optax")
-    assert train(dataclasses.replace(again, steps=3), "tt_optax").steps == 3
+        train(dataclasses.replace(again, seed=5), "dense_optax")
+    assert train(dataclasses.replace(again, steps=3), "dense_optax").steps == 3

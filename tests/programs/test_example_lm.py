@@ -33,6 +33,6 @@ def test_losses_are_those_of_flax() -> None:
 @pytest.mark.slow
 def test_losses_of_trains_fall() -> None:
     (losses,) = main.main(
-        ["--variants", "TTEmbed, rank 16, tied", "--steps", "20", "--every", "10"]
+        ["--variants", "TTEmbed, rank 16, tied", "--steps", "8", "--every", "4"]
     ).values()
     assert losses[1] < losses[0]

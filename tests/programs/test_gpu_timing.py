@@ -110,6 +110,12 @@ class Clock:
         pass
 
 
+@pytest.fixture
+def little_poison(monkeypatch):
+    monkeypatch.setattr(timing, "_POISON_BYTES", 4096)
+
+
+@pytest.mark.usefixtures("little_poison")
 def test_only_steps_count():
     clock = Clock()
     windows = Windows(rounds=3)
@@ -120,6 +126,7 @@ def test_only_steps_count():
     assert clock.done == [300, 300, 900] * 3
 
 
+@pytest.mark.usefixtures("little_poison")
 def test_windows_that_other_work_disturbs_are_repeated(monkeypatch):
     clock, turn = Clock(), iter(range(100))
     run = clock.run

@@ -80,7 +80,7 @@ class Run(NamedTuple):
 
 @pytest.fixture
 def trained(monkeypatch):
-    """Replaces training; the recall of a run is a known function of its settings. Lists the runs."""
+    """Replaces training and the picture; the recall of a run is a known function of its settings. Lists the runs."""
     runs: list[Run] = []
 
     def instead(config, interactions, workdir, *, trained, save_rows):
@@ -103,10 +103,11 @@ def trained(monkeypatch):
         }
 
     monkeypatch.setattr(curve, "train_alone", instead)
+    monkeypatch.setattr(curve_report, "picture", lambda *_: None)
     return runs
 
 
-def test_trains_what_is_missing_and_nothing_twice(folder, tmp_path, trained, capsys):
+def test_trains_what_is_missing_and_nothing_twice(folder, tmp_path, trained):
     out = tmp_path / "out"
     command(folder, out, "--seeds", "1", "--ratios", "2", "4")
     sized = len(curve.METHODS) - 4  # tables with a row for each id have no ratio
@@ -205,7 +206,7 @@ def test_a_real_pupil_continues_from_its_checkpoint(folder, tmp_path, monkeypatc
 # Table and picture
 
 
-def test_means_and_spread_against_numpy(folder, tmp_path, trained):
+def test_means_and_spread_against_numpy(folder, tmp_path, trained, monkeypatch):
     command(folder, tmp_path, "--seeds", "3", "--ratios", "2", "4")
     rows = points_of(tmp_path)
     assert {row["method"] for row in rows} == set(curve.METHODS)
@@ -225,6 +226,8 @@ def test_means_and_spread_against_numpy(folder, tmp_path, trained):
     assert re.search(r"dense \| \d\.\d{4} ± 0\.0100 \| 100% \| 3 \| 13,440 \| 1\.0 \|  \|$", dense)
     assert "| sum of TTs from dense, 16 bits |" in pupil
     assert pupil.endswith("| 6,720 | 2.0 | 1.8 |")  # 13,440 / (6,720 + 840)
+    monkeypatch.undo()
+    curve_report.picture(tmp_path / "curve.png", rows)
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 

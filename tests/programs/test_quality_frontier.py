@@ -21,13 +21,13 @@ from tests.helpers import to_dense
 pytestmark = pytest.mark.usefixtures("promotion_of_a_user")
 
 RNG = np.random.default_rng(0)
-ROWS = (RNG.normal(size=(800, 4)) @ RNG.normal(size=(4, 16))).astype(np.float32)
+ROWS = (RNG.normal(size=(400, 4)) @ RNG.normal(size=(4, 16))).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data")
-    data.write_synthetic(path / "groups.txt.gz", num_users=800, num_items=200, groups=5)
+    data.write_synthetic(path / "groups.txt.gz", num_users=300, num_items=100, groups=5)
     return path
 
 

@@ -92,14 +92,19 @@ class KindCase:
         assert self.table.nbytes == fused.nbytes > 0
 
     def test_lookup_equals_the_dense_table(self) -> None:
-        for method in ["reference", "auto"]:
-            state, lookup = self.state, jax_tt.Lookup(bounds="zero", method=method)
-            dense = np.asarray(to_dense(self.table, state))
-            assert dense.shape == (self.table.num_embeddings, self.table.features)
-            ids = np.array([[0, 3], [self.table.num_embeddings - 1, self.table.num_embeddings]])
-            rows, _ = jax_tt.lookup(self.table, state, ids, lookup)
-            want = np.concatenate([dense, np.zeros_like(dense[:1])])[ids]
-            np.testing.assert_allclose(rows, want, rtol=1e-5, atol=1e-6)
+        table, n = self.table, self.table.num_embeddings
+        ids = np.array([[0, 3], [n - 1, n]])
+
+        @jax.jit
+        def rows(state: Any) -> Any:
+            lookups = (jax_tt.Lookup(bounds="zero", method=m) for m in ("reference", "auto"))
+            return [jax_tt.lookup(table, state, ids, lookup)[0] for lookup in lookups]
+
+        dense = np.asarray(to_dense(table, self.state))
+        assert dense.shape == (n, table.features)
+        want = np.concatenate([dense, np.zeros_like(dense[:1])])[ids]
+        for found in rows(self.state):
+            np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
     @pytest.mark.slow(but="mean")
     @pytest.mark.parametrize("combiner", COMBINERS)
@@ -117,15 +122,21 @@ class KindCase:
             pooled = jax_tt.functional.embed_bag(rows, bags, combiner=combiner, method="reference")
             return jnp.sum(jnp.sin(pooled))
 
-        want = jax.jit(jax.value_and_grad(dense, argnums=(0, 1)))(params, weights)
-        step = jax.jit(jax.value_and_grad(own, argnums=(0, 1)), static_argnums=2)
-        of_weights = jax.jit(jax.grad(own, argnums=1), static_argnums=2)
-        for method in self.methods:
-            got = step(params, weights, method)
+        @jax.jit
+        def steps(params: Any, weights: Any) -> Any:
+            found = [jax.value_and_grad(dense, argnums=(0, 1))(params, weights)]
+            for method in self.methods:
+                found.append(jax.value_and_grad(own, argnums=(0, 1))(params, weights, method))
+            # Where nothing else is differentiated.
+            of_weights = jax.grad(own, argnums=1)
+            several = () if weights is None else self.methods
+            return found, [of_weights(params, weights, method) for method in several]
+
+        (want, *found), alone = steps(params, weights)
+        for got in found:
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-5, 1e-6), got, want)
-            if weights is not None:
-                alone = of_weights(params, weights, method)
-                np.testing.assert_allclose(alone, want[1][1], 2e-5, 1e-6)
+        for gradient in alone:
+            np.testing.assert_allclose(gradient, want[1][1], 2e-5, 1e-6)
 
     def test_a_fused_step_is_the_rule_on_the_gradient(self) -> None:
         params = {name: self.state[name] for name in self.table.spec.param_names}
@@ -205,26 +216,28 @@ class KindCase:
         assert losses[2] < losses[0]
         other = jax_tt.TableEmbedBag(table, rngs=nnx.Rngs(1))
         nnx.update(other, nnx.state(model))  # what a checkpoint restores
-        np.testing.assert_array_equal(other(self.bags()), model(self.bags()))
+        pooled = nnx.jit(lambda model: model(self.bags()))
+        np.testing.assert_array_equal(pooled(other), pooled(model))
 
     @pytest.mark.slow(but="fused")
     @pytest.mark.parametrize("rule", [None, RULE], ids=["optax", "fused"])
     def test_linen(self, rule: Any) -> None:
         table = self.table if rule is None else self.fused(rule)
         model = jax_tt.linen.TableEmbedBag(table)
-        variables = model.init(jax.random.key(0), self.bags())
+        variables = jax.jit(model.init)(jax.random.key(0), self.bags())
         variables = self.variables_with_ids(model, variables)
 
         @jax.jit
-        def loss(trained: Any) -> jax.Array:
+        @jax.value_and_grad
+        def step(trained: Any) -> jax.Array:
             return jnp.sum((model.apply({**variables, **trained}, self.bags()) - 1) ** 2)
 
         collection = "params" if rule is None else "_overwrite_with_gradient"
         trained = {collection: variables[collection]}
-        value, grads = jax.value_and_grad(loss)(trained)
+        value, after = step(trained)
         if rule is None:
-            grads = jax.tree.map(lambda p, g: p - 0.01 * g, trained, grads)
-        assert float(loss(grads)) < float(value)
+            after = jax.tree.map(lambda p, g: p - 0.01 * g, trained, after)
+        assert float(step(after)[0]) < float(value)
         stored = serialization.to_bytes(variables)
         restored = serialization.from_bytes(variables, stored)
         jax.tree.map(np.testing.assert_array_equal, restored, variables)

@@ -21,10 +21,6 @@ class TestProductCodes(KindCase):
     table = jax_tt.coded_table(50, 8, num_codes=4, bits=3, rotated=True)
 
 
-class TestAdditiveCodes(KindCase):
-    table = jax_tt.coded_table(50, 8, num_codes=3, bits=5, kind="additive")
-
-
 class TestProductsOfSums(KindCase):
     table = jax_tt.coded_table(50, 8, num_codes=4, bits=3, terms=2, hot=20, hot_terms=1)
 

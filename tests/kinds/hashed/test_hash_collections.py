@@ -51,7 +51,7 @@ def test_slots_of_an_insertion_replace_the_search():
     tables["key"] = described(8)  # too small for all keys
     collection = jax_tt.Collection(tables, features)
     draw = np.random.default_rng(0)
-    states = [collection.init(jax.random.key(0))] * 2
+    states = [INIT(collection, jax.random.key(0))] * 2
     steps = [jax.jit(stepped(collection, located)) for located in (False, True)]
     refused = 0
     for _ in range(4):
@@ -72,7 +72,7 @@ def test_missing_keys_of_many_tables_in_parts(layout, monkeypatch):
     """The initial rows of a table at a time give the sums of those of all tables together."""
     tables = {name: described(64) for name in "abc"}
     collection = jax_tt.Collection(tables, {name: jax_tt.Feature(name) for name in tables})
-    state, draw = collection.init(jax.random.key(0)), np.random.default_rng(0)
+    state, draw = INIT(collection, jax.random.key(0)), np.random.default_rng(0)
     batch = {name: WORDS(draw.integers(40, size=(5, 3))) for name in tables}
     # Of one table, no key is missing.
     others = {name: WORDS(np.full((5, 3), 99)) for name in tables}
@@ -98,7 +98,7 @@ def test_features_with_ids_of_different_types():
         "old": np.array([[1], [-1]], np.int32),
         "new": np.array([[2**64 - 1], [5]], np.uint64),
     }
-    _, state = jax_tt.dynamic.insert(collection, collection.init(jax.random.key(0)), batch)
+    _, state = jax_tt.dynamic.insert(collection, INIT(collection, jax.random.key(0)), batch)
     assert sorted(jax_tt.dynamic.keys_of(table, state["key"])["key"].tolist()) == [1, 5, 2**64 - 1]
     with pytest.raises(ValueError, match="feature 'old' of 'key': ids: got dtype float64"):
         jax_tt.dynamic.insert(collection, state, batch | {"old": np.ones((2, 1))})
@@ -179,7 +179,7 @@ def test_keys_that_have_left_their_slots_are_reported():
 def test_slots_of_another_batch():
     tables, features, batch = collected()
     collection = jax_tt.Collection(tables, features)
-    state = collection.init(jax.random.key(0))
+    state = INIT(collection, jax.random.key(0))
     inserted, state = jax_tt.dynamic.insert(collection, state, batch)
     with pytest.raises(ValueError, match=r"ids: got ids of shape \(3,\) for the insertion of anot"):
         table = collection.tables["tail"]
@@ -216,7 +216,7 @@ def evicted_keys(inserted):
 def test_collections_return_what_is_evicted():
     tables, features = evicting()
     collection = jax_tt.Collection(tables, features)
-    state = collection.init(jax.random.key(0))
+    state = INIT(collection, jax.random.key(0))
     insert = jax.jit(partial(jax_tt.dynamic.insert, collection, return_evicted=True))
     first = batch_of(np.arange(8)[:, None], np.arange(4)[:, None], np.arange(4, 8)[:, None])
     done, state = insert(state, first)
@@ -243,7 +243,7 @@ def test_collections_return_what_is_evicted():
                 np.testing.assert_array_equal(row, rows[name][slot[0]])
     assert set(done["a"].evicted.arrays) == {"embedding", "slot_sum_0"}
     variables, layer = None, jax_tt.linen.EmbedCollection(tables, features)
-    variables = layer.init(jax.random.key(0), first)
+    variables = jax.jit(layer.init)(jax.random.key(0), first)
 
     @jax.jit
     def update(variables, batch):
@@ -265,7 +265,7 @@ def growing():
 def test_collections_grow():
     tables, features, batch = growing()
     collection = jax_tt.Collection(tables, features)
-    state = collection.init(jax.random.key(0))
+    state = INIT(collection, jax.random.key(0))
     _, state = jax.jit(partial(jax_tt.dynamic.insert, collection))(state, batch)
     before, _ = jax.jit(partial(jax_tt.lookup_features, collection))(state, batch)
     same, kept = jax_tt.dynamic.grow_if_full(collection, state, max_load=0.5)
@@ -314,9 +314,9 @@ def test_linen_collection_inserts_and_grows():
     """As the collection without Flax, with optax for the table without an optimizer."""
     tables, features, batch = growing()
     layer, tx = jax_tt.linen.EmbedCollection(tables, features), optax.adagrad(0.05)
-    variables = layer.init(jax.random.key(0), batch)
+    variables = jax.jit(layer.init)(jax.random.key(0), batch)
     collection = jax_tt.Collection(tables, features)
-    state = collection.init(jax.random.key(0))
+    state = INIT(collection, jax.random.key(0))
     fused, moments = "_overwrite_with_gradient", tx.init(variables["params"])
 
     def step_of(layer, collection):

@@ -93,8 +93,8 @@ def test_tables_on_several_devices():
     mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
     plain = jax_tt.hash_table(64, 4, optimizer=RULE, missing="zeros", safe_check="error")
     table = ShardedTable(plain, mesh, "model", Placement.hashed())
-    known = jax_tt.dynamic.split_keys(KNOWN)
-    _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), known)
+    with jax.set_mesh(mesh):
+        state = started(table, jax_tt.dynamic.split_keys(KNOWN))
     served, arrays = jax_tt.extension.freeze(table, state)
     ids = jax_tt.dynamic.split_keys(np.concatenate([KNOWN, UNKNOWN, KNOWN[:1]]))
     check(look_up(served, arrays, ids)[:11], state, "zeros")

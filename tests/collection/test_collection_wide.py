@@ -36,6 +36,11 @@ FEATURES = {
     "one": Feature("shared", combiner=None),
 }
 MIXED = jax_tt.Collection(TABLES, FEATURES)
+# For the reference, which takes long to trace for a train.
+DENSE = jax_tt.Collection(
+    {name: table for name, table in TABLES.items() if name != "train"},
+    {name: feature for name, feature in FEATURES.items() if feature.table != "train"},
+)
 BATCH = {
     "first": RNG.integers(0, 300, (4, 300)).astype(
         np.int32
@@ -82,15 +87,12 @@ def assert_same(got, want):
 def test_mixed_tables_and_features(method):
     """Of a table with several features, of another kind, without a rule, and of another storage type."""
     lookup = Lookup(dtype="float32", method=method, bounds="zero")
-    features = dict(FEATURES)
-    if method == "reference":  # takes long to trace for a train
-        del features["mid"]
-    tables = {name: TABLES[name] for name in TABLES if name != "train" or "mid" in features}
-    collection = jax_tt.Collection(tables, features)
-    batch = {name: BATCH[name] for name in features}
+    collection = DENSE if method == "reference" else MIXED
+    batch = {name: BATCH[name] for name in collection.features}
     given = arrays_of(collection), BATCH["weighted"].weights, batch
     got = trained(collection, "concatenated", lookup, *given)
-    assert got[0].shape == (4, sum(TABLES[f.table].features for f in features.values()))
+    widths = [TABLES[feature.table].features for feature in collection.features.values()]
+    assert got[0].shape == (4, sum(widths))
     assert_same(got, trained(collection, "features", lookup, *given))
     assert np.any(got[1][1])
 
@@ -304,11 +306,11 @@ def test_ids_out_of_range_in_one_array():
 
 def test_steps_of_tables_are_counted_in_place_on_a_gpu():
     """A reduction of them would be followed by a copy of each."""
-    state = arrays_of(MIXED)
-    given = state, BATCH["weighted"].weights, BATCH
+    batch = {name: BATCH[name] for name in DENSE.features}
+    given = arrays_of(DENSE), BATCH["weighted"].weights, batch
     lookup = Lookup(dtype="float32", method="reference", bounds="zero")
     texts = {
-        platform: trained.trace(MIXED, "concatenated", lookup, *given)
+        platform: trained.trace(DENSE, "concatenated", lookup, *given)
         .lower(lowering_platforms=(platform,))
         .as_text()
         for platform in ("cpu", "cuda")

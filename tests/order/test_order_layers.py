@@ -55,7 +55,7 @@ def read(layer, query, *ids):
 
 def test_nnx_steps_and_attend():
     """Cores, slots and cached rows take the same values: keys of the cache are rows."""
-    cache = jax_tt.RowCache(20, ways=4, refresh_every=1)
+    cache = jax_tt.RowCache(20, ways=4, refresh_every=1, write_back=None)
     rule = jax_tt.optimizers.Adagrad(0.1)
     ordered, plain = pair(jax_tt.TTEmbed, optimizer=rule, cache=cache)
     query = jnp.ones((2, D))

@@ -3,8 +3,7 @@
     python -m tests.row_tiers.row_tiers_run --steps 2000 DIRECTORY
 
 It goes on from what was saved last, and prints the state after the last step as a digest, which does not depend on when
-it was killed, how far batches are prefetched, or which rows were on the device. Without a directory, it trains one
-table with all rows, whose digest is the same.
+it was killed, how far batches are prefetched, or which rows were on the device: it is that of one table with all rows.
 """
 
 import argparse
@@ -77,21 +76,19 @@ def large_state(collection, ids, seed):
     return {**state, "item": {**state["item"], "embedding": rows}}
 
 
-def train_one_table(steps):
+def digest_of_one_table(steps):
     collection = collection_of(POOL)
     state, step = large_state(collection, ids_of_stream(), SEED), step_of(collection)
     for k in range(steps):
         state, _ = step(state, batch_of(k))
-    print(digest(np.asarray(state["item"]["embedding"]), state))
+    return digest(np.asarray(state["item"]["embedding"]), state)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("directory", nargs="?")
+    parser.add_argument("directory")
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
-    if options.directory is None:
-        return train_one_table(options.steps)
     collection, ids = collection_of(DEVICE_ROWS), ids_of_stream()
     step, first = step_of(collection), 0
     depth = random.randrange(4)

@@ -89,7 +89,7 @@ def test_blocks_of_which_little_counts_are_dropped(tmp_path, monkeypatch):
     draw, pool = np.random.default_rng(0), np.arange(300, dtype=np.uint64)
     model, kept = {}, {}
     store = DiskStore(tmp_path, {"item": 400}, "about")
-    for k in range(400):
+    for k in range(300):
         keys, value = draw.permutation(pool)[: draw.integers(0, 60)], k % 251
         put_records(store, keys, value)
         model.update(dict.fromkeys(keys.tolist(), value))
@@ -282,9 +282,9 @@ def test_the_file_does_not_grow_without_saves(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 13)
     keys = np.arange(300, dtype=np.uint64)
     store = DiskStore(tmp_path, {"item": 400}, "about")
-    for k in range(500):
-        put_records(store, keys, k % 251)
-    assert (records_of(store, keys)[1] == 499 % 251).all()
+    for k in range(100):
+        put_records(store, keys, k)
+    assert (records_of(store, keys)[1] == 99).all()
     store.close()
     assert (tmp_path / "blocks").stat().st_size < 20 * 300 * 400
 

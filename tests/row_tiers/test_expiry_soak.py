@@ -9,7 +9,7 @@ import pytest
 
 import jax_tt
 
-IDS, BATCH, WINDOW = 400_000, 4000, 5
+IDS, BATCH, WINDOW = 240_000, 4000, 5
 
 
 def resident():

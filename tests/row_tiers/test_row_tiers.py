@@ -97,22 +97,19 @@ def test_without_a_native_module(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_killed_training_goes_on(tmp_path):
-    steps, draw = 400, random.Random(5)
+    steps, draw = 200, random.Random(5)
     command = [sys.executable, "-m", "tests.row_tiers.row_tiers_run", "--steps", str(steps)]
     command.append(str(tmp_path))
-    for _ in range(3):
+    for _ in range(2):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for _ in range(draw.randrange(1, 4)):
                 assert process.stdout.readline().strip().isdigit()
             time.sleep(draw.random() / 20)
             process.kill()
-    last, whole = (
-        subprocess.run(own, capture_output=True, text=True, check=True).stdout.split()
-        for own in (command, command[:-1])
-    )
+    last = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert len(last) < steps // row_tiers_run.EVERY  # it did not begin again
-    assert last[-1] == whole[-1]
+    assert last[-1] == row_tiers_run.digest_of_one_table(steps)
 
 
 def small_tiers(path=None, depth=0, rows=16, **tier):

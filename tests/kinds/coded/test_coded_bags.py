@@ -1,5 +1,6 @@
 """Pooled rows of coded tables on the CPU, from packed codes, against the definition of their rows."""
 
+import functools
 import itertools
 
 import jax
@@ -46,9 +47,15 @@ def ragged(lengths, weighted, seed=0):
     )
 
 
-def wanted(table, state, bags):
-    """The sums of a CSR batch in float64."""
-    codes, books = np.asarray(table.codes(state)), np.asarray(state["codebooks"], np.float64)
+def check(table, state, bags, lookup):
+    """Native sums of a CSR batch are those in float64."""
+
+    @jax.jit
+    def run(state, bags):
+        return jax_tt.lookup_bags(table, state, bags, lookup)[0], table.codes(state)
+
+    got, codes = run(state, bags)
+    codes, books = np.asarray(codes), np.asarray(state["codebooks"], np.float64)
     m, terms = table.all_codes, table.part_terms
     books = books.reshape(m, 1 << table.bits, -1)
     # Codes that only hot ids have are -1 for others.
@@ -57,8 +64,9 @@ def wanted(table, state, bags):
     rows = np.concatenate(parts, axis=1)
     ids, offsets = np.asarray(bags.ids), np.asarray(bags.offsets)
     weights = np.ones(len(ids)) if bags.weights is None else np.asarray(bags.weights, np.float64)
-    found = weights[:, None] * rows[ids]
-    return np.stack([found[a:b].sum(0) for a, b in itertools.pairwise(offsets)])
+    weighted = weights[:, None] * rows[ids]
+    wanted = np.stack([weighted[a:b].sum(0) for a, b in itertools.pairwise(offsets)])
+    np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -68,8 +76,7 @@ def test_sums(shape, weighted):
     # One bag is longer than the native op collects at a time, and one repeats an id.
     bags = ragged([3, 0, 600, 1, 40], weighted)
     bags.ids[-40:] = N - 1
-    found, _ = jax_tt.lookup_bags(table, state, bags, method="native")
-    np.testing.assert_allclose(found, wanted(table, state, bags), rtol=2e-5, atol=2e-5)
+    check(table, state, bags, Lookup(method="native"))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
@@ -79,8 +86,7 @@ def test_other_types(shape, dtype):
         table, state = table_of(shape, param_dtype=dtype)
         bags = ragged([4, 9, 0], True)
         lookup = Lookup(method="native", dtype="float64" if dtype == "float64" else "float32")
-        found, _ = jax_tt.lookup_bags(table, state, bags, lookup)
-        np.testing.assert_allclose(found, wanted(table, state, bags), rtol=2e-5, atol=2e-5)
+        check(table, state, bags, lookup)
 
 
 @pytest.mark.parametrize("shape", ["bytes", "more codes of some"])
@@ -96,14 +102,18 @@ def test_the_program_has_one_call_and_no_codes_unpacked(shape):
 def test_ids_out_of_range(shape):
     table, state = table_of(shape, name="words")
     ids = jnp.array([[1, N, 2], [-1, 3, 3], [-2, 5, 2**31 - 1]])
-    pooled = lambda bounds, ids=ids: jax_tt.lookup_bags(table, state, ids, bounds=bounds)[0]  # noqa: E731
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def pooled(bounds, ids):
+        return jax_tt.lookup_bags(table, state, ids, bounds=bounds)[0]
+
     inside = pooled("zero", jnp.array([[1, 2, -1], [3, 3, -1], [5, -1, -1]]))
-    np.testing.assert_array_equal(pooled("zero"), inside)
+    np.testing.assert_array_equal(pooled("zero", ids), inside)
     clipped = pooled("clip", jnp.array([[1, N - 1, 2], [-1, 3, 3], [0, 5, N - 1]]))
-    np.testing.assert_array_equal(pooled("clip"), clipped)
+    np.testing.assert_array_equal(pooled("clip", ids), clipped)
     # The error names the table of ids, not that of codebook rows.
     with pytest.raises(jax.errors.JaxRuntimeError, match=rf"'words'.*{N}"):
-        jax.block_until_ready(pooled("error"))
+        jax.block_until_ready(pooled("error", ids))
     with jax.enable_x64(True):
         far = jnp.array([[2**40, 1]], jnp.int64)
         np.testing.assert_array_equal(pooled("zero", far), pooled("zero", jnp.array([[1]])))
@@ -119,12 +129,21 @@ def test_empty_batches():
 def test_mapped_over_batches_and_tables():
     table, state = table_of("more codes of some")
     ids = jnp.asarray(np.random.default_rng(0).integers(0, N, (3, 4, 5)))
-    pooled = lambda state, ids: jax_tt.lookup_bags(table, state, ids)[0]  # noqa: E731
-    each = jnp.stack([pooled(state, one) for one in ids])
-    np.testing.assert_array_equal(jax.vmap(pooled, (None, 0))(state, ids), each)
     states = jax.tree.map(lambda array: jnp.stack([array, array]), state)
-    both = jax.vmap(pooled, (0, None))(states, ids[0])
-    np.testing.assert_array_equal(both, jnp.stack([each[0]] * 2))
+
+    def pooled(state, ids):
+        return jax_tt.lookup_bags(table, state, ids)[0]
+
+    @jax.jit
+    def run(state, states, ids):
+        of_batches = jax.vmap(pooled, (None, 0))(state, ids)
+        return of_batches, jax.vmap(pooled, (0, None))(states, ids[0])
+
+    of_batches, of_tables = run(state, states, ids)
+    one = jax.jit(pooled)
+    each = np.stack([one(state, own) for own in ids])
+    np.testing.assert_array_equal(of_batches, each)
+    np.testing.assert_array_equal(of_tables, np.stack([each[0]] * 2))
 
 
 @pytest.mark.parametrize("shape", ["odd sum", "more codes of some"])

@@ -60,7 +60,7 @@ def encoding_error(rows, *arguments, **options):
 
 @pytest.mark.slow
 def test_sums_in_parts_lie_between_products_and_sums():
-    rows = RNG.normal(size=(3000, 16)).astype(np.float32)
+    rows = RNG.normal(size=(1000, 16)).astype(np.float32)
     product = encoding_error(rows, 8, 4)
     parts = encoding_error(rows, 8, 4, terms=2)
     whole = encoding_error(rows, 8, 4, kind="additive")

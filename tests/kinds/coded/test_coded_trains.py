@@ -66,10 +66,8 @@ def test_rows_and_gradients_are_those_of_the_codebooks_written_out(way, method):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, wanted)
 
 
-@pytest.mark.slow(but="hot")
-@pytest.mark.parametrize("way", ["product", "hot"])
-def test_steps_of_the_native_op_are_those_of_the_reference(way):
-    _, table, state = table_of(way, optimizer=jax_tt.optimizers.Adagrad(0.1))
+def test_steps_of_the_native_op_are_those_of_the_reference():
+    _, table, state = table_of("hot", optimizer=jax_tt.optimizers.Adagrad(0.1))
 
     def step(method):
         def loss(trained):
@@ -99,8 +97,12 @@ def test_batches_without_ids_and_ids_out_of_range():
     for ids in (jnp.zeros((0, 4), jnp.int32), jnp.zeros((4, 0), jnp.int32)):
         grads, found = gradient(cores, ids)
         np.testing.assert_array_equal(found, np.zeros((len(ids), D)))
-        assert all((array == 0).all() for array in grads.values())
-    pooled = lambda ids, bounds: jax_tt.lookup_bags(table, state, ids, bounds=bounds)[0]  # noqa: E731
+        assert all((np.asarray(array) == 0).all() for array in grads.values())
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def pooled(ids, bounds):
+        return jax_tt.lookup_bags(table, state, ids, bounds=bounds)[0]
+
     ids = jnp.array([[1, N, 2], [-2, 3, 3]])
     inside = pooled(jnp.array([[1, 2, -1], [3, 3, -1]]), "zero")
     np.testing.assert_allclose(pooled(ids, "zero"), inside, rtol=1e-6)
@@ -111,7 +113,9 @@ def test_batches_without_ids_and_ids_out_of_range():
 @pytest.mark.slow
 def test_fresh_rows_have_the_length_of_those_of_dense_codebooks():
     dense, table, state = table_of("additive")
-    lengths = [float(jnp.std(to_dense(one, one.init(jax.random.key(1))))) for one in (dense, table)]
+    lengths = [
+        float(np.std(to_dense(one, jax.jit(one.init)(jax.random.key(1))))) for one in (dense, table)
+    ]
     assert 0.5 < lengths[1] / lengths[0] < 2
     _, given, _ = table_of("additive", codebook_init=jax.nn.initializers.ones)
     assert all((core == 1).all() for core in given.init_params(jax.random.key(0)).values())

@@ -414,7 +414,7 @@ def test_a_gradient_without_the_shared_scalars_is_refused(mixed):
         return jnp.sum(jax_tt.lookup_features(MIXED, arrays, BATCH, ZERO)[0]["weighted"])
 
     with pytest.raises(ValueError, match=r"dense.*but not to its sentinel, used"):
-        jax.grad(loss)(trained)
+        jax.jit(jax.grad(loss))(trained)
 
 
 def test_a_table_may_not_have_the_name_of_what_tables_share():

@@ -292,16 +292,14 @@ def test_ids_out_of_range_in_one_array():
     if not native_available():
         pytest.skip("the reference returns NaN")
     batch = {**BATCH, "last": Bags.from_ragged([[299], [300], [], [0]])}
+    lookup = Lookup(dtype="float32", method="native")
+
+    @jax.jit
+    def looked_up(state):
+        return jax_tt.lookup_features(MIXED, state, batch, lookup, layout="concatenated")[0]
+
     with pytest.raises(Exception, match=r"id 300 at position .*shared"):
-        jax.block_until_ready(
-            jax_tt.lookup_features(
-                MIXED,
-                arrays_of(MIXED),
-                batch,
-                Lookup(dtype="float32", method="native"),
-                layout="concatenated",
-            )[0]
-        )
+        jax.block_until_ready(looked_up(arrays_of(MIXED)))
 
 
 def test_steps_of_tables_are_counted_in_place_on_a_gpu():

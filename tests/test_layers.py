@@ -21,12 +21,10 @@ def test_every_file_is_in_a_folder_of_a_layer():
     assert not homeless
 
 
-def test_imports_go_down():
-    assert upward(imports(PACKAGE), PACKAGE, LAYERS) == []
-
-
-def test_there_are_no_circles():
-    assert circles(imports(PACKAGE), PACKAGE) == []
+def test_imports_go_down_and_make_no_circles():
+    found = imports(PACKAGE)
+    assert upward(found, PACKAGE, LAYERS) == []
+    assert circles(found, PACKAGE) == []
 
 
 def test_a_planted_import_is_found(tmp_path):

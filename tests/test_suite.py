@@ -129,22 +129,14 @@ def _runs(process: int) -> bool:
 
 
 def test_tests_that_take_long_are_listed_unless_a_mark_says_why():
+    names = ("test", "cpu", "programs", "compiled", "dear")
     rows = [
-        {
-            "test": "tests/tt/test_a.py::test",
-            "cpu": 21.0,
-            "programs": 3,
-            "compiled": 1,
-            "dear": False,
-        },
-        {
-            "test": "tests/tt/test_b.py::test",
-            "cpu": 30.0,
-            "programs": 1,
-            "compiled": 0,
-            "dear": True,
-        },
-        {"test": "tests/test_c.py::test", "cpu": 2.0, "programs": 0, "compiled": 0, "dear": False},
+        dict(zip(names, row, strict=True))
+        for row in (
+            ("tests/tt/test_a.py::test", 21.0, 3, 1, False),
+            ("tests/tt/test_b.py::test", 30.0, 1, 0, True),
+            ("tests/test_c.py::test", 2.0, 0, 0, False),
+        )
     ]
     assert test_costs.unexplained(rows) == ["tests/tt/test_a.py::test"]
     assert test_costs.by_room(rows)[2:] == [

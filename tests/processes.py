@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,42 @@ def run_python(
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+def compiler_cache() -> list[str]:
+    """What to put before a compilation."""
+    return [found] if (found := shutil.which("ccache")) else []
+
+
+def build(
+    compiler: str, flags: Sequence[object], sources: Iterable[object], made: Path
+) -> subprocess.CompletedProcess[str]:
+    """Compiles C++ and CUDA sources of this repository one by one, through a compiler cache if there is one, and links.
+
+    It returns the compilation that failed, or what the linker says.
+    """
+    objects = []
+    for k, source in enumerate(map(str, sources)):
+        objects.append(made.with_name(f"{made.name}_{k}.o"))
+        language = ["-x", "c++"] if source.endswith(".cu") else []
+        compilation = [
+            *compiler_cache(),
+            compiler,
+            *flags,
+            *language,
+            "-c",
+            source,
+            "-o",
+            objects[-1],
+        ]
+        done = _run(compilation)
+        if done.returncode:
+            return done
+    return _run([compiler, *flags, *objects, "-o", made])
+
+
+def _run(command: list[object]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True)
 
 
 def free_port() -> str:

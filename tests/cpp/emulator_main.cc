@@ -1,4 +1,4 @@
-// emulator_test right: every right kernel under many seeds, one line per failure.
+// emulator_test right: every right kernel under several seeds, one line per failure.
 // emulator_test planted: `seed name: message` for every planted bug under several seeds.
 // emulator_test threads: all of them in several OS threads at once.
 // emulator_test overflow: a write past the end of global memory.
@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
   const bool right = strcmp(argv[1], "right") == 0;
   const EmulatorCase* const cases = right ? kRightCases : kPlantedCases;
   const int count = right ? kNumRightCases : kNumPlantedCases;
-  for (uint64_t seed = 0; seed < (right ? 20u : 5u); ++seed) {
+  for (uint64_t seed = 0; seed < 5; ++seed) {
     emulation::SetSeed(seed);
     for (int i = 0; i < count; ++i) {
       const std::string message = cases[i].run();

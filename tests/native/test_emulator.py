@@ -4,15 +4,14 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.helpers import cxx_compiler
+from tests.processes import ROOT, build, compiler_cache
 
 pytestmark = pytest.mark.unsampled
 
-ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 5
 KERNELS = ("tests/cpp/emulator_planted.cu", "tests/cpp/emulator_right.cu", "ffi/cuda/upload.cu")
 
@@ -58,11 +57,11 @@ PLANTED = {
 def program(tmp_path_factory):
     """The test's program with sanitizers, which also look at the emulator's fibers; other tests run it without."""
     made = tmp_path_factory.mktemp("emulator") / "emulator_test"
-    emulator = sorted(str(path) for path in ROOT.glob("ffi/cuda/emulation/*.cc"))
-    command = [cxx_compiler(), "-std=c++20", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"]
-    command += ["-fsanitize=address,undefined", "-DJAX_TT_EMULATION", "-I."]
-    command += ["tests/cpp/emulator_main.cc", *emulator, "-x", "c++", *KERNELS, "-o", str(made)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    emulator = sorted(path.relative_to(ROOT) for path in ROOT.glob("ffi/cuda/emulation/*.cc"))
+    flags = ["-std=c++20", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    flags += ["-fsanitize=address,undefined", "-DJAX_TT_EMULATION", "-I."]
+    sources = ["tests/cpp/emulator_main.cc", *emulator, *KERNELS]
+    done = build(cxx_compiler(), flags, sources, made)
     if done.returncode and "asan" in done.stderr:
         pytest.skip("this compiler comes without AddressSanitizer")
     assert done.returncode == 0, done.stderr
@@ -122,7 +121,7 @@ def test_kernels_compile_for_devices(tmp_path):
     if nvcc is None:
         pytest.skip("no nvcc")
     targets = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (80, 90)]
-    command = [nvcc, "-std=c++20", *targets, "-Werror", "all-warnings"]
+    command = [*compiler_cache(), nvcc, "-std=c++20", *targets, "-Werror", "all-warnings"]
     command += ["-Xcompiler", "-Wall,-Wextra,-Werror", "-I.", "-c", KERNELS[1]]
     done = subprocess.run(
         [*command, "-o", str(tmp_path / "kernels.o")], cwd=ROOT, capture_output=True, text=True

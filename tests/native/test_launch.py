@@ -2,7 +2,6 @@
 
 import ctypes
 import subprocess
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,8 @@ import pytest
 
 from jax_tt._base import ffi
 from tests.helpers import cxx_compiler
+from tests.processes import build
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPE = {
     "row_factors": np.array([3, 4, 5]),
     "col_factors": np.array([2, 2, 2]),
@@ -24,10 +23,10 @@ NO_WEIGHTS = jnp.zeros(0, jnp.float32)
 
 def test_threads_with_sizes_of_their_own_do_not_fail_each_other(tmp_path):
     program = tmp_path / "launch_check"
-    command = [cxx_compiler(), "-std=c++20", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"]
-    command += ["-Itests/cpp/fake_cuda", "-I.", "tests/cpp/launch_check.cc"]
-    command += ["ffi/cuda/shared_limit.cc", "-o", str(program)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    flags = ["-std=c++20", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    flags += ["-Itests/cpp/fake_cuda", "-I."]
+    sources = ["tests/cpp/launch_check.cc", "ffi/cuda/shared_limit.cc"]
+    built = build(cxx_compiler(), flags, sources, program)
     assert built.returncode == 0, built.stderr
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "done\n")

@@ -3,15 +3,14 @@ thread pool instead of XLA's, and the arithmetic of ids."""
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.helpers import cxx_compiler
+from tests.processes import build
 
 pytestmark = pytest.mark.unsampled
 
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {
     "parallel": ("tables/ops", "workspace"),
     "hash": (
@@ -29,12 +28,7 @@ def test_sanitizers_find_nothing(tmp_path, name, sanitizer):
     program = tmp_path / "stress"
     flags = ["-std=c++20", "-O1", "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     sources = [f"tests/cpp/{name}_stress.cc", *(f"ffi/cpu/{own}.cc" for own in SOURCES[name])]
-    built = subprocess.run(
-        [cxx_compiler(), *flags, "-pthread", "-I.", *sources, "-o", str(program)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    built = build(cxx_compiler(), [*flags, "-pthread", "-I."], sources, program)
     if built.returncode and any(f"-l{library}san" in built.stderr for library in ("t", "a", "ub")):
         pytest.skip(f"this compiler comes without -fsanitize={sanitizer}")
     assert built.returncode == 0, built.stderr
@@ -57,6 +51,7 @@ def test_a_header_by_itself(tmp_path, check):
     program = tmp_path / check
     source = f"tests/cpp/{check}_check.cc"
     options = ["-std=c++20", "-O2", "-DJAX_TT_EMULATION", "-I."]
-    subprocess.run([cxx_compiler(), *options, source, "-o", str(program)], cwd=ROOT, check=True)
+    built = build(cxx_compiler(), options, [source], program)
+    assert built.returncode == 0, built.stderr
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "ok\n")

@@ -51,6 +51,10 @@ def collection_of(names, **options):
     return jax_tt.Collection(tables, {name: Feature(name) for name in names})
 
 
+def initial(collection):
+    return jax.jit(collection.init)(jax.random.key(0))
+
+
 def batch_of(names, bad=()):
     """Ragged bags with duplicates, some with weights; with an id out of range for the tables ``bad``."""
     rng = np.random.default_rng(0)
@@ -90,7 +94,7 @@ def stepped(collection, lookup, state, batch, scale=1.0):
 )
 def test_bits_are_those_of_single_calls(bounds, skip, one_by_one, method):
     collection = collection_of(TABLES, skip_nonfinite=skip)
-    state, batch = collection.init(jax.random.key(0)), batch_of(TABLES, bad=("usual", "fast again"))
+    state, batch = initial(collection), batch_of(TABLES, bad=("usual", "fast again"))
     lookup = Lookup(bounds=bounds, method=method)
     lowered = jax.jit(functools.partial(stepped, collection, lookup)).lower(state, batch)
     platform = "cuda" if on_gpu() else method
@@ -99,9 +103,9 @@ def test_bits_are_those_of_single_calls(bounds, skip, one_by_one, method):
         assert f"@{ffi.target(platform, op)}" not in lowered.as_text()
     got = lowered.compile()(state, batch)
     one_by_one()
-    alone = jax.jit(functools.partial(stepped, collection, lookup))
-    assert "tables_update" not in alone.lower(state, batch).as_text()
-    assert_same_bits(got, alone(state, batch))
+    alone = jax.jit(functools.partial(stepped, collection, lookup)).lower(state, batch)
+    assert "tables_update" not in alone.as_text()
+    assert_same_bits(got, alone.compile()(state, batch))
     # Bad ids keep their own tables from a step, and no others.
     taken = {name: float(got[1][0][name]["step"]) for name in collection.sharing}
     refused = {"usual", "fast again"} if bounds == "error" else set()
@@ -114,7 +118,7 @@ def test_broken_offsets_make_nan_and_no_update(n, method):
     """In the one launch that plans few ids, and in those that plan many."""
     table = jax_tt.tt_table(60, 4, tt_ranks=2, optimizer=ADAGRAD)
     collection = jax_tt.Collection({"a": table}, {"a": Feature("a")})
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     bags = Bags(jnp.arange(n, dtype=jnp.int32) % 60, jnp.array([0, n // 2, 3], jnp.int32))
     step = jax.jit(functools.partial(stepped, collection, Lookup(method=method)))
     rows, (after, _), _ = step(state, {"a": bags})
@@ -125,7 +129,7 @@ def test_broken_offsets_make_nan_and_no_update(n, method):
 def test_a_gradient_that_is_not_finite_skips_its_own_table(method):
     names = ("usual", "fast", "half")
     collection = collection_of(names, skip_nonfinite=True)
-    state, batch = collection.init(jax.random.key(0)), batch_of(names)
+    state, batch = initial(collection), batch_of(names)
     step = jax.jit(functools.partial(stepped, collection, Lookup(method=method)))
     _, (after, _), _ = step(state, batch, scale=jnp.float32(np.inf))
     assert_same_bits(after["usual"], state["usual"])
@@ -133,11 +137,10 @@ def test_a_gradient_that_is_not_finite_skips_its_own_table(method):
     assert taken == {"usual": 0, "fast": 1, "half": 1}
 
 
-def assert_same_steps(method, tables, batch, one_by_one):
+def assert_same_steps(method, tables, batch, one_by_one, init=initial):
     """That a step of these tables in common has the bits of steps of each."""
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
-    state = collection.init(jax.random.key(0))
-    lookup = Lookup(method=method)
+    state, lookup = init(collection), Lookup(method=method)
     got = jax.jit(functools.partial(stepped, collection, lookup))(state, batch)
     assert all(np.any(np.asarray(rows, np.float32)) for rows in got[0].values())
     one_by_one()
@@ -185,13 +188,14 @@ TILES = [((4, 4, 8), 16), ((2, 8, 2), 32), ((2, 4, 8), 64), ((4, 4, 4), 128)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "precision"), [("float32", "highest"), ("float32", "high"), ("bfloat16", None)]
+    ("dtype", "precision", "tiles"),
+    [("float32", "highest", TILES), ("float32", "high", TILES[:2]), ("bfloat16", None, TILES[1:3])],
 )
-def test_specialised_passes_take_several_tables(dtype, precision, one_by_one, method):
+def test_specialised_passes_take_several_tables(dtype, precision, tiles, one_by_one, method):
     rng, tables, batch = np.random.default_rng(0), {}, {}
     # Cores of rank 128 take at least these factors.
     rows = (50, 3, 50)
-    for name, (columns, rank) in {f"{k} {tile}": tile for tile in TILES for k in "ab"}.items():
+    for name, (columns, rank) in {f"{k} {tile}": tile for tile in tiles for k in "ab"}.items():
         tables[name] = jax_tt.tt_table(
             int(np.prod(rows)),
             int(np.prod(columns)),
@@ -226,7 +230,7 @@ def test_general_passes_of_16_bits_and_of_odd_columns_take_several_tables(one_by
 def test_plans_of_sharded_batches_are_checked_together():
     names = ("usual", "fast", "half")
     collection = collection_of(names)
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     rng = np.random.default_rng(0)
     batch = {name: rng.integers(0, TABLES[name][0], (8, 5)).astype(np.int32) for name in names}
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -254,6 +258,15 @@ def test_plans_of_sharded_batches_are_checked_together():
             np.testing.assert_allclose(f64(a), f64(b), rtol=tolerance, atol=tolerance)
 
 
+def patterned(collection):
+    """A state in which the same thousand numbers fill all arrays: it takes long to draw as many as memory holds."""
+
+    def filled(array):
+        return jnp.asarray(np.resize(np.linspace(-0.1, 0.1, 1000), array.shape).astype(array.dtype))
+
+    return jax.tree.map(filled, jax.eval_shape(collection.init, jax.random.key(0)))
+
+
 @pytest.mark.slow
 @pytest.mark.dear("the tables of one turn take 256 MiB")
 def test_tables_that_need_much_memory_take_turns(one_by_one, method):
@@ -269,7 +282,7 @@ def test_tables_that_need_much_memory_take_turns(one_by_one, method):
     )
     tables = dict.fromkeys("ab", table)
     batch = {name: Bags.from_ragged([[k, 8559], [], [k]]) for k, name in enumerate(tables)}
-    assert_same_steps(method, tables, batch, one_by_one)
+    assert_same_steps(method, tables, batch, one_by_one, patterned)
 
 
 @pytest.mark.parametrize("platform", ["cuda_emulated", "cuda"])
@@ -292,7 +305,7 @@ def launches_of(tables, samples, length=1):
     has other launches.
     """
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     rng = np.random.default_rng(0)
     batch = {
         name: jnp.asarray(rng.integers(0, 60, (samples, length)), jnp.int32) for name in tables
@@ -314,24 +327,6 @@ def launches_of(tables, samples, length=1):
     before = module.launches()
     jax.block_until_ready(step(state, batch))
     return module.launches() - before
-
-
-@emulated
-@pytest.mark.parametrize(("count", "ranks"), [(3, 16), (7, 2)])
-def test_few_launches_cuda_emulated(count, ranks):
-    """Tables with the same ranks, column factors, storage type and rule, but of different sizes."""
-    tables = {
-        f"t{k}": jax_tt.tt_table(
-            800 + 80 * k,
-            16,
-            tt_ranks=ranks,
-            row_factors=(8, 10, 10 + k),
-            col_factors=(2, 4, 2),
-            optimizer=ADAGRAD,
-        )
-        for k in range(count)
-    }
-    assert launches_of(tables, 11) <= 10
 
 
 @emulated
@@ -359,7 +354,7 @@ def test_a_step_launches_five_kernels():
 
 @emulated
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [1, 187])
+@pytest.mark.parametrize("length", [1, 41])
 def test_few_launches_of_mixed_tables(length):
     """Seven tensor trains and 19 dense tables, of few ids and of many."""
     train = jax_tt.tt_table(
@@ -381,11 +376,11 @@ def test_every_signature_adds_some_launches():
     table = functools.partial(jax_tt.tt_table, 60, 8, tt_ranks=3)
     rules = [ADAGRAD, optimizers.Adam(0.1)]
     one = launches_of({"a": table(optimizer=ADAGRAD)}, 11)
-    same = {f"t{k}": table(optimizer=ADAGRAD) for k in range(6)}
-    rules = {f"t{k}": table(optimizer=rules[k % 2]) for k in range(6)}
+    same = {f"t{k}": table(optimizer=ADAGRAD) for k in range(4)}
+    rules = {f"t{k}": table(optimizer=rules[k % 2]) for k in range(4)}
     types = {
         f"t{k}": table(optimizer=ADAGRAD, param_dtype=["float32", "bfloat16"][k % 2])
-        for k in range(6)
+        for k in range(4)
     }
     of_same = launches_of(same, 11)
     assert of_same <= one + 4  # what clears memory and writes the descriptions of the tables

@@ -30,7 +30,7 @@ STEPS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtre
 
 
 class Pair(Team):
-    """Two forked processes, which sum numbers over a line between them."""
+    """One of two processes, which sum numbers over a line between them."""
 
     def __init__(self, number: int, line: socket.socket) -> None:
         super().__init__()
@@ -65,6 +65,14 @@ def write(path: Path, value: int, team: Team) -> None:
     write_dump(path, parts, {}, about, "safetensors", bar, overwrite=True, team=team)
 
 
+def end(path: Path, value: int, team: Team) -> int:
+    try:
+        write(path, value, team)
+    except (FileError, ConnectionError):
+        return 1
+    return 0
+
+
 def written(
     path: Path,
     value: int,
@@ -72,31 +80,30 @@ def written(
     failing: int = 0,
     last: int = 10**6,
 ) -> list[int]:
-    """How two processes end, one of which fails before its step of this number: 0 without a failure, 1 by an error."""
-    lines, children = socket.socketpair(), []
-    for number in (0, 1):
-        if child := os.fork():
-            children.append(child)
-            continue
-        lines[1 - number].close()
+    """How two processes end, one of which fails before its step of this number: 0 without a failure, 1 by an error.
+
+    The one that fails is a fork, which takes most of the time of a write; the other is this process.
+    """
+    lines, other = socket.socketpair(), 1 - failing
+    if not (child := os.fork()):
+        lines[other].close()
         steps: list[str] = []
 
-        def hook(event: str, arguments: Any, number: int = number, steps: Any = steps) -> None:
+        def hook(event: str, arguments: Any) -> None:
             del arguments
-            if event in STEPS and number == failing:
+            if event in STEPS:
                 steps.append(event)
                 if len(steps) == last + 1:  # there may be room again afterwards
                     failure()
 
         sys.addaudithook(hook)
-        try:
-            write(path, value, Pair(number, lines[number]))
-        except (FileError, ConnectionError):
-            os._exit(1)
-        os._exit(2 if len(steps) > last else 0)
-    for line in lines:
-        line.close()
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        ended = end(path, value, Pair(failing, lines[failing]))
+        os._exit(ended or (2 if len(steps) > last else 0))
+    lines[failing].close()
+    ends = [end(path, value, Pair(other, lines[other]))] * 2
+    lines[other].close()
+    ends[failing] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return ends
 
 
 def main(path: Path) -> None:

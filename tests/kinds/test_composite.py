@@ -48,13 +48,6 @@ def make(request):
     return request.param
 
 
-def pooled(table, state, bags, lookup=None):
-    run = jax.jit(
-        lambda state, bags: jax_tt.lookup_bags(table, state, bags, lookup or jax_tt.Lookup())
-    )
-    return run(state, bags)[0]
-
-
 def dense_of(table, state):
     return np.asarray(to_dense(table, state))
 
@@ -68,8 +61,10 @@ def test_rows_are_where_the_parts_say():
     assert table.parts_of(state, jnp.array([[3], [N - 1]])).tolist() == [[PARTS[3]], [PARTS[-1]]]
     fresh = jax.jit(table.init)(jax.random.key(0))
     np.testing.assert_array_equal(table.parts_of(fresh), np.repeat([0, 1, 2], SIZES))
-    eager = table.init(jax.random.key(0))
-    np.testing.assert_array_equal(table.parts_of(eager), np.repeat([0, 1, 2], SIZES))
+    dense = [jax_tt.tables.DenseTable(size, D) for size in SIZES]
+    of_dense = jax_tt.tables.MixedTable(tuple(dense))
+    eager = of_dense.init(jax.random.key(0))
+    np.testing.assert_array_equal(of_dense.parts_of(eager), np.repeat([0, 1, 2], SIZES))
     constants = jax.make_jaxpr(table.init)(jax.random.key(0)).consts
     assert all(np.size(constant) <= 32 for constant in constants)  # none has a number per row
 
@@ -110,34 +105,45 @@ def test_ids_out_of_range(make, bounds, method):
 
 def test_ids_out_of_range_are_errors(make):
     table, state = make()
+    look_up = jax.jit(functools.partial(jax_tt.lookup, table), static_argnames="method")
     ids = jnp.array([1, N])
-    rows, _ = jax_tt.lookup(table, state, ids, method="reference")
+    rows, _ = look_up(state, ids, method="reference")
     assert np.isnan(rows[1]).all() and np.isfinite(rows[0]).all()
     with pytest.raises(Exception, match=f"{type(table).__name__}.*, table 0.*"):
-        jax.block_until_ready(jax_tt.lookup(table, state, ids)[0])
+        jax.block_until_ready(look_up(state, ids)[0])
 
 
 @pytest.mark.slow
 def test_padding_and_empty_bags(make):
     table, state = make()
     dense = dense_of(table, state)
-    bags = jax_tt.Bags(jnp.array([[3, -1], [-1, -1]]), weights=jnp.full((2, 2), 2.0), padded=True)
-    found = pooled(table, state, bags)
-    np.testing.assert_allclose(found, [2 * dense[3], np.zeros(D)], rtol=1e-5, atol=1e-6)
-    unsigned = jax_tt.Bags(np.array([[3, -1], [-1, -1]]).astype(np.uint32), padded=True)
-    for bounds in ("error", "zero"):
-        found = pooled(table, state, unsigned, jax_tt.Lookup(bounds=bounds))
+    ids = np.array([[3, -1], [-1, -1]], np.int32)
+    padded = jax_tt.Bags(ids, weights=np.full((2, 2), 2, np.float32), padded=True)
+    unsigned = jax_tt.Bags(ids.astype(np.uint32), padded=True)
+    nothing = jnp.zeros((0, 3), jnp.int32), jnp.zeros((3, 0), jnp.int32)
+
+    @jax.jit
+    def run(state, padded, unsigned, nothing):
+        def pooled(bags, bounds="error"):
+            return jax_tt.lookup_bags(table, state, bags, bounds=bounds)[0]
+
+        of_unsigned = [pooled(unsigned, bounds) for bounds in ("error", "zero")]
+        return pooled(padded), of_unsigned, [pooled(bags) for bags in nothing]
+
+    weighted, of_unsigned, empty = run(state, padded, unsigned, nothing)
+    np.testing.assert_allclose(weighted, [2 * dense[3], np.zeros(D)], rtol=1e-5, atol=1e-6)
+    for found in of_unsigned:
         np.testing.assert_allclose(found, [dense[3], np.zeros(D)], 1e-5, 1e-6)
-    for bags in (jnp.zeros((0, 3), jnp.int32), jnp.zeros((3, 0), jnp.int32)):
-        found = pooled(table, state, bags)
-        np.testing.assert_array_equal(found, np.zeros((bags.shape[0], D)))
+    for found, rows in zip(empty, (0, 3), strict=True):
+        np.testing.assert_array_equal(found, np.zeros((rows, D)))
 
 
 @pytest.mark.slow
 def test_scores_of_all_rows(make):
     table, state = make()
-    query = jax.random.normal(jax.random.key(2), (3, D))
-    scores = jax_tt.extension.attend(table, state, query, jax.lax.Precision.HIGHEST)
+    query = np.random.default_rng(2).normal(size=(3, D)).astype(np.float32)
+    attend = functools.partial(jax_tt.extension.attend, table)
+    scores = jax.jit(attend, static_argnums=2)(state, query, jax.lax.Precision.HIGHEST)
     np.testing.assert_allclose(scores, query @ dense_of(table, state).T, rtol=1e-4, atol=1e-5)
 
 

@@ -100,11 +100,10 @@ class Model:
         assert (found == np.asarray(self.whole["item"]["embedding"])[some]).all()
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_tiers_equal_one_table(tmp_path, seed):
-    model = Model(tmp_path, seed)
+def test_tiers_equal_one_table(tmp_path):
+    model = Model(tmp_path, seed=1)
     operations = [model.train] * 6 + [model.save, model.reopen, model.move, model.fail, model.read]
-    for k in model.draw.integers(0, len(operations), 150 if seed else 60):
+    for k in model.draw.integers(0, len(operations), 100):
         operations[k]()
     model.read()
     model.tiers.close()

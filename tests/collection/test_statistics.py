@@ -265,7 +265,7 @@ def test_a_mesh_with_explicit_axes():
 
 # --- Layers
 
-CACHE = jax_tt.RowCache(8, ways=4, refresh_every=1)
+CACHE = jax_tt.RowCache(8, ways=4, refresh_every=1, write_back=None)
 TABLES = {
     "word": jax_tt.tt_table(60, 8, tt_ranks=2, optimizer=RULE, cache=CACHE),
     "ad": jax_tt.dense_table(9, 2),

@@ -116,7 +116,7 @@ def test_fused(method):
 
 @pytest.mark.parametrize(("gradients", "fused"), [("rows", True), ("cores", False)])
 def test_a_row_cache(gradients, fused):
-    cache = jax_tt.RowCache(40, ways=4, gradients=gradients)
+    cache = jax_tt.RowCache(40, ways=4, gradients=gradients, write_back=None)
     optimizer = RULE if fused else None
     start = jax_tt.functional.init_fused(CORES, RULE) if fused else CORES
 

@@ -63,7 +63,7 @@ class Trained:
         )
 
     def grow(self):
-        self.table, self.state = jax_tt.dynamic.grow_if_full(self.table, self.state, max_load=0.8)
+        self.table, self.state = jax_tt.dynamic.grow_if_full(self.table, self.state, max_load=0.3)
 
     def set_clock_back(self):
         """The next insertion finds the last number of a batch."""
@@ -94,7 +94,7 @@ def loaded(table, paths):
 def test_windows_that_overlap_or_come_again(tmp_path):
     """Changes since the base follow other changes since it; those that are there already change nothing."""
     made = Trained(tmp_path)
-    between = made.train, made.remove, made.set_clock_back, made.grow
+    between = made.train, made.set_clock_back, made.grow, made.remove
     for operation in (*[made.train] * 5, made.dump, *between, made.dump, made.train, made.expire):
         operation()
     made.dump()
@@ -107,6 +107,7 @@ def test_windows_that_overlap_or_come_again(tmp_path):
         same_keys(made.table, state, made.table, made.state)
         for name in (*KEYS, *WAITING, "hash_clock"):
             np.testing.assert_array_equal(state[name], made.state[name], err_msg=name)
+    assert made.table.num_embeddings > 64
     assert np.count_nonzero(made.state[WAITING[2]]) > 5
     other = table_of(1024, ways=16)
     same_keys(other, loaded(other, [base, first, last]), made.table, made.state)

@@ -74,10 +74,7 @@ def test_tables_use_their_budget_and_keep_it(kind, dtype, rows, features, ratio)
 
 @pytest.mark.parametrize(
     ("rows", "features", "ratio", "dtype", "ranks"),
-    [
-        (500, 24, 4.0, "bfloat16", [1, 1, 1, 1, 1]),
-        (300, 8, 7.0, "float32", [1]),
-    ],
+    [(500, 24, 4.0, "bfloat16", [1, 1, 1, 1, 1]), (300, 8, 7.0, "float32", [1])],
 )
 def test_sums_of_tts_keep_their_budget_with_the_orders(rows, features, ratio, dtype, ranks):
     """What is left over would not hold another rank."""
@@ -157,16 +154,17 @@ def test_quotient_remainder_gives_every_id_a_row_of_its_own():
 
 
 def test_a_sum_of_tts_starts_at_the_sum_of_its_terms():
-    start, dtype = normal(500, 24), "bfloat16"
-    table = make("tt_residual", 500, 24, 4.0, dtype=dtype, start=start)
-    shapes = sizes.residual_shapes(500, 24, 4.0, dtype)
+    start, dtype = normal(200, 12), "bfloat16"
+    table = make("tt_residual", 200, 12, 4.0, dtype=dtype, start=start)
+    shapes = sizes.residual_shapes(200, 12, 4.0, dtype)
+    assert len(shapes) > 1
     terms = jax_tt.tt.residuals(start, shapes, dtype=dtype, progress=False)
-    expected = np.zeros((500, 24))
+    expected = np.zeros((200, 12))
     for term in terms:
         cores = [np.asarray(core, np.float64) for core in term.approximation.cores]
-        rows = np.einsum("piqr,srjt->psqj", *cores).reshape(-1, 24)
+        rows = np.einsum("piqr,srjt->psqj", *cores).reshape(-1, 12)
         expected += rows[term.id_order.rows]
-    found = table(jnp.arange(500))
+    found = table(jnp.arange(200))
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
@@ -174,7 +172,7 @@ def test_a_sum_of_tts_starts_at_the_sum_of_its_terms():
     )
     assert len(arrays(table)) == 2 * len(terms)
     assert {array.dtype for array in arrays(table)} == {jnp.dtype(dtype)}
-    assert table(jnp.zeros(0, jnp.int32)).shape == (0, 24)
+    assert table(jnp.zeros(0, jnp.int32)).shape == (0, 12)
 
 
 # Starts and steps

@@ -152,12 +152,12 @@ def test_kinds_of_compress():
 def test_kinds_are_tried_on_a_sample(capfd):
     """The kind without an error is found among all, and what is chosen is measured on all rows."""
     rng = np.random.default_rng(4)
-    numbers = rng.integers(-7, 9, (6000, 8)).astype(np.float64)
+    numbers = rng.integers(-7, 9, (4500, 8)).astype(np.float64)
     numbers[:, :2] = -7, 8
-    numbers *= 2.0 ** rng.integers(-5, 6, (6000, 1))
+    numbers *= 2.0 ** rng.integers(-5, 6, (4500, 1))
     kinds = ["quantized", "product"]
     (planned,) = jax_tt.plan(
-        {"whole": numbers.astype(np.float32)}, 60_000, progress=True, kinds=kinds
+        {"whole": numbers.astype(np.float32)}, 45_000, progress=True, kinds=kinds
     ).values()
     assert (planned.kind, planned.error) == ("quantized", pytest.approx(0, abs=1e-6))
     assert planned.nbytes == planned.small.nbytes
@@ -266,9 +266,9 @@ def test_what_is_near_is_measured_at_the_same_time_and_nothing_twice():
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, of numbers beyond its range
 def test_samples_without_an_error_are_not_chosen():
     """Their squares are not finite: a table of codes then says nothing of its quality."""
-    rows = np.random.default_rng(0).normal(size=(5000, 8)) * 1e38
+    rows = np.random.default_rng(0).normal(size=(4300, 8)) * 1e38
     rows = np.clip(rows, -3e38, 3e38).astype(np.float32)
-    (planned,) = jax_tt.plan({"rows": rows}, 60_000, kinds=["additive"]).values()
+    (planned,) = jax_tt.plan({"rows": rows}, 51_600, kinds=["additive"]).values()
     assert planned.kind == "tensor train" and planned.error < 0.5
 
 
@@ -317,7 +317,7 @@ def test_small_tables_are_dense():
 
 
 def test_a_large_budget_makes_all_dense():
-    plan = jax_tt.plan({"a": (1000, 8), "b": smooth()}, 10**8)
+    plan = jax_tt.plan({"a": (1000, 8), "b": smooth()}, 10**8, kinds=["quantized"])
     assert [planned.kind for planned in plan.values()] == ["dense", "dense"]
     assert plan.nbytes == 4 * 1000 * 8 + 4 * N * D
 

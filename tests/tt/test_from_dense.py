@@ -101,6 +101,7 @@ def check_bounds(found, table, shape, slack=1e-6):
     )
 
 
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(full_shapes(), st.integers(0, 2**16))
 def test_error_is_within_the_bounds_of_the_singular_values(shape, seed):
     rng = np.random.default_rng(seed)
@@ -142,6 +143,7 @@ def test_a_train_is_recovered(way, name):
     assert max(found.row_errors.values()) < 1e-4
 
 
+@hypothesis.settings(max_examples=15)
 @hypothesis.given(st.integers(2, 40), st.integers(1, 4), st.integers(1, 4), st.integers(0, 99))
 def test_rows_past_the_end_cost_no_rank(missing, r, s, seed):
     full = (6, 5, 7)

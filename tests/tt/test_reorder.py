@@ -29,7 +29,7 @@ def by_id(cores, order, n):
     return table if order is None else table[order.rows]
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     name=st.sampled_from(sorted(SHAPES)),
     seed=st.integers(0, 2**16),
@@ -52,7 +52,7 @@ def test_full_ranks_hold_any_order(name, seed, ordered, dtype):
     assert math.isclose(found.relative_error, error, rel_tol=0.1, abs_tol=1e-6)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(data=st.data(), name=st.sampled_from(["d2", "d3", "d4"]))
 def test_renamed_digits_cost_no_rank(data, name):
     """An order that permutes the values of every digit permutes slices, which the same ranks hold."""
@@ -142,16 +142,16 @@ def test_the_dense_table_is_never_there(monkeypatch):
     modules = (from_dense, "_ENERGY_BLOCK"), (decompose, "_BLOCK"), (approximation, "_BLOCK")
     for module, name in (*modules, (rows, "_GATHERED")):
         monkeypatch.setattr(module, name, 1 << 14)
-    shape = jax_tt.TTShape(40_000, 64, 4, (20, 40, 50), (4, 4, 4))
+    shape = jax_tt.TTShape(20_000, 64, 4, (20, 20, 50), (4, 4, 4))
     cores = jax_tt.tt.init(jax.random.key(0), shape)
-    order = shuffled(40_000)
+    order = shuffled(20_000)
     tracemalloc.start()
     try:
         found = jax_tt.tt.reorder(cores, None, order)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 40_000 * 64 * 4 / 2  # half of the table in float32
+    assert peak < 20_000 * 64 * 4 / 2  # half of the table in float32
     assert 0 < found.relative_error < 1
 
 

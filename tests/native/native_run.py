@@ -1,6 +1,7 @@
-"""Runs every native op once and writes the results: ``python -m tests.native.native_run OUT.npz``.
+"""Runs every native op once and writes the results: ``python -m tests.native.native_run OUT.npz [again]``.
 
-What JAX_TT_NUM_THREADS and JAX_TT_CPU_ISA change is read once per process, so tests compare processes.
+What JAX_TT_NUM_THREADS and JAX_TT_CPU_ISA change is read once per process, so tests compare processes.  With ``again``,
+it runs them once more, where memory and threads are warm, and compares.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import numpy as np
 
 import jax_tt
 from jax_tt import optimizers
-from jax_tt._kinds.quantized import codec
 from jax_tt._native import hash_backend
 from jax_tt._native.hash import Fresh, Reset
 from jax_tt._sets.hash_directory import Eviction, init_directory
 from jax_tt._sets.initial import Normal
 from tests.helpers import SHAPES, make_case
 
+BAGS = 24  # of chunked batches
 # So many columns that the 3,200 rows of chunked_batch take more memory than one chunk may.
 CHUNKED = {
     "d2": jax_tt.TTShape(40_000, 9216, 4, (200, 200), (96, 96)),
@@ -51,6 +52,8 @@ PAIRS = {
 }
 # Columns of dense tables: whole vectors of each instruction set, halves and quarters of them, and others.
 WIDTHS = (1, 3, 4, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 72, 80, 96, 112, 128, 129, 144, 200)
+# Columns of packed rows: whole vectors of 8 and 16 numbers, as many as registers hold and more, and what is left.
+PACKED_WIDTHS = (3, 8, 16, 24, 40, 64, 77, 112, 128, 200)
 RULES = {
     "sgd": optimizers.SGD(0.05),
     "adagrad": optimizers.Adagrad(0.05),
@@ -66,52 +69,66 @@ def chunked_batch(shape: jax_tt.TTShape) -> tuple[tuple[jax.Array, ...], jax_tt.
         jnp.asarray(rng.normal(size=core) / core[1] ** 0.5, jnp.float32)
         for core in shape.core_shapes
     )
-    lengths = rng.multinomial(3600, np.ones(24) / 24)
+    lengths = rng.multinomial(3600, np.ones(BAGS) / BAGS)
     ids = rng.integers(0, shape.num_embeddings, lengths.sum()).astype(np.int32)
     ids[::9] = ids[0]
     weights = rng.uniform(0.5, 1.5, ids.size).astype(np.float32)
     bags = jax_tt.Bags.from_lengths(ids, lengths, weights)
-    g = jnp.asarray(rng.normal(size=(24, shape.features)), jnp.float32)
+    g = jnp.asarray(rng.normal(size=(BAGS, shape.features)), jnp.float32)
     return cores, bags, g
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _gradients(op: Any, method: str, table: Any, bags: jax_tt.Bags, g: jax.Array) -> Any:
+    def loss(table: Any, weights: Any) -> Any:
+        out = op(table, dataclasses.replace(bags, weights=weights), method=method)
+        return jnp.sum(out.astype(jnp.float32) * g), out
+
+    return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(table, bags.weights)
 
 
 def gradients(
     table: Any, bags: jax_tt.Bags, g: jax.Array, method: str, op: Any = jax_tt.tt.embed_bag
 ) -> Any:
     """Output, and gradients of the table and of the weights."""
-
-    def loss(table: Any, weights: Any, bags: jax_tt.Bags, g: jax.Array) -> Any:
-        out = op(table, dataclasses.replace(bags, weights=weights), method=method)
-        return jnp.sum(out.astype(jnp.float32) * g), out
-
-    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
-    (_, out), (dtable, dweights) = step(table, bags.weights, bags, g)
+    (_, out), (dtable, dweights) = _gradients(op, method, table, bags, g)
     return out, *jax.tree.leaves(dtable), *([] if dweights is None else [dweights])
 
 
-def steps(
-    table: jax_tt.functional.Fused, bags: Any, rule: Any, g: jax.Array, method: str, **options: Any
-) -> Any:
-    """The table after three fused steps."""
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _step(
+    rule: Any, method: str, skip: bool, table: jax_tt.functional.Fused, bags: Any, g: jax.Array
+) -> jax_tt.functional.Fused:
     op = jax_tt.functional.fused_embed_bag if len(table.cores) == 1 else jax_tt.tt.fused_embed_bag
 
-    @jax.jit
-    def step(table: jax_tt.functional.Fused, bags: Any, g: jax.Array) -> jax_tt.functional.Fused:
-        return jax.grad(
-            lambda t: jnp.sum(op(t, bags, rule, method=method, **options).astype(jnp.float32) * g)
-        )(table)
+    def loss(table: jax_tt.functional.Fused) -> jax.Array:
+        out = op(table, bags, rule, method=method, skip_nonfinite=skip)
+        return jnp.sum(out.astype(jnp.float32) * g)
 
+    return jax.grad(loss)(table)
+
+
+def steps(
+    table: jax_tt.functional.Fused,
+    bags: Any,
+    rule: Any,
+    g: jax.Array,
+    method: str,
+    *,
+    skip_nonfinite: bool = False,
+) -> Any:
+    """The table after three fused steps."""
     for _ in range(3):
-        table = step(table, bags, g)
+        table = _step(rule, method, skip_nonfinite, table, bags, g)
     return jax.tree.leaves(table)
 
 
-def chunked_results(method: str = "native") -> Iterator[tuple[str, list[Any]]]:
+def chunked_results() -> Iterator[tuple[str, list[Any]]]:
     for name, shape in CHUNKED.items():
         cores, bags, g = chunked_batch(shape)
-        yield f"chunked {name}", list(gradients(cores, bags, g, method))
-    rule = RULES["adagrad"]
-    yield "chunked fused", steps(jax_tt.functional.init_fused(cores, rule), bags, rule, g, method)
+        yield f"chunked {name}", list(gradients(cores, bags, g, "native"))
+    table = jax_tt.functional.init_fused(cores, RULES["adagrad"])
+    yield "chunked fused", steps(table, bags, RULES["adagrad"], g, "native")
 
 
 def wide_bags(weighted: bool) -> tuple[list[jax.Array], jax_tt.Bags]:
@@ -136,22 +153,34 @@ def wide_sums(tables: list[jax.Array], bags: jax_tt.Bags) -> Any:
     return sums, gradients
 
 
+def packed_rows() -> list[jax.Array]:
+    """Rows of all numbers of bits and widths: scale and offset in float16, then the numbers."""
+    rng, rows = np.random.default_rng(7), []
+    for bits, width in itertools.product((8, 4, 3, 2), PACKED_WIDTHS):
+        header = rng.standard_normal((50, 2)).astype(np.float16).view(np.uint8)
+        numbers = rng.integers(0, 256, (50, -(-width * bits // 8)), np.uint8)
+        rows.append(jnp.asarray(np.concatenate([header, numbers], axis=1)))
+    return rows
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def packed_sums(levels: bool, tables: list[jax.Array], bags: jax_tt.Bags) -> list[jax.Array]:
-    """Sums of rows of all numbers of bits, with levels that are uniform or others."""
+def packed_sums(levels: bool, rows: list[jax.Array], bags: jax_tt.Bags) -> list[jax.Array]:
+    """Sums of packed rows, with levels that are uniform or others."""
     sums = []
-    for bits, rows in itertools.product((8, 4, 3, 2), tables):
+    for (bits, width), packed in zip(
+        itertools.product((8, 4, 3, 2), PACKED_WIDTHS), rows, strict=True
+    ):
         top = (1 << bits) - 1
         given = tuple(round(512 * k**2 / top) / 512 for k in range(top + 1))
         own = given if levels and bits < 8 else None
-        table = jax_tt.tables.QuantizedTable(*rows.shape, bits, levels=own)
-        packed = {"packed": codec.encoded(rows, bits, own)}
-        sums.append(jax_tt.lookup_bags(table, packed, bags, method="native")[0])
+        table = jax_tt.tables.QuantizedTable(50, width, bits, levels=own)
+        sums.append(jax_tt.lookup_bags(table, {"packed": packed}, bags, method="native")[0])
     return sums
 
 
-def collection_step() -> Any:
-    """Rows, and new values of tensor trains in one call, one of which has most of the work."""
+@functools.cache
+def collection_step() -> tuple[Any, ...]:
+    """A step of tensor trains in one call, one of which has most of the work, and its arguments."""
     tables = {
         f"t{n}": jax_tt.tt_table(n, 16, tt_ranks=ranks, optimizer=RULES["adagrad"])
         for n, ranks in ((40_000, 24), (900, 5), (300, 5), (70, 4), (31, 2))
@@ -161,14 +190,14 @@ def collection_step() -> Any:
     rng = np.random.default_rng(5)
     batch = {name: jnp.asarray(rng.integers(0, 31, (50, 3)), jnp.int32) for name in tables}
     batch["t40000"] = jnp.asarray(rng.integers(0, 40_000, (700, 5)), jnp.int32)
-    state = collection.init(jax.random.key(0))
+    state = jax.jit(collection.init)(jax.random.key(0))
 
-    def loss(trained: Any) -> Any:
+    def loss(trained: Any, batch: Any) -> Any:
         arrays, lookup = collection.replaced(state, trained), jax_tt.Lookup(method="native")
         rows, _ = jax_tt.lookup_features(collection, arrays, batch, lookup)
         return sum(jnp.sum(jnp.sin(out)) for out in rows.values()), rows
 
-    return jax.jit(jax.grad(loss, has_aux=True))(collection.trained(state))
+    return jax.jit(jax.grad(loss, has_aux=True)), collection.trained(state), batch
 
 
 def hash_results() -> Iterator[tuple[str, list[Any]]]:
@@ -222,9 +251,9 @@ def results() -> Iterator[tuple[str, list[Any]]]:
     yield "long sums", jax.tree.leaves(long_sums())
     yield from chunked_results()
     for weighted in (False, True):
-        yield f"widths {weighted}", jax.tree.leaves(wide_sums(*wide_bags(weighted)))
-        for levels in (False, True):
-            yield f"packed {weighted} {levels}", packed_sums(levels, *wide_bags(weighted))
+        tables, bags = wide_bags(weighted)
+        yield f"widths {weighted}", jax.tree.leaves(wide_sums(tables, bags))
+        yield f"packed {weighted}", packed_sums(weighted, packed_rows(), bags)
     shapes = {name: SHAPES[name] for name in ("d2", "d3-odd", "d5")} | JOINS | PAIRS
     for name, shape in shapes.items():
         case = make_case(shape, "float32", True)
@@ -244,7 +273,8 @@ def results() -> Iterator[tuple[str, list[Any]]]:
     g = jnp.asarray(half.g, jnp.float32)
     leaves = steps(table, half.bags(), RULES["adagrad"], g, "native")
     yield "fused bfloat16", [leaf.astype(jnp.float32) for leaf in leaves]
-    yield "collection", jax.tree.leaves(collection_step())
+    step, trained, batch = collection_step()
+    yield "collection", jax.tree.leaves(step(trained, batch))
     yield from hash_results()
 
 
@@ -254,8 +284,7 @@ if __name__ == "__main__":
     arrays = {"isa": np.array(_cpu.instruction_set())}
     for name, leaves in results():
         arrays |= {f"{name} {k}": np.asarray(leaf) for k, leaf in enumerate(leaves)}
-    # Once more in the same process, where memory and threads are warm.
-    for name, leaves in results():
+    for name, leaves in results() if "again" in sys.argv else ():
         for k, leaf in enumerate(leaves):
             assert np.asarray(leaf).tobytes() == arrays[f"{name} {k}"].tobytes(), (
                 f"{name} differs run to run"

@@ -317,10 +317,9 @@ def test_meshes_with_explicit_axes():
     tables = {"item": jax_tt.hash_table(64, WIDTH, policy="lfu", safe_check="ignore", **options)}
     features = {name: jax_tt.Feature("item") for name in ("seen", "clicked")}
     draw = np.random.default_rng(0)
-    batches = [
-        {name: jax_tt.dynamic.split_keys(draw.integers(0, 30, BATCH) << 40) for name in features}
-        for _ in range(2)
-    ]
+    batch = {
+        name: jax_tt.dynamic.split_keys(draw.integers(0, 30, BATCH) << 40) for name in features
+    }
 
     def step(collection, state, batch):
         inserted, state = jax_tt.dynamic.insert(collection, state, batch)
@@ -333,20 +332,20 @@ def test_meshes_with_explicit_axes():
         state, _ = collection.overwritten(state, jax.grad(loss)(collection.trained(state)))
         return state, inserted["item"].counts
 
-    def trained(tables, batches):
+    def trained(tables, batch):
         collection = jax_tt.Collection(tables, features)
         state, run = jax.jit(collection.init)(jax.random.key(0)), jax.jit(step, static_argnums=0)
-        state, before = run(collection, state, batches[0])
+        state, before = run(collection, state, batch)
+        state, after = run(collection, state, batch)
         collection, state = jax_tt.dynamic.grow_if_full(collection, state, max_load=0.01)
-        state, after = run(collection, state, batches[1])
         table = collection.tables["item"]
         return jax.tree.map(int, (before, after)), _by_key(table, state["item"])
 
-    counts, expected = trained(tables, batches)
+    counts, expected = trained(tables, batch)
     mesh = _mesh(2, 2, axis=AxisType.Explicit)
     with jax.set_mesh(mesh):
-        batches = jax.device_put(batches, NamedSharding(mesh, P(("data", "model"))))
-        found = trained(jax_tt.shard_tables(tables, mesh, "model"), batches)
+        batch = jax.device_put(batch, NamedSharding(mesh, P(("data", "model"))))
+        found = trained(jax_tt.shard_tables(tables, mesh, "model"), batch)
     assert found[0] == counts
     for name, array in expected.items():
         np.testing.assert_allclose(found[1][name], array, rtol=1e-5, atol=1e-6, err_msg=name)

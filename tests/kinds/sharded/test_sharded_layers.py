@@ -129,7 +129,7 @@ def test_linen_calls_equal_those_on_one_device():
     sharded = jax_tt.linen.EmbedCollection(_tables(), FEATURES, **_over(mesh))
     results, tables = [], []
     for embed in (plain, sharded):
-        variables = embed.init(jax.random.key(0), batch)
+        variables = jax.jit(embed.init)(jax.random.key(0), batch)
 
         @jax.jit
         def step(variables, batch, embed=embed):

@@ -10,6 +10,7 @@ from tests.processes import free_port, launch, outputs_of, started
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.dear("a table whose rows are drawn in parts has more than 256 MiB"),
     pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is that of Linux"),
 ]
 

@@ -1,15 +1,11 @@
-"""One process of what hash tables do on several devices.
+"""What hash tables do on four devices, which belong to one or several processes.
 
-    python -m tests.kinds.sharded.keys_run PROCESS COUNT PORT KIND FOLDER OUT.npz
-
-All processes together have four devices, on a mesh whose axes are ``KIND``, Auto or Explicit. Dumps are written to
-``FOLDER``.
+They evict and remove keys, grow, and are dumped and loaded on a mesh with explicit axes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 
-DEVICES, BATCH = 4, 60
+BATCH = 60
 
 
 def _table(mesh: Mesh, capacity: int = 128, **options: Any) -> Any:
@@ -60,15 +56,12 @@ def _by_key(table: Any, state: Any) -> dict[str, np.ndarray]:
     return rows | _sorted(entries)
 
 
-def main(process: int, count: int, port: str, kind: str, folder: Path, path: str) -> None:
-    jax.config.update("jax_num_cpu_devices", DEVICES // count)
-    if count > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"127.0.0.1:{port}", count, process)
-    types = (getattr(AxisType, kind),)
-    mesh = jax.make_mesh((DEVICES,), ("model",), axis_types=types)
+def results(process: int, folder: Path) -> dict[str, Any]:
+    """What is seen of the keys; dumps are written to ``folder``, which all processes see."""
+    types = (AxisType.Explicit,)
+    mesh = jax.make_mesh((jax.device_count(),), ("model",), axis_types=types)
     over_devices = NamedSharding(mesh, P("model"))
-    results: dict[str, Any] = {}
+    found: dict[str, Any] = {}
 
     def batch(first: int) -> Any:
         digits = jax_tt.dynamic.split_keys(np.arange(first, first + BATCH) << 33).digits
@@ -80,7 +73,7 @@ def main(process: int, count: int, port: str, kind: str, folder: Path, path: str
         inserted, state = step(state, batch(first))
         for name, values in inserted.evicted._asdict().items():
             if name != "arrays":
-                results[f"evicted {first} {name}"] = np.asarray(values)
+                found[f"evicted {first} {name}"] = np.asarray(values)
         return state
 
     table = _table(mesh)
@@ -90,28 +83,28 @@ def main(process: int, count: int, port: str, kind: str, folder: Path, path: str
     written = [jax_tt.files.dump(table, state, folder / "0", rows_per_file=16, progress=False)]
 
     gone, state = jax_tt.dynamic.remove(table, state, where=lambda view: view.age >= 2, size=16)
-    results["removed"] = np.asarray(gone.keys)
+    found["removed"] = np.asarray(gone.keys)
     gone, state = jax_tt.dynamic.remove(table, state, batch(120), size=8)
-    results["removed by name"] = np.asarray(gone.touched)
+    found["removed by name"] = np.asarray(gone.touched)
     larger, state = jax_tt.dynamic.grow_if_full(table, state, max_load=0.3)
     state = insert(larger, state, 0)
-    results |= jax_tt.dynamic.statistics(larger, state)
-    results |= _sorted(jax_tt.dynamic.keys_of(larger, state))
+    found |= jax_tt.dynamic.statistics(larger, state)
+    found |= _sorted(jax_tt.dynamic.keys_of(larger, state))
     written.append(
         jax_tt.files.dump(larger, state, folder / "1", since=folder / "0", progress=False)
     )
-    results["written"] = np.array(written)
+    found["written"] = np.array(written)
 
     paths = folder / "0", folder / "1"
     two = Mesh(mesh.devices[[0, -1]], ("model",), axis_types=types)
     for name, own in ("same", larger), ("other", _table(two, 384, ways=4, max_capacity=1536)):
-        found = _loaded(own, _start(own, 1), *paths)
-        for field, values in _sorted(jax_tt.dynamic.keys_of(own, found)).items():
-            results[f"{name} {field}"] = values
-        jax_tt.files.dump(own, found, folder / name, progress=False)
+        state = _loaded(own, _start(own, 1), *paths)
+        for field, values in _sorted(jax_tt.dynamic.keys_of(own, state)).items():
+            found[f"{name} {field}"] = values
+        jax_tt.files.dump(own, state, folder / name, progress=False)
         alone = _plain(1024)  # of this process
         state = _loaded(alone, alone.init(jax.random.key(2)), folder / name)
-        results |= {f"{name} alone {k}": x for k, x in _by_key(alone, state).items()}
+        found |= {f"{name} alone {k}": x for k, x in _by_key(alone, state).items()}
         mine = folder / f"{name} of {process}"
         jax_tt.files.dump(alone, state, mine, progress=False)
         again = _loaded(alone, alone.init(jax.random.key(3)), mine)
@@ -124,9 +117,5 @@ def main(process: int, count: int, port: str, kind: str, folder: Path, path: str
             _loaded(own, _start(own, 1), at)
         except (ValueError, jax_tt.FileError) as error:
             errors.append(str(error))
-    results["errors"] = np.array(errors)
-    np.savez(path, **results)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5], Path(sys.argv[5]), sys.argv[6])
+    found["errors"] = np.array(errors)
+    return found

@@ -1,18 +1,48 @@
-"""Hash tables on the devices of two processes: each dumps its rows, and both load what both have dumped."""
+"""Sharded tables on the devices of two processes equal those of one process with as many devices."""
 
 import numpy as np
 import pytest
 
+from tests.kinds.sharded import collection_run, group_run, keys_run
 from tests.processes import launch
 
 
 @pytest.mark.slow
-def test_two_processes_evict_remove_grow_dump_and_load_as_one(tmp_path):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    program = "kinds.sharded.keys_run"
-    (alone,) = launch(tmp_path, 1, program, "Explicit", str(tmp_path / "one"))
-    runs = launch(tmp_path, 2, program, "Explicit", str(tmp_path / "two"))
+@pytest.mark.dear("two processes trace and compile what several kinds of sharded tables do")
+@pytest.mark.usefixtures("promotion_of_a_user")
+def test_two_processes_equal_one(tmp_path):
+    folders = tmp_path / "one", tmp_path / "two"
+    for folder in folders:
+        folder.mkdir()
+    runs = launch(tmp_path, 2, "kinds.sharded.group_run", str(folders[1]))
+    _check_collections(collection_run.results(0, 1), _named("collection", runs))
+    _check_keys(keys_run.results(0, folders[0]), _named("keys", runs))
+    _check_dump(folders[1] / "0")
+    assert all(own["operations"] >= group_run.OPERATIONS for own in runs)
+
+
+def _named(what, runs):
+    """The results of one of the things that the processes have done."""
+    start = f"{what}: "
+    return [
+        {name.removeprefix(start): x for name, x in own.items() if name.startswith(start)}
+        for own in runs
+    ]
+
+
+def _check_collections(alone, runs):
+    for own in runs:
+        assert own.keys() == alone.keys()
+        for name, array in own.items():
+            # The gradients of cores are sums over devices.
+            exact = name.startswith(("item", "user"))
+            tolerance = {} if exact else {"rtol": 1e-5, "atol": 1e-6}
+            np.testing.assert_allclose(
+                array, alone[name], **({"rtol": 0} | tolerance), err_msg=name
+            )
+
+
+def _check_keys(alone, runs):
     assert alone["evicted"] > 20 and 0 < alone["written"][1] < alone["keys"]
     for own in runs:
         assert own.keys() == alone.keys()
@@ -26,6 +56,10 @@ def test_two_processes_evict_remove_grow_dump_and_load_as_one(tmp_path):
         assert own["errors"][0] == refused
         told = "no complete dump" if process else "process 1 failed, and this one stopped as well"
         assert told in own["errors"][1]
-    names = {path.name for path in (tmp_path / "two" / "0").iterdir()}
+
+
+def _check_dump(path):
+    """Each process has written its rows."""
+    names = {file.name for file in path.iterdir()}
     assert {"about.json", "rest.safetensors"} < names
     assert len(names) == 2 + 4 * 2  # at most 16 of the 64 keys of a process

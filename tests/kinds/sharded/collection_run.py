@@ -1,11 +1,7 @@
-"""One process of a run with sharded tables: ``python -m tests.kinds.sharded.sharded_run PROCESS COUNT PORT OUT.npz``.
-
-All processes together have four devices. Writes the rows of all tables after a few steps.
-"""
+"""A few steps of a collection whose tables are sharded over four devices, which belong to one or several processes."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import jax
@@ -16,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 
-DEVICES, STEPS, BATCH = 4, 4, 16
+STEPS, BATCH = 3, 16
+CACHE = jax_tt.RowCache(16, ways=4, refresh_every=2, write_back=None)
 FEATURES = {
     "clicked": jax_tt.Feature("item"),
     "shown": jax_tt.Feature("item", combiner="mean"),
@@ -27,17 +24,15 @@ FEATURES = {
 LENGTHS = {"clicked": 5, "shown": 3, "user": 1, "big": 2, "seen": 12}
 
 
-def main(process: int, count: int, port: str, path: str) -> None:
-    jax.config.update("jax_num_cpu_devices", DEVICES // count)
-    if count > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"127.0.0.1:{port}", count, process)
+def results(process: int, count: int) -> dict[str, Any]:
+    """The losses and the rows of all tables."""
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     rule = jax_tt.optimizers.Adam(0.05)
     tables = {
         "item": jax_tt.dense_table(300, 8, optimizer=rule),
         "user": jax_tt.dense_table(100, 4, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1)),
-        "big": jax_tt.tt_table(10_000, 8, tt_ranks=4, optimizer=rule),
+        # Its batches are divided over the devices, and the gradients of cores added.
+        "big": jax_tt.tt_table(10_000, 8, tt_ranks=4, optimizer=rule, cache=CACHE),
         "long": jax_tt.dense_table(100, 4, optimizer=jax_tt.optimizers.SGD(0.1)),
     }
     placement = {"item": jax_tt.Placement.pages([(0, 1), 1, 0], 100)}
@@ -63,7 +58,8 @@ def main(process: int, count: int, port: str, path: str) -> None:
             return sum(jnp.sum(jnp.sin(array)) for array in rows.values())
 
         value, gradients = jax.value_and_grad(loss)(collection.trained(state))
-        return value, collection.overwritten(state, gradients)[0]
+        state, _ = collection.overwritten(state, gradients)
+        return value, collection.maintain(state)
 
     state = jax.jit(collection.init)(jax.random.key(0))
     rng = np.random.default_rng(0)
@@ -77,11 +73,7 @@ def main(process: int, count: int, port: str, path: str) -> None:
         }
         value, state = step(state, batch)
         losses.append(float(value))
-    results = {"losses": np.array(losses)}
+    found = {"losses": np.array(losses)}
     for table, arrays in jax.jit(whole)(state).items():
-        results |= {f"{table} {name}": np.asarray(array) for name, array in arrays.items()}
-    np.savez(path, **results)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+        found |= {f"{table} {name}": np.asarray(array) for name, array in arrays.items()}
+    return found

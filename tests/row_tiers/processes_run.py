@@ -1,4 +1,4 @@
-"""One process of training through tiers on four devices, which belong to it or to several processes.
+"""One process of training through tiers on four devices, which belong to several processes.
 
     python -m tests.row_tiers.processes_run PROCESS COUNT PORT FOLDER OUT.npz
 
@@ -7,6 +7,7 @@ Tiers and dumps are written to ``FOLDER``.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -36,7 +38,6 @@ def collection_of(mesh: Mesh) -> Any:
             "word": jax_tt.dense_table(
                 32, D, optimizer=sgd, param_dtype=jnp.bfloat16, stochastic_rounding=False
             ),
-            "city": jax_tt.dense_table(21, D, optimizer=adagrad),
             "user": jax_tt.hash_table(128, D, optimizer=adagrad, safe_check="ignore"),
         }
     features = {name: jax_tt.Feature(name) for name in tables}
@@ -53,7 +54,7 @@ def batches(first: int, count: int) -> Iterator[dict[str, Any]]:
     for k in range(first, first + count):
         draw = np.random.default_rng([5, k])
         ranks = (draw.zipf(1.2, BATCH) * 7 + k) % POOL
-        batch = {"item": IDS[ranks], "word": IDS[ranks[::-1] // 2], "city": ranks % 21}
+        batch = {"item": IDS[ranks], "word": IDS[ranks[::-1] // 2]}
         batch = {name: ids[:, None] for name, ids in batch.items()}
         batch["user"] = jax_tt.dynamic.split_keys(ranks[:, None] << 40)
         batch["gradients"] = draw.integers(-3, 4, (BATCH, D)).astype(np.float32)
@@ -112,9 +113,9 @@ class Run:
             self.results[f"{name} {one} counts"] = np.array(totals)
             # Which rows are on disk depends on the keys that a process has.
             self.results[f"disk {name} {one}"] = np.array([counts.disk_hits, counts.to_disk])
-        for one in [one for one in ("city", "user") if one in state]:
-            whole = jax.device_put(state[one]["embedding"], NamedSharding(self.mesh, P()))
-            self.results[f"{name} {one}"] = np.asarray(whole)
+        if "user" in state:
+            whole = jax.device_put(state["user"]["embedding"], NamedSharding(self.mesh, P()))
+            self.results[f"{name} user"] = np.asarray(whole)
 
     def error(self, name: str, kind: type[Exception], call: Callable[[], Any]) -> None:
         try:
@@ -260,12 +261,20 @@ def grow_one(run: Run, folder: Path, process: int) -> None:
         run.error("full dump", jax_tt.files.StoreError, full)
 
 
-def main(process: int, count: int, port: str, folder: Path, path: str) -> None:
-    saved._BLOCK, processes._CHUNK, table._CHUNK = 10, 500, 20  # several of each
-    jax.config.update("jax_num_cpu_devices", DEVICES // count)
-    if count > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"127.0.0.1:{port}", count, process)
+@contextlib.contextmanager
+def small_pieces() -> Iterator[None]:
+    """Messages and blocks of the library are so small that there are several of each."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, size in (
+            (saved, "_BLOCK", 10),
+            (processes, "_CHUNK", 500),
+            (table, "_CHUNK", 20),
+        ):
+            patch.setattr(module, name, size)
+        yield
+
+
+def results(process: int, count: int, folder: Path) -> dict[str, Any]:
     explicit = jax.make_mesh((DEVICES,), ("model",), axis_types=(AxisType.Explicit,))
     run = Run(explicit, count)
     with jax.set_mesh(explicit):
@@ -275,7 +284,15 @@ def main(process: int, count: int, port: str, folder: Path, path: str) -> None:
     fail_and_go_on(run, folder, process)
     if count > 1:
         grow_one(run, folder, process)
-    np.savez(path, **run.results)
+    return run.results
+
+
+def main(process: int, count: int, port: str, folder: Path, path: str) -> None:
+    jax.config.update("jax_num_cpu_devices", DEVICES // count)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", count, process)
+    with small_pieces():
+        np.savez(path, **results(process, count, folder))
 
 
 if __name__ == "__main__":

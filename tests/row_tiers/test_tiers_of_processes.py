@@ -8,16 +8,19 @@ import pytest
 
 import jax_tt
 from tests.processes import launch, run_python
+from tests.row_tiers import processes_run
 from tests.row_tiers.test_sharded_tiers import collection_of
 
 
 @pytest.mark.slow
+@pytest.mark.dear("two processes and this one trace what tiers do on two meshes")
+@pytest.mark.usefixtures("promotion_of_a_user")
 def test_two_processes_train_save_remove_and_dump_as_one(tmp_path):
     for folder in "one", "two":
         (tmp_path / folder).mkdir()
-    program = "row_tiers.processes_run"
-    (alone,) = launch(tmp_path, 1, program, str(tmp_path / "one"))
-    runs = launch(tmp_path, 2, program, str(tmp_path / "two"))
+    with processes_run.small_pieces():
+        alone = processes_run.results(0, 1, tmp_path / "one")
+    runs = launch(tmp_path, 2, "row_tiers.processes_run", str(tmp_path / "two"))
     for own in runs:
         for name, array in alone.items():
             # After an error, all rows on the device are equally old.

@@ -68,7 +68,7 @@ def _(table: Growing, state: Any, growth: jax_tt.extension.Growth) -> jax_tt.ext
 
 def test_a_kind_says_how_it_grows() -> None:
     table, ids = Growing(50, 8, buckets=7), jnp.arange(50)
-    state = table.init(jax.random.key(0))
+    state = jax.jit(table.init)(jax.random.key(0))
     larger, after = jax_tt.tables.grow(table, state, 80, key=jax.random.key(1))
     assert (larger.num_embeddings, after["quotients"].shape) == (80, (12, 8))
     before, grown = (jax_tt.lookup(*pair, ids)[0] for pair in ((table, state), (larger, after)))
@@ -145,7 +145,7 @@ def test_a_wrapper_says_how_it_is_sharded(fused: bool, placement: str) -> None:
 
     trained = {name: whole[name] for name in table.spec.trained_names}
     pages = {name: state[name] for name in state if name not in trained}
-    value, grads = jax.value_and_grad(lambda own: loss(table, own))(trained)
+    value, grads = jax.jit(jax.value_and_grad(lambda own: loss(table, own)))(trained)
     sharded_value, after = jax.jit(jax.value_and_grad(lambda own: loss(sharded, {**own, **pages})))(
         {name: state[name] for name in trained}
     )

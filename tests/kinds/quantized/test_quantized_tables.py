@@ -154,8 +154,8 @@ def test_rows_are_read_in_blocks(monkeypatch, tmp_path):
     np.testing.assert_array_equal(jax_tt.quantize(mapped, 3)[1]["packed"], by_hand(rows, 3))
 
 
-def check_bags(table_of, method, bits):
-    """Bags of tables of all widths are those of the dense table."""
+def check_bags(table_of, method, bits, weighted=(False, True)):
+    """Bags of tables of all widths are those of the dense table, and single rows are its rows."""
     # The reference does not tell widths apart.
     widths = WIDTHS if method == "native" else (13, 64)
     made = [table_of(bits, 40, features) for features in widths]
@@ -163,37 +163,32 @@ def check_bags(table_of, method, bits):
     # 300 duplicates of one row, a bag without ids, and one of many rows.
     ids = [[7] * 300, [], [0, 39], rng.integers(0, 40, 700).tolist(), [5]]
     weights = [rng.normal(size=len(own)).tolist() for own in ids]
-    bags = [jax_tt.Bags.from_ragged(ids, given) for given in (None, weights)]
+    several = [weights if own else None for own in weighted]
+    rows = jnp.arange(40)[::-1].reshape(8, 5)
 
     @jax.jit
-    def run(states, bags):
-        lookup = functools.partial(jax_tt.lookup_bags, method=method)
-        return [
-            (
-                jax_tt.tables.to_dense(table, state),
-                [lookup(table, state, given)[0] for given in bags],
-            )
-            for (table, _), state in zip(made, states, strict=True)
-        ]
+    def run(states, batches):
+        found = []
+        for (table, _), state in zip(made, states, strict=True):
+            sums = [jax_tt.lookup_bags(table, state, b, method=method)[0] for b in batches]
+            exact = table.features in (13, 64)
+            single = jax_tt.lookup(table, state, rows, method=method)[0] if exact else None
+            found.append((jax_tt.tables.to_dense(table, state), sums, single))
+        return found
 
-    for dense, found in run([state for _, state in made], bags):
-        for got, given in zip(found, (None, weights), strict=True):
-            np.testing.assert_allclose(got, pooled(np.asarray(dense), ids, given), 2e-5, 2e-4)
+    batches = [jax_tt.Bags.from_ragged(ids, given) for given in several]
+    for dense, sums, single in run([state for _, state in made], batches):
+        dense = np.asarray(dense)
+        for found, given in zip(sums, several, strict=True):
+            np.testing.assert_allclose(found, pooled(dense, ids, given), 2e-5, 2e-4)
+        if single is not None:  # a product of a level and a scale is exact in float32
+            np.testing.assert_array_equal(single, dense[rows])
 
 
 @pytest.mark.slow(but="8")
 @pytest.mark.parametrize("bits", BITS)
 def test_bags_equal_those_of_the_dense_table(method, bits):
     check_bags(table_of, method, bits)
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_rows_are_exact(method, bits):
-    """A number and the scale are exact in float32, and so is their product."""
-    table, state = table_of(bits, 40, 45)
-    ids = jnp.arange(40)[::-1].reshape(8, 5)
-    got, _ = jax.jit(functools.partial(jax_tt.lookup, table, method=method))(state, ids)
-    np.testing.assert_array_equal(got, to_dense(table, state)[ids])
 
 
 def test_combiners_and_gradients_of_weights(method):

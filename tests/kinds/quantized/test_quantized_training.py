@@ -214,25 +214,33 @@ def test_an_error_adds_at_most_ten_learning_rates_to_a_step():
         np.testing.assert_array_equal(nu, slots[1])
 
 
+# One program for several tests: stochastic rounding, skipped steps, ids out of range.
+SKIPPING = jax_tt.Update(optimizers.Adagrad(0.1), skip_nonfinite=True)
+
+
+def checked(table, state, method, ids, weights, key=0):
+    """The state after a step by the ids of `BAGS`, or by others with other weights in its bags."""
+    bags = jax_tt.Bags(np.asarray(ids, np.int32), BAGS.offsets, np.asarray(weights, np.float32))
+    lookup = jax_tt.Lookup(method=method, bounds="zero")
+    return stepped(table, state, bags, lookup, jax.random.key(key))[0]
+
+
 def test_random_bits_depend_on_key_step_row_and_column_alone(method):
-    table, state = trained_table(8, optimizers.SGD(0.1))
-    lookup = jax_tt.Lookup(method=method)
+    table, state = jax_tt.quantize(random_rows(N, D), 8, update=SKIPPING)
 
     def after(ids, key=0):
-        bags = jax_tt.Bags.from_ragged([[i] for i in ids], [[1.0]] * len(ids))
-        bags = jax.tree.map(jnp.asarray, bags)
-        new, _ = stepped(table, state, bags, lookup, jax.random.key(key))
-        return np.asarray(to_dense(table, new))
+        # Each bag has one row, as the other ids are out of range.
+        return np.asarray(to_dense(table, checked(table, state, method, ids, np.ones(6), key)))
 
-    one, other = after([3, 7, 20]), after([20, 3, 5])
+    one, other = after([N, N, 3, N, 7, 20]), after([N, N, 20, N, 5, 3])
     np.testing.assert_array_equal(one[[3, 20]], other[[3, 20]])
-    assert (after([3, 7, 20], key=1)[3] != one[3]).any()
+    assert (after([N, N, 3, N, 7, 20], key=1)[3] != one[3]).any()
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_all_bytes_survive(method, bits):
     """Also those that are NaN as float32, in rows that are read and in others."""
-    table = jax_tt.tables.QuantizedTable(N, D, bits, jax_tt.Update(optimizers.SGD(0.0)))
+    table = jax_tt.tables.QuantizedTable(N, D, bits, SKIPPING)
     packed = np.random.default_rng(0).integers(0, 256, (N, table.row_bytes), np.uint8)
     packed[:20, 4:] = np.resize(
         [0, 0, 0xA0, 0x7F, 0xFF, 0xFF, 0xFF, 0xFF, 1, 0, 0x80, 0xFF], packed[:20, 4:].shape
@@ -240,7 +248,7 @@ def test_all_bytes_survive(method, bits):
     packed[:, :4] = np.array([0.25, -1], np.float16).view(np.uint8)
     params = {"packed": jnp.asarray(packed.view(np.float32))}
     state = params | table.init_rest(params)
-    new, _ = stepped(table, state, lookup=jax_tt.Lookup(method=method))
+    new = checked(table, state, method, BAGS.ids, np.zeros(6))
     rest = np.setdiff1d(np.arange(N), TOUCHED)
     np.testing.assert_array_equal(bytes_of(new)[rest], packed[rest])
     # Rows that are read are rounded anew, even by a step of size 0.
@@ -249,6 +257,17 @@ def test_all_bytes_survive(method, bits):
     frozen, own = jax_tt.extension.freeze(table, state)
     np.testing.assert_array_equal(own["packed"], packed)
     assert frozen == jax_tt.extension.with_update(table, None)
+
+
+def test_steps_that_are_refused(method):
+    table, state = jax_tt.quantize(random_rows(N, D), 8, update=SKIPPING)
+    bad, outside = np.array(BAGS.weights), np.array(BAGS.ids)
+    bad[0], outside[0] = np.nan, N
+    new = checked(table, state, method, BAGS.ids, bad)
+    assert_same_bits({name: new[name] for name in state}, state)
+    new = checked(table, state, method, outside, BAGS.weights)
+    rest = np.setdiff1d(np.arange(N), TOUCHED)
+    np.testing.assert_array_equal(bytes_of(new)[rest], bytes_of(state)[rest])
 
 
 @pytest.mark.slow
@@ -286,18 +305,6 @@ def test_the_first_step_of_quantized_rows_is_in_place(monkeypatch):
     place = state["packed"].unsafe_buffer_pointer()
     step = jax.grad(lambda own: jnp.sum(jax_tt.lookup_bags(table, own, BAGS)[0]))
     assert jax.jit(step, donate_argnums=0)(state)["packed"].unsafe_buffer_pointer() == place
-
-
-def test_steps_that_are_refused(method):
-    table, state = trained_table(8, optimizers.Adagrad(0.1), skip_nonfinite=True)
-    lookup = jax_tt.Lookup(method=method, bounds="zero")
-    bad, outside = np.array(BAGS.weights), np.array(BAGS.ids)
-    bad[0], outside[0] = np.nan, N
-    new, _ = stepped(table, state, jax_tt.Bags(BAGS.ids, BAGS.offsets, bad), lookup)
-    assert_same_bits({name: new[name] for name in state}, state)
-    new, _ = stepped(table, state, jax_tt.Bags(outside, BAGS.offsets, BAGS.weights), lookup)
-    rest = np.setdiff1d(np.arange(N), TOUCHED)
-    np.testing.assert_array_equal(bytes_of(new)[rest], bytes_of(state)[rest])
 
 
 def test_changed_tables_are_refused():

@@ -390,11 +390,15 @@ def linen_loss(variables: Any) -> jax.Array:
     return jnp.mean((LinenTower().apply(variables, IDS) - 1) ** 2)
 
 
+@functools.cache
+def linen_variables() -> Any:
+    return jax.jit(LinenTower().init)(jax.random.key(0), IDS)
+
+
 def linen_state(**options: Any) -> jax_tt.linen.TrainState:
-    variables = LinenTower().init(jax.random.key(0), IDS)
     options = {"tx": optax.sgd(0.0, momentum=0.9), **options}
     return jax_tt.linen.TrainState.create(
-        apply_fn=LinenTower().apply, variables=variables, **options
+        apply_fn=LinenTower().apply, variables=linen_variables(), **options
     )
 
 

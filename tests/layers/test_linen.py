@@ -16,7 +16,7 @@ import jax_tt
 from jax_tt import optimizers
 from jax_tt.linen import EmbedBag, TrainState, TTEmbed, TTEmbedBag
 from tests.conftest import method_fixture
-from tests.helpers import TRAINED
+from tests.helpers import TRAINED, dense_table
 
 N, D = 60, 4
 FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors": (1, 2, 2)}
@@ -82,7 +82,7 @@ def train_step(state: TrainState, ids: jax.Array, y: jax.Array) -> tuple[TrainSt
 
 def train_state(kind: str, rule: optimizers.Optimizer | None, **kwargs: Any) -> TrainState:
     model = Tower(kind, rule, **kwargs)
-    variables = model.init(jax.random.key(0), batch(0)[0])
+    variables = jax.jit(model.init)(jax.random.key(0), batch(0)[0])
     return TrainState.create(apply_fn=model.apply, variables=variables, tx=optax.sgd(0.1))
 
 
@@ -105,21 +105,24 @@ def with_values_of(state: TrainState, model: NNXTower) -> TrainState:
 def test_embed_equals_flax(param_dtype, dtype):
     layer = make("lookup", param_dtype=param_dtype, dtype=dtype)
     ids = jnp.asarray(np.random.default_rng(0).integers(0, N, (2, 1, 3)), jnp.int32)
-    variables = layer.init(jax.random.key(0), ids)
+    variables = jax.jit(layer.init)(jax.random.key(0), ids)
     cores = tuple(variables["params"][f"core_{k}"] for k in range(3))
     assert {str(core.dtype) for core in cores} == {param_dtype}
     twin = nn.Embed(N, D, dtype=dtype, param_dtype=param_dtype)
-    table = {"params": {"embedding": jax_tt.tt.to_dense(cores, N)}}
-    rows, want = layer.apply(variables, ids), twin.apply(table, ids)
-    assert rows.shape == want.shape
-    assert rows.dtype == want.dtype
-    tolerance = 1e-6 if param_dtype == "float32" else 1e-2
-    np.testing.assert_allclose(*(x.astype("float32") for x in (rows, want)), atol=tolerance)
+    table = {"params": {"embedding": jnp.asarray(dense_table(cores, N), param_dtype)}}
     query = jnp.ones((2, D), jnp.dtype(dtype or param_dtype))
-    scores = layer.apply(variables, query, method="attend")
-    want = twin.apply(table, query, method="attend")
-    assert scores.dtype == want.dtype
-    np.testing.assert_allclose(*(x.astype("float32") for x in (scores, want)), atol=4 * tolerance)
+
+    @jax.jit
+    def of_both(*variables):
+        return [
+            (one.apply(own, ids), one.apply(own, query, method="attend"))
+            for one, own in zip((layer, twin), variables, strict=True)
+        ]
+
+    tolerance = 1e-6 if param_dtype == "float32" else 1e-2
+    for got, want, atol in zip(*of_both(variables, table), (tolerance, 4 * tolerance), strict=True):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (got, want)), atol=atol)
 
 
 @pytest.mark.parametrize("kind", list(LAYERS))
@@ -138,7 +141,8 @@ def test_variables_are_those_of_nnx(kind):
 
 def test_named_initialisers_differ_per_core_and_key():
     layer = make("lookup", row_factors=(4, 4, 4), tt_ranks=2)
-    first, second = (layer.init(jax.random.key(k), IDS)["params"] for k in range(2))
+    init = jax.jit(layer.init)
+    first, second = (init(jax.random.key(k), IDS)["params"] for k in range(2))
     assert not np.array_equal(first["core_1"], second["core_1"])
     assert not np.array_equal(first["core_0"].ravel(), first["core_2"].ravel())
 
@@ -152,22 +156,23 @@ def test_partitioned_cores(rule):
     box = functools.partial(nn.with_partitioning, names=axes)
     boxed = {"core_init": box(nn.initializers.normal())} if rule else {"core_partitioning": box}
     layer = make("bag", optimizer=rule, **boxed)
-    variables = layer.init(jax.random.key(0), IDS)
+    variables = jax.jit(layer.init)(jax.random.key(0), IDS)
     (specs,) = nn.get_partition_spec(variables).values()
     assert specs["core_0"] == specs["core_2"] == P(*axes)
     assert rule is None or specs["slot_sum_0"] == P()
-    rows = layer.apply(variables, IDS)
-    np.testing.assert_array_equal(rows, layer.apply(nn.meta.unbox(variables), IDS))
+    apply = jax.jit(layer.apply)
+    rows = apply(variables, IDS)
+    np.testing.assert_array_equal(rows, apply(nn.meta.unbox(variables), IDS))
 
 
 def test_slots_are_boxed_like_their_table():
     init = nn.with_logical_partitioning(nn.initializers.normal(), ("vocab", "embed"))
     layer = make("dense", optimizer=optimizers.Adagrad(0.1), embedding_init=init)
-    variables = layer.init(jax.random.key(0), IDS)
+    variables = jax.eval_shape(layer.init, jax.random.key(0), IDS)
     specs = nn.get_partition_spec(variables)[OVERWRITTEN]
     assert specs["embedding"] == specs["slot_sum_0"] == P("vocab", "embed")
     assert specs["step"] == specs["sentinel"] == specs["used"] == P()
-    grads = jax.grad(lambda v: jnp.sum(layer.apply(v, IDS)))(variables)
+    grads = jax.eval_shape(jax.grad(lambda v: jnp.sum(layer.apply(v, IDS))), variables)
     assert jax.tree.structure(grads) == jax.tree.structure(variables)
 
 
@@ -228,8 +233,8 @@ def test_scan_over_stacked_layers():
             return total
 
     model = Stack()
-    variables = model.init(jax.random.key(0), IDS)
-    new = jax.grad(lambda v: jnp.sum(model.apply(v, IDS)))(variables)
+    variables = jax.jit(model.init)(jax.random.key(0), IDS)
+    new = jax.jit(jax.grad(lambda v: jnp.sum(model.apply(v, IDS))))(variables)
     (table,) = new[OVERWRITTEN].values()
     np.testing.assert_array_equal(table["step"], np.ones(3))
     np.testing.assert_array_equal(table["sentinel"], np.ones(3))

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import jax_tt
 from jax_tt import optimizers
 from tests.conftest import method_fixture
+from tests.helpers import dense_table
 
 N, D = 60, 8
 FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors": (2, 2, 2)}
@@ -38,8 +39,14 @@ def dense_bag(**kwargs: Any) -> jax_tt.EmbedBag:
 def flax_twin(layer: jax_tt.TTEmbed, **kwargs: Any) -> nnx.Embed:
     """nnx.Embed with the same table."""
     twin = nnx.Embed(N, D, rngs=nnx.Rngs(0), param_dtype=layer.param_dtype, **kwargs)
-    twin.embedding[...] = jax_tt.tt.to_dense(layer.cores, N)
+    twin.embedding[...] = jnp.asarray(dense_table(layer.cores, N), layer.param_dtype)
     return twin
+
+
+def of_both(call: Any, layer: jax_tt.TTEmbed, **kwargs: Any) -> Any:
+    """What a layer gives, and its twin of Flax."""
+    layers = layer, flax_twin(layer, **kwargs)
+    return nnx.jit(lambda *layers: tuple(map(call, layers)))(*layers)
 
 
 # --- nnx.Embed's behaviour
@@ -62,34 +69,32 @@ def test_signatures_are_those_of_flax():
 @pytest.mark.parametrize("shape", [(), (2, 1, 3), (2, 0)])
 @pytest.mark.parametrize("id_type", ["int32", "uint32", "int8"])
 def test_lookup_equals_flax(shape, id_type):
-    layer = embed()
     ids = jnp.asarray(np.random.default_rng(0).integers(0, N, shape).astype(id_type))
-    rows = layer(ids)
+    rows, want = of_both(lambda layer: layer(ids), embed())
     assert rows.shape == (*shape, D)
-    np.testing.assert_allclose(rows, flax_twin(layer)(ids), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(rows, want, rtol=1e-5, atol=1e-7)
 
 
 def test_attend_equals_flax():
-    layer = embed()
-    for shape in ((D,), (2, 3, D), (0, D)):
-        query = jax.random.normal(jax.random.key(1), shape)
-        scores = layer.attend(query)
+    shapes = ((D,), (2, 3, D), (0, D))
+    queries = [np.random.default_rng(1).normal(size=shape).astype(np.float32) for shape in shapes]
+    found = of_both(lambda layer: [layer.attend(jnp.asarray(q)) for q in queries], embed())
+    for shape, scores, want in zip(shapes, *found, strict=True):
         assert scores.shape == (*shape[:-1], N)
-        np.testing.assert_allclose(scores, flax_twin(layer).attend(query), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(scores, want, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
 def test_dtypes_are_those_of_flax(param_dtype, dtype):
     layer = embed(param_dtype=param_dtype, dtype=dtype)
-    twin = flax_twin(layer, dtype=dtype)
     assert {str(core.dtype) for core in layer.cores} == {param_dtype}
-    rows, want = layer(IDS), twin(IDS)
-    assert rows.dtype == want.dtype
-    as_float = (rows.astype(jnp.float32), want.astype(jnp.float32))
-    np.testing.assert_allclose(*as_float, rtol=0, atol=1e-2 * float(jnp.abs(as_float[1]).max()))
     query = jnp.ones((2, D), jnp.float32)
-    assert layer.attend(query).dtype == twin.attend(query).dtype
+    found = of_both(lambda layer: (layer(IDS), layer.attend(query)), layer, dtype=dtype)
+    (rows, scores), (want, of_flax) = found
+    assert (rows.dtype, scores.dtype) == (want.dtype, of_flax.dtype)
+    as_float = (np.asarray(rows, np.float32), np.asarray(want, np.float32))
+    np.testing.assert_allclose(*as_float, rtol=0, atol=1e-2 * np.abs(as_float[1]).max())
 
 
 def test_promote_dtype_is_called_as_in_flax():
@@ -217,8 +222,9 @@ def test_partitioned_initialisers():
 def test_split_merge_and_eval_shape(make, rule):
     layer = make(optimizer=rule)
     graphdef, state = nnx.split(layer)
-    np.testing.assert_array_equal(nnx.merge(graphdef, state)(IDS), layer(IDS))
+    call = nnx.jit(lambda layer: layer(IDS))
+    np.testing.assert_array_equal(call(nnx.merge(graphdef, state)), call(layer))
     abstract = nnx.eval_shape(lambda: make(optimizer=rule))
     assert jax.tree.map(jnp.shape, nnx.state(abstract)) == jax.tree.map(jnp.shape, state)
     jitted = nnx.jit(lambda: make(optimizer=rule))()
-    np.testing.assert_allclose(jitted(IDS), layer(IDS), rtol=1e-5)
+    np.testing.assert_allclose(call(jitted), call(layer), rtol=1e-5)

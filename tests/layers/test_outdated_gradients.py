@@ -92,8 +92,8 @@ def test_gradients_of_another_model():
     with pytest.raises(ValueError, match=r"other arrays than items.embedding of this model"):
         optimizer(model).update(model, grads)
     assert_same(_arrays(model, TRAINED), before)
-    state, foreign = linen_state(), linen_state()
-    variables = jax.tree.map(lambda x: x + 1 if x.ndim == 2 else x, foreign.variables)
+    state = linen_state()
+    variables = jax.tree.map(lambda x: x + 1 if x.ndim == 2 else jnp.copy(x), state.variables)
     with pytest.raises(ValueError, match=r"other arrays than .*of this model"):
         state.apply_gradients(grads=jax_tt.linen.grad(linen_loss)(variables))
 
@@ -214,6 +214,6 @@ def test_models_whose_arrays_are_of_numpy():
     nnx.update(model, jax.tree.map(np.asarray, nnx.state(model)))
     for tower in (model, want):
         opt = optimizer(tower)
-        for _ in range(3):
+        for _ in range(2):
             opt.update(tower, jax_tt.grad(loss)(tower))
     assert_same(_arrays(model, TRAINED), _arrays(want, TRAINED))

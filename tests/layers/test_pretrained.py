@@ -24,7 +24,7 @@ FLAVOURS = pytest.mark.parametrize("layers", [jax_tt, jax_tt.linen], ids=["nnx",
 def pooled(layer, ids=IDS):
     """What a new layer answers, in either flavour."""
     if isinstance(layer, nn.Module):
-        return layer.apply(jax.jit(layer.init)(jax.random.key(0), ids), ids)
+        return jax.jit(lambda key: layer.apply(layer.init(key, ids), ids))(jax.random.key(0))
     return layer(ids)
 
 
@@ -172,12 +172,12 @@ def test_a_linen_model_begins_with_the_given_tables():
         jax_tt.linen.TTEmbed.from_pretrained(CORES, num_embeddings=N, optimizer=rule),
         jax_tt.linen.EmbedBag.from_pretrained(TABLE, optimizer=rule),
     )
-    variables = model.init(jax.random.key(0), IDS)
-    close(jax.jit(model.apply)(variables, IDS), 2 * TABLE[IDS].sum(1))
+    variables, apply = jax.jit(model.init)(jax.random.key(0), IDS), jax.jit(model.apply)
+    close(apply(variables, IDS), 2 * TABLE[IDS].sum(1))
     # What the variables hold counts, once there are some.
     (tables,) = variables.values()
     tables["shops"]["embedding"] = jnp.zeros_like(TABLE)
-    close(model.apply(variables, IDS), TABLE[IDS].sum(1))
+    close(apply(variables, IDS), TABLE[IDS].sum(1))
 
 
 ERRORS = [

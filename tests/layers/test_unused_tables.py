@@ -235,7 +235,7 @@ class LinenTasks(nn.Module):
 
 def linen_state(cache: Any = None) -> Any:
     model = LinenTasks(cache)
-    variables = dict(model.init(jax.random.key(0), True))
+    variables = dict(jax.jit(model.init, static_argnums=1)(jax.random.key(0), True))
     counts = variables.pop("row_cache", {})
 
     def apply(variables: Any, both: bool) -> jax.Array:
@@ -280,7 +280,7 @@ def test_flax_train_state_is_refused_at_the_next_forward_pass():
 
 def test_params_alone_are_refused_with_what_to_give():
     model = LinenTasks()
-    variables = model.init(jax.random.key(0), True)
+    variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), True)
     for given in (variables["params"], {"params": variables["params"]}):
         for mutable in (False, ["row_cache"]):
             with pytest.raises(ValueError, match=r"first: .*whole dictionary.*not variables"):

@@ -106,11 +106,6 @@ def test_steps_equal_those_with_an_explicit_insertion(make, batch):
     same((losses, state), (others, expected))
 
 
-def test_eager_steps():
-    batches = [keys(0)]
-    same(trained(Tower(), train, batches), trained(Tower(), JITTED, batches), 1e-6)
-
-
 def test_keys_without_room_read_their_initial_rows():
     table = dataclasses.replace(TABLE, admission=jax_tt.dynamic.AdmitAfter(3))
     layer = Tower(table, dtype="float32").items

@@ -343,8 +343,12 @@ def test_the_program_in_two_processes_of_two_devices_learns_the_same(
             main.main([*argv, "--worker", variant])
 
     monkeypatch.setattr(main, "_work", work_here)
-    for name in ("COMPILATION_CACHE_DIR", "PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):  # set by main
-        monkeypatch.setenv(f"JAX_{name}", os.environ.get(f"JAX_{name}", ""))
+    # What the program sets for the processes that it starts is not for those of other tests.
+    for name, value in (
+        ("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs")),
+        ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0"),
+    ):
+        monkeypatch.setenv(name, os.environ.get(name, value))
     more = ["--variants", "dense_fused", "--big-table", "5000x8"]
     main.main(flags(dataclasses.replace(divided, processes=2, out=str(out)), *more))
     found = Result.load(out / "dense_fused.json")

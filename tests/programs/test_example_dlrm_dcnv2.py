@@ -127,6 +127,7 @@ def test_rows_of_large_tables_are_widened() -> None:
         np.testing.assert_allclose(vectors[0, k], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_features")
 def test_matrix_is_trained_as_the_mlps_are() -> None:
     """With optax, which labels the parameters by their names."""

@@ -1,9 +1,4 @@
-"""One of two processes whose dumps of a sharded hash table meet full disks, damaged files and a process that is killed.
-
-    python -m tests.kinds.sharded.damaged_dump_run PROCESS COUNT PORT FOLDER OUT.npz
-
-The second process is killed in the last dump, after both have written what they have seen to ``OUT.npz``.
-"""
+"""Dumps of a hash table on two processes: full disks, damaged files, and a process that is killed."""
 
 from __future__ import annotations
 
@@ -43,16 +38,9 @@ def _killed_at_second(seen: list[str], event: str, arguments: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(process: int, count: int, port: str, folder: Path, out: str) -> None:
-    jax.config.update("jax_num_cpu_devices", 1)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        f"127.0.0.1:{port}",
-        count,
-        process,
-        heartbeat_timeout_seconds=10,
-        shutdown_timeout_seconds=10,
-    )
+def run(process: int, folder: Path, out: str, results: dict[str, Any]) -> None:
+    """Adds what it sees to ``results``, writes them to ``out``, and ends both processes: the second one is killed."""
+    count = jax.process_count()
     mesh = jax.make_mesh((count,), ("model",), axis_types=(AxisType.Auto,))
     rule = jax_tt.optimizers.Adagrad(0.1)
     plain = jax_tt.hash_table(64, 4, optimizer=rule, safe_check="ignore", name="item")
@@ -109,7 +97,7 @@ def main(process: int, count: int, port: str, folder: Path, out: str) -> None:
     multihost_utils.sync_global_devices("whole again")
     check()
     keys, last = np.sort(jax_tt.dynamic.keys_of(table, state)["key"]), changed(count)
-    np.savez(out, messages=np.array(messages), files=np.array(files), keys=keys)
+    np.savez(out, messages=np.array(messages), files=np.array(files), keys=keys, **results)
     multihost_utils.sync_global_devices("written")
     if process == 1:
         sys.addaudithook(partial(_killed_at_second, []))
@@ -117,7 +105,3 @@ def main(process: int, count: int, port: str, folder: Path, out: str) -> None:
         dump(last)
     finally:
         os._exit(3)  # not after a peer that has ended
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5])

@@ -3,7 +3,8 @@
     python -m tests.kinds.sharded.failure_run PROCESS COUNT PORT FOLDER DEATH OUT.npz
 
 Goes on from the last checkpoint in ``FOLDER``, writes one every few steps, and the final rows to ``OUT.npz``. ``DEATH``
-is ``PROCESS:STEP`` of a process that is killed, as by the system, before this step; ``none`` if all of them live.
+is ``PROCESS:STEP`` of a process that is killed, as by the system, before this step; with ``none``, all of them live
+until they have done what `damaged_dump_run` does.
 """
 
 from __future__ import annotations
@@ -18,39 +19,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
+from tests.kinds.sharded import damaged_dump_run
 
-STEPS, EVERY, BATCH, ROWS = 12, 3, 8, 203
+STEPS, EVERY, BATCH, ROWS = 6, 2, 12, 203
 
 
 def _collection(mesh: Any) -> jax_tt.Collection:
-    rule = jax_tt.optimizers.Adam(0.05)
-    tables = {
-        "item": jax_tt.dense_table(ROWS, 8, optimizer=rule),
-        "user": jax_tt.dense_table(50, 4, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1)),
-    }
-    sharded = jax_tt.shard_tables(tables, mesh, "model", {"user": jax_tt.Placement.hashed()})
-    return jax_tt.Collection(sharded, {name: jax_tt.Feature(name) for name in tables})
+    tables = {"item": jax_tt.dense_table(ROWS, 8, optimizer=jax_tt.optimizers.Adam(0.05))}
+    sharded = jax_tt.shard_tables(tables, mesh, "model", jax_tt.Placement.hashed())
+    return jax_tt.Collection(sharded, {"item": jax_tt.Feature("item")})
 
 
-def main(process: int, count: int, port: str, folder: Path, death: str, path: str) -> None:
-    # As many devices as the training that goes on has, so that sums have the same order.
-    jax.config.update("jax_num_cpu_devices", 1 if count > 1 else 2)
-    if count > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(
-            f"127.0.0.1:{port}",
-            count,
-            process,
-            heartbeat_timeout_seconds=10,
-            shutdown_timeout_seconds=10,
-        )
-    mesh = jax.make_mesh(
-        (jax.device_count(),), ("model",), axis_types=(jax.sharding.AxisType.Auto,)
-    )
+def final_rows(process: int, count: int, folder: Path, death: str = "none") -> dict[str, Any]:
+    """What the tables have after all steps, on two devices or on those of several processes."""
+    devices = jax.devices() if count > 1 else jax.devices()[:2]
+    mesh = Mesh(np.array(devices), ("model",), axis_types=(AxisType.Auto,))
     collection = _collection(mesh)
 
     @jax.jit
@@ -78,18 +65,10 @@ def main(process: int, count: int, port: str, folder: Path, death: str, path: st
         for k in range(done, STEPS):
             if death == f"{process}:{k}":
                 os.kill(os.getpid(), signal.SIGKILL)
-            rng = np.random.default_rng(k)
-            ids = {
-                "item": rng.integers(0, ROWS, (BATCH, 5)),
-                "user": rng.integers(0, 50, (BATCH, 2)),
-            }
-            batch = {
-                name: jax.make_array_from_process_local_data(divided, own[share].astype(np.int32))
-                for name, own in ids.items()
-            }
-            state = step(state, batch)
+            ids = np.random.default_rng(k).integers(0, ROWS, (BATCH, 5)).astype(np.int32)
+            batch = jax.make_array_from_process_local_data(divided, ids[share])
+            state = step(state, {"item": batch})
             jax.block_until_ready(state)
-            print("step", k, flush=True)
             if (k + 1) % EVERY == 0 and count != 1:
                 checkpointer.save(
                     folder / str(k + 1), jax_tt.checkpoint.save_args(collection, state)
@@ -101,8 +80,21 @@ def main(process: int, count: int, port: str, folder: Path, death: str, path: st
         return jax.lax.with_sharding_constraint(collection.separated(state), everywhere)
 
     found = jax.device_get(jax.jit(whole)(state))
-    results = {f"{table} {name}": x for table, own in found.items() for name, x in own.items()}
-    np.savez(path, **results)
+    return {f"{table} {name}": x for table, own in found.items() for name, x in own.items()}
+
+
+def main(process: int, count: int, port: str, folder: Path, death: str, path: str) -> None:
+    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        f"127.0.0.1:{port}",
+        count,
+        process,
+        heartbeat_timeout_seconds=10,
+        shutdown_timeout_seconds=10,
+    )
+    rows = final_rows(process, count, folder, death)
+    damaged_dump_run.run(process, folder, path, rows)
 
 
 if __name__ == "__main__":

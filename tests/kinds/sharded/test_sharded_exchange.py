@@ -55,7 +55,7 @@ def _descended(state, gradients):
 
 
 def _check_equal(plain, table):
-    state = plain.init(jax.random.key(1))
+    state = jax.jit(plain.init)(jax.random.key(1))
     own = table.of_rows(state)
     for ids in _batches():
         (new, rows), (found, own_rows) = STEP(plain, state, ids), STEP(table, own, ids)
@@ -63,7 +63,7 @@ def _check_equal(plain, table):
         if plain.update is None:
             new, found = (_descended(*pair) for pair in ((state, new), (own, found)))
         state, own = {**state, **new}, {**own, **found}
-    for name, array in table.by_row(own).items():
+    for name, array in jax.jit(table.by_row)(own).items():
         np.testing.assert_allclose(array, state[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
@@ -83,13 +83,6 @@ def _check_equal(plain, table):
         ),
         pytest.param(
             None, Placement.columns(2), Exchange(), id="optax, columns", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            optimizers.RowWiseAdagrad(0.1),
-            Placement.contiguous(),
-            FEW,
-            id="row-wise, too few",
-            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -113,7 +106,7 @@ def test_rows_of_one_device_are_bit_for_bit_those_of_all(mesh, placement):
     shape = plain.spec.param_shapes["packed"]
     bits = np.where(np.arange(np.prod(shape)) % 2 == 0, 0x80000000, 0x7F812345).astype(np.uint32)
     packed = jnp.asarray(bits.view(np.float32).reshape(shape))
-    state = {**plain.init(jax.random.key(0)), "packed": packed}
+    state = {**jax.jit(plain.init)(jax.random.key(0)), "packed": packed}
     table = ShardedTable(plain, mesh, "model", placement)
     own = table.of_rows(state)
     for found in (table.by_row(own), jax.jit(table.by_row)(own)):
@@ -144,34 +137,37 @@ def test_quantized_tables_that_are_read_only(mesh):
 @pytest.mark.slow
 def test_weights_of_bags_have_gradients_with_column_shards_and_further_attempts(mesh):
     plain = jax_tt.dense_table(ROWS, WIDTH)
-    state = plain.init(jax.random.key(0))
+    state = jax.jit(plain.init)(jax.random.key(0))
     ids, weights = jnp.arange(24).reshape(8, 3), jnp.linspace(0, 1, 24).reshape(8, 3)
 
-    @jax.jit
-    def expected(weights):
-        return jnp.sum(jnp.einsum("bl,bld->bd", weights, state["embedding"][ids]) ** 2)
+    rows = np.asarray(state["embedding"])[ids]
+    sums = np.einsum("bl,bld->bd", weights, rows)
+    expected = 2 * np.einsum("bd,bld->bl", sums, rows)
 
-    for placement, exchange in ((Placement.columns(2), Exchange()), (Placement.on(0), FEW)):
-        table = ShardedTable(plain, mesh, "model", placement, exchange)
-        own = table.of_rows(state)
-
-        @jax.jit
-        def loss(weights, table=table, own=own):
+    @jax.jit(static_argnums=0)
+    def gradient(table, own, weights):
+        def loss(weights):
             bags = jax_tt.Bags(ids, weights=weights)
             return jnp.sum(jax_tt.lookup_bags(table, own, bags)[0] ** 2)
 
-        np.testing.assert_allclose(jax.grad(loss)(weights), jax.grad(expected)(weights), rtol=1e-5)
+        return jax.grad(loss)(weights)
+
+    for placement, exchange in ((Placement.columns(2), Exchange()), (Placement.on(0), FEW)):
+        table = ShardedTable(plain, mesh, "model", placement, exchange)
+        np.testing.assert_allclose(
+            gradient(table, table.of_rows(state), weights), expected, rtol=1e-5
+        )
 
 
 def test_rows_and_gradients_are_rounded_once_in_a_16_bit_exchange(mesh):
     plain = jax_tt.dense_table(ROWS, WIDTH, optimizer=optimizers.SGD(0.5))
     exchange = Exchange(dtype="bfloat16")
     table = ShardedTable(plain, mesh, "model", Placement.hashed(), exchange)
-    state = plain.init(jax.random.key(2))
-    embedding = state["embedding"]
+    state = jax.jit(plain.init)(jax.random.key(2))
+    embedding = np.asarray(state["embedding"])
     rng = np.random.default_rng(5)
-    ids = jnp.asarray(rng.integers(0, ROWS, (8, 4)))
-    g = jnp.asarray(rng.normal(size=(8, 4, WIDTH)), jnp.float32)
+    ids = rng.integers(0, ROWS, (8, 4))
+    g = rng.normal(size=(8, 4, WIDTH)).astype(np.float32)
 
     @jax.jit
     def step(own):
@@ -183,14 +179,14 @@ def test_rows_and_gradients_are_rounded_once_in_a_16_bit_exchange(mesh):
 
     own = table.of_rows(state)
     new, rows = step(own)
-    rounded = embedding.astype(jnp.bfloat16).astype(jnp.float32)
-    np.testing.assert_array_equal(rows, rounded[ids])
+    np.testing.assert_array_equal(rows, embedding.astype(jnp.bfloat16).astype(np.float32)[ids])
     # The sums of each device, two rows of the batch, are rounded; their sum is not.
-    total = jnp.zeros_like(embedding)
+    total = np.zeros_like(embedding)
     for k in range(4):
         part = slice(2 * k, 2 * k + 2)
-        sums = jnp.zeros_like(embedding).at[ids[part]].add(g[part])
-        total += sums.astype(jnp.bfloat16).astype(jnp.float32)
+        sums = np.zeros_like(embedding)
+        np.add.at(sums, ids[part], g[part])
+        total += sums.astype(jnp.bfloat16).astype(np.float32)
     found = table.by_row({**own, **new})["embedding"]
     np.testing.assert_allclose(found, embedding - 0.5 * total, rtol=1e-6, atol=1e-6)
 
@@ -199,7 +195,7 @@ def test_a_gradient_beyond_the_range_of_float16_stops_the_step(mesh):
     plain = jax_tt.dense_table(ROWS, 4, optimizer=optimizers.SGD(0.5), skip_nonfinite=True)
     exchange = Exchange(dtype="float16")
     table = ShardedTable(plain, mesh, "model", Placement.hashed(), exchange)
-    own = table.init(jax.random.key(0))
+    own = jax.jit(table.init)(jax.random.key(0))
 
     @jax.jit
     def step(scale):
@@ -218,21 +214,19 @@ def test_a_gradient_beyond_the_range_of_float16_stops_the_step(mesh):
 
 
 @pytest.mark.parametrize(
-    ("param_dtype", "placement", "exchange", "types"),
+    ("placement", "exchange", "types"),
     [
-        ("float32", Placement.hashed(), Exchange(expected_unique=0.3), "f32"),
-        ("float32", Placement.columns(4), Exchange(), "f32"),
-        ("float32", Placement.hashed(), Exchange(dtype="float16", pooled="rows"), "u16"),
+        (Placement.hashed(), Exchange(expected_unique=0.3), "f32"),
+        (Placement.columns(4), Exchange(), "f32"),
+        (Placement.hashed(), Exchange(dtype="float16", pooled="rows"), "u16"),
     ],
 )
-def test_a_step_has_three_exchanges_and_gathers_nothing(
-    mesh, param_dtype, placement, exchange, types
-):
-    plain = jax_tt.dense_table(ROWS, WIDTH, param_dtype=param_dtype, optimizer=ADAM)
+def test_a_step_has_three_exchanges_and_gathers_nothing(mesh, placement, exchange, types):
+    plain = jax_tt.dense_table(ROWS, WIDTH, optimizer=ADAM)
     table = ShardedTable(plain, mesh, "model", placement, exchange)
     state = jax.eval_shape(table.init, jax.random.key(0))
     ids = jax.ShapeDtypeStruct((64, 3), jnp.int32)
-    text = jax.jit(_step, static_argnums=0).lower(table, state, ids).compile().as_text()
+    text = STEP.lower(table, state, ids).compile().as_text()
     entry = re.search(r"\nENTRY .*?\n\}", text, re.DOTALL)
     assert entry is not None
     found = re.findall(r" = \(?(\w+)\[.* all-to-all\(", entry.group())
@@ -256,7 +250,7 @@ def test_a_step_with_messages_of_an_expected_size_copies_no_array_of_rows(mesh):
 
 def test_an_empty_batch_of_one_device_inside_of_a_shard_map(mesh):
     table = ShardedTable(jax_tt.dense_table(ROWS, 4), mesh, "model", Placement.hashed())
-    state = table.init(jax.random.key(0))
+    state = jax.jit(table.init)(jax.random.key(0))
 
     def lookup(state, ids):
         return jax_tt.lookup_bags(table, state, ids[:0])[0]
@@ -269,7 +263,7 @@ def test_an_empty_batch_of_one_device_inside_of_a_shard_map(mesh):
 def test_warnings_name_the_first_id_out_of_range(mesh):
     plain = jax_tt.dense_table(ROWS, 4, name="item")
     table = ShardedTable(plain, mesh, "model", Placement.hashed())
-    state = table.init(jax.random.key(0))
+    state = jax.jit(table.init)(jax.random.key(0))
     ids = jnp.arange(16).reshape(8, 2).at[5, 0].set(77).at[6, 1].set(-5)
 
     @jax.jit
@@ -286,12 +280,10 @@ def test_warnings_name_the_first_id_out_of_range(mesh):
 MANY = 3_000_000_000
 
 
-def test_rows_beyond_int32_have_places():
-    for placement in Placement.round_robin(), Placement.contiguous(), Placement.hashed():
-        check_places_beyond_int32(placement)
-
-
-def check_places_beyond_int32(placement):
+@pytest.mark.parametrize(
+    "placement", [Placement.round_robin(), Placement.contiguous(), Placement.hashed()]
+)
+def test_rows_beyond_int32_have_places(placement):
     layout = placement.layout(MANY, 8)
     rows = np.concatenate([np.arange(100), MANY - 1 - np.arange(100), [2**31 - 1, 2**31]])
     places = paged(layout, jnp.asarray(rows.astype(np.uint32)))
@@ -392,17 +384,12 @@ def _table(mesh, rule=None, placement=None, exchange=None, param_dtype=jnp.float
 def test_tables_move_between_column_shards_and_rows(mesh):
     plain = jax_tt.dense_table(ROWS + 1, WIDTH, optimizer=ADAM)
     many = jnp.arange(8.0 * (ROWS + 1)).reshape(-1, 8) - 7
-    state = plain.init(jax.random.key(0)) | {"slot_mu_0": many.at[3].set(-0.0)}
+    state = jax.jit(plain.init)(jax.random.key(0)) | {"slot_mu_0": many.at[3].set(-0.0)}
     table = ShardedTable(plain, mesh, "model", Placement.columns(4))
     own = table.of_rows(state)
-    for placement in (
-        Placement.columns([2, 0, 3, 1]),
-        Placement.hashed(),
-        Placement.columns([3, 1]),
-        Placement.round_robin(3),
-    ):
+    for placement in Placement.columns([2, 0, 3, 1]), Placement.hashed(), Placement.columns([3, 1]):
         table, own = table.moved(own, placement)
-        found = table.by_row(own)
+        found = jax.jit(table.by_row)(own)
         for name, array in state.items():
             bits = (np.asarray(x).view(np.uint32) for x in (found[name], array))
             np.testing.assert_array_equal(*bits, err_msg=name)

@@ -75,6 +75,10 @@ def collection_of(names):
     )
 
 
+def initial(collection):
+    return jax.jit(collection.init)(jax.random.key(0))
+
+
 def loss_of(rows):
     return sum(jnp.sum(jnp.sin(out.astype(jnp.float32))) for out in rows.values())
 
@@ -121,7 +125,7 @@ def operations(lowered, call):
 @pytest.mark.parametrize("bounds", ["zero", "error"])
 def test_bits_are_those_of_single_calls(bounds, one_by_one):
     collection = collection_of(TABLES)
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     batch, lookup = jax.tree.map(jnp.asarray, BATCH), Lookup(bounds=bounds, method="native")
     lowered = step_of(collection, lookup).lower(state, WEIGHTED.weights, batch)
     # Several devices share the rectangular batches, but not the ragged ones: each form is a call, and a table that is
@@ -167,7 +171,7 @@ def test_bits_of_tensor_trains(form, bounds, one_by_one, x64):
         60, 3, tt_ranks=3, optimizer=optimizers.SGD(0.1), param_dtype="float64"
     )
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     ids = np.array([0, 59, -1, 59, 60, 100_003, 7], np.int64 if form == "int64" else np.int32)
     bags = Bags(ids, np.array([0, 2, 2, 6, 7], np.int32))
     if form == "int64":
@@ -186,7 +190,7 @@ def test_bits_of_tensor_trains(form, bounds, one_by_one, x64):
 
 def test_plans_of_tensor_trains_that_nothing_needs_are_not_kept():
     collection = collection_of(["chain", "free"])
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     batch = {name: BATCH[name] for name in collection.tables}
 
     def look_up(state):
@@ -201,7 +205,7 @@ def test_tensor_trains_are_mapped_and_recomputed(one_by_one):
     """By `jax.vmap` over batches, and by `jax.checkpoint`."""
     tables = {name: jax_tt.tt_table(70, 4, tt_ranks=2) for name in "ab"}
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     batch = {name: jnp.asarray(RNG.integers(0, 70, (3, 11, 2)), jnp.int32) for name in tables}
 
     def gradients():
@@ -233,7 +237,7 @@ def test_tables_are_changed_in_place(kind, count):
     make = {"dense": jax_tt.dense_table, "tt": functools.partial(jax_tt.tt_table, tt_ranks=9)}[kind]
     tables = {f"t{n}": make(n, 16, optimizer=rule) for n in sizes}
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     batch = {f"t{n}": jnp.asarray(RNG.integers(0, n, (11, 2)).astype(np.int32)) for n in sizes}
 
     step = jax.jit(functools.partial(updated, collection), donate_argnums=0)
@@ -257,7 +261,7 @@ def test_tables_are_changed_in_place(kind, count):
 def test_tables_that_need_much_memory_take_turns(one_by_one):
     tables = {name: jax_tt.dense_table(5000, 2, optimizer=optimizers.SGD(0.1)) for name in "abc"}
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     # The plan of a table takes 24 bytes an id, and the tables of one turn about 32 MiB.
     batch = {
         name: jnp.asarray(RNG.integers(0, 5000, (1000, 700)).astype(np.int32)) for name in tables
@@ -281,7 +285,7 @@ def test_updates_in_several_calls(kind, layout, monkeypatch):
     tables = dict.fromkeys((f"t{k}" for k in range(7)), table)
     arrays = 3 * len(table.spec.param_names)
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     batch = {name: jnp.asarray(RNG.integers(0, 9, (11, 2)), jnp.int32) for name in tables}
     call = {"dense": "dense_update", "tt": "update"}[kind]
 
@@ -316,13 +320,13 @@ def test_updates_in_several_calls(kind, layout, monkeypatch):
 @pytest.mark.parametrize(("wrong", "right"), [("plain", "ordered"), ("links", "chain")])
 def test_wrong_offsets_of_one_table_are_an_error_that_names_it(wrong, right):
     collection = collection_of([wrong, right])
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     ids = jnp.array([1, 2, 3], jnp.int32)
     bad = Bags(ids, jnp.array([0, 5, 1], jnp.int32))
     batch = {wrong: bad, right: Bags(ids, jnp.array([0, 1, 3], jnp.int32))}
+    look_up = jax.jit(functools.partial(jax_tt.lookup_features, collection, method="native"))
     with pytest.raises(Exception, match=rf"table '{wrong}.*Bags.offsets"):
-        rows, _ = jax_tt.lookup_features(collection, state, batch, method="native")
-        jax.block_until_ready(rows)
+        jax.block_until_ready(look_up(state, batch))
 
 
 @pytest.mark.parametrize(
@@ -334,18 +338,18 @@ def test_wrong_offsets_of_one_table_are_an_error_that_names_it(wrong, right):
 )
 def test_a_bad_id_in_one_table_is_an_error_that_names_it(names, wrong, ids):
     collection = collection_of(names)
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     batch = {name: BATCH[name] for name in collection.tables}
     batch[wrong] = np.array(ids, np.int32)
+    look_up = jax.jit(functools.partial(jax_tt.lookup_features, collection, method="native"))
     with pytest.raises(Exception, match=rf"{wrong}.*{ids[0][1]}"):
-        rows, _ = jax_tt.lookup_features(collection, state, batch, method="native")
-        jax.block_until_ready(rows)
+        jax.block_until_ready(look_up(state, batch))
 
 
 @pytest.mark.parametrize(("finite", "careful"), [("rowwise", "narrow"), ("chain", "links")])
 def test_a_gradient_that_is_not_finite_skips_its_own_table(finite, careful):
     collection = collection_of([finite, careful])
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     batch = {finite: jnp.arange(33).reshape(11, 3), careful: jnp.arange(11)[:, None]}
 
     @jax.jit
@@ -369,7 +373,7 @@ def test_a_sharded_batch_of_rectangles(one_by_one):
     if jax.device_count() < 4:
         pytest.skip("needs four devices")
     collection = collection_of(["rowwise", "tiny", "train"])
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     batch = {name: BATCH[name] for name in collection.tables}
     mesh = Mesh(np.asarray(jax.devices()[:4]), "x")
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("x"))
@@ -390,7 +394,7 @@ def test_tensor_trains_of_a_sharded_batch(one_by_one):
     if jax.device_count() < 4:
         pytest.skip("needs four devices")
     collection = collection_of(["chain", "links"])
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     rows = {"chain": (100_003, 30), "links": (2001, 9)}
     batch = {n: RNG.integers(0, most, (4, length), np.int32) for n, (most, length) in rows.items()}
     given = {name: ids.copy() for name, ids in batch.items()}
@@ -425,7 +429,7 @@ def test_tensor_trains_of_batches_split_over_other_axes():
     collection = jax_tt.Collection(
         dict.fromkeys(axes, table), {name: Feature(name) for name in axes}
     )
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     batch = {name: jnp.asarray(RNG.integers(0, 70, (8, 3)), jnp.int32) for name in axes}
 
     def step(state, batch, axes):
@@ -456,12 +460,13 @@ def test_tensor_trains_without_ids_in_a_sharded_step():
         name: jax_tt.tt_table(70, 4, tt_ranks=2, optimizer=optimizers.SGD(0.1)) for name in "ab"
     }
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
-    state = collection.init(jax.random.key(0))
+    state = initial(collection)
     batch = {"a": np.zeros((8, 0), np.int32), "b": RNG.integers(0, 70, (8, 3), np.int32)}
     step = functools.partial(updated, collection, axis_name="x")
     mesh, specs = Mesh(np.asarray(jax.devices()[:4]), "x"), (P(), P("x"))
     sharded = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
-    got, want = jax.jit(sharded)(state, batch), updated(collection, state, batch)
+    got = jax.jit(sharded)(state, batch)
+    want = jax.jit(functools.partial(updated, collection))(state, batch)
     for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 

@@ -63,7 +63,7 @@ CASES = {
     # rows in several chunks
     "chunks": (
         jax_tt.TTShape(8000, 8192, (2, 2), (20, 20, 20), (32, 16, 16)),
-        uniform(8000, 1000, 2),
+        uniform(8000, 800, 2),
     ),
 }
 

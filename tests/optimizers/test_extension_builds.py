@@ -15,6 +15,7 @@ from jax_tt._base import ffi
 from tests.conftest import native_available
 from tests.optimizers import extension_build
 from tests.optimizers.extension_build import EXAMPLE, PACKAGE, ROOT, compiler, run
+from tests.processes import build
 
 pytestmark = [pytest.mark.slow, pytest.mark.dear("compiles the example as its users do")]
 
@@ -42,14 +43,14 @@ def test_the_cuda_kernels_take_the_steps_of_the_reference(tmp_path):
         jax_tt.extension.get_include(),
         ROOT,
     ]
-    run(
-        *(compiler(), "-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"),
-        *("-DJAX_TT_EMULATION", "-DLION_RULE_CUDA", "-Wno-unknown-pragmas"),
-        *(f"-I{folder}" for folder in include),
-        *(EXAMPLE / "src" / "module.cc", "-xc++", EXAMPLE / "src" / "lion.cu"),
-        *sorted((ROOT / "ffi" / "cuda" / "emulation").glob("*.cc")),
-        *("-o", package / f"_lion{sysconfig.get_config_var('EXT_SUFFIX')}"),
-    )
+    flags = ["-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"]
+    flags += ["-DJAX_TT_EMULATION", "-DLION_RULE_CUDA", "-Wno-unknown-pragmas"]
+    flags += [f"-I{folder}" for folder in include]
+    emulator = sorted((ROOT / "ffi" / "cuda" / "emulation").glob("*.cc"))
+    sources = [EXAMPLE / "src" / "module.cc", EXAMPLE / "src" / "lion.cu", *emulator]
+    made = package / f"_lion{sysconfig.get_config_var('EXT_SUFFIX')}"
+    built = build(compiler(), flags, sources, made)
+    assert built.returncode == 0, built.stderr
     assert "2 passed" in run_its_tests(tmp_path, JAX_TT_METHOD="cuda_emulated")
 
 

@@ -98,8 +98,13 @@ def used_twice(rule, **options):
     """A layer whose row 1 has missed two steps, and whose row 2 has not."""
     layer = jax_tt.EmbedBag(10, 4, optimizer=rule, rngs=nnx.Rngs(0), **options)
     opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
+
+    @nnx.jit
+    def step(layer, opt, ids):
+        opt.update(layer, jax_tt.grad(lambda m: jnp.sum(m(ids)))(layer))
+
     for ids in ([[1]], [[2]], [[2]]):
-        opt.update(layer, jax_tt.grad(lambda m, ids: jnp.sum(m(ids)))(layer, jnp.array(ids)))
+        step(layer, opt, np.array(ids, np.int32))
     return layer
 
 
@@ -124,7 +129,7 @@ def test_in_a_collection_it_reads_and_steps_as_alone(layout):
         "other": jax_tt.dense_table(50, 4, optimizer=optimizers.SGD(0.1)),
     }
     collection = jax_tt.Collection(tables, {name: jax_tt.Feature(name) for name in tables})
-    state = collection.init(jax.random.key(0))
+    state = jax.jit(collection.init)(jax.random.key(0))
     alone = jax_tt.functional.init_fused(jnp.array(state["own"]["embedding"]), rule)
 
     @jax.jit

@@ -1,5 +1,6 @@
 """Hyper-parameters that change between steps of a fused layer, without a new trace."""
 
+import functools
 from typing import Any
 
 import jax
@@ -40,13 +41,20 @@ def assert_close(got: dict[str, Any], want: dict[str, Any]) -> None:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
+@nnx.jit
+def take_step(layer: Any, opt: Any) -> None:
+    """A step with the rule that the layer has now, which is static."""
+    opt.update(layer, jax_tt.grad(lambda m: jnp.sum(m(IDS) ** 2))(layer))
+
+
+@functools.cache
 def wanted(kind: str, rates: Any) -> dict[str, np.ndarray]:
     """The layer after a step at every rate, each with a rule of its own."""
     layer = make(kind, optimizers.Adagrad(0.5), rngs=nnx.Rngs(0))
     opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
     for rate in rates:
         layer.optimizer = optimizers.Adagrad(rate)
-        opt.update(layer, jax_tt.grad(lambda m: jnp.sum(m(IDS) ** 2))(layer))
+        take_step(layer, opt)
     return table_values(layer)
 
 
@@ -108,7 +116,7 @@ def test_a_rate_in_the_call_of_a_linen_layer(kind):
     for value in RATES:
         table = step(table, jnp.float32(value))
         twin.optimizer = optimizers.Adagrad(value)
-        opt.update(twin, jax_tt.grad(lambda m: jnp.sum(m(IDS) ** 2))(twin))
+        take_step(twin, opt)
     assert len(traces) == 1
     assert_close(dict(table), table_values(twin))
 
@@ -121,11 +129,15 @@ def test_every_hyperparameter_of_adam():
         for rule in (rule, optimizers.Adam(0.1), optimizers.Adam(**values))
     )
     opts = {layer: jax_tt.FusedOptimizer(layer, optax.sgd(0.1)) for layer in (held, called, fixed)}
+
+    @nnx.jit
+    def called_step(layer, opt):
+        grad = jax_tt.grad(lambda m: jnp.sum(m(IDS, hyperparameters=values) ** 2))
+        opt.update(layer, grad(layer))
+
     for layer, opt in opts.items():
-        given = values if layer is called else None
         for _ in range(2):
-            grads = jax_tt.grad(lambda m, g=given: jnp.sum(m(IDS, hyperparameters=g) ** 2))(layer)
-            opt.update(layer, grads)
+            (called_step if layer is called else take_step)(layer, opt)
     assert_close(table_values(held), table_values(fixed))
     assert_close(table_values(called), table_values(fixed))
 

@@ -2,11 +2,14 @@
 
 They are in the user's cache, so that a new checkout begins with them. JAX's key of a program has the program, the
 versions and the flags; a folder for each kind of processor adds what the compiler asks of the machine itself. Custom
-calls are bound by name when a program is loaded: a native module that was compiled anew needs no new programs.
+calls are bound by name when a program is loaded: a native module that was compiled anew needs no new programs. Rules of
+partitioning are Python functions that the compiler calls. The key has their addresses, which no other process has; here
+the sources of jax_tt stand for them.
 """
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import inspect
 import os
@@ -17,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import compilation_cache, compiler
+import numpy as np
+from jax._src import cache_key, compilation_cache, compiler
+from jax._src.lib.mlir import ir
 
 # A folder, or "off".
 VARIABLE = "JAX_TT_TEST_PROGRAMS"
@@ -72,14 +77,37 @@ def _locked(folder: Path, key: str) -> Iterator[None]:
         yield
 
 
+@functools.cache
+def _sources() -> str:
+    """Of the rules of partitioning, and of all that they call; with the planted fault of `scripts/mutants.py`."""
+    digest = hashlib.sha256(os.environ.get("JAX_TT_MUTANT", "").encode())
+    for path in sorted((Path(__file__).parents[1] / "jax_tt").rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _without_addresses(module: ir.Module, _: object) -> ir.Module:
+    def name_sources(operation: ir.Operation) -> ir.WalkResult:
+        attributes = operation.attributes
+        if "call_target_name" in attributes:
+            target = ir.StringAttr(attributes["call_target_name"]).value
+            if target == "CustomSPMDPartitioning":
+                attributes["backend_config"] = ir.StringAttr.get(_sources())
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(name_sources)
+    return module
+
+
 def guard(folder: Path) -> None:
     """Lets one process compile a program that several need, and removes entries that cannot be read.
 
     JAX by itself compiles in each of them, warns of a damaged entry, and keeps it.
     """
-    read, compile_and_write = (
+    read, compile_and_write, key_of = (
         compilation_cache.get_executable_and_time,
         compiler._compile_and_write_cache,
+        compilation_cache.get_cache_key,
     )
     signature = inspect.signature(compile_and_write)
 
@@ -100,5 +128,13 @@ def guard(folder: Path) -> None:
             jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
             return found
 
+    def key(module: ir.Module, devices: np.ndarray, *args: Any) -> str:
+        *given, _ = args
+        several = cache_key.IgnoreCallbacks.CUSTOM_PARTITIONING
+        ignored = several if devices.size > 1 else cache_key.IgnoreCallbacks.NO
+        return key_of(module, devices, *given, ignored)
+
+    cache_key._remove_callbacks = _without_addresses
+    compilation_cache.get_cache_key = key
     compilation_cache.get_executable_and_time = read_or_remove
     compiler._compile_and_write_cache = compile_once

@@ -25,6 +25,13 @@ class TestProductsOfSums(KindCase):
     table = jax_tt.coded_table(50, 8, num_codes=4, bits=3, terms=2, hot=20, hot_terms=1)
 
 
+@pytest.mark.slow
+class TestCodebooksInATrain(KindCase):
+    table = jax_tt.coded_table(
+        50, 8, num_codes=4, bits=3, codebook_shape=jax_tt.TTShape(32, 2, 2, (8, 4), (2, 1))
+    )
+
+
 class TestTensorTrain(KindCase):
     table = TRAIN
 

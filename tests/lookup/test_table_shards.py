@@ -6,7 +6,9 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -288,3 +290,42 @@ def test_rules_of_whole_rows_move_columns_with_a_warning():
     with pytest.warns(UserWarning, match=r"Shard it as P\('model', None\)"):
         got, wanted = _both(table, state, ids, COLUMN_SPEC)
     _assert_equal(got, wanted)
+
+
+def test_rows_of_a_quantized_table():
+    table, state = jax_tt.quantize(table_of("gradients")[1]["embedding"], bits=8)
+    mesh = mesh_of((2, 2), AxisType.Auto)
+    ids, _ = batch_of()
+    find = jax.jit(lambda state, ids: jax_tt.lookup(table, state, ids)[0])
+    shards = placed(table, state, mesh, ROW_SPEC)
+    batch = jax.device_put(ids, NamedSharding(mesh, P("data")))
+    assert largest_message(find.lower(shards, batch).compile()) < ROWS * WIDTH // 2
+    np.testing.assert_array_equal(find(shards, batch), find(state, ids))
+
+
+def test_a_layer_with_flax_partitioning():
+    mesh = mesh_of((2, 2), AxisType.Auto)
+    rule = jax_tt.optimizers.RowWiseAdagrad(0.5)
+    embed = jax_tt.Embed(ROWS, WIDTH, optimizer=rule, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(embed)
+    rows = NamedSharding(mesh, ROW_SPEC)
+
+    def place(array):
+        if array.shape[:1] != (ROWS,):
+            return jax.device_put(array, NamedSharding(mesh, P()))
+        return jax.device_put(array, NamedSharding(mesh, P(*ROW_SPEC[: array.ndim])))
+
+    embed = nnx.merge(graph, jax.tree.map(place, state))
+    opt = jax_tt.FusedOptimizer(embed, optax.sgd(0.1))
+
+    @nnx.jit
+    def step(embed, opt, ids):
+        loss, grads = jax_tt.value_and_grad(lambda embed: jnp.sum(embed(ids) ** 2))(embed)
+        opt.update(embed, grads)
+        return loss
+
+    ids = jax.device_put(batch_of()[0], NamedSharding(mesh, P("data")))
+    for _ in range(2):
+        step(embed, opt, ids)
+    (array,) = (x for x in jax.tree.leaves(nnx.state(embed)) if x.shape == (ROWS, WIDTH))
+    assert array.sharding.is_equivalent_to(rows, 2)

@@ -190,9 +190,13 @@ def kinds_to_measure():
     shard = functools.partial(jax_tt.tables.ShardedTable, mesh=mesh, axis="model")
     return {
         "dense": dense,
+        "bfloat16": jax_tt.dense_table(rows, 32, param_dtype=jnp.bfloat16),
         "train": train,
         "int8": jax_tt.quantized_table(rows, 32, bits=8),
+        "int3": jax_tt.quantized_table(rows, 32, bits=3),
         "product codes": coded,
+        "additive codes": jax_tt.coded_table(rows, 32, num_codes=3, bits=8, kind="additive"),
+        "rotated codes": jax_tt.coded_table(rows, 32, num_codes=4, bits=8, rotated=True),
         "sum": jax_tt.tables.SumTable((train, jax_tt.tables.OrderedTable(coded, order))),
         "mixed": jax_tt.tables.MixedTable(
             (
@@ -200,8 +204,10 @@ def kinds_to_measure():
                 jax_tt.coded_table(rows - rows // 4, 32, num_codes=4, bits=8),
             )
         ),
+        "ordered": jax_tt.tables.OrderedTable(train, order),
         "cached": jax_tt.tables.RowCachedTable(train, jax_tt.RowCache(1000, ways=5)),
         "hash": hashed,
+        "hash of a train": jax_tt.tables.HashTable(train),
         "sharded": shard(dense, placement=jax_tt.Placement.round_robin()),
         "sharded hash": shard(hashed, placement=jax_tt.Placement.hashed()),
         "columns": shard(dense, placement=jax_tt.Placement.columns(4)),

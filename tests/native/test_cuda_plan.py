@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.gpu import stages
 from jax_tt._base import ffi
 
 HEADER = 8
@@ -21,6 +22,8 @@ class Batch:
     row_factors: tuple[int, int, int]
     ids: np.ndarray
     offsets: np.ndarray
+    col_factors: tuple[int, int, int] = (2, 2, 2)
+    rank: int = 2
     padded: bool = False
     bounds: int = 1  # ids out of range read nothing
 
@@ -29,17 +32,36 @@ class Batch:
         return min(math.prod(self.row_factors), 2**62)
 
     @property
+    def tile(self):
+        """Rows and prefixes of a tile at most, if the specialised kernels take the table."""
+        if self.rank == 2:
+            return None
+        left = 2 if self.col_factors[2] < self.col_factors[0] else 0
+        crowded = len(self.ids) >= self.row_factors[left] * self.row_factors[1]
+        return stages.tile(self.col_factors, self.rank, crowded=crowded)
+
+    @property
+    def part_tiles(self):
+        """Tiles of a part, where there are tiles: more if that many parts would have too many shares."""
+        n, slice_bytes = len(self.ids), 4 * self.rank**2 * self.col_factors[1]
+        most = min(max(128, (64 << 20) // slice_bytes), 2048)
+        return max(1 if n <= 16_384 else 2, math.ceil(math.ceil(n / most) / min(self.tile or (1,))))
+
+    @property
     def part_rows(self):
         """Entries of a part at most."""
         n = len(self.ids)
         least, parts = (32 if n <= 16_384 else 64), min((64 << 20) // (4 * 8), 2048)
-        return LIST_PART, max(least, -(-n // parts)), LIST_PART
+        rows = max(least, -(-n // parts)) if self.tile is None else self.part_tiles * self.tile[0]
+        return LIST_PART, rows, LIST_PART
 
     @property
     def part_numbers(self):
         """Numbers that the parts of each core may have."""
-        n = len(self.ids)
-        sizes = zip(self.row_factors, self.part_rows, strict=True)
+        n, least = len(self.ids), list(self.part_rows)
+        if self.tile is not None:
+            least[1] = self.part_tiles * min(self.tile)
+        sizes = zip(self.row_factors, least, strict=True)
         return [n // size + min(p, n) for p, size in sizes]
 
     @property
@@ -62,16 +84,18 @@ def batch(row_factors, ids, offsets=None, **options):
     )
 
 
-def random(row_factors, n, skew=1.0):
+def random(row_factors, n, skew=1.0, **options):
     rng = np.random.default_rng(0)
-    return batch(row_factors, (math.prod(row_factors) * rng.random(n) ** skew).astype(np.int64))
+    ids = (math.prod(row_factors) * rng.random(n) ** skew).astype(np.int64)
+    return batch(row_factors, ids, **options)
 
 
 def plan_of(own):
     module = ffi.load("cuda_emulated")
     if module is None:
         pytest.skip(str(ffi.why_unavailable("cuda_emulated")))
-    shape = (np.array(own.row_factors), np.array([2, 2, 2]), np.array([1, 2, 2, 1]))
+    edges = np.array([1, own.rank, own.rank, 1])
+    shape = (np.array(own.row_factors), np.array(own.col_factors), edges)
     n, wide = len(own.ids), own.rows > 2**31
     size, _ = module.plan_size(*shape, own.rows, n, n)
     workspace = module.workspace_size("plan", *shape, n)
@@ -138,7 +162,8 @@ def check_parts(parts, size, numbers):
 
 
 def check(own):
-    plan, digits, valid = Plan(own, plan_of(own)), own.digits(), own.valid
+    words = plan_of(own)
+    plan, digits, valid = Plan(own, words), own.digits(), own.valid
     n, positions = len(own.ids), np.flatnonzero(valid)
     assert (plan.valid, plan.broken, plan.positions) == (len(positions), 0, n)
     bags = np.searchsorted(own.offsets, np.arange(n), side="right") - 1
@@ -171,6 +196,7 @@ def check(own):
         slices = digits[core][listed]
         assert (np.diff(slices) >= 0).all()
         check_parts(plan.parts[core], own.part_rows[core], dict(enumerate(slices)))
+    return words
 
 
 def edges(row_factors, n):
@@ -216,6 +242,42 @@ def test_batches_that_one_block_or_several_sort(n):
     check(random((50, 1, 60), n))  # one slice, so that as many ids are not planned in one launch
     counts = module.launch_counts()
     assert ("SortInOneBlock" in counts, "SortTiles" in counts) == (n <= 8192, n > 8192)
+
+
+def tiles_of(prefixes, tile):
+    """Rows of the tiles that rows with these prefixes fill, each as full as it gets."""
+    sizes, rows, own = [], 0, []
+    for prefix in prefixes:
+        own.append(prefix)
+        if rows + 1 > tile[0] or len(set(own)) > tile[1]:
+            sizes.append(rows)
+            rows, own = 0, [prefix]
+        rows += 1
+    return [*sizes, rows]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        random((5, 2, 300), 1000, col_factors=(4, 4, 4), rank=32),
+        random((60, 2, 90), 900, col_factors=(4, 4, 2), rank=16),
+        pytest.param(
+            random((80, 5, 500), 20_000, col_factors=(4, 4, 4), rank=32), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["few prefixes", "mirrored", "two tiles"],
+)
+def test_parts_end_with_tiles(own):
+    """The parts of the specialised kernels, of rows and of the prefixes that they share."""
+    plan = Plan(own, check(own))
+    rows = np.sort(plan.row_head[plan.row_head >= 0])
+    left = 2 if own.col_factors[2] < own.col_factors[0] else 0
+    for slice_ in range(own.row_factors[1]):
+        mine = rows[plan.row_digit[1][rows] == slice_]
+        tiles = tiles_of(plan.row_digit[left][mine].tolist(), own.tile)
+        step = own.part_tiles
+        found = [end - begin for same, begin, end, _ in plan.parts[1] if same == slice_]
+        assert found == [sum(tiles[i : i + step]) for i in range(0, len(tiles), step)]
 
 
 @pytest.mark.slow

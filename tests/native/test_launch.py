@@ -59,6 +59,17 @@ def _dense_backward(module):
     return results, (*NO_IDS, NO_WEIGHTS, g, table), _lookups()
 
 
+def _cache_probe(module):
+    return _results(((0,), jnp.int32)), (jnp.zeros((4, 32), jnp.int32), NO_IDS[0]), {}
+
+
+def _hash_tables_find(module):
+    keys, touched = jnp.zeros((4, 2, 8), jnp.uint32), jnp.zeros((4, 8), jnp.int32)
+    asked = jnp.zeros((0, 2), jnp.uint32), jnp.zeros(0, bool), jnp.zeros(0, jnp.int32)
+    check = {"safe_check": np.int64(0), "message": "", "absent": np.int64(-1)}
+    return [jax.ShapeDtypeStruct((0,), jnp.int32)], (keys, touched, *asked), {"0": check}
+
+
 def _plan(module):
     size, _ = module.plan_size(*SHAPE.values(), 60, 0, 0)
     workspace = module.workspace_size("plan", *SHAPE.values(), 0)
@@ -140,7 +151,7 @@ def test_xla_may_capture_every_handler():
 def test_calls_without_ids_launch():
     # XLA may capture what a handler enqueues, and older versions refuse a capture that stays empty.
     module = _emulated()
-    for call in (_dense_forward, _dense_backward, _plan, _forward):
+    for call in (_dense_forward, _dense_backward, _cache_probe, _hash_tables_find, _plan, _forward):
         results, args, attributes = call(module)
         target = ffi.target("cuda_emulated", call.__name__.removeprefix("_"))
         before = module.launches()

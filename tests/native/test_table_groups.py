@@ -529,3 +529,28 @@ def test_step_counts_under_vmap():
     assert second == 7
     np.testing.assert_array_equal(third, [5, 6, 7])
     assert [float(x) for x in shared._added([single] * 70, [single] * 70)] == [10.0] * 70
+
+
+def test_tensor_trains_of_each_part_of_a_mesh():
+    """Each device has tables of its own, and JAX knows that their new values differ."""
+    tables = {
+        name: jax_tt.tt_table(70, 4, tt_ranks=2, optimizer=optimizers.SGD(0.1)) for name in "ab"
+    }
+    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    count = 2
+    keys = jax.random.split(jax.random.key(0), count)
+    states = jax.vmap(collection.init)(keys)
+    batch = {name: jnp.asarray(RNG.integers(0, 70, (count, 8, 3)), jnp.int32) for name in tables}
+
+    def of_part(*args):
+        state = updated(collection, *jax.tree.map(lambda leaf: leaf[0], args))
+        return jax.tree.map(lambda leaf: leaf[None], state)
+
+    mesh = Mesh(np.asarray(jax.devices()[:count]), "x")
+    sharded = jax.shard_map(of_part, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    got = jax.jit(sharded)(states, batch)
+    for k in range(count):
+        own, state, own_batch = jax.tree.map(lambda leaf, k=k: leaf[k], (got, states, batch))
+        want = updated(collection, state, own_batch)
+        for a, b in zip(*map(jax.tree.leaves, (own, want)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

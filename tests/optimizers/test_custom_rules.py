@@ -462,3 +462,21 @@ def test_a_step_with_64_bit_types():
         expected[1] -= 0.2
         expected[3] -= 0.1
         np.testing.assert_allclose(after, expected, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_a_row_cache_is_stepped_as_by_a_native_rule():
+    ids = jnp.array([[1, 5], [5, 7]])
+    found = []
+    for rule in (PLAIN_SGD, SGD):
+        cache = jax_tt.RowCache(20, ways=4, refresh_every=1, gradients="rows")
+        layer = jax_tt.TTEmbedBag(60, 8, tt_ranks=3, optimizer=rule, cache=cache, rngs=nnx.Rngs(0))
+        opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
+        for shift in (0, 1):
+            opt.update(
+                layer, jax_tt.grad(lambda m, ids: jnp.sum(jnp.sin(m(ids))))(layer, ids + shift)
+            )
+        found.append(layer.state())
+    assert np.any(f64(found[0]["cache_rows"]) != 0)
+    for name, value in found[1].items():
+        np.testing.assert_allclose(found[0][name], value, rtol=1e-5, atol=1e-6)

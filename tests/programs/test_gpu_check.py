@@ -116,6 +116,20 @@ def test_a_stage_without_time_is_skipped_and_keeps_its_earlier_outcome(tmp_path)
     assert outcomes == {"failed before": "FAILED", "long": "skipped", "short": "passed"}
 
 
+def test_an_earlier_run_is_continued_in_another_folder(tmp_path):
+    first, second, earlier = (tmp_path / name for name in ("first", "second", "earlier"))
+    run = gpu_check.begin(60, earlier, ABOUT, None)
+    run.note(Outcome("card", "passed"))
+    (earlier / gpu_check.ROWS).write_text('{"case": "x", "title": "X"}\n{"case": "x", "no')
+    assert gpu_check.begin(60, first, ABOUT, earlier).passed("card")
+    assert list(gpu_check.cases_of(first / gpu_check.ROWS)) == ["x"]
+    other = ABOUT | {"commit": "b"}
+    assert not gpu_check.begin(60, second, other, earlier).outcomes
+    assert not (second / gpu_check.ROWS).exists()
+    assert not gpu_check.begin(60, earlier, ABOUT, None).outcomes  # a restart
+    assert not (earlier / gpu_check.ROWS).exists()
+
+
 def test_the_stages_fit_into_the_time_of_a_gpu():
     stages = gpu_check.stages(False, Path("rows.jsonl"))
     assert sum(each.seconds for each in stages) + 20 <= 780  # 20 to load the modules

@@ -54,6 +54,7 @@ def _bag_and_gradient(table, positions, bags, g, method):
     return jax_tt.functional.embed_bag(table, whole, method=method)[0], pullback(g)[0]
 
 
+@pytest.mark.each_way
 @pytest.mark.parametrize("n", COUNTS)
 def test_bags_and_gradients(n, method):
     terms, bags = _terms(n), _once(n)

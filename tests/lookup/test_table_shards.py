@@ -159,7 +159,7 @@ def test_all_shards_refuse_gradients_that_are_not_finite(spec):
         assert new["step"] == steps
 
 
-@pytest.mark.parametrize("ids", ["ragged", "empty", "int64", "odd"])
+@pytest.mark.parametrize("ids", ["ragged", "empty", "int64", "uint32", "odd"])
 def test_batches(ids):
     table, state = table_of("rowwise")
     given, target = batch_of()

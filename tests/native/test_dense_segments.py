@@ -51,6 +51,7 @@ def _table(num_rows, features, seed=0):
     )
 
 
+@pytest.mark.each_way
 @pytest.mark.parametrize(
     ("features", "shift", "weighted"),
     [
@@ -182,6 +183,7 @@ def test_bad_ids_in_no_bag_are_not_read(method):
     assert np.flatnonzero(moved).tolist() == [3, 4] and float(after.step) == 1
 
 
+@pytest.mark.each_way
 @pytest.mark.parametrize("n", [9_000, 65_537])
 def test_most_positions_read_one_row(n, method):
     """It then has positions in many of the blocks that sort, and more parts than a block adds in one turn."""

@@ -183,13 +183,25 @@ def test_digits_that_do_not_fit_into_one_word_are_sorted_in_passes(one_by_one, m
 
 
 # Column factors and ranks of the tiles of the specialised passes, one of each rank.
-TILES = [((4, 4, 8), 16), ((2, 8, 2), 32), ((2, 4, 8), 64), ((4, 4, 4), 128)]
+TILES = [
+    ((4, 4, 8), 16),
+    ((2, 8, 4), 16),
+    ((2, 8, 2), 32),
+    ((8, 2, 8), 32),
+    ((2, 4, 8), 64),
+    ((4, 4, 4), 128),
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "precision", "tiles"),
-    [("float32", "highest", TILES), ("float32", "high", TILES[:2]), ("bfloat16", None, TILES[1:3])],
+    [
+        ("float32", "highest", TILES),
+        ("float32", "high", TILES),
+        ("bfloat16", None, TILES),
+        ("float16", None, TILES[:1]),
+    ],
 )
 def test_specialised_passes_take_several_tables(dtype, precision, tiles, one_by_one, method):
     rng, tables, batch = np.random.default_rng(0), {}, {}
@@ -377,6 +389,7 @@ def test_every_signature_adds_some_launches():
     rules = [ADAGRAD, optimizers.Adam(0.1)]
     one = launches_of({"a": table(optimizer=ADAGRAD)}, 11)
     same = {f"t{k}": table(optimizer=ADAGRAD) for k in range(4)}
+    more_than_one_list = {f"t{k}": table(optimizer=ADAGRAD) for k in range(40)}
     rules = {f"t{k}": table(optimizer=rules[k % 2]) for k in range(4)}
     types = {
         f"t{k}": table(optimizer=ADAGRAD, param_dtype=["float32", "bfloat16"][k % 2])
@@ -384,5 +397,6 @@ def test_every_signature_adds_some_launches():
     }
     of_same = launches_of(same, 11)
     assert of_same <= one + 4  # what clears memory and writes the descriptions of the tables
+    assert launches_of(more_than_one_list, 11) <= 10
     assert launches_of(rules, 11) == of_same + 1
     assert launches_of(types, 11) == of_same + 3

@@ -92,6 +92,7 @@ def test_moments_are_those_of_float32_within_their_rounding(name, kind, method):
     assert any(np.any(value != exact[array]) for array, value in moments(found).items())
 
 
+@pytest.mark.each_way
 @pytest.mark.parametrize("kind", KINDS)
 def test_first_step_is_rounded_once(kind, method):
     """From moments of zero, a step to nearest is the step of float32, rounded."""

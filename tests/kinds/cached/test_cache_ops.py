@@ -119,6 +119,7 @@ def _hotter(state: CacheDirectory, policy: str) -> CacheDirectory:
     return state._replace(scores=raised(state.scores), ghost_scores=raised(state.ghost_scores))
 
 
+@pytest.mark.each_way
 @pytest.mark.parametrize(
     ("name", "policy"), [("large buckets", "lfu"), ("odd", "aging lfu"), ("odd", "lru")]
 )

@@ -71,6 +71,7 @@ def test_sizes_that_disagree_are_refused(method):
             jax.block_until_ready(op())
 
 
+@pytest.mark.each_way
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("features", [1, 7, 64, 130])
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ def _check_equal(plain, table):
         # Ids without a row do not step row 0, whose page has replicas.
         pytest.param(ADAM, REPLICAS, Exchange(), id="replicas"),
         pytest.param(ADAM, Placement.on(1), FEW, id="few, too few"),
+        pytest.param(ADAM, REPLICAS, FEW, id="replicas, too few", marks=pytest.mark.slow),
         pytest.param(ADAM, Placement.columns(4), Exchange(), id="columns"),
         pytest.param(
             ADAM,

@@ -135,6 +135,29 @@ def test_20_steps_are_those_of_the_formula(name, method):
     assert dense.step == tt.step == 20 and dense.sentinel == tt.sentinel == 1
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_20_steps_in_jax_are_those_of_the_formula(name):
+    """The reference of the native rules, which also steps tables that have none, such as those in float64."""
+    rule, _ = RULES[name]
+    values, slots = rows(), jax_tt.functional.init_fused(rows(), rule).slots[0]
+    model, g = Modelled(name, values, slots), gradients(COLUMNS)
+
+    @jax.jit
+    def step(values, slots, gradient, touched, t):
+        def kept(new, old):
+            return jnp.where(touched.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+        new = rule.update_rows(values, gradient, slots, rule.hyperparameters(t))
+        return jax.tree.map(kept, new, (values, slots))
+
+    for t, batch in enumerate(batches(20), start=1):
+        gradient, seen = table_gradient(batch, g, ROWS), np.unique(batch[0])
+        model.update(gradient, seen, t)
+        touched = np.isin(np.arange(ROWS), seen)
+        values, slots = step(values, slots, gradient.astype(np.float32), touched, np.int32(t - 1))
+    model.check(values, slots)
+
+
 def zero_eps(rule):
     """``eps=0`` for rules that take it: one to which an eps is more than a guard of a divisor refuses 0."""
     if not hasattr(rule, "eps"):

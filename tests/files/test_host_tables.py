@@ -133,7 +133,8 @@ def test_the_other_byte_order_in_python(table, tmp_path):
         jax_tt.tt.lookup(wanted.cores, ids), jax_tt.tt.lookup(wanted.cores, np.arange(5))
     )
     cores = {f"core_{k}": swapped(np.asarray(core)) for k, core in enumerate(wanted.cores)}
-    np.savez(tmp_path / "cores.npz", **cores)
+    # And one in the order of Fortran.
+    np.savez(tmp_path / "cores.npz", **cores | {"core_1": np.asfortranarray(cores["core_1"])})
     ((small, state),) = jax_tt.files.load(tmp_path / "cores.npz").values()
     for core, same in zip(small.spec.params(state), wanted.cores, strict=True):
         assert core.dtype.isnative

@@ -268,7 +268,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"clicked": {"lengths": [1]}}, "got a dict without 'ids'"),
     ({"clicked": {"ids": [1, 2], "weights": [1, np.nan]}}, "weights: got nan at position 1"),
     ({"clicked": {"ids": [1, 2], "weights": [1.0]}}, r"weights: got shape \(1,\)"),
-    ({"clicked": {"ids": [[1, 2]], "weights": [[1.0], []]}}, "lists of other lengths"),
+    ({"clicked": {"ids": [[1, 2], [3]], "weights": [[1.0], [2.0, 3.0]]}}, "lists of other lengths"),
     ({"user": {"ids": [[-1, 7]], "pad_id": 7}}, "all bits set.* at position 0"),
     ({"label": [1]}, "got the feature 'label'"),
     ({"user": jnp.array([[7]])}, "'user' of 'key': " + CUT),

@@ -236,3 +236,12 @@ def test_the_options_of_fused_operations_have_types():
         (options,) = typing.get_args(hints["options"])
         arguments = {*inspect.signature(function).parameters}
         assert {*typing.get_type_hints(options)} == arguments - {*hints}
+
+
+def test_rows_have_the_type_of_the_call():
+    table = jax_tt.dense_table(10, 4, param_dtype=jnp.bfloat16)
+    state, ids = table.init(jax.random.key(0)), jnp.arange(3)
+    for given, found in ((None, jnp.bfloat16), (jnp.float32, jnp.float32)):
+        rows, _ = jax_tt.lookup(table, state, ids, dtype=given)
+        assert rows.dtype == found
+        np.testing.assert_array_equal(rows, state["embedding"][:3].astype(found))

@@ -129,20 +129,22 @@ def test_cached_rows_and_cores_skip_together(method, place, where):
         assert not any(changed(table, after))
 
 
-@pytest.mark.parametrize("place", PLACES)
+# On one device, native operations raise.
+@pytest.mark.each_way
 @pytest.mark.parametrize(
-    ("make", "parts"),
+    "case",
     [
-        (dense_table, ()),
-        (tt_table, ()),
-        (cached_table, ("table", "rows")),
-        (cached_table, ("rows",)),
-        (cached_table, ("table",)),
+        (dense_table, (), "split"),
+        (tt_table, (), "replicated"),
+        (tt_table, (), "split"),
+        (cached_table, ("table", "rows"), "split by hand"),
+        (cached_table, ("rows",), "replicated"),
+        (cached_table, ("table",), "split"),
     ],
+    ids=lambda case: f"{case[0].__name__}-{'+'.join(case[1])}-{case[2]}",
 )
-def test_an_id_out_of_range_refuses_the_step(method, place, make, parts):
-    if method == "native" and place == "one device":
-        pytest.skip("raises")
+def test_an_id_out_of_range_refuses_the_step(method, case):
+    make, parts, place = case
     table = make()
     g = np.random.default_rng(0).normal(size=(len(IDS), D)).astype(np.float32)
     step = step_of(table, place, parts, method=method)

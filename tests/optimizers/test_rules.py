@@ -197,10 +197,12 @@ def test_every_rule_has_a_model():
         assert rowwise == sorted(rowwise), "slots per entry come first"
 
 
-def test_a_term_that_is_off_cannot_be_switched_on_by_a_call():
+def test_a_call_switches_off_terms_that_are_on_but_not_the_other_way_round():
     off = jax_tt.optimizers.RowWiseAdagrad(0.1)
     with pytest.raises(ValueError, match="max_norm would switch on"):
         off.with_hyperparameters({"max_norm": 1.0})
+    on = jax_tt.optimizers.Adam(0.1, weight_decay=0.5).with_hyperparameters({"weight_decay": 0.0})
+    assert on.kind == jax_tt.optimizers.Adam(0.1, weight_decay=0.5).kind and on.weight_decay == 0
     with pytest.raises(ValueError, match="weight_decay_mode"):
         jax_tt.optimizers.RowWiseAdagrad(0.1, weight_decay=0.1)
     with pytest.raises(ValueError, match="'decoupled'"):

@@ -276,7 +276,7 @@ def test_batches_that_were_dropped_are_refused():
 
 
 def test_split_keys():
-    keys = np.array([[2**63 - 1, -1], [0, -1]], np.int64)
+    keys = np.array([[2**63 - 1, -1], [-5, -1]], np.int64)
     found = []
     for ids in (keys, jax_tt.dynamic.split_keys(keys)):
         tiers, state = small_tiers()

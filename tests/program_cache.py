@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import cache_key, compilation_cache, compiler
+from jax._src import compilation_cache, compiler
 from jax._src.lib.mlir import ir
 
 # A folder, or "off".
@@ -86,17 +86,18 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
-def _without_addresses(module: ir.Module, _: object) -> ir.Module:
-    def name_sources(operation: ir.Operation) -> ir.WalkResult:
-        attributes = operation.attributes
-        if "call_target_name" in attributes:
-            target = ir.StringAttr(attributes["call_target_name"]).value
-            if target == "CustomSPMDPartitioning":
-                attributes["backend_config"] = ir.StringAttr.get(_sources())
-        return ir.WalkResult.ADVANCE
+def _has_rules(module: ir.Module) -> bool:
+    found = False
 
-    module.operation.walk(name_sources)
-    return module
+    def look(operation: ir.Operation) -> ir.WalkResult:
+        nonlocal found
+        if "call_target_name" in operation.attributes:
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            found = target == "CustomSPMDPartitioning"
+        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    return found
 
 
 def guard(folder: Path) -> None:
@@ -128,13 +129,11 @@ def guard(folder: Path) -> None:
             jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
             return found
 
-    def key(module: ir.Module, devices: np.ndarray, *args: Any) -> str:
-        *given, _ = args
-        several = cache_key.IgnoreCallbacks.CUSTOM_PARTITIONING
-        ignored = several if devices.size > 1 else cache_key.IgnoreCallbacks.NO
-        return key_of(module, devices, *given, ignored)
+    def key_with_sources(module: ir.Module, devices: np.ndarray, *args: Any) -> str:
+        key = key_of(module, devices, *args)
+        return f"{key}-{_sources()}" if devices.size > 1 and _has_rules(module) else key
 
-    cache_key._remove_callbacks = _without_addresses
-    compilation_cache.get_cache_key = key
+    jax.config.update("jax_remove_custom_partitioning_ptr_from_cache_key", True)
+    compilation_cache.get_cache_key = key_with_sources
     compilation_cache.get_executable_and_time = read_or_remove
     compiler._compile_and_write_cache = compile_once

@@ -50,6 +50,7 @@ def one_thread(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray
 
 
 @pytest.mark.slow
+@pytest.mark.dear("two processes compile all programs with all optimizations and run every kernel")
 def test_bitwise_equal_for_any_number_of_threads(one_thread, tmp_path):
     several = _run(tmp_path / "results.npz", "again", JAX_TT_NUM_THREADS="4")
     assert several.keys() == one_thread.keys()

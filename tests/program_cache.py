@@ -2,14 +2,11 @@
 
 They are in the user's cache, so that a new checkout begins with them. JAX's key of a program has the program, the
 versions and the flags; a folder for each kind of processor adds what the compiler asks of the machine itself. Custom
-calls are bound by name when a program is loaded: a native module that was compiled anew needs no new programs. Rules of
-partitioning are Python functions that the compiler calls. The key has their addresses, which no other process has; here
-the sources of jax_tt stand for them.
+calls are bound by name when a program is loaded: a native module that was compiled anew needs no new programs.
 """
 
 import contextlib
 import fcntl
-import functools
 import hashlib
 import inspect
 import os
@@ -20,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax._src import compilation_cache, compiler
-from jax._src.lib.mlir import ir
 
 # A folder, or "off".
 VARIABLE = "JAX_TT_TEST_PROGRAMS"
@@ -77,38 +72,14 @@ def _locked(folder: Path, key: str) -> Iterator[None]:
         yield
 
 
-@functools.cache
-def _sources() -> str:
-    """Of the rules of partitioning, and of all that they call; with the planted fault of `scripts/mutants.py`."""
-    digest = hashlib.sha256(os.environ.get("JAX_TT_MUTANT", "").encode())
-    for path in sorted((Path(__file__).parents[1] / "jax_tt").rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _has_rules(module: ir.Module) -> bool:
-    found = False
-
-    def look(operation: ir.Operation) -> ir.WalkResult:
-        nonlocal found
-        if "call_target_name" in operation.attributes:
-            target = ir.StringAttr(operation.attributes["call_target_name"]).value
-            found = target == "CustomSPMDPartitioning"
-        return ir.WalkResult.INTERRUPT if found else ir.WalkResult.ADVANCE
-
-    module.operation.walk(look)
-    return found
-
-
 def guard(folder: Path) -> None:
     """Lets one process compile a program that several need, and removes entries that cannot be read.
 
     JAX by itself compiles in each of them, warns of a damaged entry, and keeps it.
     """
-    read, compile_and_write, key_of = (
+    read, compile_and_write = (
         compilation_cache.get_executable_and_time,
         compiler._compile_and_write_cache,
-        compilation_cache.get_cache_key,
     )
     signature = inspect.signature(compile_and_write)
 
@@ -129,11 +100,5 @@ def guard(folder: Path) -> None:
             jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
             return found
 
-    def key_with_sources(module: ir.Module, devices: np.ndarray, *args: Any) -> str:
-        key = key_of(module, devices, *args)
-        return f"{key}-{_sources()}" if devices.size > 1 and _has_rules(module) else key
-
-    jax.config.update("jax_remove_custom_partitioning_ptr_from_cache_key", True)
-    compilation_cache.get_cache_key = key_with_sources
     compilation_cache.get_executable_and_time = read_or_remove
     compiler._compile_and_write_cache = compile_once

@@ -16,7 +16,8 @@ struct Report {
   int64_t count = 0;     // of these ids
   std::string id = {};   // the first of them, as the caller wrote it
   int64_t position = 0;  // where that stood
-  // Of keys without a row, what to say, with {count} in it; then only the count counts beside it.
+  // Of keys without a row, what to say, with {count} in it; then only the count counts beside it.  Of offsets of bags,
+  // what is wrong with them; then the count is 0.
   std::string message = {};
 };
 

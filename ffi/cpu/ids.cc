@@ -99,11 +99,13 @@ int64_t ReadId(const Lookups& lookups, const TTShape* shape, int64_t position) {
   return kNegative;
 }
 
-Status CheckOffsets(const int32_t* all_offsets, int64_t groups, int64_t bags, int64_t capacity) {
+Status CheckOffsets(const int32_t* all_offsets, int64_t groups, int64_t bags, int64_t capacity, std::string_view name) {
   for (int64_t g = 0; g < groups; ++g) {
     const int32_t* offsets = all_offsets + g * (bags + 1);
+    if (offsets[0] == std::numeric_limits<int32_t>::min())
+      return InvalidArgument(std::string(name) + " were computed from offsets that do not fit their ids");
     if (offsets[0] != 0)
-      return InvalidArgument("Bags.offsets[0] is " + std::to_string(offsets[0]) +
+      return InvalidArgument(std::string(name) + "[0] is " + std::to_string(offsets[0]) +
                              ", expected 0: ids before the first offset would belong to no bag");
     // Without a branch, so that the compiler uses vector instructions.
     bool falls = false;
@@ -111,8 +113,8 @@ Status CheckOffsets(const int32_t* all_offsets, int64_t groups, int64_t bags, in
     if (!falls && offsets[bags] <= capacity) continue;
     for (int64_t b = 0; b < bags; ++b) {
       if (offsets[b] > offsets[b + 1] || offsets[b + 1] > capacity)
-        return InvalidArgument("Bags.offsets[" + std::to_string(b + 1) + "] is " + std::to_string(offsets[b + 1]) +
-                               " after " + std::to_string(offsets[b]) +
+        return InvalidArgument(std::string(name) + "[" + std::to_string(b + 1) + "] is " +
+                               std::to_string(offsets[b + 1]) + " after " + std::to_string(offsets[b]) +
                                "; expected offsets that never fall and end at or below the capacity of " +
                                std::to_string(capacity) + " ids");
     }

@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include <string_view>
 #include <type_traits>
 
 #include "ffi/common/status.h"
@@ -18,8 +19,9 @@ constexpr int64_t kPadding = -1, kNegative = -2;
 // The id of a position, or one of the numbers above.  `shape` is that of digits; null for other ids.
 int64_t ReadId(const Lookups& lookups, const TTShape* shape, int64_t position);
 
-// Checks that offsets start at 0, do not decrease and stay within the capacity.
-Status CheckOffsets(const int32_t* offsets, int64_t groups, int64_t bags, int64_t capacity);
+// Checks that offsets start at 0, do not decrease and stay within the capacity; errors call them `name`.
+Status CheckOffsets(const int32_t* offsets, int64_t groups, int64_t bags, int64_t capacity,
+                    std::string_view name = "Bags.offsets");
 
 // The error of Bounds::kError, for the id of a position.
 Status RefuseId(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int64_t position);

@@ -57,6 +57,7 @@ nb::dict Registrations() {
   targets["jax_tt_hash_tables_reset_v1"] = Encapsulate(HashTablesResetCpu);
   targets["jax_tt_hash_tables_exchange_v1"] = Encapsulate(HashTablesExchangeCpu);
   targets["jax_tt_hash_double_v1"] = Encapsulate(HashDoubleCpu);
+  targets["jax_tt_bag_offsets_v1"] = Encapsulate(BagOffsetsCpu);
   targets["jax_tt_route_bags_v1"] = Encapsulate(RouteBagsCpu);
   targets["jax_tt_route_distinct_v1"] = Encapsulate(RouteDistinctCpu);
   targets["jax_tt_scan_rows_v1"] = Encapsulate(ScanRowsCpu);

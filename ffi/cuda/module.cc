@@ -23,6 +23,7 @@
 #include "ffi/cuda/hash/handlers.h"
 #include "ffi/cuda/hash/hash.h"
 #include "ffi/cuda/notices.h"
+#include "ffi/cuda/offsets/handlers.h"
 #include "ffi/cuda/plan/plan.h"
 #include "ffi/cuda/tables/works.h"
 #include "ffi/cuda/tt/tt.h"
@@ -60,6 +61,7 @@ nb::dict Registrations() {
   add("dense_tables_forward", DenseTablesForwardCuda);
   add("dense_tables_backward", DenseTablesBackwardCuda);
   add("dense_tables_update", DenseTablesUpdateCuda);
+  add("bag_offsets", BagOffsetsCuda);
   add("cache_probe", CacheProbeCuda);
   add("cache_observe", CacheObserveCuda);
   add("cache_populate", CachePopulateCuda);

@@ -13,7 +13,8 @@ _reported: dict[Hashable, object] = {}
 
 
 class OutOfRangeWarning(UserWarning):
-    """Ids outside a table were looked up with ``bounds="warn"``; issued once per table.
+    """Ids outside a table, or bags that do not fit their ids, were looked up with ``bounds="warn"``; issued once per
+    table.
 
     >>> import warnings, jax_tt
     >>> warnings.simplefilter("ignore", jax_tt.OutOfRangeWarning)
@@ -32,9 +33,11 @@ class MissingKeyWarning(UserWarning):
 def report_native(
     table: str, num_embeddings: int, count: int, first: str, position: int, message: str
 ) -> None:
-    """A report of a native op: `report_missing` if it has a message, else `report`."""
-    if message:
+    """A report of a native op: with a message, of keys, which it counts, or of offsets; else `report`."""
+    if message and count:
         report_missing(message, count)
+    elif message:
+        report_offsets(message)
     else:
         report(table, num_embeddings, count, first, position)
 
@@ -47,6 +50,17 @@ def shard_label(table: str, num_embeddings: int) -> str:
 def report_missing(message: str, count: int) -> None:
     """Warns about keys without a row, once for every message, with the count in place of ``{count}``; never raises."""
     warn_once(message, message.replace("{count}", str(count)), MissingKeyWarning)
+
+
+def report_offsets(wrong: str) -> None:
+    """Warns that the offsets of bags are malformed, once for every name that they begin with; never raises."""
+    name, _, _ = wrong.partition("[")
+    message = (
+        f"{wrong}. The bags of such a batch were cut so that they fit, and may have the ids of others. This is said "
+        "once per table. Bags.from_offsets and host_batch make bags that fit; bounds='zero' says nothing, and "
+        "bounds='error' stops."
+    )
+    warn_once(("offsets", name), message, OutOfRangeWarning)
 
 
 def report(table: str, num_embeddings: int, count: int, first: str, position: int) -> None:

@@ -42,6 +42,12 @@ class Feature:
 
 def values_of(features: Mapping[str, Feature], batch: Any) -> dict[str, Any]:
     """The input of every feature of a batch, which must have all of these features and no others."""
+    check_features(features, batch)
+    return {name: batch[name] for name in features}
+
+
+def check_features(features: Mapping[str, Feature], batch: Any) -> None:
+    """Raises unless a batch has all of these features and no others."""
     if not isinstance(batch, Mapping | KeyedBags):
         raise TypeError(
             f"batch: got {type_of(batch)}; expected a dict from the features ({listed(features)}) to ids or "
@@ -61,4 +67,3 @@ def values_of(features: Mapping[str, Feature], batch: Any) -> dict[str, Any]:
             f"batch: has no feature {name!r} (of the table {features[name].table!r}); expected "
             f"{listed(features)}. A feature without ids has empty bags, e.g. jax_tt.Bags.from_ragged([[], []])."
         )
-    return {name: batch[name] for name in features}

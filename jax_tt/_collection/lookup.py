@@ -12,9 +12,8 @@ from jax.sharding import get_abstract_mesh
 from jax_tt._base.arguments import one_of, type_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._collection.collection import Collection, States
-from jax_tt._collection.feature import values_of
 from jax_tt._collection.joined import joined, separated
-from jax_tt._collection.requests import Request, requests_of
+from jax_tt._collection.requests import Request, entered, requests_of
 from jax_tt._collection.states import check_statistics, listed
 from jax_tt._collection.statistics import (
     STATISTICS,
@@ -28,8 +27,10 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh
 from jax_tt._ids.inputs import bag_batch
 from jax_tt._ids.keyed_bags import KeyedBags
+from jax_tt._ids.offsets import well_formed
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limited, limited_columns
+from jax_tt._lookup.offsets import nan_if
 from jax_tt._lookup.rule import pooled_sums, prepared, settle
 from jax_tt._ops.lookups import options_of
 from jax_tt._table.check import check_state
@@ -128,23 +129,23 @@ def embed(
         shard = shards[name]
         check_state(shard.table if shard else table, state[name])
     storages = {name: table.spec.storage(state[name]) for name, table in collection.tables.items()}
-    values = values_of(collection.features, batch)
-    requests = requests_of(collection, values, storages, lookups)
-    if layout in WIDE:
-        counts = {name: request.samples for name, request in requests.items()}
-        check_wide(collection, layout, counts)
     tables = collection.for_batches
     uses = {
         name: settle(table, state[name], lookups[name], shards[name])
         for name, table in tables.items()
     }
+    given = entered(collection, batch, storages, uses, lookups)
+    requests = requests_of(collection, given, lookups)
+    if layout in WIDE:
+        counts = {name: request.samples for name, request in requests.items()}
+        check_wide(collection, layout, counts)
     shared = collection.shared(state)
     scalars: list[dict[str, Any]] = [{}] * len(tables)
     if shared is not None:
         scalars = jax.lax.stop_gradient(shared).states(list(tables.values()))
     calls, counted, after = [], {}, {}
     batches = {
-        name: _batch_of(use, storages[name], {f: requests[f] for f in features}, batch)
+        name: _batch_of(use, storages[name], {f: requests[f] for f in features}, given.batch)
         for (name, use), features in zip(uses.items(), collection.features_of.values(), strict=True)
     }
     if any(table.ids.takes_keys for table in tables.values()):
@@ -167,6 +168,8 @@ def embed(
     at_once = layout in WIDE and alike and undivided
     if at_once and (wide := wide_of(collection, requests)):
         array = pooled_sums(calls, wide, shared).astype(next(iter(dtypes.values())))
+        for refused in {id(one): one for one in given.refused.values()}.values():
+            array = nan_if(refused, array)
         array = limited_columns(array, [_limit(collection, name, inputs) for name in requests])
         return WIDE[layout].of_wide(array, len(requests)), after
     sums = dict(zip(tables, pooled_sums(calls, None, shared), strict=True))
@@ -220,7 +223,7 @@ def _batch_of(use: Use, storage: Any, requests: Mapping[str, Request], batch: An
         if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
             # Neighbours in the flat arrays are one batch already.
             whole = batch.between(numbers[0], numbers[-1] + 1)
-            return bag_batch(use.table.ids, whole, accumulator(storage))[0]
+            return well_formed(bag_batch(use.table.ids, whole, accumulator(storage))[0])
     batches = {name: request.summed for name, request in requests.items()}
     return joined(use, batches) if len(batches) > 1 else next(iter(batches.values()))
 

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
+from jax_tt._base.arguments import narrow
 from jax_tt._base.dtypes import accumulator
 from jax_tt._collection.collection import Collection
+from jax_tt._collection.feature import check_features
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import reshape_rows
 from jax_tt._ids.inputs import bag_batch, lookup_batch, one_bag_per_position
+from jax_tt._ids.keyed_bags import KeyedBags
+from jax_tt._ids.offsets import (
+    Given,
+    Treatment,
+    entered_batches,
+    entered_offsets,
+    well_formed,
+    with_ids_out_of_range,
+)
 from jax_tt._lookup.combine import batch_to_sum, combine
+from jax_tt._lookup.offsets import nan_if, offsets_label, treatment_of
+from jax_tt._table.groups import Use
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 
@@ -30,6 +43,7 @@ class Request(NamedTuple):
         summed: the batch whose sums make the result.
         shape: of the result without its columns.
         samples: the number of samples, if the result is one vector for each; None if it is not.
+        refused: whether the result is NaN, bool, because the offsets of the bags are malformed; None if they cannot be.
     """
 
     table: Table
@@ -38,6 +52,7 @@ class Request(NamedTuple):
     summed: Batch
     shape: tuple[int, ...]
     samples: int | None
+    refused: jax.Array | None
 
     @property
     def is_sum(self) -> bool:
@@ -48,48 +63,108 @@ class Request(NamedTuple):
         """``[*shape, D]`` from the sums of ``summed``."""
         if self.lookup is not None and self.lookup.combiner != "sum":
             sums = combine(self.lookup, self.table, self.batch, sums)
-        return reshape_rows(sums, (*self.shape, self.table.features)).astype(dtype)
+        rows = reshape_rows(sums, (*self.shape, self.table.features)).astype(dtype)
+        return nan_if(self.refused, rows)
+
+
+class Entered(NamedTuple):
+    """The inputs of all features, whose offsets are well-formed, by feature.
+
+    ``batch`` is what the user has passed, if it is `KeyedBags` with such offsets; ``counts`` are the numbers of bags,
+    or the shape of the ids of a lookup. ``refused`` is as in `Request`.
+    """
+
+    batch: Any
+    batches: dict[str, Batch]
+    counts: dict[str, Any]
+    refused: dict[str, jax.Array | None]
+
+
+def entered(
+    collection: Collection,
+    batch: Any,
+    storages: Mapping[str, Any],
+    uses: Mapping[str, Use],
+    lookups: Mapping[str, Lookup],
+) -> Entered:
+    """The inputs of all features; ``storages``, the types of parameters, ``uses`` and ``lookups`` are by table."""
+    check_features(collection.features, batch)
+    treatments = {name: treatment_of(uses[name], lookups[name]) for name in uses}
+    refused, keyed = dict.fromkeys(collection.features), isinstance(batch, KeyedBags)
+    values = batch
+    if keyed:
+        batch, of_all = _entered_keyed(batch, list(treatments.values()))
+        refused = dict.fromkeys(collection.features, of_all)
+        values = {key: batch.between(k, k + 1) for k, key in enumerate(batch.keys)}
+    batches, counts = {}, {}
+    for name, feature in collection.features.items():
+        table, value = collection.for_features[name], values[name]
+        if feature.combiner is None and isinstance(value, Bags) and value.weights is not None:
+            raise ValueError(
+                f"{table.ids.label}bags.weights: got weights for a sequence (combiner=None), whose rows are not "
+                "combined; multiply its rows by them, or give the feature a combiner."
+            )
+        if feature.combiner is not None or isinstance(value, Bags):
+            accum = accumulator(storages[feature.table])
+            batches[name], counts[name] = bag_batch(table.ids, value, accum)
+        else:
+            batches[name], counts[name] = lookup_batch(table.ids, value)
+    if keyed:
+        batches = {name: well_formed(one) for name, one in batches.items()}
+        return Entered(batch, batches, counts, refused)
+    alike: dict[Treatment, list[str]] = {}
+    for name, one in batches.items():
+        if not one.rectangular:
+            alike.setdefault(treatments[collection.features[name].table], []).append(name)
+    for treatment, names in alike.items():
+        labels = [offsets_label(collection.for_features[name]) for name in names]
+        after, flag = entered_batches([batches[name] for name in names], labels, treatment)
+        batches.update(zip(names, after, strict=True))
+        refused.update(dict.fromkeys(names, flag))
+    return Entered(batch, batches, counts, refused)
+
+
+# From what refuses a batch to what reads it as it is.
+_STRICT = ("error", "warn", "zero", "clip", "unchecked")
+
+
+def _entered_keyed(
+    batch: KeyedBags, treatments: Sequence[Treatment]
+) -> tuple[KeyedBags, jax.Array | None]:
+    """All features have one array of offsets, which the strictest of their tables treats."""
+    strictest = min(treatments, key=lambda one: _STRICT.index(one.bounds))
+    treatment = strictest._replace(quiet=any(one.quiet for one in treatments))
+    offsets = narrow(batch.checked().offsets)
+    (offsets,), refused = entered_offsets(
+        [Given("batch.offsets", offsets, batch.capacity)], treatment
+    )
+    return with_ids_out_of_range(refused, dataclasses.replace(batch, offsets=offsets)), refused
 
 
 def requests_of(
-    collection: Collection,
-    values: Mapping[str, Any],
-    storages: Mapping[str, Any],
-    lookups: Mapping[str, Lookup],
+    collection: Collection, inputs: Entered, lookups: Mapping[str, Lookup]
 ) -> dict[str, Request]:
-    """The request of every feature, in the order of the collection.
-
-    ``values`` are by feature; ``storages``, the types of parameters, and ``lookups`` by table.
-    """
+    """The request of every feature, in the order of the collection; ``lookups`` are by table."""
     requests = {}
     for name, feature in collection.features.items():
-        table, value = collection.for_features[name], values[name]
-        accum = accumulator(storages[feature.table])
+        table, batch, refused = (
+            collection.for_features[name],
+            inputs.batches[name],
+            inputs.refused[name],
+        )
+        count = inputs.counts[name]
         if feature.combiner is not None:
             lookup = _combined(lookups[feature.table], feature.combiner)
-            batch, count = bag_batch(table.ids, value, accum)
             summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
-            requests[name] = Request(table, lookup, batch, summed, (count,), count)
-        elif isinstance(value, Bags):
-            requests[name] = _sequence_of_bags(table, value, accum)
-        else:
-            batch, shape = lookup_batch(table.ids, value)
-            count = shape[0] if len(shape) == 1 else None
-            requests[name] = Request(table, None, batch, batch, shape, count)
+            requests[name] = Request(table, lookup, batch, summed, (count,), count, refused)
+        elif isinstance(count, tuple):
+            samples = count[0] if len(count) == 1 else None
+            requests[name] = Request(table, None, batch, batch, count, samples, None)
+        else:  # One row for every position of bags; padding and positions of no bag read zeros.
+            alone = one_bag_per_position(batch)
+            shape = batch.ids.shape[:2] if batch.rectangular else (batch.capacity,)
+            requests[name] = Request(table, None, alone, alone, shape, None, refused)
     return requests
-
-
-def _sequence_of_bags(table: Table, bags: Bags, accum: Any) -> Request:
-    """One row for every position of `Bags`; padding and positions of no bag read zeros."""
-    if bags.weights is not None:
-        raise ValueError(
-            f"{table.ids.label}bags.weights: got weights for a sequence (combiner=None), whose rows are not combined; "
-            "multiply its rows by them, or give the feature a combiner."
-        )
-    batch, _ = bag_batch(table.ids, bags, accum)
-    alone = one_bag_per_position(batch)
-    shape = batch.ids.shape[:2] if batch.rectangular else (batch.capacity,)
-    return Request(table, None, alone, alone, shape, None)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,6 +14,7 @@ import numpy as np
 from jax_tt._base.arguments import as_array, as_int, narrow, not_integers, type_of
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._ids import bag_parts
+from jax_tt._ids.offsets import if_well_formed, refuse_malformed
 from jax_tt._ids.split_ids import SplitIds, same_arrays
 
 
@@ -290,7 +291,11 @@ class Bags:
         flat, offsets = zip(
             *(_flat(part, *tree) for part, tree in zip(parts, trees, strict=True)), strict=True
         )
+        for k, (part, starts) in enumerate(zip(parts, offsets, strict=True)):
+            refuse_malformed(f"parts[{k}].offsets", starts, part.capacity)
         (joined, heavy), ends = bag_parts.join_flat(flat, offsets)
+        for part, starts in zip(parts, offsets, strict=True):
+            ends = if_well_formed(ends, starts, part.capacity)
         bags = cls(as_ids(joined), ends, heavy)
         return bags if capacity is None else _with_capacity(bags, capacity)
 
@@ -334,8 +339,12 @@ class Bags:
         if values.offsets is None:
             cut = [jax.tree.map(lambda leaf, b=b, e=e: leaf[b:e], tree) for b, e in spans]
             return [Bags(ids, None, weights, values.padded) for ids, weights in cut]
+        refuse_malformed("values.offsets", values.offsets, values.capacity)
         flat = [bag_parts.part_of_flat(tree, values.offsets, *span) for span in spans]
-        return [Bags(ids, offsets, weights) for (ids, weights), offsets in flat]
+        return [
+            Bags(ids, if_well_formed(offsets, values.offsets, values.capacity), weights)
+            for (ids, weights), offsets in flat
+        ]
 
 
 def as_ids(ids: Any, name: str = "ids") -> Any:

@@ -51,7 +51,10 @@ def one_bag_per_position(batch: Batch) -> Batch:
 
 
 def bag_batch(space: IdSpace, bags: Any, accum: Any) -> tuple[Batch, int]:
-    """The canonical batch of `Bags` or of ``[B, L]`` ids, and the number of bags."""
+    """The canonical batch of `Bags` or of ``[B, L]`` ids, and the number of bags.
+
+    The offsets of ragged bags are those given, of numpy or JAX, for `entered_batches`, which checks them.
+    """
     keys = bags.ids if isinstance(bags, Bags) else bags
     current = isinstance(keys, LocatedKeys) and keys.current
     if isinstance(bags, Bags):
@@ -105,7 +108,7 @@ def bag_batch(space: IdSpace, bags: Any, accum: Any) -> tuple[Batch, int]:
             f"{label}bags: padded=True is for rectangular bags; ragged ones have offsets."
         )
     flat = _positions(ids, (1, *ids.shape))
-    offsets = jnp.asarray(narrow(offsets))[None]
+    offsets = narrow(offsets)[None]
     weights = None if weights is None else weights[None]
     batch = Batch(flat, offsets, weights, cut=cut, current=current)
     return batch, offsets.shape[1] - 1

@@ -11,6 +11,7 @@ import jax
 
 from jax_tt._ids import bag_parts, keyed_checks
 from jax_tt._ids.bags import Bags
+from jax_tt._ids.offsets import if_well_formed, refuse_malformed
 from jax_tt._ids.split_ids import same_arrays
 
 
@@ -164,15 +165,26 @@ class KeyedBags:
         """The bags of one feature; as in `to_bags`."""
         if key not in self.keys:
             raise KeyError(f"{key!r}; the features are {', '.join(map(repr, self.keys))}")
-        at = self.keys.index(key)
-        return self.between(at, at + 1)
+        at = self.checked().keys.index(key)
+        refuse_malformed("offsets", self.offsets, self.capacity)
+        part = self.between(at, at + 1)
+        return dataclasses.replace(
+            part, offsets=if_well_formed(part.offsets, self.offsets, self.capacity)
+        )
+
+    def checked(self) -> KeyedBags:
+        """The same.
+
+        Raises:
+            TypeError, ValueError: the arrays, which a caller of the constructor may have given, do not fit.
+        """
+        keyed_checks.shapes(self.ids, self.offsets, self.weights)
+        keyed_checks.offsets_shape(self.offsets, self.sizes)
+        return self
 
     def between(self, first: int, last: int) -> Bags:
-        """The bags of the features with these numbers, without the last; as in `to_bags`."""
-        keyed_checks.shapes(self.ids, self.offsets, self.weights)
-        sizes = self.sizes
-        keyed_checks.offsets_shape(self.offsets, sizes)
-        ends = [0, *itertools.accumulate(sizes)]
+        """The bags of the features with these numbers, without the last, of `checked` bags with offsets that fit."""
+        ends = [0, *itertools.accumulate(self.sizes)]
         plain = all(key in self.unweighted for key in self.keys[first:last])
         tree = (self.ids, None if plain else self.weights)
         (ids, weights), offsets = bag_parts.part_of_flat(

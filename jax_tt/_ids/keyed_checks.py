@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -80,8 +81,10 @@ def shapes(ids: Any, offsets: Any, weights: Any) -> None:
 
 
 def offsets_shape(offsets: Any, sizes: tuple[int, ...]) -> None:
-    """Raises unless there is a start for each of so many bags, and the end of the last one."""
+    """Raises unless there is an integer start for each of so many bags, and the end of the last one."""
     bags = sum(sizes)
+    if not jnp.issubdtype(offsets.dtype, jnp.integer):
+        raise ValueError(f"offsets: got dtype {offsets.dtype}; expected integers.")
     if offsets.shape != (bags + 1,):
         raise ValueError(
             f"offsets: got shape {offsets.shape}; batch_sizes are {bags} bags, for which ({bags + 1},) is expected."

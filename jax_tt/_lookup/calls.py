@@ -10,8 +10,10 @@ from jax.sharding import get_abstract_mesh
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.explicit import reshape_rows
 from jax_tt._ids.inputs import bag_batch, lookup_batch
+from jax_tt._ids.offsets import entered_batches
 from jax_tt._lookup.combine import batch_to_sum, combine
 from jax_tt._lookup.limit import limited
+from jax_tt._lookup.offsets import nan_if, offsets_label, treatment_of
 from jax_tt._lookup.rule import pooled_sums, prepared, settle
 from jax_tt._table.check import check_state
 from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs
@@ -43,12 +45,15 @@ def pooled_rows(
     shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
     check_state(shard.table if shard else table, state)
     storage = table.spec.storage(state)
-    batch, count = bag_batch(table.ids, bags, accumulator(storage))
+    use = settle(table, state, lookup, shard)
+    given, count = bag_batch(table.ids, bags, accumulator(storage))
+    (batch,), refused = entered_batches([given], [offsets_label(table)], treatment_of(use, lookup))
     summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
-    call, state = prepared(settle(table, state, lookup, shard), state, summed, inputs)
+    call, state = prepared(use, state, summed, inputs)
     (sums,) = pooled_sums((call,))
     result = combine(lookup, table, batch, sums)
     rows = result.reshape(count, table.features).astype(lookup.dtype or storage)
+    rows = nan_if(refused, rows)
     if table.update is not None and table.update.max_gradient is not None:
         rows = limited(rows, table.update, inputs.grad_scale)
     return rows, state

@@ -14,6 +14,7 @@ from jax_tt._base.keywords import takes_keywords
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.id_space import IdSpace, outside
 from jax_tt._ids.inputs import bag_batch, lookup_batch
+from jax_tt._ids.offsets import Treatment, entered_batches
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
@@ -76,6 +77,7 @@ def count_out_of_range(ids_or_bags: Any, num_embeddings: int | TTShape) -> jax.A
     space = _space(ids_or_bags, num_embeddings)
     if isinstance(ids_or_bags, Bags):
         batch, _ = bag_batch(space, ids_or_bags, jnp.float32)
+        (batch,), _ = entered_batches([batch], ["bags.offsets"], Treatment("zero"))
     else:
         batch, _ = lookup_batch(space, ids_or_bags)
     return jnp.sum(outside(space, batch), dtype=jnp.int32)

@@ -15,6 +15,7 @@ from jax_tt._ids.bags import Bags
 from jax_tt._ids.batch import present
 from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._ids.keys import keys_of, score_words
+from jax_tt._ids.offsets import Treatment, entered_batches
 from jax_tt._kinds.hashed.table import HashTable, initial_of_tables, unsharded_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._native.hash import Clock, Entry, Exchange, Reset, Search
@@ -155,6 +156,8 @@ def keys_of_ids(table: HashTable, ids: Any) -> tuple[jax.Array, jax.Array]:
     batch = (
         bag_batch(table.ids, ids, jnp.float32)[0] if is_bags else lookup_batch(table.ids, ids)[0]
     )
+    # The lookup of the batch says what is wrong with it.
+    (batch,), _ = entered_batches([batch], [""], Treatment("zero"))
     return keys_of(batch), present(batch).reshape(-1)
 
 

@@ -257,7 +257,9 @@ class Target:
         if o is not None and (
             o[0] != 0 or np.any(np.diff(o.astype(np.int64)) < 0) or o[-1] > CAPACITY
         ):
-            return True, None
+            if s.bounds in ("error", "unchecked"):
+                return True, None
+            o = np.maximum.accumulate(np.clip(np.concatenate([[0], o[1:]]), 0, CAPACITY))
         if o is None:
             count = 1 if s.form == "lookup" else LENGTH
             ends = np.arange(0, c.ids.size + 1, count)

@@ -45,13 +45,13 @@ class Ours:
 
     def rows(self, batch: Batch) -> list[np.ndarray]:
         """The results of all features."""
-        rows = _forward(self.collection, self.lookup, self.state, self._keyed(batch))
+        rows = _forward(self.collection, self.lookup, self.state, self.keyed(batch))
         return self._without_padding(rows, batch)
 
     def step(self, batch: Batch) -> tuple[list[np.ndarray], np.ndarray | None]:
         """Updates the tables; the results of all features and the gradient of the weights."""
         rows, self.state, gradient = _step(
-            self.collection, self.lookup, self.state, self._keyed(batch)
+            self.collection, self.lookup, self.state, self.keyed(batch)
         )
         if gradient is not None:
             gradient = np.asarray(gradient)[: len(batch.ids)]
@@ -65,7 +65,7 @@ class Ours:
         """An array of every table, e.g. a slot."""
         return [np.asarray(self.state[table][name]) for table in self.collection.tables]
 
-    def _keyed(self, batch: Batch) -> jax_tt.KeyedBags:
+    def keyed(self, batch: Batch) -> jax_tt.KeyedBags:
         """With one capacity for all batches of these sizes, so that one program serves them."""
         return jax_tt.KeyedBags.from_offsets(
             list(self.collection.features),

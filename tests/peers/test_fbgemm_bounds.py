@@ -1,10 +1,13 @@
 """Ids out of range: what FBGEMM's modes and those of jax_tt do, each in terms of a batch without such ids."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tt import Lookup
+from jax_tt import Lookup, lookup_features
 from tests.conftest import method_fixture
 from tests.peers.ours import Ours
 from tests.peers.rules import RULES
@@ -77,6 +80,18 @@ def test_modes_of_fbgemm(mode):
     batch = bad_batch()
     ours = Ours(NEIGHBOURS, VALUES, Lookup(bounds="error"), RULE.ours)
     assert_agree(ours, at_row_0(batch), tbe(mode), batch)
+
+
+def test_offsets_are_repaired_as_fbgemm_does():
+    """Both raise an offset to the one before it."""
+    batch = random_batch(NEIGHBOURS, 0, weighted=True)
+    offsets = batch.offsets.copy()
+    offsets[3] = offsets[6]
+    assert (np.diff(offsets) < 0).any()
+    ours = Ours(NEIGHBOURS, VALUES, Lookup(bounds="zero"), RULE.ours)
+    keyed = dataclasses.replace(ours.keyed(batch), offsets=jnp.asarray(offsets))
+    rows, _ = lookup_features(ours.collection, ours.state, keyed, ours.lookup)
+    assert_close(list(rows.values()), tbe("IGNORE").rows(batch._replace(offsets=offsets)))
 
 
 def test_both_stop():

@@ -1,0 +1,185 @@
+"""Offsets are looked at as they were given, and what is wrong with them is refused or repaired, never read."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from jax_tt import Bags, KeyedBags
+from tests.conftest import method_fixture, native_available
+from tests.fuzz import offsets as fuzz
+from tests.fuzz.offsets import CAPACITY, TABLE, Door
+from tests.helpers import raises
+
+STATE = TABLE.init(jax.random.key(0))
+IDS = np.array([1, 2, 3, 4, 5, 6, 7, 8], np.int32)
+ROWS = np.asarray(STATE["embedding"])
+
+method = method_fixture("reference", "native", "cuda_emulated")
+needs_native = pytest.mark.skipif(not native_available(), reason="needs the native module")
+
+
+# Of four bags, or of two for each of two features.
+MALFORMED = [
+    [0, 1, 2, 3, 12],
+    [0, 1, 2, 600_000, 600_000],
+    [2, 3, 4, 5, 6],
+    [0, 5, 3, 6, 8],
+    [-3, 2, 4, 5, 6],
+    [0, 2, -1, 3, 5],
+    [3, 3, 3, 3, 3],
+    [-(2**31), 0, 1, 2, 2**31 - 1],
+]
+
+
+@pytest.mark.parametrize("bounds", ["error", "zero"])
+@pytest.mark.parametrize(
+    ("name", "combiner"),
+    [
+        ("bags", "mean"),
+        ("bags", "max"),
+        ("joined", None),
+        ("keyed", "sum"),
+        ("neighbours", None),
+        ("concatenated", "sum"),
+        ("separated", "mean"),
+    ],
+)
+def test_no_lookup_reads_bags_that_nobody_gave(name, combiner, bounds, method):
+    twice = name in ("keyed", "neighbours", "separated")
+    for given in MALFORMED:
+        given = np.array(given, np.int32)
+        if twice:  # as many bags in front, which fit
+            given = np.concatenate([np.zeros(4, np.int32), given])
+        if given[0] == 0 and fuzz._fits(given):
+            continue
+        fuzz._check(Door(name, combiner, bounds, method), ROWS, IDS, given)
+
+
+@needs_native
+@pytest.mark.parametrize("keyed", [False, True])
+def test_the_error_names_the_first_offset_that_is_wrong(keyed):
+    collection = jax_tt.Collection(
+        {"item": jax_tt.dense_table(20, 3)},
+        {name: jax_tt.Feature("item", combiner=None) for name in ("liked", "seen")},
+    )
+    state = collection.init(jax.random.key(0))
+    batch = {name: Bags(jnp.asarray(IDS), jnp.array([0, 1, 9])) for name in ("liked", "seen")}
+    name = "feature 'liked' of 'item': bags.offsets[2] is 9 after 1; expected offsets"
+    if keyed:
+        batch = KeyedBags(jnp.asarray(IDS), jnp.array([0, 1, 9]), keys=("liked", "seen"))
+        name = "batch.offsets[2] is 9 after 1"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(name)):
+        jax.block_until_ready(
+            jax.jit(lambda batch: jax_tt.lookup_features(collection, state, batch)[0])(batch)
+        )
+
+
+def test_offsets_of_numpy_are_checked_before_the_call():
+    bags = Bags(IDS, np.array([0, 5, 3], np.int32))
+    with pytest.raises(ValueError, match=r"bags.offsets\[2\] is 3 after 5"):
+        jax_tt.lookup_bags(TABLE, STATE, bags)
+    rows, _ = jax_tt.lookup_bags(TABLE, STATE, bags, bounds="clip")
+    np.testing.assert_allclose(rows, [ROWS[IDS[:5]].sum(0), np.zeros(3)], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"parts\[1\].offsets\[2\] is 3 after 5"):
+        Bags.concatenate([Bags(IDS, np.array([0, 8])), bags])
+    with pytest.raises(ValueError, match=r"values.offsets\[2\] is 3 after 5"):
+        Bags.split(bags, [1, 1])
+    with pytest.raises(ValueError, match=r"offsets\[0\] is 3, expected 0"):
+        KeyedBags(IDS, np.array([3, 4, 5]), keys=("a", "b"))["a"]
+
+
+@pytest.mark.parametrize("kind", ["numpy", pytest.param("native", marks=needs_native), "reference"])
+def test_repaired_offsets_are_said_once_for_every_table(kind):
+    table = jax_tt.dense_table(20, 3, name=f"offsets of {kind}")
+    state = table.init(jax.random.key(0))
+    given = np.array([0, 2, 9], np.int32)
+    bags = Bags(IDS, given if kind == "numpy" else jnp.asarray(given))
+    with pytest.warns(
+        jax_tt.OutOfRangeWarning, match=rf"{table.name}: bags.offsets\[2\] is 9 after 2"
+    ) as caught:
+        for _ in range(2):
+            rows, _ = jax_tt.lookup_bags(
+                table, state, bags, bounds="warn", method="auto" if kind == "numpy" else kind
+            )
+            jax.block_until_ready(rows)
+            jax.effects_barrier()
+    assert len(caught) == 1
+    want = [state["embedding"][IDS[:2]].sum(0), state["embedding"][IDS[2:]].sum(0)]
+    np.testing.assert_allclose(rows, np.stack(want), rtol=1e-5)
+
+
+def test_a_shard_with_malformed_offsets_is_refused_without_stopping_the_others():
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
+    ids = jnp.asarray(IDS)
+    offsets = jnp.array([0, 2, 4, 0, 5, 3])  # of the first device, and of the second
+
+    def step(ids, offsets):
+        def loss(trained):
+            rows, _ = jax_tt.lookup_bags(TABLE, {**STATE, **trained}, Bags(ids, offsets))
+            return jnp.sum(rows), rows
+
+        trained = {name: STATE[name] for name in TABLE.spec.trained_names}
+        (_, rows), after = jax.value_and_grad(loss, has_aux=True)(trained)
+        return rows, after["embedding"]
+
+    sharded = jax.jit(
+        jax.shard_map(step, mesh=mesh, in_specs=P("data"), out_specs=(P("data"), P()))
+    )
+    rows, table = sharded(ids, offsets)
+    assert np.isfinite(rows[:2]).all() and np.isnan(rows[2:]).all()
+    np.testing.assert_array_equal(table, ROWS)
+
+
+def test_examples_under_vmap_are_repaired_one_by_one(method):
+    offsets = np.array([[0, 2, 9], [0, 3, 4], [4, 2, 6]], np.int32)
+
+    @jax.jit
+    @jax.vmap
+    def pooled(offsets):
+        bags = Bags(jnp.asarray(IDS), offsets)
+        return jax_tt.lookup_bags(TABLE, STATE, bags, bounds="zero", method=method)[0]
+
+    want = [[(0, 2), (2, 8)], [(0, 3), (3, 4)], [(0, 2), (2, 6)]]
+    want = [[ROWS[IDS[a:b]].sum(0) for a, b in pairs] for pairs in want]
+    np.testing.assert_allclose(pooled(offsets), want, rtol=1e-5)
+
+
+def test_a_hash_table_refuses_them_too(method):
+    sgd = jax_tt.optimizers.SGD(1.0)
+    table = jax_tt.hash_table(64, 3, optimizer=sgd, safe_check="ignore")
+    _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.arange(1, 9))
+    keys = jax.tree.map(jnp.asarray, jax_tt.dynamic.split_keys(IDS.astype(np.int64)))
+
+    @jax.jit
+    def step(keys, offsets):
+        def loss(trained):
+            rows, _ = jax_tt.lookup_bags(
+                table, {**state, **trained}, Bags(keys, offsets), method=method
+            )
+            return jnp.sum(rows), rows
+
+        trained = {name: state[name] for name in table.spec.trained_names}
+        return jax.value_and_grad(loss, has_aux=True)(trained)
+
+    offsets = jnp.array([0, 5, 3])
+    if raises(method):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"bags.offsets\[2\] is 3 after 5"):
+            jax.block_until_ready(step(keys, offsets))
+        return
+    (_, rows), after = step(keys, offsets)
+    assert np.isnan(rows).all()
+    np.testing.assert_array_equal(after["embedding"], state["embedding"])
+
+
+def test_keys_outside_of_bags_are_not_inserted():
+    table = jax_tt.hash_table(64, 3)
+    keys = jax_tt.dynamic.split_keys(np.arange(1, CAPACITY + 1))
+    bags = Bags(jax.tree.map(jnp.asarray, keys), jnp.array([0, 4, 2]))
+    inserted, _ = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), bags)
+    assert int(inserted.counts["inserted"]) == 4

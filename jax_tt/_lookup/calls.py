@@ -46,14 +46,18 @@ def pooled_rows(
     check_state(shard.table if shard else table, state)
     storage = table.spec.storage(state)
     use = settle(table, state, lookup, shard)
-    given, count = bag_batch(table.ids, bags, accumulator(storage))
-    (batch,), refused = entered_batches([given], [offsets_label(table)], treatment_of(use, lookup))
+    batch, count = bag_batch(table.ids, bags, accumulator(storage))
+    refused = None
+    if not batch.rectangular:
+        labels, treatment = [offsets_label(table)], treatment_of(use, lookup)
+        (batch,), refused = entered_batches([batch], labels, treatment)
     summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
     call, state = prepared(use, state, summed, inputs)
     (sums,) = pooled_sums((call,))
     result = combine(lookup, table, batch, sums)
     rows = result.reshape(count, table.features).astype(lookup.dtype or storage)
-    rows = nan_if(refused, rows)
+    if refused is not None:
+        rows = nan_if(refused, rows)
     if table.update is not None and table.update.max_gradient is not None:
         rows = limited(rows, table.update, inputs.grad_scale)
     return rows, state

@@ -3,6 +3,7 @@
 #define JAX_TT_COMMON_ARGS_H_
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -17,6 +18,12 @@ using Span64 = ffi::Span<const int64_t>;
 
 // Row factors, column factors and ranks (with both ends) of a table, checked.
 Status ReadShape(Span64 row_factors, Span64 col_factors, Span64 ranks, int64_t num_embeddings, TTShape* shape);
+
+// The number of ids of a call.
+inline Status CheckIds(int64_t n) {
+  if (n >= 0 && n <= std::numeric_limits<int32_t>::max()) return {};
+  return InvalidArgument("one call takes at most 2^31 - 1 ids, got " + std::to_string(n) + "; split the batch");
+}
 
 // One named attribute of a call.
 template <typename T>

@@ -24,12 +24,6 @@ inline ffi::Error ToError(const Status& status, std::string_view op) {
   return ffi::Error(code, std::string(op) + ": " + status.message);
 }
 
-inline Status CheckCount(std::string_view name, int64_t got, int64_t expected) {
-  if (got == expected) return {};
-  return InvalidArgument(std::string(name) + " has " + std::to_string(got) + " elements, expected " +
-                         std::to_string(expected));
-}
-
 inline int64_t Count(const ffi::AnyBuffer& buffer) { return static_cast<int64_t>(buffer.element_count()); }
 
 template <typename T>

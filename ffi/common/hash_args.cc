@@ -40,8 +40,7 @@ Status ReadCheck(const ffi::Dictionary& attrs, HashCheck* check) {
 Status ReadPolicy(const ffi::Dictionary& attrs, HashRequests* asked) {
   int64_t value = 0;
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "policy", &value));
-  if (value < 0 || value > static_cast<int64_t>(HashPolicy::kCustom)) return InvalidArgument("unknown policy");
-  asked->policy = static_cast<HashPolicy>(value);
+  JAX_TT_RETURN_IF_ERROR(ToHashPolicy(value, &asked->policy));
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "min_age", &asked->min_age));
   if (asked->min_age < 1) return InvalidArgument("min_age must be at least 1");
   return {};
@@ -80,12 +79,9 @@ Status ForTables(TableReader& reader, Read read) {
   return {};
 }
 
-// A new array that has twice the size of an old one.
-template <typename T>
-Status ReadDoubled(const ffi::AnyBuffer& before, const ffi::AnyBuffer& after, const char* name, int64_t count, T** old,
-                   T** fresh) {
-  JAX_TT_RETURN_IF_ERROR(Data(before, name, count, old));
-  return Data(after, name, 2 * count, fresh);
+Status ReadDirectoryArrays(const ffi::AnyBuffer& keys, const ffi::AnyBuffer& scores, HashDirectoryArrays* arrays) {
+  JAX_TT_RETURN_IF_ERROR(ReadCounted(keys, "keys", &arrays->keys));
+  return ReadCounted(scores, "scores", &arrays->scores);
 }
 
 }  // namespace
@@ -94,12 +90,14 @@ Status ReadHashSearches(const TablesCall& call, std::vector<HashSearch>* searche
   TableReader reader(call);
   Buffers args, rets;
   return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
-    HashSearch search;
+    HashDirectoryArrays arrays;
+    std::optional<HashDirectory> directory;
     int64_t absent = 0;
     JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(5, &args));
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &rets));
-    JAX_TT_RETURN_IF_ERROR(ReadHashShape(args[1], &search.directory));
-    JAX_TT_RETURN_IF_ERROR(Data(args[0], "keys", 2 * search.directory.capacity(), &search.directory.keys));
+    JAX_TT_RETURN_IF_ERROR(ReadCounted(args[0], "keys", &arrays.keys));
+    JAX_TT_RETURN_IF_ERROR(ReadHashDirectory(args[1], arrays, &directory));
+    HashSearch search{.directory = *directory};
     JAX_TT_RETURN_IF_ERROR(ReadHashBatch(args[2], args[3], &search.batch));
     JAX_TT_RETURN_IF_ERROR(OptionalData(args[4], "guess", search.batch.n, &search.guess));
     JAX_TT_RETURN_IF_ERROR(Data(rets[0], "slots", search.batch.n, &search.slots));
@@ -115,10 +113,12 @@ Status ReadHashEntries(const TablesCall& call, std::vector<HashEntry>* entries) 
   TableReader reader(call);
   Buffers args, rets;
   return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
-    HashEntry entry;
-    HashInsertion& done = entry.done;
+    std::optional<HashDirectory> directory;
     JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(8, &args));
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(10, &rets));
+    JAX_TT_RETURN_IF_ERROR(ReadHashInPlace({args[5], args[6], args[7], rets[7], rets[8], rets[9]}, &directory));
+    HashEntry entry{.directory = *directory};
+    HashInsertion& done = entry.done;
     JAX_TT_RETURN_IF_ERROR(ReadPolicy(attrs, &entry.asked));
     JAX_TT_RETURN_IF_ERROR(ReadCheck(attrs, &entry.check));
     JAX_TT_RETURN_IF_ERROR(ReadHashBatch(args[0], args[1], &entry.asked.batch));
@@ -126,7 +126,6 @@ Status ReadHashEntries(const TablesCall& call, std::vector<HashEntry>* entries) 
     JAX_TT_RETURN_IF_ERROR(Data(args[2], "given", 2 * n, &entry.asked.given));
     JAX_TT_RETURN_IF_ERROR(Data(args[3], "now", 1, &entry.asked.now));
     JAX_TT_RETURN_IF_ERROR(Data(args[4], "epoch", 1, &entry.asked.epoch));
-    JAX_TT_RETURN_IF_ERROR(ReadHashInPlace({args[5], args[6], args[7], rets[7], rets[8], rets[9]}, &entry.directory));
     JAX_TT_RETURN_IF_ERROR(Data(rets[0], "slots", n, &done.slots));
     JAX_TT_RETURN_IF_ERROR(Data(rets[1], "inserted", 2 * n, &done.keys));
     JAX_TT_RETURN_IF_ERROR(OptionalData(rets[2], "old keys", 2 * n, &done.old_keys));
@@ -226,16 +225,14 @@ Status ReadHashExchanges(const TablesCall& call, std::vector<HashExchanged>* exc
   });
 }
 
-Status ReadHashDoubled(const HashDirectoryArgs& args, HashDirectory* before, HashDirectory* after) {
-  JAX_TT_RETURN_IF_ERROR(ReadHashShape(args.touched, before));
-  const int64_t capacity = before->capacity();
-  if (capacity >= int64_t{1} << 30) return InvalidArgument("a table has at most 2^31 - 1 slots");
-  after->sets = 2 * before->sets;
-  after->ways = before->ways;
-  JAX_TT_RETURN_IF_ERROR(
-      ReadDoubled(args.touched, args.new_touched, "touched", capacity, &before->touched, &after->touched));
-  JAX_TT_RETURN_IF_ERROR(ReadDoubled(args.keys, args.new_keys, "keys", 2 * capacity, &before->keys, &after->keys));
-  return ReadDoubled(args.scores, args.new_scores, "scores", 2 * capacity, &before->scores, &after->scores);
+Status ReadHashDoubled(const HashDirectoryArgs& args, std::optional<HashDirectory>* before,
+                       std::optional<HashDirectory>* after) {
+  HashDirectoryArrays old, fresh;
+  JAX_TT_RETURN_IF_ERROR(ReadDirectoryArrays(args.keys, args.scores, &old));
+  JAX_TT_RETURN_IF_ERROR(ReadDirectoryArrays(args.new_keys, args.new_scores, &fresh));
+  JAX_TT_RETURN_IF_ERROR(ReadHashDirectory(args.touched, old, before));
+  JAX_TT_RETURN_IF_ERROR(ReadCounted(args.new_touched, "touched", &fresh.touched));
+  return MakeHashDirectory(2 * (*before)->sets, (*before)->ways, fresh, after);
 }
 
 Status ReadHashGrown(const ffi::RemainingArgs& args, const ffi::RemainingRets& results, int64_t capacity,

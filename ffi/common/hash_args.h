@@ -3,11 +3,13 @@
 #define JAX_TT_COMMON_HASH_ARGS_H_
 
 #include <cstdint>
-#include <limits>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "ffi/common/args.h"
 #include "ffi/common/ffi_util.h"
+#include "ffi/common/hash_checks.h"
 #include "ffi/common/table_reader.h"
 #include "ffi/core/hash.h"
 #include "ffi/core/hash_calls.h"
@@ -17,22 +19,28 @@ namespace jax_tt {
 template <>
 inline constexpr ffi::DataType kDataType<bool> = ffi::DataType::PRED;
 
-// Sizes and last batches: touched [sets, ways].
-inline Status ReadHashShape(const ffi::AnyBuffer& touched, HashDirectory* directory) {
+// An array of any size, which its user checks.
+template <typename T>
+Status ReadCounted(const ffi::AnyBuffer& buffer, std::string_view name, Counted<T>* array) {
+  array->count = Count(buffer);
+  return Data(buffer, name, -1, &array->data);
+}
+
+// A directory with sizes and last batches as in touched [sets, ways], and the other arrays.
+inline Status ReadHashDirectory(const ffi::AnyBuffer& touched, HashDirectoryArrays arrays,
+                                std::optional<HashDirectory>* directory) {
   if (touched.dimensions().size() != 2) return InvalidArgument("touched must have two axes");
-  directory->sets = touched.dimensions()[0];
-  directory->ways = touched.dimensions()[1];
-  if (Count(touched) < 1 || Count(touched) > std::numeric_limits<int32_t>::max() || directory->ways > kMaxHashWays)
-    return InvalidArgument("a table has 1 to 2^31 - 1 slots in sets of at most 64");
-  return Data(touched, "touched", -1, &directory->touched);
+  JAX_TT_RETURN_IF_ERROR(ReadCounted(touched, "touched", &arrays.touched));
+  return MakeHashDirectory(touched.dimensions()[0], touched.dimensions()[1], arrays, directory);
 }
 
 // The keys of a call, and whether each position counts: keys [..., 2], present [...].
 inline Status ReadHashBatch(const ffi::AnyBuffer& keys, const ffi::AnyBuffer& present, HashBatch* batch) {
-  batch->n = Count(present);
-  if (batch->n > std::numeric_limits<int32_t>::max()) return InvalidArgument("one call takes at most 2^31 - 1 keys");
-  JAX_TT_RETURN_IF_ERROR(Data(present, "present", -1, &batch->present));
-  return Data(keys, "keys of the batch", 2 * batch->n, &batch->keys);
+  Counted<const uint32_t> words;
+  Counted<const bool> here;
+  JAX_TT_RETURN_IF_ERROR(ReadCounted(keys, "keys of the batch", &words));
+  JAX_TT_RETURN_IF_ERROR(ReadCounted(present, "present", &here));
+  return MakeHashBatch(words, here, batch);
 }
 
 // A directory before and after an op.
@@ -42,12 +50,14 @@ struct HashDirectoryArgs {
 };
 
 // A directory that is changed in place.
-inline Status ReadHashInPlace(const HashDirectoryArgs& args, HashDirectory* directory) {
-  JAX_TT_RETURN_IF_ERROR(ReadHashShape(args.touched, directory));
-  const int64_t capacity = directory->capacity();
-  JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(args.touched, args.new_touched, "touched", capacity, &directory->touched));
-  JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(args.keys, args.new_keys, "keys", 2 * capacity, &directory->keys));
-  return UpdatedInPlace(args.scores, args.new_scores, "scores", 2 * capacity, &directory->scores);
+inline Status ReadHashInPlace(const HashDirectoryArgs& args, std::optional<HashDirectory>* directory) {
+  HashDirectoryArrays arrays{{nullptr, Count(args.keys)}, {nullptr, Count(args.scores)}, {}};
+  int32_t* touched = nullptr;
+  JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(args.touched, args.new_touched, "touched", Count(args.touched), &touched));
+  JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(args.keys, args.new_keys, "keys", arrays.keys.count, &arrays.keys.data));
+  JAX_TT_RETURN_IF_ERROR(
+      UpdatedInPlace(args.scores, args.new_scores, "scores", arrays.scores.count, &arrays.scores.data));
+  return ReadHashDirectory(args.touched, arrays, directory);
 }
 
 // Initial rows of one table: those of the keys that are present, or, in slots, those of all keys.
@@ -68,7 +78,8 @@ Status ReadHashResets(const TablesCall& call, std::vector<HashFresh>* resets);
 Status ReadHashExchanges(const TablesCall& call, std::vector<HashExchanged>* exchanges);
 
 // A directory and one with twice the sets.
-Status ReadHashDoubled(const HashDirectoryArgs& args, HashDirectory* before, HashDirectory* after);
+Status ReadHashDoubled(const HashDirectoryArgs& args, std::optional<HashDirectory>* before,
+                       std::optional<HashDirectory>* after);
 
 // The arrays beside it; results may go on behind them.
 Status ReadHashGrown(const ffi::RemainingArgs& args, const ffi::RemainingRets& results, int64_t capacity,

@@ -2,6 +2,7 @@
 #ifndef JAX_TT_COMMON_STATUS_H_
 #define JAX_TT_COMMON_STATUS_H_
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,6 +22,12 @@ inline Status InvalidArgument(std::string message) { return {Code::kInvalidArgum
 inline Status OutOfRange(std::string message) { return {Code::kOutOfRange, std::move(message)}; }
 inline Status ResourceExhausted(std::string message) { return {Code::kResourceExhausted, std::move(message)}; }
 inline Status Internal(std::string message) { return {Code::kInternal, std::move(message)}; }
+
+inline Status CheckCount(std::string_view name, int64_t got, int64_t expected) {
+  if (got == expected) return {};
+  return InvalidArgument(std::string(name) + " has " + std::to_string(got) + " elements, expected " +
+                         std::to_string(expected));
+}
 
 // The status with the name of the table, where it does not say it.
 inline Status Named(Status status, std::string_view table) {

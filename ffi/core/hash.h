@@ -6,10 +6,15 @@
 
 #include <stdint.h>
 
+#include <optional>
+
 #include "ffi/core/cache.h"
 #include "ffi/core/host_device.h"
 
 namespace jax_tt {
+
+struct Status;
+struct HashDirectoryArrays;
 
 // Values of the attribute "policy".
 enum class HashPolicy : int64_t { kNone = 0, kLru = 1, kLfu = 2, kEpochLru = 3, kEpochLfu = 4, kCustom = 5 };
@@ -25,12 +30,13 @@ JAX_TT_INLINE void SetHashWord(uint32_t* words, int64_t i, uint64_t word) {
   words[2 * i + 1] = static_cast<uint32_t>(word);
 }
 
-// The arrays of a directory.  An empty slot is one with touched 0, and is 0 in all of them.
+// The arrays of a directory.  An empty slot is one with touched 0, and is 0 in all of them.  Only MakeHashDirectory
+// (ffi/common/hash_checks.h) makes one from sizes, so that no entrance lacks the checks of another.
 struct HashDirectory {
-  int64_t sets = 0, ways = 0;
-  uint32_t* keys = nullptr;    // [sets, 2, ways]
-  uint32_t* scores = nullptr;  // [sets, 2, ways]
-  int32_t* touched = nullptr;  // [sets, ways]
+  const int64_t sets, ways;
+  uint32_t* const keys;    // [sets, 2, ways]
+  uint32_t* const scores;  // [sets, 2, ways]
+  int32_t* const touched;  // [sets, ways]
 
   JAX_TT_INLINE int64_t capacity() const { return sets * ways; }
   JAX_TT_INLINE uint64_t WordOf(const uint32_t* words, int64_t set, int64_t way) const {
@@ -56,6 +62,12 @@ struct HashDirectory {
   JAX_TT_INLINE void SetWordOf(uint32_t* words, int64_t slot, uint64_t word) const {
     SetWordOf(words, slot / ways, slot % ways, word);
   }
+
+ private:
+  friend Status MakeHashDirectory(int64_t sets, int64_t ways, const HashDirectoryArrays& arrays,
+                                  std::optional<HashDirectory>* directory);
+  HashDirectory(int64_t sets, int64_t ways, uint32_t* keys, uint32_t* scores, int32_t* touched)
+      : sets(sets), ways(ways), keys(keys), scores(scores), touched(touched) {}
 };
 
 // The keys of a call.

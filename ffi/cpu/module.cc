@@ -72,8 +72,9 @@ std::tuple<int64_t, int64_t> PlanSize(const std::vector<int64_t>& row_factors, c
                                       int64_t hint) {
   const auto span = [](const std::vector<int64_t>& values) { return Span64(values.data(), values.size()); };
   TTShape shape;
-  const Status status = ReadShape(span(row_factors), span(col_factors), span(ranks), num_embeddings, &shape);
-  if (!status.ok()) throw std::invalid_argument(status.message);
+  for (const Status& status : {ReadShape(span(row_factors), span(col_factors), span(ranks), num_embeddings, &shape),
+                               CheckIds(n), CheckIds(hint)})
+    if (!status.ok()) throw std::invalid_argument(status.message);
   const Contraction contraction = ChooseContraction(shape, hint);
   return {MakeLayout(shape, contraction, n).size(), SavedPerPosition(shape, contraction, hint)};
 }

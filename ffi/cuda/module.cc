@@ -76,22 +76,24 @@ nb::dict Registrations() {
 
 using Sizes = std::vector<int64_t>;
 
-TTShape MakeShape(const Sizes& row_factors, const Sizes& col_factors, const Sizes& ranks, int64_t num_embeddings) {
+TTShape MakeShape(const Sizes& row_factors, const Sizes& col_factors, const Sizes& ranks, int64_t num_embeddings,
+                  int64_t n) {
   const auto span = [](const Sizes& values) { return Span64(values.data(), values.size()); };
   TTShape shape;
-  const Status status = ReadShape(span(row_factors), span(col_factors), span(ranks), num_embeddings, &shape);
-  if (!status.ok()) throw std::invalid_argument(status.message);
+  for (const Status& status :
+       {ReadShape(span(row_factors), span(col_factors), span(ranks), num_embeddings, &shape), CheckIds(n)})
+    if (!status.ok()) throw std::invalid_argument(status.message);
   return shape;
 }
 
 std::tuple<int64_t, int64_t> PlanSize(const Sizes& row_factors, const Sizes& col_factors, const Sizes& ranks,
                                       int64_t num_embeddings, int64_t n, int64_t /*hint*/) {
-  return {MakeCudaPlan(MakeShape(row_factors, col_factors, ranks, num_embeddings), n).size(), 0};
+  return {MakeCudaPlan(MakeShape(row_factors, col_factors, ranks, num_embeddings, n), n).size(), 0};
 }
 
 int64_t WorkspaceSize(const std::string& op, const Sizes& row_factors, const Sizes& col_factors, const Sizes& ranks,
                       int64_t n, bool weights, bool resharded, bool skip_nonfinite, bool own_plan) {
-  const TTShape shape = MakeShape(row_factors, col_factors, ranks, 0);
+  const TTShape shape = MakeShape(row_factors, col_factors, ranks, 0, n);
   const TTAsked asked{weights, resharded, skip_nonfinite};
   if (op == "plan") return PlanWorkspace(shape, MakeCudaPlan(shape, n));
   if (op == "forward") return TTForwardWorkspace(shape, n);

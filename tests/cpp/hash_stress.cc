@@ -4,11 +4,13 @@
 #include <cstdio>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "ffi/common/hash_checks.h"
 #include "ffi/cpu/hash/hash.h"
 #include "ffi/cpu/kernels/find_keys.h"
 #include "ffi/cpu/kernels/initial_row.h"
@@ -40,8 +42,16 @@ struct Table {
       : keys(static_cast<size_t>(2 * sets * ways)),
         scores(keys),
         touched(static_cast<size_t>(sets * ways)),
-        rows(4 * touched.size()) {
-    directory = {sets, ways, keys.data(), scores.data(), touched.data()};
+        rows(4 * touched.size()),
+        directory(Of(sets, ways)) {}
+
+  HashDirectory Of(int64_t sets, int64_t ways) {
+    std::optional<HashDirectory> made;
+    const auto size = static_cast<int64_t>(keys.size());
+    if (!MakeHashDirectory(sets, ways, {{keys.data(), size}, {scores.data(), size}, {touched.data(), size / 2}}, &made)
+             .ok())
+      Fail("a directory was refused");
+    return *made;
   }
 
   std::vector<uint32_t> keys, scores;
@@ -85,8 +95,7 @@ void Run(const jax_tt::Pool& pool, std::unique_ptr<jax_tt::Pass> pass) {
 void Step(const jax_tt::Pool& pool, Table& table, const Batch& batch, int32_t now, HashPolicy policy) {
   const uint32_t epoch = 0;
   const jax_tt::HashBatch keys{batch.words.data(), batch.present.get(), kBatch};
-  jax_tt::HashEntry entry;
-  entry.directory = table.directory;
+  jax_tt::HashEntry entry{.directory = table.directory};
   entry.asked.batch = keys;
   entry.asked.now = &now;
   entry.asked.epoch = &epoch;
@@ -103,8 +112,7 @@ void Step(const jax_tt::Pool& pool, Table& table, const Batch& batch, int32_t no
   Run(pool, jax_tt::HashReset(values, fresh, table.slots.data(), table.directory.capacity(), 4, table.rows.data()));
 
   std::vector<int32_t> slots(kBatch);
-  jax_tt::HashSearch search;
-  search.directory = table.directory;
+  jax_tt::HashSearch search{.directory = table.directory};
   search.batch = keys;
   search.slots = slots.data();
   Run(pool, HashFind(search));

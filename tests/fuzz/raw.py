@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base import ffi
-from tests.fuzz import calls, hash_calls
+from tests.fuzz import calls, hash_calls, other_calls
 from tests.fuzz.calls import DTYPES, Call, result_type
 
 ERRORS = (jax.errors.JaxRuntimeError, ValueError, TypeError)
 OTHER_DTYPES = (*DTYPES, "int8", "int32", "uint32", "int64", "bool", "complex64")
-BUILDERS = (*calls.BUILDERS, *hash_calls.BUILDERS)
+BUILDERS = (*calls.BUILDERS, *hash_calls.BUILDERS, *other_calls.BUILDERS)
 HOSTILE = (0, 1, -1, 2, 3, 7, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63))
 
 

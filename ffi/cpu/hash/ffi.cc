@@ -1,5 +1,6 @@
 // FFI handlers of hash tables.
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -102,13 +103,13 @@ ffi::Error DoubleImpl(OpThreads threads, ffi::AnyBuffer keys, ffi::AnyBuffer sco
                       ffi::Result<ffi::AnyBuffer> new_keys, ffi::Result<ffi::AnyBuffer> new_scores,
                       ffi::Result<ffi::AnyBuffer> new_touched, Rets results) {
   const auto run = [&]() -> Status {
-    HashDirectory before, after;
+    std::optional<HashDirectory> before, after;
     std::vector<HashGrown> arrays;
     JAX_TT_RETURN_IF_ERROR(
         ReadHashDoubled({keys, scores, touched, *new_keys, *new_scores, *new_touched}, &before, &after));
-    JAX_TT_RETURN_IF_ERROR(ReadHashGrown(args, results, before.capacity(), &arrays));
+    JAX_TT_RETURN_IF_ERROR(ReadHashGrown(args, results, before->capacity(), &arrays));
     for (size_t k = 0; k < arrays.size(); ++k) PreferHugePages({**results.get<ffi::AnyBuffer>(k)});
-    HashDouble(before, after, arrays, MakePool(threads));
+    HashDouble(*before, *after, arrays, MakePool(threads));
     return {};
   };
   return ToError(run(), "hash_double");

@@ -12,9 +12,10 @@ namespace {
 Status ReadRequests(const ffi::Dictionary& attrs, const ffi::AnyBuffer& device, const ffi::AnyBuffer& row,
                     RouteRequests* requests) {
   requests->n = Count(device);
+  JAX_TT_RETURN_IF_ERROR(CheckIds(requests->n));
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "devices", &requests->devices));
   if (requests->devices < 1 || requests->devices >= std::numeric_limits<int32_t>::max())
-    return InvalidArgument("devices must be at least 1");
+    return InvalidArgument("devices must be from 1 to 2^31 - 2");
   JAX_TT_RETURN_IF_ERROR(Data(device, "device", -1, &requests->device));
   return Data(row, "row", requests->n, &requests->row);
 }
@@ -45,6 +46,9 @@ ffi::Error BagsImpl(ffi::AnyBuffer device, ffi::AnyBuffer row, ffi::AnyBuffer ba
     JAX_TT_RETURN_IF_ERROR(ReadRequests(attrs, device, row, &requests));
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "size", &found.size));
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "bags", &found.bags));
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    if (found.size < 0 || found.size > kMost || found.bags < 0 || found.bags > kMost)
+      return InvalidArgument("a device has at most 2^31 - 1 places and as many bags");
     JAX_TT_RETURN_IF_ERROR(Data(bag, "bag", requests.n, &bags));
     JAX_TT_RETURN_IF_ERROR(Data(*rows, "rows", requests.devices * found.size, &found.rows));
     JAX_TT_RETURN_IF_ERROR(Data(*source, "source", requests.devices * found.size, &found.source));

@@ -28,9 +28,11 @@ Status ReadRequest(const ffi::Dictionary& attrs, const ScanArgs& args, int64_t n
   request->num_rows = num_rows;
   request->dim = dim;
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "k", &request->k));
-  if (request->k < 1 || num_rows > std::numeric_limits<int32_t>::max())
-    return InvalidArgument("k must be at least 1, and a table has at most 2**31 - 1 rows");
-  request->num_queries = dim > 0 ? Count(args.queries) / dim : 0;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (request->k < 1 || request->k > kMost || num_rows > kMost)
+    return InvalidArgument("k must be from 1 to 2**31 - 1, and a table has at most 2**31 - 1 rows");
+  if (dim < 1) return InvalidArgument("a table has at least one column");
+  request->num_queries = Count(args.queries) / dim;
   const int64_t queries = request->num_queries;
   request->num_excluded = queries > 0 ? Count(args.exclude) / queries : 0;
   JAX_TT_RETURN_IF_ERROR(Data(args.queries, "queries", queries * dim, &request->queries));

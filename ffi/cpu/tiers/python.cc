@@ -4,14 +4,17 @@
 #include <nanobind/stl/string.h>
 #include <stdint.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "ffi/common/hash_checks.h"
 #include "ffi/core/half.h"
 #include "ffi/cpu/dense/stored_rows.h"
 #include "ffi/cpu/hash/hash.h"
@@ -54,6 +57,9 @@ void FindInto(const KeyIndex& self, const Keys& keys, const Vector<int64_t>& num
 void Set(KeyIndex& self, const Keys& keys, const Vector<const int64_t>& numbers, const Vector<int64_t>& before) {
   CheckLengths(keys.size(), numbers.size());
   CheckLengths(keys.size(), before.size());
+  const int64_t* const given = numbers.data();
+  if (std::any_of(given, given + numbers.size(), [](int64_t number) { return number < 0; }))
+    throw std::invalid_argument("a number must not be negative");
   const WithoutLock unlocked(keys.size());
   self.Set(keys.data(), numbers.data(), static_cast<int64_t>(keys.size()), before.data());
 }
@@ -66,6 +72,15 @@ void Erase(KeyIndex& self, const Keys& keys, const Vector<int64_t>& before) {
 
 template <typename T, size_t axes>
 using Array = nb::ndarray<T, nb::ndim<axes>, nb::c_contig, nb::device::cpu>;
+
+template <typename A>
+auto OfArray(const A& array) {
+  return Counted<std::remove_pointer_t<decltype(array.data())>>{array.data(), static_cast<int64_t>(array.size())};
+}
+
+void Require(const Status& status) {
+  if (!status.ok()) throw std::invalid_argument(status.message);
+}
 
 // In the calling thread: XLA's threads are those of the step that runs at the same time.
 void RunHere(std::unique_ptr<Pass> pass) {
@@ -81,22 +96,22 @@ void HashInsertHere(const Array<uint32_t, 3>& keys, const Array<uint32_t, 3>& sc
                     const Array<const uint32_t, 2>& given, int32_t now, int64_t policy, const Vector<int32_t>& slots,
                     const Array<uint32_t, 2>& inserted, const Array<uint32_t, 2>& old_keys,
                     const Vector<int32_t>& old_touched, const Vector<int32_t>& counts, const Vector<int32_t>& found) {
-  const size_t n = present.size();
-  const bool custom = static_cast<HashPolicy>(policy) == HashPolicy::kCustom;
-  for (const size_t size : {slots.size(), old_touched.size(), found.size(), batch.size() / 2, inserted.size() / 2,
-                            old_keys.size() / 2, custom ? given.size() / 2 : n})
-    if (size != n) throw std::invalid_argument("all arrays of a batch must have the same length");
-  if (counts.size() != kHashCounts || keys.size() != 2 * touched.size() || scores.size() != 2 * touched.size())
-    throw std::invalid_argument("the arrays do not fit");
+  std::optional<HashDirectory> directory;
+  Require(MakeHashDirectory(static_cast<int64_t>(touched.shape(0)), static_cast<int64_t>(touched.shape(1)),
+                            {OfArray(keys), OfArray(scores), OfArray(touched)}, &directory));
   const uint32_t epoch = 0;
-  HashEntry entry;
-  entry.directory = {static_cast<int64_t>(touched.shape(0)), static_cast<int64_t>(touched.shape(1)), keys.data(),
-                     scores.data(), touched.data()};
-  entry.asked.batch = {batch.data(), present.data(), static_cast<int64_t>(n)};
+  HashEntry entry{.directory = *directory};
+  Require(MakeHashBatch(OfArray(batch), OfArray(present), &entry.asked.batch));
+  Require(ToHashPolicy(policy, &entry.asked.policy));
+  const size_t n = present.size();
+  const bool custom = entry.asked.policy == HashPolicy::kCustom;
+  for (const size_t size : {2 * slots.size(), 2 * old_touched.size(), 2 * found.size(), inserted.size(),
+                            old_keys.size(), custom ? given.size() : 2 * n})
+    if (size != 2 * n) throw std::invalid_argument("all arrays of a batch must have the same length");
+  Require(CheckCount("counts", static_cast<int64_t>(counts.size()), kHashCounts));
   entry.asked.given = given.data();
   entry.asked.now = &now;
   entry.asked.epoch = &epoch;
-  entry.asked.policy = static_cast<HashPolicy>(policy);
   entry.done = {slots.data(),       inserted.data(), old_keys.data(), nullptr,
                 old_touched.data(), counts.data(),   found.data()};
   RunHere(HashInsert(entry, 1));
@@ -106,13 +121,14 @@ void HashInsertHere(const Array<uint32_t, 3>& keys, const Array<uint32_t, 3>& sc
 void HashInitialHere(const Array<const uint32_t, 1>& seed, const Array<const int32_t, 2>& quantiles, float scale,
                      bool with_sign, const Array<const uint32_t, 2>& keys, const Vector<const bool>& wanted,
                      const std::string& type, const Array<uint8_t, 2>& rows) {
-  const size_t n = wanted.size();
-  if (keys.size() != 2 * n || rows.shape(0) != n || seed.size() != 2 || quantiles.size() != kQuantiles)
+  HashBatch batch;
+  Require(MakeHashBatch(OfArray(keys), OfArray(wanted), &batch));
+  if (rows.shape(0) != wanted.size() || seed.size() != 2 || quantiles.size() != kQuantiles)
     throw std::invalid_argument("the arrays do not fit");
   const InitialValues values{quantiles.data(), {seed.data()[0], seed.data()[1]}, scale, with_sign};
-  const HashBatch batch{keys.data(), wanted.data(), static_cast<int64_t>(n)};
   const auto run = [&](auto tag) {
     using T = decltype(tag);
+    if (rows.shape(1) % sizeof(T) != 0) throw std::invalid_argument("rows must be whole numbers of " + type);
     const auto features = static_cast<int64_t>(rows.shape(1) / sizeof(T));
     RunHere(HashInitial(values, batch, features, reinterpret_cast<T*>(rows.data())));
   };
@@ -136,6 +152,7 @@ void AddTiers(nb::module_& m) {
       "copy_rows",
       [](const Keys& from, const Keys& to, int64_t bytes) {
         if (from.size() != to.size()) throw std::invalid_argument("there must be a target for every source");
+        if (bytes < 0) throw std::invalid_argument("rows must not have a negative number of bytes");
         const WithoutLock unlocked(from.size());
         CopyRows(from.data(), to.data(), static_cast<int64_t>(from.size()), bytes);
       },

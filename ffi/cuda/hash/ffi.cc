@@ -1,5 +1,6 @@
 // FFI handlers of hash tables on the GPU: shapes and types are checked here, launches are elsewhere.
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,14 +75,14 @@ ffi::Error DoubleImpl(cudaStream_t stream, ffi::AnyBuffer keys, ffi::AnyBuffer s
                       ffi::RemainingArgs args, Result new_keys, Result new_scores, Result new_touched,
                       ffi::RemainingRets results) {
   const auto run = [&]() -> Status {
-    HashDirectory before, after;
+    std::optional<HashDirectory> before, after;
     std::vector<HashGrown> arrays;
     void* memory = nullptr;
     JAX_TT_RETURN_IF_ERROR(
         ReadHashDoubled({keys, scores, touched, *new_keys, *new_scores, *new_touched}, &before, &after));
-    JAX_TT_RETURN_IF_ERROR(ReadHashGrown(args, results, before.capacity(), &arrays));
-    JAX_TT_RETURN_IF_ERROR(ReadLastWorkspace(results, HashDoubleWorkspace(before), &memory));
-    return HashDouble(stream, before, after, arrays, memory);
+    JAX_TT_RETURN_IF_ERROR(ReadHashGrown(args, results, before->capacity(), &arrays));
+    JAX_TT_RETURN_IF_ERROR(ReadLastWorkspace(results, HashDoubleWorkspace(*before), &memory));
+    return HashDouble(stream, *before, *after, arrays, memory);
   };
   return ToError(run(), "hash_double");
 }

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <bit>
+#include <optional>
 
+#include "ffi/common/hash_checks.h"
 #include "ffi/cuda/cuda_status.h"
 #include "ffi/cuda/hash/batch.h"
 #include "ffi/cuda/hash/hash.h"
@@ -164,11 +166,9 @@ Status HashInsert(cudaStream_t stream, const HashEntry& entry, void* workspace) 
 }
 
 int64_t HashWorkspace(std::string_view op, int64_t n, int64_t sets, int64_t ways) {
-  if (sets < 1 || ways < 1) return 0;  // the handlers refuse it
-  HashDirectory directory;
-  directory.sets = sets;
-  directory.ways = ways;
-  return op == "insert" ? HashInsertWorkspace(directory, n) : op == "double" ? HashDoubleWorkspace(directory) : 0;
+  std::optional<HashDirectory> directory;
+  if (!MakeHashDirectory(sets, ways, {}, &directory).ok()) return 0;  // the handlers refuse it
+  return op == "insert" ? HashInsertWorkspace(*directory, n) : op == "double" ? HashDoubleWorkspace(*directory) : 0;
 }
 
 }  // namespace jax_tt

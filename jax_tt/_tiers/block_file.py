@@ -49,16 +49,31 @@ class BlockFile:
         self._size = min(os.fstat(self._file).st_size, end)
         os.ftruncate(self._file, self._size)
 
-    def write(self, block: np.ndarray) -> Extent:
-        """Writes a block uint8 ``[bytes]`` to free room."""
+    def write(self, block: np.ndarray) -> tuple[Extent, np.ndarray]:
+        """Writes a block uint8 ``[bytes]`` to free room; returns where, and its memory.
+
+        Raises:
+            OSError: it cannot be written, and the room is still free.
+        """
         extent = Extent(self._taken(_rounded(len(block))), len(block))
-        view, offset = block.data, extent.offset
-        while view:
-            count = os.pwrite(self._file, view, offset)
-            view, offset = view[count:], offset + count
-        if self._size < offset:
-            self._size = offset
-        return extent
+        try:
+            view, offset = block.data, extent.offset
+            while view:
+                count = os.pwrite(self._file, view, offset)
+                view, offset = view[count:], offset + count
+            self._size = max(self._size, offset)
+            return extent, self.memory(extent)
+        except OSError:
+            self.free(extent)
+            raise
+
+    def is_at(self, path: Path) -> bool:
+        """Whether the file is still there, and not another one.
+
+        Raises:
+            OSError: there is none.
+        """
+        return os.path.samestat(os.fstat(self._file), path.stat())
 
     def free(self, extent: Extent) -> None:
         """Makes the room of a block free, which nobody reads any more."""

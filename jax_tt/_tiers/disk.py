@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import fcntl
 import os
 import threading
@@ -28,7 +29,7 @@ class StoreError(Exception):
     """A store cannot be opened, read or written.
 
     >>> import jax_tt, tempfile
-    >>> table = jax_tt.dense_table(64, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+    >>> table = jax_tt.dense_table(64, 8, optimizer=jax_tt.optimizers.SGD(0.1), takes_slots=True)
     >>> collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})
     >>> sizes, path = {"item": jax_tt.Tier(host_rows=64)}, tempfile.mkdtemp()
     >>> with jax_tt.Tiers(collection, sizes, path=path) as tiers:
@@ -40,14 +41,20 @@ class StoreError(Exception):
     """
 
 
+class UnwrittenError(StoreError):
+    """Something could not be written. Nothing is lost, and the call may be repeated once it can."""
+
+
 class DiskStore:
     """Records of several tables by 64-bit key, in one directory.
 
     Records are stored in blocks, see `RecordLog`; a block is a part of one file and does not move. Which blocks belong
     to the last commit is in another, small file, which is replaced as a whole. Records written after the last `commit`
     are gone if the process dies. All bytes have checksums, which are compared when the store is opened and whenever
-    records are read. Blocks are written in a thread of the store while the caller goes on. If one fails, later calls
-    raise its error, and nothing is committed any more.
+    records are read. Blocks are written in a thread of the store while the caller goes on. One that cannot be written,
+    since the disk is full, stays in memory: records can be read, and `put`, `erase` and `commit` write it first, or
+    raise an `UnwrittenError` before they do anything that a repeated call would not do. After other errors every call
+    raises, and nothing is committed until the store is opened again.
 
     The stores of several processes commit together. Each writes its index beside the last one, and none replaces its
     own before all have written theirs. So if one dies, all of them open the last commit, or all the one after it.
@@ -76,6 +83,8 @@ class DiskStore:
         self._thread = ThreadPoolExecutor(1, "jax_tt_disk")
         self._pending: collections.deque[Future[None]] = collections.deque()
         self._failed = ""
+        # Blocks that could not be written, with the error.
+        self._unwritten: dict[tuple[str, int], OSError] = {}
         # Held by whoever hands work to the thread; reading records needs only the other one, which guards the logs:
         # their blocks move to the memory of the file once they are written.
         self._writing, self._guard = threading.Lock(), threading.Lock()
@@ -123,6 +132,7 @@ class DiskStore:
             with self._whole(), self._intact():
                 step = _TOGETHER * self._logs[table].rows
                 for first in range(0, len(keys), step):
+                    self._resume()
                     part = slice(first, first + step)
                     with self._guard:
                         full = self._logs[table].append(keys[part], records[part])
@@ -135,6 +145,7 @@ class DiskStore:
             with self._whole(), self._intact():
                 step = _TOGETHER * self._logs[table].rows
                 for first in range(0, len(keys), step):
+                    self._resume()
                     with self._guard:
                         full = self._logs[table].erase(keys[first : first + step])
                     self._write_blocks(table, full)
@@ -147,23 +158,26 @@ class DiskStore:
 
     def saved(self) -> bytes | None:
         """The other bytes of the last `commit`."""
-        with self._guard, self._intact():
+        with self._guard, self._readable():
             self._check()
-            return self._index.read().saved
+            return self._index.last().saved
 
     def commit(self, saved: bytes) -> None:
         """Makes everything written so far permanent, together with ``saved``."""
-        with self._writing, self._whole(), self._intact():
-            with self._together():
+        with self._writing:
+            # Where another process cannot write, this one may repeat the call as well.
+            with self._together(), self._whole(), self._intact():
                 self._check()
+                self._resume()
                 for table, log in self._logs.items():
                     with self._guard:
                         last = log.seal()
                     self._write_blocks(table, last)
                 self._wait(0)
+                self._resume()
                 self._check()
                 blocks = self._thread.submit(self._noting, self._prepare, saved).result()
-            with self._together():
+            with self._whole(), self._intact(), self._together():
                 self._thread.submit(self._noting, self._publish, blocks).result()
 
     def close(self) -> None:
@@ -208,6 +222,8 @@ class DiskStore:
         """After an interrupt in here not all blocks were handed on, so that nothing may be committed any more."""
         try:
             yield
+        except UnwrittenError:
+            raise
         except BaseException as error:
             self._failed = self._failed or self._advice(error)
             raise
@@ -235,6 +251,35 @@ class DiskStore:
             raise StoreError(f"{self.path}: the store is closed.")
         if self._failed:
             raise StoreError(self._failed)
+
+    def _resume(self) -> None:
+        """Writes the blocks that could not be written."""
+        if not self._unwritten:
+            return
+        self._wait(0)
+        for name in list(self._unwritten):
+            self._thread.submit(self._noting, self._write_block, *name).result()
+            if error := self._unwritten.get(name):
+                raise self._unwritten_error(error) from error
+
+    def _unwritten_error(self, error: OSError) -> UnwrittenError:
+        """What to say where something cannot be written, and what is true of the last commit."""
+        try:
+            number = self._index.last().number
+            there = number == self._number and self._file.is_at(self.path / "blocks")
+        except (OSError, DamagedIndexError):
+            there = False
+        if there:
+            advice = (
+                "The last committed state is intact, and nothing is lost; free space or make the directory writable, "
+                "and call this again."
+            )
+        else:
+            advice = (
+                "The directory has been removed or replaced, and the last committed state with it; rows can still be "
+                "read here: write them to a dump, and open the store in another directory."
+            )
+        return UnwrittenError(f"{self.path}: {error.strerror}. {advice}")
 
     def _wait(self, most: int) -> None:
         """Waits until at most so many writes are pending."""
@@ -276,14 +321,14 @@ class DiskStore:
         committed = self._index.read()
         if committed.other is not None:
             raise StoreError(
-                f"{self.path}: holds records of {committed.other}; expected {self._index.about}. Use another "
-                "directory, or the table that it was written with."
+                f"{self.path}: holds other records: {committed.other}. Use another directory, or describe the tables "
+                "as they were."
             )
         return committed
 
     @contextlib.contextmanager
     def _readable(self) -> Iterator[None]:
-        """Raises a `StoreError` for a directory that is damaged or cannot be written."""
+        """Raises a `StoreError` for a directory that is damaged, or cannot be read or written."""
         try:
             with self._intact():
                 yield
@@ -298,11 +343,10 @@ class DiskStore:
         """Calls a function; if it fails, later calls raise its error."""
         try:
             return function(*args)
-        except OSError as error:
-            self._failed = (
-                f"{self.path}: {error.strerror}. The last committed state is intact; free space or make the directory "
-                "writable and open the store again."
-            )
+        except UnwrittenError:
+            raise
+        except OSError as error:  # what was written before may not be on the disk either
+            self._failed = f"{self.path}: {error.strerror}. Open the store again."
             raise StoreError(self._failed) from error
         except Exception as error:  # of memory, for instance
             self._failed = self._advice(error)
@@ -312,10 +356,15 @@ class DiskStore:
         with self._guard:
             block = self._logs[table].block(number)
         self._drop()
-        extent = self._file.write(block)
+        try:
+            extent, memory = self._file.write(block)
+        except OSError as error:
+            self._unwritten[table, number] = error
+            return
+        self._unwritten.pop((table, number), None)
         self._extents[table, number] = extent
         with self._guard:
-            self._logs[table].settle(number, self._file.memory(extent)[: len(block)])
+            self._logs[table].settle(number, memory)
 
     def _prepare(self, saved: bytes) -> list[Block]:
         """Writes the next commit beside the last one; returns its blocks."""
@@ -330,7 +379,12 @@ class DiskStore:
                     if name[0] == table and name not in gone
                 ]
         self._file.sync()
-        self._index.prepare(sorted(blocks), ends, erased, saved, self._number + 1)
+        try:
+            if not self._file.is_at(self.path / "blocks"):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            self._index.prepare(sorted(blocks), ends, erased, saved, self._number + 1)
+        except OSError as error:
+            raise self._unwritten_error(error) from error
         if not self._team.alone:
             self._index.sync()  # other processes rely on it
         return blocks

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_tt._tiers.disk import DiskStore, StoreError
+from jax_tt._tiers.disk import DiskStore, StoreError, UnwrittenError
 from jax_tt._tiers.key_index import KeyIndex
 from jax_tt._tiers.row_bytes import RecordLayout, addresses
 
@@ -36,7 +36,8 @@ class Fetched(NamedTuple):
 class HostStore:
     """Records of equal layout by 64-bit key.
 
-    The most recent ones are in memory. Without a disk, all of them must find a place there.
+    The most recent ones are in memory. Without a disk, all of them must find a place there. A call that raises an
+    `UnwrittenError` may be repeated: what a disk cannot take stays in memory.
 
     Args:
         rows: number of records in memory.
@@ -100,8 +101,8 @@ class HostStore:
         with self.whole():
             excess = max(0, len(keys) - self.rows)
             if excess:
-                self.erase(keys[:excess])
                 self.write(keys[:excess], entries, rows[:excess])
+                self.erase(keys[:excess])
             keys, rows, self._last = keys[excess:], rows[excess:], len(keys) - excess
             self._make_room(len(keys))
             slots = self._empty_slots(len(keys))
@@ -126,9 +127,9 @@ class HostStore:
 
     def remove(self, keys: np.ndarray) -> None:
         """Removes distinct keys from memory and from the disk."""
-        self.erase(keys)
         if self._disk is not None:
             self._disk.erase(self._table, keys)
+        self.erase(keys)
 
     def write_ahead(self) -> None:
         """Makes room for as many records as came last, while there is time."""
@@ -165,12 +166,17 @@ class HostStore:
             raise StoreError(self._failed)
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
-        """After an interrupt in here a key may lack its record, so that nothing may be read any more."""
+    def whole(self, *, repeats: bool = True) -> Iterator[None]:
+        """After an interrupt in here a key may lack its record, so that nothing may be read any more.
+
+        So it is after a full disk unless the caller ``repeats`` what it did.
+        """
         self._check()
         try:
             yield
         except BaseException as error:
+            if repeats and isinstance(error, UnwrittenError):
+                raise
             if isinstance(error, StoreError):
                 self._failed = str(error)
             else:
@@ -195,13 +201,19 @@ class HostStore:
             return
         if self._disk is None:
             raise StoreError(full(self._table, self.rows))
-        slots = self._oldest(lacking)
-        self._write_slots(slots[self._changed[slots]])
+        oldest = self._oldest(lacking)
+        slots = np.concatenate([some for _, some in oldest])
+        try:
+            self._write_slots(slots[self._changed[slots]])
+        except UnwrittenError:
+            self._order.extendleft(reversed(oldest))
+            self._named += len(slots)
+            raise
         self._slots.erase(self._keys[slots])
         self._leave(slots)
 
-    def _oldest(self, count: int) -> np.ndarray:
-        """The slots of the oldest records, which are no longer named in the order."""
+    def _oldest(self, count: int) -> list[tuple[int, np.ndarray]]:
+        """The slots of the oldest records, which are no longer named in the order, as they were named there."""
         parts = []
         while count:
             clock, slots = self._order.popleft()
@@ -210,9 +222,9 @@ class HostStore:
             if len(slots) > count:
                 self._order.appendleft((clock, slots[count:]))
                 self._named += len(slots) - count
-            parts.append(slots[:count])
-            count -= len(parts[-1])
-        return np.concatenate(parts)
+            parts.append((clock, slots[:count]))
+            count -= len(parts[-1][1])
+        return parts
 
     def _append(self, slots: np.ndarray) -> None:
         self._order.append((self._clock, slots))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from jax_tt._tiers.block_file import Extent
 from jax_tt._tiers.row_bytes import checksum
 
-_BEGIN, _VERSION = b"jax_tt store\n", 4
+_BEGIN, _VERSION = b"jax_tt store\n", 5
 # The table, the number, the offset, the length and the checksum of a block.
 Block = tuple[str, int, int, int, int]
 
@@ -32,7 +32,7 @@ class Committed(NamedTuple):
         gone: keys uint64 that were removed, whose records in the blocks do not count, by table.
         saved: other bytes; None before the first commit.
         number: of the commit, from 1; 0 before the first one.
-        other: the description of the records, if it is not the expected one.
+        other: how the description of the records differs from the expected one, if it does.
     """
 
     blocks: list[Block]
@@ -45,6 +45,20 @@ class Committed(NamedTuple):
     @property
     def extents(self) -> list[Extent]:
         return [Extent(offset, length) for _, _, offset, length, _ in self.blocks]
+
+
+def _differences(there: Any, here: Any, name: str = "") -> Iterator[str]:
+    """What differs in two descriptions, by the names of their entries."""
+    if not isinstance(there, dict) or not isinstance(here, dict):
+        if there != here:
+            yield f"{name}: got {_described(here)}, and {_described(there)} was written"
+        return
+    for key in sorted(there.keys() | here.keys()):
+        yield from _differences(there.get(key), here.get(key), f"{name}.{key}" if name else key)
+
+
+def _described(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value)
 
 
 class StoreIndex:
@@ -71,7 +85,7 @@ class StoreIndex:
                 raise DamagedIndexError("its index is missing")
             self.prepare([], {}, {}, None, 0)
             self.publish()
-        return self._read("index")
+        return self.last()
 
     def prepared(self) -> int:
         """The number of the commit that was prepared last; 0 if it is not complete, or there is none."""
@@ -79,6 +93,10 @@ class StoreIndex:
             return self._read("index.new").number
         except (FileNotFoundError, DamagedIndexError):
             return 0
+
+    def last(self) -> Committed:
+        """Reads the last commit, which must be there."""
+        return self._read("index")
 
     def _read(self, name: str) -> Committed:
         data = (self._path / name).read_bytes()
@@ -93,7 +111,8 @@ class StoreIndex:
         size = int.from_bytes(rest[:8], "little")
         about, end = json.loads(rest[8 : 8 + size]), 8 + size
         if about["about"] != self.about:
-            return Committed([], {}, {}, None, other=about["about"])
+            differences = _differences(json.loads(about["about"]), json.loads(self.about))
+            return Committed([], {}, {}, None, other="; ".join(differences))
         gone = {}
         for table, count in about["gone"].items():
             gone[table] = np.frombuffer(rest, np.uint64, count, end)

@@ -23,9 +23,9 @@ def test_refused_directories_stay_as_they_are(tmp_path):
     for sizes, about in (
         ({"item": 4, "other": 8}, "first and other"),
         ({"else": 4}, "second"),
-        ({"item": 8}, "first"),
+        ({"item": 8}, "a second"),
     ):
-        with pytest.raises(jax_tt.files.StoreError, match="holds records of"):
+        with pytest.raises(jax_tt.files.StoreError, match="holds other records: about: got "):
             DiskStore(tmp_path, sizes, about)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -107,30 +107,72 @@ def test_blocks_of_which_little_counts_are_dropped(tmp_path, monkeypatch):
     assert (tmp_path / "blocks").stat().st_size < 20 * 300 * 400
 
 
-def test_nothing_is_saved_after_a_write_that_failed(tmp_path, monkeypatch):
-    def full(*args):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def full(*args):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
+
+def test_a_store_goes_on_after_a_full_disk(tmp_path, monkeypatch):
+    """Blocks that could not be written are in memory, and calls that cannot go on may be repeated."""
     monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 14)
-    keys = np.arange(2000, dtype=np.uint64)
+    keys, model = np.arange(2000, dtype=np.uint64), {0: 1, 1: 1, 2: 1}
     store = DiskStore(tmp_path, {"item": 400}, "about")
     put_records(store, keys[:3], 1)
     store.commit(b"first")
-    message = "No space left on device. The last committed state is intact"
+    message = "No space left on device. The last committed state is intact, and nothing is lost"
     with monkeypatch.context() as patch:
         patch.setattr(block_file.os, "pwrite", full)
+        value = 2
         with pytest.raises(jax_tt.files.StoreError, match=message):
-            for first in range(0, 2000, 100):
-                part = keys[first : first + 100]
-                put_records(store, part, 0)
-    for call in (lambda: store.commit(b"second"), lambda: records_of(store, keys)):
+            for value in range(2, 22):
+                part = keys[60 * value :][:100]
+                put_records(store, part, value)
+                model |= dict.fromkeys(part.tolist(), value)
+        for call in (
+            lambda: store.commit(b"second"),
+            lambda: store.erase("item", keys[:1]),
+            lambda: put_records(store, keys[60 * value :][:100], value),
+        ):
+            with pytest.raises(jax_tt.files.StoreError, match=message):
+                call()
+        there, records = records_of(store, keys)
+        assert (records[:, 0] == [model[key] for key in keys[there].tolist()]).all()
+        assert set(model) == set(keys[there].tolist())
+    committed = (tmp_path / "index").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(store._index, "prepare", full)
         with pytest.raises(jax_tt.files.StoreError, match=message):
-            call()
+            store.commit(b"second")
+    assert (tmp_path / "index").read_bytes() == committed
+    put_records(store, keys[60 * value :][:100], value)
+    model |= dict.fromkeys(keys[60 * value :][:100].tolist(), value)
+    store.erase("item", keys[:1])
+    del model[0]
+    store.commit(b"second")
+    for _ in range(2):
+        assert store.saved() == b"second"
+        there, records = records_of(store, keys)
+        assert dict(zip(keys[there].tolist(), records[:, 0].tolist(), strict=True)) == model
+        store.close()
+        store = DiskStore(tmp_path, {"item": 400}, "about")
     store.close()
-    store = DiskStore(tmp_path, {"item": 400}, "about")
-    assert store.saved() == b"first"
-    assert store.keys("item").tolist() == [0, 1, 2]
-    assert (records_of(store, keys)[1] == 1).all()
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_what_is_said_of_a_directory_that_is_gone(tmp_path, change):
+    """Nothing is intact in it, and nothing is saved to another one in its place; the rows can still be read."""
+    path, keys = tmp_path / "rows", np.arange(50, dtype=np.uint64)
+    store = DiskStore(path, {"item": 400}, "about")
+    put_records(store, keys, 1)
+    store.commit(b"first")
+    shutil.rmtree(path)
+    if change == "replaced":
+        DiskStore(path, {"item": 400}, "about").close()
+    put_records(store, keys[:5], 2)
+    with pytest.raises(jax_tt.files.StoreError, match="removed or replaced") as raised:
+        store.commit(b"second")
+    assert "intact" not in str(raised.value)
+    there, records = records_of(store, keys)
+    assert there.all() and (records[:, 0] == np.where(keys < 5, 2, 1)).all()
     store.close()
 
 
@@ -203,7 +245,7 @@ def test_room_that_killed_processes_leave_is_given_back(tmp_path):
     path, used = tmp_path / "blocks", []
     for _ in range(4):
         file = block_file.BlockFile(path, used)
-        used = used or [file.write(block)]
+        used = used or [file.write(block)[0]]
         assert (file.memory(used[0]) == block).all()
         file.write(block)
         sizes.append(path.stat().st_size)

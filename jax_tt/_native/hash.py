@@ -71,12 +71,13 @@ class Clock(NamedTuple):
     """The clock of one table and the arrays that hold numbers of batches.
 
     Attributes:
-        clock, arrays, words: as in `jax_tt._sets.batch_clock.set_back`; the words are static.
+        clock, arrays, words, last: as in `jax_tt._sets.batch_clock.set_back`; the last two are static.
     """
 
     clock: Any
     arrays: Sequence[Any]
     words: tuple[int, ...]
+    last: int = LAST
 
 
 class Fresh(NamedTuple):
@@ -201,9 +202,8 @@ def hash_set_back(clocks: Sequence[Clock], *, platform: str) -> list[list[jax.Ar
     def call(given: list[Any]) -> Any:
         arrays = [numbered("array", arrays) for _, arrays in given]
         operands = [{"clock": clock, **one} for (clock, _), one in zip(given, arrays, strict=True)]
-        times = {"last": np.int64(LAST), "kept": np.int64(KEPT)}
         attributes = [
-            {"arrays": np.int64(len(one.words)), **times}
+            {"arrays": np.int64(len(one.words)), "last": np.int64(one.last), "kept": np.int64(KEPT)}
             | {f"word_{k}": np.int64(word) for k, word in enumerate(one.words)}
             for one in clocks
         ]

@@ -1,4 +1,7 @@
-"""The number of the present batch of a hash table, which is counted on from an earlier one before it runs out."""
+"""The number of the present batch of a directory, which is counted on from an earlier one before it runs out.
+
+Hash tables and the places of tiers count on when a batch comes, row caches when they are populated.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from jax import lax
 
 from jax_tt._sets.hash_directory import KEYS, WAITING
 
-# An insertion after this many batches counts on from `KEPT`. `insert_sharded` marks keys with the largest int32.
+# A batch after this many counts on from `KEPT`. `insert_sharded` marks keys with the largest int32.
 LAST = 2**31 - 2
+# What is counted on between batches counts on from here, and has many batches left until `LAST`.
+SOON = 3 * 2**29
 # Ages up to this one are exact, whatever the clock has been set back.
 KEPT = 2**30
 # In place of a word, for arrays all of whose entries are numbers of batches.
@@ -32,23 +37,28 @@ def numbers_of_batches(state: Mapping[str, Any], policy: str) -> dict[str, int]:
     return {name: word for name, word in words.items() if name in state}
 
 
-def counted_on(clock: jax.Array) -> jax.Array:
-    """The clock, which goes on from `KEPT` where it has come to `LAST`."""
-    return jnp.where(clock >= LAST, KEPT, clock)
+def counted_on(clock: jax.Array, last: int = LAST) -> jax.Array:
+    """The clock, which goes on from `KEPT` where it has come to ``last``."""
+    return jnp.where(clock >= last, KEPT, clock)
+
+
+def next_batch(clock: jax.Array) -> jax.Array:
+    """The clock of the next batch, where it is counted on between batches; it stops at `LAST`."""
+    return jnp.minimum(clock, LAST - 1) + 1
 
 
 # Eager calls find the program again.
-@partial(jax.jit, static_argnums=2, inline=True)
+@partial(jax.jit, static_argnums=(2, 3), inline=True)
 def set_back(
-    clock: jax.Array, arrays: Sequence[jax.Array], words: tuple[int, ...]
+    clock: jax.Array, arrays: Sequence[jax.Array], words: tuple[int, ...], last: int = LAST
 ) -> list[jax.Array]:
-    """Arrays of `numbers_of_batches`, set back to end at `KEPT`, where the clock has come to `LAST`.
+    """Arrays of `numbers_of_batches`, set back to end at `KEPT`, where the clock has come to ``last``.
 
     Keys keep their order by age; the ages above `KEPT` become equal.
     """
 
     def full(carry: Any) -> jax.Array:
-        return carry[0] >= LAST
+        return carry[0] >= last
 
     def less(carry: Any) -> Any:
         clock, arrays = carry

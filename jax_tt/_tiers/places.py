@@ -11,13 +11,16 @@ import numpy as np
 
 from jax_tt._base import ffi
 from jax_tt._native import hash_backend
+from jax_tt._sets.batch_clock import KEPT, LAST, WHOLE, numbers_of_batches, set_back
 from jax_tt._sets.hash_directory import (
     COUNTERS,
     POLICIES,
     Eviction,
     Insertion,
     KeyDirectory,
+    directory_of,
     init_directory,
+    named_directory,
 )
 from jax_tt._sets.placing import words_of_keys
 from jax_tt._tiers.key_index import KeyIndex
@@ -81,7 +84,7 @@ class DevicePlaces:
         Raises:
             ValueError: the distinct keys do not fit on the device.
         """
-        self._clock += 1
+        self._count()
         given = keys[present]
         positions = np.full(len(given), -1, np.int32)
         if len(self._overflow):
@@ -107,6 +110,18 @@ class DevicePlaces:
         kept = ~np.isin(loaded, refused)
         self.empty(new[~kept])
         return slots, Exchanged(new, loaded, evicted, full, kept, positions, counts)
+
+    def _count(self) -> None:
+        """Counts a batch, from an earlier one on where the numbers of batches come to their end."""
+        if self._clock >= LAST:
+            state = named_directory(self._directory)
+            words = numbers_of_batches(state, self._policy)
+            arrays = [*(state[name] for name in words), self._overflow.touched]
+            after = set_back(np.int32(self._clock), arrays, (*words.values(), WHOLE))
+            *arrays, self._overflow.touched = map(np.array, after)
+            self._directory = directory_of({**state, **dict(zip(words, arrays, strict=True))})
+            self._clock = KEPT
+        self._clock += 1
 
     def empty(self, slots: np.ndarray) -> None:
         """Takes the keys out of these slots."""
@@ -231,11 +246,14 @@ class Overflow:
 
     Args:
         rows: the number of places.
+
+    Attributes:
+        touched: int32 ``[rows]``, the number of the last batch that requested the key of a place; 0 without a key.
     """
 
     def __init__(self, rows: int):
         self._places = KeyIndex()
-        self._keys, self._touched = np.zeros(rows, np.uint64), np.zeros(rows, np.int64)
+        self._keys, self.touched = np.zeros(rows, np.uint64), np.zeros(rows, np.int32)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -248,7 +266,7 @@ class Overflow:
     def touch(self, keys: np.ndarray, now: int) -> np.ndarray:
         """The places int64 ``[n]`` of keys uint64 ``[n]`` that batch ``now`` requests, -1 for missing keys."""
         places = self._places.find(keys)
-        self._touched[places[places >= 0]] = now
+        self.touched[places[places >= 0]] = now
         return places
 
     def insert(
@@ -258,25 +276,25 @@ class Overflow:
 
         None where batch ``now`` requests too many of the others.
         """
-        places = np.sort(np.argsort(self._touched, kind="stable")[: len(keys)])
-        if len(places) < len(keys) or (self._touched[places] == now).any():
+        places = np.sort(np.argsort(self.touched, kind="stable")[: len(keys)])
+        if len(places) < len(keys) or (self.touched[places] == now).any():
             return None
-        old, full = self._keys[places], self._touched[places] > 0
+        old, full = self._keys[places], self.touched[places] > 0
         self._places.erase(old[full])
         self._places.set(keys, places)
-        self._keys[places], self._touched[places] = keys, now
+        self._keys[places], self.touched[places] = keys, now
         return places, old, full
 
     def empty(self, places: np.ndarray) -> None:
         """Takes the keys out of these places."""
         self._places.erase(self._keys[places])
-        self._touched[places] = 0
+        self.touched[places] = 0
 
     def reset(self, keys: np.ndarray, full: np.ndarray) -> None:
         """Puts these keys uint64 ``[rows]`` in the places that are full."""
         self._places = KeyIndex()
         self._places.set(keys[full], np.flatnonzero(full))
-        self._keys, self._touched = keys.copy(), full.astype(np.int64)
+        self._keys, self.touched = keys.copy(), full.astype(np.int32)
 
 
 def to_integers(words: np.ndarray) -> np.ndarray:

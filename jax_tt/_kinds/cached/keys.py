@@ -12,6 +12,7 @@ from jax_tt._ids.batch import HIGHEST_BIT, Batch, padding_mark, present, unsigne
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._jax.vma import all_shards, varying_axes
 from jax_tt._native import cache_backend
+from jax_tt._sets.batch_clock import next_batch
 from jax_tt._sets.cache_directory import CacheDirectory, add_to_statistics
 from jax_tt._sets.scores import Scoring, caught_up, counted, stamp
 from jax_tt._table.table import Table
@@ -71,7 +72,7 @@ def count_batch(
     if axes:
         keys, slots = all_shards(keys, axes), all_shards(slots, axes)
     directory = caught_up(directory, scoring)
-    directory = directory._replace(clock=directory.clock + 1)
+    directory = directory._replace(clock=next_batch(directory.clock))
     now = stamp(directory, scoring)
     directory, counts = cache_backend.observe(directory, keys, slots, now, scoring.policy, method)
     return add_to_statistics(

@@ -12,8 +12,10 @@ from jax_tt._kinds.cached.names import ROWS, directory_of, named_directory
 from jax_tt._kinds.cached.table import RowCachedTable, cached_part
 from jax_tt._kinds.cached.write_back import write_back
 from jax_tt._lookup.rule import settle
-from jax_tt._native import cache_backend
-from jax_tt._sets.cache_directory import add_to_statistics, init_directory
+from jax_tt._native import cache_backend, hash_backend
+from jax_tt._native.hash import Clock
+from jax_tt._sets.batch_clock import SOON, WHOLE, counted_on
+from jax_tt._sets.cache_directory import CacheDirectory, add_to_statistics, init_directory
 from jax_tt._sets.scores import aged
 from jax_tt._table.change import maintain
 from jax_tt._table.check import check_state
@@ -58,7 +60,7 @@ def populated(cached: RowCachedTable, state: State, method: str) -> dict[str, An
     with jax.named_scope(scope_of([cached])):
         directory, evicted, counts = cache_backend.populate(before, method)
     directory = add_to_statistics(
-        aged(directory, cached.cache.scoring),
+        with_clock_counted_on(aged(directory, cached.cache.scoring), method),
         refreshes=1,
         inserted=counts[0],
         evicted=counts[1],
@@ -74,6 +76,17 @@ def populated(cached: RowCachedTable, state: State, method: str) -> dict[str, An
     came = directory.tags != before.tags
     new = _read(cached, state, jnp.where(came, directory.tags, -1), method)
     return {**_with_rows(cached, state, came.reshape(-1), new), **named_directory(directory)}
+
+
+def with_clock_counted_on(directory: CacheDirectory, method: str) -> CacheDirectory:
+    """A directory that was just populated, counted on from an earlier batch before its numbers come to their end."""
+    clock, numbers = directory.clock, [directory.touched, directory.ghost_touched]
+    asked = Clock(clock, numbers, (WHOLE, WHOLE), SOON)
+    ((touched, ghost_touched),) = hash_backend.set_back_many([asked], [method])
+    clock = counted_on(clock, SOON)
+    return directory._replace(
+        touched=touched, ghost_touched=ghost_touched, clock=clock, refreshed=jnp.copy(clock)
+    )
 
 
 @maintain.register(RowCachedTable)

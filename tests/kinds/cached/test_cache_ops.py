@@ -13,10 +13,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.words import bucket_of
+from jax_tt._kinds.cached.keys import count_batch
+from jax_tt._kinds.cached.maintain import with_clock_counted_on
 from jax_tt._native import cache_backend
 from jax_tt._sets import cache_reference
+from jax_tt._sets.batch_clock import KEPT, LAST, SOON, next_batch
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
-from jax_tt._sets.scores import stamp
+from jax_tt._sets.scores import Scoring, aged, stamp
 from tests.conftest import WAYS, method_fixture, native_available
 from tests.helpers import assert_same_bits, on_gpu
 from tests.kinds.cached import cache_model
@@ -372,6 +375,32 @@ BAD = (
     {"touched": (4, 4)},
     {"tags": (0, 3), "scores": (0, 3), "touched": (0, 3)},
 )
+
+
+def test_a_cache_goes_on_where_numbers_of_batches_end(method):
+    """As one does that is young, and one that is not populated for long stops counting before they wrap."""
+    scoring, draw = Scoring("lru"), np.random.default_rng(0)
+
+    @jax.jit
+    def step(directory, ids):
+        slots = cache_backend.probe(directory.tags, ids, method)
+        directory = count_batch(directory, ids, slots, scoring, method)
+        after, left, _ = cache_backend.populate(directory, method)
+        return with_clock_counted_on(aged(after, scoring), method), left
+
+    young = SIZES["odd"].empty("int32")
+    old = young._replace(clock=jnp.int32(SOON - 5), refreshed=jnp.int32(SOON - 5))
+    for _ in range(12):
+        ids = draw.integers(0, 40, 20).astype(np.int32)
+        (young, left), (old, gone) = step(young, ids), step(old, ids)
+        np.testing.assert_array_equal(left, gone)
+    assert int(old.clock) == int(old.refreshed) == KEPT + 7 and (left >= 0).any()
+    back = {"clock": old.clock, "refreshed": old.refreshed}
+    for name in ("touched", "ghost_touched"):
+        numbers = getattr(young, name)
+        back[name] = jnp.where(numbers > 0, numbers + old.clock - young.clock, 0)
+    assert_same_bits(old, young._replace(**back))
+    assert int(next_batch(jnp.int32(LAST))) == LAST
 
 
 def test_sizes_that_disagree_are_refused(method):

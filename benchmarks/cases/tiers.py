@@ -40,7 +40,8 @@ class Size(NamedTuple):
 
 def _measure(report: Report, size: Size, batches: int, shape: tuple[int, int]) -> None:
     mib = f"{size.device * 260 / 2**20:,.0f} MiB"
-    table = jax_tt.dense_table(size.device, 64, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.05))
+    rule = jax_tt.optimizers.RowWiseAdagrad(0.05)
+    table = jax_tt.dense_table(size.device, 64, optimizer=rule, takes_slots=True)
     collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})
     step = _step(collection)
     state = collection.init(jax.random.key(0))
@@ -70,9 +71,9 @@ def _measure(report: Report, size: Size, batches: int, shape: tuple[int, int]) -
     counts = after._replace(**{k: v - getattr(before, k) for k, v in after._asdict().items()})
     alone = []
     for k in range(batches // 4):
-        ids = {"item": np.random.default_rng(k).integers(0, size.device, stream[0].shape)}
+        slots = np.random.default_rng(k).integers(0, size.device, stream[0].shape, np.int32)
         begin = time.perf_counter()
-        state = step(state, ids)
+        state = step(state, {"item": jax_tt.pipeline.Slots(slots)})
         jax.block_until_ready(state)
         alone.append(time.perf_counter() - begin)
     work = f"{stream[0].size:,} ids, {mib} on the device"

@@ -103,7 +103,7 @@ def in_processes(options: Any, stream: DriftingClicks) -> Iterator[np.ndarray]:
 
 def in_tiers(options: Any, stream: DriftingClicks) -> Iterator[np.ndarray]:
     """A quarter of the rows on the device, the others in host memory and on disk."""
-    table = jax_tt.dense_table(options.rows // 4, 16, optimizer=RULE)
+    table = jax_tt.dense_table(options.rows // 4, 16, optimizer=RULE, takes_slots=True)
     model, opt = made(table)
     tier = jax_tt.Tier(host_rows=options.rows // 4, ways=16, **FIRST)
     tiers = dict.fromkeys(NAMES, tier)

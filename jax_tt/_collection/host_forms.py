@@ -45,6 +45,8 @@ def read(table: Table, value: Any, pooled: bool) -> Given:
 
     If ``pooled``, nested lists are bags, and an array ``[B]`` is one bag per id.
     """
+    advice = "give the batch to Tiers.prefetch as it is, and place staged.batch by jax.device_put"
+    table.ids.refuse_slots("ids", advice)
     return _labelled(table.ids.label, _read, table.ids, value, pooled)
 
 

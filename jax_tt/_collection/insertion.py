@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.feature import values_of
 from jax_tt._collection.states import check_states, listed
+from jax_tt._ids.slots import Slots
 from jax_tt._kinds.hashed.change import grow_if_full
 from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._ops.insert import insert_anywhere, insert_keys, located
@@ -105,7 +106,7 @@ def _by_feature(features: Sequence[str], asked: ToInsert, done: Inserted) -> Ins
     parts: Sequence[Any] = [None] * len(features)
     if done.found is not None:
         ends = itertools.accumulate(part.here.size for part in asked.parts)
-        parts = jnp.split(done.found, list(ends)[:-1])
+        parts = [Slots(part) for part in jnp.split(done.found.numbers, list(ends)[:-1])]
     return done._replace(found=dict(zip(features, parts, strict=True)))
 
 

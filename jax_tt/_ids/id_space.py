@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tt._base.arguments import type_of
 from jax_tt._ids.batch import Batch, present
+from jax_tt._ids.slots import Slots
 from jax_tt._jax.vma import axes_to_count, summed_like
 
 
@@ -24,6 +26,7 @@ class IdSpace:
         num_embeddings: number of rows, N; ids are ``0`` to ``N - 1``.
         radices: radices of the digits of a row, the last digit fastest. Tables of several digits take `SplitIds`.
         takes_keys: whether ids are keys of 64 bits, of which any may have a row.
+        takes_slots: whether the table takes `Slots` in place of ids, and nothing else.
         name: of the table, for error messages.
         integers_only: what the error for `SplitIds` says of a table that maps integers; empty for others.
 
@@ -36,6 +39,7 @@ class IdSpace:
     num_embeddings: int
     radices: tuple[int, ...]
     takes_keys: bool = False
+    takes_slots: bool = False
     name: str | None = dataclasses.field(default=None, compare=False)
     integers_only: str = dataclasses.field(default="", compare=False)
 
@@ -43,6 +47,31 @@ class IdSpace:
     def label(self) -> str:
         """Prefix of error messages about the table."""
         return "" if self.name is None else f"{self.name}: "
+
+    def without_slots(self, name: str, ids: Any) -> Any:
+        """The ids, or the numbers of `Slots`; raises for those where the table takes the others."""
+        if not self.takes_slots:
+            if isinstance(ids, Slots):
+                raise TypeError(
+                    f"{name}: got Slots, places of rows of a table with tiers or of a hash table; expected ids. Tables "
+                    "with tiers are described with takes_slots=True, e.g. dense_table(1000, 16, takes_slots=True)."
+                )
+            return ids
+        if not isinstance(ids, Slots):
+            raise TypeError(
+                f"{name}: got {type_of(ids)} for a table with tiers, whose rows belong to other ids from batch to "
+                "batch; expected the slots in the batches of Tiers.prefetch, e.g. staged.batch. Tiers.read returns the "
+                "rows of any ids."
+            )
+        return ids.numbers
+
+    def refuse_slots(self, name: str, advice: str) -> None:
+        """Raises for a table whose rows are not those of the ids with their numbers."""
+        if self.takes_slots:
+            raise TypeError(
+                f"{self.label}{name}: got a table with tiers, whose rows on the device belong to ids that Tiers knows; "
+                f"{advice}."
+            )
 
     def check_split(self, name: str, digits: int) -> None:
         """Raises unless `SplitIds` with ``digits`` digits are ids of the table; splitting has checked keys."""

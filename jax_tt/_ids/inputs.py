@@ -18,6 +18,7 @@ from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import reshape_rows
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.keys import LocatedKeys, key_digits
+from jax_tt._ids.slots import Slots
 from jax_tt._ids.split_ids import SplitIds, split_on_host
 
 
@@ -119,6 +120,8 @@ def _table_ids(
 ) -> tuple[Any, Any]:
     """The ids in a type that JAX keeps, and `Batch.cut`."""
     name, first = space.label + name, None
+    if space.takes_slots or isinstance(ids, Slots):
+        ids = space.without_slots(name, ids)
     if space.takes_keys:
         return key_digits(name, ids, padded), None
     ids = signed_padding(ids) if padded else ids

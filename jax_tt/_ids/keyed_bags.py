@@ -12,6 +12,7 @@ import jax
 from jax_tt._ids import bag_parts, keyed_checks
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.offsets import if_well_formed, refuse_malformed
+from jax_tt._ids.slots import Slots
 from jax_tt._ids.split_ids import same_arrays
 
 
@@ -31,6 +32,7 @@ class KeyedBags:
         batch_sizes: static; the number of bags of every feature, or None if all have the same number, which the shape
             of ``offsets`` then tells. A program that is exported for any number of bags takes None.
         unweighted: static; features that have no weights although others have. Their entries in ``weights`` are 1.
+        slots: static; features whose ids are `pipeline.Slots`, as in the batches of `Tiers.prefetch`.
 
     >>> import jax_tt
     >>> batch = jax_tt.KeyedBags.from_lengths(["clicked", "carted"], [3, 1, 2], lengths=[2, 0, 0, 1])
@@ -46,6 +48,7 @@ class KeyedBags:
     keys: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
     batch_sizes: tuple[int, ...] | None = dataclasses.field(metadata={"static": True}, default=None)
     unweighted: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
+    slots: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
 
     __eq__ = same_arrays
 
@@ -190,4 +193,5 @@ class KeyedBags:
         (ids, weights), offsets = bag_parts.part_of_flat(
             tree, self.offsets, ends[first], ends[last]
         )
-        return Bags(ids, offsets, weights)
+        in_slots = any(key in self.slots for key in self.keys[first:last])
+        return Bags(Slots(ids) if in_slots else ids, offsets, weights)

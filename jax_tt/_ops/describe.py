@@ -51,6 +51,7 @@ def dense_table(
     skip_nonfinite: bool = False,
     stochastic_rounding: bool = True,
     max_gradient: float | None = None,
+    takes_slots: bool = False,
     name: str | None = None,
 ) -> Table:
     """The description of a dense table, e.g. for a `Collection`, from the arguments of `EmbedBag`.
@@ -58,6 +59,8 @@ def dense_table(
     Args:
         num_embeddings, features, param_dtype, embedding_init, optimizer, skip_nonfinite, stochastic_rounding,
             max_gradient, name: as in `EmbedBag`.
+        takes_slots: whether the table holds the rows on the device of one with `Tiers`. It then takes the slots in the
+            batches of `Tiers.prefetch`, and refuses ids, which would be rows of others.
 
     Returns:
         `DenseTable`.
@@ -69,7 +72,13 @@ def dense_table(
     """
     update = update_of(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
     return DenseTable(
-        num_embeddings, features, param_dtype, update, name, embedding_init=embedding_init
+        num_embeddings,
+        features,
+        param_dtype,
+        update,
+        name,
+        embedding_init=embedding_init,
+        takes_slots=takes_slots,
     )
 
 
@@ -177,7 +186,9 @@ def hash_table(
     update = update_of(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
     # Rows are initialised when they are given to a key.
     zeros = jax.nn.initializers.zeros
-    dense = DenseTable(capacity, features, param_dtype, update, name, embedding_init=zeros)
+    # Whoever looks up the rows themselves has to say that a number is a slot.
+    own = {"embedding_init": zeros, "takes_slots": True}
+    dense = DenseTable(capacity, features, param_dtype, update, name, **own)
     return HashTable(
         dense,
         policy,

@@ -106,6 +106,7 @@ def _by_row(table: Any, state: State) -> tuple[Table, State]:
             "DenseTable or a HashTable. The states of other kinds have the same shapes at all times, and can be saved "
             "whole."
         )
+    plain.ids.refuse_slots("table", "Tiers.dump and Tiers.load_dump take all of its rows")
     held = [state[name] for name in table.spec.row_names]
     if not all(array.is_fully_addressable or array.is_fully_replicated for array in held):
         raise ValueError(

@@ -15,6 +15,7 @@ from jax_tt._base.arguments import type_of
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.explicit import reshape_like
 from jax_tt._ids.keys import LocatedKeys, key_digits
+from jax_tt._ids.slots import Slots
 from jax_tt._jax.vma import all_shards, axes_to_count, own_shard
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._kinds.hashed.unsharded import clock_of_whole
@@ -112,7 +113,8 @@ def _insert_on_every_device(
     for k, (done, state) in enumerate(results):
         if axes[k]:
             size = sum(part.here.size for part in asked[k].parts)
-            results[k] = done._replace(found=own_shard(done.found, size, axes[k])), state
+            found = Slots(own_shard(done.found.numbers, size, axes[k]))
+            results[k] = done._replace(found=found), state
     return results
 
 
@@ -175,10 +177,10 @@ def _with(name: str, ids: Any, padded: bool, slots: Any, current: bool) -> Locat
     digits = jnp.asarray(key_digits(name, ids, padded).digits)
     shape = digits.shape[:-1]
     if slots is None:
-        slots, current = jnp.zeros(math.prod(shape), jnp.int32), False
+        slots, current = Slots(jnp.zeros(math.prod(shape), jnp.int32)), False
     if getattr(slots, "shape", None) != (math.prod(shape),):
         raise ValueError(
             f"{name}: got ids of shape {shape} for the insertion of another batch; expected the ids that were inserted."
         )
-    slots = reshape_like(slots, digits[..., :1])
-    return LocatedKeys(jnp.concatenate([digits[..., 1:3], slots], axis=-1), current)
+    numbers = reshape_like(slots.numbers, digits[..., :1])
+    return LocatedKeys(jnp.concatenate([digits[..., 1:3], numbers], axis=-1), current)

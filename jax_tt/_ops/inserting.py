@@ -16,6 +16,7 @@ from jax_tt._ids.batch import present
 from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._ids.keys import keys_of, score_words
 from jax_tt._ids.offsets import Treatment, entered_batches
+from jax_tt._ids.slots import Slots
 from jax_tt._kinds.hashed.table import HashTable, initial_of_tables, unsharded_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._native.hash import Clock, Entry, Exchange, Reset, Search
@@ -74,14 +75,14 @@ class Inserted(NamedTuple):
     """What an insertion did; ``n`` is the number of ids of the batch.
 
     Attributes:
-        slots: int32 ``[n]``, the slots of new keys in ascending order, then the capacity; None where the table is
-            sharded.
+        slots: `pipeline.Slots` ``[n]``, those of new keys in ascending order, then the capacity; None where the table
+            is sharded.
         keys: uint32 ``[n, 2]``, the new keys, high and low word; None as well.
         counts: int32 scalars by name: ``"requests"`` and ``"hits"`` are ids, ``"unique"``, ``"unique_hits"``,
             ``"inserted"``, ``"evicted"`` and ``"refused"`` distinct keys. Refused ones found no room; the others that
             were neither there nor inserted were not admitted.
-        found: int32 ``[n]``, the slot of every id of the batch, -1 for those without one; None for sharded tables; of a
-            collection by feature. See `with_slots`.
+        found: `pipeline.Slots` ``[n]``, one of every id of the batch, -1 for those without one; None for sharded
+            tables; of a collection by feature. See `with_slots`.
         evicted: `Evicted` ``[n]``, beside the new keys in the same slots; of a sharded table in front of the empty
             entries, the keys of the first device first, on all devices. None unless asked for.
 
@@ -287,7 +288,7 @@ def _inserted(done: Insertion, counts: dict[str, Any], old: dict[str, Any] | Non
     evicted = None
     if old is not None:
         evicted = Evicted(done.old_keys, done.old_scores, done.old_touched, old)
-    return Inserted(done.slots, done.keys, counts, done.found, evicted)
+    return Inserted(Slots(done.slots), done.keys, counts, Slots(done.found), evicted)
 
 
 def _shape(ids: Any) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ def top_k(
     Raises:
         ValueError: a shape or a number does not fit, or ``exclude`` has ids out of range, which is noticed unless they
             are traced; traced ones have no effect.
-        TypeError: an argument is of another type.
+        TypeError: an argument is of another type, or the table takes slots: its rows are not all on the device.
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> table = jax_tt.tt_table(1000, 8, tt_ranks=4)
@@ -82,6 +82,9 @@ def top_k(
     """
     check_table(table, state)
     check_state(table, state)
+    table.ids.refuse_slots(
+        "table", "Tiers.dump writes all rows, with their ids, for a table that holds them"
+    )
     label = table.ids.label
     k = as_positive(f"{label}k", k)
     block = _BLOCK if block is None else as_positive(f"{label}block", block)

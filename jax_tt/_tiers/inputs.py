@@ -13,6 +13,7 @@ from jax_tt._base.arguments import type_of
 from jax_tt._collection.feature import Feature, values_of
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keyed_bags import KeyedBags
+from jax_tt._ids.slots import Slots
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._tiers.places import to_integers
 
@@ -68,7 +69,7 @@ def with_slots(batch: Any, placed: dict[str, tuple[np.ndarray, np.ndarray]]) -> 
             k = batch.keys.index(name)
             first, last = np.asarray(batch.offsets)[firsts[k : k + 2]]
             ids[first:last] = slots[: last - first]
-        return dataclasses.replace(batch, ids=ids)
+        return dataclasses.replace(batch, ids=ids, slots=tuple(placed))
     return {name: _replaced(value, placed.get(name)) for name, value in batch.items()}
 
 
@@ -77,7 +78,7 @@ def _replaced(value: Any, placed: tuple[np.ndarray, np.ndarray] | None) -> Any:
         return value
     slots, present = placed
     if not isinstance(value, Bags):
-        return slots.reshape(value.shape)
+        return Slots(slots.reshape(value.shape))
     if value.padded:
         slots = np.where(present, slots, np.int32(-1))
-    return dataclasses.replace(value, ids=slots.reshape(value.ids.shape))
+    return dataclasses.replace(value, ids=Slots(slots.reshape(value.ids.shape)))

@@ -32,6 +32,7 @@ from jax_tt._ops.changes import (
     summed,
 )
 from jax_tt._ops.dump_content import Content, Target
+from jax_tt._sets.batch_clock import LAST
 from jax_tt._sets.hash_directory import CLOCK, KEYS
 from jax_tt._sets.placing import ENTRY
 from jax_tt._table.change import grow
@@ -75,7 +76,7 @@ def from_bytes(data: bytes) -> tuple[dict[str, dict[str, np.ndarray]], bytes]:
 def rows_on_host(table: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """The state of a table beside tiers, by row; no device has all rows of a sharded one."""
     if not is_sharded(table) or table.ids.takes_keys:
-        return by_row(table, arrays)
+        return {name: _rows_of_all(array) for name, array in by_row(table, arrays).items()}
     rows = rows_to_shard(table.table)
     return {
         name: _rows_of_all(array)[: table.num_embeddings] if name in rows else array
@@ -85,8 +86,9 @@ def rows_on_host(table: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rows_of_all(array: Any) -> np.ndarray:
     """The array, of which a device gets no more than a block of rows at once."""
-    if array.is_fully_addressable:
-        return np.asarray(array)
+    of_others = isinstance(array, jax.Array) and not array.is_fully_addressable
+    if not of_others or array.is_fully_replicated or not array.ndim:
+        return on_host(array)
     rows, size = np.empty(array.shape, array.dtype), min(len(array), _BLOCK)
     for first in range(0, len(array), _BLOCK):
         first = min(first, len(array) - size)
@@ -299,7 +301,7 @@ def _entries(rows: TieredRows) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         return entries, {}
     clock, known, _ = rows.lives.loaded()
     # Batches beyond 32 bits are set back.
-    back = max(0, clock - 2**31 + 2)
+    back = max(0, clock - LAST)
     touched = np.maximum(known["touched"] - back, 1)
     entries["touched"] = touched
     entries["score"] = known["requests"] if rows.tier.policy == "lfu" else touched

@@ -16,6 +16,7 @@ from jax_tt._base import ffi
 from jax_tt._base.arguments import as_int, as_positive, one_of, type_of
 from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._sets.admission import Admission, as_admission
+from jax_tt._sets.hash_directory import MAX_WAYS
 from jax_tt._sets.initial import InitialRows, Normal, initial_rows
 from jax_tt._sets.placing import words_of_keys
 from jax_tt._table.checkpoint import unsharded
@@ -78,7 +79,7 @@ class Tier:
             A directory that was saved takes a larger number, and refuses a smaller one.
         policy: the rows that leave the device are the least recently (``"lru"``) or the least frequently used ones
             (``"lfu"``).
-        ways: rows in a set; a row can be in two sets.
+        ways: rows in a set, at most 64; a row can be in two sets.
         seed: of initial rows, an integer of 64 bits.
         initializer: of initial rows; default ``Normal(1 / sqrt(features))``.
         admission: which new ids get a row: None for all, `dynamic.AdmitAfter` (or its number of requests), or
@@ -102,7 +103,10 @@ class Tier:
     ages: bool = False
 
     def __post_init__(self) -> None:
-        as_positive("Tier.ways", self.ways)
+        if as_positive("Tier.ways", self.ways) > MAX_WAYS:
+            raise ValueError(
+                f"Tier.ways: got {self.ways}; expected at most {MAX_WAYS}, e.g. ways=8."
+            )
         if self.host_rows is not None:
             as_positive("Tier.host_rows", self.host_rows)
         wanted = self.num_embeddings
@@ -128,6 +132,11 @@ class Tier:
             raise TypeError(
                 f"tiers[{name!r}]: got {type_of(rows)} {'without' if table.update is None else 'with'} an "
                 "optimizer; expected a dense_table with one, whose state travels with the rows."
+            )
+        if not table.ids.takes_slots:
+            raise TypeError(
+                f"tiers[{name!r}]: got a table that takes ids, which would read and train the rows of others; expected "
+                "one that takes nothing but the slots in the batches of prefetch: dense_table(..., takes_slots=True)."
             )
         if is_sharded(table):
             _check_sharded(name, table)
@@ -159,9 +168,14 @@ class Tier:
             )
         return dataclasses.replace(self, host_rows=host_rows, num_embeddings=wanted or ids)
 
+    def initial_rows(self, features: int) -> InitialRows:
+        """The distribution of initial rows of so many columns."""
+        return self.initializer or Normal(features**-0.5)
+
     def about(self, layout: RecordLayout) -> dict[str, Any]:
         """The settings that must not change while rows are on disk."""
-        rows = self.initializer and [type(self.initializer).__name__, float(self.initializer.scale)]
+        values = self.initial_rows(layout.shapes[0][-1])
+        rows = [type(values).__name__, float(np.float32(values.scale))]
         about = {"record": layout.about(), "seed": int(self.seed), "initializer": rows}
         return about | ({"ages": True} if self.ages else {})
 
@@ -242,7 +256,7 @@ class TieredRows:
         assert tier.host_rows is not None
         self._host = HostStore(tier.host_rows, layout, disk, name)
         self.name, self._has_disk = name, disk is not None
-        self._initial = tier.initializer or Normal(table.features**-0.5)
+        self._initial = tier.initial_rows(table.features)
         self.features = table.features
         self._seed = words_of_keys(np.array([int(tier.seed) & 0xFFFFFFFFFFFFFFFF], np.uint64))[0]
         self.lives = Lives(as_admission(tier.admission), waiting, self._seed) if tier.ages else None
@@ -372,11 +386,11 @@ class TieredRows:
             here = np.intersect1d(keys, self._held())
         keys = np.unique(self.processes.joined(here))
         with self.together():
+            self._host.remove(keys)
             slots = np.flatnonzero(self._full)
             slots = slots[np.isin(self._keys[slots], keys)]
             self._full[slots] = self._changed[slots] = False
             self.places.empty(slots)
-            self._host.remove(keys)
             if self.lives is not None:
                 self.lives.remove(keys)
         return keys
@@ -448,7 +462,7 @@ class TieredRows:
             with self.together():  # another process may have other room
                 if np.count_nonzero(self.processes.owns(after)) > self._host.rows:
                     raise StoreError(full(self.name, self._host.rows))
-        with self._host.whole():
+        with self._host.whole(repeats=False):
             self.remove(leaving)
             yield
 

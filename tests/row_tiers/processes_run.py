@@ -32,12 +32,11 @@ TIERED = ("item", "word")
 def collection_of(mesh: Mesh) -> Any:
     """Tables of which a mesh of two axes has one alone."""
     adagrad, sgd = jax_tt.optimizers.Adagrad(0.5), jax_tt.optimizers.SGD(0.5)
-    tables = {"item": jax_tt.dense_table(48, D, optimizer=adagrad)}
+    tables = {"item": jax_tt.dense_table(48, D, optimizer=adagrad, takes_slots=True)}
     if len(mesh.axis_names) == 1:
+        narrow = {"param_dtype": jnp.bfloat16, "stochastic_rounding": False}
         tables |= {
-            "word": jax_tt.dense_table(
-                32, D, optimizer=sgd, param_dtype=jnp.bfloat16, stochastic_rounding=False
-            ),
+            "word": jax_tt.dense_table(32, D, optimizer=sgd, takes_slots=True, **narrow),
             "city": jax_tt.dense_table(21, D, optimizer=adagrad),
         }
     features = {name: jax_tt.Feature(name) for name in tables}
@@ -209,7 +208,8 @@ def fail_and_go_on(run: Run, folder: Path, process: int) -> None:
     run.results["error full"] = np.array(errors)
     run.note("after full memory", tiers, run.state)
     if run.processes > 1:
-        plain = jax_tt.dense_table(48, D, optimizer=jax_tt.optimizers.SGD(0.5))
+        rule = jax_tt.optimizers.SGD(0.5)
+        plain = jax_tt.dense_table(48, D, optimizer=rule, takes_slots=True)
         tables = {**collection_of(run.mesh).tables, "plain": plain}
         item = {"item": jax_tt.Tier(host_rows=8, seed=process)}
         run.error("seed", ValueError, lambda: jax_tt.Tiers(tiers.collection, item))

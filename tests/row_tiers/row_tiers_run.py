@@ -21,9 +21,9 @@ from jax_tt._sets.placing import words_of_keys
 POOL, DEVICE_ROWS, HOST_ROWS, SEED, EVERY = 400, 48, 96, 7, 25
 
 
-def collection_of(rows):
+def collection_of(rows, takes_slots=False):
     rule = jax_tt.optimizers.Adam(0.05)
-    table = jax_tt.dense_table(rows, 8, optimizer=rule)
+    table = jax_tt.dense_table(rows, 8, optimizer=rule, takes_slots=takes_slots)
     features = {"seen": jax_tt.Feature("item", combiner="mean"), "cart": jax_tt.Feature("item")}
     return jax_tt.Collection({"item": table}, features)
 
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("directory")
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
-    collection, ids = collection_of(DEVICE_ROWS), ids_of_stream()
+    collection, ids = collection_of(DEVICE_ROWS, takes_slots=True), ids_of_stream()
     step, first = step_of(collection), 0
     depth = random.randrange(4)
     tier = jax_tt.Tier(host_rows=HOST_ROWS, ways=8, seed=SEED)

@@ -21,7 +21,8 @@ def resident():
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.slow
 def test_ids_that_come_once(tmp_path):
-    table = jax_tt.dense_table(2 * BATCH, 16, optimizer=jax_tt.optimizers.Adagrad(0.1))
+    rule = jax_tt.optimizers.Adagrad(0.1)
+    table = jax_tt.dense_table(2 * BATCH, 16, optimizer=rule, takes_slots=True)
     collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})
     tier = jax_tt.Tier(host_rows=2 * BATCH, ages=True)
     draw, sizes = np.random.default_rng(0), []

@@ -15,7 +15,7 @@ RULE = jax_tt.optimizers.Adagrad(0.1)
 
 
 def collection_of(rows):
-    table = jax_tt.dense_table(rows, D, optimizer=RULE)
+    table = jax_tt.dense_table(rows, D, optimizer=RULE, takes_slots=rows < POOL)
     return jax_tt.Collection({"item": table}, {"seen": jax_tt.Feature("item")})
 
 
@@ -225,7 +225,7 @@ def test_errors(tmp_path):
     iteration.close()
     assert tiers.remove("item", [1, 1, -5]).tolist() == [1]
     tiers.close()
-    with pytest.raises(jax_tt.files.StoreError, match="holds records of"):
+    with pytest.raises(jax_tt.files.StoreError, match=r"about\.item\.ages: got true"):
         opened(tmp_path, ages=True)
     tiers, state = opened(None, ages=True)
     for staged in tiers.prefetch([{"seen": np.arange(4)[:, None]}]):

@@ -1,8 +1,8 @@
 """Rows beyond the device: training through tiers equals training one table."""
 
+import errno
 import functools
 import random
-import resource
 import subprocess
 import sys
 import time
@@ -16,17 +16,19 @@ from flax import nnx
 
 import jax_tt
 from jax_tt._base import ffi
+from jax_tt._sets.batch_clock import KEPT, LAST
 from jax_tt._sets.initial import Normal, initial_rows
 from jax_tt._sets.placing import words_of_keys
+from jax_tt._tiers import block_file, disk
 from jax_tt._tiers.places import DevicePlaces
 from tests.row_tiers import row_tiers_run
 
 RULE = jax_tt.optimizers.Adagrad(0.1)
 
 
-def collection_of(rows, rule=RULE, features=("seen", "cart")):
+def collection_of(rows, rule=RULE, takes_slots=True):
     tables = {
-        "item": jax_tt.dense_table(rows, 8, optimizer=rule),
+        "item": jax_tt.dense_table(rows, 8, optimizer=rule, takes_slots=takes_slots),
         "user": jax_tt.dense_table(10, 8, optimizer=rule),
     }
     specs = {"seen": jax_tt.Feature("item", combiner="mean"), "cart": jax_tt.Feature("item")}
@@ -58,10 +60,10 @@ def stream(count, seed, pool=200):
     [(32, 512, 0, False), (32, 64, 3, True)],
 )
 def test_equals_one_table(tmp_path, rows, host, depth, disk):
-    small, large = collection_of(rows), collection_of(200)
+    small, large = collection_of(rows), collection_of(200, takes_slots=False)
     tier = jax_tt.Tier(host_rows=host, ways=8, seed=7)
     path = tmp_path / "rows" if disk else None
-    steps = step_on(rows), step_on(200)
+    steps = step_on(rows), row_tiers_run.step_of(large)
     state = small.init(jax.random.key(0))
     batches = list(stream(60, 1))
     (ids, *_) = batches[0]
@@ -194,6 +196,20 @@ def test_half_of_the_rows_fit_at_once():
     assert plan.counts["refused"] > 0
 
 
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_places_go_on_where_numbers_of_batches_end(policy):
+    """As those do whose numbers are small, also of keys that were requested before and after."""
+    draw, nothing = np.random.default_rng(0), np.zeros(0, np.uint64)
+    young, old = (DevicePlaces(24, 4, policy, "table") for _ in range(2))
+    old._clock = LAST - 9
+    for _ in range(30):
+        keys = draw.integers(0, 40, 12).astype(np.uint64)
+        placed = [places.place(keys, keys > 3, nothing) for places in (young, old)]
+        jax.tree.map(np.testing.assert_array_equal, *placed)
+    assert old._clock == KEPT + 21
+    assert placed[0][1].counts["evicted"] > 0 and len(old._overflow) > 0
+
+
 def test_narrow_rows_and_layouts():
     dtype = jnp.bfloat16
     rule = jax_tt.optimizers.Adam(0.05, moment_dtype="bfloat16")
@@ -201,7 +217,7 @@ def test_narrow_rows_and_layouts():
     ids = np.arange(40, dtype=np.int64)[::-1] - 20
     found = []
     for rows in (16, 48):
-        table = jax_tt.tables.DenseTable(rows, 6, dtype, update)
+        table = jax_tt.tables.DenseTable(rows, 6, dtype, update, takes_slots=True)
         collection = jax_tt.Collection({"item": table}, {"seen": jax_tt.Feature("item")})
         step, state = row_tiers_run.step_of(collection), collection.init(jax.random.key(0))
         tiers = jax_tt.Tiers(collection, {"item": jax_tt.Tier(host_rows=64, ways=8)}, depth=1)
@@ -259,7 +275,7 @@ def test_rows_are_right_after_a_batch_that_failed(depth):
     for first in (0, 4):
         for staged in tiers.prefetch([batch_of(ids[first : first + 4])]):
             state = tiers.load(state, staged)
-        rows = np.asarray(state["item"]["embedding"])[staged.batch["seen"][:, 0]]
+        rows = np.asarray(state["item"]["embedding"])[staged.batch["seen"].numbers[:, 0]]
         assert (rows == expected[first : first + 4]).all()
 
 
@@ -353,6 +369,7 @@ def test_errors_of_options():
         ({"host_rows": 0}, "host_rows: got 0"),
         ({"host_rows": 64, "policy": "fifo"}, "policy: got 'fifo'; expected one of 'lru', 'lfu'"),
         ({"host_rows": 64, "initializer": 3}, "initializer: got 3"),
+        ({"host_rows": 64, "ways": 65}, "ways: got 65; expected at most 64"),
         ({"host_rows": 64, "seed": 2**64}, "seed: got 18446744073709551616; expected an integer"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
@@ -413,12 +430,14 @@ def test_errors_of_disks(tmp_path):
     tiers.close()
     with pytest.raises(jax_tt.files.StoreError, match="the store is closed"):
         tiers.save(state)
-    with pytest.raises(jax_tt.files.StoreError, match="holds records of"):
+    message = r"about\.item\.seed: got 1, and 0 was written"
+    with pytest.raises(jax_tt.files.StoreError, match=message):
         small_tiers(tmp_path / "rows", seed=1)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(jax_tt.files.StoreError, match="expected a directory that can be created"):
         small_tiers(tmp_path / "file")
-    tiers, state = small_tiers(tmp_path / "rows")
+    same = jax_tt.dynamic.Normal(1 / 8**0.5)  # the default
+    tiers, state = small_tiers(tmp_path / "rows", initializer=same)
     other, state = tiers.restore(state)
     assert other == b"first"
     assert max(float(own.get("step", 0)) for own in state.values()) == 1
@@ -426,23 +445,40 @@ def test_errors_of_disks(tmp_path):
     tiers.close()
 
 
-def test_full_disk_keeps_what_was_saved(tmp_path):
-    tiers, state = small_tiers(tmp_path)
-    state = trained(tiers, state, [batch_of(np.arange(8))])
+def test_tiers_go_on_after_a_full_disk(tmp_path, monkeypatch):
+    """Training, reading and saving, and nothing is lost of what was on its way to the disk."""
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 10)
+    tiers, state = small_tiers(tmp_path, host_rows=8, depth=1)
+    others, whole = small_tiers(host_rows=512)
+    draw, ids, step, done = np.random.default_rng(0), np.arange(100), step_on(16), 0
+    batches = [batch_of(draw.permutation(100)[:8]) for _ in range(40)]
     tiers.save(state, b"first")
-    state = trained(tiers, state, [batch_of(np.arange(8) + 8 * k) for k in range(40)])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = (tmp_path / "blocks").stat().st_size
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        with pytest.raises(jax_tt.files.StoreError, match="The last committed state is intact"):
-            tiers.save(state, b"second" * 10**6)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    message = "No space left on device. The last committed state is intact"
+    for _ in range(3):
+        before = done
+        with monkeypatch.context() as patch:
+            patch.setattr(block_file.os, "pwrite", full)
+            with pytest.raises(jax_tt.files.StoreError, match=message):
+                for staged in tiers.prefetch(batches[done:]):
+                    state, _ = step(tiers.load(state, staged), staged.batch)
+                    done += 1
+            for call in (tiers.save, lambda _: tiers.remove("item", ids)):
+                with pytest.raises(jax_tt.files.StoreError, match=message):
+                    call(state)
+        assert before < done < len(batches)
+        whole = trained(others, whole, batches[before:done])
+        assert (tiers.read(state, "item", ids) == others.read(whole, "item", ids)).all()
+    tiers.save(state, b"second")
     tiers.close()
-    tiers, state = small_tiers(tmp_path)
-    other, _ = tiers.restore(state)
-    assert other == b"first"
+    tiers, state = small_tiers(tmp_path, host_rows=8)
+    other, state = tiers.restore(state)
+    assert other == b"second"
+    state, whole = (trained(*pair, batches[done:]) for pair in ((tiers, state), (others, whole)))
+    assert (tiers.read(state, "item", ids) == others.read(whole, "item", ids)).all()
     tiers.close()
 
 
@@ -452,7 +488,7 @@ def test_tables_that_have_grown_are_restored_with_their_capacities(tmp_path):
     def collection_with(rows, most=512):
         options = {"max_capacity": most, "policy": "none"}
         tables = {
-            "item": jax_tt.dense_table(32, 8, optimizer=RULE),
+            "item": jax_tt.dense_table(32, 8, optimizer=RULE, takes_slots=True),
             "word": jax_tt.hash_table(rows, 8, **options),
         }
         features = {name: jax_tt.Feature(name) for name in tables}
@@ -477,7 +513,8 @@ def test_tables_that_have_grown_are_restored_with_their_capacities(tmp_path):
         assert tiers.restore(opt=opt) == b"saved"
         assert other.tables["word"].num_embeddings == 512
         jax.tree.map(np.testing.assert_array_equal, expected, jax.device_get(other.arrays()))
-        grads = jax_tt.grad(lambda embed: embed(batch)["word"].sum())(other)
+        placed = {**batch, "item": jax_tt.pipeline.Slots(batch["item"])}
+        grads = jax_tt.grad(lambda embed: embed(placed)["word"].sum())(other)
         opt.update(other, grads)
         assert int(other.insert(batch)["word"].counts["hits"]) == 8
         with pytest.raises(ValueError, match="got the id 50; expected 0 to 49"):

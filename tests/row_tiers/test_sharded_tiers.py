@@ -23,7 +23,7 @@ RULE = jax_tt.optimizers.Adagrad(0.5)
 
 def collection_of(rows, mesh=None, placement=None):
     tables = {
-        "item": jax_tt.dense_table(rows, D, optimizer=RULE),
+        "item": jax_tt.dense_table(rows, D, optimizer=RULE, takes_slots=rows < POOL),
         "city": jax_tt.dense_table(24, D, optimizer=RULE),
     }
     if mesh is not None:

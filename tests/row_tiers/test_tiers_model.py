@@ -12,7 +12,7 @@ POOL, SEED = 120, 3
 
 
 def collection_of(rows):
-    table = jax_tt.dense_table(rows, 8, optimizer=RULE)
+    table = jax_tt.dense_table(rows, 8, optimizer=RULE, takes_slots=rows < POOL)
     return jax_tt.Collection({"item": table}, {"seen": jax_tt.Feature("item")})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from jax_tt._base.storage import (
     refuse_tables,
     table_label,
 )
+from jax_tt._ids.id_space import IdSpace
 from jax_tt._native.rows import RowTable
 from jax_tt._table.copies import without_values
 from jax_tt._table.initial_rows import check_initializer, default_embedding_init
@@ -45,6 +47,7 @@ class DenseTable(RowTable):
         update: `Update` of a fused table, or None.
         name: for error messages.
         embedding_init: initialiser ``(key, shape, dtype) -> table``.
+        takes_slots: whether it is a table with tiers, which takes `pipeline.Slots` in place of ids, and nothing else.
 
     >>> import jax, jax_tt
     >>> jax_tt.tables.DenseTable(1000, 16).init(jax.random.key(0))["embedding"].shape
@@ -52,10 +55,17 @@ class DenseTable(RowTable):
     """
 
     embedding_init: Callable[..., Any] = default_embedding_init
+    takes_slots: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_initializer(self.ids.label, "embedding_init", self.embedding_init)
+        object.__setattr__(self, "takes_slots", bool(self.takes_slots))
+
+    @functools.cached_property
+    def ids(self) -> IdSpace:
+        rows = self.num_embeddings
+        return IdSpace(rows, (rows,), takes_slots=bool(self.takes_slots), name=self.name)
 
     @classmethod
     def of(

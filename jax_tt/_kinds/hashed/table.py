@@ -186,7 +186,7 @@ class HashTable(Wrapper):
 
     @functools.cached_property
     def ids(self) -> IdSpace:
-        return dataclasses.replace(self.table.ids, takes_keys=True)
+        return dataclasses.replace(self.table.ids, takes_keys=True, takes_slots=False)
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         rest = {name: jnp.zeros(*like) for name, like in self.hash_shapes.items()}

@@ -22,13 +22,15 @@ class LayerTiers:
     """`Tiers` of the tables of an `EmbedCollection`, whose variables it loads rows into.
 
     Args:
-        embed: the layer, whose tables hold the rows that are on the device.
+        embed: the layer, whose tables hold the rows that are on the device and are described with
+            ``takes_slots=True``: it takes the slots in the batches of `prefetch`, and refuses ids.
         tiers, path, depth: as in `Tiers`.
 
     Example:
         >>> import jax, jax_tt, numpy as np, optax
         >>> from flax import nnx
-        >>> table = jax_tt.dense_table(64, 8, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1))
+        >>> rule = jax_tt.optimizers.RowWiseAdagrad(0.1)
+        >>> table = jax_tt.dense_table(64, 8, optimizer=rule, takes_slots=True)
         >>> embed = jax_tt.EmbedCollection({"item": table}, {"item": jax_tt.Feature("item")}, rngs=nnx.Rngs(0))
         >>> optimizer = jax_tt.FusedOptimizer(embed, optax.sgd(0.1))
         >>> @nnx.jit

@@ -250,7 +250,7 @@ class HashRun:
         entries, counts = model.insert(listed, given.tolist(), epoch or 0)
         assert {name: int(count) for name, count in done.counts.items()} == counts
         if done.slots is not None:
-            assert done.slots[: len(entries)].tolist() == sorted(entries)
+            assert done.slots.numbers[: len(entries)].tolist() == sorted(entries)
         self._check_evicted(done.evicted, [old for _, old in entries.values() if old[2]])
         first = dict(zip(listed, self.first[numbers], strict=True))
         model.rows |= {key: first[key] for key, _ in entries.values()}

@@ -57,7 +57,7 @@ class TiersRun:
 
     def _open(self, directory: Path) -> None:
         rows, host, depth = self.draw.choice([256, 512]), self.draw.choice([64, 256, 1024]), 3
-        table = jax_tt.dense_table(int(rows), D, optimizer=RULE)
+        table = jax_tt.dense_table(int(rows), D, optimizer=RULE, takes_slots=True)
         self.collection = jax_tt.Collection({"item": table}, {"seen": jax_tt.Feature("item")})
         tier = jax_tt.Tier(
             host_rows=int(host), ways=8, seed=SEED, policy=str(self.draw.choice(["lru", "lfu"]))
@@ -83,7 +83,7 @@ class TiersRun:
             self.state = self.tiers.load(self.state, staged)
             gradients = self.draw.integers(-4, 5, (numbers.size, D)).astype(np.float32)
             self.state, rows = _tiers_step(
-                self.collection, self.state, jnp.asarray(staged.batch["seen"]), gradients
+                self.collection, self.state, staged.batch["seen"], gradients
             )
             keys = self.pool[numbers].tolist()
             for key, own in zip(keys, self.first[numbers], strict=True):

@@ -113,7 +113,8 @@ def test_slots_of_single_tables():
     located = jax_tt.dynamic.with_slots(bags, inserted)
     assert located.ids.digits.shape == (2, 3, 3) and located.padded
     assert located.ids.digits[0, 1].tolist() == [-1, -1, -1]
-    found = inserted.found.at[-1].set(-1)  # of the key that was removed
+    numbers = inserted.found.numbers.at[-1].set(-1)  # of the key that was removed
+    found = jax_tt.pipeline.Slots(numbers)
     located = jax_tt.dynamic.with_slots(bags, inserted._replace(found=found))
     pooled = jax.jit(
         lambda bags, lookup: jax_tt.lookup_bags(table, state, bags, lookup)[0], static_argnums=1
@@ -145,7 +146,7 @@ def test_slots_of_an_earlier_table(change, method):
     first = INIT(table, jax.random.key(0))
     inserted, state = INSERT(table, first, WORDS(keys), method=method)
     located = jax_tt.dynamic.with_slots(keys, inserted)
-    before = np.asarray(inserted.found)
+    before = np.asarray(inserted.found.numbers)
     if change == "insertion":
         _, state = INSERT(table, state, WORDS(draw.integers(0, 2**63, 60)), method=method)
     elif change == "growth":

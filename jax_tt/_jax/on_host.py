@@ -21,12 +21,13 @@ def on_host(array: Any) -> np.ndarray:
 def like_on_device(array: jax.Array, value: Any) -> jax.Array:
     """A value that all processes have, with the type and the sharding of an array."""
     value = np.asarray(value, array.dtype)
-    if not array.committed:
-        return jnp.array(value)
+    return on_all(value, array.sharding) if array.committed else jnp.array(value)
+
+
+def on_all(value: np.ndarray, sharding: Any) -> jax.Array:
+    """A value that all processes have, on the devices of a sharding."""
     # A copy for every device: on the CPU, an array may share its memory with numpy.
-    return jax.make_array_from_callback(
-        value.shape, array.sharding, lambda index: np.array(value[index])
-    )
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: np.array(value[index]))
 
 
 def processes_of_rows(array: jax.Array, rows: np.ndarray) -> np.ndarray:

@@ -61,8 +61,18 @@ class DeviceRows:
             rows: as `numbers` returns them, of `placed`.
         """
         if self._sharded is None:
+            self._require_whole(arrays)
             return _exchanged(dict(arrays), dict(entries), rows)
         return _exchanged_at_owners(self._sharded, dict(arrays), dict(entries), rows)
+
+    def _require_whole(self, arrays: Mapping[str, Any]) -> None:
+        """Raises for arrays that a user has sharded, which an exchange would copy to every device."""
+        sharding = next(iter(arrays.values())).sharding
+        if len(sharding.device_set) > 1 and not sharding.is_fully_replicated:
+            raise ValueError(
+                f"state: got rows of a table with tiers in {sharding}; expected them on one device, or the table of "
+                "jax_tt.shard_tables, whose rows are exchanged at the device that has them."
+            )
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
         """What `exchange` and `read` take for rows int32 ``[n]``."""

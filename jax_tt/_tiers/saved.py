@@ -11,13 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.progress import Progress
 from jax_tt._collection.collection import Collection, States
 from jax_tt._formats.dump import Dump
 from jax_tt._ids.explicit import over_explicit_axes
-from jax_tt._jax.on_host import on_host
+from jax_tt._jax.on_host import on_all, on_host
 from jax_tt._kinds.hashed.change import growth_to
 from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._ops.changes import (
@@ -108,12 +109,12 @@ def rows_from_host(table: Any, saved: Mapping[str, np.ndarray]) -> dict[str, Any
     """The inverse of `rows_on_host` for a sharded table, of arrays on the host."""
     if table.ids.takes_keys:
         return of_rows(table, {name: jnp.asarray(value) for name, value in saved.items()})
-    like = pieces(table)
+    like, everywhere = pieces(table), NamedSharding(table.mesh, P())
     rows = rows_to_shard(table.table)
     return of_pieces(
         table,
         {
-            name: _in_pieces(value, like[name]) if name in rows else jnp.asarray(value)
+            name: _in_pieces(value, like[name]) if name in rows else on_all(value, everywhere)
             for name, value in saved.items()
         },
     )

@@ -238,7 +238,8 @@ class Tiers:
             staged: of `prefetch`, in that order.
 
         Raises:
-            ValueError: batches are loaded in another order.
+            ValueError: batches are loaded in another order; or rows of a table with tiers are sharded without
+                `shard_tables`.
         """
         if staged.number != self._loaded:
             raise ValueError(
@@ -290,7 +291,7 @@ class Tiers:
         `collection`: use this one from here on.
 
         Args:
-            state: an initial state of the collection.
+            state: an initial state of the collection, on the devices that the arrays are to be on.
 
         Raises:
             RuntimeError: batches have been prefetched before.

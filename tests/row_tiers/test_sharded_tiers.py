@@ -131,9 +131,30 @@ def test_rows_beside_tiers_are_saved_from_their_devices():
     jax.tree.map(np.testing.assert_array_equal, saved, table.by_row(state))
     restored = rows_from_host(table, jax.tree.map(np.asarray, saved))
     jax.tree.map(np.testing.assert_array_equal, table.by_row(restored), saved)
-    for name in ("embedding", "slot_sum_0"):
-        assert isinstance(saved[name], np.ndarray)
+    for name in ("embedding", "slot_sum_0", "step"):
+        assert name == "step" or isinstance(saved[name], np.ndarray)
         assert restored[name].sharding.is_equivalent_to(state[name].sharding, state[name].ndim)
+
+
+def test_rows_that_jax_shards_stay_where_they_are(tmp_path):
+    """Beside tiers they are restored to their devices; with tiers, an exchange would copy them to every device."""
+    collection, places = collection_of(ROWS), NamedSharding(mesh_of(2), P("model"))
+
+    def sharded(arrays):
+        return {name: jax.device_put(x, places) if x.ndim else x for name, x in arrays.items()}
+
+    state, tier = collection.init(jax.random.key(0)), {"item": jax_tt.Tier(host_rows=64)}
+    state = {**state, "city": sharded(state["city"])}
+    with jax_tt.Tiers(collection, tier, path=tmp_path, depth=0) as tiers:
+        tiers.save(state)
+        _, restored = tiers.restore(jax.tree.map(jnp.zeros_like, state))
+        for name, array in restored["city"].items():
+            np.testing.assert_array_equal(array, state["city"][name])
+            assert array.sharding.is_equivalent_to(state["city"][name].sharding, array.ndim)
+        state = {**state, "item": sharded(state["item"])}
+        batches = tiers.prefetch([{"seen": IDS[:8, None], "city": IDS[:8, None] % 24}])
+        with pytest.raises(ValueError, match=r"got rows of a table with tiers in .*shard_tables"):
+            tiers.load(state, next(batches))
 
 
 def test_rows_that_no_single_device_has_are_refused():

@@ -30,6 +30,7 @@ def build_cache(rng: np.random.Generator) -> Call:
     ]
     changed = [*numbers[:2], rng.integers(-1, 40, ghosts).astype(ids), *numbers[2:]]
     results, clock = [result_type((4,), "int32")], np.int32(rng.integers(1, 20))
+    args: list[Any]
     if op == "observe":
         known = rng.integers(-1, sets * ways + 1, keys.shape).astype(np.int32)
         args, attributes = [keys, known, np.int32(3), clock, tags], _int64(policy=rng.integers(2))
@@ -102,7 +103,8 @@ def _clock(rng: np.random.Generator) -> Call:
     attributes |= _int64(**{f"word_{k}": word for k, word in enumerate(words)})
     results = [result_type(array.shape, array.dtype) for array in arrays]
     aliases = {1 + k: k for k in range(len(arrays))}
-    return Call("", [np.int32(rng.integers(80, 99)), *arrays], results, attributes, aliases)
+    args: list[Any] = [np.int32(rng.integers(80, 99)), *arrays]
+    return Call("", args, results, attributes, aliases)
 
 
 BUILDERS: tuple[Callable[[np.random.Generator], Call], ...] = (

@@ -87,6 +87,8 @@ def row_blocks(
 
 # Rows that are read at a time.
 _BLOCK = 2**14
+# The squares of a million million of such numbers add up in float32.
+_LARGEST = 1e13
 
 
 def sample_of(
@@ -116,10 +118,17 @@ def _drawn(
 
 
 def finite(argument: str, block: Any, numbers: Any) -> np.ndarray:
-    """Rows in float32; raises for one that is not finite, with its number."""
+    """Rows in float32; raises for one whose numbers are not finite, or too large, with its number."""
     block = np.asarray(block).astype(np.float32)
-    good = np.isfinite(block).all(axis=1)
+    largest = np.abs(block).max(axis=1)
+    good = largest <= _LARGEST  # not of NaN
     if not good.all():
-        bad = numbers[int(np.argmin(good))]
-        raise ValueError(f"{argument}: row {bad} holds NaN or infinity; expected finite numbers.")
+        at = int(np.argmin(good))
+        row = f"{argument}: row {numbers[at]}"
+        if np.isfinite(largest[at]):
+            raise ValueError(
+                f"{row} holds numbers of size {largest[at]:.3g}; expected at most {_LARGEST:g}, as the squares of all "
+                "rows are added in float32. Divide the rows by a number."
+            )
+        raise ValueError(f"{row} holds NaN or infinity; expected finite numbers.")
     return block

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from jax_tt._base.blas import one_blas_thread
 from jax_tt._base.progress import Progress
 from jax_tt._compress.source import Made, Source, explained
+from jax_tt._jax.threads import as_here
 
 _THREADS = 4
 # The squared error of a variation is not smaller than that of the plain table by more than this factor.
@@ -73,8 +74,8 @@ def estimates(
     plain = [one for one, varied in zip(candidates, of_others, strict=True) if not varied]
     variations = [one for one, varied in zip(candidates, of_others, strict=True) if varied]
     with one_blas_thread(), ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(estimate, plain))
-        list(pool.map(estimate, filter(promising, variations)))
+        list(pool.map(as_here(estimate), plain))
+        list(pool.map(as_here(estimate), filter(promising, variations)))
     return [found.get(one.label, -math.inf) for one in candidates]
 
 

@@ -18,7 +18,7 @@ from jax_tt._base.progress import Progress, text_table
 from jax_tt._base.rows_of_arrays import dense_table, exactly_one, row_weights
 from jax_tt._compress.candidate import Candidate, estimates
 from jax_tt._compress.candidates import KINDS, OF_QUICK, OF_SAMPLES, candidates, smallest
-from jax_tt._compress.source import Source, explained
+from jax_tt._compress.source import Source, explained, loss
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._table.table import Table
 
@@ -41,9 +41,10 @@ class Measured:
         kind: ``"dense"`` or one of the kinds of `compress`.
         detail: its settings.
         nbytes: all bytes of its state.
-        quality: the metric; without one, 1 minus the weighted squared error relative to the squares of the rows.
-        sampled: whether this is the quality of a table of a sample of the rows, without the metric; ``nbytes`` is then
-            the most that the table of all rows takes.
+        error: the root of the weighted squared error relative to the squares of the rows.
+        quality: the metric; without one, ``1 - error**2``. None if there is a metric and this is a table of a sample.
+        sampled: whether this is a table of a sample of the rows; ``nbytes`` is then the most that the table of all rows
+            takes.
 
     >>> import jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
@@ -54,7 +55,8 @@ class Measured:
     kind: str
     detail: str
     nbytes: int
-    quality: float
+    error: float
+    quality: float | None
     sampled: bool = False
 
 
@@ -88,24 +90,27 @@ class Compressed:
                 one.detail + (" *" if one == self.chosen else ""),
                 f"{one.nbytes:,}",
                 f"{self.dense.nbytes / one.nbytes:.1f}x",
-                f"{'~' if one.sampled else ''}{one.quality:.4g}",
+                f"{'~' if one.sampled else ''}{one.error:.3g}",
+                "" if one.quality is None else f"{'~' if one.sampled else ''}{one.quality:.4g}",
             )
             for one in (*self.measured, self.dense)
         ]
-        columns = ("kind", "settings (* chosen)", "bytes", "smaller by", "quality")
+        columns = ("kind", "settings (* chosen)", "bytes", "smaller by", "error", "quality")
         table = text_table(columns, lines, left=2)
         if any(one.sampled for one in self.measured):
             table += (
                 "\n~: of a table of a sample of the rows. Compare these with each other only; the worse ones were not "
                 "made of all rows."
             )
-        return table
+        return f"{table}\n{loss(self.chosen.error)}".rstrip()
 
     def draw(self, axis: Any) -> None:
         """Draws quality over bytes, with one line a kind, on an axis of matplotlib."""
         for kind in dict.fromkeys(one.kind for one in self.measured):
             points = [(one.nbytes, one.quality) for one in self.measured if one.kind == kind]
-            axis.plot(*zip(*points, strict=True), "o-", label=kind)
+            points = [(nbytes, quality) for nbytes, quality in points if quality is not None]
+            if points:
+                axis.plot(*zip(*points, strict=True), "o-", label=kind)
         axis.plot(self.chosen.nbytes, self.chosen.quality, "k*", markersize=14, label="chosen")
         axis.axhline(self.dense.quality, color="k", linestyle=":", label="dense")
         axis.set(xscale="log", xlabel="bytes", ylabel="quality")
@@ -205,6 +210,7 @@ class _Search:
         self._sample = source.sample()
         self._estimates: dict[tuple[str, str], Measured] = {}
         self._made: dict[tuple[str, ...], Measured] = {}
+        self._failed: ValueError | None = None
         self._best: tuple[Any, Measured, Table, dict[str, jax.Array]] | None = None
 
     def largest(self, kinds: Iterable[str], max_bytes: int) -> Compressed:
@@ -216,12 +222,13 @@ class _Search:
                 f"max_bytes: got {max_bytes:,} bytes, but the smallest tables of {n:,} x {features} take: {sizes}. "
                 "Expected at least the least of these."
             )
-        self._measure(tables, lambda one: one.quality)
+        self._measure(tables, _quality_of)
         return self._result()
 
     def smallest(self, kinds: Sequence[str], min_quality: float) -> Compressed:
         def preferred(one: Measured) -> Any:
-            return (1, -one.nbytes, one.quality) if one.quality >= min_quality else (0, one.quality)
+            quality = _quality_of(one)
+            return (1, -one.nbytes, quality) if quality >= min_quality else (0, quality)
 
         def at(ratio: int, kind: str) -> list[Candidate]:
             return candidates(self._source, kind, self._dense_bytes // ratio)
@@ -244,8 +251,10 @@ class _Search:
                 no_better = self._dense_bytes // ratio >= self._least(min_quality)
                 if no_better or good(ratio, kind):
                     break
+        if self._best is None and self._failed is not None:
+            raise self._failed
         if self._least(min_quality) == math.inf:
-            tried = [one.quality for one in (*self._made.values(), *self._estimates.values())]
+            tried = [_quality_of(one) for one in (*self._made.values(), *self._estimates.values())]
             reached = f"at most {max(tried):.4g}" if tried else "no table"
             raise ValueError(
                 f"min_quality: got {min_quality:g}, but {reached} was found at a third of the bytes or less; the rows "
@@ -259,7 +268,7 @@ class _Search:
 
     def _least(self, min_quality: float) -> float:
         """Bytes of the best table if it is good enough, else infinity."""
-        good = self._best is not None and self._best[1].quality >= min_quality
+        good = self._best is not None and _quality_of(self._best[1]) >= min_quality
         return self._best[1].nbytes if self._best is not None and good else math.inf
 
     def _measure(self, tables: list[Candidate], preferred: Callable[[Measured], Any]) -> float:
@@ -269,7 +278,7 @@ class _Search:
             near = functools.partial(_near, max(estimates), OF_SAMPLES)
             tables = leading(tables, estimates, _FITTED, near)
         if len(tables) > _REFINED:
-            quick = [self._measured(one, preferred, quick=True).quality for one in tables]
+            quick = [_quality_of(self._measured(one, preferred, quick=True)) for one in tables]
             of_one_kind = len({one.kind for one in leading(tables, quick, _REFINED)}) == 1
             near = functools.partial(_near, max(quick), dict.fromkeys(OF_SAMPLES, OF_QUICK))
             tables = leading(
@@ -278,7 +287,7 @@ class _Search:
                 _REFINED,
                 lambda one, quality: of_one_kind or (one.kind in OF_SAMPLES and near(one, quality)),
             )[: _REFINED + 1]
-        fits = (self._measured(one, preferred, quick=False).quality for one in tables)
+        fits = (_quality_of(self._measured(one, preferred, quick=False)) for one in tables)
         return max(fits, default=-math.inf)
 
     def _estimated(self, tables: list[Candidate]) -> list[float]:
@@ -287,8 +296,11 @@ class _Search:
         new = [one for key, one in zip(keys, tables, strict=True) if key not in self._estimates]
         for one, quality in zip(new, estimates(new, self._sample, self._bar), strict=True):
             key = one.kind, one.detail
-            self._estimates[key] = Measured(*key, one.nbytes, quality, sampled=True)
-        return [self._estimates[key].quality for key in keys]
+            of_rows = None if self._metric is not None else quality
+            self._estimates[key] = Measured(
+                *key, one.nbytes, _error(quality), of_rows, sampled=True
+            )
+        return [1 - self._estimates[key].error ** 2 for key in keys]
 
     def _measured(
         self, candidate: Candidate, preferred: Callable[[Measured], Any], *, quick: bool
@@ -297,17 +309,24 @@ class _Search:
         key = (*label, *(candidate.quick if quick else ()))
         if key not in self._made:
             with self._bar.stage(f"{candidate.label}{', quickly' if quick else ''}"):
-                table, state = candidate.of(self._source, quick=quick)
+                try:
+                    table, state = candidate.of(self._source, quick=quick)
+                except ValueError as error:  # of a kind that does not hold such rows; others may
+                    self._failed = error
+                    return Measured(*label, candidate.nbytes, math.inf, -math.inf)
                 nbytes = sum(array.nbytes for array in state.values())
-                one = Measured(*label, nbytes, self._quality_of(" with ".join(label), table, state))
+                quality = explained(self._source, table, state)
+                metric = self._metric_of(" with ".join(label), table, state)
+                of_rows = quality if metric is None else metric
+                one = Measured(*label, nbytes, _error(quality), of_rows)
             self._made[key] = one
             if self._best is None or preferred(one) > self._best[0]:
                 self._best = preferred(one), one, table, state
         return self._made[key]
 
-    def _quality_of(self, what: str, table: Table, state: dict[str, jax.Array]) -> float:
+    def _metric_of(self, what: str, table: Table, state: dict[str, jax.Array]) -> float | None:
         if self._metric is None:
-            return explained(self._source, table, state)
+            return None
         return _quality(f"metric: for {what}", self._metric(table, state))
 
     def _dense(self) -> Measured:
@@ -316,14 +335,16 @@ class _Search:
             quality = 1.0
         else:
             rows = jnp.asarray(np.asarray(self._source.rows[:]), jnp.float32)
-            quality = self._quality_of("dense", DenseTable(n, features), {"embedding": rows})
-        return Measured("dense", "float32", self._dense_bytes, quality)
+            quality = self._metric_of("dense", DenseTable(n, features), {"embedding": rows})
+        return Measured("dense", "float32", self._dense_bytes, 0.0, quality)
 
     def _result(self) -> Compressed:
-        assert self._best is not None
+        if self._best is None:
+            assert self._failed is not None
+            raise self._failed
         _, chosen, table, state = self._best
-        best = {key: one for key, one in self._estimates.items() if one.quality > -math.inf}
-        for one in sorted(self._made.values(), key=lambda one: one.quality):
+        best = {key: one for key, one in self._estimates.items() if one.error < math.inf}
+        for one in sorted(self._made.values(), key=_quality_of):
             best[one.kind, one.detail] = one
         measured = tuple(sorted(best.values(), key=lambda one: one.nbytes))
         return Compressed(table, state, chosen, self._dense(), measured)
@@ -351,6 +372,15 @@ def _near(best: float, of_codes: Mapping[str, float], one: Candidate, quality: f
     """Whether a table may become as good as one of the best quality; errors of codes may be so many times as large."""
     more = of_codes[one.kind] ** 2 if one.kind in of_codes else _NEAR
     return 1 - quality <= more * (1 - best)
+
+
+def _quality_of(one: Measured) -> float:
+    """The quality, or minus infinity where none is known."""
+    return -math.inf if one.quality is None else one.quality
+
+
+def _error(quality: float) -> float:
+    return math.sqrt(max(0.0, 1.0 - quality)) if quality > -math.inf else math.inf
 
 
 def _quality(argument: str, value: Any) -> float:

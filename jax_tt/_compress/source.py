@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,11 +28,21 @@ BLOCK = 2**22
 # Numbers that are squared at a time.
 _SQUARES = 2**20
 
+# The relative error beyond which most of a table is lost.
+POOR = 0.7
+
 # Rows of a sample, on which tables are tried first, and neighbouring ones among them.
 SAMPLE = 2**12
 _RUNS = 32
 
 Made = tuple[Table, dict[str, jax.Array]]
+
+
+def loss(error: float) -> str:
+    """What is said of every table that is made with this relative error: nothing if most of it is kept."""
+    if error <= POOR:
+        return ""
+    return f"most of it is lost, with a relative error of {error:.3g}: more bytes, or another order of its ids"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,7 +125,7 @@ def measured_errors(
 
 
 def explained(source: Source, table: Table, state: State) -> float:
-    """1 minus the weighted squared error of the rows over their weighted squares."""
+    """1 minus the weighted squared error of the rows over their weighted squares; -inf where that is no number."""
     error = whole = 0.0
     pairs = zip(
         row_blocks(source.rows, BLOCK, np.float64),
@@ -126,6 +137,8 @@ def explained(source: Source, table: Table, state: State) -> float:
         weights = 1.0 if source.weights is None else source.weights[some, None]
         error += float(np.sum(weights * (rows - small) ** 2))
         whole += float(np.sum(weights * rows**2))
+    if math.isnan(error):
+        return -math.inf
     return 1.0 - error / whole if whole > 0 else 1.0
 
 

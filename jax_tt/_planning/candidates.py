@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -21,6 +22,7 @@ from jax_tt._compress import candidates as small
 from jax_tt._compress.candidate import estimates
 from jax_tt._compress.source import Source, measured_errors
 from jax_tt._ids.id_order import IdOrder, OrderedRows
+from jax_tt._jax.threads import as_here
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.table import QuantizedTable
 from jax_tt._tt.budget import least_params, predicted_error
@@ -122,10 +124,21 @@ class PlanInput:
         self._tried: set[str] = set()  # labels of tables of `SMALL`
         self.sampled = False
         if self.measured:
-            self._tails = _low_rank_errors(self.dense, name)
             self._source = Source(self.dense, None, jnp.dtype("bfloat16"), seed)
             self._sample = self._source.sample()
             self.sampled = self._sample is not self._source
+
+    @functools.cached_property
+    def _tails(self) -> np.ndarray:
+        return _low_rank_errors(self.dense, self.name)
+
+    @property
+    def least_bytes(self) -> int:
+        """A lower bound of the bytes of all candidates, which takes no fit."""
+        sizes = [self.dense_bytes, self.least_train_bytes]
+        if self.measured:
+            sizes += [small.smallest(self._source, kind) for kind in self.kinds]
+        return min(sizes)
 
     @property
     def uncompressed(self) -> Candidate:
@@ -222,7 +235,8 @@ class PlanInput:
         if not self.sampled:
             made = []
             for one in tables:
-                with bar.stage(f"{self.name} as {one.label}"):
+                # Some kinds do not hold large numbers.
+                with bar.stage(f"{self.name} as {one.label}"), contextlib.suppress(ValueError):
                     made.append(self._made(one))
             return made
         qualities = estimates(tables, self._sample, bar, f" of {self.name}")
@@ -306,10 +320,9 @@ class PlanInput:
                     made.append(self.train(size + more, ordered))
             return made
 
+        orders = (False, True) if self.measured else (False,)
         with ThreadPoolExecutor() as pool:
-            self._fitted = list(
-                itertools.chain(*pool.map(chain, (False, True) if self.measured else (False,)))
-            )
+            self._fitted = list(itertools.chain(*pool.map(as_here(chain), orders)))
         return self._fitted
 
     def _rows_order(self) -> IdOrder:

@@ -12,6 +12,8 @@ from jax_tt._base.arguments import as_dtype, as_int, one_of
 from jax_tt._base.blas import one_blas_thread
 from jax_tt._base.progress import Progress
 from jax_tt._compress.candidates import OF_QUICK, OF_SAMPLES
+from jax_tt._compress.source import loss
+from jax_tt._jax.threads import as_here
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.caches import Demand, cache_within, demand, hits_of
 from jax_tt._planning.candidates import (
@@ -41,7 +43,6 @@ _ABOUT = 1.4  # times the error of what is chosen, of other kinds that are measu
 _ABOUT_ROUNDED = (
     1.1  # the same for rounded numbers, whose errors on a sample are almost those of all rows
 )
-_POOR = 0.7  # relative error beyond which most of a table is lost
 
 
 def plan(
@@ -131,6 +132,7 @@ def plan(
         for name, value in tables.items()
     }
     budget = _budget(budget_bytes, specs, devices)
+    _check_budget(budget, sum(table.least_bytes for table in specs.values()))
     demands = {
         name: demand(name, ids, specs[name].num_embeddings, specs[name].features, specs[name].dtype)
         for name, ids in samples.items()
@@ -146,11 +148,7 @@ def plan(
 
         candidates = dict(zip(specs, _together(bar, forms, specs.values()), strict=True))
         least = sum(min(one.nbytes for one in some) for some in candidates.values())
-        if budget < least:
-            raise ValueError(
-                f"budget_bytes: got {budget:,} bytes; expected at least {least:,} bytes, the smallest form of all "
-                "tables together."
-            )
+        _check_budget(budget, least)
         wanted_bytes = sum(wanted.nbytes for wanted in demands.values())
         reserve = min(budget // _CACHES, wanted_bytes, budget - least)
         chosen = _measured(candidates, budget - reserve, bar)
@@ -181,6 +179,14 @@ def _budget(given: int | None, specs: Mapping[str, PlanInput], devices: int | No
             "budget_bytes: got None; expected the bytes of all tables together. Only with devices= it may be left out."
         )
     return sum(table.dense_bytes for table in specs.values())
+
+
+def _check_budget(budget: int, least: int) -> None:
+    if budget < least:
+        raise ValueError(
+            f"budget_bytes: got {budget:,} bytes; expected at least {least:,} bytes, the smallest form of all tables "
+            "together."
+        )
 
 
 def _measured(
@@ -220,7 +226,7 @@ def _together(
     """Results in several threads: programs are compiled while numpy fits."""
     with ThreadPoolExecutor(_THREADS) as pool:
         try:
-            return list(pool.map(function, given))
+            return list(pool.map(as_here(function), given))
         except BaseException:  # an interrupt, too, waits for the threads
             bar.stop()
             raise
@@ -329,8 +335,8 @@ def _planned(
 ) -> PlannedTable:
     cache, taken = cached or (None, 0)
     reasons = [_reason(table, chosen, budget)]
-    if chosen.kind != DENSE and chosen.error > _POOR and table.measured:
-        reasons.append("most of it is lost: a larger budget or another order of its ids")
+    if lost := loss(chosen.error):
+        reasons.append(lost)
     if wanted is not None and chosen.kind == TENSOR_TRAIN:
         if cache is not None:
             hits = hits_of(wanted, cache.capacity)

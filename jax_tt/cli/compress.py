@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from jax_tt._base.arguments import as_dtype
+from jax_tt._base.progress import Progress
 from jax_tt._compress.candidates import KINDS
 from jax_tt._compress.compress import compress
 from jax_tt._compress.residuals import residual_table, tt_residuals
-from jax_tt._files.tables import check_tables_path, read_table, save
+from jax_tt._compress.source import loss, measured_errors
+from jax_tt._files.kinds import Pair
+from jax_tt._files.tables import Errors, check_tables_path, read_table, save
 from jax_tt._ids.id_order import OrderedRows
 from jax_tt._ops.trains import tt_to_table
 from jax_tt._tt.from_dense import tt_from_dense
@@ -20,13 +24,17 @@ from jax_tt.cli import _pictures
 from jax_tt.cli._arguments import add_common, add_seed, byte_size, integers
 from jax_tt.cli._inputs import read_numbers, read_order
 
+# What says of a table that it is one tensor train.
+_OF_A_TRAIN = ("ranks", "tolerance", "row_factors", "col_factors", "order")
+
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "compress",
         help="compress a dense table",
-        description="Compresses a dense table and writes the result: a tensor train, or with --kind the best table of "
-        "one or several kinds.",
+        description="Compresses a dense table and writes the result: the best table of all kinds or of --kind, as "
+        "jax_tt.compress, or a tensor train where --ranks, --tolerance, --row-factors, --col-factors or --order say "
+        "what it is to be.",
     )
     parser.add_argument(
         "table",
@@ -52,19 +60,19 @@ def add_parser(commands: Any) -> None:
         "--max-bytes",
         type=byte_size,
         metavar="SIZE",
-        help="largest size of the cores, e.g. 4MB or 2GiB",
+        help="largest size of the table, e.g. 4MB or 2GiB",
     )
     size.add_argument(
         "--min-quality",
         type=float,
         metavar="Q",
-        help="with --kind: the smallest table whose squared error is at most 1 - Q of the squares of the rows",
+        help="the smallest table whose squared error is at most 1 - Q of the squares of the rows",
     )
     way = parser.add_mutually_exclusive_group()
     way.add_argument(
         "--kind",
         choices=("auto", *KINDS),
-        help="measure tables of this kind, or of all (auto), and write the best; a tensor train without it",
+        help="measure tables of this kind, or of all (auto, the default), and write the best",
     )
     parser.add_argument("--name", help="array in the file; also the name of the table in --out")
     parser.add_argument("--row-factors", type=integers, metavar="P1,P2,...")
@@ -83,7 +91,10 @@ def add_parser(commands: Any) -> None:
         help="a sum of tensor trains with different orders of ids, for tables with little structure; --max-bytes "
         "includes the orders",
     )
-    parser.add_argument("--dtype", help="type of the cores; default: that of the table")
+    parser.add_argument(
+        "--dtype",
+        help="type of cores and codebooks; default: bfloat16, or that of the rows for a tensor train of given sizes",
+    )
     add_seed(parser)
     add_common(parser)
     parser.set_defaults(run=run)
@@ -92,17 +103,42 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     directory = check_tables_path(args.out)
     _pictures.check_outputs(args, (args.table, args.order, args.weights), directory)
-    if args.kind is not None:
-        _run_kind(args)
-    elif args.residuals:
+    of_a_train = any(getattr(args, name) is not None for name in _OF_A_TRAIN)
+    if args.residuals:
         _run_residuals(args)
+    elif of_a_train and args.kind is None:
+        _run_train(args)
     else:
-        _run_one(args)
+        _run_kind(args)
 
 
-def _run_one(args: argparse.Namespace) -> None:
-    if args.min_quality is not None:
-        raise ValueError("--min-quality: got without --kind; expected one, e.g. --kind auto.")
+def _run_kind(args: argparse.Namespace) -> None:
+    _refuse(args, _OF_A_TRAIN, "--kind", "the table with the best quality for its size is found")
+    name, table = read_table(args.table, args.name)
+    compressed = compress(
+        table,
+        kind=args.kind or "auto",
+        max_bytes=args.max_bytes,
+        min_quality=args.min_quality,
+        weights=None if args.weights is None else read_numbers(args.weights),
+        param_dtype=as_dtype("--dtype", args.dtype, "bfloat16"),
+        seed=args.seed,
+        progress=args.progress,
+    )
+    chosen = compressed.chosen
+    print(compressed)
+    with Progress(args.progress, unit="block", delay=0) as bar:
+        errors = measured_errors(table, compressed.table, compressed.state, bar)
+    pair = compressed.table, compressed.state
+    _write(args, name, pair, errors, f"{chosen.kind} with {chosen.detail}")
+    _pictures.figure(args, 1, lambda axes: compressed.draw(axes[0]))
+
+
+def _run_train(args: argparse.Namespace) -> None:
+    given = next(name for name in _OF_A_TRAIN if getattr(args, name) is not None)
+    _refuse(
+        args, ["min_quality"], _option(given), "a tensor train of given sizes has a --tolerance"
+    )
     name, table = read_table(args.table, args.name)
     weights = None if args.weights is None else read_numbers(args.weights)
     p, q = args.row_factors, args.col_factors
@@ -130,41 +166,14 @@ def _run_one(args: argparse.Namespace) -> None:
         seed=args.seed,
         progress=args.progress,
     )
-    errors = {name: (train.relative_error, train.row_errors)}
-    save(args.out, {name: tt_to_table(train, order)}, errors=errors, overwrite=args.force)
     print(train)
     stored = sum(core.nbytes for core in train.cores)
     stored += 0 if order is None else order.nbytes
-    size = _size(stored, *table.shape)
-    print(
-        f"wrote {name} to {args.out}: {size}{'' if order is None else ', with the order of its ids'}"
-    )
-    _pictures.figure(
-        args,
-        1,
-        lambda axes: _pictures.draw_errors(axes[0], train.relative_error, train.row_errors),
-    )
-
-
-def _run_kind(args: argparse.Namespace) -> None:
-    refused = ("ranks", "tolerance", "row_factors", "col_factors", "order")
-    _refuse(args, refused, "--kind", "the table with the best quality for its size is found")
-    name, table = read_table(args.table, args.name)
-    compressed = compress(
-        table,
-        kind=args.kind,
-        max_bytes=args.max_bytes,
-        min_quality=args.min_quality,
-        weights=None if args.weights is None else read_numbers(args.weights),
-        param_dtype=as_dtype("--dtype", args.dtype, "bfloat16"),
-        seed=args.seed,
-        progress=args.progress,
-    )
-    kind = compressed.chosen.kind
-    save(args.out, {name: (compressed.table, compressed.state)}, overwrite=args.force)
-    print(compressed)
-    print(f"wrote {name} to {args.out}: {kind} with {compressed.chosen.detail}")
-    _pictures.figure(args, 1, lambda axes: compressed.draw(axes[0]))
+    what = _size(stored, *table.shape)
+    what += "" if order is None else ", with the order of its ids"
+    errors = train.relative_error, train.row_errors
+    _write(args, name, tt_to_table(train, order), errors, what)
+    _pictures.figure(args, 1, lambda axes: _pictures.draw_errors(axes[0], *errors))
 
 
 def _run_residuals(args: argparse.Namespace) -> None:
@@ -181,18 +190,23 @@ def _run_residuals(args: argparse.Namespace) -> None:
     shapes = tt_residual_shapes(rows, features, args.max_bytes, dtype=dtype)
     terms = tt_residuals(table, shapes, dtype=dtype, seed=args.seed, progress=args.progress)
     errors = [term.relative_error for term in terms]
-    by_name = {name: (errors[-1], {})}
-    save(args.out, {name: residual_table(terms)}, errors=by_name, overwrite=args.force)
     for k, term in enumerate(terms):
         rank = term.approximation.shape.ranks[0]
         print(f"term {k}: rank {rank}, relative error of the sum {term.relative_error:.3g}")
     cores = sum(core.nbytes for term in terms for core in term.approximation.cores)
     orders = sum(term.id_order.nbytes for term in terms)
-    print(
-        f"wrote {name} to {args.out}: {_size(cores + orders, rows, features)}, with the orders of ids, a sum of "
-        f"{len(terms)} tensor trains"
-    )
+    size = _size(cores + orders, rows, features)
+    what = f"{size}, with the orders of ids, a sum of {len(terms)} tensor trains"
+    _write(args, name, residual_table(terms), (errors[-1], {}), what)
     _pictures.figure(args, 1, lambda axes: _pictures.draw_terms(axes[0], errors))
+
+
+def _write(args: argparse.Namespace, name: str, pair: Pair, errors: Errors, what: str) -> None:
+    """Writes a table, and says what became of it."""
+    save(args.out, {name: pair}, errors={name: errors}, overwrite=args.force)
+    print(f"wrote {name} to {args.out}: {what}")
+    if lost := loss(errors[0] or 0.0):
+        print(f"jax-tt: warning: {name}: {lost}", file=sys.stderr)
 
 
 def _size(nbytes: int, rows: int, features: int) -> str:
@@ -200,8 +214,12 @@ def _size(nbytes: int, rows: int, features: int) -> str:
     return f"{nbytes:,} bytes, smaller by {4 * rows * features / nbytes:,.1f}x"
 
 
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _refuse(args: argparse.Namespace, names: Sequence[str], option: str, why: str) -> None:
     """Raises for arguments that are given beside an option that does not go with them."""
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
+    given = [_option(name) for name in names if getattr(args, name) is not None]
     if given:
         raise ValueError(f"{', '.join(given)}: got with {option}; expected none, because {why}.")

@@ -185,11 +185,11 @@ def test_damaged_checkpoints(table, capsys):
     Path("odd/_METADATA").write_text("{")
     assert "is no whole orbax checkpoint" in refused(capsys, "info", "odd")
     os.mkdir("two")
-    ran("compress", "table.npy", "--out", "two/a", "--ranks", "1", QUIET)
-    ran("compress", "table.npy", "--out", "two/b", "--ranks", "1", QUIET)
+    ran("compress", "table.npy", "--out", "two/a", "--ranks", "2", QUIET)
+    ran("compress", "table.npy", "--out", "two/b", "--ranks", "2", QUIET)
     assert "holds 2 checkpoints; expected one of them: a, b" in refused(capsys, "info", "two")
     assert "exists" in refused(
-        capsys, "compress", "table.npy", "--out", "two", "--ranks", "1", QUIET
+        capsys, "compress", "table.npy", "--out", "two", "--ranks", "2", QUIET
     )
     data = [path for path in Path("two/a").rglob("d/*") if path.is_file()]
     for path in data:

@@ -1,5 +1,6 @@
 """`compress`: which table it returns, what it measures, and what it says of bad arguments."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -74,6 +75,10 @@ def test_large_tables_are_tried_on_a_sample():
     assert not found.chosen.sampled
     assert found.chosen.quality >= max(one.quality for one in found.measured if not one.sampled)
     assert "sample of the rows" in str(found)
+    options = {"kind": [*kinds, "product"], "max_bytes": rows.nbytes // 6}
+    by_metric = small(rows, metric=lambda table, state: 7.0, **options)
+    assert {one.quality for one in by_metric.measured} == {7.0, None}
+    assert all((one.quality is None) == one.sampled for one in by_metric.measured)
     goal = found.chosen.quality - 0.01
     smallest = small(rows, kind=kinds, min_quality=goal)
     assert smallest.chosen.quality >= goal
@@ -146,6 +151,11 @@ def test_the_metric_decides():
     found = small(max_bytes=DENSE // 4, metric=metric)
     assert found.chosen.nbytes == min(one.nbytes for one in found.measured)
     assert found.dense.quality == -DENSE
+    # Errors are in another column than what the metric says, which no table of a sample has.
+    *_, error, quality = str(found).splitlines()[0].split()
+    *_, dense_error, dense_quality = str(found).splitlines()[-1].split()
+    assert (error, quality, dense_error) == ("error", "quality", "0")
+    assert float(dense_quality) == -DENSE
     # The best two and the best one of another kind are made twice.
     assert len(calls) == len(found.measured) + 4
     assert calls[-1] == "DenseTable"
@@ -222,6 +232,37 @@ def test_arguments_of_other_types():
         small(np.full((20, 4), np.nan, np.float32), max_bytes=10**3, kind="quantized")
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, of numbers beyond its range
+def test_kinds_that_do_not_hold_the_rows_are_left_out():
+    rows = ROWS[:40] * np.float32(7e37 / np.abs(ROWS[:40]).max())
+    found = small(rows, kind=("quantized", "product", "low_rank"), max_bytes=900)
+    assert found.chosen.kind == "low_rank" and len(found.measured) == 1
+    for kind, message in (
+        ("product", "rows: row .* holds numbers of size .*e.37; expected at most"),
+        ("quantized", "rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            small(rows, kind=kind, max_bytes=900)
+    (planned,) = jax_tt.plan({"rows": rows}, 900, kinds=["product"]).values()
+    assert planned.kind in ("tensor train", "low rank") and planned.error < 1
+
+
+def test_threads_compute_on_the_device_of_the_caller(monkeypatch):
+    devices, types = set(), set()
+
+    def made(source):
+        array = jnp.asarray(source.rows) * np.float64(1)
+        devices.update(array.devices())
+        types.add(array.dtype)
+        return jax_tt.tables.DenseTable(N, D), {"embedding": jnp.asarray(ROWS)}
+
+    device = jax.devices()[1]
+    with jax.default_device(device), Progress(False) as bar:
+        source = Source(ROWS, None, jnp.bfloat16, 0)
+        estimates([Candidate("a", "", 9, made), Candidate("b", "", 9, made)], source, bar)
+    assert devices == {device} and types == {np.dtype(np.float32)}
+
+
 @pytest.mark.slow
 def test_one_row_and_one_column():
     for rows in (np.ones((1, 1), np.float32), np.zeros((3, 1), np.float32)):
@@ -235,13 +276,19 @@ def test_one_row_and_one_column():
 @pytest.mark.parametrize("kind", ["auto", "mixed", "tt_sum"])
 def test_command(table, capsys, kind):
     size = table.nbytes // (5 if kind == "mixed" else 2)
-    ran("compress", "table.npy", "--out", "o.safetensors", "--kind", kind, "--max-bytes", f"{size}", QUIET)  # fmt: skip
+    of_kind = [] if kind == "auto" else ["--kind", kind]  # the default of Python, too
+    ran("compress", "table.npy", "--out", "o.safetensors", *of_kind, "--max-bytes", f"{size}", QUIET)  # fmt: skip
     lines = capsys.readouterr().out.splitlines()
     chosen = lines[-1].partition(": ")[2].partition(" with ")[0]
     assert kind in ("auto", chosen)
     ((small, state),) = jax_tt.files.load("o.safetensors").values()
     rows = to_dense(small, state)
     best = max(float(line.split()[-1]) for line in lines[1:-2])
+    if kind == "auto":
+        again = jax_tt.compress(table, max_bytes=size, progress=False)
+        assert chosen == again.chosen.kind and small == again.table
+        for name, array in again.state.items():
+            np.testing.assert_array_equal(state[name], array)
     error = np.sum((np.asarray(rows, np.float32) - table) ** 2) / np.sum(table**2)
     assert 1 - error == pytest.approx(best, abs=1e-3)
     ran("info", "o.safetensors", "--against", "table.npy", QUIET)
@@ -277,14 +324,32 @@ def test_info_of_several_tables(table, capsys):
 
 def test_command_errors(table, capsys):
     argv = ["compress", "table.npy", "--out", "o.safetensors", QUIET]
-    line = refused(capsys, *argv, "--min-quality", "0.9")
-    assert "--min-quality: got without --kind" in line
+    line = refused(capsys, *argv, "--min-quality", "0.9", "--row-factors", "20,15")
+    assert "--min-quality: got with --row-factors; expected none" in line
     line = refused(capsys, *argv, "--kind", "auto", "--ranks", "2")
     assert "--ranks: got with --kind" in line
     line = refused(capsys, *argv, "--kind", "auto", "--max-bytes", "1")
     assert "max_bytes: got 1 bytes, but" in line
     with pytest.raises(SystemExit):
         main([*argv, "--kind", "auto", "--residuals", "--max-bytes", "1MB"])
+
+
+def test_most_of_a_table_is_lost_is_said_of_every_result(folder, capsys):
+    np.save("noise.npy", np.random.default_rng(0).normal(size=(300, 16)).astype(np.float32))
+    for more in (
+        ["--ranks", "1"],
+        ["--residuals", "--dtype", "bfloat16", "--max-bytes", "1200"],
+        ["--kind", "low_rank", "--max-bytes", "1kB"],
+    ):
+        ran("compress", "noise.npy", "--out", "o.safetensors", "--force", *more, QUIET)
+        (warning,) = capsys.readouterr().err.strip().splitlines()
+        assert warning.startswith(
+            "jax-tt: warning: table: most of it is lost, with a relative error of 0."
+        )
+    rows = np.load("noise.npy")
+    found = small(rows, kind="low_rank", max_bytes=1000)
+    assert found.chosen.error > 0.7 and "most of it is lost" in str(found).splitlines()[-1]
+    assert "most of it is lost" not in str(small(rows, kind="quantized", max_bytes=4000))
 
 
 def test_agreement_of_the_best_rows():

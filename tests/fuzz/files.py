@@ -213,9 +213,11 @@ def _compress(case: Case) -> None:
     sizes = (
         ["--ranks", case.pick(["1", "2", "3,2", "9,9,9,9", "0", "99999999"])],
         ["--tolerance", case.pick(["0.1", "0.9", "0", "1", "-1", "nan", "1e-300"])],
-        ["--max-bytes", case.pick(["500", "1kB", "4MiB", "1", "999TB"])],
+        ["--kind", case.pick(["quantized", "low_rank", "x"])],
     )
-    case.argv += case.pick(sizes)
+    case.argv += (size := case.pick(sizes))
+    if "--kind" in size:
+        case.argv += ["--max-bytes", case.pick(["500", "1kB", "4MiB", "1", "999TB"])]
     case.output("--out", "new.safetensors", "new", "new.safetensors", "new/", "new.h5")
     if case.chance(0.15):
         case.input("order.npz factors.npz", "--order")

@@ -305,6 +305,12 @@ def test_text(trained):
     assert "~" not in "".join(lines)
 
 
+def test_most_of_a_table_is_lost_is_said_of_predicted_errors_too():
+    (planned,) = jax_tt.plan({"items": (10**6, 64)}, 10**5).values()
+    assert not planned.measured and planned.error > 0.7
+    assert "most of it is lost" in planned.reason
+
+
 def test_small_tables_are_dense():
     plan = jax_tt.plan({"days": (7, 4), "one": (1, 1), "items": (10**6, 64)}, 10**6)
     assert [planned.kind for planned in plan.values()] == ["dense", "dense", "tensor train"]
@@ -415,6 +421,13 @@ def test_errors():
         ({"a": np.ones(3)}, {}, TypeError, r"shape \(3,\)"),
         ({"a": np.full((9, 4), np.nan)}, {}, ValueError, r"tables\['a'\]: holds NaN"),
         ({"a": (10**6, 64)}, {"budget_bytes": 100}, ValueError, "expected at least 7"),
+        # Before anything is fitted, which would find the NaN.
+        (
+            {"a": np.full((900, 4), np.nan)},
+            {"budget_bytes": 4},
+            ValueError,
+            "got 4 bytes; expected",
+        ),
         ({"a": (9, 4)}, {"id_samples": {"b": [1]}}, ValueError, "id_samples: got 'b'"),
         ({"a": (9, 4)}, {"id_samples": {"a": [1, 9]}}, ValueError, "got the id 9"),
         ({"a": (9, 4)}, {"id_samples": {"a": [-1]}}, ValueError, "fewer than two ids"),

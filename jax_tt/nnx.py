@@ -22,3 +22,4 @@ from jax_tt._layers.variables import IdOrderState as IdOrderState
 from jax_tt._layers.variables import LookupCounts as LookupCounts
 from jax_tt._layers.variables import OutOfRange as OutOfRange
 from jax_tt._layers.variables import PageTable as PageTable
+from jax_tt._layers.variables import TableDescription as TableDescription

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -120,6 +121,15 @@ def _(table: CodedTable) -> Description:
     return Description("coded", notes)
 
 
+def description_of(table: Table) -> np.ndarray | None:
+    """What a layer keeps beside the arrays of a table that do not tell its settings, JSON in uint8; None for others."""
+    try:
+        kind, notes = describe(table)
+    except (TypeError, ValueError):
+        return None
+    return None if kind == TRAIN else np.frombuffer(json.dumps({kind: notes}).encode(), np.uint8)
+
+
 @functools.singledispatch
 def train_of(table: Table, state: State) -> Train:
     """The tensor train of a table that consists of one; raises for other kinds."""
@@ -149,11 +159,13 @@ def _quantized(stored: StoredArrays, prefix: str, notes: Any) -> Pair:
         array.shape[0], notes["features"], notes["bits"], levels=levels, rotated=rotated
     )
     expected = table.spec.param_shapes[PACKED]
-    if array.dtype != np.uint8 or array.shape != expected:
+    itemsize = array.dtype.itemsize if array.dtype in (np.uint8, np.float32) else 0
+    # A table that is trained has words, whose bytes are the rows.
+    if (*array.shape[:-1], array.shape[-1] * itemsize) != expected:
         raise ValueError(
             f"its rows are {array.dtype} of shape {array.shape}; expected uint8 of shape {expected}."
         )
-    packed = np.asarray(array.read())
+    packed = np.ascontiguousarray(array.read()).view(np.uint8)
     check_headers("its rows", packed, 0)
     state = {PACKED: jnp.asarray(packed)}
     if table.rotated:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +24,7 @@ from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.orbax_directory import write_orbax
 from jax_tt._formats.output import check_output, writing
 from jax_tt._formats.safetensors_file import write_safetensors
-from jax_tt._formats.stored import FileError, StoredArrays
+from jax_tt._formats.stored import FileError, StoredArray, StoredArrays
 from jax_tt._ops.trains import tt_to_table
 from jax_tt._table.check import check_state
 from jax_tt._table.table import Table
@@ -30,6 +33,9 @@ from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.shape import TTShape
 
 _VERSION = 1
+# In checkpoints of layers, which may have a leaf "value" below every name.
+_DESCRIPTION = re.compile(r"(?:(?P<table>.+)\.)?description(?P<leaf>\.value)?")
+_LONGEST = 1 << 20
 _ERROR, _ROW_ERRORS = "relative_error", "row_errors"
 # Relative error of a table, and of a row by quantile.
 Errors = tuple[float | None, Mapping[float, float]]
@@ -107,8 +113,9 @@ def save(
 def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Array]]]:
     """Reads the tables in a file or checkpoint, with their states, by name.
 
-    These are the tables written by `save`, and the arrays ``core_0``, ``core_1``, ... in checkpoints of layers, which
-    are named after the path to the layer. Such a checkpoint contains the number of rows only if there is an order of
+    These are the tables written by `save`, and those in checkpoints of layers, which are named after the path to the
+    layer: tensor trains, by their arrays ``core_0``, ``core_1``, ..., and, of NNX layers, those of the other kinds. A
+    checkpoint of a tensor train contains the number of rows only if there is an order of
     ids; otherwise it is taken to be the product of the row factors, which is slightly larger. Arrays in float64 are
     rounded to float32 while ``jax_enable_x64`` is off, with a warning.
 
@@ -133,7 +140,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Arr
     >>> table.num_embeddings, table.features, list(state)
     (100, 8, ['core_0', 'core_1'])
     """
-    stored = open_arrays(path)
+    stored = open_tables(path)
     pairs = {}
     # A comprehension is a frame for warnings in some versions of Python.
     for name, kind in table_kinds(stored).items():
@@ -144,6 +151,39 @@ def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Arr
             f"...), only {stored.listed()}."
         )
     return pairs
+
+
+def open_tables(path: str | os.PathLike[str]) -> StoredArrays:
+    """`open_arrays` with the descriptions of tables that layers keep beside their arrays among the notes."""
+    stored = open_arrays(path)
+    arrays, notes, leaves = dict(stored.arrays), dict(stored.notes), {}
+    for key in stored.arrays:
+        match = _DESCRIPTION.fullmatch(key)
+        described = match and _read_description(stored.arrays[key])
+        if match and described:
+            del arrays[key]
+            name = match["table"] or ""
+            leaves[_prefix(name)] = match["leaf"] or ""
+            for kind, settings in described.items():
+                others = notes.get(kind)
+                notes[kind] = {**(others if isinstance(others, Mapping) else {}), name: settings}
+    for start, leaf in leaves.items():
+        for key in [key for key in arrays if key.startswith(start)]:
+            arrays[key.removesuffix(leaf)] = arrays.pop(key)
+    return dataclasses.replace(stored, arrays=arrays, notes=notes)
+
+
+def _read_description(array: StoredArray) -> dict[str, Any] | None:
+    """The kind of a table and its settings; None for an array of something else."""
+    if array.dtype != np.uint8 or len(array.shape) != 1 or array.nbytes > _LONGEST:
+        return None
+    try:
+        described = json.loads(np.asarray(array.read()).tobytes())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(described, dict) or not described.keys() <= READERS.keys():
+        return None
+    return described
 
 
 def load_errors(path: str | os.PathLike[str]) -> dict[str, tuple[float | None, dict[float, float]]]:
@@ -164,7 +204,7 @@ def load_errors(path: str | os.PathLike[str]) -> dict[str, tuple[float | None, d
     >>> jax_tt.files.load_errors(path) == errors
     True
     """
-    stored = open_arrays(path)
+    stored = open_tables(path)
     named = (*train_shapes(stored), *(name for kind in READERS for name in _notes(stored, kind)))
     every = {name: errors_of(stored, name) for name in named}
     return {name: errors for name, errors in every.items() if errors != (None, {})}
@@ -177,7 +217,7 @@ def read_table(
 
     ``name`` may be None if the file has one such array; errors refer to the ``option`` that sets it.
     """
-    stored = open_arrays(path)
+    stored = open_tables(path)
     chosen = name if name is not None else only_name(stored, 2, "table [N, D]", option)
     array = stored[chosen]
     if len(array.shape) != 2 or not jnp.issubdtype(array.dtype, jnp.floating) or 0 in array.shape:
@@ -206,7 +246,7 @@ def load_one(path: str | os.PathLike[str], name: str | None, option: str) -> Pai
 
     ``name`` may be None if the file has one table; errors refer to the ``option`` that sets it.
     """
-    stored = open_arrays(path)
+    stored = open_tables(path)
     kinds = table_kinds(stored)
     if name is None and len(kinds) > 1:
         raise FileError(

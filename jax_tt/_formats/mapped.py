@@ -63,7 +63,7 @@ def save_arrays(
 
     Args:
         path: ends with ``.safetensors``. Its parent folder must exist.
-        arrays: nested mappings of arrays by name, e.g. the state of a `Collection`, or
+        arrays: nested mappings of arrays by name, or by number, e.g. the state of a `Collection`, or
             ``nnx.to_pure_dict(nnx.state(model))``.
         overwrite: replace an existing file.
 
@@ -82,7 +82,7 @@ def save_arrays(
     flat: dict[str, np.ndarray] = {}
     places = {}
     for place, array in _flat("arrays", arrays, ()):
-        name = "/".join(place)
+        name = "/".join(map(str, place))
         if name in flat or name.startswith(PADDING):
             raise ValueError(f"arrays: got the name {name!r} twice, or one of padding; rename it.")
         flat[name], places[name] = array, place
@@ -92,8 +92,8 @@ def save_arrays(
 
 
 def _flat(
-    where: str, given: Any, place: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    where: str, given: Any, place: tuple[str | int, ...]
+) -> Iterator[tuple[tuple[str | int, ...], np.ndarray]]:
     """Every array with the keys that lead to it."""
     if not isinstance(given, Mapping):
         if not place:
@@ -111,8 +111,8 @@ def _flat(
     if not given and place:
         raise ValueError(f"{where}: got an empty mapping; expected arrays, or leave it out.")
     for key, value in given.items():
-        if not isinstance(key, str):
-            raise TypeError(f"{where}: got the key {key!r}; expected strings.")
+        if not isinstance(key, str) and type(key) is not int:  # which the items of an nnx.List have
+            raise TypeError(f"{where}: got the key {key!r}; expected strings or integers.")
         yield from _flat(f"{where}[{key!r}]", value, (*place, key))
 
 
@@ -146,7 +146,8 @@ def map_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     tree: dict[str, Any] = {}
     for name, place in places.items():
-        if not isinstance(place, list) or "/".join(map(str, place)) != name:
+        keys = isinstance(place, list) and all(isinstance(key, str | int) for key in place)
+        if not keys or "/".join(map(str, place)) != name:
             raise FileError(
                 f"{stored.path}: its metadata is damaged: {name} has the place {place!r}."
             )

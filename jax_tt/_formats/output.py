@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 from jax_tt._formats.stored import ExistsError, FileError, MissingError, in_words
 
+# What errors advise; the command line has another name for it.
+OVERWRITE = "overwrite=True"
+
 
 class Contents(NamedTuple):
     """What a directory holds that may be replaced; anything else there belongs to somebody.
@@ -180,7 +183,7 @@ def _check_target(name: str, target: str, overwrite: bool, contents: Contents | 
         if contents is not None and not overwrite and os.path.lexists(_aside(target)):
             raise ExistsError(
                 f"{name}: exists as {_aside(target)}, since a call that replaced it was cut off; expected a new name, "
-                "or overwrite=True (--force on the command line) to replace it."
+                f"or {OVERWRITE} to replace it."
             ) from None
         return
     if not overwrite:
@@ -216,9 +219,7 @@ def errors_of(name: str) -> Iterator[None]:
 
 
 def _exists(name: str) -> FileError:
-    return ExistsError(
-        f"{name}: exists; expected a new name, or overwrite=True (--force on the command line) to replace it."
-    )
+    return ExistsError(f"{name}: exists; expected a new name, or {OVERWRITE} to replace it.")
 
 
 def _places(path: str) -> list[object]:

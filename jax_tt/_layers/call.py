@@ -171,15 +171,6 @@ class BagCalls:
         """
         return self._call(pooled_rows, bags, grad_scale, hyperparameters)
 
-    def host_batch(
-        self: Any, ids: Any, *, capacity: int | None = None, sharding: Any = None
-    ) -> Any:
-        """The bags as a compiled step takes them, from what a data loader gives; see `jax_tt.pipeline.host_batch`.
-
-        Ids out of range are treated as ``bounds`` says. No variables are needed.
-        """
-        return self._host_batch(ids, True, capacity=capacity, sharding=sharding)
-
 
 OfTables = Mapping[str, Mapping[str, Any]] | None
 

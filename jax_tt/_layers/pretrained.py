@@ -22,13 +22,13 @@ from jax_tt._files import trains
 from jax_tt._files.kinds import train_of
 from jax_tt._files.tables import (
     load_one,
+    open_tables,
     read_table,
     table_kinds,
     train_shapes,
     warn_of_lost_bits,
 )
 from jax_tt._files.trains import Train
-from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.stored import FileError, StoredArrays
 from jax_tt._ids.id_order import IdOrder, OrderedRows
 from jax_tt._kinds.dense.table import DenseTable, GivenRows
@@ -257,7 +257,7 @@ def replacements(
 def _in_several(source: Any, name: str) -> str | None:
     """The name, if the source is a file with several tables; the only table of a file may have any name."""
     path = isinstance(source, str | os.PathLike)
-    return name if path and len(table_kinds(open_arrays(source))) > 1 else None
+    return name if path and len(table_kinds(open_tables(source))) > 1 else None
 
 
 def _any_table(source: Any, name: str | None) -> tuple[Table, dict[str, Any]]:
@@ -312,7 +312,7 @@ def _warn_of_rounding(source: Any, table: str | None, array: Any) -> None:
 def _dense(source: Any, table: str | None) -> Any:
     """An array ``[N, D]`` of floats."""
     if isinstance(source, str | os.PathLike):
-        _refuse_kinds(open_arrays(source), table, "dense tables")
+        _refuse_kinds(open_tables(source), table, "dense tables")
         return np.asarray(read_table(source, table, "table=")[1])
     _check_no_name(table)
     _refuse_several(source)
@@ -358,7 +358,7 @@ def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) ->
 
 
 def _in_file(path: Any, table: str | None) -> Train | None:
-    stored = open_arrays(path)
+    stored = open_tables(path)
     shapes = train_shapes(stored)
     if table is None and len(shapes) > 1:
         raise FileError(

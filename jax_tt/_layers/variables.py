@@ -114,6 +114,20 @@ class IdOrderState(nnx.Variable):
     """
 
 
+class TableDescription(nnx.Variable):
+    """The kind and the settings of a table whose arrays do not tell them, JSON in uint8: saved with the model.
+
+    Quantized, mixed and coded tables and sums have one. ``jax-tt info`` and `jax_tt.files.load` read it in checkpoints.
+
+    Example:
+        >>> import jax_tt
+        >>> from flax import nnx
+        >>> layer = jax_tt.TableEmbed(jax_tt.quantized_table(100, 8, bits=4), rngs=nnx.Rngs(0))
+        >>> bytes(nnx.state(layer, jax_tt.nnx.TableDescription)["description"][...])
+        b'{"quantized": {"features": 8, "bits": 4, "levels": null, "rotated": false}}'
+    """
+
+
 _LIBRARY_VARIABLES = (
     FusedParam,
     OutOfRange,
@@ -122,6 +136,7 @@ _LIBRARY_VARIABLES = (
     HashState,
     PageTable,
     IdOrderState,
+    TableDescription,
 )
 
 

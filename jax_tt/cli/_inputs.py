@@ -144,9 +144,11 @@ def _parsed(block: bytes, line: int, path: str) -> Pairs:
         first, last = block.rfind(b"\n", 0, at) + 1, block.find(b"\n", at)
         shown = block[first : len(block) if last < 0 else last][:60]
         line += block.count(b"\n", 0, at)
+        shown = shown.decode("utf-8", "replace")
+        header = " Leave out the header." if line == 1 and not any(map(str.isdigit, shown)) else ""
         raise FileError(
-            f"{path}: line {line} is {shown!r}; expected integers >= 0 separated by blanks or "
-            "commas, `context id id ...`."
+            f"{path}: line {line} is {shown!r}; expected integers >= 0 separated by blanks or commas, "
+            f"`context id id ...`.{header}"
         )
     edge = np.diff(~blank, prepend=False, append=False)
     starts, ends = np.flatnonzero(edge).reshape(-1, 2).T

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
+import json
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,15 +18,22 @@ from jax_tt._base.progress import Progress, text_table
 from jax_tt._compress.source import measured_errors
 from jax_tt._files import trains
 from jax_tt._files.kinds import Pair
-from jax_tt._files.tables import described_tables, errors_of, read_table, train_shapes
+from jax_tt._files.tables import (
+    described_tables,
+    errors_of,
+    open_tables,
+    read_table,
+    train_shapes,
+)
 from jax_tt._files.trains import core_names, order_name
-from jax_tt._formats.mapped import open_arrays
-from jax_tt._formats.stored import FileError, StoredArrays
+from jax_tt._formats.stored import FileError, StoredArray, StoredArrays
 from jax_tt._ids.id_order import OrderedRows
 from jax_tt._kinds.coded.table import CodedTable, in_words
 from jax_tt._kinds.composite.mixed import MixedTable
 from jax_tt._kinds.composite.sum import SumTable
-from jax_tt._kinds.quantized.table import QuantizedTable
+from jax_tt._kinds.quantized.table import PACKED, QuantizedTable
+from jax_tt._sets.hash_directory import KEYS
+from jax_tt._table.rotation import ROTATION
 from jax_tt._table.types import State
 from jax_tt._tt.approximation import measure
 from jax_tt._tt.rows import Rows
@@ -44,6 +55,45 @@ _COLUMNS = (
     "row 99 %",
 )
 _LEFT = 2  # columns of words
+_HASH_KEYS = re.compile(rf"((?:.+\.)?){KEYS[0]}((?:\.value)?)")
+_ROWS = "embedding"
+# Floats of a quantized table without its description, e.g. of a linen layer.
+_NO_ROWS = re.compile(rf"(?:.+\.)?(?:{PACKED}|{ROTATION})(?:\.value)?")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Listed:
+    """What is listed of a table; `--json` has the same fields."""
+
+    table: str
+    kind: str
+    rows: int
+    columns: int
+    type: str
+    bytes: int
+    factors: list[list[int]] | None = None
+    ranks: list[int] | None = None
+    error: float | None = None
+    row_errors: dict[float, float] | None = None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        errors = ["", "", ""]
+        if self.row_errors is not None:  # of a table that was made of another one
+            found = self.error, self.row_errors.get(0.5), self.row_errors.get(0.99)
+            errors = ["?" if error is None else f"{error:.3g}" for error in found]
+        return (
+            self.table or "(unnamed)",
+            self.kind,
+            f"{self.rows:,}",
+            f"{self.columns:,}",
+            " ".join(f"{p}x{q}" for p, q in self.factors or ()),
+            " ".join(map(str, self.ranks or ())),
+            self.type,
+            f"{self.bytes:,}",
+            f"{4 * self.rows * self.columns / max(self.bytes, 1):,.1f}x",
+            *errors,
+        )
 
 
 def add_parser(commands: Any) -> None:
@@ -65,12 +115,13 @@ def add_parser(commands: Any) -> None:
         "--name",
         help="table to compare; required if there are several",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON for other programs")
     add_progress(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    stored = open_arrays(args.path)
+    stored = open_tables(args.path)
     shapes, small = train_shapes(stored), described_tables(stored)
     names = [*shapes, *small]
     if args.name is not None and args.name not in names:
@@ -81,82 +132,99 @@ def run(args: argparse.Namespace) -> None:
     if args.against is not None:
         name = _compared(args.name, names)
         errors[name] = _measured(args, name, small.get(name))
-    lines = [_tt_line(stored, name, shape, *errors[name]) for name, shape in shapes.items()]
-    lines += [_small_line(name, pair, *errors[name]) for name, pair in small.items()]
+    tables = [_train(stored, name, shape, *errors[name]) for name, shape in shapes.items()]
+    tables += [_small(name, pair, *errors[name]) for name, pair in small.items()]
     used = {key for keys in core_names(stored).values() for key in keys}
-    used |= {f"{name}.{key}" for name, (_, state) in small.items() for key in state}
+    used |= {
+        f"{name}.{key}" if name else key for name, (_, state) in small.items() for key in state
+    }
     used |= {name for table in shapes if (name := order_name(stored, table)) is not None}
     others = {name: array for name, array in stored.arrays.items() if name not in used}
     slots = [others.pop(name) for name in [*others] if trains.is_optimizer_state(name)]
+    for name, keys in _hash_tables(others).items():
+        tables.append(_hashed(name, {plain: others.pop(key) for plain, key in keys.items()}))
     dense = {
         name: array
         for name, array in others.items()
-        if len(array.shape) == 2 and jnp.issubdtype(array.dtype, jnp.floating)
+        if len(array.shape) == 2
+        and jnp.issubdtype(array.dtype, jnp.floating)
+        and not _NO_ROWS.fullmatch(name)
     }
-    lines += [
-        (name or "(unnamed)", "dense", *(f"{n:,}" for n in array.shape), "", "", array.dtype.name, f"{array.nbytes:,}",
-         f"{4 / array.dtype.itemsize:.1f}x", "", "", "")
+    tables += [
+        _Listed(name, "dense", *array.shape, array.dtype.name, array.nbytes)
         for name, array in dense.items()
-    ]  # fmt: skip
-    if lines:
-        print(text_table(_COLUMNS, lines, left=_LEFT))
-    if slots:
-        print(f"optimizer state: {len(slots)} arrays of {sum(a.nbytes for a in slots):,} bytes")
+    ]
     rest = [array for name, array in others.items() if name not in dense]
-    if rest or not (lines or slots):
-        print(f"{len(rest)} other arrays of {sum(array.nbytes for array in rest):,} bytes")
+    sums = {
+        "optimizer state": (len(slots), sum(array.nbytes for array in slots)),
+        "other arrays": (len(rest), sum(array.nbytes for array in rest)),
+    }
+    if args.json:
+        counted = {key: {"arrays": n, "bytes": size} for key, (n, size) in sums.items()}
+        print(json.dumps({"tables": [*map(dataclasses.asdict, tables)], **counted}, indent=2))
+        return
+    if tables:
+        print(text_table(_COLUMNS, [one.cells for one in tables], left=_LEFT))
+    if slots:
+        count, size = sums["optimizer state"]
+        print(f"optimizer state: {count} arrays of {size:,} bytes")
+    if rest or not (tables or slots):
+        count, size = sums["other arrays"]
+        print(f"{count} other arrays of {size:,} bytes")
 
 
-def _tt_line(
+def _train(
     stored: StoredArrays, name: str, shape: TTShape, error: float | None, rows: dict[float, float]
-) -> tuple[str, ...]:
+) -> _Listed:
     cores = [stored.arrays[key] for key in core_names(stored)[name]]
     order = order_name(stored, name)
     nbytes = sum(core.nbytes for core in cores)
     nbytes += 0 if order is None else stored.arrays[order].nbytes
     kind = "tensor train" if order is None else "tensor train, ordered"
     pairs = zip(shape.row_factors, shape.col_factors, strict=True)
-    return (
-        name or "(unnamed)",
-        kind,
-        f"{shape.num_embeddings:,}",
-        f"{shape.features:,}",
-        " ".join(f"{p}x{q}" for p, q in pairs),
-        " ".join(map(str, shape.ranks)),
-        cores[0].dtype.name,
-        f"{nbytes:,}",
-        _smaller(shape, nbytes),
-        *_in_words(error, rows),
-    )
+    sizes = shape.num_embeddings, shape.features
+    factors = [list(pair) for pair in pairs]
+    ranks = list(shape.ranks)
+    return _Listed(name, kind, *sizes, cores[0].dtype.name, nbytes, factors, ranks, error, rows)
 
 
-def _small_line(
-    name: str, pair: Pair, error: float | None, rows: dict[float, float]
-) -> tuple[str, ...]:
+def _small(name: str, pair: Pair, error: float | None, rows: dict[float, float]) -> _Listed:
     table, state = pair
     kind, dtype = _settings(table, state)
     nbytes = sum(array.nbytes for array in state.values())
-    return (
-        name or "(unnamed)",
-        kind,
-        f"{table.num_embeddings:,}",
-        f"{table.features:,}",
-        "",
-        "",
-        dtype,
-        f"{nbytes:,}",
-        _smaller(table, nbytes),
-        *_in_words(error, rows),
-    )
+    sizes = table.num_embeddings, table.features
+    return _Listed(name, kind, *sizes, dtype, nbytes, error=error, row_errors=rows)
 
 
-def _smaller(sizes: Any, nbytes: int) -> str:
-    """By how much a table is smaller than its rows in float32."""
-    return f"{4 * sizes.num_embeddings * sizes.features / nbytes:,.1f}x"
+def _hash_tables(arrays: Mapping[str, StoredArray]) -> dict[str, dict[str, str]]:
+    """The arrays of hash tables with dense rows: by table, from their names in its state to those in the file."""
+    found = {}
+    for key in arrays:
+        match = _HASH_KEYS.fullmatch(key)
+        if not match or len(arrays[key].shape) != 3:
+            continue
+        start, leaf = match.groups()
+        sets, _, ways = arrays[key].shape
+        inside = {
+            other[len(start) : len(other) - len(leaf)]: other
+            for other in arrays
+            if other.startswith(start) and other.endswith(leaf)
+        }
+        held = {
+            name: other
+            for name, other in inside.items()
+            if name.startswith("hash_") or (name == _ROWS and arrays[other].shape[0] == sets * ways)
+        }
+        if {_ROWS, *KEYS} <= held.keys():
+            found[start.rstrip(".")] = held
+    return found
 
 
-def _in_words(error: float | None, rows: dict[float, float]) -> list[str]:
-    return ["?" if e is None else f"{e:.3g}" for e in (error, rows.get(0.5), rows.get(0.99))]
+def _hashed(name: str, arrays: Mapping[str, StoredArray]) -> _Listed:
+    keys = np.count_nonzero(np.asarray(arrays[KEYS[2]].read()))
+    nbytes = sum(array.nbytes for array in arrays.values())
+    rows = arrays[_ROWS]
+    return _Listed(name, f"hash table, {keys:,} keys", *rows.shape, rows.dtype.name, nbytes)
 
 
 def _compared(name: str | None, names: list[str]) -> str:
@@ -184,7 +252,7 @@ def _measured(
         if small is not None:
             check(small[0])
             return measured_errors(original, *small, bar)
-        stored = open_arrays(args.path)
+        stored = open_tables(args.path)
         train = trains.read(stored, name, train_shapes(stored)[name])
         check(train.shape)
         rows = original if train.id_order is None else OrderedRows(original, train.id_order)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 
 import jax_tt
+from jax_tt._formats.output import OVERWRITE
 from jax_tt.cli import compress, info, measure, order, plan
 
 _COMMANDS = (order, compress, plan, measure, info)
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _failed(message: str) -> int:
-    print(f"jax-tt: error: {' '.join(message.split())}", file=sys.stderr)
+    words = " ".join(message.split()).replace(OVERWRITE, "--force")
+    print(f"jax-tt: error: {words}", file=sys.stderr)
     return 2
 
 

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import importlib
 import io
+import json
 import lzma
 import os
 from pathlib import Path
@@ -97,7 +98,8 @@ def test_compress_by_tolerance_bytes_and_weights(table, capsys):
     ran("compress", "table.npy", "--out", "a.safetensors", "--tolerance", "0.01", QUIET)
     assert jax_tt.files.load_errors("a.safetensors")["table"][0] <= 0.01
     np.save("weights.npy", np.arange(N))
-    args = ["--max-bytes", "1.5kB", "--weights", "weights.npy", "--picture", "e.png", QUIET]
+    args = ["--max-bytes", "1.5kB", "--row-factors", "7,7,7", "--col-factors", "2,2,2"]
+    args += ["--weights", "weights.npy", "--picture", "e.png", QUIET]
     ran("compress", "table.npy", "--out", "b.safetensors", *args)
     found, _ = jax_tt.files.load("b.safetensors")["table"]
     assert found.shape.cost().bytes <= 1500
@@ -241,7 +243,8 @@ def test_bad_interactions(folder, capsys):
     for text, message in [
         ("", "is empty"),
         ("\n\n", "holds no interactions"),
-        ("1 2\n3 x4\n", "line 2 is b'3 x4'"),
+        ("1 2\n3 x4\n", "line 2 is '3 x4'"),
+        ("user,item\n1,2\n", "line 1 is 'user,item'; expected integers >= 0 separated"),
         ("1 2\n3 -4\n", "line 2"),
         ("1 2.5\n", "line 1"),
         ("1 99999999999999999999\n", "number of 20 digits"),
@@ -411,4 +414,12 @@ def test_info_counts_optimizer_state_apart(folder, capsys):
     _, *lines, last = capsys.readouterr().out.strip().splitlines()
     assert [line.split()[0] for line in lines] == ["model.items", "model.shops.embedding"]
     assert last == "optimizer state: 3 arrays of 800 bytes"
+    ran("info", "model.npz", "--json", QUIET)
+    found = json.loads(capsys.readouterr().out)
+    assert found["optimizer state"] == {"arrays": 3, "bytes": 800}
+    train, dense = found["tables"]
+    assert (train["table"], train["kind"], train["rows"], train["ranks"]) == (
+        "model.items", "tensor train", 100, [3],
+    )  # fmt: skip
+    assert (dense["kind"], dense["rows"], dense["bytes"]) == ("dense", 5, 80)
     assert list(jax_tt.files.load("model.npz")) == ["model.items"]

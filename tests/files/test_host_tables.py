@@ -58,15 +58,18 @@ def tensors(torch, rows):
     """A tensor, one in bfloat16, and those that are refused, with what the message says."""
     if isinstance(torch, types.SimpleNamespace):
         half, gradient = torch.half(rows), torch.gradient(rows)
-        far = Tensor(rows, device="cuda")
+        far, nested = Tensor(rows, device="cuda"), Tensor(rows)
+        nested.is_nested = True
         odd = Tensor(rows.astype(jnp.float8_e5m2), "torch.float8")
     else:
         whole = torch.from_numpy(rows)
         half, gradient = whole.to(torch.bfloat16), torch.nn.Parameter(whole)
         far, odd = whole.to("meta"), whole.to(torch.float8_e5m2)
+        nested = torch.nested.nested_tensor([whole[0], whole[0, :1]], layout=torch.jagged)
     refused = {
         gradient: r"got a torch tensor that requires a gradient; expected .* tensor.detach\(\).cpu",
         far: r"got a torch tensor on .*; expected one on the CPU .* tensor.detach\(\).cpu\(\)",
+        nested: r"got a nested torch tensor; .*'ids': tensor.values\(\), 'offsets': tensor.offsets",
         odd: r"got a torch tensor of .* that numpy cannot take \(.*unsupported ScalarType.*\); expected a dense tensor",
     }
     return torch.from_numpy(rows), half, refused

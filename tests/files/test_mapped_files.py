@@ -27,6 +27,7 @@ def arrays():
         "head": {"kernel": jnp.ones((3, 1)), "bias": jnp.zeros((), jnp.bfloat16)},
         "none": np.zeros((0, 4), np.float16),
         "deep": {"a/b": {"c": np.array([True, False, True])}},
+        "list": {0: np.ones(2, np.float32), 10: {"bias": np.zeros(1, np.float32)}},  # of nnx.List
         "last": np.arange(64, dtype=np.int32)[::2],
     }
 
@@ -76,7 +77,7 @@ def test_arrays_are_the_file(tmp_path):
 def test_what_is_not_written(tmp_path):
     for given, message in [
         ([np.ones(3)], "arrays: got a list; expected a mapping"),
-        ({"a": {1: np.ones(3)}}, r"arrays\['a'\]: got the key 1; expected strings"),
+        ({"a": {0.5: np.ones(3)}}, r"arrays\['a'\]: got the key 0.5; expected strings or integers"),
         ({"a": {}}, r"arrays\['a'\]: got an empty mapping"),
         ({"a": "text"}, r"arrays\['a'\]: got "),
         ({"a": np.ones(3, np.complex64)}, "got complex64; expected one of F64"),

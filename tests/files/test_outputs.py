@@ -114,10 +114,10 @@ def test_hopeless_outputs_are_refused_at_once(inputs, capsys):
         ((*ORDER, "--out", "nodir/x.npz"), "there is no directory"),
         (
             (*COMPRESS, "--out", "table.safetensors"),
-            "exists; expected a new name, or overwrite=True",
+            "exists; expected a new name, or --force to replace it.",
         ),
-        ((*COMPRESS, "--out", "other"), "exists; expected a new name, or overwrite=True"),
-        ((*COMPRESS, "--out", "empty"), "exists; expected a new name, or overwrite=True"),
+        ((*COMPRESS, "--out", "other"), "exists; expected a new name, or --force to replace it."),
+        ((*COMPRESS, "--out", "empty"), "exists; expected a new name, or --force to replace it."),
         ((*COMPRESS, "--out", "x.safetensors", "--picture", "old.png"), "old.png: exists"),
         ((*ORDER, "--out", "order.npz"), "order.npz: exists"),
         ((*ORDER, "--out", "x.npz", "--picture", "old.png"), "old.png: exists"),
@@ -307,7 +307,7 @@ def test_save_overwrites_only_when_told(table, tmp_path):
         path = tmp_path / name
         jax_tt.files.save(path, first)
         with pytest.raises(
-            jax_tt.FileError, match="exists; expected a new name, or overwrite=True"
+            jax_tt.FileError, match="exists; expected a new name, or overwrite=True to replace"
         ):
             jax_tt.files.save(path, {"b": first["a"]})
         assert list(jax_tt.files.load(path)) == ["a"]

@@ -38,7 +38,7 @@ from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._ops.insert_in_call import insert_in_call, with_checked_gradients
 from jax_tt._ops.top_k import top_k
 from jax_tt._table.checkpoint import unsharded
-from jax_tt._table.copies import with_name
+from jax_tt._table.copies import with_name, without_values
 from jax_tt._table.initial_rows import init_param
 from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.table import Table
@@ -96,11 +96,12 @@ class TableModule(ChecksKeywords, nn.Module):
             "layer jax_tt.linen.TableEmbed or TableEmbedBag of the table."
         )
 
-    @nn.nowrap
-    def _host_batch(self, ids: Any, pooled: bool, **options: Any) -> Any:
+    @property
+    def host_batch(self) -> Callable[..., Any]:
+        """Prepares ids for a compiled step, as `jax_tt.TableEmbed.host_batch`; it needs no variables."""
         table, lookup = self._describe()
-        table = self._named(table, "")
-        return host_batch(table, ids, pooled=pooled, bounds=lookup.bounds, **options)
+        table, pooled = without_values(self._named(table, "")), isinstance(self, EmbedBagModule)
+        return functools.partial(host_batch, table, pooled=pooled, bounds=lookup.bounds)
 
     @nn.nowrap
     def _given(self) -> GivenState | None:
@@ -268,11 +269,6 @@ class EmbedModule(TableModule):
         (result,) = self.promote_dtype(result, dtype=self.dtype, inexact=False)
         return result
 
-    @nn.nowrap
-    def host_batch(self, ids: Any, *, sharding: Any = None) -> Any:
-        """The ids as a compiled step takes them; see `jax_tt.TableEmbed.host_batch`. It needs no variables."""
-        return self._host_batch(ids, False, sharding=sharding)
-
     def attend(self, query: jax.Array) -> jax.Array:
         """Scores ``query[..., features]`` against every row, ``[..., num_embeddings]``, as `jax_tt.TTEmbed.attend`."""
 
@@ -312,7 +308,6 @@ class EmbedBagModule(TableModule):
 
     # Flax wraps only the methods that stand in the class itself.
     __call__ = BagCalls.__call__
-    host_batch = nn.nowrap(BagCalls.host_batch)
 
 
 class Sizes(TableModule):

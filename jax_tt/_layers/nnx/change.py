@@ -359,6 +359,7 @@ class ChangingModule(TableModule):
             like = {} if name in change.table.spec.buffers else template.get_metadata()
             setattr(self, name, nnx.data(kind(value, **like)))
         self.table = without_values(change.table)
+        self._describe()
         moments()
 
 

@@ -219,17 +219,15 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         tables = tuple((name, self.tables[name].table) for name in self._names)
         return _collection(tables, self.features)
 
-    def host_batch(
-        self, batch: Any, *, capacity: int | Mapping[str, int] | None = None, sharding: Any = None
-    ) -> Any:
-        """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.Collection.host_batch`.
+    @property
+    def host_batch(self) -> Callable[..., Any]:
+        """Prepares the batch of a data loader for a step: ``host_batch(batch, capacity=None, sharding=None)``.
 
-        Ids out of range are treated as the ``bounds`` of every table say.
+        It calls `jax_tt.Collection.host_batch`. Ids out of range are treated as the ``bounds`` of every table say. As
+        `TableEmbed.host_batch`, it has the descriptions of the tables and none of their arrays.
         """
         bounds = {name: self.tables[name].lookup.bounds for name in self._names}
-        return self.collection.host_batch(
-            batch, bounds=bounds, capacity=capacity, sharding=sharding
-        )
+        return functools.partial(self.collection.host_batch, bounds=bounds)
 
     def insert(
         self,

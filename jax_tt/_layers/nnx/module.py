@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +16,8 @@ from flax.errors import TraceContextError
 from jax_tt._base.arguments import as_scalar, type_of
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
-from jax_tt._layers.call import GivenState, check_value, for_evaluation, step_inputs
+from jax_tt._files.kinds import description_of
+from jax_tt._layers.call import BagCalls, GivenState, check_value, for_evaluation, step_inputs
 from jax_tt._layers.variables import (
     WHERE_FLAX_ALLOWS,
     CacheState,
@@ -24,6 +26,7 @@ from jax_tt._layers.variables import (
     IdOrderState,
     OutOfRange,
     PageTable,
+    TableDescription,
 )
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._ops.insert_in_call import insert_in_call
@@ -122,11 +125,18 @@ class TableModule(ChecksKeywords, nnx.Module):
         arrays = {name: param[...] for name, param in params.items()}
         self.param_dtype = table.spec.storage(arrays)
         rest = table.init_rest(arrays) if given is None else given.rest(table)
+        self._describe()
         for name, value in rest.items():
             # Optimizer state of the same shape as a parameter is sharded like it.
             twin = next((param for param in params.values() if param.shape == value.shape), None)
             like = {} if twin is None or name in table.spec.buffers else twin.get_metadata()
             setattr(self, name, variable_type(table, name)(value, **like))
+
+    def _describe(self) -> None:
+        """Keeps the description of the table as it is now beside its arrays, for what reads them in a checkpoint."""
+        notes = description_of(self.table)
+        if notes is not None:
+            self.description = TableDescription(jnp.asarray(notes))
 
     @property
     def num_embeddings(self) -> int:
@@ -189,8 +199,16 @@ class TableModule(ChecksKeywords, nnx.Module):
         """The arrays of the table by name: the state that methods of ``table`` take."""
         return read_state(self)
 
-    def _host_batch(self, ids: Any, pooled: bool, **options: Any) -> Any:
-        return host_batch(self.table, ids, pooled=pooled, bounds=self.lookup.bounds, **options)
+    @property
+    def host_batch(self) -> Callable[..., Any]:
+        """Prepares the ids of a data loader for a compiled step: ``host_batch(ids, capacity=None, sharding=None)``.
+
+        It calls `jax_tt.pipeline.host_batch`. Ids out of range are treated as ``bounds`` says. It has the description
+        of the table and none of its arrays: pickled for the processes of a data loader it takes a few kilobytes, and
+        starts no device there.
+        """
+        pooled = isinstance(self, BagCalls)
+        return functools.partial(host_batch, self.table, pooled=pooled, bounds=self.lookup.bounds)
 
     def _named(self, table: Table) -> Table:
         if table.name is not None:

@@ -102,13 +102,6 @@ class TableEmbed(AnyFromPretrained, ChangingModule):
         (result,) = self.promote_dtype((result,), dtype=self.dtype, inexact=False)
         return result
 
-    def host_batch(self, ids: Any, *, sharding: Any = None) -> Any:
-        """The ids as a compiled step takes them, from what a data loader gives; see `jax_tt.pipeline.host_batch`.
-
-        Ids out of range are treated as ``bounds`` says.
-        """
-        return self._host_batch(ids, False, sharding=sharding)
-
     def attend(self, query: jax.Array, out_sharding: Any = None) -> jax.Array:
         """Scores queries against every row, without building the table.
 

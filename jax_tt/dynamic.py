@@ -13,8 +13,9 @@
 
 from jax_tt._collection import insertion as _insertion  # noqa: F401, registers collections
 from jax_tt._ids.keys import hash_ids as hash_ids
+from jax_tt._ids.keys import join_keys as join_keys
 from jax_tt._ids.keys import split_keys as split_keys
-from jax_tt._ids.keys import whole_keys as join_keys
+from jax_tt._ids.keys import whole_keys as whole_keys
 from jax_tt._kinds.hashed.change import grow_if_full as grow_if_full
 from jax_tt._ops.entries import hash_statistics as statistics
 from jax_tt._ops.entries import table_keys as keys_of
@@ -53,5 +54,6 @@ __all__ = [
     "remove",
     "split_keys",
     "statistics",
+    "whole_keys",
     "with_slots",
 ]

@@ -52,7 +52,10 @@ def as_number(name: str, value: Any, expected: str, holds: Callable[[float], boo
 
 
 def as_array(name: str, value: Any) -> Any:
-    """Arrays unchanged, anything else that holds numbers as a numpy array, in the byte order of this machine."""
+    """Arrays unchanged, anything else that holds numbers as a numpy array, in the byte order of this machine.
+
+    Integers in lists or in arrays of objects have the first type of int64 and uint64 that holds all of them.
+    """
     if isinstance(value, jax.Array):
         return value
     if is_tensor(value):
@@ -66,34 +69,65 @@ def as_array(name: str, value: Any) -> Any:
         if hasattr(value, "__jax_array__"):
             return jnp.asarray(value)
         array = np.asarray(value)
+        # numpy has no integer type for int64 and uint64 together.
+        if array.dtype == np.float64 and _begins_with_an_integer(value):
+            exact = np.array(value, object)
+            array = exact if _are_integers(exact) else array
     except (ValueError, TypeError, OverflowError) as error:
         raise TypeError(
             f"{name}: got {type_of(value)} that is no array ({error}); expected an array of numbers."
         ) from error
+    if array.dtype.kind == "O" and array.size and _are_integers(array):
+        return _of_64_bits(name, array)
     if array.dtype.kind in "OSUMm":
-        if (
-            array.size
-            and array.dtype.kind == "O"
-            and all(isinstance(x, int) for x in array.reshape(-1))
-        ):
-            raise TypeError(
-                f"{name}: got integers of more than 64 bits; expected -2**63 to 2**64 - 1."
-            )
         raise TypeError(
             f"{name}: got {type_of(value)} (dtype {array.dtype}); expected an array of numbers."
         )
     return array.astype(native_type(array.dtype), copy=False)
 
 
+def joined_integers(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays of integers ``[n]``, one after another, in a type that holds them all; of floats, as numpy joins them."""
+    if not parts:
+        return np.zeros(0, np.int64)
+    # numpy makes floats of these together.
+    types = {part.dtype for part in parts}
+    if np.dtype(np.uint64) not in types or {dtype.kind for dtype in types} != {"i", "u"}:
+        return np.concatenate(parts)
+    return as_array(name, np.concatenate([part.astype(object) for part in parts]))
+
+
+def _begins_with_an_integer(value: Any) -> bool:
+    """Whether the first number in nested lists is an integer: of lists of floats no other one is looked at."""
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return isinstance(value, int) or getattr(getattr(value, "dtype", None), "kind", "f") in "iu"
+
+
+def _are_integers(objects: np.ndarray) -> bool:
+    kinds = set(map(type, objects.reshape(-1).tolist()))
+    return all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds)
+
+
+def _of_64_bits(name: str, objects: np.ndarray) -> np.ndarray:
+    """Python's integers in an array, in int64 or uint64."""
+    flat = list(map(int, objects.reshape(-1).tolist()))
+    low, high = min(flat), max(flat)
+    if low < -(2**63) or high >= 2**64:
+        raise ValueError(
+            f"{name}: got {low if low < -(2**63) else high}; expected integers from -2**63 to 2**64 - 1."
+        )
+    if low < 0 and high >= 2**63:
+        raise ValueError(
+            f"{name}: got {low} and {high}, which no type of 64 bits holds together; expected integers from -2**63 to "
+            "2**63 - 1, or from 0 to 2**64 - 1. Of keys, pass key % 2**64 for each."
+        )
+    return objects.astype(np.int64 if high < 2**63 else np.uint64)
+
+
 def not_integers(name: str, dtype: Any) -> ValueError:
     """The error for ids or keys of another type than integers."""
-    message = f"{name}: got dtype {dtype}; expected integers, e.g. ids.astype(np.int64)."
-    if dtype == np.float64:
-        message += (
-            " A list that has ids of 2**63 or more beside others becomes floats in numpy; give it a type, e.g. "
-            "np.array(ids, np.uint64)."
-        )
-    return ValueError(message)
+    return ValueError(f"{name}: got dtype {dtype}; expected integers, e.g. ids.astype(np.int64).")
 
 
 def as_condition(

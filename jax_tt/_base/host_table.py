@@ -25,6 +25,12 @@ def from_tensor(name: str, tensor: Any) -> np.ndarray:
         raise TypeError(
             f"{name}: got a torch tensor {odd}; expected one on the CPU without gradients, tensor.detach().cpu()."
         )
+    if getattr(tensor, "is_nested", False):
+        raise TypeError(
+            f"{name}: got a nested torch tensor; expected its values with the ends of its rows, of a jagged tensor: "
+            "{'ids': tensor.values(), 'offsets': tensor.offsets()} in host_batch, or "
+            "Bags.from_offsets(tensor.values(), tensor.offsets())."
+        )
     torch = sys.modules["torch"]
     try:
         if tensor.dtype == torch.bfloat16:  # unknown to numpy, not to ml_dtypes

@@ -19,7 +19,7 @@ from jax_tt._collection.host_ids import Bounds, table_ids
 from jax_tt._collection.states import listed
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keyed_bags import KeyedBags
-from jax_tt._ids.keys import refuse_cut_keys
+from jax_tt._ids.keys import join_keys, refuse_cut_keys
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._table.options import BOUNDS
@@ -199,7 +199,9 @@ def _on_host(batch: Any) -> Any:
     host = jax.tree.map(np.asarray, batch)
     places = np.zeros(host.ids.shape, np.int32)
     bags = Bags.from_offsets(places, host.offsets, host.weights, capacity=len(places))
-    return dataclasses.replace(host, offsets=bags.offsets, weights=bags.weights)
+    # Negative ids of tables without keys are out of range, and stay so.
+    ids = join_keys(host.ids).view(np.int64) if isinstance(host.ids, SplitIds) else host.ids
+    return dataclasses.replace(host, ids=ids, offsets=bags.offsets, weights=bags.weights)
 
 
 def _check(table: Table, given: Given, pooled: bool, capacity: Any) -> None:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, as_int, not_integers, type_of
+from jax_tt._base.arguments import as_array, as_int, joined_integers, not_integers, type_of
 from jax_tt._base.host_table import is_tensor
 from jax_tt._ids.bags import Bags, as_ids, as_weights, id_array, padding_value
 from jax_tt._ids.id_space import IdSpace
@@ -177,7 +177,7 @@ def _rows(value: Any) -> list[Any] | None:
     if not isinstance(value, list | tuple):
         return None
     if _all_lists(value):
-        return list(value) if value else None
+        return list(value)
     are = [isinstance(row, list | tuple) or getattr(row, "ndim", 0) > 0 for row in value]
     if not any(are):
         return None
@@ -205,12 +205,10 @@ def _joined(
         parts = [
             np.asarray(to_array(f"{name}[{k}]", row)) for k, row in enumerate(rows) if len(row)
         ]
-        if {np.dtype(np.int64), np.dtype(np.uint64)} <= {part.dtype for part in parts}:
-            raise TypeError(f"{name}: got rows of int64 and of uint64; expected one type.")
         deep = [part.shape for part in parts if part.ndim != 1]
         if deep:
             raise ValueError(f"{name}: got a row of shape {deep[0]}; expected the ids of one bag.")
-        flat = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        flat = joined_integers(name, parts)
     if flat.ndim != 1:
         raise ValueError(f"{name}: got lists of lists of lists; expected one list per bag.")
     return flat, lengths

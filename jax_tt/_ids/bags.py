@@ -11,7 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array, as_int, narrow, not_integers, type_of
+from jax_tt._base.arguments import (
+    as_array,
+    as_int,
+    joined_integers,
+    narrow,
+    not_integers,
+    type_of,
+)
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._ids import bag_parts
 from jax_tt._ids.offsets import if_well_formed, refuse_malformed
@@ -171,7 +178,7 @@ class Bags:
         """
         arrays = [array if array.size else array.astype(np.int64) for array in _rows("rows", rows)]
         lengths = np.array([array.size for array in arrays], np.int64)
-        ids = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+        ids = joined_integers("rows", arrays)
         flat = None
         if weights is not None:
             parts = _rows("weights", weights)
@@ -368,15 +375,21 @@ def as_ids(ids: Any, name: str = "ids") -> Any:
         return array
     if x64_enabled():
         return array.astype(np.int64) if array.size == 0 or array.max() < 2**63 else array
-    if array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31):
-        return array.astype(np.int32)
-    if array.min() >= 0 and array.max() < 2**32 - 1:
-        return array.astype(np.uint32)
+    dtype = type_of_32_bits(array)
+    if dtype is not None:
+        return array.astype(dtype)
     raise ValueError(
         f"{name}: got {array.dtype} ids up to {array.max()}, which do not fit 32 bits while jax_enable_x64 is "
         "off; give them to host_batch as {'ids': ids, 'lengths': lengths}, turn on jax_enable_x64, or split them on "
         "the host: with TTShape.split_ids(ids) for a tensor train, jax_tt.dynamic.split_keys(ids) for a hash table."
     )
+
+
+def type_of_32_bits(ids: np.ndarray) -> Any:
+    """The type of 32 bits that holds all of these integers, or None."""
+    if ids.size == 0 or (ids.min() >= -(2**31) and ids.max() < 2**31):
+        return np.int32
+    return np.uint32 if ids.min() >= 0 and ids.max() < 2**32 - 1 else None
 
 
 def id_array(ids: Any, name: str) -> Any:

@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from jax_tt._base.arguments import as_array, narrow
 from jax_tt._base.dtypes import x64_enabled
-from jax_tt._ids.bags import Bags, as_ids, signed_padding
+from jax_tt._ids.bags import Bags, as_ids, id_array, signed_padding
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import reshape_rows
 from jax_tt._ids.id_space import IdSpace
@@ -124,6 +124,8 @@ def _table_ids(
         ids = space.without_slots(name, ids)
     if space.takes_keys:
         return key_digits(name, ids, padded), None
+    if isinstance(ids, np.ndarray) and ids.dtype == object:
+        ids = id_array(ids, name)
     ids = signed_padding(ids) if padded else ids
     if isinstance(ids, Tracer):
         _refuse_cut(space, ids, name)

@@ -25,7 +25,9 @@ class KeyedBags:
     arrays, traced or not, only the shapes are checked.
 
     Attributes:
-        ids: integers ``[capacity]``; all ids of the first feature, then all of the second, and so on.
+        ids: integers ``[capacity]``; all ids of the first feature, then all of the second, and so on. Where some are
+            keys that do not fit 32 bits, and JAX has no others, they are `SplitIds` of two words, as of
+            `dynamic.split_keys`; `Collection.host_batch` makes of them what every table takes.
         offsets: int32 ``[sum of batch_sizes + 1]``, the last one included; ids past ``offsets[-1]`` are ignored.
         weights: one float per id, or None.
         keys: static; the names of the features.
@@ -102,6 +104,7 @@ class KeyedBags:
         (array([0, 1, 3], dtype=int32), array([0, 0], dtype=int32))
         """
         keys, sizes = keyed_checks.ragged(keys, ids, "offsets", offsets, batch_sizes, capacity)
+        ids = keyed_checks.flat_ids(ids)
         bags = Bags.from_offsets(ids, offsets, weights, capacity=capacity)
         return cls.of(bags, keys, sizes)
 
@@ -123,6 +126,7 @@ class KeyedBags:
             lengths: ``[sum of batch_sizes]`` non-negative integers.
         """
         keys, sizes = keyed_checks.ragged(keys, ids, "lengths", lengths, batch_sizes, capacity)
+        ids = keyed_checks.flat_ids(ids)
         bags = Bags.from_lengths(ids, lengths, weights, capacity=capacity)
         return cls.of(bags, keys, sizes)
 

@@ -14,8 +14,10 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._base.arguments import as_array, as_int, type_of
-from jax_tt._ids.bags import Bags, as_ids, id_array, signed_padding
+from jax_tt._base.dtypes import x64_enabled
+from jax_tt._ids.bags import Bags, as_ids, id_array, signed_padding, type_of_32_bits
 from jax_tt._ids.batch import Batch, is_padding
+from jax_tt._ids.keys import split_keys
 from jax_tt._ids.split_ids import SplitIds
 
 
@@ -180,6 +182,15 @@ def ragged(
             f"capacity={count}."
         )
     return keys, batch_sizes
+
+
+def flat_ids(ids: Any) -> Any:
+    """Ids as `KeyedBags` hold them: keys for which 32 bits are too few as their words, which JAX does not cut."""
+    array = id_array(ids, "ids")
+    integers = isinstance(array, np.ndarray) and array.dtype.kind in "iu"
+    if not integers or x64_enabled() or type_of_32_bits(array) is not None:
+        return array
+    return split_keys(array)
 
 
 def flat_on_host(key: str, given: Any) -> Bags:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, as_int, not_integers
+from jax_tt._base import words as words_of
+from jax_tt._base.arguments import as_array, as_int, not_integers, type_of
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._base.installed import require
 from jax_tt._ids.batch import Batch
@@ -19,7 +20,7 @@ from jax_tt._ids.split_ids import SplitIds
 _FIX = (
     "make the batch on the host, jax_tt.pipeline.host_batch(table, keys) or jax_tt.dynamic.split_keys(keys), or turn "
     "on jax_enable_x64. "
-    "If the 32 bits are whole keys, pass jax_tt.dynamic.join_keys(keys)"
+    "If the 32 bits are whole keys, pass jax_tt.dynamic.whole_keys(keys)"
 )
 
 
@@ -51,7 +52,7 @@ def split_keys(keys: Any) -> SplitIds:
 
     Raises:
         TypeError: ``keys`` are traced.
-        ValueError: ``keys`` are not integers, or they are a JAX array of 32 bits, see `dynamic.join_keys`.
+        ValueError: ``keys`` are not integers, or they are a JAX array of 32 bits, see `dynamic.whole_keys`.
 
     >>> import jax_tt, numpy as np
     >>> jax_tt.dynamic.split_keys(np.array([2**32 + 7, -1])).digits
@@ -66,6 +67,46 @@ def split_keys(keys: Any) -> SplitIds:
         )
     refuse_cut_keys("keys", array)
     return SplitIds(_words_on_host("keys", np.asarray(array), keys))
+
+
+def join_keys(keys: Any) -> np.ndarray:
+    """The integers of keys that are split into two 32-bit words each, on the host: the inverse of `split_keys`.
+
+    Args:
+        keys: `SplitIds` of two words, as `split_keys`, `host_batch` and `top_k` of a hash table return them, or their
+            words, uint32 ``[..., 2]``, as in `Inserted` and `Evicted`.
+
+    Returns:
+        uint64 ``[...]``; ``.astype(np.int64)`` for signed keys. Where all bits of a key are set, such as where `top_k`
+        has no key, it is ``2**64 - 1``.
+
+    Raises:
+        TypeError: ``keys`` are traced, or something else.
+        ValueError: ``keys`` are `SplitIds` of a tensor train, which `TTShape.join_ids` joins.
+
+    >>> import jax_tt, numpy as np
+    >>> keys = jax_tt.dynamic.split_keys(np.array([2**32 + 7, -1]))
+    >>> jax_tt.dynamic.join_keys(keys).astype(np.int64)
+    array([4294967303,         -1])
+    """
+    words = keys.digits if isinstance(keys, SplitIds) else keys
+    if isinstance(words, Tracer):
+        raise TypeError(
+            "keys: got traced keys; join them outside jit, where numpy has integers of 64 bits."
+        )
+    dtype = getattr(words, "dtype", None)
+    if dtype != (np.int32 if isinstance(keys, SplitIds) else np.uint32):
+        raise TypeError(
+            f"keys: got {type_of(keys)}{'' if dtype is None else f' of {dtype}'}; expected SplitIds, or words of keys, "
+            "uint32 [..., 2]."
+        )
+    located = isinstance(keys, LocatedKeys)
+    if words.ndim < 1 or words.shape[-1] != 2 + located:
+        raise ValueError(
+            f"keys: got words of shape {tuple(words.shape)}; expected [..., 2]. The digits of a tensor train are "
+            "joined by TTShape.join_ids."
+        )
+    return words_of.integers(np.asarray(words).view(np.uint32)[..., 1::-1])
 
 
 def whole_keys(keys: Any) -> SplitIds:
@@ -86,7 +127,7 @@ def whole_keys(keys: Any) -> SplitIds:
         ValueError: ``keys`` are not integers of at most 32 bits.
 
     >>> import jax, jax.numpy as jnp, jax_tt
-    >>> jax.jit(jax_tt.dynamic.join_keys)(jnp.array([7, -1])).digits
+    >>> jax.jit(jax_tt.dynamic.whole_keys)(jnp.array([7, -1])).digits
     Array([[ 0,  7],
            [-1, -1]], dtype=int32)
     """

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array
+from jax_tt._base.arguments import as_array, type_of
 
 
 def same_arrays(left: Any, right: Any) -> bool:
@@ -96,3 +96,26 @@ def split_on_host(ids: Any, num_embeddings: int, row_factors: Sequence[int]) -> 
             rest, digit = np.divmod(rest, row_factors[k])
         digits[..., k] = np.where(negative, -1, np.where(told, digit, row_factors[k]))
     return SplitIds(digits)
+
+
+def join_on_host(ids: Any, num_embeddings: int, row_factors: Sequence[int]) -> np.ndarray:
+    """The integers of digits on the host; see :meth:`jax_tt.TTShape.join_ids`."""
+    if not isinstance(ids, SplitIds):
+        raise TypeError(
+            f"join_ids: ids: got {type_of(ids)}; expected SplitIds, as split_ids returns them."
+        )
+    digits = as_array("join_ids: ids.digits", ids.digits)
+    if isinstance(digits, Tracer):
+        raise TypeError("join_ids: ids: got traced SplitIds; join them outside jit.")
+    if digits.shape[-1:] != (len(row_factors),):
+        raise ValueError(
+            f"join_ids: ids: got SplitIds of shape {digits.shape}; expected {len(row_factors)} digits, as split_ids "
+            "of this shape returns them. Keys of a hash table are joined by jax_tt.dynamic.join_keys."
+        )
+    digits = np.asarray(digits)
+    rows = np.zeros(digits.shape[:-1], np.int64)
+    for k, factor in enumerate(row_factors):
+        rows = rows * factor + np.clip(digits[..., k], 0, factor - 1)
+    # What is out of range stays so, on the same side.
+    large = (digits >= np.asarray(row_factors)).any(axis=-1) | (rows >= num_embeddings)
+    return np.where((digits < 0).any(axis=-1), -1, np.where(large, num_embeddings, rows))

@@ -51,7 +51,7 @@ class Evicted(NamedTuple):
     """Keys that lost their row; entries with ``touched`` 0 are empty, and unspecified otherwise.
 
     Attributes:
-        keys: uint32 ``[n, 2]``, high and low word.
+        keys: uint32 ``[n, 2]``, high and low word, of which `dynamic.join_keys` makes integers.
         scores: uint32 ``[n, 2]``, high and low word.
         touched: int32 ``[n]``, the number of the last batch that requested the key.
         arrays: the row and its optimizer state by the name of the array in the state, ``[n, ...]`` in its type; empty

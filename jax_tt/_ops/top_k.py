@@ -64,8 +64,8 @@ def top_k(
         Scores ``[..., k]`` in descending order, float32, or float64 for a table of float64; and ids int32 ``[..., k]``,
         ascending among equal scores. Where there are fewer than ``k`` rows, scores are -inf and ids -1. Rows whose
         score is NaN or -inf are left out. For a hash table, the ids are keys, `SplitIds` with digits
-        ``[..., k, 2]``, all -1 where there is none; of keys with equal scores that are more than ``k``, those with the
-        first slots are returned.
+        ``[..., k, 2]``, all -1 where there is none, of which `dynamic.join_keys` makes integers; of keys with equal
+        scores that are more than ``k``, those with the first slots are returned.
 
     Raises:
         ValueError: a shape or a number does not fit, or ``exclude`` has ids out of range, which is noticed unless they

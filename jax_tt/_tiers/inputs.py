@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import as_array, type_of
 from jax_tt._collection.feature import Feature, values_of
-from jax_tt._ids.bags import Bags
+from jax_tt._ids.bags import Bags, as_ids
 from jax_tt._ids.keyed_bags import KeyedBags
+from jax_tt._ids.keyed_checks import flat_ids
+from jax_tt._ids.keys import join_keys
 from jax_tt._ids.slots import Slots
 from jax_tt._ids.split_ids import SplitIds
-from jax_tt._tiers.places import to_integers
 
 
 def features_of(batch: Any, features: Mapping[str, Feature]) -> tuple[Any, dict[str, Any]]:
@@ -37,14 +38,14 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
             f"batch[{name!r}]: got {type_of(ids)}; expected a numpy array of integers, or Bags of it: tiers "
             "are looked up on the host, outside jit."
         )
-    ids = np.asarray(ids)
+    ids = np.asarray(as_array(f"batch[{name!r}]", ids))
     if ids.dtype.kind not in "iu":
         raise TypeError(f"batch[{name!r}]: got ids of type {ids.dtype}; expected integers.")
     if split and ids.shape[-1] != 2:
         raise ValueError(
             f"batch[{name!r}]: got SplitIds of {ids.shape[-1]} digits; expected two, of jax_tt.dynamic.split_keys."
         )
-    ids = to_integers(ids.view(np.uint32)).view(np.int64) if split else ids
+    ids = join_keys(SplitIds(ids)).view(np.int64) if split else ids
     present = np.ones(ids.shape, bool)
     if isinstance(value, Bags) and value.offsets is not None:
         present = np.arange(len(ids)) < np.asarray(value.offsets)[-1]
@@ -63,13 +64,14 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
 def with_slots(batch: Any, placed: dict[str, tuple[np.ndarray, np.ndarray]]) -> Any:
     """The batch with slots in place of ids, given for all positions in one axis; padding stays -1."""
     if isinstance(batch, KeyedBags):
-        ids = np.array(batch.ids)
+        split = isinstance(batch.ids, SplitIds)
+        ids = join_keys(batch.ids).view(np.int64) if split else np.array(batch.ids)
         firsts = np.cumsum((0, *batch.sizes))
         for name, (slots, _) in placed.items():
             k = batch.keys.index(name)
             first, last = np.asarray(batch.offsets)[firsts[k : k + 2]]
             ids[first:last] = slots[: last - first]
-        return dataclasses.replace(batch, ids=ids, slots=tuple(placed))
+        return dataclasses.replace(batch, ids=as_ids(flat_ids(ids)), slots=tuple(placed))
     return {name: _replaced(value, placed.get(name)) for name, value in batch.items()}
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_dtype, as_int, as_number, as_positive
-from jax_tt._ids.split_ids import SplitIds, split_on_host
+from jax_tt._ids.split_ids import SplitIds, join_on_host, split_on_host
 from jax_tt._tt.budget import best_shape, least_params
 from jax_tt._tt.factor import balanced_cover, exact_factors
 
@@ -300,6 +300,22 @@ class TTShape:
             range, and is handled by the ``bounds`` of the operation.
         """
         return split_on_host(ids, self.num_embeddings, self.row_factors)
+
+    def join_ids(self, ids: SplitIds) -> np.ndarray:
+        """The integers of digits, on the host: the inverse of `split_ids`.
+
+        Args:
+            ids: `SplitIds` with digits ``[..., d]``, not traced.
+
+        Returns:
+            int64 ``[...]``; -1 for a negative id and for padding, ``num_embeddings`` for one that is too large.
+
+        >>> import jax_tt, numpy as np
+        >>> shape = jax_tt.TTShape(10**12, 32, 8, (252,) * 5, (2, 2, 2, 2, 2))
+        >>> shape.join_ids(shape.split_ids(np.array([10**11, -3])))
+        array([100000000000,           -1])
+        """
+        return join_on_host(ids, self.num_embeddings, self.row_factors)
 
     def __str__(self) -> str:
         ranks = str(self.ranks)

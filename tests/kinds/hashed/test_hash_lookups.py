@@ -65,7 +65,7 @@ def test_all_types_of_ids_are_the_same_keys(x64):
         small = np.array([-1, 5, 0], np.int32)
         expected = want[[2, len(keys) - 1, 0]]
         on_device = jnp.asarray(small)
-        for form in (small, jax_tt.dynamic.join_keys(on_device), small.astype(np.int8)):
+        for form in (small, jax_tt.dynamic.whole_keys(on_device), small.astype(np.int8)):
             np.testing.assert_array_equal(rows_of(QUIET, state, form), expected)
         unsigned = np.array([2**32 - 1, 2**31], np.uint32)
         np.testing.assert_array_equal(rows_of(QUIET, state, unsigned), want[[-2, -3]])

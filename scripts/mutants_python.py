@@ -1512,8 +1512,8 @@ PYTHON = (
     Mutant(
         "smaller tables are preferred to good ones",
         "jax_tt/_compress/compress.py",
-        "(1, -one.nbytes, quality) if quality >= min_quality",
-        "(1, one.nbytes, quality) if quality >= min_quality",
+        "(1, -one.nbytes, one.quality) if one.quality >= min_quality",
+        "(1, one.nbytes, one.quality) if one.quality >= min_quality",
     ),
     Mutant(
         "a metric of NaN is accepted",

@@ -42,7 +42,7 @@ class Measured:
         detail: its settings.
         nbytes: all bytes of its state.
         error: the root of the weighted squared error relative to the squares of the rows.
-        quality: the metric; without one, ``1 - error**2``. None if there is a metric and this is a table of a sample.
+        quality: the metric, of a table of a sample minus infinity; without a metric, ``1 - error**2``.
         sampled: whether this is a table of a sample of the rows; ``nbytes`` is then the most that the table of all rows
             takes.
 
@@ -56,7 +56,7 @@ class Measured:
     detail: str
     nbytes: int
     error: float
-    quality: float | None
+    quality: float
     sampled: bool = False
 
 
@@ -91,7 +91,9 @@ class Compressed:
                 f"{one.nbytes:,}",
                 f"{self.dense.nbytes / one.nbytes:.1f}x",
                 f"{'~' if one.sampled else ''}{one.error:.3g}",
-                "" if one.quality is None else f"{'~' if one.sampled else ''}{one.quality:.4g}",
+                ""
+                if one.quality == -math.inf
+                else f"{'~' if one.sampled else ''}{one.quality:.4g}",
             )
             for one in (*self.measured, self.dense)
         ]
@@ -107,8 +109,11 @@ class Compressed:
     def draw(self, axis: Any) -> None:
         """Draws quality over bytes, with one line a kind, on an axis of matplotlib."""
         for kind in dict.fromkeys(one.kind for one in self.measured):
-            points = [(one.nbytes, one.quality) for one in self.measured if one.kind == kind]
-            points = [(nbytes, quality) for nbytes, quality in points if quality is not None]
+            points = [
+                (one.nbytes, one.quality)
+                for one in self.measured
+                if one.kind == kind and one.quality > -math.inf
+            ]
             if points:
                 axis.plot(*zip(*points, strict=True), "o-", label=kind)
         axis.plot(self.chosen.nbytes, self.chosen.quality, "k*", markersize=14, label="chosen")
@@ -222,13 +227,12 @@ class _Search:
                 f"max_bytes: got {max_bytes:,} bytes, but the smallest tables of {n:,} x {features} take: {sizes}. "
                 "Expected at least the least of these."
             )
-        self._measure(tables, _quality_of)
+        self._measure(tables, lambda one: one.quality)
         return self._result()
 
     def smallest(self, kinds: Sequence[str], min_quality: float) -> Compressed:
         def preferred(one: Measured) -> Any:
-            quality = _quality_of(one)
-            return (1, -one.nbytes, quality) if quality >= min_quality else (0, quality)
+            return (1, -one.nbytes, one.quality) if one.quality >= min_quality else (0, one.quality)
 
         def at(ratio: int, kind: str) -> list[Candidate]:
             return candidates(self._source, kind, self._dense_bytes // ratio)
@@ -254,7 +258,7 @@ class _Search:
         if self._best is None and self._failed is not None:
             raise self._failed
         if self._least(min_quality) == math.inf:
-            tried = [_quality_of(one) for one in (*self._made.values(), *self._estimates.values())]
+            tried = [one.quality for one in (*self._made.values(), *self._estimates.values())]
             reached = f"at most {max(tried):.4g}" if tried else "no table"
             raise ValueError(
                 f"min_quality: got {min_quality:g}, but {reached} was found at a third of the bytes or less; the rows "
@@ -268,7 +272,7 @@ class _Search:
 
     def _least(self, min_quality: float) -> float:
         """Bytes of the best table if it is good enough, else infinity."""
-        good = self._best is not None and _quality_of(self._best[1]) >= min_quality
+        good = self._best is not None and self._best[1].quality >= min_quality
         return self._best[1].nbytes if self._best is not None and good else math.inf
 
     def _measure(self, tables: list[Candidate], preferred: Callable[[Measured], Any]) -> float:
@@ -278,7 +282,7 @@ class _Search:
             near = functools.partial(_near, max(estimates), OF_SAMPLES)
             tables = leading(tables, estimates, _FITTED, near)
         if len(tables) > _REFINED:
-            quick = [_quality_of(self._measured(one, preferred, quick=True)) for one in tables]
+            quick = [self._measured(one, preferred, quick=True).quality for one in tables]
             of_one_kind = len({one.kind for one in leading(tables, quick, _REFINED)}) == 1
             near = functools.partial(_near, max(quick), dict.fromkeys(OF_SAMPLES, OF_QUICK))
             tables = leading(
@@ -287,7 +291,7 @@ class _Search:
                 _REFINED,
                 lambda one, quality: of_one_kind or (one.kind in OF_SAMPLES and near(one, quality)),
             )[: _REFINED + 1]
-        fits = (_quality_of(self._measured(one, preferred, quick=False)) for one in tables)
+        fits = (self._measured(one, preferred, quick=False).quality for one in tables)
         return max(fits, default=-math.inf)
 
     def _estimated(self, tables: list[Candidate]) -> list[float]:
@@ -296,10 +300,8 @@ class _Search:
         new = [one for key, one in zip(keys, tables, strict=True) if key not in self._estimates]
         for one, quality in zip(new, estimates(new, self._sample, self._bar), strict=True):
             key = one.kind, one.detail
-            of_rows = None if self._metric is not None else quality
-            self._estimates[key] = Measured(
-                *key, one.nbytes, _error(quality), of_rows, sampled=True
-            )
+            known = -math.inf if self._metric is not None else quality
+            self._estimates[key] = Measured(*key, one.nbytes, _error(quality), known, sampled=True)
         return [1 - self._estimates[key].error ** 2 for key in keys]
 
     def _measured(
@@ -315,18 +317,19 @@ class _Search:
                     self._failed = error
                     return Measured(*label, candidate.nbytes, math.inf, -math.inf)
                 nbytes = sum(array.nbytes for array in state.values())
-                quality = explained(self._source, table, state)
-                metric = self._metric_of(" with ".join(label), table, state)
-                of_rows = quality if metric is None else metric
-                one = Measured(*label, nbytes, _error(quality), of_rows)
+                of_rows = explained(self._source, table, state)
+                quality = self._quality_of(" with ".join(label), table, state, of_rows)
+                one = Measured(*label, nbytes, _error(of_rows), quality)
             self._made[key] = one
             if self._best is None or preferred(one) > self._best[0]:
                 self._best = preferred(one), one, table, state
         return self._made[key]
 
-    def _metric_of(self, what: str, table: Table, state: dict[str, jax.Array]) -> float | None:
+    def _quality_of(
+        self, what: str, table: Table, state: dict[str, jax.Array], of_rows: float
+    ) -> float:
         if self._metric is None:
-            return None
+            return of_rows
         return _quality(f"metric: for {what}", self._metric(table, state))
 
     def _dense(self) -> Measured:
@@ -335,7 +338,8 @@ class _Search:
             quality = 1.0
         else:
             rows = jnp.asarray(np.asarray(self._source.rows[:]), jnp.float32)
-            quality = self._metric_of("dense", DenseTable(n, features), {"embedding": rows})
+            dense = DenseTable(n, features), {"embedding": rows}
+            quality = self._quality_of("dense", *dense, 1.0)
         return Measured("dense", "float32", self._dense_bytes, 0.0, quality)
 
     def _result(self) -> Compressed:
@@ -344,7 +348,7 @@ class _Search:
             raise self._failed
         _, chosen, table, state = self._best
         best = {key: one for key, one in self._estimates.items() if one.error < math.inf}
-        for one in sorted(self._made.values(), key=_quality_of):
+        for one in sorted(self._made.values(), key=lambda one: one.quality):
             best[one.kind, one.detail] = one
         measured = tuple(sorted(best.values(), key=lambda one: one.nbytes))
         return Compressed(table, state, chosen, self._dense(), measured)
@@ -372,11 +376,6 @@ def _near(best: float, of_codes: Mapping[str, float], one: Candidate, quality: f
     """Whether a table may become as good as one of the best quality; errors of codes may be so many times as large."""
     more = of_codes[one.kind] ** 2 if one.kind in of_codes else _NEAR
     return 1 - quality <= more * (1 - best)
-
-
-def _quality_of(one: Measured) -> float:
-    """The quality, or minus infinity where none is known."""
-    return -math.inf if one.quality is None else one.quality
 
 
 def _error(quality: float) -> float:

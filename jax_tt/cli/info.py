@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> None:
         and not _NO_ROWS.fullmatch(name)
     }
     tables += [
-        _Listed(name, "dense", *array.shape, array.dtype.name, array.nbytes)
+        _Listed(name, "dense", array.shape[0], array.shape[1], array.dtype.name, array.nbytes)
         for name, array in dense.items()
     ]
     rest = [array for name, array in others.items() if name not in dense]
@@ -213,18 +213,24 @@ def _hash_tables(arrays: Mapping[str, StoredArray]) -> dict[str, dict[str, str]]
         held = {
             name: other
             for name, other in inside.items()
-            if name.startswith("hash_") or (name == _ROWS and arrays[other].shape[0] == sets * ways)
+            if name.startswith("hash_") or (name == _ROWS and _has_rows(arrays[other], sets * ways))
         }
         if {_ROWS, *KEYS} <= held.keys():
             found[start.rstrip(".")] = held
     return found
 
 
+def _has_rows(array: StoredArray, count: int) -> bool:
+    return len(array.shape) == 2 and array.shape[0] == count
+
+
 def _hashed(name: str, arrays: Mapping[str, StoredArray]) -> _Listed:
     keys = np.count_nonzero(np.asarray(arrays[KEYS[2]].read()))
     nbytes = sum(array.nbytes for array in arrays.values())
     rows = arrays[_ROWS]
-    return _Listed(name, f"hash table, {keys:,} keys", *rows.shape, rows.dtype.name, nbytes)
+    count, features = rows.shape
+    kind = f"hash table, {keys:,} keys"
+    return _Listed(name, kind, count, features, rows.dtype.name, nbytes)
 
 
 def _compared(name: str | None, names: list[str]) -> str:

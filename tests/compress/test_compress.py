@@ -77,8 +77,10 @@ def test_large_tables_are_tried_on_a_sample():
     assert "sample of the rows" in str(found)
     options = {"kind": [*kinds, "product"], "max_bytes": rows.nbytes // 6}
     by_metric = small(rows, metric=lambda table, state: 7.0, **options)
-    assert {one.quality for one in by_metric.measured} == {7.0, None}
-    assert all((one.quality is None) == one.sampled for one in by_metric.measured)
+    assert {(one.sampled, one.quality) for one in by_metric.measured} == {
+        (False, 7.0),
+        (True, -np.inf),
+    }
     goal = found.chosen.quality - 0.01
     smallest = small(rows, kind=kinds, min_quality=goal)
     assert smallest.chosen.quality >= goal

@@ -330,7 +330,7 @@ COMMON = (
     ),
     Mutant(
         "arguments: arrays that are too large",
-        "ffi/common/ffi_util.h",
+        "ffi/common/status.h",
         "got == expected",
         "got >= expected",
     ),

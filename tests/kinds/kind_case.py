@@ -198,7 +198,10 @@ class KindCase:
         want, want_rows = alone({name: own[name] for name in names})
         assert rows.pop("b").shape == (1, 4)
         gradient = collection.separated(gradients)["own"]
-        jax.tree.map(np.testing.assert_array_equal, (gradient, rows), (want, want_rows))
+        jax.tree.map(np.testing.assert_array_equal, rows, want_rows)
+        # The derivative of the sine is in another fusion of XLA where features are separated.
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
+        jax.tree.map(close, gradient, want)
 
     @pytest.mark.parametrize("rule", [None, RULE], ids=["optax", "fused"])
     def test_nnx(self, rule: Any, tmp_path: Any) -> None:

@@ -1032,8 +1032,8 @@ PYTHON = (
     Mutant(
         "found keys go to other features",
         "jax_tt/_collection/insertion.py",
-        "parts = jnp.split(done.found, list(ends)[:-1])",
-        "parts = jnp.split(done.found, list(ends)[:-1])[::-1]",
+        "for part in jnp.split(done.found.numbers, list(ends)[:-1])]",
+        "for part in jnp.split(done.found.numbers, list(ends)[:-1])[::-1]]",
     ),
     Mutant(
         "checkpoints of other sizes are restored",
@@ -1332,7 +1332,7 @@ PYTHON = (
     Mutant(
         "the overflow evicts rows of this batch",
         "jax_tt/_tiers/places.py",
-        "if len(places) < len(keys) or (self._touched[places] == now).any():",
+        "if len(places) < len(keys) or (self.touched[places] == now).any():",
         "if len(places) < len(keys):",
     ),
     Mutant(
@@ -1926,8 +1926,8 @@ PYTHON = (
     Mutant(
         "slots of a batch are those of the first device",
         "jax_tt/_ops/insert.py",
-        "results[k] = done._replace(found=own_shard(done.found, size, axes[k])), state",
-        "results[k] = done._replace(found=done.found[:size]), state",
+        "found = Slots(own_shard(done.found.numbers, size, axes[k]))",
+        "found = Slots(done.found.numbers[:size])",
     ),
     Mutant(
         "removed keys stay in the directory",

@@ -64,7 +64,7 @@ class Request(NamedTuple):
         if self.lookup is not None and self.lookup.combiner != "sum":
             sums = combine(self.lookup, self.table, self.batch, sums)
         rows = reshape_rows(sums, (*self.shape, self.table.features)).astype(dtype)
-        return nan_if(self.refused, rows)
+        return rows if self.refused is None else nan_if(self.refused, rows)
 
 
 class Entered(NamedTuple):
@@ -89,11 +89,11 @@ def entered(
 ) -> Entered:
     """The inputs of all features; ``storages``, the types of parameters, ``uses`` and ``lookups`` are by table."""
     check_features(collection.features, batch)
-    treatments = {name: treatment_of(uses[name], lookups[name]) for name in uses}
     refused, keyed = dict.fromkeys(collection.features), isinstance(batch, KeyedBags)
     values = batch
     if keyed:
-        batch, of_all = _entered_keyed(batch, list(treatments.values()))
+        treatments = [treatment_of(use, lookups[name]) for name, use in uses.items()]
+        batch, of_all = _entered_keyed(batch, treatments)
         refused = dict.fromkeys(collection.features, of_all)
         values = {key: batch.between(k, k + 1) for k, key in enumerate(batch.keys)}
     batches, counts = {}, {}
@@ -115,7 +115,8 @@ def entered(
     alike: dict[Treatment, list[str]] = {}
     for name, one in batches.items():
         if not one.rectangular:
-            alike.setdefault(treatments[collection.features[name].table], []).append(name)
+            own = collection.features[name].table
+            alike.setdefault(treatment_of(uses[own], lookups[own]), []).append(name)
     for treatment, names in alike.items():
         labels = [offsets_label(collection.for_features[name]) for name in names]
         after, flag = entered_batches([batches[name] for name in names], labels, treatment)

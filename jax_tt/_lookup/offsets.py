@@ -25,4 +25,5 @@ def offsets_label(table: Table) -> str:
 
 def nan_if(refused: jax.Array | None, rows: jax.Array) -> jax.Array:
     """The rows, NaN if the batch is refused."""
-    return rows if refused is None else jnp.where(refused, jnp.nan, rows)
+    # An empty `where` is constant-folded, and a fused table would then get zeros as its new value.
+    return rows if refused is None or not rows.size else jnp.where(refused, jnp.nan, rows)

@@ -469,7 +469,8 @@ def test_tiers_go_on_after_a_full_disk(tmp_path, monkeypatch):
             for call in (tiers.save, lambda _: tiers.remove("item", ids)):
                 with pytest.raises(jax_tt.files.StoreError, match=message):
                     call(state)
-        assert before < done < len(batches)
+        # Whether a batch goes through before one must write depends on how far the thread has come.
+        assert before <= done < len(batches)
         whole = trained(others, whole, batches[before:done])
         assert (tiers.read(state, "item", ids) == others.read(whole, "item", ids)).all()
     tiers.save(state, b"second")

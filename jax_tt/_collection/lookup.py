@@ -13,7 +13,7 @@ from jax_tt._base.arguments import one_of, type_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.joined import joined, separated
-from jax_tt._collection.requests import Request, entered, requests_of
+from jax_tt._collection.requests import Request, requests_of
 from jax_tt._collection.states import check_statistics, listed
 from jax_tt._collection.statistics import (
     STATISTICS,
@@ -134,8 +134,7 @@ def embed(
         name: settle(table, state[name], lookups[name], shards[name])
         for name, table in tables.items()
     }
-    given = entered(collection, batch, storages, uses, lookups)
-    requests = requests_of(collection, given, lookups)
+    batch, requests = requests_of(collection, batch, storages, uses, lookups)
     if layout in WIDE:
         counts = {name: request.samples for name, request in requests.items()}
         check_wide(collection, layout, counts)
@@ -145,7 +144,7 @@ def embed(
         scalars = jax.lax.stop_gradient(shared).states(list(tables.values()))
     calls, counted, after = [], {}, {}
     batches = {
-        name: _batch_of(use, storages[name], {f: requests[f] for f in features}, given.batch)
+        name: _batch_of(use, storages[name], {f: requests[f] for f in features}, batch)
         for (name, use), features in zip(uses.items(), collection.features_of.values(), strict=True)
     }
     if any(table.ids.takes_keys for table in tables.values()):
@@ -168,7 +167,7 @@ def embed(
     at_once = layout in WIDE and alike and undivided
     if at_once and (wide := wide_of(collection, requests)):
         array = pooled_sums(calls, wide, shared).astype(next(iter(dtypes.values())))
-        for refused in {id(one): one for one in given.refused.values()}.values():
+        for refused in {id(one.refused): one.refused for one in requests.values()}.values():
             array = nan_if(refused, array)
         array = limited_columns(array, [_limit(collection, name, inputs) for name in requests])
         return WIDE[layout].of_wide(array, len(requests)), after

@@ -29,7 +29,7 @@ from jax_tt._ids.offsets import (
 from jax_tt._lookup.combine import batch_to_sum, combine
 from jax_tt._lookup.offsets import nan_if, offsets_label, treatment_of
 from jax_tt._table.groups import Use
-from jax_tt._table.options import Lookup
+from jax_tt._table.options import BOUNDS, Lookup
 from jax_tt._table.table import Table
 
 
@@ -67,36 +67,27 @@ class Request(NamedTuple):
         return rows if self.refused is None else nan_if(self.refused, rows)
 
 
-class Entered(NamedTuple):
-    """The inputs of all features, whose offsets are well-formed, by feature.
-
-    ``batch`` is what the user has passed, if it is `KeyedBags` with such offsets; ``counts`` are the numbers of bags,
-    or the shape of the ids of a lookup. ``refused`` is as in `Request`.
-    """
-
-    batch: Any
-    batches: dict[str, Batch]
-    counts: dict[str, Any]
-    refused: dict[str, jax.Array | None]
-
-
-def entered(
+def requests_of(
     collection: Collection,
     batch: Any,
     storages: Mapping[str, Any],
     uses: Mapping[str, Use],
     lookups: Mapping[str, Lookup],
-) -> Entered:
-    """The inputs of all features; ``storages``, the types of parameters, ``uses`` and ``lookups`` are by table."""
+) -> tuple[Any, dict[str, Request]]:
+    """The batch, with well-formed offsets if it is `KeyedBags`, and the request of every feature.
+
+    ``storages``, the types of parameters, ``uses`` and ``lookups`` are by table.
+    """
     check_features(collection.features, batch)
-    refused, keyed = dict.fromkeys(collection.features), isinstance(batch, KeyedBags)
-    values = batch
+    values, keyed = batch, isinstance(batch, KeyedBags)
+    refused: dict[str, jax.Array | None] = dict.fromkeys(collection.features)
     if keyed:
         treatments = [treatment_of(use, lookups[name]) for name, use in uses.items()]
         batch, of_all = _entered_keyed(batch, treatments)
         refused = dict.fromkeys(collection.features, of_all)
         values = {key: batch.between(k, k + 1) for k, key in enumerate(batch.keys)}
-    batches, counts = {}, {}
+    batches: dict[str, Batch] = {}
+    counts: dict[str, Any] = {}
     for name, feature in collection.features.items():
         table, value = collection.for_features[name], values[name]
         if feature.combiner is None and isinstance(value, Bags) and value.weights is not None:
@@ -111,61 +102,61 @@ def entered(
             batches[name], counts[name] = lookup_batch(table.ids, value)
     if keyed:
         batches = {name: well_formed(one) for name, one in batches.items()}
-        return Entered(batch, batches, counts, refused)
+    elif ragged := [name for name, one in batches.items() if not one.rectangular]:
+        after, of_each = _entered_each(
+            collection, {name: batches[name] for name in ragged}, uses, lookups
+        )
+        batches |= after
+        refused |= of_each
+    requests = {}
+    for name, feature in collection.features.items():
+        table, one, count = collection.for_features[name], batches[name], counts[name]
+        if feature.combiner is not None:
+            lookup = _combined(lookups[feature.table], feature.combiner)
+            summed = batch_to_sum(table, one) if lookup.combiner == "max" else one
+            requests[name] = Request(table, lookup, one, summed, (count,), count, refused[name])
+        elif isinstance(count, tuple):  # the shape of the ids
+            samples = count[0] if len(count) == 1 else None
+            requests[name] = Request(table, None, one, one, count, samples, None)
+        else:  # One row for every position of bags; padding and positions of no bag read zeros.
+            alone = one_bag_per_position(one)
+            shape = one.ids.shape[:2] if one.rectangular else (one.capacity,)
+            requests[name] = Request(table, None, alone, alone, shape, None, refused[name])
+    return batch, requests
+
+
+def _entered_each(
+    collection: Collection,
+    batches: Mapping[str, Batch],
+    uses: Mapping[str, Use],
+    lookups: Mapping[str, Lookup],
+) -> tuple[dict[str, Batch], dict[str, jax.Array | None]]:
+    """The ragged features with well-formed offsets, and whether each is refused; those of one treatment together."""
     alike: dict[Treatment, list[str]] = {}
-    for name, one in batches.items():
-        if not one.rectangular:
-            own = collection.features[name].table
-            alike.setdefault(treatment_of(uses[own], lookups[own]), []).append(name)
+    for name in batches:
+        table = collection.features[name].table
+        alike.setdefault(treatment_of(uses[table], lookups[table]), []).append(name)
+    after: dict[str, Batch] = {}
+    refused: dict[str, jax.Array | None] = {}
     for treatment, names in alike.items():
         labels = [offsets_label(collection.for_features[name]) for name in names]
-        after, flag = entered_batches([batches[name] for name in names], labels, treatment)
-        batches.update(zip(names, after, strict=True))
-        refused.update(dict.fromkeys(names, flag))
-    return Entered(batch, batches, counts, refused)
-
-
-# From what refuses a batch to what reads it as it is.
-_STRICT = ("error", "warn", "zero", "clip", "unchecked")
+        found, flag = entered_batches([batches[name] for name in names], labels, treatment)
+        after |= zip(names, found, strict=True)
+        refused |= dict.fromkeys(names, flag)
+    return after, refused
 
 
 def _entered_keyed(
     batch: KeyedBags, treatments: Sequence[Treatment]
 ) -> tuple[KeyedBags, jax.Array | None]:
     """All features have one array of offsets, which the strictest of their tables treats."""
-    strictest = min(treatments, key=lambda one: _STRICT.index(one.bounds))
+    strictest = min(treatments, key=lambda one: BOUNDS.index(one.bounds))
     treatment = strictest._replace(quiet=any(one.quiet for one in treatments))
     offsets = narrow(batch.checked().offsets)
     (offsets,), refused = entered_offsets(
         [Given("batch.offsets", offsets, batch.capacity)], treatment
     )
     return with_ids_out_of_range(refused, dataclasses.replace(batch, offsets=offsets)), refused
-
-
-def requests_of(
-    collection: Collection, inputs: Entered, lookups: Mapping[str, Lookup]
-) -> dict[str, Request]:
-    """The request of every feature, in the order of the collection; ``lookups`` are by table."""
-    requests = {}
-    for name, feature in collection.features.items():
-        table, batch, refused = (
-            collection.for_features[name],
-            inputs.batches[name],
-            inputs.refused[name],
-        )
-        count = inputs.counts[name]
-        if feature.combiner is not None:
-            lookup = _combined(lookups[feature.table], feature.combiner)
-            summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
-            requests[name] = Request(table, lookup, batch, summed, (count,), count, refused)
-        elif isinstance(count, tuple):
-            samples = count[0] if len(count) == 1 else None
-            requests[name] = Request(table, None, batch, batch, count, samples, None)
-        else:  # One row for every position of bags; padding and positions of no bag read zeros.
-            alone = one_bag_per_position(batch)
-            shape = batch.ids.shape[:2] if batch.rectangular else (batch.capacity,)
-            requests[name] = Request(table, None, alone, alone, shape, None, refused)
-    return requests
 
 
 @functools.lru_cache(maxsize=1024)

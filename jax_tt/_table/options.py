@@ -18,6 +18,7 @@ from jax_tt._base.environment import resolve_method
 from jax_tt.optimizers import Optimizer
 from jax_tt.optimizers._base import SLOT_DTYPES
 
+# What refuses comes first, what looks at nothing last.
 BOUNDS = ("error", "warn", "clip", "zero", "unchecked")
 # Modes in which ids out of range contribute nothing and do not count as touched.
 IGNORED = ("warn", "zero")

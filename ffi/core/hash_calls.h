@@ -22,7 +22,7 @@ struct HashCheck {
 // A search in one table.  A key that is not there has the slot `absent`, a position that is not present -1.
 struct HashSearch {
   HashDirectory directory;
-  HashBatch batch;
+  HashBatch batch = {};
   // [n], or null: slots where keys were, which are taken if they still have the key.  A key with a negative one is not
   // there, and does not count in `check`.
   const int32_t* guess = nullptr;
@@ -34,9 +34,9 @@ struct HashSearch {
 // An insertion into one table.
 struct HashEntry {
   HashDirectory directory;
-  HashRequests asked;
-  HashInsertion done;
-  HashCheck check;  // of the keys that are refused
+  HashRequests asked = {};
+  HashInsertion done = {};
+  HashCheck check = {};  // of the keys that are refused
 };
 
 // Numbers of batches in a directory: all entries of last batches, or one word of scores [sets, 2, ways].

@@ -2,7 +2,8 @@
 #ifndef JAX_TT_CUDA_OFFSETS_OFFSETS_H_
 #define JAX_TT_CUDA_OFFSETS_OFFSETS_H_
 
-#include "ffi/common/bag_offsets.h"
+#include "ffi/common/status.h"
+#include "ffi/core/bag_offsets.h"
 #include "ffi/cuda/simt.h"
 
 namespace jax_tt {

@@ -907,7 +907,7 @@ CUDA = (
     Mutant(
         "many tables on CUDA: padding is out of range",
         "ffi/cuda/tables/batch_rows.h",
-        "(batch.padded && ids[k] == all_bits)",
+        "batch.padded && ids[k] == padding",
         "false",
     ),
     Mutant(
@@ -1151,6 +1151,18 @@ CUDA = (
         "dense on CUDA: no warning of ids out of range",
         "ffi/cuda/dense/forward.cu",
         "ResolveId(batch, position) == kNoticedRow",
+        "false",
+    ),
+    Mutant(
+        "dense on CUDA: positions behind a bag are read",
+        "ffi/cuda/dense/forward.cu",
+        "min(end - position, uint32_t{kInFlight})",
+        "uint32_t{kInFlight}",
+    ),
+    Mutant(
+        "dense on CUDA: bags of ids that must not be are finite",
+        "ffi/cuda/dense/forward.cu",
+        "row[j] == kPoisonedRow",
         "false",
     ),
     Mutant(

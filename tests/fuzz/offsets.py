@@ -127,11 +127,11 @@ def _check(door: Door, table: np.ndarray, ids: np.ndarray, offsets: np.ndarray) 
         rows, change = jax.block_until_ready(_step(door, table, ids, offsets))
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         assert not fits and door.bounds == "error", f"refused although valid: {error}"
-        assert door.method == "native", f"the reference raises: {error}"
+        assert door.method == "native", f"a method that gives NaN raises: {error}"
         assert str(error).startswith(REFUSALS) and "offsets" in str(error), error
         return
     if not fits and door.bounds == "error":
-        assert door.method == "reference", "accepted although it had to be refused"
+        assert door.method != "native", "accepted although it had to be refused"
         assert all(np.isnan(array).all() for array in rows), rows
         assert change is None or not np.any(change), "a refused batch was stepped"
         return

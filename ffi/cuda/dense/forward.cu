@@ -19,30 +19,37 @@ constexpr int kRowsInFlight = 8, kSharedRowsInFlight = 4;
 
 // Positions of a bag that are summed in order, and those of a block where a bag, or the share that some lanes have of
 // it, has more: the sums of blocks are added exactly.
-constexpr int64_t kShortBag = 256, kBagBlock = 32;
+constexpr uint32_t kShortBag = 256, kBagBlock = 32;
 
 // Adds the rows of positions [begin, end), in their order; returns whether one of them makes NaN of its bag.  `levels`
 // are those of the table where the launch has it: numbers select from them, which they cannot from registers.
+// Positions of a call fit 32 bits.
 template <typename T, int V, int kInFlight>
-__device__ __forceinline__ bool AddRows(const ForwardTable& table, const PackedLevels& levels, int64_t begin,
-                                        int64_t end, int column, Packet<float, V>* sum) {
+__device__ __forceinline__ bool AddRows(const ForwardTable& table, const PackedLevels& levels, uint32_t begin,
+                                        uint32_t end, int column, Packet<float, V>* sum) {
   const DenseBatch& batch = table.batch;
+  const IdRange ids(batch, batch.num_embeddings);
   bool poisoned = false;
-  for (int64_t position = begin; position < end; position += kInFlight) {
+  for (uint32_t position = begin; position < end; position += kInFlight) {
     int64_t row[kInFlight];
-    for (int j = 0; j < kInFlight; ++j) {
-      row[j] = position + j < end ? ResolveId(batch, position + j) : kNoRow;
-      poisoned |= row[j] == kPoisonedRow;
+    LoadIds(batch, WholeIds{}, position, 1u, end - 1, row);
+    unsigned reads = (1u << min(end - position, uint32_t{kInFlight})) - 1;
+    if (!ids.Has(row)) {
+      ids.Resolve(batch, batch.num_embeddings, row);
+      for (int j = 0; j < kInFlight; ++j) {
+        poisoned |= row[j] == kPoisonedRow;
+        if (row[j] < 0) reads &= ~(1u << j);
+      }
     }
     Columns<T, V> value[kInFlight] = {};
     float weight[kInFlight] = {};
     for (int j = 0; j < kInFlight; ++j) {
-      if (row[j] < 0) continue;
+      if (!(reads >> j & 1)) continue;
       value[j] = Columns<T, V>::Load(table, row[j], column);
       weight[j] = batch.weights == nullptr ? 1.0f : batch.weights[position + j];
     }
     for (int j = 0; j < kInFlight; ++j) {
-      if (row[j] < 0) continue;
+      if (!(reads >> j & 1)) continue;
       const Packet<float, V> numbers = value[j].Numbers(table, levels);
       for (int v = 0; v < V; ++v) sum->x[v] += weight[j] * numbers.x[v];
     }
@@ -53,8 +60,8 @@ __device__ __forceinline__ bool AddRows(const ForwardTable& table, const PackedL
 // The sum over positions [begin, end).
 template <typename T, int V, int kInFlight>
 __device__ __forceinline__ Packet<float, V> SumOfRows(const ForwardTable& table, const PackedLevels& levels,
-                                                      int64_t begin, int64_t end, int column, bool* poisoned) {
-  const int64_t block = end - begin > kShortBag ? kBagBlock : kShortBag;
+                                                      uint32_t begin, uint32_t end, int column, bool* poisoned) {
+  const uint32_t block = end - begin > kShortBag ? kBagBlock : kShortBag;
   ExactPacketSum<V> sum;
   for (; begin < end; begin += block) {
     Packet<float, V> part{};

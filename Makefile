@@ -137,8 +137,9 @@ native-with:
 # no nvcc.
 cuda: ARCHITECTURES := 90-real;80-virtual
 cuda-all: ARCHITECTURES := all
-cuda cuda-all: $(VENV)/.with-builder
+cuda cuda-all: $(VENV)/.with-builder $(VENV)/.with-disassembler
 	$(PY) -m scripts.compile_cuda --build build/$@ "$(ARCHITECTURES)"
+	PATH="$(abspath $(BIN)):$$PATH" $(PY) -m scripts.kernel_loads --check
 
 # The tests of the ops on the emulated CUDA kernels, threads and blocks in several orders: a race shows as a result
 # that depends on the order, where the emulator does not name it outright.
@@ -218,6 +219,11 @@ $(VENV)/bin/python:
 $(VENV)/.with-builder: $(VENV)/bin/python pyproject.toml
 	@echo "installing what building needs into $(VENV)"
 	@$(INSTALL) cmake ninja $$($(PY) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'])")
+	@touch $@
+
+# What the machine code of kernels is read with.
+$(VENV)/.with-disassembler: $(VENV)/bin/python
+	@$(INSTALL) nvidia-cuda-nvdisasm
 	@touch $@
 
 $(VENV)/.installed: EMULATION := OFF

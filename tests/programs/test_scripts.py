@@ -4,7 +4,7 @@ import types
 from pathlib import Path
 
 import jax_tt
-from scripts import cuda_coverage, kernel_instructions, kernel_resources, mutants
+from scripts import cuda_coverage, kernel_instructions, kernel_loads, kernel_resources, mutants
 from scripts.kernel_instructions import Counted
 from scripts.kernel_resources import Kernel, Multiprocessor
 from scripts.mutant import Mutant, plant
@@ -148,3 +148,24 @@ def test_instructions_are_counted_as_they_are_disassembled():
     whole, loops = kernel_instructions.parse(SASS)
     assert whole == Counted(instructions=7, products=1, multiply_adds=1, reciprocals=1)
     assert loops == [Counted(instructions=2, products=1, multiply_adds=0, reciprocals=0)]
+
+
+LOADS = """\
+\t.section\t.text._Z6kernelPf,"ax",@progbits
+        /*0000*/                   LDG.E.64 R2, desc[UR4][R8.64] ;
+        /*0010*/              @!P0 LDG.E R4, desc[UR4][R10.64] ;
+        /*0020*/                   IADD3 R6, R4, 1, RZ ;
+        /*0030*/                   LDG.E R5, desc[UR4][R2.64] ;
+        /*0040*/                   EXIT ;
+\t.section\t.text._Z5otherPf,"ax",@progbits
+        /*0000*/                   EXIT ;
+"""
+
+
+def test_loads_that_wait_are_told_from_those_under_way_together():
+    found = kernel_loads.functions(LOADS)
+    # The first is under way beside the second, which is used before the third; behind the third comes none.
+    assert {name: kernel_loads.loads(code) for name, code in found.items()} == {
+        "kernel": (3, 2),
+        "other": (0, 0),
+    }

@@ -180,15 +180,20 @@ __global__ void __launch_bounds__(kThreads) CountBins(const __grid_constant__ Ta
   const Shared<int32_t> sizes = arena.Take<int32_t>(own.all_bins);
   for (int i = threadIdx.x; i < own.all_bins; i += kThreads) sizes[i] = 0;
   __syncthreads();
-  for (int64_t i = block.index * kThreads + threadIdx.x; i < own.n; i += block.count * kThreads) {
+  // Words that a thread asks for before it counts the first of them.
+  constexpr int kAhead = 4;
+  const int64_t step = block.count * kThreads;
+  for (int64_t i = block.index * kThreads + threadIdx.x; i < own.n; i += kAhead * step) {
     const int32_t* words = nullptr;
-    int32_t word = 0;
+    int32_t word[kAhead];
     int bins = 0;
     for (int k = 0; k < own.count; ++k) {
       const SortPass& pass = own.pass[k];
-      if (pass.words != words) word = pass.words[i];
+      if (pass.words != words)
+        for (int j = 0; j < kAhead; ++j) word[j] = pass.words[min(i + j * step, own.n - 1)];
       words = pass.words;
-      atomicAdd(sizes + (bins + Digit(pass, word)), 1);
+      for (int j = 0; j < kAhead; ++j)
+        if (i + j * step < own.n) atomicAdd(sizes + (bins + Digit(pass, word[j])), 1);
       bins += pass.bins;
     }
   }

@@ -81,9 +81,9 @@ def gpu_name() -> str | None:
     return found.stdout.strip().splitlines()[0]
 
 
-def gpu_slug() -> str:
-    """A name for this GPU's results file: ``nvidia-h200``."""
-    return "-".join(re.findall(r"[a-z0-9]+", (gpu_name() or "no gpu").lower()))
+def slug_of(gpu: str | None) -> str:
+    """A name for the results file of a GPU: ``nvidia-h200``."""
+    return "-".join(re.findall(r"[a-z0-9]+", (gpu or "no gpu").lower()))
 
 
 def title(found: dict[str, Any]) -> str:

@@ -74,7 +74,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         # Quick figures mean nothing: they never stand beside measured ones.
         folder = machine.ROOT / "build" / "benchmarks" if options.quick else RESULTS
         cpu = f"cpu-{options.name or machine.slug()}"
-        name = options.name or machine.gpu_slug() if options.gpu else cpu
+        name = options.name or machine.slug_of(machine.gpu_name()) if options.gpu else cpu
         options.out = folder / f"{name}.json"
     if options.gpu and not options.quick and machine.gpu_name() is None:
         sys.exit("--gpu: JAX sees no GPU here; --quick shows whether everything runs")

@@ -6,9 +6,10 @@
 
 Loads the native modules of `make gpu-bundle`, or builds them where those do not load, then measures, runs the tests
 marked ``gpu``, and runs operations under compute-sanitizer: stage by stage, the most valuable first, each within its
-time. Rows of benchmarks and results of tests are written to ``--out`` as they come, so that a kill loses only what was
-not finished. Outcomes and rows are kept in ``build/gpu-check/earlier``, too, from where the next run of the same
-commit goes on with the stages that never ran, and then with those that failed.
+time. Rows of benchmarks and results of tests are written to a folder of the card and the commit in ``--out`` as they
+come, so that a kill loses only what was not finished, and another card takes nothing away. Outcomes and rows are kept
+in ``build/gpu-check/earlier``, too, from where the next run on the same card and commit goes on with the stages that
+never ran, and then with those that failed.
 A stage that fails does not stop the next. Exit status 1 where one failed.
 """
 
@@ -139,6 +140,12 @@ def modules(check: Run, dry: bool) -> bool:
     )
 
 
+def folder_of(folder: Path, about: dict[str, Any]) -> Path:
+    """Where a folder of several cards and commits has what was run."""
+    words = [machine.slug_of(about["gpu"]), about["commit"], *["dry"] * about["dry"]]
+    return folder / "-".join(words)
+
+
 def begin(seconds: float, out: Path, about: dict[str, Any], earlier: Path | None) -> Run:
     """A run that has the outcomes and the rows of an earlier one: that in `out`, or else that in `earlier`."""
     out.mkdir(parents=True, exist_ok=True)
@@ -150,10 +157,6 @@ def begin(seconds: float, out: Path, about: dict[str, Any], earlier: Path | None
     check = Run(seconds, out, about, folder / STAGES)
     if check.outcomes and folder != out and (folder / ROWS).exists():
         shutil.copy(folder / ROWS, out)
-    elif not check.outcomes and folder == out:
-        (out / ROWS).unlink(
-            missing_ok=True
-        )  # of another commit, or of a kill before any stage had ended
     return check
 
 
@@ -212,9 +215,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=780, help="for all of it")
-    parser.add_argument("--out", type=Path, default=BUILD, help="where everything is written")
+    parser.add_argument("--out", type=Path, default=BUILD, help="folder of the results")
     parser.add_argument(
-        "--earlier", type=Path, default=BUILD / "earlier", help="folder of the run to continue"
+        "--earlier", type=Path, default=BUILD / "earlier", help="folder of the runs to continue"
     )
     parser.add_argument("--only", default="", help="stages, separated by commas")
     parser.add_argument("--commit", help="of the sources; by default what git says")
@@ -230,18 +233,19 @@ def main() -> int:
     about = {"dry": dry, "gpu": gpu, "commit": commit}
     print("a dry run" if dry else f"{gpu}, {machine.versions()}", flush=True)
     # Two checkouts with changes to one commit may differ.
-    earlier = None if arguments.restart or commit.endswith("+changes") else arguments.earlier
-    check = begin(arguments.seconds, arguments.out, about, earlier)
-    rows = arguments.out / ROWS
+    anew = arguments.restart or commit.endswith("+changes")
+    out, earlier = (folder_of(folder, about) for folder in (arguments.out, arguments.earlier))
+    check = begin(arguments.seconds, out, about, None if anew else earlier)
+    rows = out / ROWS
     date = {"date": arguments.date or datetime.datetime.now(datetime.UTC).date().isoformat()}
 
     def write() -> None:
-        write_results(rows, arguments.out / f"{machine.gpu_slug()}.json", about | date)
-        replace(arguments.out / "report.md", report(check, rows, about))
-        arguments.earlier.mkdir(parents=True, exist_ok=True)
+        write_results(rows, out / f"{machine.slug_of(gpu)}.json", about | date)
+        replace(out / "report.md", report(check, rows, about))
+        earlier.mkdir(parents=True, exist_ok=True)
         for name in (STAGES, ROWS):
-            if (arguments.out / name).exists():
-                shutil.copy(arguments.out / name, arguments.earlier)
+            if (out / name).exists():
+                shutil.copy(out / name, earlier)
 
     check.listener = write
     only = [name for name in arguments.only.split(",") if name]
@@ -251,7 +255,7 @@ def main() -> int:
         sys.exit(f"--only: no stage called {', '.join(sorted(unknown))}")
     if modules(check, dry):
         check.all([stage for stage in known if not only or stage.name in only])
-    print(f"\n{report(check, rows, about)}\nreport: {arguments.out / 'report.md'}")
+    print(f"\n{report(check, rows, about)}\nreport: {out / 'report.md'}")
     return 1 if check.failed else 0
 
 

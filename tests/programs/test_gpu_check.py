@@ -130,6 +130,18 @@ def test_an_earlier_run_is_continued_in_another_folder(tmp_path):
     assert not (earlier / gpu_check.ROWS).exists()
 
 
+def test_cards_in_turn_lose_nothing(tmp_path):
+    for turn, gpu in enumerate(["NVIDIA H100", "NVIDIA H200", "NVIDIA H100"]):
+        about = ABOUT | {"gpu": gpu}
+        out, earlier = (gpu_check.folder_of(tmp_path / name, about) for name in ("out", "earlier"))
+        run = gpu_check.begin(60, out, about, earlier)
+        assert run.passed("card") == (turn == 2)
+        if turn < 2:
+            run.note(Outcome("card", "passed"))
+            (out / gpu_check.ROWS).write_text(f'{{"case": "{gpu}", "title": "X"}}\n')
+        assert list(gpu_check.cases_of(out / gpu_check.ROWS)) == [gpu]
+
+
 def test_the_stages_fit_into_the_time_of_a_gpu():
     stages = gpu_check.stages(False, Path("rows.jsonl"))
     assert sum(each.seconds for each in stages) + 20 <= 780  # 20 to load the modules
@@ -180,6 +192,7 @@ def test_a_dry_run_measures_and_reports(tmp_path):
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    out /= "no-gpu-a-dry"
     outcomes = json.loads((out / "stages.json").read_text())["stages"]
     assert {"card", "gpu_ecorec"} <= {e["name"] for e in outcomes if e["outcome"] == "passed"}
     case = json.loads((out / "no-gpu.json").read_text())["cases"]["gpu_ecorec"]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax_tt._base.dtypes import widest
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.requests import Request
+from jax_tt._ids.explicit import in_one_sharding
 from jax_tt._table.wide import Wide
 
 
@@ -28,17 +29,19 @@ class Layout(NamedTuple):
     of_wide: Callable[[jax.Array, int], jax.Array]
 
 
-def _of_one_type(rows: Mapping[str, jax.Array]) -> list[jax.Array]:
+def _alike(rows: Mapping[str, jax.Array]) -> list[jax.Array]:
+    """The arrays in one type and one sharding."""
     dtype = functools.reduce(widest, (array.dtype for array in rows.values()))
-    return [array.astype(dtype) for array in rows.values()]
+    arrays = [array.astype(dtype) for array in rows.values()]
+    return in_one_sharding(arrays)
 
 
 WIDE = {
     "concatenated": Layout(
-        lambda rows: jnp.concatenate(_of_one_type(rows), axis=1), lambda array, _: array
+        lambda rows: jnp.concatenate(_alike(rows), axis=1), lambda array, _: array
     ),
     "stacked": Layout(
-        lambda rows: jnp.stack(_of_one_type(rows), axis=1),
+        lambda rows: jnp.stack(_alike(rows), axis=1),
         lambda array, features: array.reshape(array.shape[0], features, array.shape[1] // features),
     ),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -51,6 +51,18 @@ def like_segments(batch: Batch, ndim: int = 3) -> P:
 def _first_axis(array: jax.Array, ndim: int) -> P:
     spec = spec_of(array)
     return P(spec[0] if len(spec) else None, *[None] * (ndim - 1))
+
+
+def in_one_sharding(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Arrays with first axes of one size, all sharded there as the first of them that is; as they are elsewhere."""
+    mesh = explicit_mesh(arrays)
+    if mesh is None:
+        return list(arrays)
+    first = max((_first_axis(array, 1) for array in arrays), key=any)
+    return [
+        jax.sharding.reshard(array, NamedSharding(mesh, P(*first, *[None] * (array.ndim - 1))))
+        for array in arrays
+    ]
 
 
 def reshape_rows(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -185,3 +185,24 @@ def test_keys_of_one_table_of_a_collection():
     layer.eval()  # nothing trains it
     layer.remove(keys[:3])
     assert jax_tt.dynamic.statistics(layer.table, layer.state())["keys"] == 7
+
+
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
+def test_features_of_every_form_in_every_layout(axes):
+    """Rectangles are divided over the devices and ragged bags are not; their rows are joined in one sharding."""
+    mesh = jax.make_mesh((4,), ("model",), axis_types=(axes,))
+    tables = {name: jax_tt.dense_table(16, 4) for name in ("first", "second")}
+    features = {name: jax_tt.Feature(name) for name in tables}
+    embed = jax_tt.EmbedCollection(tables, features, mesh=mesh, axis="model", rngs=nnx.Rngs(0))
+    rectangle, ragged = np.arange(16).reshape(8, 2), [[k] * (k % 3) for k in range(8)]
+    for first, second in ((rectangle, rectangle), (ragged, ragged), (rectangle, ragged)):
+        batch = embed.host_batch({"first": first, "second": second})
+        rows, *wide = _in_all_layouts(embed, batch)
+        columns = [np.asarray(rows[name]) for name in features]
+        np.testing.assert_array_equal(wide[0], np.concatenate(columns, 1))
+        np.testing.assert_array_equal(wide[1], np.stack(columns, 1))
+
+
+@nnx.jit
+def _in_all_layouts(embed, batch):
+    return embed(batch), embed.concatenated(batch), embed.stacked(batch)

@@ -52,7 +52,10 @@ class Loss:
 
     def watch(self, model: Any, arrays: Mapping[Any, Any]) -> dict[Any, Any]:
         """The arrays of a model by name, about which `reached` is asked."""
-        return watched(arrays, lambda name: self._reached.add((model, name)))
+        reached = (
+            self._reached
+        )  # a program keeps the function, and must not keep the arrays that a loss holds
+        return watched(arrays, lambda name: reached.add((model, name)))
 
     def reached(self, model: Any, name: Any) -> bool:
         """Whether the backward pass has returned a cotangent for an array of a model."""

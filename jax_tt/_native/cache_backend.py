@@ -27,12 +27,14 @@ def probe(tags: jax.Array, keys: jax.Array, method: str) -> jax.Array:
     # JAX does not know that the result of a native call varies over mesh axes.
     varying = varying_axes(tags, keys)
 
+    shape = tags.shape
+
     def kernel(platform: str, tags: jax.Array, keys: jax.Array) -> jax.Array:
         def local(args: Named, split: Split) -> Named:
             del split  # every device looks up its own keys
             operands = {name: args[name] for name in ("tags", "keys")}
             results = {"slots": jax.ShapeDtypeStruct(args["keys"].shape, jnp.int32)}
-            return _called(platform, "probe", operands, results, (*tags.shape, 0, 0))
+            return _called(platform, "probe", operands, results, (*shape, 0, 0))
 
         blocked = {"keys": keys.reshape(num_blocks(keys.shape[0]), -1)}
         found = over_blocks(local, blocked, {"tags": tags}, ["slots"])

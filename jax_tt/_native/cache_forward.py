@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._ids.batch import Batch
+from jax_tt._jax.types_in import types_in
 from jax_tt._native.call import Named, native_call, numbered, types_of
 from jax_tt._native.operands import make_operands, sentinel_operand
 from jax_tt._native.partition import Arrays, Split, over_blocks
@@ -39,23 +40,24 @@ def cache_forward(
     plan_size, saved_size = blocked_sizes("cpu", operands, table.sizes)
     save = bool(lookup.wanted.names)
     of_cores, of_rows = map(sentinel_operand, sentinels)
+    sizes, batch = types_in((operands, misses))
 
     def local(args: Named, split: Split) -> Named:
         blocks = args["ids"].shape[0]
-        packed = {f"packed_{name}": args[name] for name in operands.arrays}
+        packed = {f"packed_{name}": args[name] for name in sizes.arrays}
         return native_call(
             "cpu",
             "cache_forward",
             {name: args[name] for name in order},
             {
-                "out": operands.sums_type(args["ids"], table.features),
+                "out": sizes.sums_type(args["ids"], table.features),
                 **types_of(packed),
                 "place": jax.ShapeDtypeStruct(args["weights"].shape, jnp.int32),
                 "plan": jax.ShapeDtypeStruct((blocks, plan_size), jnp.int32),
-                "saved": jax.ShapeDtypeStruct((blocks, saved_size if save else 0), operands.accum),
+                "saved": jax.ShapeDtypeStruct((blocks, saved_size if save else 0), sizes.accum),
             },
             None,
-            batch_attributes("cpu", table, misses, lookup, split.axes),
+            batch_attributes("cpu", table, batch, lookup, split.axes),
         )
 
     of_slots = slots.reshape(operands.arrays["ids"].shape[:2])

@@ -155,12 +155,14 @@ def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
 
 
 def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDirectory, Insertion]]:
+    static = [entry[6:] for entry in entries]
+
     # Every device inserts the whole batch: replicas of the directory must stay identical.
     @sequential_vmap
     def call(given: list[Any]) -> Any:
         operands, results, attributes, workspace = [], [], [], []
-        for of, entry in zip(given, entries, strict=True):
-            one = Entry._make((*of, *entry[6:]))
+        for of, rest in zip(given, static, strict=True):
+            one = Entry(*of, *rest)
             n = one.keys.shape[0]
             done = _insertion_types(n, n if one.return_old else 0)
             of_batch = {"asked": one.keys, "present": one.present, "given": one.given}
@@ -198,14 +200,16 @@ def _insertion_types(n: int, old: int) -> Insertion:
 
 
 def hash_set_back(clocks: Sequence[Clock], *, platform: str) -> list[list[jax.Array]]:
+    static = [one[2:] for one in clocks]
+
     @sequential_vmap
     def call(given: list[Any]) -> Any:
         arrays = [numbered("array", arrays) for _, arrays in given]
         operands = [{"clock": clock, **one} for (clock, _), one in zip(given, arrays, strict=True)]
         attributes = [
-            {"arrays": np.int64(len(one.words)), "last": np.int64(one.last), "kept": np.int64(KEPT)}
-            | {f"word_{k}": np.int64(word) for k, word in enumerate(one.words)}
-            for one in clocks
+            {"arrays": np.int64(len(words)), "last": np.int64(last), "kept": np.int64(KEPT)}
+            | {f"word_{k}": np.int64(word) for k, word in enumerate(words)}
+            for words, last in static
         ]
         results = [types_of(one) for one in arrays]
         changed = _of_tables(platform, "set_back", operands, results, attributes)
@@ -223,15 +227,15 @@ def hash_initial(asked: Sequence[Fresh], *, platform: str) -> list[jax.Array]:
         }
         return blocked, _initial_operands(one.seed, one.distribution)
 
-    def rows_of(one: Fresh) -> Callable[[Named], jax.ShapeDtypeStruct]:
-        return lambda args: jax.ShapeDtypeStruct((*args["wanted"].shape, one.features), one.dtype)
+    def rows_of(features: int, dtype: Any) -> Callable[[Named], jax.ShapeDtypeStruct]:
+        return lambda args: jax.ShapeDtypeStruct((*args["wanted"].shape, features), dtype)
 
     rows = _over_blocks(
         platform,
         "initial",
         [operands(one) for one in asked],
         ("seed", "quantiles", "scale", "keys", "wanted"),
-        [rows_of(one) for one in asked],
+        [rows_of(one.features, one.dtype) for one in asked],
         [{"signed": one.distribution.signed} for one in asked],
     )
     return [x.reshape(-1, one.features) for x, one in zip(rows, asked, strict=True)]
@@ -303,15 +307,16 @@ def _initial_operands(seed: jax.Array, values: InitialRows) -> dict[str, jax.Arr
 
 def hash_reset(resets: Sequence[Reset]) -> list[jax.Array]:
     """On the CPU alone."""
+    distributions = [one.distribution for one in resets]
 
     @sequential_vmap
     def call(given: list[Any]) -> Any:
         operands = []
-        for (rows, seed, keys, slots), one in zip(given, resets, strict=True):
+        for (rows, seed, keys, slots), distribution in zip(given, distributions, strict=True):
             of_batch = {"keys": keys, "slots": slots, "rows": rows}
-            operands.append(_initial_operands(seed, one.distribution) | of_batch)
+            operands.append(_initial_operands(seed, distribution) | of_batch)
         results = [types_of({"rows": one["rows"]}) for one in operands]
-        attributes = [{"signed": one.distribution.signed} for one in resets]
+        attributes = [{"signed": one.signed} for one in distributions]
         changed = _of_tables("cpu", "reset", operands, results, attributes)
         return [one["rows"] for one in changed]
 
@@ -321,16 +326,18 @@ def hash_reset(resets: Sequence[Reset]) -> list[jax.Array]:
 def hash_exchange(
     exchanges: Sequence[Exchange], *, platform: str
 ) -> list[tuple[list[jax.Array], list[jax.Array]]]:
+    returns_old = [one.return_old for one in exchanges if one.arrays]
+
     @sequential_vmap
     def call(given: list[Any]) -> Any:
         operands, results, attributes = [], [], []
-        for (arrays, new, slots), one in zip(given, exchanges, strict=True):
+        for (arrays, new, slots), return_old in zip(given, returns_old, strict=True):
             named = numbered("array", arrays)
             of_batch = [jax.ShapeDtypeStruct((slots.size, *x.shape[1:]), x.dtype) for x in arrays]
             operands.append({"slots": slots, **named, **numbered("new", new)})
-            old = {f"old_{k}": kind for k, kind in enumerate(of_batch) if one.return_old}
+            old = {f"old_{k}": kind for k, kind in enumerate(of_batch) if return_old}
             results.append({**types_of(named), **old})
-            attributes.append({"arrays": np.int64(len(arrays)), "return_old": one.return_old})
+            attributes.append({"arrays": np.int64(len(arrays)), "return_old": return_old})
         changed = _of_tables(platform, "exchange", operands, results, attributes)
         return [
             (
@@ -343,8 +350,8 @@ def hash_exchange(
     with_arrays = [k for k, one in enumerate(exchanges) if one.arrays]
     found: list[Any] = [([], [])] * len(exchanges)
     if with_arrays:
-        exchanges = [exchanges[k] for k in with_arrays]
-        for k, one in zip(with_arrays, call([one[:3] for one in exchanges]), strict=True):
+        changed = call([exchanges[k][:3] for k in with_arrays])
+        for k, one in zip(with_arrays, changed, strict=True):
             found[k] = one
     return found
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._jax import backend
+from jax_tt._jax.types_in import types_in
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.hash import (
     Clock,
@@ -220,9 +221,10 @@ def _many(
         by_method.setdefault(backend.choose(method), []).append(k)
     found: dict[int, Any] = {}
     for method, members in by_method.items():
-        one = [tables[k] for k in members]
+        given = [tables[k][:arrays] for k in members]
+        one = types_in([tables[k] for k in members])
         # JAX does not know that the result of a native call varies over mesh axes.
-        axes = [varying_axes(table[:arrays]) for table in one]
+        axes = list(map(varying_axes, given))
 
         def on_platform(
             platform: str, given: Any, one: list[Any] = one, axes: list[Any] = axes
@@ -233,7 +235,7 @@ def _many(
         def anywhere(given: Any, one: list[Any] = one) -> list[Any]:
             return [plain(table) for table in _filled(one, given)]
 
-        results = backend.run(method, on_platform, anywhere, [table[:arrays] for table in one])
+        results = backend.run(method, on_platform, anywhere, given)
         found.update(zip(members, results, strict=True))
     return [found[k] for k in range(len(tables))]
 
@@ -244,10 +246,11 @@ def _differentiable(
     """``native`` with the derivative of ``plain``; a function that is differentiated may insert rows."""
 
     def of_tables(tables: list[Any], platform: str) -> Any:
-        run = jax.custom_jvp(lambda given: native(_filled(tables, given), platform))
+        types = types_in(tables)
+        run = jax.custom_jvp(lambda given: native(_filled(types, given), platform))
 
         def all_plain(given: Any) -> list[Any]:
-            return [plain(table) for table in _filled(tables, given)]
+            return [plain(table) for table in _filled(types, given)]
 
         run.defjvp(lambda primals, tangents: jax.jvp(all_plain, primals, tangents))
         return run([table[:arrays] for table in tables])

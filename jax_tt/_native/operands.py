@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,7 @@ BOUNDS = {"clip": 0, "zero": 1, "error": 2, "unchecked": 3, "poison": 4, "warn":
 MAX_POSITIONS = 2**31 - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Operands:
+class Operands(NamedTuple):
     """The arrays of a batch split into blocks, and their static sizes.
 
     Attributes:
@@ -126,6 +125,7 @@ def shard_of(batch: Batch, args: Mapping[str, jax.Array]) -> Batch:
         ids=ids.reshape(groups, batch.capacity, *ids.shape[2:]),
         offsets=offsets.reshape(groups, offsets.shape[-1]),
         weights=None,
+        slots=None,
     )
 
 

@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import reports
+from jax_tt._jax.types_in import types_in
 
 Arrays = tuple[jax.Array, ...]
 Named = Mapping[str, jax.Array]
@@ -77,7 +78,8 @@ def over_blocks(
 
     Args:
         local: takes the arrays by name and how they are divided. It sums its results over the axes of dimensions that
-            the results do not have.
+            the results do not have. As `describe`, it closes over no arrays, since programs keep it; what a
+            `jax.tree_util.Partial` is given has types in their place.
         blocked: arrays with the same leading size, which counts the blocks.
         whole: the other arrays.
         blocked_results: names of the results that are blocked.
@@ -92,6 +94,7 @@ def over_blocks(
     partitioned = bool(named) or is_partitioned(blocks)
     if not partitioned and not any(isinstance(arg, Tracer) for arg in given):
         return dict(local({**blocked, **whole}, Split()))
+    local, describe = types_in((local, describe))
 
     def by_name(*args: jax.Array, split: Split) -> dict[str, jax.Array]:
         return dict(local(dict(zip(names, args, strict=True)), split))

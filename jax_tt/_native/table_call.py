@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.tree_util import Partial
 
 from jax_tt._native.call import Named, Types, apart, native_call, native_tables_call, together
 from jax_tt._native.operands import lookup_attributes, make_operands, sentinel_operand
@@ -47,6 +49,13 @@ class TableCall(abc.ABC):
     blocked_results: ClassVar[tuple[str, ...]]
     appended: ClassVar[tuple[str, ...]] = ()
     appended_results: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        """Makes calls trees of their attributes, for `types_in`."""
+        super().__init_subclass__()
+        jax.tree_util.register_pytree_node(
+            cls, lambda call: ([vars(call)], None), partial(_with_attributes, cls)
+        )
 
     def __init__(self, platform: str, call: Call):
         self.table: Any = call.use.table
@@ -188,6 +197,12 @@ class TableCall(abc.ABC):
         return self.summed(found, args, split.axes)
 
 
+def _with_attributes(kind: type[TableCall], _: None, attributes: Sequence[dict[str, Any]]) -> Any:
+    call = object.__new__(kind)
+    vars(call).update(*attributes)
+    return call
+
+
 class Calls(NamedTuple):
     """The calls of a kind of tables.
 
@@ -218,21 +233,22 @@ def run(calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = N
         return [
             call.finished(
                 over_blocks(
-                    call.local,
+                    Partial(kind.local, call),
                     call.blocked,
                     call.whole,
                     call.blocked_results,
                     call.dimensions,
-                    call.describe,
+                    Partial(kind.describe, call),
                 )
             )
             for call in calls
         ]
     appended = kind.appended
     shared = {} if shared is None else shared
+    once = *appended, *shared
 
-    def local(args: Named, split: Split) -> Named:
-        of_all = {name: args[name] for name in (*appended, *shared)}
+    def local(calls: Sequence[Any], args: Named, split: Split) -> Named:
+        of_all = {name: args[name] for name in once}
         shards, of_kind = calls, kind
         if split.of:
             of_each_table = apart(split.of, len(calls))
@@ -258,11 +274,18 @@ def run(calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = N
             for array, named in call.dimensions().items()
         }
 
-    def describe(name: str) -> str:
+    def describe(calls: Sequence[Any], name: str) -> str:
         k, _, array = name.partition("/")
         return calls[int(k)].describe(array) if array else name
 
-    found = over_blocks(local, blocked, whole, list(results), dimensions, describe)
+    found = over_blocks(
+        Partial(local, calls),
+        blocked,
+        whole,
+        list(results),
+        dimensions,
+        Partial(describe, calls),
+    )
     if wide is not None and kind.op == "forward":
         return found["sums"]
     return [

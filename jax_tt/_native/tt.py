@@ -17,6 +17,7 @@ from jax_tt._base import ffi
 from jax_tt._base.dtypes import tensor_float32
 from jax_tt._ids.batch import Batch
 from jax_tt._jax import backend
+from jax_tt._jax.types_in import types_in
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.call import Named, native, native_call, native_tables_call, numbered, types_of
 from jax_tt._native.native import NativeTable
@@ -119,9 +120,10 @@ def _planned(
     """Residuals for a backward pass without a native forward pass: no saved products, and the result ``out``."""
     operands = make_operands(table, cores[0].dtype, batch)
     size, _ = blocked_sizes(platform, operands, table.sizes)
+    types = types_in(batch)
 
     def local(args: Named, split: Split) -> Named:
-        attributes = batch_attributes(platform, table, batch, lookup, split.axes)
+        attributes = batch_attributes(platform, table, types, lookup, split.axes)
         return native_call(*_plan_call(platform, table, size, args, attributes))
 
     blocked = {name: operands.arrays[name] for name in ("ids", "offsets")}

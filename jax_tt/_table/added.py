@@ -106,10 +106,12 @@ def plus_added(
     ``added`` are by the number of the call, ``found`` are the sums, of these ``shapes``, or with ``wide`` one array.
     """
 
+    places = list(added)
+
     @jax.custom_jvp
     def run(found: Any, lookups: list[Added]) -> Any:
         def more(found: Any) -> Any:
-            sums = dict(zip(added, _sums_in_parts(sums_of, lookups), strict=True))
+            sums = dict(zip(places, _sums_in_parts(sums_of, lookups), strict=True))
             if wide is None:
                 return tuple(x + sums[k] if k in sums else x for k, x in enumerate(found))
             nothing = [jnp.zeros(shape, found.dtype) for shape in shapes]

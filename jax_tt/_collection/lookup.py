@@ -28,6 +28,7 @@ from jax_tt._ids.explicit import explicit_mesh
 from jax_tt._ids.inputs import bag_batch
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.offsets import well_formed
+from jax_tt._jax.constants import own_constants
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limited, limited_columns
 from jax_tt._lookup.offsets import nan_if
@@ -104,7 +105,8 @@ def lookup_features(
     collection.check(state)
     lookups = dict.fromkeys(collection.tables, lookup)
     counting = {name: own for name, own in state.items() if lookup.train or name != STATISTICS}
-    result, after = embed(collection, counting, batch, lookups, by_table, layout)
+    with own_constants():
+        result, after = embed(collection, counting, batch, lookups, by_table, layout)
     return result, {name: after.get(name, dict(own)) for name, own in state.items()}
 
 

@@ -11,6 +11,7 @@ from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.explicit import reshape_rows
 from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._ids.offsets import entered_batches
+from jax_tt._jax.constants import own_constants
 from jax_tt._lookup.combine import batch_to_sum, combine
 from jax_tt._lookup.limit import limited
 from jax_tt._lookup.offsets import nan_if, offsets_label, treatment_of
@@ -26,38 +27,40 @@ def lookup_rows(
     table: Table, state: State, ids: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
     """Rows of a table of any kind, one per id, and the state after the call; see `jax_tt.lookup`."""
-    shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
-    check_state(shard.table if shard else table, state)
-    batch, shape = lookup_batch(table.ids, ids)
-    call, state = prepared(settle(table, state, lookup, shard), state, batch, inputs)
-    (sums,) = pooled_sums((call,))
-    result_type = lookup.dtype or table.spec.storage(state)
-    rows = reshape_rows(sums, (*shape, table.features)).astype(result_type)
-    if table.update is not None and table.update.max_gradient is not None:
-        rows = limited(rows, table.update, inputs.grad_scale)
-    return rows, state
+    with own_constants():
+        shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
+        check_state(shard.table if shard else table, state)
+        batch, shape = lookup_batch(table.ids, ids)
+        call, state = prepared(settle(table, state, lookup, shard), state, batch, inputs)
+        (sums,) = pooled_sums((call,))
+        result_type = lookup.dtype or table.spec.storage(state)
+        rows = reshape_rows(sums, (*shape, table.features)).astype(result_type)
+        if table.update is not None and table.update.max_gradient is not None:
+            rows = limited(rows, table.update, inputs.grad_scale)
+        return rows, state
 
 
 def pooled_rows(
     table: Table, state: State, bags: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
     """Pooled rows, one vector per bag, and the state after the call; see `jax_tt.lookup_bags`."""
-    shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
-    check_state(shard.table if shard else table, state)
-    storage = table.spec.storage(state)
-    use = settle(table, state, lookup, shard)
-    batch, count = bag_batch(table.ids, bags, accumulator(storage))
-    refused = None
-    if not batch.rectangular:
-        labels, treatment = [offsets_label(table)], treatment_of(use, lookup)
-        (batch,), refused = entered_batches([batch], labels, treatment)
-    summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
-    call, state = prepared(use, state, summed, inputs)
-    (sums,) = pooled_sums((call,))
-    result = combine(lookup, table, batch, sums)
-    rows = result.reshape(count, table.features).astype(lookup.dtype or storage)
-    if refused is not None:
-        rows = nan_if(refused, rows)
-    if table.update is not None and table.update.max_gradient is not None:
-        rows = limited(rows, table.update, inputs.grad_scale)
-    return rows, state
+    with own_constants():
+        shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
+        check_state(shard.table if shard else table, state)
+        storage = table.spec.storage(state)
+        use = settle(table, state, lookup, shard)
+        batch, count = bag_batch(table.ids, bags, accumulator(storage))
+        refused = None
+        if not batch.rectangular:
+            labels, treatment = [offsets_label(table)], treatment_of(use, lookup)
+            (batch,), refused = entered_batches([batch], labels, treatment)
+        summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
+        call, state = prepared(use, state, summed, inputs)
+        (sums,) = pooled_sums((call,))
+        result = combine(lookup, table, batch, sums)
+        rows = result.reshape(count, table.features).astype(lookup.dtype or storage)
+        if refused is not None:
+            rows = nan_if(refused, rows)
+        if table.update is not None and table.update.max_gradient is not None:
+            rows = limited(rows, table.update, inputs.grad_scale)
+        return rows, state

@@ -16,6 +16,7 @@ from jax_tt._ids.bags import Bags
 from jax_tt._ids.explicit import reshape_like
 from jax_tt._ids.keys import LocatedKeys, key_digits
 from jax_tt._ids.slots import Slots
+from jax_tt._jax.constants import own_constants
 from jax_tt._jax.vma import all_shards, axes_to_count, own_shard
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._kinds.hashed.unsharded import clock_of_whole
@@ -85,16 +86,17 @@ def insert_anywhere(
     asked: Sequence[ToInsert], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     """`dynamic.insert` of several tables, some of which may be sharded."""
-    sharded = [k for k, one in enumerate(asked) if is_sharded(one.table)]
-    alone = [k for k in range(len(asked)) if k not in sharded]
-    with jax.named_scope(scope_of(asked[k].table for k in alone)):
-        done = _insert_on_every_device([asked[k] for k in alone], method, return_evicted)
-    results = dict(zip(alone, done, strict=True))
-    if sharded:
-        with jax.named_scope(scope_of(asked[k].table for k in sharded)):
-            done = insert_over_devices([asked[k] for k in sharded], method, return_evicted)
-        results.update(zip(sharded, done, strict=True))
-    return [results[k] for k in range(len(asked))]
+    with own_constants():
+        sharded = [k for k, one in enumerate(asked) if is_sharded(one.table)]
+        alone = [k for k in range(len(asked)) if k not in sharded]
+        with jax.named_scope(scope_of(asked[k].table for k in alone)):
+            done = _insert_on_every_device([asked[k] for k in alone], method, return_evicted)
+        results = dict(zip(alone, done, strict=True))
+        if sharded:
+            with jax.named_scope(scope_of(asked[k].table for k in sharded)):
+                done = insert_over_devices([asked[k] for k in sharded], method, return_evicted)
+            results.update(zip(sharded, done, strict=True))
+        return [results[k] for k in range(len(asked))]
 
 
 def _insert_on_every_device(
@@ -174,13 +176,15 @@ def _located(name: str, ids: Any, slots: Any, current: bool) -> Any:
 
 
 def _with(name: str, ids: Any, padded: bool, slots: Any, current: bool) -> LocatedKeys:
-    digits = jnp.asarray(key_digits(name, ids, padded).digits)
-    shape = digits.shape[:-1]
-    if slots is None:
-        slots, current = Slots(jnp.zeros(math.prod(shape), jnp.int32)), False
-    if getattr(slots, "shape", None) != (math.prod(shape),):
-        raise ValueError(
-            f"{name}: got ids of shape {shape} for the insertion of another batch; expected the ids that were inserted."
-        )
-    numbers = reshape_like(slots.numbers, digits[..., :1])
-    return LocatedKeys(jnp.concatenate([digits[..., 1:3], numbers], axis=-1), current)
+    with own_constants():
+        digits = jnp.asarray(key_digits(name, ids, padded).digits)
+        shape = digits.shape[:-1]
+        if slots is None:
+            slots, current = Slots(jnp.zeros(math.prod(shape), jnp.int32)), False
+        if getattr(slots, "shape", None) != (math.prod(shape),):
+            raise ValueError(
+                f"{name}: got ids of shape {shape} for the insertion of another batch; expected the ids that were "
+                "inserted."
+            )
+        numbers = reshape_like(slots.numbers, digits[..., :1])
+        return LocatedKeys(jnp.concatenate([digits[..., 1:3], numbers], axis=-1), current)

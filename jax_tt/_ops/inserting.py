@@ -17,6 +17,7 @@ from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._ids.keys import keys_of, score_words
 from jax_tt._ids.offsets import Treatment, entered_batches
 from jax_tt._ids.slots import Slots
+from jax_tt._jax.constants import own_constants
 from jax_tt._kinds.hashed.table import HashTable, initial_of_tables, unsharded_hash_table
 from jax_tt._native import hash_backend
 from jax_tt._native.hash import Clock, Entry, Exchange, Reset, Search
@@ -138,17 +139,20 @@ class ToInsert(NamedTuple):
 
 def requests_of(table: HashTable, ids: Any, scores: Any) -> Requests:
     """The requests of the ids of a batch."""
-    keys, here = keys_of_ids(table, ids)
-    if (table.policy == "custom") != (scores is not None):
-        what = "expected one integer per id" if scores is None else "expected None"
-        raise ValueError(
-            f"{table.ids.label}scores: got {'None' if scores is None else 'an array'} for the policy {table.policy!r}; "
-            f"{what}. Scores belong to policy='custom'."
+    with own_constants():
+        keys, here = keys_of_ids(table, ids)
+        if (table.policy == "custom") != (scores is not None):
+            what = "expected one integer per id" if scores is None else "expected None"
+            raise ValueError(
+                f"{table.ids.label}scores: got {'None' if scores is None else 'an array'} for the policy "
+                f"{table.policy!r}; {what}. Scores belong to policy='custom'."
+            )
+        if scores is None:
+            return Requests(keys, here, jnp.zeros_like(keys))
+        words = jnp.asarray(score_words(f"{table.ids.label}scores", scores, _shape(ids))).reshape(
+            -1, 2
         )
-    if scores is None:
-        return Requests(keys, here, jnp.zeros_like(keys))
-    words = jnp.asarray(score_words(f"{table.ids.label}scores", scores, _shape(ids))).reshape(-1, 2)
-    return Requests(keys, here, jax.lax.bitcast_convert_type(words, jnp.uint32))
+        return Requests(keys, here, jax.lax.bitcast_convert_type(words, jnp.uint32))
 
 
 def keys_of_ids(table: HashTable, ids: Any) -> tuple[jax.Array, jax.Array]:

@@ -19,6 +19,7 @@ from jax_tt._collection.lookup import check_lookup, embed, step_arguments
 from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
 from jax_tt._ids.placement import Placement
+from jax_tt._jax.constants import own_constants
 from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
 from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._layers.call import FeatureCalls
@@ -204,7 +205,8 @@ class EmbedCollection(ChecksKeywords, nn.Module):
             for name in self.collection.hashed:
                 table = self.collection.tables[name]
                 state[name] = with_checked_gradients(table, state[name], lookups[name])
-        result, after = embed(self.collection, state, batch, lookups, inputs, layout)
+        with own_constants():
+            result, after = embed(self.collection, state, batch, lookups, inputs, layout)
         for name, given in before.items():
             finish_call(self.parts[name], given, after[name], lookups[name])
         if STATISTICS in state:

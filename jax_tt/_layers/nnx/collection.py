@@ -27,6 +27,7 @@ from jax_tt._collection.statistics import (
     read_totals,
 )
 from jax_tt._ids.placement import Placement
+from jax_tt._jax.constants import own_constants
 from jax_tt._jax.refused import refuse_gradient
 from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._layers.call import FeatureCalls, GivenState
@@ -384,7 +385,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             state[STATISTICS] = {TOTALS: self._totals(counts)}
         if collection.hashed:
             batch, state = insert_in_collection_call(collection, state, batch, lookups)
-        result, after = embed(collection, state, batch, lookups, inputs, layout)
+        with own_constants():
+            result, after = embed(collection, state, batch, lookups, inputs, layout)
         for name, given in before.items():
             finish_call(self.tables[name], given, after[name], lookups[name])
         if counts is not None:

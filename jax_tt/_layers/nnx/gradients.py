@@ -89,8 +89,8 @@ def value_and_grad(
             same. Fused tables are trained whatever it is; ``jax.lax.stop_gradient`` of a layer's result leaves its
             table as it is.
         has_aux: whether ``f`` returns other values too.
-        **options: passed on to ``nnx.value_and_grad``, e.g. ``allow_int``. ``graph`` and ``graph_updates`` must be
-            True, which they are by default.
+        **options: passed on to ``nnx.value_and_grad``, e.g. ``allow_int``. ``graph`` and ``graph_updates`` are
+            True by default, in Flax's tree mode too, which selects no variables by ``wrt``.
 
     Returns:
         A function of the same arguments that returns the value of ``f`` and the gradients.
@@ -118,6 +118,7 @@ def value_and_grad(
         >>> float(model.items.step[...])
         1.0
     """
+    options = {"graph": True, "graph_updates": True} | options
     if f is None:
         return functools.partial(
             value_and_grad, argnums=argnums, wrt=wrt, has_aux=has_aux, **options

@@ -167,6 +167,7 @@ class Collection:
         bounds: str | Mapping[str, str] = "error",
         capacity: int | Mapping[str, int] | None = None,
         sharding: Any = None,
+        local: bool = False,
     ) -> Any:
         """Prepares a batch, as a data loader gives it, for a compiled step; see `jax_tt.pipeline.host_batch`.
 
@@ -180,15 +181,14 @@ class Collection:
             bounds: as in `jax_tt.pipeline.host_batch`, for all tables or by table.
             capacity: positions of the ragged bags, for all features or by feature, of `KeyedBags` for all together; by
                 default the next power of two, of at least the number of bags.
-            sharding: as in `jax_tt.pipeline.host_batch`; by default the mesh of the tables, if there is one.
+            sharding, local: as in `jax_tt.pipeline.host_batch`; by default the mesh of the tables, if there is one.
 
         Returns:
             A dict by feature. `KeyedBags` stay `KeyedBags` where all ids are integers of one type.
 
         Raises:
-            ImportError: strings without xxhash.
-            TypeError, ValueError: a feature is missing, unknown, or does not fit; the message names it, its table, and
-                the first id out of range.
+            ImportError, RuntimeError, TypeError, ValueError: as `jax_tt.pipeline.host_batch`, or a feature is missing
+                or unknown; the message names the feature, its table, and the first id out of range.
 
         >>> import jax_tt, numpy as np
         >>> collection = jax_tt.Collection(
@@ -205,8 +205,9 @@ class Collection:
             raise ValueError(
                 f"bounds: got the tables {listed(modes)}; expected all of {listed(named)}."
             )
-        of_tables = {name: Bounds(modes[name], reported) for name, reported in named.items()}
-        return host_features(self.features, self.for_features, of_tables, batch, capacity, sharding)
+        how = {name: Bounds(modes[name], reported) for name, reported in named.items()}
+        described = self.features, self.for_features, how
+        return host_features(*described, batch, capacity, sharding, local)
 
     def init(self, key: jax.Array) -> dict[str, dict[str, Any]]:
         """Initial arrays by table and name, with a key of its own for every table."""

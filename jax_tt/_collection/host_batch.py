@@ -16,6 +16,12 @@ from jax_tt._base.arguments import as_int, one_of, type_of
 from jax_tt._collection.feature import Feature, values_of
 from jax_tt._collection.host_forms import Given, read
 from jax_tt._collection.host_ids import Bounds, table_ids
+from jax_tt._collection.host_shares import (
+    lengths_of,
+    of_processes,
+    offsets_of,
+    rows_over,
+)
 from jax_tt._collection.states import listed
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keyed_bags import KeyedBags
@@ -24,6 +30,8 @@ from jax_tt._ids.split_ids import SplitIds
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._table.options import BOUNDS
 from jax_tt._table.table import Table
+
+_ALL = ""  # in place of a feature: `KeyedBags` as a whole
 
 
 def host_batch(
@@ -34,6 +42,7 @@ def host_batch(
     bounds: str = "error",
     capacity: int | None = None,
     sharding: Any = None,
+    local: bool = False,
 ) -> Any:
     """Prepares the ids of one table, as a data loader gives them, for a compiled step.
 
@@ -56,7 +65,12 @@ def host_batch(
             few programs are compiled.
         sharding: where the arrays go, e.g. ``NamedSharding(mesh, P("data"))``; by default the mesh of a `ShardedTable`,
             all axes of it, and the host for other tables. Ragged bags, and arrays whose first axis the devices do not
-            divide, are replicated. With several processes, each of them is given the whole batch.
+            divide, are replicated.
+        local: in a program of several processes, whether the ids are the share of this one, as a loader gives that is
+            sharded by process, and not the whole batch. All processes then make the call at the same time, in the
+            thread that runs the steps, and each gets the batch of all shares, ragged ones too, in the order of the rows
+            on the mesh. Shares may have different numbers of samples. Without it, every process is given the same
+            batch; the first call, and every hundredth, compares them.
 
     Returns:
         An array or `SplitIds`, or `Bags` of them, always of the same types for a table: int32 ids, or `SplitIds` for a
@@ -64,8 +78,9 @@ def host_batch(
 
     Raises:
         ImportError: strings without xxhash.
+        RuntimeError: another process has failed.
         TypeError, ValueError: the ids do not fit, or are out of range; the message names the table, the first such id
-            and its position.
+            and its position. Or processes have different batches without ``local``, or shares of different forms.
 
     >>> import jax_tt, numpy as np
     >>> table = jax_tt.dense_table(1000, 16, name="item")
@@ -83,14 +98,22 @@ def host_batch(
             "host_batch."
         )
     one_of("bounds", bounds, BOUNDS)
-    given = read(table, ids, pooled)
-    if not pooled and (given.offsets is not None or given.padding is not None):
-        raise ValueError(
-            f"{table.ids.label}ids: got bags for pooled=False; expected integers of any shape, one row for each."
-        )
-    _check(table, given, pooled, capacity)
-    value = _assembled(table, given, Bounds(bounds, table.name), capacity)
-    return _placed(value, _sharding([table], sharding))
+
+    def given() -> dict[str, Given]:
+        given = read(table, ids, pooled)
+        if not pooled and (given.offsets is not None or given.padding is not None):
+            raise ValueError(
+                f"{table.ids.label}ids: got bags for pooled=False; expected integers of any shape, one row for each."
+            )
+        _check(table, given, pooled, capacity)
+        return {"": _converted(table, given, Bounds(bounds, table.name))}
+
+    def assembled(given: Mapping[str, Given]) -> Any:
+        return _assembled(table, given[""], capacity)
+
+    sharding = _sharding([table], sharding)
+    labels, about = [table.ids.label], (pooled, capacity)
+    return _placed(of_processes(given, assembled, labels, about, sharding, local), sharding)
 
 
 def host_features(
@@ -100,40 +123,52 @@ def host_features(
     batch: Any,
     capacity: Any,
     sharding: Any,
+    local: bool,
 ) -> Any:
     """`Collection.host_batch`, given the tables by feature, named for errors, and the bounds by table."""
     for treatment in bounds.values():
         one_of("bounds", treatment.mode, BOUNDS)
-    if isinstance(batch, KeyedBags) and any(table.ids.takes_keys for table in tables.values()):
-        refuse_cut_keys("batch.ids", batch.ids)
-    batch = _on_host(batch)
-    values = values_of(features, batch)
-    capacities = _capacities(features, capacity)
-    given = {}
-    for name, feature in features.items():
-        pooled = feature.combiner is not None
-        given[name] = read(tables[name], values[name], pooled)
-        by_name = capacities.get(name) if isinstance(capacity, Mapping) else None
-        _check(tables[name], given[name], pooled, by_name)
-    if isinstance(batch, KeyedBags):
-        ids: Any = {
-            name: table_ids(tables[name], one, bounds[features[name].table])
-            for name, one in given.items()
+    sharding = _sharding(tables.values(), sharding)
+    keys = batch.keys if isinstance(batch, KeyedBags) else None
+
+    def given() -> dict[str, Given]:
+        if keys is not None and any(table.ids.takes_keys for table in tables.values()):
+            refuse_cut_keys("batch.ids", batch.ids)
+        host = _on_host(batch)
+        values, capacities = values_of(features, host), _capacities(features, capacity)
+        found = {}
+        for name, feature in features.items():
+            table, pooled = tables[name], feature.combiner is not None
+            one = read(table, values[name], pooled)
+            by_name = capacities.get(name) if isinstance(capacity, Mapping) else None
+            _check(table, one, pooled, by_name)
+            found[name] = _converted(table, one, bounds[feature.table])
+        positions = host.ids.shape[0] if keys is not None else None
+        return found | {_ALL: Given(np.zeros(0, np.int32), capacity=positions)}
+
+    def assembled(given: Mapping[str, Given]) -> Any:
+        types = {getattr(given[name].ids, "dtype", None) for name in features}
+        if keys is not None and len(types) == 1 and None not in types:  # not `SplitIds`
+            return _keyed(keys, given, capacity)
+        capacities = _capacities(features, capacity)
+        return {
+            name: _assembled(table, given[name], capacities.get(name))
+            for name, table in tables.items()
         }
-        types = {getattr(one, "dtype", None) for one in ids.values()}
-        if len(types) == 1 and None not in types:  # not `SplitIds`
-            keyed = _keyed(batch, ids, capacity)
-            return _placed(keyed, _sharding(tables.values(), sharding))
-    assembled = {
-        name: _assembled(tables[name], one, bounds[features[name].table], capacities.get(name))
-        for name, one in given.items()
-    }
-    return _placed(assembled, _sharding(tables.values(), sharding))
+
+    labels = [*(table.ids.label for table in tables.values()), ""]
+    about = keys, capacity
+    return _placed(of_processes(given, assembled, labels, about, sharding, local), sharding)
 
 
-def _assembled(table: Table, given: Given, bounds: Bounds, capacity: Any) -> Any:
+def _converted(table: Table, given: Given, bounds: Bounds) -> Given:
+    """The ids in the type that the table takes."""
+    return given._replace(ids=table_ids(table, given, bounds))
+
+
+def _assembled(table: Table, given: Given, capacity: Any) -> Any:
     """The input of a lookup of one feature, on the host."""
-    ids, (_, offsets, weights, padding, _) = table_ids(table, given, bounds), given
+    ids, offsets, weights, padding, _ = given
     if offsets is not None:
         size = _capacity(f"{table.ids.label}capacity", given, capacity)
         return Bags(_padded(ids, size), offsets, _padded(weights, size))
@@ -180,14 +215,23 @@ def _padded(array: Any, capacity: int) -> Any:
     return longer
 
 
-def _keyed(batch: KeyedBags, ids: Mapping[str, np.ndarray], capacity: Any) -> KeyedBags:
-    """The batch with these ids of its features, in the order that it has."""
+def _keyed(keys: tuple[str, ...], given: Mapping[str, Given], capacity: Any) -> KeyedBags:
+    """The bags of all features in this order."""
     if isinstance(capacity, Mapping):
         raise ValueError("capacity: got a mapping for KeyedBags; expected one number for all.")
-    joined = np.concatenate([ids[name] for name in batch.keys])
-    size = _capacity("capacity", Given(joined, capacity=batch.ids.shape[0]), capacity)
-    weights = None if batch.weights is None else batch.weights[: joined.shape[0]]
-    return dataclasses.replace(batch, ids=_padded(joined, size), weights=_padded(weights, size))
+    parts = [given[name] for name in keys]
+    ids = np.concatenate([part.ids for part in parts])
+    size = _capacity("capacity", given[_ALL]._replace(ids=ids), capacity)
+    lengths = [lengths_of(part) for part in parts]
+    weights = None
+    if kinds := [part.weights.dtype for part in parts if part.weights is not None]:
+        ones = (np.ones(len(part.ids), kinds[0]) for part in parts)
+        every = [w if p.weights is None else p.weights for w, p in zip(ones, parts, strict=True)]
+        weights = _padded(np.concatenate(every), size)
+    bags = Bags(_padded(ids, size), offsets_of(np.concatenate(lengths)), weights)
+    plain = tuple(name for name in keys if kinds and given[name].weights is None)
+    keyed = KeyedBags.of(bags, keys, tuple(map(len, lengths)))
+    return dataclasses.replace(keyed, unweighted=plain)
 
 
 def _on_host(batch: Any) -> Any:
@@ -234,12 +278,8 @@ def _placed(batch: Any, sharding: Any) -> Any:
         return batch
     if not isinstance(sharding, NamedSharding):
         return jax.device_put(batch, sharding)
-    spec = sharding.spec[:1]
+    rows, devices = rows_over(sharding)
     replicated = NamedSharding(sharding.mesh, P())
-    rows = NamedSharding(sharding.mesh, P(*spec))
-    axes = spec[0] if spec else ()
-    names = axes if isinstance(axes, tuple) else () if axes is None else (axes,)
-    devices = int(np.prod([sharding.mesh.shape[name] for name in names]))
 
     def place(value: Any) -> Any:
         ragged = isinstance(value, KeyedBags) or (

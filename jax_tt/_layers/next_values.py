@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jax_tt._collection.next_values import Path, Start, names_of, without_lookup
+from jax.extend.core import get_opaque_trace_state
+
+from jax_tt._base import reports
+from jax_tt._collection.next_values import Path, Start, names_of, says_used, without_lookup
 from jax_tt._lookup.one_loss import Loss
 
 _COMBINED = (
@@ -32,7 +36,12 @@ class NextValues:
 
     JAX compares static data where it combines two trees, and where a tree is an argument or a carry of a compiled
     function. The comparison raises, since the arrays of one of the two would be dropped.
+
+    Next values that nothing takes are reported when they are dropped, once: the tables are not trained then.
     """
+
+    # Of an object whose constructor has raised.
+    _untaken = ""
 
     def __init__(
         self,
@@ -60,6 +69,27 @@ class NextValues:
             )
         self.by_path = dict(by_path)
         self.start = Start(old)
+        stepped = {path[:-1] for path in old if says_used(path) and loss.reached(model, path)}
+        self._untaken = names_of(path or ("the model itself",) for path in stepped)
+        self._trace = get_opaque_trace_state()
+
+    def take(self) -> NextValues:
+        """These, of which nothing is reported any more."""
+        self._untaken = ""
+        return self
+
+    def __del__(self) -> None:
+        # After a trace has raised, its frames are dropped outside of it.
+        if not self._untaken or sys.is_finalizing() or get_opaque_trace_state() != self._trace:
+            return
+        message = (
+            f"the next values of the fused tables {self._untaken} were computed, but never taken, so that nothing "
+            "trains these tables: nnx.Optimizer and optax see other parameters alone. Give the gradients to "
+            "jax_tt.FusedOptimizer.update, in linen to jax_tt.linen.TrainState.apply_gradients. If a table is not to "
+            "be trained, set layer.frozen = True, or pass what the layer returns through jax.lax.stop_gradient. This "
+            "is said once."
+        )
+        reports.warn_once(("next values", self._untaken), message, RuntimeWarning)
 
     def __eq__(self, other: object) -> bool:
         if self is other:

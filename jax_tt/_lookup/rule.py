@@ -236,7 +236,7 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
             new = {name: grad.astype(state[name].dtype) for name, grad in new.items()}
         elif after is not None and k in places and not new:
             # The flag `used` says that all tables are overwritten, so this one with its old values.
-            new = {name: state[name] for name in wanted[k].names}
+            new = {name: state[name] for name in use.table.spec.trained_names}
         if dweights is not None:
             if (scale := scales[k]) is not None:
                 dweights = dweights * scale.astype(dweights.dtype)
@@ -272,6 +272,7 @@ def _wanted(call: Call, scalars: Mapping[str, Any]) -> Wanted:
     names = frozenset(name for name in table.spec.trained_names if call.state[name].perturbed)
     if table.update is not None:
         _check_whole(table, names)
+        names = frozenset() if table.update.frozen else names
     if names:
         _check_scalars(table, scalars)
     return Wanted(names, weights is not None and weights.perturbed)

@@ -87,6 +87,7 @@ class Update:
         max_gradient: limit of the absolute value of every element of the gradient of the looked-up rows, before these
             gradients are weighted, pooled and summed by row; None for no limit. Loss scales are divided out first. With
             ``skip_nonfinite``, elements that are not finite are not limited.
+        frozen: whether losses leave the table, its optimizer state and its keys as they are.
         shared: whether a collection has the step, the sentinel and the flag `used`, and not the state of
             the table. `Collection` sets it.
 
@@ -100,11 +101,12 @@ class Update:
     skip_nonfinite: bool = False
     stochastic_rounding: bool = True
     max_gradient: float | None = None
+    frozen: bool = False
     shared: bool = False
 
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
-        for name in ("skip_nonfinite", "stochastic_rounding", "shared"):
+        for name in ("skip_nonfinite", "stochastic_rounding", "frozen", "shared"):
             object.__setattr__(self, name, bool(getattr(self, name)))
         if self.max_gradient is not None:
             object.__setattr__(self, "max_gradient", _as_limit(self.max_gradient))

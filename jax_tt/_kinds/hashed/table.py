@@ -240,7 +240,8 @@ class HashTable(Wrapper):
 
     def trains(self, lookup: Lookup) -> bool:
         """Whether a lookup is one of training, in which keys without a row read their initial rows."""
-        return lookup.train and not self.frozen
+        update = self.update
+        return lookup.train and not (self.frozen or (update is not None and update.frozen))
 
     def absent(self, lookup: Lookup) -> int:
         """What is looked up in place of the slot of a key without one."""

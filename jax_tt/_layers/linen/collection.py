@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from jax_tt._lookup.shared import FLAGS, init_flags, is_shared
 from jax_tt._ops.insert_in_call import with_checked_gradients
 from jax_tt._planning.shard_tables import over_mesh
 from jax_tt._table.checkpoint import unsharded
-from jax_tt._table.copies import with_name, with_update
+from jax_tt._table.copies import with_name, with_update, without_values
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
 
@@ -89,17 +89,16 @@ class EmbedCollection(ChecksKeywords, nn.Module):
     placement: Placement | Mapping[str, Placement] | str | None = None
     exchange: Exchange | Mapping[str, Exchange] | None = None
 
-    @nn.nowrap
-    def host_batch(
-        self, batch: Any, *, capacity: int | Mapping[str, int] | None = None, sharding: Any = None
-    ) -> Any:
-        """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.Collection.host_batch`.
+    @property
+    def host_batch(self) -> Callable[..., Any]:
+        """Prepares the batch of a data loader for a step, as `jax_tt.EmbedCollection.host_batch`.
 
         It needs no variables, and is called on the module itself: ``embed.host_batch(batch)``.
         """
-        return self._described().host_batch(
-            batch, bounds=self.lookup.bounds, capacity=capacity, sharding=sharding
-        )
+        collection = self._described()
+        tables = {name: without_values(table) for name, table in collection.tables.items()}
+        described = Collection(tables, collection.features)
+        return partial(described.host_batch, bounds=self.lookup.bounds)
 
     @nn.nowrap
     def replaced(

@@ -232,7 +232,8 @@ class TrainState(train_state.TrainState):
             )
         new: dict[Any, Any] = {}
         if isinstance(grads, Gradients):
-            new, start = grads.next_values.by_path, grads.next_values.start
+            given = grads.next_values.take()
+            new, start = given.by_path, given.start
             check_paths("TrainState.apply_gradients", old, new)
             new = next_values("TrainState.apply_gradients", old, new, start)
             grads = grads.params

@@ -222,7 +222,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
 
     @property
     def host_batch(self) -> Callable[..., Any]:
-        """Prepares the batch of a data loader for a step: ``host_batch(batch, capacity=None, sharding=None)``.
+        """Prepares what data loaders give for a step: ``host_batch(batch, capacity=None, sharding=None, local=False)``.
 
         It calls `jax_tt.Collection.host_batch`. Ids out of range are treated as the ``bounds`` of every table say. As
         `TableEmbed.host_batch`, it has the descriptions of the tables and none of their arrays.

@@ -361,17 +361,16 @@ class FusedOptimizer(nnx.Optimizer):
                 another model of the same structure. Nothing is written then. Inside ``jit``, the next forward pass of
                 the table fails instead, except that another model is recognised by another number of steps only.
         """
+        given = grads.next_values.take() if isinstance(grads, Gradients) else None
         old = self._fused(model)
         self._check_model(model)
-        if old and not isinstance(grads, Gradients):
+        if old and given is None:
             raise ValueError(
                 f"FusedOptimizer.update: grads: got {type_of(grads)} without the next values of the fused "
                 f"tables {', '.join(sorted(_tables(old)))}; expected what jax_tt.value_and_grad or jax_tt.grad "
                 "returned. nnx.grad does not train fused tables, and nnx.state, splits and merges drop the next values."
             )
-        new, start = {}, None
-        if isinstance(grads, Gradients):
-            new, start = grads.next_values.by_path, grads.next_values.start
+        new, start = ({}, None) if given is None else (given.by_path, given.start)
         check_paths("FusedOptimizer.update", old, new)
         new = next_values("FusedOptimizer.update", old, new, start)
         self._check_gradients(grads)

@@ -189,6 +189,7 @@ class TableModule(ChecksKeywords, nnx.Module):
     skip_nonfinite = _UpdateOption()
     stochastic_rounding = _UpdateOption()
     max_gradient = _UpdateOption()
+    frozen = _UpdateOption()
 
     @property
     def dtype(self) -> Any:
@@ -201,7 +202,7 @@ class TableModule(ChecksKeywords, nnx.Module):
 
     @property
     def host_batch(self) -> Callable[..., Any]:
-        """Prepares the ids of a data loader for a compiled step: ``host_batch(ids, capacity=None, sharding=None)``.
+        """Prepares the ids of a data loader for a step: ``host_batch(ids, capacity=None, sharding=None, local=False)``.
 
         It calls `jax_tt.pipeline.host_batch`. Ids out of range are treated as ``bounds`` says. It has the description
         of the table and none of its arrays: pickled for the processes of a data loader it takes a few kilobytes, and

@@ -178,6 +178,7 @@ def models_with_lists(folder: Path) -> None:
 def layers_that_prepare_batches() -> dict[str, Any]:
     rows = np.ones((50_000, D), np.float32)
     sizes = len(rows), D
+    of_rows = jax_tt.quantized_table(*sizes, embedding_init=lambda *_: rows)
     return {
         "Embed": (jax_tt.Embed(*sizes, rngs=nnx.Rngs(0)), [3, 1]),
         "EmbedBag": (jax_tt.EmbedBag(*sizes, optimizer=RULE, rngs=nnx.Rngs(0)), [[3], [1, 2]]),
@@ -186,6 +187,10 @@ def layers_that_prepare_batches() -> dict[str, Any]:
         "hash": (jax_tt.TableEmbed(HASH, rngs=nnx.Rngs(0)), KEYS),
         "EmbedCollection": (
             jax_tt.EmbedCollection(TABLES, FEATURES, rngs=nnx.Rngs(0)),
+            {"key": KEYS, "item": [[3], [], [], [], [1]]},
+        ),
+        "linen.EmbedCollection": (
+            jax_tt.linen.EmbedCollection({**TABLES, "item": of_rows}, FEATURES),
             {"key": KEYS, "item": [[3], [], [], [], [1]]},
         ),
     }

@@ -307,6 +307,14 @@ def test_linen_trains_all_tables():
     assert directory.statistics()["refreshes"] == 1
 
 
+def test_a_linen_collection_is_a_static_argument():
+    made = (jax_tt.linen.EmbedCollection(dict(TABLES), dict(FEATURES)) for _ in range(2))
+    one, other = made
+    assert one == other and hash(one) == hash(other)
+    shapes = jax.jit(lambda embed: embed.tables["items"].num_embeddings, static_argnums=0)
+    assert shapes(one) == TABLES["items"].num_embeddings
+
+
 def test_linen_and_nnx_agree(trained):
     """With the same arrays, rows are equal bit for bit; and a single linen layer reads a table."""
     embed = trained[0].embed

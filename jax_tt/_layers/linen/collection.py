@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jax_tt._base.keywords import ChecksKeywords, no_such
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
+from jax_tt._collection.frozen import Frozen
 from jax_tt._collection.insertion import insert_in_collection_call
 from jax_tt._collection.lookup import check_lookup, embed, step_arguments
 from jax_tt._collection.states import UPDATES
@@ -88,6 +89,13 @@ class EmbedCollection(ChecksKeywords, nn.Module):
     axis: str | tuple[str, ...] | None = None
     placement: Placement | Mapping[str, Placement] | str | None = None
     exchange: Exchange | Mapping[str, Exchange] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tables", "features", "placement", "exchange"):
+            if isinstance(given := getattr(self, name), Mapping):
+                # The module is hashable then, as a static argument has to be.
+                setattr(self, name, Frozen(given))
+        super().__post_init__()
 
     @property
     def host_batch(self) -> Callable[..., Any]:

@@ -136,9 +136,9 @@ def states_of_collections_in_checkpoints(folder: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(folder / "state", jax_tt.checkpoint.save_args(COLLECTION, state))
         checkpointer.wait_until_finished()
-        target = jax_tt.checkpoint.target(COLLECTION)
+        target = jax_tt.checkpoint.target(COLLECTION, state)
         arrays = checkpointer.restore(folder / "state", target, strict=False)
-    equal(jax_tt.checkpoint.restore(COLLECTION, arrays), state)
+    equal(jax_tt.checkpoint.restore(COLLECTION, state, arrays), state)
 
 
 class Towers(nnx.Module):

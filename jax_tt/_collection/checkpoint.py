@@ -1,4 +1,4 @@
-"""Checkpoints of sharded collections: the arrays of the tables, with rows in their order, sharded over the devices.
+"""Checkpoints of training states: rows of tables in their order, whatever holds them, sharded over the devices.
 
 Orbax lets every process write and read its shards.
 """
@@ -12,155 +12,235 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._collection.collection import Collection, States
-from jax_tt._collection.states import check_states
+from jax_tt._collection.training_state import Groups, Path, by_path, divided, named, nested
+from jax_tt._jax.on_host import on_all, on_host
 from jax_tt._kinds.hashed.table import unsharded_hash_table
+from jax_tt._kinds.sharded.requests import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
-from jax_tt._table.checkpoint import pieces
+from jax_tt._table.checkpoint import in_pieces, of_pieces, pieces
+from jax_tt._table.table import Table
+
 
 # In a checkpoint: rows, as two words, and columns of a table; of a hash table also its devices, ways and waiting sets,
 # which determine the slots of keys. Orbax cuts arrays of another size without a word.
 _SIZES = "sizes"
-_SCALARS = ("step", "sentinel")
 
 
-def save_args(collection: Collection, state: States) -> dict[str, dict[str, Any]]:
+def save_args(model: Any, state: Any) -> dict[str, Any]:
     """Returns the arrays to save: logical ones, which do not depend on the placement, sharded over the devices.
 
-    Rows and their optimizer state are in the order of the rows, sharded evenly over the devices of each table, with
-    zeros after the last row if need be. They are never gathered. Keys of a hash table stay in their slots, and are
-    restored on the same number of devices.
+    Rows, their optimizer state, and everything else that follows the rows of a table, such as moments of optax and
+    averages, are in the order of the rows, sharded evenly over the devices of each table, with zeros after the last row
+    if need be. They are never gathered. Keys of a hash table stay in their slots, and are restored on the same number
+    of devices. Other arrays are saved as they are.
+
+    What follows the rows of a table is known by its path, which ends as that of an array of the table: an optax state
+    has trees like that of the parameters.
 
     Args:
-        collection: the tables.
-        state: their arrays, as `Collection.init` returns them.
+        model: what describes the tables: a `Collection`, an NNX module, or a `jax_tt.linen.EmbedCollection`.
+        state: the whole training state, a tree in which all arrays of the tables occur under their names: what
+            `Collection.init` returns, beside optax state or alone; ``nnx.state((model, opt))``; or linen's variables
+            with optax state.
 
     Returns:
-        Arrays by table and name, e.g. for ``orbax.checkpoint.args.StandardSave``.
+        Arrays in nested dicts by name, e.g. for ``orbax.checkpoint.args.StandardSave``.
 
     Raises:
-        TypeError, ValueError: ``state`` lacks a table or an array.
+        TypeError, ValueError: ``state`` lacks an array of a table, or has an array of as many rows as a sharded table
+            stores which cannot be placed; the message has its path.
 
-    >>> import jax, jax_tt
+    >>> import jax, jax_tt, optax
     >>> mesh = jax.make_mesh((1,), ("model",))
     >>> tables = jax_tt.shard_tables({"ad": jax_tt.dense_table(50, 8)}, mesh, "model")
     >>> collection = jax_tt.Collection(tables, {"ad": jax_tt.Feature("ad")})
-    >>> saved = jax_tt.checkpoint.save_args(collection, collection.init(jax.random.key(0)))
-    >>> sorted(saved["ad"])
-    ['embedding', 'sizes']
+    >>> arrays = collection.init(jax.random.key(0))
+    >>> state = {"tables": arrays, "opt": optax.adam(0.1).init(collection.trained(arrays))}
+    >>> saved = jax_tt.checkpoint.save_args(collection, state)
+    >>> sorted(saved["tables"]["ad"]), sorted(saved["opt"]["0"]["mu"]["ad"])
+    (['embedding', 'sizes'], ['embedding', 'sizes'])
     """
-    saved = collection.separated(state, in_pieces=True)
-    everywhere = _everywhere(collection)
-    for name, arrays in saved.items():
-        sizes = _sizes(collection, name)
-        arrays[_SIZES] = jax.make_array_from_callback(sizes.shape, everywhere, sizes.__getitem__)
-        arrays.pop("used", None)
-    return saved
+    groups, others = divided(model, state)
+    everywhere = _everywhere(groups)
+    saved = {path: _of_all(leaf, everywhere) for path, leaf in others.items()}
+    for place, (table, arrays) in groups.items():
+        _check_pages(table, place, arrays)
+        kept = in_pieces(table, arrays)
+        if kept:
+            kept[_SIZES] = on_all(_sizes(table), everywhere)
+        saved |= {(*place, name): array for name, array in kept.items()}
+    return nested(saved)
 
 
-def target(collection: Collection) -> dict[str, dict[str, Any]]:
-    """Describes what to restore: the shapes, types and shardings of `save_args` of this collection.
+def target(model: Any, state: Any) -> dict[str, Any]:
+    """Describes what to restore: the shapes, types and shardings of `save_args` of this model and state.
 
     A checkpoint that other devices have written has other numbers of zeros after the rows, so that orbax has to be told
     to fit arrays to these shapes: ``StandardRestore(target, strict=False)``. `restore` checks that it has not
     cut off anything else.
 
     Args:
-        collection: the tables, with the placement and mesh that they are to have.
+        model: as in `save_args`, with the placement and mesh that the tables are to have.
+        state: a training state of this model, e.g. the initial one; its values are not read, so that
+            `jax.ShapeDtypeStruct` will do. Arrays without a sharding of their own are to be on all devices of the mesh.
 
     Returns:
-        `jax.ShapeDtypeStruct` by table and name.
+        `jax.ShapeDtypeStruct` in nested dicts by name.
 
-    >>> import jax_tt
+    Raises:
+        TypeError, ValueError: as `save_args`.
+
+    >>> import jax, jax_tt
     >>> collection = jax_tt.Collection({"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")})
-    >>> jax_tt.checkpoint.target(collection)["ad"]["embedding"].shape
+    >>> state = jax.eval_shape(collection.init, jax.random.key(0))
+    >>> jax_tt.checkpoint.target(collection, state)["ad"]["embedding"].shape
     (50, 8)
     """
-    everywhere = _everywhere(collection)
-    targets: dict[str, dict[str, Any]] = {}
-    for name, table in collection.tables.items():
-        arrays = {array: _with_sharding(like, everywhere) for array, like in pieces(table).items()}
-        if name in collection.sharing:
-            scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere)
-            arrays |= dict.fromkeys(_SCALARS, scalar)
-        arrays.pop("used", None)
-        sizes = _sizes(collection, name)
-        arrays[_SIZES] = jax.ShapeDtypeStruct(sizes.shape, sizes.dtype, sharding=everywhere)
-        targets[name] = arrays
-    return targets
+    return nested(_targets(*divided(model, state)))
 
 
-def restore(collection: Collection, arrays: States) -> dict[str, dict[str, Any]]:
-    """Makes the state of a collection of the arrays of a checkpoint, whatever placement and mesh wrote it.
+def restore(model: Any, state: Any, arrays: Mapping[str, Any]) -> Any:
+    """Makes a training state of the arrays of a checkpoint, whatever placement and mesh wrote it.
 
     Args:
-        collection: the tables, with the placement and mesh that they are to have.
+        model, state: as in `target`.
         arrays: restored with `target`.
 
     Returns:
-        The arrays as `Collection.init` returns them. Rows move to the devices of their pages a block at a time.
+        A tree like ``state``. Rows move to the devices of their pages a block at a time. ``nnx.update`` writes a state
+        of NNX to its model and optimizer.
 
     Raises:
-        TypeError, ValueError: ``arrays`` lack a table or an array, or a table has another size in the checkpoint.
+        TypeError, ValueError: as `save_args`; or ``arrays`` lack an array or have another one, or a table has another
+            size in the checkpoint.
 
     >>> import jax, jax_tt
     >>> collection = jax_tt.Collection({"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")})
     >>> state = collection.init(jax.random.key(0))
-    >>> restored = jax_tt.checkpoint.restore(collection, jax_tt.checkpoint.save_args(collection, state))
+    >>> arrays = jax_tt.checkpoint.save_args(collection, state)
+    >>> restored = jax_tt.checkpoint.restore(collection, state, arrays)
     >>> bool((restored["ad"]["embedding"] == state["ad"]["embedding"]).all())
     True
     """
-    check_states("arrays", arrays, collection.tables)
-    states: dict[str, dict[str, Any]] = {}
-    for name, wanted in target(collection).items():
-        _check_arrays(name, arrays[name], wanted)
-        _check_sizes(name, arrays[name][_SIZES], _sizes(collection, name))
-        states[name] = {array: arrays[name][array] for array in wanted if array != _SIZES}
-    return _joined(collection, states)
+    groups, others = divided(model, state)
+    found = by_path(arrays)
+    _check_arrays(found, _targets(groups, others))
+    restored = {path: found[path] for path in others}
+    for place, (table, own) in groups.items():
+        if (*place, _SIZES) in found:
+            _check_sizes(table, place, found[*place, _SIZES])
+        given = {name: found[*place, name] for name in own if (*place, name) in found}
+        after = _of_pieces(table, given)
+        restored |= {(*place, name): after[name] for name in own}
+    leaves = [restored[path] for path in by_path(state)]
+    return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 
 # Several processes can only make arrays of all of them in a program.
 @functools.partial(jax.jit, static_argnums=0)
-def _joined(collection: Collection, arrays: States) -> dict[str, dict[str, Any]]:
-    return collection.joined(arrays, in_pieces=True)
+def _of_pieces(table: Table, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return of_pieces(table, arrays)
 
 
-def _check_arrays(name: str, arrays: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for array, like in wanted.items():
-        if array not in arrays:
+# Shapes and checks
+
+
+def _targets(groups: Groups, others: Mapping[Path, Any]) -> dict[Path, jax.ShapeDtypeStruct]:
+    everywhere = _everywhere(groups)
+    targets = {
+        path: _like(leaf, np.shape(leaf), _sharding_of(leaf, everywhere))
+        for path, leaf in others.items()
+    }
+    for place, (table, arrays) in groups.items():
+        whole = pieces(table)
+        kept = {name: leaf for name, leaf in arrays.items() if name in whole}
+        for name, leaf in kept.items():
+            shape, own = np.shape(leaf), whole[name]
+            # An entry for every row, of an array that has more.
+            by_row = shape != table.spec.shapes.get(name, shape)
+            sharding = own.sharding or _sharding_of(leaf, everywhere)
+            targets[*place, name] = _like(leaf, own.shape[:1] if by_row else own.shape, sharding)
+        if kept:
+            sizes = _sizes(table)
+            targets[*place, _SIZES] = _like(sizes, sizes.shape, everywhere)
+    return targets
+
+
+def _like(leaf: Any, shape: tuple[int, ...], sharding: Sharding) -> jax.ShapeDtypeStruct:
+    dtype = getattr(leaf, "dtype", None)
+    dtype = jnp.result_type(leaf) if dtype is None else dtype
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def _sharding_of(leaf: Any, everywhere: Sharding) -> Sharding:
+    own = getattr(leaf, "sharding", None)
+    free = own is None or (isinstance(leaf, jax.Array) and not leaf.committed)
+    return everywhere if free or isinstance(getattr(own, "mesh", None), AbstractMesh) else own
+
+
+def _everywhere(groups: Groups) -> Sharding:
+    """The sharding of arrays that every device has."""
+    for table, _ in groups.values():
+        if isinstance(table, ShardedTable):
+            return NamedSharding(table.mesh, P())
+    return SingleDeviceSharding(jax.devices()[0])
+
+
+def _of_all(leaf: Any, everywhere: Sharding) -> Any:
+    """The array; one of this process alone, as the others have it too, on the devices of all of them."""
+    if everywhere.is_fully_addressable or not getattr(leaf, "is_fully_addressable", True):
+        return leaf
+    return on_all(np.asarray(leaf), everywhere)
+
+
+def _check_pages(table: Table, place: Path, arrays: Mapping[str, Any]) -> None:
+    if isinstance(table, ShardedTable) and PAGES in arrays:
+        if not np.array_equal(on_host(arrays[PAGES]), table.layout.page_table):
             raise ValueError(
-                f"arrays[{name!r}]: has no {array!r}; expected what checkpoint.save_args returns for this table, with "
-                "its optimizer."
+                f"{named('state', (*place, PAGES))}: has the pages of another placement than the table "
+                f"{table.name!r}; expected those of {table.placement}."
             )
-        got = getattr(arrays[array], "shape", None)
+
+
+def _check_arrays(found: Mapping[Path, Any], wanted: Mapping[Path, Any]) -> None:
+    for path, like in wanted.items():
+        if path not in found:
+            raise ValueError(
+                f"{named('arrays', path[:-1])}: has no {path[-1]!r}; expected what checkpoint.save_args returns for "
+                "this model and state, with its optimizer."
+            )
+        got = np.shape(found[path])
         if got != like.shape:
             raise ValueError(
-                f"arrays[{name!r}][{array!r}]: got shape {got}; expected {like.shape}, as checkpoint.target describes "
-                "it: restore the checkpoint with that target and strict=False."
+                f"{named('arrays', path)}: got shape {got}; expected {like.shape}, as checkpoint.target describes it: "
+                "restore the checkpoint with that target and strict=False."
             )
+    for path in found.keys() - wanted.keys():
+        raise ValueError(
+            f"{named('arrays', path)}: got an array that state does not have; expected those of checkpoint.target."
+        )
 
 
-def _check_sizes(name: str, got: Any, expected: np.ndarray[Any, Any]) -> None:
-    got = np.asarray(got)
+def _check_sizes(table: Table, place: Path, got: Any) -> None:
+    got, expected, label = on_host(got), _sizes(table), named("arrays", place)
     if np.array_equal(got[:3], expected[:3]) and not np.array_equal(got, expected):
         raise ValueError(
-            f"arrays[{name!r}]: the checkpoint holds the hash table of {_divided(got)}; expected {_divided(expected)}, "
+            f"{label}: the checkpoint holds the hash table of {_divisions(got)}; expected {_divisions(expected)}, "
             "since these say in which slots keys are. Restore it with a description as it was saved, and give "
             "Collection.separated(state) to Collection.joined of the new one; or use files.dump and load_dump."
         )
     if not np.array_equal(got, expected):
         (rows, columns), (own_rows, own_columns) = _read(got), _read(expected)
         raise ValueError(
-            f"arrays[{name!r}]: the checkpoint holds a table of {rows:,} x {columns:,}; expected {own_rows:,} x "
+            f"{label}: the checkpoint holds a table of {rows:,} x {columns:,}; expected {own_rows:,} x "
             f"{own_columns:,}. Describe the table with the sizes of the checkpoint; it can be grown after that."
         )
 
 
-def _sizes(collection: Collection, name: str) -> np.ndarray[Any, Any]:
-    table = collection.tables[name]
+def _sizes(table: Table) -> np.ndarray[Any, Any]:
     rows = table.num_embeddings
     sizes = [rows >> 32, rows & 0xFFFFFFFF, table.features]
     if table.ids.takes_keys:
@@ -170,7 +250,7 @@ def _sizes(collection: Collection, name: str) -> np.ndarray[Any, Any]:
     return np.array(sizes, np.uint32)
 
 
-def _divided(sizes: np.ndarray[Any, Any]) -> str:
+def _divisions(sizes: np.ndarray[Any, Any]) -> str:
     devices, ways, waiting = (int(number) for number in sizes[3:])
     return f"{devices} devices with ways={ways} and {waiting * ways} slots for admission"
 
@@ -178,17 +258,3 @@ def _divided(sizes: np.ndarray[Any, Any]) -> str:
 def _read(sizes: np.ndarray[Any, Any]) -> tuple[int, int]:
     high, low, columns = (int(word) for word in sizes[:3])
     return (high << 32) | low, columns
-
-
-def _everywhere(collection: Collection) -> Sharding:
-    """The sharding of arrays that every device has."""
-    for table in collection.tables.values():
-        if isinstance(table, ShardedTable):
-            return NamedSharding(table.mesh, P())
-    return SingleDeviceSharding(jax.devices()[0])
-
-
-def _with_sharding(like: Any, everywhere: Sharding) -> jax.ShapeDtypeStruct:
-    if like.sharding is not None:
-        return like
-    return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=everywhere)

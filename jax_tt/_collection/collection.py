@@ -319,15 +319,10 @@ class Collection:
             for name, table in whole.items()
         }
 
-    def separated(self, state: States, *, in_pieces: bool = False) -> dict[str, dict[str, Any]]:
+    def separated(self, state: States) -> dict[str, dict[str, Any]]:
         """The state of every table on its own, e.g. for a checkpoint that single layers can read.
 
         Rows of a `ShardedTable` are in their order, so that a collection on other devices can read it as well.
-
-        Args:
-            state: the arrays of the collection.
-            in_pieces: leave the rows of a `ShardedTable` sharded over the devices, neighbouring rows together, with
-                zeros after the last one; they are never gathered. `checkpoint.save_args` writes such states.
 
         Raises:
             TypeError, ValueError: ``state`` lacks a table or the shared scalars.
@@ -341,20 +336,14 @@ class Collection:
         """
         self.check(state)
         states = {}
-        view = checkpoint.in_pieces if in_pieces else checkpoint.by_row
         for name, own in self._without_scalars(state).items():
-            table = self.tables[name]
-            states[name] = view(table, own)
+            states[name] = checkpoint.by_row(self.tables[name], own)
             if name in self.sharing:
                 states[name] |= {**state[UPDATES], "step": state[name]["step"]}
         return states
 
-    def joined(self, states: States, *, in_pieces: bool = False) -> dict[str, dict[str, Any]]:
+    def joined(self, states: States) -> dict[str, dict[str, Any]]:
         """The inverse of `separated`: the state of the collection from the states of its tables.
-
-        Args:
-            states: by table.
-            in_pieces: as in `separated`, but in the pieces of this collection.
 
         Raises:
             TypeError, ValueError: ``states`` lack a table or its step count.
@@ -367,10 +356,8 @@ class Collection:
                 value = as_scalar(f"states[{name!r}][{scalar!r}]", states[name][scalar])
                 values[name] = jnp.asarray(value, jnp.float32)
         state = {}
-        view = checkpoint.of_pieces if in_pieces else checkpoint.of_rows
         for name, own in self._without_scalars(states).items():
-            table = self.tables[name]
-            state[name] = view(table, own)
+            state[name] = checkpoint.of_rows(self.tables[name], own)
             if name in self.sharing:
                 state[name]["step"] = scalars["step"][name]
         if not self.sharing:

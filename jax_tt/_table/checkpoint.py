@@ -41,7 +41,10 @@ def pieces(table: Any) -> dict[str, jax.ShapeDtypeStruct]:
 
 @dispatched
 def in_pieces(table: Any, state: State) -> dict[str, Any]:
-    """`by_row` without a device or process that has all rows: sharded, with zeros after the rows."""
+    """`by_row` without a device or process that has all rows: sharded, with zeros after the rows.
+
+    It and `of_pieces` also take some of the arrays of a state, or others that are laid out like them, such as moments.
+    """
     del table
     return dict(state)
 

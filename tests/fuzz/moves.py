@@ -197,7 +197,7 @@ def _moved(
     states["item"] = {name: state[name] for name in states["item"]}
     if way == "pieces":
         arrays = jax_tt.checkpoint.save_args(source, states)
-        return table, jax_tt.checkpoint.restore(source, arrays)["item"]
+        return table, jax_tt.checkpoint.restore(source, states, arrays)["item"]
     if way == "frozen":
         served, arrays = source.frozen(states)
         names = unsharded(table).table.spec.row_arrays

@@ -281,6 +281,11 @@ class ShardedTable(Wrapper):
             keys, self.layout.devices
         )
 
+    def _keys_of_devices(self, state: State) -> dict[str, Any]:
+        """The inverse of `_keys_by_device` for as many devices."""
+        shapes = {name: self.spec.shapes[name] for name in state if name in (*KEYS, *WAITING)}
+        return {**state} | {name: state[name].reshape(shape) for name, shape in shapes.items()}
+
     def moved(self, state: State, placement: Placement) -> tuple[ShardedTable, dict[str, Any]]:
         """Moves the table to another placement; returns it and its state.
 
@@ -347,31 +352,35 @@ class ShardedTable(Wrapper):
         return types
 
     def in_pieces(self, state: State) -> dict[str, Any]:
-        check_state(self, state)
         if self.ids.takes_keys:
-            return self._keys_in_pieces(state)
-        arrays = {name: state[name] for name in self.row_arrays}
+            return self._keys_moved(state, self._keys_by_device)
+        arrays = self._rows_in(state)
+        pages = state[PAGES] if PAGES in state else jnp.asarray(self.layout.page_table)
         if self.layout.columns > 1:
             move = functools.partial(self._moved, self.num_embeddings)
-            pieces = rows_of_columns(arrays, self.layout, state[PAGES], self._whole_rows, move)
+            pieces = rows_of_columns(arrays, self.layout, pages, self._whole_rows, move)
         else:
-            layouts = self.layout, state[PAGES], self._whole_rows
-            pieces = self._moved(self.num_stored, arrays, *layouts)
+            pieces = self._moved(self.num_stored, arrays, self.layout, pages, self._whole_rows)
         return {name: array for name, array in {**state, **pieces}.items() if name != PAGES}
 
-    def _keys_in_pieces(self, state: State) -> dict[str, Any]:
-        arrays = {name: state[name] for name in self.sharding.names}
-        pieces = over_explicit_axes(self._keys_by_device, arrays, P(self.axis))
+    def _rows_in(self, state: State) -> dict[str, Any]:
+        """The arrays of rows among those of a state, or of what is laid out like it."""
+        return {name: state[name] for name in self.row_arrays if name in state}
+
+    def _keys_moved(self, state: State, move: Callable[[State], dict[str, Any]]) -> dict[str, Any]:
+        """Changes how the arrays of keys are divided, which stay on their devices."""
+        arrays = {name: state[name] for name in self.sharding.names if name in state}
+        moved = over_explicit_axes(move, arrays, P(self.axis))
         return {
             name: self._in_place(name, x)
-            for name, x in {**state, **pieces}.items()
+            for name, x in {**state, **moved}.items()
             if name != PAGES
         }
 
     def of_pieces(self, state: State) -> dict[str, Any]:
         if self.ids.takes_keys:
-            return self._of_keys(state)
-        pieces = {name: state[name] for name in self.row_arrays}
+            return self._keys_moved(state, self._keys_of_devices) | {PAGES: self._pages()}
+        pieces = self._rows_in(state)
         layout, pages = self._whole_rows, jnp.asarray(self._whole_rows.page_table)
         if self.layout.columns > 1:
             move = functools.partial(self._moved, self.num_embeddings)
@@ -399,7 +408,7 @@ class ShardedTable(Wrapper):
         after: Layout,
     ) -> dict[str, jax.Array]:
         """Moves arrays of ``count`` rows, of all column shards or of one, to another layout."""
-        if before == after:
+        if before == after or not arrays:
             return dict(arrays)
         layouts = (before, after)
         row_numbers(count)  # raises if there is no type for them

@@ -19,6 +19,7 @@ from jax_tt._collection.insertion import insert_in_collection_call
 from jax_tt._collection.lookup import check_lookup, embed, step_arguments
 from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
+from jax_tt._collection.training_state import tables_of
 from jax_tt._ids.placement import Placement
 from jax_tt._jax.constants import own_constants
 from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
@@ -231,3 +232,8 @@ class EmbedCollection(ChecksKeywords, nn.Module):
                 name: fused_variable(self, name, lambda name=name: first[name]) for name in first
             }
         }
+
+
+@tables_of.register(EmbedCollection)
+def _(model: EmbedCollection) -> Any:
+    return tables_of(model._described())

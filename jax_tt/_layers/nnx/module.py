@@ -16,6 +16,7 @@ from flax.errors import TraceContextError
 from jax_tt._base.arguments import as_scalar, type_of
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
+from jax_tt._collection.training_state import Path, tables_of
 from jax_tt._files.kinds import description_of
 from jax_tt._layers.call import BagCalls, GivenState, check_value, for_evaluation, step_inputs
 from jax_tt._layers.variables import (
@@ -311,3 +312,14 @@ def check_rngs(rngs: Any) -> None:
             f"rngs: got {type_of(rngs)}; expected flax.nnx.Rngs, e.g. rngs=nnx.Rngs(0), or nnx.Rngs(key) for a "
             "key of jax.random."
         )
+
+
+@tables_of.register(nnx.Module)
+def _(model: nnx.Module) -> tuple[dict[Path, Table], frozenset[Path]]:
+    """The tables of all layers of a module, and the paths of all its variables."""
+    layers = [(path, one) for path, one in nnx.iter_modules(model) if isinstance(one, TableModule)]
+    paths = nnx.to_flat_state(nnx.state(model)).paths
+    return (
+        {tuple(map(str, path)): layer.table for path, layer in layers},
+        frozenset(tuple(map(str, path)) for path in paths),
+    )

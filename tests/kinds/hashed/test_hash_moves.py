@@ -139,7 +139,7 @@ def test_collections_and_layers(source):
     states["item"] = {name: state[name] for name in states["item"]}
     same(collection.joined(collection.separated(states))["item"], states["item"])
     arrays = jax_tt.checkpoint.save_args(collection, states)
-    same(jax_tt.checkpoint.restore(collection, arrays)["item"], states["item"])
+    same(jax_tt.checkpoint.restore(collection, states, arrays)["item"], states["item"])
 
     layers = [jax_tt.EmbedCollection({"item": table}, FEATURES, rngs=nnx.Rngs(k)) for k in range(2)]
     write_arrays(layers[0], states)
@@ -181,14 +181,15 @@ def test_checkpoints_of_other_devices_are_refused(two):
     states["item"] = {name: state[name] for name in source.init(jax.random.key(0))["item"]}
     arrays = jax_tt.checkpoint.save_args(source, states)
     # What orbax makes of it for the shapes of the other devices.
-    like = jax_tt.checkpoint.target(target)
+    start = target.init(jax.random.key(1))
+    like = jax_tt.checkpoint.target(target, start)
     arrays["item"] |= {
         name: np.resize(arrays["item"][name], own.shape)
         for name, own in like["item"].items()
         if name.startswith("hash_")
     }
     with pytest.raises(ValueError, match=r"the hash table of 2 devices with .* expected 4 devices"):
-        jax_tt.checkpoint.restore(target, arrays)
+        jax_tt.checkpoint.restore(target, start, arrays)
 
 
 def test_checkpoints_of_other_slots_are_refused():
@@ -204,10 +205,11 @@ def check_checkpoint_is_refused(other):
         for own in (options, options | other)
     )
     arrays = jax_tt.checkpoint.save_args(source, source.init(jax.random.key(0)))
-    like = jax_tt.checkpoint.target(target)["item"]
+    start = target.init(jax.random.key(1))
+    like = jax_tt.checkpoint.target(target, start)["item"]
     arrays["item"] = {name: np.resize(arrays["item"][name], x.shape) for name, x in like.items()}
     with pytest.raises(ValueError, match=r"holds the hash table of .* with ways=8 and 64 slots"):
-        jax_tt.checkpoint.restore(target, arrays)
+        jax_tt.checkpoint.restore(target, start, arrays)
 
 
 def test_keys_that_are_traced_keep_their_slots(two):

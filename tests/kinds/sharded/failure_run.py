@@ -57,9 +57,9 @@ def final_rows(process: int, count: int, folder: Path, death: str = "none") -> d
             [int(found.name) for found in folder.glob("[0-9]*") if found.name.isdigit()], default=0
         )
         if done:
-            target = jax_tt.checkpoint.target(collection)
+            target = jax_tt.checkpoint.target(collection, state)
             arrays = checkpointer.restore(folder / str(done), target, strict=False)
-            state = jax_tt.checkpoint.restore(collection, arrays)
+            state = jax_tt.checkpoint.restore(collection, state, arrays)
         else:
             state = jax.jit(collection.init)(jax.random.key(0))
         for k in range(done, STEPS):

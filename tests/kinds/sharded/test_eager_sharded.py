@@ -66,8 +66,8 @@ def dump(embed: Any, folder: Path) -> None:
 
 
 def restored(embed: Any) -> Any:
-    arrays = jax_tt.checkpoint.save_args(embed.collection, embed.arrays())
-    return jax_tt.checkpoint.restore(embed.collection, arrays)
+    arrays = jax_tt.checkpoint.save_args(embed.collection, state := embed.arrays())
+    return jax_tt.checkpoint.restore(embed.collection, state, arrays)
 
 
 def test_second_calls_compile_nothing(tmp_path: Path) -> None:

@@ -82,43 +82,54 @@ def test_four_three_and_one_devices_read_what_the_others_wrote(tmp_path):
             checkpointer.save(path, jax_tt.checkpoint.save_args(collection, state))
             checkpointer.wait_until_finished()
             collection = _collection(count)
-            target = jax_tt.checkpoint.target(collection)
+            like = jax.eval_shape(collection.init, jax.random.key(1))
+            target = jax_tt.checkpoint.target(collection, like)
             arrays = checkpointer.restore(path, target, strict=False)
-            state = jax_tt.checkpoint.restore(collection, arrays)
+            state = jax_tt.checkpoint.restore(collection, like, arrays)
             _check_equal(collection, state, expected)
 
 
 @pytest.mark.slow
 def test_no_device_has_more_than_its_share():
     collection = _collection(4)
-    arrays = jax_tt.checkpoint.save_args(collection, _trained(collection))
+    state = _trained(collection)
+    arrays, target = (
+        of(collection, state) for of in (jax_tt.checkpoint.save_args, jax_tt.checkpoint.target)
+    )
     parts_of = {"user": ("embedding", "slot_mu_0"), "item": ("slot_sum_0",), "tag": ("embedding",)}
     for name, parts in parts_of.items():
         for part in parts:
             array = arrays[name][part]
             share = -(-collection.tables[name].num_embeddings // 4)
             assert [shard.data.shape[0] for shard in array.addressable_shards] == [share] * 4
-            assert jax_tt.checkpoint.target(collection)[name][part].sharding == array.sharding
+            assert target[name][part].sharding == array.sharding
 
 
 def test_arrays_of_other_tables_are_refused():
     collection = _collection(4)
-    arrays = jax_tt.checkpoint.save_args(collection, _trained(collection))
-    other = _tables() | {"item": jax_tt.dense_table(99, 3)}
-    other = jax_tt.Collection(other, FEATURES)
+    arrays = jax_tt.checkpoint.save_args(collection, state := _trained(collection))
+    alone, of_alone = _pair()
+    given = {**jax_tt.checkpoint.save_args(alone, of_alone), "item": arrays["item"]}
+    other = jax_tt.Collection(_tables() | {"item": jax_tt.dense_table(99, 3)}, FEATURES)
+    start = jax.eval_shape(other.init, jax.random.key(0))
+    unfused = {**given, "item": {name: arrays["item"][name] for name in ("embedding", "sizes")}}
     with pytest.raises(ValueError, match=r"got shape \(104, 3\); expected \(99, 3\)"):
-        jax_tt.checkpoint.restore(
-            other, {**arrays, "user": jax_tt.checkpoint.save_args(*_pair())["user"]}
-        )
-    with pytest.raises(ValueError, match="has no table 'item'"):
-        jax_tt.checkpoint.restore(collection, {"user": arrays["user"]})
-    cut = {**arrays["item"], "embedding": arrays["item"]["embedding"][:99]}
+        jax_tt.checkpoint.restore(other, start, unfused)
+    with pytest.raises(ValueError, match=r"arrays\['item'\]\['m'\]: got an array that state does"):
+        more = jax_tt.checkpoint.save_args(alone, of_alone)
+        more["item"]["m"] = np.zeros(3)
+        jax_tt.checkpoint.restore(alone, of_alone, more)
+    with pytest.raises(ValueError, match=r"arrays\['item'\]: has no 'embedding'"):
+        left = {name: own for name, own in arrays.items() if name != "item"}
+        jax_tt.checkpoint.restore(collection, state, left | {"item": {"step": np.zeros(())}})
+    cut = {"embedding": arrays["item"]["embedding"][:99], "sizes": arrays["item"]["sizes"]}
     single = jax_tt.Collection({"item": jax_tt.dense_table(99, 3)}, {"item": FEATURES["item"]})
+    start = jax.eval_shape(single.init, jax.random.key(0))
     with pytest.raises(ValueError, match="holds a table of 101 x 3; expected 99 x 3"):
-        jax_tt.checkpoint.restore(single, {"item": cut})
+        jax_tt.checkpoint.restore(single, start, {"item": cut})
     del cut["embedding"]
     with pytest.raises(ValueError, match=r"arrays\['item'\]: has no 'embedding'"):
-        jax_tt.checkpoint.restore(single, {"item": cut})
+        jax_tt.checkpoint.restore(single, start, {"item": cut})
 
 
 def _pair():

@@ -1,0 +1,142 @@
+"""What of a training state is laid out as a table: its arrays, and whatever has a tree like that of the parameters."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_tt._base.arguments import type_of
+from jax_tt._collection.collection import Collection
+from jax_tt._kinds.sharded.table import ShardedTable
+from jax_tt._table.table import Table
+
+# Names that lead to an array or to the arrays of a table, without the types of the containers.
+Path = tuple[str, ...]
+# By place: a table, and arrays that are laid out as its arrays of these names.
+Groups = dict[Path, tuple[Table, dict[str, Any]]]
+
+# Where Flax has parameters. An array there has an order of its own, and so have its moments.
+_PARAMS = "params"
+
+
+@functools.singledispatch
+def tables_of(model: Any) -> tuple[Mapping[Path, Table], frozenset[Path]]:
+    """The tables of a model by path, and the paths of all its arrays as far as it knows them."""
+    raise TypeError(
+        f"model: got {type_of(model)}; expected a jax_tt.Collection, an NNX module, or a jax_tt.linen.EmbedCollection. "
+        "The jax_tt.Collection for another linen layer has its table under the name of the layer."
+    )
+
+
+@tables_of.register
+def _(model: Collection) -> tuple[Mapping[Path, Table], frozenset[Path]]:
+    return {(name,): table for name, table in model.tables.items()}, frozenset()
+
+
+def divided(model: Any, state: Any) -> tuple[Groups, dict[Path, Any]]:
+    """The arrays that are laid out as those of a table, by place and name, and all others by path."""
+    tables, known = tables_of(model)
+    leaves = by_path(state)
+    params = {path[path.index(_PARAMS) + 1 :] for path in leaves if _PARAMS in path}
+    groups: Groups = {}
+    others: dict[Path, Any] = {}
+    for path, leaf in leaves.items():
+        table = _table_of(path, tables, known)
+        if table is not None and _follows(table, path, leaf):
+            groups.setdefault(path[:-1], (table, {}))[1][path[-1]] = leaf
+            continue
+        if table is None and (known | params).isdisjoint(_ends(path)):
+            _check_no_rows(tables, path, leaf)
+        others[path] = leaf
+    for path, table in tables.items():
+        held = {name for place, (_, own) in groups.items() if path in _ends(place) for name in own}
+        missing = [array.name for array in table.spec.arrays if array.name not in held]
+        if missing:
+            raise ValueError(
+                f"state: has no array {missing[0]!r} of the table {'/'.join(path)!r} as the model describes it; expected "
+                "the whole training state of this model, tables and optimizer."
+            )
+    return groups, others
+
+
+def _table_of(path: Path, tables: Mapping[Path, Table], known: frozenset[Path]) -> Table | None:
+    """The table that has an array of this name, unless the model has another array whose path fits better."""
+    for end in _ends(path)[:-1]:
+        table = tables.get(end[:-1])
+        if table is not None and any(array.name == end[-1] for array in table.spec.arrays):
+            return table
+        if end in known:
+            return None
+    return None
+
+
+def by_path(tree: Any) -> dict[Path, Any]:
+    """The leaves of a tree by path, in their order; a variable of Flax is what it holds."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    within = Counter(keys[:k] for keys, _ in leaves for k in range(len(keys)))
+    value = jax.tree_util.GetAttrKey("value")
+    return {
+        tuple(
+            jax.tree_util.keystr((key,), simple=True)
+            for key in (keys[:-1] if keys[-1:] == (value,) and within[keys[:-1]] == 1 else keys)
+        ): leaf
+        for keys, leaf in leaves
+    }
+
+
+def nested(leaves: Mapping[Path, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for (*place, name), leaf in leaves.items():
+        functools.reduce(lambda inner, key: inner.setdefault(key, {}), place, tree)[name] = leaf
+    return tree
+
+
+def _ends(path: Any) -> list[Path]:
+    """The ends of a path, the longest one first."""
+    return [tuple(path[k:]) for k in range(len(path) + 1)]
+
+
+def _follows(table: Table, path: Path, leaf: Any) -> bool:
+    """Whether an array under the name of one of a table is laid out as that one, with an entry for every row."""
+    shape, like = np.shape(leaf), table.spec.shapes.get(path[-1])
+    if like is None or shape == like:
+        return True
+    if not isinstance(table, ShardedTable):
+        return False
+    whole = table.layout.columns == 1 and like[0] not in like[1:]
+    if shape == like[:1] and whole:
+        return True
+    if len(shape) < len(like) and like[0] not in shape:
+        return False
+    raise ValueError(
+        f"{named('state', path)}: got shape {shape}, which cannot be placed; expected {like}, as the table "
+        f"{table.name!r} stores this array{f', or {like[:1]}' if whole else ''}."
+    )
+
+
+def _check_no_rows(tables: Mapping[Path, Table], path: Path, leaf: Any) -> None:
+    """Raises if an array may be in the order of the devices of a table."""
+    shape = np.shape(leaf)
+    for place, table in tables.items():
+        if not isinstance(table, ShardedTable) or table.ids.takes_keys:
+            continue
+        rows = table.stored.num_embeddings
+        if rows in shape or (len(shape) == 1 and shape[0] >= rows * table.stored.features):
+            raise ValueError(
+                f"{named('state', path)}: got shape {shape}, which cannot be placed: the sharded table "
+                f"{'/'.join(place)!r} stores {rows:,} rows. If the array follows them, its path has to end as that of "
+                f"the array of the table, e.g. {named('', (*place, *table.spec.param_names[:1]))}, as in trees like "
+                "that of the parameters; otherwise keep it, with its moments, under 'params', or save it apart."
+            )
+
+
+
+
+def named(argument: str, path: Path) -> str:
+    return argument + "".join(f"[{name!r}]" for name in path)

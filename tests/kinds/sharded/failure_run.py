@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -29,26 +30,39 @@ STEPS, EVERY, BATCH, ROWS = 6, 2, 12, 203
 
 
 def _collection(mesh: Any) -> jax_tt.Collection:
-    tables = {"item": jax_tt.dense_table(ROWS, 8, optimizer=jax_tt.optimizers.Adam(0.05))}
+    tables = {
+        "item": jax_tt.dense_table(ROWS, 8, optimizer=jax_tt.optimizers.Adam(0.05)),
+        "ad": jax_tt.dense_table(ROWS, 4),  # which optax steps
+    }
     sharded = jax_tt.shard_tables(tables, mesh, "model", jax_tt.Placement.hashed())
-    return jax_tt.Collection(sharded, {"item": jax_tt.Feature("item")})
+    return jax_tt.Collection(sharded, {name: jax_tt.Feature(name) for name in tables})
 
 
 def final_rows(process: int, count: int, folder: Path, death: str = "none") -> dict[str, Any]:
     """What the tables have after all steps, on two devices or on those of several processes."""
     devices = jax.devices() if count > 1 else jax.devices()[:2]
     mesh = Mesh(np.array(devices), ("model",), axis_types=(AxisType.Auto,))
-    collection = _collection(mesh)
+    collection, tx = _collection(mesh), optax.adam(0.05)
+
+    @jax.jit
+    def init(key: Any) -> Any:
+        tables = collection.init(key)
+        return {"tables": tables, "opt": tx.init({"ad": collection.trained(tables)["ad"]})}
 
     @jax.jit
     def step(state: Any, batch: Any) -> Any:
+        tables = state["tables"]
+
         def loss(trained: Any) -> Any:
-            arrays = collection.replaced(state, trained)
+            arrays = collection.replaced(tables, trained)
             rows, _ = jax_tt.lookup_features(collection, arrays, batch)
             return sum(jnp.sum(jnp.sin(3 * array)) for array in rows.values())
 
-        gradients = jax.grad(loss)(collection.trained(state))
-        return collection.overwritten(state, gradients)[0]
+        gradients = jax.grad(loss)(collection.trained(tables))
+        tables, others = collection.overwritten(tables, gradients)
+        updates, opt = tx.update(others, state["opt"])
+        after = optax.apply_updates({"ad": collection.trained(tables)["ad"]}, updates)
+        return {"tables": collection.replaced(tables, after), "opt": opt}
 
     divided = NamedSharding(mesh, P("model"))
     share = slice(process * BATCH // count, (process + 1) * BATCH // count)
@@ -56,18 +70,17 @@ def final_rows(process: int, count: int, folder: Path, death: str = "none") -> d
         done = max(
             [int(found.name) for found in folder.glob("[0-9]*") if found.name.isdigit()], default=0
         )
+        state = init(jax.random.key(0))
         if done:
             target = jax_tt.checkpoint.target(collection, state)
             arrays = checkpointer.restore(folder / str(done), target, strict=False)
             state = jax_tt.checkpoint.restore(collection, state, arrays)
-        else:
-            state = jax.jit(collection.init)(jax.random.key(0))
         for k in range(done, STEPS):
             if death == f"{process}:{k}":
                 os.kill(os.getpid(), signal.SIGKILL)
             ids = np.random.default_rng(k).integers(0, ROWS, (BATCH, 5)).astype(np.int32)
             batch = jax.make_array_from_process_local_data(divided, ids[share])
-            state = step(state, {"item": batch})
+            state = step(state, {"item": batch, "ad": batch})
             jax.block_until_ready(state)
             if (k + 1) % EVERY == 0 and count != 1:
                 checkpointer.save(
@@ -77,7 +90,7 @@ def final_rows(process: int, count: int, folder: Path, death: str = "none") -> d
 
     def whole(state: Any) -> Any:
         everywhere = NamedSharding(mesh, P())
-        return jax.lax.with_sharding_constraint(collection.separated(state), everywhere)
+        return jax.lax.with_sharding_constraint(collection.separated(state["tables"]), everywhere)
 
     found = jax.device_get(jax.jit(whole)(state))
     return {f"{table} {name}": x for table, own in found.items() for name, x in own.items()}

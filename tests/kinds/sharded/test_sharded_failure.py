@@ -26,10 +26,11 @@ def test_training_goes_on_after_a_process_was_killed(tmp_path):
     assert not (tmp_path / "none.npz").exists()
     shutil.copytree(folder, copy)
     runs = _two_of_which_one_is_killed_at_the_end(tmp_path, folder)
-    alone = final_rows(0, 1, copy)
-    for run in runs:
-        for name, array in alone.items():
+    alone, whole = final_rows(0, 1, copy), final_rows(0, 1, tmp_path / "nothing")
+    for name, array in alone.items():
+        for run in runs:
             np.testing.assert_array_equal(run[name], array, err_msg=f"{name}, {death}")
+        np.testing.assert_allclose(array, whole[name], rtol=1e-5, atol=1e-6, err_msg=name)
     _check_damaged_dumps(folder, runs)
 
 

@@ -259,7 +259,7 @@ def test_what_cannot_be_placed_is_refused():
     assert "state: has no array 'page_table' of the table 'item'" in _refusal(
         {**tables, "item": {"embedding": tables["item"]["embedding"]}}
     )
-    assert "model: got dict; expected a jax_tt.Collection" in _refusal(tables, {})
+    assert "model: got a dict; expected a jax_tt.Collection" in _refusal(tables, {})
     pages = {"page_table": np.zeros(tables["item"]["page_table"].shape, np.int32)}
     with pytest.raises(ValueError, match=r"state\['item'\]\['page_table'\]: has the pages of another"):
         jax_tt.checkpoint.save_args(COLLECTION, {**tables, "item": {**tables["item"], **pages}})

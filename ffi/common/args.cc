@@ -58,10 +58,9 @@ Status ReadHint(const ffi::Dictionary& attrs, int64_t n, int64_t* hint) {
 Status ReadLookups(const ffi::Dictionary& attrs, const ffi::AnyBuffer& ids, const ffi::AnyBuffer& offsets, int digits,
                    Lookups* lookups) {
   bool split = false;
-  int64_t bounds = 0;
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "split", &split));
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "padded", &lookups->padded));
-  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "bounds", &bounds));
+  JAX_TT_RETURN_IF_ERROR(ReadNamed(attrs, "bounds", kBoundsNames, &lookups->bounds));
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "table", &lookups->table));
   if (offsets.element_type() != ffi::DataType::S32 || offsets.dimensions().size() == 0)
     return InvalidArgument("offsets must be int32 with at least one axis");
@@ -93,18 +92,14 @@ Status ReadLookups(const ffi::Dictionary& attrs, const ffi::AnyBuffer& ids, cons
       return InvalidArgument("ids must be int32, uint32, int64 or int32 digits");
   }
   if (split && lookups->type != IdType::kDigits) return InvalidArgument("split ids must be int32 digits");
-  if (bounds < 0 || bounds > static_cast<int64_t>(Bounds::kWarn))
-    return InvalidArgument("unknown bounds mode " + std::to_string(bounds));
   lookups->words_per_id = lookups->type == IdType::kInt64 ? 2 : per_id;
-  lookups->bounds = static_cast<Bounds>(bounds);
   return {};
 }
 
 Status ReadOptimizer(const ffi::Dictionary& attrs, int* kind) {
-  if (auto name = attrs.get<std::string_view>("optimizer"); name.has_value()) return FindRule(*name, kind);
-  int64_t value = 0;
-  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "optimizer", &value));
-  return FindRule(value, kind);
+  std::string_view name;
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "optimizer", &name));
+  return FindRule(name, kind);
 }
 
 Status ReadUpdateAttrs(const ffi::Dictionary& attrs, StepArgs* step) {
@@ -113,11 +108,21 @@ Status ReadUpdateAttrs(const ffi::Dictionary& attrs, StepArgs* step) {
   return ReadAttr(attrs, "stochastic_rounding", &step->stochastic_rounding);
 }
 
+Status ReadNumbers(const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale, StepArgs* step) {
+  step->type = hyper.element_type();
+  if ((step->type != ffi::DataType::F32 && step->type != ffi::DataType::F64) || scale.element_type() != step->type)
+    return InvalidArgument("hyper-parameters and gradient scales must be float32, or all of them float64");
+  step->hyper = hyper.untyped_data();
+  step->scale = scale.untyped_data();
+  return {};
+}
+
 Status ReadStepArgs(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
                     const ffi::AnyBuffer& seed, StepArgs* step) {
   JAX_TT_RETURN_IF_ERROR(ReadUpdateAttrs(attrs, step));
-  JAX_TT_RETURN_IF_ERROR(Data(hyper, "hyper-parameters", step->traits().hyperparameters, &step->hyper));
-  JAX_TT_RETURN_IF_ERROR(Data(scale, "gradient scale", 2, &step->scale));
+  JAX_TT_RETURN_IF_ERROR(ReadNumbers(hyper, scale, step));
+  JAX_TT_RETURN_IF_ERROR(CheckCount("hyper-parameters", Count(hyper), step->traits().hyperparameters));
+  JAX_TT_RETURN_IF_ERROR(CheckCount("gradient scale", Count(scale), 2));
   return Data(seed, "seed", 2, &step->seed);
 }
 

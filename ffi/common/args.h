@@ -2,12 +2,14 @@
 #ifndef JAX_TT_COMMON_ARGS_H_
 #define JAX_TT_COMMON_ARGS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <string_view>
 
 #include "ffi/common/ffi_util.h"
+#include "ffi/common/names.h"
 #include "ffi/common/rules.h"
 #include "ffi/core/lookups.h"
 #include "ffi/core/tt_shape.h"
@@ -34,6 +36,15 @@ Status ReadAttr(const ffi::Dictionary& attrs, std::string_view name, T* value) {
   return {};
 }
 
+// One named attribute that is one of these names: the value of that place.
+template <typename Value, size_t N>
+Status ReadNamed(const ffi::Dictionary& attrs, std::string_view attribute, const char* const (&names)[N],
+                 Value* value) {
+  std::string_view name;
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, attribute, &name));
+  return FindName(attribute, names, name, value);
+}
+
 // The shape of a TT table from the attributes row_factors, col_factors, ranks and num_embeddings.
 Status ReadTable(const ffi::Dictionary& attrs, TTShape* shape);
 
@@ -51,14 +62,27 @@ struct StepArgs {
   int kind = 0;
   bool skip_nonfinite = false;
   bool stochastic_rounding = false;
-  const float* hyper = nullptr;    // [traits().hyperparameters]
-  const float* scale = nullptr;    // [2]: multiplies every gradient; 0 where the step may not be taken
-  const uint32_t* seed = nullptr;  // [2]
+  ffi::DataType type = ffi::DataType::F32;  // of hyper and scale: that in which the rows of the table are computed
+  const void* hyper = nullptr;              // [traits().hyperparameters]
+  const void* scale = nullptr;              // [2]: multiplies every gradient; 0 where the step may not be taken
+  const uint32_t* seed = nullptr;           // [2]
 
   OptimizerTraits traits() const { return RuleTraits(kind); }
+
+  // `hyper` and `scale` for a table whose rows are computed in this type.
+  template <typename C>
+  Status Numbers(const C** typed_hyper, const C** typed_scale) const {
+    if (type != kDataType<C>) return InvalidArgument("the hyper-parameters have another type than the table is stepped in");
+    *typed_hyper = static_cast<const C*>(hyper);
+    *typed_scale = static_cast<const C*>(scale);
+    return {};
+  }
 };
 
-// The attribute optimizer: the number of a rule of the library, or the name of another.
+// The hyper-parameters and the gradient scales of one step or of several, which follow each other.
+Status ReadNumbers(const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale, StepArgs* step);
+
+// The attribute optimizer, the name of a rule.
 Status ReadOptimizer(const ffi::Dictionary& attrs, int* kind);
 
 // The attributes optimizer, skip_nonfinite and stochastic_rounding of a fused update.

@@ -84,11 +84,7 @@ Status ReadCacheState(const ffi::AnyBuffer& clock, CacheInPlace scores, CacheInP
 }
 
 inline Status ReadCachePolicy(const ffi::Dictionary& attrs, CachePolicy* policy) {
-  int64_t value = 0;
-  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "policy", &value));
-  if (value < 0 || value > static_cast<int64_t>(CachePolicy::kLru)) return InvalidArgument("unknown cache policy");
-  *policy = static_cast<CachePolicy>(value);
-  return {};
+  return ReadNamed(attrs, "policy", kCachePolicyNames, policy);
 }
 
 }  // namespace jax_tt

@@ -33,14 +33,12 @@ Status ReadExchanged(const ffi::AnyBuffer& in, const ffi::AnyBuffer& from, const
 }
 
 Status ReadCheck(const ffi::Dictionary& attrs, HashCheck* check) {
-  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "safe_check", &check->mode));
+  JAX_TT_RETURN_IF_ERROR(ReadNamed(attrs, "safe_check", HashCheck::kNames, &check->mode));
   return ReadAttr(attrs, "message", &check->message);
 }
 
 Status ReadPolicy(const ffi::Dictionary& attrs, HashRequests* asked) {
-  int64_t value = 0;
-  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "policy", &value));
-  JAX_TT_RETURN_IF_ERROR(ToHashPolicy(value, &asked->policy));
+  JAX_TT_RETURN_IF_ERROR(ReadNamed(attrs, "policy", kHashPolicyNames, &asked->policy));
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "min_age", &asked->min_age));
   if (asked->min_age < 1) return InvalidArgument("min_age must be at least 1");
   return {};

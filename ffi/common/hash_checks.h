@@ -48,12 +48,6 @@ inline Status MakeHashBatch(const Counted<const uint32_t>& keys, const Counted<c
   return keys.Check("keys of the batch", 2 * present.count);
 }
 
-inline Status ToHashPolicy(int64_t value, HashPolicy* policy) {
-  if (value < 0 || value > static_cast<int64_t>(HashPolicy::kCustom)) return InvalidArgument("unknown policy");
-  *policy = static_cast<HashPolicy>(value);
-  return {};
-}
-
 }  // namespace jax_tt
 
 #endif  // JAX_TT_COMMON_HASH_CHECKS_H_

@@ -3,11 +3,16 @@
 #define JAX_TT_COMMON_PYTHON_RULES_H_
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <stddef.h>
 
 #include <stdexcept>
 #include <string>
 
 #include "ffi/common/rules.h"
+#include "ffi/core/cache.h"
+#include "ffi/core/hash.h"
+#include "ffi/core/optimizers/optimizers.h"
 
 namespace jax_tt {
 
@@ -42,6 +47,34 @@ inline nanobind::tuple AddRuleOf(nanobind::object capsule, const std::string& ve
   }
   if (const Status status = AddRule(rule); !status.ok()) throw std::invalid_argument(status.message);
   return nanobind::make_tuple(name, traits.hyperparameters, traits.element_slots, traits.row_slots);
+}
+
+// The names of a list, in its order.
+template <size_t N>
+nanobind::list NamesOf(const char* const (&names)[N]) {
+  nanobind::list found;
+  for (const char* name : names) found.append(name);
+  return found;
+}
+
+// The lists whose order is that of numbers which ops take or return.
+inline nanobind::dict Lists() {
+  nanobind::dict lists;
+  lists["hash counts"] = NamesOf(kHashCountedNames);
+  lists["cache observed"] = NamesOf(kCacheObservedNames);
+  lists["cache populated"] = NamesOf(kCachePopulatedNames);
+  lists["counter rates"] = NamesOf(CounterRowWiseAdagrad<float>::kRates);
+  lists["counter decays"] = NamesOf(CounterRowWiseAdagrad<float>::kDecays);
+  return lists;
+}
+
+// What Python must know of the rules and of the lists of a module.
+inline void AddNames(nanobind::module_& m) {
+  m.def("add_rule", &AddRuleOf, nanobind::arg("rule").none(), nanobind::arg("version"),
+        "Adds a rule of an extension; returns its name and its numbers of hyper-parameters, and of slots per element "
+        "and per row.");
+  m.def("rules", [] { return NamesOf(kOptimizerNames); }, "Names of the rules of the library.");
+  m.def("lists", &Lists, "The lists whose order is that of numbers which ops take or return, by name.");
 }
 
 }  // namespace jax_tt

@@ -30,9 +30,19 @@ bool IsSame(const ExportedRule& a, const ExportedRule& b) {
   return a.update_float == b.update_float && a.update_double == b.update_double && a.launches == b.launches;
 }
 
+// The number of the rule of the library with that name; kNumOptimizers if there is none.
+int OfLibrary(std::string_view name) {
+  int kind = 0;
+  while (kind < kNumOptimizers && name != kOptimizerNames[kind]) ++kind;
+  return kind;
+}
+
 }  // namespace
 
 Status AddRule(const ExportedRule& rule) {
+  if (OfLibrary(rule.name) < kNumOptimizers)
+    return InvalidArgument("rule: the library has a rule of the name '" + std::string(rule.name) +
+                           "'. Give yours another one, such as 'my_package." + rule.name + "'");
   Registry& registry = TheRegistry();
   const std::lock_guard<std::mutex> lock(registry.mutex);
   for (const Entry& entry : registry.entries) {
@@ -45,17 +55,8 @@ Status AddRule(const ExportedRule& rule) {
   return {};
 }
 
-Status FindRule(int64_t number, int* kind) {
-  if (number < 0 || number >= kNumOptimizers)
-    return InvalidArgument("unknown optimizer " + std::to_string(number) + ": the native module has those from 0 to " +
-                           std::to_string(kNumOptimizers - 1) +
-                           ". If a rule was added to the sources, the module is older than they are: compile it with "
-                           "`make native`");
-  *kind = static_cast<int>(number);
-  return {};
-}
-
 Status FindRule(std::string_view name, int* kind) {
+  if (*kind = OfLibrary(name); *kind < kNumOptimizers) return {};
   Registry& registry = TheRegistry();
   const std::lock_guard<std::mutex> lock(registry.mutex);
   for (size_t k = 0; k < registry.entries.size(); ++k)
@@ -64,7 +65,8 @@ Status FindRule(std::string_view name, int* kind) {
       return {};
     }
   return InvalidArgument("this process has no rule '" + std::string(name) +
-                         "'; import the extension that hands it to jax_tt.optimizers.register before the program runs");
+                         "'; import the extension that hands it to jax_tt.optimizers.register before the program runs. "
+                         "If it is a rule of the library, compile the native module with `make native`");
 }
 
 const ExportedRule* ExportedOf(int kind) {

@@ -1,10 +1,8 @@
 // The rules of this process: those of the library, then those of extensions in the order in which they came.
 //
-// Programs have the number of the former and the name of the latter, as they may run in another process later.
+// Programs have their names, as they may run in another process later.
 #ifndef JAX_TT_COMMON_RULES_H_
 #define JAX_TT_COMMON_RULES_H_
-
-#include <stdint.h>
 
 #include <string_view>
 
@@ -14,11 +12,10 @@
 
 namespace jax_tt {
 
-// Adds the rule of an extension.  Adding it again has no effect; another rule of the same name is an error.
+// Adds the rule of an extension.  Adding it again has no effect; the name of another rule is an error.
 Status AddRule(const ExportedRule& rule);
 
-// The kind of the rule of the library with that number, or of the one of an extension with that name.
-Status FindRule(int64_t number, int* kind);
+// The kind of the rule with that name.
 Status FindRule(std::string_view name, int* kind);
 
 // The rule of an extension; null for one of the library.  It stays where it is.

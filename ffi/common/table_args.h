@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -35,21 +36,26 @@ Status DispatchCores(const Args& args, size_t first, F&& body) {
   return DispatchStorage(core->element_type(), std::forward<F>(body));
 }
 
-// A slot of a table of `rows` rows of `width` elements, which an update changes in place.
-inline Status ReadSlot(const ffi::AnyBuffer& in, const ffi::AnyBuffer& out, const OptimizerTraits& traits, int slot,
+// A slot of a table of `rows` rows of `width` elements that are computed in type C, which an update changes in place.
+template <typename C>
+Status ReadSlot(const ffi::AnyBuffer& in, const ffi::AnyBuffer& out, const OptimizerTraits& traits, int slot,
                        int64_t rows, int64_t width, SlotArrays* slots) {
   const auto read = [&](auto* data) -> Status {
     JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(in, out, "slot", rows * traits.slot_width(slot, width), &data));
     slots->data[slot] = data;
     return {};
   };
-  if (slot >= traits.element_slots) return read(static_cast<float*>(nullptr));
+  if (slot >= traits.element_slots) return read(static_cast<C*>(nullptr));
   const bool narrow = in.element_type() == ffi::DataType::BF16;
   if (slot > 0 && narrow != slots->narrow)
     return InvalidArgument("slots with a number per element must have the same type");
   slots->narrow = narrow;
-  return narrow ? read(static_cast<bfloat16*>(nullptr)) : read(static_cast<float*>(nullptr));
+  return narrow ? read(static_cast<bfloat16*>(nullptr)) : read(static_cast<C*>(nullptr));
 }
+
+// The type in which the rows of a table are computed.
+template <typename Table>
+using ComputeOf = typename ComputeType<std::remove_pointer_t<decltype(Table::values)>>::type;
 
 // Cores and slots that an update changes in place: the results from `first_ret` on must be the arguments from
 // `first_arg` on.
@@ -72,7 +78,7 @@ Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Arg
     for (int s = 0; s < traits.slots(); ++s)
       JAX_TT_RETURN_IF_ERROR(
           with(static_cast<size_t>(shape.d + k * traits.slots() + s), "slot", [&](const auto& in, const auto& out) {
-            return ReadSlot(in, out, traits, s, shape.p[k], shape.slice_size(k), &table.slots);
+            return ReadSlot<ComputeOf<Table>>(in, out, traits, s, shape.p[k], shape.slice_size(k), &table.slots);
           }));
   }
   return {};
@@ -106,7 +112,7 @@ Status ReadDenseTable(const OptimizerTraits& traits, const ffi::AnyBuffer& in, c
   JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(in, out, "table", Count(in), &table->values));
   for (size_t s = 0; s < slots.in.size(); ++s)
     JAX_TT_RETURN_IF_ERROR(
-        ReadSlot(slots.in[s], slots.out[s], traits, static_cast<int>(s), rows, width, &table->slots));
+        ReadSlot<ComputeOf<Table>>(slots.in[s], slots.out[s], traits, static_cast<int>(s), rows, width, &table->slots));
   return {};
 }
 

@@ -39,8 +39,8 @@ Status StepsReader::Start(TableReader* reader) {
   JAX_TT_RETURN_IF_ERROR(reader->ReadRets(1, &applied));
   hyper_left_ = Count(args[0]);
   tables_left_ = Count(args[1]) / 2;
-  JAX_TT_RETURN_IF_ERROR(Data(args[0], "hyper-parameters", hyper_left_, &next_.hyper));
-  JAX_TT_RETURN_IF_ERROR(Data(args[1], "gradient scales", 2 * tables_left_, &next_.scale));
+  JAX_TT_RETURN_IF_ERROR(ReadNumbers(args[0], args[1], &next_));
+  JAX_TT_RETURN_IF_ERROR(CheckCount("gradient scales", Count(args[1]), 2 * tables_left_));
   JAX_TT_RETURN_IF_ERROR(Data(args[2], "seeds", 2 * tables_left_, &next_.seed));
   applied_left_ = Count(applied[0]);
   return Data(applied[0], "applied", applied_left_, &applied_);
@@ -53,8 +53,9 @@ Status StepsReader::Read(const ffi::Dictionary& attrs, StepArgs* step, float** a
   if (applied_left_ == 0) return InvalidArgument("applied is shorter than the number of tables");
   *step = next_;
   *applied = applied_++;
-  next_.hyper += hypers;
-  next_.scale += 2;
+  const auto size = static_cast<int64_t>(ffi::ByteWidth(next_.type));
+  next_.hyper = static_cast<const char*>(next_.hyper) + hypers * size;
+  next_.scale = static_cast<const char*>(next_.scale) + 2 * size;
   next_.seed += 2;
   hyper_left_ -= hypers;
   --tables_left_;

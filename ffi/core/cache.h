@@ -10,8 +10,9 @@
 
 namespace jax_tt {
 
-// Values of the attribute "policy".
+// Values of the attribute "policy", and their names.
 enum class CachePolicy : int64_t { kLfu = 0, kLru = 1 };
+constexpr const char* kCachePolicyNames[] = {"lfu", "lru"};
 
 struct CacheShape {
   int64_t sets = 0, ways = 0;     // places for rows
@@ -119,7 +120,10 @@ JAX_TT_INLINE CacheSlotRank RankCacheSlot(K tag, int32_t score, int32_t touched,
 // What the counts of observe and of populate are.
 constexpr int kCacheCounts = 4;
 enum CacheObserved { kCacheRequests = 0, kCacheUnique = 1, kCacheMisses = 2, kCacheUniqueMisses = 3 };
+constexpr const char* kCacheObservedNames[kCacheCounts] = {"requested", "unique", "misses", "unique_misses"};
 enum CachePopulated { kCacheInserted = 0, kCacheEvicted = 1, kCacheOutside = 2, kCacheOutsideRequests = 3 };
+constexpr const char* kCachePopulatedNames[kCacheCounts] = {"inserted", "evicted", "conflict_unique_misses",
+                                                            "conflict_misses"};
 
 }  // namespace jax_tt
 

@@ -16,8 +16,9 @@ namespace jax_tt {
 struct Status;
 struct HashDirectoryArrays;
 
-// Values of the attribute "policy".
+// Values of the attribute "policy", and their names.
 enum class HashPolicy : int64_t { kNone = 0, kLru = 1, kLfu = 2, kEpochLru = 3, kEpochLfu = 4, kCustom = 5 };
+constexpr const char* kHashPolicyNames[] = {"none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom"};
 
 // The ways of a set have a bit each in a mask.
 constexpr int64_t kMaxHashWays = 64;
@@ -196,6 +197,8 @@ enum HashCounted {
   kHashEvicted = 5,
   kHashRefused = 6
 };
+constexpr const char* kHashCountedNames[kHashCounts] = {"requests", "hits",    "unique", "unique_hits",
+                                                        "inserted", "evicted", "refused"};
 
 // The table of quantiles of an initial distribution; jax_tt/_sets/initial.py says what is in it.
 constexpr int kQuantileOctaves = 32, kQuantileSegments = 128;

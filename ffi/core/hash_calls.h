@@ -14,8 +14,9 @@ namespace jax_tt {
 // What is said of keys without a row, and how.
 struct HashCheck {
   enum Mode : int64_t { kIgnore = 0, kWarn = 1, kError = 2 };
+  static constexpr const char* kNames[] = {"ignore", "warn", "error"};
 
-  int64_t mode = kIgnore;
+  Mode mode = kIgnore;
   std::string_view message;  // with {count} in it
 };
 

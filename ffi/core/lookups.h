@@ -14,6 +14,7 @@ namespace jax_tt {
 // makes its bag NaN: an error of one device alone would leave the others waiting for it in the next collective.  kWarn
 // is kZero and a report.
 enum class Bounds : int64_t { kClip = 0, kZero = 1, kError = 2, kUnchecked = 3, kPoison = 4, kWarn = 5 };
+constexpr const char* kBoundsNames[] = {"clip", "zero", "error", "unchecked", "poison", "warn"};
 
 struct Notice;
 

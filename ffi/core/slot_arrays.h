@@ -10,16 +10,19 @@
 
 namespace jax_tt {
 
-// The slots with a number per element of the table come first, and are float or all of them bfloat16.  Those with one
-// per row are float.
+// The slots with a number per element of the table come first, and have the type that rows are computed in, or are all
+// of them bfloat16.  Those with one per row have that type.
 struct SlotArrays {
   void* data[kMaxSlots] = {};
   bool narrow = false;
 
-  JAX_TT_INLINE float* wide(int slot) const { return static_cast<float*>(data[slot]); }
+  template <typename C = float>
+  JAX_TT_INLINE C* wide(int slot) const {
+    return static_cast<C*>(data[slot]);
+  }
   JAX_TT_INLINE bfloat16* rounded(int slot) const { return static_cast<bfloat16*>(data[slot]); }
 
-  // A number of a slot that has one per element.
+  // A number of a slot of floats that has one per element.
   JAX_TT_INLINE float Get(int slot, int64_t element) const {
     return narrow ? ToCompute(rounded(slot)[element]) : wide(slot)[element];
   }

@@ -40,29 +40,6 @@ Status CheckSentinel(const ffi::AnyBuffer& sentinel, std::string_view table) {
       "scaling, or drop optimizer= to train the table with optax");
 }
 
-OptimizerStep StepOf(const StepArgs& args) {
-  OptimizerStep step;
-  step.kind = args.kind;
-  step.traits = args.traits();
-  step.exported = ExportedOf(args.kind);
-  step.skip_nonfinite = args.skip_nonfinite;
-  step.stochastic_rounding = args.stochastic_rounding;
-  step.hyper = args.hyper;
-  step.gradient_scale = args.scale[0];
-  step.allowed = args.scale[1] != 0.0f;
-  step.seed[0] = args.seed[0];
-  step.seed[1] = args.seed[1];
-  return step;
-}
-
-Status ReadStep(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
-                const ffi::AnyBuffer& seed, OptimizerStep* step) {
-  StepArgs args;
-  JAX_TT_RETURN_IF_ERROR(ReadStepArgs(attrs, hyper, scale, seed, &args));
-  *step = StepOf(args);
-  return {};
-}
-
 Pool MakePool(OpThreads threads) {
   Pool pool;
   pool.workers = std::max(1, NumWorkers(threads.pool.num_threads()) / BusyDevices(threads.device));

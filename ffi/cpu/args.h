@@ -25,11 +25,21 @@ inline void PreferHugePages(std::initializer_list<ffi::AnyBuffer> results) {
 Status CheckSentinel(const ffi::AnyBuffer& sentinel, std::string_view table);
 
 // The step with its numbers, which a handler of the CPU can read.
-OptimizerStep StepOf(const StepArgs& args);
-
-// Reads the optimizer and the hyper-parameters of this step.
-Status ReadStep(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
-                const ffi::AnyBuffer& seed, OptimizerStep* step);
+template <typename C>
+Status ReadStep(const StepArgs& args, OptimizerStep<C>* step) {
+  const C* scale = nullptr;
+  JAX_TT_RETURN_IF_ERROR(args.Numbers(&step->hyper, &scale));
+  step->kind = args.kind;
+  step->traits = args.traits();
+  step->exported = ExportedOf(args.kind);
+  step->skip_nonfinite = args.skip_nonfinite;
+  step->stochastic_rounding = args.stochastic_rounding;
+  step->gradient_scale = scale[0];
+  step->allowed = scale[1] != C{0};
+  step->seed[0] = args.seed[0];
+  step->seed[1] = args.seed[1];
+  return {};
+}
 
 // What a handler knows of the threads that it may use.
 struct OpThreads {

@@ -86,10 +86,7 @@ NB_MODULE(_cpu, m) {
   m.def("registrations", &jax_tt::Registrations, "FFI targets by name.");
   m.def("listen", &jax_tt::Listen, nb::arg("function").none(),
         "Function of table, num_embeddings, count, id and position that ids out of range are reported to, or None.");
-  m.def(
-      "add_rule", &jax_tt::AddRuleOf, nb::arg("rule").none(), nb::arg("version"),
-      "Adds a rule of an extension; returns its name and its numbers of hyper-parameters, and of slots per element and "
-      "per row.");
+  jax_tt::AddNames(m);
   m.def("plan_size", &jax_tt::PlanSize, nb::arg("row_factors"), nb::arg("col_factors"), nb::arg("ranks"),
         nb::arg("num_embeddings"), nb::arg("n"), nb::arg("hint"),
         "Sizes of the buffers that travel from the plan and the forward pass to the backward pass.");

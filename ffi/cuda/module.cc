@@ -150,7 +150,7 @@ NB_MODULE(_cuda, m) {
       },
       nb::arg("function").none(), nb::arg("device") = 0,
       "As in _cpu; the count is 0, because kernels tell of one id and count none. The device is one of this process.");
-  m.def("add_rule", &jax_tt::AddRuleOf, nb::arg("rule").none(), nb::arg("version"), "As in _cpu.");
+  jax_tt::AddNames(m);
   m.def("plan_size", &jax_tt::PlanSize, nb::arg("row_factors"), nb::arg("col_factors"), nb::arg("ranks"),
         nb::arg("num_embeddings"), nb::arg("n"), nb::arg("hint"),
         "Sizes of the buffers that travel from the plan and the forward pass to the backward pass.");

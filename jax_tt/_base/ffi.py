@@ -124,6 +124,14 @@ def add_rule(capsule: object, version: str) -> str:
     return name
 
 
+@functools.cache
+def native_rules(platform: str) -> frozenset[str]:
+    """The names of the rules of the library that the native module of a platform has; it must be available."""
+    module = load(platform)
+    assert module is not None
+    return frozenset(module.rules())
+
+
 def rule(name: str) -> Rule | None:
     """A rule that was added; None if there is none of that name."""
     return _rules.get(name)

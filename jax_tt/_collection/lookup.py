@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,13 +30,13 @@ from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.offsets import well_formed
 from jax_tt._jax.constants import own_constants
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
-from jax_tt._lookup.limit import limited, limited_columns
+from jax_tt._lookup.limit import limit_of_sums, rearranged
 from jax_tt._lookup.offsets import nan_if
 from jax_tt._lookup.rule import pooled_sums, prepared, settle
 from jax_tt._ops.lookups import options_of
 from jax_tt._table.check import check_state
-from jax_tt._table.groups import Use
-from jax_tt._table.options import Lookup, StepInputs, Update
+from jax_tt._table.groups import Call, Use
+from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.row_shard import RowShard, row_shard
 
 LAYOUTS = ("features", *WIDE)
@@ -154,6 +154,9 @@ def embed(
     for (name, table), read in zip(tables.items(), scalars, strict=True):
         ids = batches[name]
         call, changed = prepared(uses[name], {**state[name], **read}, ids, inputs[name])
+        if call.limit is not None:
+            of_table = [requests[feature] for feature in collection.features_of[name]]
+            call = call._replace(limit=_limit_of_all(call, uses[name], of_table))
         calls.append(call)
         counted[name] = Counted(table, call.use.lookup, ids, call.batch)
         changed = {array: value for array, value in changed.items() if array not in read}
@@ -171,19 +174,16 @@ def embed(
         array = pooled_sums(calls, wide, shared).astype(next(iter(dtypes.values())))
         for refused in {id(one.refused): one.refused for one in requests.values()}.values():
             array = nan_if(refused, array)
-        array = limited_columns(array, [_limit(collection, name, inputs) for name in requests])
         return WIDE[layout].of_wide(array, len(requests)), after
     sums = dict(zip(tables, pooled_sums(calls, None, shared), strict=True))
     rows: dict[str, jax.Array] = {}
     for name, features in collection.features_of.items():
-        update, of_features = tables[name].update, [requests[feature] for feature in features]
+        of_features = [requests[feature] for feature in features]
         parts = [sums[name]]
         if len(features) > 1:
             parts = separated(uses[name], sums[name], [request.summed for request in of_features])
         for feature, request, part in zip(features, of_features, parts, strict=True):
             rows[feature] = request.result(part, dtypes[name])
-            if update is not None and update.max_gradient is not None:
-                rows[feature] = limited(rows[feature], update, inputs[name].grad_scale)
     rows = {name: rows[name] for name in collection.features}
     return WIDE[layout].of_rows(rows) if layout in WIDE else rows, after
 
@@ -207,12 +207,23 @@ def _found_keys(
     return dict(zip(hashed, found, strict=True))
 
 
-def _limit(
-    collection: Collection, feature: str, inputs: Mapping[str, StepInputs]
-) -> tuple[Update | None, Any, int]:
-    """What `limited_columns` needs of a feature."""
-    table = collection.for_features[feature]
-    return table.update, inputs[collection.features[feature].table].grad_scale, table.features
+def _limit_of_all(call: Call, use: Use, requests: Sequence[Request]) -> jax.Array:
+    """The limit for the sums of all features of a table, as `Call.limit`."""
+    limits = [
+        call.limit
+        if request.lookup is None
+        else limit_of_sums(call.limit, request.lookup, request.table, request.batch)
+        for request in requests
+    ]
+    if len(limits) == 1 or not any(limit.ndim for limit in limits):
+        return limits[0]
+    summed = [request.summed for request in requests]
+    of_bags = tuple(
+        jnp.broadcast_to(limit, (batch.num_segments, batch.num_bags, 1))
+        for limit, batch in zip(limits, summed, strict=True)
+    )
+    shape = call.batch.num_segments, call.batch.num_bags, 1
+    return rearranged(lambda sums: tuple(separated(use, sums, summed)), shape, of_bags)
 
 
 def _batch_of(use: Use, storage: Any, requests: Mapping[str, Request], batch: Any) -> Batch:

@@ -13,7 +13,7 @@ from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._ids.offsets import entered_batches
 from jax_tt._jax.constants import own_constants
 from jax_tt._lookup.combine import batch_to_sum, combine
-from jax_tt._lookup.limit import limited
+from jax_tt._lookup.limit import limit_of_sums
 from jax_tt._lookup.offsets import nan_if, offsets_label, treatment_of
 from jax_tt._lookup.rule import pooled_sums, prepared, settle
 from jax_tt._table.check import check_state
@@ -34,10 +34,7 @@ def lookup_rows(
         call, state = prepared(settle(table, state, lookup, shard), state, batch, inputs)
         (sums,) = pooled_sums((call,))
         result_type = lookup.dtype or table.spec.storage(state)
-        rows = reshape_rows(sums, (*shape, table.features)).astype(result_type)
-        if table.update is not None and table.update.max_gradient is not None:
-            rows = limited(rows, table.update, inputs.grad_scale)
-        return rows, state
+        return reshape_rows(sums, (*shape, table.features)).astype(result_type), state
 
 
 def pooled_rows(
@@ -56,11 +53,11 @@ def pooled_rows(
             (batch,), refused = entered_batches([batch], labels, treatment)
         summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
         call, state = prepared(use, state, summed, inputs)
+        if call.limit is not None:
+            call = call._replace(limit=limit_of_sums(call.limit, lookup, table, batch))
         (sums,) = pooled_sums((call,))
         result = combine(lookup, table, batch, sums)
         rows = result.reshape(count, table.features).astype(lookup.dtype or storage)
         if refused is not None:
             rows = nan_if(refused, rows)
-        if table.update is not None and table.update.max_gradient is not None:
-            rows = limited(rows, table.update, inputs.grad_scale)
         return rows, state

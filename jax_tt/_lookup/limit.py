@@ -1,66 +1,100 @@
-"""Limits of the gradients of looked-up rows, for the updates of their tables."""
+"""Limits of the gradients of looked-up rows, for the steps of their tables and for nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.arguments import as_scalar
-from jax_tt._table.options import Update
+from jax_tt._base.dtypes import accumulator
+from jax_tt._ids.batch import Batch
+from jax_tt._ids.explicit import over_explicit_axes
+from jax_tt._jax.vma import vary_over, varying_axes
+from jax_tt._lookup.combine import combine
+from jax_tt._table import groups
+from jax_tt._table.distinct_rows import never
+from jax_tt._table.groups import Call, Gradients
+from jax_tt._table.options import Lookup, Update, Wanted
+from jax_tt._table.table import Table
+from jax_tt._table.wide import Wide
 
 
-class _Limits(NamedTuple):
-    """Of every column, or of all.
+def limit_of(update: Update, grad_scale: Any, storage: Any) -> jax.Array:
+    """The limit of an update, in units of the loss as it is scaled; a scalar."""
+    most = jnp.asarray(update.max_gradient, accumulator(storage))
+    if grad_scale is None:
+        return most
+    return most * lax.stop_gradient(jnp.asarray(as_scalar("grad_scale", grad_scale), most.dtype))
 
-    Attributes:
-        most: the largest absolute value of an element of the gradient.
-        passes: whether an element that is not finite is left for the update to find.
+
+def limit_of_sums(limit: jax.Array, lookup: Lookup, table: Table, batch: Batch) -> jax.Array:
+    """The limit for the sums ``[S, nb, D]`` of a batch, of which `combine` makes the rows that ``limit`` is for.
+
+    It is a scalar or ``[S, nb, 1]``.
     """
-
-    most: jax.Array
-    passes: jax.Array
-
-
-def limited(rows: jax.Array, update: Update | None, grad_scale: Any) -> jax.Array:
-    """``rows``, whose gradient is limited as ``update`` says, in units of the loss before it was scaled."""
-    return limited_columns(rows, [(update, grad_scale, rows.shape[-1])])
+    if lookup.combiner in ("sum", "max"):
+        return limit
+    of_bags = jnp.broadcast_to(limit, (batch.num_segments, batch.num_bags, 1))
+    # A negative sum of weights changes the sign of gradients.
+    return jnp.abs(lax.stop_gradient(combine(lookup, table, batch, of_bags)))
 
 
-def limited_columns(rows: jax.Array, parts: Sequence[tuple[Update | None, Any, int]]) -> jax.Array:
-    """`limited` for columns of several tables: the update, the scale and the number of columns of each in turn."""
-    if all(update is None or update.max_gradient is None for update, _, _ in parts):
-        return rows
-    limits = [_limits(update, grad_scale, columns) for update, grad_scale, columns in parts]
-    return _identity(rows, _Limits(*(jnp.concatenate(own) for own in zip(*limits, strict=True))))
+def rearranged(function: Callable[[jax.Array], Any], shape: tuple[int, ...], limits: Any) -> Any:
+    """The limits for the argument of ``function``, of this shape, from those for its results, to which it is moved."""
+
+    def pulled(limits: Any) -> jax.Array:
+        like = jnp.zeros(shape, jax.tree.leaves(limits)[0].dtype)
+        return jax.vjp(function, vary_over(like, varying_axes(limits)))[1](limits)[0]
+
+    return over_explicit_axes(pulled, limits, P())
 
 
-def _limits(update: Update | None, grad_scale: Any, columns: int) -> _Limits:
-    most = jnp.asarray(jnp.inf, jnp.float32)
-    if update is not None and update.max_gradient is not None:
-        most = jnp.asarray(update.max_gradient, jnp.float32)
-        if grad_scale is not None:
-            most = most * jnp.asarray(as_scalar("grad_scale", grad_scale), jnp.float32)
-    passes = jnp.asarray(update is not None and update.skip_nonfinite)
-    return _Limits(*(jnp.broadcast_to(value, (columns,)) for value in (most, passes)))
+def limited_gradients(
+    calls: Sequence[Call], residuals: Sequence[Any], gs: Gradients, wide: Wide | None
+) -> tuple[Sequence[Call], Gradients, Sequence[jax.Array | None]]:
+    """What `groups.backward` is given in place of ``calls`` and ``gs``, so that steps respect the limits of the calls.
+
+    The gradients of weights that it must not compute, since they have no limits, are the third result.
+    """
+    limited = [call.limit is not None and bool(call.use.lookup.wanted.names) for call in calls]
+    dweights: Sequence[jax.Array | None] = [None] * len(calls)
+    if not any(limited):
+        return calls, gs, dweights
+    alone = [
+        limits and call.use.lookup.wanted.weights
+        for call, limits in zip(calls, limited, strict=True)
+    ]
+    if any(alone):
+        of_weights = [
+            call._replace(use=call.use.wanting(Wanted(weights=asks)))
+            for call, asks in zip(calls, alone, strict=True)
+        ]
+        found = groups.backward(of_weights, residuals, gs, wide)
+        dweights = [given for _, given in found]
+        # Steps change tables in place, after these have read them.
+        late = never(dweights, None)
+        gs = jax.tree.map(lambda g: jnp.where(late, 0, g), gs)
+        calls = [
+            call._replace(use=call.use.wanting(Wanted(call.use.lookup.wanted.names)))
+            if asks
+            else call
+            for call, asks in zip(calls, alone, strict=True)
+        ]
+    each = gs if wide is None else wide.separated(gs, [call.shape for call in calls])
+    each = [
+        _clipped(call, g) if limits and g is not None else g
+        for call, g, limits in zip(calls, each, limited, strict=True)
+    ]
+    return calls, each if wide is None else wide.joined(each), dweights
 
 
-@jax.custom_vjp
-def _identity(rows: jax.Array, limits: _Limits) -> jax.Array:
-    del limits
-    return rows
-
-
-def _fwd(rows: jax.Array, limits: _Limits) -> tuple[jax.Array, _Limits]:
-    return rows, limits
-
-
-def _bwd(limits: _Limits, g: jax.Array) -> tuple[jax.Array, None]:
-    most = jnp.broadcast_to(limits.most.astype(g.dtype), g.shape)
-    passes = jnp.broadcast_to(limits.passes, g.shape) & ~jnp.isfinite(g)
-    return jnp.where(passes, g, jnp.clip(g, -most, most)), None
-
-
-_identity.defvjp(_fwd, _bwd)
+def _clipped(call: Call, g: jax.Array) -> jax.Array:
+    most = jnp.broadcast_to(call.limit.astype(g.dtype), g.shape)
+    limited = jnp.clip(g, -most, most)
+    # What is not finite is left for the update to find.
+    return jnp.where(jnp.isfinite(g), limited, g) if call.use.table.update.skip_nonfinite else limited

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from jax_tt._ids.id_space import add_out_of_range
 from jax_tt._ids.parts import divided, whole
 from jax_tt._jax.reverse_only import first_order, reverse_only
 from jax_tt._jax.vma import sum_gradients, vary_over, varying_axes
+from jax_tt._lookup.limit import limit_of, limited_gradients, rearranged
 from jax_tt._lookup.on_shard import on_shard
 from jax_tt._lookup.one_loss import check_first_use, note_next_values
 from jax_tt._lookup.read_scale import scaled_reads
@@ -86,7 +88,9 @@ def prepared(use: Use, state: State, batch: Batch, inputs: StepInputs) -> tuple[
     if lookup.bounds == "warn" and (lookup.method == "reference" or elsewhere):
         warn_out_of_range(table, batch)
         lookup = dataclasses.replace(lookup, bounds="zero")
-    values = step_values(table, state, inputs)
+    values, limit = step_values(table, state, inputs), None
+    if table.update is not None and table.update.max_gradient is not None:
+        limit = limit_of(table.update, inputs.grad_scale, table.spec.storage(state))
     if shard is not None:
         whole_table, table = table, shard.table
         shard, batch, values = on_shard(shard, whole_table, batch, values, lookup.bounds)
@@ -100,7 +104,7 @@ def prepared(use: Use, state: State, batch: Batch, inputs: StepInputs) -> tuple[
     elif table.update is None and lookup.axis_name is not None:
         trained = sum_gradients(trained, lookup.axis_name)
     return Call(
-        Use(table, lookup, execution, shard), {**trained, **rest}, batch, values, added
+        Use(table, lookup, execution, shard), {**trained, **rest}, batch, values, added, limit
     ), state
 
 
@@ -134,7 +138,11 @@ def pooled_sums(
         trained = {name: state[name] for name in use.table.spec.trained_names}
         trained, weights = reverse_only((trained, batch.weights))
         batch = dataclasses.replace(batch, weights=weights)
-        by_rule[k] = call._replace(state={**state, **trained}, batch=batch)
+        limit = call.limit
+        if limit is not None and limit.ndim and use.execution.devices:
+            shape = batch.num_segments, batch.num_bags, 1
+            limit = rearranged(partial(whole, batch=call.batch), shape, limit)
+        by_rule[k] = call._replace(state={**state, **trained}, batch=batch, limit=limit)
     shared = reverse_only(shared)
     if wide is not None and not sums:
         return _sums(list(by_rule.values()), shared, wide)
@@ -225,12 +233,14 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
     if gs is None:
         gs, wide = [None] * len(calls), None
     reading = calls if shared is None else _with_scalars(calls, shared)
-    stepped = groups.backward(_asking(reading, wanted), residuals, gs, wide)
+    asking, gs, unlimited = limited_gradients(_asking(reading, wanted), residuals, gs, wide)
+    stepped = groups.backward(asking, residuals, gs, wide)
     places = shared_places(tuple(call.use.table for call in calls))
     applied = {places[k]: new[APPLIED] for k, (new, _) in enumerate(stepped) if APPLIED in new}
     after = shared.after(applied) if shared is not None and applied else None
     cotangents = []
-    for k, (call, (new, dweights)) in enumerate(zip(calls, stepped, strict=True)):
+    for k, (call, (new, dweights), own) in enumerate(zip(calls, stepped, unlimited, strict=True)):
+        dweights = dweights if own is None else own
         use, state, batch = call.use, call.state, call.batch
         if use.table.update is None:
             new = {name: grad.astype(state[name].dtype) for name, grad in new.items()}

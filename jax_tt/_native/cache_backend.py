@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_batching import sequential_vmap
 
 from jax_tt._jax import backend
@@ -15,7 +14,7 @@ from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.call import Named, Types, native, native_call, types_of
 from jax_tt._native.partition import Split, num_blocks, over_blocks
 from jax_tt._sets import cache_reference
-from jax_tt._sets.cache_directory import POLICIES, CacheDirectory
+from jax_tt._sets.cache_directory import CacheDirectory
 
 # The arrays that observe and populate change, in the order of their targets.
 _COUNTED = ("scores", "touched", "ghost_tags", "ghost_scores", "ghost_touched", "ghost_recent")
@@ -59,8 +58,7 @@ def observe(
         def call(directory: CacheDirectory, keys: jax.Array, slots: jax.Array, stamp: Any) -> Any:
             read = {"keys": keys, "slots": slots, "stamp": stamp}
             read |= {"clock": directory.clock, "tags": directory.tags}
-            policy_number = {"policy": np.int64(POLICIES.index(policy))}
-            return _changed(platform, "observe", directory, read, _COUNTED, {}, policy_number)
+            return _changed(platform, "observe", directory, read, _COUNTED, {}, {"policy": policy})
 
         return call(directory, *of_batch)
 

@@ -22,9 +22,9 @@ from jax_tt._native.call import (
 )
 from jax_tt._native.partition import Split, is_partitioned, num_blocks, over_blocks
 from jax_tt._sets.batch_clock import KEPT, LAST
-from jax_tt._sets.hash_directory import COUNTERS, POLICIES, Eviction, Insertion, KeyDirectory
+from jax_tt._sets.hash_directory import COUNTERS, Eviction, Insertion, KeyDirectory
 from jax_tt._sets.initial import InitialRows
-from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
+from jax_tt._sets.missing import IGNORED, Check
 
 
 class Search(NamedTuple):
@@ -171,7 +171,7 @@ def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDir
             # The names of the directory's arrays say that these are changed in place.
             named = {f"new_{name}": kind for name, kind in done._asdict().items()}
             results.append(named | types_of(one.directory._asdict()))
-            policy = np.int64(POLICIES.index(one.eviction.policy))
+            policy = one.eviction.policy
             min_age = np.int64(one.eviction.min_age)
             attributes.append(_check_attributes(one.check, policy=policy, min_age=min_age))
             workspace.append(_workspace(platform, "insert", n, one.directory))
@@ -296,8 +296,7 @@ def _of_tables(
 
 
 def _check_attributes(check: Check, **others: Any) -> dict[str, Any]:
-    mode = np.int64(SAFE_CHECKS[::-1].index(check.mode))
-    return {"safe_check": mode, "message": check.message, **others}
+    return {"safe_check": check.mode, "message": check.message, **others}
 
 
 def _initial_operands(seed: jax.Array, values: InitialRows) -> dict[str, jax.Array]:

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
 from jax_tt._native.partition import is_partitioned, num_blocks
 from jax_tt._table.options import Lookup, Update
 from jax_tt._table.table import Table
-from jax_tt.optimizers.registered import check_registered
+from jax_tt.optimizers.native import check_native
 
-BOUNDS = {"clip": 0, "zero": 1, "error": 2, "unchecked": 3, "poison": 4, "warn": 5}
 MAX_POSITIONS = 2**31 - 1
+# What native ops do in place of an error where they cannot raise one.
+QUIET = "poison"
 
 
 class Operands(NamedTuple):
@@ -95,22 +95,21 @@ def lookup_attributes(
     # instead, as the reference does.
     sharded = axes or jax.sharding.get_abstract_mesh().manual_axes
     quiet = platform != "cpu" or bool(sharded)
-    bounds = "poison" if quiet and lookup.bounds == "error" else lookup.bounds
+    bounds = QUIET if quiet and lookup.bounds == "error" else lookup.bounds
     return {
         "split": batch.ids.ndim == 3,
         "padded": batch.padded,
-        "bounds": np.int64(BOUNDS[bounds]),
+        "bounds": bounds,
         "table": table.name or "",
     }
 
 
-def update_attributes(update: Update, storage: Any, hyper: jax.Array) -> dict[str, Any]:
-    kind = update.optimizer.kind
-    assert kind is not None
-    if isinstance(kind, str):
-        check_registered(update.optimizer, kind, hyper)
+def update_attributes(
+    platform: str, update: Update, storage: Any, hyper: jax.Array
+) -> dict[str, Any]:
+    check_native(platform, update.optimizer, hyper, accumulator(storage))
     return {
-        "optimizer": kind if isinstance(kind, str) else np.int64(kind),
+        "optimizer": update.optimizer.kind,
         "skip_nonfinite": bool(update.skip_nonfinite),
         "stochastic_rounding": update.rounds_stochastically(storage),
     }
@@ -140,5 +139,6 @@ def sentinel_operand(sentinel: jax.Array | None) -> jax.Array:
 
 def step_operands(values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """The operands of an update step in the order of the targets."""
-    scale = jnp.stack([values["inv_scale"], values["allowed"]])
+    inverse = values["inv_scale"]
+    scale = jnp.stack([inverse, values["allowed"].astype(inverse.dtype)])
     return {"hyper": values["hyper"], "scale": scale, "seed": values["seed"]}

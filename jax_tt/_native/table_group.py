@@ -166,7 +166,7 @@ class TableGroup:
         tables: list[Any] = [call.use.table for call in calls]
         steps = [
             table.step_of(None, state, batch, g, use.lookup, values)
-            for table, (use, state, batch, values, _), g in zip(
+            for table, (use, state, batch, values, *_), g in zip(
                 tables, calls, _each(calls, gs, wide), strict=True
             )
         ]

@@ -13,7 +13,7 @@ from jax_tt._base.storage import table_label
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._table.options import Update
-from jax_tt._table.state import SCALARS, slot_shape
+from jax_tt._table.state import SCALARS, slot_shape, slot_type
 from jax_tt._table.table import Table
 from jax_tt.optimizers import Optimizer
 
@@ -136,7 +136,7 @@ def _state(table: Table, given: Fused, params: tuple[jax.Array, ...]) -> dict[st
         "call."
     )
 
-    def checked(part: str, value: Any, shape: tuple[int, ...], dtype: str = "float32") -> jax.Array:
+    def checked(part: str, value: Any, shape: tuple[int, ...], dtype: Any = "float32") -> jax.Array:
         array = jnp.asarray(as_array(f"{label}.{part}", value))
         if array.shape != shape or array.dtype != dtype:
             raise ValueError(
@@ -151,7 +151,7 @@ def _state(table: Table, given: Fused, params: tuple[jax.Array, ...]) -> dict[st
         )
     slots = tuple(
         tuple(
-            checked(f"slots[{k}][{j}]", value, slot_shape(param.shape, slot), slot.dtype)
+            checked(f"slots[{k}][{j}]", value, slot_shape(param.shape, slot), slot_type(slot, param.dtype))
             for j, (value, slot) in enumerate(zip(part, rule.slots, strict=True))
         )
         for k, (param, part) in enumerate(zip(params, given.slots, strict=True))

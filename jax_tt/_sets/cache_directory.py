@@ -12,21 +12,11 @@ from jax_tt._base import words
 
 POLICIES = ("lfu", "lru")
 
+# What the counts of a batch and those of a refresh are.
+OBSERVED = ("requested", "unique", "misses", "unique_misses")
+POPULATED = ("inserted", "evicted", "conflict_unique_misses", "conflict_misses")
 # What the rows of `CacheDirectory.totals` count.
-COUNTERS = (
-    "calls",
-    "requested",
-    "unique",
-    "misses",
-    "unique_misses",
-    "refreshes",
-    "inserted",
-    "evicted",
-    "conflict_unique_misses",
-    "conflict_misses",
-    "written_back",
-)
-
+COUNTERS = ("calls", *OBSERVED, "refreshes", *POPULATED, "written_back")
 
 GHOSTS = ("ghost_tags", "ghost_scores", "ghost_touched", "ghost_recent")
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import type_of
+from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import STORAGE, check_storage, require_arrays
 from jax_tt._table.dispatch import dispatched
 from jax_tt._table.state import Array
@@ -78,7 +79,7 @@ def check_arrays(table: Table, state: State, arrays: Sequence[Array]) -> None:
             storage.setdefault(array.unit, set()).add(given.dtype.name)
         # Not in one comparison, since np.dtype("float64") == None.
         if dtype is None:
-            dtype = given.dtype
+            dtype = accumulator(state[array.of].dtype) if array.of else given.dtype
         shape = given.shape if array.shape is None else array.shape
         if given.shape != shape or given.dtype != dtype:
             trained = given.shape == shape and array.unit is not None

@@ -82,7 +82,7 @@ def update(
     applied = ~reference.poisoned(table, batch, lookup, axes)
     if table.update.skip_nonfinite:
         applied &= jnp.all(jnp.isfinite(sums))
-    changes = applied & (values["allowed"] != 0) & ~_never(residuals, axes)
+    changes = applied & (values["allowed"] != 0) & ~never(residuals, axes)
     changed = jnp.where(changes, distinct.rows, no_row(rows))
     old = rows_as.decoded(_read(param, distinct.rows)).astype(sums.dtype)
     if isinstance(rule, RowGradients):
@@ -128,13 +128,13 @@ def _positions(
     return jnp.where(here, rows, no_row(rows)), jnp.broadcast_to(of_bag, shape)
 
 
-def _never(residuals: Any, axes: Any) -> jax.Array:
-    """False, computed from the result of the forward pass in a way that XLA does not see through.
+def never(read: Any, axes: Any) -> jax.Array:
+    """False, computed from what was read of a table in a way that XLA does not see through.
 
-    It orders the step after the forward pass, for which XLA would otherwise keep a copy of the table. An optimization
+    It orders a step after, e.g., the forward pass, for which XLA would otherwise keep a copy of the table. An optimization
     barrier does not: it is gone when XLA places copies.
     """
-    firsts = [leaf.reshape(-1)[:1] for leaf in jax.tree.leaves(residuals)]
+    firsts = [leaf.reshape(-1)[:1] for leaf in jax.tree.leaves(read)]
     flags = (jnp.sum((x == x) & (x != x), dtype=jnp.int32) for x in firsts)
     never = sum(flags, jnp.zeros((), jnp.int32))
     return (never if axes is None else lax.psum(never, axes)) > 0

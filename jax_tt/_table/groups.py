@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._ids.batch import Batch, present, spread_to_positions
+from jax_tt._ids.id_space import digits_in_range
 from jax_tt._ids.inputs import one_bag_per_position
 from jax_tt._table.added import Added
-from jax_tt._table.options import Lookup, Wanted
+from jax_tt._table.options import IGNORED, Lookup, Wanted
 from jax_tt._table.row_shard import RowShard
 from jax_tt._table.scope import scope_of
 from jax_tt._table.table import Table
@@ -61,6 +62,8 @@ class Call(NamedTuple):
         batch: prepared.
         values: `step_values` of a fused table.
         added: another lookup, whose sums are added to those of this one, or None.
+        limit: the largest absolute value of the elements of the gradient that steps take, broadcastable to the sums
+            ``[S, nb, D]``; None for no limit.
     """
 
     use: Use
@@ -68,6 +71,7 @@ class Call(NamedTuple):
     batch: Batch
     values: Any
     added: Added | None = None
+    limit: jax.Array | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -185,7 +189,7 @@ def _group_of_all(groups: Groups) -> Any:
 
 def of_one_table(call: Call, residuals: Any, g: jax.Array | None) -> Cotangents:
     """The wanted cotangents of a table on its own."""
-    use, state, batch, values, _ = call
+    use, state, batch, values, *_ = call
     table, lookup = use.table, use.lookup
     if g is None or not (lookup.wanted.names or lookup.wanted.weights):
         return {}, None
@@ -205,7 +209,10 @@ def weights_gradient(
     rows, _ = table.forward(state, one_bag_per_position(batch), lookup)
     rows = rows.reshape(batch.num_segments, batch.capacity, rows.shape[-1])
     of_bag = spread_to_positions(batch, g) if batch.num_bags else jnp.zeros_like(rows)
-    return jnp.where(present(batch), jnp.sum(rows * of_bag, axis=-1), 0)
+    reads = present(batch)
+    if lookup.bounds in IGNORED:
+        reads &= digits_in_range(table.ids, batch)[1]
+    return jnp.where(reads, jnp.sum(rows * of_bag, axis=-1), 0)
 
 
 @weights_gradient.register(Wrapper)

@@ -28,8 +28,13 @@ from jax_tt._table.table import APPLIED, Table
 from jax_tt._table.types import Params, Slots, State
 
 
-def rows(table: ReferenceTable, params: Params, batch: Batch, lookup: Lookup) -> jax.Array:
-    """Row of every position ``[S, cap, D]``, with bounds applied; 0 for positions that are not present."""
+def rows(
+    table: ReferenceTable, params: Params, batch: Batch, lookup: Lookup
+) -> tuple[jax.Array, jax.Array]:
+    """Row of every position ``[S, cap, D]``, with bounds applied; 0 for positions that read none.
+
+    The second result says which positions read one, bool ``[S, cap]``.
+    """
     digits, ok = digits_in_range(table.ids, batch)
     value = table.rows(params, digits, lookup.precision)
     here = present(batch)
@@ -37,7 +42,7 @@ def rows(table: ReferenceTable, params: Params, batch: Batch, lookup: Lookup) ->
         here = here & ok
     elif lookup.bounds == "error":
         value = jnp.where(ok[..., None], value, jnp.nan)
-    return jnp.where(here[..., None], value, 0)
+    return jnp.where(here[..., None], value, 0), here
 
 
 def forward(
@@ -48,10 +53,10 @@ def forward(
     sentinel: jax.Array | None = None,
 ) -> jax.Array:
     """Weighted sums of rows ``[S, nb, D]``, all NaN if the sentinel is invalid."""
-    value = rows(table, params, batch, lookup)
+    value, here = rows(table, params, batch, lookup)
     if batch.weights is not None:
-        # A position that is not present may have any weight, including NaN.
-        weights = jnp.where(present(batch), batch.weights, 0).astype(value.dtype)
+        # A position that reads no row may have any weight, including NaN.
+        weights = jnp.where(here, batch.weights, 0).astype(value.dtype)
         value = value * weights[..., None]
     sums = pool(batch, value)
     return sums if sentinel is None else jnp.where(_sentinel.holds(sentinel), sums, jnp.nan)

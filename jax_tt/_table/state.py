@@ -11,10 +11,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.dtypes import widest
+from jax_tt._base.dtypes import accumulator, widest
 from jax_tt._table.options import Update
 from jax_tt._table.types import Params, Slots, State
 from jax_tt.optimizers import Slot
+from jax_tt.optimizers._base import SLOT_DTYPES
 
 # The scalars of a fused table.
 SCALARS = ("step", "sentinel", "used")
@@ -32,7 +33,8 @@ class Array:
             fused table; ``"constant"``, which lookups read and nothing trains; or ``"buffer"``, which only the
             preparation of a batch and changes between steps use.
         shape: None where it depends on more than the table.
-        dtype: None where states may have several types, as parameters do.
+        dtype: None where states may have several types, as parameters do; slots then have the accumulator type of
+            their parameter.
         initial: the entries of a new row of a slot; None for initial values.
         of: the parameter that a slot belongs to.
         stepped: whether steps of rows change a slot.
@@ -188,11 +190,6 @@ class StateSpec:
         return tuple(tuple(slot.name for slot in slots if slot.stepped) for slots in self._slots)
 
     @functools.cached_property
-    def slot_dtypes(self) -> dict[str, Any]:
-        """Types of the optimizer state by name."""
-        return {slot.name: slot.dtype for slots in self._slots for slot in slots}
-
-    @functools.cached_property
     def scalar_names(self) -> tuple[str, ...]:
         """State of a fused table other than parameters and slots, unless a collection has it."""
         return tuple(array.name for array in self.arrays if array.role == "scalar")
@@ -293,13 +290,18 @@ def slot_shape(param_shape: Sequence[int], slot: Slot) -> tuple[int, ...]:
     return (rows,) if slot.rowwise else (rows, math.prod(param_shape[1:]))
 
 
+def slot_type(slot: Slot, param: Any) -> Any:
+    """Type of an optimizer slot of a parameter of type ``param``."""
+    return accumulator(param) if slot.dtype == SLOT_DTYPES[0] else jnp.dtype(slot.dtype)
+
+
 def _slots(params: Sequence[Array], update: Update | None) -> list[Array]:
     return [
         Array(
             f"slot_{slot.name}_{k}",
             "slot",
             slot_shape(_stepped_shape(param), slot),
-            jnp.dtype(slot.dtype),
+            None if slot.dtype == SLOT_DTYPES[0] else jnp.dtype(slot.dtype),
             slot.init,
             of=param.name,
             stepped=slot.stepped,

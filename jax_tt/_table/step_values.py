@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_scalar
+from jax_tt._base.dtypes import accumulator
 from jax_tt._table.dispatch import delegate
 from jax_tt._table.options import StepInputs, Update, check_optimizer
 from jax_tt._table.table import Table
@@ -23,7 +24,7 @@ from jax_tt.optimizers._base import Optimizer, is_array
 def step_values(table: Table, state: State, inputs: StepInputs) -> Any:
     """The arrays of an update of a table: ``hyper[H]``, ``inv_scale`` and ``seed[2]``, 0 without stochastic rounding.
 
-    Kinds with several updates register theirs.
+    The first two have the accumulator type. Kinds with several updates register theirs.
     """
     update = table.update
     if update is None:
@@ -35,13 +36,13 @@ def step_values(table: Table, state: State, inputs: StepInputs) -> Any:
             "jax_tt.extension.with_update(table, None)."
         )
     # Schedules and rounding depend on the step, but must not give it a cotangent.
-    step = jax.lax.stop_gradient(state["step"])
+    step, accum = jax.lax.stop_gradient(state["step"]), accumulator(table.spec.storage(state))
     rule = update.optimizer
     if inputs.hyperparameters:
         rule = rule.with_hyperparameters(inputs.hyperparameters)
-    inverse = jnp.ones((), jnp.float32)
+    inverse = jnp.ones((), accum)
     if inputs.grad_scale is not None:
-        scale = jnp.asarray(as_scalar("grad_scale", inputs.grad_scale), jnp.float32)
+        scale = jnp.asarray(as_scalar("grad_scale", inputs.grad_scale), accum)
         inverse = 1 / jax.lax.stop_gradient(scale)
     key = jax.random.key(0, impl="threefry2x32") if inputs.key is None else _checked(inputs.key)
     seed = jnp.zeros(2, jnp.uint32)
@@ -50,7 +51,7 @@ def step_values(table: Table, state: State, inputs: StepInputs) -> Any:
         step_key = jax.random.fold_in(key, step.astype(jnp.uint32))
         seed = jax.random.bits(step_key, (2,), jnp.uint32)
     return {
-        "hyper": jax.lax.stop_gradient(rule.hyperparameters(step)),
+        "hyper": jax.lax.stop_gradient(rule.hyperparameters(step.astype(accum))),
         "inv_scale": inverse,
         "seed": seed,
     }

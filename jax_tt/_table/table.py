@@ -15,7 +15,7 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._table.options import Lookup, Update
 from jax_tt._table.sizes import Sized
-from jax_tt._table.state import StateSpec, slot_shape
+from jax_tt._table.state import StateSpec, slot_shape, slot_type
 from jax_tt._table.types import State
 
 # In what a step of a table returns if its scalars are shared: 1 if the step was applied, else 0.
@@ -111,7 +111,7 @@ class Table(Sized, abc.ABC):
         ):
             for name, slot in zip(names, self.update.optimizer.slots, strict=True):
                 shape = slot_shape((param.shape[0], *of_param[1:]), slot)
-                state[name] = jnp.full(shape, slot.init, slot.dtype)
+                state[name] = jnp.full(shape, slot.init, slot_type(slot, param.dtype))
         return state | self.spec.initial_scalars()
 
     # Lookups

@@ -14,7 +14,6 @@ from jax_tt._native import hash_backend
 from jax_tt._sets.batch_clock import KEPT, LAST, WHOLE, numbers_of_batches, set_back
 from jax_tt._sets.hash_directory import (
     COUNTERS,
-    POLICIES,
     Eviction,
     Insertion,
     KeyDirectory,
@@ -176,7 +175,7 @@ class DevicePlaces:
             wanted,
             scores,
             self._clock,
-            POLICIES.index(policy),
+            policy,
             done.slots,
             done.keys,
             done.old_keys,

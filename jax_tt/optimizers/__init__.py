@@ -27,30 +27,10 @@ from jax_tt.optimizers.counted_adagrad import (
 )
 from jax_tt.optimizers.custom import Custom as Custom
 from jax_tt.optimizers.ftrl import FTRL as FTRL
+from jax_tt.optimizers.native import RULES as RULES
 from jax_tt.optimizers.registered import register as register
 from jax_tt.optimizers.row_gradients import GradientsOfRows as GradientsOfRows
 from jax_tt.optimizers.row_gradients import RowGradients as RowGradients
 from jax_tt.optimizers.rowwise_rmsprop import RowWiseRMSProp as RowWiseRMSProp
 from jax_tt.optimizers.sgd import LARSSGD as LARSSGD
 from jax_tt.optimizers.sgd import SGD as SGD
-
-# Rules with native operations, by their numbers.
-RULES: dict[int, type[Optimizer]] = {
-    rule.native_kind: rule
-    for rule in (
-        SGD,
-        Adagrad,
-        RowWiseAdagrad,
-        Adam,
-        PartialRowWiseAdam,
-        LAMB,
-        PartialRowWiseLAMB,
-        LARSSGD,
-        RowWiseRMSProp,
-        FTRL,
-        AdagradMomentum,
-        CounterRowWiseAdagrad,
-        CowClip,
-        GlobalDecayRowWiseAdagrad,
-    )
-}

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_scalar
+from jax_tt._base.dtypes import accumulator
 
 # A float, a scalar array (traced, or an `nnx.Variable`), or a schedule: step -> scalar, as optax has them.
 Scalar = float | jax.Array | Callable[[Any], Any]
 Slots = tuple[jax.Array, ...]
 
 
-# Types of slots with a number per entry of a row; slots with one number per row are float32.
+# Types of slots with a number per entry of a row; slots with one number per row have the first one.
 SLOT_DTYPES = ("float32", "bfloat16")
 # The largest number up to which float32 has every integer.
 MOST_STEPS = 2.0**24
@@ -35,8 +36,8 @@ class Slot(NamedTuple):
         init: initial value.
         rows: number of rows of the array; None for that of the core or table.
         stepped: whether steps of rows change it; otherwise `ChangesAll.change_all` alone does.
-        dtype: ``"float32"``, or ``"bfloat16"`` for all slots with an entry per entry of the row. Rules compute in
-            float32.
+        dtype: ``"float32"``, which is float64 beside float64 parameters, or ``"bfloat16"`` for all slots with an entry
+            per entry of the row. Rules compute in float32, or float64 for float64 parameters.
     """
 
     name: str
@@ -58,23 +59,27 @@ class Optimizer(abc.ABC):
     one, use `Custom`. The other methods are for rules that need them, and `ReadsScaled` and `ChangesAll` have more.
 
     Attributes:
-        native_kind: number of the rule in the native operations; for a rule of your own in C++, the name that
-            `register` returned.
+        native_kind: name of the rule in the native operations, which `register` returns for one of your own in C++.
         initial: fields that are used only to create new slots.
         static: fields that choose a formula, and so belong to the compiled program.
         elementwise: whether the step of an entry depends on this column of the row alone, so that columns can be
             divided over devices.
     """
 
-    native_kind: ClassVar[Any]  # int or str, which subclasses narrow
+    native_kind: ClassVar[str]
     initial: ClassVar[frozenset[str]] = frozenset()
     static: ClassVar[frozenset[str]] = frozenset()
     elementwise: ClassVar[bool] = False
 
     @property
-    def kind(self) -> int | str | None:
-        """Number or name of the native rule for these options; None for a rule in plain JAX on all platforms."""
+    def kind(self) -> str | None:
+        """Name of the native rule for these options; None for a rule in plain JAX on all platforms."""
         return self.native_kind
+
+    @classmethod
+    def native_kinds(cls) -> tuple[str, ...]:
+        """Every name that `kind` may be."""
+        return (cls.native_kind,)
 
     @classmethod
     def hyperparameter_names(cls) -> tuple[str, ...]:
@@ -99,7 +104,7 @@ class Optimizer(abc.ABC):
         rule: Any = self
         # As an array, a value of 0 does not switch a term off, which the compiled program has.
         numbers_as_arrays = {
-            name: jnp.asarray(value, jnp.float32) if isinstance(value, numbers.Real) else value
+            name: jnp.asarray(value, float) if isinstance(value, numbers.Real) else value
             for name, value in values.items()
         }
         for given in (values, numbers_as_arrays):
@@ -118,7 +123,11 @@ class Optimizer(abc.ABC):
 
     @abc.abstractmethod
     def hyperparameters(self, step: jax.Array) -> jax.Array:
-        """The values that `update_rows` needs at this step (counted from 0), float32 ``[H]``."""
+        """The values that `update_rows` needs at this step (counted from 0), ``[H]``.
+
+        Args:
+            step: in the type that rows are computed in, float32 or float64, which the result has, too.
+        """
 
     @abc.abstractmethod
     def update_rows(
@@ -180,11 +189,11 @@ class ChangesAll(Protocol):
 
 
 def at_step(value: Scalar, step: jax.Array) -> jax.Array:
-    """A hyper-parameter at ``step`` as a float32 scalar, for `Optimizer.hyperparameters`.
+    """A hyper-parameter at ``step`` as a scalar, for `Optimizer.hyperparameters`.
 
     Args:
         value: a number, a scalar array, an ``nnx.Variable`` or a schedule, a function of the step.
-        step: number of steps before this one.
+        step: number of steps before this one. The result is float64 if it is, else float32.
 
     Raises:
         ValueError: it is not a scalar, or the schedule does not return one.
@@ -195,7 +204,7 @@ def at_step(value: Scalar, step: jax.Array) -> jax.Array:
     """
     if callable(value) and not is_array(value):
         value = value(step)
-    scalar = jnp.asarray(value, jnp.float32)
+    scalar = jnp.asarray(value, accumulator(getattr(step, "dtype", jnp.float32)))
     if scalar.shape != ():
         raise ValueError(
             f"optimizer: a hyper-parameter has shape {scalar.shape}; expected a scalar, or a schedule that "
@@ -205,17 +214,17 @@ def at_step(value: Scalar, step: jax.Array) -> jax.Array:
 
 
 def stacked(step: jax.Array, *values: Any) -> jax.Array:
-    """Hyper-parameters at ``step``, float32 ``[H]``."""
+    """Hyper-parameters at ``step``, ``[H]``."""
     return jnp.stack([at_step(value, step) for value in values])
 
 
 def this_step(step: jax.Array) -> jax.Array:
     """The number of a step counted from 1, so that 0 in a slot says that a row was never used."""
-    return jnp.minimum(jnp.asarray(step, jnp.float32) + 1, MOST_STEPS)
+    return jnp.minimum(at_step(step, step) + 1, MOST_STEPS)
 
 
 def one_more(count: jax.Array) -> jax.Array:
-    """A counter of steps, float32, after one more."""
+    """A counter of steps after one more."""
     return jnp.minimum(count + 1, MOST_STEPS)
 
 

@@ -69,7 +69,7 @@ class Adagrad(Accumulated):
     ['sum']
     """
 
-    native_kind: ClassVar[int] = 1
+    native_kind: ClassVar[str] = "Adagrad"
     elementwise: ClassVar[bool] = True
     rowwise: ClassVar[bool] = False
 
@@ -108,8 +108,8 @@ class RowWiseAdagrad(Accumulated):
     weight_decay: Scalar = 0.0
     weight_decay_mode: WeightDecayMode = "none"
     max_norm: Scalar | None = None
-    native_kind: ClassVar[int] = 2
-    regularized_kind: ClassVar[int] = 8
+    native_kind: ClassVar[str] = "RowWiseAdagrad"
+    regularized_kind: ClassVar[str] = "RegularizedRowWiseAdagrad"
     rowwise: ClassVar[bool] = True
     static: ClassVar[frozenset[str]] = frozenset({"weight_decay_mode"})
 
@@ -120,9 +120,13 @@ class RowWiseAdagrad(Accumulated):
             check_scalars(self, "max_norm")
 
     @property
-    def kind(self) -> int:
+    def kind(self) -> str:
         regularized = self.weight_decay_mode != "none" or self.max_norm is not None
         return self.regularized_kind if regularized else self.native_kind
+
+    @classmethod
+    def native_kinds(cls) -> tuple[str, ...]:
+        return cls.native_kind, cls.regularized_kind
 
     def hyperparameters(self, step: jax.Array) -> jax.Array:
         if self.kind == self.native_kind:
@@ -175,7 +179,7 @@ class AdagradMomentum(Optimizer):
     exponent: Scalar = 2.0
     nesterov: bool = False
     initial_accumulator_value: float = 0.1
-    native_kind: ClassVar[int] = 13
+    native_kind: ClassVar[str] = "AdagradMomentum"
     initial: ClassVar[frozenset[str]] = frozenset({"initial_accumulator_value"})
     static: ClassVar[frozenset[str]] = frozenset({"nesterov"})
 

@@ -55,7 +55,7 @@ class Moments(Optimizer):
         return (mu, Slot("nu", True, 0.0) if self.rowwise else nu)
 
     def hyperparameters(self, step: jax.Array) -> jax.Array:
-        t = jnp.asarray(step, jnp.float32) + 1
+        t = at_step(step, step) + 1
         given = (self.learning_rate, self.b1, self.b2, self.eps, self.weight_decay)
         # 1 - b**t, without the cancellation for b near 1.
         corrections = [-jnp.expm1(t * log_of(base, step)) for base in (self.b1, self.b2)]
@@ -106,17 +106,21 @@ class Adam(Moments):
     """
 
     rowwise_bias_correction: bool = False
-    native_kind: ClassVar[int] = 3
+    native_kind: ClassVar[str] = "Adam"
     elementwise: ClassVar[bool] = True
-    decayed_kind: ClassVar[int] = 9
-    rowwise_kind: ClassVar[int] = 10
+    decayed_kind: ClassVar[str] = "DecayedAdam"
+    rowwise_kind: ClassVar[str] = "RowWiseCorrectedAdam"
     static: ClassVar[frozenset[str]] = Moments.static | {"rowwise_bias_correction"}
 
     @property
-    def kind(self) -> int:
+    def kind(self) -> str:
         if self.rowwise_bias_correction:
             return self.rowwise_kind
         return self.native_kind if is_zero(self.weight_decay) else self.decayed_kind
+
+    @classmethod
+    def native_kinds(cls) -> tuple[str, ...]:
+        return cls.native_kind, cls.decayed_kind, cls.rowwise_kind
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -180,7 +184,7 @@ class PartialRowWiseAdam(Moments):
     [('mu', False), ('nu', True)]
     """
 
-    native_kind: ClassVar[int] = 4
+    native_kind: ClassVar[str] = "PartialRowWiseAdam"
     rowwise: ClassVar[bool] = True
 
     def compensated(
@@ -210,7 +214,7 @@ class LAMB(Moments):
     ['mu', 'nu']
     """
 
-    native_kind: ClassVar[int] = 5
+    native_kind: ClassVar[str] = "Lamb"
     by_norm: ClassVar[bool] = True
 
 
@@ -231,14 +235,14 @@ class PartialRowWiseLAMB(LAMB):
     [('mu', False), ('nu', True)]
     """
 
-    native_kind: ClassVar[int] = 6
+    native_kind: ClassVar[str] = "PartialRowWiseLamb"
     rowwise: ClassVar[bool] = True
 
 
 def log_of(base: Scalar, step: jax.Array) -> jax.Array:
     """The logarithm of a hyper-parameter at ``step``, rounded once where it is a number."""
     if isinstance(base, int | float):
-        return jnp.float32(math.log(base) if base > 0 else -math.inf)
+        return at_step(math.log(base) if base > 0 else -math.inf, step)
     return jnp.log(at_step(base, step))
 
 

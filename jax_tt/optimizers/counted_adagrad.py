@@ -107,7 +107,7 @@ class CounterRowWiseAdagrad(Counted):
     tail_id_threshold: Scalar = 0.0
     tail_id_threshold_is_ratio: bool = False
     max_counter: Scalar | None = None
-    native_kind: ClassVar[int] = 14
+    native_kind: ClassVar[str] = "CounterRowWiseAdagrad"
     static: ClassVar[frozenset[str]] = frozenset(
         {"weight_decay_mode", "learning_rate_mode", "tail_id_threshold_is_ratio"}
     )
@@ -214,7 +214,7 @@ class CowClip(Counted):
     weight_decay_mode: WeightDecayMode = "none"
     weight_norm_coefficient: Scalar = 1.0
     lower_bound: Scalar = 1e-5
-    native_kind: ClassVar[int] = 15
+    native_kind: ClassVar[str] = "CowClip"
     static: ClassVar[frozenset[str]] = frozenset({"weight_decay_mode"})
 
     def __post_init__(self) -> None:
@@ -286,7 +286,7 @@ class GlobalDecayRowWiseAdagrad(Accumulated):
     weight_decay: Scalar = 0.0
     lower_bound: Scalar = 0.0
     start: Scalar = 0.0
-    native_kind: ClassVar[int] = 16
+    native_kind: ClassVar[str] = "GlobalDecayRowWiseAdagrad"
     rowwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import type_of
-from jax_tt.optimizers._base import Optimizer, Slot, Slots, check_choice
+from jax_tt.optimizers._base import Optimizer, Slot, Slots, check_choice, stacked
 
 # (rows[R, W], gradients[R, W], slots by name, step) -> (rows[R, W], slots by name).
 Rule = Callable[
@@ -37,7 +37,7 @@ class Custom(Optimizer):
     Args:
         function: the rule, as above.
         slots: kinds of its slots by name: ``"entry"`` for one number per entry of a row, ``"row"`` for one per row.
-            They are float32 and start at 0.
+            They have the type of ``gradients`` and start at 0.
 
     Raises:
         TypeError, ValueError: an argument does not fit, or, when a program is traced, the function returns other shapes
@@ -77,7 +77,7 @@ class Custom(Optimizer):
         return None
 
     def hyperparameters(self, step: jax.Array) -> jax.Array:
-        return jnp.asarray(step, jnp.float32)[None]
+        return stacked(step, step)
 
     def update_rows(
         self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array

@@ -56,7 +56,7 @@ class FTRL(Optimizer):
     initial_accumulator_value: float = 0.1
     initial_linear_value: float = 0.0
     multiply_linear_by_learning_rate: bool = False
-    native_kind: ClassVar[int] = 12
+    native_kind: ClassVar[str] = "Ftrl"
     elementwise: ClassVar[bool] = True
     initial: ClassVar[frozenset[str]] = frozenset(
         {"initial_accumulator_value", "initial_linear_value"}
@@ -79,7 +79,7 @@ class FTRL(Optimizer):
 
     def hyperparameters(self, step: jax.Array) -> jax.Array:
         lr = at_step(self.learning_rate, step)
-        one = jnp.ones((), jnp.float32)
+        one = jnp.ones_like(lr)
         # The unit of the linear term, and that unit divided by the learning rate.
         unit, per_rate = (
             (lr, one)

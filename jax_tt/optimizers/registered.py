@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jax_tt._base import ffi
 from jax_tt._base.version import __version__
@@ -42,8 +41,11 @@ def register(rule: Any) -> str:
     return ffi.add_rule(rule, __version__)
 
 
-def check_registered(optimizer: Optimizer, name: str, hyper: jax.Array) -> None:
-    """Raises unless the native rule of that name has the slots of ``optimizer`` and its hyper-parameters ``hyper``."""
+def check_registered(optimizer: Optimizer, name: str, hyper: jax.Array, accum: Any) -> None:
+    """Raises unless the rule of an extension has the slots of ``optimizer`` and its hyper-parameters ``hyper``.
+
+    These must have the type ``accum``, in which rows are computed.
+    """
     given = type(optimizer).__name__
     rule = ffi.rule(name)
     if rule is None:
@@ -60,8 +62,8 @@ def check_registered(optimizer: Optimizer, name: str, hyper: jax.Array) -> None:
             f"{rule.entry_slots} per entry, then {rule.row_slots} per row."
         )
     expected = (rule.hyperparameters,)
-    if hyper.shape != expected or hyper.dtype != jnp.float32:
+    if hyper.shape != expected or hyper.dtype != accum:
         raise ValueError(
             f"optimizer: {given}.hyperparameters returns {hyper.dtype} of shape {hyper.shape}; expected those of the "
-            f"native rule {name!r}, float32 of shape {expected}. jax_tt.optimizers.at_step returns float32."
+            f"native rule {name!r}, {accum} of shape {expected}. jax_tt.optimizers.at_step returns the type of its step."
         )

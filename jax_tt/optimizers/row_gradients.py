@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax_tt._base.arguments import as_positive, type_of
 from jax_tt.optimizers._base import Optimizer, Slot, Slots
 
-# A row's number is stored in two float32 slots, as quotient and remainder of this base; both are exact.
+# A row's number is stored in two slots of floats, as quotient and remainder of this base; both are exact.
 _BASE = 2**16
 
 
@@ -21,8 +21,9 @@ class GradientsOfRows(NamedTuple):
     Attributes:
         rows: numbers of rows ``[capacity]``, ascending, uint32, or int64 with x64; beyond the last row the highest
             number of the type, which ``table.at[rows].add(..., mode="drop")`` ignores.
-        gradients: their summed gradients, float32 ``[capacity, D]``; 0 beyond the last row.
-        distinct: the number of distinct rows of the batch, float32 scalar. If it exceeds the capacity, all gradients
+        gradients: their summed gradients ``[capacity, D]``, float32, or float64 for a float64 table; 0 beyond the last
+            row.
+        distinct: the number of distinct rows of the batch, a scalar of that type. If it exceeds the capacity, all gradients
             are NaN.
 
     >>> import jax, jax_tt
@@ -127,10 +128,10 @@ class RowGradients(Optimizer):
     def left(self, rows: jax.Array, sums: jax.Array) -> Slots:
         """The slots after a batch with ``rows[n]``, of which the highest number is none, and their ``sums[n, D]``."""
         none = rows == jnp.iinfo(rows.dtype).max
-        count = jnp.sum(~none).astype(jnp.float32)
-        high = jnp.where(none, -1, (rows // _BASE).astype(jnp.float32))
-        low = jnp.where(none, 0, (rows % _BASE).astype(jnp.float32))
-        gradients = jnp.where(none[:, None], 0, sums).astype(jnp.float32)
+        count = jnp.sum(~none).astype(sums.dtype)
+        high = jnp.where(none, -1, (rows // _BASE).astype(sums.dtype))
+        low = jnp.where(none, 0, (rows % _BASE).astype(sums.dtype))
+        gradients = jnp.where(none[:, None], 0, sums)
         gradients, high, low = (
             _resized(array, self.capacity, fill)
             for array, fill in ((gradients, 0.0), (high, -1.0), (low, 0.0))

@@ -48,7 +48,7 @@ class RowWiseRMSProp(Optimizer):
     eps: Scalar = 1e-8
     ar_alpha: Scalar = 0.0
     min_shrinkage: Scalar = 0.1
-    native_kind: ClassVar[int] = 11
+    native_kind: ClassVar[str] = "RowWiseRmsProp"
 
     def __post_init__(self) -> None:
         check_scalars(self, "learning_rate", "eps", "ar_alpha", "min_shrinkage")

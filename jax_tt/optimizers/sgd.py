@@ -22,7 +22,7 @@ class SGD(Optimizer):
     """
 
     learning_rate: Scalar
-    native_kind: ClassVar[int] = 0
+    native_kind: ClassVar[str] = "Sgd"
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class LARSSGD(Optimizer):
     eta: Scalar = 0.001
     momentum: Scalar = 0.9
     weight_decay: Scalar = 0.0
-    native_kind: ClassVar[int] = 7
+    native_kind: ClassVar[str] = "LarsSgd"
 
     def __post_init__(self) -> None:
         check_scalars(self, "learning_rate", "eta", "weight_decay")

@@ -21,25 +21,26 @@ SHAPES = (  # row factors, column factors, ranks, num_embeddings
 )
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 # Hyper-parameters, slots per entry and slots per row of every optimizer.
-OPTIMIZERS = (
-    (1, 0, 0),
-    (2, 1, 0),
-    (2, 0, 1),
-    (6, 2, 0),
-    (7, 1, 1),
-    (7, 2, 0),
-    (7, 1, 1),
-    (4, 1, 0),
-    (5, 0, 1),
-    (7, 2, 0),
-    (7, 2, 1),
-    (6, 0, 2),
-    (7, 2, 0),
-    (7, 2, 0),
-    (11, 0, 3),
-    (8, 0, 3),
-    (6, 0, 2),
-)
+OPTIMIZERS = {
+    "Sgd": (1, 0, 0),
+    "Adagrad": (2, 1, 0),
+    "RowWiseAdagrad": (2, 0, 1),
+    "Adam": (6, 2, 0),
+    "PartialRowWiseAdam": (7, 1, 1),
+    "Lamb": (7, 2, 0),
+    "PartialRowWiseLamb": (7, 1, 1),
+    "LarsSgd": (4, 1, 0),
+    "RegularizedRowWiseAdagrad": (5, 0, 1),
+    "DecayedAdam": (7, 2, 0),
+    "RowWiseCorrectedAdam": (7, 2, 1),
+    "RowWiseRmsProp": (6, 0, 2),
+    "Ftrl": (7, 2, 0),
+    "AdagradMomentum": (7, 2, 0),
+    "CounterRowWiseAdagrad": (11, 0, 3),
+    "CowClip": (8, 0, 3),
+    "GlobalDecayRowWiseAdagrad": (6, 0, 2),
+}
+BOUNDS = ("clip", "zero", "error", "unchecked", "poison", "warn")
 
 
 @dataclasses.dataclass
@@ -95,14 +96,14 @@ def _lookup_attributes(rng: np.random.Generator, split: bool) -> dict[str, Any]:
     return {
         "split": split,
         "padded": bool(rng.integers(2)),
-        "bounds": _i64(rng.integers(6)),
+        "bounds": str(rng.choice(BOUNDS)),
         "table": "t",
     }
 
 
-def _step_attributes(rng: np.random.Generator, rule: int) -> dict[str, Any]:
+def _step_attributes(rng: np.random.Generator, rule: str) -> dict[str, Any]:
     return {
-        "optimizer": _i64(rule),
+        "optimizer": rule,
         "skip_nonfinite": bool(rng.integers(2)),
         "stochastic_rounding": bool(rng.integers(2)),
     }
@@ -125,18 +126,25 @@ def _cores(rng: np.random.Generator, which: int, dtype: Any) -> list[np.ndarray]
     return [rng.normal(size=shape).astype(dtype) for shape in shapes]
 
 
-def _slots(rule: int, tables: list[np.ndarray]) -> list[np.ndarray]:
+def _slots(rule: str, tables: list[np.ndarray]) -> list[np.ndarray]:
     _, of_entries, of_rows = OPTIMIZERS[rule]
     shapes = []
     for table in tables:
         n = table.shape[0]
         shapes += [(n, table.size // n)] * of_entries + [(n,)] * of_rows
-    return [np.ones(shape, np.float32) for shape in shapes]
+    return [np.ones(shape, _accum(tables[0].dtype)) for shape in shapes]
 
 
-def _step(rule: int) -> list[np.ndarray]:
-    hyper = np.full(OPTIMIZERS[rule][0], 0.5, np.float32)
-    return [hyper, np.ones(2, np.float32), np.zeros(2, np.uint32)]
+def _step(rule: str, accum: Any) -> list[np.ndarray]:
+    return [np.full(OPTIMIZERS[rule][0], 0.5, accum), np.ones(2, accum), np.zeros(2, np.uint32)]
+
+
+def _accum(dtype: Any) -> Any:
+    return jnp.dtype("float64" if dtype == "float64" else "float32")
+
+
+def _rule(rng: np.random.Generator) -> str:
+    return str(rng.choice(list(OPTIMIZERS)))
 
 
 def build_plan(rng: np.random.Generator) -> Call:
@@ -161,7 +169,7 @@ class Planned:
 def _planned(rng: np.random.Generator) -> Planned:
     which = int(rng.integers(len(SHAPES)))
     dtype = jnp.dtype(rng.choice(DTYPES))
-    accum = jnp.dtype("float64" if dtype == "float64" else "float32")
+    accum = _accum(dtype)
     call, n = _plan(rng, which)
     ids, offsets, _ = call.args
     (plan,) = jax.ffi.ffi_call(call.target, tuple(call.results))(*call.args, **call.attributes)
@@ -207,9 +215,9 @@ def build_backward(rng: np.random.Generator) -> Call:
 
 def build_update(rng: np.random.Generator) -> Call:
     given = _planned(rng)
-    rule = int(rng.integers(len(OPTIMIZERS)))
+    rule = _rule(rng)
     tables = [*given.cores, *_slots(rule, given.cores)]
-    args = [np.zeros_like(given.batch[-1]), *given.batch, *_step(rule)]
+    args = [np.zeros_like(given.batch[-1]), *given.batch, *_step(rule, given.accum)]
     attributes = given.attributes | _step_attributes(rng, rule)
     results = [result_type((), "float32"), given.weightsresult_type(rng)]
     return _in_place("jax_tt_update_v1", args, tables, results, attributes)
@@ -220,9 +228,9 @@ def _apply(rng: np.random.Generator) -> Call:
     which = int(rng.integers(len(SHAPES)))
     dtype = jnp.dtype(rng.choice(DTYPES))
     cores = _cores(rng, which, dtype)
-    gradients = _cores(rng, which, "float64" if dtype == "float64" else "float32")
-    rule = int(rng.integers(len(OPTIMIZERS)))
-    args = [np.ones(sum(SHAPES[which][0]), np.int32), *_step(rule)]
+    gradients = _cores(rng, which, _accum(dtype))
+    rule = _rule(rng)
+    args = [np.ones(sum(SHAPES[which][0]), np.int32), *_step(rule, _accum(dtype))]
     tables = [*cores, *_slots(rule, cores)]
     attributes = _table_attributes(which) | _step_attributes(rng, rule)
     own = _in_place("", args, tables, [result_type((), "float32")], attributes)
@@ -233,7 +241,7 @@ def _apply(rng: np.random.Generator) -> Call:
 def _dense(rng: np.random.Generator) -> tuple[Any, np.ndarray, list[np.ndarray], np.ndarray]:
     """Arithmetic type, table, ids + offsets + weights, out gradient."""
     dtype = jnp.dtype(rng.choice(DTYPES))
-    accum = jnp.dtype("float64" if dtype == "float64" else "float32")
+    accum = _accum(dtype)
     table = rng.normal(size=(rng.integers(1, 9), rng.integers(1, 40))).astype(dtype)
     ids, offsets = _lookups(rng, table.shape[0], None)
     weights = np.ones(ids.size if rng.integers(2) else 0, accum)
@@ -299,9 +307,9 @@ def build_dense_backward(rng: np.random.Generator) -> Call:
 
 def build_dense_update(rng: np.random.Generator) -> Call:
     accum, table, lookups, g = _dense(rng)
-    rule = int(rng.integers(len(OPTIMIZERS)))
+    rule = _rule(rng)
     tables = [table, *_slots(rule, [table])]
-    args = [np.zeros(g.shape, accum), *lookups, g, *_step(rule)]
+    args = [np.zeros(g.shape, accum), *lookups, g, *_step(rule, accum)]
     attributes = _lookup_attributes(rng, False) | _step_attributes(rng, rule)
     results = [
         result_type((), "float32"),
@@ -368,8 +376,9 @@ def one_after_another(whole: Call, parts: list[Call]) -> Call:
 def _with_common_steps(whole: Call, parts: list[Call], first: int) -> list[Call]:
     """Updates whose hyper-parameters, scales and seeds, and whether they were applied, are one array of all tables.
 
-    The hyper-parameters are the argument ``first`` of an update.
+    The hyper-parameters are the argument ``first`` of an update. Those of another type than the first have no part.
     """
+    parts = [own for own in parts if own.args[first].dtype == parts[0].args[first].dtype]
     for k in range(first, first + 3):
         whole.args.append(np.concatenate([own.args[k] for own in parts]))
     whole.results.append(result_type((len(parts),), "float32"))

@@ -37,7 +37,7 @@ def _find(rng: np.random.Generator) -> Call:
     keys, _, touched = _directory(rng)
     asked, present = _batch(rng)
     guess = rng.integers(-1, touched.size, present.size if rng.integers(2) else 0, np.int32)
-    attributes = {"absent": np.int64(rng.integers(-1, 99)), "safe_check": np.int64(0)}
+    attributes = {"absent": np.int64(rng.integers(-1, 99)), "safe_check": "ignore"}
     results = [result_type(present.shape, "int32")]
     args = [keys, touched, asked, present, guess]
     return Call("", args, results, attributes | {"message": "{count}"})
@@ -54,9 +54,9 @@ def _insert(rng: np.random.Generator) -> Call:
     results = [result_type(*own) for own in zip(shapes, types, strict=True)]
     results += [result_type(array.shape, array.dtype) for array in directory]
     attributes = {
-        "policy": np.int64(rng.integers(len(POLICIES))),
+        "policy": str(rng.choice(POLICIES)),
         "min_age": np.int64(rng.integers(1, 4)),
-        "safe_check": np.int64(0),
+        "safe_check": "ignore",
         "message": "{count}",
     }
     return Call("", args, results, attributes, {5 + k: 7 + k for k in range(3)})

@@ -31,9 +31,11 @@ def build_cache(rng: np.random.Generator) -> Call:
     changed = [*numbers[:2], rng.integers(-1, 40, ghosts).astype(ids), *numbers[2:]]
     results, clock = [result_type((4,), "int32")], np.int32(rng.integers(1, 20))
     args: list[Any]
+    attributes: dict[str, Any]
     if op == "observe":
         known = rng.integers(-1, sets * ways + 1, keys.shape).astype(np.int32)
-        args, attributes = [keys, known, np.int32(3), clock, tags], _int64(policy=rng.integers(2))
+        args = [keys, known, np.int32(3), clock, tags]
+        attributes = {"policy": str(rng.choice(["lfu", "lru"]))}
     else:
         args, attributes = [clock], {}
         changed, results = [tags, *changed], [result_type(slots, ids), *results]

@@ -25,7 +25,7 @@ class Batch:
     col_factors: tuple[int, int, int] = (2, 2, 2)
     rank: int = 2
     padded: bool = False
-    bounds: int = 1  # ids out of range read nothing
+    bounds: str = "zero"
 
     @property
     def rows(self):
@@ -110,7 +110,7 @@ def plan_of(own):
         jnp.ones(()),
         split=wide,
         padded=own.padded,
-        bounds=np.int64(own.bounds),
+        bounds=own.bounds,
         table="",
         row_factors=shape[0],
         col_factors=shape[1],

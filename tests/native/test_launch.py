@@ -66,7 +66,7 @@ def _cache_probe(module):
 def _hash_tables_find(module):
     keys, touched = jnp.zeros((4, 2, 8), jnp.uint32), jnp.zeros((4, 8), jnp.int32)
     asked = jnp.zeros((0, 2), jnp.uint32), jnp.zeros(0, bool), jnp.zeros(0, jnp.int32)
-    check = {"safe_check": np.int64(0), "message": "", "absent": np.int64(-1)}
+    check = {"safe_check": "ignore", "message": "", "absent": np.int64(-1)}
     return [jax.ShapeDtypeStruct((0,), jnp.int32)], (keys, touched, *asked), {"0": check}
 
 
@@ -92,7 +92,7 @@ def _forward(module):
 
 
 def _lookups():
-    return {"split": False, "padded": False, "bounds": np.int64(0), "table": ""}
+    return {"split": False, "padded": False, "bounds": "clip", "table": ""}
 
 
 def _table():

@@ -10,7 +10,7 @@ import jax_tt
 from jax_tt._base import ffi
 from tests.conftest import native_available
 from tests.fuzz import raw
-from tests.fuzz.calls import OPTIMIZERS, Call
+from tests.fuzz.calls import Call
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="the native module is not built")
 
@@ -19,7 +19,7 @@ OUTSIDE = {
     "arrays": 4,
     "bags": 2**31,
     "bits": 17,
-    "bounds": 6,
+    "bounds": "other",
     "cores": 6,
     "devices": 2**31 - 1,
     "dim": 2**31,
@@ -28,8 +28,9 @@ OUTSIDE = {
     "k": 2**31,
     "min_age": 0,
     "num_embeddings": -1,
-    "optimizer": len(OPTIMIZERS),
-    "policy": 6,
+    "optimizer": "Other",
+    "policy": "other",
+    "safe_check": "other",
     "size": 2**31,
     "terms": 0,
     "word_0": 2,
@@ -79,8 +80,10 @@ def test_handlers():
                     if (call.target, name) in seen:
                         continue
                     seen.add((call.target, name))
-                    before, attributes[name] = attributes[name], np.int64(OUTSIDE[name])
-                    assert refused(call), f"{call.target}: {name} = {OUTSIDE[name]}"
+                    outside = OUTSIDE[name]
+                    outside = outside if isinstance(outside, str) else np.int64(outside)
+                    before, attributes[name] = attributes[name], outside
+                    assert refused(call), f"{call.target}: {name} = {outside}"
                     attributes[name] = before
     targets = {target for target, _ in seen}
     assert len(targets) > 20 and {name for _, name in seen} == {*OUTSIDE, "ways"}
@@ -90,7 +93,7 @@ def words(*shape):
     return np.zeros(shape, np.uint32)
 
 
-def insertion(sets=2, ways=4, n=3, policy=1, **changed):
+def insertion(sets=2, ways=4, n=3, policy="lru", **changed):
     """Arguments of `hash_insert_here`."""
     given = {
         "keys": words(sets, 2, ways),
@@ -98,7 +101,7 @@ def insertion(sets=2, ways=4, n=3, policy=1, **changed):
         "touched": np.zeros((sets, ways), np.int32),
         "batch": words(n, 2),
         "present": np.ones(n, bool),
-        "given": words(n if policy == 5 else 0, 2),
+        "given": words(n if policy == "custom" else 0, 2),
         "now": 1,
         "policy": policy,
         "slots": np.zeros(n, np.int32),
@@ -146,7 +149,7 @@ def test_functions_of_the_module():
     many = np.empty(MOST + 1, bool)  # memory that is never touched
     valid = [
         (module.hash_insert_here, insertion()),
-        (module.hash_insert_here, insertion(ways=64, policy=5)),
+        (module.hash_insert_here, insertion(ways=64, policy="custom")),
         (module.hash_initial_here, initial()),
         (module.choose_sums, searched()),
         (module.plan_size, (*TT, 56, MOST, MOST)),
@@ -158,13 +161,13 @@ def test_functions_of_the_module():
         function(*given)
     above = [
         *((module.hash_insert_here, insertion(ways=ways)) for ways in (0, 65, 72, 256)),
-        *((module.hash_insert_here, insertion(policy=policy)) for policy in (-1, 6)),
+        (module.hash_insert_here, insertion(policy="other")),
         (module.hash_insert_here, insertion(sets=0)),
         (module.hash_insert_here, insertion(touched=np.zeros((2, 5), np.int32))),
         (module.hash_insert_here, insertion(scores=words(2, 2, 3))),
         (module.hash_insert_here, insertion(batch=words(2, 2))),
         (module.hash_insert_here, insertion(inserted=words(2, 2))),
-        (module.hash_insert_here, insertion(policy=5, given=words(2, 2))),
+        (module.hash_insert_here, insertion(policy="custom", given=words(2, 2))),
         (module.hash_insert_here, insertion(counts=np.zeros(6, np.int32))),
         (module.hash_insert_here, insertion(present=many)),
         (module.hash_initial_here, initial(wanted=many)),

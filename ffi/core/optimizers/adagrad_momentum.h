@@ -14,14 +14,14 @@ struct AdagradMomentum {
 
   C learning_rate, momentum, b2, gain, eps, power, nesterov;
 
-  JAX_TT_INLINE explicit AdagradMomentum(const float* hyper)
-      : learning_rate(static_cast<C>(hyper[0])),
-        momentum(static_cast<C>(hyper[1])),
-        b2(static_cast<C>(hyper[2])),
-        gain(static_cast<C>(hyper[3])),
-        eps(static_cast<C>(hyper[4])),
-        power(static_cast<C>(hyper[5])),
-        nesterov(static_cast<C>(hyper[6])) {}
+  JAX_TT_INLINE explicit AdagradMomentum(const C* hyper)
+      : learning_rate(hyper[0]),
+        momentum(hyper[1]),
+        b2(hyper[2]),
+        gain(hyper[3]),
+        eps(hyper[4]),
+        power(hyper[5]),
+        nesterov(hyper[6]) {}
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* slots) const {
     slots[0] = b2 * slots[0] + gain * g * g;
     const C scaled = Preconditioner(slots[0] + eps) * g;

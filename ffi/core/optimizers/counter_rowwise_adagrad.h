@@ -16,25 +16,27 @@ struct CounterRowWiseAdagrad {
   struct Row {
     C keep, step_size;
   };
-  // Names of the modes in Python, by their places.
+  // The modes, whose places in these lists are hyper-parameters.
+  static constexpr const char* kRates[] = {"none", "tail_id_increase", "tail_id_decrease", "counter_sgd"};
+  static constexpr const char* kDecays[] = {"none", "l2", "decoupled", "adagradw"};
   static constexpr int kTailIncrease = 1, kTailDecrease = 2, kCounterSgd = 3;
   static constexpr int kL2 = 1, kDecoupled = 2, kAdagradW = 3;
 
   C learning_rate, eps, weight_decay, halflife, step, max_counter, adjustment_iter, adjustment_ub, tail;
   C rate_mode, decay_mode;
 
-  JAX_TT_INLINE explicit CounterRowWiseAdagrad(const float* hyper)
-      : learning_rate(static_cast<C>(hyper[0])),
-        eps(static_cast<C>(hyper[1])),
-        weight_decay(static_cast<C>(hyper[2])),
-        halflife(static_cast<C>(hyper[3])),
-        step(static_cast<C>(hyper[4])),
-        max_counter(static_cast<C>(hyper[5])),
-        adjustment_iter(static_cast<C>(hyper[6])),
-        adjustment_ub(static_cast<C>(hyper[7])),
-        tail(static_cast<C>(hyper[8])),
-        rate_mode(static_cast<C>(hyper[9])),
-        decay_mode(static_cast<C>(hyper[10])) {}
+  JAX_TT_INLINE explicit CounterRowWiseAdagrad(const C* hyper)
+      : learning_rate(hyper[0]),
+        eps(hyper[1]),
+        weight_decay(hyper[2]),
+        halflife(hyper[3]),
+        step(hyper[4]),
+        max_counter(hyper[5]),
+        adjustment_iter(hyper[6]),
+        adjustment_ub(hyper[7]),
+        tail(hyper[8]),
+        rate_mode(hyper[9]),
+        decay_mode(hyper[10]) {}
 
   JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
     const C penalised = decay_mode == kL2 ? g + weight_decay * w : g;

@@ -17,15 +17,15 @@ struct CowClip {
 
   C learning_rate, eps, l2, decay, halflife, step, weight_norm_coefficient, lower_bound;
 
-  JAX_TT_INLINE explicit CowClip(const float* hyper)
-      : learning_rate(static_cast<C>(hyper[0])),
-        eps(static_cast<C>(hyper[1])),
-        l2(static_cast<C>(hyper[2])),
-        decay(static_cast<C>(hyper[3])),
-        halflife(static_cast<C>(hyper[4])),
-        step(static_cast<C>(hyper[5])),
-        weight_norm_coefficient(static_cast<C>(hyper[6])),
-        lower_bound(static_cast<C>(hyper[7])) {}
+  JAX_TT_INLINE explicit CowClip(const C* hyper)
+      : learning_rate(hyper[0]),
+        eps(hyper[1]),
+        l2(hyper[2]),
+        decay(hyper[3]),
+        halflife(hyper[4]),
+        step(hyper[5]),
+        weight_norm_coefficient(hyper[6]),
+        lower_bound(hyper[7]) {}
   JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
     const C penalised = g + l2 * w;
     sums[0] += penalised * penalised;

@@ -14,7 +14,7 @@ struct DecayedAdam {
 
   Moments<C> moments;
 
-  JAX_TT_INLINE explicit DecayedAdam(const float* hyper) : moments(hyper) {}
+  JAX_TT_INLINE explicit DecayedAdam(const C* hyper) : moments(hyper) {}
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* slots) const { return moments.AdamStep(w, g, slots); }
 };
 

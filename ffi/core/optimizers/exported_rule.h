@@ -12,7 +12,7 @@ namespace jax_tt {
 constexpr char kRuleCapsule[] = "jax_tt.rule";
 
 // Raise it with every change of ExportedRule, or of what its functions are given.
-constexpr uint32_t kRuleAbi = 3;
+constexpr uint32_t kRuleAbi = 4;
 
 // The launches of a rule on a GPU; ffi/cuda/exported_launches.h defines it.
 struct RuleLaunches;

@@ -18,13 +18,13 @@ struct GlobalDecayRowWiseAdagrad {
 
   C learning_rate, eps, keep, lower_bound, start, step;
 
-  JAX_TT_INLINE explicit GlobalDecayRowWiseAdagrad(const float* hyper)
-      : learning_rate(static_cast<C>(hyper[0])),
-        eps(static_cast<C>(hyper[1])),
-        keep(static_cast<C>(hyper[2])),
-        lower_bound(static_cast<C>(hyper[3])),
-        start(static_cast<C>(hyper[4])),
-        step(static_cast<C>(hyper[5])) {}
+  JAX_TT_INLINE explicit GlobalDecayRowWiseAdagrad(const C* hyper)
+      : learning_rate(hyper[0]),
+        eps(hyper[1]),
+        keep(hyper[2]),
+        lower_bound(hyper[3]),
+        start(hyper[4]),
+        step(hyper[5]) {}
   JAX_TT_INLINE void Add(C, C g, const C*, C* sums) const { sums[0] += g * g; }
   // slots: the sum of squares, the step of the last use.
   JAX_TT_INLINE Row RowStep(C width, const C* sums, C* slots) const {

@@ -17,7 +17,7 @@ struct Lamb {
 
   Moments<C> moments;
 
-  JAX_TT_INLINE explicit Lamb(const float* hyper) : moments(hyper) {}
+  JAX_TT_INLINE explicit Lamb(const C* hyper) : moments(hyper) {}
   // The sums of w^2 and r^2.  Keeping r from here to Step would take another buffer.
   JAX_TT_INLINE void Add(C w, C g, const C* slots, C* sums) const {
     const C r = Direction(w, moments.First(slots[0], g), moments.Second(slots[1], g));

@@ -1,4 +1,4 @@
-// Every fused optimizer of the library, by the number that Python knows it under.
+// Every fused optimizer of the library.
 #ifndef JAX_TT_CORE_OPTIMIZERS_OPTIMIZERS_H_
 #define JAX_TT_CORE_OPTIMIZERS_OPTIMIZERS_H_
 
@@ -23,7 +23,7 @@
 
 namespace jax_tt {
 
-// In the order of `native_kind` in Python.
+// Python knows them by these names.
 // clang-format off
 #define JAX_TT_OPTIMIZERS(each) \
   each(Sgd) \
@@ -48,6 +48,9 @@ namespace jax_tt {
 #define JAX_TT_TRAITS(Rule) TraitsOf<Rule>(),
 constexpr OptimizerTraits kOptimizers[] = {JAX_TT_OPTIMIZERS(JAX_TT_TRAITS)};
 #undef JAX_TT_TRAITS
+#define JAX_TT_NAME(Rule) #Rule,
+constexpr const char* kOptimizerNames[] = {JAX_TT_OPTIMIZERS(JAX_TT_NAME)};
+#undef JAX_TT_NAME
 constexpr int kNumOptimizers = sizeof(kOptimizers) / sizeof(kOptimizers[0]);
 
 }  // namespace jax_tt

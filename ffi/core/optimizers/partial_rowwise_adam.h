@@ -17,7 +17,7 @@ struct PartialRowWiseAdam {
 
   Moments<C> moments;
 
-  JAX_TT_INLINE explicit PartialRowWiseAdam(const float* hyper) : moments(hyper) {}
+  JAX_TT_INLINE explicit PartialRowWiseAdam(const C* hyper) : moments(hyper) {}
   JAX_TT_INLINE void Add(C, C g, const C*, C* sums) const { sums[0] += g * g; }
   JAX_TT_INLINE Row RowStep(C width, const C* sums, C* second) const {
     *second = moments.b2 * *second + (C{1} - moments.b2) * Mean(sums[0], width);

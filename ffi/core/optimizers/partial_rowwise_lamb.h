@@ -18,7 +18,7 @@ struct PartialRowWiseLamb {
 
   Moments<C> moments;
 
-  JAX_TT_INLINE explicit PartialRowWiseLamb(const float* hyper) : moments(hyper) {}
+  JAX_TT_INLINE explicit PartialRowWiseLamb(const C* hyper) : moments(hyper) {}
   // The scale of the step r = scale m + weight_decay w is known only after the sum of g^2, so that the norm of r is put
   // together from the products of m and w.
   JAX_TT_INLINE void Add(C w, C g, const C* slots, C* sums) const {

@@ -1,7 +1,7 @@
 // One update rule, as the kernels of every platform take it.
 //
 // A rule is written once for a row of any table, dense rows and slices of TT cores alike.  Rule<C>, where C is the type
-// that it computes in, has the numbers of its hyper-parameters, of its slots with one float per element and with one
+// that it computes in, has the numbers of its hyper-parameters, of its slots with one number per element and with one
 // per row (a table has them in this order), and of the sums over a row that it needs.  The steps of one row are
 //
 //   Add(w, g, element slots, sums)       for every element: adds to the sums; nothing has changed yet
@@ -23,14 +23,14 @@ constexpr int kMaxSlots = 3, kMaxElementSlots = 2;
 struct OptimizerTraits {
   int hyperparameters, element_slots, row_slots;
   constexpr int slots() const { return element_slots + row_slots; }
-  // Floats that a slot has for a row of `width` elements.
+  // Numbers that a slot has for a row of `width` elements.
   constexpr int64_t slot_width(int slot, int64_t width) const { return slot < element_slots ? width : 1; }
 };
 
 template <template <typename> class Rule>
 constexpr OptimizerTraits TraitsOf() {
   using R = Rule<float>;
-  static_assert(R::kElementSlots <= kMaxElementSlots, "a rule has at most two slots with a float per element");
+  static_assert(R::kElementSlots <= kMaxElementSlots, "a rule has at most two slots with a number per element");
   static_assert(R::kElementSlots + R::kRowSlots <= kMaxSlots, "a rule has at most three slots");
   return {R::kHyperparameters, R::kElementSlots, R::kRowSlots};
 }
@@ -45,21 +45,20 @@ constexpr int kElementSlotsOrOne = Rule::kElementSlots > 0 ? Rule::kElementSlots
 template <typename Rule>
 constexpr int kSumsOrOne = Rule::kSums > 0 ? Rule::kSums : 1;
 
-// Takes the RowStep of a row with `row_slots`, one float each, in memory.
+// Takes the RowStep of a row with `row_slots`, one number each, in memory.
 template <typename C, typename Rule>
-JAX_TT_INLINE typename Rule::Row RowStepInPlace(const Rule& rule, C width, const C* sums, float* const* row_slots) {
+JAX_TT_INLINE typename Rule::Row RowStepInPlace(const Rule& rule, C width, const C* sums, C* const* row_slots) {
   C slots[Rule::kRowSlots > 0 ? Rule::kRowSlots : 1] = {};
-  for (int k = 0; k < Rule::kRowSlots; ++k) slots[k] = static_cast<C>(*row_slots[k]);
+  for (int k = 0; k < Rule::kRowSlots; ++k) slots[k] = *row_slots[k];
   const typename Rule::Row row = rule.RowStep(width, sums, slots);
-  for (int k = 0; k < Rule::kRowSlots; ++k) *row_slots[k] = static_cast<float>(slots[k]);
+  for (int k = 0; k < Rule::kRowSlots; ++k) *row_slots[k] = slots[k];
   return row;
 }
 
 // One step of a row of n elements with gradient scale * g.  The slots of the row are in the order of the table's; those
 // that a rule does not have are null.
 template <typename C>
-using RowUpdate = void (*)(int64_t n, const float* hyper, C scale, const C* g, C* w, float* slot0, float* slot1,
-                           float* slot2);
+using RowUpdate = void (*)(int64_t n, const C* hyper, C scale, const C* g, C* w, C* slot0, C* slot1, C* slot2);
 
 }  // namespace jax_tt
 

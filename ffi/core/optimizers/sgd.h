@@ -13,7 +13,7 @@ struct Sgd {
 
   C learning_rate;
 
-  JAX_TT_INLINE explicit Sgd(const float* hyper) : learning_rate(static_cast<C>(hyper[0])) {}
+  JAX_TT_INLINE explicit Sgd(const C* hyper) : learning_rate(hyper[0]) {}
   JAX_TT_INLINE C Step(C w, C g, const Row&, C*) const { return w - learning_rate * g; }
 };
 

@@ -198,8 +198,8 @@ class UpdatePass : public GradientPass<T> {
  public:
   using C = typename DenseProblem<T>::C;
 
-  UpdatePass(const DenseProblem<T>& problem, const RowTable<T>& table, const C* out_gradient, const OptimizerStep& step,
-             C* weight_gradient, float* applied)
+  UpdatePass(const DenseProblem<T>& problem, const RowTable<T>& table, const C* out_gradient,
+             const OptimizerStep<C>& step, C* weight_gradient, float* applied)
       : GradientPass<T>(problem, out_gradient, weight_gradient), table_(table), step_(step), applied_(applied) {}
 
   Status Plan() override {
@@ -212,7 +212,7 @@ class UpdatePass : public GradientPass<T> {
     if (step_.skip_nonfinite)
       check = this->RowTasks([](int64_t) {},
                              [this](int64_t, const C* sum, int) {
-                               if (!AllFinite(sum, this->problem().dim, static_cast<C>(step_.gradient_scale)))
+                               if (!AllFinite(sum, this->problem().dim, step_.gradient_scale))
                                  applies_.store(false, std::memory_order_relaxed);
                              });
     if (step_.allowed)
@@ -230,8 +230,8 @@ class UpdatePass : public GradientPass<T> {
 
  private:
   const RowTable<T> table_;
-  const OptimizerStep step_;
-  const RowUpdate<C> update_ = step_.template update<C>();
+  const OptimizerStep<C> step_;
+  const RowUpdate<C> update_ = step_.update();
   float* const applied_;
   std::atomic<bool> applies_{true};
 };
@@ -252,7 +252,8 @@ std::unique_ptr<Pass> DenseBackward(const DenseProblem<T>& problem, const typena
 
 template <typename T>
 std::unique_ptr<Pass> DenseUpdate(const DenseProblem<T>& problem, const RowTable<T>& table,
-                                  const typename DenseProblem<T>::C* out_gradient, const OptimizerStep& step,
+                                  const typename DenseProblem<T>::C* out_gradient,
+                                  const OptimizerStep<typename DenseProblem<T>::C>& step,
                                   typename DenseProblem<T>::C* weight_gradient, float* applied) {
   return std::make_unique<UpdatePass<T>>(problem, table, out_gradient, step, weight_gradient, applied);
 }
@@ -261,7 +262,7 @@ std::unique_ptr<Pass> DenseUpdate(const DenseProblem<T>& problem, const RowTable
   template std::unique_ptr<Pass> DenseForward(const DenseProblem<T>&, C*);                         \
   template std::unique_ptr<Pass> DenseBackward(const DenseProblem<T>&, const C*, C*, C*);          \
   template std::unique_ptr<Pass> DenseUpdate(const DenseProblem<T>&, const RowTable<T>&, const C*, \
-                                             const OptimizerStep&, C*, float*)
+                                             const OptimizerStep<C>&, C*, float*)
 JAX_TT_INSTANTIATE(float, float);
 JAX_TT_INSTANTIATE(double, double);
 JAX_TT_INSTANTIATE(bfloat16, float);

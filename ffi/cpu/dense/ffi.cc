@@ -92,14 +92,16 @@ Status ReadUpdate(const TableArgs& args, const UpdateArgs& own, PassPtr* pass) {
     using C = typename DenseProblem<T>::C;
     DenseProblem<T> problem;
     RowTable<T> rows;
+    OptimizerStep<C> step;
     const C* g = nullptr;
     C* weight_data = nullptr;
     JAX_TT_RETURN_IF_ERROR(ReadProblem(args.attrs, args.batch, args.table, &problem));
     JAX_TT_RETURN_IF_ERROR(ReadVectors(args, own.out_gradient, "out gradient", &problem, &g));
     JAX_TT_RETURN_IF_ERROR(OptionalData(own.weight_gradient, "weight gradient", problem.lookups.size(), &weight_data));
+    JAX_TT_RETURN_IF_ERROR(ReadStep(own.step, &step));
     rows.width = problem.dim;
-    JAX_TT_RETURN_IF_ERROR(ReadDenseTable(own.step.traits(), args.table, own.new_table, own.slots, &rows));
-    *pass = DenseUpdate(problem, rows, g, StepOf(own.step), weight_data, own.applied);
+    JAX_TT_RETURN_IF_ERROR(ReadDenseTable(step.traits, args.table, own.new_table, own.slots, &rows));
+    *pass = DenseUpdate(problem, rows, g, step, weight_data, own.applied);
     return {};
   });
 }
@@ -214,8 +216,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseUpdateCpu, UpdateImpl,
                                   .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty
                                   .Arg<ffi::AnyBuffer>()  // out gradient [G.., B, D]
-                                  .Arg<ffi::AnyBuffer>()  // hyper-parameters f32
-                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 [2]
+                                  .Arg<ffi::AnyBuffer>()  // hyper-parameters f32, or f64 for an f64 table
+                                  .Arg<ffi::AnyBuffer>()  // gradient scale [2] of that type
                                   .Arg<ffi::AnyBuffer>()  // seed u32 [2]
                                   .Arg<ffi::AnyBuffer>()  // table [N, D]
                                   .RemainingArgs()        // slots

@@ -16,20 +16,19 @@
 
 namespace jax_tt {
 
-// An optimizer with the hyper-parameters of this step.
+// An optimizer with the hyper-parameters of this step, for rows that are computed in type C.
+template <typename C>
 struct OptimizerStep {
   int kind = 0;
   OptimizerTraits traits{};
   const ExportedRule* exported = nullptr;  // null: a rule of the library
-  const float* hyper = nullptr;            // [traits.hyperparameters]
-  float gradient_scale = 1;                // multiplies every gradient
+  const C* hyper = nullptr;                // [traits.hyperparameters]
+  C gradient_scale = 1;                    // multiplies every gradient
   bool allowed = true;                     // otherwise nothing is changed, but *applied is still computed
   bool skip_nonfinite = false;             // skips the whole update if any gradient is not finite
   bool stochastic_rounding = false;        // of 16-bit storage
   uint32_t seed[2] = {};
 
-  // The rule, for rows that are computed in this type.
-  template <typename C>
   RowUpdate<C> update() const {
     if (exported == nullptr) return GetKernels<C>().update[kind];
     if constexpr (std::is_same_v<C, float>)
@@ -61,23 +60,22 @@ struct RowTable {
   // Elements of the scratch memory of an update.
   static int64_t ScratchSize(int64_t width) { return (1 + kMaxElementSlots) * width; }
 
-  // `update`: step.update<C>().  Only storage of 16 bits, of the table or of its slots, needs the scratch memory.
-  void Update(int64_t row, const C* gradient, const OptimizerStep& step, RowUpdate<C> update, C* scratch) const {
+  // `update`: step.update().  Only storage of 16 bits, of the table or of its slots, needs the scratch memory.
+  void Update(int64_t row, const C* gradient, const OptimizerStep<C>& step, RowUpdate<C> update, C* scratch) const {
     T* stored = values + row * width;
     const OptimizerTraits& traits = step.traits;
-    float* slot[kMaxSlots] = {};
+    C* slot[kMaxSlots] = {};
     const int narrow = slots.narrow ? traits.element_slots : 0;
-    for (int k = narrow; k < traits.slots(); ++k) slot[k] = slots.wide(k) + row * traits.slot_width(k, width);
+    for (int k = narrow; k < traits.slots(); ++k) slot[k] = slots.wide<C>(k) + row * traits.slot_width(k, width);
     for (int k = 0; k < narrow; ++k) {
-      slot[k] = reinterpret_cast<float*>(scratch + (1 + k) * width);
+      slot[k] = scratch + (1 + k) * width;
       for (int64_t i = 0; i < width; ++i) slot[k][i] = ToCompute(slots.rounded(k)[row * width + i]);
     }
-    const C scale = static_cast<C>(step.gradient_scale);
     if constexpr (std::is_same_v<T, C>) {
-      update(width, step.hyper, scale, gradient, stored, slot[0], slot[1], slot[2]);
+      update(width, step.hyper, step.gradient_scale, gradient, stored, slot[0], slot[1], slot[2]);
     } else {
       for (int64_t i = 0; i < width; ++i) scratch[i] = ToCompute(stored[i]);
-      update(width, step.hyper, scale, gradient, scratch, slot[0], slot[1], slot[2]);
+      update(width, step.hyper, step.gradient_scale, gradient, scratch, slot[0], slot[1], slot[2]);
       Store(scratch, step, stream, row, stored);
     }
     for (int k = 0; k < narrow; ++k) Store(slot[k], step, SlotStream(stream, k), row, slots.rounded(k) + row * width);
@@ -87,12 +85,12 @@ struct RowTable {
   // Bytes that a slot has for a row.
   int64_t SlotSize(const OptimizerTraits& traits, int slot) const {
     const bool narrow = slots.narrow && slot < traits.element_slots;
-    return traits.slot_width(slot, width) * static_cast<int64_t>(narrow ? sizeof(bfloat16) : sizeof(float));
+    return traits.slot_width(slot, width) * static_cast<int64_t>(narrow ? sizeof(bfloat16) : sizeof(C));
   }
   template <typename Stored>
-  void Store(const float* from, const OptimizerStep& step, uint64_t own_stream, int64_t row, Stored* to) const {
+  void Store(const C* from, const OptimizerStep<C>& step, uint64_t own_stream, int64_t row, Stored* to) const {
     const RowRounding rounding(step.seed, own_stream, row, step.stochastic_rounding);
-    for (int64_t i = 0; i < width; ++i) rounding.Store(from[i], i, to + i);
+    for (int64_t i = 0; i < width; ++i) rounding.Store(static_cast<float>(from[i]), i, to + i);
   }
 };
 

@@ -15,20 +15,20 @@ template <typename T, int N>
 struct ElementSlots {
   T value[N > 0 ? N : 1] = {};
 
-  __attribute__((always_inline)) ElementSlots(const float* slot0, const float* slot1, int64_t i) {
-    if constexpr (N > 0) value[0] = static_cast<T>(slot0[i]);
-    if constexpr (N > 1) value[1] = static_cast<T>(slot1[i]);
+  __attribute__((always_inline)) ElementSlots(const T* slot0, const T* slot1, int64_t i) {
+    if constexpr (N > 0) value[0] = slot0[i];
+    if constexpr (N > 1) value[1] = slot1[i];
   }
-  __attribute__((always_inline)) void Store(float* slot0, float* slot1, int64_t i) const {
-    if constexpr (N > 0) slot0[i] = static_cast<float>(value[0]);
-    if constexpr (N > 1) slot1[i] = static_cast<float>(value[1]);
+  __attribute__((always_inline)) void Store(T* slot0, T* slot1, int64_t i) const {
+    if constexpr (N > 0) slot0[i] = value[0];
+    if constexpr (N > 1) slot1[i] = value[1];
   }
 };
 
 // Of internal linkage: every instruction set has its own.
 template <typename T, template <typename> class Rule_>
-static void UpdateRow(int64_t n, const float* hyper, T scale, const T* __restrict g, T* __restrict w,
-                      float* __restrict slot0, float* __restrict slot1, float* __restrict slot2) {
+static void UpdateRow(int64_t n, const T* hyper, T scale, const T* __restrict g, T* __restrict w,
+                      T* __restrict slot0, T* __restrict slot1, T* __restrict slot2) {
   using Rule = Rule_<T>;
   using Slots = ElementSlots<T, Rule::kElementSlots>;
   static_assert(kMaxElementSlots == 2 && kMaxSlots == 3);
@@ -38,7 +38,7 @@ static void UpdateRow(int64_t n, const float* hyper, T scale, const T* __restric
     T sums[kSumsOrOne<Rule>] = {};
     if constexpr (Rule::kSums > 0)
       for (int64_t i = 0; i < n; ++i) rule.Add(w[i], scale * g[i], Slots(slot0, slot1, i).value, sums);
-    float* const slots[kMaxSlots] = {slot0, slot1, slot2};
+    T* const slots[kMaxSlots] = {slot0, slot1, slot2};
     row = RowStepInPlace(rule, static_cast<T>(n), sums, slots + Rule::kElementSlots);
   }
   for (int64_t i = 0; i < n; ++i) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ffi/common/hash_checks.h"
+#include "ffi/common/names.h"
 #include "ffi/core/half.h"
 #include "ffi/cpu/dense/stored_rows.h"
 #include "ffi/cpu/hash/hash.h"
@@ -93,7 +94,7 @@ void RunHere(std::unique_ptr<Pass> pass) {
 
 void HashInsertHere(const Array<uint32_t, 3>& keys, const Array<uint32_t, 3>& scores, const Array<int32_t, 2>& touched,
                     const Array<const uint32_t, 2>& batch, const Vector<const bool>& present,
-                    const Array<const uint32_t, 2>& given, int32_t now, int64_t policy, const Vector<int32_t>& slots,
+                    const Array<const uint32_t, 2>& given, int32_t now, const std::string& policy, const Vector<int32_t>& slots,
                     const Array<uint32_t, 2>& inserted, const Array<uint32_t, 2>& old_keys,
                     const Vector<int32_t>& old_touched, const Vector<int32_t>& counts, const Vector<int32_t>& found) {
   std::optional<HashDirectory> directory;
@@ -102,7 +103,7 @@ void HashInsertHere(const Array<uint32_t, 3>& keys, const Array<uint32_t, 3>& sc
   const uint32_t epoch = 0;
   HashEntry entry{.directory = *directory};
   Require(MakeHashBatch(OfArray(batch), OfArray(present), &entry.asked.batch));
-  Require(ToHashPolicy(policy, &entry.asked.policy));
+  Require(FindName("policy", kHashPolicyNames, policy, &entry.asked.policy));
   const size_t n = present.size();
   const bool custom = entry.asked.policy == HashPolicy::kCustom;
   for (const size_t size : {2 * slots.size(), 2 * old_touched.size(), 2 * found.size(), inserted.size(),

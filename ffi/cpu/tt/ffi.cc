@@ -131,13 +131,15 @@ Status ReadBackward(const TTTableArgs& given, const ffi::AnyBuffer& touched, con
   });
 }
 
-Status ReadUpdate(const TTTableArgs& given, const TTGradientArgs& gradient, const OptimizerStep& step, float* applied,
+Status ReadUpdate(const TTTableArgs& given, const TTGradientArgs& gradient, const StepArgs& step_args, float* applied,
                   TableOp* op) {
   return DispatchCores(given.args, given.first_core, [&](auto tag) -> Status {
     using T = typename decltype(tag)::type;
     const auto call = std::make_shared<TTCall<T>>();
     CoreTables<T> in_place;
+    OptimizerStep<typename ComputeType<T>::type> step;
     JAX_TT_RETURN_IF_ERROR(call->ReadGradient(given, gradient));
+    JAX_TT_RETURN_IF_ERROR(ReadStep(step_args, &step));
     JAX_TT_RETURN_IF_ERROR(ReadTables(call->problem.shape, step.traits, given.args, given.first_core, gradient.rets,
                                       gradient.first_result, in_place.table));
     *op = TTCall<T>::Op(call, Taking(gradient.plan), [in_place, step, applied](const TTCall<T>& own, const Pool& pool) {
@@ -147,16 +149,18 @@ Status ReadUpdate(const TTTableArgs& given, const TTGradientArgs& gradient, cons
   });
 }
 
-Status ReadApply(const TTApplyArgs& given, const OptimizerStep& step, float* applied, TableOp* op) {
+Status ReadApply(const TTApplyArgs& given, const StepArgs& step_args, float* applied, TableOp* op) {
   return DispatchCores(given.args, given.first_core, [&](auto tag) -> Status {
     using T = typename decltype(tag)::type;
     using C = typename ComputeType<T>::type;
     const TTShape& shape = given.shape;
     CoreGradients<C> gradients;
     CoreTables<T> in_place;
+    OptimizerStep<C> step;
     int32_t* touched = nullptr;
     const int64_t slices = std::accumulate(shape.p, shape.p + shape.d, int64_t{0});
     double elements = 0;
+    JAX_TT_RETURN_IF_ERROR(ReadStep(step_args, &step));
     JAX_TT_RETURN_IF_ERROR(Data(given.touched, "touched", slices, &touched));
     JAX_TT_RETURN_IF_ERROR(ReadCores<C>(shape, given.args, given.first_gradient, gradients.gradient));
     JAX_TT_RETURN_IF_ERROR(
@@ -232,10 +236,10 @@ ffi::Error UpdateImpl(OpThreads threads, ffi::AnyBuffer /*forward_out*/, ffi::An
                       ffi::Dictionary attrs) {
   return Run(threads, Changes::kTables, "tt_update", [&](std::vector<TableOp>* ops) -> Status {
     TTShape shape;
-    OptimizerStep step;
+    StepArgs step;
     float* applied_data = nullptr;
     JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-    JAX_TT_RETURN_IF_ERROR(ReadStep(attrs, hyper, scale, seed, &step));
+    JAX_TT_RETURN_IF_ERROR(ReadStepArgs(attrs, hyper, scale, seed, &step));
     JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
     return ReadUpdate({shape, attrs, {ids, offsets, weights}, tables, 0},
                       {plan, saved, out_gradient, *weight_gradient, results, 0}, step, applied_data,
@@ -272,7 +276,7 @@ ffi::Error TablesUpdateImpl(OpThreads threads, Args args, Rets rets, ffi::Dictio
     return ReadTTUpdateTables(
         {args, rets, attrs, rets.size()},
         [ops](const TTTableArgs& given, const TTGradientArgs& gradient, const StepArgs& step, float* applied) {
-          return ReadUpdate(given, gradient, StepOf(step), applied, &ops->emplace_back());
+          return ReadUpdate(given, gradient, step, applied, &ops->emplace_back());
         });
   });
 }
@@ -281,7 +285,7 @@ ffi::Error TablesApplyImpl(OpThreads threads, Args args, Rets rets, ffi::Diction
   return Run(threads, Changes::kTables, "lookup_features_update", [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTApplyTables({args, rets, attrs, rets.size()},
                              [ops](const TTApplyArgs& given, const StepArgs& step, float* applied) {
-                               return ReadApply(given, StepOf(step), applied, &ops->emplace_back());
+                               return ReadApply(given, step, applied, &ops->emplace_back());
                              });
   });
 }
@@ -335,8 +339,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTUpdateCpu, UpdateImpl,
                                   .Arg<ffi::AnyBuffer>()  // plan
                                   .Arg<ffi::AnyBuffer>()  // saved, or empty
                                   .Arg<ffi::AnyBuffer>()  // out gradient [G.., B, D]
-                                  .Arg<ffi::AnyBuffer>()  // hyper-parameters f32
-                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 [2]
+                                  .Arg<ffi::AnyBuffer>()  // hyper-parameters f32, or f64 for f64 cores
+                                  .Arg<ffi::AnyBuffer>()  // gradient scale [2] of that type
                                   .Arg<ffi::AnyBuffer>()  // seed u32 [2]
                                   .RemainingArgs()        // cores, then slots core by core
                                   .Ret<ffi::AnyBuffer>()  // applied f32 []

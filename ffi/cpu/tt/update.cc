@@ -17,8 +17,8 @@ int64_t MaxSlice(const TTShape& shape) {
 
 template <typename T>
 Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& cores,
-               const CoreGradients<typename ComputeType<T>::type>& gradients, const OptimizerStep& step,
-               float* applied) {
+               const CoreGradients<typename ComputeType<T>::type>& gradients,
+               const OptimizerStep<typename ComputeType<T>::type>& step, float* applied) {
   using C = typename ComputeType<T>::type;
   int64_t slices = 0, first[kMaxCores + 1] = {};
   for (int k = 0; k < shape.d; ++k) {
@@ -43,12 +43,12 @@ Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& core
   const auto gradient = [&](int core, int64_t slice) {
     return gradients.gradient[core] + slice * shape.slice_size(core);
   };
-  const RowUpdate<C> update = step.template update<C>();
+  const RowUpdate<C> update = step.update();
   std::atomic<bool> finite{true};
   Phases phases;
   if (step.skip_nonfinite)
     add_phase(phases, [&](int core, int64_t slice, int) {
-      if (!AllFinite(gradient(core, slice), shape.slice_size(core), static_cast<C>(step.gradient_scale)))
+      if (!AllFinite(gradient(core, slice), shape.slice_size(core), step.gradient_scale))
         finite.store(false, std::memory_order_relaxed);
     });
   if (step.allowed)
@@ -64,11 +64,12 @@ Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& core
 template <typename T>
 Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<T>& cores,
                 const typename TTProblem<T>::C* out_gradient, const typename TTProblem<T>::C* saved,
-                const OptimizerStep& given, typename TTProblem<T>::C* weight_gradient, float* applied) {
+                const OptimizerStep<typename TTProblem<T>::C>& given, typename TTProblem<T>::C* weight_gradient,
+                float* applied) {
   using C = typename TTProblem<T>::C;
-  OptimizerStep step = given;
+  OptimizerStep<C> step = given;
   step.allowed &= !problem.poisoned();
-  const RowUpdate<C> update = step.template update<C>();
+  const RowUpdate<C> update = step.update();
   Workspace workspace;
   CoreGradients<C> gradients;
   if (!step.skip_nonfinite && problem.num_chunks() <= 1) {
@@ -97,9 +98,9 @@ Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<
 
 #define JAX_TT_INSTANTIATE(T, C)                                                                       \
   template Status TTApply(const TTShape&, const Pool&, const CoreTables<T>&, const CoreGradients<C>&,  \
-                          const OptimizerStep&, float*);                                               \
+                          const OptimizerStep<C>&, float*);                                            \
   template Status TTUpdate(const TTProblem<T>&, const Pool&, const CoreTables<T>&, const C*, const C*, \
-                           const OptimizerStep&, C*, float*)
+                           const OptimizerStep<C>&, C*, float*)
 JAX_TT_INSTANTIATE(float, float);
 JAX_TT_INSTANTIATE(double, double);
 JAX_TT_INSTANTIATE(bfloat16, float);

@@ -17,15 +17,16 @@ struct CoreTables {
 // otherwise 1.
 template <typename T>
 Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& cores,
-               const CoreGradients<typename ComputeType<T>::type>& gradients, const OptimizerStep& step,
-               float* applied);
+               const CoreGradients<typename ComputeType<T>::type>& gradients,
+               const OptimizerStep<typename ComputeType<T>::type>& step, float* applied);
 
 // Fused backward pass and optimizer step.  The problem's cores are the tables that are updated.  A poisoned batch
 // changes nothing.
 template <typename T>
 Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<T>& cores,
                 const typename TTProblem<T>::C* out_gradient, const typename TTProblem<T>::C* saved,
-                const OptimizerStep& step, typename TTProblem<T>::C* weight_gradient, float* applied);
+                const OptimizerStep<typename TTProblem<T>::C>& step, typename TTProblem<T>::C* weight_gradient,
+                float* applied);
 
 }  // namespace jax_tt
 

@@ -111,7 +111,9 @@ Status ReadUpdate(const TableArgs& args, const UpdateArgs& own, GradientTable* t
   table->values = in_place.values;
   table->slots = in_place.slots;
   const StepArgs& step = own.step;
-  table->step = {step.kind, step.skip_nonfinite, step.stochastic_rounding, step.hyper, step.scale, step.seed};
+  const float *hyper = nullptr, *scale = nullptr;
+  JAX_TT_RETURN_IF_ERROR(step.Numbers(&hyper, &scale));
+  table->step = {step.kind, step.skip_nonfinite, step.stochastic_rounding, hyper, scale, step.seed};
   table->applied = own.applied;
   return {};
 }

@@ -128,8 +128,11 @@ Status ReadBackward(const TTTableArgs& given, const ffi::AnyBuffer& touched, con
   });
 }
 
-TTStep StepOf(const StepArgs& args) {
-  return {args.kind, {args.hyper, args.scale, args.seed, args.stochastic_rounding}, args.skip_nonfinite};
+Status ReadStep(const StepArgs& args, TTStep* step) {
+  const float *hyper = nullptr, *scale = nullptr;
+  JAX_TT_RETURN_IF_ERROR(args.Numbers(&hyper, &scale));
+  *step = {args.kind, {hyper, scale, args.seed, args.stochastic_rounding}, args.skip_nonfinite};
+  return {};
 }
 
 Status ReadUpdate(const TTTableArgs& given, const TTGradientArgs& own, const StepArgs& step_args, float* applied,
@@ -142,7 +145,8 @@ Status ReadUpdate(const TTTableArgs& given, const TTGradientArgs& own, const Ste
     const TTShape& shape = call.args.shape;
     JAX_TT_RETURN_IF_ERROR(
         ReadTables(shape, step_args.traits(), given.args, given.first_core, own.rets, own.first_result, tables.core));
-    const TTStep step = StepOf(step_args);
+    TTStep step;
+    JAX_TT_RETURN_IF_ERROR(ReadStep(step_args, &step));
     *work = {TTUpdateWorkspace(shape, call.args.layout.n, call.Asked(step.skip_nonfinite)),
              [call, tables, step, applied](TableQueue& queue, void* memory) {
                return TTUpdate(queue, call.args, call.unsure(), tables, call.out_gradient, step, call.weight_gradient,
@@ -158,12 +162,14 @@ Status ReadApply(const TTApplyArgs& given, const StepArgs& step_args, float* app
     const TTShape& shape = given.shape;
     CoreGradients gradients;
     CoreTables<T> tables;
+    TTStep step;
+    JAX_TT_RETURN_IF_ERROR(ReadStep(step_args, &step));
     const int64_t slices = std::accumulate(shape.p, shape.p + shape.d, int64_t{0});
     JAX_TT_RETURN_IF_ERROR(Data(given.touched, "touched", slices, &gradients.touched));
     JAX_TT_RETURN_IF_ERROR(ReadCores<float>(shape, given.args, given.first_gradient, gradients.core));
     JAX_TT_RETURN_IF_ERROR(ReadTables(shape, step_args.traits(), given.args, given.first_core, given.rets,
                                       given.first_result, tables.core));
-    *work = {TTApplyWorkspace(), [=, step = StepOf(step_args)](TableQueue& queue, void* memory) {
+    *work = {TTApplyWorkspace(), [=](TableQueue& queue, void* memory) {
                return TTApply(queue, shape, tables, gradients, step, applied, memory);
              }};
     return {};

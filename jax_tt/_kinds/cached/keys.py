@@ -13,7 +13,7 @@ from jax_tt._ids.id_space import digits_in_range
 from jax_tt._jax.vma import all_shards, varying_axes
 from jax_tt._native import cache_backend
 from jax_tt._sets.batch_clock import next_batch
-from jax_tt._sets.cache_directory import CacheDirectory, add_to_statistics
+from jax_tt._sets.cache_directory import OBSERVED, CacheDirectory, add_to_statistics
 from jax_tt._sets.scores import Scoring, caught_up, counted, stamp
 from jax_tt._table.table import Table
 
@@ -75,11 +75,5 @@ def count_batch(
     directory = directory._replace(clock=next_batch(directory.clock))
     now = stamp(directory, scoring)
     directory, counts = cache_backend.observe(directory, keys, slots, now, scoring.policy, method)
-    return add_to_statistics(
-        counted(directory, counts[0]),
-        calls=1,
-        requested=counts[0],
-        unique=counts[1],
-        misses=counts[2],
-        unique_misses=counts[3],
-    )
+    named = {name: counts[k] for k, name in enumerate(OBSERVED)}
+    return add_to_statistics(counted(directory, named["requested"]), calls=1, **named)

@@ -15,7 +15,12 @@ from jax_tt._lookup.rule import settle
 from jax_tt._native import cache_backend, hash_backend
 from jax_tt._native.hash import Clock
 from jax_tt._sets.batch_clock import SOON, WHOLE, counted_on
-from jax_tt._sets.cache_directory import CacheDirectory, add_to_statistics, init_directory
+from jax_tt._sets.cache_directory import (
+    POPULATED,
+    CacheDirectory,
+    add_to_statistics,
+    init_directory,
+)
 from jax_tt._sets.scores import aged
 from jax_tt._table.change import maintain
 from jax_tt._table.check import check_state
@@ -59,20 +64,15 @@ def populated(cached: RowCachedTable, state: State, method: str) -> dict[str, An
     before = directory_of(state)
     with jax.named_scope(scope_of([cached])):
         directory, evicted, counts = cache_backend.populate(before, method)
-    directory = add_to_statistics(
-        with_clock_counted_on(aged(directory, cached.cache.scoring), method),
-        refreshes=1,
-        inserted=counts[0],
-        evicted=counts[1],
-        conflict_unique_misses=counts[2],
-        conflict_misses=counts[3],
-    )
+    named = {name: counts[k] for k, name in enumerate(POPULATED)}
+    directory = with_clock_counted_on(aged(directory, cached.cache.scoring), method)
+    directory = add_to_statistics(directory, refreshes=1, **named)
     if not cached.trains_rows:
         rows = _read(cached, state, directory.tags, method).astype(state[ROWS].dtype)
         return {**state, ROWS: rows, **named_directory(directory)}
     if cached.cache.write_back is not None:
         state = written_back(cached, state, evicted.reshape(-1), method)
-        directory = add_to_statistics(directory, written_back=counts[1])
+        directory = add_to_statistics(directory, written_back=named["evicted"])
     came = directory.tags != before.tags
     new = _read(cached, state, jnp.where(came, directory.tags, -1), method)
     return {**_with_rows(cached, state, came.reshape(-1), new), **named_directory(directory)}

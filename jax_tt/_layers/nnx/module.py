@@ -300,7 +300,7 @@ def hoisted_optimizer(optimizer: Any) -> tuple[Any, dict[str, nnx.Variable[Any]]
                 f"{name}=nnx.Variable(jnp.float32(0.05))."
             )
         if isinstance(variable.get_value(), int | float):
-            variable.set_value(jnp.asarray(variable.get_value(), jnp.float32))
+            variable.set_value(jnp.asarray(variable.get_value(), float))
         as_scalar(name, variable.get_value())
     return static, variables
 

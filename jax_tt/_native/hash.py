@@ -162,7 +162,7 @@ def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDir
     def call(given: list[Any]) -> Any:
         operands, results, attributes, workspace = [], [], [], []
         for of, rest in zip(given, static, strict=True):
-            one = Entry(*of, *rest)
+            one = Entry._make((*of, *rest))
             n = one.keys.shape[0]
             done = _insertion_types(n, n if one.return_old else 0)
             of_batch = {"asked": one.keys, "present": one.present, "given": one.given}

@@ -388,8 +388,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             batch, state = insert_in_collection_call(collection, state, batch, lookups)
         with own_constants():
             result, after = embed(collection, state, batch, lookups, inputs, layout)
-        for name, given in before.items():
-            finish_call(self.tables[name], given, after[name], lookups[name])
+            for name, given in before.items():
+                finish_call(self.tables[name], given, after[name], lookups[name])
         if counts is not None:
             with WHERE_FLAX_ALLOWS:
                 for name, total in after[STATISTICS][TOTALS].items():

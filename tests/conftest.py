@@ -87,6 +87,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error:::jax_tt")
     # Many tests use ids out of range; tests of the warning enable it themselves.
     config.addinivalue_line("filterwarnings", "ignore:.*Such ids contribute nothing")
+    # Many tests compute gradients alone.
+    config.addinivalue_line("filterwarnings", "ignore:the next values of the fused tables")
     # Without the native module, the suite runs on the reference, and need not warn in every test.
     config.addinivalue_line("filterwarnings", "ignore:jax_tt. the native module is not available")
 

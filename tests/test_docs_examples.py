@@ -5,12 +5,14 @@ import importlib
 import inspect
 import pkgutil
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import jax_tt
+from jax_tt._base import reports
 from tests.conftest import native_available
 from tests.copied_arrays import watching
 
@@ -31,9 +33,17 @@ MODULES = [
 ]
 
 
+@pytest.fixture
+def _trains_all_tables() -> Iterator[None]:
+    """No example computes next values of fused tables that nothing takes."""
+    reports.forget()
+    yield
+    assert not [key for key in reports._reported if "next values" in str(key)]
+
+
 @pytest.mark.slow(but="README")
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-@pytest.mark.usefixtures("promotion_of_a_user")
+@pytest.mark.usefixtures("promotion_of_a_user", "_trains_all_tables")
 def test_markdown(page, tmp_path, monkeypatch):
     """The blocks of a page run in order and see each other's names; no compiled step or evaluation copies a table."""
     monkeypatch.chdir(tmp_path)
@@ -89,7 +99,7 @@ EXAMPLES = docstrings()
 
 
 @pytest.mark.parametrize("tests", EXAMPLES.values(), ids=EXAMPLES)
-@pytest.mark.usefixtures("promotion_of_a_user")
+@pytest.mark.usefixtures("promotion_of_a_user", "_trains_all_tables")
 def test_docstrings(tests):
     """All that fail are reported, each with its name and its line."""
     report: list[str] = []

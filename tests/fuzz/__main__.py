@@ -32,6 +32,8 @@ SHARES = {
     "moves": 0.002,
 }
 MIN_CALLS = 500  # of a process, which starts JAX for them
+# Each process compiles some 200 programs in its first thousand calls, which takes as long as a hundred thousand others.
+COMPILED_FIRST = ("offsets",)
 CLEAR_EVERY = 1000  # programs compiled for one call each would fill the memory
 _AT = struct.Struct("qq")  # how far a process is: the number of a part, and a call of it
 
@@ -60,7 +62,8 @@ def main() -> int:
     for part, share in parts.items():
         calls = round(options.calls * share)
         # Eight to a job, so that none ends long before the others.
-        size = max(MIN_CALLS, -(-calls // (8 * options.jobs)))
+        pieces = options.jobs * (1 if part in COMPILED_FIRST else 8)
+        size = max(MIN_CALLS, -(-calls // pieces))
         tasks += [(part, first, min(size, calls - first)) for first in range(0, calls, size)]
     failures = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

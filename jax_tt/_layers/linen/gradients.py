@@ -89,13 +89,15 @@ def value_and_grad(
         ``variables["params"]``, which ``grads.params`` is.
 
     Example:
-        >>> import jax, jax.numpy as jnp, jax_tt.linen
+        >>> import jax, jax.numpy as jnp, jax_tt.linen, optax
         >>> layer = jax_tt.linen.EmbedBag(100, 8, optimizer=jax_tt.optimizers.SGD(0.1))
         >>> ids = jnp.array([[1, 2], [3, 4]])
         >>> variables = layer.init(jax.random.key(0), ids)
-        >>> loss, grads = jax_tt.linen.value_and_grad(lambda v: jnp.sum(layer.apply(v, ids)))(variables)
+        >>> state = jax_tt.linen.TrainState.create(apply_fn=layer.apply, variables=variables, tx=optax.sgd(0.1))
+        >>> loss, grads = jax_tt.linen.value_and_grad(lambda v: jnp.sum(layer.apply(v, ids)))(state.variables)
         >>> jax.tree.leaves(grads)  # this model has no other parameters
         []
+        >>> state = state.apply_gradients(grads=grads)
     """
     if f is None:
         return functools.partial(value_and_grad, argnums=argnums, has_aux=has_aux, **options)

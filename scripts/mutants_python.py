@@ -1024,6 +1024,18 @@ PYTHON = (
         "rows if divides(leaf) else replicated",
     ),
     Mutant(
+        "shares of processes are joined in the order of their numbers",
+        "jax_tt/_collection/host_shares.py",
+        "order = sorted(places, key=lambda process: min(places[process]))",
+        "order = sorted(places)",
+    ),
+    Mutant(
+        "processes that were given different batches are not compared",
+        "jax_tt/_collection/host_shares.py",
+        "if (other := (digests != digests[0]).any(axis=1)).any():",
+        "if (other := (digests != digests[0]).any(axis=1)).all():",
+    ),
+    Mutant(
         "weights in lists of other lengths than the ids are accepted",
         "jax_tt/_collection/host_forms.py",
         "if not np.array_equal(lengths, np.diff(given.offsets)):",
@@ -1692,7 +1704,7 @@ PYTHON = (
     Mutant(
         "frozen tables are told of missing keys",
         "jax_tt/_kinds/hashed/table.py",
-        "return lookup.train and not self.frozen",
+        "return lookup.train and not (self.frozen or (update is not None and update.frozen))",
         "return lookup.train",
     ),
     Mutant(
@@ -2324,6 +2336,24 @@ PYTHON = (
         "jax_tt/_layers/next_values.py",
         "if terms:\n",
         "if len(terms) < 0:\n",
+    ),
+    Mutant(
+        "next values are reported after a trace has raised",
+        "jax_tt/_layers/next_values.py",
+        " or get_opaque_trace_state() != self._trace:",
+        ":",
+    ),
+    Mutant(
+        "frozen tables are stepped",
+        "jax_tt/_lookup/rule.py",
+        "names = frozenset() if table.update.frozen else names",
+        "pass",
+    ),
+    Mutant(
+        "frozen tables of a collection are overwritten with zeros",
+        "jax_tt/_lookup/rule.py",
+        "new = {name: state[name] for name in use.table.spec.trained_names}",
+        "new = {name: state[name] for name in wanted[k].names}",
     ),
     Mutant(
         "pretrained rows lose the order of their ids",

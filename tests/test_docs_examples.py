@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import jax
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 import jax_tt
 from jax_tt._base import reports
@@ -41,6 +44,14 @@ def _trains_all_tables() -> Iterator[None]:
     assert not [key for key in reports._reported if "next values" in str(key)]
 
 
+# Layers of pages, and copies of all or some of their arrays. What `replaced` returns shares variables with its layer.
+COPIES = {
+    "collections.md": [("served", "apart"), ("served", "further"), ("served", "layer")],
+    "quickstart.md": [("served", "other")],
+    "id_order.md": [("layer", "restored")],
+}
+
+
 @pytest.mark.slow(but="README")
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 @pytest.mark.usefixtures("promotion_of_a_user", "_trains_all_tables")
@@ -49,6 +60,8 @@ def test_markdown(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = page.read_text()
     assert "axis_types" not in text  # meshes are those that jax.make_mesh makes by default
+    assert "nnx.clone(" not in text  # it shares arrays
+    assert ("jnp.copy" in text) == (page.name in COPIES)
     names: dict[str, object] = {"__name__": "__main__"}
     with watching(str(page)):
         for match in BLOCK.finditer(text):
@@ -60,6 +73,18 @@ def test_markdown(page, tmp_path, monkeypatch):
             else:
                 # Blank lines in front keep the line numbers of the page in tracebacks.
                 exec(compile("\n" * line + match["code"], str(page), "exec"), names)
+    for name, copy in COPIES.get(page.name, ()):
+        check_copy(names[name], names[copy])
+
+
+def check_copy(layer, copy):
+    """A donated step of either leaves the arrays of the other."""
+    step = jax.jit(lambda state: jax.tree.map(lambda x: jnp.roll(x, 1), state), donate_argnums=0)
+    for stepped, other in ((layer, copy), (copy, layer)):
+        before = jax.tree.leaves(nnx.state(stepped))
+        nnx.update(stepped, step(nnx.state(stepped)))
+        assert any(array.is_deleted() for array in before)
+        assert not any(array.is_deleted() for array in jax.tree.leaves(nnx.state(other)))
 
 
 def run_session(code: str, names: dict[str, object], page: Path, line: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -22,7 +23,6 @@ from jax_tt._kinds.sharded.requests import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._table.checkpoint import in_pieces, of_pieces, pieces
 from jax_tt._table.table import Table
-
 
 # In a checkpoint: rows, as two words, and columns of a table; of a hash table also its devices, ways and waiting sets,
 # which determine the slots of keys. Orbax cuts arrays of another size without a word.
@@ -177,8 +177,9 @@ def _like(leaf: Any, shape: tuple[int, ...], sharding: Sharding) -> jax.ShapeDty
 
 def _sharding_of(leaf: Any, everywhere: Sharding) -> Sharding:
     own = getattr(leaf, "sharding", None)
-    free = own is None or (isinstance(leaf, jax.Array) and not leaf.committed)
-    return everywhere if free or isinstance(getattr(own, "mesh", None), AbstractMesh) else own
+    if own is None or isinstance(getattr(own, "mesh", None), AbstractMesh):
+        return everywhere
+    return everywhere if isinstance(leaf, jax.Array) and not leaf.committed else own
 
 
 def _everywhere(groups: Groups) -> Sharding:
@@ -197,12 +198,14 @@ def _of_all(leaf: Any, everywhere: Sharding) -> Any:
 
 
 def _check_pages(table: Table, place: Path, arrays: Mapping[str, Any]) -> None:
-    if isinstance(table, ShardedTable) and PAGES in arrays:
-        if not np.array_equal(on_host(arrays[PAGES]), table.layout.page_table):
-            raise ValueError(
-                f"{named('state', (*place, PAGES))}: has the pages of another placement than the table "
-                f"{table.name!r}; expected those of {table.placement}."
-            )
+    pages = arrays.get(PAGES)
+    if not isinstance(table, ShardedTable) or pages is None or isinstance(pages, Tracer):
+        return
+    if not np.array_equal(on_host(pages), table.layout.page_table):
+        raise ValueError(
+            f"{named('state', (*place, PAGES))}: has the pages of another placement than the table {table.name!r}; "
+            f"expected those of {table.placement}."
+        )
 
 
 def _check_arrays(found: Mapping[Path, Any], wanted: Mapping[Path, Any]) -> None:

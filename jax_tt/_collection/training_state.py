@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,8 +58,8 @@ def divided(model: Any, state: Any) -> tuple[Groups, dict[Path, Any]]:
         missing = [array.name for array in table.spec.arrays if array.name not in held]
         if missing:
             raise ValueError(
-                f"state: has no array {missing[0]!r} of the table {'/'.join(path)!r} as the model describes it; expected "
-                "the whole training state of this model, tables and optimizer."
+                f"state: has no array {missing[0]!r} of the table {'/'.join(path)!r} as the model describes it; "
+                "expected the whole training state of this model, tables and optimizer."
             )
     return groups, others
 

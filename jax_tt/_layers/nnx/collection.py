@@ -330,9 +330,9 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     def replaced(self, tables: Mapping[str, Any]) -> EmbedCollection:
         """The layer with other tables in place of some, e.g. compressed ones for serving.
 
-        The other tables share their variables with this layer: what trains one changes the other. Of ``graphdef, state =
-        nnx.split(layer)``, ``nnx.merge(graphdef, jax.tree.map(jnp.copy, state))`` has its own; the arrays of ``nnx.clone``
-        are those of the layer, which a step that donates them deletes.
+        The other tables share their variables with this layer: what trains one changes the other. A layer of its own is
+        ``nnx.merge(graphdef, jax.tree.map(jnp.copy, state))``, where ``graphdef, state = nnx.split(layer)``. Those of
+        ``nnx.clone`` share arrays, and a step that donates the arrays of one deletes those of the other.
 
         Args:
             tables: by name, each of them what `TableEmbed.from_pretrained` takes: the result of `compress`, a table

@@ -1,4 +1,4 @@
-"""Training goes on elsewhere as if it had not stopped: checkpoints of tables with the optimizer state of all of them."""
+"""Training goes on elsewhere as if it had not stopped: checkpoints of tables with all optimizer state."""
 
 from typing import Any
 
@@ -250,7 +250,8 @@ def test_what_cannot_be_placed_is_refused():
     found = refusal(mu={"item": {"embedding": np.zeros((2, ROWS, 6))}})
     assert found.startswith("state['mu']['item']['embedding']: got shape (2, ")
     assert f"expected ({ROWS}, 6)" in found and f"or ({ROWS},)" in found
-    assert "cannot be placed" in refusal(v={"tag": {"embedding": np.zeros(COLLECTION.tables["tag"].stored.num_embeddings)}})  # of columns
+    columns = np.zeros(COLLECTION.tables["tag"].stored.num_embeddings)
+    assert "cannot be placed" in refusal(v={"tag": {"embedding": columns}})
     params = {"bias": np.zeros(ROWS)}
     state = {"tables": tables, "params": params, "opt_state": jax.eval_shape(TX.init, params)}
     moments = jax_tt.checkpoint.target(COLLECTION, state)["opt_state"]["0"]["mu"]

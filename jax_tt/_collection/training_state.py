@@ -135,7 +135,5 @@ def _check_no_rows(tables: Mapping[Path, Table], path: Path, leaf: Any) -> None:
             )
 
 
-
-
 def named(argument: str, path: Path) -> str:
     return argument + "".join(f"[{name!r}]" for name in path)

@@ -372,9 +372,7 @@ class ShardedTable(Wrapper):
         arrays = {name: state[name] for name in self.sharding.names if name in state}
         moved = over_explicit_axes(move, arrays, P(self.axis))
         return {
-            name: self._in_place(name, x)
-            for name, x in {**state, **moved}.items()
-            if name != PAGES
+            name: self._in_place(name, x) for name, x in {**state, **moved}.items() if name != PAGES
         }
 
     def of_pieces(self, state: State) -> dict[str, Any]:

@@ -178,7 +178,11 @@ class _OfLinen:
         arrays = {
             name: {
                 array: value
-                for of in (self.state.params, self.state.fused, self.state.others.get("placement", {}))
+                for of in (
+                    self.state.params,
+                    self.state.fused,
+                    self.state.others.get("placement", {}),
+                )
                 for array, value in of.get(name, {}).items()
             }
             for name in FEATURES
@@ -262,7 +266,9 @@ def test_what_cannot_be_placed_is_refused():
     )
     assert "model: got a dict; expected a jax_tt.Collection" in _refusal(tables, {})
     pages = {"page_table": np.zeros(tables["item"]["page_table"].shape, np.int32)}
-    with pytest.raises(ValueError, match=r"state\['item'\]\['page_table'\]: has the pages of another"):
+    with pytest.raises(
+        ValueError, match=r"state\['item'\]\['page_table'\]: has the pages of another"
+    ):
         jax_tt.checkpoint.save_args(COLLECTION, {**tables, "item": {**tables["item"], **pages}})
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_tt._base.dtypes import accumulator
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.partition import is_partitioned, num_blocks
@@ -235,12 +236,14 @@ def _innermost(call: Call) -> Call:
 def _in_parts(of_part: Callable[..., list[Any]], rows: Sequence[tuple[Any, ...]]) -> list[Any]:
     """``of_part(*columns)`` of rows that begin with a `Call`, all at once if possible.
 
-    Batches that are partitioned over the devices in another number of blocks need another call.
+    Batches that are partitioned over the devices in another number of blocks need another call, and so do tables with
+    another accumulator type, whose steps have hyper-parameters of that type.
     """
-    parts: dict[int, list[int]] = {}
+    parts: dict[Any, list[int]] = {}
     for k, (call, *_) in enumerate(rows):
         blocks = num_blocks(call.batch.num_segments)
-        parts.setdefault(blocks if is_partitioned(blocks) else 1, []).append(k)
+        accum = accumulator(call.use.table.spec.storage(call.state))
+        parts.setdefault((blocks if is_partitioned(blocks) else 1, accum), []).append(k)
     results: dict[int, Any] = {}
     for members in parts.values():
         columns = zip(*(rows[k] for k in members), strict=True)

@@ -10,7 +10,7 @@ from jax_tt import Bags, optimizers
 from tests.helpers import f64
 
 N, WIDTH = 40, 8
-COMBINERS = ("sum", "mean", "sqrtn", "mean_count")
+FORMS = [("rectangular", "sum"), ("ragged", "mean"), ("rectangular", "sqrtn"), ("ragged", "mean_count")]
 # All that an update can do to gradients, or to the rows that a lookup returns.
 UPDATES = {
     "plain": (optimizers.SGD(0.5), {}),
@@ -66,8 +66,7 @@ def gradients(table, method, form, combiner, scale):
     return jax.jit(jax.grad(loss, (0, 1)))(trained, WEIGHTS)
 
 
-@pytest.mark.parametrize("combiner", COMBINERS)
-@pytest.mark.parametrize("form", ["rectangular", "ragged"])
+@pytest.mark.parametrize(("form", "combiner"), FORMS)
 @pytest.mark.parametrize("update", UPDATES)
 def test_gradients_of_weights_do_not_depend_on_the_update(update, form, combiner, method):
     scale = 4.0 if update == "limited" else None

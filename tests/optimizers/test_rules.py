@@ -86,8 +86,8 @@ class Modelled:
     def __init__(self, name, values, slots):
         self.step = RULES[name][1]
         self.shape = values.shape
-        self.values = f64(values).reshape(values.shape[0], -1)
-        self.slots = [f64(slot) for slot in slots]
+        self.values = np.array(f64(values)).reshape(values.shape[0], -1)
+        self.slots = [np.array(f64(slot)) for slot in slots]
 
     def update(self, gradient, touched, t):
         gradient = gradient.reshape(self.values.shape)

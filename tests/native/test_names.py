@@ -1,0 +1,110 @@
+"""What Python and the native modules call by name: rules, modes, and lists whose order both know."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import optimizers
+from jax_tt._base import ffi
+from jax_tt._sets import cache_directory, hash_directory
+from jax_tt.optimizers import counted_adagrad, native
+from tests.conftest import native_available
+
+MODULES = [
+    pytest.param(
+        platform,
+        marks=pytest.mark.skipif(not native_available(platform), reason="the module is not built"),
+    )
+    for platform in ("cpu", "cuda_emulated")
+]
+
+
+@pytest.mark.parametrize("platform", MODULES)
+def test_modules_have_the_same_names(platform):
+    module: Any = ffi.load(platform)
+    assert set(module.rules()) == set(optimizers.RULES)
+    assert module.lists() == {
+        "hash counts": list(hash_directory.COUNTERS),
+        "cache observed": list(cache_directory.OBSERVED),
+        "cache populated": list(cache_directory.POPULATED),
+        "counter rates": list(counted_adagrad._RATES),
+        "counter decays": list(counted_adagrad._DECAYS),
+    }
+
+
+def test_two_rules_of_one_name_are_refused():
+    other = type("Other", (optimizers.SGD,), {"native_kind": "Adagrad"})
+    with pytest.raises(ValueError, match="Adagrad and Other have the same one, 'Adagrad'"):
+        native.by_name([optimizers.SGD, optimizers.Adagrad, other])
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(optimizers.Optimizer):
+    """Steps by the sign of the gradient; not what any native rule does."""
+
+    learning_rate: float
+    native_kind = "LarsSgd"
+
+    @property
+    def slots(self):
+        return (optimizers.Slot("momentum", False, 0.0),)
+
+    def hyperparameters(self, step):
+        return jnp.stack([optimizers.at_step(self.learning_rate, step)] * 4)
+
+    def update_rows(self, rows, grads, slots, hyper):
+        return rows - hyper[0].astype(rows.dtype) * jnp.sign(grads), slots
+
+
+class Twice(optimizers.SGD):
+    """A rule of the library with another step."""
+
+    def update_rows(self, rows, grads, slots, hyper):
+        return rows - 2 * hyper[0] * grads, slots
+
+
+class Faster(optimizers.SGD):
+    """A rule of the library with another hyper-parameter."""
+
+    def hyperparameters(self, step):
+        return 2 * super().hyperparameters(step)
+
+
+def stepped(rule, method, train=False):
+    start = [jnp.ones((4, 2))] if not train else jax_tt.tt.init(
+        jax.random.key(0), jax_tt.TTShape.suggest(40, 4, ranks=2)
+    )
+    op = jax_tt.tt.fused_embed_bag if train else jax_tt.functional.fused_embed_bag
+    table = jax_tt.functional.init_fused(start, rule)
+    loss = lambda table: jnp.sum(op(table, jnp.array([[1]]), rule, method=method))  # noqa: E731
+    return jax.jit(jax.grad(loss))(table).cores[0]
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("platform", MODULES)
+def test_a_native_rule_of_another_class_is_refused(platform, train):
+    method = "native" if platform == "cpu" else platform
+    for rule, owner in ((Mine(0.1), "LARSSGD"), (Twice(0.1), "SGD")):
+        with pytest.raises(ValueError, match=rf"not those of .*\.update_rows") as caught:
+            stepped(rule, method, train)
+        assert owner in str(caught.value)
+        assert np.all(np.isfinite(stepped(rule, "reference", train)))
+    np.testing.assert_array_equal(
+        stepped(Faster(0.1), method, train), stepped(optimizers.SGD(0.2), method, train)
+    )
+
+
+@pytest.mark.parametrize("platform", MODULES)
+def test_a_rule_that_the_module_does_not_have_is_refused(platform, monkeypatch):
+    method = "native" if platform == "cpu" else platform
+    nobody = type("Nobody", (optimizers.SGD,), {"native_kind": "Nobody"})(0.1)
+    with pytest.raises(ValueError, match="'Nobody', which this process has not registered"):
+        stepped(nobody, method)
+    monkeypatch.setattr(ffi, "native_rules", lambda platform: frozenset())
+    with pytest.raises(RuntimeError, match="does not have the rule 'Sgd' of SGD.*`make native`"):
+        stepped(optimizers.SGD(0.1), method)

@@ -244,8 +244,8 @@ CORE = (
     Mutant(
         "rules: only the first slot of a row is stored",
         "ffi/core/optimizers/rule.h",
-        "*row_slots[k] = static_cast<float>(slots[k]);",
-        "*row_slots[0] = static_cast<float>(slots[0]);",
+        "*row_slots[k] = slots[k];",
+        "*row_slots[0] = slots[0];",
     ),
     Mutant(
         "packed rows: numbers of three bits that end at the first bit of a byte",
@@ -311,10 +311,10 @@ COMMON = (
         "per_id",
     ),
     Mutant(
-        "cache arguments: a policy that does not exist",
-        "ffi/common/cache_args.h",
-        "value < 0 || value > static_cast<int64_t>(CachePolicy::kLru)",
-        "value < 0",
+        "names: one that does not exist stands for the first",
+        "ffi/common/names.h",
+        "name == names[k]",
+        "true",
     ),
     Mutant(
         "many dense tables: all have the first columns",
@@ -409,14 +409,14 @@ COMMON = (
     Mutant(
         "many tables: all have the first hyper-parameters",
         "ffi/common/table_reader.cc",
-        "next_.hyper += hypers;",
-        "next_.hyper += 0;",
+        "hypers * size",
+        "0 * size",
     ),
     Mutant(
         "many tables: all have the first scale",
         "ffi/common/table_reader.cc",
-        "next_.scale += 2;",
-        "next_.scale += 0;",
+        "2 * size",
+        "0 * size",
     ),
     Mutant(
         "many tables: all have the first seed",
@@ -451,8 +451,8 @@ CPU = (
     ),
     Mutant(
         "steps: one that is not allowed is taken",
-        "ffi/cpu/args.cc",
-        "args.scale[1] != 0.0f",
+        "ffi/cpu/args.h",
+        "scale[1] != C{0}",
         "true",
     ),
     Mutant("sentinel: zeros have another message", "ffi/cpu/args.cc", "*value == 0.0f", "false"),
@@ -519,8 +519,8 @@ CPU = (
     Mutant(
         "steps: gradients are not scaled",
         "ffi/cpu/dense/row_update.h",
-        "static_cast<C>(step.gradient_scale)",
-        "C{1}",
+        "step.gradient_scale, gradient, stored",
+        "C{1}, gradient, stored",
     ),
     Mutant(
         "long sums: lost digits",

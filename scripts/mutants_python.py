@@ -144,8 +144,8 @@ PYTHON = (
     Mutant(
         "bias correction begins a step late",
         "jax_tt/optimizers/adam.py",
-        "jnp.float32) + 1",
-        "jnp.float32) + 2",
+        "at_step(step, step) + 1",
+        "at_step(step, step) + 2",
     ),
     Mutant(
         "corrections of rows by Adam are exchanged",
@@ -534,8 +534,26 @@ PYTHON = (
     Mutant(
         "weights of frozen tables forget the gradient of their bag",
         "jax_tt/_table/groups.py",
-        "return jnp.where(present(batch), jnp.sum(rows * of_bag, axis=-1), 0)",
-        "return jnp.where(present(batch), jnp.sum(rows, axis=-1), 0)",
+        "return jnp.where(reads, jnp.sum(rows * of_bag, axis=-1), 0)",
+        "return jnp.where(reads, jnp.sum(rows, axis=-1), 0)",
+    ),
+    Mutant(
+        "hyper-parameters of float64 tables are rounded",
+        "jax_tt/_table/step_values.py",
+        "rule.hyperparameters(step.astype(accum))",
+        "rule.hyperparameters(step).astype(accum)",
+    ),
+    Mutant(
+        "weights of ids that read no row are multiplied",
+        "jax_tt/_table/reference.py",
+        "weights = jnp.where(here, batch.weights, 0).astype(value.dtype)",
+        "weights = jnp.where(present(batch), batch.weights, 0).astype(value.dtype)",
+    ),
+    Mutant(
+        "a class with the native rule of another one runs it",
+        "jax_tt/optimizers/native.py",
+        "if given.update_rows is not owner.update_rows:",
+        "if given.update_rows is None:",
     ),
     Mutant(
         "stochastic rounding draws the same at every step",
@@ -672,8 +690,20 @@ PYTHON = (
     Mutant(
         "a limit of gradients forgets the loss scale",
         "jax_tt/_lookup/limit.py",
-        'most = most * jnp.asarray(as_scalar("grad_scale", grad_scale), jnp.float32)',
-        "pass",
+        'return most * lax.stop_gradient(jnp.asarray(as_scalar("grad_scale", grad_scale), most.dtype))',
+        "return most",
+    ),
+    Mutant(
+        "a limit of gradients is one of weights, too",
+        "jax_tt/_lookup/limit.py",
+        "if any(alone):",
+        "if False:",
+    ),
+    Mutant(
+        "a limit of gradients is that of sums where means are looked up",
+        "jax_tt/_lookup/limit.py",
+        "return jnp.abs(lax.stop_gradient(combine(lookup, table, batch, of_bags)))",
+        "return of_bags",
     ),
     Mutant(
         "every shard rounds by the same random numbers",

@@ -72,7 +72,8 @@ struct StepArgs {
   // `hyper` and `scale` for a table whose rows are computed in this type.
   template <typename C>
   Status Numbers(const C** typed_hyper, const C** typed_scale) const {
-    if (type != kDataType<C>) return InvalidArgument("the hyper-parameters have another type than the table is stepped in");
+    if (type != kDataType<C>)
+      return InvalidArgument("the hyper-parameters have another type than the table is stepped in");
     *typed_hyper = static_cast<const C*>(hyper);
     *typed_scale = static_cast<const C*>(scale);
     return {};

@@ -39,7 +39,7 @@ Status DispatchCores(const Args& args, size_t first, F&& body) {
 // A slot of a table of `rows` rows of `width` elements that are computed in type C, which an update changes in place.
 template <typename C>
 Status ReadSlot(const ffi::AnyBuffer& in, const ffi::AnyBuffer& out, const OptimizerTraits& traits, int slot,
-                       int64_t rows, int64_t width, SlotArrays* slots) {
+                int64_t rows, int64_t width, SlotArrays* slots) {
   const auto read = [&](auto* data) -> Status {
     JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(in, out, "slot", rows * traits.slot_width(slot, width), &data));
     slots->data[slot] = data;

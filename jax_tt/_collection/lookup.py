@@ -35,7 +35,7 @@ from jax_tt._lookup.offsets import nan_if
 from jax_tt._lookup.rule import pooled_sums, prepared, settle
 from jax_tt._ops.lookups import options_of
 from jax_tt._table.check import check_state
-from jax_tt._table.groups import Call, Use
+from jax_tt._table.groups import Use
 from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.row_shard import RowShard, row_shard
 
@@ -156,7 +156,7 @@ def embed(
         call, changed = prepared(uses[name], {**state[name], **read}, ids, inputs[name])
         if call.limit is not None:
             of_table = [requests[feature] for feature in collection.features_of[name]]
-            call = call._replace(limit=_limit_of_all(call, uses[name], of_table))
+            call = call._replace(limit=_limit_of_sums(call.limit, call.batch, uses[name], of_table))
         calls.append(call)
         counted[name] = Counted(table, call.use.lookup, ids, call.batch)
         changed = {array: value for array, value in changed.items() if array not in read}
@@ -207,22 +207,24 @@ def _found_keys(
     return dict(zip(hashed, found, strict=True))
 
 
-def _limit_of_all(call: Call, use: Use, requests: Sequence[Request]) -> jax.Array:
-    """The limit for the sums of all features of a table, as `Call.limit`."""
+def _limit_of_sums(
+    limit: jax.Array, batch: Batch, use: Use, requests: Sequence[Request]
+) -> jax.Array:
+    """The limit for the sums of the batch of all features of a table, as `Call.limit`."""
     limits = [
-        call.limit
+        limit
         if request.lookup is None
-        else limit_of_sums(call.limit, request.lookup, request.table, request.batch)
+        else limit_of_sums(limit, request.lookup, request.table, request.batch)
         for request in requests
     ]
-    if len(limits) == 1 or not any(limit.ndim for limit in limits):
+    if len(limits) == 1 or not any(one.ndim for one in limits):
         return limits[0]
     summed = [request.summed for request in requests]
     of_bags = tuple(
-        jnp.broadcast_to(limit, (batch.num_segments, batch.num_bags, 1))
-        for limit, batch in zip(limits, summed, strict=True)
+        jnp.broadcast_to(one, (part.num_segments, part.num_bags, 1))
+        for one, part in zip(limits, summed, strict=True)
     )
-    shape = call.batch.num_segments, call.batch.num_bags, 1
+    shape = batch.num_segments, batch.num_bags, 1
     return rearranged(lambda sums: tuple(separated(use, sums, summed)), shape, of_bags)
 
 

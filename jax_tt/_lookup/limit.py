@@ -94,7 +94,9 @@ def limited_gradients(
 
 
 def _clipped(call: Call, g: jax.Array) -> jax.Array:
+    update = call.use.table.update
+    assert update is not None and call.limit is not None
     most = jnp.broadcast_to(call.limit.astype(g.dtype), g.shape)
     limited = jnp.clip(g, -most, most)
     # What is not finite is left for the update to find.
-    return jnp.where(jnp.isfinite(g), limited, g) if call.use.table.update.skip_nonfinite else limited
+    return jnp.where(jnp.isfinite(g), limited, g) if update.skip_nonfinite else limited

@@ -149,9 +149,7 @@ class Update(DenseCall):
     def attributes(self, axes: Any) -> dict[str, Any]:
         assert self.table.update is not None
         storage = self.table.spec.storage(self.params)
-        update = update_attributes(
-            self.platform, self.table.update, storage, self.whole["hyper"]
-        )
+        update = update_attributes(self.platform, self.table.update, storage, self.whole["hyper"])
         return super().attributes(self.lookup.axis_name or axes) | update
 
     def summed(self, found: Named, args: Named, axes: Any) -> Named:

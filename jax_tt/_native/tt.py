@@ -275,9 +275,7 @@ class Update(GradientCall):
 
     def update_attributes(self) -> dict[str, Any]:
         storage = self.table.spec.storage(self.params)
-        return update_attributes(
-            self.platform, self.table.update, storage, self.whole["hyper"]
-        )
+        return update_attributes(self.platform, self.table.update, storage, self.whole["hyper"])
 
     def attributes(self, axes: Any) -> dict[str, Any]:
         return super().attributes(axes) | self.update_attributes()

@@ -151,7 +151,12 @@ def _state(table: Table, given: Fused, params: tuple[jax.Array, ...]) -> dict[st
         )
     slots = tuple(
         tuple(
-            checked(f"slots[{k}][{j}]", value, slot_shape(param.shape, slot), slot_type(slot, param.dtype))
+            checked(
+                f"slots[{k}][{j}]",
+                value,
+                slot_shape(param.shape, slot),
+                slot_type(slot, param.dtype),
+            )
             for j, (value, slot) in enumerate(zip(part, rule.slots, strict=True))
         )
         for k, (param, part) in enumerate(zip(params, given.slots, strict=True))

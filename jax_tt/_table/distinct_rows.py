@@ -131,8 +131,8 @@ def _positions(
 def never(read: Any, axes: Any) -> jax.Array:
     """False, computed from what was read of a table in a way that XLA does not see through.
 
-    It orders a step after, e.g., the forward pass, for which XLA would otherwise keep a copy of the table. An optimization
-    barrier does not: it is gone when XLA places copies.
+    It orders a step after that, e.g. after the forward pass, for which XLA would otherwise keep a copy of the table. An
+    optimization barrier does not: it is gone when XLA places copies.
     """
     firsts = [leaf.reshape(-1)[:1] for leaf in jax.tree.leaves(read)]
     flags = (jnp.sum((x == x) & (x != x), dtype=jnp.int32) for x in firsts)

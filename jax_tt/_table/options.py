@@ -86,7 +86,8 @@ class Update:
         stochastic_rounding: round 16-bit parameters and optimizer state stochastically instead of to nearest.
         max_gradient: limit of the absolute value of every element of the gradient of the looked-up rows, before these
             gradients are weighted, pooled and summed by row; None for no limit. Loss scales are divided out first. With
-            ``skip_nonfinite``, elements that are not finite are not limited.
+            ``skip_nonfinite``, elements that are not finite are not limited. It is no limit of the gradient of the
+            weights of bags.
         frozen: whether losses leave the table, its optimizer state and its keys as they are.
         shared: whether a collection has the step, the sentinel and the flag `used`, and not the state of
             the table. `Collection` sets it.

@@ -66,7 +66,8 @@ def check_native(platform: str, optimizer: Optimizer, hyper: jax.Array, accum: A
     ``hyper`` are its hyper-parameters, and ``accum`` is the type in which rows are computed.
     """
     name, given = optimizer.kind, type(optimizer)
-    owner = RULES.get(name) if isinstance(name, str) else None
+    assert name is not None  # such rules are no native ones
+    owner = RULES.get(name)
     if owner is None:
         return check_registered(optimizer, name, hyper, accum)
     if given.update_rows is not owner.update_rows:

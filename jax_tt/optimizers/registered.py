@@ -65,5 +65,5 @@ def check_registered(optimizer: Optimizer, name: str, hyper: jax.Array, accum: A
     if hyper.shape != expected or hyper.dtype != accum:
         raise ValueError(
             f"optimizer: {given}.hyperparameters returns {hyper.dtype} of shape {hyper.shape}; expected those of the "
-            f"native rule {name!r}, {accum} of shape {expected}. jax_tt.optimizers.at_step returns the type of its step."
+            f"native rule {name!r}, {accum} of shape {expected}, as at_step of jax_tt.optimizers returns them."
         )

@@ -23,8 +23,8 @@ class GradientsOfRows(NamedTuple):
             number of the type, which ``table.at[rows].add(..., mode="drop")`` ignores.
         gradients: their summed gradients ``[capacity, D]``, float32, or float64 for a float64 table; 0 beyond the last
             row.
-        distinct: the number of distinct rows of the batch, a scalar of that type. If it exceeds the capacity, all gradients
-            are NaN.
+        distinct: the number of distinct rows of the batch, a scalar of that type. If it exceeds the capacity, all
+            gradients are NaN.
 
     >>> import jax, jax_tt
     >>> rule = jax_tt.optimizers.RowGradients(capacity=2)

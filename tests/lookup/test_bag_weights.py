@@ -10,7 +10,12 @@ from jax_tt import Bags, optimizers
 from tests.helpers import f64
 
 N, WIDTH = 40, 8
-FORMS = [("rectangular", "sum"), ("ragged", "mean"), ("rectangular", "sqrtn"), ("ragged", "mean_count")]
+FORMS = [
+    ("rectangular", "sum"),
+    ("ragged", "mean"),
+    ("rectangular", "sqrtn"),
+    ("ragged", "mean_count"),
+]
 # All that an update can do to gradients, or to the rows that a lookup returns.
 UPDATES = {
     "plain": (optimizers.SGD(0.5), {}),
@@ -40,9 +45,7 @@ def tables(update, **options):
     made = {
         "dense": jax_tt.dense_table(N, WIDTH, embedding_init=given_rows, **given),
         "train": jax_tt.tt_table(N, WIDTH, tt_ranks=3, **given),
-        "cached": jax_tt.tt_table(
-            N, WIDTH, tt_ranks=3, cache=jax_tt.RowCache(8, ways=4), **given
-        ),
+        "cached": jax_tt.tt_table(N, WIDTH, tt_ranks=3, cache=jax_tt.RowCache(8, ways=4), **given),
     }
     return made if rule is None or rule.kind is not None else {"dense": made["dense"]}
 
@@ -53,10 +56,8 @@ def gradients(table, method, form, combiner, scale):
     trained = {name: state[name] for name in table.spec.trained_names}
 
     def loss(trained, weights):
-        if form == "ragged":
-            bags = Bags(RAGGED[0], RAGGED[1], weights.reshape(-1)[:4])
-        else:
-            bags = Bags(IDS, None, weights)
+        ragged = Bags(*RAGGED, weights.reshape(-1)[:4])
+        bags = ragged if form == "ragged" else Bags(IDS, None, weights)
         inputs = {} if scale is None else {"grad_scale": scale}
         out, _ = jax_tt.lookup_bags(
             table, {**state, **trained}, bags, combiner=combiner, method=method, **inputs
@@ -89,9 +90,7 @@ def test_nor_do_they_in_a_collection(update, combiners, layout, method, monkeypa
     def gradients_of(update, limit):
         rule, limits = (None, {}) if update is None else UPDATES[update]
         limits = limits if limit else {}
-        shared = jax_tt.dense_table(
-            N, WIDTH, embedding_init=given_rows, optimizer=rule, **limits
-        )
+        shared = jax_tt.dense_table(N, WIDTH, embedding_init=given_rows, optimizer=rule, **limits)
         other = jax_tt.dense_table(N, 4, embedding_init=given_rows)
         features = {
             "first": jax_tt.Feature("shared", combiner=combiners[0]),

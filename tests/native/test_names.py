@@ -76,8 +76,10 @@ class Faster(optimizers.SGD):
 
 
 def stepped(rule, method, train=False):
-    start = [jnp.ones((4, 2))] if not train else jax_tt.tt.init(
-        jax.random.key(0), jax_tt.TTShape.suggest(40, 4, ranks=2)
+    start = (
+        [jnp.ones((4, 2))]
+        if not train
+        else jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(40, 4, ranks=2))
     )
     op = jax_tt.tt.fused_embed_bag if train else jax_tt.functional.fused_embed_bag
     table = jax_tt.functional.init_fused(start, rule)
@@ -90,7 +92,7 @@ def stepped(rule, method, train=False):
 def test_a_native_rule_of_another_class_is_refused(platform, train):
     method = "native" if platform == "cpu" else platform
     for rule, owner in ((Mine(0.1), "LARSSGD"), (Twice(0.1), "SGD")):
-        with pytest.raises(ValueError, match=rf"not those of .*\.update_rows") as caught:
+        with pytest.raises(ValueError, match=r"not those of .*\.update_rows") as caught:
             stepped(rule, method, train)
         assert owner in str(caught.value)
         assert np.all(np.isfinite(stepped(rule, "reference", train)))
@@ -106,5 +108,5 @@ def test_a_rule_that_the_module_does_not_have_is_refused(platform, monkeypatch):
     with pytest.raises(ValueError, match="'Nobody', which this process has not registered"):
         stepped(nobody, method)
     monkeypatch.setattr(ffi, "native_rules", lambda platform: frozenset())
-    with pytest.raises(RuntimeError, match="does not have the rule 'Sgd' of SGD.*`make native`"):
+    with pytest.raises(RuntimeError, match=r"does not have the rule 'Sgd' of SGD.*`make native`"):
         stepped(optimizers.SGD(0.1), method)

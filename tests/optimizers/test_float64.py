@@ -80,7 +80,9 @@ def test_steps_are_those_of_the_formula(method, name):
 def test_steps_of_tensor_trains_are_those_of_the_formula(method):
     rule, _ = RULES["adam_decayed"]
     table = jax_tt.functional.init_fused(tuple(random(*s) for s in SHAPE.core_shapes), rule)
-    models = [Modelled("adam_decayed", *pair) for pair in zip(table.cores, table.slots, strict=True)]
+    models = [
+        Modelled("adam_decayed", *pair) for pair in zip(table.cores, table.slots, strict=True)
+    ]
     g = random(3, SHAPE.features)
     step = stepper(jax_tt.tt.fused_embed_bag, rule, method)
     for t, ids in enumerate(batches(), start=1):
@@ -88,9 +90,7 @@ def test_steps_of_tensor_trains_are_those_of_the_formula(method):
         of_rows = np.zeros((SHAPE.num_embeddings, SHAPE.features))
         np.add.at(of_rows, ids.reshape(-1), np.repeat(g, 4, axis=0))
         digits = np.unravel_index(np.unique(ids), SHAPE.row_factors)
-        for core, gradient, digit in zip(
-            models, core_gradients(now, of_rows), digits, strict=True
-        ):
+        for core, gradient, digit in zip(models, core_gradients(now, of_rows), digits, strict=True):
             core.update(gradient, np.unique(digit), t)
         table = step(table, ids, g)
     for model, values, slots in zip(models, table.cores, table.slots, strict=True):
@@ -185,7 +185,10 @@ def test_tables_of_both_types_are_stepped_in_one_collection(method, monkeypatch)
             4,
             param_dtype=jnp.float64,
             optimizer=optimizers.Custom(
-                lambda rows, grads, slots, step: (rows - 0.1 * grads, {"sum": slots["sum"] + grads}),
+                lambda rows, grads, slots, step: (
+                    rows - 0.1 * grads,
+                    {"sum": slots["sum"] + grads},
+                ),
                 slots={"sum": "entry"},
             ),
         ),

@@ -13,8 +13,7 @@ struct Adagrad {
 
   C learning_rate, eps;
 
-  JAX_TT_INLINE explicit Adagrad(const C* hyper)
-      : learning_rate(hyper[0]), eps(hyper[1]) {}
+  JAX_TT_INLINE explicit Adagrad(const C* hyper) : learning_rate(hyper[0]), eps(hyper[1]) {}
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* sum) const {
     const C s = *sum + g * g;
     *sum = s;

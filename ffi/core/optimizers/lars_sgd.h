@@ -16,10 +16,7 @@ struct LarsSgd {
   C learning_rate, eta, momentum, weight_decay;
 
   JAX_TT_INLINE explicit LarsSgd(const C* hyper)
-      : learning_rate(hyper[0]),
-        eta(hyper[1]),
-        momentum(hyper[2]),
-        weight_decay(hyper[3]) {}
+      : learning_rate(hyper[0]), eta(hyper[1]), momentum(hyper[2]), weight_decay(hyper[3]) {}
   JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
     sums[0] += w * w;
     sums[1] += g * g;

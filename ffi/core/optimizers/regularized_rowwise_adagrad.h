@@ -18,11 +18,7 @@ struct RegularizedRowWiseAdagrad {
   C learning_rate, eps, l2, decay, max_norm;
 
   JAX_TT_INLINE explicit RegularizedRowWiseAdagrad(const C* hyper)
-      : learning_rate(hyper[0]),
-        eps(hyper[1]),
-        l2(hyper[2]),
-        decay(hyper[3]),
-        max_norm(hyper[4]) {}
+      : learning_rate(hyper[0]), eps(hyper[1]), l2(hyper[2]), decay(hyper[3]), max_norm(hyper[4]) {}
   JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
     const C with_penalty = g + l2 * w;
     sums[0] += with_penalty * with_penalty;

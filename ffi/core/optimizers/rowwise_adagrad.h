@@ -16,8 +16,7 @@ struct RowWiseAdagrad {
 
   C learning_rate, eps;
 
-  JAX_TT_INLINE explicit RowWiseAdagrad(const C* hyper)
-      : learning_rate(hyper[0]), eps(hyper[1]) {}
+  JAX_TT_INLINE explicit RowWiseAdagrad(const C* hyper) : learning_rate(hyper[0]), eps(hyper[1]) {}
   JAX_TT_INLINE void Add(C, C g, const C*, C* sums) const { sums[0] += g * g; }
   JAX_TT_INLINE Row RowStep(C width, const C* sums, C* sum) const {
     const C s = *sum + Mean(sums[0], width);

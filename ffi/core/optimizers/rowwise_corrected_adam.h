@@ -18,8 +18,7 @@ struct RowWiseCorrectedAdam {
   Moments<C> moments;
   C log_b1, log_b2;  // where the corrections are among the hyper-parameters of others
 
-  JAX_TT_INLINE explicit RowWiseCorrectedAdam(const C* hyper)
-      : moments(hyper), log_b1(hyper[5]), log_b2(hyper[6]) {}
+  JAX_TT_INLINE explicit RowWiseCorrectedAdam(const C* hyper) : moments(hyper), log_b1(hyper[5]), log_b2(hyper[6]) {}
   JAX_TT_INLINE Row RowStep(C, const C*, C* count) const {
     *count = OneMore(*count);
     // 1 - b^count without the cancellation for a b near 1.

@@ -45,7 +45,8 @@ std::unique_ptr<Pass> DenseBackward(const DenseProblem<T>& problem, const typena
 // gradient is not finite, regardless of whether the step was allowed; otherwise 1.
 template <typename T>
 std::unique_ptr<Pass> DenseUpdate(const DenseProblem<T>& problem, const RowTable<T>& table,
-                                  const typename DenseProblem<T>::C* out_gradient, const OptimizerStep<typename DenseProblem<T>::C>& step,
+                                  const typename DenseProblem<T>::C* out_gradient,
+                                  const OptimizerStep<typename DenseProblem<T>::C>& step,
                                   typename DenseProblem<T>::C* weight_gradient, float* applied);
 
 }  // namespace jax_tt

@@ -27,8 +27,8 @@ struct ElementSlots {
 
 // Of internal linkage: every instruction set has its own.
 template <typename T, template <typename> class Rule_>
-static void UpdateRow(int64_t n, const T* hyper, T scale, const T* __restrict g, T* __restrict w,
-                      T* __restrict slot0, T* __restrict slot1, T* __restrict slot2) {
+static void UpdateRow(int64_t n, const T* hyper, T scale, const T* __restrict g, T* __restrict w, T* __restrict slot0,
+                      T* __restrict slot1, T* __restrict slot2) {
   using Rule = Rule_<T>;
   using Slots = ElementSlots<T, Rule::kElementSlots>;
   static_assert(kMaxElementSlots == 2 && kMaxSlots == 3);

@@ -94,9 +94,10 @@ void RunHere(std::unique_ptr<Pass> pass) {
 
 void HashInsertHere(const Array<uint32_t, 3>& keys, const Array<uint32_t, 3>& scores, const Array<int32_t, 2>& touched,
                     const Array<const uint32_t, 2>& batch, const Vector<const bool>& present,
-                    const Array<const uint32_t, 2>& given, int32_t now, const std::string& policy, const Vector<int32_t>& slots,
-                    const Array<uint32_t, 2>& inserted, const Array<uint32_t, 2>& old_keys,
-                    const Vector<int32_t>& old_touched, const Vector<int32_t>& counts, const Vector<int32_t>& found) {
+                    const Array<const uint32_t, 2>& given, int32_t now, const std::string& policy,
+                    const Vector<int32_t>& slots, const Array<uint32_t, 2>& inserted,
+                    const Array<uint32_t, 2>& old_keys, const Vector<int32_t>& old_touched,
+                    const Vector<int32_t>& counts, const Vector<int32_t>& found) {
   std::optional<HashDirectory> directory;
   Require(MakeHashDirectory(static_cast<int64_t>(touched.shape(0)), static_cast<int64_t>(touched.shape(1)),
                             {OfArray(keys), OfArray(scores), OfArray(touched)}, &directory));

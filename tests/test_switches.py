@@ -116,3 +116,19 @@ def test_a_call_and_a_compiled_step(case):
         got = results(kind, nnx.jit)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     jax.tree.map(close, got, want)
+
+
+def test_gradients_of_flax_in_tree_mode():
+    """They are those of all variables, of which one counts ids out of range."""
+
+    def stepped(**options):
+        layer = jax_tt.EmbedBag(40, 8, rngs=nnx.Rngs(0))
+        opt = nnx.Optimizer(layer, optax.sgd(0.1), wrt=nnx.Param)
+        grads = nnx.grad(loss, **options)(layer, jnp.asarray(IDS) + 2)
+        opt.update(layer, grads)
+        return nnx.state(layer)
+
+    want = stepped()
+    assert int(want["out_of_range"][...]) == 1
+    with nnx.set_graph_updates(False):
+        jax.tree.map(np.testing.assert_array_equal, stepped(allow_int=True), want)

@@ -25,8 +25,7 @@ def probe(tags: jax.Array, keys: jax.Array, method: str) -> jax.Array:
     """Slot of every key; see `jax_tt._sets.cache_reference.probe`."""
     # JAX does not know that the result of a native call varies over mesh axes.
     varying = varying_axes(tags, keys)
-
-    shape = tags.shape
+    shape = tags.shape  # programs keep `local`, which must not close over the tags
 
     def kernel(platform: str, tags: jax.Array, keys: jax.Array) -> jax.Array:
         def local(args: Named, split: Split) -> Named:

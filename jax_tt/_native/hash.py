@@ -155,6 +155,7 @@ def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
 
 
 def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDirectory, Insertion]]:
+    # Programs keep `call`, here and below: it closes over no arrays.
     static = [entry[6:] for entry in entries]
 
     # Every device inserts the whole batch: replicas of the directory must stay identical.

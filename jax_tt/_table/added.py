@@ -106,7 +106,7 @@ def plus_added(
     ``added`` are by the number of the call, ``found`` are the sums, of these ``shapes``, or with ``wide`` one array.
     """
 
-    places = list(added)
+    places = list(added)  # programs keep `run`, which must not close over the lookups
 
     @jax.custom_jvp
     def run(found: Any, lookups: list[Added]) -> Any:

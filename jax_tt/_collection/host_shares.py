@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import threading
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -136,7 +137,8 @@ def _joined(
 
     def told() -> tuple[dict[str, Given], list[int]]:
         given = read()
-        return given, [_digest(about), *(word for one in given.values() for word in _report(one))]
+        reports = map(_report, labels, given.values())
+        return given, [_digest(about), *itertools.chain.from_iterable(reports)]
 
     given, words = _told(team, 1 + 4 * len(labels), told)
     reports = words[:, 1:].reshape(team.count, len(labels), 4).astype(np.int64)
@@ -208,11 +210,13 @@ def _arrays(given: Given) -> list[Any]:
     return [ids, None if given.offsets is None else lengths_of(given), given.weights]
 
 
-def _report(given: Given) -> list[int]:
+def _report(label: str, given: Given) -> list[int]:
     """The digest of the form of a share, and the numbers of its rows, bags and positions."""
     ids, lengths, _ = _arrays(given)
     if not ids.ndim:
-        raise ValueError("ids: got a single id with local=True; expected an array with an axis.")
+        raise ValueError(
+            f"{label}ids: got a single id with local=True; expected an array with an axis of samples."
+        )
     bags = 0 if lengths is None else len(lengths)
     return [_digest(_words(given)), len(ids), bags, given.capacity or 0]
 

@@ -106,16 +106,16 @@ def _follows(table: Table, path: Path, leaf: Any) -> bool:
     shape, like = np.shape(leaf), table.spec.shapes.get(path[-1])
     if like is None or shape == like:
         return True
-    if not isinstance(table, ShardedTable):
-        return False
-    whole = table.layout.columns == 1 and like[0] not in like[1:]
-    if shape == like[:1] and whole:
+    sharded = isinstance(table, ShardedTable)
+    rows = set(like[:1])
+    by_row = rows.isdisjoint(like[1:]) and not (sharded and table.layout.columns > 1)
+    if by_row and shape == like[:1]:
         return True
-    if len(shape) < len(like) and like[0] not in shape:
+    if not sharded or (len(shape) < len(like) and rows.isdisjoint(shape)):
         return False
     raise ValueError(
         f"{named('state', path)}: got shape {shape}, which cannot be placed; expected {like}, as the table "
-        f"{table.name!r} stores this array{f', or {like[:1]}' if whole else ''}."
+        f"{table.name!r} stores this array{f', or {like[:1]}' if by_row else ''}."
     )
 
 

@@ -261,6 +261,8 @@ def test_what_cannot_be_placed_is_refused():
     moments = jax_tt.checkpoint.target(COLLECTION, state)["opt_state"]["0"]["mu"]
     assert moments["bias"].shape == (ROWS,)
 
+    stacked = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), {"user": tables["user"]})
+    assert "got shape (2, " in _refusal({**tables, **stacked})
     assert "state: has no array 'page_table' of the table 'item'" in _refusal(
         {**tables, "item": {"embedding": tables["item"]["embedding"]}}
     )
@@ -282,5 +284,13 @@ def test_factored_moments_follow_the_rows():
     found = {name: saved[name]["item"]["embedding"] for name in factors}
     np.testing.assert_allclose(found["v_row"][:227], jnp.sum(rows, 1), rtol=1e-5)
     np.testing.assert_array_equal(found["v_col"], factors["v_col"]["item"]["embedding"])
+    alone = jax_tt.Collection(_tables(), FEATURES)
+    like = jax.eval_shape(alone.init, jax.random.key(0))
+    like |= {
+        name: {"item": {"embedding": np.zeros(n)}}
+        for name, n in zip(factors, (6, 227), strict=True)
+    }
+    target = jax_tt.checkpoint.target(alone, like)
+    assert jax.tree.structure(target) == jax.tree.structure(saved)  # so that orbax restores it
     again = jax_tt.checkpoint.restore(COLLECTION, state | factors, saved)
     jax.tree.map(np.testing.assert_array_equal, again, state | factors)

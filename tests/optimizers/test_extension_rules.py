@@ -58,7 +58,7 @@ def test_every_storage_type(dtype, skip_nonfinite, rule):
         got, want = (
             stepped(rule, method, dtype, "d3-odd", **options) for method in ("native", "reference")
         )
-        tolerance = {"float64": 1e-7, "float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
+        tolerance = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             assert a.dtype == b.dtype
             np.testing.assert_allclose(f64(a), f64(b), rtol=tolerance, atol=tolerance)

@@ -301,16 +301,3 @@ def test_tails_need_the_largest_counter():
         with pytest.raises(ValueError, match="max_counter: got None"):
             optimizers.CounterRowWiseAdagrad(0.1, **options)
         optimizers.CounterRowWiseAdagrad(0.1, max_counter=10.0, **options)
-
-
-@pytest.mark.parametrize("method", WAYS[1:], indirect=True)
-def test_a_rule_that_the_native_module_is_too_old_for(method):
-    newer = type("Newer", (optimizers.SGD,), {"native_kind": 1000})(0.1)
-    table = jax_tt.functional.init_fused(rows(), newer)
-
-    def loss(table):
-        pooled = jax_tt.functional.fused_embed_bag(table, jnp.array([[0]]), newer, method=method)
-        return jnp.sum(pooled)
-
-    with pytest.raises(Exception, match=r"unknown optimizer 1000: .*`make native`"):
-        jax.block_until_ready(jax.jit(jax.grad(loss))(table))

@@ -74,7 +74,10 @@ def limited_gradients(
             call._replace(use=call.use.wanting(Wanted(weights=asks)))
             for call, asks in zip(calls, alone, strict=True)
         ]
-        found = groups.backward(of_weights, residuals, gs, wide)
+        asked = (
+            [g if asks else None for g, asks in zip(gs, alone, strict=True)] if wide is None else gs
+        )
+        found = groups.backward(of_weights, residuals, asked, wide)
         dweights = [given for _, given in found]
         # Steps change tables in place, after these have read them.
         late = never(dweights, None)

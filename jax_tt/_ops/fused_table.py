@@ -24,7 +24,7 @@ class Fused(NamedTuple):
     Attributes:
         cores: cores ``[p_k, r_k, q_k, r_{k+1}]``, or a dense table ``[N, D]`` alone.
         slots: per core a tuple of arrays ``[p_k, r_k * q_k * r_{k+1}]`` or, row-wise, ``[p_k]``, of the types that
-            `Optimizer.slots` have.
+            `Optimizer.slots` have; float32 ones are float64 beside float64 cores.
         step: float32 scalar, the number of updates so far.
         sentinel: float32 scalar that overwriting keeps at 1. Anything that treats the new values as a
             gradient (a second use of the table in one loss, accumulation, scaling, a stock optimizer)

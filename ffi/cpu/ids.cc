@@ -103,7 +103,9 @@ Status CheckOffsets(const int32_t* all_offsets, int64_t groups, int64_t bags, in
   for (int64_t g = 0; g < groups; ++g) {
     const int32_t* offsets = all_offsets + g * (bags + 1);
     if (offsets[0] == std::numeric_limits<int32_t>::min())
-      return InvalidArgument(std::string(name) + " were computed from offsets that do not fit their ids");
+      return InvalidArgument(std::string(name) + "[0] is " + std::to_string(offsets[0]) +
+                             ", expected 0: bags begin so if they were padded, joined or cut while their offsets did "
+                             "not fit their ids");
     if (offsets[0] != 0)
       return InvalidArgument(std::string(name) + "[0] is " + std::to_string(offsets[0]) +
                              ", expected 0: ids before the first offset would belong to no bag");

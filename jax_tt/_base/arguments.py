@@ -62,8 +62,8 @@ def as_array(name: str, value: Any) -> Any:
         value = from_tensor(name, value)
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise TypeError(
-            f"{name}: got a masked array, whose mask would be lost; fill it, e.g. with array.filled(-1), and say that "
-            "-1 is padding: jax_tt.Bags.from_padded(ids, pad_id=-1), or {'ids': ids, 'pad_id': -1} in host_batch."
+            f"{name}: got a masked array, whose mask would be lost; pass array.filled(value), or array.compressed() "
+            "without what is masked."
         )
     try:
         if hasattr(value, "__jax_array__"):

@@ -23,6 +23,7 @@ from jax_tt._collection.host_shares import (
     rows_over,
 )
 from jax_tt._collection.states import listed
+from jax_tt._ids import keyed_checks
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.keys import join_keys, refuse_cut_keys
@@ -240,7 +241,9 @@ def _on_host(batch: Any) -> Any:
         return batch
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(batch)):
         raise TypeError("batch: got traced KeyedBags; host_batch runs on the host, before jit.")
-    host = jax.tree.map(np.asarray, batch)
+    host = jax.tree.map(np.asarray, batch.checked())
+    count = host.capacity
+    keyed_checks.check_offsets("batch.offsets", host.keys, host.sizes, host.offsets, count, count)
     places = np.zeros(host.ids.shape, np.int32)
     bags = Bags.from_offsets(places, host.offsets, host.weights, capacity=len(places))
     # Negative ids of tables without keys are out of range, and stay so.

@@ -13,8 +13,10 @@ from jax.core import Tracer
 from jax_tt._base.arguments import as_array, as_int, joined_integers, not_integers, type_of
 from jax_tt._base.host_table import is_tensor
 from jax_tt._ids.bags import Bags, as_ids, as_weights, id_array, padding_value
+from jax_tt._ids.host_offsets import exact_sum
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.keys import hash_ids, refuse_cut_keys
+from jax_tt._ids.offsets import offsets_array, refuse_malformed
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._table.table import Table
 
@@ -94,7 +96,8 @@ def _of_bags(space: IdSpace, bags: Bags) -> Given:
     if bags.padded:
         raise ValueError("bags: padded=True is for rectangular bags; ragged ones have offsets.")
     capacity = _length(ids)
-    host = _on_host("bags.offsets", bags.offsets)
+    host = offsets_array("bags.offsets", _on_host("bags.offsets", bags.offsets))
+    refuse_malformed("bags.offsets", host, capacity)
     offsets, weights = _offsets(ids, offsets=host, weights=bags.weights, capacity=capacity)
     end = int(offsets[-1])
     ids = SplitIds(ids.digits[:end]) if split else ids[:end]
@@ -155,7 +158,7 @@ def _check_end(name: str, values: np.ndarray, count: int) -> None:
     """Raises for lengths or offsets that do not end at the last id."""
     if values.ndim != 1 or not values.size or values.dtype.kind not in "iu":
         return  # `Bags` refuses them
-    end = int(values.sum() if name == "lengths" else values[-1])
+    end = exact_sum(values) if name == "lengths" else int(values[-1])
     if end == count:
         return
     does = "sum to" if name == "lengths" else "end at"

@@ -152,7 +152,8 @@ def _entered_keyed(
     """All features have one array of offsets, which the strictest of their tables treats."""
     strictest = min(treatments, key=lambda one: BOUNDS.index(one.bounds))
     treatment = strictest._replace(quiet=any(one.quiet for one in treatments))
-    offsets = narrow(batch.checked().offsets)
+    batch = batch.checked()
+    offsets = narrow(batch.offsets)
     (offsets,), refused = entered_offsets(
         [Given("batch.offsets", offsets, batch.capacity)], treatment
     )

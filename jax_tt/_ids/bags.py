@@ -21,7 +21,13 @@ from jax_tt._base.arguments import (
 )
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._ids import bag_parts
-from jax_tt._ids.offsets import if_well_formed, refuse_malformed
+from jax_tt._ids.host_offsets import check_end, check_lengths, check_starts, exact_sum
+from jax_tt._ids.offsets import (
+    if_well_formed,
+    lowered_to,
+    offsets_array,
+    refuse_malformed,
+)
 from jax_tt._ids.split_ids import SplitIds, same_arrays
 
 
@@ -114,12 +120,7 @@ class Bags:
                 f"offsets: got shape {offsets.shape}; expected [B + 1] (or [B] with include_last_offset=False)."
             )
         if isinstance(offsets, np.ndarray):
-            offsets = _checked_offsets(offsets, length, include_last_offset)
-            hint = (
-                "If the offsets do not hold the end of the last bag, as torch's do not by default, pass "
-                "include_last_offset=False. "
-            )
-            _check_all_used("offsets: end at", offsets[-1], ids, capacity, hint)
+            offsets = _checked_offsets(offsets, length, capacity, include_last_offset)
         elif not include_last_offset:
             end = jnp.full((1,), length, jnp.int32)
             offsets = jnp.concatenate([narrow(offsets), end])
@@ -150,14 +151,15 @@ class Bags:
         if lengths.size and not jnp.issubdtype(lengths.dtype, jnp.integer):
             raise ValueError(f"lengths: got dtype {lengths.dtype}; expected non-negative integers.")
         if isinstance(lengths, np.ndarray):
-            if lengths.size and lengths.min() < 0:
-                raise ValueError(f"lengths: got {_brief(lengths)}; expected non-negative integers.")
+            ids, end = as_ids(ids), exact_sum(lengths)
+            check_lengths(lengths)
+            if ids.ndim == 1:  # others are refused below
+                check_end(f"lengths: sum to {end}", ids.shape[0], end, capacity)
             ends = np.cumsum(lengths.astype(np.int64), dtype=np.int64)
             offsets: Any = np.concatenate([np.zeros(1, np.int64), ends])
-            ids = as_ids(ids)
-            _check_all_used("lengths: sum to", offsets[-1], ids, capacity)
         else:
-            ends = jnp.cumsum(lengths.astype(jnp.int32), dtype=jnp.int32)
+            # A sum that wraps is below the one before it, which a lookup refuses.
+            ends = jnp.cumsum(narrow(lengths), dtype=jnp.int32)
             offsets = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
         return cls.from_offsets(ids, offsets, weights, capacity=capacity)
 
@@ -346,10 +348,11 @@ class Bags:
         if values.offsets is None:
             cut = [jax.tree.map(lambda leaf, b=b, e=e: leaf[b:e], tree) for b, e in spans]
             return [Bags(ids, None, weights, values.padded) for ids, weights in cut]
-        refuse_malformed("values.offsets", values.offsets, values.capacity)
-        flat = [bag_parts.part_of_flat(tree, values.offsets, *span) for span in spans]
+        whole = offsets_array("values.offsets", values.offsets)
+        refuse_malformed("values.offsets", whole, values.capacity)
+        flat = [bag_parts.part_of_flat(tree, whole, *span) for span in spans]
         return [
-            Bags(ids, if_well_formed(offsets, values.offsets, values.capacity), weights)
+            Bags(ids, if_well_formed(offsets, whole, values.capacity), weights)
             for (ids, weights), offsets in flat
         ]
 
@@ -397,13 +400,24 @@ def id_array(ids: Any, name: str) -> Any:
     try:
         return as_array(name, ids)
     except TypeError as error:
+        if isinstance(ids, np.ma.MaskedArray):
+            raise TypeError(
+                f"{error} Of a rectangle say that -1 is padding: array.filled(-1) in jax_tt.Bags.from_padded(ids, "
+                "pad_id=-1), or {'ids': ids, 'pad_id': -1} in host_batch. Of flat ids pass array.compressed() and the "
+                "lengths of what is left."
+            ) from error
         several = isinstance(ids, list | tuple) or getattr(ids, "ndim", 0) > 0
-        if not several or len({len(x) if hasattr(x, "__len__") else -1 for x in ids}) == 1:
+        if not several or len(set(map(_length, ids))) == 1:
             raise
         raise TypeError(
             f"{name}: got lists of different lengths; make bags of them, jax_tt.Bags.from_ragged(lists), for what "
             "pools them, such as tt.embed_bag and TTEmbedBag."
         ) from error
+
+
+def _length(row: Any) -> int:
+    """The length of a row, and -1 of a number; arrays without an axis have ``__len__``, too."""
+    return len(row) if hasattr(row, "__len__") and getattr(row, "ndim", 1) else -1
 
 
 def signed_padding(ids: Any) -> Any:
@@ -450,40 +464,28 @@ def as_weights(weights: Any, ids: Any) -> Any:
     return weights
 
 
-def _checked_offsets(offsets: np.ndarray, length: int, include_last_offset: bool) -> np.ndarray:
-    offsets = offsets.astype(np.int64)
-    if not include_last_offset:
-        if not offsets.size and length:
-            raise ValueError(
-                f"offsets: got none, but there are {length} ids, which would be in no bag; expected the start of every "
-                "bag, e.g. [0] for one bag of all ids."
-            )
-        offsets = np.concatenate([offsets, np.array([length], np.int64)])
-    if offsets[0] != 0:
-        raise ValueError(f"offsets: start at {offsets[0]}; expected the first bag to start at 0.")
-    falls = np.flatnonzero(np.diff(offsets) < 0)
-    if falls.size:
-        at = int(falls[0])
-        raise ValueError(
-            f"offsets: decrease from {offsets[at]} to {offsets[at + 1]} at position {at + 1}; expected "
-            "non-decreasing starts of bags."
+def _checked_offsets(
+    offsets: np.ndarray, length: int, capacity: int | None, include_last_offset: bool
+) -> np.ndarray:
+    """The offsets of numpy with the last one."""
+    check_starts("offsets", offsets)
+    if include_last_offset:
+        hint = (
+            " If the offsets do not hold the end of the last bag, as torch's do not by default, pass "
+            "include_last_offset=False."
         )
-    if offsets[-1] > length:
-        raise ValueError(
-            f"offsets: end at {offsets[-1]} but there are only {length} ids; expected at most {length}. "
-            "If the offsets do not hold the end of the last bag, pass include_last_offset=False."
+        check_end(f"offsets: end at {offsets[-1]}", length, int(offsets[-1]), capacity, hint)
+        return offsets
+    if offsets.size:
+        check_end(
+            f"offsets: the last bag starts at {offsets[-1]}", length, int(offsets[-1]), length
         )
-    return offsets
-
-
-def _check_all_used(what: str, end: int, ids: Any, capacity: int | None, hint: str = "") -> None:
-    """Raises if ids that were not padded to the capacity continue after the last bag."""
-    if ids.ndim == 1 and end < ids.shape[0] != capacity:
-        count = ids.shape[0]
+    elif length:
         raise ValueError(
-            f"{what} {end}, but there are {count} ids, and those left over would be in no bag. {hint}If they are "
-            f"padding, pass capacity={count}."
+            f"offsets: got none, but there are {length} ids, which would be in no bag; expected the start of every "
+            "bag, e.g. [0] for one bag of all ids."
         )
+    return np.append(offsets.astype(np.int64), length)
 
 
 def _with_capacity(bags: Bags, capacity: int) -> Bags:
@@ -503,9 +505,11 @@ def _with_capacity(bags: Bags, capacity: int) -> Bags:
         xp = np if isinstance(array, np.ndarray) else jnp
         return xp.pad(keep, [(0, capacity - keep.shape[0])] + [(0, 0)] * (array.ndim - 1))
 
+    padded_beyond = traced and capacity > length
     return dataclasses.replace(
         bags,
         ids=jax.tree.map(fit, bags.ids),
+        offsets=lowered_to(bags.offsets, length) if padded_beyond else bags.offsets,
         weights=None if bags.weights is None else fit(bags.weights),
     )
 
@@ -535,7 +539,7 @@ def _mark(ids: Any, keep: Any) -> Any:
 def _flat(part: Bags, ids: Any, weights: Any) -> tuple[Any, Any]:
     """Ids and weights ``[capacity]`` and the offsets of a part, where every row of a rectangle is a bag."""
     if part.offsets is not None:
-        return (ids, weights), narrow(as_array("parts.offsets", part.offsets))
+        return (ids, weights), narrow(offsets_array("parts.offsets", part.offsets))
     bags, length = ids.shape
     flat = ids.reshape(bags * length)
     return (flat, None if weights is None else weights.reshape(-1)), (

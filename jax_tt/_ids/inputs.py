@@ -18,6 +18,7 @@ from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import reshape_rows
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.keys import LocatedKeys, key_digits
+from jax_tt._ids.offsets import offsets_array
 from jax_tt._ids.slots import Slots
 from jax_tt._ids.split_ids import SplitIds, split_on_host
 
@@ -96,14 +97,12 @@ def bag_batch(space: IdSpace, bags: Any, accum: Any) -> tuple[Batch, int]:
             current=current,
         )
         return batch, rows
-    offsets = as_array(f"{label}bags.offsets", bags.offsets)
-    if ids.ndim != 1 or offsets.ndim != 1 or offsets.shape[0] == 0:
+    offsets = offsets_array(f"{label}bags.offsets", bags.offsets)
+    if ids.ndim != 1:
         raise ValueError(
-            f"{label}bags: got ids {ids.shape} with offsets {offsets.shape}; expected ids [capacity] and "
-            "offsets [B + 1]. Extra leading dimensions go through jax.vmap."
+            f"{label}bags.ids: got shape {ids.shape} beside offsets; expected [capacity]. Extra leading dimensions go "
+            "through jax.vmap."
         )
-    if not jnp.issubdtype(offsets.dtype, jnp.integer):
-        raise ValueError(f"{label}bags.offsets: got dtype {offsets.dtype}; expected integers.")
     if bags.padded:
         raise ValueError(
             f"{label}bags: padded=True is for rectangular bags; ragged ones have offsets."

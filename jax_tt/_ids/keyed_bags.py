@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jax_tt._ids import bag_parts, keyed_checks
 from jax_tt._ids.bags import Bags
@@ -22,7 +23,7 @@ class KeyedBags:
     """The bags of many features, feature by feature: the layout of FBGEMM's TBE and of TorchRec's KeyedJaggedTensor.
 
     Build one with `from_bags`, `from_offsets` or `from_lengths`, which check the values of numpy inputs; for JAX
-    arrays, traced or not, only the shapes are checked.
+    arrays, traced or not, only the shapes are checked. The constructor itself takes lists, too, and checks nothing.
 
     Attributes:
         ids: integers ``[capacity]``; all ids of the first feature, then all of the second, and so on. Where some are
@@ -63,19 +64,20 @@ class KeyedBags:
     @property
     def capacity(self) -> int:
         """Number of id positions, used or not."""
-        return self.ids.shape[0]
+        return np.shape(self.ids)[0]
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The number of bags of every feature, in the order of ``keys``."""
         if self.batch_sizes is not None:
             return self.batch_sizes
-        return keyed_checks.sizes(self.keys, None, self.offsets.shape, "offsets")
+        return keyed_checks.sizes(self.keys, None, np.shape(self.offsets), "offsets")
 
     @property
     def lengths(self) -> Any:
         """The number of ids of every bag, int32 ``[sum of batch_sizes]``."""
-        return self.offsets[1:] - self.offsets[:-1]
+        offsets = self.checked().offsets
+        return offsets[1:] - offsets[:-1]
 
     @classmethod
     def from_offsets(
@@ -172,22 +174,23 @@ class KeyedBags:
         """The bags of one feature; as in `to_bags`."""
         if key not in self.keys:
             raise KeyError(f"{key!r}; the features are {', '.join(map(repr, self.keys))}")
-        at = self.checked().keys.index(key)
-        refuse_malformed("offsets", self.offsets, self.capacity)
-        part = self.between(at, at + 1)
+        at, whole = self.keys.index(key), self.checked()
+        refuse_malformed("offsets", whole.offsets, whole.capacity)
+        part = whole.between(at, at + 1)
         return dataclasses.replace(
-            part, offsets=if_well_formed(part.offsets, self.offsets, self.capacity)
+            part, offsets=if_well_formed(part.offsets, whole.offsets, whole.capacity)
         )
 
     def checked(self) -> KeyedBags:
-        """The same.
+        """The same, with arrays in place of lists.
 
         Raises:
-            TypeError, ValueError: the arrays, which a caller of the constructor may have given, do not fit.
+            TypeError, ValueError: what a caller of the constructor gave does not fit.
         """
-        keyed_checks.shapes(self.ids, self.offsets, self.weights)
-        keyed_checks.offsets_shape(self.offsets, self.sizes)
-        return self
+        ids, offsets, weights = keyed_checks.arrays(self.ids, self.offsets, self.weights)
+        keyed_checks.shapes(ids, weights)
+        keyed_checks.offsets_shape(offsets, self.sizes)
+        return dataclasses.replace(self, ids=ids, offsets=offsets, weights=weights)
 
     def between(self, first: int, last: int) -> Bags:
         """The bags of the features with these numbers, without the last, of `checked` bags with offsets that fit."""

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, as_int, type_of
+from jax_tt._base.arguments import as_array, as_int
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._ids.bags import Bags, as_ids, id_array, signed_padding, type_of_32_bits
 from jax_tt._ids.batch import Batch, is_padding
+from jax_tt._ids.host_offsets import check_end, check_lengths, check_starts, exact_sum
 from jax_tt._ids.keys import split_keys
+from jax_tt._ids.offsets import offsets_array, refuse_malformed
 from jax_tt._ids.split_ids import SplitIds
 
 
@@ -64,14 +66,18 @@ def _description(
     return keys, None if batch_sizes is None else _integers(keys, batch_sizes), unweighted
 
 
-def shapes(ids: Any, offsets: Any, weights: Any) -> None:
-    """Raises unless these are arrays, with one weight for each id."""
-    arrays = {"ids": ids, "offsets": offsets, "weights": weights}
-    for name, array in arrays.items():
-        if not hasattr(array, "shape") and (name != "weights" or array is not None):
-            raise TypeError(
-                f"{name}: got {type_of(array)}; expected an array. KeyedBags.from_offsets makes one of a list."
-            )
+def arrays(ids: Any, offsets: Any, weights: Any) -> tuple[Any, Any, Any]:
+    """What a caller of the constructor gave, as arrays."""
+    if isinstance(ids, list | tuple):
+        ids = flat_ids(ids)
+    elif not isinstance(ids, SplitIds):
+        ids = id_array(ids, "ids")
+    weights = None if weights is None else as_array("weights", weights)
+    return ids, as_array("offsets", offsets), weights
+
+
+def shapes(ids: Any, weights: Any) -> None:
+    """Raises unless ids are flat, with one weight for each."""
     if len(ids.shape) != 1:
         raise ValueError(
             f"ids: got shape {ids.shape}; expected [capacity]. Extra leading dimensions go through jax.vmap."
@@ -160,37 +166,39 @@ def ragged(
     given = as_array(argument, given)
     if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu" or np.ndim(ids) != 1:
         return keys, batch_sizes  # `Bags` checks the rest
-    ends = argument == "offsets"
-    wide = given.astype(np.int64)
-    wrong = np.flatnonzero((np.diff(wide) if ends else given) < 0)
-    if wrong.size:
-        at = int(wrong[0])
-        key, bag = _bag(keys, batch_sizes, at)
-        raise ValueError(
-            f"offsets: decrease from {wide[at]} to {wide[at + 1]} at position {at + 1}, the end of bag {bag} of "
-            f"feature {key!r}; expected non-decreasing starts of bags."
-            if ends
-            else f"lengths: got {given[at]} for bag {bag} of feature {key!r}; expected at least 0."
-        )
-    end, count = int(wide[-1] if ends else wide.sum()), np.shape(ids)[0]
-    what = f"{argument}: {'end at' if ends else 'sum to'} {end}, with the last bag of feature {keys[-1]!r}"
-    if end > count:
-        raise ValueError(f"{what}, but there are only {count} ids; expected at most {count}.")
-    if end < count != capacity:
-        raise ValueError(
-            f"{what}, but there are {count} ids, and those left over would be in no bag. If they are padding, pass "
-            f"capacity={count}."
-        )
+    count = np.shape(ids)[0]
+    if argument == "offsets":
+        check_offsets(argument, keys, batch_sizes, given, count, capacity)
+        return keys, batch_sizes
+    check_lengths(given, functools.partial(_bag, keys, batch_sizes))
+    end = exact_sum(given)
+    what = f"lengths: sum to {end}, with the last bag of feature {keys[-1]!r}"
+    check_end(what, count, end, capacity)
     return keys, batch_sizes
+
+
+def check_offsets(
+    label: str,
+    keys: tuple[str, ...],
+    batch_sizes: tuple[int, ...],
+    offsets: np.ndarray,
+    count: int,
+    capacity: int | None,
+) -> None:
+    """Raises for offsets of numpy that do not fit ``count`` ids; the bags of each feature are ``batch_sizes``."""
+    check_starts(label, offsets, functools.partial(_bag, keys, batch_sizes))
+    end = int(offsets[-1])
+    what = f"{label}: end at {end}, with the last bag of feature {keys[-1]!r}"
+    check_end(what, count, end, capacity)
 
 
 def flat_ids(ids: Any) -> Any:
     """Ids as `KeyedBags` hold them: keys for which 32 bits are too few as their words, which JAX does not cut."""
     array = id_array(ids, "ids")
     integers = isinstance(array, np.ndarray) and array.dtype.kind in "iu"
-    if not integers or x64_enabled() or type_of_32_bits(array) is not None:
-        return array
-    return split_keys(array)
+    if integers and not x64_enabled() and type_of_32_bits(array) is None:
+        return split_keys(array)
+    return as_ids(array if array.size else ids)  # an empty list has no type of its own
 
 
 def flat_on_host(key: str, given: Any) -> Bags:
@@ -209,13 +217,15 @@ def flat_on_host(key: str, given: Any) -> Bags:
             )
         given = Bags(ids if ids.ndim == 2 else ids[:, None])
     refuse_split_ids(label, given.ids)
-    host: Bags = jax.tree.map(np.asarray, given)
+    host: Bags = jax.tree.map(lambda leaf: np.asarray(as_array(label, leaf)), given)
     ids = signed_padding(host.ids) if host.padded else host.ids
     host = dataclasses.replace(host, ids=as_ids(ids, f"{label}.ids"))
     if host.offsets is not None:
-        end = int(host.offsets[-1])
+        offsets = offsets_array(f"{label}.offsets", host.offsets)
+        refuse_malformed(f"{label}.offsets", offsets, host.capacity)
+        end = int(offsets[-1])
         weights = None if host.weights is None else host.weights[:end]
-        return Bags.from_offsets(host.ids[:end], host.offsets, weights)
+        return Bags.from_offsets(host.ids[:end], offsets, weights)
     keep = np.ones(host.ids.shape, bool)
     if host.padded:
         keep = ~np.asarray(is_padding(Batch(host.ids, None, None)))
@@ -223,8 +233,8 @@ def flat_on_host(key: str, given: Any) -> Bags:
     return Bags.from_lengths(host.ids[keep], keep.sum(axis=1), weights)
 
 
-def _bag(keys: tuple[str, ...], batch_sizes: tuple[int, ...], number: int) -> tuple[str, int]:
-    """The feature of a bag, and its number among the bags of that."""
+def _bag(keys: tuple[str, ...], batch_sizes: tuple[int, ...], number: int) -> str:
+    """What errors call a bag: its number among those of its feature."""
     ends = list(itertools.accumulate(batch_sizes))
     at = int(np.searchsorted(ends, number, side="right"))
-    return keys[at], number - (ends[at] - batch_sizes[at])
+    return f"bag {number - (ends[at] - batch_sizes[at])} of feature {keys[at]!r}"

@@ -117,14 +117,14 @@ def whole_keys(keys: Any) -> SplitIds:
     small ids that were computed on the device. Keys that come from the host go through `host_batch` or `split_keys`.
 
     Args:
-        keys: integers of at most 32 bits and of any shape, traced or not. A negative key is the unsigned 64-bit one
-            with the same sign bits, as in `split_keys`.
+        keys: integers of any shape, traced or not: JAX arrays of at most 32 bits, or lists and arrays of numpy whose
+            values fit 32 bits. A negative key is the unsigned 64-bit one with the same sign bits, as in `split_keys`.
 
     Returns:
         `SplitIds` with digits int32 ``[*keys.shape, 2]``.
 
     Raises:
-        ValueError: ``keys`` are not integers of at most 32 bits.
+        ValueError: ``keys`` are not integers, or need more than 32 bits.
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> jax.jit(jax_tt.dynamic.whole_keys)(jnp.array([7, -1])).digits
@@ -132,14 +132,21 @@ def whole_keys(keys: Any) -> SplitIds:
            [-1, -1]], dtype=int32)
     """
     array = as_array("keys", keys)
-    if not jnp.issubdtype(array.dtype, jnp.integer) or array.dtype.itemsize > 4:
+    if isinstance(array, np.ndarray):
+        words = _words_on_host("keys", array, keys)
+        large = np.flatnonzero((array < -(2**31)) | (array >= 2**32))
+        got = str(array.reshape(-1)[large[0]]) if large.size else ""
+    elif jnp.issubdtype(array.dtype, jnp.integer):
+        words = _words_on_device(array)
+        got = f"dtype {array.dtype}" if array.dtype.itemsize > 4 else ""
+    else:
+        raise not_integers("keys", array.dtype)
+    if got:
         raise ValueError(
-            f"keys: got dtype {array.dtype}; expected integers of at most 32 bits. Keys of 64 bits go through "
+            f"keys: got {got}; expected integers of at most 32 bits. Keys of 64 bits go through "
             "jax_tt.dynamic.split_keys(keys)."
         )
-    if isinstance(array, np.ndarray):
-        return SplitIds(_words_on_host("keys", array, keys))
-    return SplitIds(_words_on_device(array))
+    return SplitIds(words)
 
 
 def key_digits(name: str, ids: Any, padded: bool) -> SplitIds:

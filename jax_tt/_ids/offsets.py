@@ -19,12 +19,14 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import ffi, reports
+from jax_tt._base.arguments import as_array
 from jax_tt._ids.batch import Batch, padding_mark
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._jax.backend import choose, run
 from jax_tt._jax.vma import vary_over, varying_axes
 
-# In place of offsets that bags were cut out of, if those were malformed; no cut of it is well-formed.
+# The first offset of bags that were padded, joined or cut after their offsets were malformed; no cut of it is
+# well-formed.
 MALFORMED = -(2**31)
 
 
@@ -109,13 +111,25 @@ def with_ids_out_of_range(refused: jax.Array | None, batch: Any) -> Any:
     """A `Batch` or `KeyedBags`, in which no id has a row if it is refused."""
     if refused is None:
         return batch
-    ids = jnp.where(refused, padding_mark(batch.ids.dtype), batch.ids)
+    ids = jax.tree.map(lambda leaf: jnp.where(refused, padding_mark(leaf.dtype), leaf), batch.ids)
     return dataclasses.replace(batch, ids=ids)
 
 
 def _capacities(given: Sequence[Given]) -> jax.Array:
     """The capacities, which may be symbolic, int32 ``[n]``."""
     return jnp.stack([jnp.asarray(one.capacity, jnp.int32) for one in given])
+
+
+def offsets_array(label: str, offsets: Any) -> Any:
+    """Offsets ``[B + 1]`` of any integers as an array of numpy or JAX, whose values are not looked at."""
+    array = as_array(label, offsets)
+    if array.ndim != 1 or array.shape[0] == 0:
+        raise ValueError(
+            f"{label}: got shape {array.shape}; expected [B + 1]. Extra leading dimensions go through jax.vmap."
+        )
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ValueError(f"{label}: got dtype {array.dtype}; expected integers.")
+    return array
 
 
 def refuse_malformed(label: str, offsets: Any, capacity: Any) -> None:
@@ -129,6 +143,16 @@ def if_well_formed(computed: Any, offsets: Any, capacity: Any) -> Any:
     if isinstance(offsets, np.ndarray):
         return computed
     return jnp.where(malformed(offsets, capacity), MALFORMED, computed)
+
+
+def lowered_to(offsets: jax.Array, count: int) -> jax.Array:
+    """Offsets of ``count`` ids, to which padding is added, so that no bag has any of it.
+
+    The first offset is `MALFORMED` where others had to be lowered: a lookup then refuses or repairs what would fit into
+    the padding.
+    """
+    lowered = jnp.where(jnp.arange(offsets.shape[0]) == 0, MALFORMED, jnp.minimum(offsets, count))
+    return jnp.where(jnp.any(offsets > count), lowered, offsets)
 
 
 def malformed(offsets: Any, capacity: Any) -> Any:
@@ -150,14 +174,17 @@ def _on_host(one: Given, bounds: str) -> np.ndarray:
 
 
 def _error(one: Given) -> ValueError:
-    return ValueError(f"{_wrong(one)}. Bags.from_offsets and host_batch make bags that fit.")
+    return ValueError(f"{_wrong(one)}. Bags.from_offsets checks the offsets that it makes bags of.")
 
 
 def _wrong(one: Given) -> str:
     """What is wrong with malformed offsets of numpy."""
     first, offsets = int(one.offsets[0]), one.offsets
     if first == MALFORMED:
-        return f"{one.label} were computed from offsets that do not fit their ids"
+        return (
+            f"{one.label}[0] is {first}, expected 0: bags begin so if they were padded, joined or cut while their "
+            "offsets did not fit their ids"
+        )
     if first != 0:
         return f"{one.label}[0] is {first}, expected 0: ids before the first offset would belong to no bag"
     bad = (offsets[1:] < offsets[:-1]) | (offsets[1:] > one.capacity)

@@ -96,6 +96,19 @@ def test_errors_hold_the_fix():
         (lambda: Bags.from_offsets([1], [0.0, 1.0]), "expected integers"),
         (lambda: Bags.from_lengths([1, 2], [-1, 3]), "non-negative"),
         (lambda: Bags.from_lengths([1, 2], [3]), "only 2 ids"),
+        (lambda: Bags.from_lengths([1, 2, 3], [2**62] * 4 + [3]), f"lengths: sum to {2**64 + 3}"),
+        (
+            lambda: Bags.from_lengths([1, 2, 3], np.array([2**64 - 1, 4], np.uint64)),
+            f"lengths: sum to {2**64 + 3}, but there are only 3 ids",
+        ),
+        (
+            lambda: Bags.from_offsets([1, 2, 3], np.array([0, 2**64 - 1, 3], np.uint64)),
+            f"decrease from {2**64 - 1} to 3",
+        ),
+        (
+            lambda: Bags.from_offsets([1, 2], [0, 5], include_last_offset=False),
+            "the last bag starts at 5, but there are only 2 ids",
+        ),
         (lambda: Bags.from_lengths(np.arange(5), [2, 2]), "capacity=5"),
         (lambda: Bags.from_lengths(np.arange(5), [2, 2], capacity=8), "lengths: sum to 4"),
         (lambda: Bags.from_offsets(np.arange(5), [0, 3], capacity=8), "capacity=5"),

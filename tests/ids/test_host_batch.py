@@ -299,6 +299,7 @@ CLICKED, SHOWN, CUT = (
     "ids: got a JAX array of int32.*whole_keys",
 )
 MASKED = np.ma.masked_array([[1, 2]], [[False, True]])
+SUMS_TO_3 = np.array([2**62] * 4 + [3])  # in 64 bits
 # What differs from an empty batch, and the error.
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"clicked": np.array([[FAR, 3]])}, CLICKED + "ids: got id 4294967301 at position 0"),
@@ -319,7 +320,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"clicked": {"ids": [1, 2], "lengths": [1]}}, r"sum to 1, but .* 2 ids.* pass ids\[:1\]"),
     ({"clicked": {"ids": [1, 2], "lengths": [3]}}, "sum to 3, but there are 2 ids; expected 2"),
     ({"clicked": {"ids": [1, 2], "offsets": [0, 1]}}, "end at 1, .*as torch's are by default"),
+    ({"clicked": {"ids": [1, 2, 3], "lengths": SUMS_TO_3}}, f"lengths: sum to {2**64 + 3}, but"),
     ({"clicked": MASKED}, CLICKED + "ids: got a masked array"),
+    ({"clicked": MASKED[0]}, CLICKED + "ids: got a masked array.*array.compressed"),
+    ({"clicked": {"ids": [1, 2], "lengths": MASKED[0]}}, "lengths: got a masked .* masked.$"),
+    (
+        {"clicked": Bags(np.arange(3), np.array([0, 9]))},
+        CLICKED + r"bags.offsets\[1\] is 9 after 0; .* 3 ids. Bags.from_offsets checks",
+    ),
+    ({"clicked": Bags(np.arange(3), np.array([[0, 3]]))}, r"bags.offsets: got shape \(1, 2\)"),
     ({"clicked": {"ids": [1, 2], "lengths": [3, -1]}}, CLICKED + "lengths: got "),
     ({"clicked": {"ids": [1], "lengths": [1], "offsets": [0, 1]}}, "'lengths' and 'offsets'"),
     ({"clicked": {"ids": [1], "length": [1]}}, "got the entry 'length'"),
@@ -525,7 +534,12 @@ def test_32_bit_arrays_of_jax_are_no_keys_unless_said():
     assert keys_of(jax_tt.dynamic.whole_keys(np.array([2**32 - 1], np.uint32))).tolist() == [
         2**32 - 1
     ]
-    with pytest.raises(ValueError, match="got dtype int64; expected integers of at most 32 bits"):
-        jax_tt.dynamic.whole_keys(keys)
+    for given in (keys, keys.tolist()):
+        assert jax_tt.dynamic.whole_keys(given) == jax_tt.dynamic.split_keys(keys)
+    for given in ([7, 2**32], [-(2**31) - 1], np.array([2**64 - 1], np.uint64)):
+        with pytest.raises(ValueError, match=f"got {given[-1]}; expected integers of at most 32"):
+            jax_tt.dynamic.whole_keys(given)
     with jax.enable_x64(True):
+        with pytest.raises(ValueError, match="got dtype int64; expected integers of at most 32"):
+            jax_tt.dynamic.whole_keys(jnp.array([7]))
         assert jax_tt.dynamic.split_keys(jnp.array([2**40])).digits.tolist() == [[256, 0]]

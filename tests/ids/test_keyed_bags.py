@@ -9,6 +9,10 @@ import jax_tt
 from jax_tt import Bags, KeyedBags
 
 IDS, OFFSETS = [3, 1, 7, 7, 2, 9], [0, 2, 2, 3, 6]
+COLLECTION = jax_tt.Collection(
+    {"item": jax_tt.dense_table(20, 3)}, dict.fromkeys("ab", jax_tt.Feature("item"))
+)
+STATE = COLLECTION.init(jax.random.key(0))
 PARTS = {"clicked": Bags.from_ragged([[3, 1], []]), "carted": Bags.from_ragged([[7], [7, 2, 9]])}
 
 
@@ -49,6 +53,22 @@ def test_weights_padding_and_other_forms_of_bags():
     assert whole.weights[:4].tolist() == [0.5, 1, 2, 1]
     assert whole["weighted"].weights.tolist() == [0.5, 1, 2] and whole["padded"].weights is None
     assert whole.sizes == (2, 2, 2, 3) and whole.capacity == 20
+
+
+def test_lists_are_taken_as_bags_take_them():
+    empty = KeyedBags.from_lengths(["a", "b"], [], [0, 0])
+    assert empty == KeyedBags.from_offsets(["a", "b"], [], [0, 0, 0])
+    assert empty.ids.dtype == np.int32
+    for ids, offsets in ((IDS, OFFSETS), ([], [0, 0, 0])):
+        given = KeyedBags(ids, offsets, keys=("a", "b"))
+        want = KeyedBags.from_offsets(["a", "b"], ids, offsets)
+        assert given.to_bags() == want.to_bags() and given.capacity == want.capacity
+        assert given.sizes == want.sizes and given.lengths.tolist() == want.lengths.tolist()
+        assert COLLECTION.host_batch(given) == COLLECTION.host_batch(want)
+        rows, _ = jax_tt.lookup_features(COLLECTION, STATE, given, method="reference")
+        np.testing.assert_array_equal(
+            rows["b"], jax_tt.lookup_features(COLLECTION, STATE, want, method="reference")[0]["b"]
+        )
 
 
 def test_traced_bags_keep_the_capacity():
@@ -99,6 +119,8 @@ def test_bad_lengths():
         KeyedBags.from_lengths(["a", "b"], IDS, [2, -1])
     with pytest.raises(ValueError, match="sum to 4, with the last bag of feature 'b'"):
         KeyedBags.from_lengths(["a", "b"], IDS, [2, 2])
+    with pytest.raises(ValueError, match=f"sum to {2**64 + 4}, with the last bag of feature 'b'"):
+        KeyedBags.from_lengths(["a", "b"], IDS, np.array([2**64 - 1, 5], np.uint64))
     with pytest.raises(ValueError, match="lengths: got 3, for 3 bags of 2 features"):
         KeyedBags.from_lengths(["a", "b"], IDS, [2, 2, 2])
     padded = KeyedBags.from_lengths(["a", "b"], IDS, [2, 2], capacity=6)

@@ -1,5 +1,6 @@
 """Offsets are looked at as they were given, and what is wrong with them is refused or repaired, never read."""
 
+import functools
 import re
 
 import jax
@@ -11,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Bags, KeyedBags
+from jax_tt._ids.offsets import malformed
 from tests.conftest import method_fixture, native_available
 from tests.fuzz import offsets as fuzz
 from tests.fuzz.offsets import CAPACITY, TABLE, Door
@@ -78,6 +80,113 @@ def test_the_error_names_the_first_offset_that_is_wrong(keyed):
         jax.block_until_ready(
             jax.jit(lambda batch: jax_tt.lookup_features(collection, state, batch)[0])(batch)
         )
+
+
+# Bags of lengths, or of the offsets that these have, with more positions than ids.
+PADDED = {
+    "offsets": lambda ids, given: Bags.from_offsets(ids, _ends(given), capacity=16),
+    "lengths": lambda ids, given: Bags.from_lengths(ids, given, capacity=16),
+    "keyed": lambda ids, given: _whole(KeyedBags.from_lengths(["a"], ids, given, capacity=16)),
+}
+
+
+def _whole(keyed):
+    return Bags(keyed.ids, keyed.offsets)
+
+
+def _ends(lengths):
+    return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(lengths, dtype=jnp.int32)])
+
+
+@pytest.mark.parametrize("door", PADDED)
+def test_no_bag_has_any_of_the_padding(door, method):
+    @functools.partial(jax.jit, static_argnums=0)
+    def step(bounds, lengths):
+        def loss(trained):
+            bags = PADDED[door](jnp.asarray(IDS[:4]), lengths)
+            rows, _ = jax_tt.lookup_bags(
+                TABLE, {**STATE, **trained}, bags, bounds=bounds, method=method
+            )
+            return jnp.sum(rows), rows
+
+        trained = {name: STATE[name] for name in TABLE.spec.trained_names}
+        return jax.value_and_grad(loss, has_aux=True)(trained)
+
+    inside, beyond = jnp.array([1, 2, 1]), jnp.array([2, 0, 10])
+    (_, rows), _ = step("error", inside)
+    np.testing.assert_allclose(rows[1], ROWS[IDS[1:3]].sum(0), rtol=1e-5)
+    (_, rows), after = step("zero", beyond)
+    want = [ROWS[IDS[:2]].sum(0), np.zeros(3), ROWS[IDS[2:4]].sum(0)]
+    np.testing.assert_allclose(rows, want, rtol=1e-5)
+    stepped = np.flatnonzero(np.any(after["embedding"] != ROWS, axis=1))
+    assert stepped.tolist() == IDS[:4].tolist()
+    if raises(method):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="offsets did not fit their ids"):
+            jax.block_until_ready(step("error", beyond))
+        return
+    (_, rows), after = step("error", beyond)
+    assert np.isnan(rows).all()
+    np.testing.assert_array_equal(after["embedding"], ROWS)
+
+
+def test_lengths_of_64_bits_are_not_cut():
+    with jax.enable_x64(True):
+        lengths = jnp.array([2**32 + 1, 3])
+        for bags in (
+            Bags.from_lengths(jnp.arange(4), lengths),
+            KeyedBags.from_lengths(["a"], jnp.arange(4), lengths),
+        ):
+            assert malformed(bags.offsets, 4)
+
+
+def test_keys_of_64_bits_are_looked_up_under_jit(method):
+    table = jax_tt.hash_table(64, 2)
+    collection = jax_tt.Collection({"h": table}, dict.fromkeys("ab", jax_tt.Feature("h")))
+    batch = KeyedBags.from_lengths(["a", "b"], np.array([2**40, 7, 1]), [2, 1])
+    _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), batch.ids)
+
+    @jax.jit
+    def rows_of(batch):
+        return jax_tt.lookup_features(collection, {"h": state}, batch, method=method)[0]
+
+    want, _ = jax_tt.lookup_features(collection, {"h": state}, batch, method=method)
+    rows = rows_of(batch)
+    assert np.all(rows["b"] != 0)
+    for name in "ab":
+        np.testing.assert_allclose(rows[name], want[name], rtol=1e-6)
+
+
+MASKED = np.ma.masked_array([1, 2, 3], [False, True, False])
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda: Bags.from_lengths(MASKED, [1, 2]),
+        lambda: KeyedBags.from_lengths(["a"], MASKED, [1, 2]),
+        lambda: KeyedBags.from_bags({"a": MASKED}),
+        lambda: KeyedBags.from_bags({"a": Bags(MASKED, np.array([0, 3]))}),
+        lambda: KeyedBags(MASKED, np.array([0, 3]), keys=("a",))["a"],
+        lambda: jax_tt.lookup(TABLE, STATE, MASKED),
+    ],
+)
+def test_masked_arrays_are_refused_by_name(give):
+    with pytest.raises(TypeError, match="got a masked array, whose mask would be lost"):
+        give()
+
+
+def test_malformed_bags_are_named_as_they_were_given():
+    bags = Bags(IDS, np.array([0, 9]))
+    with pytest.raises(ValueError, match=r"^bags\['a'\].offsets\[1\] is 9 after 0"):
+        KeyedBags.from_bags({"a": bags})
+    collection = jax_tt.Collection({"item": TABLE}, {"a": jax_tt.Feature("item")})
+    with pytest.raises(
+        ValueError, match=r"^batch.offsets: end at 9, with the last bag of feature 'a'"
+    ):
+        collection.host_batch(KeyedBags(IDS, bags.offsets, keys=("a",)))
+    lowest = Bags(IDS, np.array([-(2**31), 2]))
+    with pytest.raises(ValueError, match=r"^bags.offsets\[0\] is -2147483648, expected 0"):
+        jax_tt.lookup_bags(TABLE, STATE, lowest)
 
 
 def test_offsets_of_numpy_are_checked_before_the_call():

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_tt._base.arguments import narrow
 from jax_tt._base.dtypes import accumulator
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import check_features
@@ -153,10 +152,8 @@ def _entered_keyed(
     strictest = min(treatments, key=lambda one: BOUNDS.index(one.bounds))
     treatment = strictest._replace(quiet=any(one.quiet for one in treatments))
     batch = batch.checked()
-    offsets = narrow(batch.offsets)
-    (offsets,), refused = entered_offsets(
-        [Given("batch.offsets", offsets, batch.capacity)], treatment
-    )
+    given = Given("batch.offsets", batch.offsets, batch.capacity)
+    (offsets,), refused = entered_offsets([given], treatment)
     return with_ids_out_of_range(refused, dataclasses.replace(batch, offsets=offsets)), refused
 
 

@@ -302,7 +302,7 @@ class Bags:
         )
         for k, (part, starts) in enumerate(zip(parts, offsets, strict=True)):
             refuse_malformed(f"parts[{k}].offsets", starts, part.capacity)
-        (joined, heavy), ends = bag_parts.join_flat(flat, offsets)
+        (joined, heavy), ends = bag_parts.join_flat(flat, list(map(narrow, offsets)))
         for part, starts in zip(parts, offsets, strict=True):
             ends = if_well_formed(ends, starts, part.capacity)
         bags = cls(as_ids(joined), ends, heavy)
@@ -539,7 +539,7 @@ def _mark(ids: Any, keep: Any) -> Any:
 def _flat(part: Bags, ids: Any, weights: Any) -> tuple[Any, Any]:
     """Ids and weights ``[capacity]`` and the offsets of a part, where every row of a rectangle is a bag."""
     if part.offsets is not None:
-        return (ids, weights), narrow(offsets_array("parts.offsets", part.offsets))
+        return (ids, weights), offsets_array("parts.offsets", part.offsets)
     bags, length = ids.shape
     flat = ids.reshape(bags * length)
     return (flat, None if weights is None else weights.reshape(-1)), (

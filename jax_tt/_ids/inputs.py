@@ -108,7 +108,7 @@ def bag_batch(space: IdSpace, bags: Any, accum: Any) -> tuple[Batch, int]:
             f"{label}bags: padded=True is for rectangular bags; ragged ones have offsets."
         )
     flat = _positions(ids, (1, *ids.shape))
-    offsets = narrow(offsets)[None]
+    offsets = offsets[None]
     weights = None if weights is None else weights[None]
     batch = Batch(flat, offsets, weights, cut=cut, current=current)
     return batch, offsets.shape[1] - 1

@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import ffi, reports
-from jax_tt._base.arguments import as_array
+from jax_tt._base.arguments import as_array, narrow
 from jax_tt._ids.batch import Batch, padding_mark
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._jax.backend import choose, run
@@ -46,7 +46,7 @@ class Treatment(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Offsets int32 ``[B + 1]`` of bags of ``capacity`` ids, which errors call ``label``."""
+    """Offsets ``[B + 1]``, integers of any type, of bags of ``capacity`` ids, which errors call ``label``."""
 
     label: str
     offsets: Any
@@ -54,7 +54,7 @@ class Given(NamedTuple):
 
 
 def entered_offsets(given: Sequence[Given], how: Treatment) -> tuple[list[Any], jax.Array | None]:
-    """Well-formed offsets, and whether the batch is refused, bool; None where that is known not to be.
+    """Well-formed offsets in int32, and whether the batch is refused, bool; None where that is known not to be.
 
     A batch is refused where no error can be raised. All its results must be NaN, and nothing may be stepped. Its bags
     have arbitrary ids.
@@ -63,18 +63,15 @@ def entered_offsets(given: Sequence[Given], how: Treatment) -> tuple[list[Any], 
         ValueError: offsets of numpy are malformed and ``bounds`` is ``"error"``. Native operations raise the error of
             others.
     """
-    offsets = [one.offsets for one in given]
-    if how.bounds == "unchecked":
-        return offsets, None
-    on_host = [isinstance(array, np.ndarray) for array in offsets]
+    on_host = [isinstance(one.offsets, np.ndarray) for one in given]
     offsets = [
-        _on_host(one, how.bounds) if known else one.offsets
+        _on_host(one, how.bounds) if known else narrow(one.offsets)
         for one, known in zip(given, on_host, strict=True)
     ]
     rest = [one for one, known in zip(given, on_host, strict=True) if not known]
-    if not rest:
+    if not rest or how.bounds == "unchecked":
         return offsets, None
-    arrays = tuple(one.offsets for one in rest)
+    arrays = tuple(array for array, known in zip(offsets, on_host, strict=True) if not known)
 
     call = partial(_entered, how, tuple(one.label for one in rest))
     specs = tuple(map(spec_of, arrays)), P()
@@ -156,20 +153,21 @@ def lowered_to(offsets: jax.Array, count: int) -> jax.Array:
 
 
 def malformed(offsets: Any, capacity: Any) -> Any:
-    """Whether offsets int32 ``[B + 1]`` start elsewhere than at 0, fall, or end beyond the capacity; a bool."""
+    """Whether offsets ``[B + 1]`` start elsewhere than at 0, fall, or end beyond the capacity; a bool."""
     xp = np if isinstance(offsets, np.ndarray) else jnp
     falls = xp.any(offsets[1:] < offsets[:-1])
     return (offsets[0] != 0) | falls | (offsets[-1] > capacity)
 
 
 def _on_host(one: Given, bounds: str) -> np.ndarray:
-    if not malformed(one.offsets, one.capacity):
-        return one.offsets
+    offsets = narrow(one.offsets)
+    if bounds == "unchecked" or not malformed(one.offsets, one.capacity):
+        return offsets
     if bounds == "error":
         raise _error(one)
     if bounds == "warn":
         reports.report_offsets(_wrong(one))
-    rest = np.maximum.accumulate(np.clip(one.offsets[1:], 0, one.capacity))
+    rest = np.maximum.accumulate(np.clip(offsets[1:], 0, one.capacity))
     return np.concatenate([np.zeros(1, np.int32), rest]).astype(np.int32)
 
 

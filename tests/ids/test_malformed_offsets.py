@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Bags, KeyedBags
-from jax_tt._ids.offsets import malformed
+from jax_tt._ids.offsets import Given, Treatment, entered_offsets, malformed
 from tests.conftest import method_fixture, native_available
 from tests.fuzz import offsets as fuzz
 from tests.fuzz.offsets import CAPACITY, TABLE, Door
@@ -121,7 +121,8 @@ def test_no_bag_has_any_of_the_padding(door, method):
     stepped = np.flatnonzero(np.any(after["embedding"] != ROWS, axis=1))
     assert stepped.tolist() == IDS[:4].tolist()
     if raises(method):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="offsets did not fit their ids"):
+        refused = jax.errors.JaxRuntimeError, ValueError  # where it is awaited, or called
+        with pytest.raises(refused, match="offsets did not fit their ids"):
             jax.block_until_ready(step("error", beyond))
         return
     (_, rows), after = step("error", beyond)
@@ -184,9 +185,15 @@ def test_malformed_bags_are_named_as_they_were_given():
         ValueError, match=r"^batch.offsets: end at 9, with the last bag of feature 'a'"
     ):
         collection.host_batch(KeyedBags(IDS, bags.offsets, keys=("a",)))
-    lowest = Bags(IDS, np.array([-(2**31), 2]))
-    with pytest.raises(ValueError, match=r"^bags.offsets\[0\] is -2147483648, expected 0"):
-        jax_tt.lookup_bags(TABLE, STATE, lowest)
+    for at, value in ((0, -(2**31)), (0, -(2**40)), (1, 2**40)):
+        offsets = np.array([0, 1, 2])
+        offsets[at] = value
+        message = rf"^bags.offsets\[{at}\] is {value}[, ].*expected"
+        with pytest.raises(ValueError, match=message):
+            jax_tt.lookup_bags(TABLE, STATE, Bags(IDS, offsets))
+    narrow = Given("bags.offsets", np.array([0, 5, 3], np.int8), 300)
+    (offsets,), _ = entered_offsets([narrow], Treatment("zero"))
+    assert offsets.tolist() == [0, 5, 5] and offsets.dtype == np.int32
 
 
 def test_offsets_of_numpy_are_checked_before_the_call():

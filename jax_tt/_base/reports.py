@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Hashable
 
-_SHARD = "\x1f"
+_SEPARATOR = "\x1f"
 # Whose lines say nothing to the reader of a warning.
 _LIBRARIES = ("jax_tt", "jax", "flax", "contextlib", "functools", "threading")
 _reported: dict[Hashable, object] = {}
@@ -44,7 +44,7 @@ def report_native(
 
 def shard_label(table: str, num_embeddings: int) -> str:
     """What a native op calls a shard of a table, from which `report` knows the table and all of its rows."""
-    return f"{table}{_SHARD}{num_embeddings}"
+    return f"{table}{_SEPARATOR}{num_embeddings}"
 
 
 def report_missing(message: str, count: int) -> None:
@@ -52,15 +52,25 @@ def report_missing(message: str, count: int) -> None:
     warn_once(message, message.replace("{count}", str(count)), MissingKeyWarning)
 
 
+def once_per(tables: str, label: str) -> str:
+    """A label of offsets from which `report_offsets` knows the tables that they are of."""
+    return f"{tables}{_SEPARATOR}{label}"
+
+
+def label_alone(label: str) -> str:
+    """What errors say of a label of `once_per`."""
+    return label.rpartition(_SEPARATOR)[2]
+
+
 def report_offsets(wrong: str) -> None:
-    """Warns that the offsets of bags are malformed, once for every name that they begin with; never raises."""
-    name, _, _ = wrong.partition("[")
+    """Warns that offsets are malformed, once per tables of the label that ``wrong`` begins with; never raises."""
+    tables, _, wrong = wrong.rpartition(_SEPARATOR)
     message = (
         f"{wrong}. The bags of such a batch were cut so that they fit, and may have the ids of others. This is said "
         "once per table. Bags.from_offsets and host_batch make bags that fit; bounds='zero' says nothing, and "
         "bounds='error' stops."
     )
-    warn_once(("offsets", name), message, OutOfRangeWarning)
+    warn_once(("offsets", tables), message, OutOfRangeWarning)
 
 
 def report(table: str, num_embeddings: int, count: int, first: str, position: int) -> None:
@@ -68,7 +78,7 @@ def report(table: str, num_embeddings: int, count: int, first: str, position: in
 
     ``first`` is the first of these ids, as text, and ``position`` where it is in the batch.
     """
-    table, _, rows = table.partition(_SHARD)
+    table, _, rows = table.partition(_SEPARATOR)
     num_embeddings = int(rows or num_embeddings)
     name = f"table {table!r}" if table else "a table"
     found = f"{first} at position {position} is"

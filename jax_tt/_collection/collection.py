@@ -20,6 +20,7 @@ from jax_tt._collection.listing import listing
 from jax_tt._collection.next_values import next_values
 from jax_tt._collection.states import (
     UPDATES,
+    bounds_by_table,
     check_arrays,
     check_replacements,
     check_shared,
@@ -200,11 +201,7 @@ class Collection:
         ([[256, 0], [0, 7]], [[3], [4]])
         """
         named = {name: table.name for name, table in self.for_batches.items()}
-        modes = bounds if isinstance(bounds, Mapping) else dict.fromkeys(named, bounds)
-        if modes.keys() != named.keys():
-            raise ValueError(
-                f"bounds: got the tables {listed(modes)}; expected all of {listed(named)}."
-            )
+        modes = bounds_by_table(bounds, named)
         how = {name: Bounds(modes[name], reported) for name, reported in named.items()}
         described = self.features, self.for_features, how
         return host_features(*described, batch, capacity, sharding, local)

@@ -6,11 +6,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jax_tt._collection.collection import Collection, States
-from jax_tt._collection.feature import values_of
-from jax_tt._collection.states import check_states, listed
+from jax_tt._collection.feature import check_features, values_of
+from jax_tt._collection.requests import entered_keyed
+from jax_tt._collection.states import bounds_by_table, check_states, listed
+from jax_tt._ids.keyed_bags import KeyedBags
+from jax_tt._ids.offsets import any_refused
 from jax_tt._ids.slots import Slots
 from jax_tt._kinds.hashed.change import grow_if_full
 from jax_tt._kinds.hashed.table import unsharded_hash_table
@@ -21,7 +25,7 @@ from jax_tt._ops.insert_in_call import (
     to_insert,
     with_checked_gradients,
 )
-from jax_tt._ops.inserting import Inserted, ToInsert, requests_of
+from jax_tt._ops.inserting import Inserted, ToInsert, requests_of, treatment_of
 from jax_tt._table.change import Change
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
@@ -36,11 +40,20 @@ def insert_collection_keys(
     scores: Mapping[str, Any] | None = None,
     epoch: Any = None,
     method: str = "auto",
+    bounds: str | Mapping[str, str] = "error",
     return_evicted: bool = False,
 ) -> tuple[dict[str, Inserted], dict[str, dict[str, Any]]]:
     """`dynamic.insert` of all hash tables of a collection; the features of a table are one batch of it."""
-    values, given = values_of(collection.features, batch), dict(scores or {})
-    hashed = collection.hashed
+    check_features(collection.features, batch)
+    hashed, given, flags = collection.hashed, dict(scores or {}), []
+    treatments = {
+        name: treatment_of(collection.tables[name], of, method)
+        for name, of in bounds_by_table(bounds, collection.tables).items()
+        if name in hashed
+    }
+    if isinstance(batch, KeyedBags):
+        batch, refused = entered_keyed(collection, batch, list(treatments.values()))
+        flags.append(refused)
     check_states("state", state, hashed)
     known = {f for name in hashed for f in collection.features_of[name]}
     for feature in given:
@@ -56,16 +69,20 @@ def insert_collection_keys(
     asked = []
     for name, table in hashed.items():
         check_state(collection.tables[name], state[name])
-        parts = [
+        found = [
             requests_of(
                 unsharded_hash_table(collection.for_features[feature]),
-                values[feature],
+                batch[feature],
                 given.get(feature),
+                treatments[name],
             )
             for feature in collection.features_of[name]
         ]
+        parts, refused = zip(*found, strict=True)
+        flags += refused
         now = epoch if table in of_epochs else None
         asked.append(ToInsert(collection.for_batches[name], state[name], parts, now))
+    asked = [one._replace(refused=any_refused(flags)) for one in asked]
     results = insert_anywhere(asked, method, return_evicted)
     after, inserted = {name: dict(arrays) for name, arrays in state.items()}, {}
     for name, one, (done, arrays) in zip(hashed, asked, results, strict=True):
@@ -75,9 +92,16 @@ def insert_collection_keys(
 
 
 def insert_in_collection_call(
-    collection: Collection, state: States, batch: Any, lookups: Mapping[str, Lookup]
+    collection: Collection,
+    state: States,
+    batch: Any,
+    lookups: Mapping[str, Lookup],
+    refused: jax.Array | None,
 ) -> tuple[Any, dict[str, Any]]:
-    """`insert_in_call` for the hash tables of a collection; ``lookups`` are the options by table."""
+    """`insert_in_call` for the hash tables of a collection; ``lookups`` are the options by table.
+
+    A batch that is ``refused`` inserts nothing.
+    """
     values = values_of(collection.features, batch)
     asked: dict[str, dict[str, ToInsert]] = {}
     after: dict[str, Any] = dict(state)
@@ -89,7 +113,8 @@ def insert_in_collection_call(
         )
         if inserts(table, lookup, [values[feature] for feature in features]):
             parts = [(collection.for_features[feature], values[feature]) for feature in features]
-            asked.setdefault(lookup.method, {})[name] = to_insert(table, state[name], parts, lookup)
+            one = to_insert(table, state[name], parts, lookup)
+            asked.setdefault(lookup.method, {})[name] = one._replace(refused=refused)
         else:
             after[name] = with_checked_gradients(table, state[name], lookup)
     for method, tables in asked.items():

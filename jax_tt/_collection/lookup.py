@@ -12,6 +12,7 @@ from jax.sharding import get_abstract_mesh
 from jax_tt._base.arguments import one_of, type_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._collection.collection import Collection, States
+from jax_tt._collection.insertion import insert_in_collection_call
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.requests import Request, requests_of
 from jax_tt._collection.states import check_statistics, listed
@@ -27,7 +28,7 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh
 from jax_tt._ids.inputs import bag_batch
 from jax_tt._ids.keyed_bags import KeyedBags
-from jax_tt._ids.offsets import well_formed
+from jax_tt._ids.offsets import well_formed, without_ids_if
 from jax_tt._jax.constants import own_constants
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limit_of_sums, rearranged
@@ -117,8 +118,9 @@ def embed(
     lookups: Mapping[str, Lookup],
     inputs: Mapping[str, StepInputs],
     layout: str,
+    insert: bool = False,
 ) -> tuple[Any, dict[str, dict[str, Any]]]:
-    """`lookup_features` with options and inputs by table.
+    """`lookup_features` with options and inputs by table, after an insertion of keys if a layer asks for it.
 
     The statistics are counted if ``state`` has them.
     """
@@ -136,7 +138,10 @@ def embed(
         name: settle(table, state[name], lookups[name], shards[name])
         for name, table in tables.items()
     }
-    batch, requests = requests_of(collection, batch, storages, uses, lookups)
+    batch, requests, refused = requests_of(collection, batch, storages, uses, lookups)
+    if insert and collection.hashed:
+        batch, state = insert_in_collection_call(collection, state, batch, lookups, refused)
+        batch, requests, _ = requests_of(collection, batch, storages, uses, lookups)
     if layout in WIDE:
         counts = {name: request.samples for name, request in requests.items()}
         check_wide(collection, layout, counts)
@@ -149,11 +154,13 @@ def embed(
         name: _batch_of(use, storages[name], {f: requests[f] for f in features}, batch)
         for (name, use), features in zip(uses.items(), collection.features_of.values(), strict=True)
     }
+    if refused is not None:
+        batches = {name: without_ids_if(refused, one) for name, one in batches.items()}
     if any(table.ids.takes_keys for table in tables.values()):
         batches |= _found_keys(uses, state, batches)
     for (name, table), read in zip(tables.items(), scalars, strict=True):
         ids = batches[name]
-        call, changed = prepared(uses[name], {**state[name], **read}, ids, inputs[name])
+        call, changed = prepared(uses[name], {**state[name], **read}, ids, inputs[name], refused)
         if call.limit is not None:
             of_table = [requests[feature] for feature in collection.features_of[name]]
             call = call._replace(limit=_limit_of_sums(call.limit, call.batch, uses[name], of_table))
@@ -172,8 +179,7 @@ def embed(
     at_once = layout in WIDE and alike and undivided
     if at_once and (wide := wide_of(collection, requests)):
         array = pooled_sums(calls, wide, shared).astype(next(iter(dtypes.values())))
-        for refused in {id(one.refused): one.refused for one in requests.values()}.values():
-            array = nan_if(refused, array)
+        array = array if refused is None else nan_if(refused, array)
         return WIDE[layout].of_wide(array, len(requests)), after
     sums = dict(zip(tables, pooled_sums(calls, None, shared), strict=True))
     rows: dict[str, jax.Array] = {}
@@ -185,6 +191,8 @@ def embed(
         for feature, request, part in zip(features, of_features, parts, strict=True):
             rows[feature] = request.result(part, dtypes[name])
     rows = {name: rows[name] for name in collection.features}
+    if refused is not None:
+        rows = {name: nan_if(refused, array) for name, array in rows.items()}
     return WIDE[layout].of_rows(rows) if layout in WIDE else rows, after
 
 

@@ -20,13 +20,13 @@ from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.offsets import (
     Given,
     Treatment,
+    any_refused,
     entered_batches,
     entered_offsets,
     well_formed,
-    with_ids_out_of_range,
 )
 from jax_tt._lookup.combine import batch_to_sum, combine
-from jax_tt._lookup.offsets import nan_if, offsets_label, treatment_of
+from jax_tt._lookup.offsets import keyed_label, offsets_label, treatment_of
 from jax_tt._table.groups import Use
 from jax_tt._table.options import BOUNDS, Lookup
 from jax_tt._table.table import Table
@@ -42,7 +42,6 @@ class Request(NamedTuple):
         summed: the batch whose sums make the result.
         shape: of the result without its columns.
         samples: the number of samples, if the result is one vector for each; None if it is not.
-        refused: whether the result is NaN, bool, because the offsets of the bags are malformed; None if they cannot be.
     """
 
     table: Table
@@ -51,7 +50,6 @@ class Request(NamedTuple):
     summed: Batch
     shape: tuple[int, ...]
     samples: int | None
-    refused: jax.Array | None
 
     @property
     def is_sum(self) -> bool:
@@ -62,8 +60,7 @@ class Request(NamedTuple):
         """``[*shape, D]`` from the sums of ``summed``."""
         if self.lookup is not None and self.lookup.combiner != "sum":
             sums = combine(self.lookup, self.table, self.batch, sums)
-        rows = reshape_rows(sums, (*self.shape, self.table.features)).astype(dtype)
-        return rows if self.refused is None else nan_if(self.refused, rows)
+        return reshape_rows(sums, (*self.shape, self.table.features)).astype(dtype)
 
 
 def requests_of(
@@ -72,18 +69,18 @@ def requests_of(
     storages: Mapping[str, Any],
     uses: Mapping[str, Use],
     lookups: Mapping[str, Lookup],
-) -> tuple[Any, dict[str, Request]]:
+) -> tuple[Any, dict[str, Request], jax.Array | None]:
     """The batch, with well-formed offsets if it is `KeyedBags`, and the request of every feature.
 
+    The third result is whether the call is refused, bool, because offsets are malformed; None if that cannot be.
     ``storages``, the types of parameters, ``uses`` and ``lookups`` are by table.
     """
     check_features(collection.features, batch)
     values, keyed = batch, isinstance(batch, KeyedBags)
-    refused: dict[str, jax.Array | None] = dict.fromkeys(collection.features)
+    refused: jax.Array | None = None
     if keyed:
         treatments = [treatment_of(use, lookups[name]) for name, use in uses.items()]
-        batch, of_all = _entered_keyed(batch, treatments)
-        refused = dict.fromkeys(collection.features, of_all)
+        batch, refused = entered_keyed(collection, batch, treatments)
         values = {key: batch.between(k, k + 1) for k, key in enumerate(batch.keys)}
     batches: dict[str, Batch] = {}
     counts: dict[str, Any] = {}
@@ -102,26 +99,25 @@ def requests_of(
     if keyed:
         batches = {name: well_formed(one) for name, one in batches.items()}
     elif ragged := [name for name, one in batches.items() if not one.rectangular]:
-        after, of_each = _entered_each(
+        after, refused = _entered_each(
             collection, {name: batches[name] for name in ragged}, uses, lookups
         )
         batches |= after
-        refused |= of_each
     requests = {}
     for name, feature in collection.features.items():
         table, one, count = collection.for_features[name], batches[name], counts[name]
         if feature.combiner is not None:
             lookup = _combined(lookups[feature.table], feature.combiner)
             summed = batch_to_sum(table, one) if lookup.combiner == "max" else one
-            requests[name] = Request(table, lookup, one, summed, (count,), count, refused[name])
+            requests[name] = Request(table, lookup, one, summed, (count,), count)
         elif isinstance(count, tuple):  # the shape of the ids
             samples = count[0] if len(count) == 1 else None
-            requests[name] = Request(table, None, one, one, count, samples, None)
+            requests[name] = Request(table, None, one, one, count, samples)
         else:  # One row for every position of bags; padding and positions of no bag read zeros.
             alone = one_bag_per_position(one)
             shape = one.ids.shape[:2] if one.rectangular else (one.capacity,)
-            requests[name] = Request(table, None, alone, alone, shape, None, refused[name])
-    return batch, requests
+            requests[name] = Request(table, None, alone, alone, shape, None)
+    return batch, requests, refused
 
 
 def _entered_each(
@@ -129,32 +125,38 @@ def _entered_each(
     batches: Mapping[str, Batch],
     uses: Mapping[str, Use],
     lookups: Mapping[str, Lookup],
-) -> tuple[dict[str, Batch], dict[str, jax.Array | None]]:
-    """The ragged features with well-formed offsets, and whether each is refused; those of one treatment together."""
+) -> tuple[dict[str, Batch], jax.Array | None]:
+    """The ragged features with well-formed offsets, those of one treatment together, and whether any is refused."""
     alike: dict[Treatment, list[str]] = {}
     for name in batches:
         table = collection.features[name].table
         alike.setdefault(treatment_of(uses[table], lookups[table]), []).append(name)
     after: dict[str, Batch] = {}
-    refused: dict[str, jax.Array | None] = {}
+    flags = []
     for treatment, names in alike.items():
-        labels = [offsets_label(collection.for_features[name]) for name in names]
+        labels = [offsets_label_of(collection, name) for name in names]
         found, flag = entered_batches([batches[name] for name in names], labels, treatment)
         after |= zip(names, found, strict=True)
-        refused |= dict.fromkeys(names, flag)
-    return after, refused
+        flags.append(flag)
+    return after, any_refused(flags)
 
 
-def _entered_keyed(
-    batch: KeyedBags, treatments: Sequence[Treatment]
+def offsets_label_of(collection: Collection, feature: str) -> str:
+    """`offsets_label` of a feature."""
+    table = collection.features[feature].table
+    return offsets_label(collection.for_features[feature], collection.for_batches[table])
+
+
+def entered_keyed(
+    collection: Collection, batch: KeyedBags, treatments: Sequence[Treatment]
 ) -> tuple[KeyedBags, jax.Array | None]:
-    """All features have one array of offsets, which the strictest of their tables treats."""
+    """With well-formed offsets. All features have one array of them, which the strictest of their tables treats."""
     strictest = min(treatments, key=lambda one: BOUNDS.index(one.bounds))
     treatment = strictest._replace(quiet=any(one.quiet for one in treatments))
     batch = batch.checked()
-    given = Given("batch.offsets", batch.offsets, batch.capacity)
-    (offsets,), refused = entered_offsets([given], treatment)
-    return with_ids_out_of_range(refused, dataclasses.replace(batch, offsets=offsets)), refused
+    label = keyed_label(collection.for_batches.values())
+    (offsets,), refused = entered_offsets([Given(label, batch.offsets, batch.capacity)], treatment)
+    return dataclasses.replace(batch, offsets=offsets), refused
 
 
 @functools.lru_cache(maxsize=1024)

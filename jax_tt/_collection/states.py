@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import one_of, type_of
 from jax_tt._collection.statistics import STATISTICS, TOTALS, TOTALS_SHAPE
 from jax_tt._lookup.shared import FLAGS
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_name
+from jax_tt._table.options import BOUNDS
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import is_sharded
 
@@ -52,6 +53,18 @@ def initial_states(tables: Mapping[str, Table], keys: jax.Array) -> dict[str, di
         for k, place in enumerate(places):
             states[names[place]] = jax.tree.map(lambda array, k=k: array[k], stacked)
     return {name: states[name] for name in names}
+
+
+def bounds_by_table(bounds: str | Mapping[str, str], tables: Iterable[str]) -> Mapping[str, str]:
+    """The ``bounds`` of every table, given for all of them or by table."""
+    modes = bounds if isinstance(bounds, Mapping) else dict.fromkeys(tables, bounds)
+    if modes.keys() != set(tables):
+        raise ValueError(
+            f"bounds: got the tables {listed(modes)}; expected all of {listed(tables)}."
+        )
+    for mode in modes.values():
+        one_of("bounds", mode, BOUNDS)
+    return modes
 
 
 def check_states(argument: str, given: Any, tables: Iterable[str]) -> None:

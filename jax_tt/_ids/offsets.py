@@ -8,7 +8,8 @@ looked at as they were given, once, for every method and platform.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import ffi, reports
 from jax_tt._base.arguments import as_array, narrow
-from jax_tt._ids.batch import Batch, padding_mark
+from jax_tt._ids.batch import Batch, padding_mark, with_marks
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._jax.backend import choose, run
 from jax_tt._jax.vma import vary_over, varying_axes
@@ -46,7 +47,7 @@ class Treatment(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Offsets ``[B + 1]``, integers of any type, of bags of ``capacity`` ids, which errors call ``label``."""
+    """Offsets ``[B + 1]`` of any integers, of bags of ``capacity`` ids, with a label of `reports.once_per`."""
 
     label: str
     offsets: Any
@@ -56,8 +57,8 @@ class Given(NamedTuple):
 def entered_offsets(given: Sequence[Given], how: Treatment) -> tuple[list[Any], jax.Array | None]:
     """Well-formed offsets in int32, and whether the batch is refused, bool; None where that is known not to be.
 
-    A batch is refused where no error can be raised. All its results must be NaN, and nothing may be stepped. Its bags
-    have arbitrary ids.
+    A batch is refused where no error can be raised. All its results must be NaN, and nothing may be stepped, inserted or
+    counted. Its bags are empty.
 
     Raises:
         ValueError: offsets of numpy are malformed and ``bounds`` is ``"error"``. Native operations raise the error of
@@ -86,17 +87,20 @@ def entered_offsets(given: Sequence[Given], how: Treatment) -> tuple[list[Any], 
 def entered_batches(
     batches: Sequence[Batch], labels: Sequence[str], how: Treatment
 ) -> tuple[list[Batch], jax.Array | None]:
-    """Batches of bags with well-formed offsets, and whether they are refused, as `entered_offsets` returns it.
-
-    Ids of a refused batch are out of range of every table, which refuses its step.
-    """
+    """Batches of bags with well-formed offsets, and whether they are refused, as `entered_offsets` returns it."""
     ragged = [k for k, batch in enumerate(batches) if not batch.rectangular]
     given = [Given(labels[k], batches[k].offsets[0], batches[k].capacity) for k in ragged]
     offsets, refused = entered_offsets(given, how)
     result = list(batches)
     for k, array in zip(ragged, offsets, strict=True):
         result[k] = dataclasses.replace(result[k], offsets=jnp.asarray(array)[None])
-    return [with_ids_out_of_range(refused, batch) for batch in result], refused
+    return result, refused
+
+
+def any_refused(flags: Iterable[jax.Array | None]) -> jax.Array | None:
+    """Whether any part of a call is refused, and so the call; None if none can be."""
+    known = [flag for flag in flags if flag is not None]
+    return functools.reduce(jnp.logical_or, known) if known else None
 
 
 def well_formed(batch: Batch) -> Batch:
@@ -104,12 +108,17 @@ def well_formed(batch: Batch) -> Batch:
     return dataclasses.replace(batch, offsets=jnp.asarray(batch.offsets))
 
 
-def with_ids_out_of_range(refused: jax.Array | None, batch: Any) -> Any:
-    """A `Batch` or `KeyedBags`, in which no id has a row if it is refused."""
-    if refused is None:
-        return batch
-    ids = jax.tree.map(lambda leaf: jnp.where(refused, padding_mark(leaf.dtype), leaf), batch.ids)
+def without_ids_if(refused: jax.Array, batch: Batch) -> Batch:
+    """A batch of which no position counts if the call is refused, whatever the bounds of its table."""
+    if not batch.rectangular:
+        return dataclasses.replace(batch, offsets=_empty_if(refused, batch.offsets))
+    batch = batch if batch.padded else with_marks(batch)
+    ids = jnp.where(refused, padding_mark(batch.ids.dtype), batch.ids)
     return dataclasses.replace(batch, ids=ids)
+
+
+def _empty_if(refused: jax.Array, offsets: jax.Array) -> jax.Array:
+    return jnp.where(refused, jnp.zeros_like(offsets), offsets)
 
 
 def _capacities(given: Sequence[Given]) -> jax.Array:
@@ -166,29 +175,30 @@ def _on_host(one: Given, bounds: str) -> np.ndarray:
     if bounds == "error":
         raise _error(one)
     if bounds == "warn":
-        reports.report_offsets(_wrong(one))
+        reports.report_offsets(_wrong(one, one.label))
     rest = np.maximum.accumulate(np.clip(offsets[1:], 0, one.capacity))
     return np.concatenate([np.zeros(1, np.int32), rest]).astype(np.int32)
 
 
 def _error(one: Given) -> ValueError:
-    return ValueError(f"{_wrong(one)}. Bags.from_offsets checks the offsets that it makes bags of.")
+    wrong = _wrong(one, reports.label_alone(one.label))
+    return ValueError(f"{wrong}. Bags.from_offsets checks the offsets that it makes bags of.")
 
 
-def _wrong(one: Given) -> str:
-    """What is wrong with malformed offsets of numpy."""
+def _wrong(one: Given, label: str) -> str:
+    """What is wrong with malformed offsets of numpy that are called ``label``."""
     first, offsets = int(one.offsets[0]), one.offsets
     if first == MALFORMED:
         return (
-            f"{one.label}[0] is {first}, expected 0: bags begin so if they were padded, joined or cut while their "
+            f"{label}[0] is {first}, expected 0: bags begin so if they were padded, joined or cut while their "
             "offsets did not fit their ids"
         )
     if first != 0:
-        return f"{one.label}[0] is {first}, expected 0: ids before the first offset would belong to no bag"
+        return f"{label}[0] is {first}, expected 0: ids before the first offset would belong to no bag"
     bad = (offsets[1:] < offsets[:-1]) | (offsets[1:] > one.capacity)
     at = int(np.flatnonzero(bad)[0])
     return (
-        f"{one.label}[{at + 1}] is {offsets[at + 1]} after {offsets[at]}; expected offsets that never fall and end at "
+        f"{label}[{at + 1}] is {offsets[at + 1]} after {offsets[at]}; expected offsets that never fall and end at "
         f"or below the capacity of {one.capacity} ids"
     )
 
@@ -210,6 +220,8 @@ def _native(
     capacities: jax.Array,
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
     raises = platform == "cpu" and not how.quiet
+    if how.bounds != "warn":
+        labels = tuple(map(reports.label_alone, labels))
     modes = {"error": "raise" if raises else "mark", "warn": "warn"}
     types = [jax.ShapeDtypeStruct(array.shape, jnp.int32) for array in (capacities, *arrays)]
     call = jax.ffi.ffi_call(ffi.target(platform, "bag_offsets"), types, vmap_method="broadcast_all")
@@ -217,8 +229,13 @@ def _native(
         refused, *offsets = call(
             capacities, *arrays, labels="\n".join(labels), mode=modes.get(how.bounds, "repair")
         )
+    # JAX takes the results of a custom call to be the same on all devices.
+    refused, offsets = vary_over((refused, offsets), varying_axes(arrays))
     if not raises:
-        return tuple(offsets), jnp.any(refused != 0)
+        refused = jnp.any(refused != 0)
+        if how.bounds == "error":
+            offsets = [_empty_if(refused, array) for array in offsets]
+        return tuple(offsets), refused
     # A constant, so that nothing is computed for a batch that is refused.
     return tuple(offsets), vary_over(jnp.zeros((), bool), varying_axes(refused))
 
@@ -229,8 +246,7 @@ def _plain(
     wrongs = [malformed(*pair) for pair in zip(arrays, capacities, strict=True)]
     if how.bounds == "error":
         refused = jnp.any(jnp.stack(wrongs))
-        pairs = zip(arrays, capacities, strict=True)
-        return tuple(jnp.where(refused, _spread(*pair), pair[0]) for pair in pairs), refused
+        return tuple(_empty_if(refused, array) for array in arrays), refused
     # A program with a callback cannot be exported; "auto" makes none for platforms without the native operation.
     if how.bounds == "warn" and how.method == "reference":
         for label, array, capacity, bad in zip(labels, arrays, capacities, wrongs, strict=True):
@@ -248,16 +264,9 @@ def _tell(label: str, offsets: Any, capacity: Any) -> None:
     one = Given(label, np.asarray(offsets), int(capacity))
     # Under `vmap` both branches of a condition run.
     if malformed(one.offsets, one.capacity):
-        reports.report_offsets(_wrong(one))
+        reports.report_offsets(_wrong(one, label))
 
 
 def _repaired(offsets: jax.Array, capacity: jax.Array) -> jax.Array:
     rest = lax.cummax(jnp.clip(offsets[1:], 0, capacity))
     return jnp.concatenate([jnp.zeros_like(offsets[:1]), rest])
-
-
-def _spread(offsets: jax.Array, capacity: jax.Array) -> jax.Array:
-    """Offsets that give every bag a position, as far as there are enough, and the last one all that are left."""
-    bags = offsets.shape[0] - 1
-    number = jnp.arange(bags + 1, dtype=jnp.int32)
-    return jnp.where(number == bags, capacity if bags else 0, jnp.minimum(number, capacity))

@@ -52,7 +52,7 @@ def pooled_rows(
             labels, treatment = [offsets_label(table)], treatment_of(use, lookup)
             (batch,), refused = entered_batches([batch], labels, treatment)
         summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
-        call, state = prepared(use, state, summed, inputs)
+        call, state = prepared(use, state, summed, inputs, refused)
         if call.limit is not None:
             call = call._replace(limit=limit_of_sums(call.limit, lookup, table, batch))
         (sums,) = pooled_sums((call,))

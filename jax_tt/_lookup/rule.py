@@ -27,6 +27,7 @@ from jax_tt._ids.parts import divided, whole
 from jax_tt._jax.reverse_only import first_order, reverse_only
 from jax_tt._jax.vma import sum_gradients, vary_over, varying_axes
 from jax_tt._lookup.limit import limit_of, limited_gradients, rearranged
+from jax_tt._lookup.offsets import stepped_unless
 from jax_tt._lookup.on_shard import on_shard
 from jax_tt._lookup.one_loss import check_first_use, note_next_values
 from jax_tt._lookup.read_scale import scaled_reads
@@ -59,10 +60,13 @@ def _with(lookup: Lookup, method: str, precision: Any) -> Lookup:
     return dataclasses.replace(lookup, method=method, precision=precision)
 
 
-def prepared(use: Use, state: State, batch: Batch, inputs: StepInputs) -> tuple[Call, State]:
+def prepared(
+    use: Use, state: State, batch: Batch, inputs: StepInputs, refused: jax.Array | None = None
+) -> tuple[Call, State]:
     """What comes before the differentiated part, and the state after it.
 
-    That is the count of ids out of range, and `Table.prepare`.
+    That is the count of ids out of range, and `Table.prepare`. A call that is ``refused`` steps nothing; its batch has
+    no ids.
     """
     table, lookup, execution, shard = use.table, use.lookup, use.execution, use.shard
     if table.ids.takes_keys:
@@ -89,6 +93,8 @@ def prepared(use: Use, state: State, batch: Batch, inputs: StepInputs) -> tuple[
         warn_out_of_range(table, batch)
         lookup = dataclasses.replace(lookup, bounds="zero")
     values, limit = step_values(table, state, inputs), None
+    if refused is not None and table.update is not None:
+        values = stepped_unless(refused, state["step"], values, lookup.axis_name)
     if table.update is not None and table.update.max_gradient is not None:
         limit = limit_of(table.update, inputs.grad_scale, table.spec.storage(state))
     if shard is not None:

@@ -20,6 +20,7 @@ from jax_tt._jax.constants import own_constants
 from jax_tt._jax.vma import all_shards, axes_to_count, own_shard
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._kinds.hashed.unsharded import clock_of_whole
+from jax_tt._lookup.offsets import refusals
 from jax_tt._ops.insert_sharded import insert_over_devices
 from jax_tt._ops.inserting import (
     Inserted,
@@ -28,6 +29,7 @@ from jax_tt._ops.inserting import (
     insert_together,
     joined,
     requests_of,
+    treatment_of,
     with_clock_counted_on,
 )
 from jax_tt._sets.hash_directory import CLOCK, KEYS
@@ -45,6 +47,7 @@ def insert_keys(
     scores: Any = None,
     epoch: Any = None,
     method: str = "auto",
+    bounds: Any = "error",
     return_evicted: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
     """Finds or inserts the keys of a batch, which counts as one request for each of its ids.
@@ -63,6 +66,9 @@ def insert_keys(
         epoch: with the policies ``"epoch_lru"`` and ``"epoch_lfu"``, and only then, the present epoch, an integer
             scalar from 0 to 2**31 - 1.
         method: as in `tt.embed_bag`.
+        bounds: what is done about malformed offsets of `Bags`, as in `lookup_bags`: by default they are an error, or,
+            where none can be raised, nothing is inserted or counted. All keys are in range. For a collection for all
+            tables or by table.
         return_evicted: whether to return the rows that were evicted and their optimizer state, which costs reading
             them, and of a sharded table a sum over the devices, all of which get them.
 
@@ -77,7 +83,8 @@ def insert_keys(
     {'requests': 3, 'unique': 2, 'inserted': 2}
     """
     whole = checked_hash_table(table, state)
-    asked = ToInsert(table, state, [requests_of(whole, ids, scores)], epoch)
+    requests, refused = requests_of(whole, ids, scores, treatment_of(table, bounds, method))
+    asked = ToInsert(table, state, [requests], epoch, refused=refused)
     (result,) = insert_anywhere([asked], method, return_evicted)
     return result
 
@@ -87,6 +94,7 @@ def insert_anywhere(
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     """`dynamic.insert` of several tables, some of which may be sharded."""
     with own_constants():
+        asked = [_without_keys_if_refused(one) for one in asked]
         sharded = [k for k, one in enumerate(asked) if is_sharded(one.table)]
         alone = [k for k in range(len(asked)) if k not in sharded]
         with jax.named_scope(scope_of(asked[k].table for k in alone)):
@@ -96,7 +104,25 @@ def insert_anywhere(
             with jax.named_scope(scope_of(asked[k].table for k in sharded)):
                 done = insert_over_devices([asked[k] for k in sharded], method, return_evicted)
             results.update(zip(sharded, done, strict=True))
-        return [results[k] for k in range(len(asked))]
+        return [_counted_unless_refused(one, *results[k]) for k, one in enumerate(asked)]
+
+
+def _without_keys_if_refused(one: ToInsert) -> ToInsert:
+    if one.refused is None:
+        return one
+    refused = refusals(one.refused, one.state[CLOCK], one.axis_name) > 0
+    parts = [part._replace(here=part.here & ~refused) for part in one.parts]
+    return one._replace(parts=parts, refused=refused)
+
+
+def _counted_unless_refused(
+    one: ToInsert, done: Inserted, after: dict[str, Any]
+) -> tuple[Inserted, dict[str, Any]]:
+    """The results, in which a refused batch is none that the clock counts."""
+    if one.refused is None:
+        return done, after
+    clock = after[CLOCK]
+    return done, {**after, CLOCK: clock - one.refused.astype(clock.dtype)}
 
 
 def _insert_on_every_device(

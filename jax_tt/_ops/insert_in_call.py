@@ -14,6 +14,7 @@ import jax
 
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keys import LocatedKeys
+from jax_tt._ids.offsets import Treatment, any_refused
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._lookup.one_loss import Insertion, begin_insertion, end_insertion
 from jax_tt._ops.insert import insert_anywhere, located
@@ -58,8 +59,11 @@ def to_insert(
         )
     check_state(table, state)
     constant = jax.lax.stop_gradient(dict(state))
-    requests = [requests_of(unsharded_hash_table(named), ids, None) for named, ids in parts]
-    return ToInsert(table, constant, requests, None, lookup.axis_name)
+    # The lookup of the batch says what is wrong with it, and raises.
+    how = Treatment("error" if lookup.bounds == "error" else "zero", lookup.method, quiet=True)
+    found = [requests_of(unsharded_hash_table(named), ids, None, how) for named, ids in parts]
+    requests, flags = zip(*found, strict=True)
+    return ToInsert(table, constant, requests, None, lookup.axis_name, any_refused(flags))
 
 
 def passed_through(asked: ToInsert, before: State, after: State) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import get_abstract_mesh
 
 from jax_tt._base import words as _words
-from jax_tt._base.arguments import as_array
+from jax_tt._base.arguments import as_array, one_of
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.batch import present
 from jax_tt._ids.inputs import bag_batch, lookup_batch
@@ -19,6 +20,7 @@ from jax_tt._ids.offsets import Treatment, entered_batches
 from jax_tt._ids.slots import Slots
 from jax_tt._jax.constants import own_constants
 from jax_tt._kinds.hashed.table import HashTable, initial_of_tables, unsharded_hash_table
+from jax_tt._lookup.offsets import offsets_label
 from jax_tt._native import hash_backend
 from jax_tt._native.hash import Clock, Entry, Exchange, Reset, Search
 from jax_tt._sets.admission import AdmitAfter, AdmitWithProbability
@@ -38,8 +40,9 @@ from jax_tt._sets.hash_directory import (
 from jax_tt._sets.hash_reference import erase, scored, scores_of
 from jax_tt._sets.initial import InitialRows, threefry
 from jax_tt._sets.missing import Check
-from jax_tt._table.options import Lookup
+from jax_tt._table.options import BOUNDS, Lookup
 from jax_tt._table.types import State
+from jax_tt._table.wrapper import is_sharded
 
 _NO_ROOM = (
     "{{count}} new keys of a batch found no room in their sets of the table, which has {} rows. They read their "
@@ -127,7 +130,8 @@ class ToInsert(NamedTuple):
     """What to insert into a hash table, or into a `ShardedTable` of one.
 
     ``parts`` are one batch; each of them is sharded over devices by itself. ``epoch`` is the present one, or None.
-    ``axis_name`` are mesh axes that the batch is sharded over, if JAX does not track them.
+    ``axis_name`` are mesh axes that the batch is sharded over, if JAX does not track them. ``refused`` says whether
+    nothing is inserted or counted, bool, because offsets are malformed; None if that cannot be.
     """
 
     table: Any
@@ -135,12 +139,21 @@ class ToInsert(NamedTuple):
     parts: Sequence[Requests]
     epoch: Any
     axis_name: Any = None
+    refused: jax.Array | None = None
 
 
-def requests_of(table: HashTable, ids: Any, scores: Any) -> Requests:
-    """The requests of the ids of a batch."""
+def treatment_of(table: Any, bounds: str, method: str) -> Treatment:
+    """What is done about malformed offsets of keys to insert or remove."""
+    one_of("bounds", bounds, BOUNDS)
+    return Treatment(bounds, method, is_sharded(table) or bool(get_abstract_mesh().manual_axes))
+
+
+def requests_of(
+    table: HashTable, ids: Any, scores: Any, how: Treatment
+) -> tuple[Requests, jax.Array | None]:
+    """The requests of the ids of a batch, and `ToInsert.refused`."""
     with own_constants():
-        keys, here = keys_of_ids(table, ids)
+        keys, here, refused = keys_of_ids(table, ids, how)
         if (table.policy == "custom") != (scores is not None):
             what = "expected one integer per id" if scores is None else "expected None"
             raise ValueError(
@@ -148,22 +161,23 @@ def requests_of(table: HashTable, ids: Any, scores: Any) -> Requests:
                 f"{table.policy!r}; {what}. Scores belong to policy='custom'."
             )
         if scores is None:
-            return Requests(keys, here, jnp.zeros_like(keys))
+            return Requests(keys, here, jnp.zeros_like(keys)), refused
         words = jnp.asarray(score_words(f"{table.ids.label}scores", scores, _shape(ids))).reshape(
             -1, 2
         )
-        return Requests(keys, here, jax.lax.bitcast_convert_type(words, jnp.uint32))
+        return Requests(keys, here, jax.lax.bitcast_convert_type(words, jnp.uint32)), refused
 
 
-def keys_of_ids(table: HashTable, ids: Any) -> tuple[jax.Array, jax.Array]:
-    """Keys uint32 ``[n, 2]``, and which positions count, bool ``[n]``."""
+def keys_of_ids(
+    table: HashTable, ids: Any, how: Treatment
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Keys uint32 ``[n, 2]``, which positions count, bool ``[n]``, and whether the offsets of bags are refused."""
     is_bags = isinstance(ids, Bags)
     batch = (
         bag_batch(table.ids, ids, jnp.float32)[0] if is_bags else lookup_batch(table.ids, ids)[0]
     )
-    # The lookup of the batch says what is wrong with it.
-    (batch,), _ = entered_batches([batch], [""], Treatment("zero"))
-    return keys_of(batch), present(batch).reshape(-1)
+    (batch,), refused = entered_batches([batch], [offsets_label(table)], how)
+    return keys_of(batch), present(batch).reshape(-1), refused
 
 
 class _Insertion(NamedTuple):
@@ -234,7 +248,7 @@ def insert_together(
 
 
 def _begin(asked: ToInsert, method: str) -> _Insertion:
-    table, state, parts, epoch, _ = asked
+    table, state, parts, epoch, *_ = asked
     method = table.execution(Lookup(method=method), state).method
     now = state[CLOCK] + 1
     requests = jax.lax.stop_gradient(joined(parts))

@@ -15,7 +15,7 @@ from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._kinds.hashed.unsharded import clock_of_whole
 from jax_tt._native import hash_backend
 from jax_tt._ops.gathered import of_all, places_of_all
-from jax_tt._ops.inserting import Evicted, keys_of_ids
+from jax_tt._ops.inserting import Evicted, keys_of_ids, treatment_of
 from jax_tt._sets.hash_directory import CLOCK, KEYS, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.hash_reference import erase
 from jax_tt._table.options import Lookup
@@ -65,7 +65,8 @@ def remove_keys(
     Args:
         table: the `HashTable`, or a `ShardedTable` of one.
         state: its arrays by name.
-        keys: the keys to remove, as `dynamic.insert` takes them; those without a row are skipped.
+        keys: the keys to remove, as `dynamic.insert` takes them; those without a row are skipped. Nothing is removed for
+            `Bags` with malformed offsets, which are refused as by `dynamic.insert`.
         where: instead of ``keys``, a function from a `KeyView` to bool ``[capacity]``, such as
             ``lambda view: view.age > 1000``.
         size: of the result; with ``where`` at most so many keys are removed, the first ones in the order of slots.
@@ -93,7 +94,8 @@ def remove_keys(
     given = {name: state[name] for name in names}
     words: Any = None
     if where is None:
-        words = keys_of_ids(whole, keys)
+        # Without any key if the bags are refused.
+        *words, _ = keys_of_ids(whole, keys, treatment_of(anywhere, "error", method))
         size = words[1].size if size is None else size
     else:
         if size is None and is_sharded(anywhere):

@@ -268,13 +268,13 @@ class ReferenceTable(Table):
         lookup: Lookup,
         values: Any,
     ) -> Step:
-        """The arguments of `stepped_params` in a step; ``allowed`` is by default that of ``values``, or 1."""
-        if allowed is None:
-            allowed = values.get("allowed", jnp.ones((), jnp.float32))
+        """The arguments of `stepped_params` in a step, which both ``allowed`` and that of ``values`` allow, by default."""
+        both = values.get("allowed", jnp.ones((), jnp.float32))
+        both = both if allowed is None else both * allowed
         batch, g = once((batch, g), state["step"])
         lookup = dataclasses.replace(lookup, axis_name=summed_axes(self, state, batch, g, lookup))
         batch, g = vary_over((batch, g), varying_axes(batch, g))
-        return Step(batch, g, lookup, {**values, "allowed": allowed})
+        return Step(batch, g, lookup, {**values, "allowed": both})
 
     def after_step(
         self,

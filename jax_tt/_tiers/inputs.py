@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, type_of
-from jax_tt._collection.feature import Feature, values_of
+from jax_tt._base.arguments import as_array, narrow, type_of
+from jax_tt._collection.collection import Collection
+from jax_tt._collection.feature import Feature, check_features, values_of
+from jax_tt._collection.requests import entered_keyed, offsets_label_of
 from jax_tt._ids.bags import Bags, as_ids
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.keyed_checks import flat_ids
 from jax_tt._ids.keys import join_keys
+from jax_tt._ids.offsets import Given, Treatment, entered_offsets
 from jax_tt._ids.slots import Slots
 from jax_tt._ids.split_ids import SplitIds
 
@@ -22,10 +25,34 @@ from jax_tt._ids.split_ids import SplitIds
 def features_of(batch: Any, features: Mapping[str, Feature]) -> tuple[Any, dict[str, Any]]:
     """The part of a batch that a collection takes, and the rest of a dict."""
     if not isinstance(batch, Mapping):
-        values_of(features, batch)
+        check_features(features, batch)
         return batch, {}
     other = {name: value for name, value in batch.items() if name not in features}
     return values_of(features, {k: v for k, v in batch.items() if k in features}), other
+
+
+def entered(collection: Collection, batch: Any, bounds: Mapping[str, str]) -> Any:
+    """A batch whose offsets, of numpy, are well-formed; ``bounds`` by table say whether they are repaired.
+
+    Raises:
+        ValueError: they are malformed, and ``bounds`` is ``"error"``, or ``"unchecked"``.
+    """
+    strict = {name: "error" if one == "unchecked" else one for name, one in bounds.items()}
+    if isinstance(batch, KeyedBags):
+        batch = dataclasses.replace(batch, offsets=np.asarray(batch.checked().offsets))
+        return entered_keyed(collection, batch, list(map(Treatment, strict.values())))[0]
+    return {
+        name: _entered(value, offsets_label_of(collection, name), strict[feature.table])
+        for (name, value), feature in zip(batch.items(), collection.features.values(), strict=True)
+    }
+
+
+def _entered(value: Any, label: str, bounds: str) -> Any:
+    if not isinstance(value, Bags) or value.offsets is None:
+        return value
+    given = Given(label, narrow(np.asarray(value.offsets)), value.capacity)
+    (offsets,), _ = entered_offsets([given], Treatment(bounds))
+    return dataclasses.replace(value, offsets=offsets)
 
 
 def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarray, np.ndarray]:

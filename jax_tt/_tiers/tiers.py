@@ -18,6 +18,7 @@ import numpy as np
 from jax_tt._base.arguments import as_condition, as_int
 from jax_tt._base.keywords import UnknownName
 from jax_tt._collection.collection import Collection, States
+from jax_tt._collection.states import bounds_by_table
 from jax_tt._jax.on_host import like_on_device, on_host
 from jax_tt._ops.dump_content import Target
 from jax_tt._table.checkpoint import unsharded
@@ -26,7 +27,7 @@ from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.agreement import Agreement
 from jax_tt._tiers.arguments import check_same, checked
 from jax_tt._tiers.disk import DiskStore, StoreError
-from jax_tt._tiers.inputs import features_of, keys_of, with_slots
+from jax_tt._tiers.inputs import entered, features_of, keys_of, with_slots
 from jax_tt._tiers.lives import TierView
 from jax_tt._tiers.pipeline import Pipeline
 from jax_tt._tiers.processes import Processes
@@ -185,7 +186,9 @@ class Tiers:
         self._ending = self._complete = False
         self.seconds_waited = 0.0
 
-    def prefetch(self, batches: Iterable[Any], *, epoch: int = 0) -> Iterator[Staged]:
+    def prefetch(
+        self, batches: Iterable[Any], *, epoch: int = 0, bounds: str | Mapping[str, str] = "error"
+    ) -> Iterator[Staged]:
         """Yields the batches in their order, each as soon as its rows are ready.
 
         Every one must be given to `load` before the next one is asked for. If the iteration ends early, batches that
@@ -197,10 +200,13 @@ class Tiers:
                 for when the iteration ends.
             epoch: a number that the batches belong to, such as the day. `remove` sees it of every row for its last
                 request.
+            bounds: what is done about malformed offsets before slots take the place of ids, as in `lookup_features`, for
+                all tables or by table: ``"error"`` and ``"unchecked"`` raise, the others repair them.
 
         Raises:
             TypeError, ValueError: a batch does not fit; with a depth, when it is its turn.
         """
+        treatments = bounds_by_table(bounds, self.collection.tables)
         of_epoch = as_int("epoch", epoch)
         if not -(2**31) <= of_epoch < 2**31:
             raise ValueError(f"epoch: got {epoch}; expected an integer of 32 bits.")
@@ -210,7 +216,7 @@ class Tiers:
             )
         self._end()
         self._complete = False
-        place = functools.partial(self._apart, functools.partial(self._place, epoch=of_epoch))
+        place = functools.partial(self._apart, functools.partial(self._place, treatments, of_epoch))
         fetch = functools.partial(self._apart, self._fetch)
         running = Pipeline(batches, place, fetch, self._depth)
         agreement = Agreement(running.next, self._processes, self._rows, self._depth)
@@ -554,9 +560,10 @@ class Tiers:
         with self._processes.apart():
             return step(batch)
 
-    def _place(self, batch: Any, epoch: int) -> Staged:
+    def _place(self, bounds: Mapping[str, str], epoch: int, batch: Any) -> Staged:
         """Decides which rows a batch exchanges; they are yet to be fetched."""
         values, other = features_of(batch, self.collection.features)
+        values = entered(self.collection, values, bounds)
         # Counted before the first change, so that the changes of a failed batch are forgotten.
         number, self._staged = self._staged, self._staged + 1
         slots: dict[str, tuple[np.ndarray, np.ndarray]] = {}

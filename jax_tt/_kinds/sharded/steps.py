@@ -213,6 +213,8 @@ def _allowed(
         ask = attempt.asks[number]
         if call.use.lookup.bounds == "error":
             flags[k] = ~ask.refused[0]
+        if update is not None and "allowed" in call.values:
+            flags[k] = flags.get(k, jnp.ones((), bool)) & (call.values["allowed"] != 0)
         if update is not None and update.skip_nonfinite:
             # Sums of this many finite gradients are then finite.
             wide = grads.astype(accumulator(grads.dtype))

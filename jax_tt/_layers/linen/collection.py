@@ -15,7 +15,6 @@ from jax_tt._base.keywords import ChecksKeywords, no_such
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
-from jax_tt._collection.insertion import insert_in_collection_call
 from jax_tt._collection.lookup import check_lookup, embed, step_arguments
 from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
@@ -207,14 +206,15 @@ class EmbedCollection(ChecksKeywords, nn.Module):
         if counting and self.is_mutable_collection(STATISTICS):
             first = init_totals(before)
             state[STATISTICS] = {TOTALS: self.get_variable(STATISTICS, TOTALS, first)}
-        if self.collection.hashed and self.is_mutable_collection(HASH_TABLE):
-            batch, state = insert_in_collection_call(self.collection, state, batch, lookups)
-        else:
+        insert = self.is_mutable_collection(HASH_TABLE)
+        if not insert:
             for name in self.collection.hashed:
                 table = self.collection.tables[name]
                 state[name] = with_checked_gradients(table, state[name], lookups[name])
         with own_constants():
-            result, after = embed(self.collection, state, batch, lookups, inputs, layout)
+            result, after = embed(
+                self.collection, state, batch, lookups, inputs, layout, insert=insert
+            )
         for name, given in before.items():
             finish_call(self.parts[name], given, after[name], lookups[name])
         if STATISTICS in state:

@@ -250,6 +250,7 @@ class ChangingModule(TableModule):
             TypeError: the table of the layer has no keys.
         """
         options = {"scores": scores, "epoch": epoch, "return_evicted": return_evicted}
+        options |= {"bounds": self.lookup.bounds}
         return self._change_keys(insert_keys, "insert", ids, **options)
 
     def remove(

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax_tt._base.keywords import ChecksKeywords, UnknownName
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
-from jax_tt._collection.insertion import insert_collection_keys, insert_in_collection_call
+from jax_tt._collection.insertion import insert_collection_keys
 from jax_tt._collection.listing import listing
 from jax_tt._collection.lookup import check_lookup, embed, step_arguments
 from jax_tt._collection.states import UPDATES, check_like
@@ -227,8 +227,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         It calls `jax_tt.Collection.host_batch`. Ids out of range are treated as the ``bounds`` of every table say. As
         `TableEmbed.host_batch`, it has the descriptions of the tables and none of their arrays.
         """
-        bounds = {name: self.tables[name].lookup.bounds for name in self._names}
-        return functools.partial(self.collection.host_batch, bounds=bounds)
+        return functools.partial(self.collection.host_batch, bounds=bounds_of(self))
 
     def insert(
         self,
@@ -247,8 +246,9 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             `Inserted` by hash table.
         """
         collection, state = self.collection, self.arrays()
+        options = {"scores": scores, "epoch": epoch, "return_evicted": return_evicted}
         inserted, after = insert_collection_keys(
-            collection, state, batch, scores=scores, epoch=epoch, return_evicted=return_evicted
+            collection, state, batch, bounds=bounds_of(self), **options
         )
         for name in inserted:
             write_state(self.tables[name], state[name], after[name])
@@ -384,10 +384,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         counts = self.counts if any(lookup.train for lookup in lookups.values()) else None
         if counts is not None:
             state[STATISTICS] = {TOTALS: self._totals(counts)}
-        if collection.hashed:
-            batch, state = insert_in_collection_call(collection, state, batch, lookups)
         with own_constants():
-            result, after = embed(collection, state, batch, lookups, inputs, layout)
+            result, after = embed(collection, state, batch, lookups, inputs, layout, insert=True)
             for name, given in before.items():
                 finish_call(self.tables[name], given, after[name], lookups[name])
         if counts is not None:
@@ -404,6 +402,11 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
 
     def _totals(self, counts: Mapping[str, LookupCounts]) -> dict[str, jax.Array]:
         return {name: counts[name][...] for name in self._names}
+
+
+def bounds_of(embed: EmbedCollection) -> dict[str, str]:
+    """The ``bounds`` of every table."""
+    return {name: table.lookup.bounds for name, table in embed.tables.items()}
 
 
 def write_arrays(embed: EmbedCollection, arrays: Mapping[str, Mapping[str, Any]]) -> None:

@@ -64,6 +64,12 @@ class _LookupOption:
         layer.lookup = dataclasses.replace(layer.lookup, **{self.name: value})
 
 
+class _Bounds(_LookupOption):
+    def __set__(self, layer: Any, value: Any) -> None:
+        super().__set__(layer, value)
+        layer._count_out_of_range()
+
+
 class _UpdateOption(_LookupOption):
     """An attribute of a layer that is a field of the `Update` of its table."""
 
@@ -114,8 +120,7 @@ class TableModule(ChecksKeywords, nnx.Module):
         self.deterministic = False
         if hyperparameters:
             self.hyperparameters = nnx.Dict(dict(hyperparameters))
-        if lookup.bounds == "warn":
-            self.out_of_range = OutOfRange(jnp.zeros((), jnp.int32))
+        self._count_out_of_range()
         kind = variable_type(table, table.spec.param_names[0])
         values = table.init_params(rngs.params()) if given is None else given.params(table)
         params = {name: kind(value, **metadata) for name, value in values.items()}
@@ -182,7 +187,7 @@ class TableModule(ChecksKeywords, nnx.Module):
         check_static("optimizer", optimizer)
         self.table = with_update(self.table, update)
 
-    bounds = _LookupOption()
+    bounds = _Bounds()
     method = _LookupOption()
     axis_name = _LookupOption()
     precision = _LookupOption()
@@ -211,6 +216,11 @@ class TableModule(ChecksKeywords, nnx.Module):
         """
         pooled = isinstance(self, BagCalls)
         return functools.partial(host_batch, self.table, pooled=pooled, bounds=self.lookup.bounds)
+
+    def _count_out_of_range(self) -> None:
+        """Keeps the variable of the count where ids out of range are counted."""
+        if self.lookup.bounds == "warn" and not hasattr(self, "out_of_range"):
+            self.out_of_range = OutOfRange(jnp.zeros((), jnp.int32))
 
     def _named(self, table: Table) -> Table:
         if table.name is not None:

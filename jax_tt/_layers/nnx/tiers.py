@@ -11,7 +11,7 @@ from flax import nnx
 
 from jax_tt._base.arguments import type_of
 from jax_tt._layers.nnx.change import become, check_moments
-from jax_tt._layers.nnx.collection import EmbedCollection, write_arrays
+from jax_tt._layers.nnx.collection import EmbedCollection, bounds_of, write_arrays
 from jax_tt._table.change import Change
 from jax_tt._tiers.lives import TierView
 from jax_tt._tiers.table import Tier, TierStatistics
@@ -63,6 +63,8 @@ class LayerTiers:
     def prefetch(self, batches: Iterable[Any], *, epoch: int = 0) -> Iterator[Staged]:
         """The batches in their order, each when its rows have been loaded into the layer.
 
+        Malformed offsets are treated as the ``bounds`` of the tables of the layer say.
+
         Args:
             batches: dicts or `KeyedBags` for the layer, of numpy arrays. A dict may hold more than the features.
             epoch: a number that they belong to, as in `Tiers.prefetch`.
@@ -71,7 +73,7 @@ class LayerTiers:
             An iterator over `Staged`: ``staged.batch`` has slots in place of ids, and ``staged.other`` the rest of a
             dict.
         """
-        for staged in self._tiers.prefetch(batches, epoch=epoch):
+        for staged in self._tiers.prefetch(batches, epoch=epoch, bounds=bounds_of(self._embed)):
             write_arrays(self._embed, self._tiers.load(self._embed.arrays(), staged))
             yield staged
 

@@ -194,7 +194,9 @@ def _wrong(one: Given, label: str) -> str:
             "offsets did not fit their ids"
         )
     if first != 0:
-        return f"{label}[0] is {first}, expected 0: ids before the first offset would belong to no bag"
+        return (
+            f"{label}[0] is {first}, expected 0: ids before the first offset would belong to no bag"
+        )
     bad = (offsets[1:] < offsets[:-1]) | (offsets[1:] > one.capacity)
     at = int(np.flatnonzero(bad)[0])
     return (

@@ -47,7 +47,7 @@ class Treatment(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Offsets ``[B + 1]`` of any integers, of bags of ``capacity`` ids, with a label of `reports.once_per`."""
+    """Offsets ``[B + 1]`` of any integers, of bags of ``capacity`` ids; a label of `reports.once_per`."""
 
     label: str
     offsets: Any

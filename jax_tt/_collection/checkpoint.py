@@ -128,7 +128,8 @@ def restore(model: Any, state: Any, arrays: Mapping[str, Any]) -> Any:
     groups, others = divided(model, state)
     found = by_path(arrays)
     _check_arrays(found, _targets(groups, others))
-    restored = {path: found[path] for path in others}
+    # A step can donate buffers of JAX alone, which arrays that were read need not be.
+    restored = {path: jnp.copy(found[path]) for path in others}
     for place, (table, own) in groups.items():
         if (*place, _SIZES) in found:
             _check_sizes(table, place, found[*place, _SIZES])
@@ -142,7 +143,8 @@ def restore(model: Any, state: Any, arrays: Mapping[str, Any]) -> Any:
 # Several processes can only make arrays of all of them in a program.
 @functools.partial(jax.jit, static_argnums=0)
 def _of_pieces(table: Table, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    return of_pieces(table, arrays)
+    after = of_pieces(table, arrays)
+    return {name: jnp.copy(x) if x is arrays.get(name) else x for name, x in after.items()}
 
 
 # Shapes and checks

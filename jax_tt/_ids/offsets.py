@@ -65,7 +65,7 @@ def entered_offsets(given: Sequence[Given], how: Treatment) -> tuple[list[Any], 
             others.
     """
     on_host = [isinstance(one.offsets, np.ndarray) for one in given]
-    offsets = [
+    offsets: list[Any] = [
         _on_host(one, how.bounds) if known else narrow(one.offsets)
         for one, known in zip(given, on_host, strict=True)
     ]

@@ -117,7 +117,7 @@ BATCHES: tuple[tuple[Any, type[Exception], str], ...] = (
     (
         {**BATCH, "user_id": Bags(np.arange(3), np.zeros(0, np.int32))},
         ValueError,
-        "feature 'user_id' of 'user': bags: got ids",
+        r"feature 'user_id' of 'user': bags.offsets: got shape \(0,\); expected \[B \+ 1\]",
     ),
     (
         {**BATCH, "clicked": Bags(IDS, weights=jnp.ones(3))},
@@ -175,10 +175,12 @@ def test_keyed_bags_that_do_not_fit_together(state):
 
 
 def test_lists_in_keyed_bags(state):
-    """Lists of static fields become tuples; those of arrays are refused."""
+    """Lists of static fields become tuples; those of arrays are taken as `Bags` take them."""
     assert keyed(keys=list(BATCH), sizes=[1, 1, 1]) == keyed()
-    with pytest.raises(TypeError, match=r"ids: got a list; expected an array\. KeyedBags\.from_"):
-        look_up(state, KeyedBags([1, 2, 3], [0, 1, 2, 3], None, tuple(BATCH), (1, 1, 1)))
+    lists = KeyedBags([1, 2, 3], [0, 1, 2, 3], None, tuple(BATCH), (1, 1, 1))
+    jax.tree.map(np.testing.assert_array_equal, look_up(state, lists), look_up(state, keyed()))
+    with pytest.raises(TypeError, match="ids: got a str"):
+        look_up(state, KeyedBags("abc", [0, 1, 2, 3], None, tuple(BATCH), (1, 1, 1)))
     with pytest.raises(ValueError, match="unweighted: got the feature 'label'; expected some of"):
         KeyedBags(np.arange(3), np.arange(4), np.ones(3), tuple(BATCH), (1, 1, 1), ("label",))
 

@@ -57,8 +57,8 @@ class Given(NamedTuple):
 def entered_offsets(given: Sequence[Given], how: Treatment) -> tuple[list[Any], jax.Array | None]:
     """Well-formed offsets in int32, and whether the batch is refused, bool; None where that is known not to be.
 
-    A batch is refused where no error can be raised. All its results must be NaN, and nothing may be stepped, inserted or
-    counted. Its bags are empty.
+    A batch is refused where no error can be raised. All its results must be NaN, and nothing may be stepped, inserted
+    or counted. Its bags are empty.
 
     Raises:
         ValueError: offsets of numpy are malformed and ``bounds`` is ``"error"``. Native operations raise the error of

@@ -15,6 +15,7 @@ from jax_tt._jax.vma import axes_to_count, summed_like
 from jax_tt._table.groups import Use
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 
 def treatment_of(use: Use, lookup: Lookup) -> Treatment:
@@ -47,6 +48,17 @@ def stepped_unless(refused: jax.Array, step: jax.Array, values: Any, axis_name: 
     """The `step_values` of a table with this step count, which is not stepped if any shard of the batch is refused."""
     allowed = (refusals(refused, step, axis_name) == 0).astype(jnp.float32)
     return _with_allowed(values, allowed)
+
+
+def before_if(refused: jax.Array, before: State, after: State, axis_name: Any) -> State:
+    """The state before a call that is refused, as row caches count batches without ids as well."""
+    changed = {name: value for name, value in after.items() if value is not before[name]}
+    if not changed:
+        return after
+    scalar = next(value for value in changed.values() if value.ndim == 0)
+    kept = refusals(refused, scalar, axis_name) > 0
+    old = {name: jax.lax.stop_gradient(before[name]) for name in changed}
+    return after | {name: jnp.where(kept, old[name], value) for name, value in changed.items()}
 
 
 def refusals(refused: jax.Array, like: jax.Array, axis_name: Any) -> jax.Array:

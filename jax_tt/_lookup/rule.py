@@ -27,7 +27,7 @@ from jax_tt._ids.parts import divided, whole
 from jax_tt._jax.reverse_only import first_order, reverse_only
 from jax_tt._jax.vma import sum_gradients, vary_over, varying_axes
 from jax_tt._lookup.limit import limit_of, limited_gradients, rearranged
-from jax_tt._lookup.offsets import stepped_unless
+from jax_tt._lookup.offsets import before_if, stepped_unless
 from jax_tt._lookup.on_shard import on_shard
 from jax_tt._lookup.one_loss import check_first_use, note_next_values
 from jax_tt._lookup.read_scale import scaled_reads
@@ -77,6 +77,8 @@ def prepared(
     before, given = state, batch
     with jax.named_scope(table.name or type(table).__name__):
         state, batch = table.prepare(state, batch, lookup)
+    if refused is not None:
+        state = before_if(refused, before, state, lookup.axis_name)
     if OUT_OF_RANGE in state:
         # Keys are out of range if they have no row, which is known once they are prepared.
         ids = batch if table.ids.takes_keys else given

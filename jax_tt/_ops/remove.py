@@ -65,8 +65,8 @@ def remove_keys(
     Args:
         table: the `HashTable`, or a `ShardedTable` of one.
         state: its arrays by name.
-        keys: the keys to remove, as `dynamic.insert` takes them; those without a row are skipped. Nothing is removed
-            for `Bags` with malformed offsets, which are refused as by `dynamic.insert`.
+        keys: the keys to remove, as `dynamic.insert` takes them; those without a row are skipped. `Bags` with
+            malformed offsets are refused as by `dynamic.insert`.
         where: instead of ``keys``, a function from a `KeyView` to bool ``[capacity]``, such as
             ``lambda view: view.age > 1000``.
         size: of the result; with ``where`` at most so many keys are removed, the first ones in the order of slots.

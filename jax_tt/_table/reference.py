@@ -268,7 +268,7 @@ class ReferenceTable(Table):
         lookup: Lookup,
         values: Any,
     ) -> Step:
-        """The arguments of `stepped_params` in a step that both ``allowed`` and ``values`` allow, by default."""
+        """The arguments of `stepped_params` in a step that ``allowed`` and that of ``values`` allow, 1 by default."""
         both = values.get("allowed", jnp.ones((), jnp.float32))
         both = both if allowed is None else both * allowed
         batch, g = once((batch, g), state["step"])

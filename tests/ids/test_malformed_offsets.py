@@ -297,5 +297,61 @@ def test_keys_outside_of_bags_are_not_inserted():
     table = jax_tt.hash_table(64, 3)
     keys = jax_tt.dynamic.split_keys(np.arange(1, CAPACITY + 1))
     bags = Bags(jax.tree.map(jnp.asarray, keys), jnp.array([0, 4, 2]))
-    inserted, _ = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), bags)
+    state = table.init(jax.random.key(0))
+    inserted, _ = jax_tt.dynamic.insert(table, state, bags, bounds="zero")
     assert int(inserted.counts["inserted"]) == 4
+
+
+@pytest.mark.parametrize("of_collection", [False, True])
+def test_insertions_and_removals_refuse_them(of_collection):
+    table = jax_tt.hash_table(64, 3)
+    _, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), np.arange(4))
+    keys = jax_tt.dynamic.split_keys(np.arange(CAPACITY))
+    offsets = np.array([0, 4, 2], np.int32)
+    calls = [(jax_tt.dynamic.remove, table, state, lambda bags: bags)]
+    if of_collection:
+        tables, features = {"h": table, "other": table}, {"a": "h", "b": "other"}
+        table = jax_tt.Collection(tables, {k: jax_tt.Feature(v) for k, v in features.items()})
+        state, calls = dict.fromkeys(tables, state), []
+        well = Bags(keys, np.array([0, 4, 8], np.int32))
+        calls.append((jax_tt.dynamic.insert, table, state, lambda bags: {"a": bags, "b": well}))
+    else:
+        calls.append((jax_tt.dynamic.insert, table, state, lambda bags: bags))
+    for call, table, state, batch in calls:
+        with pytest.raises(ValueError, match=r"bags.offsets\[2\] is 2 after 4"):
+            call(table, state, batch(Bags(keys, offsets)))
+        on_device = jax.tree.map(jnp.asarray, batch(Bags(keys, offsets)))
+        if native_available():
+            with pytest.raises(jax.errors.JaxRuntimeError, match=r"bags.offsets\[2\] is 2 after"):
+                jax.block_until_ready(call(table, state, on_device))
+        _, after = call(table, state, on_device, method="reference")
+        jax.tree.map(np.testing.assert_array_equal, after, state)
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("kind", ["numpy", pytest.param("native", marks=needs_native), "reference"])
+def test_every_table_of_every_collection_says_once_that_they_were_repaired(kind, keyed):
+    given = np.array([0, 0, 0, 0, 0, 2, 9], np.int32)
+    offsets = given if kind == "numpy" else jnp.asarray(given)
+    found = []
+    for number in range(2):
+        one, two = (f"{name} {number} {kind} {keyed}" for name in ("one", "two"))
+        collection = jax_tt.Collection(
+            {one: jax_tt.dense_table(20, 3), two: jax_tt.dense_table(20, 3)},
+            {"a": jax_tt.Feature(one), "b": jax_tt.Feature(one), "c": jax_tt.Feature(two)},
+        )
+        batch = KeyedBags(IDS, offsets, keys=("a", "b", "c"))
+        if not keyed:
+            batch = dict.fromkeys(("a", "b", "c"), Bags(IDS, offsets))
+        with pytest.warns(jax_tt.OutOfRangeWarning) as caught:
+            rows, _ = jax_tt.lookup_features(
+                collection,
+                collection.init(jax.random.key(0)),
+                batch,
+                bounds="warn",
+                method="auto" if kind == "numpy" else kind,
+            )
+            jax.block_until_ready(rows)
+            jax.effects_barrier()
+        found.append(len(caught))
+    assert found == ([1, 1] if keyed else [2, 2])

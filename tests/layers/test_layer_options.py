@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import nnx
@@ -135,3 +136,11 @@ def test_layers_of_bags_show_all_arguments():
         assert {"bounds", "optimizer", "rngs"} <= set(shown)
         with pytest.raises(TypeError, match="promote_dtype"):
             layer(100, 8, promote_dtype=None, rngs=nnx.Rngs(0))
+
+
+def test_ids_out_of_range_are_counted_from_when_the_bounds_say_so():
+    layer = jax_tt.EmbedBag(10, 2, bounds="error", rngs=nnx.Rngs(0))
+    layer.bounds = "warn"
+    with pytest.warns(jax_tt.OutOfRangeWarning):
+        assert not jax.block_until_ready(layer(np.array([[10]]))).any()
+    assert int(layer.out_of_range[...]) == 1

@@ -62,6 +62,34 @@ def test_tables_with_tiers_take_slots_and_others_do_not(tmp_path):
     assert (staged.batch["plain"].ids == np.arange(8, 16)).all()
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_slots_are_made_of_repaired_offsets(keyed, on_device):
+    """The lookup repairs them as well, and would read slots of other ids."""
+    table = jax_tt.dense_table(16, 4, optimizer=RULE, takes_slots=True)
+    features = {name: jax_tt.Feature("item") for name in ("a", "b")}
+    embed = jax_tt.EmbedCollection({"item": table}, features, rngs=nnx.Rngs(0))
+    embed.tables["item"].bounds = "zero"
+    tiers = jax_tt.nnx.LayerTiers(embed, {"item": jax_tt.Tier(host_rows=99)}, depth=0)
+    ids, offsets = np.arange(101, 105), np.array([2, 3, 2], np.int32)
+    given = jax.numpy.asarray(offsets) if on_device else offsets
+    batch = {"a": jax_tt.Bags(ids, given), "b": np.full((2, 1), 100)}
+    if keyed:
+        batch = jax_tt.KeyedBags(ids, given, keys=("a", "b"))
+    for _ in tiers.prefetch([{"a": np.arange(100, 106)[None], "b": np.array([[100]])}]):
+        want = tiers.read("item", ids)
+    for staged in tiers.prefetch([batch]):
+        rows = embed(staged.batch)
+    if keyed:
+        np.testing.assert_allclose(rows["a"], want[:3].sum(0)[None], rtol=1e-6)
+        assert not rows["b"].any()
+    else:
+        np.testing.assert_allclose(rows["a"], [want[:3].sum(0), np.zeros(4)], rtol=1e-6)
+    embed.tables["item"].bounds = "error"
+    with pytest.raises(ValueError, match=r"offsets\[0\] is 2, expected 0"):
+        next(tiers.prefetch([batch]))
+
+
 def test_slots_of_hash_tables_are_no_keys():
     table, keys = jax_tt.hash_table(16, 4, ways=4), np.array([3, 2**40, 3])
     inserted, state = jax_tt.dynamic.insert(table, table.init(jax.random.key(0)), keys)

@@ -63,7 +63,7 @@ def count_batch(
     method: str,
     axis_name: Any = None,
 ) -> CacheDirectory:
-    """Counts one more batch of keys, and their slots from `probe`, of any shape; one without keys is none.
+    """Counts one more batch of keys, and their slots from `probe`, of any shape.
 
     Inside a ``shard_map`` the keys of all shards are counted, so that replicas of the directory stay equal.
     """
@@ -76,6 +76,4 @@ def count_batch(
     now = stamp(directory, scoring)
     directory, counts = cache_backend.observe(directory, keys, slots, now, scoring.policy, method)
     named = {name: counts[k] for k, name in enumerate(OBSERVED)}
-    some = (named["requested"] > 0).astype(directory.clock.dtype)
-    directory = directory._replace(clock=directory.clock - (1 - some))
-    return add_to_statistics(counted(directory, named["requested"]), calls=some, **named)
+    return add_to_statistics(counted(directory, named["requested"]), calls=1, **named)

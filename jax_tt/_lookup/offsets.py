@@ -58,7 +58,7 @@ def before_if(refused: jax.Array, before: State, after: State, axis_name: Any) -
     scalar = next(value for value in changed.values() if value.ndim == 0)
     kept = refusals(refused, scalar, axis_name) > 0
     old = {name: jax.lax.stop_gradient(before[name]) for name in changed}
-    return after | {name: jnp.where(kept, old[name], value) for name, value in changed.items()}
+    return {**after, **{n: jnp.where(kept, old[n], value) for n, value in changed.items()}}
 
 
 def refusals(refused: jax.Array, like: jax.Array, axis_name: Any) -> jax.Array:

@@ -1154,6 +1154,18 @@ CUDA = (
         "false",
     ),
     Mutant(
+        "dense on CUDA: positions behind a bag are read",
+        "ffi/cuda/dense/forward.cu",
+        "min(end - position, uint32_t{kInFlight})",
+        "uint32_t{kInFlight}",
+    ),
+    Mutant(
+        "dense on CUDA: bags of ids that must not be are finite",
+        "ffi/cuda/dense/forward.cu",
+        "row[j] == kPoisonedRow",
+        "false",
+    ),
+    Mutant(
         "dense on CUDA: rows that are asked for together have the weight of the first",
         "ffi/cuda/dense/forward.cu",
         "batch.weights == nullptr ? 1.0f : batch.weights[position + j]",

@@ -196,6 +196,9 @@ def _of_all(leaf: Any, everywhere: Sharding) -> Any:
     """The array; one of this process alone, as the others have it too, on the devices of all of them."""
     if everywhere.is_fully_addressable or not getattr(leaf, "is_fully_addressable", True):
         return leaf
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = on_all(np.asarray(jax.random.key_data(leaf)), everywhere)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     return on_all(np.asarray(leaf), everywhere)
 
 

@@ -20,13 +20,16 @@ Path = tuple[str, ...]
 # By place: a table, and arrays that are laid out as its arrays of these names.
 Groups = dict[Path, tuple[Table, dict[str, Any]]]
 
+# Of arrays by path.
+Shapes = Mapping[Path, tuple[int, ...]]
+
 # Where Flax has parameters. An array there has an order of its own, and so have its moments.
 _PARAMS = "params"
 
 
 @functools.singledispatch
-def tables_of(model: Any) -> tuple[Mapping[Path, Table], frozenset[Path]]:
-    """The tables of a model by path, and the paths of all its arrays as far as it knows them."""
+def tables_of(model: Any) -> tuple[Mapping[Path, Table], Shapes]:
+    """The tables of a model by path, and the shapes of all its arrays as far as it knows them."""
     raise TypeError(
         f"model: got {type_of(model)}; expected a jax_tt.Collection, an NNX module, or a jax_tt.linen.EmbedCollection. "
         "The jax_tt.Collection for another linen layer has its table under the name of the layer."
@@ -34,23 +37,29 @@ def tables_of(model: Any) -> tuple[Mapping[Path, Table], frozenset[Path]]:
 
 
 @tables_of.register
-def _(model: Collection) -> tuple[Mapping[Path, Table], frozenset[Path]]:
-    return {(name,): table for name, table in model.tables.items()}, frozenset()
+def _(model: Collection) -> tuple[Mapping[Path, Table], Shapes]:
+    return {(name,): table for name, table in model.tables.items()}, {}
 
 
 def divided(model: Any, state: Any) -> tuple[Groups, dict[Path, Any]]:
     """The arrays that are laid out as those of a table, by place and name, and all others by path."""
     tables, known = tables_of(model)
     leaves = by_path(state)
-    params = {path[path.index(_PARAMS) + 1 :] for path in leaves if _PARAMS in path}
+    # Other arrays, whose moments have their names.
+    ordinary = {path: np.shape(leaf) for path, leaf in leaves.items() if _PARAMS in path[:-1]}
+    names: dict[str, list[tuple[int, ...]]] = {}
+    for path, shape in (ordinary | dict(known)).items():
+        if _table_of(path, tables, known) is None:
+            names.setdefault(path[-1], []).append(shape)
     groups: Groups = {}
     others: dict[Path, Any] = {}
     for path, leaf in leaves.items():
         table = _table_of(path, tables, known)
         if table is not None and _follows(table, path, leaf):
+            _check_whole_model(tables, leaves, path)
             groups.setdefault(path[:-1], (table, {}))[1][path[-1]] = leaf
             continue
-        if table is None and (known | params).isdisjoint(_ends(path)):
+        if table is None and not any(_is_moment(leaf, of) for of in names.get(path[-1], ())):
             _check_no_rows(tables, path, leaf)
         others[path] = leaf
     for path, table in tables.items():
@@ -64,7 +73,7 @@ def divided(model: Any, state: Any) -> tuple[Groups, dict[Path, Any]]:
     return groups, others
 
 
-def _table_of(path: Path, tables: Mapping[Path, Table], known: frozenset[Path]) -> Table | None:
+def _table_of(path: Path, tables: Mapping[Path, Table], known: Shapes) -> Table | None:
     """The table that has an array of this name, unless the model has another array whose path fits better."""
     for end in _ends(path)[:-1]:
         table = tables.get(end[:-1])
@@ -99,6 +108,30 @@ def nested(leaves: Mapping[Path, Any]) -> dict[str, Any]:
 def _ends(path: Any) -> list[Path]:
     """The ends of a path, the longest one first."""
     return [tuple(path[k:]) for k in range(len(path) + 1)]
+
+
+def _is_moment(leaf: Any, of: tuple[int, ...]) -> bool:
+    """Whether an array has the shape of another, or that of its factored moments."""
+    shape = np.shape(leaf)
+    return shape == of or (len(shape) < len(of) and set(shape) <= set(of))
+
+
+def _check_whole_model(
+    tables: Mapping[Path, Table], leaves: Mapping[Path, Any], path: Path
+) -> None:
+    """Raises for what may be of a part of the model, in which another table has the path of this one."""
+    place, name = path[:-1], path[-1]
+    own = next(end for end in _ends(place) if end in tables)
+    tree = place[: len(place) - len(own)]
+    for longer, table in tables.items():
+        if longer == own or longer[-len(own) :] != own or table.update is not None:
+            continue
+        if name in table.spec.param_names and (*tree, *longer, name) not in leaves:
+            raise ValueError(
+                f"{named('state', path)}: may be of the table {'/'.join(own)!r} or of {'/'.join(longer)!r}, which the "
+                f"tree at {named('state', tree)} lacks; expected one optimizer of the whole model, or a call of "
+                "save_args with each part of the model and its optimizer."
+            )
 
 
 def _follows(table: Table, path: Path, leaf: Any) -> bool:

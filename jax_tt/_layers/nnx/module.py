@@ -16,7 +16,7 @@ from flax.errors import TraceContextError
 from jax_tt._base.arguments import as_scalar, type_of
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
-from jax_tt._collection.training_state import Path, tables_of
+from jax_tt._collection.training_state import Path, Shapes, by_path, tables_of
 from jax_tt._files.kinds import description_of
 from jax_tt._layers.call import BagCalls, GivenState, check_value, for_evaluation, step_inputs
 from jax_tt._layers.variables import (
@@ -325,11 +325,11 @@ def check_rngs(rngs: Any) -> None:
 
 
 @tables_of.register(nnx.Module)
-def _(model: nnx.Module) -> tuple[dict[Path, Table], frozenset[Path]]:
-    """The tables of all layers of a module, and the paths of all its variables."""
+def _(model: nnx.Module) -> tuple[dict[Path, Table], Shapes]:
+    """The tables of all layers of a module, and the shapes of all its variables."""
     layers = [(path, one) for path, one in nnx.iter_modules(model) if isinstance(one, TableModule)]
-    paths = nnx.to_flat_state(nnx.state(model)).paths
+    variables = by_path(nnx.state(model))
     return (
         {tuple(map(str, path)): layer.table for path, layer in layers},
-        frozenset(tuple(map(str, path)) for path in paths),
+        {path: jnp.shape(leaf) for path, leaf in variables.items()},
     )

@@ -261,6 +261,11 @@ def test_what_cannot_be_placed_is_refused():
     moments = jax_tt.checkpoint.target(COLLECTION, state)["opt_state"]["0"]["mu"]
     assert moments["bias"].shape == (ROWS,)
 
+    # No array is an ordinary one only because another has its name, or because some are called `params`.
+    rows = np.zeros((ROWS, 6))
+    for ordinary in (np.ones(3), {"rows": np.ones(2)}):
+        assert "stores 228 rows" in refusal(params=ordinary, ema={"rows": rows})
+
     stacked = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), {"user": tables["user"]})
     assert "got shape (2, " in _refusal({**tables, **stacked})
     assert "state: has no array 'page_table' of the table 'item'" in _refusal(
@@ -272,6 +277,37 @@ def test_what_cannot_be_placed_is_refused():
         ValueError, match=r"state\['item'\]\['page_table'\]: has the pages of another"
     ):
         jax_tt.checkpoint.save_args(COLLECTION, {**tables, "item": {**tables["item"], **pages}})
+
+
+class Towers(nnx.Module):
+    """Two tables of one name, of which one has the end of the other's path, and a head as wide as a table is long."""
+
+    def __init__(self):
+        features = {"item": FEATURES["item"]}
+
+        def embed(placement):
+            tables, mesh = {"item": _tables()["item"]}, _mesh(4)
+            of = jax_tt.EmbedCollection
+            return of(
+                tables, features, mesh=mesh, axis="model", placement=placement, rngs=nnx.Rngs(0)
+            )
+
+        self.embed = embed(Placement.hashed())
+        self.tower = nnx.Dict(embed=embed(Placement.round_robin()))
+        self.head = nnx.Linear(6, ROWS, rngs=nnx.Rngs(0))
+
+
+def test_moments_of_a_part_of_a_model_are_not_taken_for_those_of_another():
+    model = Towers()
+    for part, fits in ((model, True), (model.head, True), (model.tower, False)):
+        state = nnx.state((model, nnx.Optimizer(part, TX, wrt=nnx.Param)))
+        if fits:
+            jax_tt.checkpoint.target(model, state)
+        else:
+            found = _refusal(state, model)
+            assert (
+                "may be of the table 'embed/tables/item' or of 'tower/embed/tables/item'" in found
+            )
 
 
 def test_factored_moments_follow_the_rows():

@@ -227,14 +227,14 @@ PYTHON = (
     ),
     Mutant(
         "offsets that fall are accepted",
-        "jax_tt/_ids/bags.py",
-        "np.diff(offsets) < 0",
-        "np.diff(offsets) < -length",
+        "jax_tt/_ids/host_offsets.py",
+        "offsets[1:] < offsets[:-1]",
+        "offsets[1:] < 0",
     ),
     Mutant(
         "ids in no bag are dropped in silence",
-        "jax_tt/_ids/bags.py",
-        "end < ids.shape[0] != capacity",
+        "jax_tt/_ids/host_offsets.py",
+        "end < count != capacity",
         "end > ids.shape[0] != capacity",
     ),
     Mutant(

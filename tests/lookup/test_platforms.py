@@ -70,7 +70,9 @@ def test_cuda_gets_a_workspace_and_cpu_none(op, method):
     assert all(re.search(r"tensor<\d+xui8>", line.rpartition("->")[2]) for line in calls)
     assert "xui8>" not in cpu
     # An id out of range stops a program on the CPU alone.
-    assert "bounds = 2" in cpu and "bounds = 2" not in cuda and "bounds = 4" in cuda
+    assert (
+        'bounds = "error"' in cpu and 'bounds = "error"' not in cuda and 'bounds = "poison"' in cuda
+    )
 
 
 def test_other_platforms_get_the_reference():

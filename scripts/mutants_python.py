@@ -235,7 +235,19 @@ PYTHON = (
         "ids in no bag are dropped in silence",
         "jax_tt/_ids/host_offsets.py",
         "end < count != capacity",
-        "end > ids.shape[0] != capacity",
+        "end > count != capacity",
+    ),
+    Mutant(
+        "moments of a part of a model are taken for those of another",
+        "jax_tt/_collection/training_state.py",
+        "(*tree, *longer, name) not in leaves",
+        "False",
+    ),
+    Mutant(
+        "arrays are ordinary ones by name alone",
+        "jax_tt/_collection/training_state.py",
+        "shape == of or (len(shape) < len(of) and set(shape) <= set(of))",
+        "True",
     ),
     Mutant(
         "the mask of padded bags is ignored",

@@ -80,7 +80,8 @@ def target(model: Any, state: Any) -> dict[str, Any]:
 
     A checkpoint that other devices have written has other numbers of zeros after the rows, so that orbax has to be told
     to fit arrays to these shapes: ``StandardRestore(target, strict=False)``. `restore` checks that it has not
-    cut off anything else.
+    cut off anything else. Orbax rounds numbers to the types of the target, e.g. float32 rows to those of a bfloat16
+    table.
 
     Args:
         model: as in `save_args`, with the placement and mesh that the tables are to have.

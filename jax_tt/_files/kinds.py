@@ -29,6 +29,7 @@ from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._ops.describe import with_codebooks
 from jax_tt._ops.trains import tt_to_table
 from jax_tt._table.check import check_state
+from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.rotation import ROTATION, as_rotation
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -124,7 +125,7 @@ def _(table: CodedTable) -> Description:
 def description_of(table: Table) -> np.ndarray | None:
     """What a layer keeps beside the arrays of a table that do not tell its settings, JSON in uint8; None for others."""
     try:
-        kind, notes = describe(table)
+        kind, notes = describe(unsharded(table))
     except (TypeError, ValueError):
         return None
     return None if kind == TRAIN else np.frombuffer(json.dumps({kind: notes}).encode(), np.uint8)

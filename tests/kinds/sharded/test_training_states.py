@@ -310,6 +310,30 @@ def test_moments_of_a_part_of_a_model_are_not_taken_for_those_of_another():
             )
 
 
+def test_quantized_layers_go_on_with_any_number_of_devices():
+    def layer(devices, seed):
+        mesh, tables = _mesh(devices), {"item": jax_tt.quantized_table(40, 4)}
+        return jax_tt.EmbedCollection(
+            tables,
+            {"item": FEATURES["item"]},
+            mesh=mesh,
+            axis=mesh and "model",
+            rngs=nnx.Rngs(seed),
+        )
+
+    ids = {"item": np.arange(40).reshape(8, 5)}
+    for devices in ((4, 1), (1, 4)):
+        saved, restored = (layer(n, seed) for seed, n in enumerate(devices))
+        expected = saved(ids)["item"]
+        arrays = jax_tt.checkpoint.save_args(saved, nnx.state(saved))
+        target = jax_tt.checkpoint.target(restored, nnx.state(restored))
+        # Orbax restores one as the other.
+        assert jax.tree.structure(arrays) == jax.tree.structure(target)
+        assert jax.tree.map(jnp.shape, arrays) == jax.tree.map(jnp.shape, target)
+        nnx.update(restored, jax_tt.checkpoint.restore(restored, nnx.state(restored), arrays))
+        np.testing.assert_array_equal(restored(ids)["item"], expected)
+
+
 def test_factored_moments_follow_the_rows():
     """Of a moment for every row and one for every column, the former is in the order of the rows."""
     state = jax.jit(COLLECTION.init)(jax.random.key(0))

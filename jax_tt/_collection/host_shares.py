@@ -144,8 +144,8 @@ def _joined(
     reports = words[:, 1:].reshape(team.count, len(labels), 4).astype(np.int64)
     if (other := words[:, 0] != words[team.number, 0]).any():
         raise ValueError(
-            f"host_batch: got another capacity, or KeyedBags with features in another order, in {team.named(other)} than "
-            "in this process; expected the same in all."
+            f"host_batch: got another capacity, or KeyedBags with features in another order, in {team.named(other)} "
+            "than in this process; expected the same in all."
         )
     for label, one, form in zip(labels, given.values(), reports[..., 0].T, strict=True):
         if (other := form != form[team.number]).any():

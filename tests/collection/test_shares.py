@@ -38,7 +38,7 @@ def test_two_processes_make_one_batch_of_their_shares(tmp_path):
             assert "got a share of another form in process" in own[name], name
             assert "feature 'a'" in own[name] and "np.zeros((0, 5), int)" in own[name]
         for name in ("capacity", "order"):
-            assert "has another capacity, or KeyedBags with its features in another" in own[name]
+            assert "got another capacity, or KeyedBags with features in another order" in own[name]
         assert "sharding: got None with local=True" in own["none"]
         for name in ("replicated", "both"):
             assert "that every process has neighbouring rows of its own" in own[name]

@@ -452,8 +452,8 @@ CPU = (
     Mutant(
         "steps: one that is not allowed is taken",
         "ffi/cpu/args.h",
-        "scale[1] != C{0}",
-        "true",
+        "scale[1]",
+        "scale[1] + 1",
     ),
     Mutant("sentinel: zeros have another message", "ffi/cpu/args.cc", "*value == 0.0f", "false"),
     Mutant(
@@ -518,9 +518,9 @@ CPU = (
     ),
     Mutant(
         "steps: gradients are not scaled",
-        "ffi/cpu/dense/row_update.h",
-        "step.gradient_scale, gradient, stored",
-        "C{1}, gradient, stored",
+        "ffi/cpu/args.h",
+        "scale[0]",
+        "C(1)",
     ),
     Mutant(
         "long sums: lost digits",

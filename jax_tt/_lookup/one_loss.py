@@ -52,9 +52,8 @@ class Loss:
 
     def watch(self, model: Any, arrays: Mapping[Any, Any]) -> dict[Any, Any]:
         """The arrays of a model by name, about which `reached` is asked."""
-        reached = (
-            self._reached
-        )  # a program keeps the function, and must not keep the arrays that a loss holds
+        # A program keeps the function, and must not keep the arrays that a loss holds.
+        reached = self._reached
         return watched(arrays, lambda name: reached.add((model, name)))
 
     def reached(self, model: Any, name: Any) -> bool:

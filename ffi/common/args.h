@@ -1,6 +1,5 @@
 // Arguments that the handlers of every platform read the same way.
-#ifndef JAX_TT_COMMON_ARGS_H_
-#define JAX_TT_COMMON_ARGS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -94,5 +93,3 @@ Status ReadStepArgs(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, c
                     const ffi::AnyBuffer& seed, StepArgs* step);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_ARGS_H_

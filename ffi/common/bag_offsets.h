@@ -1,6 +1,5 @@
 // Reads the call that looks at the offsets of bags.
-#ifndef JAX_TT_COMMON_BAG_OFFSETS_H_
-#define JAX_TT_COMMON_BAG_OFFSETS_H_
+#pragma once
 
 #include "ffi/common/table_args.h"
 #include "ffi/core/bag_offsets.h"
@@ -11,5 +10,3 @@ Status ReadBagOffsets(const ffi::AnyBuffer& capacities, const Args& args, const 
                       const Rets& rets, const ffi::Dictionary& attrs, BagOffsetsCall* call);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_BAG_OFFSETS_H_

@@ -1,6 +1,5 @@
 // Arguments of the row cache's ops as the handlers of every platform read them.
-#ifndef JAX_TT_COMMON_CACHE_ARGS_H_
-#define JAX_TT_COMMON_CACHE_ARGS_H_
+#pragma once
 
 #include <cstdint>
 #include <limits>
@@ -88,5 +87,3 @@ inline Status ReadCachePolicy(const ffi::Dictionary& attrs, CachePolicy* policy)
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_CACHE_ARGS_H_

@@ -1,6 +1,5 @@
 // A call on a table as the handlers of every platform read it: the batch, and the table that it reads.
-#ifndef JAX_TT_COMMON_CALL_ARGS_H_
-#define JAX_TT_COMMON_CALL_ARGS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -43,5 +42,3 @@ Status ReadDenseCall(const ffi::Dictionary& attrs, const BatchArgs& batch, const
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_CALL_ARGS_H_

@@ -1,6 +1,5 @@
 // The arguments of passes over dense tables, of one or of many in a call, as the handlers of every platform read them.
-#ifndef JAX_TT_COMMON_DENSE_TABLES_H_
-#define JAX_TT_COMMON_DENSE_TABLES_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -59,5 +58,3 @@ Status ReadVectors(const Span64& columns, const ffi::AnyBuffer& buffer, std::str
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_DENSE_TABLES_H_

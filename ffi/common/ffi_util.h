@@ -1,6 +1,5 @@
 // The only place that knows how errors, shapes and storage types cross the XLA FFI boundary.
-#ifndef JAX_TT_COMMON_FFI_UTIL_H_
-#define JAX_TT_COMMON_FFI_UTIL_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -89,5 +88,3 @@ Status DispatchStorage(ffi::DataType dtype, F&& body) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_FFI_UTIL_H_

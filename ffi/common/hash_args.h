@@ -1,6 +1,5 @@
 // Arguments of the ops of hash tables as the handlers of every platform read them.
-#ifndef JAX_TT_COMMON_HASH_ARGS_H_
-#define JAX_TT_COMMON_HASH_ARGS_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -86,5 +85,3 @@ Status ReadHashGrown(const ffi::RemainingArgs& args, const ffi::RemainingRets& r
                      std::vector<HashGrown>* arrays);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_HASH_ARGS_H_

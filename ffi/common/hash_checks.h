@@ -1,6 +1,5 @@
 // The limits of hash tables, for every entrance: handlers of every platform, and functions of the Python modules.
-#ifndef JAX_TT_COMMON_HASH_CHECKS_H_
-#define JAX_TT_COMMON_HASH_CHECKS_H_
+#pragma once
 
 #include <cstdint>
 #include <limits>
@@ -49,5 +48,3 @@ inline Status MakeHashBatch(const Counted<const uint32_t>& keys, const Counted<c
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_HASH_CHECKS_H_

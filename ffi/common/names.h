@@ -1,6 +1,5 @@
 // Names that Python calls the values of an enumeration by.
-#ifndef JAX_TT_COMMON_NAMES_H_
-#define JAX_TT_COMMON_NAMES_H_
+#pragma once
 
 #include <cstddef>
 #include <string>
@@ -24,5 +23,3 @@ Status FindName(std::string_view what, const char* const (&names)[N], std::strin
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_NAMES_H_

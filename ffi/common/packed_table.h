@@ -1,6 +1,5 @@
 // The rows of a quantized table among the arguments of a handler.
-#ifndef JAX_TT_COMMON_PACKED_TABLE_H_
-#define JAX_TT_COMMON_PACKED_TABLE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -20,5 +19,3 @@ Status ReadPackedRows(const ffi::Dictionary& attrs, const ffi::AnyBuffer& table,
                       int64_t* dim, PackedLevels* levels);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_PACKED_TABLE_H_

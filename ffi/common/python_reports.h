@@ -1,6 +1,5 @@
 // Hands reports to a Python function, in the main thread.
-#ifndef JAX_TT_COMMON_PYTHON_REPORTS_H_
-#define JAX_TT_COMMON_PYTHON_REPORTS_H_
+#pragma once
 
 #include <nanobind/nanobind.h>
 
@@ -44,5 +43,3 @@ inline void Listen(nanobind::object function) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_PYTHON_REPORTS_H_

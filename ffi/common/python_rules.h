@@ -1,6 +1,5 @@
 // How rules of extensions come from Python, in every native module: each has its own.
-#ifndef JAX_TT_COMMON_PYTHON_RULES_H_
-#define JAX_TT_COMMON_PYTHON_RULES_H_
+#pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -78,5 +77,3 @@ inline void AddNames(nanobind::module_& m) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_PYTHON_RULES_H_

@@ -1,6 +1,5 @@
 // Ids out of range that Bounds::kWarn found, and keys without a row, on their way to a Python warning.
-#ifndef JAX_TT_COMMON_REPORTS_H_
-#define JAX_TT_COMMON_REPORTS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -32,5 +31,3 @@ std::vector<Report> TakeReports() noexcept;
 void SetWake(bool (*wake)()) noexcept;
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_REPORTS_H_

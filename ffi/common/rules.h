@@ -1,8 +1,7 @@
 // The rules of this process: those of the library, then those of extensions in the order in which they came.
 //
 // Programs have their names, as they may run in another process later.
-#ifndef JAX_TT_COMMON_RULES_H_
-#define JAX_TT_COMMON_RULES_H_
+#pragma once
 
 #include <string_view>
 
@@ -24,5 +23,3 @@ const ExportedRule* ExportedOf(int kind);
 OptimizerTraits RuleTraits(int kind);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_RULES_H_

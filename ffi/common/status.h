@@ -1,6 +1,5 @@
 // The outcome of a launch, before the boundary turns it into an XLA error.
-#ifndef JAX_TT_COMMON_STATUS_H_
-#define JAX_TT_COMMON_STATUS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -42,5 +41,3 @@ inline Status Named(Status status, std::string_view table) {
   }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_STATUS_H_

@@ -1,6 +1,5 @@
 // Cores and slots of a TT table among the arguments and results of a handler.
-#ifndef JAX_TT_COMMON_TABLE_ARGS_H_
-#define JAX_TT_COMMON_TABLE_ARGS_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -117,5 +116,3 @@ Status ReadDenseTable(const OptimizerTraits& traits, const ffi::AnyBuffer& in, c
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_TABLE_ARGS_H_

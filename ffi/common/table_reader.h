@@ -1,6 +1,5 @@
 // Calls on many tables, whose arguments and results follow each other, as the handlers of every platform read them.
-#ifndef JAX_TT_COMMON_TABLE_READER_H_
-#define JAX_TT_COMMON_TABLE_READER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -66,5 +65,3 @@ class StepsReader {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_TABLE_READER_H_

@@ -1,6 +1,5 @@
 // The arguments of passes over TT tables, of one or of many in a call, as the handlers of every platform read them.
-#ifndef JAX_TT_COMMON_TT_TABLES_H_
-#define JAX_TT_COMMON_TT_TABLES_H_
+#pragma once
 
 #include <cstddef>
 #include <functional>
@@ -60,5 +59,3 @@ using ReadTTApply = std::function<Status(const TTApplyArgs&, const StepArgs&, fl
 Status ReadTTApplyTables(const TablesCall& call, const ReadTTApply& read);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_COMMON_TT_TABLES_H_

@@ -1,6 +1,5 @@
 // The call that looks at the offsets of bags as a caller gave them, of CPU and GPU.
-#ifndef JAX_TT_CORE_BAG_OFFSETS_H_
-#define JAX_TT_CORE_BAG_OFFSETS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -28,5 +27,3 @@ struct BagOffsetsCall {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_BAG_OFFSETS_H_

@@ -1,6 +1,5 @@
 // Where the vectors of bags are in an output or its gradient.
-#ifndef JAX_TT_CORE_BAG_VECTORS_H_
-#define JAX_TT_CORE_BAG_VECTORS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -31,5 +30,3 @@ struct BagVectors {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_BAG_VECTORS_H_

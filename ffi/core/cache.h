@@ -1,8 +1,7 @@
 // The row cache's directory and the arithmetic of its policy, for the kernels of every platform.
 //
 // jax_tt/_sets/cache_reference.py says what the policy is; these are its integers.
-#ifndef JAX_TT_CORE_CACHE_H_
-#define JAX_TT_CORE_CACHE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -126,5 +125,3 @@ constexpr const char* kCachePopulatedNames[kCacheCounts] = {"inserted", "evicted
                                                             "conflict_misses"};
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_CACHE_H_

@@ -1,6 +1,5 @@
 // Rows of codes: numbers of a few bits, lowest bits first, each of which selects a row of its codebook.
-#ifndef JAX_TT_CORE_CODED_ROWS_H_
-#define JAX_TT_CORE_CODED_ROWS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -55,5 +54,3 @@ JAX_TT_INLINE int64_t HotPlace(const Codebooks& books, int64_t row) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_CODED_ROWS_H_

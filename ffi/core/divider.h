@@ -1,6 +1,5 @@
 // Division by a number that many dividends share.
-#ifndef JAX_TT_CORE_DIVIDER_H_
-#define JAX_TT_CORE_DIVIDER_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -29,5 +28,3 @@ class Divider {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_DIVIDER_H_

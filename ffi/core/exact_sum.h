@@ -2,8 +2,7 @@
 //
 // A sum of n floats that are added one after the other has an error that grows with n.  Sums of many terms are
 // therefore made of blocks of terms, and the sums of the blocks are added with the rounding error of every addition.
-#ifndef JAX_TT_CORE_EXACT_SUM_H_
-#define JAX_TT_CORE_EXACT_SUM_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 
@@ -24,5 +23,3 @@ JAX_TT_INLINE C ExactSum(C sum, C lost) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_EXACT_SUM_H_

@@ -1,6 +1,5 @@
 // 16-bit storage types and their rounding.  Arithmetic is always done in float.
-#ifndef JAX_TT_CORE_HALF_H_
-#define JAX_TT_CORE_HALF_H_
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -96,5 +95,3 @@ struct ComputeType<double> {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_HALF_H_

@@ -1,8 +1,7 @@
 // Tables of 64-bit keys: the directory, the sets of a key, scores and initial rows, for the kernels of every platform.
 //
 // jax_tt/_sets/hash_reference.py says what the ops do; these are its integers.
-#ifndef JAX_TT_CORE_HASH_H_
-#define JAX_TT_CORE_HASH_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -249,5 +248,3 @@ JAX_TT_INLINE int32_t InitialElement(uint32_t bits, const int32_t* quantiles, bo
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_HASH_H_

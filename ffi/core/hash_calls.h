@@ -1,6 +1,5 @@
 // What an op of hash tables does to one of the tables of a call.  The pointers are memory of the device.
-#ifndef JAX_TT_CORE_HASH_CALLS_H_
-#define JAX_TT_CORE_HASH_CALLS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -68,5 +67,3 @@ struct HashExchanged {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_HASH_CALLS_H_

@@ -2,8 +2,7 @@
 //
 // Always inlined: the host compiles them once per instruction set, and a copy that is not inlined could be linked
 // into code for an older processor.
-#ifndef JAX_TT_CORE_HOST_DEVICE_H_
-#define JAX_TT_CORE_HOST_DEVICE_H_
+#pragma once
 
 #if defined(__CUDACC__)
 #define JAX_TT_INLINE __host__ __device__ __forceinline__
@@ -31,5 +30,3 @@ JAX_TT_INLINE C Clip(C x, C low, C high) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_HOST_DEVICE_H_

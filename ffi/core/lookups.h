@@ -1,6 +1,5 @@
 // The lookups of a batch as the kernels of every platform are given them.
-#ifndef JAX_TT_CORE_LOOKUPS_H_
-#define JAX_TT_CORE_LOOKUPS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -36,5 +35,3 @@ struct Lookups {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_LOOKUPS_H_

@@ -1,7 +1,6 @@
 // Rows of numbers of a few bits: scale and offset in float16, then the numbers, lowest bits first.  Number q stands for
 // scale * level(q) + offset.
-#ifndef JAX_TT_CORE_PACKED_ROWS_H_
-#define JAX_TT_CORE_PACKED_ROWS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -44,5 +43,3 @@ JAX_TT_INLINE uint32_t PackedCode(const uint8_t* codes, int64_t i, int bits) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_PACKED_ROWS_H_

@@ -8,8 +8,7 @@
 // is proportional to a chunk, not to the batch.  Within a chunk each side is a forest: the rows are the children of
 // the nodes at its deepest level, a node at level k stands for one distinct chain of k digits, and its children at
 // level k + 1 extend that chain.
-#ifndef JAX_TT_CORE_PLAN_H_
-#define JAX_TT_CORE_PLAN_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -99,5 +98,3 @@ constexpr int64_t kSavedBytes = int64_t{48} << 20;
 int64_t SavedPerPosition(const TTShape& shape, const Contraction& contraction, int64_t n);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_PLAN_H_

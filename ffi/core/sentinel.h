@@ -1,6 +1,5 @@
 // The sentinel of a fused table, which only overwriting keeps at 1.
-#ifndef JAX_TT_CORE_SENTINEL_H_
-#define JAX_TT_CORE_SENTINEL_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 
@@ -17,5 +16,3 @@ JAX_TT_INLINE bool SentinelHolds(float sentinel) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_SENTINEL_H_

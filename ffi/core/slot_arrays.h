@@ -1,6 +1,5 @@
 // The optimizer state of a table in memory.
-#ifndef JAX_TT_CORE_SLOT_ARRAYS_H_
-#define JAX_TT_CORE_SLOT_ARRAYS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -32,5 +31,3 @@ struct SlotArrays {
 JAX_TT_INLINE uint64_t SlotStream(uint64_t table, int slot) { return table + (static_cast<uint64_t>(slot) + 1) * 256; }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_SLOT_ARRAYS_H_

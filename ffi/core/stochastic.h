@@ -2,8 +2,7 @@
 //
 // The random bits of an element depend on the seed of the step and on where the element stands, not on which thread
 // writes it, so that the CPU and the GPU round alike however the work is divided.
-#ifndef JAX_TT_CORE_STOCHASTIC_H_
-#define JAX_TT_CORE_STOCHASTIC_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -45,5 +44,3 @@ struct RowRounding {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_STOCHASTIC_H_

@@ -1,6 +1,5 @@
 // The shape of a TT table and the order in which its cores are contracted.  No XLA, no CUDA, no allocation.
-#ifndef JAX_TT_CORE_TT_SHAPE_H_
-#define JAX_TT_CORE_TT_SHAPE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -62,5 +61,3 @@ Contraction ChooseContraction(const TTShape& shape, int64_t n);
 bool ColumnOrder(const TTShape& shape, const Contraction& contraction, int32_t* columns);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_TT_SHAPE_H_

@@ -1,6 +1,5 @@
 // Arguments shared by several CPU handlers.
-#ifndef JAX_TT_CPU_ARGS_H_
-#define JAX_TT_CPU_ARGS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -64,5 +63,3 @@ struct xla::ffi::CtxDecoding<jax_tt::OpThreads> {
     return Type{*pool, *device};
   }
 };
-
-#endif  // JAX_TT_CPU_ARGS_H_

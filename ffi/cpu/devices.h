@@ -1,6 +1,5 @@
 // The devices of a process that run ops at the same time.
-#ifndef JAX_TT_CPU_DEVICES_H_
-#define JAX_TT_CPU_DEVICES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -26,5 +25,3 @@ inline int BusyDevices(int device) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_DEVICES_H_

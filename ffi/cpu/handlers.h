@@ -1,6 +1,5 @@
 // All FFI handlers of the CPU module.
-#ifndef JAX_TT_CPU_HANDLERS_H_
-#define JAX_TT_CPU_HANDLERS_H_
+#pragma once
 
 #include "xla/ffi/api/ffi.h"
 
@@ -40,5 +39,3 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(ScanCodedCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(ScanTrainCpu);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_HANDLERS_H_

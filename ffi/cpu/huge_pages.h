@@ -1,6 +1,5 @@
 // Huge pages for large memory.
-#ifndef JAX_TT_CPU_HUGE_PAGES_H_
-#define JAX_TT_CPU_HUGE_PAGES_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -25,5 +24,3 @@ inline void PreferHugePages(void* data, int64_t size) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_HUGE_PAGES_H_

@@ -1,6 +1,5 @@
 // Reading the ids of a batch, and what is said about those that are out of range.
-#ifndef JAX_TT_CPU_IDS_H_
-#define JAX_TT_CPU_IDS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -84,5 +83,3 @@ auto WithRowReader(const Lookups& lookups, int64_t num_embeddings, Fn&& fn) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_IDS_H_

@@ -3,8 +3,7 @@
 // Each phase is a set of independent tasks; a phase starts when the previous one is complete.  The calling thread
 // works too, and workers wait only for tasks that are already running in another thread, never for queued ones, so a
 // busy pool cannot cause a deadlock.  Tasks write disjoint memory, so results do not depend on the number of threads.
-#ifndef JAX_TT_CPU_PARALLEL_H_
-#define JAX_TT_CPU_PARALLEL_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -89,5 +88,3 @@ inline int NumWorkers(int64_t pool_threads) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_PARALLEL_H_

@@ -1,6 +1,5 @@
 // Passes over several tables in one operation: their tasks run side by side in the same phases.
-#ifndef JAX_TT_CPU_PASSES_H_
-#define JAX_TT_CPU_PASSES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -54,5 +53,3 @@ class Pass {
 Status RunPasses(const std::vector<std::unique_ptr<Pass>>& passes, const Pool& pool);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_PASSES_H_

@@ -1,6 +1,5 @@
 // The thread pool of an operation.
-#ifndef JAX_TT_CPU_POOL_H_
-#define JAX_TT_CPU_POOL_H_
+#pragma once
 
 #include <functional>
 
@@ -17,5 +16,3 @@ struct Pool {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_POOL_H_

@@ -1,6 +1,5 @@
 // Prefetching of memory.
-#ifndef JAX_TT_CPU_PREFETCH_H_
-#define JAX_TT_CPU_PREFETCH_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -14,5 +13,3 @@ inline void PrefetchLines(const void* data, int64_t bytes) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_PREFETCH_H_

@@ -1,6 +1,5 @@
 // Temporary memory of one operation, in a single block whose size is known before any work starts.
-#ifndef JAX_TT_CPU_WORKSPACE_H_
-#define JAX_TT_CPU_WORKSPACE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -40,5 +39,3 @@ class Workspace {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_WORKSPACE_H_

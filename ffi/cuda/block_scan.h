@@ -1,6 +1,5 @@
 // Exclusive sums over the threads of a block.
-#ifndef JAX_TT_CUDA_BLOCK_SCAN_H_
-#define JAX_TT_CUDA_BLOCK_SCAN_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -58,5 +57,3 @@ __device__ int32_t ScanArray(Values values, int64_t count, Shared<int32_t> sums)
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_BLOCK_SCAN_H_

@@ -1,6 +1,5 @@
 // Errors of the CUDA runtime as Status.
-#ifndef JAX_TT_CUDA_CUDA_STATUS_H_
-#define JAX_TT_CUDA_CUDA_STATUS_H_
+#pragma once
 
 #include "ffi/common/status.h"
 #include "ffi/cuda/simt.h"
@@ -13,5 +12,3 @@ inline Status ToStatus(cudaError_t error) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_CUDA_STATUS_H_

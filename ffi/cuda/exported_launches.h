@@ -1,6 +1,5 @@
 // The launches of a rule that was compiled outside the library.
-#ifndef JAX_TT_CUDA_EXPORTED_LAUNCHES_H_
-#define JAX_TT_CUDA_EXPORTED_LAUNCHES_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -43,5 +42,3 @@ struct RuleLaunches {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_EXPORTED_LAUNCHES_H_

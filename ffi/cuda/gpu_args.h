@@ -1,6 +1,5 @@
 // Arguments and results that only the handlers of the GPU have.
-#ifndef JAX_TT_CUDA_GPU_ARGS_H_
-#define JAX_TT_CUDA_GPU_ARGS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -51,5 +50,3 @@ inline Status ReadLastWorkspace(const ffi::RemainingRets& results, int64_t bytes
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_GPU_ARGS_H_

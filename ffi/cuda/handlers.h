@@ -1,6 +1,5 @@
 // FFI handlers of the CUDA module; tt_ffi.cc and dense_ffi.cc list their arguments.
-#ifndef JAX_TT_CUDA_HANDLERS_H_
-#define JAX_TT_CUDA_HANDLERS_H_
+#pragma once
 
 #include "xla/ffi/api/ffi.h"
 
@@ -16,5 +15,3 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(TTTablesUpdateCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(TTTablesApplyCuda);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_HANDLERS_H_

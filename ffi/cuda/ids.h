@@ -1,6 +1,5 @@
 // Which row and which bag a position of a batch names.
-#ifndef JAX_TT_CUDA_IDS_H_
-#define JAX_TT_CUDA_IDS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -105,5 +104,3 @@ __device__ __forceinline__ int32_t FindBag(const int32_t* offsets, int64_t bags,
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_IDS_H_

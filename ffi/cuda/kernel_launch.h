@@ -1,7 +1,6 @@
 // A kernel as a function that launches it, which another module may call: only the module that holds a kernel can
 // launch it.
-#ifndef JAX_TT_CUDA_KERNEL_LAUNCH_H_
-#define JAX_TT_CUDA_KERNEL_LAUNCH_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -38,5 +37,3 @@ const char* LaunchKernel(cudaStream_t stream, int64_t blocks, const Params&... p
 inline Status LaunchStatus(const char* what) { return what == nullptr ? Status{} : Internal(what); }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_KERNEL_LAUNCH_H_

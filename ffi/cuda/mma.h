@@ -7,8 +7,7 @@
 //   bfloat16, k = 16: a the pairs (g, 2 t), (g + 8, 2 t), (g, 2 t + 8), (g + 8, 2 t + 8);  b the pairs (2 t, g), (2 t +
 //   8, g)
 // where a pair is an element and the next along k.
-#ifndef JAX_TT_CUDA_MMA_H_
-#define JAX_TT_CUDA_MMA_H_
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -129,5 +128,3 @@ __device__ __forceinline__ void MmaBfloat16(float (&d)[4], const uint32_t (&a)[4
 #endif
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_MMA_H_

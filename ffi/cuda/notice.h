@@ -1,6 +1,5 @@
 // What a kernel leaves for the host when it meets an id out of range with Bounds::kWarn.
-#ifndef JAX_TT_CUDA_NOTICE_H_
-#define JAX_TT_CUDA_NOTICE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -18,5 +17,3 @@ struct Notice {
 constexpr int kMaxNotices = 1024;
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_NOTICE_H_

@@ -1,6 +1,5 @@
 // The notices of all tables, and the thread that turns them into reports.
-#ifndef JAX_TT_CUDA_NOTICES_H_
-#define JAX_TT_CUDA_NOTICES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -21,5 +20,3 @@ void ReportNotices();
 void FindNotice(int64_t num_embeddings, Lookups* lookups);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_NOTICES_H_

@@ -4,8 +4,7 @@
 // the pivot, R [r_r, b] the product of those to the right; a q b = D.  The gradients are
 //   d L = g (G R)^T,    d R = (L G)^T g,    d G = L^T g R^T,
 // so a pass around m gives the gradient of core m, and of a neighbour where that neighbour ends the train.
-#ifndef JAX_TT_CUDA_PIVOT_H_
-#define JAX_TT_CUDA_PIVOT_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -38,5 +37,3 @@ PivotList BackwardPivots(const TTShape& shape);
 int MainPivot(const TTShape& shape);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_PIVOT_H_

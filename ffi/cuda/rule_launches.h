@@ -1,6 +1,5 @@
 // Finds the launches of a rule, of the library or of an extension.
-#ifndef JAX_TT_CUDA_RULE_LAUNCHES_H_
-#define JAX_TT_CUDA_RULE_LAUNCHES_H_
+#pragma once
 
 #include "ffi/common/status.h"
 #include "ffi/cuda/exported_launches.h"
@@ -11,5 +10,3 @@ namespace jax_tt {
 Status FindLaunches(int kind, const RuleLaunches** launches);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_RULE_LAUNCHES_H_

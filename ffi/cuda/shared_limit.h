@@ -1,6 +1,5 @@
 // How much shared memory a block may have.
-#ifndef JAX_TT_CUDA_SHARED_LIMIT_H_
-#define JAX_TT_CUDA_SHARED_LIMIT_H_
+#pragma once
 
 #include <cstddef>
 
@@ -21,5 +20,3 @@ Status MostShared(size_t* bytes);
 Status AllowMostShared(const void* kernel);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_SHARED_LIMIT_H_

@@ -11,8 +11,7 @@
 //                        older versions refuse a capture that stays empty
 //   LaunchUnasked        the same with little shared memory, for headers that extensions include: of the library, it
 //                        needs nothing that has to be linked
-#ifndef JAX_TT_CUDA_SIMT_H_
-#define JAX_TT_CUDA_SIMT_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -112,4 +111,3 @@ Status Launch(cudaStream_t stream, int64_t blocks, int threads, size_t shared_by
 
 #endif  // __CUDACC__
 #endif  // JAX_TT_EMULATION
-#endif  // JAX_TT_CUDA_SIMT_H_

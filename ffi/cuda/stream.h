@@ -1,6 +1,5 @@
 // The stream that a handler launches on.
-#ifndef JAX_TT_CUDA_STREAM_H_
-#define JAX_TT_CUDA_STREAM_H_
+#pragma once
 
 #include <optional>
 
@@ -30,5 +29,3 @@ using StreamContext = xla::ffi::PlatformStream<cudaStream_t>;
 }  // namespace jax_tt
 
 #endif  // JAX_TT_EMULATION
-
-#endif  // JAX_TT_CUDA_STREAM_H_

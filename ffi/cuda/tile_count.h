@@ -1,6 +1,5 @@
 // Counts that blocks of one launch hand to the blocks after them.
-#ifndef JAX_TT_CUDA_TILE_COUNT_H_
-#define JAX_TT_CUDA_TILE_COUNT_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -37,5 +36,3 @@ struct TileCount {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TILE_COUNT_H_

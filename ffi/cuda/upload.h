@@ -1,6 +1,5 @@
 // Bytes that the host hands to the device within the stream.
-#ifndef JAX_TT_CUDA_UPLOAD_H_
-#define JAX_TT_CUDA_UPLOAD_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -14,5 +13,3 @@ namespace jax_tt {
 Status Upload(cudaStream_t stream, const uint32_t* from, int64_t count, uint32_t* to);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_UPLOAD_H_

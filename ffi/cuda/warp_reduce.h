@@ -1,6 +1,5 @@
 // Sums and first candidates of a warp.  Every lane must call these.
-#ifndef JAX_TT_CUDA_WARP_REDUCE_H_
-#define JAX_TT_CUDA_WARP_REDUCE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -29,5 +28,3 @@ __device__ __forceinline__ uint32_t SumOfWarp(uint32_t value) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_WARP_REDUCE_H_

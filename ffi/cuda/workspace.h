@@ -1,6 +1,5 @@
 // Hands out the memory that a handler is given.
-#ifndef JAX_TT_CUDA_WORKSPACE_H_
-#define JAX_TT_CUDA_WORKSPACE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -25,5 +24,3 @@ class Workspace {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_WORKSPACE_H_

@@ -1,6 +1,5 @@
 // Cases of the emulator's test: a right kernel gives no message, a planted bug gives the launch's.
-#ifndef JAX_TT_TESTS_CPP_EMULATOR_TEST_H_
-#define JAX_TT_TESTS_CPP_EMULATOR_TEST_H_
+#pragma once
 
 #include <string>
 
@@ -20,5 +19,3 @@ extern const int kNumPlantedCases;
 std::string OverflowGlobal();
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_TESTS_CPP_EMULATOR_TEST_H_

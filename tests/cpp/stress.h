@@ -1,6 +1,5 @@
 // What the programs under sanitizers share: a thread pool in place of XLA's.
-#ifndef JAX_TT_TESTS_CPP_STRESS_H_
-#define JAX_TT_TESTS_CPP_STRESS_H_
+#pragma once
 
 #include <condition_variable>
 #include <cstdio>
@@ -63,5 +62,3 @@ inline void Fail(const char* what) {
 }
 
 }  // namespace stress
-
-#endif  // JAX_TT_TESTS_CPP_STRESS_H_

@@ -1,7 +1,6 @@
 // Lion (Chen et al., Symbolic Discovery of Optimization Algorithms, arXiv:2302.06675, Algorithm 2):
 // w -= lr (sign(b1 m + (1 - b1) g) + wd w); m = b2 m + (1 - b2) g.
-#ifndef LION_RULE_LION_H_
-#define LION_RULE_LION_H_
+#pragma once
 
 #include "jax_tt/rule.h"
 
@@ -25,5 +24,3 @@ struct Lion {
 };
 
 }  // namespace lion_rule
-
-#endif  // LION_RULE_LION_H_

@@ -1,6 +1,5 @@
 // Adagrad: s += g^2; w -= lr g / (sqrt(s) + eps).
-#ifndef JAX_TT_CORE_OPTIMIZERS_ADAGRAD_H_
-#define JAX_TT_CORE_OPTIMIZERS_ADAGRAD_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 
@@ -23,5 +22,3 @@ struct Adagrad {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_ADAGRAD_H_

@@ -1,7 +1,6 @@
 // Adagrad with momentum: a = b2 a + gain g^2; p = (a + eps)^-1/exponent; m = k m + p g; w -= lr m, or with Nesterov's
 // momentum w -= lr (k m + p g).
-#ifndef JAX_TT_CORE_OPTIMIZERS_ADAGRAD_MOMENTUM_H_
-#define JAX_TT_CORE_OPTIMIZERS_ADAGRAD_MOMENTUM_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 
@@ -37,5 +36,3 @@ struct AdagradMomentum {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_ADAGRAD_MOMENTUM_H_

@@ -1,6 +1,5 @@
 // Adam: m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - b^t.
-#ifndef JAX_TT_CORE_OPTIMIZERS_ADAM_H_
-#define JAX_TT_CORE_OPTIMIZERS_ADAM_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 
@@ -32,5 +31,3 @@ struct Adam {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_ADAM_H_

@@ -1,8 +1,7 @@
 // Row-wise Adagrad whose learning rate and weight decay depend on how often and when the row was used.
 //
 // docs/fused_update.md has the formulas; a mode is a number among the hyper-parameters, as only RowStep looks at it.
-#ifndef JAX_TT_CORE_OPTIMIZERS_COUNTER_ROWWISE_ADAGRAD_H_
-#define JAX_TT_CORE_OPTIMIZERS_COUNTER_ROWWISE_ADAGRAD_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/row_counter.h"
@@ -81,5 +80,3 @@ struct CounterRowWiseAdagrad {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_COUNTER_ROWWISE_ADAGRAD_H_

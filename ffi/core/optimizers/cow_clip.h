@@ -1,6 +1,5 @@
 // Row-wise Adagrad whose gradient is clipped to c max(k |w|, low), where c counts the uses of the row (CowClip).
-#ifndef JAX_TT_CORE_OPTIMIZERS_COW_CLIP_H_
-#define JAX_TT_CORE_OPTIMIZERS_COW_CLIP_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/row_counter.h"
@@ -47,5 +46,3 @@ struct CowClip {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_COW_CLIP_H_

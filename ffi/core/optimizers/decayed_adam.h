@@ -1,6 +1,5 @@
 // Adam with weight decay: w -= lr ((m / c1) / (sqrt(v / c2) + eps) + wd w); the moments are those of adam.h.
-#ifndef JAX_TT_CORE_OPTIMIZERS_DECAYED_ADAM_H_
-#define JAX_TT_CORE_OPTIMIZERS_DECAYED_ADAM_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/moments.h"
@@ -19,5 +18,3 @@ struct DecayedAdam {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_DECAYED_ADAM_H_

@@ -1,6 +1,5 @@
 // What an extension hands over: a rule that was compiled outside the library.
-#ifndef JAX_TT_CORE_OPTIMIZERS_EXPORTED_RULE_H_
-#define JAX_TT_CORE_OPTIMIZERS_EXPORTED_RULE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -28,5 +27,3 @@ struct ExportedRule {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_EXPORTED_RULE_H_

@@ -1,7 +1,6 @@
 // FTRL-proximal: a' = a + g^2; l += u g - (a'^k - a^k) (u / lr) w; w = (clip(l, +-u l1) - l) / ((a'^k + beta) (u / lr)
 // + 2 u l2), where u is 1, or lr if the linear term is multiplied by it.
-#ifndef JAX_TT_CORE_OPTIMIZERS_FTRL_H_
-#define JAX_TT_CORE_OPTIMIZERS_FTRL_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 
@@ -38,5 +37,3 @@ struct Ftrl {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_FTRL_H_

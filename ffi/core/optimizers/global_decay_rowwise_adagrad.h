@@ -1,7 +1,6 @@
 // Row-wise Adagrad whose weight decay also makes up for the steps that did not use the row: s += mean(g^2);
 // w = keep max(low, keep^(n - 1)) w - lr g / (sqrt(s) + eps), n being the steps since the row was used.
-#ifndef JAX_TT_CORE_OPTIMIZERS_GLOBAL_DECAY_ROWWISE_ADAGRAD_H_
-#define JAX_TT_CORE_OPTIMIZERS_GLOBAL_DECAY_ROWWISE_ADAGRAD_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/row_counter.h"
@@ -42,5 +41,3 @@ struct GlobalDecayRowWiseAdagrad {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_GLOBAL_DECAY_ROWWISE_ADAGRAD_H_

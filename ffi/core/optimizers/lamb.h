@@ -1,6 +1,5 @@
 // LAMB: Adam's step r, with weight decay, is scaled by |w| / |r|, the norms being those of the row.
-#ifndef JAX_TT_CORE_OPTIMIZERS_LAMB_H_
-#define JAX_TT_CORE_OPTIMIZERS_LAMB_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/moments.h"
@@ -40,5 +39,3 @@ struct Lamb {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_LAMB_H_

@@ -1,6 +1,5 @@
 // LARS: m = momentum m + lr a (g + wd w) with a = eta |w| / (|g| + wd |w|) of the row; w -= m.
-#ifndef JAX_TT_CORE_OPTIMIZERS_LARS_SGD_H_
-#define JAX_TT_CORE_OPTIMIZERS_LARS_SGD_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 
@@ -34,5 +33,3 @@ struct LarsSgd {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_LARS_SGD_H_

@@ -1,6 +1,5 @@
 // The moments of Adam's relatives, with bias corrections that count the steps of the table.
-#ifndef JAX_TT_CORE_OPTIMIZERS_MOMENTS_H_
-#define JAX_TT_CORE_OPTIMIZERS_MOMENTS_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 
@@ -38,5 +37,3 @@ struct Moments {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_MOMENTS_H_

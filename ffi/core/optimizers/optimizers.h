@@ -1,6 +1,5 @@
 // Every fused optimizer of the library.
-#ifndef JAX_TT_CORE_OPTIMIZERS_OPTIMIZERS_H_
-#define JAX_TT_CORE_OPTIMIZERS_OPTIMIZERS_H_
+#pragma once
 
 #include "ffi/core/optimizers/adagrad.h"
 #include "ffi/core/optimizers/adagrad_momentum.h"
@@ -54,5 +53,3 @@ constexpr const char* kOptimizerNames[] = {JAX_TT_OPTIMIZERS(JAX_TT_NAME)};
 constexpr int kNumOptimizers = sizeof(kOptimizers) / sizeof(kOptimizers[0]);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_OPTIMIZERS_H_

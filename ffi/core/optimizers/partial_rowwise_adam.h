@@ -1,6 +1,5 @@
 // Adam with one second moment per row: v = b2 v + (1 - b2) mean(g^2); the rest as in adam.h.
-#ifndef JAX_TT_CORE_OPTIMIZERS_PARTIAL_ROWWISE_ADAM_H_
-#define JAX_TT_CORE_OPTIMIZERS_PARTIAL_ROWWISE_ADAM_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/moments.h"
@@ -30,5 +29,3 @@ struct PartialRowWiseAdam {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_PARTIAL_ROWWISE_ADAM_H_

@@ -1,6 +1,5 @@
 // LAMB with one second moment per row: v = b2 v + (1 - b2) mean(g^2); the rest as in lamb.h.
-#ifndef JAX_TT_CORE_OPTIMIZERS_PARTIAL_ROWWISE_LAMB_H_
-#define JAX_TT_CORE_OPTIMIZERS_PARTIAL_ROWWISE_LAMB_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/moments.h"
@@ -41,5 +40,3 @@ struct PartialRowWiseLamb {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_PARTIAL_ROWWISE_LAMB_H_

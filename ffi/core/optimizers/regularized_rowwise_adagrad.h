@@ -1,7 +1,6 @@
 // Row-wise Adagrad with weight decay and a largest norm: s += mean((g + l2 w)^2); w = (1 - m l2 - lr decay) w - m g
 // with m = lr / (sqrt(s) + eps); then w is scaled to the largest norm if it exceeds it.
-#ifndef JAX_TT_CORE_OPTIMIZERS_REGULARIZED_ROWWISE_ADAGRAD_H_
-#define JAX_TT_CORE_OPTIMIZERS_REGULARIZED_ROWWISE_ADAGRAD_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/row_math.h"
@@ -40,5 +39,3 @@ struct RegularizedRowWiseAdagrad {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_REGULARIZED_ROWWISE_ADAGRAD_H_

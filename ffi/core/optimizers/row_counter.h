@@ -1,6 +1,5 @@
 // How often and when a row was used, in slots of float32.
-#ifndef JAX_TT_CORE_OPTIMIZERS_ROW_COUNTER_H_
-#define JAX_TT_CORE_OPTIMIZERS_ROW_COUNTER_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 
@@ -30,5 +29,3 @@ JAX_TT_INLINE C CountUse(C count, C halflife, C interval) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_ROW_COUNTER_H_

@@ -1,6 +1,5 @@
 // What several row-wise rules compute from the sums over a row.
-#ifndef JAX_TT_CORE_OPTIMIZERS_ROW_MATH_H_
-#define JAX_TT_CORE_OPTIMIZERS_ROW_MATH_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 
@@ -26,5 +25,3 @@ JAX_TT_INLINE C NormRatio(C xx, C yy) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_ROW_MATH_H_

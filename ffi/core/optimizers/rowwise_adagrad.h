@@ -1,6 +1,5 @@
 // Row-wise Adagrad: s += mean(g^2) over the row; w -= lr g / (sqrt(s) + eps).
-#ifndef JAX_TT_CORE_OPTIMIZERS_ROWWISE_ADAGRAD_H_
-#define JAX_TT_CORE_OPTIMIZERS_ROWWISE_ADAGRAD_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/row_math.h"
@@ -27,5 +26,3 @@ struct RowWiseAdagrad {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_ROWWISE_ADAGRAD_H_

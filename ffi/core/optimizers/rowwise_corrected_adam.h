@@ -1,6 +1,5 @@
 // Adam with weight decay whose bias corrections count the steps of the row instead of those of the table.
-#ifndef JAX_TT_CORE_OPTIMIZERS_ROWWISE_CORRECTED_ADAM_H_
-#define JAX_TT_CORE_OPTIMIZERS_ROWWISE_CORRECTED_ADAM_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/moments.h"
@@ -33,5 +32,3 @@ struct RowWiseCorrectedAdam {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_ROWWISE_CORRECTED_ADAM_H_

@@ -1,8 +1,7 @@
 // Row-wise RMSProp with automatic regularisation: v = b v + (1 - b) mean(g^2); w = max(low, 1 - clip(lr alpha n, 0, 1))
 // w
 // - lr g / (sqrt(v) + eps), n being the steps since the row was used.
-#ifndef JAX_TT_CORE_OPTIMIZERS_ROWWISE_RMSPROP_H_
-#define JAX_TT_CORE_OPTIMIZERS_ROWWISE_RMSPROP_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/row_counter.h"
@@ -38,5 +37,3 @@ struct RowWiseRmsProp {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_ROWWISE_RMSPROP_H_

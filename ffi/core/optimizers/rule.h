@@ -9,8 +9,7 @@
 //   Step(w, g, row, element slots)       for every element: changes the element slots, and returns the new w
 //
 // Rules without sums have no Add; those without sums and row slots have no RowStep.  Row has only members of type C.
-#ifndef JAX_TT_CORE_OPTIMIZERS_RULE_H_
-#define JAX_TT_CORE_OPTIMIZERS_RULE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -61,5 +60,3 @@ template <typename C>
 using RowUpdate = void (*)(int64_t n, const C* hyper, C scale, const C* g, C* w, C* slot0, C* slot1, C* slot2);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_RULE_H_

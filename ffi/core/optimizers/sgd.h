@@ -1,6 +1,5 @@
 // Stochastic gradient descent: w -= lr g.
-#ifndef JAX_TT_CORE_OPTIMIZERS_SGD_H_
-#define JAX_TT_CORE_OPTIMIZERS_SGD_H_
+#pragma once
 
 #include "ffi/core/host_device.h"
 
@@ -18,5 +17,3 @@ struct Sgd {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CORE_OPTIMIZERS_SGD_H_

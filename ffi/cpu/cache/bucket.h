@@ -1,6 +1,5 @@
 // A bucket of ghosts: counts requests for its ghosts, and selects which ghosts and new ids it keeps.
-#ifndef JAX_TT_CPU_CACHE_BUCKET_H_
-#define JAX_TT_CPU_CACHE_BUCKET_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -219,5 +218,3 @@ class CacheBucket {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_CACHE_BUCKET_H_

@@ -1,8 +1,7 @@
 // Row cache ops on the CPU: lookup, counting and replacement.
 //
 // Their results depend neither on the number of threads nor on the order of a batch.
-#ifndef JAX_TT_CPU_CACHE_CACHE_H_
-#define JAX_TT_CPU_CACHE_CACHE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -28,5 +27,3 @@ template <typename K>
 Status CachePopulate(const CacheDirectory<K>& directory, const Pool& pool, K* evicted, int32_t* counts);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_CACHE_CACHE_H_

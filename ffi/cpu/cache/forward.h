@@ -1,6 +1,5 @@
 // Pooled sums over cached and uncached rows: hits are read, misses are computed.
-#ifndef JAX_TT_CPU_CACHE_FORWARD_H_
-#define JAX_TT_CPU_CACHE_FORWARD_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -34,5 +33,3 @@ Status CacheForward(const PoolHits& pool_hits, const Lookups& batch, const typen
                     int32_t* plan, typename TTProblem<T>::C* out, typename TTProblem<T>::C* saved);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_CACHE_FORWARD_H_

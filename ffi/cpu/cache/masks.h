@@ -1,8 +1,7 @@
 // Bit masks of the places, up to 64, that hold a given id or are empty.
 //
 // SSE2, which every x86-64 processor has, is sufficient: reading the tags from memory dominates.
-#ifndef JAX_TT_CPU_CACHE_MASKS_H_
-#define JAX_TT_CPU_CACHE_MASKS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -94,5 +93,3 @@ inline int64_t FindCacheTag(const K* tags, int64_t count, K key) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_CACHE_MASKS_H_

@@ -1,6 +1,5 @@
 // The codes and codebooks of a coded table among the arguments of a handler.
-#ifndef JAX_TT_CPU_CODED_CODEBOOKS_H_
-#define JAX_TT_CPU_CODED_CODEBOOKS_H_
+#pragma once
 
 #include "ffi/common/args.h"
 #include "ffi/core/coded_rows.h"
@@ -18,5 +17,3 @@ struct CodeArgs {
 Status ReadCodebooks(const ffi::Dictionary& attrs, const CodeArgs& args, Codebooks* books);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_CODED_CODEBOOKS_H_

@@ -1,6 +1,5 @@
 // Weighted sums of rows, bag by bag.
-#ifndef JAX_TT_CPU_DENSE_BAG_SUMS_H_
-#define JAX_TT_CPU_DENSE_BAG_SUMS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -170,5 +169,3 @@ class alignas(64) BagSums {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_DENSE_BAG_SUMS_H_

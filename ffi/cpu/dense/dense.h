@@ -1,6 +1,5 @@
 // Passes over a dense table: pooled rows, their gradient and the fused update.
-#ifndef JAX_TT_CPU_DENSE_DENSE_H_
-#define JAX_TT_CPU_DENSE_DENSE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -50,5 +49,3 @@ std::unique_ptr<Pass> DenseUpdate(const DenseProblem<T>& problem, const RowTable
                                   typename DenseProblem<T>::C* weight_gradient, float* applied);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_DENSE_DENSE_H_

@@ -2,8 +2,7 @@
 //
 // The first kFirst vectors are added one after the other, and so is every block of kBlock after them.  The sums of the
 // blocks are added exactly, so that the error of a sum does not grow with the number of its terms.
-#ifndef JAX_TT_CPU_DENSE_LONG_SUM_H_
-#define JAX_TT_CPU_DENSE_LONG_SUM_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -74,5 +73,3 @@ class LongSum {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_DENSE_LONG_SUM_H_

@@ -1,6 +1,5 @@
 // Weighted sums of the rows of a dense table, bag by bag.
-#ifndef JAX_TT_CPU_DENSE_POOL_BAGS_H_
-#define JAX_TT_CPU_DENSE_POOL_BAGS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -50,5 +49,3 @@ void PoolBags(const DenseProblem<T>& problem, RowOf row_of, int64_t bag, int64_t
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_DENSE_POOL_BAGS_H_

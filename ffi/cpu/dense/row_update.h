@@ -1,6 +1,5 @@
 // The optimizer step of touched rows, which are slices of TT cores or rows of dense tables.
-#ifndef JAX_TT_CPU_DENSE_ROW_UPDATE_H_
-#define JAX_TT_CPU_DENSE_ROW_UPDATE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -104,5 +103,3 @@ bool AllFinite(const C* values, int64_t n, C scale) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_DENSE_ROW_UPDATE_H_

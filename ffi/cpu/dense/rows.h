@@ -1,6 +1,5 @@
 // The distinct rows of a dense table that a batch reads.
-#ifndef JAX_TT_CPU_DENSE_ROWS_H_
-#define JAX_TT_CPU_DENSE_ROWS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -47,5 +46,3 @@ class DenseRows {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_DENSE_ROWS_H_

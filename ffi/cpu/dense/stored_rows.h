@@ -1,6 +1,5 @@
 // Rows of bytes in maps of files.
-#ifndef JAX_TT_CPU_DENSE_STORED_ROWS_H_
-#define JAX_TT_CPU_DENSE_STORED_ROWS_H_
+#pragma once
 
 #include <errno.h>
 #include <stddef.h>
@@ -64,5 +63,3 @@ inline uint64_t Checksum(const uint8_t* row, size_t bytes, const uint64_t* facto
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_DENSE_STORED_ROWS_H_

@@ -1,8 +1,7 @@
 // Ops of hash tables on the CPU: search, insertion, initial rows, exchange of rows, and growth.
 //
 // Their results do not depend on the number of threads, nor an insertion on the order of a batch.
-#ifndef JAX_TT_CPU_HASH_HASH_H_
-#define JAX_TT_CPU_HASH_HASH_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -40,5 +39,3 @@ void HashDouble(const HashDirectory& before, const HashDirectory& after, const s
                 const Pool& pool);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_HASH_HASH_H_

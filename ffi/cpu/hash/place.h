@@ -1,6 +1,5 @@
 // Finds places for the new keys of a batch.
-#ifndef JAX_TT_CPU_HASH_PLACE_H_
-#define JAX_TT_CPU_HASH_PLACE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -54,5 +53,3 @@ class HashPlacement {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_HASH_PLACE_H_

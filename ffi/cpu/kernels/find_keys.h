@@ -1,8 +1,7 @@
 // Search of keys in the sets of a directory, for the instruction set that it is compiled for.
 //
 // It includes no standard library template, for the reason that kernels_isa.cc gives.
-#ifndef JAX_TT_CPU_KERNELS_FIND_KEYS_H_
-#define JAX_TT_CPU_KERNELS_FIND_KEYS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -147,5 +146,3 @@ static void FindKeys(const HashDirectory& directory, const uint32_t* keys, const
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_FIND_KEYS_H_

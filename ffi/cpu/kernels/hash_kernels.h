@@ -1,6 +1,5 @@
 // Kernels of hash tables, chosen at run time as those of kernels.h are.
-#ifndef JAX_TT_CPU_KERNELS_HASH_KERNELS_H_
-#define JAX_TT_CPU_KERNELS_HASH_KERNELS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -37,5 +36,3 @@ JAX_TT_DECLARE_KERNELS(x86_64_v4)
 #undef JAX_TT_DECLARE_KERNELS
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_HASH_KERNELS_H_

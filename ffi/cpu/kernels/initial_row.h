@@ -1,8 +1,7 @@
 // Elements of initial rows, for the instruction set that it is compiled for.
 //
 // It includes no standard library template, for the reason that kernels_isa.cc gives.
-#ifndef JAX_TT_CPU_KERNELS_INITIAL_ROW_H_
-#define JAX_TT_CPU_KERNELS_INITIAL_ROW_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -30,5 +29,3 @@ static void InitialPart(const InitialValues& values, uint64_t key, int64_t begin
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_INITIAL_ROW_H_

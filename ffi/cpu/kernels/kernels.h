@@ -3,8 +3,7 @@
 // All matrices are row-major with a leading dimension counted in elements.  The function tables are the only symbols
 // that cross from an instruction-set translation unit into the rest of the library, so code built for a newer
 // processor can never be linked into a path that an older one runs.
-#ifndef JAX_TT_CPU_KERNELS_KERNELS_H_
-#define JAX_TT_CPU_KERNELS_KERNELS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -67,5 +66,3 @@ JAX_TT_DECLARE_KERNELS(x86_64_v4)
 #undef JAX_TT_DECLARE_KERNELS
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_KERNELS_H_

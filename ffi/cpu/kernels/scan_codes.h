@@ -1,8 +1,7 @@
 // Scores of rows of codes, from the partial scores that the codes of a row select.
 //
 // It includes no standard library template, for the reason that kernels_isa.cc gives.
-#ifndef JAX_TT_CPU_KERNELS_SCAN_CODES_H_
-#define JAX_TT_CPU_KERNELS_SCAN_CODES_H_
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -193,5 +192,3 @@ static void ScanHalfBytes(const ScanCodes& codes, const BestRows& best) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_SCAN_CODES_H_

@@ -1,6 +1,5 @@
 // Kernels that score rows of a table for queries and offer them, chosen at run time as those of kernels.h are.
-#ifndef JAX_TT_CPU_KERNELS_SCAN_KERNELS_H_
-#define JAX_TT_CPU_KERNELS_SCAN_KERNELS_H_
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -148,5 +147,3 @@ JAX_TT_DECLARE_KERNELS(x86_64_v4)
 #undef JAX_TT_DECLARE_KERNELS
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_SCAN_KERNELS_H_

@@ -1,8 +1,7 @@
 // Products of quantized rows with few queries, decoded in registers.
 //
 // It includes no standard library template, for the reason that kernels_isa.cc gives.
-#ifndef JAX_TT_CPU_KERNELS_SCAN_PACKED_H_
-#define JAX_TT_CPU_KERNELS_SCAN_PACKED_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -73,5 +72,3 @@ static void ScanPackedDots(const ScanPacked& packed, const ScanBlock& block, con
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_SCAN_PACKED_H_

@@ -2,8 +2,7 @@
 // queries while it is in registers.
 //
 // It includes no standard library template, for the reason that kernels_isa.cc gives.
-#ifndef JAX_TT_CPU_KERNELS_SCAN_PRODUCTS_H_
-#define JAX_TT_CPU_KERNELS_SCAN_PRODUCTS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -179,5 +178,3 @@ static void ScanDots(const ScanBlock& block, const BestRows& best) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_SCAN_PRODUCTS_H_

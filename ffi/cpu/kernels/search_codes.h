@@ -1,8 +1,7 @@
 // Beam search for the codes of rows, and sweeps that choose every code anew, given the others.
 //
 // It includes no standard library template, for the reason that kernels_isa.cc gives.
-#ifndef JAX_TT_CPU_KERNELS_SEARCH_CODES_H_
-#define JAX_TT_CPU_KERNELS_SEARCH_CODES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -257,5 +256,3 @@ static void SearchAllRows(const CodeSearch& search) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_SEARCH_CODES_H_

@@ -1,6 +1,5 @@
 // The kernel that chooses codes of rows in given codebooks, chosen at run time as those of kernels.h are.
-#ifndef JAX_TT_CPU_KERNELS_SEARCH_KERNELS_H_
-#define JAX_TT_CPU_KERNELS_SEARCH_KERNELS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -43,5 +42,3 @@ JAX_TT_DECLARE_KERNELS(x86_64_v4)
 #undef JAX_TT_DECLARE_KERNELS
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_SEARCH_KERNELS_H_

@@ -1,8 +1,7 @@
 // Sums of the rows of coded tables, for the instruction set that it is compiled for.
 //
 // It includes no standard library template, for the reason that kernels_isa.cc gives.
-#ifndef JAX_TT_CPU_KERNELS_SUM_CODED_H_
-#define JAX_TT_CPU_KERNELS_SUM_CODED_H_
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -174,5 +173,3 @@ static void SumCoded(const Codebooks& books, const uint8_t* codes, const int64_t
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_SUM_CODED_H_

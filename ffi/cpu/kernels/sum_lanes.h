@@ -1,6 +1,5 @@
 // Sums over the lanes of several vectors at a time.
-#ifndef JAX_TT_CPU_KERNELS_SUM_LANES_H_
-#define JAX_TT_CPU_KERNELS_SUM_LANES_H_
+#pragma once
 
 namespace jax_tt {
 
@@ -35,5 +34,3 @@ static inline __attribute__((always_inline)) void SumLanes(V* acc) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_SUM_LANES_H_

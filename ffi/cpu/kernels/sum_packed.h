@@ -1,8 +1,7 @@
 // Sums of quantized rows, for the instruction set that it is compiled for.
 //
 // It includes no standard library template, for the reason that kernels_isa.cc gives.
-#ifndef JAX_TT_CPU_KERNELS_SUM_PACKED_H_
-#define JAX_TT_CPU_KERNELS_SUM_PACKED_H_
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -309,5 +308,3 @@ static void SumPacked(int64_t dim, const PackedLevels& levels, const uint8_t* ro
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_SUM_PACKED_H_

@@ -1,8 +1,7 @@
 // The step of one row by a rule, for the instruction set that it is compiled for.
 //
 // It includes no standard library template, for the reason that kernels_isa.cc gives.
-#ifndef JAX_TT_CPU_KERNELS_UPDATE_ROW_H_
-#define JAX_TT_CPU_KERNELS_UPDATE_ROW_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -49,5 +48,3 @@ static void UpdateRow(int64_t n, const T* hyper, T scale, const T* __restrict g,
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_KERNELS_UPDATE_ROW_H_

@@ -1,6 +1,5 @@
 // Validation of plans.
-#ifndef JAX_TT_CPU_PLAN_CHECK_H_
-#define JAX_TT_CPU_PLAN_CHECK_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@ Status CheckPlan(const TTShape& shape, const Contraction& contraction, const Pla
                  const int32_t* plan);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_PLAN_CHECK_H_

@@ -1,6 +1,5 @@
 // Stable grouping of items by an integer key, the primitive from which plans are built.
-#ifndef JAX_TT_CPU_PLAN_GROUP_BY_H_
-#define JAX_TT_CPU_PLAN_GROUP_BY_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -29,5 +28,3 @@ class Grouper {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_PLAN_GROUP_BY_H_

@@ -1,6 +1,5 @@
 // Builds the plan of a batch on the host.
-#ifndef JAX_TT_CPU_PLAN_PLAN_H_
-#define JAX_TT_CPU_PLAN_PLAN_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -31,5 +30,3 @@ void ClearWeightGradient(const PlanLayout& layout, const int32_t* plan, C* weigh
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_PLAN_PLAN_H_

@@ -1,6 +1,5 @@
 // Stable sorting of items by an unsigned key.
-#ifndef JAX_TT_CPU_PLAN_RADIX_SORT_H_
-#define JAX_TT_CPU_PLAN_RADIX_SORT_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -53,5 +52,3 @@ Item* RadixSort(Item* items, Item* other, int64_t n, int bits) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_PLAN_RADIX_SORT_H_

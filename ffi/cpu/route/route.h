@@ -1,6 +1,5 @@
 // What one device asks others for: different rows, or sums of rows.
-#ifndef JAX_TT_CPU_ROUTE_ROUTE_H_
-#define JAX_TT_CPU_ROUTE_ROUTE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -40,5 +39,3 @@ struct BagRoute {
 Status RouteBags(const RouteRequests& requests, const int32_t* bag, const BagRoute& found);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_ROUTE_ROUTE_H_

@@ -1,6 +1,5 @@
 // The best rows of a table for each query, from what several threads know.
-#ifndef JAX_TT_CPU_SCAN_BEST_ROWS_H_
-#define JAX_TT_CPU_SCAN_BEST_ROWS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -48,5 +47,3 @@ class BestRowsOfWorkers {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_SCAN_BEST_ROWS_H_

@@ -1,6 +1,5 @@
 // Scans of coded tables by the partial scores of each query, without rows.
-#ifndef JAX_TT_CPU_SCAN_CODES_H_
-#define JAX_TT_CPU_SCAN_CODES_H_
+#pragma once
 
 #include "ffi/common/status.h"
 #include "ffi/core/coded_rows.h"
@@ -15,5 +14,3 @@ bool ScansByPartialScores(const Codebooks& books, int64_t num_queries);
 Status ScanByPartialScores(const ScanRequest& request, const Codebooks& books, const uint8_t* codes, const Pool& pool);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_SCAN_CODES_H_

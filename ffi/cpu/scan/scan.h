@@ -1,6 +1,5 @@
 // Scans of a whole table for its best rows.
-#ifndef JAX_TT_CPU_SCAN_SCAN_H_
-#define JAX_TT_CPU_SCAN_SCAN_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -28,5 +27,3 @@ class FloatRows {
 Status ScanRows(const ScanRequest& request, FloatRows* rows, const Pool& pool);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_SCAN_SCAN_H_

@@ -1,6 +1,5 @@
 // Rows of tables as floats, from what each kind of table stores.
-#ifndef JAX_TT_CPU_SCAN_STORED_ROWS_H_
-#define JAX_TT_CPU_SCAN_STORED_ROWS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -120,5 +119,3 @@ class CodedFloats final : public RowsOfBags {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_SCAN_STORED_ROWS_H_

@@ -1,6 +1,5 @@
 // Scans of tensor trains, whose rows are never computed.
-#ifndef JAX_TT_CPU_SCAN_TRAIN_H_
-#define JAX_TT_CPU_SCAN_TRAIN_H_
+#pragma once
 
 #include "ffi/common/status.h"
 #include "ffi/core/tt_shape.h"
@@ -13,5 +12,3 @@ namespace jax_tt {
 Status ScanTrain(const ScanRequest& request, const TTShape& shape, const float* const* cores, const Pool& pool);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_SCAN_TRAIN_H_

@@ -1,6 +1,5 @@
 // Ops on several tables in one operation: each is one task, except for those that are a large part of the work.
-#ifndef JAX_TT_CPU_TABLES_OPS_H_
-#define JAX_TT_CPU_TABLES_OPS_H_
+#pragma once
 
 #include <functional>
 #include <string_view>
@@ -29,5 +28,3 @@ enum class Changes { kNothing, kTables };
 Status RunTableOps(std::vector<TableOp> ops, Changes changes, const Pool& pool);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_TABLES_OPS_H_

@@ -1,6 +1,5 @@
 // Copies of rows from some places in memory to others.
-#ifndef JAX_TT_CPU_TIERS_COPY_ROWS_H_
-#define JAX_TT_CPU_TIERS_COPY_ROWS_H_
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -25,5 +24,3 @@ inline void CopyRows(const uint64_t* from, const uint64_t* to, int64_t n, int64_
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_TIERS_COPY_ROWS_H_

@@ -1,6 +1,5 @@
 // Numbers by 64-bit key, in the memory of the host.
-#ifndef JAX_TT_CPU_TIERS_KEY_INDEX_H_
-#define JAX_TT_CPU_TIERS_KEY_INDEX_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -64,5 +63,3 @@ class KeyIndex {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_TIERS_KEY_INDEX_H_

@@ -1,6 +1,5 @@
 // Reads a TT table and a batch from the arguments of a handler.
-#ifndef JAX_TT_CPU_TT_ARGS_H_
-#define JAX_TT_CPU_TT_ARGS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -27,5 +26,3 @@ Status ReadTTProblem(const ffi::Dictionary& attrs, const BatchArgs& batch, const
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_TT_ARGS_H_

@@ -1,6 +1,5 @@
 // Gradients of the cores and of the per-sample weights.
-#ifndef JAX_TT_CPU_TT_BACKWARD_H_
-#define JAX_TT_CPU_TT_BACKWARD_H_
+#pragma once
 
 #include <algorithm>
 #include <functional>
@@ -63,5 +62,3 @@ void ClearUntouched(const TTShape& shape, const Pool& pool, const CoreGradients<
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_TT_BACKWARD_H_

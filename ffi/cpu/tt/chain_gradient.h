@@ -5,8 +5,7 @@
 //   d in    = d out slice^T  summed over the children of the node that `in` belongs to.
 // The first sum runs inside one task; the second one is a separate phase, over lists in the plan.  Each sum is computed
 // by a single thread, so there are no atomics and the order of every sum is fixed.
-#ifndef JAX_TT_CPU_TT_CHAIN_GRADIENT_H_
-#define JAX_TT_CPU_TT_CHAIN_GRADIENT_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -224,5 +223,3 @@ class ChainGradient {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_TT_CHAIN_GRADIENT_H_

@@ -1,6 +1,5 @@
 // Pooled rows of a TT table.
-#ifndef JAX_TT_CPU_TT_FORWARD_H_
-#define JAX_TT_CPU_TT_FORWARD_H_
+#pragma once
 
 #include "ffi/common/status.h"
 #include "ffi/cpu/pool.h"
@@ -14,5 +13,3 @@ Status TTForward(const TTProblem<T>& problem, const Pool& pool, bool add, typena
                  typename TTProblem<T>::C* saved);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_TT_FORWARD_H_

@@ -3,8 +3,7 @@
 // A row is a b^T, of a slice a[width, rank] of the primary core and a slice b[width, rank] of the other one.  All rows
 // with the same a are one matrix product: the slices b of the rows, one below the other, times a^T.  Its result has
 // the numbers of a row in the order [width of b, width of a], which is called a block here.
-#ifndef JAX_TT_CPU_TT_PAIR_H_
-#define JAX_TT_CPU_TT_PAIR_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -147,5 +146,3 @@ class PairJoin {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_TT_PAIR_H_

@@ -1,6 +1,5 @@
 // Gradients of a train of two cores: matrix products of all rows that share a slice.
-#ifndef JAX_TT_CPU_TT_PAIR_BACKWARD_H_
-#define JAX_TT_CPU_TT_PAIR_BACKWARD_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -147,5 +146,3 @@ class PairBackward {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_TT_PAIR_BACKWARD_H_

@@ -3,8 +3,7 @@
 //
 // This loop is shared by the forward and the backward pass.  The primary products of one tile of nodes are computed (or
 // read back) and used for all rows of the tile while they are in the second-level cache.
-#ifndef JAX_TT_CPU_TT_PASSES_H_
-#define JAX_TT_CPU_TT_PASSES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -177,5 +176,3 @@ class Join {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_TT_PASSES_H_

@@ -1,6 +1,5 @@
 // Data shared by the TT passes: the problem, and the chain products of one chunk of the plan.
-#ifndef JAX_TT_CPU_TT_PROBLEM_H_
-#define JAX_TT_CPU_TT_PROBLEM_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -196,5 +195,3 @@ inline int64_t TileNodes(const Side& side) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_TT_PROBLEM_H_

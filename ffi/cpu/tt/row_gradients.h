@@ -1,6 +1,5 @@
 // The gradients of the rows of a chunk, from those of the bags.
-#ifndef JAX_TT_CPU_TT_ROW_GRADIENTS_H_
-#define JAX_TT_CPU_TT_ROW_GRADIENTS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -73,5 +72,3 @@ class RowGradients {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_TT_ROW_GRADIENTS_H_

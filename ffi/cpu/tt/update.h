@@ -1,6 +1,5 @@
 // The optimizer step of TT cores from the gradients of their slices.
-#ifndef JAX_TT_CPU_TT_UPDATE_H_
-#define JAX_TT_CPU_TT_UPDATE_H_
+#pragma once
 
 #include "ffi/common/status.h"
 #include "ffi/cpu/dense/row_update.h"
@@ -29,5 +28,3 @@ Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<
                 float* applied);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CPU_TT_UPDATE_H_

@@ -1,8 +1,7 @@
 // A batch that is counted: its distinct ids and rows, and the newcomers of every bucket of ghosts.
 //
 // Where things stand in these tables depends on the order in which threads run, what stands in them does not.
-#ifndef JAX_TT_CUDA_CACHE_BATCH_H_
-#define JAX_TT_CUDA_CACHE_BATCH_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -77,5 +76,3 @@ struct CacheBatch {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_CACHE_BATCH_H_

@@ -1,6 +1,5 @@
 // One bucket of ghosts that a batch adds to: who stays, and where newcomers go.
-#ifndef JAX_TT_CUDA_CACHE_BUCKET_H_
-#define JAX_TT_CUDA_CACHE_BUCKET_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -228,5 +227,3 @@ class Bucket {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_CACHE_BUCKET_H_

@@ -1,8 +1,7 @@
 // The row cache on the GPU.  Every function only enqueues work on the stream.  ffi/core/cache.h has the arithmetic.
 //
 // K: type of the ids, int32_t or int64_t.
-#ifndef JAX_TT_CUDA_CACHE_CACHE_H_
-#define JAX_TT_CUDA_CACHE_CACHE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -39,5 +38,3 @@ Status CachePopulate(cudaStream_t stream, const CacheDirectory<K>& directory, K*
 int64_t CachePopulateWorkspace(const CacheShape& shape);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_CACHE_CACHE_H_

@@ -1,6 +1,5 @@
 // What the backward pass of dense tables shares with their fused update.
-#ifndef JAX_TT_CUDA_DENSE_BACKWARD_H_
-#define JAX_TT_CUDA_DENSE_BACKWARD_H_
+#pragma once
 
 #include "ffi/cuda/dense/plan.h"
 
@@ -11,5 +10,3 @@ namespace jax_tt {
 Status AddWeightGradients(const DensePlan& plan, GradientLaunches& launches);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_DENSE_BACKWARD_H_

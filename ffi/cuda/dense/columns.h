@@ -1,6 +1,5 @@
 // Columns of a row of a table, as they are stored and as numbers.
-#ifndef JAX_TT_CUDA_DENSE_COLUMNS_H_
-#define JAX_TT_CUDA_DENSE_COLUMNS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -67,5 +66,3 @@ struct Columns<PackedRow, V> {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_DENSE_COLUMNS_H_

@@ -1,7 +1,6 @@
 // Bags of rows of dense tables on the GPU, of one table or of many at once.  Every function only enqueues work on the
 // stream.
-#ifndef JAX_TT_CUDA_DENSE_DENSE_H_
-#define JAX_TT_CUDA_DENSE_DENSE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -129,5 +128,3 @@ Status DenseBackward(cudaStream_t stream, std::vector<GradientTable> tables, voi
 Status DenseUpdate(cudaStream_t stream, std::vector<GradientTable> tables, void* workspace);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_DENSE_DENSE_H_

@@ -1,6 +1,5 @@
 // FFI handlers of dense tables in the CUDA module; dense_ffi.cc lists their arguments.
-#ifndef JAX_TT_CUDA_DENSE_HANDLERS_H_
-#define JAX_TT_CUDA_DENSE_HANDLERS_H_
+#pragma once
 
 #include "xla/ffi/api/ffi.h"
 
@@ -14,5 +13,3 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseTablesBackwardCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseTablesUpdateCuda);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_DENSE_HANDLERS_H_

@@ -1,6 +1,5 @@
 // Rows, bags and positions of a batch of lookups in a dense table.
-#ifndef JAX_TT_CUDA_DENSE_IDS_H_
-#define JAX_TT_CUDA_DENSE_IDS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -46,5 +45,3 @@ __device__ __forceinline__ int32_t BagOf(const DenseBatch& batch, int64_t positi
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_DENSE_IDS_H_

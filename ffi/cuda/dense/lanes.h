@@ -1,6 +1,5 @@
 // How a row is dealt to threads, and how its elements are moved.
-#ifndef JAX_TT_CUDA_DENSE_LANES_H_
-#define JAX_TT_CUDA_DENSE_LANES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -105,5 +104,3 @@ bool FourWide(int64_t dim, const Pointers*... rows) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_DENSE_LANES_H_

@@ -1,7 +1,6 @@
 // Gradients of rows that very many positions of a large batch read.  They are summed before those of all other rows, by
 // many threads.
-#ifndef JAX_TT_CUDA_DENSE_LONG_ROWS_H_
-#define JAX_TT_CUDA_DENSE_LONG_ROWS_H_
+#pragma once
 
 #include "ffi/cuda/dense/plan.h"
 
@@ -11,5 +10,3 @@ namespace jax_tt {
 void AddLongRows(const DensePlan& plan, GradientLaunches& launches);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_DENSE_LONG_ROWS_H_

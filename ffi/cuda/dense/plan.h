@@ -1,6 +1,5 @@
 // The positions of a batch sorted by the row they read, so that the gradients of a row stand side by side.
-#ifndef JAX_TT_CUDA_DENSE_PLAN_H_
-#define JAX_TT_CUDA_DENSE_PLAN_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -162,5 +161,3 @@ void AddSort(const DensePlan& plan, GradientLaunches& launches);
 void PlaceSort(const DensePlan& plan, Workspace& workspace);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_DENSE_PLAN_H_

@@ -9,8 +9,7 @@
 // Every lane of the warp calls Row, as often as the others; only lanes with `owner` set have a row to write.  One
 // thread of each table calls Finish, and says whether the batch reads no row because something is wrong with it.
 // bool Skips() const says that no row is wanted.
-#ifndef JAX_TT_CUDA_DENSE_ROWS_H_
-#define JAX_TT_CUDA_DENSE_ROWS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -213,5 +212,3 @@ void AddSumRows(RowsLaunch launch, int V, Takes takes, const DensePlan& plan, Gr
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_DENSE_ROWS_H_

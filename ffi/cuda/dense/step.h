@@ -1,6 +1,5 @@
 // The optimizer steps of rows of dense tables.
-#ifndef JAX_TT_CUDA_DENSE_STEP_H_
-#define JAX_TT_CUDA_DENSE_STEP_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -145,5 +144,3 @@ constexpr DenseLaunches DenseLaunchesOf() {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_DENSE_STEP_H_

@@ -1,6 +1,5 @@
 // Sums of output gradients over sorted positions, in their order.
-#ifndef JAX_TT_CUDA_DENSE_SUM_H_
-#define JAX_TT_CUDA_DENSE_SUM_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -99,5 +98,3 @@ __device__ __forceinline__ void AddPieces(const GradientSource& from, int64_t fi
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_DENSE_SUM_H_

@@ -1,6 +1,5 @@
 // The vectors of bags in memory.
-#ifndef JAX_TT_CUDA_DENSE_VECTORS_H_
-#define JAX_TT_CUDA_DENSE_VECTORS_H_
+#pragma once
 
 #include "ffi/cuda/dense/lanes.h"
 
@@ -23,5 +22,3 @@ __device__ __forceinline__ void StoreVector(const Packet<float, V>& value, float
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_DENSE_VECTORS_H_

@@ -1,6 +1,5 @@
 // Which kernels move the elements of a table.
-#ifndef JAX_TT_CUDA_DENSE_WIDTHS_H_
-#define JAX_TT_CUDA_DENSE_WIDTHS_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -49,5 +48,3 @@ DenseWidths WidthsOf(const Table& table, const float* vectors, int element_slots
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_DENSE_WIDTHS_H_

@@ -1,7 +1,6 @@
 // Atomic operations of the emulator.  Threads take turns, so plain arithmetic is atomic; on shared memory the
 // history learns that the access was.
-#ifndef JAX_TT_CUDA_EMULATION_ATOMICS_H_
-#define JAX_TT_CUDA_EMULATION_ATOMICS_H_
+#pragma once
 
 #include "ffi/cuda/emulation/shared_memory.h"
 
@@ -36,5 +35,3 @@ JAX_TT_ATOMIC(atomicExch, float, value)
 
 #undef JAX_TT_INTEGER_ATOMICS
 #undef JAX_TT_ATOMIC
-
-#endif  // JAX_TT_CUDA_EMULATION_ATOMICS_H_

@@ -1,6 +1,5 @@
 // What device code and its checks know of the thread that runs: kept in thread-local words, rewritten at every switch.
-#ifndef JAX_TT_CUDA_EMULATION_CURRENT_H_
-#define JAX_TT_CUDA_EMULATION_CURRENT_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -36,5 +35,3 @@ extern constinit thread_local jax_tt::emulation::Index threadIdx JAX_TT_FAST_TLS
 extern constinit thread_local jax_tt::emulation::Index blockIdx JAX_TT_FAST_TLS;
 extern constinit thread_local jax_tt::emulation::Index blockDim JAX_TT_FAST_TLS;
 extern constinit thread_local jax_tt::emulation::Index gridDim JAX_TT_FAST_TLS;
-
-#endif  // JAX_TT_CUDA_EMULATION_CURRENT_H_

@@ -1,6 +1,5 @@
 // Stacks that take turns on one OS thread: what the emulator runs the threads of a block on.
-#ifndef JAX_TT_CUDA_EMULATION_FIBER_H_
-#define JAX_TT_CUDA_EMULATION_FIBER_H_
+#pragma once
 
 #include <cstddef>
 #include <memory>
@@ -68,5 +67,3 @@ class Fiber : public Context {
 void Switch(Context& from, Context& to);
 
 }  // namespace jax_tt::emulation
-
-#endif  // JAX_TT_CUDA_EMULATION_FIBER_H_

@@ -1,6 +1,5 @@
 // CUDA's intrinsic functions for the emulator: barriers, warp collectives, bit tricks and the arithmetic of devices.
-#ifndef JAX_TT_CUDA_EMULATION_INTRINSICS_H_
-#define JAX_TT_CUDA_EMULATION_INTRINSICS_H_
+#pragma once
 
 #include <math.h>
 
@@ -143,5 +142,3 @@ inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
-
-#endif  // JAX_TT_CUDA_EMULATION_INTRINSICS_H_

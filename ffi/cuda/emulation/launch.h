@@ -1,6 +1,5 @@
 // Launches of the emulator, and the few calls of the CUDA runtime that host launch code makes.
-#ifndef JAX_TT_CUDA_EMULATION_LAUNCH_H_
-#define JAX_TT_CUDA_EMULATION_LAUNCH_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -91,5 +90,3 @@ Status LaunchUnasked(LaunchSite site, int64_t blocks, int threads, size_t shared
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_EMULATION_LAUNCH_H_

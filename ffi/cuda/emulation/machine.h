@@ -1,6 +1,5 @@
 // The emulated multiprocessor: one block at a time, its threads as fibers of one OS thread.
-#ifndef JAX_TT_CUDA_EMULATION_MACHINE_H_
-#define JAX_TT_CUDA_EMULATION_MACHINE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -131,5 +130,3 @@ std::string Hex(uint32_t mask);
 const char* Name(CollectiveKind kind);
 
 }  // namespace jax_tt::emulation
-
-#endif  // JAX_TT_CUDA_EMULATION_MACHINE_H_

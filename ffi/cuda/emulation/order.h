@@ -1,6 +1,5 @@
 // Which accesses of a warp come before which: the order that synchronisations of the warp, or of parts of it, make.
-#ifndef JAX_TT_CUDA_EMULATION_ORDER_H_
-#define JAX_TT_CUDA_EMULATION_ORDER_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -56,5 +55,3 @@ class WarpOrder {
 };
 
 }  // namespace jax_tt::emulation
-
-#endif  // JAX_TT_CUDA_EMULATION_ORDER_H_

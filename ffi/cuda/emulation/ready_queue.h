@@ -1,6 +1,5 @@
 // The threads of a block that can run, and the seeded choice of which runs next.
-#ifndef JAX_TT_CUDA_EMULATION_READY_QUEUE_H_
-#define JAX_TT_CUDA_EMULATION_READY_QUEUE_H_
+#pragma once
 
 #include <cstdint>
 #include <utility>
@@ -61,5 +60,3 @@ class ReadyQueue {
 };
 
 }  // namespace jax_tt::emulation
-
-#endif  // JAX_TT_CUDA_EMULATION_READY_QUEUE_H_

@@ -1,6 +1,5 @@
 // Runs the threads of one block as fibers, in a seeded order, and gives them what they wait for.
-#ifndef JAX_TT_CUDA_EMULATION_SCHEDULER_H_
-#define JAX_TT_CUDA_EMULATION_SCHEDULER_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -49,5 +48,3 @@ const WarpOrder& CurrentWarpOrder();
 Region* TakeShared(int number, int64_t offset, int64_t count, size_t element_size);
 
 }  // namespace jax_tt::emulation
-
-#endif  // JAX_TT_CUDA_EMULATION_SCHEDULER_H_

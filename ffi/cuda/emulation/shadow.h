@@ -1,6 +1,5 @@
 // The history of every element of shared memory: enough to tell a race or a read of nothing written from correct use.
-#ifndef JAX_TT_CUDA_EMULATION_SHADOW_H_
-#define JAX_TT_CUDA_EMULATION_SHADOW_H_
+#pragma once
 
 #include <cstdint>
 
@@ -103,5 +102,3 @@ inline void CheckAtomic(const Region& region, int64_t index) {
 }
 
 }  // namespace jax_tt::emulation
-
-#endif  // JAX_TT_CUDA_EMULATION_SHADOW_H_

@@ -1,6 +1,5 @@
 // Shared memory of the emulated block: a pointer whose every access is checked against bounds and history.
-#ifndef JAX_TT_CUDA_EMULATION_SHARED_MEMORY_H_
-#define JAX_TT_CUDA_EMULATION_SHARED_MEMORY_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -195,5 +194,3 @@ inline void Store4(float* p, float4 value) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_EMULATION_SHARED_MEMORY_H_

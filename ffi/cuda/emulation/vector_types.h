@@ -1,6 +1,5 @@
 // CUDA's small vectors, aligned as it aligns them.
-#ifndef JAX_TT_CUDA_EMULATION_VECTOR_TYPES_H_
-#define JAX_TT_CUDA_EMULATION_VECTOR_TYPES_H_
+#pragma once
 
 struct alignas(8) float2 {
   float x, y;
@@ -27,5 +26,3 @@ inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-
-#endif  // JAX_TT_CUDA_EMULATION_VECTOR_TYPES_H_

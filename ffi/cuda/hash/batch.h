@@ -2,8 +2,7 @@
 //
 // A distinct key goes by one of its positions.  Which one depends on the order in which threads run, as does where
 // things stand in these tables; what an insertion does and returns does not.
-#ifndef JAX_TT_CUDA_HASH_BATCH_H_
-#define JAX_TT_CUDA_HASH_BATCH_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -100,5 +99,3 @@ struct HashInserting {
 Status PlaceHashKeys(cudaStream_t stream, const HashInserting& batch, int side, bool evict);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_HASH_BATCH_H_

@@ -1,6 +1,5 @@
 // FFI handlers of hash tables in the CUDA module; hash_ffi.cc lists their arguments.
-#ifndef JAX_TT_CUDA_HASH_HANDLERS_H_
-#define JAX_TT_CUDA_HASH_HANDLERS_H_
+#pragma once
 
 #include "xla/ffi/api/ffi.h"
 
@@ -14,5 +13,3 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(HashTablesExchangeCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(HashDoubleCuda);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_HASH_HANDLERS_H_

@@ -1,8 +1,7 @@
 // Hash tables on the GPU.  Every function only enqueues work on the stream.  ffi/core/hash.h has the arithmetic.
 //
 // Their results do not depend on the order in which threads run, nor an insertion on the order of a batch.
-#ifndef JAX_TT_CUDA_HASH_HASH_H_
-#define JAX_TT_CUDA_HASH_HASH_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -56,5 +55,3 @@ Status HashDouble(cudaStream_t stream, const HashDirectory& before, const HashDi
 int64_t HashDoubleWorkspace(const HashDirectory& before);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_HASH_HASH_H_

@@ -1,6 +1,5 @@
 // Sets of a hash table as the lanes of a warp look at them, several keys at a time.
-#ifndef JAX_TT_CUDA_HASH_LANES_H_
-#define JAX_TT_CUDA_HASH_LANES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -74,5 +73,3 @@ class HashLanes {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_HASH_LANES_H_

@@ -1,6 +1,5 @@
 // What the two ways of building a plan have in common: their arguments, and how a batch is read.
-#ifndef JAX_TT_CUDA_PLAN_BUILD_H_
-#define JAX_TT_CUDA_PLAN_BUILD_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -106,5 +105,3 @@ __device__ inline void WriteBag(const BuildArgs& args, int64_t position, int64_t
 #endif
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_PLAN_BUILD_H_

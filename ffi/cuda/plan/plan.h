@@ -10,8 +10,7 @@
 // The entries of a slice, rows for the main pivot and positions for the other cores, are cut into parts: what one block
 // takes, so that a slice that most rows share is not one block's work.  Those of the main pivot end where tiles of the
 // specialised passes do.  Parts have numbers with gaps, too.
-#ifndef JAX_TT_CUDA_PLAN_PLAN_H_
-#define JAX_TT_CUDA_PLAN_PLAN_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -98,5 +97,3 @@ PlanRef EnsurePlan(TableQueue& queue, const TTShape& shape, const CudaPlan& layo
                    const int32_t* given, void* workspace);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_PLAN_PLAN_H_

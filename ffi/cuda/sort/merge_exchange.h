@@ -1,6 +1,5 @@
 // A sort of the few keys of one block.
-#ifndef JAX_TT_CUDA_SORT_MERGE_EXCHANGE_H_
-#define JAX_TT_CUDA_SORT_MERGE_EXCHANGE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -36,5 +35,3 @@ __device__ void SortKeys(Keys keys, int count) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_SORT_MERGE_EXCHANGE_H_

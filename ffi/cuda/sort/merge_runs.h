@@ -1,7 +1,6 @@
 // A sort of the keys of one block: warps sort runs in their registers, then threads find the places of keys in the
 // runs beside their own.  A block waits once for several runs that become one.
-#ifndef JAX_TT_CUDA_SORT_MERGE_RUNS_H_
-#define JAX_TT_CUDA_SORT_MERGE_RUNS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -65,5 +64,3 @@ __device__ __forceinline__ void MergeRuns(Keys* keys, Keys* others, int count) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_SORT_MERGE_RUNS_H_

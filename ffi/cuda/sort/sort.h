@@ -1,6 +1,5 @@
 // Stable radix sorts of positions: the order of a batch, and on the way every order it passes through.
-#ifndef JAX_TT_CUDA_SORT_SORT_H_
-#define JAX_TT_CUDA_SORT_SORT_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -65,5 +64,3 @@ struct StableSort {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_SORT_SORT_H_

@@ -1,6 +1,5 @@
 // A sort of the few keys of one block, most of whose rounds warps do in registers, without barriers.
-#ifndef JAX_TT_CUDA_SORT_WARP_SORT_H_
-#define JAX_TT_CUDA_SORT_WARP_SORT_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -89,5 +88,3 @@ __device__ void SortByWarps(Keys keys, int count) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_SORT_WARP_SORT_H_

@@ -1,7 +1,6 @@
 // What a batch names: rows by position, groups, and offsets that are in order.  A batch is any struct with the ids, the
 // offsets and the sizes of Lookups.
-#ifndef JAX_TT_CUDA_TABLES_BATCH_ROWS_H_
-#define JAX_TT_CUDA_TABLES_BATCH_ROWS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -138,5 +137,3 @@ __device__ __forceinline__ int EndOfFullGroups(const Batch& batch, int n) {
 }  // namespace jax_tt
 
 #endif  // __CUDACC__ || JAX_TT_EMULATION
-
-#endif  // JAX_TT_CUDA_TABLES_BATCH_ROWS_H_

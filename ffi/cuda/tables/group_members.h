@@ -1,6 +1,5 @@
 // Members of groups, gathered by one kernel for the next one: each has a number in its group, by which it is found.
-#ifndef JAX_TT_CUDA_TABLES_GROUP_MEMBERS_H_
-#define JAX_TT_CUDA_TABLES_GROUP_MEMBERS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -50,5 +49,3 @@ struct GroupMembers {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TABLES_GROUP_MEMBERS_H_

@@ -1,6 +1,5 @@
 // Kernels that work on one table or on many, each with arguments of its own, and their launches.
-#ifndef JAX_TT_CUDA_TABLES_KERNEL_H_
-#define JAX_TT_CUDA_TABLES_KERNEL_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -101,5 +100,3 @@ struct ListKernelOf {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TABLES_KERNEL_H_

@@ -1,6 +1,5 @@
 // Launches that each work on several tables of a call.
-#ifndef JAX_TT_CUDA_TABLES_LAUNCHES_H_
-#define JAX_TT_CUDA_TABLES_LAUNCHES_H_
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -114,5 +113,3 @@ class TableLaunches {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TABLES_LAUNCHES_H_

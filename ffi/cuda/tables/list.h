@@ -1,6 +1,5 @@
 // The tables of a launch, as its blocks find them.
-#ifndef JAX_TT_CUDA_TABLES_LIST_H_
-#define JAX_TT_CUDA_TABLES_LIST_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -83,5 +82,3 @@ struct TableList {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TABLES_LIST_H_

@@ -1,8 +1,7 @@
 // A set of words that the threads of a kernel fill together, without locks: a hash table with open addressing.
 //
 // Where an item stands depends on the order in which threads run, what stands in the table does not.
-#ifndef JAX_TT_CUDA_TABLES_OPEN_TABLE_H_
-#define JAX_TT_CUDA_TABLES_OPEN_TABLE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -53,5 +52,3 @@ struct OpenTable {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TABLES_OPEN_TABLE_H_

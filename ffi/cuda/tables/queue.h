@@ -1,6 +1,5 @@
 // The launches of a call, table by table; those of the same kernel on several tables become one launch.
-#ifndef JAX_TT_CUDA_TABLES_QUEUE_H_
-#define JAX_TT_CUDA_TABLES_QUEUE_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -53,5 +52,3 @@ int64_t QueuesMemory(int64_t tables);
 Status RunQueues(cudaStream_t stream, const std::vector<TableQueue>& queues, void* memory);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TABLES_QUEUE_H_

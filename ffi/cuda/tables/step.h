@@ -1,6 +1,5 @@
 // The optimizer step of one element of a table, a slice of a TT core being a row.
-#ifndef JAX_TT_CUDA_TABLES_STEP_H_
-#define JAX_TT_CUDA_TABLES_STEP_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -115,5 +114,3 @@ union RowWords {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TABLES_STEP_H_

@@ -1,6 +1,5 @@
 // What a call does for each of its tables, and the workspace that the tables share.
-#ifndef JAX_TT_CUDA_TABLES_WORKS_H_
-#define JAX_TT_CUDA_TABLES_WORKS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -26,5 +25,3 @@ int64_t WorksMemory(const std::vector<TableWork>& works);
 Status RunWorks(cudaStream_t stream, const std::vector<TableWork>& works, void* memory);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TABLES_WORKS_H_

@@ -1,6 +1,5 @@
 // A TT table and a batch as the kernels get them.
-#ifndef JAX_TT_CUDA_TT_ARGS_H_
-#define JAX_TT_CUDA_TT_ARGS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -45,5 +44,3 @@ struct Cleared {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_ARGS_H_

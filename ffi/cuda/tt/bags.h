@@ -1,6 +1,5 @@
 // Between rows and bags: rows pooled into bags, and the gradients of bags gathered for rows.
-#ifndef JAX_TT_CUDA_TT_BAGS_H_
-#define JAX_TT_CUDA_TT_BAGS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -25,5 +24,3 @@ void WeightGradients(TableQueue& queue, const TTArgs<T>& args, const RowChunk& c
                      const float* out_gradient, float* weight_gradient);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_BAGS_H_

@@ -12,8 +12,7 @@
 //   tt_fast_mma.h, mma.h  the three products of both on tensor cores, as TF32, bfloat16, or float32 in two parts
 //   tt_fast_lanes.h       sums over the lanes of a warp, vectors in registers
 //   tt_fast_load.h        vector loads and stores, loops that are laid out flat
-#ifndef JAX_TT_CUDA_TT_FAST_H_
-#define JAX_TT_CUDA_TT_FAST_H_
+#pragma once
 
 #include "ffi/common/status.h"
 #include "ffi/cuda/pivot.h"
@@ -39,5 +38,3 @@ Status FastGradientPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk
                         const GradientShares& shares, const Cleared& cleared);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_FAST_H_

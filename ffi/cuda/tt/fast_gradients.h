@@ -1,6 +1,5 @@
 // The gradients of a tile's rows, from those of the bags that the rows are in.
-#ifndef JAX_TT_CUDA_TT_FAST_GRADIENTS_H_
-#define JAX_TT_CUDA_TT_FAST_GRADIENTS_H_
+#pragma once
 
 #include <algorithm>
 
@@ -151,5 +150,3 @@ class TileGradients {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_FAST_GRADIENTS_H_

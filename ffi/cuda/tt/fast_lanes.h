@@ -1,6 +1,5 @@
 // Vectors in registers, and sums over the lanes of a warp.
-#ifndef JAX_TT_CUDA_TT_FAST_LANES_H_
-#define JAX_TT_CUDA_TT_FAST_LANES_H_
+#pragma once
 
 #include "ffi/cuda/block_scan.h"
 #include "ffi/cuda/simt.h"
@@ -65,5 +64,3 @@ __device__ __forceinline__ void ScatterSums(float* values, int own) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_FAST_LANES_H_

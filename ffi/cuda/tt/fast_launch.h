@@ -1,6 +1,5 @@
 // Launches of the specialised passes; one source for each rank compiles them.
-#ifndef JAX_TT_CUDA_TT_FAST_LAUNCH_H_
-#define JAX_TT_CUDA_TT_FAST_LAUNCH_H_
+#pragma once
 
 #include <algorithm>
 #include <type_traits>
@@ -118,5 +117,3 @@ void FastPasses<kRank>::Shares(TableQueue& queue, FastShares<T> shares) {
   JAX_TT_INSTANTIATE_FAST(kRank, float16)
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_FAST_LAUNCH_H_

@@ -1,6 +1,5 @@
 // Vector loads of stored values, and loops that are laid out flat.
-#ifndef JAX_TT_CUDA_TT_FAST_LOAD_H_
-#define JAX_TT_CUDA_TT_FAST_LOAD_H_
+#pragma once
 
 #include <string.h>
 
@@ -84,5 +83,3 @@ __device__ __forceinline__ float4 LoadStored4(const T* p) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_FAST_LOAD_H_

@@ -3,8 +3,7 @@
 // A warp has a rectangle of the result, in fragments of 16 x 8 as `mma.h` distributes them.  TF32 takes float32 with
 // ten bits of mantissa, which hold every float16 and bfloat16 as they are, and keeps the range of float32.  Float32
 // with all its bits is two TF32 values.
-#ifndef JAX_TT_CUDA_TT_FAST_MMA_H_
-#define JAX_TT_CUDA_TT_FAST_MMA_H_
+#pragma once
 
 #include "ffi/cuda/mma.h"
 #include "ffi/cuda/simt.h"
@@ -323,5 +322,3 @@ struct Mma {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_FAST_MMA_H_

@@ -1,6 +1,5 @@
 // The specialised passes of one rank, each rank compiled in a source of its own.
-#ifndef JAX_TT_CUDA_TT_FAST_PASSES_H_
-#define JAX_TT_CUDA_TT_FAST_PASSES_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -44,5 +43,3 @@ struct FastPasses {
 };
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_FAST_PASSES_H_

@@ -1,9 +1,6 @@
 // The ranks that have passes of their own.
-#ifndef JAX_TT_CUDA_TT_FAST_RANKS_H_
-#define JAX_TT_CUDA_TT_FAST_RANKS_H_
+#pragma once
 
 // The only list of them: CMake reads this line and compiles tt_fast_rank.cu.in once for each, and tt_fast.cu makes the
 // choice and its checks from it.  FastTile says how many threads and how much memory a rank gets.
 #define JAX_TT_FAST_RANKS(each) each(16) each(32) each(64) each(128)
-
-#endif  // JAX_TT_CUDA_TT_FAST_RANKS_H_

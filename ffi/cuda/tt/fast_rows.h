@@ -1,6 +1,5 @@
 // The specialised forward pass: rows of the table from tiles.
-#ifndef JAX_TT_CUDA_TT_FAST_ROWS_H_
-#define JAX_TT_CUDA_TT_FAST_ROWS_H_
+#pragma once
 
 #include "ffi/cuda/tables/list.h"
 #include "ffi/cuda/tt/fast_lanes.h"
@@ -129,5 +128,3 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeRowsFast(co
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_FAST_ROWS_H_

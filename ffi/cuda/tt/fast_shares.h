@@ -1,6 +1,5 @@
 // The specialised backward pass: every part's share of the gradient of its slice, every row's of its neighbours'.
-#ifndef JAX_TT_CUDA_TT_FAST_SHARES_H_
-#define JAX_TT_CUDA_TT_FAST_SHARES_H_
+#pragma once
 
 #include <type_traits>
 
@@ -211,5 +210,3 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeSharesFast(
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_FAST_SHARES_H_

@@ -4,8 +4,7 @@
 // once: the lines of L, a of each prefix, are a matrix of 64 lines, X one of 64 lines and one block of columns.  A
 // block of columns holds some of the q columns c of the slice, for every one of the r values s; more than one is needed
 // where the slice is wide.
-#ifndef JAX_TT_CUDA_TT_FAST_TILE_H_
-#define JAX_TT_CUDA_TT_FAST_TILE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -232,5 +231,3 @@ __device__ __forceinline__ void WithMirror(const FastArgs<T>& args, Fn fn) {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_FAST_TILE_H_

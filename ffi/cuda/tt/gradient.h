@@ -1,6 +1,5 @@
 // From shares to steps: the shares of a slice's gradient are summed in a fixed order, and the slice takes its step.
-#ifndef JAX_TT_CUDA_TT_GRADIENT_H_
-#define JAX_TT_CUDA_TT_GRADIENT_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -54,5 +53,3 @@ Status ApplyStep(TableQueue& queue, const TTShape& shape, const PlanRef& plan, c
                  const CoreGradients& gradients, const TTStep& step, int32_t* stop, float* applied);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_GRADIENT_H_

@@ -3,8 +3,7 @@
 // A block takes a part, rows that share one slice of the pivot, tile by tile, and keeps the slice and the products of
 // the tile in shared memory.  What several rows add up to is not added here: every row writes its own share of its
 // neighbours' gradients, every part its own share of the slice's, and `tt_gradient` sums them in a fixed order.
-#ifndef JAX_TT_CUDA_TT_PASS_H_
-#define JAX_TT_CUDA_TT_PASS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -44,5 +43,3 @@ Status GradientPass(TableQueue& queue, const TTArgs<T>& args, int pivot, const R
                     const float* row_gradients, const GradientShares& shares, float* workspace);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_PASS_H_

@@ -1,6 +1,5 @@
 // Small matrix products that a block makes together, for any shape.
-#ifndef JAX_TT_CUDA_TT_PRODUCTS_H_
-#define JAX_TT_CUDA_TT_PRODUCTS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -134,5 +133,3 @@ __device__ __forceinline__ void SumOfProducts(const ProductSize& size, const Mat
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_PRODUCTS_H_

@@ -1,6 +1,5 @@
 // The optimizer steps of slices: one block sums the parts of a slice, and steps it.
-#ifndef JAX_TT_CUDA_TT_STEP_H_
-#define JAX_TT_CUDA_TT_STEP_H_
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -383,5 +382,3 @@ constexpr SliceLaunches SliceLaunchesOf() {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_STEP_H_

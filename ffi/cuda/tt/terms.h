@@ -1,6 +1,5 @@
 // Sums of lines, weighted: what rows and bags have in common.
-#ifndef JAX_TT_CUDA_TT_TERMS_H_
-#define JAX_TT_CUDA_TT_TERMS_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -64,5 +63,3 @@ __device__ __forceinline__ void AddTerms(const float* from, int64_t dim, int64_t
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_TERMS_H_

@@ -1,7 +1,6 @@
 // A tile of the general passes: rows that share one slice of the pivot, the products on both sides of it, and where
 // they stand in the memory of a block.
-#ifndef JAX_TT_CUDA_TT_TILE_H_
-#define JAX_TT_CUDA_TT_TILE_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -234,5 +233,3 @@ __device__ void WithTile(const PassArgs<T>& args, const BlockOfTable& block, Fn 
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_TILE_H_

@@ -1,6 +1,5 @@
 // The TT operations on the GPU: what is launched, in which order, and in which part of the workspace.
-#ifndef JAX_TT_CUDA_TT_TT_H_
-#define JAX_TT_CUDA_TT_TT_H_
+#pragma once
 
 #include <stdint.h>
 
@@ -51,5 +50,3 @@ Status TTApply(TableQueue& queue, const TTShape& shape, const CoreTables<T>& tab
                const TTStep& step, float* applied, void* workspace);
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_TT_TT_H_

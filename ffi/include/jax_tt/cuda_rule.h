@@ -4,8 +4,7 @@
 //
 // Its address is the second argument of jax_tt::ExportRule.  nvcc needs -std=c++20 --expt-relaxed-constexpr and, as
 // -Xcompiler=, -fvisibility=hidden.
-#ifndef JAX_TT_CUDA_RULE_H_
-#define JAX_TT_CUDA_RULE_H_
+#pragma once
 
 #include "ffi/core/optimizers/moments.h"
 #include "ffi/core/optimizers/row_counter.h"
@@ -21,5 +20,3 @@ constexpr RuleLaunches LaunchesOf() {
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_CUDA_RULE_H_

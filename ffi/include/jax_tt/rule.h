@@ -7,8 +7,7 @@
 //
 // Python needs a capsule of the name jax_tt::kRuleCapsule with the address of kLion, which must live as long as the
 // process.  Compile with -fno-math-errno -fno-trapping-math, as the library is, and for the processors that you have.
-#ifndef JAX_TT_RULE_H_
-#define JAX_TT_RULE_H_
+#pragma once
 
 #include "ffi/core/optimizers/exported_rule.h"
 #include "ffi/core/optimizers/moments.h"
@@ -25,5 +24,3 @@ constexpr ExportedRule ExportRule(const char* name, const RuleLaunches* launches
 }
 
 }  // namespace jax_tt
-
-#endif  // JAX_TT_RULE_H_

@@ -1,7 +1,6 @@
 // As much of the CUDA runtime as a launch needs, for a host without one: it runs nothing, keeps the limits of shared
 // memory as a driver does, and counts.
-#ifndef JAX_TT_TESTS_CPP_FAKE_CUDA_RUNTIME_H_
-#define JAX_TT_TESTS_CPP_FAKE_CUDA_RUNTIME_H_
+#pragma once
 
 #include <cstddef>
 #include <map>
@@ -79,5 +78,3 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   ++fake_cuda::driver.launches;
   return cudaSuccess;
 }
-
-#endif  // JAX_TT_TESTS_CPP_FAKE_CUDA_RUNTIME_H_

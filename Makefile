@@ -161,9 +161,9 @@ emulated: $(VENV)/.with-test $(EMULATED)
 	  JAX_TT_EMULATION_SEED=$$seed $(PY) -m pytest $(PYTEST_ARGS) -k cuda \
 	    $(EMULATION_TESTS:%=tests/%) || exit 1; done
 
-# Which lines and instances of the CUDA kernels those tests execute, into docs/cuda_coverage.md. Needs gcov.
+# Which lines and instances of the CUDA kernels those tests execute. Needs gcov.
 cuda-coverage: $(VENV)/.with-dev
-	$(PY) -m scripts.cuda_coverage --write $(EMULATION_TESTS:%=tests/%)
+	$(PY) -m scripts.cuda_coverage $(EMULATION_TESTS:%=tests/%)
 
 # On a machine with a GPU, with nothing installed by this project and no network: measures, tests, looks for memory
 # errors and races. GPU_PYTHON has jax with CUDA and pytest, and nanobind, cmake and ninja where there is no bundle.

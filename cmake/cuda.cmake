@@ -188,7 +188,7 @@ set(long_sources ${jax_tt_cu_sources})
 list(REMOVE_ITEM long_sources ${cuda_sources})
 set(cuda_objects)
 foreach(source IN LISTS long_sources cuda_sources)
-  # Operations have files of the same names: dense/forward.cu -> dense_forward.cu.
+  # Operations have files of the same names, so that an object is named after the folder, too.
   string(REGEX REPLACE "^.*/(ffi/cuda|fast_ranks|rules)/" "" name "${source}")
   string(REPLACE "/" "_" name "${name}")
   set(object "${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o")

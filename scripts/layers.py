@@ -1,18 +1,20 @@
-"""The layers of the package: which folder may import which. Prints the lines of each, and the imports that go up.
+"""The layers of the package and of the C++ sources: which folder may import or include which.
 
     python -m scripts.layers
 
-Imports inside functions and for type checkers count like all others.
+prints the lines of each folder, and what goes up. Imports inside functions and for type checkers count like all others.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parent.parent / "jax_tt"
+FFI = Path(__file__).parent.parent / "ffi"
 
 # From the lowest: a folder may import the folders of lower layers and itself. Folders of one layer are strangers.
 LAYERS = (
@@ -40,6 +42,21 @@ LAYERS = (
     ("_planning",),
     ("_layers",),
     ("",),  # the faces: jax_tt itself, nnx, linen, cli
+)
+
+# The same for the folders of the C++ sources.
+FFI_LAYERS = (
+    ("core", "cpu.sort"),
+    ("core.optimizers",),
+    ("common", "cpu.kernels"),
+    ("cpu", "emulation", "cuda.rules"),
+    ("cpu.dense", "cpu.hash", "cpu.offsets", "cpu.route", "cpu.tables", "cpu.tt_plan", "cuda"),
+    ("cpu.coded", "cpu.tiers", "cpu.tt", "cuda.offsets", "cuda.tables"),
+    ("cpu.cache", "cpu.scan", "cuda.cache", "cuda.sort"),
+    ("cuda.dense", "cuda.tt_plan"),
+    ("cuda.hash", "cuda.tt"),
+    ("include.jax_tt",),  # what extensions include
+    ("modules",),
 )
 
 
@@ -81,6 +98,20 @@ def imports(package: Path) -> list[Import]:
                 if source == root or source.startswith(f"{root}.")
             ]
     return edges
+
+
+def includes(sources: Path) -> list[Import]:
+    """All includes of files of a folder from one another, as imports of modules with the names of their headers."""
+    return [
+        Import(
+            path.relative_to(sources.parent).as_posix(), number, ".".join(header.parts), header.name
+        )
+        for path in sorted(sources.rglob("*"))
+        if path.suffix in (".h", ".cc", ".cu", ".in")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (found := re.match(rf'#include "({sources.name}/[^"]+)"', line))
+        for header in [Path(found[1]).with_suffix("")]
+    ]
 
 
 def upward(edges: list[Import], package: Path, layers: tuple[tuple[str, ...], ...]) -> list[str]:
@@ -176,6 +207,7 @@ def main() -> int:
     print(f"{sum(counts.values()):,} lines")
     everything = imports(PACKAGE)
     wrong = upward(everything, PACKAGE, LAYERS) + circles(everything, PACKAGE)
+    wrong += upward(includes(FFI), FFI, FFI_LAYERS)
     print(*wrong, sep="\n", end="\n" if wrong else "")
     return int(bool(wrong))
 

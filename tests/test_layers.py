@@ -2,7 +2,16 @@
 
 from pathlib import Path
 
-from scripts.layers import LAYERS, PACKAGE, circles, imports, upward
+from scripts.layers import (
+    FFI,
+    FFI_LAYERS,
+    LAYERS,
+    PACKAGE,
+    circles,
+    imports,
+    includes,
+    upward,
+)
 
 
 def test_there_are_at_most_fourteen_layers():
@@ -25,6 +34,19 @@ def test_imports_go_down_and_make_no_circles():
     found = imports(PACKAGE)
     assert upward(found, PACKAGE, LAYERS) == []
     assert circles(found, PACKAGE) == []
+
+
+def test_includes_of_cpp_folders_go_down():
+    found = includes(FFI)
+    assert len(found) > 500
+    assert upward(found, FFI, FFI_LAYERS) == []
+
+
+def test_a_planted_include_is_found(tmp_path):
+    (tmp_path / "ffi" / "core").mkdir(parents=True)
+    (tmp_path / "ffi" / "core" / "a.h").write_text('#include <x>\n#include "ffi/cuda/tt/b.h"\n')
+    (wrong,) = upward(includes(tmp_path / "ffi"), tmp_path / "ffi", FFI_LAYERS)
+    assert wrong == "ffi/core/a.h:2: b from ffi.cuda.tt.b: up, core -> cuda.tt"
 
 
 def test_a_planted_import_is_found(tmp_path):

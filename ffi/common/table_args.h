@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ffi/common/args.h"
-#include "ffi/core/slot_arrays.h"
+#include "ffi/core/optimizers/slot_arrays.h"
 
 namespace jax_tt {
 

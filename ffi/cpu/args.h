@@ -8,9 +8,9 @@
 #include <string_view>
 
 #include "ffi/common/args.h"
-#include "ffi/cpu/dense/row_update.h"
 #include "ffi/cpu/huge_pages.h"
-#include "ffi/cpu/tt/forward.h"
+#include "ffi/cpu/pool.h"
+#include "ffi/cpu/row_update.h"
 
 namespace jax_tt {
 

@@ -1,4 +1,4 @@
-// FFI handlers of the CUDA module; tt_ffi.cc and dense_ffi.cc list their arguments.
+// All FFI handlers of the CUDA module.
 #pragma once
 
 #include "xla/ffi/api/ffi.h"
@@ -13,5 +13,21 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(TTTablesForwardCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(TTTablesBackwardCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(TTTablesUpdateCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(TTTablesApplyCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseForwardCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseBackwardCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseUpdateCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseTablesForwardCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseTablesBackwardCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseTablesUpdateCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(HashTablesFindCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(HashTablesInsertCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(HashTablesSetBackCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(HashTablesInitialCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(HashTablesExchangeCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(HashDoubleCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CacheProbeCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CacheObserveCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(CachePopulateCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(BagOffsetsCuda);
 
 }  // namespace jax_tt

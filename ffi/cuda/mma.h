@@ -18,7 +18,6 @@
 
 #include "ffi/core/half.h"
 #include "ffi/cuda/simt.h"
-#include "ffi/cuda/tt/fast_load.h"
 
 namespace jax_tt {
 

@@ -34,12 +34,12 @@ constexpr size_t SharedBytes(int64_t count) {
 #define __launch_bounds__(...)
 #define __grid_constant__
 
-#include "ffi/cuda/emulation/atomics.h"
-#include "ffi/cuda/emulation/current.h"
-#include "ffi/cuda/emulation/intrinsics.h"
-#include "ffi/cuda/emulation/launch.h"
-#include "ffi/cuda/emulation/shared_memory.h"
-#include "ffi/cuda/emulation/vector_types.h"
+#include "ffi/emulation/atomics.h"
+#include "ffi/emulation/current.h"
+#include "ffi/emulation/intrinsics.h"
+#include "ffi/emulation/launch.h"
+#include "ffi/emulation/shared_memory.h"
+#include "ffi/emulation/vector_types.h"
 
 #else
 

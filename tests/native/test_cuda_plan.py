@@ -123,7 +123,7 @@ def plan_of(own):
 
 
 class Plan:
-    """The arrays of a plan, as `ffi/cuda/plan/plan.h` places them."""
+    """The arrays of a plan, as `ffi/cuda/tt_plan/plan.h` places them."""
 
     def __init__(self, own, words):
         n, place = len(own.ids), HEADER

@@ -57,7 +57,7 @@ PLANTED = {
 def program(tmp_path_factory):
     """The test's program with sanitizers, which also look at the emulator's fibers; other tests run it without."""
     made = tmp_path_factory.mktemp("emulator") / "emulator_test"
-    emulator = sorted(path.relative_to(ROOT) for path in ROOT.glob("ffi/cuda/emulation/*.cc"))
+    emulator = sorted(path.relative_to(ROOT) for path in ROOT.glob("ffi/emulation/*.cc"))
     flags = ["-std=c++20", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"]
     flags += ["-fsanitize=address,undefined", "-DJAX_TT_EMULATION", "-I."]
     sources = ["tests/cpp/emulator_main.cc", *emulator, *KERNELS]

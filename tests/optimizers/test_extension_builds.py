@@ -46,7 +46,7 @@ def test_the_cuda_kernels_take_the_steps_of_the_reference(tmp_path):
     flags = ["-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"]
     flags += ["-DJAX_TT_EMULATION", "-DLION_RULE_CUDA", "-Wno-unknown-pragmas"]
     flags += [f"-I{folder}" for folder in include]
-    emulator = sorted((ROOT / "ffi" / "cuda" / "emulation").glob("*.cc"))
+    emulator = sorted((ROOT / "ffi" / "emulation").glob("*.cc"))
     sources = [EXAMPLE / "src" / "module.cc", EXAMPLE / "src" / "lion.cu", *emulator]
     made = package / f"_lion{sysconfig.get_config_var('EXT_SUFFIX')}"
     built = build(compiler(), flags, sources, made)

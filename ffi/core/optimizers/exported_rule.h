@@ -11,9 +11,9 @@ namespace jax_tt {
 constexpr char kRuleCapsule[] = "jax_tt.rule";
 
 // Raise it with every change of ExportedRule, or of what its functions are given.
-constexpr uint32_t kRuleAbi = 4;
+constexpr uint32_t kRuleAbi = 5;
 
-// The launches of a rule on a GPU; ffi/cuda/exported_launches.h defines it.
+// The launches of a rule on a GPU; ffi/cuda/rules/rule_launches.h defines it.
 struct RuleLaunches;
 
 // Plain old data: the library and the extension may have different standard libraries.

@@ -8,8 +8,8 @@
 #include "ffi/cpu/dense/pool_bags.h"
 #include "ffi/cpu/handlers.h"
 #include "ffi/cpu/ids.h"
-#include "ffi/cpu/plan/plan.h"
 #include "ffi/cpu/tt/args.h"
+#include "ffi/cpu/tt_plan/plan.h"
 
 namespace jax_tt {
 namespace {

@@ -9,9 +9,8 @@
 #include "ffi/core/coded_rows.h"
 #include "ffi/core/lookups.h"
 #include "ffi/core/packed_rows.h"
-#include "ffi/cpu/dense/row_update.h"
 #include "ffi/cpu/passes.h"
-#include "ffi/cpu/tt/forward.h"
+#include "ffi/cpu/row_update.h"
 
 namespace jax_tt {
 

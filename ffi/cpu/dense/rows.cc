@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "ffi/cpu/ids.h"
-#include "ffi/cpu/plan/radix_sort.h"
+#include "ffi/cpu/sort/radix_sort.h"
 
 namespace jax_tt {
 

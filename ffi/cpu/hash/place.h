@@ -4,7 +4,7 @@
 #include <stdint.h>
 
 #include "ffi/cpu/hash/hash.h"
-#include "ffi/cpu/plan/radix_sort.h"
+#include "ffi/cpu/sort/radix_sort.h"
 #include "ffi/cpu/workspace.h"
 
 namespace jax_tt {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ffi/core/cache.h"
-#include "ffi/cpu/plan/group_by.h"
+#include "ffi/cpu/sort/group_by.h"
 #include "ffi/cpu/workspace.h"
 
 namespace jax_tt {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "ffi/cpu/plan/plan.h"
 #include "ffi/cpu/tt/chain_gradient.h"
 #include "ffi/cpu/tt/pair_backward.h"
 #include "ffi/cpu/tt/passes.h"
 #include "ffi/cpu/tt/row_gradients.h"
+#include "ffi/cpu/tt_plan/plan.h"
 
 namespace jax_tt {
 namespace {

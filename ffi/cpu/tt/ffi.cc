@@ -9,13 +9,13 @@
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/handlers.h"
 #include "ffi/cpu/ids.h"
-#include "ffi/cpu/plan/check.h"
-#include "ffi/cpu/plan/plan.h"
 #include "ffi/cpu/tables/ops.h"
 #include "ffi/cpu/tt/args.h"
 #include "ffi/cpu/tt/backward.h"
 #include "ffi/cpu/tt/forward.h"
 #include "ffi/cpu/tt/update.h"
+#include "ffi/cpu/tt_plan/check.h"
+#include "ffi/cpu/tt_plan/plan.h"
 
 namespace jax_tt {
 namespace {

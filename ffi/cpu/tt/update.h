@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ffi/common/status.h"
-#include "ffi/cpu/dense/row_update.h"
+#include "ffi/cpu/row_update.h"
 #include "ffi/cpu/tt/backward.h"
 
 namespace jax_tt {

@@ -3,8 +3,8 @@
 
 #include "ffi/common/cache_args.h"
 #include "ffi/cuda/cache/cache.h"
-#include "ffi/cuda/cache/handlers.h"
 #include "ffi/cuda/gpu_args.h"
+#include "ffi/cuda/handlers.h"
 #include "ffi/cuda/stream.h"
 
 namespace jax_tt {

@@ -14,8 +14,8 @@
 #include "ffi/core/host_device.h"
 #include "ffi/core/lookups.h"
 #include "ffi/core/optimizers/rule.h"
+#include "ffi/core/optimizers/slot_arrays.h"
 #include "ffi/core/packed_rows.h"
-#include "ffi/core/slot_arrays.h"
 #include "ffi/cuda/simt.h"
 
 namespace jax_tt {

@@ -8,8 +8,8 @@
 #include "ffi/common/dense_tables.h"
 #include "ffi/common/packed_table.h"
 #include "ffi/cuda/dense/dense.h"
-#include "ffi/cuda/dense/handlers.h"
 #include "ffi/cuda/gpu_args.h"
+#include "ffi/cuda/handlers.h"
 #include "ffi/cuda/notices.h"
 #include "ffi/cuda/stream.h"
 

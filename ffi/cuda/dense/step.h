@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "ffi/core/slot_arrays.h"
+#include "ffi/core/optimizers/slot_arrays.h"
 #include "ffi/core/stochastic.h"
 #include "ffi/cuda/dense/rows.h"
 #include "ffi/cuda/tables/step.h"
@@ -136,11 +136,9 @@ struct DenseLaunches {
 };
 
 template <template <typename> class Rule>
-constexpr DenseLaunches DenseLaunchesOf() {
-  using R = Rule<float>;
-  return {{{kSumRows<1, StepSink<float, R>>, kSumRows<4, StepSink<float, R>>},
-           {kSumRows<1, StepSink<bfloat16, R>>, kSumRows<4, StepSink<bfloat16, R>>},
-           {kSumRows<1, StepSink<float16, R>>, kSumRows<4, StepSink<float16, R>>}}};
-}
+inline constexpr DenseLaunches kDenseLaunches = {
+    {{kSumRows<1, StepSink<float, Rule<float>>>, kSumRows<4, StepSink<float, Rule<float>>>},
+     {kSumRows<1, StepSink<bfloat16, Rule<float>>>, kSumRows<4, StepSink<bfloat16, Rule<float>>>},
+     {kSumRows<1, StepSink<float16, Rule<float>>>, kSumRows<4, StepSink<float16, Rule<float>>>}}};
 
 }  // namespace jax_tt

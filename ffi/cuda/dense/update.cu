@@ -8,7 +8,7 @@
 #include "ffi/cuda/dense/long_rows.h"
 #include "ffi/cuda/dense/step.h"
 #include "ffi/cuda/dense/widths.h"
-#include "ffi/cuda/rule_launches.h"
+#include "ffi/cuda/rules/rule_launches.h"
 
 namespace jax_tt {
 namespace {
@@ -62,7 +62,7 @@ Status AddSteps(const DensePlan& plan, GradientLaunches& launches) {
     const RuleLaunches* of_rule = nullptr;
     JAX_TT_RETURN_IF_ERROR(FindLaunches(step.kind, &of_rule));
     AddSumRows(
-        of_rule->dense.Of(step.storage, step.four_wide), step.four_wide ? 4 : 1,
+        of_rule->dense->Of(step.storage, step.four_wide), step.four_wide ? 4 : 1,
         [step](const GradientTable& table) { return StepOf(table) == step; }, plan, launches);
   }
   return {};

@@ -6,7 +6,7 @@
 
 #include "ffi/common/hash_args.h"
 #include "ffi/cuda/gpu_args.h"
-#include "ffi/cuda/hash/handlers.h"
+#include "ffi/cuda/handlers.h"
 #include "ffi/cuda/hash/hash.h"
 #include "ffi/cuda/stream.h"
 

@@ -1,6 +1,6 @@
 // FFI handler of the offsets of bags on the GPU: shapes and types are checked here, launches are elsewhere.
 #include "ffi/common/bag_offsets.h"
-#include "ffi/cuda/offsets/handlers.h"
+#include "ffi/cuda/handlers.h"
 #include "ffi/cuda/offsets/offsets.h"
 #include "ffi/cuda/stream.h"
 

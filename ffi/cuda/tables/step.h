@@ -7,7 +7,7 @@
 
 #include "ffi/core/half.h"
 #include "ffi/core/optimizers/rule.h"
-#include "ffi/core/slot_arrays.h"
+#include "ffi/core/optimizers/slot_arrays.h"
 #include "ffi/core/stochastic.h"
 #include "ffi/cuda/simt.h"
 

@@ -6,8 +6,8 @@
 #include "ffi/core/half.h"
 #include "ffi/core/lookups.h"
 #include "ffi/core/tt_shape.h"
-#include "ffi/cuda/plan/plan.h"
 #include "ffi/cuda/tables/list.h"
+#include "ffi/cuda/tt_plan/plan.h"
 
 namespace jax_tt {
 

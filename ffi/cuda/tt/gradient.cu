@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "ffi/cuda/block_scan.h"
-#include "ffi/cuda/rule_launches.h"
+#include "ffi/cuda/rules/rule_launches.h"
 #include "ffi/cuda/tt/step.h"
 
 namespace jax_tt {

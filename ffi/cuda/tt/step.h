@@ -374,11 +374,8 @@ struct SliceLaunches {
 };
 
 template <typename T, template <typename> class Rule>
-constexpr SliceLaunches SliceLaunchesOf() {
-  using Sums = SumAndStepArgs<T>;
-  using Steps = StepArgsOf<T>;
-  return {ListKernelOf<Sums, SumAndStepSlices<T, Rule>, kSliceThreads>::kKernel,
-          ListKernelOf<Steps, StepSlices<T, Rule>, kSliceThreads>::kKernel};
-}
+inline constexpr SliceLaunches kSliceLaunches = {
+    ListKernelOf<SumAndStepArgs<T>, SumAndStepSlices<T, Rule>, kSliceThreads>::kKernel,
+    ListKernelOf<StepArgsOf<T>, StepSlices<T, Rule>, kSliceThreads>::kKernel};
 
 }  // namespace jax_tt

@@ -135,6 +135,10 @@ void CheckPlan(TableQueue& queue, const Lookups* lookups, Workspace& workspace, 
 
 }  // namespace
 
+CudaPlan MakeCudaPlan(const TTShape& shape, int64_t n) {
+  return LayOutPlan(shape, n, FastTileOf(shape, MakePivot(shape, MainPivot(shape)), n));
+}
+
 int64_t TTForwardWorkspace(const TTShape& shape, int64_t n) {
   Workspace workspace(nullptr);
   ForwardBuffers(shape, MakeCudaPlan(shape, n), workspace);

@@ -17,6 +17,9 @@ struct TTAsked {
   bool skip_nonfinite = false;  // an update that looks at all gradients before it takes a step
 };
 
+// The plan of a batch of n ids.
+CudaPlan MakeCudaPlan(const TTShape& shape, int64_t n);
+
 // Bytes of workspace for n ids.
 int64_t TTForwardWorkspace(const TTShape& shape, int64_t n);
 int64_t TTPlanAndForwardWorkspace(const TTShape& shape, int64_t n, bool own_plan);

@@ -90,7 +90,8 @@ def __getattr__(name: str) -> typing.Any:
         )
     if name in _MODULES:
         return importlib.import_module(f"jax_tt.{name}")
-    return getattr(importlib.import_module("jax_tt.nnx"), name)
+    value = globals()[name] = getattr(importlib.import_module("jax_tt.nnx"), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
@@ -12,10 +12,12 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._base import sentinel as _sentinel
-from jax_tt._kinds.cached.names import is_of_rows, outer_name
+from jax_tt._kinds.cached.names import outer_name
 
 Path = tuple[Any, ...]
 _USED, _SENTINEL, _STEP = ((name, outer_name(name)) for name in ("used", "sentinel", "step"))
+# What the names of the cached rows of a table begin with.
+_OF_ROWS = outer_name("")
 # Traced step counts that an update has replaced, and those that it has written, by id.
 _replaced: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _written: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -47,7 +49,7 @@ def next_values(
     """
     _check_alive(caller, new)
     outdated = _is_outdated(caller, old, start) if start else False
-    tables = {_table_of(path): path for path in new if says_used(path)}
+    tables = {_table_of(path): path for path in used_flags(new)}
     known = _known({path: new[path] for path in new if path[-1] in (*_USED, *_SENTINEL)})
     unused = {table: _is_unused(known.get(path, new[path])) for table, path in tables.items()}
     result = {}
@@ -189,11 +191,10 @@ def check_paths(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -
         raise ValueError(f"{caller}: grads lack {names_of(missing)} of the model; {expected}")
 
 
-def without_lookup(paths: Iterable[Path], reached: Callable[[Path], bool]) -> list[Path]:
+def without_lookup(paths: Iterable[Path], reached: Set[Path]) -> list[Path]:
     """The arrays that a backward pass has reached in tables that none of its lookups has stepped."""
-    paths = list(paths)
-    unused = {_table_of(path): not reached(path) for path in paths if says_used(path)}
-    return [path for path in paths if _nearest(path, unused) and reached(path)]
+    unused = {_table_of(path): path not in reached for path in used_flags(paths)}
+    return [path for path in paths if path in reached and _nearest(path, unused)]
 
 
 def names_of(paths: Iterable[Path]) -> str:
@@ -231,12 +232,12 @@ def _nearest(path: Path, unused: Mapping[tuple[Path, bool], Any]) -> Any:
 
 def _table_of(path: Path) -> tuple[Path, bool]:
     """The module of a variable, and whether it belongs to the cached rows of its table."""
-    return path[:-1], is_of_rows(str(path[-1]))
+    return path[:-1], str(path[-1]).startswith(_OF_ROWS)
 
 
-def says_used(path: Path) -> bool:
-    """Whether this is the ``used`` flag of a table."""
-    return path[-1] in _USED
+def used_flags(paths: Iterable[Path]) -> list[Path]:
+    """The ``used`` flags of tables."""
+    return [path for path in paths if path[-1] in _USED]
 
 
 def _known(values: Mapping[Path, Any]) -> dict[Path, np.ndarray]:

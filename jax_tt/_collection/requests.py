@@ -161,4 +161,4 @@ def entered_keyed(
 
 @functools.lru_cache(maxsize=1024)
 def _combined(lookup: Lookup, combiner: str) -> Lookup:
-    return dataclasses.replace(lookup, combiner=combiner)
+    return lookup.replace(combiner=combiner)

@@ -5,7 +5,7 @@ The error is raised only if the derivative is computed, not if it is dropped, e.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -36,18 +36,17 @@ _VMAP = (
 
 def reverse_only(tree: Any) -> Any:
     """Identity on the differentiable operands of a native or fused op; forward-mode derivatives of it raise."""
-    # Only tracers have tangents. One call per leaf keeps symbolic zeros of the tangents.
-    return jax.tree.map(lambda x: _reverse_only(x) if isinstance(x, Tracer) else x, tree)
+    leaves, structure = jax.tree.flatten(tree)
+    if not any(isinstance(x, Tracer) for x in leaves):  # no other arrays have tangents
+        return tree
+    return jax.tree.unflatten(structure, _reverse_only.bind(*leaves))
 
 
-@jax.custom_jvp
-def _reverse_only(operand: jax.Array) -> jax.Array:
-    return operand
-
-
-@_reverse_only.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    return primals[0], _backwards.bind(tangents[0])
+def _marked(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """The tangents that are not known to be zero pass through a mark."""
+    live = [k for k, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+    after = dict(zip(live, _backwards.bind(*(tangents[k] for k in live)), strict=True))
+    return list(primals), [after.get(k, tangent) for k, tangent in enumerate(tangents)]
 
 
 def first_order(one_pass: Callable[..., Result], *operands: Any) -> Result:
@@ -56,8 +55,11 @@ def first_order(one_pass: Callable[..., Result], *operands: Any) -> Result:
     if not traced:
         return one_pass(*operands)
     witness = _witness(traced)
-    result = one_pass(*lax.stop_gradient(operands))
-    return jax.tree.map(lambda x: _depending(x, witness) if _is_float(x) else x, result)
+    leaves, structure = jax.tree.flatten(one_pass(*lax.stop_gradient(operands)))
+    floats = [k for k, x in enumerate(leaves) if _is_float(x)]
+    for k, x in zip(floats, _depending([leaves[k] for k in floats], witness), strict=True):
+        leaves[k] = x
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _is_float(x: Any) -> bool:
@@ -73,23 +75,34 @@ def _witness(operands: list[jax.Array]) -> jax.Array:
 @_witness.defjvp
 def _(primals: Any, tangents: Any) -> Any:
     changes = [jnp.sum(tangent.astype(jnp.float32)) for tangent in tangents[0]]
-    return _witness(*primals), _higher.bind(sum(changes[1:], changes[0]))
+    return _witness(*primals), _higher.bind(sum(changes[1:], changes[0]))[0]
 
 
 @jax.custom_jvp
-def _depending(value: jax.Array, witness: jax.Array) -> jax.Array:
-    """``value``, with a tangent if ``witness`` has one."""
+def _depending(values: list[jax.Array], witness: jax.Array) -> list[jax.Array]:
+    """``values``, with tangents if ``witness`` has one."""
     del witness
-    return value
+    return values
 
 
 @_depending.defjvp
 def _(primals: Any, tangents: Any) -> Any:
-    value, change = primals[0], tangents[1]
-    if more := varying_axes(change) - varying_axes(value):
-        change = lax.psum(change, tuple(more))
-    change = jnp.broadcast_to(change, value.shape).astype(value.dtype)
-    return _depending(*primals), jnp.zeros_like(value) + change
+    values, change = primals[0], tangents[1]
+
+    def of(value: jax.Array) -> jax.Array:
+        more = varying_axes(change) - varying_axes(value)
+        one = lax.psum(change, tuple(more)) if more else change
+        return jnp.zeros_like(value) + jnp.broadcast_to(one, value.shape).astype(value.dtype)
+
+    return _depending(*primals), [of(value) for value in values]
+
+
+def _identity(name: str) -> Primitive:
+    one = Primitive(name)
+    one.multiple_results = True
+    one.def_abstract_eval(lambda *operands: operands)
+    batching.primitive_batchers[one] = lambda operands, axes: (one.bind(*operands), axes)
+    return one
 
 
 def _mark(name: str, message: str, transpose: Callable[[Primitive, Any], Any]) -> Primitive:
@@ -99,18 +112,24 @@ def _mark(name: str, message: str, transpose: Callable[[Primitive, Any], Any]) -
         del args, params
         raise TypeError(message)
 
-    mark = Primitive(name)
-    mark.def_abstract_eval(lambda tangent: tangent)
+    mark = _identity(name)
     mark.def_impl(refuse)
     mlir.register_lowering(mark, refuse)
-    ad.deflinear(mark, lambda cotangent: [transpose(mark, cotangent)])
-    batching.defvectorized(mark)
+    ad.deflinear(mark, lambda cotangents: transpose(mark, cotangents))
     return mark
 
 
+_reverse_only = _identity("jax_tt_reverse_only")
+_reverse_only.def_impl(lambda *operands: operands)
+mlir.register_lowering(_reverse_only, lambda _, *operands: operands)
+ad.primitive_jvps[_reverse_only] = _marked
 # Its transpose is the identity, because reverse mode is supported.
-_backwards = _mark("jax_tt_backwards", _FORWARD, lambda mark, cotangent: cotangent)
-_higher = _mark("jax_tt_higher", _TWICE, lambda mark, cotangent: mark.bind(cotangent))
+_backwards = _mark("jax_tt_backwards", _FORWARD, lambda mark, cotangents: cotangents)
+_higher = _mark(
+    "jax_tt_higher",
+    _TWICE,
+    lambda mark, cotangents: [x if isinstance(x, ad.Zero) else mark.bind(x)[0] for x in cotangents],
+)
 
 
 @jax.custom_batching.custom_vmap

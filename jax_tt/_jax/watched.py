@@ -12,16 +12,16 @@ from jax.interpreters import ad, batching, mlir
 Name = TypeVar("Name")
 
 
-def watched(arrays: Mapping[Name, Any], reached: Callable[[Name], None]) -> dict[Name, Any]:
+def watched(arrays: Mapping[Name, Any], reached: set[Name]) -> dict[Name, Any]:
     """Identity on arrays, or trees of them, by name.
 
-    A backward pass calls ``reached`` with the name of each that has a cotangent other than a zero that JAX knows.
+    A backward pass adds to ``reached`` the name of each that has a cotangent other than a zero that JAX knows.
     """
     leaves, structure = jax.tree.flatten(dict(arrays))
     names = [name for name, tree in arrays.items() for _ in jax.tree.leaves(tree)]
 
     def note(k: int) -> None:
-        reached(names[k])
+        reached.add(names[k])
 
     return jax.tree.unflatten(structure, _watched.bind(*leaves, note=note))
 

@@ -138,7 +138,7 @@ def _promoted(
 @functools.cache
 def for_evaluation(lookup: Lookup) -> Lookup:
     """The options of a call outside training."""
-    return dataclasses.replace(lookup, train=False)
+    return lookup.replace(train=False)
 
 
 def check_value(name: str, value: Any, shape: tuple[int, ...]) -> None:

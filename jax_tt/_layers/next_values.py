@@ -10,7 +10,7 @@ from typing import Any
 from jax.extend.core import get_opaque_trace_state
 
 from jax_tt._base import reports
-from jax_tt._collection.next_values import Path, Start, names_of, says_used, without_lookup
+from jax_tt._collection.next_values import Path, Start, names_of, used_flags, without_lookup
 from jax_tt._lookup.one_loss import Loss
 
 _COMBINED = (
@@ -51,7 +51,8 @@ class NextValues:
         model: Any,
         ordinary: str,
     ) -> None:
-        if alone := without_lookup(old, lambda path: loss.reached(model, path)):
+        reached = loss.reached[model]
+        if alone := without_lookup(old, reached):
             raise ValueError(
                 f"value_and_grad: the loss reads {names_of(alone)} of fused tables, but looks up nothing in them. Only "
                 "a lookup trains a fused table, and this gradient would be lost. Build the layer with optimizer=None "
@@ -59,8 +60,7 @@ class NextValues:
                 "instead of adding a penalty to the loss, also one with a coefficient of 0; or read "
                 "jax.lax.stop_gradient(array) for what is not to be trained."
             )
-        terms = [path for path in by_path if loss.has_other_terms(old[path], by_path[path])]
-        if terms:
+        if terms := loss.with_other_terms(old, by_path):
             raise ValueError(
                 f"value_and_grad: the loss depends on {names_of(terms)} of fused tables not only through one lookup, "
                 "and JAX adds the other gradient to their next values. Restrict penalties to ordinary parameters, "
@@ -69,8 +69,8 @@ class NextValues:
             )
         self.by_path = dict(by_path)
         self.start = Start(old)
-        stepped = {path[:-1] for path in old if says_used(path) and loss.reached(model, path)}
-        self._untaken = names_of(path or ("the model itself",) for path in stepped)
+        stepped = reached.intersection(used_flags(old))
+        self._untaken = names_of([path[:-1] or ("the model itself",) for path in stepped])
         self._trace = get_opaque_trace_state()
 
     def take(self) -> NextValues:

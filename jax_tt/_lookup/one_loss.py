@@ -7,9 +7,10 @@ these sums by the sentinel, but in a compiled step only when it runs; here they 
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -17,6 +18,8 @@ from jax_tt._jax.watched import watched
 from jax_tt._lookup.shared import Shared, is_shared
 from jax_tt._table.groups import Call
 from jax_tt._table.options import Wanted
+
+Name = TypeVar("Name")
 
 
 class Insertion:
@@ -48,35 +51,33 @@ class Loss:
         self.sentinels: dict[int, Any] = {}
         self.insertions: dict[int, tuple[Any, Insertion, bool]] = {}
         self._next: dict[int, tuple[Any, Any]] = {}
-        self._reached: set[tuple[Any, Any]] = set()
+        self.reached: defaultdict[Any, set[Any]] = defaultdict(set)
 
     def watch(self, model: Any, arrays: Mapping[Any, Any]) -> dict[Any, Any]:
-        """The arrays of a model by name, about which `reached` is asked."""
-        # A program keeps the function, and must not keep the arrays that a loss holds.
-        reached = self._reached
-        return watched(arrays, lambda name: reached.add((model, name)))
-
-    def reached(self, model: Any, name: Any) -> bool:
-        """Whether the backward pass has returned a cotangent for an array of a model."""
-        return (model, name) in self._reached
+        """The arrays of a model by name; ``reached[model]`` are those that the backward pass has a cotangent for."""
+        return watched(arrays, self.reached[model])
 
     def add(self, arrays: Any, next_values: Any) -> None:
         """Notes what the backward pass of a lookup returns for the arrays that it was given."""
         for array, value in zip(jax.tree.leaves(arrays), jax.tree.leaves(next_values), strict=True):
             self._next[id(array)] = array, value
 
-    def has_other_terms(self, arrays: Any, cotangents: Any) -> bool:
-        """Whether JAX has added something to what lookups returned for any of the arrays.
+    def with_other_terms(
+        self, arrays: Mapping[Name, Any], cotangents: Mapping[Name, Any]
+    ) -> list[Name]:
+        """The names of arrays for which JAX has added something to what lookups returned.
 
-        It is unknown, and False, for arrays that lookups were not given themselves, such as those of a lookup inside a
-        ``scan`` or another ``jit``.
+        It is unknown of arrays that lookups were not given themselves, such as those of a lookup inside a ``scan`` or
+        another ``jit``.
         """
-        return any(
-            id(array) in self._next and self._next[id(array)][1] is not value
+        return [
+            name
+            for name in cotangents
             for array, value in zip(
-                jax.tree.leaves(arrays), jax.tree.leaves(cotangents), strict=True
+                jax.tree.leaves(arrays[name]), jax.tree.leaves(cotangents[name]), strict=True
             )
-        )
+            if self._next.get(id(array), (None, value))[1] is not value
+        ]
 
 
 _loss: ContextVar[Loss | None] = ContextVar("loss", default=None)
@@ -147,7 +148,7 @@ def check_first_use(
 def note_next_values(
     calls: Sequence[Call], shared: Shared | None, cotangents: Sequence[Call], after: Shared | None
 ) -> None:
-    """Notes for `Loss.has_other_terms` what the backward pass of a lookup returns.
+    """Notes for `Loss.with_other_terms` what the backward pass of a lookup returns.
 
     Args:
         calls, shared: of the lookup.

@@ -12,7 +12,6 @@ nothing reads it after the update, so a donated table is updated in place.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -51,13 +50,9 @@ OUT_OF_RANGE = "out_of_range"
 def settle(table: Table, state: State, lookup: Lookup, shard: RowShard | None = None) -> Use:
     """Fixes how a call runs, so that forward and backward pass use the same method and precision."""
     execution = table.execution(lookup, state)
-    options = _with(lookup, execution.method, resolve_precision(lookup.precision))
+    precision = resolve_precision(lookup.precision)
+    options = lookup.replace(method=execution.method, precision=precision)
     return Use(table, options, execution, shard)
-
-
-@functools.lru_cache(maxsize=1024)
-def _with(lookup: Lookup, method: str, precision: Any) -> Lookup:
-    return dataclasses.replace(lookup, method=method, precision=precision)
 
 
 def prepared(
@@ -71,7 +66,7 @@ def prepared(
     table, lookup, execution, shard = use.table, use.lookup, use.execution, use.shard
     if table.ids.takes_keys:
         # Keys without a row are out of range of the prepared batch, and are not in its sums.
-        lookup = dataclasses.replace(lookup, bounds="zero")
+        lookup = lookup.replace(bounds="zero")
     if batch.cut is not None:
         batch = tell_cut_ids(table, batch, lookup.bounds)
     before, given = state, batch
@@ -93,7 +88,7 @@ def prepared(
     elsewhere = execution.devices > 1 or shard is not None
     if lookup.bounds == "warn" and (lookup.method == "reference" or elsewhere):
         warn_out_of_range(table, batch)
-        lookup = dataclasses.replace(lookup, bounds="zero")
+        lookup = lookup.replace(bounds="zero")
     values, limit = step_values(table, state, inputs), None
     if refused is not None and table.update is not None:
         values = stepped_unless(refused, state["step"], values, lookup.axis_name)
@@ -206,10 +201,7 @@ def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any
 @jax.custom_vjp
 def _sums(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> Any:
     calls = calls if shared is None else _with_scalars(calls, shared)
-    updates = (call.use.table.update for call in calls)
-    if any(update and isinstance(update.optimizer, ReadsScaled) for update in updates):
-        calls, _ = scaled_reads(calls)
-    return groups.forward(calls, wide)[0]
+    return groups.forward(_reading(calls)[0], wide)[0]
 
 
 def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tuple[Any, Any]:
@@ -218,7 +210,7 @@ def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tup
     wanted = tuple(map(_wanted, calls, scalars))
     calls, shared = jax.tree.map(lambda leaf: leaf.value, (calls, shared), is_leaf=_is_primal)
     reading = calls if shared is None else _with_scalars(calls, shared)
-    reading, scales = scaled_reads(_asking(reading, wanted))
+    reading, scales = _reading(_asking(reading, wanted))
     sums, residuals = first_order(groups.forward, reading, wide)
     return sums, (calls, shared, residuals, wanted, wide, scales)
 
@@ -241,7 +233,10 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
     if gs is None:
         gs, wide = [None] * len(calls), None
     reading = calls if shared is None else _with_scalars(calls, shared)
-    asking, gs, unlimited = limited_gradients(_asking(reading, wanted), residuals, gs, wide)
+    asking = _asking(reading, wanted)
+    unlimited: Sequence[jax.Array | None] = [None] * len(calls)
+    if any(call.limit is not None for call in calls):
+        asking, gs, unlimited = limited_gradients(asking, residuals, gs, wide)
     stepped = groups.backward(asking, residuals, gs, wide)
     places = shared_places(tuple(call.use.table for call in calls))
     applied = {places[k]: new[APPLIED] for k, (new, _) in enumerate(stepped) if APPLIED in new}
@@ -274,6 +269,14 @@ def _with_scalars(calls: Sequence[Call], shared: Shared) -> Sequence[Call]:
 
 
 _sums.defvjp(_fwd, _bwd, symbolic_zeros=True)
+
+
+def _reading(calls: Sequence[Call]) -> tuple[Sequence[Call], Sequence[jax.Array | None]]:
+    """What `scaled_reads` returns."""
+    updates = [call.use.table.update for call in calls]
+    if any(update and isinstance(update.optimizer, ReadsScaled) for update in updates):
+        return scaled_reads(calls)
+    return calls, [None] * len(calls)
 
 
 def _asking(calls: Sequence[Call], wanted: Sequence[Wanted]) -> list[Call]:

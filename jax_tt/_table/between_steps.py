@@ -10,29 +10,21 @@ import jax
 from jax_tt._base.dtypes import accumulator
 from jax_tt._jax.rounding import round_to
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 from jax_tt.optimizers import ChangesAll
 
 
 def changed_between_steps(
-    table: Table, old: State, stepped: dict[str, Any], applied: jax.Array, seed: jax.Array
+    table: Table, step: jax.Array, state: dict[str, Any], applied: jax.Array, seed: jax.Array
 ) -> dict[str, Any]:
-    """Parameters and slots after a step and what the rule does to all rows after it.
+    """Parameters and slots after a step and what a `ChangesAll` does to all rows after it.
 
-    ``old`` is the state before the step, ``stepped`` the parameters and slots that the step has changed, ``applied`` 1
-    or 0, and ``seed`` is for stochastic rounding.
+    ``step`` is the number of steps after it, ``state`` the parameters and slots, ``applied`` 1 or 0, and ``seed`` is
+    for stochastic rounding.
     """
     update = table.update
     assert update is not None
     rule = update.optimizer
-    rest = {
-        name: old[name] for names in table.spec.slot_names for name in names if name not in stepped
-    }
-    state = {**stepped, **rest}
-    if not isinstance(rule, ChangesAll):
-        return state
-
-    step = old["step"] + applied
+    assert isinstance(rule, ChangesAll)
     due = rule.changes_all(step)
 
     def changed(state: dict[str, Any]) -> dict[str, Any]:

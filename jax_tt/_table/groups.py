@@ -50,7 +50,7 @@ class Use:
 
     def wanting(self, wanted: Wanted) -> Use:
         """The same with the cotangents that the loss needs."""
-        return dataclasses.replace(self, lookup=dataclasses.replace(self.lookup, wanted=wanted))
+        return dataclasses.replace(self, lookup=self.lookup.replace(wanted=wanted))
 
 
 class Call(NamedTuple):
@@ -205,7 +205,7 @@ def weights_gradient(
     table: Table, state: State, batch: Batch, g: jax.Array, lookup: Lookup
 ) -> jax.Array:
     """``row(i_j) . g[b(j)]`` for every position, without computing gradients of the table."""
-    lookup = dataclasses.replace(lookup, wanted=Wanted())
+    lookup = lookup.replace(wanted=Wanted())
     rows, _ = table.forward(state, one_bag_per_position(batch), lookup)
     rows = rows.reshape(batch.num_segments, batch.capacity, rows.shape[-1])
     of_bag = spread_to_positions(batch, g) if batch.num_bags else jnp.zeros_like(rows)

@@ -75,6 +75,11 @@ class Lookup:
             # A name, since np.dtype("float64") == None.
             object.__setattr__(self, "dtype", as_dtype("dtype", self.dtype, None).name)
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019
+    def replace(self, **changes: Any) -> Lookup:
+        """These options with others in place of some."""
+        return dataclasses.replace(self, **changes)
+
 
 @dataclasses.dataclass(frozen=True)
 class Update:

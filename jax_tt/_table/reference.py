@@ -26,6 +26,7 @@ from jax_tt._table.between_steps import changed_between_steps
 from jax_tt._table.options import IGNORED, Lookup
 from jax_tt._table.table import APPLIED, Table
 from jax_tt._table.types import Params, Slots, State
+from jax_tt.optimizers import ChangesAll
 
 
 def rows(
@@ -272,7 +273,7 @@ class ReferenceTable(Table):
         both = values.get("allowed", jnp.ones((), jnp.float32))
         both = both if allowed is None else both * allowed
         batch, g = once((batch, g), state["step"])
-        lookup = dataclasses.replace(lookup, axis_name=summed_axes(self, state, batch, g, lookup))
+        lookup = lookup.replace(axis_name=summed_axes(self, state, batch, g, lookup))
         batch, g = vary_over((batch, g), varying_axes(batch, g))
         return Step(batch, g, lookup, {**values, "allowed": both})
 
@@ -289,10 +290,14 @@ class ReferenceTable(Table):
         new = dict(zip(self.spec.param_names, params, strict=True))
         for names, arrays in zip(self.spec.stepped_names, slots, strict=True):
             new |= dict(zip(names, arrays, strict=True))
-        new = changed_between_steps(
-            self, state, new, step.values["allowed"] * applied, step.values["seed"]
-        )
-        new |= stepped_scalars(self, state, step.values["allowed"] * applied)
+        # Slots that only `ChangesAll.change_all` changes.
+        slots = [name for names in self.spec.slot_names for name in names]
+        new |= {name: state[name] for name in slots if name not in new}
+        taken = step.values["allowed"] * applied
+        if self.update is not None and isinstance(self.update.optimizer, ChangesAll):
+            seed = step.values["seed"]
+            new = changed_between_steps(self, state["step"] + taken, new, taken, seed)
+        new |= stepped_scalars(self, state, taken)
         return new, applied, dweights
 
     def param_gradients(

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._jax.by_platform import by_platform
+from jax_tt._jax.backend import by_platform
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -32,8 +32,3 @@ def outer_name(name: str) -> str:
     if name == "embedding":
         return ROWS
     return f"{_PREFIX}{name.removesuffix('_0')}"
-
-
-def is_of_rows(name: str) -> bool:
-    """Whether this is a name of the cache in the combined state."""
-    return name.startswith(_PREFIX)

@@ -169,7 +169,7 @@ class RowCachedTable(Wrapper):
         if self.trains_rows:
             return self.divided_forward(self._states(state), batches, lookup)
         # In the backward pass, only the table has gradients; it makes another plan.
-        lookup = dataclasses.replace(lookup, wanted=Wanted())
+        lookup = lookup.replace(wanted=Wanted())
         sums, _ = self.divided_forward(self._states(state), batches, lookup)
         return sums, sums
 
@@ -374,12 +374,12 @@ def _directory_types(*sizes: Any) -> dict[str, Any]:
 
 
 def _of_rows(lookup: Lookup) -> Lookup:
-    return dataclasses.replace(lookup, bounds="unchecked")
+    return lookup.replace(bounds="unchecked")
 
 
 def _without(lookup: Lookup, names: set[str]) -> Lookup:
     wanted = dataclasses.replace(lookup.wanted, names=lookup.wanted.names - names)
-    return dataclasses.replace(lookup, wanted=wanted)
+    return lookup.replace(wanted=wanted)
 
 
 def _native_forward(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -93,7 +92,7 @@ class _Problem:
     def transposed(self, cores: Cores, plan: Any, error: jax.Array) -> Cores:
         """J^T error."""
         wanted = Wanted(frozenset(self.table.spec.param_names))
-        lookup = dataclasses.replace(self.lookup, wanted=wanted)
+        lookup = self.lookup.replace(wanted=wanted)
         return self.table.param_gradients(cores, self.batch, plan, error[:, None], lookup)[0]
 
 

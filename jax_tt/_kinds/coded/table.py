@@ -16,7 +16,7 @@ from jax_tt._ids import places
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import digits_in_range, digits_of_integers
 from jax_tt._jax import backend
-from jax_tt._jax.by_platform import by_platform
+from jax_tt._jax.backend import by_platform
 from jax_tt._jax.rounding import gathered
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._kinds.coded.assign import checked_rows, encoded_rows
@@ -342,7 +342,7 @@ class CodedTable(CodeLayout, ReferenceTable):
 
 def _quiet(lookup: Lookup) -> Lookup:
     """The options of a lookup in the codebooks, after the ids have been checked."""
-    return dataclasses.replace(lookup, bounds="zero") if lookup.bounds in IGNORED else lookup
+    return lookup.replace(bounds="zero") if lookup.bounds in IGNORED else lookup
 
 
 @to_dense.register(CodedTable)

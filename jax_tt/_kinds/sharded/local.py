@@ -65,9 +65,7 @@ def received_rows(
     table, lookup = sharding_of(call).shard, call.use.lookup
     # A lookup that raised on one device alone would leave the others waiting.
     warns = checked and table.trains(lookup) and table.safe_check == "warn"
-    search = table.search_of(
-        call.state, asked.keys, asked.here, dataclasses.replace(lookup, train=warns)
-    )
+    search = table.search_of(call.state, asked.keys, asked.here, lookup.replace(train=warns))
     search = search._replace(absent=-1)
     (slots,) = hash_backend.find_many([search], [lookup.method])
     return Asked(slots, asked.words), asked

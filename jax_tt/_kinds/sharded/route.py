@@ -20,7 +20,7 @@ from jax import lax
 
 from jax_tt._base.ffi import available
 from jax_tt._base.words import mix
-from jax_tt._jax.by_platform import by_platform
+from jax_tt._jax.backend import by_platform
 from jax_tt._native.call import native_call
 
 

@@ -18,7 +18,7 @@ from jax_tt._collection.next_values import (
     names_of,
     next_values,
     note_update,
-    says_used,
+    used_flags,
 )
 from jax_tt._layers.next_values import NextValues, without_value
 from jax_tt._layers.nnx.change import refresh_caches
@@ -376,7 +376,8 @@ class FusedOptimizer(nnx.Optimizer):
         self._check_gradients(grads)
         updates = super().update(model, grads, **kwargs)
         # `used` is already 1.
-        written = {path: value for path, value in new.items() if not says_used(path)}
+        flags = used_flags(new)
+        written = {path: value for path, value in new.items() if path not in flags}
         nnx.update(model, nnx.from_flat_state(written))
         note_update(old, written)
         refresh_caches(model)

@@ -8,13 +8,11 @@ namespace lion_rule {
 
 template <typename C>
 struct Lion {
-  static constexpr int kHyperparameters = 4, kElementSlots = 1, kRowSlots = 0, kSums = 0;
+  static constexpr int kElementSlots = 1, kRowSlots = 0, kSums = 0;
   struct Row {};
 
   C learning_rate, b1, b2, weight_decay;
 
-  JAX_TT_INLINE explicit Lion(const C* hyper)
-      : learning_rate(hyper[0]), b1(hyper[1]), b2(hyper[2]), weight_decay(hyper[3]) {}
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* momentum) const {
     const C direction = b1 * *momentum + (C{1} - b1) * g;
     const C sign = direction > C{0} ? C{1} : direction < C{0} ? C{-1} : C{0};

@@ -7,12 +7,11 @@ namespace jax_tt {
 
 template <typename C>
 struct Adagrad {
-  static constexpr int kHyperparameters = 2, kElementSlots = 1, kRowSlots = 0, kSums = 0;
+  static constexpr int kElementSlots = 1, kRowSlots = 0, kSums = 0;
   struct Row {};
 
   C learning_rate, eps;
 
-  JAX_TT_INLINE explicit Adagrad(const C* hyper) : learning_rate(hyper[0]), eps(hyper[1]) {}
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* sum) const {
     const C s = *sum + g * g;
     *sum = s;

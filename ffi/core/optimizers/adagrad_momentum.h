@@ -8,19 +8,11 @@ namespace jax_tt {
 
 template <typename C>
 struct AdagradMomentum {
-  static constexpr int kHyperparameters = 7, kElementSlots = 2, kRowSlots = 0, kSums = 0;
+  static constexpr int kElementSlots = 2, kRowSlots = 0, kSums = 0;
   struct Row {};
 
   C learning_rate, momentum, b2, gain, eps, power, nesterov;
 
-  JAX_TT_INLINE explicit AdagradMomentum(const C* hyper)
-      : learning_rate(hyper[0]),
-        momentum(hyper[1]),
-        b2(hyper[2]),
-        gain(hyper[3]),
-        eps(hyper[4]),
-        power(hyper[5]),
-        nesterov(hyper[6]) {}
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* slots) const {
     slots[0] = b2 * slots[0] + gain * g * g;
     const C scaled = Preconditioner(slots[0] + eps) * g;

@@ -7,18 +7,11 @@ namespace jax_tt {
 
 template <typename C>
 struct Adam {
-  static constexpr int kHyperparameters = 6, kElementSlots = 2, kRowSlots = 0, kSums = 0;
+  static constexpr int kElementSlots = 2, kRowSlots = 0, kSums = 0;
   struct Row {};
 
   C learning_rate, b1, b2, eps, correction1, correction2;
 
-  JAX_TT_INLINE explicit Adam(const C* hyper)
-      : learning_rate(hyper[0]),
-        b1(hyper[1]),
-        b2(hyper[2]),
-        eps(hyper[3]),
-        correction1(hyper[4]),
-        correction2(hyper[5]) {}
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* moments) const {
     const C m = b1 * moments[0] + (C{1} - b1) * g;
     const C v = b2 * moments[1] + (C{1} - b2) * g * g;

@@ -11,7 +11,7 @@ namespace jax_tt {
 
 template <typename C>
 struct CounterRowWiseAdagrad {
-  static constexpr int kHyperparameters = 11, kElementSlots = 0, kRowSlots = 3, kSums = 1;
+  static constexpr int kElementSlots = 0, kRowSlots = 3, kSums = 1;
   struct Row {
     C keep, step_size;
   };
@@ -23,19 +23,6 @@ struct CounterRowWiseAdagrad {
 
   C learning_rate, eps, weight_decay, halflife, step, max_counter, adjustment_iter, adjustment_ub, tail;
   C rate_mode, decay_mode;
-
-  JAX_TT_INLINE explicit CounterRowWiseAdagrad(const C* hyper)
-      : learning_rate(hyper[0]),
-        eps(hyper[1]),
-        weight_decay(hyper[2]),
-        halflife(hyper[3]),
-        step(hyper[4]),
-        max_counter(hyper[5]),
-        adjustment_iter(hyper[6]),
-        adjustment_ub(hyper[7]),
-        tail(hyper[8]),
-        rate_mode(hyper[9]),
-        decay_mode(hyper[10]) {}
 
   JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
     const C penalised = decay_mode == kL2 ? g + weight_decay * w : g;

@@ -9,22 +9,13 @@ namespace jax_tt {
 
 template <typename C>
 struct CowClip {
-  static constexpr int kHyperparameters = 8, kElementSlots = 0, kRowSlots = 3, kSums = 2;
+  static constexpr int kElementSlots = 0, kRowSlots = 3, kSums = 2;
   struct Row {
     C keep, step_size;
   };
 
   C learning_rate, eps, l2, decay, halflife, step, weight_norm_coefficient, lower_bound;
 
-  JAX_TT_INLINE explicit CowClip(const C* hyper)
-      : learning_rate(hyper[0]),
-        eps(hyper[1]),
-        l2(hyper[2]),
-        decay(hyper[3]),
-        halflife(hyper[4]),
-        step(hyper[5]),
-        weight_norm_coefficient(hyper[6]),
-        lower_bound(hyper[7]) {}
   JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
     const C penalised = g + l2 * w;
     sums[0] += penalised * penalised;

@@ -8,12 +8,11 @@ namespace jax_tt {
 
 template <typename C>
 struct DecayedAdam {
-  static constexpr int kHyperparameters = Moments<C>::kHyperparameters, kElementSlots = 2, kRowSlots = 0, kSums = 0;
+  static constexpr int kElementSlots = 2, kRowSlots = 0, kSums = 0;
   struct Row {};
 
   Moments<C> moments;
 
-  JAX_TT_INLINE explicit DecayedAdam(const C* hyper) : moments(hyper) {}
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* slots) const { return moments.AdamStep(w, g, slots); }
 };
 

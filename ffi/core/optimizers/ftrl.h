@@ -8,19 +8,11 @@ namespace jax_tt {
 
 template <typename C>
 struct Ftrl {
-  static constexpr int kHyperparameters = 7, kElementSlots = 2, kRowSlots = 0, kSums = 0;
+  static constexpr int kElementSlots = 2, kRowSlots = 0, kSums = 0;
   struct Row {};
 
   C learning_rate, unit, unit_over_rate, l1, l2, beta, exponent;  // l1 and 2 l2 are multiplied by the unit
 
-  JAX_TT_INLINE explicit Ftrl(const C* hyper)
-      : learning_rate(hyper[0]),
-        unit(hyper[1]),
-        unit_over_rate(hyper[2]),
-        l1(hyper[3]),
-        l2(hyper[4]),
-        beta(hyper[5]),
-        exponent(hyper[6]) {}
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* slots) const {
     const C before = Root(slots[0]);
     slots[0] += g * g;

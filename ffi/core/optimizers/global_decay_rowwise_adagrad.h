@@ -10,20 +10,13 @@ namespace jax_tt {
 
 template <typename C>
 struct GlobalDecayRowWiseAdagrad {
-  static constexpr int kHyperparameters = 6, kElementSlots = 0, kRowSlots = 2, kSums = 1;
+  static constexpr int kElementSlots = 0, kRowSlots = 2, kSums = 1;
   struct Row {
     C keep, step_size;
   };
 
   C learning_rate, eps, keep, lower_bound, start, step;
 
-  JAX_TT_INLINE explicit GlobalDecayRowWiseAdagrad(const C* hyper)
-      : learning_rate(hyper[0]),
-        eps(hyper[1]),
-        keep(hyper[2]),
-        lower_bound(hyper[3]),
-        start(hyper[4]),
-        step(hyper[5]) {}
   JAX_TT_INLINE void Add(C, C g, const C*, C* sums) const { sums[0] += g * g; }
   // slots: the sum of squares, the step of the last use.
   JAX_TT_INLINE Row RowStep(C width, const C* sums, C* slots) const {

@@ -9,14 +9,13 @@ namespace jax_tt {
 
 template <typename C>
 struct Lamb {
-  static constexpr int kHyperparameters = Moments<C>::kHyperparameters, kElementSlots = 2, kRowSlots = 0, kSums = 2;
+  static constexpr int kElementSlots = 2, kRowSlots = 0, kSums = 2;
   struct Row {
     C step_size;
   };
 
   Moments<C> moments;
 
-  JAX_TT_INLINE explicit Lamb(const C* hyper) : moments(hyper) {}
   // The sums of w^2 and r^2.  Keeping r from here to Step would take another buffer.
   JAX_TT_INLINE void Add(C w, C g, const C* slots, C* sums) const {
     const C r = Direction(w, moments.First(slots[0], g), moments.Second(slots[1], g));

@@ -7,15 +7,13 @@ namespace jax_tt {
 
 template <typename C>
 struct LarsSgd {
-  static constexpr int kHyperparameters = 4, kElementSlots = 1, kRowSlots = 0, kSums = 2;
+  static constexpr int kElementSlots = 1, kRowSlots = 0, kSums = 2;
   struct Row {
     C step_size;
   };
 
   C learning_rate, eta, momentum, weight_decay;
 
-  JAX_TT_INLINE explicit LarsSgd(const C* hyper)
-      : learning_rate(hyper[0]), eta(hyper[1]), momentum(hyper[2]), weight_decay(hyper[3]) {}
   JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
     sums[0] += w * w;
     sums[1] += g * g;

@@ -7,18 +7,7 @@ namespace jax_tt {
 
 template <typename C>
 struct Moments {
-  static constexpr int kHyperparameters = 7;
-
   C learning_rate, b1, b2, eps, weight_decay, correction1, correction2;
-
-  JAX_TT_INLINE explicit Moments(const C* hyper)
-      : learning_rate(hyper[0]),
-        b1(hyper[1]),
-        b2(hyper[2]),
-        eps(hyper[3]),
-        weight_decay(hyper[4]),
-        correction1(hyper[5]),
-        correction2(hyper[6]) {}
 
   JAX_TT_INLINE C First(C first, C g) const { return b1 * first + (C{1} - b1) * g; }
   JAX_TT_INLINE C Second(C second, C g) const { return b2 * second + (C{1} - b2) * g * g; }

@@ -9,14 +9,13 @@ namespace jax_tt {
 
 template <typename C>
 struct PartialRowWiseAdam {
-  static constexpr int kHyperparameters = Moments<C>::kHyperparameters, kElementSlots = 1, kRowSlots = 1, kSums = 1;
+  static constexpr int kElementSlots = 1, kRowSlots = 1, kSums = 1;
   struct Row {
     C scale;  // of the first moment
   };
 
   Moments<C> moments;
 
-  JAX_TT_INLINE explicit PartialRowWiseAdam(const C* hyper) : moments(hyper) {}
   JAX_TT_INLINE void Add(C, C g, const C*, C* sums) const { sums[0] += g * g; }
   JAX_TT_INLINE Row RowStep(C width, const C* sums, C* second) const {
     *second = moments.b2 * *second + (C{1} - moments.b2) * Mean(sums[0], width);

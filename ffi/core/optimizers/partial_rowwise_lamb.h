@@ -9,7 +9,7 @@ namespace jax_tt {
 
 template <typename C>
 struct PartialRowWiseLamb {
-  static constexpr int kHyperparameters = Moments<C>::kHyperparameters, kElementSlots = 1, kRowSlots = 1, kSums = 4;
+  static constexpr int kElementSlots = 1, kRowSlots = 1, kSums = 4;
   struct Row {
     C scale;  // of the first moment
     C step_size;
@@ -17,7 +17,6 @@ struct PartialRowWiseLamb {
 
   Moments<C> moments;
 
-  JAX_TT_INLINE explicit PartialRowWiseLamb(const C* hyper) : moments(hyper) {}
   // The scale of the step r = scale m + weight_decay w is known only after the sum of g^2, so that the norm of r is put
   // together from the products of m and w.
   JAX_TT_INLINE void Add(C w, C g, const C* slots, C* sums) const {

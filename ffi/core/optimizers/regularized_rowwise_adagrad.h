@@ -9,15 +9,13 @@ namespace jax_tt {
 
 template <typename C>
 struct RegularizedRowWiseAdagrad {
-  static constexpr int kHyperparameters = 5, kElementSlots = 0, kRowSlots = 1, kSums = 4;
+  static constexpr int kElementSlots = 0, kRowSlots = 1, kSums = 4;
   struct Row {
     C keep, step_size;
   };
 
   C learning_rate, eps, l2, decay, max_norm;
 
-  JAX_TT_INLINE explicit RegularizedRowWiseAdagrad(const C* hyper)
-      : learning_rate(hyper[0]), eps(hyper[1]), l2(hyper[2]), decay(hyper[3]), max_norm(hyper[4]) {}
   JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
     const C with_penalty = g + l2 * w;
     sums[0] += with_penalty * with_penalty;

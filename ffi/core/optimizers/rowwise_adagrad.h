@@ -8,14 +8,13 @@ namespace jax_tt {
 
 template <typename C>
 struct RowWiseAdagrad {
-  static constexpr int kHyperparameters = 2, kElementSlots = 0, kRowSlots = 1, kSums = 1;
+  static constexpr int kElementSlots = 0, kRowSlots = 1, kSums = 1;
   struct Row {
     C step_size;
   };
 
   C learning_rate, eps;
 
-  JAX_TT_INLINE explicit RowWiseAdagrad(const C* hyper) : learning_rate(hyper[0]), eps(hyper[1]) {}
   JAX_TT_INLINE void Add(C, C g, const C*, C* sums) const { sums[0] += g * g; }
   JAX_TT_INLINE Row RowStep(C width, const C* sums, C* sum) const {
     const C s = *sum + Mean(sums[0], width);

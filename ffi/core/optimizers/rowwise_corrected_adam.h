@@ -9,25 +9,21 @@ namespace jax_tt {
 
 template <typename C>
 struct RowWiseCorrectedAdam {
-  static constexpr int kHyperparameters = Moments<C>::kHyperparameters, kElementSlots = 2, kRowSlots = 1, kSums = 0;
+  static constexpr int kElementSlots = 2, kRowSlots = 1, kSums = 0;
   struct Row {
     C correction1, correction2;
   };
 
-  Moments<C> moments;
-  C log_b1, log_b2;  // where the corrections are among the hyper-parameters of others
+  C learning_rate, b1, b2, eps, weight_decay, log_b1, log_b2;
 
-  JAX_TT_INLINE explicit RowWiseCorrectedAdam(const C* hyper) : moments(hyper), log_b1(hyper[5]), log_b2(hyper[6]) {}
   JAX_TT_INLINE Row RowStep(C, const C*, C* count) const {
     *count = OneMore(*count);
     // 1 - b^count without the cancellation for a b near 1.
     return {-ExponentialMinusOne(*count * log_b1), -ExponentialMinusOne(*count * log_b2)};
   }
   JAX_TT_INLINE C Step(C w, C g, const Row& row, C* slots) const {
-    Moments<C> own = moments;
-    own.correction1 = row.correction1;
-    own.correction2 = row.correction2;
-    return own.AdamStep(w, g, slots);
+    const Moments<C> moments{learning_rate, b1, b2, eps, weight_decay, row.correction1, row.correction2};
+    return moments.AdamStep(w, g, slots);
   }
 };
 

@@ -11,20 +11,13 @@ namespace jax_tt {
 
 template <typename C>
 struct RowWiseRmsProp {
-  static constexpr int kHyperparameters = 6, kElementSlots = 0, kRowSlots = 2, kSums = 1;
+  static constexpr int kElementSlots = 0, kRowSlots = 2, kSums = 1;
   struct Row {
     C keep, step_size;
   };
 
   C learning_rate, decay, eps, ar_alpha, min_shrinkage, step;
 
-  JAX_TT_INLINE explicit RowWiseRmsProp(const C* hyper)
-      : learning_rate(hyper[0]),
-        decay(hyper[1]),
-        eps(hyper[2]),
-        ar_alpha(hyper[3]),
-        min_shrinkage(hyper[4]),
-        step(hyper[5]) {}
   JAX_TT_INLINE void Add(C, C g, const C*, C* sums) const { sums[0] += g * g; }
   JAX_TT_INLINE Row RowStep(C width, const C* sums, C* slots) const {
     slots[0] = decay * slots[0] + (C{1} - decay) * Mean(sums[0], width);

@@ -1,8 +1,9 @@
 // One update rule, as the kernels of every platform take it.
 //
 // A rule is written once for a row of any table, dense rows and slices of TT cores alike.  Rule<C>, where C is the type
-// that it computes in, has the numbers of its hyper-parameters, of its slots with one number per element and with one
-// per row (a table has them in this order), and of the sums over a row that it needs.  The steps of one row are
+// that it computes in, is an aggregate of its hyper-parameters, fields of type C in the order in which Python gives
+// them. It has the numbers of its slots with one number per element and with one per row (a table has them in this
+// order), and of the sums over a row that it needs.  The steps of one row are
 //
 //   Add(w, g, element slots, sums)       for every element: adds to the sums; nothing has changed yet
 //   RowStep(width, sums, row slots)      once: changes the row slots, and returns the Row that Step reads
@@ -12,6 +13,8 @@
 #pragma once
 
 #include <stdint.h>
+
+#include <type_traits>
 
 #include "ffi/core/host_device.h"
 
@@ -31,7 +34,17 @@ constexpr OptimizerTraits TraitsOf() {
   using R = Rule<float>;
   static_assert(R::kElementSlots <= kMaxElementSlots, "a rule has at most two slots with a number per element");
   static_assert(R::kElementSlots + R::kRowSlots <= kMaxSlots, "a rule has at most three slots");
-  return {R::kHyperparameters, R::kElementSlots, R::kRowSlots};
+  return {sizeof(R) / sizeof(float), R::kElementSlots, R::kRowSlots};
+}
+
+template <typename Rule, typename C>
+JAX_TT_INLINE Rule RuleOf(const C* hyper) {
+  static_assert(std::is_aggregate_v<Rule> && std::is_standard_layout_v<Rule>,
+                "the fields of a rule are its hyper-parameters, all of type C; it has no constructor");
+  Rule rule;
+  C* fields = reinterpret_cast<C*>(&rule);
+  for (int k = 0; k < static_cast<int>(sizeof(Rule) / sizeof(C)); ++k) fields[k] = hyper[k];
+  return rule;
 }
 
 // Whether a rule has a RowStep.

@@ -7,12 +7,11 @@ namespace jax_tt {
 
 template <typename C>
 struct Sgd {
-  static constexpr int kHyperparameters = 1, kElementSlots = 0, kRowSlots = 0, kSums = 0;
+  static constexpr int kElementSlots = 0, kRowSlots = 0, kSums = 0;
   struct Row {};
 
   C learning_rate;
 
-  JAX_TT_INLINE explicit Sgd(const C* hyper) : learning_rate(hyper[0]) {}
   JAX_TT_INLINE C Step(C w, C g, const Row&, C*) const { return w - learning_rate * g; }
 };
 

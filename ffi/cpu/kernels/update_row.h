@@ -31,7 +31,7 @@ static void UpdateRow(int64_t n, const T* hyper, T scale, const T* __restrict g,
   using Rule = Rule_<T>;
   using Slots = ElementSlots<T, Rule::kElementSlots>;
   static_assert(kMaxElementSlots == 2 && kMaxSlots == 3);
-  const Rule rule(hyper);
+  const Rule rule = RuleOf<Rule>(hyper);
   typename Rule::Row row = {};
   if constexpr (kStepsRows<Rule>) {
     T sums[kSumsOrOne<Rule>] = {};

@@ -35,7 +35,7 @@ struct StepSink {
   __device__ __forceinline__ StepSink(const GradientTable& table, const TablePlan& plan)
       : table(table),
         step(table.step),
-        rule(step.hyper),
+        rule(RuleOf<Rule>(step.hyper)),
         scale(step.scale[0]),
         allowed(step.scale[1] != 0.0f),
         finite(plan.flags[kNonFinite] == 0) {}

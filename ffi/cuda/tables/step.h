@@ -47,7 +47,7 @@ class RowStep {
   };
 
   __device__ RowStep(const TableRows<T>& table, const StepNumbers& step, int64_t row)
-      : rule_(step.hyper),
+      : rule_(RuleOf<Rule>(step.hyper)),
         slots_(table.slots),
         width_(table.width),
         row_(row),

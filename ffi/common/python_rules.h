@@ -11,6 +11,8 @@
 #include "ffi/common/rules.h"
 #include "ffi/core/cache.h"
 #include "ffi/core/hash.h"
+#include "ffi/core/hash_calls.h"
+#include "ffi/core/lookups.h"
 #include "ffi/core/optimizers/optimizers.h"
 
 namespace jax_tt {
@@ -56,7 +58,7 @@ nanobind::list NamesOf(const char* const (&names)[N]) {
   return found;
 }
 
-// The lists whose order is that of numbers which ops take or return.
+// The lists of names that Python has, too; those of counts and counters in the same order.
 inline nanobind::dict Lists() {
   nanobind::dict lists;
   lists["hash counts"] = NamesOf(kHashCountedNames);
@@ -64,6 +66,10 @@ inline nanobind::dict Lists() {
   lists["cache populated"] = NamesOf(kCachePopulatedNames);
   lists["counter rates"] = NamesOf(CounterRowWiseAdagrad<float>::kRates);
   lists["counter decays"] = NamesOf(CounterRowWiseAdagrad<float>::kDecays);
+  lists["hash policies"] = NamesOf(kHashPolicyNames);
+  lists["hash checks"] = NamesOf(HashCheck::kNames);
+  lists["cache policies"] = NamesOf(kCachePolicyNames);
+  lists["bounds"] = NamesOf(kBoundsNames);
   return lists;
 }
 
@@ -73,7 +79,7 @@ inline void AddNames(nanobind::module_& m) {
         "Adds a rule of an extension; returns its name and its numbers of hyper-parameters, and of slots per element "
         "and per row.");
   m.def("rules", [] { return NamesOf(kOptimizerNames); }, "Names of the rules of the library.");
-  m.def("lists", &Lists, "The lists whose order is that of numbers which ops take or return, by name.");
+  m.def("lists", &Lists, "The lists of names that Python has, too.");
 }
 
 }  // namespace jax_tt

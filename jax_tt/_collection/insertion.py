@@ -26,6 +26,7 @@ from jax_tt._ops.insert_in_call import (
     with_checked_gradients,
 )
 from jax_tt._ops.inserting import Inserted, ToInsert, requests_of, treatment_of
+from jax_tt._sets.hash_directory import WITHIN_EPOCHS
 from jax_tt._table.change import Change
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
@@ -61,7 +62,7 @@ def insert_collection_keys(
             raise ValueError(
                 f"scores: got the feature {feature!r}; expected some of {listed(sorted(known))}."
             )
-    of_epochs = [t for t in hashed.values() if t.policy.startswith("epoch_")]
+    of_epochs = [t for t in hashed.values() if t.policy in WITHIN_EPOCHS]
     if epoch is not None and not of_epochs:
         raise ValueError(
             f"epoch: got {epoch!r} for a collection whose tables have no epochs; expected None."

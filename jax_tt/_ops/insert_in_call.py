@@ -19,6 +19,7 @@ from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._lookup.one_loss import Insertion, begin_insertion, end_insertion
 from jax_tt._ops.insert import insert_anywhere, located
 from jax_tt._ops.inserting import ToInsert, requests_of
+from jax_tt._sets.hash_directory import WITHIN_EPOCHS
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
@@ -50,7 +51,7 @@ def to_insert(
 ) -> ToInsert:
     """What a call inserts; ``parts`` are the ids of the batch, each with the table that errors about them name."""
     whole = unsharded_hash_table(table)
-    if whole.policy == "custom" or whole.policy.startswith("epoch_"):
+    if whole.policy == "custom" or whole.policy in WITHIN_EPOCHS:
         argument = "scores=" if whole.policy == "custom" else "epoch="
         raise ValueError(
             f"{whole.ids.label}ids: got keys without slots in a training call, whose policy {whole.policy!r} needs "

@@ -36,7 +36,16 @@ from jax_tt._ops.inserting import (
     no_room,
     with_clock_counted_on,
 )
-from jax_tt._sets.hash_directory import CLOCK, COUNTERS, KEYS, SEED, TOTALS, WAITING, KeyDirectory
+from jax_tt._sets.hash_directory import (
+    CLOCK,
+    COUNTERS,
+    KEYS,
+    SEED,
+    TOTALS,
+    WAITING,
+    WITHIN_EPOCHS,
+    KeyDirectory,
+)
 from jax_tt._sets.hashing import words_of
 from jax_tt._sets.missing import Check, check_count
 from jax_tt._table.options import Lookup
@@ -301,7 +310,7 @@ def _at_owner(one: ToInsert, done: _Done, parts: Any, method: str) -> _Done:
     quiet = dataclasses.replace(
         local, safe_check="warn" if local.safe_check == "warn" else "ignore"
     )
-    epoch = one.epoch if local.policy.startswith("epoch_") else None
+    epoch = one.epoch if local.policy in WITHIN_EPOCHS else None
     asked = ToInsert(quiet, before, [arrived], epoch)
     ((inserted, after),) = insert_together([asked], method, evicted is not None)
     counts = counts + jnp.stack([inserted.counts[name] for name in COUNTERS])

@@ -31,6 +31,7 @@ from jax_tt._sets.hash_directory import (
     SEED,
     TOTALS,
     WAITING,
+    WITHIN_EPOCHS,
     Eviction,
     Insertion,
     KeyDirectory,
@@ -472,7 +473,7 @@ def _counts(insertion: _Insertion, done: Insertion) -> dict[str, jax.Array]:
 
 def epoch_of(table: HashTable, epoch: Any) -> jax.Array:
     """The epoch of a batch as uint32 scalar, 0 for tables without epochs."""
-    if table.policy.startswith("epoch_") != (epoch is not None):
+    if (table.policy in WITHIN_EPOCHS) != (epoch is not None):
         expected = "an integer scalar" if epoch is None else "None"
         raise ValueError(
             f"{table.ids.label}epoch: got {epoch!r} for the policy {table.policy!r}; expected {expected}. Epochs "

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tt._sets.hash_directory import KEYS, WAITING
+from jax_tt._sets.hash_directory import KEYS, WAITING, WITHIN_EPOCHS
 
 # A batch after this many counts on from `KEPT`. `insert_sharded` marks keys with the largest int32.
 LAST = 2**31 - 2
@@ -32,7 +32,7 @@ def numbers_of_batches(state: Mapping[str, Any], policy: str) -> dict[str, int]:
     These are last batches, the scores of policies that compare them, and the scores of keys that wait.
     """
     words = {KEYS[2]: WHOLE, WAITING[2]: WHOLE, WAITING[1]: 0}
-    if policy.removeprefix("epoch_") == "lru":
+    if WITHIN_EPOCHS.get(policy, policy) == "lru":
         words[KEYS[1]] = 1
     return {name: word for name, word in words.items() if name in state}
 

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 # What the score of a key is: nothing; the last batch that requested it; its requests; the same two within epochs, which
 # are given; or a number that is given with the batch.
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
+# Those with epochs, and the policy within an epoch.
+WITHIN_EPOCHS = {"epoch_lru": "lru", "epoch_lfu": "lfu"}
 
 # The native ops have a bit for every way of a set.
 MAX_WAYS = 64
@@ -40,7 +42,7 @@ class Eviction(NamedTuple):
     @property
     def counts_requests(self) -> bool:
         """Whether the score of a key depends on how often it was requested."""
-        return self.policy in ("lfu", "epoch_lfu")
+        return WITHIN_EPOCHS.get(self.policy, self.policy) == "lfu"
 
 
 class KeyDirectory(NamedTuple):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._sets.cache_reference import rank_within
-from jax_tt._sets.hash_directory import Insertion, KeyDirectory
+from jax_tt._sets.hash_directory import WITHIN_EPOCHS, Insertion, KeyDirectory
 from jax_tt._sets.hashing import homes_of
 
 
@@ -233,8 +233,8 @@ def scored(
         "none": nothing,
         "lru": jnp.broadcast_to(now.astype(jnp.uint32), counts.shape),
         "lfu": scores[:, 1] + more,
-    }[policy.removeprefix("epoch_")]
-    high = jnp.broadcast_to(epoch, counts.shape) if policy.startswith("epoch_") else nothing
+    }[WITHIN_EPOCHS.get(policy, policy)]
+    high = jnp.broadcast_to(epoch, counts.shape) if policy in WITHIN_EPOCHS else nothing
     return jnp.stack([high, low], axis=1)
 
 

@@ -11,7 +11,8 @@ import pytest
 import jax_tt
 from jax_tt import optimizers
 from jax_tt._base import ffi
-from jax_tt._sets import cache_directory, hash_directory
+from jax_tt._sets import cache_directory, hash_directory, missing
+from jax_tt._table.options import BOUNDS
 from jax_tt.optimizers import counted_adagrad, native
 from tests.conftest import native_available
 
@@ -28,7 +29,12 @@ MODULES = [
 def test_modules_have_the_same_names(platform):
     module: Any = ffi.load(platform)
     assert set(module.rules()) == set(optimizers.RULES)
-    assert module.lists() == {
+    lists = module.lists()
+    assert set(lists.pop("bounds")) == {*BOUNDS, "poison"}
+    assert set(lists.pop("hash checks")) == set(missing.SAFE_CHECKS)
+    assert set(lists.pop("cache policies")) == set(cache_directory.POLICIES)
+    assert set(lists.pop("hash policies")) == set(hash_directory.POLICIES)
+    assert lists == {
         "hash counts": list(hash_directory.COUNTERS),
         "cache observed": list(cache_directory.OBSERVED),
         "cache populated": list(cache_directory.POPULATED),

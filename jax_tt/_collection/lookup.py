@@ -250,14 +250,16 @@ def _batch_of(use: Use, storage: Any, requests: Mapping[str, Request], batch: An
     return joined(use, batches) if len(batches) > 1 else next(iter(batches.values()))
 
 
-def check_lookup(lookup: Lookup) -> None:
-    """Raises for options that a collection does not have."""
+def check_lookup(
+    lookup: Lookup,
+    own: str = "every feature has its own, e.g. jax_tt.Feature('item', combiner={!r})",
+) -> None:
+    """Raises for options with a combiner, which is given elsewhere, as ``own`` says."""
     if not isinstance(lookup, Lookup):
         raise TypeError(f"lookup: got {lookup!r}; expected a jax_tt.Lookup.")
     if lookup.combiner != "sum":
         raise ValueError(
-            f"lookup: got combiner={lookup.combiner!r}; every feature has its own, e.g. "
-            f"jax_tt.Feature('item', combiner={lookup.combiner!r})."
+            f"lookup: got combiner={lookup.combiner!r}; {own.format(lookup.combiner)}."
         )
 
 

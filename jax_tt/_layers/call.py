@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,17 +11,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._collection.lookup import embed, step_arguments
+from jax_tt._collection.statistics import STATISTICS, TOTALS
 from jax_tt._ids.bags import Bags
-from jax_tt._lookup.calls import pooled_rows
+from jax_tt._ids.split_ids import SplitIds
+from jax_tt._jax.constants import own_constants
+from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._ops.cross_entropy import softmax_cross_entropy
+from jax_tt._ops.insert_in_call import insert_in_call
 from jax_tt._ops.lookups import attend
+from jax_tt._ops.top_k import top_k
 from jax_tt._table.copies import with_default_stddev
-from jax_tt._table.options import Lookup, StepInputs, check_static
+from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
-
-# Fields of `Lookup` that are arguments of layers; `combiner` is one of layers that pool.
-CALL_OPTIONS = ("bounds", "dtype", "precision", "method", "axis_name")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,29 +50,9 @@ class GivenState:
         }
 
 
-def described(
-    factory: Callable[..., Table], given: Mapping[str, Any]
-) -> tuple[Table, Lookup, dict[str, Any]]:
-    """Makes a table with `dense_table` or `tt_table`; returns it, the options of its calls, and the other arguments."""
-    rest = dict(given)
-    call_options = {name: rest.pop(name) for name in ("combiner", *CALL_OPTIONS) if name in rest}
-    table_options = {name: rest.pop(name) for name in parameters(factory) if name in rest}
-    lookup = Lookup(**{"bounds": "warn", **call_options})
-    table = factory(**table_options)
-    if table.update is not None:
-        check_static("optimizer", table.update.optimizer)
-    return table, lookup, rest
-
-
 def scaled_as_embed(table: Table) -> Table:
     """The table with the initial scale of ``nnx.Embed`` where the user has chosen none: rows of about unit length."""
     return with_default_stddev(table, 1 / math.sqrt(table.features))
-
-
-@functools.cache
-def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a function by name."""
-    return inspect.signature(function).parameters
 
 
 def step_inputs(
@@ -100,41 +82,6 @@ def step_inputs(
     return StepInputs()
 
 
-def attended(
-    table: Table, state: State, query: jax.Array, lookup: Lookup, promote: Callable[..., Any]
-) -> jax.Array:
-    """Scores of queries against every row; the parameters of a fused table are constants here.
-
-    ``promote`` casts queries and parameters to a common type.
-    """
-    query, state = _promoted(table, state, query, promote)
-    return attend(table, state, query, precision=lookup.precision)
-
-
-def cross_entropy(
-    table: Table,
-    state: State,
-    hidden: jax.Array,
-    targets: Any,
-    block: int | None,
-    lookup: Lookup,
-    promote: Callable[..., Any],
-) -> jax.Array:
-    """`softmax_cross_entropy` of a layer; ``promote`` is as in `attended`."""
-    hidden, state = _promoted(table, state, hidden, promote)
-    return softmax_cross_entropy(
-        table, state, hidden, targets, block=block, precision=lookup.precision
-    )
-
-
-def _promoted(
-    table: Table, state: State, query: jax.Array, promote: Callable[..., Any]
-) -> tuple[jax.Array, State]:
-    names = table.spec.attended_names
-    query, *arrays = promote(query, *(state[name] for name in names))
-    return query, {**state, **dict(zip(names, arrays, strict=True))}
-
-
 @functools.cache
 def for_evaluation(lookup: Lookup) -> Lookup:
     """The options of a call outside training."""
@@ -150,7 +97,144 @@ def check_value(name: str, value: Any, shape: tuple[int, ...]) -> None:
         )
 
 
-class BagCalls:
+class TableCalls:
+    """The calls of a layer of one table.
+
+    A layer has ``_bound``, which returns its table, its state and its options; ``_begin`` and ``_finish``, which read
+    and write its variables in a call; ``_inserts``, whether calls may insert keys; and ``_promote``, which casts arrays
+    to a common type.
+    """
+
+    def _call(
+        self: Any,
+        op: Callable[..., Any],
+        inputs: Any,
+        grad_scale: Any,
+        hyperparameters: Mapping[str, Any] | None,
+    ) -> jax.Array:
+        table, before, lookup, step = self._begin(grad_scale, hyperparameters)
+        state = before
+        if table.ids.takes_keys and self._inserts:
+            inputs, state = insert_in_call(table, before, inputs, lookup)
+        result, after = op(table, state, inputs, lookup, step)
+        self._finish(before, after, lookup)
+        return result
+
+
+class RowCalls(TableCalls):
+    """The calls of layers that return a row per id, and score queries against all rows."""
+
+    def __call__(
+        self: Any,
+        inputs: jax.Array | SplitIds,
+        out_sharding: Any = None,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
+        """Looks up ids.
+
+        Args:
+            inputs: integers of any shape, or `SplitIds` (not with an ``id_order``).
+            out_sharding: sharding of the result under a mesh with explicit axes.
+            grad_scale: fused only; the scale of the loss, by which the op divides the table's
+                gradient.
+            hyperparameters: fused only; fields of ``optimizer`` for this call, floats or traced scalars by name,
+                e.g. ``{"learning_rate": rate}``.
+
+        Returns:
+            ``[*inputs.shape, features]``.
+        """
+        result = self._call(lookup_rows, inputs, grad_scale, hyperparameters)
+        if out_sharding is not None:
+            result = jax.sharding.reshard(result, out_sharding)
+        (result,) = self._promote(result, inexact=False)
+        return result
+
+    def attend(self: Any, query: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Scores queries against every row, without building the table.
+
+        Args:
+            query: floats ``[..., features]``.
+            out_sharding: sharding of the result under a mesh with explicit axes.
+
+        Returns:
+            ``[..., num_embeddings]``, the inner products with all rows.
+
+        Raises:
+            TypeError: the scores of a fused table are part of a loss; its update cannot be fused.
+        """
+        table, state, lookup = self._bound()
+
+        def scores(state: State, query: jax.Array) -> jax.Array:
+            state, query = _in_common_type(self, table, state, query)
+            return attend(table, state, query, precision=lookup.precision)
+
+        if out_sharding is not None:
+            scores = jax.sharding.auto_axes(out_sharding=out_sharding)(scores)
+        return scores(state, query)
+
+    def softmax_cross_entropy(
+        self: Any, hidden: jax.Array, targets: Any, *, block: int | None = None
+    ) -> jax.Array:
+        """Cross entropy of ids and the softmax of `attend`, a block of rows at a time.
+
+        Args:
+            hidden: floats ``[..., features]``.
+            targets, block: as in `jax_tt.softmax_cross_entropy`.
+
+        Returns:
+            ``[...]``, a loss for each target.
+
+        Raises:
+            TypeError: the loss is differentiated with respect to a fused table; its update cannot be fused.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> layer = jax_tt.Embed(1000, 16, rngs=nnx.Rngs(0))
+            >>> layer.softmax_cross_entropy(jnp.ones((2, 16)), jnp.array([3, 5])).shape
+            (2,)
+        """
+        table, state, lookup = self._bound()
+        state, hidden = _in_common_type(self, table, state, hidden)
+        return softmax_cross_entropy(
+            table, state, hidden, targets, block=block, precision=lookup.precision
+        )
+
+    def top_k(
+        self: Any,
+        queries: jax.Array,
+        k: int,
+        *,
+        exclude: Any = None,
+        block: int | None = None,
+        recall_target: float | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """The ``k`` rows with the largest inner products with each query, without the scores of all rows.
+
+        Args:
+            queries: floats ``[..., features]``.
+            k, exclude, block, recall_target: as in `jax_tt.top_k`.
+
+        Returns:
+            Scores and ids ``[..., k]``, as in `jax_tt.top_k`; they are constants of a loss.
+        """
+        table, state, lookup = self._bound()
+        options = {"exclude": exclude, "block": block, "recall_target": recall_target}
+        return top_k(table, state, queries, k, method=lookup.method, **options)
+
+
+def _in_common_type(
+    layer: Any, table: Table, state: State, query: jax.Array
+) -> tuple[State, jax.Array]:
+    """The state and a query in a common type."""
+    names = table.spec.attended_names
+    query, *arrays = layer._promote(query, *(state[name] for name in names))
+    return {**state, **dict(zip(names, arrays, strict=True))}, query
+
+
+class BagCalls(TableCalls):
     """The call of layers that return one pooled vector per bag of ids."""
 
     def __call__(
@@ -176,7 +260,11 @@ OfTables = Mapping[str, Mapping[str, Any]] | None
 
 
 class FeatureCalls:
-    """The calls of an `EmbedCollection`, in the three forms of its result."""
+    """The calls of an `EmbedCollection`, in the three forms of its result.
+
+    A layer has ``_parts``, its tables by name; ``_flags``, what a state has of the scalars that tables share;
+    ``_totals``, the statistics so far, if a call counts, and ``_count``, which writes them; and ``_inserts``.
+    """
 
     def __call__(
         self: Any, batch: Any, *, grad_scale: Any = None, hyperparameters: OfTables = None
@@ -216,3 +304,25 @@ class FeatureCalls:
     ) -> jax.Array:
         """`concatenated` with an axis of features, which must have the same width: ``[B, F, D]``."""
         return self._call(batch, "stacked", grad_scale, hyperparameters)
+
+    def _call(
+        self: Any, batch: Any, layout: str, grad_scale: Any, hyperparameters: OfTables
+    ) -> Any:
+        collection, parts = self.collection, self._parts()
+        state, lookups, inputs = {}, {}, {}
+        for name, given in step_arguments(collection, grad_scale, hyperparameters).items():
+            _, state[name], lookups[name], inputs[name] = parts[name]._begin(*given)
+        before = dict(state)
+        state |= self._flags()
+        totals = self._totals(lookups)
+        if totals is not None:
+            state[STATISTICS] = {TOTALS: totals}
+        with own_constants():
+            result, after = embed(
+                collection, state, batch, lookups, inputs, layout, insert=self._inserts
+            )
+            for name, given in before.items():
+                parts[name]._finish(given, after[name], lookups[name])
+        if totals is not None:
+            self._count(after[STATISTICS][TOTALS])
+        return result

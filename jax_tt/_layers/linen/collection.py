@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -15,25 +16,17 @@ from jax_tt._base.keywords import ChecksKeywords, no_such
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
-from jax_tt._collection.lookup import check_lookup, embed, step_arguments
+from jax_tt._collection.lookup import check_lookup
 from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
 from jax_tt._collection.training_state import tables_of
 from jax_tt._ids.placement import Placement
-from jax_tt._jax.constants import own_constants
 from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
 from jax_tt._kinds.sharded.options import Exchange
+from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._layers.call import FeatureCalls
-from jax_tt._layers.linen.table import (
-    PARAMS,
-    TableEmbed,
-    begin_call,
-    finish_call,
-    fused_variable,
-)
-from jax_tt._layers.pretrained import replacements
-from jax_tt._lookup.shared import FLAGS, init_flags, is_shared
-from jax_tt._ops.insert_in_call import with_checked_gradients
+from jax_tt._layers.linen.table import TableEmbed, fused_variable
+from jax_tt._lookup.shared import init_flags, is_shared
 from jax_tt._planning.shard_tables import over_mesh
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name, with_update, without_values
@@ -57,7 +50,7 @@ class CollectedTable(TableEmbed):
         return state
 
 
-class EmbedCollection(ChecksKeywords, nn.Module):
+class EmbedCollection(ChecksKeywords, FeatureCalls, nn.Module):
     """Many tables of any kinds, looked up by feature in one call; see `jax_tt.EmbedCollection`.
 
     Every table is a submodule of the name that it has in ``tables``. Its variables have the names and are in the
@@ -109,49 +102,6 @@ class EmbedCollection(ChecksKeywords, nn.Module):
         return partial(described.host_batch, bounds=self.lookup.bounds)
 
     @nn.nowrap
-    def replaced(
-        self, variables: Mapping[str, Any], tables: Mapping[str, Any]
-    ) -> tuple[EmbedCollection, dict[str, Any]]:
-        """The module with other tables in place of some, and its variables; see `jax_tt.EmbedCollection.replaced`.
-
-        Args:
-            variables: of this module, as ``init`` returns them.
-            tables: as in `jax_tt.EmbedCollection.replaced`.
-
-        Raises:
-            ValueError: the module has a ``mesh``, over whose devices such tables are not divided.
-
-        Example:
-            >>> import jax, jax.numpy as jnp, jax_tt.linen
-            >>> tables, features = {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")}
-            >>> embed, batch = jax_tt.linen.EmbedCollection(tables, features), {"ad": jnp.array([[3, 4]])}
-            >>> variables = embed.init(jax.random.key(0), batch)
-            >>> small = jax_tt.quantize(variables["params"]["ad"]["embedding"], bits=4)
-            >>> served, small = embed.replaced(variables, {"ad": small})
-            >>> served.apply(small, batch)["ad"].shape, list(small)
-            ((1, 8), ['quantized'])
-        """
-        if self.mesh is not None:
-            raise ValueError(
-                "replaced: got a layer with a mesh; expected one without. Replace the tables of "
-                "jax_tt.Collection.frozen(state) by jax_tt.Collection.with_tables."
-            )
-        before = self._described()
-        pairs = replacements(before.tables, tables)
-        after = {**self.tables, **{name: table for name, (table, _) in pairs.items()}}
-        layer = self.clone(tables=after)
-        shared = () if layer._described().sharing else FLAGS
-        variables = {
-            collection: {name: own for name, own in given.items() if name not in (*pairs, *shared)}
-            for collection, given in variables.items()
-        }
-        for name, (table, state) in pairs.items():
-            for array, value in state.items():
-                collection = variables.setdefault(table.spec.buffers.get(array, PARAMS), {})
-                collection.setdefault(name, {})[array] = jnp.array(value)
-        return layer, {collection: own for collection, own in variables.items() if own}
-
-    @nn.nowrap
     def _described(self) -> Collection:
         tables = over_mesh(self.tables, self.mesh, self.axis, self.placement, self.exchange)
         return Collection(tables, self.features)
@@ -162,10 +112,22 @@ class EmbedCollection(ChecksKeywords, nn.Module):
         tables = {
             name: table
             if after.tables[name] == before.tables[name]
-            else with_name(with_update(unsharded(after.tables[name]), table.update), table.name)
+            else _unshared(after.tables[name], table.name)
             for name, table in self.tables.items()
         }
-        return self.clone(tables=tables)
+        layer = self.clone(tables=tables)
+        of_mesh, sharded = (
+            [isinstance(table, ShardedTable) for table in collection.tables.values()]
+            for collection in (layer._described(), after)
+        )
+        if of_mesh == sharded:
+            return layer
+        if any(sharded):
+            raise ValueError(
+                "fn: returned a collection of which some tables alone are divided over the mesh of the layer; expected "
+                "all, or none, as those of jax_tt.Collection.frozen(state)."
+            )
+        return layer.clone(mesh=None, axis=None, placement=None, exchange=None)
 
     def setup(self) -> None:
         check_lookup(self.lookup)
@@ -195,31 +157,28 @@ class EmbedCollection(ChecksKeywords, nn.Module):
             raise ValueError(no_such("table", table, self.parts))
         return self.parts[table]
 
+    @property
+    def _inserts(self) -> bool:
+        return self.is_mutable_collection(HASH_TABLE)
+
     @nn.nowrap
-    def _call(self, batch: Any, layout: str, grad_scale: Any, hyperparameters: Any) -> Any:
-        arguments = step_arguments(self.collection, grad_scale, hyperparameters)
-        before, lookups, inputs = {}, {}, {}
-        for name, of_table in arguments.items():
-            before[name], lookups[name], inputs[name] = begin_call(self.parts[name], *of_table)
-        state: dict[str, Any] = {**before, **self.flags}
-        counting = self.lookup.train and not self.is_initializing()
-        if counting and self.is_mutable_collection(STATISTICS):
-            first = init_totals(before)
-            state[STATISTICS] = {TOTALS: self.get_variable(STATISTICS, TOTALS, first)}
-        insert = self.is_mutable_collection(HASH_TABLE)
-        if not insert:
-            for name in self.collection.hashed:
-                table = self.collection.tables[name]
-                state[name] = with_checked_gradients(table, state[name], lookups[name])
-        with own_constants():
-            result, after = embed(
-                self.collection, state, batch, lookups, inputs, layout, insert=insert
-            )
-        for name, given in before.items():
-            finish_call(self.parts[name], given, after[name], lookups[name])
-        if STATISTICS in state:
-            self.put_variable(STATISTICS, TOTALS, after[STATISTICS][TOTALS])
-        return result
+    def _parts(self) -> Mapping[str, CollectedTable]:
+        return self.parts
+
+    @nn.nowrap
+    def _flags(self) -> dict[str, dict[str, Any]]:
+        return self.flags
+
+    @nn.nowrap
+    def _totals(self, lookups: Mapping[str, Lookup]) -> Any:
+        counts = self.lookup.train and not self.is_initializing()
+        if not counts or not self.is_mutable_collection(STATISTICS):
+            return None
+        return self.get_variable(STATISTICS, TOTALS, init_totals(lookups))
+
+    @nn.nowrap
+    def _count(self, totals: Any) -> None:
+        self.put_variable(STATISTICS, TOTALS, totals)
 
     @nn.nowrap
     def _declare_flags(self) -> dict[str, dict[str, Any]]:
@@ -232,6 +191,12 @@ class EmbedCollection(ChecksKeywords, nn.Module):
                 name: fused_variable(self, name, lambda name=name: first[name]) for name in first
             }
         }
+
+
+def _unshared(table: Table, name: str | None) -> Table:
+    """A table of a collection as the layer describes it."""
+    update = table.update and dataclasses.replace(table.update, shared=False)
+    return with_name(with_update(unsharded(table), update), name)
 
 
 @tables_of.register(EmbedCollection)

@@ -1,9 +1,10 @@
-"""`update_table`: what is done to a table between steps, on the variables of a linen model."""
+"""`update_table`: what is done to a table between steps, on the variables of a linen model, and who calls it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,13 +18,15 @@ from jax_tt._base.arguments import type_of
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS
+from jax_tt._kinds.cached.names import DIRECTORY
 from jax_tt._layers.change import carried, check_cores, check_state
 from jax_tt._layers.linen.collection import EmbedCollection
 from jax_tt._layers.linen.gradients import PARAMS
-from jax_tt._layers.linen.table import TableModule
-from jax_tt._lookup.shared import FLAGS
-from jax_tt._table.change import Carry, Change
+from jax_tt._layers.linen.table import TableEmbed, trained_collection
+from jax_tt._lookup.shared import FLAGS, is_shared
+from jax_tt._table.change import Carry, Change, has_cache, maintain
 from jax_tt._table.table import Table
+from jax_tt._table.types import State
 
 Path = tuple[str, ...]
 
@@ -34,7 +37,7 @@ class ChangedLayer:
 
     Attributes:
         layer: the module with the new sizes, order and cache; a model must build its layer with these:
-            ``layer.num_embeddings``, ``layer.row_factors``, and so on, or ``layer.table`` and ``layer.tables``.
+            ``layer.table``, or ``layer.tables`` of a collection.
         approximation: `tt.Approximation` of a table that was reordered; otherwise None.
         params: the shapes of ``variables["params"]`` before the change.
         carry: rules for the optax state of parameters, by path.
@@ -42,7 +45,7 @@ class ChangedLayer:
 
     Example:
         >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen, optax
-        >>> layer = jax_tt.linen.TTEmbed(1000, 8, tt_ranks=4)
+        >>> layer = jax_tt.linen.TableEmbed(jax_tt.tt_table(1000, 8, tt_ranks=4))
         >>> variables = layer.init(jax.random.key(0), jnp.array([1]))
         >>> tx = optax.adam(0.01)
         >>> opt_state = tx.init(variables["params"])
@@ -131,33 +134,41 @@ def update_table(
     if not isinstance(path, str):
         raise TypeError(f"path: got {path!r}; expected names joined by '/', e.g. 'tower/items'.")
     place = tuple(path.split("/")) if path else ()
-    if isinstance(layer, EmbedCollection):
-        before: Any = layer._described()
-        held: Any = CollectionVariables(variables, place, before)
-    elif isinstance(layer, TableModule):
-        before = layer._described(path)
-        held = TableVariables(variables, place, before)
-    else:
+    if not isinstance(layer, TableEmbed | EmbedCollection):
         raise TypeError(
             f"layer: got {type_of(layer)}; expected a layer of jax_tt.linen. Give the path of a layer inside "
             "a model as path=."
         )
-    returned = fn(before, held.state)
+    before: Any = layer._described(path) if isinstance(layer, TableEmbed) else layer._described()
+    held: Any = traverse_util.flatten_dict(dict(variables), keep_empty_nodes=True)
+    places = _places(before, place, held)
+    state = {key: nn.meta.unbox(held[at]) for key, at in places.items()}
+    returned = fn(before, traverse_util.unflatten_dict(state))
     if isinstance(returned, tuple) and isinstance(returned[0], Table | Collection):
         returned = Change(returned[0], returned[1], {})
-    if not isinstance(returned, Change):
+    table = before
+    if isinstance(returned, Change):
+        table, state = returned
+        carry: Any = traverse_util.flatten_dict(dict(returned.carry))
+        result: Any = ChangedLayer(
+            layer if table is before else layer._rebuilt(before, table),
+            returned.approximation,
+            jax.eval_shape(lambda: variables.get(PARAMS, {})),
+            {(*place, *names): rule for names, rule in carry.items()},
+            (before, table),
+        )
+    else:
         result, state = _result_and_state(returned)
-        return result, held.replaced(state, before)
-    table, state = returned
-    carry: Any = traverse_util.flatten_dict(dict(returned.carry))
-    changed = ChangedLayer(
-        layer if table is before else layer._rebuilt(before, table),
-        returned.approximation,
-        jax.eval_shape(lambda: variables.get(PARAMS, {})),
-        {(*place, *names): rule for names, rule in carry.items()},
-        (before, table),
-    )
-    return changed, held.replaced(state, table)
+    _check_returned(table, state)
+    gone = set(places.values())
+    after = {at: value for at, value in held.items() if at not in gone}
+    for key, value in traverse_util.flatten_dict(dict(state)).items():
+        at, like = _place(table, place, key), places.get(key)
+        if like is None and at[0] in (PARAMS, OVERWRITE_WITH_GRADIENT):
+            # New arrays are boxed like the first one of their table.
+            like = next((there for old, there in places.items() if old[:-1] == key[:-1]), None)
+        after[at] = value if like is None else nn.meta.replace_boxed(held[like], value)
+    return result, traverse_util.unflatten_dict(after)
 
 
 def _result_and_state(returned: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -168,80 +179,162 @@ def _result_and_state(returned: Any) -> tuple[Any, Mapping[str, Any]]:
     return pair
 
 
-class TableVariables:
-    """The state of a table, unboxed; `replaced` boxes it again."""
+def _names(table: Table) -> tuple[str, ...]:
+    """The arrays of a table, and the step count of a table of a collection."""
+    step = ("step",) if is_shared(table) else ()
+    return (*table.spec.trained_names, *table.spec.buffers, *step)
 
-    def __init__(self, variables: Mapping[str, Any], path: Path, table: Table) -> None:
-        self._all = _flat(variables)
-        collections = {PARAMS, OVERWRITE_WITH_GRADIENT, *table.spec.buffers.values()}
-        self._places = {
-            place[-1]: place
-            for place in self._all
-            if place[0] in collections and place[1:-1] == path
-        }
-        where = "/".join(path) or "their top"
-        for name in (*table.spec.param_names, *table.spec.buffers):
-            if name not in self._places:
-                collection = table.spec.buffers.get(name, PARAMS)
+
+def _place(described: Any, path: Path, key: Path) -> Path:
+    """Where an array of the state of a table or collection at ``path`` is among the variables."""
+    first, *rest = key
+    if isinstance(described, Table):
+        return (described.spec.buffers.get(first, trained_collection(described)), *path, first)
+    if first in (UPDATES, STATISTICS):
+        collection = OVERWRITE_WITH_GRADIENT if first == UPDATES else STATISTICS
+        return (collection, *path, *rest)
+    return _place(described.tables[first], (*path, first), tuple(rest))
+
+
+def _places(described: Any, path: Path, held: Mapping[Path, Any]) -> dict[Path, Path]:
+    """The places of all arrays of a state, by their keys in it."""
+    if isinstance(described, Table):
+        places = {(name,): _place(described, path, (name,)) for name in _names(described)}
+        for (name,), at in places.items():
+            if at not in held:
                 raise ValueError(
-                    f"variables: hold no {name} at {where} in the collection {collection!r}; expected all collections "
-                    "of the model, e.g. {**state.variables, ...}, and in path= the names that lead to the layer."
+                    f"variables: hold no {name} at {'/'.join(path) or 'their top'} in the collection {at[0]!r}; "
+                    "expected all collections of the model, e.g. {**state.variables, ...}, and in path= the names "
+                    "that lead to the layer."
                 )
-        self.state = {name: nn.meta.unbox(self._all[place]) for name, place in self._places.items()}
-        self._first = self._places[table.spec.param_names[0]]
-
-    def replaced(self, state: Mapping[str, Any], table: Table) -> dict[str, Any]:
-        """All variables of the model, with ``state`` of ``table`` in place of the state of the old table."""
-        shapes = table.spec.param_shapes
-        for name in (*shapes, *table.spec.buffers):
-            if name not in state or (name in shapes and jnp.shape(state[name]) != shapes[name]):
-                got = f"{jnp.shape(state[name])}" if name in state else "no array"
-                raise ValueError(
-                    f"{table.ids.label}{name}: got {got} in the state of {type_of(table)} that fn returned; "
-                    f"expected {shapes.get(name, 'the array of the state that fn was given, or its next value')}."
-                )
-        old = set(self._places.values())
-        kept = {place: value for place, value in self._all.items() if place not in old}
-        for name, value in state.items():
-            collection = table.spec.buffers.get(name, self._first[0])
-            place = self._places.get(name, (collection, *self._first[1:-1], name))
-            like = None if name in table.spec.buffers else self._all[self._first]
-            like = self._all.get(place, like)
-            kept[place] = value if like is None else nn.meta.replace_boxed(like, value)
-        return traverse_util.unflatten_dict(kept)
+        return places
+    places = {}
+    for name, table in described.tables.items():
+        own = _places(table, (*path, name), held)
+        places |= {(name, *key): at for key, at in own.items()}
+    shared = [(UPDATES, flag) for flag in FLAGS]
+    shared += [(STATISTICS, TOTALS, name) for name in described.tables]
+    return places | {key: at for key in shared if (at := _place(described, path, key)) in held}
 
 
-class CollectionVariables:
-    """The state of a collection: its tables by name, and what they share."""
+def _check_returned(described: Any, state: Mapping[str, Any]) -> None:
+    """Raises unless a state that ``fn`` returned has all arrays of its tables."""
+    if not isinstance(described, Table):
+        for name, table in described.tables.items():
+            _check_returned(table, state.get(name, {}))
+        return
+    shapes = described.spec.param_shapes
+    for name in _names(described):
+        if name not in state or (name in shapes and jnp.shape(state[name]) != shapes[name]):
+            got = f"{jnp.shape(state[name])}" if name in state else "no array"
+            raise ValueError(
+                f"{described.ids.label}{name}: got {got} in the state of {type_of(described)} that fn returned; "
+                f"expected {shapes.get(name, 'the array of the state that fn was given, or its next value')}."
+            )
 
-    def __init__(self, variables: Mapping[str, Any], path: Path, collection: Collection) -> None:
-        self._variables, self._path = dict(variables), path
-        self.state: dict[str, Any] = {
-            name: TableVariables(variables, (*path, name), table).state
-            for name, table in collection.tables.items()
-        }
-        all_variables = _flat(variables)
-        places: dict[Path, Path] = {
-            (UPDATES, flag): (OVERWRITE_WITH_GRADIENT, *path, flag) for flag in FLAGS
-        }
-        for name in collection.tables:
-            places[STATISTICS, TOTALS, name] = (STATISTICS, *path, TOTALS, name)
-        self._shared = {key: place for key, place in places.items() if place in all_variables}
-        shared = {key: all_variables[place] for key, place in self._shared.items()}
-        self.state |= traverse_util.unflatten_dict(shared)
 
-    def replaced(self, state: Mapping[str, Any], collection: Collection) -> dict[str, Any]:
-        """All variables of the model, with ``state`` in place of the old state."""
-        after = self._variables
-        for name, table in collection.tables.items():
-            after = TableVariables(after, (*self._path, name), table).replaced(state[name], table)
-        values = _flat(after)
-        shared = traverse_util.flatten_dict(
-            {name: dict(state[name]) for name in (UPDATES, STATISTICS) if name in state}
+def find_layers(
+    model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
+) -> dict[str, nn.Module]:
+    """The layers of single tables that a call of a model uses, by path, for `update_table`.
+
+    ``model.apply`` is traced abstractly, so both ``nn.compact`` and ``setup`` are supported. The tables of an
+    `EmbedCollection` are below its path.
+
+    Args:
+        model: the model, or a single layer.
+        variables: all its collections.
+        args, kwargs: the arguments of ``model.apply`` in the step, such as the batch, ``rngs`` or ``method``.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
+        >>> from flax import linen as nn
+        >>> class Model(nn.Module):
+        ...     @nn.compact
+        ...     def __call__(self, ids):
+        ...         cache = jax_tt.RowCache(50, ways=5)
+        ...         table = jax_tt.tt_table(1000, 16, tt_ranks=4, cache=cache)
+        ...         return jax_tt.linen.TableEmbed(table, name="items")(ids)
+        >>> ids = jnp.array([1])
+        >>> variables = Model().init(jax.random.key(0), ids)
+        >>> layers = jax_tt.linen.find_layers(Model(), variables, ids)
+        >>> layers["items"].table.num_embeddings
+        1000
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model: got {type_of(model)}; expected a flax.linen module, e.g. "
+            "jax_tt.linen.refresh_caches(model, variables, ids). jax_tt.refresh_caches takes NNX models."
         )
-        values |= {place: shared[key] for key, place in self._shared.items()}
-        return traverse_util.unflatten_dict(values)
+    layers: dict[str, nn.Module] = {}
+
+    def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        for layer in _looked_up(context.module, context.method_name):
+            layers["/".join(layer.path)] = layer.clone(parent=None)
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        jax.eval_shape(partial(model.apply, variables, *args, **{**kwargs, "mutable": True}))
+    return layers
 
 
-def _flat(variables: Mapping[str, Any]) -> dict[Any, Any]:
-    return traverse_util.flatten_dict(dict(variables), keep_empty_nodes=True)
+def _looked_up(module: Any, method: str) -> Iterable[Any]:
+    """The layers of single tables that a method of a module looks up itself, not through methods of these layers."""
+    if isinstance(module, EmbedCollection):
+        return () if method in ("setup", "attend", "top_k") else module.parts.values()
+    return (module,) if isinstance(module, TableEmbed) and method != "setup" else ()
+
+
+def refresh_caches(
+    model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
+) -> dict[str, Any]:
+    """Populates every row cache of a model whose ``refresh_every`` is due.
+
+    Call it after each optimizer step, in the same ``jit``. `update_table` applies other maintenance to one layer.
+
+    Args:
+        model, args, kwargs: as in `find_layers`.
+        variables: all collections of the model, including ``row_cache``.
+
+    Returns:
+        The variables, with the same structure.
+
+    Raises:
+        ValueError: the model calls no layer with a row cache on these inputs, or ``variables`` lack its variables.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
+        >>> cache = jax_tt.RowCache(50, ways=5, refresh_every=2)
+        >>> layer = jax_tt.linen.TableEmbed(jax_tt.tt_table(1000, 8, tt_ranks=4, cache=cache))
+        >>> ids = jnp.array([1, 2, 3])
+        >>> variables = layer.init(jax.random.key(0), ids)
+        >>> for step in range(2):
+        ...     _, counted = layer.apply(variables, ids, mutable=["row_cache"])
+        ...     variables = jax_tt.linen.refresh_caches(layer, {**variables, **counted}, ids)
+        >>> statistics, _ = jax_tt.linen.update_table(
+        ...     layer, variables, lambda table, state: (jax_tt.cache.statistics(table, state), state)
+        ... )
+        >>> statistics["occupied"]
+        3
+    """
+    layers: dict[str, Any] = find_layers(model, variables, *args, **kwargs)
+    cached = {path: layer for path, layer in layers.items() if has_cache(layer._described())}
+    if not cached:
+        raise ValueError(
+            f"model: {type(model).__name__} calls no layer with a row cache on these inputs; expected one that was "
+            "built with cache=jax_tt.RowCache(capacity=...)."
+        )
+    changed = dict(variables)
+    for path, layer in cached.items():
+        method = layer.lookup.method
+
+        def refresh(table: Table, state: State, path: str = path, method: str = method) -> Any:
+            if state[DIRECTORY[0]].ndim != 2:
+                raise ValueError(
+                    f"model: {path} is called inside nn.scan or nn.vmap, which stack its variables; expected a layer "
+                    "with a row cache outside of them."
+                )
+            return maintain(table, state, method)
+
+        _, changed = update_table(layer, changed, refresh, path=path)
+    return changed

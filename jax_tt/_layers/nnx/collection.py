@@ -17,25 +17,16 @@ from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.insertion import insert_collection_keys
 from jax_tt._collection.listing import listing
-from jax_tt._collection.lookup import check_lookup, embed, step_arguments
+from jax_tt._collection.lookup import check_lookup
 from jax_tt._collection.states import UPDATES, check_like
-from jax_tt._collection.statistics import (
-    STATISTICS,
-    TOTALS,
-    TableStatistics,
-    init_totals,
-    read_totals,
-)
+from jax_tt._collection.statistics import TableStatistics, init_totals, read_totals
 from jax_tt._ids.placement import Placement
-from jax_tt._jax.constants import own_constants
 from jax_tt._jax.refused import refuse_gradient
 from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._layers.call import FeatureCalls, GivenState
 from jax_tt._layers.nnx.module import (
     DEFAULT,
-    begin_call,
     check_rngs,
-    finish_call,
     hoisted_optimizer,
     read_state,
     write_state,
@@ -75,7 +66,7 @@ class CollectedTable(TableEmbed):
     ) -> jax.Array:
         if not is_shared(self.table):
             return super()._call(op, inputs, grad_scale, hyperparameters)
-        table, (state, lookup, _) = self.table, begin_call(self, grad_scale, hyperparameters)
+        table, state, lookup, _ = self._begin(grad_scale, hyperparameters)
         message = (
             f"{table.ids.label}this table of a collection was called on its own in a loss; only calls of the "
             "collection update it."
@@ -83,7 +74,7 @@ class CollectedTable(TableEmbed):
         params = {name: state[name] for name in table.spec.param_names}
         state |= dict(refuse_gradient(message, params))
         result, after = op(with_update(table, None), state, inputs, lookup)
-        finish_call(self, state, after, lookup)
+        self._finish(state, after, lookup)
         return result
 
 
@@ -297,7 +288,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             raise ValueError(
                 "statistics: got a layer that counts nothing; build it with statistics=True."
             )
-        return read_totals(self.collection.tables, self._totals(self.counts))
+        totals = {name: self.counts[name][...] for name in self._names}
+        return read_totals(self.collection.tables, totals)
 
     def states(self) -> dict[str, dict[str, jax.Array]]:
         """The arrays of every table under the names of a layer of that table alone, e.g. for checkpoints.
@@ -374,25 +366,10 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         state: dict[str, Any] = {name: read_state(self.tables[name]) for name in self._names}
         return state | self._flags()
 
-    def _call(self, batch: Any, layout: str, grad_scale: Any, hyperparameters: Any) -> Any:
-        collection = self.collection
-        arguments = step_arguments(collection, grad_scale, hyperparameters)
-        before, lookups, inputs = {}, {}, {}
-        for name, of_table in arguments.items():
-            before[name], lookups[name], inputs[name] = begin_call(self.tables[name], *of_table)
-        state: dict[str, Any] = before | self._flags()
-        counts = self.counts if any(lookup.train for lookup in lookups.values()) else None
-        if counts is not None:
-            state[STATISTICS] = {TOTALS: self._totals(counts)}
-        with own_constants():
-            result, after = embed(collection, state, batch, lookups, inputs, layout, insert=True)
-            for name, given in before.items():
-                finish_call(self.tables[name], given, after[name], lookups[name])
-        if counts is not None:
-            with WHERE_FLAX_ALLOWS:
-                for name, total in after[STATISTICS][TOTALS].items():
-                    counts[name].set_value(total)
-        return result
+    _inserts = True
+
+    def _parts(self) -> Mapping[str, CollectedTable]:
+        return self.tables
 
     def _flags(self) -> dict[str, dict[str, jax.Array]]:
         """What a state has of the scalars that tables share."""
@@ -400,8 +377,15 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             return {}
         return {UPDATES: {name: getattr(self, name)[...] for name in FLAGS}}
 
-    def _totals(self, counts: Mapping[str, LookupCounts]) -> dict[str, jax.Array]:
-        return {name: counts[name][...] for name in self._names}
+    def _totals(self, lookups: Mapping[str, Lookup]) -> dict[str, jax.Array] | None:
+        if self.counts is None or not any(lookup.train for lookup in lookups.values()):
+            return None
+        return {name: self.counts[name][...] for name in self._names}
+
+    def _count(self, totals: Mapping[str, jax.Array]) -> None:
+        with WHERE_FLAX_ALLOWS:
+            for name, total in totals.items():
+                self.counts[name].set_value(total)
 
 
 def bounds_of(embed: EmbedCollection) -> dict[str, str]:

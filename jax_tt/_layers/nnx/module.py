@@ -18,7 +18,14 @@ from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
 from jax_tt._collection.training_state import Path, Shapes, by_path, tables_of
 from jax_tt._files.kinds import description_of
-from jax_tt._layers.call import BagCalls, GivenState, check_value, for_evaluation, step_inputs
+from jax_tt._layers.call import (
+    BagCalls,
+    GivenState,
+    TableCalls,
+    check_value,
+    for_evaluation,
+    step_inputs,
+)
 from jax_tt._layers.variables import (
     WHERE_FLAX_ALLOWS,
     CacheState,
@@ -30,7 +37,6 @@ from jax_tt._layers.variables import (
     TableDescription,
 )
 from jax_tt._lookup.rule import OUT_OF_RANGE
-from jax_tt._ops.insert_in_call import insert_in_call
 from jax_tt._table.copies import with_name, with_update, without_values
 from jax_tt._table.options import Lookup, StepInputs, check_static
 from jax_tt._table.sizes import sizes
@@ -86,7 +92,7 @@ class _UpdateOption(_LookupOption):
         layer.table = with_update(layer.table, update)
 
 
-class TableModule(ChecksKeywords, nnx.Module):
+class TableModule(TableCalls, ChecksKeywords, nnx.Module):
     """The state of a table in variables, and the common part of its calls.
 
     Args:
@@ -227,20 +233,42 @@ class TableModule(ChecksKeywords, nnx.Module):
             return table
         return with_name(table, f"{type(self).__name__}({table.num_embeddings}, {table.features})")
 
-    def _call(
-        self,
-        op: Callable[..., Any],
-        inputs: Any,
-        grad_scale: Any,
-        hyperparameters: Mapping[str, Any] | None,
-    ) -> jax.Array:
-        before, lookup, step = begin_call(self, grad_scale, hyperparameters)
-        state: State = before
-        if self.table.ids.takes_keys:
-            inputs, state = insert_in_call(self.table, before, inputs, lookup)
-        result, after = op(self.table, state, inputs, lookup, step)
-        finish_call(self, before, after, lookup)
-        return result
+    _inserts = True
+
+    def _bound(self) -> tuple[Table, dict[str, jax.Array], Lookup]:
+        return self.table, read_state(self), self.lookup
+
+    def _begin(
+        self, grad_scale: Any, hyperparameters: Mapping[str, Any] | None
+    ) -> tuple[Table, dict[str, Any], Lookup, StepInputs]:
+        """Returns the table, the state, the options and the inputs of the update for a call."""
+        table, state, lookup = self._bound()
+        fields = {name: value.get_value() for name, value in self.hyperparameters.items()}
+        step = step_inputs(table, grad_scale, hyperparameters, fields)
+        if self.deterministic:
+            lookup = for_evaluation(lookup)
+        if lookup.train and lookup.bounds == "warn":
+            state[OUT_OF_RANGE] = self.out_of_range[...]
+        return table, state, lookup, step
+
+    def _finish(self, before: State, after: State, lookup: Lookup) -> None:
+        """Sets the variables that a call has changed: counts, and the rows of new keys."""
+        table = self.table
+        if lookup.train:
+            for name in (*table.spec.trained_names, *table.spec.buffers):
+                if after[name] is before[name]:
+                    continue
+                try:
+                    getattr(self, name)[...] = after[name]
+                except TraceContextError:
+                    raise TypeError(
+                        f"{table.ids.label}{name}: a training call sets this variable, which JAX transformations that "
+                        "close over the layer, such as jax.lax.scan, forbid. Pass the layer through nnx.scan, or call "
+                        "layer.eval() first, after which calls count and insert nothing."
+                    ) from None
+        if OUT_OF_RANGE in before:
+            with WHERE_FLAX_ALLOWS:
+                self.out_of_range.set_value(after[OUT_OF_RANGE])
 
 
 # Functions instead of methods: `nnx.tabulate` traces every public method of a layer, whose results must be arrays.
@@ -257,38 +285,6 @@ def write_state(layer: TableModule, before: State, after: State) -> None:
     for name, value in after.items():
         if value is not before[name]:
             getattr(layer, name)[...] = value
-
-
-def begin_call(
-    layer: TableModule, grad_scale: Any, hyperparameters: Mapping[str, Any] | None
-) -> tuple[dict[str, Any], Lookup, StepInputs]:
-    """Returns the state, the options and the inputs of the update for a call of a layer."""
-    fields = {name: value.get_value() for name, value in layer.hyperparameters.items()}
-    step = step_inputs(layer.table, grad_scale, hyperparameters, fields)
-    lookup = for_evaluation(layer.lookup) if layer.deterministic else layer.lookup
-    state = read_state(layer)
-    if lookup.train and lookup.bounds == "warn":
-        state[OUT_OF_RANGE] = layer.out_of_range[...]
-    return state, lookup, step
-
-
-def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup) -> None:
-    """Sets the variables that a call of a layer has changed: counts, and the rows of new keys."""
-    if lookup.train:
-        for name in (*layer.table.spec.trained_names, *layer.table.spec.buffers):
-            if after[name] is before[name]:
-                continue
-            try:
-                getattr(layer, name)[...] = after[name]
-            except TraceContextError:
-                raise TypeError(
-                    f"{layer.table.ids.label}{name}: a training call sets this variable, which JAX transformations "
-                    "that close over the layer, such as jax.lax.scan, forbid. Pass the layer through nnx.scan, or call "
-                    "layer.eval() first, after which calls count and insert nothing."
-                ) from None
-    if OUT_OF_RANGE in before:
-        with WHERE_FLAX_ALLOWS:
-            layer.out_of_range.set_value(after[OUT_OF_RANGE])
 
 
 def variable_type(table: Table, name: str) -> type[nnx.Variable[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -9,28 +10,19 @@ from typing import Any, ClassVar, TypeVar
 import jax
 from flax.nnx.nn import dtypes
 
-from jax_tt._ids.split_ids import SplitIds
-from jax_tt._layers.call import (
-    CALL_OPTIONS,
-    BagCalls,
-    attended,
-    cross_entropy,
-    described,
-    parameters,
-    scaled_as_embed,
-)
+from jax_tt._layers.call import BagCalls, RowCalls, scaled_as_embed
 from jax_tt._layers.nnx.change import ChangingModule
-from jax_tt._layers.nnx.module import DEFAULT, TableModule, hoisted_optimizer, read_state
+from jax_tt._layers.nnx.module import DEFAULT, TableModule, hoisted_optimizer
 from jax_tt._layers.pretrained import AnyFromPretrained
-from jax_tt._lookup.calls import lookup_rows
-from jax_tt._ops.top_k import top_k
-from jax_tt._table.options import Lookup
+from jax_tt._table.options import Lookup, check_static
 from jax_tt._table.table import Table
 
 Layer = TypeVar("Layer", bound=type)
+# Fields of `Lookup` that are arguments of layers; `combiner` is one of layers that pool.
+CALL_OPTIONS = ("bounds", "dtype", "precision", "method", "axis_name")
 
 
-class TableEmbed(AnyFromPretrained, ChangingModule):
+class TableEmbed(AnyFromPretrained, RowCalls, ChangingModule):
     """Rows of any `Table`; `TTEmbed` and `Embed` are special cases.
 
     The layer has the methods of all kinds: for row caches, growth, an order of ids, and the keys of hash tables. A
@@ -75,106 +67,8 @@ class TableEmbed(AnyFromPretrained, ChangingModule):
     def _scaled(self, table: Table) -> Table:
         return scaled_as_embed(table)
 
-    def __call__(
-        self,
-        inputs: jax.Array | SplitIds,
-        out_sharding: Any = None,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Any] | None = None,
-    ) -> jax.Array:
-        """Looks up ids.
-
-        Args:
-            inputs: integers of any shape, or `SplitIds` (not with an ``id_order``).
-            out_sharding: sharding of the result under a mesh with explicit axes.
-            grad_scale: fused only; the scale of the loss, by which the op divides the table's
-                gradient.
-            hyperparameters: fused only; fields of ``optimizer`` for this call, floats or traced scalars by name,
-                e.g. ``{"learning_rate": rate}``.
-
-        Returns:
-            ``[*inputs.shape, features]``.
-        """
-        result = self._call(lookup_rows, inputs, grad_scale, hyperparameters)
-        if out_sharding is not None:
-            result = jax.sharding.reshard(result, out_sharding)
-        (result,) = self.promote_dtype((result,), dtype=self.dtype, inexact=False)
-        return result
-
-    def attend(self, query: jax.Array, out_sharding: Any = None) -> jax.Array:
-        """Scores queries against every row, without building the table.
-
-        Args:
-            query: floats ``[..., features]``.
-            out_sharding: sharding of the result under a mesh with explicit axes.
-
-        Returns:
-            ``[..., num_embeddings]``, the inner products with all rows.
-
-        Raises:
-            TypeError: the scores of a fused table are part of a loss; its update cannot be fused.
-        """
-
-        def promote(*arrays: jax.Array) -> Any:
-            return self.promote_dtype(arrays, dtype=self.dtype)
-
-        def scores(state: Any, query: jax.Array) -> jax.Array:
-            return attended(self.table, state, query, self.lookup, promote)
-
-        if out_sharding is not None:
-            scores = jax.sharding.auto_axes(out_sharding=out_sharding)(scores)
-        return scores(read_state(self), query)
-
-    def softmax_cross_entropy(
-        self, hidden: jax.Array, targets: Any, *, block: int | None = None
-    ) -> jax.Array:
-        """Cross entropy of ids and the softmax of `attend`, a block of rows at a time.
-
-        Args:
-            hidden: floats ``[..., features]``.
-            targets, block: as in `jax_tt.softmax_cross_entropy`.
-
-        Returns:
-            ``[...]``, a loss for each target.
-
-        Raises:
-            TypeError: the loss is differentiated with respect to a fused table; its update cannot be fused.
-
-        Example:
-            >>> import jax.numpy as jnp, jax_tt
-            >>> from flax import nnx
-            >>> layer = jax_tt.Embed(1000, 16, rngs=nnx.Rngs(0))
-            >>> layer.softmax_cross_entropy(jnp.ones((2, 16)), jnp.array([3, 5])).shape
-            (2,)
-        """
-
-        def promote(*arrays: jax.Array) -> Any:
-            return self.promote_dtype(arrays, dtype=self.dtype)
-
-        state = read_state(self)
-        return cross_entropy(self.table, state, hidden, targets, block, self.lookup, promote)
-
-    def top_k(
-        self,
-        queries: jax.Array,
-        k: int,
-        *,
-        exclude: Any = None,
-        block: int | None = None,
-        recall_target: float | None = None,
-    ) -> tuple[jax.Array, Any]:
-        """The ``k`` rows with the largest inner products with each query, without the scores of all rows.
-
-        Args:
-            queries: floats ``[..., features]``.
-            k, exclude, block, recall_target: as in `jax_tt.top_k`.
-
-        Returns:
-            Scores and ids ``[..., k]``, as in `jax_tt.top_k`; they are constants of a loss.
-        """
-        options = {"exclude": exclude, "block": block, "recall_target": recall_target}
-        return top_k(self.table, read_state(self), queries, k, method=self.lookup.method, **options)
+    def _promote(self, *arrays: jax.Array, **options: Any) -> Any:
+        return self.promote_dtype(arrays, dtype=self.dtype, **options)
 
 
 class TableEmbedBag(AnyFromPretrained, BagCalls, ChangingModule):
@@ -207,18 +101,33 @@ class FactoryModule(ChangingModule):
 
     def __init__(self, num_embeddings: int, features: int, **options: Any) -> None:
         optimizer, variables = hoisted_optimizer(options.get("optimizer"))
-        sizes = {"num_embeddings": num_embeddings, "features": features}
-        given = {**sizes, **options, "optimizer": optimizer}
-        table, lookup, rest = described(type(self)._factory, given)
+        rest = {
+            "num_embeddings": num_embeddings,
+            "features": features,
+            **options,
+            "optimizer": optimizer,
+        }
+        names = [name for name in ("combiner", *CALL_OPTIONS) if name in rest]
+        lookup = Lookup(**{"bounds": "warn", **{name: rest.pop(name) for name in names}})
+        factory = type(self)._factory
+        table = factory(**{name: rest.pop(name) for name in _parameters(factory) if name in rest})
+        if optimizer is not None:
+            check_static("optimizer", optimizer)
         metadata = rest.pop(self._metadata_argument, {})
         super().__init__(table, lookup, metadata=metadata, hyperparameters=variables, **rest)
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function by name."""
+    return inspect.signature(function).parameters
 
 
 def with_signature(layer: Layer) -> Layer:
     """Decorates a `FactoryModule`, whose constructor then shows its arguments and is checked for them."""
     kind: Any = layer
-    table_options, call_options = dict(parameters(kind._factory)), parameters(Lookup)
-    layer_options = parameters(TableModule.__init__)
+    table_options, call_options = dict(_parameters(kind._factory)), _parameters(Lookup)
+    layer_options = _parameters(TableModule.__init__)
     shown = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
     shown += [table_options.pop("num_embeddings"), table_options.pop("features")]
     pools = issubclass(layer, TableEmbedBag)
@@ -227,7 +136,7 @@ def with_signature(layer: Layer) -> Layer:
         *table_options.values(),
         call_options["bounds"].replace(default="warn"),
         *(call_options[name] for name in CALL_OPTIONS if name != "bounds"),
-        *([] if pools else [parameters(TableEmbed.__init__)["promote_dtype"]]),
+        *([] if pools else [_parameters(TableEmbed.__init__)["promote_dtype"]]),
         layer_options["rngs"],
         layer_options["metadata"].replace(name=kind._metadata_argument),
     ]

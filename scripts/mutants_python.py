@@ -2280,14 +2280,14 @@ PYTHON = (
     Mutant(
         "deterministic layers train",
         "jax_tt/_layers/nnx/module.py",
-        "lookup = for_evaluation(layer.lookup) if layer.deterministic else layer.lookup",
-        "lookup = layer.lookup",
+        "if self.deterministic:",
+        "if False:",
     ),
     Mutant(
         "ids out of range are not counted on",
         "jax_tt/_layers/nnx/module.py",
-        "layer.out_of_range.set_value(after[OUT_OF_RANGE])",
-        "layer.out_of_range.set_value(before[OUT_OF_RANGE])",
+        "self.out_of_range.set_value(after[OUT_OF_RANGE])",
+        "self.out_of_range.set_value(before[OUT_OF_RANGE])",
     ),
     Mutant(
         "replaced tables of a collection train",
@@ -2298,8 +2298,8 @@ PYTHON = (
     Mutant(
         "evaluation is counted in statistics",
         "jax_tt/_layers/nnx/collection.py",
-        "counts = self.counts if any(lookup.train for lookup in lookups.values()) else None",
-        "counts = self.counts",
+        "if self.counts is None or not any(lookup.train for lookup in lookups.values()):",
+        "if self.counts is None:",
     ),
     Mutant(
         "states of a collection lose their flags",
@@ -2322,26 +2322,26 @@ PYTHON = (
     Mutant(
         "linen layers count requests while they are made",
         "jax_tt/_layers/linen/table.py",
-        "if training and not initializing else for_evaluation(layer.options)",
-        "if training else for_evaluation(layer.options)",
+        "if initializing or not (self._inserts or self.is_mutable_collection(ROW_CACHE)):",
+        "if not (self._inserts or self.is_mutable_collection(ROW_CACHE)):",
     ),
     Mutant(
         "linen layers keep their old cache when it is resized",
-        "jax_tt/_layers/linen/embed.py",
-        "cache=None if cached is None else cached.cache,",
-        "cache=self.cache,",
+        "jax_tt/_layers/linen/table.py",
+        "table=with_name(unsharded(after), self.table.name)",
+        "table=with_name(unsharded(before), self.table.name)",
     ),
     Mutant(
         "only the first cached layer of linen is refreshed",
-        "jax_tt/_layers/linen/caches.py",
+        "jax_tt/_layers/linen/update.py",
         "cached = {path: layer for path, layer in layers.items() if has_cache(layer._described())}",
         "cached = {path: layer for path, layer in [*layers.items()][:1] if has_cache(layer._described())}",
     ),
     Mutant(
-        "variables of layers below are taken for those of a layer",
+        "arrays of a table that was replaced stay among the variables",
         "jax_tt/_layers/linen/update.py",
-        "if place[0] in collections and place[1:-1] == path",
-        "if place[0] in collections and place[1:-1][: len(path)] == path",
+        "if at not in gone}",
+        "if at in held}",
     ),
     Mutant(
         "state of an optimizer is carried to no parameter",

@@ -183,7 +183,7 @@ def layers_that_prepare_batches() -> dict[str, Any]:
         "Embed": (jax_tt.Embed(*sizes, rngs=nnx.Rngs(0)), [3, 1]),
         "EmbedBag": (jax_tt.EmbedBag(*sizes, optimizer=RULE, rngs=nnx.Rngs(0)), [[3], [1, 2]]),
         "quantized": (jax_tt.TableEmbedBag.from_pretrained(jax_tt.quantize(rows)), [[3], []]),
-        "linen": (jax_tt.linen.EmbedBag.from_pretrained(rows), [[3], [1, 2]]),
+        "linen": (jax_tt.linen.TableEmbed.from_pretrained(rows, combiner="sum"), [[3], [1, 2]]),
         "hash": (jax_tt.TableEmbed(HASH, rngs=nnx.Rngs(0)), KEYS),
         "EmbedCollection": (
             jax_tt.EmbedCollection(TABLES, FEATURES, rngs=nnx.Rngs(0)),

@@ -7,6 +7,7 @@ which are refused. Whatever comes, the tables are those of the same steps withou
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -135,9 +136,10 @@ class LinenModel(nn.Module):
     @nn.compact
     def __call__(self, items: Any, users: Any, with_users: bool = True) -> jax.Array:
         self.param("spare", _spare)
-        rows = jax_tt.linen.TTEmbedBag(N, D, name="items", **TT, **OPTIONS)(items)
+        layer = functools.partial(jax_tt.linen.TableEmbed, combiner="sum")
+        rows = layer(jax_tt.tt_table(N, D, **TT, **OPTIONS), name="items")(items)
         if with_users:
-            rows = rows + jax_tt.linen.EmbedBag(N, D, name="users", **OPTIONS)(users)
+            rows = rows + layer(jax_tt.dense_table(N, D, **OPTIONS), name="users")(users)
         return nn.Dense(1, name="head")(rows)
 
 

@@ -303,8 +303,14 @@ def test_linen_trains_all_tables():
     assert float(state.fused["embed"]["items"]["step"]) == 4
     assert int(counts["out_of_range"]["embed"]["items"]["count"]) == 4
     refreshed = jax_tt.linen.refresh_caches(Linen(), {**state.variables, **counts}, BATCH)
-    directory = jax_tt.linen.cache_directories(refreshed)["embed/users"]
-    assert directory.statistics()["refreshes"] == 1
+    layer = jax_tt.linen.find_layers(Linen(), refreshed, BATCH)["embed/users"]
+    statistics, _ = jax_tt.linen.update_table(
+        layer,
+        refreshed,
+        lambda *table: (jax_tt.cache.statistics(*table), table[1]),
+        path="embed/users",
+    )
+    assert statistics["refreshes"] == 1
 
 
 def test_a_linen_collection_is_a_static_argument():
@@ -330,7 +336,7 @@ def test_linen_and_nnx_agree(trained):
     module = jax_tt.linen.EmbedCollection(TABLES, FEATURES)
     rows = jax.jit(module.apply)(variables, BATCH)
     jax.tree.map(np.testing.assert_array_equal, rows, dict(look_up(embed, BATCH)))
-    layer = jax_tt.linen.TTEmbedBag(60, 8, tt_ranks=3)
+    layer = jax_tt.linen.TableEmbed(jax_tt.tt_table(60, 8, tt_ranks=3), combiner="sum")
     own = {"params": arrays["words"]}
     np.testing.assert_array_equal(layer.apply(own, BATCH["title"]), rows["title"])
     scores = module.apply(variables, "words", jnp.ones((3, 8)), method="attend")

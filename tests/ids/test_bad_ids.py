@@ -47,9 +47,9 @@ def _new_reports():
     reports.forget()
 
 
-def layer_options(kind, method, module=jax_tt):
+def layer_options(kind, method):
     dense = kind.startswith("dense")
-    cls = module.EmbedBag if dense else module.TTEmbedBag
+    cls = jax_tt.EmbedBag if dense else jax_tt.TTEmbedBag
     return cls, {"method": method, **({} if dense else FACTORS), **KINDS[kind]}
 
 
@@ -118,8 +118,8 @@ def test_a_linen_model_survives_bad_batches():
     class Tower(nn.Module):
         @nn.compact
         def __call__(self, bags):
-            cls, options = layer_options("tt fused", "auto", jax_tt.linen)
-            return nn.Dense(1)(cls(N, D, **options)(bags))
+            table = jax_tt.tt_table(N, D, optimizer=RULE, **FACTORS)
+            return nn.Dense(1)(jax_tt.linen.TableEmbed(table, combiner="sum")(bags))
 
     model = Tower()
     good, bad, count = batches()

@@ -26,7 +26,7 @@ FUSED_NNX = LAYER(rngs=nnx.Rngs(0), optimizer=RULE)
 class Tower(linen.Module):
     @linen.compact
     def __call__(self, ids):
-        return jax_tt.linen.TTEmbedBag(ROWS, 4, tt_ranks=2)(ids)
+        return jax_tt.linen.TableEmbed(jax_tt.tt_table(ROWS, 4, tt_ranks=2), combiner="sum")(ids)
 
 
 CALLS = {

@@ -224,7 +224,7 @@ class KindCase:
     @pytest.mark.parametrize("rule", [None, RULE], ids=["optax", "fused"])
     def test_linen(self, rule: Any) -> None:
         table = self.table if rule is None else self.fused(rule)
-        model = jax_tt.linen.TableEmbedBag(table)
+        model = jax_tt.linen.TableEmbed(table, combiner="sum")
         variables = jax.jit(model.init)(jax.random.key(0), self.bags())
         variables = self.variables_with_ids(model, variables)
 

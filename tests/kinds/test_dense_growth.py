@@ -100,14 +100,13 @@ def test_state_of_optax_moves_along() -> None:
 
 
 def test_linen() -> None:
-    layer = jax_tt.linen.Embed.from_pretrained(
-        np.ones((N, D), np.float32), optimizer=optimizers.Adagrad(0.1)
-    )
+    update = jax_tt.Update(optimizers.Adagrad(0.1))
+    layer = jax_tt.linen.TableEmbed.from_pretrained(np.ones((N, D), np.float32), update=update)
     variables = layer.init(KEY, IDS)
     changed, after = jax_tt.linen.update_table(
         layer, variables, lambda table, state: jax_tt.tables.grow(table, state, MORE, key=KEY)
     )
-    assert changed.layer.num_embeddings == MORE
+    assert changed.layer.table.num_embeddings == MORE
     rows = changed.layer.apply(after, jnp.array([0, MORE - 1]))
     assert (rows[0] == 1).all() and (rows[1] != 1).all()
 

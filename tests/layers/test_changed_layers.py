@@ -1,6 +1,5 @@
 """Layers that are reordered or grow between steps: rows, optimizer state, caches, checkpoints, both flavours."""
 
-import dataclasses
 import functools
 
 import jax
@@ -284,19 +283,18 @@ def test_checkpoints_afterwards(tmp_path):
 
 
 class LinenTower(nn.Module):
-    sizes: tuple[tuple[str, object], ...]
+    table: jax_tt.Table
 
     @nn.compact
     def __call__(self, ids):
-        return nn.Dense(1)(jax_tt.linen.TTEmbed(**dict(self.sizes), name="items")(ids))
+        return nn.Dense(1)(jax_tt.linen.TableEmbed(self.table, name="items")(ids))
 
 
 @pytest.mark.parametrize("case", ["plain", "rowwise-cache"])
 def test_linen(case):
     """Rows, other variables and state of optax as in NNX; the module that comes back fits the variables."""
-    options = {"num_embeddings": N, "features": D, "tt_ranks": 12, **FACTORS, **CASES[case]}
-    model = LinenTower(tuple(options.items()))
-    layer = jax_tt.linen.TTEmbed(**options)
+    table = jax_tt.tt_table(N, D, tt_ranks=12, **FACTORS, **CASES[case])
+    model, layer = LinenTower(table), jax_tt.linen.TableEmbed(table)
     variables = jax.jit(model.init)(jax.random.key(0), IDS)
     tx = optax.adam(0.01)
     grads = jax.tree.map(np.ones_like, variables["params"])
@@ -324,18 +322,14 @@ def test_linen(case):
     if case == "plain":
         new = grown.opt_state(tx, moved, larger)[0].mu["items"]["core_0"]
         assert new.shape == (4, 1, 2, 6) and not new[3:].any() and new[:3].all()
-    sizes = {
-        field.name: getattr(grown.layer, field.name) for field in dataclasses.fields(grown.layer)
-    }
-    bigger = LinenTower(tuple((name, sizes[name]) for name in options | {"id_order": 0}))
-    out = jax.jit(bigger.apply)(larger, np.array([0, 79]))
+    out = jax.jit(LinenTower(grown.layer.table).apply)(larger, np.array([0, 79]))
     assert out.shape == (2, 1) and np.isfinite(out).all()
 
 
 def test_state_of_any_transformation():
     """Steps go on after the table has grown; what has not changed its shape is the same."""
     labels = {"core_0": "b", "core_1": "a", "core_2": "b"}
-    layer = jax_tt.linen.TTEmbed(N, D, **FACTORS, tt_ranks=2)
+    layer = jax_tt.linen.TableEmbed(jax_tt.tt_table(N, D, **FACTORS, tt_ranks=2))
     variables = jax.jit(layer.init)(jax.random.key(0), IDS)
     ones = jax.tree.map(np.ones_like, variables["params"])
     grow = functools.partial(jax_tt.tables.grow, num_embeddings=80, key=jax.random.key(1))
@@ -410,7 +404,7 @@ def test_what_layers_refuse():
     with pytest.raises(TypeError, match=r"layer: its variables are traced; .* outside of jit"):
         nnx.jit(lambda model: model.items.grow(80, rngs=nnx.Rngs(0)))(model)
     equal(values(model), before)
-    linen = jax_tt.linen.TTEmbed(N, D, **FACTORS, tt_ranks=2)
+    linen = jax_tt.linen.TableEmbed(jax_tt.tt_table(N, D, **FACTORS, tt_ranks=2))
     variables = linen.init(jax.random.key(0), IDS)
     update = functools.partial(jax_tt.linen.update_table, linen, variables)
     with pytest.raises(ValueError, match="variables: hold no core_0 at items in the collection"):
@@ -420,10 +414,8 @@ def test_what_layers_refuse():
     with pytest.raises(TypeError, match=r"state: its arrays are traced; .* outside of jit"):
         reorder = functools.partial(jax_tt.tables.reorder, id_order=NEW)
         jax.jit(lambda v: jax_tt.linen.update_table(linen, v, reorder)[1])(variables)
-    dense = jax_tt.dense_table(N, D), {"embedding": jnp.zeros((N, D))}
     core_0 = r"core_0: got \(.*\) in the state of a TTTable that fn returned; expected \("
     for fn, error, message in (
-        (lambda t, s: dense, TypeError, "returned a DenseTable for a TTEmbed, which cannot"),
         (lambda t, s: (s, "inserted"), TypeError, "fn: returned dict, str; expected a"),
         (lambda t, s: None, TypeError, "fn: returned NoneType; expected a state, or a"),
         (lambda t, s: {"core_0": s["core_0"]}, ValueError, "core_1: got no array in"),

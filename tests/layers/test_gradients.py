@@ -382,7 +382,8 @@ def test_a_sentinel_that_is_not_exactly_1_is_refused_before_anything_is_written(
 class LinenTower(nn.Module):
     @nn.compact
     def __call__(self, ids):
-        rows = jax_tt.linen.EmbedBag(N, D, optimizer=RULE, name="items")(ids)
+        table = jax_tt.dense_table(N, D, optimizer=RULE)
+        rows = jax_tt.linen.TableEmbed(table, combiner="sum", name="items")(ids)
         return nn.Dense(1, name="head")(rows)
 
 

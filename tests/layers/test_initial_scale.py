@@ -72,11 +72,9 @@ def test_tables_of_a_collection_are_bags() -> None:
 def test_linen() -> None:
     ids = jnp.array([[1]])
     for layer, target in (
-        (jax_tt.linen.TTEmbed(N, D, tt_ranks=8), OF_FLAX),
         (jax_tt.linen.TableEmbed(TRAIN), OF_FLAX),
-        (jax_tt.linen.TTEmbed(N, D, tt_ranks=8, stddev=0.02), 0.02),
-        (jax_tt.linen.TTEmbedBag(N, D, tt_ranks=8), OF_BAGS),
-        (jax_tt.linen.TableEmbedBag(TRAIN), OF_BAGS),
+        (jax_tt.linen.TableEmbed(jax_tt.tt_table(N, D, tt_ranks=8, stddev=0.02)), 0.02),
+        (jax_tt.linen.TableEmbed(TRAIN, combiner="sum"), OF_BAGS),
     ):
         params = jax.jit(layer.init)(jax.random.key(0), ids)["params"]
         assert near(of_cores(params.values()), target)
@@ -89,7 +87,7 @@ def test_new_rows_have_the_scale_of_the_layer() -> None:
         before = grown.num_embeddings
         grown.grow(2 * before, rngs=nnx.Rngs(1))
         assert near(of_cores(grown.cores, before, 2 * before), 0.1)
-    linen = jax_tt.linen.TTEmbed(N, D, tt_ranks=4, stddev=0.1)
+    linen = jax_tt.linen.TableEmbed(jax_tt.tt_table(N, D, tt_ranks=4, stddev=0.1))
     variables = jax.jit(linen.init)(jax.random.key(0), jnp.array([1]))
     _, variables = jax_tt.linen.update_table(
         linen,

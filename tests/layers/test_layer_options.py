@@ -16,17 +16,12 @@ from jax_tt import optimizers
 
 IDS = jnp.zeros((2, 2), jnp.int32)
 SIZES = {"num_embeddings": 60, "features": 8}
+TABLE = jax_tt.dense_table(60, 8)
 
 
-def build_nnx(layer: str, **kwargs: Any) -> None:
+def build(layer: str, **kwargs: Any) -> None:
     getattr(jax_tt, layer)(rngs=nnx.Rngs(0), **(SIZES | kwargs))
 
-
-def build_linen(layer: str, **kwargs: Any) -> None:
-    getattr(jax_tt.linen, layer)(**(SIZES | kwargs)).init(jax.random.key(0), IDS)
-
-
-FLAVOURS = pytest.mark.parametrize("build", [build_nnx, build_linen], ids=["nnx", "linen"])
 
 TT_ERRORS = [
     ({"tt_ranks": 0}, ValueError, "tt_ranks: got 0; expected ranks >= 1, e.g. tt_ranks=32"),
@@ -96,9 +91,8 @@ SHARED_ERRORS = [
 ]
 
 
-@FLAVOURS
 @pytest.mark.parametrize("layer", ["TTEmbed", "TTEmbedBag", "EmbedBag"])
-def test_arguments(build, layer):
+def test_arguments(layer):
     for kwargs, error, message in SHARED_ERRORS + TT_ERRORS * layer.startswith("TT"):
         with pytest.raises(error, match=re.escape(message)):
             build(layer, **kwargs)
@@ -124,9 +118,33 @@ def test_what_is_left_out_is_suggested():
             assert getattr(layer.tt_shape, name) == kwargs.get(name, getattr(layer.tt_shape, name))
 
 
-@FLAVOURS
-def test_schedules_are_hyper_parameters_of_a_layer(build):
-    build("TTEmbed", optimizer=optimizers.Adam(optax.cosine_decay_schedule(0.05, 100)))
+def test_arguments_of_the_linen_layer():
+    def init(table: Any, *args: Any, **options: Any) -> Any:
+        return jax_tt.linen.TableEmbed(table, *args, **options).init(jax.random.key(0), IDS)
+
+    arrays = jax_tt.dense_table(60, 8, optimizer=optimizers.SGD(jnp.float32(0.1)))
+    zeros = jax_tt.tt_table(60, 8, core_init=lambda key, shape, dtype: jnp.zeros((1, 1, 1, 1)))
+    for arguments, options, error, message in (
+        ((TABLE,), {"combiner": "min"}, ValueError, "combiner: got 'min'; .* or None for one row"),
+        ((TABLE, "mean"), {}, TypeError, "lookup: got 'mean'; expected a jax_tt.Lookup"),
+        ((TABLE, jax_tt.Lookup("mean")), {}, ValueError, "give it to the layer, combiner='mean'"),
+        ((arrays,), {}, TypeError, "optimizer: SGD holds an array in learning_rate"),
+        (
+            (zeros,),
+            {},
+            ValueError,
+            "core_0: its initialiser returned float32.1, 1, 1, 1.; expected",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            init(*arguments, **options)
+
+
+def test_schedules_are_hyper_parameters_of_a_layer():
+    rule = optimizers.Adam(optax.cosine_decay_schedule(0.05, 100))
+    build("TTEmbed", optimizer=rule)
+    table = jax_tt.tt_table(60, 8, optimizer=rule)
+    jax_tt.linen.TableEmbed(table).init(jax.random.key(0), IDS)
 
 
 def test_layers_of_bags_show_all_arguments():

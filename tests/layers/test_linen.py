@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import optimizers
-from jax_tt.linen import EmbedBag, TrainState, TTEmbed, TTEmbedBag
+from jax_tt.linen import TableEmbed, TrainState
 from tests.conftest import method_fixture
 from tests.helpers import TRAINED, dense_table
 
@@ -23,19 +23,20 @@ FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors
 ADAM = optimizers.Adam(0.01)
 OVERWRITTEN = "_overwrite_with_gradient"
 IDS = jnp.array([[0, 1], [59, 1]])
-LAYERS = {
-    "lookup": (TTEmbed, jax_tt.TTEmbed, FACTORS),
-    "bag": (TTEmbedBag, jax_tt.TTEmbedBag, FACTORS),
-    "dense": (EmbedBag, jax_tt.EmbedBag, {}),
+# Of each layer its table, its combiner, and the same layer of NNX.
+LAYERS: dict[str, Any] = {
+    "lookup": (functools.partial(jax_tt.tt_table, N, D, **FACTORS), None, jax_tt.TableEmbed),
+    "bag": (functools.partial(jax_tt.tt_table, N, D, **FACTORS), "sum", jax_tt.TableEmbedBag),
+    "dense": (functools.partial(jax_tt.dense_table, N, D), "sum", jax_tt.TableEmbedBag),
 }
 
 # The layers hold no arithmetic of their own: one implementation beside the reference is enough.
 method = method_fixture("reference", "native")
 
 
-def make(kind: str, **kwargs: Any) -> Any:
-    layer, _, factors = LAYERS[kind]
-    return layer(N, D, **(factors | kwargs))
+def make(kind: str, *lookup: Any, partitioning: Any = None, **options: Any) -> Any:
+    table, combiner, _ = LAYERS[kind]
+    return TableEmbed(table(**options), *lookup, combiner=combiner, partitioning=partitioning)
 
 
 class Tower(nn.Module):
@@ -47,7 +48,8 @@ class Tower(nn.Module):
 
     @nn.compact
     def __call__(self, ids: jax.Array) -> jax.Array:
-        rows = make(self.kind, optimizer=self.rule, method=self.method, name="items")(ids)
+        lookup = jax_tt.Lookup(bounds="warn", method=self.method)
+        rows = make(self.kind, lookup, optimizer=self.rule).clone(name="items")(ids)
         return nn.Dense(2, name="head")(rows if rows.ndim == 2 else rows.sum(1))
 
 
@@ -55,8 +57,8 @@ class NNXTower(nnx.Module):
     """The same in NNX."""
 
     def __init__(self, kind: str, rule: optimizers.Optimizer | None) -> None:
-        _, layer, factors = LAYERS[kind]
-        self.items = layer(N, D, optimizer=rule, rngs=nnx.Rngs(0), **factors)
+        table, _, layer = LAYERS[kind]
+        self.items = layer(table(optimizer=rule), rngs=nnx.Rngs(0))
         self.head = nnx.Linear(D, 2, rngs=nnx.Rngs(1))
 
     def __call__(self, ids: jax.Array) -> jax.Array:
@@ -103,7 +105,7 @@ def with_values_of(state: TrainState, model: NNXTower) -> TrainState:
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dtype", [None, "float32"])
 def test_embed_equals_flax(param_dtype, dtype):
-    layer = make("lookup", param_dtype=param_dtype, dtype=dtype)
+    layer = make("lookup", jax_tt.Lookup(dtype=dtype), param_dtype=param_dtype)
     ids = jnp.asarray(np.random.default_rng(0).integers(0, N, (2, 1, 3)), jnp.int32)
     variables = jax.jit(layer.init)(jax.random.key(0), ids)
     cores = tuple(variables["params"][f"core_{k}"] for k in range(3))
@@ -127,20 +129,20 @@ def test_embed_equals_flax(param_dtype, dtype):
 
 @pytest.mark.parametrize("kind", list(LAYERS))
 def test_variables_are_those_of_nnx(kind):
-    _, nnx_layer, factors = LAYERS[kind]
+    table, _, nnx_layer = LAYERS[kind]
     for rule in (None, ADAM):
         layer = make(kind, optimizer=rule)
         variables = jax.eval_shape(layer.init, jax.random.key(0), IDS)
         assert list(variables) == ["params" if rule is None else OVERWRITTEN]
         (values,) = variables.values()
-        twin = nnx_layer(N, D, optimizer=rule, rngs=nnx.Rngs(0), **factors)
+        twin = nnx_layer(table(optimizer=rule), rngs=nnx.Rngs(0))
         want = nnx.to_pure_dict(nnx.state(twin, TRAINED))
         assert jax.tree.map(jnp.shape, values) == jax.tree.map(jnp.shape, want)
         assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(values))
 
 
 def test_named_initialisers_differ_per_core_and_key():
-    layer = make("lookup", row_factors=(4, 4, 4), tt_ranks=2)
+    layer = TableEmbed(jax_tt.tt_table(N, D, row_factors=(4, 4, 4), tt_ranks=2))
     init = jax.jit(layer.init)
     first, second = (init(jax.random.key(k), IDS)["params"] for k in range(2))
     assert not np.array_equal(first["core_1"], second["core_1"])
@@ -154,7 +156,7 @@ def test_named_initialisers_differ_per_core_and_key():
 def test_partitioned_cores(rule):
     axes = (None, None, None, "model")
     box = functools.partial(nn.with_partitioning, names=axes)
-    boxed = {"core_init": box(nn.initializers.normal())} if rule else {"core_partitioning": box}
+    boxed = {"core_init": box(nn.initializers.normal())} if rule else {"partitioning": box}
     layer = make("bag", optimizer=rule, **boxed)
     variables = jax.jit(layer.init)(jax.random.key(0), IDS)
     (specs,) = nn.get_partition_spec(variables).values()

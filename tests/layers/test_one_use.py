@@ -53,7 +53,7 @@ def test_two_calls_of_a_collection() -> None:
 
 
 def test_linen() -> None:
-    model = jax_tt.linen.Embed(10, 4, optimizer=RULE)
+    model = jax_tt.linen.TableEmbed(jax_tt.dense_table(10, 4, optimizer=RULE))
     variables = jax.jit(model.init)(jax.random.key(0), IDS)
 
     def loss(variables: Any, times: int) -> Any:
@@ -158,7 +158,7 @@ def test_terms_without_a_gradient_and_over_ordinary_parameters_are_allowed() -> 
 
 
 def test_linen_penalties() -> None:
-    model = jax_tt.linen.Embed(10, 4, optimizer=RULE)
+    model = jax_tt.linen.TableEmbed(jax_tt.dense_table(10, 4, optimizer=RULE))
     variables = jax.jit(model.init)(jax.random.key(0), IDS)
 
     def loss(variables: Any, name: str) -> Any:
@@ -209,7 +209,7 @@ def test_metrics_of_a_table_without_a_lookup() -> None:
 
 
 def test_linen_output_weights_without_a_lookup() -> None:
-    model = jax_tt.linen.Embed(10, 4, optimizer=RULE)
+    model = jax_tt.linen.TableEmbed(jax_tt.dense_table(10, 4, optimizer=RULE))
     variables = jax.jit(model.init)(jax.random.key(0), IDS)
 
     def loss(variables: Any) -> Any:

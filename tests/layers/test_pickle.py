@@ -50,9 +50,9 @@ LAYERS: dict[str, Any] = {
     ),
 }
 LINEN: dict[str, Any] = {
-    "TTEmbedBag": jax_tt.linen.TTEmbedBag(N, D, tt_ranks=2, optimizer=RULE),
-    "EmbedBag of rows": jax_tt.linen.EmbedBag.from_pretrained(ROWS),
-    "TTEmbedBag of cores": jax_tt.linen.TTEmbedBag.from_pretrained(CORES, num_embeddings=N),
+    "cached": jax_tt.linen.TableEmbed(TABLES["cached"], combiner="sum"),
+    "rows": jax_tt.linen.TableEmbed.from_pretrained(ROWS),
+    "cores": jax_tt.linen.TableEmbed.from_pretrained(CORES, combiner="mean"),
 }
 
 

@@ -18,14 +18,6 @@ TABLE = dense_table(CORES, N).astype(np.float32)
 IDS = np.array([[0, 7, 7], [N - 1, 3, 50]], np.int32)
 ORDER = jax_tt.order.from_counts(np.random.default_rng(0).permutation(N) + 1)
 FUSED = jax_tt.functional.init_fused(CORES, jax_tt.optimizers.SGD(0.1))
-FLAVOURS = pytest.mark.parametrize("layers", [jax_tt, jax_tt.linen], ids=["nnx", "linen"])
-
-
-def pooled(layer, ids=IDS):
-    """What a new layer answers, in either flavour."""
-    if isinstance(layer, nn.Module):
-        return jax.jit(lambda key: layer.apply(layer.init(key, ids), ids))(jax.random.key(0))
-    return layer(ids)
 
 
 def close(got, want, tolerance=1e-4):
@@ -59,52 +51,48 @@ def saved(path, arrays):
 FILES = ("one.npy", "one.npz", "one.safetensors", "one.pt", "one")
 
 
-@FLAVOURS
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray, tensor, *FILES])
-def test_dense(layers, kind, tmp_path):
+def test_dense(kind, tmp_path):
     source = saved(tmp_path / kind, {"w": TABLE}) if isinstance(kind, str) else kind(TABLE)
-    layer = layers.EmbedBag.from_pretrained(source, combiner="max")
-    np.testing.assert_array_equal(pooled(layer), TABLE[IDS].max(1))
+    layer = jax_tt.EmbedBag.from_pretrained(source, combiner="max")
+    np.testing.assert_array_equal(layer(IDS), TABLE[IDS].max(1))
 
 
-@FLAVOURS
 @pytest.mark.parametrize("kind", [np.asarray, "one.npz"])
-def test_tensor_train_of_a_dense_table(layers, kind, tmp_path):
+def test_tensor_train_of_a_dense_table(kind, tmp_path):
     source = saved(tmp_path / kind, {"w": TABLE}) if isinstance(kind, str) else kind(TABLE)
     factors = {"row_factors": SHAPE.row_factors, "col_factors": SHAPE.col_factors}
     options = {"tt_ranks": SHAPE.ranks, **factors}
-    close(pooled(layers.TTEmbed.from_pretrained(source, **options)), TABLE[IDS])
+    close(jax_tt.TTEmbed.from_pretrained(source, **options)(IDS), TABLE[IDS])
 
 
 def test_how_well_a_dense_table_is_approximated():
     rows = np.sin(np.arange(8000.0)).reshape(1000, 8)
     for options in ({"tolerance": 1e-3}, {"max_bytes": 4000}, {"tt_ranks": 2}):
         layer = jax_tt.TTEmbedBag.from_pretrained(rows, id_order=None, **options)
-        close(pooled(layer), rows[IDS].sum(1), 1e-2)
+        close(layer(IDS), rows[IDS].sum(1), 1e-2)
     ordered = jax_tt.TTEmbed.from_pretrained(TABLE, id_order=ORDER, tolerance=1e-6)
-    close(pooled(ordered), TABLE[IDS])
+    close(ordered(IDS), TABLE[IDS])
 
 
-@FLAVOURS
-def test_cores_and_approximations(layers):
+def test_cores_and_approximations():
     kinds = (tuple(CORES), list(CORES), tuple(map(np.asarray, CORES)))
     for cores in kinds:
-        layer = layers.TTEmbed.from_pretrained(cores, num_embeddings=N, bounds="zero")
+        layer = jax_tt.TTEmbed.from_pretrained(cores, num_embeddings=N, bounds="zero")
         assert layer.num_embeddings == N
-        close(pooled(layer), TABLE[IDS])
-        assert not np.any(pooled(layer, np.array([N])))
-    assert layers.TTEmbed.from_pretrained(CORES).num_embeddings == SHAPE.num_rows
+        close(layer(IDS), TABLE[IDS])
+        assert not np.any(layer(np.array([N])))
+    assert jax_tt.TTEmbed.from_pretrained(CORES).num_embeddings == SHAPE.num_rows
     found = jax_tt.tt.from_dense(TABLE, shape=SHAPE)
-    close(pooled(layers.TTEmbed.from_pretrained(found)), TABLE[IDS])
+    close(jax_tt.TTEmbed.from_pretrained(found)(IDS), TABLE[IDS])
     stored = jax_tt.tt.to_table(found, ORDER)
-    close(pooled(layers.TTEmbed.from_pretrained(stored)), TABLE[ORDER.apply(IDS)])
-    mapped = layers.TTEmbed.from_pretrained(CORES, id_order=ORDER, num_embeddings=N)
-    close(pooled(mapped), TABLE[ORDER.apply(IDS)])
+    close(jax_tt.TTEmbed.from_pretrained(stored)(IDS), TABLE[ORDER.apply(IDS)])
+    mapped = jax_tt.TTEmbed.from_pretrained(CORES, id_order=ORDER, num_embeddings=N)
+    close(mapped(IDS), TABLE[ORDER.apply(IDS)])
 
 
-@FLAVOURS
 @pytest.mark.parametrize("name", ["items.safetensors", "items"])
-def test_files_of_tables(layers, name, tmp_path):
+def test_files_of_tables(name, tmp_path):
     path = tmp_path / name
     other = jax_tt.tt.init(jax.random.key(0), SHAPES["d2"])
     tables = {
@@ -112,26 +100,26 @@ def test_files_of_tables(layers, name, tmp_path):
         "shops": jax_tt.tt.to_table(other, num_embeddings=SHAPES["d2"].num_embeddings),
     }
     jax_tt.files.save(path, tables)
-    layer = layers.TTEmbed.from_pretrained(path, table="items")
-    close(pooled(layer), TABLE[ORDER.apply(IDS)])
-    shops = layers.TTEmbedBag.from_pretrained(str(path), table="shops", combiner="mean")
+    layer = jax_tt.TTEmbed.from_pretrained(path, table="items")
+    close(layer(IDS), TABLE[ORDER.apply(IDS)])
+    shops = jax_tt.TTEmbedBag.from_pretrained(str(path), table="shops", combiner="mean")
     assert shops.num_embeddings == 50
     with pytest.raises(
         jax_tt.FileError, match=r"2 tensor trains; say which by table=: items, shop"
     ):
-        layers.TTEmbed.from_pretrained(path)
+        jax_tt.TTEmbed.from_pretrained(path)
     with pytest.raises(jax_tt.FileError, match="table: got 'user'; expected one of items, shops"):
-        layers.TTEmbed.from_pretrained(path, table="user", tt_ranks=2)
+        jax_tt.TTEmbed.from_pretrained(path, table="user", tt_ranks=2)
 
 
 def test_a_checkpoint_of_a_model_beside_other_arrays(tmp_path):
     arrays = {f"items.core_{k}": np.asarray(core) for k, core in enumerate(CORES)}
     arrays |= {"head": np.ones((15, 2), np.float32), "users": TABLE}
     path = saved(tmp_path / "model.npz", arrays)
-    close(pooled(jax_tt.TTEmbed.from_pretrained(path, num_embeddings=N)), TABLE[IDS])
+    close(jax_tt.TTEmbed.from_pretrained(path, num_embeddings=N)(IDS), TABLE[IDS])
     users = jax_tt.TTEmbed.from_pretrained(path, table="users", tolerance=1e-6)
-    close(pooled(users), TABLE[IDS])
-    close(pooled(jax_tt.EmbedBag.from_pretrained(path, table="users")), TABLE[IDS].sum(1))
+    close(users(IDS), TABLE[IDS])
+    close(jax_tt.EmbedBag.from_pretrained(path, table="users")(IDS), TABLE[IDS].sum(1))
     with pytest.raises(jax_tt.FileError, match=r"say which by table=: head, users"):
         jax_tt.EmbedBag.from_pretrained(path)
 
@@ -159,7 +147,7 @@ def test_nothing_random_is_made_and_nothing_is_shared(monkeypatch):
 
 
 def test_a_linen_model_begins_with_the_given_tables():
-    rule = jax_tt.optimizers.Adagrad(0.1)
+    update = jax_tt.Update(jax_tt.optimizers.Adagrad(0.1))
 
     class Tower(nn.Module):
         items: nn.Module
@@ -169,8 +157,8 @@ def test_a_linen_model_begins_with_the_given_tables():
             return self.items(ids).sum(1) + self.shops(ids)
 
     model = Tower(
-        jax_tt.linen.TTEmbed.from_pretrained(CORES, num_embeddings=N, optimizer=rule),
-        jax_tt.linen.EmbedBag.from_pretrained(TABLE, optimizer=rule),
+        jax_tt.linen.TableEmbed.from_pretrained(CORES, update=update),
+        jax_tt.linen.TableEmbed.from_pretrained(TABLE, update=update, combiner="sum"),
     )
     variables, apply = jax.jit(model.init)(jax.random.key(0), IDS), jax.jit(model.apply)
     close(apply(variables, IDS), 2 * TABLE[IDS].sum(1))
@@ -203,17 +191,16 @@ ERRORS = [
 ]
 
 
-@FLAVOURS
-def test_errors_name_the_argument(layers):
+def test_errors_name_the_argument():
     for layer, source, options, message in ERRORS:
         with pytest.raises((ValueError, TypeError), match=message):
-            getattr(layers, layer).from_pretrained(source, **options)
+            getattr(layer).from_pretrained(source, **options)
     stored = jax_tt.tt.to_table(CORES, ORDER, num_embeddings=N)
     with pytest.raises(ValueError, match="id_order: got one for a source that has"):
-        layers.TTEmbed.from_pretrained(stored, id_order=ORDER)
+        jax_tt.TTEmbed.from_pretrained(stored, id_order=ORDER)
     wide = (np.ones((2, 1, 1, 9), np.float32), np.ones((3, 9, 2, 1), np.float32))
     with pytest.raises(ValueError, match=r"ranks \(9,\).*\(2,\).*tt\.round"):
-        layers.TTEmbed.from_pretrained(wide)
+        jax_tt.TTEmbed.from_pretrained(wide)
 
 
 @pytest.mark.parametrize("layer", ["EmbedBag", "TableEmbed"])
@@ -227,10 +214,9 @@ def test_files_do_not_lose_bits_without_a_warning(tmp_path, layer):
     jax_tt.EmbedBag.from_pretrained(tmp_path / "wide.npy", param_dtype=jnp.float32)
 
 
-@FLAVOURS
-def test_a_type_is_that_which_is_given_or_that_of_the_source(layers):
-    for layer in (layers.EmbedBag, layers.TTEmbedBag):
-        source = TABLE if layer is layers.EmbedBag else CORES
+def test_a_type_is_that_which_is_given_or_that_of_the_source():
+    for layer in (jax_tt.EmbedBag, jax_tt.TTEmbedBag):
+        source = TABLE if layer is jax_tt.EmbedBag else CORES
         half = jax.tree.map(lambda array: array.astype(jnp.bfloat16), source)
         assert layer.from_pretrained(half, param_dtype=None).param_dtype == jnp.bfloat16
         assert layer.from_pretrained(source, param_dtype=jnp.bfloat16).param_dtype == jnp.bfloat16

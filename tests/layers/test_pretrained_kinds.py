@@ -136,8 +136,12 @@ def test_tables_of_a_collection_are_replaced(tmp_path):
 
     module = jax_tt.linen.EmbedCollection(*collection(optimizer))
     variables = module.init(jax.random.key(0), BATCH)
-    served, small = module.replaced(variables, {"item": made("quantized")})
-    rows = served.apply(small, BATCH)
+    changed, small = jax_tt.linen.update_table(
+        module,
+        variables,
+        lambda *tables: tables[0].with_tables(tables[1], {"item": made("quantized")}),
+    )
+    rows = changed.layer.apply(small, BATCH)
     np.testing.assert_array_equal(rows["item"], jax_tt.lookup_bags(*made("quantized"), IDS)[0])
     np.testing.assert_array_equal(rows["user"], module.apply(variables, BATCH)["user"])
     assert set(small) == {"params", "quantized"}

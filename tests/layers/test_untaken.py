@@ -232,7 +232,7 @@ def test_frozen_is_an_attribute_of_fused_tables_alone():
 
 
 def test_linen():
-    layer = jax_tt.linen.EmbedBag(48, 4, optimizer=RULE)
+    layer = jax_tt.linen.TableEmbed(jax_tt.dense_table(48, 4, optimizer=RULE), combiner="sum")
     variables = layer.init(jax.random.key(0), IDS)
     state = jax_tt.linen.TrainState.create(
         apply_fn=layer.apply, variables=variables, tx=optax.sgd(0.1)

@@ -225,9 +225,8 @@ class LinenTasks(nn.Module):
     @nn.compact
     def __call__(self, both: bool) -> jax.Array:
         def rows(name: str) -> jax.Array:
-            return jax_tt.linen.TTEmbedBag(
-                N, D, tt_ranks=2, optimizer=RULE, cache=self.cache, name=name
-            )(IDS)
+            table = jax_tt.tt_table(N, D, tt_ranks=2, optimizer=RULE, cache=self.cache)
+            return jax_tt.linen.TableEmbed(table, combiner="sum", name=name)(IDS)
 
         found = rows("first")
         return nn.Dense(2)(found + rows("second") if both else found)
@@ -293,7 +292,7 @@ def test_params_alone_are_refused_with_what_to_give():
 
 
 def test_a_linen_model_without_other_parameters():
-    layer = jax_tt.linen.EmbedBag(N, D, optimizer=RULE)
+    layer = jax_tt.linen.TableEmbed(jax_tt.dense_table(N, D, optimizer=RULE), combiner="sum")
     variables = layer.init(jax.random.key(0), IDS)
     state = jax_tt.linen.TrainState.create(
         apply_fn=layer.apply, variables=variables, tx=optax.sgd(0.1)

@@ -157,11 +157,12 @@ def test_a_fused_table_is_not_trained_by_it(make: Any) -> None:
 
 
 @pytest.mark.usefixtures("promotion_of_a_user")
-@pytest.mark.parametrize(("make", "dtype"), [("Embed", None), ("TTEmbed", jnp.bfloat16)])
-def test_layers_with_tied_weights(make: str, dtype: Any) -> None:
+@pytest.mark.parametrize(("kind", "dtype"), [("dense", None), ("tensor train", jnp.bfloat16)])
+def test_layers_with_tied_weights(kind: str, dtype: Any) -> None:
     _, hidden, targets = example(TABLES["dense"])
-    layer = getattr(jax_tt, make)(N, D, dtype=dtype, rngs=nnx.Rngs(0))
-    linen = getattr(jax_tt.linen, make)(N, D, dtype=dtype)
+    table, lookup = TABLES[kind], jax_tt.Lookup(dtype=dtype)
+    layer = jax_tt.TableEmbed(table, lookup, rngs=nnx.Rngs(0))
+    linen = jax_tt.linen.TableEmbed(table, lookup)
     params = {"params": {name: layer.state()[name] for name in layer.table.spec.param_names}}
 
     def tied(layer: Any, in_blocks: bool) -> jax.Array:

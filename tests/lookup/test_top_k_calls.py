@@ -92,7 +92,7 @@ def test_layers():
     equal(embed.tables["a"].top_k(QUERIES, 7, exclude=EXCLUDE), want)
 
     params = {"params": {"embedding": jnp.asarray(ROWS)}}
-    of_linen = jax_tt.linen.Embed(N, D)
+    of_linen = jax_tt.linen.TableEmbed(jax_tt.dense_table(N, D))
     equal(of_linen.apply(params, QUERIES, 7, exclude=EXCLUDE, method="top_k"), want)
     collection = jax_tt.linen.EmbedCollection({"a": DENSE}, {"x": jax_tt.Feature("a")})
     params = {"params": {"a": params["params"]}}

@@ -243,7 +243,7 @@ def test_nnx_and_linen_take_the_same_steps():
     model = Tower(jax_tt.EmbedBag(50, 8, **options, rngs=nnx.Rngs(0)))
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.0))
     step = nnx.jit(lambda m, o: o.update(m, jax_tt.grad(lambda m: m(ids))(m)))
-    layer = jax_tt.linen.EmbedBag(50, 8, **options)
+    layer = jax_tt.linen.TableEmbed(jax_tt.dense_table(50, 8, **options), combiner="sum")
     state = jax_tt.linen.TrainState.create(
         apply_fn=layer.apply, variables=layer.init(jax.random.key(0), ids), tx=optax.sgd(0.0)
     )

@@ -22,10 +22,10 @@ KINDS = ("lookup", "dense", "cached")
 RATES = (0.1, 0.02, 0.0)
 
 
-def make(kind: str, rule: Any, namespace: Any = jax_tt, **kwargs: Any) -> Any:
+def make(kind: str, rule: Any, **kwargs: Any) -> Any:
     if kind == "dense":
-        return namespace.EmbedBag(N, D, optimizer=rule, **kwargs)
-    layer = namespace.TTEmbed if kind == "lookup" else namespace.TTEmbedBag
+        return jax_tt.EmbedBag(N, D, optimizer=rule, **kwargs)
+    layer = jax_tt.TTEmbed if kind == "lookup" else jax_tt.TTEmbedBag
     cache = jax_tt.RowCache(8, ways=4) if kind == "cached" else None
     return layer(N, D, tt_ranks=2, optimizer=rule, cache=cache, **kwargs)
 
@@ -93,9 +93,9 @@ def test_a_rate_in_the_call_and_one_in_a_variable(kind):
 
 @pytest.mark.parametrize("kind", ["dense", "cached"])
 def test_a_rate_in_the_call_of_a_linen_layer(kind):
-    layer = make(kind, optimizers.Adagrad(0.5), jax_tt.linen)
-    variables = layer.init(jax.random.key(0), IDS)
     twin = make(kind, optimizers.Adagrad(0.5), rngs=nnx.Rngs(0))
+    layer = jax_tt.linen.TableEmbed(twin.table, combiner="sum")
+    variables = layer.init(jax.random.key(0), IDS)
     (name,) = (name for name in variables if name.startswith("_overwrite"))
     for key, value in variables[name].items():
         getattr(twin, key)[...] = value
@@ -224,8 +224,10 @@ def test_arrays_in_the_rule_of_a_layer_are_refused_with_both_ways():
         with pytest.raises(TypeError, match=both):
             make("dense", optimizers.SGD(rate), rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=both):
-        layer = make("dense", optimizers.SGD(nnx.Variable(jnp.float32(0.1))), jax_tt.linen)
-        layer.init(jax.random.key(0), IDS)
+        rule = optimizers.SGD(nnx.Variable(jnp.float32(0.1)))
+        jax_tt.linen.TableEmbed(jax_tt.dense_table(N, D, optimizer=rule)).init(
+            jax.random.key(0), IDS
+        )
     with pytest.raises(TypeError, match=r"learning_rate: got a Param, which would be trained"):
         make("dense", optimizers.SGD(nnx.Param(jnp.float32(0.1))), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"learning_rate: got float32 of shape"):

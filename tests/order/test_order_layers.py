@@ -171,7 +171,9 @@ def test_an_order_saved_in_32_bits_is_restored():
 def test_linen():
     """The order is in a collection of its own; forward, gradients and attend are those of permuted ids."""
     ordered, plain = (
-        jax_tt.linen.TTEmbed(N, D, tt_ranks=2, cache=jax_tt.RowCache(20, ways=4), id_order=order)
+        jax_tt.linen.TableEmbed(
+            jax_tt.tt_table(N, D, tt_ranks=2, cache=jax_tt.RowCache(20, ways=4), id_order=order)
+        )
         for order in (ORDER, None)
     )
     variables = ordered.init(jax.random.key(0), IDS)
@@ -241,4 +243,4 @@ def test_what_layers_refuse():
         with pytest.raises(TypeError, match=r"id_order: got a list; expected None or a"):
             kind(N, D, id_order=[0, 1], rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="id_order: got an order of 3 ids"):
-        jax_tt.linen.TTEmbed(N, D, id_order=IdOrder.identity(3)).init(jax.random.key(0), IDS)
+        jax_tt.tt_table(N, D, id_order=IdOrder.identity(3))

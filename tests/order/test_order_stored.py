@@ -85,7 +85,8 @@ def test_layers_of_many_ids(flavour):
         kept = ordered.id_order[...]
     else:
         modules = [
-            jax_tt.linen.TTEmbed(MANY, 4, tt_ranks=2, id_order=rows) for rows in (order, None)
+            jax_tt.linen.TableEmbed(jax_tt.tt_table(MANY, 4, tt_ranks=2, id_order=rows))
+            for rows in (order, None)
         ]
         both = [module.init(jax.random.key(0), ids) for module in modules]
         ordered, plain = (module.bind(own) for module, own in zip(modules, both, strict=True))

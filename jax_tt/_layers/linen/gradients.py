@@ -90,7 +90,8 @@ def value_and_grad(
 
     Example:
         >>> import jax, jax.numpy as jnp, jax_tt.linen, optax
-        >>> layer = jax_tt.linen.EmbedBag(100, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+        >>> table = jax_tt.dense_table(100, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+        >>> layer = jax_tt.linen.TableEmbed(table, combiner="sum")
         >>> ids = jnp.array([[1, 2], [3, 4]])
         >>> variables = layer.init(jax.random.key(0), ids)
         >>> state = jax_tt.linen.TrainState.create(apply_fn=layer.apply, variables=variables, tx=optax.sgd(0.1))
@@ -153,7 +154,8 @@ def grad(
 
     Example:
         >>> import jax, jax.numpy as jnp, jax_tt.linen, optax
-        >>> layer = jax_tt.linen.EmbedBag(100, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+        >>> table = jax_tt.dense_table(100, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+        >>> layer = jax_tt.linen.TableEmbed(table, combiner="sum")
         >>> ids = jnp.array([[1, 2], [3, 4]])
         >>> state = jax_tt.linen.TrainState.create(
         ...     apply_fn=layer.apply, variables=layer.init(jax.random.key(0), ids), tx=optax.sgd(0.1)
@@ -192,7 +194,8 @@ class TrainState(train_state.TrainState):
         ...     @nn.compact
         ...     def __call__(self, ids):
         ...         adagrad = jax_tt.optimizers.Adagrad(learning_rate=0.05)
-        ...         return nn.Dense(1)(jax_tt.linen.EmbedBag(1000, 16, optimizer=adagrad)(ids))
+        ...         table = jax_tt.dense_table(1000, 16, optimizer=adagrad)
+        ...         return nn.Dense(1)(jax_tt.linen.TableEmbed(table, combiner="sum")(ids))
         >>> ids = jnp.array([[1, 2], [3, 4]])
         >>> model = Tower()
         >>> variables = model.init(jax.random.key(0), ids)
@@ -203,7 +206,7 @@ class TrainState(train_state.TrainState):
         ...     return jnp.mean(state.apply_fn(variables, ids) ** 2)
         >>> loss, grads = jax_tt.linen.value_and_grad(loss_fn)(state.variables)
         >>> state = state.apply_gradients(grads=grads)
-        >>> sorted(state.params), float(state.fused["EmbedBag_0"]["step"])
+        >>> sorted(state.params), float(state.fused["TableEmbed_0"]["step"])
         (['Dense_0'], 1.0)
     """
 

@@ -124,7 +124,6 @@ class TableEmbed(ChecksKeywords, AnyFromPretrained, RowCalls, nn.Module):
     @nn.nowrap
     def _rebuilt(self, before: Table, after: Table) -> TableEmbed:
         """The layer of a table that has changed between steps."""
-        del before
         return self.clone(table=with_name(unsharded(after), self.table.name), given=None)
 
     @property

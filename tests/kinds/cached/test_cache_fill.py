@@ -163,9 +163,9 @@ def test_a_layer_with_an_order_of_ids():
 class Model(nn.Module):
     @nn.compact
     def __call__(self, ids):
-        cache = RowCache(50, ways=5, write_back=None)
-        items = jax_tt.linen.TTEmbed(1000, D, cache=cache, name="items")(ids)
-        return items + jax_tt.linen.TTEmbed(1000, D, cache=cache, name="others")(ids)
+        table = jax_tt.tt_table(1000, D, cache=RowCache(50, ways=5, write_back=None))
+        items = jax_tt.linen.TableEmbed(table, name="items")(ids)
+        return items + jax_tt.linen.TableEmbed(table, name="others")(ids)
 
 
 def test_linen_caches_by_path():
@@ -174,7 +174,6 @@ def test_linen_caches_by_path():
     layer = jax_tt.linen.find_layers(Model(), variables, ids)["items"]
     fill = partial(jax_tt.cache.fill, ids=[[5, 6], [6, 7]])
     _, filled = jax_tt.linen.update_table(layer, variables, fill, path="items")
-    directories = jax_tt.linen.cache_directories(filled)
-    tags = {path: np.ravel(directory.tags) for path, directory in directories.items()}
+    tags = {path: np.ravel(own["cache_tags"]) for path, own in filled["row_cache"].items()}
     assert set(tags["items"]) == {-1, 5, 6, 7} and set(tags["others"]) == {-1}
     assert jax.tree.structure(filled) == jax.tree.structure(variables)

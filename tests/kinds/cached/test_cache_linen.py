@@ -14,7 +14,8 @@ from flax import nnx
 
 import jax_tt
 import jax_tt.linen
-from jax_tt.linen import TTEmbed, TTEmbedBag
+from jax_tt import tt_table
+from jax_tt.linen import TableEmbed
 
 N, D = 1000, 16
 RULES = {"optax": None, "fused": jax_tt.optimizers.Adagrad(0.1)}
@@ -32,7 +33,8 @@ class Tower(nn.Module):
 
     @nn.compact
     def __call__(self, ids):
-        return TTEmbedBag(N, D, tt_ranks=4, optimizer=self.optimizer, cache=self.cache)(ids)
+        table = tt_table(N, D, tt_ranks=4, optimizer=self.optimizer, cache=self.cache)
+        return TableEmbed(table, combiner="sum")(ids)
 
 
 class Model(nn.Module):
@@ -47,7 +49,9 @@ class Model(nn.Module):
         often = jax_tt.RowCache(100, ways=4, refresh_every=3, gradients=self.gradients)
         seldom = dataclasses.replace(often, refresh_every=5, write_back=None)
         users = Tower(seldom, rule, name="users")(ids)
-        items = TTEmbed(N, D, tt_ranks=4, optimizer=rule, cache=often, name="items")(ids)
+        items = TableEmbed(tt_table(N, D, tt_ranks=4, optimizer=rule, cache=often), name="items")(
+            ids
+        )
         hidden = users + jnp.mean(items, axis=1)
         return nn.Dense(1)(nn.Dropout(0.1, deterministic=not train)(hidden))
 
@@ -95,17 +99,20 @@ def test_a_compact_model_with_a_train_state(gradients, rule):
         losses.append(float(value))
     assert jax.tree.structure(state) == structure and len(traces) == 1
     assert losses[-1] < losses[0]
-    directories = jax_tt.linen.cache_directories({"row_cache": state.row_cache})
-    figures = {path: found.statistics() for path, found in directories.items()}
+    variables = {**state.variables, "row_cache": state.row_cache}
+    figures = {}
+    for path, layer in jax_tt.linen.find_layers(model, variables, stream[0]).items():
+        figures[path], _ = jax_tt.linen.update_table(
+            layer, variables, lambda *table: (jax_tt.cache.statistics(*table), table[1]), path=path
+        )
     assert {path: found["refreshes"] for path, found in figures.items()} == {
         "items": 3,
-        "users/TTEmbedBag_0": 2,
+        "users/TableEmbed_0": 2,
     }
     for found in figures.values():
         assert found["calls"] == STEPS
         assert 0 < found["misses"] < found["requested"]
     # Applied without a mutable collection, nothing is counted.
-    variables = {**state.variables, "row_cache": state.row_cache}
     assert model.apply(variables, stream[0]).shape == (32, 1)
 
 
@@ -145,25 +152,24 @@ def test_boxes_and_other_collections_stay():
             boxed = partial(nn.with_partitioning, names=(None, None, "model", None))
             cache = jax_tt.RowCache(100, ways=4, write_back=None)
             self.variable("notes", "seen", lambda: jnp.ones(3))
-            return TTEmbed(N, D, tt_ranks=4, core_partitioning=boxed, cache=cache)(ids)
+            return TableEmbed(tt_table(N, D, tt_ranks=4, cache=cache), partitioning=boxed)(ids)
 
     model, ids = Noted(), batches(1)[0]
     _, variables = model.apply(model.init(jax.random.key(0), ids), ids, mutable=True)
     ((path, layer),) = jax_tt.linen.find_layers(model, variables, ids).items()
     _, changed = jax_tt.linen.update_table(layer, variables, jax_tt.cache.populate, path=path)
     assert jax.tree.structure(changed) == jax.tree.structure(variables)
-    assert isinstance(changed["params"]["TTEmbed_0"]["core_0"], nn.Partitioned)
+    assert isinstance(changed["params"]["TableEmbed_0"]["core_0"], nn.Partitioned)
 
 
 def test_what_does_not_fit_is_named():
     model, variables, ids = counted()
-    assert jax_tt.linen.cache_directories({"params": {}}) == {}
     refresh = jax_tt.linen.refresh_caches
     with pytest.raises(ValueError, match=r"model: Dense calls no layer with a row cache"):
         dense = nn.Dense(3)
         refresh(dense, dense.init(jax.random.key(0), jnp.ones(4)), jnp.ones(4))
     with pytest.raises(
-        ValueError, match=r"variables: hold no cache_tags at TTEmbedBag_0 in the collection"
+        ValueError, match=r"variables: hold no cache_tags at TableEmbed_0 in the collection"
     ):
         refresh(model, {**variables, "row_cache": {}}, ids)
     with pytest.raises(TypeError, match=r"model: got a dict; expected a flax.linen module"):

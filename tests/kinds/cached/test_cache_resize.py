@@ -184,7 +184,8 @@ class LinenTower(nn.Module):
 
     @nn.compact
     def __call__(self, ids):
-        return nn.Dense(1)(jax_tt.linen.TTEmbed(1000, 8, cache=self.cache, name="items")(ids))
+        table = jax_tt.tt_table(1000, 8, cache=self.cache)
+        return nn.Dense(1)(jax_tt.linen.TableEmbed(table, name="items")(ids))
 
 
 @pytest.mark.slow
@@ -192,13 +193,13 @@ def test_linen():
     model, ids = LinenTower(OLD), batches(1)[0]
     variables = model.init(jax.random.key(0), ids)
     _, counted = model.apply(variables, ids, mutable=["row_cache"])
-    layer = jax_tt.linen.TTEmbed(1000, 8, cache=OLD)
+    layer = jax_tt.linen.TableEmbed(jax_tt.tt_table(1000, 8, cache=OLD))
     update = partial(jax_tt.linen.update_table, layer, path="items")
     _, variables = update({**variables, **counted}, jax_tt.cache.populate)
     tx = optax.adam(0.1)
     state = tx.init(variables["params"])
     changed, after = update(variables, partial(jax_tt.cache.resize, cache=NEW))
-    assert changed.layer.cache == NEW
+    assert changed.layer.table.cache == NEW
     bigger = LinenTower(NEW)
     shapes = jax.eval_shape(bigger.init, jax.random.key(0), ids)
     assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, shapes)

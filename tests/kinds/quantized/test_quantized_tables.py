@@ -331,7 +331,7 @@ def test_nnx_layers():
 
 def test_linen_layers():
     table, state = table_of(4)
-    layer = jax_tt.linen.TableEmbedBag(table)
+    layer = jax_tt.linen.TableEmbed(table, combiner="sum")
     bags = jnp.array([[1, 5], [39, 39]])
     assert list(jax.eval_shape(layer.init, jax.random.key(0), bags)) == ["quantized"]
     rows = jax.jit(layer.apply)({"quantized": {"packed": state["packed"]}}, bags)

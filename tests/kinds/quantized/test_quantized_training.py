@@ -354,7 +354,7 @@ def test_layers():
 
     losses = [float(step(model, opt)) for _ in range(10)]
     assert losses[-1] < 0.8 * losses[0]
-    linen = jax_tt.linen.TableEmbedBag(table)
+    linen = jax_tt.linen.TableEmbed(table, combiner="sum")
     variables = jax.jit(linen.init)(jax.random.key(0), BAGS)
     assert list(variables) == ["_overwrite_with_gradient"]
 

@@ -2280,8 +2280,8 @@ PYTHON = (
     Mutant(
         "deterministic layers train",
         "jax_tt/_layers/nnx/module.py",
-        "if self.deterministic:",
-        "if False:",
+        "lookup = for_evaluation(self.lookup) if self.deterministic else self.lookup",
+        "lookup = self.lookup",
     ),
     Mutant(
         "ids out of range are not counted on",

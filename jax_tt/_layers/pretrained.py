@@ -113,8 +113,7 @@ class DenseFromPretrained:
     ) -> Self:
         """A layer with a given dense table, without a random initialisation.
 
-        An NNX layer holds a copy of the table. A linen module returns a copy from ``init`` in place of random values,
-        alone or as a submodule of a model.
+        The layer holds a copy of the table.
 
         Args:
             source: floats ``[num_embeddings, features]``, as a numpy or JAX array or a torch tensor on the CPU; or

@@ -141,6 +141,14 @@ def test_variables_are_those_of_nnx(kind):
         assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(values))
 
 
+def test_a_trained_table_is_frozen():
+    layer = make("dense", optimizer=ADAM)
+    variables = jax.jit(layer.init)(jax.random.key(0), IDS)
+    frozen, served = jax_tt.linen.update_table(layer, variables, jax_tt.extension.freeze)
+    assert jax.tree.map(jnp.shape, served) == {"params": {"embedding": (N, D)}}
+    np.testing.assert_array_equal(frozen.layer.apply(served, IDS), layer.apply(variables, IDS))
+
+
 def test_named_initialisers_differ_per_core_and_key():
     layer = TableEmbed(jax_tt.tt_table(N, D, row_factors=(4, 4, 4), tt_ranks=2))
     init = jax.jit(layer.init)

@@ -96,15 +96,17 @@ def update_table(
 ) -> tuple[Any, dict[str, Any]]:
     """Applies a function of a table and its state to the table of a layer, among the variables of a model.
 
-    It inserts and removes keys, lets tables grow, changes the order of ids and maintains caches with the functions that
-    do so without Flax. Call it outside of what is differentiated; under ``jit`` if ``fn`` works there.
+    It inserts and removes keys, lets tables grow, changes the order of ids, maintains caches, and freezes and replaces
+    tables with the functions that do so without Flax. Call it outside of what is differentiated; under ``jit`` if
+    ``fn`` works there.
 
     Args:
         layer: the layer, or an `EmbedCollection`.
         variables: all collections of the model.
         fn: maps the description of the table and its arrays by name (of a collection, the `Collection` and its arrays
             by table and name) to one of: ``result, state``, such as `dynamic.insert` computes; a new table and its
-            state, as from `tables.grow`, `tables.reorder` and `dynamic.grow_if_full`; or the state alone.
+            state, as from `tables.grow`, `dynamic.grow_if_full`, `extension.freeze` or `Collection.with_tables`; or
+            the state alone.
         path: path of the layer in the collections, e.g. ``"tower/items"``; empty if the layer is the model.
 
     Returns:

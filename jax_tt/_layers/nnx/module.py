@@ -242,11 +242,10 @@ class TableModule(TableCalls, ChecksKeywords, nnx.Module):
         self, grad_scale: Any, hyperparameters: Mapping[str, Any] | None
     ) -> tuple[Table, dict[str, Any], Lookup, StepInputs]:
         """Returns the table, the state, the options and the inputs of the update for a call."""
-        table, state, lookup = self._bound()
+        table, state = self.table, read_state(self)
         fields = {name: value.get_value() for name, value in self.hyperparameters.items()}
         step = step_inputs(table, grad_scale, hyperparameters, fields)
-        if self.deterministic:
-            lookup = for_evaluation(lookup)
+        lookup = for_evaluation(self.lookup) if self.deterministic else self.lookup
         if lookup.train and lookup.bounds == "warn":
             state[OUT_OF_RANGE] = self.out_of_range[...]
         return table, state, lookup, step

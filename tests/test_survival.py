@@ -7,7 +7,6 @@ which are refused. Whatever comes, the tables are those of the same steps withou
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -136,10 +135,11 @@ class LinenModel(nn.Module):
     @nn.compact
     def __call__(self, items: Any, users: Any, with_users: bool = True) -> jax.Array:
         self.param("spare", _spare)
-        layer = functools.partial(jax_tt.linen.TableEmbed, combiner="sum")
-        rows = layer(jax_tt.tt_table(N, D, **TT, **OPTIONS), name="items")(items)
+        layer = jax_tt.linen.TableEmbed
+        rows = layer(jax_tt.tt_table(N, D, **TT, **OPTIONS), combiner="sum", name="items")(items)
         if with_users:
-            rows = rows + layer(jax_tt.dense_table(N, D, **OPTIONS), name="users")(users)
+            table = jax_tt.dense_table(N, D, **OPTIONS)
+            rows = rows + layer(table, combiner="sum", name="users")(users)
         return nn.Dense(1, name="head")(rows)
 
 

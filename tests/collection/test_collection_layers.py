@@ -15,6 +15,7 @@ from flax import nnx, serialization
 import jax_tt
 import jax_tt.linen
 from jax_tt import Bags, Feature, KeyedBags, Lookup, optimizers
+from jax_tt._kinds.cached.names import directory_of
 
 RULE = optimizers.RowWiseAdagrad(0.1)
 CACHE = jax_tt.RowCache(8, ways=4, refresh_every=2)
@@ -303,14 +304,8 @@ def test_linen_trains_all_tables():
     assert float(state.fused["embed"]["items"]["step"]) == 4
     assert int(counts["out_of_range"]["embed"]["items"]["count"]) == 4
     refreshed = jax_tt.linen.refresh_caches(Linen(), {**state.variables, **counts}, BATCH)
-    layer = jax_tt.linen.find_layers(Linen(), refreshed, BATCH)["embed/users"]
-    statistics, _ = jax_tt.linen.update_table(
-        layer,
-        refreshed,
-        lambda *table: (jax_tt.cache.statistics(*table), table[1]),
-        path="embed/users",
-    )
-    assert statistics["refreshes"] == 1
+    directory = directory_of(refreshed["row_cache"]["embed"]["users"])
+    assert directory.statistics()["refreshes"] == 1
 
 
 def test_a_linen_collection_is_a_static_argument():

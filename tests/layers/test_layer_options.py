@@ -119,32 +119,24 @@ def test_what_is_left_out_is_suggested():
 
 
 def test_arguments_of_the_linen_layer():
-    def init(table: Any, *args: Any, **options: Any) -> Any:
-        return jax_tt.linen.TableEmbed(table, *args, **options).init(jax.random.key(0), IDS)
-
-    arrays = jax_tt.dense_table(60, 8, optimizer=optimizers.SGD(jnp.float32(0.1)))
-    zeros = jax_tt.tt_table(60, 8, core_init=lambda key, shape, dtype: jnp.zeros((1, 1, 1, 1)))
-    for arguments, options, error, message in (
-        ((TABLE,), {"combiner": "min"}, ValueError, "combiner: got 'min'; .* or None for one row"),
-        ((TABLE, "mean"), {}, TypeError, "lookup: got 'mean'; expected a jax_tt.Lookup"),
-        ((TABLE, jax_tt.Lookup("mean")), {}, ValueError, "give it to the layer, combiner='mean'"),
-        ((arrays,), {}, TypeError, "optimizer: SGD holds an array in learning_rate"),
-        (
-            (zeros,),
-            {},
-            ValueError,
-            "core_0: its initialiser returned float32.1, 1, 1, 1.; expected",
-        ),
+    given = {"optimizer": optimizers.SGD(jnp.float32(0.1))}, {"embedding_init": lambda *_: IDS}
+    arrays, ints = (jax_tt.dense_table(60, 8, **options) for options in given)
+    for options, error, message in (
+        ({"combiner": "min"}, ValueError, "combiner: got 'min'; .* or None for one row per id"),
+        ({"lookup": "mean"}, TypeError, "lookup: got 'mean'; expected a jax_tt.Lookup"),
+        ({"lookup": jax_tt.Lookup("mean")}, ValueError, "to the layer, combiner='mean'"),
+        ({"table": arrays}, TypeError, "optimizer: SGD holds an array in learning_rate; the rule"),
+        ({"table": ints}, ValueError, "embedding: its initialiser returned int32.2, 2.; expected"),
     ):
         with pytest.raises(error, match=message):
-            init(*arguments, **options)
+            jax_tt.linen.TableEmbed(**{"table": TABLE, **options}).init(jax.random.key(0), IDS)
 
 
 def test_schedules_are_hyper_parameters_of_a_layer():
     rule = optimizers.Adam(optax.cosine_decay_schedule(0.05, 100))
     build("TTEmbed", optimizer=rule)
-    table = jax_tt.tt_table(60, 8, optimizer=rule)
-    jax_tt.linen.TableEmbed(table).init(jax.random.key(0), IDS)
+    layer = jax_tt.linen.TableEmbed(jax_tt.tt_table(60, 8, optimizer=rule))
+    layer.init(jax.random.key(0), IDS)
 
 
 def test_layers_of_bags_show_all_arguments():

@@ -24,9 +24,10 @@ ADAM = optimizers.Adam(0.01)
 OVERWRITTEN = "_overwrite_with_gradient"
 IDS = jnp.array([[0, 1], [59, 1]])
 # Of each layer its table, its combiner, and the same layer of NNX.
+TRAIN = functools.partial(jax_tt.tt_table, N, D, **FACTORS)
 LAYERS: dict[str, Any] = {
-    "lookup": (functools.partial(jax_tt.tt_table, N, D, **FACTORS), None, jax_tt.TableEmbed),
-    "bag": (functools.partial(jax_tt.tt_table, N, D, **FACTORS), "sum", jax_tt.TableEmbedBag),
+    "lookup": (TRAIN, None, jax_tt.TableEmbed),
+    "bag": (TRAIN, "sum", jax_tt.TableEmbedBag),
     "dense": (functools.partial(jax_tt.dense_table, N, D), "sum", jax_tt.TableEmbedBag),
 }
 
@@ -48,8 +49,9 @@ class Tower(nn.Module):
 
     @nn.compact
     def __call__(self, ids: jax.Array) -> jax.Array:
-        lookup = jax_tt.Lookup(bounds="warn", method=self.method)
-        rows = make(self.kind, lookup, optimizer=self.rule).clone(name="items")(ids)
+        table, combiner, _ = LAYERS[self.kind]
+        options = {"lookup": jax_tt.Lookup(bounds="warn", method=self.method), "combiner": combiner}
+        rows = TableEmbed(table(optimizer=self.rule), name="items", **options)(ids)
         return nn.Dense(2, name="head")(rows if rows.ndim == 2 else rows.sum(1))
 
 

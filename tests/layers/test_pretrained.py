@@ -194,7 +194,7 @@ ERRORS = [
 def test_errors_name_the_argument():
     for layer, source, options, message in ERRORS:
         with pytest.raises((ValueError, TypeError), match=message):
-            getattr(layer).from_pretrained(source, **options)
+            getattr(jax_tt, layer).from_pretrained(source, **options)
     stored = jax_tt.tt.to_table(CORES, ORDER, num_embeddings=N)
     with pytest.raises(ValueError, match="id_order: got one for a source that has"):
         jax_tt.TTEmbed.from_pretrained(stored, id_order=ORDER)

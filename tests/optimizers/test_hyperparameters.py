@@ -225,9 +225,8 @@ def test_arrays_in_the_rule_of_a_layer_are_refused_with_both_ways():
             make("dense", optimizers.SGD(rate), rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=both):
         rule = optimizers.SGD(nnx.Variable(jnp.float32(0.1)))
-        jax_tt.linen.TableEmbed(jax_tt.dense_table(N, D, optimizer=rule)).init(
-            jax.random.key(0), IDS
-        )
+        layer = jax_tt.linen.TableEmbed(jax_tt.dense_table(N, D, optimizer=rule))
+        layer.init(jax.random.key(0), IDS)
     with pytest.raises(TypeError, match=r"learning_rate: got a Param, which would be trained"):
         make("dense", optimizers.SGD(nnx.Param(jnp.float32(0.1))), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"learning_rate: got float32 of shape"):

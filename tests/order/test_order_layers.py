@@ -170,10 +170,9 @@ def test_an_order_saved_in_32_bits_is_restored():
 
 def test_linen():
     """The order is in a collection of its own; forward, gradients and attend are those of permuted ids."""
+    cache = jax_tt.RowCache(20, ways=4)
     ordered, plain = (
-        jax_tt.linen.TableEmbed(
-            jax_tt.tt_table(N, D, tt_ranks=2, cache=jax_tt.RowCache(20, ways=4), id_order=order)
-        )
+        jax_tt.linen.TableEmbed(jax_tt.tt_table(N, D, tt_ranks=2, cache=cache, id_order=order))
         for order in (ORDER, None)
     )
     variables = ordered.init(jax.random.key(0), IDS)

@@ -15,6 +15,7 @@ from flax import nnx
 import jax_tt
 import jax_tt.linen
 from jax_tt import tt_table
+from jax_tt._kinds.cached.names import directory_of
 from jax_tt.linen import TableEmbed
 
 N, D = 1000, 16
@@ -49,9 +50,8 @@ class Model(nn.Module):
         often = jax_tt.RowCache(100, ways=4, refresh_every=3, gradients=self.gradients)
         seldom = dataclasses.replace(often, refresh_every=5, write_back=None)
         users = Tower(seldom, rule, name="users")(ids)
-        items = TableEmbed(tt_table(N, D, tt_ranks=4, optimizer=rule, cache=often), name="items")(
-            ids
-        )
+        table = tt_table(N, D, tt_ranks=4, optimizer=rule, cache=often)
+        items = TableEmbed(table, name="items")(ids)
         hidden = users + jnp.mean(items, axis=1)
         return nn.Dense(1)(nn.Dropout(0.1, deterministic=not train)(hidden))
 
@@ -99,20 +99,13 @@ def test_a_compact_model_with_a_train_state(gradients, rule):
         losses.append(float(value))
     assert jax.tree.structure(state) == structure and len(traces) == 1
     assert losses[-1] < losses[0]
-    variables = {**state.variables, "row_cache": state.row_cache}
-    figures = {}
-    for path, layer in jax_tt.linen.find_layers(model, variables, stream[0]).items():
-        figures[path], _ = jax_tt.linen.update_table(
-            layer, variables, lambda *table: (jax_tt.cache.statistics(*table), table[1]), path=path
-        )
-    assert {path: found["refreshes"] for path, found in figures.items()} == {
-        "items": 3,
-        "users/TableEmbed_0": 2,
-    }
-    for found in figures.values():
-        assert found["calls"] == STEPS
+    row_cache = state.row_cache
+    for own, refreshes in ((row_cache["items"], 3), (row_cache["users"]["TableEmbed_0"], 2)):
+        found = directory_of(own).statistics()
+        assert (found["calls"], found["refreshes"]) == (STEPS, refreshes)
         assert 0 < found["misses"] < found["requested"]
     # Applied without a mutable collection, nothing is counted.
+    variables = {**state.variables, "row_cache": row_cache}
     assert model.apply(variables, stream[0]).shape == (32, 1)
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -179,32 +178,23 @@ def test_a_layer_in_memory_and_from_a_checkpoint(rule, tmp_path):
     assert_same_bits(nnx.state(model), nnx.state(again[0]))
 
 
-class LinenTower(nn.Module):
-    cache: RowCache
-
-    @nn.compact
-    def __call__(self, ids):
-        table = jax_tt.tt_table(1000, 8, cache=self.cache)
-        return nn.Dense(1)(jax_tt.linen.TableEmbed(table, name="items")(ids))
-
-
 @pytest.mark.slow
 def test_linen():
-    model, ids = LinenTower(OLD), batches(1)[0]
-    variables = model.init(jax.random.key(0), ids)
-    _, counted = model.apply(variables, ids, mutable=["row_cache"])
-    layer = jax_tt.linen.TableEmbed(jax_tt.tt_table(1000, 8, cache=OLD))
-    update = partial(jax_tt.linen.update_table, layer, path="items")
+    tables = (jax_tt.tt_table(1000, 8, cache=cache) for cache in (OLD, NEW))
+    layer, bigger = map(jax_tt.linen.TableEmbed, tables)
+    ids = batches(1)[0]
+    variables = layer.init(jax.random.key(0), ids)
+    _, counted = layer.apply(variables, ids, mutable=["row_cache"])
+    update = partial(jax_tt.linen.update_table, layer)
     _, variables = update({**variables, **counted}, jax_tt.cache.populate)
     tx = optax.adam(0.1)
     state = tx.init(variables["params"])
     changed, after = update(variables, partial(jax_tt.cache.resize, cache=NEW))
-    assert changed.layer.table.cache == NEW
-    bigger = LinenTower(NEW)
+    assert changed.layer == bigger
     shapes = jax.eval_shape(bigger.init, jax.random.key(0), ids)
     assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, shapes)
-    assert changed.opt_state(tx, state, after)[0].mu["items"]["cache_rows"].shape == (100, 8)
-    assert_close(bigger.apply(after, ids), model.apply(variables, ids), 1e-6)
+    assert changed.opt_state(tx, state, after)[0].mu["cache_rows"].shape == (100, 8)
+    assert_close(bigger.apply(after, ids), layer.apply(variables, ids), 1e-6)
 
 
 def test_what_does_not_fit_is_named():

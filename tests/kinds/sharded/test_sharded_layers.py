@@ -1,5 +1,7 @@
 """Layers with tables that are divided over the devices of a mesh."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -149,19 +151,14 @@ def test_linen_calls_equal_those_on_one_device():
     # The same rows, in another order.
     np.testing.assert_allclose(np.sort(own, axis=0), np.sort(expected, axis=0), atol=1e-6)
 
-    frozen, served = jax_tt.linen.update_table(
-        sharded, variables, lambda collection, state: collection.frozen(state)
-    )
+    update = partial(jax_tt.linen.update_table, sharded, variables)
+    frozen, served = update(jax_tt.Collection.frozen)
     assert frozen.layer.mesh is None and OVERWRITE_WITH_GRADIENT not in served
     rows = frozen.layer.apply(served, batch, method="concatenated")
     np.testing.assert_allclose(rows, results[1], rtol=1e-6)
-    rows = jax_tt.quantize(np.ones((100, 8), np.float32), bits=8)
+    item = jax_tt.quantize(np.ones((100, 8), np.float32), bits=8)
     with pytest.raises(ValueError, match="some tables alone are divided over the mesh"):
-        jax_tt.linen.update_table(
-            sharded,
-            variables,
-            lambda collection, state: collection.with_tables(state, {"item": rows}),
-        )
+        update(partial(jax_tt.Collection.with_tables, tables={"item": item}))
 
 
 def test_arguments_that_do_not_fit_are_refused():

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from jax_tt._collection.lookup import embed, step_arguments
 from jax_tt._collection.statistics import STATISTICS, TOTALS
 from jax_tt._ids.bags import Bags
-from jax_tt._ids.split_ids import SplitIds
 from jax_tt._jax.constants import own_constants
-from jax_tt._lookup.calls import lookup_rows, pooled_rows
+from jax_tt._lookup.calls import pooled_rows
 from jax_tt._ops.cross_entropy import softmax_cross_entropy
 from jax_tt._ops.insert_in_call import insert_in_call
 from jax_tt._ops.lookups import attend
@@ -121,35 +120,8 @@ class TableCalls:
         return result
 
 
-class RowCalls(TableCalls):
-    """The calls of layers that return a row per id, and score queries against all rows."""
-
-    def __call__(
-        self: Any,
-        inputs: jax.Array | SplitIds,
-        out_sharding: Any = None,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Any] | None = None,
-    ) -> jax.Array:
-        """Looks up ids.
-
-        Args:
-            inputs: integers of any shape, or `SplitIds` (not with an ``id_order``).
-            out_sharding: sharding of the result under a mesh with explicit axes.
-            grad_scale: fused only; the scale of the loss, by which the op divides the table's
-                gradient.
-            hyperparameters: fused only; fields of ``optimizer`` for this call, floats or traced scalars by name,
-                e.g. ``{"learning_rate": rate}``.
-
-        Returns:
-            ``[*inputs.shape, features]``.
-        """
-        result = self._call(lookup_rows, inputs, grad_scale, hyperparameters)
-        if out_sharding is not None:
-            result = jax.sharding.reshard(result, out_sharding)
-        (result,) = self._promote(result, inexact=False)
-        return result
+class ScoreCalls(TableCalls):
+    """The calls that score queries against all rows."""
 
     def attend(self: Any, query: jax.Array, out_sharding: Any = None) -> jax.Array:
         """Scores queries against every row, without building the table.

@@ -22,7 +22,7 @@ from jax_tt._kinds.cached.names import COLLECTION as ROW_CACHE
 from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
 from jax_tt._layers.call import (
     GivenState,
-    RowCalls,
+    ScoreCalls,
     check_value,
     for_evaluation,
     scaled_as_embed,
@@ -48,7 +48,7 @@ COUNT = "count"
 nnx.register_variable_name(OVERWRITE_WITH_GRADIENT, FusedParam, overwrite=True)
 
 
-class TableEmbed(ChecksKeywords, AnyFromPretrained, RowCalls, nn.Module):
+class TableEmbed(ChecksKeywords, AnyFromPretrained, ScoreCalls, nn.Module):
     """Rows of any `Table`, or pooled rows of bags.
 
     The parameters of a table are variables in the collection ``params`` or, with an ``optimizer``, together with its
@@ -133,9 +133,9 @@ class TableEmbed(ChecksKeywords, AnyFromPretrained, RowCalls, nn.Module):
         return functools.partial(host_batch, table, pooled=pooled, bounds=self.lookup.bounds)
 
     # Flax wraps only the methods that stand in the class itself.
-    attend = RowCalls.attend
-    softmax_cross_entropy = RowCalls.softmax_cross_entropy
-    top_k = RowCalls.top_k
+    attend = ScoreCalls.attend
+    softmax_cross_entropy = ScoreCalls.softmax_cross_entropy
+    top_k = ScoreCalls.top_k
 
     def __call__(
         self,

@@ -384,8 +384,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
 
     def _count(self, totals: Mapping[str, jax.Array]) -> None:
         with WHERE_FLAX_ALLOWS:
-            for name, total in totals.items():
-                self.counts[name].set_value(total)
+            for name, counts in (self.counts or {}).items():
+                counts.set_value(totals[name])
 
 
 def bounds_of(embed: EmbedCollection) -> dict[str, str]:

@@ -10,10 +10,12 @@ from typing import Any, ClassVar, TypeVar
 import jax
 from flax.nnx.nn import dtypes
 
-from jax_tt._layers.call import BagCalls, RowCalls, scaled_as_embed
+from jax_tt._ids.split_ids import SplitIds
+from jax_tt._layers.call import BagCalls, ScoreCalls, scaled_as_embed
 from jax_tt._layers.nnx.change import ChangingModule
 from jax_tt._layers.nnx.module import DEFAULT, TableModule, hoisted_optimizer
 from jax_tt._layers.pretrained import AnyFromPretrained
+from jax_tt._lookup.calls import lookup_rows
 from jax_tt._table.options import Lookup, check_static
 from jax_tt._table.table import Table
 
@@ -22,7 +24,7 @@ Layer = TypeVar("Layer", bound=type)
 CALL_OPTIONS = ("bounds", "dtype", "precision", "method", "axis_name")
 
 
-class TableEmbed(AnyFromPretrained, RowCalls, ChangingModule):
+class TableEmbed(AnyFromPretrained, ScoreCalls, ChangingModule):
     """Rows of any `Table`; `TTEmbed` and `Embed` are special cases.
 
     The layer has the methods of all kinds: for row caches, growth, an order of ids, and the keys of hash tables. A
@@ -66,6 +68,33 @@ class TableEmbed(AnyFromPretrained, RowCalls, ChangingModule):
 
     def _scaled(self, table: Table) -> Table:
         return scaled_as_embed(table)
+
+    def __call__(
+        self,
+        inputs: jax.Array | SplitIds,
+        out_sharding: Any = None,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
+        """Looks up ids.
+
+        Args:
+            inputs: integers of any shape, or `SplitIds` (not with an ``id_order``).
+            out_sharding: sharding of the result under a mesh with explicit axes.
+            grad_scale: fused only; the scale of the loss, by which the op divides the table's
+                gradient.
+            hyperparameters: fused only; fields of ``optimizer`` for this call, floats or traced scalars by name,
+                e.g. ``{"learning_rate": rate}``.
+
+        Returns:
+            ``[*inputs.shape, features]``.
+        """
+        result = self._call(lookup_rows, inputs, grad_scale, hyperparameters)
+        if out_sharding is not None:
+            result = jax.sharding.reshard(result, out_sharding)
+        (result,) = self._promote(result, inexact=False)
+        return result
 
     def _promote(self, *arrays: jax.Array, **options: Any) -> Any:
         return self.promote_dtype(arrays, dtype=self.dtype, **options)

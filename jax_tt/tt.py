@@ -1,7 +1,8 @@
 """Tensor trains as tuples of cores: algebra, conversions, and lookups of arrays without a `Table`.
 
 A train is ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``, whose sizes a `jax_tt.TTShape` describes. The operations are
-differentiable in the cores; the fused lookups update a table of `jax_tt.functional.init_fused` in the backward pass.
+differentiable in the cores and have no optimizer: `to_table` makes a table of cores that is updated in the backward
+pass.
 
 >>> import jax, jax.numpy as jnp, jax_tt
 >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
@@ -14,8 +15,6 @@ True
 
 from jax_tt._compress.residuals import Residual as Residual
 from jax_tt._compress.residuals import tt_residuals as residuals
-from jax_tt._ops.arrays import fused_tt_embed_bag as fused_embed_bag
-from jax_tt._ops.arrays import fused_tt_lookup as fused_lookup
 from jax_tt._ops.trains import tt_attend as attend
 from jax_tt._ops.trains import tt_embed_bag as embed_bag
 from jax_tt._ops.trains import tt_lookup as lookup
@@ -42,8 +41,6 @@ __all__ = [
     "attend",
     "embed_bag",
     "from_dense",
-    "fused_embed_bag",
-    "fused_lookup",
     "grow",
     "init",
     "inner",

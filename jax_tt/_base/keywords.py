@@ -69,22 +69,6 @@ def checks_keywords(function: Function) -> Function:
     return checked  # pyright: ignore[reportReturnType]
 
 
-def takes_keywords(*sources: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Decorates a function of ``**options``: these are the keywords of other functions, which its signature shows."""
-
-    def decorate(function: Function) -> Function:
-        shown = dict(inspect.signature(function).parameters)
-        del shown["options"]
-        for source in sources:
-            for name, parameter in inspect.signature(source).parameters.items():
-                if parameter.kind is parameter.KEYWORD_ONLY:
-                    shown.setdefault(name, parameter)
-        function.__signature__ = inspect.Signature(list(shown.values()))  # pyright: ignore[reportFunctionMemberAccess]
-        return checks_keywords(function)
-
-    return decorate
-
-
 class ChecksKeywords:
     """Base of classes whose constructors' keywords are checked by `check_keywords`, with the name of the subclass."""
 

@@ -7,20 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import type_of
-
 STORAGE = ("float32", "bfloat16", "float16", "float64")
 MAX_COLUMNS = 2**31 - 1
-
-
-def refuse_tables(given: Any, argument: str, arrays: str) -> None:
-    """Raises for a `functional.Fused` in place of its arrays."""
-    ops = getattr(type(given), "taken_by", None)
-    if ops is not None:
-        raise TypeError(
-            f"{argument}: got {type_of(given)}; expected its arrays, table{arrays}. The table itself goes to "
-            f"the {ops} ops, which also train it."
-        )
 
 
 def table_label(name: str | None) -> str:

@@ -43,7 +43,7 @@ from jax_tt._lookup.shared import FLAGS, Shared, init_flags, is_shared
 from jax_tt._table import checkpoint
 from jax_tt._table.change import has_cache, maintain
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
-from jax_tt._table.options import check_static
+from jax_tt._table.options import DEFAULT_BOUNDS, check_static
 from jax_tt._table.sizes import sizes
 from jax_tt._table.table import Table
 
@@ -165,7 +165,7 @@ class Collection:
         self,
         batch: Any,
         *,
-        bounds: str | Mapping[str, str] = "error",
+        bounds: str | Mapping[str, str] = DEFAULT_BOUNDS,
         capacity: int | Mapping[str, int] | None = None,
         sharding: Any = None,
         local: bool = False,

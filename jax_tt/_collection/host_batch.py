@@ -29,7 +29,7 @@ from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.keys import join_keys, refuse_cut_keys
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._kinds.sharded.table import ShardedTable
-from jax_tt._table.options import BOUNDS
+from jax_tt._table.options import BOUNDS, DEFAULT_BOUNDS
 from jax_tt._table.table import Table
 
 _ALL = ""  # in place of a feature: `KeyedBags` as a whole
@@ -40,7 +40,7 @@ def host_batch(
     ids: Any,
     *,
     pooled: bool = True,
-    bounds: str = "error",
+    bounds: str = DEFAULT_BOUNDS,
     capacity: int | None = None,
     sharding: Any = None,
     local: bool = False,

@@ -29,7 +29,7 @@ from jax_tt._ops.inserting import Inserted, ToInsert, requests_of, treatment_of
 from jax_tt._sets.hash_directory import WITHIN_EPOCHS
 from jax_tt._table.change import Change
 from jax_tt._table.check import check_state
-from jax_tt._table.options import Lookup
+from jax_tt._table.options import DEFAULT_BOUNDS, Lookup
 
 
 @insert_keys.register(Collection)
@@ -41,7 +41,7 @@ def insert_collection_keys(
     scores: Mapping[str, Any] | None = None,
     epoch: Any = None,
     method: str = "auto",
-    bounds: str | Mapping[str, str] = "error",
+    bounds: str | Mapping[str, str] = DEFAULT_BOUNDS,
     return_evicted: bool = False,
 ) -> tuple[dict[str, Inserted], dict[str, dict[str, Any]]]:
     """`dynamic.insert` of all hash tables of a collection; the features of a table are one batch of it."""

@@ -11,7 +11,6 @@ from jax_tt._base import ffi
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.split_ids import SplitIds
-from jax_tt._ops.fused_table import Fused
 
 # Programs hold native ops for no other platforms.
 _EXPORTED = ("cpu", "cuda")
@@ -56,7 +55,6 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
 
 # Once per process, which is why it is done where the module is loaded: these types may then stand among the arguments
 # and results of serialised programs.
-jax.export.register_namedtuple_serialization(Fused, serialized_name="jax_tt.functional.Fused")
 jax.export.register_pytree_node_serialization(
     Bags,
     serialized_name="jax_tt.Bags",

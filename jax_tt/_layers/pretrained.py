@@ -15,7 +15,6 @@ from flax import nnx
 from jax_tt._base.arguments import as_array, type_of
 from jax_tt._base.keywords import no_such
 from jax_tt._base.rows_of_arrays import exactly_one
-from jax_tt._base.storage import refuse_tables
 from jax_tt._collection.states import check_replacements
 from jax_tt._compress.compress import Compressed
 from jax_tt._files import trains
@@ -38,13 +37,12 @@ from jax_tt._layers.call import GivenState
 from jax_tt._ops.trains import tt_to_table
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_update
-from jax_tt._table.options import Lookup, Update
+from jax_tt._table.options import DEFAULT_LOOKUP, Lookup, Update
 from jax_tt._table.table import Table
 from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.initial_cores import CoreInit, GivenCores
 
-_DEFAULT = Lookup(bounds="warn")
 _EVERY_KIND = (
     "jax_tt.TableEmbed.from_pretrained and jax_tt.TableEmbedBag.from_pretrained read every kind."
 )
@@ -60,7 +58,7 @@ class AnyFromPretrained:
         *,
         table: str | None = None,
         update: Update | None = None,
-        lookup: Lookup = _DEFAULT,
+        lookup: Lookup = DEFAULT_LOOKUP,
         **options: Any,
     ) -> Self:
         """A layer with a given table of any kind, without a random initialisation.
@@ -315,7 +313,6 @@ def _dense(source: Any, table: str | None) -> Any:
         return np.asarray(read_table(source, table, "table=")[1])
     _check_no_name(table)
     _refuse_several(source)
-    refuse_tables(source, "source", ".cores[0]")
     array = as_array("source", source)
     if array.ndim != 2 or not jnp.issubdtype(array.dtype, jnp.floating):
         raise ValueError(
@@ -332,7 +329,6 @@ def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) ->
     else:
         _check_no_name(table)
         _refuse_several(source)
-        refuse_tables(source, "source", ".cores")
     if isinstance(given, Compressed):
         given = given.table, given.state
     if isinstance(given, Approximation):

@@ -33,6 +33,7 @@ from jax_tt._ops.inserting import (
     with_clock_counted_on,
 )
 from jax_tt._sets.hash_directory import CLOCK, KEYS
+from jax_tt._table.options import DEFAULT_BOUNDS
 from jax_tt._table.scope import scope_of
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import is_sharded
@@ -47,7 +48,7 @@ def insert_keys(
     scores: Any = None,
     epoch: Any = None,
     method: str = "auto",
-    bounds: Any = "error",
+    bounds: Any = DEFAULT_BOUNDS,
     return_evicted: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
     """Finds or inserts the keys of a batch, which counts as one request for each of its ids.
@@ -66,9 +67,9 @@ def insert_keys(
         epoch: with the policies ``"epoch_lru"`` and ``"epoch_lfu"``, and only then, the present epoch, an integer
             scalar from 0 to 2**31 - 1.
         method: as in `tt.embed_bag`.
-        bounds: what is done about malformed offsets of `Bags`, as in `lookup_bags`: by default they are an error, or,
-            where none can be raised, nothing is inserted or counted. All keys are in range. For a collection for all
-            tables or by table.
+        bounds: what is done about malformed offsets of `Bags`, as in `lookup_bags`: by default they are repaired, with
+            a warning; with ``"error"``, where none can be raised, nothing is inserted or counted. All keys are in
+            range. For a collection for all tables or by table.
         return_evicted: whether to return the rows that were evicted and their optimizer state, which costs reading
             them, and of a sharded table a sum over the devices, all of which get them.
 

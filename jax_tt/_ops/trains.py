@@ -16,7 +16,7 @@ from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._ops.lookups import attend
-from jax_tt._table.options import Lookup, Update
+from jax_tt._table.options import DEFAULT_BOUNDS, Lookup, Update
 from jax_tt._table.table import Table
 from jax_tt._table.whole import to_dense
 from jax_tt._tt.approximation import Approximation
@@ -27,7 +27,7 @@ def tt_lookup(
     ids: Any,
     *,
     num_embeddings: int | None = None,
-    bounds: str = "error",
+    bounds: str = DEFAULT_BOUNDS,
     dtype: Any = None,
     method: str = "auto",
     axis_name: Any = None,
@@ -72,7 +72,7 @@ def tt_embed_bag(
     *,
     combiner: str = "sum",
     num_embeddings: int | None = None,
-    bounds: str = "error",
+    bounds: str = DEFAULT_BOUNDS,
     dtype: Any = None,
     method: str = "auto",
     axis_name: Any = None,

@@ -20,6 +20,8 @@ from jax_tt.optimizers._base import SLOT_DTYPES
 
 # What refuses comes first, what looks at nothing last.
 BOUNDS = ("error", "warn", "clip", "zero", "unchecked")
+# An error in a compiled step loses the state that the step donates.
+DEFAULT_BOUNDS = "warn"
 # Modes in which ids out of range contribute nothing and do not count as touched.
 IGNORED = ("warn", "zero")
 _BOUNDS_HINT = (
@@ -55,7 +57,7 @@ class Lookup:
     """
 
     combiner: str = "sum"
-    bounds: str = "error"
+    bounds: str = DEFAULT_BOUNDS
     dtype: Any = None
     precision: Any = None
     method: str = "auto"
@@ -79,6 +81,9 @@ class Lookup:
     def replace(self, **changes: Any) -> Lookup:
         """These options with others in place of some."""
         return dataclasses.replace(self, **changes)
+
+
+DEFAULT_LOOKUP = Lookup()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,8 +192,8 @@ def check_optimizer(optimizer: Any) -> None:
         raise TypeError(
             f"optimizer: got an optax transformation ({type(optimizer).__name__}); a fused table is updated inside the "
             "backward pass, by a rule of jax_tt.optimizers, e.g. optimizer="
-            "jax_tt.optimizers.Adagrad(learning_rate=0.05). To use optax for the table, build the layer with "
-            "optimizer=None, or call the op without 'fused', and give the gradients to optax."
+            "jax_tt.optimizers.Adagrad(learning_rate=0.05). To use optax for the table, build the layer or the "
+            "table with optimizer=None, and give the gradients to optax."
         )
     raise TypeError(
         f"optimizer: got {optimizer!r}; expected a rule of jax_tt.optimizers, e.g. "

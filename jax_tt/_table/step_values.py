@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax_tt._base.arguments import as_scalar
 from jax_tt._base.dtypes import accumulator
 from jax_tt._table.dispatch import delegate
-from jax_tt._table.options import StepInputs, Update, check_optimizer
+from jax_tt._table.options import StepInputs, check_optimizer
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import Wrapper
-from jax_tt.optimizers._base import Optimizer, is_array
+from jax_tt.optimizers._base import Optimizer
 
 
 @functools.singledispatch
@@ -81,28 +81,11 @@ class _TakenOut:
         )
 
 
-def hoisted(
-    optimizer: Any, found: Callable[[Any], bool] = is_array
-) -> tuple[Optimizer, dict[str, Any]]:
-    """The optimizer without the hyper-parameters for which ``found`` holds, arrays by default, and these by name."""
+def hoisted(optimizer: Any, found: Callable[[Any], bool]) -> tuple[Optimizer, dict[str, Any]]:
+    """The optimizer without the hyper-parameters for which ``found`` holds, and these by name."""
     check_optimizer(optimizer)
     names = optimizer.hyperparameter_names()
     values = {name: value for name in names if found(value := getattr(optimizer, name))}
     if not values:
         return optimizer, {}
     return optimizer.with_hyperparameters({name: _TakenOut(name) for name in values}), values
-
-
-def fused_update(
-    optimizer: Any,
-    *,
-    grad_scale: Any = None,
-    key: Any = None,
-    skip_nonfinite: bool = False,
-    stochastic_rounding: bool = True,
-    max_gradient: float | None = None,
-) -> tuple[Update, StepInputs]:
-    """The static description and the arrays of an update, from the options of the functional ops."""
-    rule, values = hoisted(optimizer)
-    update = Update(rule, skip_nonfinite, stochastic_rounding, max_gradient)
-    return update, StepInputs(grad_scale, key, values)

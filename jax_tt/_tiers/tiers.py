@@ -22,6 +22,7 @@ from jax_tt._collection.states import bounds_by_table
 from jax_tt._jax.on_host import like_on_device, on_host
 from jax_tt._ops.dump_content import Target
 from jax_tt._table.checkpoint import unsharded
+from jax_tt._table.options import DEFAULT_BOUNDS
 from jax_tt._table.wrapper import is_sharded
 from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.agreement import Agreement
@@ -187,7 +188,11 @@ class Tiers:
         self.seconds_waited = 0.0
 
     def prefetch(
-        self, batches: Iterable[Any], *, epoch: int = 0, bounds: str | Mapping[str, str] = "error"
+        self,
+        batches: Iterable[Any],
+        *,
+        epoch: int = 0,
+        bounds: str | Mapping[str, str] = DEFAULT_BOUNDS,
     ) -> Iterator[Staged]:
         """Yields the batches in their order, each as soon as its rows are ready.
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_array, as_int, type_of
-from jax_tt._base.storage import MAX_COLUMNS, check_storage, refuse_tables, table_label
+from jax_tt._base.storage import MAX_COLUMNS, check_storage, table_label
 from jax_tt._tt.shape import TTShape
 
 
@@ -62,7 +62,6 @@ def checked_cores(
 ) -> tuple[TrainSizes, tuple[jax.Array, ...]]:
     """Checks that cores fit together; returns their sizes and the cores as JAX arrays."""
     label = table_label(name)
-    refuse_tables(cores, f"{label}cores", ".cores")
     if not isinstance(cores, tuple | list) or not 2 <= len(cores) <= 5:
         what = f"{len(cores)} cores" if isinstance(cores, tuple | list) else type_of(cores)
         raise ValueError(

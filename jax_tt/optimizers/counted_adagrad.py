@@ -274,12 +274,13 @@ class GlobalDecayRowWiseAdagrad(Accumulated):
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> rule = jax_tt.optimizers.GlobalDecayRowWiseAdagrad(0.5, weight_decay=0.5)
-    >>> table = jax_tt.functional.init_fused(jnp.ones((4, 1)), rule)
-    >>> def loss(table, ids):
-    ...     return 0.0 * jax_tt.functional.fused_embed_bag(table, ids, rule).sum()
+    >>> table = jax_tt.dense_table(4, 1, embedding_init=jax.nn.initializers.ones, optimizer=rule)
+    >>> state = table.init(jax.random.key(0))
+    >>> def loss(state, ids):
+    ...     return 0.0 * jax_tt.lookup_bags(table, state, ids)[0].sum()
     >>> for row in (3, 1, 1, 3):
-    ...     table = jax.grad(loss)(table, jnp.array([[row]]))
-    >>> [round(x, 4) for x in table.cores[0].ravel().tolist()]
+    ...     state = jax.grad(loss)(state, jnp.array([[row]]))
+    >>> [round(x, 4) for x in state["embedding"].ravel().tolist()]
     [1.0, 0.5625, 1.0, 0.3164]
     """
 

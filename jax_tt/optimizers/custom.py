@@ -48,10 +48,11 @@ class Custom(Optimizer):
     ...     momentum = 0.9 * slots["momentum"] + gradients
     ...     return rows - 0.1 * jnp.sign(momentum), {"momentum": momentum}
     >>> rule = jax_tt.optimizers.Custom(signs, slots={"momentum": "entry"})
-    >>> table = jax_tt.functional.init_fused(jnp.zeros((4, 1)), rule)
+    >>> table = jax_tt.dense_table(4, 1, optimizer=rule)
     >>> ids = jnp.array([[1, 1, 3]])
-    >>> table = jax.grad(lambda t: jax_tt.functional.fused_embed_bag(t, ids, rule).sum())(table)
-    >>> table.slots[0][0].ravel().tolist()
+    >>> loss = lambda state: jax_tt.lookup_bags(table, state, ids)[0].sum()
+    >>> state = jax.grad(loss)(table.init(jax.random.key(0)))
+    >>> state["slot_momentum_0"].ravel().tolist()
     [0.0, 2.0, 0.0, 1.0]
     """
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_positive, type_of
+from jax_tt._base.arguments import as_positive
 from jax_tt.optimizers._base import Optimizer, Slot, Slots
 
 # A row's number is stored in two slots of floats, as quotient and remainder of this base; both are exact.
@@ -28,8 +28,8 @@ class GradientsOfRows(NamedTuple):
 
     >>> import jax, jax_tt
     >>> rule = jax_tt.optimizers.RowGradients(capacity=2)
-    >>> table = jax_tt.functional.init_fused(jax.numpy.zeros((10, 4)), rule)
-    >>> rule.read(table.slots).gradients.shape
+    >>> table = jax_tt.dense_table(10, 4, optimizer=rule)
+    >>> rule.read(table.init(jax.random.key(0))).gradients.shape
     (2, 4)
     """
 
@@ -52,10 +52,10 @@ class RowGradients(Optimizer):
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> rule = jax_tt.optimizers.RowGradients(capacity=3)
-    >>> table = jax_tt.functional.init_fused(jnp.zeros((10, 2)), rule)
+    >>> table = jax_tt.dense_table(10, 2, optimizer=rule)
     >>> ids = jnp.array([[7, 1, 7]])
-    >>> table = jax.grad(lambda t: jax_tt.functional.fused_embed_bag(t, ids, rule).sum())(table)
-    >>> found = rule.read(table.slots)
+    >>> loss = lambda state: jax_tt.lookup_bags(table, state, ids)[0].sum()
+    >>> found = rule.read(jax.grad(loss)(table.init(jax.random.key(0))))
     >>> found.rows[:2].tolist(), found.gradients.tolist(), int(found.distinct)
     ([1, 7], [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]], 2)
     """
@@ -79,21 +79,20 @@ class RowGradients(Optimizer):
             Slot("count", True, 0.0, 1),
         )
 
-    def read(self, slots: tuple[Slots, ...] | Slots | Mapping[str, Any]) -> GradientsOfRows:
+    def read(self, state: Mapping[str, Any]) -> GradientsOfRows:
         """The gradients of the last step that used the table; none before the first.
 
         Args:
-            slots: the slots of the table, as in `functional.Fused`, or a mapping that has them by name, such as the
-                state of a table.
+            state: arrays of the table by name.
 
         Returns:
             `GradientsOfRows`.
 
         Raises:
-            ValueError: ``slots`` are not those of this rule; or, outside ``jit``, the batch had more than ``capacity``
+            ValueError: ``state`` has no slots of this rule; or, outside ``jit``, the batch had more than ``capacity``
                 distinct rows.
         """
-        gradients, high, low, (count,) = self._arrays(slots)
+        gradients, high, low, (count,) = self._arrays(state)
         if not isinstance(count, Tracer) and count > self.capacity:
             raise ValueError(
                 f"capacity: got {self.capacity}; the last batch had {int(count)} distinct rows. Make the table with a "
@@ -105,19 +104,15 @@ class RowGradients(Optimizer):
         none = jnp.asarray(jnp.iinfo(dtype).max, dtype)
         return GradientsOfRows(jnp.where(high < 0, none, number), gradients, count)
 
-    def _arrays(self, slots: Any) -> list[jax.Array]:
+    def _arrays(self, state: Mapping[str, Any]) -> list[jax.Array]:
         names = [f"slot_{slot.name}_0" for slot in self.slots]
-        if isinstance(slots, Mapping):
-            found = [slots[name] for name in names if name in slots]
-        else:
-            nested = isinstance(slots, tuple) and len(slots) == 1
-            found = list(slots[0] if nested else slots) if isinstance(slots, tuple) else []
+        found = [state[name] for name in names if name in state]
         shapes = [getattr(array, "shape", None) for array in found]
         rows = [shape[0] if shape else None for shape in shapes]
         if rows != [slot.rows for slot in self.slots]:
             raise ValueError(
-                f"slots: got {type_of(slots)} with arrays of shapes {shapes}; expected the slots of a table with "
-                f"{self}, e.g. table.slots, or its state, with {', '.join(names)}."
+                f"state: got slots of shapes {shapes}; expected the state of a table with {self}, with the slots "
+                f"{', '.join(names)}."
             )
         return [jnp.asarray(array) for array in found]
 

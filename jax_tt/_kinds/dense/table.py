@@ -11,12 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_array
-from jax_tt._base.storage import (
-    MAX_COLUMNS,
-    check_storage,
-    refuse_tables,
-    table_label,
-)
+from jax_tt._base.storage import MAX_COLUMNS, check_storage, table_label
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._native.rows import RowTable
 from jax_tt._table.copies import without_values
@@ -77,7 +72,6 @@ class DenseTable(RowTable):
     ) -> tuple[DenseTable, jax.Array]:
         """Checks an array, passed as ``argument``; returns its description and the JAX array."""
         label = table_label(name)
-        refuse_tables(table, f"{label}{argument}", ".cores[0]")
         table = as_array(f"{label}{argument}", table)
         shape = tuple(table.shape)
         if len(shape) != 2 or 0 in shape or shape[1] > MAX_COLUMNS:

@@ -30,7 +30,7 @@ from jax_tt._lookup.shared import init_flags, is_shared
 from jax_tt._planning.shard_tables import over_mesh
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name, with_update, without_values
-from jax_tt._table.options import Lookup
+from jax_tt._table.options import DEFAULT_LOOKUP, Lookup
 from jax_tt._table.table import Table
 
 
@@ -77,7 +77,7 @@ class EmbedCollection(ChecksKeywords, FeatureCalls, nn.Module):
 
     tables: Mapping[str, Table]
     features: Mapping[str, Feature]
-    lookup: Lookup = Lookup(bounds="warn")
+    lookup: Lookup = DEFAULT_LOOKUP
     mesh: Mesh | None = None
     axis: str | tuple[str, ...] | None = None
     placement: Placement | Mapping[str, Placement] | str | None = None

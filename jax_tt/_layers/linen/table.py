@@ -87,7 +87,7 @@ class TableEmbed(ChecksKeywords, AnyFromPretrained, ScoreCalls, nn.Module):
     """
 
     table: Table
-    lookup: Lookup = Lookup(bounds="warn")
+    lookup: Lookup = DEFAULT_LOOKUP
     combiner: str | None = dataclasses.field(default=None, kw_only=True)
     promote_dtype: Callable[..., Any] = dataclasses.field(
         default=dtypes.promote_dtype, kw_only=True

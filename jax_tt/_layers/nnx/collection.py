@@ -25,7 +25,6 @@ from jax_tt._jax.refused import refuse_gradient
 from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._layers.call import FeatureCalls, GivenState
 from jax_tt._layers.nnx.module import (
-    DEFAULT,
     check_rngs,
     hoisted_optimizer,
     read_state,
@@ -39,7 +38,7 @@ from jax_tt._ops.inserting import Inserted
 from jax_tt._planning.shard_tables import over_mesh
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_update
-from jax_tt._table.options import Lookup
+from jax_tt._table.options import DEFAULT_LOOKUP, Lookup
 from jax_tt._table.table import Table
 
 
@@ -159,7 +158,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         self,
         tables: Mapping[str, Table],
         features: Mapping[str, Feature],
-        lookup: Lookup = DEFAULT,
+        lookup: Lookup = DEFAULT_LOOKUP,
         *,
         mesh: Mesh | None = None,
         axis: str | tuple[str, ...] | None = None,

@@ -38,7 +38,7 @@ from jax_tt._layers.variables import (
 )
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._table.copies import with_name, with_update, without_values
-from jax_tt._table.options import Lookup, StepInputs, check_static
+from jax_tt._table.options import DEFAULT_LOOKUP, Lookup, StepInputs, check_static
 from jax_tt._table.sizes import sizes
 from jax_tt._table.step_values import hoisted
 from jax_tt._table.table import Table
@@ -52,9 +52,6 @@ _BUFFERS: dict[str, type[nnx.Variable[Any]]] = {
     "hash_table": HashState,
     "placement": PageTable,
 }
-
-
-DEFAULT = Lookup(bounds="warn")
 
 
 class _LookupOption:
@@ -111,7 +108,7 @@ class TableModule(TableCalls, ChecksKeywords, nnx.Module):
     def __init__(
         self,
         table: Table,
-        lookup: Lookup = DEFAULT,
+        lookup: Lookup = DEFAULT_LOOKUP,
         *,
         given: GivenState | None = None,
         rngs: nnx.Rngs,

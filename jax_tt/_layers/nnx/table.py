@@ -13,10 +13,10 @@ from flax.nnx.nn import dtypes
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._layers.call import BagCalls, ScoreCalls, scaled_as_embed
 from jax_tt._layers.nnx.change import ChangingModule
-from jax_tt._layers.nnx.module import DEFAULT, TableModule, hoisted_optimizer
+from jax_tt._layers.nnx.module import TableModule, hoisted_optimizer
 from jax_tt._layers.pretrained import AnyFromPretrained
 from jax_tt._lookup.calls import lookup_rows
-from jax_tt._table.options import Lookup, check_static
+from jax_tt._table.options import DEFAULT_LOOKUP, Lookup, check_static
 from jax_tt._table.table import Table
 
 Layer = TypeVar("Layer", bound=type)
@@ -58,7 +58,7 @@ class TableEmbed(AnyFromPretrained, ScoreCalls, ChangingModule):
     def __init__(
         self,
         table: Table,
-        lookup: Lookup = DEFAULT,
+        lookup: Lookup = DEFAULT_LOOKUP,
         *,
         promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
         **options: Any,
@@ -163,8 +163,7 @@ def with_signature(layer: Layer) -> Layer:
     keywords = [
         *([call_options["combiner"]] if pools else []),
         *table_options.values(),
-        call_options["bounds"].replace(default="warn"),
-        *(call_options[name] for name in CALL_OPTIONS if name != "bounds"),
+        *(call_options[name] for name in CALL_OPTIONS),
         *([] if pools else [_parameters(TableEmbed.__init__)["promote_dtype"]]),
         layer_options["rngs"],
         layer_options["metadata"].replace(name=kind._metadata_argument),

@@ -2098,12 +2098,6 @@ PYTHON = (
         "dlogits = ((shares + hit) * g[None, :, None])",
     ),
     Mutant(
-        "slots of another optimizer are accepted",
-        "jax_tt/_ops/fused_table.py",
-        "if array.shape != shape or array.dtype != dtype:",
-        "if array.dtype != dtype:",
-    ),
-    Mutant(
         "rows like ids out of range are grown",
         "jax_tt/_ops/change_tables.py",
         "int(ids.max()) < num_embeddings:",

@@ -7,6 +7,7 @@ import shutil
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -109,6 +110,17 @@ def make_case(shape: jax_tt.TTShape, dtype: str, weighted: bool, seed: int = 0) 
         # Exactly representable, so that float32 and float64 see the same numbers.
         weights = [(rng.integers(1, 9, k) / 4).tolist() for k in lengths]
     return Case(shape, cores, rows, weights, rng.normal(size=(len(rows), shape.features)))
+
+
+def fused(
+    start: Any, optimizer: Any, num_embeddings: int | None = None, **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """The fused table that starts as the given rows, or cores of a train, and its state."""
+    update = jax_tt.Update(optimizer, **options)
+    if isinstance(start, tuple):
+        return jax_tt.tt.to_table(start, num_embeddings=num_embeddings, update=update)
+    table, rows = jax_tt.tables.DenseTable.of(start, update)
+    return table, {"embedding": rows, **table.init_rest({"embedding": rows})}
 
 
 def f64(array: object) -> np.ndarray:

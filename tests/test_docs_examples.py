@@ -158,7 +158,6 @@ def test_flax_names_are_public():
 
 # Plain records and protocols: their fields are described where they are made.
 WITHOUT_EXAMPLE = {
-    "jax_tt.functional.Fused",
     "jax_tt.SplitIds",
     "jax_tt.tt.Cost",
     "jax_tt.Table",

@@ -16,12 +16,13 @@ import jax_tt
 from jax_tt import optimizers
 from jax_tt._base import environment
 from tests.conftest import method_fixture
+from tests.helpers import fused
 
 ROOT = Path(__file__).resolve().parent.parent
 CORES = jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(100, 8, ranks=4))
 DENSE = jnp.ones((10, 3))
 RULE = optimizers.SGD(0.1)
-FUSED = jax_tt.functional.init_fused(CORES, RULE)
+FUSED, STATE = fused(CORES, RULE)
 CACHE = jax_tt.RowCache(20, ways=4)
 CACHED = jax_tt.tt_table(100, 8, tt_ranks=4, cache=CACHE)
 IDS = jnp.array([[1, 2], [3, 4]])
@@ -39,11 +40,15 @@ def cached(cores, **options):
     return jax_tt.lookup_bags(CACHED, state, IDS, jax_tt.Lookup(**options))[0]
 
 
+def trained(state, **options):
+    return jax_tt.lookup_bags(FUSED, state, IDS, **options)[0]
+
+
 OPS = {
     "tt": (partial(jax_tt.tt.embed_bag, bags=IDS), CORES),
     "dense": (partial(jax_tt.functional.embed_bag, bags=IDS), DENSE),
     "weights": (weighted, jnp.ones((2, 2))),
-    "fused": (partial(jax_tt.tt.fused_embed_bag, bags=IDS, optimizer=RULE), FUSED),
+    "fused": (trained, STATE),
     "cached": (cached, CORES),
 }
 
@@ -143,7 +148,7 @@ def test_ragged_lists():
         partial(jax_tt.tt.embed_bag, CORES),
         partial(jax_tt.tt.lookup, CORES),
         partial(jax_tt.functional.embed_bag, DENSE),
-        partial(jax_tt.tt.fused_embed_bag, FUSED, optimizer=RULE),
+        partial(jax_tt.lookup_bags, FUSED, STATE),
         lambda lists: jax_tt.lookup_bags(CACHED, state, lists, jax_tt.Lookup()),
         partial(jax_tt.functional.count_out_of_range, num_embeddings=5),
         jax_tt.Bags.from_padded,
@@ -158,21 +163,6 @@ def test_ragged_lists():
 def test_bags_given_to_a_lookup():
     with pytest.raises(TypeError, match=r"tt\.embed_bag"):
         jax_tt.tt.lookup(CORES, jax_tt.Bags(IDS))
-
-
-def test_tables_given_to_ops_of_arrays():
-    dense = jax_tt.functional.init_fused(DENSE, RULE)
-    for op in (
-        partial(jax_tt.tt.embed_bag, bags=IDS),
-        partial(jax_tt.tt.lookup, ids=IDS),
-        jax_tt.tt.to_dense,
-        partial(jax_tt.tt.attend, query=jnp.ones(8)),
-        partial(jax_tt.functional.init_fused, optimizer=RULE),
-    ):
-        with pytest.raises(TypeError, match=r"got a Fused; expected its arrays, table\.cores\."):
-            op(FUSED)
-    with pytest.raises(TypeError, match=r"table\.cores\[0\]"):
-        jax_tt.functional.embed_bag(dense, IDS)
 
 
 def imports(code, **variables):

@@ -49,13 +49,12 @@ def measure(settings: Settings, report: Report) -> None:
 def _plain(batches: np.ndarray, rows: int) -> Timing:
     """Steps without a cache."""
 
-    def step(table: jax_tt.functional.Fused, ids: jax.Array) -> jax_tt.functional.Fused:
-        def loss(table: jax_tt.functional.Fused) -> jax.Array:
-            return jnp.sum(jax_tt.tt.fused_lookup(table, ids, OPTIMIZER, num_embeddings=rows))
+    table = jax_tt.tt_table(rows, FEATURES, tt_ranks=RANK, optimizer=OPTIMIZER)
 
-        return jax.grad(loss)(table)
+    def step(state: dict[str, jax.Array], ids: jax.Array) -> dict[str, jax.Array]:
+        return jax.grad(lambda state: jnp.sum(jax_tt.lookup(table, state, ids)[0]))(state)
 
-    return _timed(step, _table(rows), batches)[0]
+    return _timed(step, table.init(jax.random.key(0)), batches)[0]
 
 
 def _cached(batches: np.ndarray, rows: int, cache: jax_tt.RowCache) -> tuple[Timing, float]:
@@ -74,11 +73,6 @@ def _cached(batches: np.ndarray, rows: int, cache: jax_tt.RowCache) -> tuple[Tim
 
     timing, state = _timed(step, table.init(jax.random.key(0)), batches)
     return timing, jax_tt.cache.statistics(table, state)["hit_rate"]
-
-
-def _table(rows: int) -> jax_tt.functional.Fused:
-    shape = jax_tt.TTShape.suggest(rows, FEATURES, ranks=RANK)
-    return jax_tt.functional.init_fused(jax_tt.tt.init(jax.random.key(0), shape), OPTIMIZER)
 
 
 def _timed(step: Any, table: Any, batches: np.ndarray) -> tuple[Timing, Any]:

@@ -28,13 +28,13 @@ def measure(settings: Settings, report: Report) -> None:
 
 def _one_step(report: Report, work: Work) -> None:
     """Memory and the table's address over the first step of a compiled program."""
-    step, table = ours.dense_fused_program(work)
+    step, state = ours.dense_fused_program(work)
     bags = ours.bags_of(work)[0]
-    compiled = step.lower(table, bags).compile()
-    address = table.cores[0].unsafe_buffer_pointer()
+    compiled = step.lower(state, bags).compile()
+    address = state["embedding"].unsafe_buffer_pointer()
     with memory.Growth() as growth:
-        _, table = jax.block_until_ready(compiled(table, bags))
-    moved = table.cores[0].unsafe_buffer_pointer() != address
+        _, state = jax.block_until_ready(compiled(state, bags))
+    moved = state["embedding"].unsafe_buffer_pointer() != address
     report.figure(
         "step_memory_mib", growth.bytes / 2**20, "MiB",
         "memory the fused step adds to the table's, at its peak", at_most=64,

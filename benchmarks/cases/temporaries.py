@@ -20,9 +20,9 @@ def measure(settings: Settings, report: Report) -> None:
     shape = TTShape.suggest(ROWS, COLUMNS, ranks=RANK)
     ids = [np.random.default_rng(0).integers(0, ROWS, bags * size)]
     work = Work(shape, bags, size, ids)
-    step, table = ours.tt_fused_program(work, optimizers.SGD(LEARNING_RATE))
+    step, state = ours.tt_fused_program(work, optimizers.SGD(LEARNING_RATE))
     batch = ours.bags_of(work)[0]
-    compiled = step.lower(table, batch).compile()
+    compiled = step.lower(state, batch).compile()
     planned = compiled.memory_analysis()
     if planned is not None:
         report.figure(
@@ -30,7 +30,7 @@ def measure(settings: Settings, report: Report) -> None:
             "temporaries of the fused step as XLA plans them", at_most=256,
         )  # fmt: skip
     with memory.Growth() as growth:
-        jax.block_until_ready(compiled(table, batch))
+        jax.block_until_ready(compiled(state, batch))
     report.figure(
         "measured_mib", growth.bytes / 2**20, "MiB",
         "memory the fused step adds at its peak, as the system counts it", at_most=256,

@@ -27,7 +27,7 @@ def tt_forward(work: Work, method: str = "auto") -> Call:
 
     @jax.jit
     def forward(cores, bags):
-        return jax_tt.tt.embed_bag(cores, bags, num_embeddings=n, method=method)
+        return jax_tt.tt.embed_bag(cores, bags, num_embeddings=n, bounds="error", method=method)
 
     return lambda i: forward(cores, bags[i % len(bags)]).block_until_ready()
 
@@ -35,20 +35,29 @@ def tt_forward(work: Work, method: str = "auto") -> Call:
 def tt_fused_step(work: Work, method: str = "auto", optimizer=None) -> Call:
     """Forward, backward and update of a TT table, the update fused into the backward pass."""
     optimizer = optimizer or optimizers.SGD(LEARNING_RATE)
-    step, table = tt_fused_program(work, optimizer, method)
-    return _training(step, table, bags_of(work))
+    step, state = tt_fused_program(work, optimizer, method)
+    return _training(step, state, bags_of(work))
 
 
 def tt_fused_program(work: Work, optimizer, method: str = "auto"):
-    """The jitted donated step ``(table, bags) -> (loss, table)`` and the table it starts from."""
-    gradient, n = jnp.asarray(work.gradient), work.shape.num_embeddings
-    table = jax_tt.functional.init_fused(cores_of(work), optimizer)
+    """The jitted donated step ``(state, bags) -> (loss, state)`` and the state it starts from."""
+    table, state = jax_tt.tt.to_table(
+        cores_of(work),
+        num_embeddings=work.shape.num_embeddings,
+        update=jax_tt.Update(optimizer),
+    )
+    return _fused_program(work, table, method), state
 
-    def loss(table, bags):
-        out = jax_tt.tt.fused_embed_bag(table, bags, optimizer, num_embeddings=n, method=method)
+
+def _fused_program(work: Work, table: jax_tt.Table, method: str = "auto"):
+    gradient = jnp.asarray(work.gradient)
+
+    def loss(state, bags):
+        # The reference would tell the host of ids out of range, which other libraries' programs do not.
+        out, _ = jax_tt.lookup_bags(table, state, bags, bounds="error", method=method)
         return jnp.vdot(out, gradient)
 
-    return jax.jit(jax.value_and_grad(loss), donate_argnums=0), table
+    return jax.jit(jax.value_and_grad(loss), donate_argnums=0)
 
 
 def tt_optax_step(work: Work, method: str = "auto") -> Call:
@@ -57,8 +66,8 @@ def tt_optax_step(work: Work, method: str = "auto") -> Call:
     tx = optax.sgd(LEARNING_RATE)
 
     def loss(cores, bags):
-        out = jax_tt.tt.embed_bag(cores, bags, num_embeddings=n, method=method)
-        return jnp.vdot(out, gradient)
+        options = {"num_embeddings": n, "bounds": "error", "method": method}
+        return jnp.vdot(jax_tt.tt.embed_bag(cores, bags, **options), gradient)
 
     def step(state, bags):
         cores, slots = state
@@ -120,21 +129,19 @@ def dense_forward(work: Work) -> Call:
 
 def dense_fused_program(work: Work, optimizer=None):
     """As `tt_fused_program`, for a dense table of the same rows and columns."""
-    gradient = jnp.asarray(work.gradient)
-    optimizer = optimizer or optimizers.SGD(LEARNING_RATE)
-    rows = jnp.full((work.shape.num_embeddings, work.shape.features), 0.01, jnp.float32)
-    table = jax_tt.functional.init_fused(rows, optimizer)
-
-    def loss(table, bags):
-        return jnp.vdot(jax_tt.functional.fused_embed_bag(table, bags, optimizer), gradient)
-
-    return jax.jit(jax.value_and_grad(loss), donate_argnums=0), table
+    table = jax_tt.dense_table(
+        work.shape.num_embeddings,
+        work.shape.features,
+        embedding_init=jax.nn.initializers.constant(0.01),
+        optimizer=optimizer or optimizers.SGD(LEARNING_RATE),
+    )
+    return _fused_program(work, table), table.init(jax.random.key(0))
 
 
 def dense_fused_step(work: Work, optimizer=None) -> Call:
     """Forward, backward and update of a dense table, in place."""
-    step, table = dense_fused_program(work, optimizer)
-    return _training(step, table, bags_of(work))
+    step, state = dense_fused_program(work, optimizer)
+    return _training(step, state, bags_of(work))
 
 
 def _training(step, state, bags) -> Call:

@@ -39,7 +39,7 @@ def tt_forward(work: GpuWork, method: str) -> tuple[Step, Any]:
     n = work.shape.num_embeddings
 
     def call(cores: Any, ids: jax.Array) -> jax.Array:
-        return jax_tt.tt.embed_bag(cores, ids, num_embeddings=n, method=method)
+        return jax_tt.tt.embed_bag(cores, ids, num_embeddings=n, bounds="error", method=method)
 
     return accumulated(call, cores_of(work), _example(work))
 
@@ -50,7 +50,8 @@ def tt_gradient(work: GpuWork, method: str) -> tuple[Step, Any]:
 
     def call(given: Any, ids: jax.Array) -> Any:
         def loss(cores: Any, g: jax.Array) -> jax.Array:
-            return jnp.vdot(jax_tt.tt.embed_bag(cores, ids, num_embeddings=n, method=method), g)
+            options = {"num_embeddings": n, "bounds": "error", "method": method}
+            return jnp.vdot(jax_tt.tt.embed_bag(cores, ids, **options), g)
 
         return jax.grad(loss)(*given)
 
@@ -59,16 +60,20 @@ def tt_gradient(work: GpuWork, method: str) -> tuple[Step, Any]:
 
 def tt_fused(work: GpuWork, method: str) -> tuple[Step, Any]:
     """Forward, backward and SGD, fused."""
-    n = work.shape.num_embeddings
+    n, update = work.shape.num_embeddings, jax_tt.Update(RULE)
+    table, state = jax_tt.tt.to_table(cores_of(work), num_embeddings=n, update=update)
+    return _fused(table, method), (state, work.gradient())
 
+
+def _fused(table: jax_tt.Table, method: str) -> Step:
     def step(state: Any, ids: jax.Array) -> Any:
-        def loss(table: Any, g: jax.Array) -> jax.Array:
-            out = jax_tt.tt.fused_embed_bag(table, ids, RULE, num_embeddings=n, method=method)
+        def loss(state: Any, g: jax.Array) -> jax.Array:
+            out, _ = jax_tt.lookup_bags(table, state, ids, bounds="error", method=method)
             return jnp.vdot(out, g)
 
         return jax.grad(loss)(*state), state[1]
 
-    return step, (jax_tt.functional.init_fused(cores_of(work), RULE), work.gradient())
+    return step
 
 
 def _rows(work: GpuWork) -> jax.Array:
@@ -77,14 +82,13 @@ def _rows(work: GpuWork) -> jax.Array:
 
 def dense_fused(work: GpuWork, method: str) -> tuple[Step, Any]:
     """A dense table of the same rows and columns: forward, backward and SGD, fused."""
-
-    def step(state: Any, ids: jax.Array) -> Any:
-        def loss(table: Any, g: jax.Array) -> jax.Array:
-            return jnp.vdot(jax_tt.functional.fused_embed_bag(table, ids, RULE, method=method), g)
-
-        return jax.grad(loss)(*state), state[1]
-
-    return step, (jax_tt.functional.init_fused(_rows(work), RULE), work.gradient())
+    table = jax_tt.dense_table(
+        work.shape.num_embeddings,
+        work.shape.features,
+        embedding_init=jax.nn.initializers.constant(0.01),
+        optimizer=RULE,
+    )
+    return _fused(table, method), (table.init(jax.random.key(0)), work.gradient())
 
 
 def dense_forward(work: GpuWork) -> tuple[Step, Any]:

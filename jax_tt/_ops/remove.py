@@ -66,7 +66,7 @@ def remove_keys(
         table: the `HashTable`, or a `ShardedTable` of one.
         state: its arrays by name.
         keys: the keys to remove, as `dynamic.insert` takes them; those without a row are skipped. `Bags` with
-            malformed offsets are refused as by `dynamic.insert`.
+            malformed offsets are refused.
         where: instead of ``keys``, a function from a `KeyView` to bool ``[capacity]``, such as
             ``lambda view: view.age > 1000``.
         size: of the result; with ``where`` at most so many keys are removed, the first ones in the order of slots.

@@ -40,9 +40,9 @@ def tt_lookup(
         cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
         ids: integers of any shape, or `SplitIds`.
         num_embeddings: number of valid rows; default all that the cores address.
-        bounds: treatment of ids outside ``[0, num_embeddings)``: ``"error"`` raises on CPU (NaN from the
-            reference), ``"clip"`` reads the nearest row, ``"zero"`` reads zeros, ``"warn"`` reads zeros with an
-            `OutOfRangeWarning`, ``"unchecked"`` assumes that there are none.
+        bounds: treatment of ids outside ``[0, num_embeddings)``: ``"warn"`` reads zeros with an
+            `OutOfRangeWarning`, ``"zero"`` without one, ``"clip"`` reads the nearest row, ``"error"`` raises on CPU
+            (NaN from the reference), ``"unchecked"`` assumes that there are none.
         dtype: type of the result; default that of the cores. Sums are in float32 or better.
         method: ``"auto"``, ``"reference"`` (pure JAX) or ``"native"`` (native).
         axis_name: mesh axes to sum the cores' gradients over, inside a ``shard_map`` with ``check_vma=False``; with

@@ -12,6 +12,7 @@ from jax_tt._base.arguments import type_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import STORAGE, check_storage, require_arrays
 from jax_tt._table.dispatch import dispatched
+from jax_tt._table.options import check_static
 from jax_tt._table.state import Array
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
@@ -40,6 +41,8 @@ def check_table(table: Any, state: Any) -> None:
         raise TypeError(
             f"{table.ids.label}state: got {type_of(state)}; expected arrays by name, as Table.init returns."
         )
+    if table.update is not None:
+        check_static(f"{table.ids.label}optimizer", table.update.optimizer)
 
 
 @dispatched
@@ -69,12 +72,16 @@ def check_wrapper(wrapper: Any, state: State) -> None:
 
 
 def check_arrays(table: Table, state: State, arrays: Sequence[Array]) -> None:
-    """Raises if one of these arrays of a table is missing from a state, or has another shape or type."""
+    """Raises if one of these arrays of a table is missing from a state, is none, or has another shape or type."""
     if any(array.name not in state for array in arrays):
         require_arrays(table, state, [array.name for array in arrays])
     storage: dict[int | None, set[str]] = {}
     for array in arrays:
         given, dtype = state[array.name], array.dtype
+        if not hasattr(given, "dtype"):
+            raise TypeError(
+                f"{table.ids.label}state: {array.name}: got {type_of(given)}; expected an array, as Table.init returns."
+            )
         if array.role == "parameter" and dtype is None:
             storage.setdefault(array.unit, set()).add(given.dtype.name)
         # Not in one comparison, since np.dtype("float64") == None.

@@ -83,9 +83,6 @@ class Lookup:
         return dataclasses.replace(self, **changes)
 
 
-DEFAULT_LOOKUP = Lookup()
-
-
 @dataclasses.dataclass(frozen=True)
 class Update:
     """How the backward pass of a fused table updates it.
@@ -219,7 +216,7 @@ def _check_slots(optimizer: Optimizer) -> None:
 
 
 def check_static(argument: str, optimizer: Optimizer) -> None:
-    """Raises unless the hyper-parameters are hashable, since the optimizer of a layer or collection is static."""
+    """Raises unless the hyper-parameters are hashable, since the optimizer of a table is static."""
     try:
         hash(optimizer)
     except TypeError:
@@ -227,7 +224,7 @@ def check_static(argument: str, optimizer: Optimizer) -> None:
         name = held[0] if held else "learning_rate"
         raise TypeError(
             f"{argument}: {type(optimizer).__name__} holds an array in {', '.join(held) or 'a field'}; the rule of a "
-            "layer is part of the program and holds floats or schedules of the step. A value that changes between "
+            "table is part of the program and holds floats or schedules of the step. A value that changes between "
             f"steps goes to the call, hyperparameters={{{name!r}: value}}, or, in NNX only, into a variable, "
             f"{name}=nnx.Variable(jnp.float32(0.05))."
         ) from None
@@ -240,3 +237,6 @@ def check_update(update: Any) -> None:
             f"update: got {update!r}; expected None or a jax_tt.Update, e.g. "
             "jax_tt.Update(jax_tt.optimizers.Adagrad(0.05))."
         )
+
+
+DEFAULT_LOOKUP = Lookup()

@@ -103,6 +103,17 @@ class Contents:
     sentinel: float = 1.0
 
 
+def _table_of(signature: Signature, arrays: list[jax.Array]) -> tuple[Any, dict[str, Any]]:
+    update = None if signature.rule is None else jax_tt.Update(signature.rule)
+    fields = {"param_dtype": arrays[0].dtype, "update": update, "name": "t"}
+    if signature.table in DENSE:
+        table: Any = jax_tt.tables.DenseTable(*DENSE[signature.table], **fields)
+    else:
+        table = jax_tt.tables.TTTable.of_shape(TABLES[signature.table], **fields)
+    params = dict(zip(table.spec.param_names, arrays, strict=True))
+    return table, params | table.init_rest(params)
+
+
 _targets: dict[int, Target] = {}
 
 
@@ -132,11 +143,7 @@ class Target:
             cores = [
                 jnp.asarray(rng.normal(size=shape) / 2).astype(signature.dtype) for shape in shapes
             ]
-            self.table: Any = tuple(cores)
-            if signature.rule is not None:
-                self.table = jax_tt.functional.init_fused(
-                    cores if len(cores) > 1 else cores[0], signature.rule
-                )
+            self.table, self.state = _table_of(signature, cores)
         self.wide = [np.asarray(core.astype(jnp.float32), np.float64) for core in cores]
         self.compiled = jax.jit(self._step, donate_argnums=(0,) if signature.donate else ())
         self.calls = 0
@@ -152,14 +159,14 @@ class Target:
     def run(self, contents: Contents) -> Any:
         """Output and gradients (or new table) as the compiled call returns them."""
         with jax.enable_x64(self.signature.x64):
-            table = self.table
+            state = self.state
             if self.signature.rule is not None:
-                table = table._replace(sentinel=np.float32(contents.sentinel))
+                state = state | {"sentinel": np.float32(contents.sentinel)}
             if self.signature.donate:
-                table = jax.tree.map(jnp.array, table)
+                state = jax.tree.map(jnp.array, state)
             ids = contents.ids if contents.digits is None else contents.digits
             return jax.block_until_ready(
-                self.compiled(table, contents.weights, ids, contents.offsets)
+                self.compiled(state, contents.weights, ids, contents.offsets)
             )
 
     def call(self, rng: np.random.Generator) -> str:
@@ -181,38 +188,22 @@ class Target:
         self._compare(contents, np.asarray(out).astype(np.float64), want, gradients)
         return "checked"
 
-    def _step(self, table: Any, weights: Any, ids: Any, offsets: Any) -> Any:
+    def _step(self, state: Any, weights: Any, ids: Any, offsets: Any) -> Any:
         s = self.signature
         if s.ids == "digits":
             ids = jax_tt.SplitIds(ids)
 
-        def loss(table: Any, weights: Any) -> Any:
-            bags = jax_tt.Bags(ids, offsets, weights, s.form == "padded")
-            options: dict[str, Any] = {"bounds": s.bounds, "method": "native", "name": "t"}
-            if s.table not in DENSE:
-                options["num_embeddings"] = s.num_embeddings
+        def loss(state: Any, weights: Any) -> Any:
+            lookup = jax_tt.Lookup(s.combiner, s.bounds, method="native")
             if s.form == "lookup":
-                op = jax_tt.tt.lookup if s.rule is None else jax_tt.tt.fused_lookup
-                given: Any = ids
+                out, _ = jax_tt.lookup(self.table, state, ids, lookup)
             else:
-                options["combiner"] = s.combiner
-                given = bags
-                op = {
-                    (True, False): jax_tt.functional.embed_bag,
-                    (True, True): jax_tt.functional.fused_embed_bag,
-                    (False, False): jax_tt.tt.embed_bag,
-                    (False, True): jax_tt.tt.fused_embed_bag,
-                }[s.table in DENSE, s.rule is not None]
-            first = table[0] if s.table in DENSE and s.rule is None else table
-            out = (
-                op(first, given, **options)
-                if s.rule is None
-                else op(first, given, s.rule, **options)
-            )
+                bags = jax_tt.Bags(ids, offsets, weights, s.form == "padded")
+                out, _ = jax_tt.lookup_bags(self.table, state, bags, lookup)
             return jnp.sum(out.astype(jnp.float32)), out
 
         argnums = (0, 1) if s.weighted else (0,)
-        return jax.value_and_grad(loss, argnums=argnums, has_aux=True)(table, weights)
+        return jax.value_and_grad(loss, argnums=argnums, has_aux=True)(state, weights)
 
     def _contents(self, rng: np.random.Generator, hostile: bool) -> Contents:
         s = self.signature
@@ -341,7 +332,7 @@ class Target:
         if s.rule is not None or s.dtype not in ("float32", "float64"):
             return
         # The output is linear in each core: the core times its gradient is the sum of the output.
-        for core, gradient in zip(self.wide, gradients[0], strict=True):
+        for core, gradient in zip(self.wide, jax.tree.leaves(gradients[0]), strict=True):
             total = float(np.sum(core * np.asarray(gradient, np.float64)))
             spread = float(np.sum(np.abs(core * np.asarray(gradient, np.float64)))) + scale
             assert abs(total - want.sum()) <= 1e-4 * spread, f"gradient: {total} for {want.sum()}"

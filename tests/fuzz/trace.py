@@ -16,7 +16,7 @@ import numpy as np
 
 import jax_tt
 from jax_tt import optimizers
-from tests.helpers import SHAPES
+from tests.helpers import SHAPES, fused
 
 SHAPE = SHAPES["d3"]
 N, D = SHAPE.num_embeddings, SHAPE.features
@@ -72,8 +72,8 @@ ALIASES = {
     "num_embeddings": ("rows",),
     "dtype": ("data type", "type"),
     "learning_rate": ("optimizer",),
-    "table": ("cores", "slots", "step", "sentinel", "used", "optimizer"),
-    "optimizer": ("table",),
+    "table": ("cores",),
+    "state": ("core_", "embedding", "slot_", "step", "sentinel", "used", "parameters"),
     "cores": ("num_embeddings", "features", "query"),
     "axis_name": ("axis",),
     "shape": ("TTShape",),
@@ -167,20 +167,18 @@ def dense_bag(rng: np.random.Generator) -> Case:
     return Case(jax_tt.functional.embed_bag, arguments | _common(rng), table="dense")
 
 
-def fused(rng: np.random.Generator) -> Case:
+def trained(rng: np.random.Generator) -> Case:
     which = rng.integers(3)
     rule = RULES[rng.integers(len(RULES))]
     start: Any = jnp.ones((9, 4)) if which == 0 else tuple(map(jnp.asarray, _cores()))
-    table = jax_tt.functional.init_fused(start, rule)
-    arguments = {"table": table, "optimizer": rule, "grad_scale": None, "key": None} | _common(rng)
-    if which:
-        arguments["precision"] = None
+    options = {"grad_scale": None, "key": None, "precision": None} | _common(rng)
+    del options["name"], options["axis_name"]
+    table, state = fused(start, rule, N if which else None)
+    arguments = {"table": table, "state": state} | options
     if which == 2:
-        arguments |= {"ids": np.array([[1, 2]]), "num_embeddings": N}
-        return Case(jax_tt.tt.fused_lookup, arguments, table="fused")
+        return Case(jax_tt.lookup, arguments | {"ids": np.array([[1, 2]])}, table="described")
     arguments |= {"bags": _bags(rng), "combiner": "sqrtn"}
-    op = jax_tt.tt.fused_embed_bag if which else jax_tt.functional.fused_embed_bag
-    return Case(op, arguments, table="fused")
+    return Case(jax_tt.lookup_bags, arguments, table="described")
 
 
 def to_dense(rng: np.random.Generator) -> Case:
@@ -191,10 +189,6 @@ def to_dense(rng: np.random.Generator) -> Case:
 def attend(rng: np.random.Generator) -> Case:
     arguments = {"cores": _cores(), "query": np.ones((2, D), np.float32), "num_embeddings": N}
     return Case(jax_tt.tt.attend, arguments)
-
-
-def start(rng: np.random.Generator) -> Case:
-    return Case(jax_tt.functional.init_fused, {"cores": _cores(), "optimizer": RULES[0]})
 
 
 def initial(rng: np.random.Generator) -> Case:
@@ -239,7 +233,7 @@ def rule(rng: np.random.Generator) -> Case:
 
 
 CASES = (
-    lookup, lookup, bag, bag, bag, dense_bag, dense_bag, fused, fused, fused, to_dense, attend, start, initial, count,
+    lookup, lookup, bag, bag, bag, dense_bag, dense_bag, trained, trained, trained, to_dense, attend, initial, count,
     shape, split, bags, bags, rule
 )  # fmt: skip
 
@@ -324,17 +318,15 @@ def mutate_ids_or_bags(rng: np.random.Generator, value: Any) -> tuple[Any, bool]
     return changed, certain and not isinstance(changed, int | np.integer | tuple | range)
 
 
-def mutate_fused(rng: np.random.Generator, value: Any) -> tuple[Any, bool]:
-    kind = rng.integers(4)
+def mutate_state(rng: np.random.Generator, value: Any) -> tuple[Any, bool]:
+    kind = rng.integers(3)
     if kind == 0:
         return _junk(rng)
+    name = str(rng.choice(sorted(value)))
     if kind == 1:
-        return tuple(value), True
-    field = str(rng.choice(value._fields))
+        return {other: value[other] for other in value if other != name}, True
     new = _junk(rng)[0] if rng.integers(2) else _array(rng)
-    if kind == 2 and field in ("cores", "slots") and getattr(value, field):
-        new = (*getattr(value, field)[:-1], new)
-    return value._replace(**{field: new}), isinstance(new, str | bytes | dict | set | complex)
+    return value | {name: new}, isinstance(new, str | bytes | dict | set | complex)
 
 
 def mutate_dense(rng: np.random.Generator, value: Any) -> tuple[Any, bool]:
@@ -372,7 +364,8 @@ MUTATIONS: dict[str, Callable[[np.random.Generator, Any], tuple[Any, bool]]] = {
     "ids": mutate_ids,
     "bags": mutate_bags,
     "ids_or_bags": mutate_ids_or_bags,
-    "fused": mutate_fused,
+    "described": _of(),
+    "state": mutate_state,
     "dense": mutate_dense,
     "weights": mutate_weights,
     "offsets": mutate_weights,
@@ -393,7 +386,6 @@ MUTATIONS: dict[str, Callable[[np.random.Generator, Any], tuple[Any, bool]]] = {
     "needed_dtype": _of(None, may=(np.ndarray, np.generic, type, str, list, tuple)),
     "axis_name": _of(None, may=(object,)),
     "precision": _of(None),
-    "optimizer": _of(),
     "scale": _of(None, may=(int, float, np.number)),
     "key": _of(None),
     "needed_key": _of(may=(jax.Array,)),

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from tests.conftest import method_fixture
-from tests.helpers import SHAPES, make_case
+from tests.helpers import SHAPES, fused, make_case
 
 SHAPE = SHAPES["d3"]
 N = SHAPE.num_embeddings
@@ -25,34 +25,21 @@ method = method_fixture(
 )
 
 
-def _tt(cores, bags, method):
-    return jax_tt.tt.embed_bag(cores, bags, num_embeddings=N, method=method)
-
-
-def _fused_tt(table, bags, method):
-    return jax_tt.tt.fused_embed_bag(table, bags, RULE, num_embeddings=N, method=method)
-
-
-def _dense(table, bags, method):
-    return jax_tt.functional.embed_bag(table, bags, method=method)
-
-
-def _fused_dense(table, bags, method):
-    return jax_tt.functional.fused_embed_bag(table, bags, RULE, method=method)
-
-
-@pytest.mark.parametrize("op", [_dense, _fused_dense, _tt, _fused_tt])
-def test_the_weight_of_a_bad_id_has_no_gradient_that_is_a_number(op, method):
+@pytest.mark.parametrize("optimizer", [None, RULE])
+@pytest.mark.parametrize("kind", ["dense", "tt"])
+def test_the_weight_of_a_bad_id_has_no_gradient_that_is_a_number(kind, optimizer, method):
     cores = make_case(SHAPE, "float32", False).cores
     rows = jax_tt.tt.to_dense(cores, num_embeddings=N)
-    table = cores if op in (_tt, _fused_tt) else rows
-    if op in (_fused_tt, _fused_dense):
-        table = jax_tt.functional.init_fused(table, RULE)
+    table, state = fused(cores if kind == "tt" else rows, RULE, N)
+    if optimizer is None:
+        table = jax_tt.extension.with_update(table, None)
+        state = {name: state[name] for name in table.spec.param_names}
     weights = np.linspace(-1, 1, len(IDS), dtype=np.float32)
     g = np.random.default_rng(0).normal(size=(len(OFFSETS) - 1, SHAPE.features)).astype(np.float32)
 
-    def loss(weights, table):
-        out = op(table, jax_tt.Bags(jnp.asarray(IDS), jnp.asarray(OFFSETS), weights), method)
+    def loss(weights, state):
+        bags = jax_tt.Bags(jnp.asarray(IDS), jnp.asarray(OFFSETS), weights)
+        out, _ = jax_tt.lookup_bags(table, state, bags, bounds="error", method=method)
         return jnp.sum(jnp.where(jnp.isnan(out), 0, out) * g), out
 
     # Inside shard_map nothing raises: one device that stops would leave the others waiting.
@@ -67,7 +54,7 @@ def test_the_weight_of_a_bad_id_has_no_gradient_that_is_a_number(op, method):
         check_vma=False,
     )
     # With the table's gradient: that of the weights alone is taken from a lookup of rows.
-    (gradient, _), out = jax.jit(step)(weights, table)
+    (gradient, _), out = jax.jit(step)(weights, state)
     bad_bags = [BAD[a:b].any() for a, b in itertools.pairwise(OFFSETS)]
     np.testing.assert_array_equal(np.isnan(out).all(-1), bad_bags)
     # The loss leaves bags that are NaN out, so that their other ids have a gradient of 0.

@@ -10,6 +10,7 @@ from flax import linen, nnx
 
 import jax_tt
 from jax_tt import optimizers
+from tests.helpers import fused
 
 ROWS = 2**33
 SHAPE = jax_tt.TTShape.suggest(ROWS, 4, ranks=2)
@@ -17,7 +18,7 @@ CORES = jax_tt.tt.init(jax.random.key(0), SHAPE)
 ID = 2**32 + 5
 IDS = np.array([[ID]])
 RULE = optimizers.SGD(0.1)
-FUSED = jax_tt.functional.init_fused(CORES, RULE)
+FUSED, STATE = fused(CORES, RULE)
 LAYER = partial(jax_tt.TTEmbedBag, ROWS, 4, tt_ranks=2)
 NNX = LAYER(rngs=nnx.Rngs(0))
 FUSED_NNX = LAYER(rngs=nnx.Rngs(0), optimizer=RULE)
@@ -36,8 +37,8 @@ CALLS = {
     "ragged Bags": lambda ids: jax_tt.tt.embed_bag(
         CORES, jax_tt.Bags.from_lengths(ids[0], np.ones(1, np.int32))
     ),
-    "fused lookup": lambda ids: jax_tt.tt.fused_lookup(FUSED, ids, RULE),
-    "fused bags": lambda ids: jax_tt.tt.fused_embed_bag(FUSED, ids, RULE),
+    "fused lookup": lambda ids: jax_tt.lookup(FUSED, STATE, ids),
+    "fused bags": lambda ids: jax_tt.lookup_bags(FUSED, STATE, ids),
     "gradient": jax.grad(lambda ids: jax_tt.tt.lookup(CORES, ids).sum(), allow_int=True),
     "NNX": lambda ids: NNX(ids),
     "fused NNX": lambda ids: FUSED_NNX(ids),
@@ -103,24 +104,18 @@ def test_counts_of_ids_beyond_32_bits():
             jax_tt.functional.count_out_of_range(given, ROWS)
 
 
-def dense(op, *args, method):
-    """Shape of the gradient of a table of 2**31 + 5 rows, which is never made."""
-    table = jax.ShapeDtypeStruct((2**31 + 5, 4), jnp.float32)
-    if args:
-        table = jax.eval_shape(lambda table: jax_tt.functional.init_fused(table, RULE), table)
-    ids = jnp.array([[1, 2]])
-
-    def loss(table):
-        return op(table, ids, *args, method=method).sum()
-
-    return jax.tree.leaves(jax.eval_shape(jax.grad(loss), table))[0].shape
-
-
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")
-def test_dense_tables_beyond_32_bits_take_int32_ids():
+@pytest.mark.parametrize("optimizer", [None, RULE])
+def test_dense_tables_beyond_32_bits_take_int32_ids(optimizer):
+    """The gradient of a table of 2**31 + 5 rows, which is never made."""
+    table = jax_tt.dense_table(2**31 + 5, 4, optimizer=optimizer)
+    state = jax.eval_shape(table.init, jax.random.key(0))
     for choice in ("reference", "auto"):
-        assert dense(jax_tt.functional.embed_bag, method=choice) == (2**31 + 5, 4)
-        assert dense(jax_tt.functional.fused_embed_bag, RULE, method=choice) == (2**31 + 5, 4)
+
+        def loss(state, method=choice):
+            return jax_tt.lookup_bags(table, state, jnp.array([[1, 2]]), method=method)[0].sum()
+
+        assert jax.eval_shape(jax.grad(loss), state)["embedding"].shape == (2**31 + 5, 4)
 
 
 def test_dense_tables_beyond_32_bits_and_traced_ids():

@@ -86,7 +86,7 @@ SHARED_ERRORS = [
     (
         {"optimizer": optimizers.SGD(jnp.float32(0.1))},
         TypeError,
-        "optimizer: SGD holds an array in learning_rate; the rule of a layer is part of the program",
+        "optimizer: SGD holds an array in learning_rate; the rule of a table is part of the program",
     ),
 ]
 

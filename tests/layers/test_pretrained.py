@@ -17,7 +17,6 @@ CORES = make_case(SHAPE, "float32", False).cores
 TABLE = dense_table(CORES, N).astype(np.float32)
 IDS = np.array([[0, 7, 7], [N - 1, 3, 50]], np.int32)
 ORDER = jax_tt.order.from_counts(np.random.default_rng(0).permutation(N) + 1)
-FUSED = jax_tt.functional.init_fused(CORES, jax_tt.optimizers.SGD(0.1))
 
 
 def close(got, want, tolerance=1e-4):
@@ -174,8 +173,6 @@ ERRORS = [
     ("EmbedBag", CORES, {}, "source"),
     ("EmbedBag", TABLE, {"table": "w"}, "table: got 'w'.*no path"),
     ("EmbedBag", TABLE, {"num_embeddings": N, "rngs": 0}, "got num_embeddings, rngs, which"),
-    ("EmbedBag", FUSED, {}, "source: got a Fused"),
-    ("TTEmbed", FUSED, {}, "source: got a Fused"),
     ("TTEmbed", CORES, {"features": 8}, "got features, which the source"),
     ("TTEmbed", CORES, {"id_order": [1, 0]}, "id_order: got a list"),
     ("TTEmbed", TABLE, {"tt_ranks": 2, "id_order": [1, 0]}, "id_order: got a list"),

@@ -1,8 +1,5 @@
 """Arguments that do not fit: the error names them, whatever they are."""
 
-import inspect
-import typing
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,28 +8,27 @@ import pytest
 import jax_tt
 from jax_tt import Bags, SplitIds, TTShape, optimizers
 from jax_tt._base.arguments import narrow, type_of
-from jax_tt.functional import Fused, init_fused
+from tests.helpers import fused
 
 SHAPE = TTShape(120, 8, (4, 4), (4, 5, 6), (2, 2, 2))
 CORES = tuple(np.full(shape, 0.5, np.float32) for shape in SHAPE.core_shapes)
 TABLE = np.ones((9, 4), np.float32)
 IDS = np.array([[1, 2]])
 RULE = optimizers.Adagrad(0.1)
-FUSED = init_fused(TABLE, RULE)
+FUSED, STATE = fused(TABLE, RULE)
 
 
 def test_numpy_tables_under_jit(method):
     cores = list(CORES)
-    table = Fused(
-        cores, [[np.zeros((c.shape[0], c[0].size), np.float32)] for c in CORES], 0.0, 1.0, 1.0
-    )
+    table, state = fused(CORES, RULE)
+    state = jax.tree.map(np.asarray, state)
 
     @jax.jit
     def lookups(ids):
         return [
             jax_tt.tt.lookup(cores, ids, method=method),
             jax_tt.tt.embed_bag(cores, ids.reshape(2, 1), method=method)[None],
-            jax_tt.tt.fused_lookup(table, ids, RULE, method=method),
+            jax_tt.lookup(table, state, ids, method=method)[0],
             jax_tt.tt.to_dense(cores, 120, method=method)[ids],
         ]
 
@@ -40,9 +36,8 @@ def test_numpy_tables_under_jit(method):
     wanted = np.full((1, 2, 8), 0.5**3 * 4 * 4)
     for rows in lookups(IDS):
         np.testing.assert_allclose(rows, wanted, rtol=1e-6)
-    grad = jax.grad(lambda t: jax_tt.tt.fused_lookup(t, IDS, RULE, method=method).sum())
-    new = jax.jit(grad)(jax.tree.map(jnp.asarray, table))
-    assert float(new.step) == 1 and float(new.sentinel) == 1
+    new = jax.jit(jax.grad(lambda s: jax_tt.lookup(table, s, IDS, method=method)[0].sum()))(state)
+    assert new["step"] == 1 and new["sentinel"] == 1
 
 
 def test_axis_names_are_hashable():
@@ -97,9 +92,6 @@ def test_arrays_hold_numbers():
     def bags(**fields):
         return jax_tt.functional.embed_bag(TABLE, Bags(**{"ids": IDS} | fields))
 
-    def fused(table=FUSED, **options):
-        return jax_tt.functional.fused_embed_bag(table, IDS, RULE, **options)
-
     calls = [
         ("ids", lambda x: jax_tt.tt.lookup(CORES, x)),
         ("ids.digits", lambda x: jax_tt.tt.lookup(CORES, SplitIds(x))),
@@ -110,7 +102,7 @@ def test_arrays_hold_numbers():
         ("query", lambda x: jax_tt.tt.attend(CORES, x)),
         ("offsets", lambda x: Bags.from_offsets([1], x)),
         ("lengths", lambda x: Bags.from_lengths([1], x)),
-        ("table.step", lambda x: fused(FUSED._replace(step=x))),
+        ("step", lambda x: jax_tt.lookup_bags(FUSED, STATE | {"step": x}, IDS)),
     ]
     optional = [
         ("bags.offsets", lambda x: bags(ids=IDS[0], offsets=x)),
@@ -118,7 +110,7 @@ def test_arrays_hold_numbers():
         ("weights", lambda x: Bags.from_ragged([[1]], x)),
         ("weights", lambda x: Bags.from_padded(IDS, weights=x)),
         ("mask", lambda x: Bags.from_padded(IDS, mask=x)),
-        ("grad_scale", lambda x: fused(grad_scale=x)),
+        ("grad_scale", lambda x: jax_tt.lookup_bags(FUSED, STATE, IDS, grad_scale=x)),
     ]
     for value in ("x", None, 2**70, [[1], [2, 3]], object(), {}, np.array("a")):
         for name, call in calls if value is None else calls + optional:
@@ -146,28 +138,11 @@ def test_result_types():
         jax_tt.functional.embed_bag(TABLE, IDS, dtype=jnp.int32)
 
 
-def test_parts_of_a_fused_table():
-    for table, match in (
-        (FUSED._replace(cores=None), "table.cores"),
-        (FUSED._replace(cores=TABLE), "table.cores"),
-        (FUSED._replace(cores=(TABLE[0],)), r"table.cores\[0\]: got shape"),
-        (FUSED._replace(slots=None), "table.slots"),
-        (FUSED._replace(slots=TABLE), "table.slots"),
-        (FUSED._replace(slots=((TABLE[0],),)), r"table.slots"),
-        (FUSED._replace(slots=((None,),)), r"table.slots\[0\]\[0\]"),
-        (FUSED._replace(sentinel=jnp.ones(2)), r"table\.sentinel: got float32 of shape \(2,\)"),
-        (FUSED._replace(used=jnp.ones(2)), r"table\.used: got float32 of shape \(2,\)"),
-        (tuple(FUSED), "expected a Fused"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=match):
-            jax_tt.functional.fused_embed_bag(table, IDS, RULE)
-
-
 def test_start_of_a_fused_table():
     mixed = (CORES[0], CORES[2], CORES[1])
     for cores in (CORES[:1], CORES[0], (), None, mixed, np.array("x"), TABLE.astype(int), [IDS]):
         with pytest.raises((TypeError, ValueError), match=r"^cores"):
-            init_fused(cores, RULE)
+            jax_tt.tt.to_table(cores, update=jax_tt.Update(RULE))
     for rows in (5, "x", [5], np.array(5), [[[1]]]):
         with pytest.raises((TypeError, ValueError), match="rows"):
             Bags.from_ragged(rows)
@@ -178,7 +153,7 @@ def test_start_of_a_fused_table():
     with pytest.raises(TypeError, match="key: got"):
         jax_tt.tt.init(2**70, SHAPE)
     with pytest.raises(TypeError, match="key: got"):
-        jax_tt.functional.fused_embed_bag(FUSED, IDS, RULE, key=7)
+        jax_tt.lookup_bags(FUSED, STATE, IDS, key=7)
 
 
 def test_hyper_parameters_are_scalars():
@@ -220,16 +195,7 @@ def test_wide_host_offsets_reach_the_op(method):
     # Without 64-bit types JAX would cut them to [0, 3].
     bags = Bags(np.arange(4, dtype=np.int32), np.array([0, 2**32 + 3]))
     with pytest.raises(ValueError, match=r"offsets\[1\] is 4294967299 after 0"):
-        jax_tt.functional.embed_bag(TABLE, bags, method=method)
-
-
-def test_the_options_of_fused_operations_have_types():
-    functions = jax_tt.tt.fused_embed_bag, jax_tt.tt.fused_lookup, jax_tt.functional.fused_embed_bag
-    for function in functions:
-        hints = typing.get_type_hints(function)
-        (options,) = typing.get_args(hints["options"])
-        arguments = {*inspect.signature(function).parameters}
-        assert {*typing.get_type_hints(options)} == arguments - {*hints}
+        jax_tt.functional.embed_bag(TABLE, bags, bounds="error", method=method)
 
 
 def test_rows_have_the_type_of_the_call():

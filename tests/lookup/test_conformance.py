@@ -18,6 +18,7 @@ from tests.helpers import (
     core_gradients,
     dense_table,
     flat,
+    fused,
     make_case,
     on_gpu,
     raises,
@@ -275,13 +276,13 @@ def test_float64_is_refused(method, x64):
     cores = make_case(SHAPES["d2"], "float64", False).cores
     table = jax_tt.tt.to_dense(cores, 50)
     rule = jax_tt.optimizers.SGD(0.1)
-    fused = jax_tt.functional.init_fused(cores, rule)
+    trained, state = fused(cores, rule)
     ids = np.array([[1, 2]], np.int32)
     want = np.asarray(table)[ids].sum(1)
     runs = (
         lambda method: jax_tt.tt.embed_bag(cores, ids, method=method),
         lambda method: jax_tt.functional.embed_bag(table, ids, method=method),
-        lambda method: jax_tt.tt.fused_embed_bag(fused, ids, rule, method=method),
+        lambda method: jax_tt.lookup_bags(trained, state, ids, method=method)[0],
     )
     refused = method == "cuda_emulated" or (method == "native" and on_gpu())
     methods = ("auto",) if refused else ("auto", method)

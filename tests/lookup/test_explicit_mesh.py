@@ -7,7 +7,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
-from tests.helpers import SHAPES
+from tests.helpers import SHAPES, fused
 from tests.kinds.cached import cache_parts
 
 SHAPE = SHAPES["d3"]
@@ -105,20 +105,19 @@ def test_lookup(spec):
 
 @pytest.mark.parametrize("method", ["auto", "reference"])
 def test_fused(method):
-    table = jax_tt.functional.init_fused(CORES, RULE)
+    table, state = fused(CORES, RULE)
     _check(
-        lambda t, ids: jax_tt.tt.fused_embed_bag(t, ids, RULE, combiner="mean", method=method),
-        table,
+        lambda s, ids: jax_tt.lookup_bags(table, s, ids, combiner="mean", method=method)[0],
+        state,
         IDS,
         P("x"),
     )
 
 
-@pytest.mark.parametrize(("gradients", "fused"), [("rows", True), ("cores", False)])
-def test_a_row_cache(gradients, fused):
+@pytest.mark.parametrize(("gradients", "optimizer"), [("rows", RULE), ("cores", None)])
+def test_a_row_cache(gradients, optimizer):
     cache = jax_tt.RowCache(40, ways=4, gradients=gradients, write_back=None)
-    optimizer = RULE if fused else None
-    start = jax_tt.functional.init_fused(CORES, RULE) if fused else CORES
+    start = CORES if optimizer is None else fused(CORES, RULE)[1]
 
     @jax.jit
     def populated(start):

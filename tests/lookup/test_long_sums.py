@@ -10,6 +10,7 @@ import pytest
 import jax_tt
 from jax_tt import optimizers
 from jax_tt._table import distinct_rows
+from tests.helpers import fused
 
 # Terms that are added one after the other, and many more.
 COUNTS = (1, 256, 257, 3000, 65_536)
@@ -74,7 +75,10 @@ def test_programs_for_any_number_of_positions():
         ends = jnp.arange(ids.size + 1, dtype=jnp.int32)[:: ids.size]
         whole = jax_tt.Bags(ids, ends, weights)
         out, pullback = jax.vjp(
-            lambda table: jax_tt.functional.embed_bag(table, whole, method="reference"), table
+            lambda table: jax_tt.functional.embed_bag(
+                table, whole, bounds="zero", method="reference"
+            ),
+            table,
         )
         return out[0], pullback(jnp.ones_like(out))[0]
 
@@ -94,21 +98,21 @@ def test_programs_for_any_number_of_positions():
 def test_fused_steps(name, n, method):
     rule = {"sgd": optimizers.SGD(1.0), "adagrad": optimizers.Adagrad(1.0, eps=0.0)}[name]
     terms, bags = _terms(n), _once(n)
-    table = jax_tt.functional.init_fused(jnp.zeros((3, terms.shape[1])), rule)
+    table, state = fused(jnp.zeros((3, terms.shape[1])), rule)
 
     @jax.jit
-    def step(table, bags, g):
-        def loss(table):
-            return jnp.sum(jax_tt.functional.fused_embed_bag(table, bags, rule, method=method) * g)
+    def step(state, bags, g):
+        def loss(state):
+            return jnp.sum(jax_tt.lookup_bags(table, state, bags, method=method)[0] * g)
 
-        return jax.grad(loss)(table)
+        return jax.grad(loss)(state)
 
-    after = step(table, bags, terms)
+    after = step(state, bags, terms)
     weighted = np.asarray(bags.weights)[:, None] * terms
     if name == "sgd":
-        _assert_sum(-after.cores[0][1], weighted)
+        _assert_sum(-after["embedding"][1], weighted)
     else:
-        total = np.sqrt(np.asarray(jax.tree.leaves(after.slots)[0])[1])
+        total = np.sqrt(np.asarray(after["slot_sum_0"])[1])
         _assert_sum(np.copysign(total, weighted.astype(np.float64).sum(axis=0)), weighted)
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 import jax_tt
 import jax_tt.linen
 from jax_tt import Bags, optimizers
-from tests.helpers import f64
+from tests.helpers import f64, fused
 from tests.optimizers.test_rules import COLUMNS, ROWS, batches, cores, gradients, rows
 
 LIMIT = 0.03
@@ -26,26 +26,19 @@ def large(shape):
 
 
 def test_20_steps_are_those_of_the_formula(method):
-    table = jax_tt.functional.init_fused(rows(), RULE)
+    table, state = fused(rows(), RULE, max_gradient=LIMIT)
     g = gradients(COLUMNS)
     limited, values = np.clip(g, -LIMIT, LIMIT), f64(rows())
     assert 0.1 < np.mean(limited != g) < 0.9
 
     @jax.jit
-    def step(table, ids, offsets, scale):
-        def loss(table):
-            pooled = jax_tt.functional.fused_embed_bag(
-                table,
-                Bags(ids, offsets),
-                RULE,
-                method=method,
-                combiner="mean",
-                max_gradient=LIMIT,
-                grad_scale=scale,
-            )
+    def step(state, ids, offsets, scale):
+        def loss(state):
+            options = {"combiner": "mean", "method": method, "grad_scale": scale}
+            pooled, _ = jax_tt.lookup_bags(table, state, Bags(ids, offsets), **options)
             return scale * jnp.sum(pooled * jnp.float32(g))
 
-        return jax.grad(loss)(table)
+        return jax.grad(loss)(state)
 
     for t, (ids, offsets) in enumerate(batches(20)):
         counts = np.diff(offsets)
@@ -54,26 +47,28 @@ def test_20_steps_are_those_of_the_formula(method):
         shares = np.repeat(limited / np.maximum(counts, 1)[:, None], counts, axis=0)
         np.add.at(gradient, ids, shares)
         values -= 0.5 * gradient
-        table = step(table, ids, offsets, 2.0 ** (t % 3))
-    np.testing.assert_allclose(table.cores[0], values, rtol=1e-5, atol=1e-5)
+        state = step(state, ids, offsets, 2.0 ** (t % 3))
+    np.testing.assert_allclose(state["embedding"], values, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "max"])
 @pytest.mark.parametrize("tt", [False, True])
 def test_it_is_a_limit_of_the_gradient_of_the_result(combiner, tt):
-    op = jax_tt.tt.fused_embed_bag if tt else jax_tt.functional.fused_embed_bag
-    table = jax_tt.functional.init_fused(cores() if tt else rows(), RULE)
+    start = cores() if tt else rows()
+    state = fused(start, RULE)[1]
     weights = None if combiner == "max" else WEIGHTED.weights
 
     def stepped(g, **options):
-        def loss(table, weights):
+        table, _ = fused(start, RULE, **options)
+
+        def loss(state, weights):
             bags = Bags(WEIGHTED.ids, WEIGHTED.offsets, weights)
-            return jnp.sum(op(table, bags, RULE, combiner=combiner, **options) * g)
+            return jnp.sum(jax_tt.lookup_bags(table, state, bags, combiner=combiner)[0] * g)
 
         argnums = 0 if weights is None else (0, 1)
-        return jax.jit(jax.grad(loss, argnums))(table, weights)
+        return jax.jit(jax.grad(loss, argnums))(state, weights)
 
-    g = large(jax.eval_shape(lambda: op(table, WEIGHTED, RULE, combiner="sum")).shape)
+    g = large((3, fused(start, RULE)[0].features))
     got = stepped(g, max_gradient=LIMIT)
     want = stepped(jnp.clip(g, -LIMIT, LIMIT))
     if weights is not None:
@@ -84,38 +79,37 @@ def test_it_is_a_limit_of_the_gradient_of_the_result(combiner, tt):
 
 
 def test_lookups_have_it_as_well():
-    table = jax_tt.functional.init_fused(cores(), RULE)
+    table, state = fused(cores(), RULE)
+    limited, _ = fused(cores(), RULE, max_gradient=0.25)
     ids, g = jnp.array([[1, 2], [2, 2]]), 100.0
 
-    def loss(table, g, **options):
-        return g * jnp.sum(jax_tt.tt.fused_lookup(table, ids, RULE, **options))
+    def loss(state, g, table):
+        return g * jnp.sum(jax_tt.lookup(table, state, ids)[0])
 
     @jax.jit
-    def steps(table):
-        return jax.grad(loss)(table, g, max_gradient=0.25), jax.grad(loss)(table, 0.25)
+    def steps(state):
+        return jax.grad(loss)(state, g, limited), jax.grad(loss)(state, 0.25, table)
 
-    got, want = steps(table)
-    for a, b in zip(got.cores, want.cores, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    got, want = steps(state)
+    for name in table.spec.param_names:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-6)
 
 
 def test_steps_with_gradients_that_are_not_finite_are_still_skipped():
-    table = jax_tt.functional.init_fused(rows(), RULE)
+    table, state = fused(rows(), RULE, max_gradient=1.0)
+    skips, _ = fused(rows(), RULE, max_gradient=1.0, skip_nonfinite=True)
 
-    def loss(table, bad, **options):
-        out = jax_tt.functional.fused_embed_bag(
-            table, jnp.array([[1, 2]]), RULE, max_gradient=1.0, **options
-        )
-        return bad * jnp.sum(out)
+    def loss(state, bad, table):
+        return bad * jnp.sum(jax_tt.lookup_bags(table, state, jnp.array([[1, 2]]))[0])
 
     @jax.jit
-    def steps(table, bad):
-        return jax.grad(loss)(table, bad, skip_nonfinite=True), jax.grad(loss)(table, bad)
+    def steps(state, bad):
+        return jax.grad(loss)(state, bad, skips), jax.grad(loss)(state, bad, table)
 
     for bad in (np.inf, np.nan):
-        skipped, taken = steps(table, bad)
-        np.testing.assert_array_equal(skipped.cores[0], table.cores[0])
-        assert np.all(np.isfinite(f64(taken.cores[0]))) == np.isinf(bad)
+        skipped, taken = (after["embedding"] for after in steps(state, bad))
+        np.testing.assert_array_equal(skipped, state["embedding"])
+        assert np.all(np.isfinite(f64(taken))) == np.isinf(bad)
 
 
 @pytest.mark.parametrize("layout", ["features", "concatenated"])

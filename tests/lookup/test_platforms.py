@@ -16,7 +16,7 @@ from jax_tt._base import ffi
 from jax_tt._jax import backend
 from jax_tt._native import tt
 from tests.conftest import native_available
-from tests.helpers import SHAPES, assert_close, make_case
+from tests.helpers import SHAPES, assert_close, fused, make_case
 
 pytestmark = pytest.mark.skipif(
     not (native_available() and native_available("cuda_emulated")),
@@ -41,13 +41,14 @@ def _step(op, method):
     start = jnp.ones((120, 8)) if "dense" in op else cores
     if "fused" not in op:
         run = jax_tt.functional.embed_bag if "dense" in op else jax_tt.tt.embed_bag
-        return jax.grad(lambda t, ids: jnp.sum(run(t, ids, method=method) ** 2)), start
-    fused = jax_tt.functional.fused_embed_bag if "dense" in op else jax_tt.tt.fused_embed_bag
+        options = {"bounds": "error", "method": method}
+        return jax.grad(lambda t, ids: jnp.sum(run(t, ids, **options) ** 2)), start
+    table, state = fused(start, RULE)
 
-    def step(table, ids):
-        return jax.grad(lambda t: jnp.sum(fused(t, ids, RULE, method=method) ** 2))(table)
+    def loss(state, ids):
+        return jnp.sum(jax_tt.lookup_bags(table, state, ids, bounds="error", method=method)[0] ** 2)
 
-    return step, jax_tt.functional.init_fused(start, RULE)
+    return jax.grad(loss), state
 
 
 IDS = np.array([[1, 2, 2], [0, 119, 1]], np.int32)

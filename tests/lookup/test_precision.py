@@ -78,33 +78,37 @@ def _precisions(function, *args):
     return found
 
 
-def _lookup(table, **options):
-    return jax_tt.tt.lookup(table.cores, IDS, **options)
+FUSED = jax_tt.tables.TTTable.of_shape(
+    SHAPE, update=jax_tt.Update(optimizers.SGD(0.1)), core_init="normal"
+)
 
 
-def _bags(table, **options):
-    return jax_tt.tt.embed_bag(table.cores, IDS, **options)
+def _cores(state):
+    return FUSED.spec.params(state)
 
 
-def _fused_lookup(table, **options):
-    return jax_tt.tt.fused_lookup(table, IDS, optimizers.SGD(0.1), **options)
+def _lookup(state, **options):
+    return jax_tt.tt.lookup(_cores(state), IDS, **options)
 
 
-def _fused_bags(table, **options):
-    return jax_tt.tt.fused_embed_bag(table, IDS, optimizers.SGD(0.1), **options)
+def _bags(state, **options):
+    return jax_tt.tt.embed_bag(_cores(state), IDS, **options)
 
 
-def _attend(table, **options):
+def _fused_lookup(state, **options):
+    return jax_tt.lookup(FUSED, state, IDS, **options)[0]
+
+
+def _fused_bags(state, **options):
+    return jax_tt.lookup_bags(FUSED, state, IDS, **options)[0]
+
+
+def _attend(state, **options):
     del options["method"]
-    return jax_tt.tt.attend(table.cores, jnp.ones((2, 64)), **options)
+    return jax_tt.tt.attend(_cores(state), jnp.ones((2, 64)), **options)
 
 
 OPS = [_lookup, _bags, _fused_lookup, _fused_bags, _attend]
-
-
-def _table():
-    cores = jax_tt.tt.init(jax.random.key(0), SHAPE, "normal")
-    return jax_tt.functional.init_fused(cores, optimizers.SGD(0.1))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -113,7 +117,7 @@ def test_every_product_of_the_reference_has_it(op, given):
     def step(table):
         return jax.grad(lambda t: jnp.sum(op(t, precision=given, method="reference")))(table)
 
-    found = _precisions(step, _table())
+    found = _precisions(step, FUSED.init(jax.random.key(0)))
     assert len(found) >= 4
     assert set(found) == {resolve_precision(given)}
 
@@ -124,7 +128,7 @@ def test_backward_pass_keeps_the_precision_of_the_call():
             out, pullback = jax.vjp(lambda t: _lookup(t, method="reference"), table)
         return pullback(out)
 
-    assert set(_precisions(backward, _table())) == {Precision.HIGH}
+    assert set(_precisions(backward, FUSED.init(jax.random.key(0)))) == {Precision.HIGH}
 
 
 def _step(op, table, method, precision):
@@ -138,7 +142,7 @@ def _step(op, table, method, precision):
 
 @pytest.mark.parametrize("op", [_bags, _fused_lookup])
 def test_tensor_float32_only_where_it_is_asked_for(op, method):
-    table = _table()
+    table = FUSED.init(jax.random.key(0))
     exact = _step(op, table, method, None)
     # Those that mean the same are of `resolve_precision`; another form of them is enough here.
     for name in ("highest", (Precision.HIGHEST, "default"), EXACT)[: 3 if op is _bags else 1]:
@@ -156,7 +160,7 @@ def test_tensor_float32_only_where_it_is_asked_for(op, method):
 @pytest.mark.parametrize("op", [_bags, _fused_lookup])
 def test_changes_nothing_on_the_cpu(op):
     with running("native") as method:
-        table = _table()
+        table = FUSED.init(jax.random.key(0))
         exact = _step(op, table, method, None)
         for name in ("default", "TF32_TF32_F32"):
             for got, want in zip(_step(op, table, method, name), exact, strict=True):

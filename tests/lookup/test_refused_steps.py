@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from tests.conftest import method_fixture
+from tests.helpers import fused
 from tests.kinds.cached import cache_parts
 
 RULE = jax_tt.optimizers.Adagrad(0.1)
@@ -28,11 +29,11 @@ method = method_fixture("reference", "native", "cuda_emulated")
 
 
 def tt_table():
-    return jax_tt.functional.init_fused(CORES, RULE)
+    return fused(CORES, RULE)[1]
 
 
 def dense_table():
-    return jax_tt.functional.init_fused(jax_tt.tt.to_dense(CORES, N), RULE)
+    return fused(jax_tt.tt.to_dense(CORES, N), RULE)[1]
 
 
 @functools.cache
@@ -41,21 +42,21 @@ def cached_table():
 
 
 def _cached_table():
-    table = jax_tt.functional.init_fused(CORES, RULE)
-    table = cache_parts.init_parts(table, CACHE, num_embeddings=N, optimizer=RULE)
+    table = cache_parts.init_parts(tt_table(), CACHE, num_embeddings=N, optimizer=RULE)
     options = {"num_embeddings": N, "optimizer": RULE, "method": "reference"}
     _, directory = cache_parts.lookup(table, jnp.asarray(HOT), CACHE, **options)
     table = table._replace(directory=directory)
     return cache_parts.populate(table, CACHE, **options)
 
 
-def pooled(table, bags, **options):
-    if isinstance(table, cache_parts.Parts):
+def pooled(state, bags, **options):
+    if isinstance(state, cache_parts.Parts):
         options |= {"num_embeddings": N, "optimizer": RULE, "count": False}
-        return cache_parts.embed_bag(table, bags, CACHE, **options)[0]
-    if len(table.cores) == 1:
-        return jax_tt.functional.fused_embed_bag(table, bags, RULE, **options)
-    return jax_tt.tt.fused_embed_bag(table, bags, RULE, num_embeddings=N, **options)
+        return cache_parts.embed_bag(state, bags, CACHE, **options)[0]
+    start = (
+        state["embedding"] if "embedding" in state else tuple(state[f"core_{k}"] for k in range(3))
+    )
+    return jax_tt.lookup_bags(fused(start, RULE, N)[0], state, bags, bounds="error", **options)[0]
 
 
 def step_of(table, place, parts=("table", "rows"), **options):
@@ -119,7 +120,7 @@ def test_cached_rows_and_cores_skip_together(method, place, where):
     if where != "nothing":
         g[BAGS[where], 1] = np.inf
     after, _ = step_of(table, place, method=method, skip_nonfinite=True)(IDS, g)
-    steps = float(after.table.step), float(after.rows.step)
+    steps = float(after.table["step"]), float(after.rows["step"])
     if where == "nothing":
         assert steps == (1, 1)
         plain, _ = step_of(table, place, method=method)(IDS, g)

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from tests.conftest import method_fixture
-from tests.helpers import SHAPES, make_case
+from tests.helpers import SHAPES, fused, make_case
 
 SHAPE = SHAPES["d3"]
 RULE = jax_tt.optimizers.Adagrad(0.1)
@@ -34,8 +34,9 @@ def _plain(cores, ids, method, axis_name=None):
     return jnp.sum(jnp.sin(out))
 
 
-def _fused_maximum(table, ids, method):
-    out = jax_tt.tt.fused_embed_bag(table, ids, RULE, combiner="max", method=method)
+def _fused_maximum(state, ids, method):
+    table = jax_tt.tables.TTTable.of_shape(SHAPE, update=jax_tt.Update(RULE))
+    out, _ = jax_tt.lookup_bags(table, state, ids, combiner="max", method=method)
     return jnp.sum(jnp.sin(out))
 
 
@@ -47,7 +48,7 @@ def _close(got, want):
 def test_jit_with_sharded_batch(loss, mesh, batch, method):
     parameters = make_case(SHAPE, "float32", False).cores
     if loss is _fused_maximum:
-        parameters = jax_tt.functional.init_fused(parameters, RULE)
+        parameters = fused(parameters, RULE)[1]
     step = jax.jit(jax.value_and_grad(loss), static_argnums=2)
     sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
     placed = jax.device_put(parameters, NamedSharding(mesh, P()))
@@ -60,7 +61,8 @@ def test_jit_forward_needs_no_communication(mesh, batch, method):
     cores = make_case(SHAPE, "float32", False).cores
     sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
     placed = jax.device_put(cores, NamedSharding(mesh, P()))
-    forward = jax.jit(lambda c, i: jax_tt.tt.embed_bag(c, i, combiner="sqrtn", method=method))
+    options = {"combiner": "sqrtn", "bounds": "zero", "method": method}
+    forward = jax.jit(lambda c, i: jax_tt.tt.embed_bag(c, i, **options))
     compiled = forward.lower(placed, sharded).compile()
     text = compiled.as_text()
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all"))

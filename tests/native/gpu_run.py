@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jax_tt
-from tests.helpers import SHAPES, assert_close, make_case
+from tests.helpers import SHAPES, assert_close, fused, make_case
 from tests.kinds.cached import cache_parts
 from tests.native.native_run import CHUNKED, RULES, chunked_batch, gradients, steps
 
@@ -146,7 +146,7 @@ def cached_steps(work: Work, cache: jax_tt.RowCache, method: str) -> list[Any]:
     rule = RULES[work.rules[0]]
     size = math.prod(core.shape[0] for core in work.start)
     options = {"num_embeddings": size, "optimizer": rule}
-    table = cache_parts.init_parts(jax_tt.functional.init_fused(work.start, rule), cache, **options)
+    table = cache_parts.init_parts(fused(work.start, rule)[1], cache, **options)
     options["method"] = method
 
     @jax.jit
@@ -279,20 +279,15 @@ def sharded(method: str) -> Any:
     mesh = Mesh(np.array([device]), ("batch",), axis_types=(AxisType.Auto,))
     found = []
     for start in (_table("", (7, 8, 11), (4, 4, 4), 16, 210, "float32").start, jnp.ones((616, 64))):
-        op = (
-            jax_tt.tt.fused_embed_bag
-            if isinstance(start, tuple)
-            else jax_tt.functional.fused_embed_bag
-        )
-        table = jax_tt.functional.init_fused(start, RULES["adagrad"])
+        table, state = fused(start, RULES["adagrad"])
         ids = jnp.asarray(np.random.default_rng(4).integers(0, 616, (20, 5)), jnp.int32)
-        table = jax.device_put(table, NamedSharding(mesh, PartitionSpec()))
+        state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
         ids = jax.device_put(ids, NamedSharding(mesh, PartitionSpec("batch")))
 
-        def loss(table: Any, ids: jax.Array, op: Any = op) -> jax.Array:
-            return jnp.sum(jnp.sin(op(table, ids, RULES["adagrad"], method=method)))
+        def loss(state: Any, ids: jax.Array, table: Any = table) -> jax.Array:
+            return jnp.sum(jnp.sin(jax_tt.lookup_bags(table, state, ids, method=method)[0]))
 
-        found.append(jax.jit(jax.grad(loss))(table, ids))
+        found.append(jax.jit(jax.grad(loss))(state, ids))
     return found
 
 
@@ -322,10 +317,8 @@ def run(work: Work, method: str) -> dict[str, list[Any]]:
     op = jax_tt.tt.embed_bag if isinstance(work.start, tuple) else jax_tt.functional.embed_bag
     results = {"gradients": list(gradients(work.start, work.bags, work.g, method, op))}
     for rule in work.rules:
-        fused = jax_tt.functional.init_fused(work.start, RULES[rule])
-        results[rule] = steps(
-            fused, work.bags, RULES[rule], work.g, method, skip_nonfinite=work.skip
-        )
+        made = fused(work.start, RULES[rule], skip_nonfinite=work.skip)
+        results[rule] = steps(*made, work.bags, work.g, method)
     return results
 
 

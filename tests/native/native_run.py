@@ -24,7 +24,7 @@ from jax_tt._native import hash_backend
 from jax_tt._native.hash import Fresh, Reset
 from jax_tt._sets.hash_directory import Eviction, init_directory
 from jax_tt._sets.initial import Normal
-from tests.helpers import SHAPES, make_case
+from tests.helpers import SHAPES, fused, make_case
 
 BAGS = 24  # of chunked batches
 # So many columns that the 3,200 rows of chunked_batch take more memory than one chunk may.
@@ -95,40 +95,27 @@ def gradients(
     return out, *jax.tree.leaves(dtable), *([] if dweights is None else [dweights])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _step(
-    rule: Any, method: str, skip: bool, table: jax_tt.functional.Fused, bags: Any, g: jax.Array
-) -> jax_tt.functional.Fused:
-    op = jax_tt.functional.fused_embed_bag if len(table.cores) == 1 else jax_tt.tt.fused_embed_bag
-
-    def loss(table: jax_tt.functional.Fused) -> jax.Array:
-        out = op(table, bags, rule, method=method, skip_nonfinite=skip)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _step(table: Any, method: str, state: Any, bags: Any, g: jax.Array) -> Any:
+    def loss(state: Any) -> jax.Array:
+        out, _ = jax_tt.lookup_bags(table, state, bags, bounds="error", method=method)
         return jnp.sum(out.astype(jnp.float32) * g)
 
-    return jax.grad(loss)(table)
+    return jax.grad(loss)(state)
 
 
-def steps(
-    table: jax_tt.functional.Fused,
-    bags: Any,
-    rule: Any,
-    g: jax.Array,
-    method: str,
-    *,
-    skip_nonfinite: bool = False,
-) -> Any:
-    """The table after three fused steps."""
+def steps(table: Any, state: Any, bags: Any, g: jax.Array, method: str) -> Any:
+    """The arrays of a table after three fused steps."""
     for _ in range(3):
-        table = _step(rule, method, skip_nonfinite, table, bags, g)
-    return jax.tree.leaves(table)
+        state = _step(table, method, state, bags, g)
+    return jax.tree.leaves(state)
 
 
 def chunked_results() -> Iterator[tuple[str, list[Any]]]:
     for name, shape in CHUNKED.items():
         cores, bags, g = chunked_batch(shape)
         yield f"chunked {name}", list(gradients(cores, bags, g, "native"))
-    table = jax_tt.functional.init_fused(cores, RULES["adagrad"])
-    yield "chunked fused", steps(table, bags, RULES["adagrad"], g, "native")
+    yield "chunked fused", steps(*fused(cores, RULES["adagrad"]), bags, g, "native")
 
 
 def wide_bags(weighted: bool) -> tuple[list[jax.Array], jax_tt.Bags]:
@@ -238,12 +225,11 @@ def long_sums() -> list[Any]:
     g = jnp.asarray(rng.normal(size=(len(cuts) - 1, 12)), jnp.float32)
     shape = jax_tt.TTShape(9, 12, 4, (3, 3), (3, 4))
     cores = jax_tt.tt.init(jax.random.key(1), shape)
-    dense = jax_tt.functional.init_fused(jax_tt.tt.to_dense(cores), RULES["adagrad"])
-    sums = jax_tt.functional.embed_bag(dense.cores[0], bags, method="native")
+    dense = jax_tt.tt.to_dense(cores)
     return [
-        sums,
+        jax_tt.functional.embed_bag(dense, bags, method="native"),
         *gradients(cores, bags, g, "native"),
-        *steps(dense, bags, RULES["adagrad"], g, "native"),
+        *steps(*fused(dense, RULES["adagrad"]), bags, g, "native"),
     ]
 
 
@@ -265,13 +251,12 @@ def results() -> Iterator[tuple[str, list[Any]]]:
     for name, rule in RULES.items():
         for start in (case.cores, dense):
             kind = "dense" if start is dense else "tt"
-            table = jax_tt.functional.init_fused(start, rule)
-            yield f"fused {kind} {name}", steps(table, case.bags("rectangular"), rule, g, "native")
+            found = steps(*fused(start, rule), case.bags("rectangular"), g, "native")
+            yield f"fused {kind} {name}", found
     # 16-bit storage: rounding must not depend on threads either.
     half = make_case(SHAPES["d3"], "bfloat16", False)
-    table = jax_tt.functional.init_fused(half.cores, RULES["adagrad"])
     g = jnp.asarray(half.g, jnp.float32)
-    leaves = steps(table, half.bags(), RULES["adagrad"], g, "native")
+    leaves = steps(*fused(half.cores, RULES["adagrad"]), half.bags(), g, "native")
     yield "fused bfloat16", [leaf.astype(jnp.float32) for leaf in leaves]
     step, trained, batch = collection_step()
     yield "collection", jax.tree.leaves(step(trained, batch))

@@ -12,7 +12,7 @@ from jax_tt import optimizers
 from jax_tt._base import ffi
 from jax_tt._native import operands
 from tests.conftest import WAYS, method_fixture, native_available
-from tests.helpers import assert_same_in_any_order, raises
+from tests.helpers import assert_same_in_any_order, fused, raises
 
 # A warp looks at 32 sorted positions; rows of more than 64 of them are summed in parts.
 READS = (1, 2, 31, 32, 33, 63, 64, 65, 66, 95, 96, 97, 98, 127, 128, 129, 700)
@@ -86,19 +86,20 @@ def test_gradients_of_rows_read_any_number_of_times(features, shift, weighted, m
         np.testing.assert_allclose(gradients[1], dots, rtol=1e-4, atol=1e-3)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _step(rule, method, options, quiet, table, bags, g):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _step(table, lookup, quiet, state, bags, g):
     del quiet  # what the program does with bad ids, which a test below changes
 
-    def loss(table):
-        out = jax_tt.functional.fused_embed_bag(table, bags, rule, method=method, **dict(options))
+    def loss(state):
+        out, _ = jax_tt.lookup_bags(table, state, bags, lookup)
         return jnp.sum(out.astype(jnp.float32) * g)
 
-    return jax.grad(loss)(table)
+    return jax.grad(loss)(state)
 
 
-def _update(rule, table, bags, g, method, **options):
-    return _step(rule, method, tuple(options.items()), operands.QUIET, table, bags, g)
+def _update(table, state, bags, g, method, bounds="error"):
+    lookup = jax_tt.Lookup(bounds=bounds, method=method)
+    return _step(table, lookup, operands.QUIET, state, bags, g)
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -113,19 +114,16 @@ def _update(rule, table, bags, g, method, **options):
 )
 def test_updates_of_rows_read_any_number_of_times(name, features, shift, skip, method):
     bags, _, bag_of = _batch(READS, shift)
-    table = jax_tt.functional.init_fused(_table(len(READS) + 3, features), RULES[name])
+    table, state = fused(_table(len(READS) + 3, features), RULES[name], skip_nonfinite=skip)
     g = np.random.default_rng(4).normal(size=(bags.num_bags, features)).astype(np.float32)
-    got, want = (
-        _update(RULES[name], table, bags, g, how, skip_nonfinite=skip)
-        for how in (method, "reference")
-    )
+    got, want = (_update(table, state, bags, g, how) for how in (method, "reference"))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
     # What is not finite lies in a row that a block sums: everything must wait for it.
     bad = g.copy()
     bad[bag_of[len(bag_of) // 2], 0] = np.inf
-    after = _update(RULES[name], table, bags, bad, method, skip_nonfinite=skip)
-    same = np.array_equal(after.cores[0], table.cores[0])
+    after = _update(table, state, bags, bad, method)
+    same = np.array_equal(after["embedding"], state["embedding"])
     assert same == skip, "a step with a gradient that is not finite"
 
 
@@ -137,15 +135,16 @@ def _assert_same(after, before, what):
 def test_broken_offsets_make_nan_and_no_update(method):
     if raises(method):
         pytest.skip("checked before any work")
-    table = _table(20, 8)
-    fused = jax_tt.functional.init_fused(table, RULES["adam"])
+    table, state = fused(_table(20, 8), RULES["adam"])
     many = [0, MANY // 2, 3]
     for offsets in ([1, 4, 9], [0, 7, 3], [0, 4, 1000], [0, -3, 9], many):
         n = MANY if offsets is many else 9
         bags = jax_tt.Bags(jnp.arange(n, dtype=jnp.int32) % 20, jnp.array(offsets, jnp.int32))
-        assert np.isnan(jax_tt.functional.embed_bag(table, bags, method=method)).any(), offsets
-        after = _update(RULES["adam"], fused, bags, np.ones((2, 8), np.float32), method)
-        _assert_same(after, fused, offsets)
+        rows = state["embedding"]
+        out = jax_tt.functional.embed_bag(rows, bags, bounds="error", method=method)
+        assert np.isnan(out).any(), offsets
+        after = _update(table, state, bags, np.ones((2, 8), np.float32), method)
+        _assert_same(after, state, offsets)
 
 
 @pytest.mark.parametrize("code", ["poison", "error"])
@@ -158,29 +157,28 @@ def test_bad_ids_make_nan_and_no_update(skip, shift, code, method, monkeypatch):
     # A handler that is given "error" after all can do no more than with "poison".
     monkeypatch.setattr(operands, "QUIET", code)
     bags, ids, bag_of = _batch(READS, shift)
-    fused = jax_tt.functional.init_fused(_table(len(READS) + 3, 8), RULES["adam"])
+    table, state = fused(_table(len(READS) + 3, 8), RULES["adam"], skip_nonfinite=skip)
     g = np.random.default_rng(4).normal(size=(bags.num_bags, 8)).astype(np.float32)
     for bad in (-1, len(READS) + 3, 2**31 - 1):
         at = 5 * len(ids) // 7
         broken = jax_tt.Bags(jnp.asarray(ids).at[at].set(bad), bags.offsets, bags.weights)
-        out = jax_tt.functional.embed_bag(fused.cores[0], broken, method=method)
+        rows = state["embedding"]
+        out = jax_tt.functional.embed_bag(rows, broken, bounds="error", method=method)
         is_nan = np.isnan(out).all(axis=1)
         assert is_nan.sum() == 1 and is_nan[bag_of[at]], bad
-        _assert_same(
-            _update(RULES["adam"], fused, broken, g, method, skip_nonfinite=skip), fused, bad
-        )
+        _assert_same(_update(table, state, broken, g, method), state, bad)
         for bounds in ("clip", "zero"):
-            after = _update(RULES["adam"], fused, broken, g, method, bounds=bounds)
-            assert float(after.step) == 1 and np.all(np.isfinite(after.cores[0])), (bad, bounds)
+            after = _update(table, state, broken, g, method, bounds)
+            assert after["step"] == 1 and np.all(np.isfinite(after["embedding"])), (bad, bounds)
 
 
 def test_bad_ids_in_no_bag_are_not_read(method):
-    table = jax_tt.functional.init_fused(_table(20, 8), RULES["sgd"])
+    table, state = fused(_table(20, 8), RULES["sgd"])
     ids = jnp.array([3, 4, 3, 99, -7], jnp.int32)
     bags = jax_tt.Bags(ids, jnp.array([0, 1, 3], jnp.int32))
-    after = _update(RULES["sgd"], table, bags, np.ones((2, 8), np.float32), method)
-    moved = np.any(np.asarray(after.cores[0] != table.cores[0]), axis=1)
-    assert np.flatnonzero(moved).tolist() == [3, 4] and float(after.step) == 1
+    after = _update(table, state, bags, np.ones((2, 8), np.float32), method)
+    moved = np.any(np.asarray(after["embedding"] != state["embedding"]), axis=1)
+    assert np.flatnonzero(moved).tolist() == [3, 4] and after["step"] == 1
 
 
 @pytest.mark.each_way
@@ -211,12 +209,12 @@ def test_cuda_blocks_share_rows_that_samples_of_the_batch_miss():
     run, random = n // samples, own * np.uint32(2654435761) >> 16
     ids = np.arange(n, dtype=np.int32)[::-1] % 300
     ids[own * run + (random * run >> 16)] = 400 + own % 100
-    table = jax_tt.functional.init_fused(jnp.zeros((500, 1)), optimizers.SGD(1.0))
+    table, state = fused(jnp.zeros((500, 1)), optimizers.SGD(1.0))
     g = np.arange(n, dtype=np.float32)[:, None] % 16
-    after = _update(optimizers.SGD(1.0), table, ids[:, None], g, "cuda_emulated")
+    after = _update(table, state, ids[:, None], g, "cuda_emulated")
     want = np.zeros((500, 1), np.float32)
     np.add.at(want, ids, -g)
-    np.testing.assert_array_equal(after.cores[0], want)
+    np.testing.assert_array_equal(after["embedding"], want)
 
 
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
@@ -240,14 +238,14 @@ def test_sorts_of_any_size(n, launches, ids):
         "scattered": np.random.default_rng(n).permutation(n) // 3,
     }[ids].astype(np.int32)
     given[n // 2] = rows  # reads nothing
-    table = jax_tt.functional.init_fused(jnp.zeros((rows, 1)), optimizers.SGD(1.0))
+    table, state = fused(jnp.zeros((rows, 1)), optimizers.SGD(1.0))
     g = np.arange(1, n + 1, dtype=np.float32)[:, None] % 128
     if ids in ("falling", "scattered"):
         order = np.argsort(given, kind="stable")
         earlier = np.arange(n) - np.searchsorted(given[order], given[order])
         g[order, 0] = np.array([2**24, 1, -(2**24)], np.float32)[earlier]
     module.clear_launch_counts()
-    after = _update(optimizers.SGD(1.0), table, given[:, None], g, "cuda_emulated", bounds="zero")
+    after = _update(table, state, given[:, None], g, "cuda_emulated", "zero")
     jax.block_until_ready(after)  # counts are those of calls that are done
     counts = module.launch_counts()
     sorts = ("dense/split", "SortInOneBlock", "CountBins", "SortTiles")
@@ -255,14 +253,12 @@ def test_sorts_of_any_size(n, launches, ids):
     assert sum(found) == launches
     want = np.zeros((rows + 1, 1), np.float32)
     np.add.at(want, given, -g)
-    np.testing.assert_array_equal(after.cores[0], want[:-1])
+    np.testing.assert_array_equal(after["embedding"], want[:-1])
 
 
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
 def test_order_of_threads_leaves_no_trace():
     bags, _, _ = _batch(READS, shift=3)
-    table = jax_tt.functional.init_fused(_table(len(READS) + 3, 24), RULES["adagrad"])
+    table, state = fused(_table(len(READS) + 3, 24), RULES["adagrad"])
     g = np.random.default_rng(5).normal(size=(bags.num_bags, 24)).astype(np.float32)
-    assert_same_in_any_order(
-        lambda: _update(RULES["adagrad"], table, bags, g, "cuda_emulated"), orders=4
-    )
+    assert_same_in_any_order(lambda: _update(table, state, bags, g, "cuda_emulated"), orders=4)

@@ -82,15 +82,14 @@ class Faster(optimizers.SGD):
 
 
 def stepped(rule, method, train=False):
-    start = (
-        [jnp.ones((4, 2))]
-        if not train
-        else jax_tt.tt.init(jax.random.key(0), jax_tt.TTShape.suggest(40, 4, ranks=2))
-    )
-    op = jax_tt.tt.fused_embed_bag if train else jax_tt.functional.fused_embed_bag
-    table = jax_tt.functional.init_fused(start, rule)
-    loss = lambda table: jnp.sum(op(table, jnp.array([[1]]), rule, method=method))  # noqa: E731
-    return jax.jit(jax.grad(loss))(table).cores[0]
+    train_table = jax_tt.tt_table(40, 4, tt_ranks=2, optimizer=rule)
+    table = train_table if train else jax_tt.dense_table(4, 2, optimizer=rule)
+
+    def loss(state):
+        return jnp.sum(jax_tt.lookup_bags(table, state, jnp.array([[1]]), method=method)[0])
+
+    after = jax.jit(jax.grad(loss))(table.init(jax.random.key(0)))
+    return after[table.spec.param_names[0]]
 
 
 @pytest.mark.parametrize("train", [False, True])

@@ -13,7 +13,15 @@ import jax_tt
 from jax_tt import optimizers
 from jax_tt._base import ffi
 from tests.conftest import native_available
-from tests.helpers import SHAPES, assert_close, bag_model, core_gradients, dense_table, make_case
+from tests.helpers import (
+    SHAPES,
+    assert_close,
+    bag_model,
+    core_gradients,
+    dense_table,
+    fused,
+    make_case,
+)
 from tests.native.native_run import (
     BAGS,
     CHUNKED,
@@ -152,45 +160,41 @@ def test_donated_tables_stay_where_they_are(kind, rule, loss):
     """No copy of a table or slot in the program, and each buffer keeps its address from step to step."""
     cores = make_case(SHAPES["d3-odd"], "float32", False).cores
     start = cores if kind == "tt" else jnp.ones((1237, 24))
-    op = jax_tt.tt.fused_embed_bag if kind == "tt" else jax_tt.functional.fused_embed_bag
-    optimizer = RULES[rule]
-    table = jax_tt.functional.init_fused(start, optimizer)
+    table, state = fused(start, RULES[rule])
 
-    def step(table, ids):
-        def value(table):
-            out = op(table, ids, optimizer)
+    def step(state, ids):
+        def value(state):
+            out, _ = jax_tt.lookup_bags(table, state, ids)
             return jnp.sum(out if loss == "linear" else out * out)
 
-        return jax.value_and_grad(value)(table)
+        return jax.value_and_grad(value)(state)
 
     ids = np.array([[1, 2, 2], [0, 59, 1]], np.int32)
-    compiled = jax.jit(step, donate_argnums=0).lower(table, ids).compile()
+    compiled = jax.jit(step, donate_argnums=0).lower(state, ids).compile()
     program = compiled.as_text()
-    large = [leaf for leaf in jax.tree.leaves(table) if leaf.ndim]
+    large = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]
     for shape in {",".join(map(str, leaf.shape)) for leaf in large}:
         copies = re.findall(rf"= f32\[{shape}\][^ ]* copy[^ ]*\(", program)
         assert not copies, f"the program copies f32[{shape}]: {copies}"
     addresses = [leaf.unsafe_buffer_pointer() for leaf in large]
     for _ in range(3):
-        _, table = compiled(table, ids)
-        now = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(table) if leaf.ndim]
+        _, state = compiled(state, ids)
+        now = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state) if leaf.ndim]
         assert now == addresses
 
 
 def test_scan_over_steps_copies_no_table():
-    optimizer = optimizers.Adagrad(0.1)
-    table = jax_tt.functional.init_fused(jnp.ones((1237, 24)), optimizer)
+    table, state = fused(jnp.ones((1237, 24)), optimizers.Adagrad(0.1))
     batches = np.arange(24, dtype=np.int32).reshape(4, 3, 2)
 
-    def epoch(table, batches):
-        def step(table, ids):
-            return jax.grad(
-                lambda t: jnp.sum(jax_tt.functional.fused_embed_bag(t, ids, optimizer))
-            )(table), None
+    def epoch(state, batches):
+        def step(state, ids):
+            loss = lambda state: jnp.sum(jax_tt.lookup_bags(table, state, ids)[0])  # noqa: E731
+            return jax.grad(loss)(state), None
 
-        return jax.lax.scan(step, table, batches)[0]
+        return jax.lax.scan(step, state, batches)[0]
 
-    program = jax.jit(epoch, donate_argnums=0).lower(table, batches).compile().as_text()
+    program = jax.jit(epoch, donate_argnums=0).lower(state, batches).compile().as_text()
     assert not re.findall(r"= f32\[1237,24\][^ ]* copy[^ ]*\(", program)
 
 
@@ -199,9 +203,9 @@ import resource, jax, jax.numpy as jnp, numpy as np, jax_tt
 def memory(what):
     lines = open("/proc/self/status").read().splitlines()
     return next(int(l.split()[1]) for l in lines if l.startswith(what)) * 1024
-rule = jax_tt.optimizers.SGD(0.1)
-table = jax_tt.functional.init_fused(jnp.zeros((1_000_000, 64)), rule)
-step = jax.jit(jax.grad(lambda t, ids: jnp.sum(jax_tt.functional.fused_embed_bag(t, ids, rule) ** 2)), donate_argnums=0)
+table = jax_tt.dense_table(1_000_000, 64, optimizer=jax_tt.optimizers.SGD(0.1))
+state = table.init(jax.random.key(0))
+step = jax.jit(jax.grad(lambda s, ids: jnp.sum(jax_tt.lookup_bags(table, s, ids)[0] ** 2)), donate_argnums=0)
 rng = np.random.default_rng(0)
 batch = lambda: rng.integers(0, 1_000_000, (512, 20)).astype(np.int32)
 jax.block_until_ready(table.cores)
@@ -297,11 +301,11 @@ def test_odd_sizes(shape, dtype):
 )
 def test_updates_of_nothing_change_nothing(bags, kind, rule):
     cores = make_case(SHAPES["d3"], "float32", False).cores
-    table = jax_tt.functional.init_fused(cores if kind == "tt" else jnp.ones((9, 4)), RULES[rule])
+    table, state = fused(cores if kind == "tt" else jnp.ones((9, 4)), RULES[rule])
     count = bags.num_bags if isinstance(bags, jax_tt.Bags) else len(bags)
     g = jnp.ones((count, 8 if kind == "tt" else 4))
-    after = steps(table, bags, RULES[rule], g, "native")
-    before = jax.tree.leaves(table._replace(step=3.0))
+    after = steps(table, state, bags, g, "native")
+    before = jax.tree.leaves(state | {"step": 3.0})
     for got, want in zip(after, before, strict=True):
         np.testing.assert_array_equal(got, want)
 

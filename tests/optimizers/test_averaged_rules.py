@@ -13,7 +13,7 @@ from flax import nnx
 import jax_tt
 from jax_tt import Bags, optimizers
 from tests.conftest import WAYS
-from tests.helpers import f64
+from tests.helpers import f64, fused
 from tests.optimizers.rule_models import rowwise_adagrad
 from tests.optimizers.test_rules import ROWS, batches, cores, gradients, table_gradient
 
@@ -57,11 +57,11 @@ def start():
 
 @functools.cache
 def stepper(name, method):
-    rule, _ = RULES[name]
+    table, _ = fused(start(), RULES[name][0])
 
-    def loss(table, ids, offsets, g):
+    def loss(state, ids, offsets, g):
         bags = Bags(ids, offsets)
-        return jnp.sum(jax_tt.functional.fused_embed_bag(table, bags, rule, method=method) * g)
+        return jnp.sum(jax_tt.lookup_bags(table, state, bags, method=method)[0] * g)
 
     return jax.jit(jax.grad(loss))
 
@@ -70,7 +70,7 @@ def stepper(name, method):
 def test_20_steps_are_those_of_the_formula(name, method):
     rule, before = RULES[name]
     model = rowwise_adagrad(rule)
-    table = jax_tt.functional.init_fused(start(), rule)
+    _, state = fused(start(), rule)
     values, total, average = f64(start()), np.zeros(ROWS), np.zeros((ROWS, COLUMNS))
     g = gradients(COLUMNS)
     for t, batch in enumerate(batches(20), start=1):
@@ -78,14 +78,14 @@ def test_20_steps_are_those_of_the_formula(name, method):
         gradient = table_gradient(batch, g, ROWS)
         for i in np.unique(batch[0]):
             values[i], (total[i],) = model(values[i], gradient[i], [total[i]], t)
-        table = stepper(name, method)(table, *batch, jnp.float32(g))
+        state = stepper(name, method)(state, *batch, jnp.float32(g))
     # The table is ready for the next step.
     before(rule, 21, values, average)
-    np.testing.assert_allclose(table.cores[0], values, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(table.slots[0][-1], total, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(state["embedding"], values, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(state["slot_sum_0"], total, rtol=1e-4, atol=1e-5)
     if before is ensemble_before:
-        np.testing.assert_allclose(table.slots[0][0], average, rtol=1e-5, atol=1e-5)
-    assert table.step == 20 and table.sentinel == 1
+        np.testing.assert_allclose(state["slot_average_0"], average, rtol=1e-5, atol=1e-5)
+    assert state["step"] == 20 and state["sentinel"] == 1
 
 
 @pytest.mark.parametrize(("dtype", "stochastic"), [("bfloat16", True), ("float16", False)])
@@ -93,14 +93,13 @@ def test_averages_of_16_bit_tables_move_at_small_rates(dtype, stochastic):
     """By less than half a unit in the last place in every step, which only stochastic rounding keeps."""
     rule = optimizers.EMAInPlaceRowWiseAdagrad(0.0, average_every=1, rate=1e-4)
     rows = jnp.concatenate([jnp.full((2, 64), 2.0), jnp.ones((2, 64))], axis=1).astype(dtype)
-    table = jax_tt.functional.init_fused(rows, rule)
+    table, state = fused(rows, rule, stochastic_rounding=stochastic)
 
-    def loss(table):
-        options = {"stochastic_rounding": stochastic, "dtype": "float32"}
-        return jnp.sum(jax_tt.functional.fused_embed_bag(table, jnp.array([[0]]), rule, **options))
+    def loss(state):
+        return jnp.sum(jax_tt.lookup_bags(table, state, jnp.array([[0]]), dtype="float32")[0])
 
-    table = jax.lax.fori_loop(0, 1000, lambda _, table: jax.grad(loss)(table), table)
-    moved = f64(table.cores[0])[:, 64:].mean() - 1
+    state = jax.lax.fori_loop(0, 1000, lambda _, state: jax.grad(loss)(state), state)
+    moved = f64(state["embedding"])[:, 64:].mean() - 1
     # 999 averages: before the first step there is none.
     assert abs(moved - (1 - (1 - 1e-4) ** 999)) < 0.02 if stochastic else moved == 0
 
@@ -113,19 +112,16 @@ def test_averages_of_16_bit_tables_move_at_small_rates(dtype, stochastic):
     ],
 )
 def test_a_step_that_is_not_taken_changes_nothing(rule):
-    table = jax_tt.functional.init_fused(start(), rule)
+    table, state = fused(start(), rule, skip_nonfinite=True)
 
-    def loss(table, factor):
-        ids = jnp.array([[1, 2]])
-        return factor * jnp.sum(
-            jax_tt.functional.fused_embed_bag(table, ids, rule, skip_nonfinite=True)
-        )
+    def loss(state, factor):
+        return factor * jnp.sum(jax_tt.lookup_bags(table, state, jnp.array([[1, 2]]))[0])
 
     step = jax.jit(jax.grad(loss))
     for _ in range(2):
-        table = step(table, 1.0)
-    skipped = step(table, jnp.inf)
-    for a, b in zip(jax.tree.leaves(skipped), jax.tree.leaves(table), strict=True):
+        state = step(state, 1.0)
+    skipped = step(state, jnp.inf)
+    for a, b in zip(jax.tree.leaves(skipped), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -162,21 +158,21 @@ def test_collections_and_layers_take_the_same_steps():
 @pytest.mark.parametrize("method", WAYS[1:], indirect=True)
 def test_the_program_has_no_copy_of_the_table(name, method):
     rule = RULES[name][0]
-    table = jax_tt.functional.init_fused(jnp.ones((1237, 24)), rule)
+    table, state = fused(jnp.ones((1237, 24)), rule)
 
-    def loss(table):
+    def loss(state):
         ids = jnp.array([[1, 5], [5, 7]])
-        return jnp.sum(jnp.sin(jax_tt.functional.fused_embed_bag(table, ids, rule, method=method)))
+        return jnp.sum(jnp.sin(jax_tt.lookup_bags(table, state, ids, method=method)[0]))
 
     step = jax.jit(jax.grad(loss), donate_argnums=0)
-    program = str(step.lower(table).compile().as_text())
+    program = str(step.lower(state).compile().as_text())
     assert not re.findall(r"= f32\[1237(,24)?\][^ ]* copy", program)
 
 
 def test_what_does_not_fit_is_refused():
     for rule in (RULES["ensemble"][0], RULES["in_place"][0]):
         with pytest.raises(TypeError, match="it averages rows, and is for dense tables"):
-            jax_tt.functional.init_fused(cores(), rule)
+            fused(cores(), rule)
     with pytest.raises(ValueError, match="features: got 7; EMAInPlaceRowWiseAdagrad needs an even"):
         jax_tt.dense_table(10, 7, optimizer=RULES["in_place"][0])
     with pytest.raises(ValueError, match="average_every"):
@@ -194,10 +190,10 @@ def test_what_does_not_fit_is_refused():
 def test_a_table_that_is_not_trained_keeps_its_size(every):
     """Neither the first average nor later ones contain the zeros that the slot starts with."""
     rule = optimizers.EnsembleRowWiseAdagrad(0.0, average_every=every, swap_every=5)
-    table = jax_tt.functional.init_fused(jnp.ones((4, 2)), rule)
+    table, state = fused(jnp.ones((4, 2)), rule)
 
-    def loss(table):
-        return jnp.sum(jax_tt.functional.fused_embed_bag(table, jnp.array([[0]]), rule))
+    def loss(state):
+        return jnp.sum(jax_tt.lookup_bags(table, state, jnp.array([[0]]))[0])
 
-    table = jax.lax.fori_loop(0, 20, lambda _, table: jax.grad(loss)(table), table)
-    np.testing.assert_array_equal(table.cores[0], 1)
+    state = jax.lax.fori_loop(0, 20, lambda _, state: jax.grad(loss)(state), state)
+    np.testing.assert_array_equal(state["embedding"], 1)

@@ -18,7 +18,7 @@ from jax_tt import optimizers
 from jax_tt._base import ffi
 from jax_tt.optimizers import registered
 from tests.conftest import native_available
-from tests.helpers import SHAPES, f64, make_case
+from tests.helpers import SHAPES, f64, fused, make_case
 from tests.optimizers.extension_build import lion_rule
 
 CAPSULE = b"jax_tt.rule"
@@ -38,16 +38,16 @@ def rule(extension) -> Any:
 
 def stepped(rule, method, dtype, shape, **options):
     case = make_case(SHAPES[shape], dtype, True)
-    table = jax_tt.functional.init_fused(case.cores, rule)
+    table, state = fused(case.cores, rule, **options)
     g = jnp.asarray(case.g, jnp.float64 if dtype == "float64" else jnp.float32)
 
     @jax.jit
     @jax.grad
-    def step(table):
-        out = jax_tt.tt.fused_embed_bag(table, case.bags(), rule, method=method, **options)
+    def step(state):
+        out, _ = jax_tt.lookup_bags(table, state, case.bags(), method=method)
         return jnp.sum(out.astype(g.dtype) * g)
 
-    return step(step(table))
+    return step(step(state))
 
 
 @pytest.mark.parametrize("skip_nonfinite", [False, True])
@@ -66,13 +66,13 @@ def test_every_storage_type(dtype, skip_nonfinite, rule):
 
 def test_16_bit_rows_are_rounded_stochastically(extension):
     rule = extension.Lion(learning_rate=1e-3)
-    table = jax_tt.functional.init_fused(jnp.ones((2000, 8), jnp.bfloat16), rule)
+    table, state = fused(jnp.ones((2000, 8), jnp.bfloat16), rule)
     ids = jnp.arange(2000)[:, None]
 
-    def loss(table):
-        return jnp.sum(jax_tt.functional.fused_embed_bag(table, ids, rule).astype(jnp.float32))
+    def loss(state):
+        return jnp.sum(jax_tt.lookup_bags(table, state, ids)[0].astype(jnp.float32))
 
-    moved = f64(jax.jit(jax.grad(loss))(table).cores[0])
+    moved = f64(jax.jit(jax.grad(loss))(state)["embedding"])
     assert len(np.unique(moved)) == 2
     assert abs(np.mean(moved) - (1 - 1e-3)) < 1e-4
 
@@ -128,29 +128,26 @@ def test_odd_batches_and_widths(ids, width, rule):
     bags = jax_tt.Bags.from_ragged(ids)
 
     def step(method):
-        table = jax_tt.functional.init_fused(jnp.ones((9, width)), rule)
+        table, state = fused(jnp.ones((9, width)), rule)
 
-        def loss(table):
-            out = jax_tt.functional.fused_embed_bag(table, bags, rule, method=method, bounds="zero")
-            return jnp.sum(out)
+        def loss(state):
+            return jnp.sum(jax_tt.lookup_bags(table, state, bags, method=method, bounds="zero")[0])
 
-        return jax.jit(jax.grad(loss))(table)
+        return jax.jit(jax.grad(loss))(state)
 
     got, want = step("native"), step("reference")
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
-    assert np.any(f64(got.cores[0]) != 1) == (ids != [[]])
+    assert np.any(f64(got["embedding"]) != 1) == (ids != [[]])
 
 
 def test_programs_have_the_name(rule):
-    table = jax_tt.functional.init_fused(jnp.ones((9, 4)), rule)
+    table, state = fused(jnp.ones((9, 4)), rule)
 
-    def loss(table):
-        return jnp.sum(
-            jax_tt.functional.fused_embed_bag(table, jnp.array([[1]]), rule, method="native")
-        )
+    def loss(state):
+        return jnp.sum(jax_tt.lookup_bags(table, state, jnp.array([[1]]), method="native")[0])
 
-    assert 'optimizer = "lion_rule.lion"' in jax.jit(jax.grad(loss)).lower(table).as_text()
+    assert 'optimizer = "lion_rule.lion"' in jax.jit(jax.grad(loss)).lower(state).as_text()
 
 
 # Registration
@@ -243,12 +240,10 @@ def test_rules_may_be_registered_by_many_threads_and_in_any_order(extension, rul
 
 
 def one_step(rule, method="native"):
-    table = jax_tt.functional.init_fused(jnp.ones((9, 4)), rule)
+    table, state = fused(jnp.ones((9, 4)), rule)
     ids = jnp.array([[1, 2]])
-    grad = jax.grad(
-        lambda t: jnp.sum(jax_tt.functional.fused_embed_bag(t, ids, rule, method=method))
-    )
-    return jax.block_until_ready(jax.jit(grad)(table))
+    grad = jax.grad(lambda s: jnp.sum(jax_tt.lookup_bags(table, s, ids, method=method)[0]))
+    return jax.block_until_ready(jax.jit(grad)(state))
 
 
 def variant(rule, **namespace):

@@ -1,7 +1,5 @@
 """Tables in float64: hyper-parameters, slots and steps are in float64, too, natively and in the reference."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,7 @@ from flax import nnx
 import jax_tt
 from jax_tt import optimizers
 from tests.conftest import native_available
-from tests.helpers import core_gradients, f64
+from tests.helpers import core_gradients, f64, fused
 from tests.optimizers.rule_models import RULES
 from tests.optimizers.test_rules import KINDS, SHAPE, Modelled
 
@@ -39,14 +37,14 @@ def batches():
     return [rng.integers(0, ROWS - 1, (3, 4)) for _ in range(STEPS)]
 
 
-def stepper(op, rule, method):
+def stepper(table, method):
     @jax.jit
-    def step(table, ids, g):
-        def loss(table):
-            pooled = op(table, ids, rule, method=method, grad_scale=SCALE)
+    def step(state, ids, g):
+        def loss(state):
+            pooled, _ = jax_tt.lookup_bags(table, state, ids, method=method, grad_scale=SCALE)
             return SCALE * jnp.sum(pooled * g)
 
-        return jax.grad(loss)(table)
+        return jax.grad(loss)(state)
 
     return step
 
@@ -65,26 +63,25 @@ def check(model, values, slots):
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_steps_are_those_of_the_formula(method, name):
     rule, _ = RULES[name]
-    table = jax_tt.functional.init_fused(jnp.asarray(random(ROWS, COLUMNS)), rule)
-    model, g = Modelled(name, table.cores[0], table.slots[0]), random(3, COLUMNS)
-    step = stepper(jax_tt.functional.fused_embed_bag, rule, method)
+    table, state = fused(jnp.asarray(random(ROWS, COLUMNS)), rule)
+    model, g = Modelled(name, state["embedding"], *table.spec.slots(state)), random(3, COLUMNS)
+    step = stepper(table, method)
     for t, ids in enumerate(batches(), start=1):
         gradient = np.zeros((ROWS, COLUMNS))
         np.add.at(gradient, ids.reshape(-1), np.repeat(g, 4, axis=0))
         model.update(gradient, np.unique(ids), t)
-        table = step(table, ids, g)
-    check(model, table.cores[0], table.slots[0])
+        state = step(state, ids, g)
+    check(model, state["embedding"], *table.spec.slots(state))
 
 
 @pytest.mark.parametrize("method", WAYS)
 def test_steps_of_tensor_trains_are_those_of_the_formula(method):
     rule, _ = RULES["adam_decayed"]
-    table = jax_tt.functional.init_fused(tuple(random(*s) for s in SHAPE.core_shapes), rule)
-    models = [
-        Modelled("adam_decayed", *pair) for pair in zip(table.cores, table.slots, strict=True)
-    ]
+    table, state = fused(tuple(random(*s) for s in SHAPE.core_shapes), rule)
+    parts = zip(table.spec.params(state), table.spec.slots(state), strict=True)
+    models = [Modelled("adam_decayed", *pair) for pair in parts]
     g = random(3, SHAPE.features)
-    step = stepper(jax_tt.tt.fused_embed_bag, rule, method)
+    step = stepper(table, method)
     for t, ids in enumerate(batches(), start=1):
         now = tuple(core.values.reshape(core.shape) for core in models)
         of_rows = np.zeros((SHAPE.num_embeddings, SHAPE.features))
@@ -92,8 +89,9 @@ def test_steps_of_tensor_trains_are_those_of_the_formula(method):
         digits = np.unravel_index(np.unique(ids), SHAPE.row_factors)
         for core, gradient, digit in zip(models, core_gradients(now, of_rows), digits, strict=True):
             core.update(gradient, np.unique(digit), t)
-        table = step(table, ids, g)
-    for model, values, slots in zip(models, table.cores, table.slots, strict=True):
+        state = step(state, ids, g)
+    parts = zip(models, table.spec.params(state), table.spec.slots(state), strict=True)
+    for model, values, slots in parts:
         check(model, values, slots)
 
 
@@ -103,16 +101,17 @@ def test_hyperparameters_are_not_rounded(method):
     rows, ids = jnp.zeros((4, 2)), jnp.array([[1]])
 
     def stepped(rule, **given):
-        table = jax_tt.functional.init_fused(rows, rule)
+        table, state = fused(rows, rule)
 
-        def loss(table):
-            out = jax_tt.functional.fused_embed_bag(table, ids, rule, method=method, **given)
-            return jnp.sum(out)
+        def loss(state):
+            return jnp.sum(jax_tt.lookup_bags(table, state, ids, method=method, **given)[0])
 
-        return jax.jit(jax.grad(loss))(table).cores[0][1]
+        return jax.jit(jax.grad(loss))(state)["embedding"][1]
 
-    for rate in (0.1, jnp.asarray(0.1), lambda step: 0.1 + 0 * step):
+    for rate in (0.1, lambda step: 0.1 + 0 * step):
         assert np.all(np.asarray(stepped(optimizers.SGD(rate))) == -0.1)
+    given = {"learning_rate": jnp.asarray(0.1)}
+    assert np.all(np.asarray(stepped(optimizers.SGD(0.5), hyperparameters=given)) == -0.1)
     for rule in (optimizers.SGD(0.5), optimizers.RowWiseAdagrad(0.5, max_norm=0.5)):
         name = "learning_rate" if rule == optimizers.SGD(0.5) else "max_norm"
         own = rule.with_hyperparameters({name: 0.1}).hyperparameters(jnp.float64(0))
@@ -234,9 +233,3 @@ def test_slots_of_another_type_are_refused():
     old = {**state, "slot_mu_0": state["slot_mu_0"].astype(jnp.float32)}
     with pytest.raises(ValueError, match=r"slot_mu_0: got float32 .*; expected float64"):
         jax_tt.lookup(table, old, jnp.array([1]))
-    rule = dataclasses.replace(optimizers.Adam(0.1))
-    fused = jax_tt.functional.init_fused(random(9, 4), rule)
-    with pytest.raises(ValueError, match=r"slots\[0\]\[0\]: got float32 .*; expected float64"):
-        jax_tt.functional.fused_embed_bag(
-            fused._replace(slots=jax.tree.map(jnp.float32, fused.slots)), jnp.array([[1]]), rule
-        )

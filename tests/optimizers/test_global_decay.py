@@ -12,7 +12,7 @@ from flax import nnx
 
 import jax_tt
 from jax_tt import Bags, optimizers
-from tests.helpers import f64
+from tests.helpers import f64, fused
 from tests.optimizers.test_rules import BAGS, COLUMNS, ROWS, batches, cores, gradients, rows
 
 RULES = {
@@ -57,9 +57,11 @@ def sparse_batches(count):
 
 @functools.cache
 def stepper(name, method):
-    def loss(table, weights, ids, offsets, g):
+    table, _ = fused(rows(), RULES[name])
+
+    def loss(state, weights, ids, offsets, g):
         bags = Bags(ids, offsets, weights)
-        pooled = jax_tt.functional.fused_embed_bag(table, bags, RULES[name], method=method)
+        pooled, _ = jax_tt.lookup_bags(table, state, bags, method=method)
         return jnp.sum(pooled * g), pooled
 
     return jax.jit(jax.grad(loss, (0, 1), has_aux=True))
@@ -68,7 +70,7 @@ def stepper(name, method):
 @pytest.mark.parametrize("name", RULES)
 def test_20_steps_are_those_of_the_formula(name, method):
     model = Model(RULES[name])
-    table = jax_tt.functional.init_fused(rows(), RULES[name])
+    _, state = fused(rows(), RULES[name])
     g, rng = gradients(COLUMNS), np.random.default_rng(4)
     scaled = 0
     for t, (ids, offsets) in enumerate(sparse_batches(20), start=1):
@@ -81,17 +83,17 @@ def test_20_steps_are_those_of_the_formula(name, method):
         gradient = np.zeros((ROWS, COLUMNS))
         np.add.at(gradient, ids, weights[:, None] * g[bag])
         dweights = np.sum(read[ids] * g[bag], axis=1)
-        (table, got), pooled = stepper(name, method)(
-            table, jnp.float32(weights), ids, offsets, jnp.float32(g)
+        (state, got), pooled = stepper(name, method)(
+            state, jnp.float32(weights), ids, offsets, jnp.float32(g)
         )
         np.testing.assert_allclose(pooled, want, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(got, dweights, rtol=1e-4, atol=1e-5)
         model.step(gradient, np.unique(ids), t)
     assert scaled > 5, "rows miss steps"
-    np.testing.assert_allclose(table.cores[0], model.values, rtol=1e-5, atol=1e-5)
-    for slot, want in zip(table.slots[0], (model.total, model.last), strict=True):
-        np.testing.assert_allclose(slot, want, rtol=1e-4, atol=1e-5)
-    assert table.step == 20 and table.sentinel == 1
+    np.testing.assert_allclose(state["embedding"], model.values, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(state["slot_sum_0"], model.total, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(state["slot_last_step_0"], model.last, rtol=1e-4, atol=1e-5)
+    assert state["step"] == 20 and state["sentinel"] == 1
 
 
 def used_twice(rule, **options):
@@ -130,7 +132,7 @@ def test_in_a_collection_it_reads_and_steps_as_alone(layout):
     }
     collection = jax_tt.Collection(tables, {name: jax_tt.Feature(name) for name in tables})
     state = jax.jit(collection.init)(jax.random.key(0))
-    alone = jax_tt.functional.init_fused(jnp.array(state["own"]["embedding"]), rule)
+    table, alone = fused(jnp.array(state["own"]["embedding"]), rule)
 
     @jax.jit
     def step(state, batch):
@@ -145,36 +147,34 @@ def test_in_a_collection_it_reads_and_steps_as_alone(layout):
         return collection.overwritten(state, grads)[0], out
 
     @jax.jit
-    def step_alone(table, ids):
-        def loss(table):
-            out = jax_tt.functional.fused_embed_bag(table, ids, rule)
+    def step_alone(state, ids):
+        def loss(state):
+            out, _ = jax_tt.lookup_bags(table, state, ids)
             return jnp.sum(jnp.sin(out)), out
 
-        return jax.grad(loss, has_aux=True)(table)
+        return jax.grad(loss, has_aux=True)(state)
 
     for shift in (0, 1, 0, 2, 0):
         state, got = step(state, {"own": ids + shift, "other": ids})
         alone, want = step_alone(alone, ids + shift)
         np.testing.assert_allclose(got, want, rtol=1e-6)
-    np.testing.assert_allclose(state["own"]["embedding"], alone.cores[0], rtol=1e-6)
-    np.testing.assert_allclose(state["own"]["slot_last_step_0"], alone.slots[0][1])
+    np.testing.assert_allclose(state["own"]["embedding"], alone["embedding"], rtol=1e-6)
+    np.testing.assert_allclose(state["own"]["slot_last_step_0"], alone["slot_last_step_0"])
 
 
 def test_the_program_has_no_copy_of_the_table():
-    table = jax_tt.functional.init_fused(jnp.ones((1237, 24)), RULES["plain"])
+    table, state = fused(jnp.ones((1237, 24)), RULES["plain"])
 
-    def loss(table):
-        return jnp.sum(
-            jax_tt.functional.fused_embed_bag(table, jnp.array([[1, 5]]), RULES["plain"])
-        )
+    def loss(state):
+        return jnp.sum(jax_tt.lookup_bags(table, state, jnp.array([[1, 5]]))[0])
 
     step = jax.jit(jax.grad(loss), donate_argnums=0)
-    program = str(step.lower(table).compile().as_text())
+    program = str(step.lower(state).compile().as_text())
     assert not [line for line in program.split("\n") if "f32[1237" in line and " copy(" in line]
 
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(TypeError, match="GlobalDecayRowWiseAdagrad; it is for dense tables"):
-        jax_tt.functional.init_fused(cores(), RULES["plain"])
+        fused(cores(), RULES["plain"])
     with pytest.raises(ValueError, match=r"lower_bound: got 2\.0"):
         dataclasses.replace(RULES["plain"], lower_bound=2.0)

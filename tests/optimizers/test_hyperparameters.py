@@ -238,6 +238,6 @@ def test_arrays_in_the_rule_of_a_layer_are_refused_with_both_ways():
 
 def test_the_rule_of_a_layer_with_a_variable_is_of_no_use_elsewhere():
     layer = make("dense", optimizers.SGD(nnx.Variable(jnp.float32(0.1))), rngs=nnx.Rngs(0))
-    table = jax_tt.functional.init_fused(layer.embedding[...], layer.optimizer)
+    table = jax_tt.dense_table(50, 8, optimizer=layer.optimizer)
     with pytest.raises(ValueError, match="learning_rate: is a variable of the layer"):
-        jax_tt.functional.fused_embed_bag(table, IDS, layer.optimizer)
+        jax_tt.lookup_bags(table, table.init(jax.random.key(0)), IDS)

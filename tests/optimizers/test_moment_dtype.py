@@ -172,14 +172,6 @@ def test_other_types_are_refused():
         ),
     ):
         jax_tt.extension.check_state(table, state)
-    rows = jnp.zeros((5, 4))
-    made = jax_tt.functional.init_fused(rows, optimizers.Adam(0.1))
-    with pytest.raises(
-        ValueError, match=r"table\.slots\[0\]\[0\]: got float32 of shape .*; expected bfloat16"
-    ):
-        jax_tt.functional.fused_embed_bag(
-            made, jnp.zeros((1, 1), jnp.int32), table.update.optimizer
-        )
 
 
 class TwoTypes(optimizers.Adam):

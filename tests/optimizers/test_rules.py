@@ -12,7 +12,7 @@ import pytest
 import jax_tt
 from jax_tt import optimizers
 from tests.conftest import WAYS
-from tests.helpers import SHAPES, core_gradients, f64, on_cpu, skip_unless_stored
+from tests.helpers import SHAPES, core_gradients, f64, fused, on_cpu, skip_unless_stored
 from tests.optimizers.rule_models import RULES
 
 SHAPE = SHAPES["d3"]
@@ -56,15 +56,17 @@ def gradients(features):
 @functools.cache
 def stepper(name, method):
     """One program for a rule and method: a step of both kinds of tables, with hyper-parameters as arrays."""
-    rule, _ = RULES[name]
+    tables = [fused(start, RULES[name][0])[0] for start in (rows(), cores())]
 
     @jax.jit
     def step(dense, tt, ids, offsets, g_dense, g_tt, given):
-        bags, own = jax_tt.Bags(ids, offsets), dataclasses.replace(rule, **given)
+        bags, options = jax_tt.Bags(ids, offsets), {"method": method, "hyperparameters": given}
 
-        def loss(tables):
-            pooled = jax_tt.functional.fused_embed_bag(tables[0], bags, own, method=method)
-            of_tt = jax_tt.tt.fused_embed_bag(tables[1], bags, own, method=method)
+        def loss(states):
+            pooled, of_tt = (
+                jax_tt.lookup_bags(table, state, bags, **options)[0]
+                for table, state in zip(tables, states, strict=True)
+            )
             return jnp.sum(pooled * g_dense) + jnp.sum(of_tt * g_tt)
 
         return jax.grad(loss)((dense, tt))
@@ -114,9 +116,10 @@ def table_gradient(batch, g, rows):
 @pytest.mark.parametrize("name", RULES)
 def test_20_steps_are_those_of_the_formula(name, method):
     rule, _ = RULES[name]
-    dense, tt = (jax_tt.functional.init_fused(start, rule) for start in (rows(), cores()))
-    model = Modelled(name, dense.cores[0], dense.slots[0])
-    models = [Modelled(name, *pair) for pair in zip(tt.cores, tt.slots, strict=True)]
+    (table, dense), (train, tt) = (fused(start, rule) for start in (rows(), cores()))
+    model = Modelled(name, dense["embedding"], *table.spec.slots(dense))
+    parts = zip(train.spec.params(tt), train.spec.slots(tt), strict=True)
+    models = [Modelled(name, *pair) for pair in parts]
     g_dense, g_tt = gradients(COLUMNS), gradients(SHAPE.features)
     for t, batch in enumerate(batches(20), start=1):
         seen = np.unique(batch[0])
@@ -128,18 +131,20 @@ def test_20_steps_are_those_of_the_formula(name, method):
         for core, gradient, digit in zip(models, of_cores, digits, strict=True):
             core.update(gradient, np.unique(digit), t)
         dense, tt = take(name, method, dense, tt, batch)
-    model.check(dense.cores[0], dense.slots[0])
-    for core, got, slots in zip(models, tt.cores, tt.slots, strict=True):
+    model.check(dense["embedding"], *table.spec.slots(dense))
+    parts = zip(models, train.spec.params(tt), train.spec.slots(tt), strict=True)
+    for core, got, slots in parts:
         core.check(got, slots)
-    assert np.any(f64(dense.cores[0][3:]) != f64(rows()[3:]))
-    assert dense.step == tt.step == 20 and dense.sentinel == tt.sentinel == 1
+    assert np.any(f64(dense["embedding"][3:]) != f64(rows()[3:]))
+    assert dense["step"] == tt["step"] == 20 and dense["sentinel"] == tt["sentinel"] == 1
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_20_steps_in_jax_are_those_of_the_formula(name):
     """The reference of the native rules, which also steps tables that have none, such as those in float64."""
     rule, _ = RULES[name]
-    values, slots = rows(), jax_tt.functional.init_fused(rows(), rule).slots[0]
+    table, state = fused(rows(), rule)
+    values, (slots,) = rows(), table.spec.slots(state)
     model, g = Modelled(name, values, slots), gradients(COLUMNS)
 
     @jax.jit
@@ -177,14 +182,14 @@ KINDS = {type(rule): name for name, (rule, _) in RULES.items()}.values()
 def test_nothing_becomes_nan_without_gradients(name, method):
     """Zero gradients for rows with and without zeros, with eps = 0, then a gradient for all of them."""
     rule, _ = RULES[name]
-    dense, tt = (jax_tt.functional.init_fused(start, rule) for start in (rows(), cores()))
+    dense, tt = (fused(start, rule)[1] for start in (rows(), cores()))
     zero = zero_eps(rule)
     for scale, batch in zip((0.0, 0.0, 1.0), batches(3), strict=True):
         dense, tt = take(name, method, dense, tt, batch, scale, **zero)
         for leaf in jax.tree.leaves((dense, tt)):
             assert np.all(np.isfinite(f64(leaf)))
-    assert np.all(f64(dense.cores[0][1]) == 0)
-    assert np.any(f64(dense.cores[0][0]) != 0)
+    assert np.all(f64(dense["embedding"][1]) == 0)
+    assert np.any(f64(dense["embedding"][0]) != 0)
 
 
 def test_every_rule_has_a_model():
@@ -224,33 +229,34 @@ def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype
     if not isinstance(rule, optimizers.ReadsScaled):
         train = tuple(core.astype(dtype) for core in cores())
         tables |= {"at once": train, "afterwards": train}
-    state = {key: jax_tt.functional.init_fused(start, rule) for key, start in tables.items()}
+    made = {
+        key: fused(start, rule, skip_nonfinite=key == "afterwards", stochastic_rounding=False)
+        for key, start in tables.items()
+    }
+    states = {key: state for key, (_, state) in made.items()}
     (ids, offsets), *_ = batches(1)
     bags = jax_tt.Bags(ids, offsets)
 
     def stepped(method):
-        def loss(state):
+        def loss(states):
             out = []
-            for key, table in state.items():
-                look_up = (
-                    jax_tt.functional.fused_embed_bag
-                    if len(table.cores) == 1
-                    else jax_tt.tt.fused_embed_bag
+            for key, (table, _) in made.items():
+                own, _ = jax_tt.lookup_bags(
+                    table, states[key], bags, method=method, dtype="float32"
                 )
-                options = {"skip_nonfinite": key == "afterwards", "stochastic_rounding": False}
-                own = look_up(table, bags, rule, method=method, **options).astype(jnp.float32)
                 out.append(jnp.sum(own * gradients(own.shape[1])))
             return sum(out)
 
-        return jax.jit(jax.grad(loss))(state)
+        return jax.jit(jax.grad(loss))(states)
 
     # An entry of 16 bits may be rounded to the other side.
     tolerance = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
     with on_cpu():
         want = stepped("native")
     got = stepped(method)
-    for key in state:
-        assert np.any(f64(want[key].cores[0]) != f64(state[key].cores[0]))
+    for key, state in states.items():
+        first = made[key][0].spec.param_names[0]
+        assert np.any(f64(want[key][first]) != f64(state[first]))
         for a, b in zip(jax.tree.leaves(got[key]), jax.tree.leaves(want[key]), strict=True):
             np.testing.assert_allclose(f64(a), f64(b), rtol=tolerance, atol=tolerance / 10)
 
@@ -265,17 +271,16 @@ def test_other_storage_takes_the_steps_of_the_reference(name, dtype, method, x64
     g = jnp.asarray(gradients(8), jnp.float64 if dtype == "float64" else jnp.float32)
 
     def steps(method):
-        def loss(table, bags):
-            out = jax_tt.functional.fused_embed_bag(
-                table, bags, rule, method=method, stochastic_rounding=False
-            )
+        table, state = fused(rows()[:, :8].astype(dtype), rule, stochastic_rounding=False)
+
+        def loss(state, bags):
+            out, _ = jax_tt.lookup_bags(table, state, bags, method=method)
             return jnp.sum(out.astype(g.dtype) * g)
 
         step = jax.jit(jax.grad(loss))
-        table = jax_tt.functional.init_fused(rows()[:, :8].astype(dtype), rule)
         for ids, offsets in batches(3):
-            table = step(table, jax_tt.Bags(ids, offsets))
-        return table
+            state = step(state, jax_tt.Bags(ids, offsets))
+        return state
 
     # Slots are float32; an entry of bfloat16 may be rounded to the other side.
     tolerance = 1e-6 if dtype == "float64" else 2e-2

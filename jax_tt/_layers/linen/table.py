@@ -37,7 +37,13 @@ from jax_tt._ops.insert_in_call import with_checked_gradients
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name, without_values
 from jax_tt._table.initial_rows import init_param
-from jax_tt._table.options import COMBINERS, Lookup, StepInputs, check_static
+from jax_tt._table.options import (
+    COMBINERS,
+    DEFAULT_LOOKUP,
+    Lookup,
+    StepInputs,
+    check_static,
+)
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 from jax_tt._table.wrapper import innermost

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_tt
 from jax_tt import RowCache
 from tests.conftest import WAYS
-from tests.helpers import SHAPES, dense_table, f64
+from tests.helpers import SHAPES, dense_table, f64, fused
 from tests.kinds.cached import cache_parts
 
 SHAPE = SHAPES["d3"]
@@ -39,7 +38,7 @@ def small_cache(gradients="rows", **options):
 
 def warm(cores, cache, method, hot=HOT, optimizer=None, n=N):
     """A table whose cache holds the hot ids."""
-    table = cores if optimizer is None else jax_tt.functional.init_fused(cores, optimizer)
+    table = cores if optimizer is None else fused(cores, optimizer)[1]
     return _warmed(table, jnp.asarray(hot), cache, n, optimizer, method)
 
 
@@ -66,8 +65,8 @@ def trained(table, seed=3):
     rows += np.random.default_rng(seed).normal(size=rows.shape).astype(rows.dtype)
     rows[np.asarray(table.directory.tags).reshape(-1) < 0] = np.nan
     rows = jnp.asarray(rows)
-    if isinstance(table.rows, jax_tt.functional.Fused):
-        return table._replace(rows=table.rows._replace(cores=(rows,)))
+    if isinstance(table.rows, dict):
+        return table._replace(rows=table.rows | {"embedding": rows})
     return table._replace(rows=rows)
 
 

@@ -9,14 +9,11 @@ import jax
 import jax_tt
 from jax_tt import RowCache
 from jax_tt._kinds.cached.names import directory_of, named_directory, outer_name
-from jax_tt._ops.fused_table import fused_state, fused_table
 from jax_tt._sets.cache_directory import CacheDirectory
-from jax_tt._table.options import NO_INPUTS
-from jax_tt._table.step_values import fused_update
 
 
 class Parts(NamedTuple):
-    """Cores and cached rows, each as arrays or with the state of the optimizer, and the directory."""
+    """Cores and cached rows, each as arrays or as the state of a fused table, and the directory."""
 
     table: Any
     rows: Any
@@ -24,19 +21,26 @@ class Parts(NamedTuple):
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
-        return self.table.cores if _is_fused(self.table) else self.table
+        if not _is_fused(self.table):
+            return self.table
+        return tuple(array for name, array in self.table.items() if name.startswith("core_"))
 
     @property
     def values(self) -> jax.Array:
-        return self.rows.cores[0] if _is_fused(self.rows) else self.rows
+        return self.rows["embedding"] if _is_fused(self.rows) else self.rows
+
+    @property
+    def slots(self) -> list[jax.Array]:
+        """The optimizer state of the rows of a fused table."""
+        return [array for name, array in self.rows.items() if name.startswith("slot_")]
 
 
 def init_parts(
     given: Any, cache: RowCache, *, num_embeddings: Any = None, optimizer: Any = None
 ) -> Parts:
-    """Cores, or a fused table of them, with an empty cache."""
+    """Cores, or the state of a fused table of them, with an empty cache."""
     update = None if optimizer is None else jax_tt.Update(optimizer)
-    cores = given.cores if _is_fused(given) else given
+    cores = Parts(given, None, None).cores
     table = _table(cores, cache, update, num_embeddings)
     params = dict(zip(table.table.spec.param_names, cores, strict=True))
     return _parts(table, params | table.init_rest(params))._replace(table=given)
@@ -93,12 +97,10 @@ def _asked(
     axis_name: Any = None,
     **update: Any,
 ) -> tuple[jax.Array, CacheDirectory]:
-    rule, inputs = None, NO_INPUTS
-    if optimizer is not None:
-        rule, inputs = fused_update(optimizer, **update)
+    rule = None if optimizer is None else jax_tt.Update(optimizer, **update)
     table = _table(parts.cores, cache, rule, num_embeddings)
     options = jax_tt.Lookup(combiner, bounds, None, None, method, axis_name, count)
-    rows, state = op(table, _state(table, parts), ids, options, inputs)
+    rows, state = op(table, _state(table, parts), ids, options)
     return rows, directory_of(state)
 
 
@@ -129,23 +131,23 @@ def _table(
 def _parts(table: Any, state: Any) -> Parts:
     cores, rows = table.table, table.rows_table
     of_rows = {name: state[outer_name(name)] for name in rows.spec.trained_names}
+    of_cores = {name: state[name] for name in cores.spec.trained_names}
     return Parts(
-        cores.spec.params(state) if cores.update is None else fused_table(cores, state),
-        of_rows["embedding"] if rows.update is None else fused_table(rows, of_rows),
+        cores.spec.params(state) if cores.update is None else of_cores,
+        of_rows["embedding"] if rows.update is None else of_rows,
         directory_of(state),
     )
 
 
 def _state(table: Any, parts: Parts) -> dict[str, Any]:
-    cores = dict(zip(table.table.spec.param_names, parts.cores, strict=True))
-    if _is_fused(parts.table):
-        cores = fused_state(table.table, parts.table)
-    rows = {"embedding": parts.values}
-    if _is_fused(parts.rows):
-        rows = fused_state(table.rows_table, parts.rows)
+    cores, rows = parts.table, parts.rows
+    if not _is_fused(cores):
+        cores = table.table.spec.named(cores)
+    if not _is_fused(rows):
+        rows = {"embedding": rows}
     rows = {outer_name(name): value for name, value in rows.items()}
     return cores | rows | named_directory(parts.directory)
 
 
 def _is_fused(part: Any) -> bool:
-    return isinstance(part, jax_tt.functional.Fused)
+    return isinstance(part, dict)

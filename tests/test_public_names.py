@@ -1,12 +1,14 @@
 """The public names: few at the top, the others by module, each of them in the documentation."""
 
 import importlib
+import inspect
 import pkgutil
 import re
 from pathlib import Path
 from types import ModuleType
 
 import jax_tt
+from jax_tt._table.options import DEFAULT_BOUNDS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MODULES = [
@@ -49,3 +51,34 @@ def test_every_name_is_in_the_documentation():
     text = "\n".join(page.read_text() for page in sorted(DOCS.rglob("*.md")))
     found = {one for module in (jax_tt, *map(module_of, MODULES)) for one in names(module)}
     assert not [one for one in found if not re.search(rf"(?<!\w){one}\b", text)]
+
+
+def signatures():
+    """Of all functions, constructors and methods, by their names."""
+    for module in (jax_tt, *map(module_of, MODULES)):
+        for name in names(module):
+            one = getattr(module, name)
+            methods = inspect.getmembers(one, inspect.isroutine) if inspect.isclass(one) else ()
+            for own, function in methods or ((name, one),):
+                written = inspect.isfunction(function) or inspect.ismethod(function)
+                if written and (own == "__init__" or own[0] != "_"):
+                    yield f"{module.__name__}.{name} {own}", inspect.signature(function)
+
+
+def test_bounds_have_one_default():
+    found = {}
+    for called, signature in signatures():
+        for argument in signature.parameters.values():
+            if argument.name == "bounds":
+                found[called] = argument.default
+            elif isinstance(argument.default, jax_tt.Lookup):
+                found[called] = argument.default.bounds
+    doors = {f"jax_tt.{name} __init__" for name in ("Lookup", "EmbedBag", "EmbedCollection")}
+    doors |= {
+        "jax_tt.TableEmbed from_pretrained",
+        "jax_tt.Tiers prefetch",
+        "jax_tt.tt.lookup lookup",
+        "jax_tt.linen.Embed __init__",
+    }
+    assert doors < {*found}
+    assert {*found.values()} == {DEFAULT_BOUNDS}, found

@@ -60,7 +60,7 @@ class Adagrad(Accumulated):
     0 and equal initial values both give the same result.
 
     Args:
-        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
+        learning_rate: float, ``nnx.Variable`` or schedule of the step.
         eps: added to the square root of the accumulator.
         initial_accumulator_value: initial value of ``s``.
 
@@ -92,7 +92,7 @@ class RowWiseAdagrad(Accumulated):
     ``L2`` and ``DECOUPLE``.
 
     Args:
-        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
+        learning_rate: float, ``nnx.Variable`` or schedule of the step.
         eps: added to the square root of the accumulator.
         initial_accumulator_value: initial value of ``s``.
         weight_decay: factor of the decay. Needs a ``weight_decay_mode``.
@@ -159,7 +159,7 @@ class AdagradMomentum(Optimizer):
     jax-tpu-embedding; optax has no counterpart. Moments change only when their row is used.
 
     Args:
-        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
+        learning_rate: float, ``nnx.Variable`` or schedule of the step.
         momentum: decay of ``m``.
         b2: decay of ``s``; 1 for a sum.
         eps: added to ``s``.

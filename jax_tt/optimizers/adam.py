@@ -89,7 +89,7 @@ class Adam(Moments):
     16,777,216, where both corrections are 1 for any usual decay.
 
     Args:
-        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
+        learning_rate: float, ``nnx.Variable`` or schedule of the step.
         b1, b2: decay of the first and second moment.
         eps: added to the square root of the second moment.
         weight_decay: multiplied by the learning rate; only rows of the batch decay.

@@ -78,7 +78,7 @@ class CounterRowWiseAdagrad(Counted):
     A slice of a tensor-train core is used by many rows of the table: its counter says little about any of them.
 
     Args:
-        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
+        learning_rate: float, ``nnx.Variable`` or schedule of the step.
         eps: added to the square root of the sum.
         initial_accumulator_value: initial value of ``s``.
         halflife: of a use in the counter, in steps; see above for numbers that are not positive.
@@ -197,7 +197,7 @@ class CowClip(Counted):
     A slice of a tensor-train core is used by many rows of the table: its counter says little about any of them.
 
     Args:
-        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
+        learning_rate: float, ``nnx.Variable`` or schedule of the step.
         eps: added to the square root of the sum.
         initial_accumulator_value: initial value of ``s``.
         halflife: of a use in the counter, in steps; negative to count all, 0 to count only the current one.
@@ -265,7 +265,7 @@ class GlobalDecayRowWiseAdagrad(Accumulated):
     one. It is for dense tables.
 
     Args:
-        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
+        learning_rate: float, ``nnx.Variable`` or schedule of the step.
         eps: added to the square root of the sum.
         initial_accumulator_value: initial value of ``s``.
         weight_decay: factor of the decay.

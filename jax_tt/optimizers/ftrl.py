@@ -34,7 +34,7 @@ class FTRL(Optimizer):
     For tensor trains, where a row is a product of slices, this and the zeros of L1 make little sense.
 
     Args:
-        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
+        learning_rate: float, ``nnx.Variable`` or schedule of the step.
         learning_rate_power: exponent of the sum, at most 0.
         l1_regularization_strength: ``l1``.
         l2_regularization_strength: ``l2``.

@@ -32,7 +32,7 @@ class RowWiseRMSProp(Optimizer):
     A slice of a tensor-train core is used by many rows of the table, and so its ``n`` is usually near 1.
 
     Args:
-        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
+        learning_rate: float, ``nnx.Variable`` or schedule of the step.
         decay: decay of ``v``.
         eps: added to the square root of ``v``.
         ar_alpha: strength of the regularisation.

@@ -14,7 +14,7 @@ class SGD(Optimizer):
     """``w -= learning_rate * g``. Equal to ``optax.sgd``.
 
     Args:
-        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
+        learning_rate: float, ``nnx.Variable`` or schedule of the step.
 
     >>> import jax_tt
     >>> jax_tt.optimizers.SGD(0.1).hyperparameters(0).shape
@@ -54,7 +54,7 @@ class LARSSGD(Optimizer):
     A row of a tensor-train core is its slice ``core[k][i]``, which several rows of the table share.
 
     Args:
-        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
+        learning_rate: float, ``nnx.Variable`` or schedule of the step.
         eta: the trust coefficient.
         momentum: decay of ``m``.
         weight_decay: multiple of the row that is added to its gradient.

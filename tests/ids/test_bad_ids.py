@@ -392,7 +392,7 @@ def test_split_ids_are_named_as_ids(method):
     cores = jax_tt.tt.init(jax.random.key(0), shape)
     options = {"num_embeddings": 10**12, "method": method}
     lookup = jax.jit(lambda ids: jax_tt.tt.lookup(cores, ids, bounds="warn", **options))
-    strict = jax.jit(lambda ids: jax_tt.tt.lookup(cores, ids, **options))
+    strict = jax.jit(lambda ids: jax_tt.tt.lookup(cores, ids, bounds="error", **options))
     for ids, words in (
         ([5, 10**12 + 7], f"id {10**12 + 7} at position 1"),
         ([-3, 5], "a negative id at position 0"),

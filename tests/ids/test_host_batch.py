@@ -278,9 +278,9 @@ def test_eager_calls_report_the_id_that_was_given():
         jax.effects_barrier()
     assert len(found) == 1
     with pytest.raises(ValueError, match=f"item: ids: got {message}; expected 0 to 9"):
-        jax_tt.lookup(DENSE, state, ids)
+        jax_tt.lookup(DENSE, state, ids, bounds="error")
     bags = Bags(np.array([2**40, 2, 3]), np.array([0, 0]))  # unused capacity
-    jax_tt.lookup_bags(DENSE, state, bags)
+    jax_tt.lookup_bags(DENSE, state, bags, bounds="error")
 
 
 def test_collections_report_the_id_that_was_given():
@@ -346,7 +346,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_what_does_not_fit_is_named():
     for changed, message in BAD:
         with pytest.raises((TypeError, ValueError), match=message):
-            pytest.fail(f"{changed} gives {COLLECTION.host_batch({**EMPTY, **changed})}")
+            pytest.fail(
+                f"{changed} gives {COLLECTION.host_batch({**EMPTY, **changed}, bounds='error')}"
+            )
 
 
 def test_other_arguments_are_checked():
@@ -452,7 +454,8 @@ def test_keyed_bags():
     assert isinstance(found, KeyedBags) and found.ids.tolist() == [4, 1, 9, 0]
     assert found.keys == ("b", "a") and found.offsets.tolist() == [0, 1, 1, 2, 3]
     with pytest.raises(ValueError, match="'b' of 'user': ids: got id 9"):
-        collection.host_batch(KeyedBags.from_lengths(["b", "a"], [9, 1, 9], [1, 0, 1, 1]))
+        wrong = KeyedBags.from_lengths(["b", "a"], [9, 1, 9], [1, 0, 1, 1])
+        collection.host_batch(wrong, bounds="error")
     kept = collection.host_batch(keyed, capacity=6)
     assert kept.ids.shape == (6,)
     shifted = KeyedBags(keyed.ids, np.array([1, 1, 1, 2, 3]), None, keyed.keys, (2, 2))

@@ -78,7 +78,9 @@ def test_the_error_names_the_first_offset_that_is_wrong(keyed):
         name = "batch.offsets[2] is 9 after 1"
     with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(name)):
         jax.block_until_ready(
-            jax.jit(lambda batch: jax_tt.lookup_features(collection, state, batch)[0])(batch)
+            jax.jit(
+                lambda batch: jax_tt.lookup_features(collection, state, batch, bounds="error")[0]
+            )(batch)
         )
 
 
@@ -190,7 +192,7 @@ def test_malformed_bags_are_named_as_they_were_given():
         offsets[at] = value
         message = rf"^bags.offsets\[{at}\] is {value}[, ].*expected"
         with pytest.raises(ValueError, match=message):
-            jax_tt.lookup_bags(TABLE, STATE, Bags(IDS, offsets))
+            jax_tt.lookup_bags(TABLE, STATE, Bags(IDS, offsets), bounds="error")
     narrow = Given("bags.offsets", np.array([0, 5, 3], np.int8), 300)
     (offsets,), _ = entered_offsets([narrow], Treatment("zero"))
     assert offsets.tolist() == [0, 5, 5] and offsets.dtype == np.int32
@@ -199,7 +201,7 @@ def test_malformed_bags_are_named_as_they_were_given():
 def test_offsets_of_numpy_are_checked_before_the_call():
     bags = Bags(IDS, np.array([0, 5, 3], np.int32))
     with pytest.raises(ValueError, match=r"bags.offsets\[2\] is 3 after 5"):
-        jax_tt.lookup_bags(TABLE, STATE, bags)
+        jax_tt.lookup_bags(TABLE, STATE, bags, bounds="error")
     rows, _ = jax_tt.lookup_bags(TABLE, STATE, bags, bounds="clip")
     np.testing.assert_allclose(rows, [ROWS[IDS[:5]].sum(0), np.zeros(3)], rtol=1e-6)
     with pytest.raises(ValueError, match=r"parts\[1\].offsets\[2\] is 3 after 5"):
@@ -237,7 +239,9 @@ def test_a_shard_with_malformed_offsets_is_refused_without_stopping_the_others()
 
     def step(ids, offsets):
         def loss(trained):
-            rows, _ = jax_tt.lookup_bags(TABLE, {**STATE, **trained}, Bags(ids, offsets))
+            rows, _ = jax_tt.lookup_bags(
+                TABLE, {**STATE, **trained}, Bags(ids, offsets), bounds="error"
+            )
             return jnp.sum(rows), rows
 
         trained = {name: STATE[name] for name in TABLE.spec.trained_names}
@@ -276,7 +280,7 @@ def test_a_hash_table_refuses_them_too(method):
     def step(keys, offsets):
         def loss(trained):
             rows, _ = jax_tt.lookup_bags(
-                table, {**state, **trained}, Bags(keys, offsets), method=method
+                table, {**state, **trained}, Bags(keys, offsets), bounds="error", method=method
             )
             return jnp.sum(rows), rows
 
@@ -309,14 +313,15 @@ def test_insertions_and_removals_refuse_them(of_collection):
     keys = jax_tt.dynamic.split_keys(np.arange(CAPACITY))
     offsets = np.array([0, 4, 2], np.int32)
     calls = [(jax_tt.dynamic.remove, table, state, lambda bags: bags)]
+    insert = functools.partial(jax_tt.dynamic.insert, bounds="error")
     if of_collection:
         tables, features = {"h": table, "other": table}, {"a": "h", "b": "other"}
         table = jax_tt.Collection(tables, {k: jax_tt.Feature(v) for k, v in features.items()})
         state, calls = dict.fromkeys(tables, state), []
         well = Bags(keys, np.array([0, 4, 8], np.int32))
-        calls.append((jax_tt.dynamic.insert, table, state, lambda bags: {"a": bags, "b": well}))
+        calls.append((insert, table, state, lambda bags: {"a": bags, "b": well}))
     else:
-        calls.append((jax_tt.dynamic.insert, table, state, lambda bags: bags))
+        calls.append((insert, table, state, lambda bags: bags))
     for call, table, state, batch in calls:
         with pytest.raises(ValueError, match=r"bags.offsets\[2\] is 2 after 4"):
             call(table, state, batch(Bags(keys, offsets)))

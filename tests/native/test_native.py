@@ -203,21 +203,22 @@ import resource, jax, jax.numpy as jnp, numpy as np, jax_tt
 def memory(what):
     lines = open("/proc/self/status").read().splitlines()
     return next(int(l.split()[1]) for l in lines if l.startswith(what)) * 1024
-table = jax_tt.dense_table(1_000_000, 64, optimizer=jax_tt.optimizers.SGD(0.1))
+zeros = jax.nn.initializers.zeros
+table = jax_tt.dense_table(1_000_000, 64, embedding_init=zeros, optimizer=jax_tt.optimizers.SGD(0.1))
 state = table.init(jax.random.key(0))
 step = jax.jit(jax.grad(lambda s, ids: jnp.sum(jax_tt.lookup_bags(table, s, ids)[0] ** 2)), donate_argnums=0)
 rng = np.random.default_rng(0)
 batch = lambda: rng.integers(0, 1_000_000, (512, 20)).astype(np.int32)
-jax.block_until_ready(table.cores)
-size, address = table.cores[0].nbytes, table.cores[0].unsafe_buffer_pointer()
-table = step(table, batch())
-jax.block_until_ready(table.cores)
+jax.block_until_ready(state)
+size, address = state["embedding"].nbytes, state["embedding"].unsafe_buffer_pointer()
+state = step(state, batch())
+jax.block_until_ready(state)
 open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
 before = memory("VmRSS")
 for _ in range(3):
-    table = step(table, batch())
-jax.block_until_ready(table.cores)
-assert table.cores[0].unsafe_buffer_pointer() == address
+    state = step(state, batch())
+jax.block_until_ready(state)
+assert state["embedding"].unsafe_buffer_pointer() == address
 print(size, before, memory("VmHWM"))
 """
 

@@ -265,7 +265,9 @@ def collection_step(rules, layout, donate=False):
     def step(state, batch):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.lookup_features(collection, arrays, batch, layout=layout)
+            rows, _ = jax_tt.lookup_features(
+                collection, arrays, batch, layout=layout, bounds="error"
+            )
             return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(rows))
 
         return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]

@@ -321,7 +321,7 @@ def test_a_state_without_the_trained_arrays_gets_them_back(state):
 def test_ids_out_of_range_are_reported_with_the_features(state):
     bad = {**BATCH, "shown": np.array([[1, 20], [3, 4]])}
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"item \(features clicked, shown\)"):
-        jax.block_until_ready(look_up(state, bad, Lookup(method="native")))
+        jax.block_until_ready(look_up(state, bad, Lookup(bounds="error", method="native")))
 
 
 def test_ids_out_of_range_are_warned_of_with_the_features(state):

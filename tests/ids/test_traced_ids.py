@@ -109,11 +109,11 @@ def test_counts_of_ids_beyond_32_bits():
 def test_dense_tables_beyond_32_bits_take_int32_ids(optimizer):
     """The gradient of a table of 2**31 + 5 rows, which is never made."""
     table = jax_tt.dense_table(2**31 + 5, 4, optimizer=optimizer)
-    state = jax.eval_shape(table.init, jax.random.key(0))
+    state, ids = jax.eval_shape(table.init, jax.random.key(0)), jnp.array([[1, 2]])
     for choice in ("reference", "auto"):
 
         def loss(state, method=choice):
-            return jax_tt.lookup_bags(table, state, jnp.array([[1, 2]]), method=method)[0].sum()
+            return jax_tt.lookup_bags(table, state, ids, method=method)[0].sum()
 
         assert jax.eval_shape(jax.grad(loss), state)["embedding"].shape == (2**31 + 5, 4)
 

@@ -105,7 +105,8 @@ def test_ids_out_of_range(make, bounds, method):
 
 def test_ids_out_of_range_are_errors(make):
     table, state = make()
-    look_up = jax.jit(functools.partial(jax_tt.lookup, table), static_argnames="method")
+    look_up = functools.partial(jax_tt.lookup, table, bounds="error")
+    look_up = jax.jit(look_up, static_argnames="method")
     ids = jnp.array([1, N])
     rows, _ = look_up(state, ids, method="reference")
     assert np.isnan(rows[1]).all() and np.isfinite(rows[0]).all()

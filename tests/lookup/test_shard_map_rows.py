@@ -144,7 +144,7 @@ def test_an_error_is_nan_on_all_shards():
     specs = _specs(state)
     inside = jax.jit(
         jax.shard_map(
-            _step_of(table, jax_tt.Lookup()),
+            _step_of(table, jax_tt.Lookup(bounds="error")),
             mesh=mesh,
             in_specs=(specs, data, data, data),
             out_specs=(data, data, specs),

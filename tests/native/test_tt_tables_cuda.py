@@ -120,7 +120,7 @@ def test_broken_offsets_make_nan_and_no_update(n, method):
     collection = jax_tt.Collection({"a": table}, {"a": Feature("a")})
     state = initial(collection)
     bags = Bags(jnp.arange(n, dtype=jnp.int32) % 60, jnp.array([0, n // 2, 3], jnp.int32))
-    step = jax.jit(functools.partial(stepped, collection, Lookup(method=method)))
+    step = jax.jit(functools.partial(stepped, collection, Lookup(bounds="error", method=method)))
     rows, (after, _), _ = step(state, {"a": bags})
     assert np.isnan(rows["a"]).any()
     assert_same_bits(after["a"], state["a"])
@@ -130,7 +130,7 @@ def test_a_gradient_that_is_not_finite_skips_its_own_table(method):
     names = ("usual", "fast", "half")
     collection = collection_of(names, skip_nonfinite=True)
     state, batch = initial(collection), batch_of(names)
-    step = jax.jit(functools.partial(stepped, collection, Lookup(method=method)))
+    step = jax.jit(functools.partial(stepped, collection, Lookup(bounds="error", method=method)))
     _, (after, _), _ = step(state, batch, scale=jnp.float32(np.inf))
     assert_same_bits(after["usual"], state["usual"])
     taken = {name: float(after[name]["step"]) for name in collection.sharing}

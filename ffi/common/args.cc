@@ -96,14 +96,10 @@ Status ReadLookups(const ffi::Dictionary& attrs, const ffi::AnyBuffer& ids, cons
   return {};
 }
 
-Status ReadOptimizer(const ffi::Dictionary& attrs, int* kind) {
-  std::string_view name;
-  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "optimizer", &name));
-  return FindRule(name, kind);
-}
-
 Status ReadUpdateAttrs(const ffi::Dictionary& attrs, StepArgs* step) {
-  JAX_TT_RETURN_IF_ERROR(ReadOptimizer(attrs, &step->kind));
+  std::string_view rule;
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "optimizer", &rule));
+  JAX_TT_RETURN_IF_ERROR(FindRule(rule, &step->kind));
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "skip_nonfinite", &step->skip_nonfinite));
   return ReadAttr(attrs, "stochastic_rounding", &step->stochastic_rounding);
 }
@@ -115,15 +111,6 @@ Status ReadNumbers(const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale, Ste
   step->hyper = hyper.untyped_data();
   step->scale = scale.untyped_data();
   return {};
-}
-
-Status ReadStepArgs(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
-                    const ffi::AnyBuffer& seed, StepArgs* step) {
-  JAX_TT_RETURN_IF_ERROR(ReadUpdateAttrs(attrs, step));
-  JAX_TT_RETURN_IF_ERROR(ReadNumbers(hyper, scale, step));
-  JAX_TT_RETURN_IF_ERROR(CheckCount("hyper-parameters", Count(hyper), step->traits().hyperparameters));
-  JAX_TT_RETURN_IF_ERROR(CheckCount("gradient scale", Count(scale), 2));
-  return Data(seed, "seed", 2, &step->seed);
 }
 
 }  // namespace jax_tt

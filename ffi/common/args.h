@@ -82,14 +82,7 @@ struct StepArgs {
 // The hyper-parameters and the gradient scales of one step or of several, which follow each other.
 Status ReadNumbers(const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale, StepArgs* step);
 
-// The attribute optimizer, the name of a rule.
-Status ReadOptimizer(const ffi::Dictionary& attrs, int* kind);
-
-// The attributes optimizer, skip_nonfinite and stochastic_rounding of a fused update.
+// The attributes optimizer, the name of a rule, skip_nonfinite and stochastic_rounding of a fused update.
 Status ReadUpdateAttrs(const ffi::Dictionary& attrs, StepArgs* step);
-
-// A fused update with its arrays.
-Status ReadStepArgs(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
-                    const ffi::AnyBuffer& seed, StepArgs* step);
 
 }  // namespace jax_tt

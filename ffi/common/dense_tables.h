@@ -1,4 +1,4 @@
-// The arguments of passes over dense tables, of one or of many in a call, as the handlers of every platform read them.
+// The arguments of passes over dense tables, any number of them in a call, as the handlers of every platform read them.
 #pragma once
 
 #include <cstdint>
@@ -32,10 +32,20 @@ struct UpdateArgs {
   const ffi::AnyBuffer &out_gradient, &weight_gradient, &new_table;
 };
 
-// They call read(args, own) for one table after another of a call on many.  With its attribute columns, the vectors of
-// all bags are columns of one array [samples, width], from these columns on, `features` of them for a table.  The array
-// comes before the first table: the result out, or the argument out gradient, before which the update has the result of
-// the forward pass.
+// They call read(args, own) for one table after another.  With n ids in G groups of B bags and a table of N rows of D
+// columns, the arguments and results of a table are, in this order:
+//
+// forward   ids [G.., n / G], offsets s32 [G.., B + 1], weights [n] or empty, sentinel f32 [], table
+//           -> out [G.., B, D]
+// backward  ids, offsets, weights, out gradient [G.., B, D], table -> weight gradient [n] or empty, table gradient [N,
+// D] update    the result of the forward pass, which orders the update after it, ids, offsets, weights, out gradient,
+// table
+//           and its slots -> weight gradient, table and slots in place
+//
+// A table is [N, D].  Quantized rows, with the attributes bits and dim, are u8 [N, W] or f32 [N, W / 4] and have no
+// backward pass and no update.  With the attribute columns of the call, the vectors of all bags are columns of one
+// array [samples, width], from these columns on, `features` of them for a table.  The array comes before the first
+// table: the result out, or the argument out gradient, before which the update has the result of the forward pass.
 Status ReadForwardTables(const TablesCall& call,
                          const std::function<Status(const TableArgs&, const ForwardArgs&)>& read);
 Status ReadBackwardTables(const TablesCall& call,

@@ -23,6 +23,12 @@ inline ffi::Error ToError(const Status& status, std::string_view op) {
   return ffi::Error(code, std::string(op) + ": " + status.message);
 }
 
+// The same of a call whose attribute `caller` names what the user called.
+inline ffi::Error ToError(const Status& status, const ffi::Dictionary& attrs) {
+  const auto caller = attrs.get<std::string_view>("caller");
+  return ToError(status, caller.has_value() ? *caller : "a native call without a caller");
+}
+
 inline int64_t Count(const ffi::AnyBuffer& buffer) { return static_cast<int64_t>(buffer.element_count()); }
 
 template <typename T>

@@ -88,21 +88,6 @@ struct SlotBuffers {
   std::vector<ffi::AnyBuffer> in, out;
 };
 
-// As many slots as the attribute `optimizer` has, from the first of these arguments and results on.
-inline Status ReadSlots(const ffi::Dictionary& attrs, const Args& args, const Rets& rets, SlotBuffers* slots) {
-  int kind = 0;
-  JAX_TT_RETURN_IF_ERROR(ReadOptimizer(attrs, &kind));
-  const auto count = static_cast<size_t>(RuleTraits(kind).slots());
-  for (size_t k = 0; k < count; ++k) {
-    auto in = args.get<ffi::AnyBuffer>(k);
-    auto out = rets.get<ffi::AnyBuffer>(k);
-    if (!in.has_value() || !out.has_value()) return InvalidArgument("a slot is missing");
-    slots->in.push_back(*in);
-    slots->out.push_back(**out);
-  }
-  return {};
-}
-
 // A dense table and its slots, which an update changes in place.
 template <typename Table>
 Status ReadDenseTable(const OptimizerTraits& traits, const ffi::AnyBuffer& in, const ffi::AnyBuffer& out,

@@ -1,4 +1,4 @@
-// Calls on many tables, whose arguments and results follow each other, as the handlers of every platform read them.
+// Calls on tables, whose arguments and results follow each other, as the handlers of every platform read them.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,10 @@
 
 namespace jax_tt {
 
-// A call on many tables: the arguments of the first, then of the second, and so on; likewise the results.  An update
-// has the slots of a table after the table; the hyper-parameters, scales and seeds of all tables, which follow each
-// other in one array each, come first, as does the result applied [tables].  Attributes "0", "1" and so on are a
-// dictionary for each table.
+// A call on tables: the arguments of the first, then of the second, and so on; likewise the results.  The steps of all
+// tables come before the first: hyper-parameters f32, or f64 for f64 tables, gradient scales [2 * tables] of that type,
+// seeds u32 [2 * tables], and the result applied f32 [tables].  Attributes "0", "1" and so on are a dictionary for each
+// table; `caller` names what the user called.
 struct TablesCall {
   const Args& args;
   const Rets& rets;

@@ -1,4 +1,4 @@
-// The arguments of passes over TT tables, of one or of many in a call, as the handlers of every platform read them.
+// The arguments of passes over TT tables, any number of them in a call, as the handlers of every platform read them.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,17 @@ struct TTGradientArgs {
   size_t first_result;
 };
 
-// They call `read` for one table after another of a call on many.  The arguments of a forward pass are ids, offsets,
-// weights, sentinel and cores, and its results out, plan, and saved; the plan is empty if no other op needs it.
+// They call `read` for one table after another.  With n ids, digits of d cores where they are split, in G groups of B
+// bags and tables of D columns, the arguments and results of a table are, in this order:
+//
+// forward   ids [G.., n / G] or [G.., n / G, d], offsets s32 [G.., B + 1], weights [n] or empty, sentinel f32 [], cores
+//           -> out [G.., B, D], plan s32 [PlanLayout::size() or more] or empty if no other op needs it,
+//           saved [n, elements] or empty
+// backward  ids, offsets, weights, plan, saved, out gradient [G.., B, D], cores
+//           -> touched s32 [sum of row factors], weight gradient [n] or empty, core gradients
+// update    the result of the forward pass, which orders the update after it, ids, offsets, weights, plan, saved, out
+//           gradient, cores, slots core by core -> weight gradient, cores and slots in place
+// apply     touched, cores, slots, core gradients -> cores and slots in place
 using ReadTTForward = std::function<Status(const TTTableArgs&, const TTForwardArgs&)>;
 Status ReadTTForwardTables(const TablesCall& call, const ReadTTForward& read);
 
@@ -43,8 +52,8 @@ Status ReadTTBackwardTables(const TablesCall& call, const ReadTTBackward& read);
 using ReadTTUpdate = std::function<Status(const TTTableArgs&, const TTGradientArgs&, const StepArgs&, float* applied)>;
 Status ReadTTUpdateTables(const TablesCall& call, const ReadTTUpdate& read);
 
-// What an update with gradients from elsewhere is given of a table: which slices were touched, cores with their slots,
-// and the gradients of the cores, which are the arguments from `first_gradient` on.
+// What an update with gradients from elsewhere is given of a table, whose core gradients are the arguments from
+// `first_gradient` on.
 struct TTApplyArgs {
   std::string_view table;
   const TTShape& shape;

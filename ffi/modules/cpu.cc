@@ -35,16 +35,10 @@ nb::dict Registrations() {
   targets["jax_tt_forward_v1"] = Encapsulate(TTForwardCpu);
   targets["jax_tt_backward_v1"] = Encapsulate(TTBackwardCpu);
   targets["jax_tt_update_v1"] = Encapsulate(TTUpdateCpu);
-  targets["jax_tt_tables_forward_v1"] = Encapsulate(TTTablesForwardCpu);
-  targets["jax_tt_tables_backward_v1"] = Encapsulate(TTTablesBackwardCpu);
-  targets["jax_tt_tables_update_v1"] = Encapsulate(TTTablesUpdateCpu);
-  targets["jax_tt_tables_apply_v1"] = Encapsulate(TTTablesApplyCpu);
+  targets["jax_tt_apply_v1"] = Encapsulate(TTApplyCpu);
   targets["jax_tt_dense_forward_v1"] = Encapsulate(DenseForwardCpu);
   targets["jax_tt_dense_backward_v1"] = Encapsulate(DenseBackwardCpu);
   targets["jax_tt_dense_update_v1"] = Encapsulate(DenseUpdateCpu);
-  targets["jax_tt_dense_tables_forward_v1"] = Encapsulate(DenseTablesForwardCpu);
-  targets["jax_tt_dense_tables_backward_v1"] = Encapsulate(DenseTablesBackwardCpu);
-  targets["jax_tt_dense_tables_update_v1"] = Encapsulate(DenseTablesUpdateCpu);
   targets["jax_tt_coded_forward_v1"] = Encapsulate(CodedForwardCpu);
   targets["jax_tt_cache_probe_v1"] = Encapsulate(CacheProbeCpu);
   targets["jax_tt_cache_forward_v1"] = Encapsulate(CacheForwardCpu);

@@ -47,16 +47,10 @@ nb::dict Registrations() {
   add("forward", TTForwardCuda);
   add("backward", TTBackwardCuda);
   add("update", TTUpdateCuda);
-  add("tables_forward", TTTablesForwardCuda);
-  add("tables_backward", TTTablesBackwardCuda);
-  add("tables_update", TTTablesUpdateCuda);
-  add("tables_apply", TTTablesApplyCuda);
+  add("apply", TTApplyCuda);
   add("dense_forward", DenseForwardCuda);
   add("dense_backward", DenseBackwardCuda);
   add("dense_update", DenseUpdateCuda);
-  add("dense_tables_forward", DenseTablesForwardCuda);
-  add("dense_tables_backward", DenseTablesBackwardCuda);
-  add("dense_tables_update", DenseTablesUpdateCuda);
   add("bag_offsets", BagOffsetsCuda);
   add("cache_probe", CacheProbeCuda);
   add("cache_observe", CacheObserveCuda);
@@ -92,13 +86,11 @@ int64_t WorkspaceSize(const std::string& op, const Sizes& row_factors, const Siz
   const TTShape shape = MakeShape(row_factors, col_factors, ranks, 0, n);
   const TTAsked asked{weights, resharded, skip_nonfinite};
   if (op == "plan") return PlanWorkspace(shape, MakeCudaPlan(shape, n));
-  if (op == "forward") return TTForwardWorkspace(shape, n);
-  if (op == "plan_and_forward") return TTPlanAndForwardWorkspace(shape, n, own_plan);
+  if (op == "forward") return TTForwardWorkspace(shape, n, own_plan);
   if (op == "backward") return TTBackwardWorkspace(shape, n, asked);
   if (op == "update") return TTUpdateWorkspace(shape, n, asked);
   if (op == "apply") return TTApplyWorkspace();
-  throw std::invalid_argument("op: got '" + op +
-                              "', expected plan, forward, plan_and_forward, backward, update or apply");
+  throw std::invalid_argument("op: got '" + op + "', expected plan, forward, backward, update or apply");
 }
 
 int64_t DenseWorkspaceSize(const std::string& op, const Sizes& num_embeddings, const Sizes& features, const Sizes& n,

@@ -135,7 +135,7 @@ def embed(
     storages = {name: table.spec.storage(state[name]) for name, table in collection.tables.items()}
     tables = collection.for_batches
     uses = {
-        name: settle(table, state[name], lookups[name], shards[name])
+        name: settle(table, state[name], lookups[name], shards[name], "lookup_features")
         for name, table in tables.items()
     }
     batch, requests, refused = requests_of(collection, batch, storages, uses, lookups)

@@ -45,7 +45,7 @@ def pooled_rows(
         shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
         check_state(shard.table if shard else table, state)
         storage = table.spec.storage(state)
-        use = settle(table, state, lookup, shard)
+        use = settle(table, state, lookup, shard, "lookup_bags")
         batch, count = bag_batch(table.ids, bags, accumulator(storage))
         refused = None
         if not batch.rectangular:

@@ -12,7 +12,7 @@ from jax_tt._jax.types_in import types_in
 from jax_tt._native.call import Named, native_call, numbered, types_of
 from jax_tt._native.operands import make_operands, sentinel_operand
 from jax_tt._native.partition import Arrays, Split, over_blocks
-from jax_tt._native.tt import TrainTable, batch_attributes, blocked_sizes
+from jax_tt._native.tt import TrainTable, attributes_with_shape, blocked_sizes
 from jax_tt._table.options import Lookup
 
 
@@ -57,7 +57,7 @@ def cache_forward(
                 "saved": jax.ShapeDtypeStruct((blocks, saved_size if save else 0), sizes.accum),
             },
             None,
-            batch_attributes("cpu", table, batch, lookup, split.axes),
+            attributes_with_shape("cpu", table, batch, lookup, split.axes),
         )
 
     of_slots = slots.reshape(operands.arrays["ids"].shape[:2])

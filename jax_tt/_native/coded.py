@@ -6,25 +6,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jax_tt._native.call import Named
-from jax_tt._native.table_call import TableCall, Types
+from jax_tt._native.partition import Arrays
+from jax_tt._native.table_call import ForwardPass, Types
 from jax_tt._table.groups import Call
 
 
-class Forward(TableCall):
-    """The pooled sums of a coded table, with its codes before its codebooks, which are float32."""
+class Forward(ForwardPass):
+    """The pooled sums of a coded table before the rotation, from its codes and its codebooks in float32."""
 
     kind = "coded_"
-    op = "forward"
-    together_on = ()
     in_columns = False
     most_arrays = 0
     blocked_results = ("out",)
 
-    def __init__(self, platform: str, call: Call, codes: Named):
+    def __init__(self, platform: str, call: Call):
         super().__init__(platform, call)
-        self.whole = {"sentinel": self.whole["sentinel"], **codes, **self.params}
+        codes = self.table.code_operands(call.state)
+        books = {name: param.astype(jnp.float32) for name, param in self.params.items()}
+        self.whole = {"sentinel": self.whole["sentinel"], **codes, **books}
 
     @classmethod
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
@@ -32,9 +34,8 @@ class Forward(TableCall):
         return None
 
     def results(self, args: Named) -> Types:
-        # Without the rotation, which follows.
         return {"out": self.operands.sums_type(args["ids"], self.table.features)}
 
-    def finished(self, found: Named) -> jax.Array:
-        operands = self.operands
-        return found["out"].reshape(operands.groups, operands.bags, self.table.features)
+    def finished(self, found: Named) -> tuple[jax.Array, Arrays]:
+        sums, residuals = super().finished(found)
+        return sums, residuals and self.table.order(sums)

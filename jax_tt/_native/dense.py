@@ -20,16 +20,17 @@ from jax_tt._ids.batch import present, spread_to_positions
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._ids.shard_ids import in_shard
 from jax_tt._jax.vma import all_shards, own_shard
-from jax_tt._native.call import Named, native, numbered, types_of
-from jax_tt._native.operands import (
-    shard_of,
-    step_operands,
-    update_attributes,
-    weights_result,
+from jax_tt._native.call import Named, native
+from jax_tt._native.operands import shard_of
+from jax_tt._native.partition import UNDIVIDED, Dimensions
+from jax_tt._native.table_call import (
+    BackwardPass,
+    Calls,
+    ForwardPass,
+    TableCall,
+    Types,
+    UpdatePass,
 )
-from jax_tt._native.partition import UNDIVIDED, Arrays, Dimensions, Split
-from jax_tt._native.table_call import Calls, TableCall, Types
-from jax_tt._table.groups import Call
 from jax_tt._table.wide import Wide
 
 ROWS, COLUMNS = "rows", "columns"
@@ -39,7 +40,6 @@ class DenseCall(TableCall):
     """A call on a dense or quantized table, whose one parameter has its rows."""
 
     kind = "dense_"
-    together_on = ("cpu", "cuda", "cuda_emulated")
     in_columns = True
     most_arrays = 600
 
@@ -56,6 +56,16 @@ class DenseCall(TableCall):
     def on_shard(self, axes: Mapping[str, tuple[str, ...]]) -> Shard:
         return SHARDS[type(self)](self, axes)
 
+    @property
+    def rows(self) -> int:
+        """Rows of the table on this device."""
+        return self.table.num_embeddings
+
+    @property
+    def features(self) -> int:
+        """Columns of the table on this device."""
+        return self.table.features
+
     @classmethod
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
         platform = calls[0].platform
@@ -63,65 +73,25 @@ class DenseCall(TableCall):
             return None
         return native(platform).dense_workspace_size(
             cls.op,
-            [call.table.num_embeddings for call in calls],
-            [call.table.features for call in calls],
+            [call.rows for call in calls],
+            [call.features for call in calls],
             [math.prod(args["ids"].shape[:2]) for args in given],
             columns,
         )
 
 
-class Forward(DenseCall):
-    op = "forward"
+class Forward(ForwardPass, DenseCall):
     blocked_results = ("out",)
 
     def results(self, args: Named) -> Types:
-        return {"out": self.operands.sums_type(args["ids"], self.table.features)}
-
-    def finished(self, found: Named) -> tuple[jax.Array, Arrays]:
-        out, operands = found["out"], self.operands
-        sums = out.reshape(operands.groups, operands.bags, self.table.features)
-        # The forward result only orders the update after the forward pass; otherwise XLA would copy the table.
-        return sums, (out,) if self.lookup.wanted.names else ()
+        return {"out": self.operands.sums_type(args["ids"], self.features)}
 
 
-class Backward(DenseCall):
-    op = "backward"
-    blocked_results = ("dweights",)
-
-    def __init__(self, platform: str, call: Call, residuals: Arrays, g: jax.Array | None):
-        del residuals
-        super().__init__(platform, call)
-        if g is not None:
-            self.blocked |= self.operands.gradient(g)
-
-    def results(self, args: Named) -> Types:
-        return {
-            "dweights": self.operands.weights_type(args["ids"], self.lookup.wanted.weights),
-            **types_of({f"d{name}": args[name] for name in self.params}, self.operands.accum),
-        }
-
-    def summed(self, found: Named, args: Named, axes: Any) -> Named:
-        del args
-        return {**found, **self.summed_gradients(found, axes)}
-
-    def finished(self, found: Named) -> tuple[Arrays, jax.Array | None]:
-        return self.gradients(found), weights_result(self.batch, found["dweights"], self.lookup)
+class Backward(BackwardPass, DenseCall):
+    pass
 
 
-class Update(DenseCall):
-    op = "update"
-    blocked_results = ("dweights",)
-    appended = ("hyper", "scale", "seed")
-    appended_results = ("applied",)
-
-    def __init__(self, platform: str, call: Call, residuals: Arrays, g: jax.Array | None):
-        super().__init__(platform, call)
-        if g is not None:
-            (out,) = residuals
-            self.blocked = {"out": out, **self.blocked, **self.operands.gradient(g)}
-        self.slots = numbered("slot", *self.table.spec.stepped_slots(call.state))
-        self.whole = step_operands(call.values) | self.params | self.slots
-
+class Update(UpdatePass, DenseCall):
     def dimensions(self) -> dict[str, Dimensions]:
         named = super().dimensions()
         (name,) = self.params
@@ -139,18 +109,8 @@ class Update(DenseCall):
         first = lax.psum(args["out"].reshape(-1)[:1], axes)  # to run after the forward pass
         return {**args, **gathered, "out": first}
 
-    def results(self, args: Named) -> Types:
-        return {
-            "applied": jax.ShapeDtypeStruct((), jnp.float32),
-            "dweights": self.operands.weights_type(args["ids"], self.lookup.wanted.weights),
-            **types_of({name: args[name] for name in (*self.params, *self.slots)}),
-        }
-
     def attributes(self, axes: Any) -> dict[str, Any]:
-        assert self.table.update is not None
-        storage = self.table.spec.storage(self.params)
-        update = update_attributes(self.platform, self.table.update, storage, self.whole["hyper"])
-        return super().attributes(self.lookup.axis_name or axes) | update
+        return super().attributes(self.lookup.axis_name or axes)
 
     def summed(self, found: Named, args: Named, axes: Any) -> Named:
         axes = self.lookup.axis_name or axes
@@ -158,14 +118,6 @@ class Update(DenseCall):
             return found
         dweights = own_shard(found["dweights"], args["ids"].shape[0], axes)
         return {**found, "dweights": dweights}
-
-    def finished(
-        self, found: Named
-    ) -> tuple[Arrays, tuple[Arrays, ...], jax.Array, jax.Array | None]:
-        dweights = weights_result(self.batch, found["dweights"], self.lookup)
-        slots = tuple(found[name] for name in self.slots)
-        rows = tuple(found[name] for name in self.params)
-        return rows, (slots,), found["applied"], dweights
 
 
 class Shard(DenseCall):
@@ -185,27 +137,17 @@ class Shard(DenseCall):
             self.batch = dataclasses.replace(call.batch, padded=True)
 
     @property
+    def rows(self) -> int:
+        return self.table.num_embeddings // _size(self.rows_over)
+
+    @property
     def features(self) -> int:
-        """Columns of the table on this device."""
         return self.table.features // _size(self.columns_over)
 
     def attributes(self, axes: Any) -> dict[str, Any]:
         found = super().attributes(axes or self.over)
         label = reports.shard_label(self.table.name or "", self.table.num_embeddings)
         return {**found, "table": label} if self.rows_over else found
-
-    @classmethod
-    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
-        platform = calls[0].platform
-        if platform == "cpu":
-            return None
-        return native(platform).dense_workspace_size(
-            cls.op,
-            [call.table.num_embeddings // _size(call.rows_over) for call in calls],
-            [call.features for call in calls],
-            [math.prod(args["ids"].shape[:2]) for args in given],
-            columns,
-        )
 
     def gathered(self, args: Named, axes: Any) -> Named:
         return self.in_shard(super().gathered(args, axes))
@@ -228,9 +170,6 @@ class Shard(DenseCall):
 
 
 class ForwardShard(Shard, Forward):
-    def results(self, args: Named) -> Types:
-        return {"out": self.operands.sums_type(args["ids"], self.features)}
-
     def summed(self, found: Named, args: Named, axes: Any) -> Named:
         del args, axes
         return {"out": lax.psum(found["out"], self.rows_over)} if self.rows_over else found
@@ -276,11 +215,6 @@ class UpdateShard(Shard, Update):
         shared = {**shared, "scale": jnp.concatenate(scale), "seed": jnp.concatenate(seed)}
         found, of_each = super().of_tables(calls, given, shared, axes, wide)
         return {**found, "applied": found["applied"] * jnp.stack(finite)}, of_each
-
-    def local(self, args: Named, split: Split) -> Named:
-        scale, seed, finite = self.step_in_shard(args, args["scale"], args["seed"], split.axes)
-        found = super().local({**args, "scale": scale, "seed": seed}, split)
-        return {**found, "applied": found["applied"] * finite}
 
     def step_in_shard(
         self, args: Named, scale: jax.Array, seed: jax.Array, axes: Any

@@ -49,12 +49,9 @@ class NativeTable(ReferenceTable):
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         if lookup.method == "reference":
             return super().forward(state, batch, lookup)
-        names = (*self.spec.param_names, "sentinel")
-        read = {name: state[name] for name in names if name in state}
-        group = TableGroup(self.calls, lookup.method)
-        calls = [Call(Use(self, lookup), read, batch, ())]
-        (sums_and_residuals,) = backend.run(lookup.method, *group.forward_pass(calls))
-        return sums_and_residuals
+        calls = [Call(Use(self, lookup), state, batch, ())]
+        (sums,), (residuals,) = TableGroup(self.calls, lookup.method).forward(calls, None)
+        return sums, residuals
 
     def param_gradients(
         self, params: Params, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup

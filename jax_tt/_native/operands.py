@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
 from jax_tt._native.partition import is_partitioned, num_blocks
-from jax_tt._table.options import Lookup, Update
+from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
-from jax_tt.optimizers.native import check_native
 
 MAX_POSITIONS = 2**31 - 1
 # What native ops do in place of an error where they cannot raise one.
@@ -47,11 +46,6 @@ class Operands(NamedTuple):
         """Sums of the blocks of this device."""
         shape = (ids.shape[0], self.groups // self.blocks, self.bags, features)
         return jax.ShapeDtypeStruct(shape, self.accum)
-
-    def weights_type(self, ids: jax.Array, want: bool) -> jax.ShapeDtypeStruct:
-        """Gradients of the weights of the blocks of this device; empty unless ``want``."""
-        count = self.positions // self.blocks if want else 0
-        return jax.ShapeDtypeStruct((ids.shape[0], count), self.accum)
 
 
 def make_operands(table: Table, table_dtype: Any, batch: Batch) -> Operands:
@@ -104,15 +98,9 @@ def lookup_attributes(
     }
 
 
-def update_attributes(
-    platform: str, update: Update, storage: Any, hyper: jax.Array
-) -> dict[str, Any]:
-    check_native(platform, update.optimizer, hyper, accumulator(storage))
-    return {
-        "optimizer": update.optimizer.kind,
-        "skip_nonfinite": bool(update.skip_nonfinite),
-        "stochastic_rounding": update.rounds_stochastically(storage),
-    }
+def caller_attribute(op: str, lookup: Lookup) -> dict[str, Any]:
+    """What errors of an op begin with: the function that was called, and the pass, unless it is the forward pass."""
+    return {"caller": lookup.caller if op == "forward" else f"{op} of {lookup.caller}"}
 
 
 def shard_of(batch: Batch, args: Mapping[str, jax.Array]) -> Batch:
@@ -128,17 +116,6 @@ def shard_of(batch: Batch, args: Mapping[str, jax.Array]) -> Batch:
     )
 
 
-def weights_result(batch: Batch, dweights: jax.Array, lookup: Lookup) -> jax.Array | None:
-    return dweights.reshape(batch.ids.shape[:2]) if lookup.wanted.weights else None
-
-
 def sentinel_operand(sentinel: jax.Array | None) -> jax.Array:
     """The sentinel; 1, which is valid, for a table without one."""
     return jnp.ones((), jnp.float32) if sentinel is None else sentinel
-
-
-def step_operands(values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The operands of an update step in the order of the targets."""
-    inverse = values["inv_scale"]
-    scale = jnp.stack([inverse, values["allowed"].astype(inverse.dtype)])
-    return {"hyper": values["hyper"], "scale": scale, "seed": values["seed"]}

@@ -1,8 +1,9 @@
-"""`TableCall`: the call of a native op on one table, and on many tables at once."""
+"""`TableCall`: the part of one table in the call of a native op, and `run`, the call on any number of tables."""
 
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -13,41 +14,58 @@ import numpy as np
 from jax import lax
 from jax.tree_util import Partial
 
-from jax_tt._native.call import Named, Types, apart, native_call, native_tables_call, together
-from jax_tt._native.operands import lookup_attributes, make_operands, sentinel_operand
+from jax_tt._base.dtypes import accumulator
+from jax_tt._jax.vma import vary_over, varying_axes
+from jax_tt._native.call import (
+    Named,
+    Types,
+    apart,
+    native_tables_call,
+    numbered,
+    together,
+    types_of,
+)
+from jax_tt._native.operands import (
+    caller_attribute,
+    lookup_attributes,
+    make_operands,
+    sentinel_operand,
+)
 from jax_tt._native.partition import Arrays, Dimensions, Split, over_blocks
+from jax_tt._table import reference
 from jax_tt._table.groups import Call
+from jax_tt.optimizers.native import check_native
 
 if TYPE_CHECKING:
     from jax_tt._table.wide import Wide
 
 
-class TableCall(abc.ABC):
-    """The call of an op on one table, or the part of one table in a call on many.
+def _with_attributes(kind: type[TableCall], _: None, attributes: Sequence[dict[str, Any]]) -> Any:
+    call = object.__new__(kind)
+    vars(call).update(*attributes)
+    return call
 
-    The operands and results of an op on many tables, ``tables_`` and the name, are those of the op on one, table by
-    table.
+
+class TableCall(abc.ABC):
+    """The part of one table in the call of a native op, which takes any number of tables of a kind.
 
     Attributes:
         kind: what the names of the ops begin with.
-        op: the rest of the name of the op on one table.
-        together_on: platforms that have the op on many.
-        in_columns: whether that can have the sums of all tables, or their gradients, in one array.
+        op: the rest of the name.
+        in_columns: whether the op can have the sums of all tables, or their gradients, in one array.
         most_arrays: about how many arrays one call may change in place. XLA takes time to compile it with the cube of
             their number.
         blocked, whole: arrays as in `over_blocks`; together they are the operands in the order of the target.
         blocked_results: as in `over_blocks`.
-        appended, appended_results: names of ``whole`` arrays and of results that follow each other, of all tables, in
-            one array each in a call on many tables.
+        appended: arrays that follow each other, of all tables, in one array each, before all other operands.
+        appended_results: names of results that do so.
     """
 
     kind: ClassVar[str]
     op: ClassVar[str]
-    together_on: ClassVar[tuple[str, ...]]
     in_columns: ClassVar[bool]
     most_arrays: ClassVar[int]
     blocked_results: ClassVar[tuple[str, ...]]
-    appended: ClassVar[tuple[str, ...]] = ()
     appended_results: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -65,8 +83,7 @@ class TableCall(abc.ABC):
         self.operands = make_operands(self.table, first.dtype, call.batch)
         self.blocked: dict[str, jax.Array] = dict(self.operands.arrays)
         self.whole: dict[str, jax.Array] = dict(self.params)
-        if self.op == "forward":
-            self.whole = {"sentinel": sentinel_operand(call.state.get("sentinel")), **self.whole}
+        self.appended: dict[str, jax.Array] = {}
 
     @abc.abstractmethod
     def results(self, args: Named) -> Types:
@@ -78,7 +95,7 @@ class TableCall(abc.ABC):
         """Bytes of working memory for one native call on tables with these operands.
 
         Args:
-            calls: on one table each.
+            calls: of one table each.
             given: their operands.
             columns: of the array that has the sums of all features, if there is one.
         """
@@ -86,22 +103,6 @@ class TableCall(abc.ABC):
     @abc.abstractmethod
     def finished(self, found: Named) -> Any:
         """What the op returns for the table, from its results."""
-
-    def gradient_types(self) -> Types:
-        """Types of the gradients of the parameters as results."""
-        return {
-            f"d{name}": jax.ShapeDtypeStruct(param.shape, self.operands.accum)
-            for name, param in self.params.items()
-        }
-
-    def gradients(self, found: Named) -> Arrays:
-        """The gradients of the parameters among the results."""
-        return tuple(found[f"d{name}"] for name in self.params)
-
-    def summed_gradients(self, found: Named, axes: Any) -> Named:
-        """Their sums over all devices, by name."""
-        own = dict(zip(self.gradient_types(), self.gradients(found), strict=True))
-        return lax.psum(own, axes) if axes else own
 
     def describe(self, name: str) -> str:
         """What warnings call an array."""
@@ -129,10 +130,6 @@ class TableCall(abc.ABC):
         of_batch = lookup_attributes(self.platform, self.table, self.batch, self.lookup, axes)
         return of_batch | self.table.row_attributes
 
-    def attributes_of_many(self, axes: Any) -> dict[str, Any]:
-        """The attributes in a call on many tables, which take no arrays."""
-        return self.attributes(axes)
-
     @classmethod
     def of_tables(
         cls,
@@ -145,7 +142,7 @@ class TableCall(abc.ABC):
         """What one native call returns of all tables, and of each of them as `over_blocks` wants it.
 
         Args:
-            calls: on one table each.
+            calls: of one table each.
             given: their operands on this device.
             shared: operands of all tables.
             axes: as in `over_blocks`.
@@ -161,19 +158,20 @@ class TableCall(abc.ABC):
         for name in cls.appended_results:
             types = [of_table.pop(name) for of_table in results]
             of_all[name] = jax.ShapeDtypeStruct((len(types),), types[0].dtype)
-        attributes = [call.attributes_of_many(axes) for call in calls]
+        attributes = [call.attributes(axes) for call in calls]
         by_table = () if wide is None else wide.columns
         for of_table, columns in zip(attributes, by_table, strict=False):
             of_table["features"] = np.int64(len(columns))
         columns = [column for own_columns in by_table for column in own_columns]
         found, of_each = native_tables_call(
             calls[0].platform,
-            f"{cls.kind}tables_{cls.op}",
+            f"{cls.kind}{cls.op}",
             (shared, gathered),
             (of_all, results),
             cls.workspace(calls, gathered, len(columns)),
             attributes,
-            {"columns": np.asarray(columns, np.int64)} if cls.in_columns else {},
+            caller_attribute(cls.op, calls[0].lookup)
+            | ({"columns": np.asarray(columns, np.int64)} if cls.in_columns else {}),
         )
         summed = [
             call.summed(results, args, axes)
@@ -181,74 +179,176 @@ class TableCall(abc.ABC):
         ]
         return found, summed
 
-    def local(self, args: Named, split: Split) -> Named:
-        """The results of the call on one table, as `over_blocks` wants them."""
-        if split.of:
-            return self.on_shard(split.of).local(args, Split(split.axes))
-        given = self.gathered(args, split.axes)
-        found = native_call(
-            self.platform,
-            f"{self.kind}{self.op}",
-            given,
-            self.results(given),
-            self.workspace([self], [given], 0),
-            self.attributes(split.axes),
-        )
-        return self.summed(found, args, split.axes)
+
+class ForwardPass(TableCall):
+    """A forward pass, which returns sums ``[S, nb, D]`` and residuals."""
+
+    op = "forward"
+
+    def __init__(self, platform: str, call: Call):
+        super().__init__(platform, call)
+        self.whole = {"sentinel": sentinel_operand(call.state.get("sentinel")), **self.whole}
+
+    @staticmethod
+    def in_jax(call: Call) -> jax.Array:
+        """The sums without native ops."""
+        table: Any = call.use.table
+        params, sentinel = table.spec.params(call.state), call.state.get("sentinel")
+        return reference.forward(table, params, call.batch, call.use.lookup, sentinel)
+
+    def residuals(self, found: Named) -> Arrays:
+        # The forward result only orders the update after the forward pass; otherwise XLA would copy the table.
+        return (found["out"],)
+
+    def finished(self, found: Named) -> tuple[jax.Array, Arrays]:
+        operands = self.operands
+        sums = found["out"].reshape(operands.groups, operands.bags, self.table.features)
+        return sums, self.residuals(found) if self.lookup.wanted.names else ()
 
 
-def _with_attributes(kind: type[TableCall], _: None, attributes: Sequence[dict[str, Any]]) -> Any:
-    call = object.__new__(kind)
-    vars(call).update(*attributes)
-    return call
+class GradientPass(TableCall):
+    """What a backward pass and an update have in common.
+
+    Both take residuals, the last of which is the result of the forward pass, and the gradient of the sums, which is
+    None where one array has those of all tables.
+    """
+
+    blocked_results = ("dweights",)
+
+    def __init__(self, platform: str, call: Call, residuals: Arrays, g: jax.Array | None):
+        super().__init__(platform, call)
+        if g is not None:
+            self.blocked |= self.saved(residuals) | self.operands.gradient(g)
+
+    def saved(self, residuals: Arrays) -> dict[str, jax.Array]:
+        """The residuals that are operands of both."""
+        del residuals
+        return {}
+
+    def weights_type(self, args: Named) -> jax.ShapeDtypeStruct:
+        """Gradients of the weights of the blocks of this device; empty unless they are wanted."""
+        operands = self.operands
+        count = operands.positions // operands.blocks if self.lookup.wanted.weights else 0
+        return jax.ShapeDtypeStruct((args["ids"].shape[0], count), operands.accum)
+
+    def weights_gradient(self, found: Named) -> jax.Array | None:
+        wanted = self.lookup.wanted.weights
+        return found["dweights"].reshape(self.batch.ids.shape[:2]) if wanted else None
+
+
+class BackwardPass(GradientPass):
+    """A backward pass, which returns the gradients of the parameters and of the weights."""
+
+    op = "backward"
+
+    @staticmethod
+    def in_jax(call: Call, g: Any) -> Any:
+        """The results without native ops."""
+        table: Any = call.use.table
+        params = table.spec.params(call.state)
+        return reference.backward(table, params, call.batch, g, call.use.lookup)
+
+    @staticmethod
+    def varying(call: Call, gradients: Any, g: Any) -> Any:
+        """Results, which JAX may take to be replicated, marked as varying where the operands do."""
+        return vary_over(gradients, varying_axes(call.state, call.batch, g))
+
+    def gradient_types(self, args: Named) -> Types:
+        return types_of({f"d{name}": args[name] for name in self.params}, self.operands.accum)
+
+    def results(self, args: Named) -> Types:
+        return {"dweights": self.weights_type(args), **self.gradient_types(args)}
+
+    def summed(self, found: Named, args: Named, axes: Any) -> Named:
+        own = {name: found[name] for name in self.gradient_types(args)}
+        return {"dweights": found["dweights"], **(lax.psum(own, axes) if axes else own)}
+
+    def finished(self, found: Named) -> tuple[Arrays, jax.Array | None]:
+        return tuple(found[f"d{name}"] for name in self.params), self.weights_gradient(found)
+
+
+class UpdatePass(GradientPass):
+    """A backward pass with the step of the optimizer, which returns what `Table.stepped_params` does."""
+
+    op = "update"
+    appended_results = ("applied",)
+
+    def __init__(self, platform: str, call: Call, residuals: Arrays, g: jax.Array | None):
+        super().__init__(platform, call, residuals, g)
+        if g is not None:
+            self.blocked = {"out": residuals[-1], **self.blocked}
+        slots = self.table.spec.stepped_slots(call.state)
+        self.slots = numbered("slot", itertools.chain.from_iterable(slots))
+        self.changed = self.params | self.slots
+        hyper, inverse = call.values["hyper"], call.values["inv_scale"]
+        scale = jnp.stack([inverse, call.values["allowed"].astype(inverse.dtype)])
+        self.whole = self.changed
+        self.appended = {"hyper": hyper, "scale": scale, "seed": call.values["seed"]}
+
+    @staticmethod
+    def in_jax(call: Call, g: Any) -> Any:
+        """The results without native ops."""
+        table: Any = call.use.table
+        return reference.update(table, call.state, call.batch, g, call.use.lookup, call.values)
+
+    @staticmethod
+    def varying(call: Call, after: Any, g: Any) -> Any:
+        """As of a backward pass; the new values vary as the old ones do."""
+        *new, dweights = after
+        table = call.use.table
+        arrays = table.spec.params(call.state), table.spec.stepped_slots(call.state)
+        new = vary_over(new, varying_axes(arrays))
+        return *new, vary_over(dweights, varying_axes(arrays, call.batch, g))
+
+    def attributes(self, axes: Any) -> dict[str, Any]:
+        storage, update = self.table.spec.storage(self.params), self.table.update
+        check_native(self.platform, update.optimizer, self.appended["hyper"], accumulator(storage))
+        return super().attributes(axes) | {
+            "optimizer": update.optimizer.kind,
+            "skip_nonfinite": bool(update.skip_nonfinite),
+            "stochastic_rounding": update.rounds_stochastically(storage),
+        }
+
+    def results(self, args: Named) -> Types:
+        return {
+            "applied": jax.ShapeDtypeStruct((), jnp.float32),
+            "dweights": self.weights_type(args),
+            **types_of({name: args[name] for name in self.changed}),
+        }
+
+    def finished(
+        self, found: Named
+    ) -> tuple[Arrays, tuple[Arrays, ...], jax.Array, jax.Array | None]:
+        params = tuple(found[name] for name in self.params)
+        rest = iter(found[name] for name in self.slots)
+        slots = tuple(tuple(next(rest) for _ in names) for names in self.table.spec.stepped_names)
+        return params, slots, found["applied"], self.weights_gradient(found)
 
 
 class Calls(NamedTuple):
-    """The calls of a kind of tables.
+    """The calls of a kind of tables."""
 
-    Attributes:
-        forward: takes what `TableCall` does; returns sums ``[S, nb, D]`` and residuals.
-        backward: takes also the residuals and the gradient of the sums, which is None where one array has those of all
-            tables; returns the gradients of the parameters and of the weights.
-        update: takes the same; returns what `Table.stepped_params` does.
-    """
-
-    forward: type[Any]
-    backward: type[Any]
-    update: type[Any]
+    forward: type[ForwardPass]
+    backward: type[BackwardPass]
+    update: type[UpdatePass]
 
 
 def run(calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = None) -> Any:
-    """What calls of the same op on each of several tables return, from one native call where the platform has it.
+    """What calls of the same op on each of several tables return, from one native call.
 
     Args:
-        calls: on one table each, for one platform.
+        calls: of one table each, for one platform.
         wide: where their sums are in one array, if they are. Sums and their gradients are then no operands and results
             of the calls, and the result of a forward pass is that array.
         shared: operands of all tables.
     """
     (kind,) = {type(call) for call in calls}
-    platform = calls[0].platform
-    if platform not in kind.together_on or (len(calls) == 1 and wide is None):
-        return [
-            call.finished(
-                over_blocks(
-                    Partial(kind.local, call),
-                    call.blocked,
-                    call.whole,
-                    call.blocked_results,
-                    call.dimensions,
-                    Partial(kind.describe, call),
-                )
-            )
-            for call in calls
-        ]
-    appended = kind.appended
-    shared = {} if shared is None else shared
-    once = *appended, *shared
+    appended = [call.appended for call in calls]
+    once = {name: jnp.concatenate([own[name] for own in appended]) for name in appended[0]}
+    once |= shared or {}
 
     def local(calls: Sequence[Any], args: Named, split: Split) -> Named:
-        of_all = {name: args[name] for name in once}
+        of_all = {name: array for name, array in args.items() if "/" not in name}
         shards, of_kind = calls, kind
         if split.of:
             of_each_table = apart(split.of, len(calls))
@@ -259,12 +359,7 @@ def run(calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = N
         return {**found, **together(of_each)}
 
     blocked = together(call.blocked for call in calls)
-    own_whole = together(
-        {name: array for name, array in call.whole.items() if name not in appended}
-        for call in calls
-    )
-    of_all = {name: jnp.concatenate([call.whole[name] for call in calls]) for name in appended}
-    whole = of_all | dict(shared) | own_whole
+    whole = once | together(call.whole for call in calls)
     results = together(dict.fromkeys(call.blocked_results) for call in calls)
 
     def dimensions() -> dict[str, Dimensions]:

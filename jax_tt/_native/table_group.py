@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,7 @@ from jax_tt._base.dtypes import accumulator
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.partition import is_partitioned, num_blocks
-from jax_tt._native.table_call import Calls, run
-from jax_tt._table import reference
+from jax_tt._native.table_call import BackwardPass, Calls, UpdatePass, run
 from jax_tt._table.groups import Call, Cotangents, Gradients, of_one_table
 from jax_tt._table.wide import Wide
 from jax_tt._table.wrapper import innermost
@@ -29,8 +28,8 @@ _MOST_IDS = 2**26
 class TableGroup:
     """The group of all tables of a kind, for `jax_tt._table.groups`.
 
-    One native call per pass takes all tables that the kind can have in it. On platforms without that call, each table
-    is on its own. On platforms without native ops, the reference takes their place.
+    One native call per pass takes all tables that the kind can have in it. On platforms without native ops, the
+    reference takes their place.
 
     Attributes:
         calls: the native calls of the kind.
@@ -44,24 +43,21 @@ class TableGroup:
         if wide is not None and not self._in_columns(calls):
             sums, saved = self.forward(calls, None)
             return wide.joined(sums), saved
-        calls = [_innermost(call) for call in calls]
+        calls = [innermost_call(call) for call in calls]
         if wide is not None:
-            array = backend.run(self.method, *self.forward_pass(calls, wide))
+            array = self._forward_pass(calls, wide)
             # As a residual, it only orders the update after the forward pass; its first axis stands for one block.
             saved = (array[None],)
             return array, [saved if call.use.lookup.wanted.names else () for call in calls]
-        results = _in_parts(
-            lambda part: backend.run(self.method, *self.forward_pass(part)), [(c,) for c in calls]
-        )
-        sums, saved = zip(*results, strict=True)
+        sums, saved = zip(*in_parts(self._forward_pass, [(call,) for call in calls]), strict=True)
         return sums, saved
 
     def backward(
         self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
     ) -> list[Cotangents]:
-        calls = [_innermost(call) for call in calls]
+        calls = [innermost_call(call) for call in calls]
         if wide is not None and not self._in_columns(calls):
-            gs, wide = _apart(calls, gs, wide), None
+            gs, wide = separate_gradients(calls, gs, wide), None
         cotangents: list[Cotangents] = [({}, None)] * len(calls)
         stepped, others = [], []
         for k, (call, g) in enumerate(zip(calls, _each(calls, gs, wide), strict=True)):
@@ -72,7 +68,7 @@ class TableGroup:
                 (others if table.update is None else stepped).append(k)
                 continue
             if wide is not None:
-                (g,) = _apart([call], gs, wide.of([k]))
+                (g,) = separate_gradients([call], gs, wide.of([k]))
             # The sums of all tables may stand for those of this one: they only order the step after the forward pass.
             cotangents[k] = of_one_table(call, residuals[k], g)
         parts = [(part, self._new_states) for part in self._parts(calls, stepped)]
@@ -83,18 +79,17 @@ class TableGroup:
                 results = of_part([calls[k] for k in members], saved, gs, wide.of(members))
             else:
                 rows = [(calls[k], residuals[k], gs[k]) for k in members]
-                results = _in_parts(of_part, rows)
+                results = in_parts(of_part, rows)
             for k, of_table in zip(members, results, strict=True):
                 cotangents[k] = of_table
         return cotangents
 
     # Passes of tables without wrappers, each in one native call
 
-    def forward_pass(self, calls: Sequence[Call], wide: Wide | None = None) -> tuple[Any, Any, Any]:
-        """The native function, the one in JAX, and their argument, as `backend.run` takes them.
+    def _forward_pass(self, calls: Sequence[Call], wide: Wide | None = None) -> Any:
+        """Sums and residuals of every table, or one array of all sums.
 
-        They return sums and residuals of every table, or one array of all sums. An invalid sentinel is an error in
-        native ops on CPU, and gives NaN elsewhere.
+        An invalid sentinel is an error in native ops on CPU, and gives NaN elsewhere.
         """
         axes = [varying_axes(call.state, call.batch) for call in calls]
         calls = list(map(vary_over, calls, axes))
@@ -104,28 +99,26 @@ class TableGroup:
             return results if wide is not None else list(map(vary_over, results, axes))
 
         def in_jax(calls: Sequence[Call]) -> Any:
-            sums = [_sums(call) for call in calls]
+            sums = list(map(self.calls.forward.in_jax, calls))
             if wide is not None:
                 return wide.joined(sums)
             types = jax.eval_shape(partial(native, backend.native_platforms()[0]), calls)
             saved = map(vary_over, [zeros_like(residuals) for _, residuals in types], axes)
             return list(zip(sums, saved, strict=True))
 
-        return native, in_jax, calls
+        return backend.run(self.method, native, in_jax, calls)
 
     def gradients(self, *operands: Any) -> list[Any]:
         """Gradients of the parameters of every table, and of its weights; ``operands`` as in `backward`."""
-        return self._backwards(
-            _Pass(self.calls.backward, _gradients, _varying_gradients), *operands
-        )
+        return self._backwards(self.calls.backward, *operands)
 
     def stepped(self, *operands: Any) -> list[Any]:
         """What `Table.stepped_params` returns for every table; ``operands`` as in `backward`."""
-        return self._backwards(_Pass(self.calls.update, _stepped, _varying_step), *operands)
+        return self._backwards(self.calls.update, *operands)
 
     def _backwards(
         self,
-        one: _Pass,
+        one: type[BackwardPass] | type[UpdatePass],
         calls: Sequence[Call],
         residuals: Sequence[Any],
         gs: Gradients,
@@ -133,17 +126,16 @@ class TableGroup:
     ) -> list[Any]:
         def native(platform: str, calls: Sequence[Call], residuals: Any, gs: Any) -> list[Any]:
             of_each, shared = (gs, {}) if wide is None else ([None] * len(calls), {"g": gs})
-            if wide is not None and one.native is self.calls.update:
+            if wide is not None and one is self.calls.update:
                 shared = {"out": residuals[0][0], **shared}
             parts = [
-                one.native(platform, *operands)
-                for operands in zip(calls, residuals, of_each, strict=True)
+                one(platform, *operands) for operands in zip(calls, residuals, of_each, strict=True)
             ]
             return varying(calls, run(parts, wide, shared), _each(calls, gs, wide))
 
         def in_jax(calls: Sequence[Call], residuals: Any, gs: Any) -> list[Any]:
             del residuals
-            gs = _apart(calls, gs, wide)
+            gs = separate_gradients(calls, gs, wide)
             return varying(calls, map(one.in_jax, calls, gs), gs)
 
         def varying(*columns: Any) -> list[Any]:
@@ -228,12 +220,12 @@ def zeros_like(saved: Any) -> Any:
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), saved)
 
 
-def _innermost(call: Call) -> Call:
+def innermost_call(call: Call) -> Call:
     use = call.use
     return call._replace(use=dataclasses.replace(use, table=innermost(use.table)))
 
 
-def _in_parts(of_part: Callable[..., list[Any]], rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+def in_parts(of_part: Callable[..., list[Any]], rows: Sequence[tuple[Any, ...]]) -> list[Any]:
     """``of_part(*columns)`` of rows that begin with a `Call`, all at once if possible.
 
     Batches that are partitioned over the devices in another number of blocks need another call, and so do tables with
@@ -256,49 +248,6 @@ def _each(calls: Sequence[Call], gs: Gradients, wide: Wide | None) -> Sequence[A
     return gs if wide is None else [gs] * len(calls)
 
 
-def _apart(calls: Sequence[Call], gs: Gradients, wide: Wide | None) -> Sequence[Any]:
+def separate_gradients(calls: Sequence[Call], gs: Gradients, wide: Wide | None) -> Sequence[Any]:
     """The gradients of the sums of every call."""
     return gs if wide is None else wide.separated(gs, [call.shape for call in calls])
-
-
-def _sums(call: Call) -> jax.Array:
-    """The sums of a table without native ops."""
-    table: Any = call.use.table
-    params, sentinel = table.spec.params(call.state), call.state.get("sentinel")
-    return reference.forward(table, params, call.batch, call.use.lookup, sentinel)
-
-
-class _Pass(NamedTuple):
-    """A backward pass or a step.
-
-    Attributes:
-        native: its native call.
-        in_jax: its results from a call and the gradient of its sums.
-        varying: its results, which JAX may take to be replicated, marked as varying where the operands do.
-    """
-
-    native: type[Any]
-    in_jax: Callable[[Call, Any], Any]
-    varying: Callable[[Call, Any, Any], Any]
-
-
-def _gradients(call: Call, g: Any) -> Any:
-    table: Any = call.use.table
-    return reference.backward(table, table.spec.params(call.state), call.batch, g, call.use.lookup)
-
-
-def _varying_gradients(call: Call, gradients: Any, g: Any) -> Any:
-    return vary_over(gradients, varying_axes(call.state, call.batch, g))
-
-
-def _stepped(call: Call, g: Any) -> Any:
-    table: Any = call.use.table
-    return reference.update(table, call.state, call.batch, g, call.use.lookup, call.values)
-
-
-def _varying_step(call: Call, after: Any, g: Any) -> Any:
-    *new, dweights = after
-    table = call.use.table
-    arrays = table.spec.params(call.state), table.spec.stepped_slots(call.state)
-    new = vary_over(new, varying_axes(arrays))
-    return *new, vary_over(dweights, varying_axes(arrays, call.batch, g))

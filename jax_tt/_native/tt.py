@@ -19,20 +19,26 @@ from jax_tt._ids.batch import Batch
 from jax_tt._jax import backend
 from jax_tt._jax.types_in import types_in
 from jax_tt._jax.vma import vary_over, varying_axes
-from jax_tt._native.call import Named, native, native_call, native_tables_call, numbered, types_of
+from jax_tt._native.call import Named, native, native_call, native_tables_call, types_of
 from jax_tt._native.native import NativeTable
 from jax_tt._native.operands import (
     Operands,
+    caller_attribute,
     lookup_attributes,
     make_operands,
     sentinel_operand,
     shard_of,
-    step_operands,
-    update_attributes,
-    weights_result,
 )
 from jax_tt._native.partition import Arrays, Split, is_resharded, over_blocks
-from jax_tt._native.table_call import Calls, TableCall, Types
+from jax_tt._native.table_call import (
+    BackwardPass,
+    Calls,
+    ForwardPass,
+    GradientPass,
+    TableCall,
+    Types,
+    UpdatePass,
+)
 from jax_tt._native.table_group import zeros_like
 from jax_tt._table import reference
 from jax_tt._table.groups import Call
@@ -79,15 +85,19 @@ def batch_attributes(
     # call.
     positions = math.prod(batch.ids.shape[:2])
     hint = np.int64(positions if isinstance(positions, int) else 0)
-    return (
-        table.sizes.attributes
-        | lookup_attributes(platform, table, batch, lookup, axes)
-        | {
-            "hint": hint,
-            "resharded": is_resharded(batch.ids),
-            "tensor_float32": tensor_float32(lookup.precision),
-        }
-    )
+    return lookup_attributes(platform, table, batch, lookup, axes) | {
+        "hint": hint,
+        "resharded": is_resharded(batch.ids),
+        "tensor_float32": tensor_float32(lookup.precision),
+    }
+
+
+def attributes_with_shape(
+    platform: str, table: TrainTable, batch: Batch, lookup: Lookup, axes: Any
+) -> dict[str, Any]:
+    """The attributes of an op on one table, which does not read its shape off the cores."""
+    of_batch = batch_attributes(platform, table, batch, lookup, axes)
+    return table.sizes.attributes | of_batch | caller_attribute("forward", lookup)
 
 
 def blocked_sizes(platform: str, operands: Operands, train: TrainSizes) -> tuple[int, int]:
@@ -103,17 +113,6 @@ def blocked_sizes(platform: str, operands: Operands, train: TrainSizes) -> tuple
     return plan, per_block * saved if operands.accum == jnp.float32 else 0
 
 
-def _plan_call(
-    platform: str, table: TrainTable, size: int, args: Named, attributes: dict[str, Any]
-) -> tuple[Any, ...]:
-    """The arguments of `native_call` for the plan of one shard, ``[blocks, size]``."""
-    ids = args["ids"]
-    operands = {name: args[name] for name in ("ids", "offsets", "sentinel")}
-    results = {"plan": jax.ShapeDtypeStruct((ids.shape[0], size), jnp.int32)}
-    workspace = _workspace(platform, "plan", table.sizes, math.prod(ids.shape[:2]))
-    return platform, "plan", operands, results, workspace, attributes
-
-
 def _planned(
     platform: str, table: TrainTable, cores: Params, batch: Batch, out: jax.Array, lookup: Lookup
 ) -> Arrays:
@@ -123,8 +122,15 @@ def _planned(
     types = types_in(batch)
 
     def local(args: Named, split: Split) -> Named:
-        attributes = batch_attributes(platform, table, types, lookup, split.axes)
-        return native_call(*_plan_call(platform, table, size, args, attributes))
+        ids = args["ids"]
+        return native_call(
+            platform,
+            "plan",
+            {name: args[name] for name in ("ids", "offsets", "sentinel")},
+            {"plan": jax.ShapeDtypeStruct((ids.shape[0], size), jnp.int32)},
+            _workspace(platform, "plan", table.sizes, math.prod(ids.shape[:2])),
+            attributes_with_shape(platform, table, types, lookup, split.axes),
+        )
 
     blocked = {name: operands.arrays[name] for name in ("ids", "offsets")}
     plan = over_blocks(local, blocked, {"sentinel": sentinel_operand(None)}, ["plan"])["plan"]
@@ -136,18 +142,11 @@ class TTCall(TableCall):
     """A call on a TT table, whose parameters are its cores."""
 
     kind = ""
-    together_on = ("cpu", "cuda", "cuda_emulated")
     in_columns = False
     most_arrays = 300  # where it compiles as fast as a call for each table
 
     def attributes(self, axes: Any) -> dict[str, Any]:
-        return batch_attributes(self.platform, self.table, self.batch, self.lookup, axes)
-
-    def attributes_of_many(self, axes: Any) -> dict[str, Any]:
-        # The op reads the factors and ranks off the cores.
-        given = self.attributes(axes).items()
-        others = {name: value for name, value in given if name not in self.table.sizes.attributes}
-        return others | {
+        return batch_attributes(self.platform, self.table, self.batch, self.lookup, axes) | {
             "cores": np.int64(self.table.sizes.d),
             "num_embeddings": np.int64(self.table.num_embeddings),
         }
@@ -156,20 +155,19 @@ class TTCall(TableCall):
         """Options of the op that need working memory."""
         return {}
 
-    def own_workspace(self, args: Named) -> int | None:
-        """Bytes of working memory for this table alone."""
-        count = math.prod(args["ids"].shape[:2])
-        return _workspace(self.platform, self.op, self.table.sizes, count, **self.asked())
-
     @classmethod
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
         del columns
-        of_each = [call.own_workspace(args) for call, args in zip(calls, given, strict=True)]
-        return _workspace_of_all(calls[0].platform, of_each)
+        platform = calls[0].platform
+        counts = [math.prod(args["ids"].shape[:2]) for args in given]
+        of_each = [
+            _workspace(platform, cls.op, call.table.sizes, count, **call.asked())
+            for call, count in zip(calls, counts, strict=True)
+        ]
+        return _workspace_of_all(platform, of_each)
 
 
-class Forward(TTCall):
-    op = "forward"
+class Forward(ForwardPass, TTCall):
     blocked_results = ("out", "plan", "saved")
 
     def results(self, args: Named) -> Types:
@@ -182,118 +180,35 @@ class Forward(TTCall):
             "saved": jax.ShapeDtypeStruct((ids.shape[0], saved), self.operands.accum),
         }
 
-    def local(self, args: Named, split: Split) -> Named:
-        """On one table, a separate operation makes the plan."""
-        axes = split.axes
-        platform, table = self.platform, self.table
-        attributes = batch_attributes(platform, table, self.batch, self.lookup, axes)
-        size, _ = blocked_sizes(platform, self.operands, table.sizes)
-        plan = native_call(*_plan_call(platform, table, size, args, attributes))
-        results = self.results(args)
-        found = native_call(
-            platform,
-            "forward",
-            {name: args[name] for name in self.operands.arrays}
-            | plan
-            | {name: args[name] for name in self.params},
-            {name: results[name] for name in ("out", "saved")},
-            _workspace(platform, "forward", table.sizes, math.prod(args["ids"].shape[:2])),
-            attributes,
-        )
-        return found | plan
+    def asked(self) -> dict[str, bool]:
+        return {"own_plan": not self.lookup.wanted.names}
 
-    def own_workspace(self, args: Named) -> int | None:
-        """The op on many tables makes the plans, too."""
-        count = math.prod(args["ids"].shape[:2])
-        own_plan = not self.lookup.wanted.names
-        return _workspace(
-            self.platform, "plan_and_forward", self.table.sizes, count, own_plan=own_plan
-        )
-
-    def finished(self, found: Named) -> tuple[jax.Array, Arrays]:
-        out, operands = found["out"], self.operands
-        sums = out.reshape(operands.groups, operands.bags, self.table.features)
-        # The forward result only orders the update after the forward pass; otherwise XLA would copy the cores.
-        kept = (found["plan"], found["saved"], out)
-        return sums, kept if self.lookup.wanted.names else ()
+    def residuals(self, found: Named) -> Arrays:
+        return found["plan"], found["saved"], *super().residuals(found)
 
 
-class GradientCall(TTCall):
-    """What the backward pass and the update have in common."""
-
-    blocked_results = ("dweights",)
-
-    def __init__(self, platform: str, call: Call, residuals: Arrays, g: jax.Array):
-        super().__init__(platform, call)
+class TTGradientCall(GradientPass, TTCall):
+    def saved(self, residuals: Arrays) -> dict[str, jax.Array]:
         plan, saved, _ = residuals
-        self.blocked |= {"plan": plan, "saved": saved} | self.operands.gradient(g)
+        return {"plan": plan, "saved": saved}
 
     def asked(self) -> dict[str, bool]:
         return {"weights": self.lookup.wanted.weights, "resharded": is_resharded(self.batch.ids)}
 
-    def weights_type(self, args: Named) -> jax.ShapeDtypeStruct:
-        return self.operands.weights_type(args["ids"], self.lookup.wanted.weights)
 
-    def backward_types(self, args: Named) -> Types:
-        return {
-            "touched": jax.ShapeDtypeStruct((sum(self.table.sizes.row_factors),), jnp.int32),
-            "dweights": self.weights_type(args),
-            **self.gradient_types(),
-        }
-
-
-class Backward(GradientCall):
-    op = "backward"
-
+class Backward(BackwardPass, TTGradientCall):
     def results(self, args: Named) -> Types:
-        return self.backward_types(args)
-
-    def summed(self, found: Named, args: Named, axes: Any) -> Named:
-        del args
-        return {"dweights": found["dweights"], **self.summed_gradients(found, axes)}
-
-    def finished(self, found: Named) -> tuple[Arrays, jax.Array | None]:
-        return self.gradients(found), weights_result(self.batch, found["dweights"], self.lookup)
+        touched = jax.ShapeDtypeStruct((sum(self.table.sizes.row_factors),), jnp.int32)
+        return {"touched": touched, **super().results(args)}
 
 
-class Update(GradientCall):
-    op = "update"
-    appended = ("hyper", "scale", "seed")
-    appended_results = ("applied",)
-
-    def __init__(self, platform: str, call: Call, residuals: Arrays, g: jax.Array):
+class Update(UpdatePass, TTGradientCall):
+    def __init__(self, platform: str, call: Call, residuals: Arrays, g: jax.Array | None):
         super().__init__(platform, call, residuals, g)
         self.backward = Backward(platform, call, residuals, g)
-        self.blocked = {"out": residuals[2], **self.blocked}
-        slots = self.table.spec.stepped_slots(call.state)
-        self.slots = numbered("slot", (slot for of_core in slots for slot in of_core))
-        self.changed = self.params | self.slots
-        self.whole = step_operands(call.values) | self.changed
 
     def asked(self) -> dict[str, bool]:
         return super().asked() | {"skip_nonfinite": self.table.update.skip_nonfinite}
-
-    def update_attributes(self) -> dict[str, Any]:
-        storage = self.table.spec.storage(self.params)
-        return update_attributes(self.platform, self.table.update, storage, self.whole["hyper"])
-
-    def attributes(self, axes: Any) -> dict[str, Any]:
-        return super().attributes(axes) | self.update_attributes()
-
-    def results(self, args: Named) -> Types:
-        return {
-            "applied": jax.ShapeDtypeStruct((), jnp.float32),
-            "dweights": self.weights_type(args),
-            **types_of(self.changed),
-        }
-
-    def local(self, args: Named, split: Split) -> Named:
-        axes = split.axes
-        if not (self.lookup.axis_name or axes):
-            return super().local(args, split)
-        values = {name: args[name] for name in self.appended}
-        found, (of_table,) = self.of_tables([self], [args], values, axes, None)
-        return {"applied": found["applied"][0], **of_table}
 
     @classmethod
     def of_tables(
@@ -310,7 +225,7 @@ class Update(GradientCall):
         if not any(axes_of_each):
             return super().of_tables(calls, given, shared, axes, wide)
         gradients, dweights = _gradients_of_shards(calls, given, axes_of_each)
-        # The op "tables_apply" has no ids, and the backward pass only the ids of its shard.
+        # The op "apply" has no ids, and the backward pass only the ids of its shard.
         refused = jnp.stack(
             [
                 reference.poisoned(call.table, shard_of(call.batch, args), call.lookup, own_axes)
@@ -322,7 +237,7 @@ class Update(GradientCall):
         operands = [
             {"touched": grads["touched"]}
             | {name: args[name] for name in call.changed}
-            | {name: grads[name] for name in call.gradient_types()}
+            | {name: grads[name] for name in call.backward.gradient_types(args)}
             for call, args, grads in zip(calls, given, gradients, strict=True)
         ]
         changed = [types_of(call.changed) for call in calls]
@@ -330,29 +245,18 @@ class Update(GradientCall):
         platform = calls[0].platform
         found, changed = native_tables_call(
             platform,
-            f"{cls.kind}tables_apply",
+            f"{cls.kind}apply",
             ({**shared, "scale": scale}, operands),
             (applied, changed),
             _workspace_of_all(
                 platform, [_workspace(platform, "apply", call.table.sizes, 0) for call in calls]
             ),
-            [
-                call.attributes_of_many(own_axes)
-                for call, own_axes in zip(calls, axes_of_each, strict=True)
-            ],
+            [call.attributes(own_axes) for call, own_axes in zip(calls, axes_of_each, strict=True)],
+            caller_attribute(cls.op, calls[0].lookup),
         )
         found["applied"] = jnp.where(refused, 0, found["applied"])
         pairs = zip(dweights, changed, strict=True)
         return found, [{"dweights": weights, **arrays} for weights, arrays in pairs]
-
-    def finished(
-        self, found: Named
-    ) -> tuple[Arrays, tuple[Arrays, ...], jax.Array, jax.Array | None]:
-        dweights = weights_result(self.batch, found["dweights"], self.lookup)
-        params = tuple(found[name] for name in self.params)
-        rest = iter(found[name] for name in self.slots)
-        slots = tuple(tuple(next(rest) for _ in names) for names in self.table.spec.stepped_names)
-        return params, slots, found["applied"], dweights
 
 
 def _gradients_of_shards(
@@ -368,11 +272,12 @@ def _gradients_of_shards(
         operands.append(blocked | vary_over(params, varying[-1]))
     _, of_each = native_tables_call(
         backwards[0].platform,
-        f"{Backward.kind}tables_{Backward.op}",
+        f"{Backward.kind}{Backward.op}",
         ({}, operands),
         ({}, [call.results(args) for call, args in zip(backwards, operands, strict=True)]),
         Backward.workspace(backwards, operands, 0),
-        [call.attributes_of_many(axes) for call, axes in zip(backwards, axes_of_each, strict=True)],
+        [call.attributes(axes) for call, axes in zip(backwards, axes_of_each, strict=True)],
+        caller_attribute(Backward.op, backwards[0].lookup),
     )
     of_each = [vary_over(arrays, over) for arrays, over in zip(of_each, varying, strict=True)]
     dweights = [arrays.pop("dweights") for arrays in of_each]

@@ -21,7 +21,9 @@ from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.table import Table
 from jax_tt._table.types import State
 
-_LOOKUP_NAMES = tuple(field.name for field in dataclasses.fields(Lookup) if field.name != "wanted")
+_LOOKUP_NAMES = tuple(
+    field.name for field in dataclasses.fields(Lookup) if field.name not in ("wanted", "caller")
+)
 
 
 def lookup(

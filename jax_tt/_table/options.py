@@ -50,6 +50,7 @@ class Lookup:
     Attributes:
         train: whether the call is a training call, which a row cache counts.
         wanted: cotangents that the loss needs, set by the differentiation rule.
+        caller: the function that errors of native ops name, set by that function.
 
     >>> import jax_tt
     >>> jax_tt.Lookup("mean", bounds="clip").combiner
@@ -64,6 +65,7 @@ class Lookup:
     axis_name: Any = None
     train: bool = True
     wanted: Wanted = Wanted()
+    caller: str = "lookup"
 
     def __post_init__(self) -> None:
         one_of("combiner", self.combiner, COMBINERS)

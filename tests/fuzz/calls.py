@@ -180,11 +180,16 @@ def _planned(rng: np.random.Generator) -> Planned:
     return Planned(which, accum, batch, _cores(rng, which, dtype), n, call.attributes)
 
 
-def build_forward(rng: np.random.Generator) -> Call:
+def _forward(rng: np.random.Generator) -> Call:
     given = _planned(rng)
-    *lookups, saved, g = given.batch
-    results = [result_type(g.shape, given.accum), result_type(saved.shape, given.accum)]
-    return Call("jax_tt_forward_v1", [*lookups, *given.cores], results, given.attributes)
+    ids, offsets, weights, plan, saved, g = given.batch
+    results = [
+        result_type(g.shape, given.accum),
+        result_type(plan.shape if rng.integers(2) else (0,), "int32"),
+        result_type(saved.shape, given.accum),
+    ]
+    args = [ids, offsets, weights, np.float32(1), *given.cores]
+    return Call("", args, results, given.attributes)
 
 
 def build_cache_forward(rng: np.random.Generator) -> Call:
@@ -206,25 +211,25 @@ def build_cache_forward(rng: np.random.Generator) -> Call:
     return Call("jax_tt_cache_forward_v1", args, results, attributes)
 
 
-def build_backward(rng: np.random.Generator) -> Call:
+def _backward(rng: np.random.Generator) -> Call:
     given = _planned(rng)
     results = [result_type((sum(SHAPES[given.which][0]),), "int32"), given.weightsresult_type(rng)]
     results += [result_type(core.shape, given.accum) for core in given.cores]
-    return Call("jax_tt_backward_v1", [*given.batch, *given.cores], results, given.attributes)
+    return Call("", [*given.batch, *given.cores], results, given.attributes)
 
 
-def build_update(rng: np.random.Generator) -> Call:
+def _update(rng: np.random.Generator) -> Call:
     given = _planned(rng)
     rule = _rule(rng)
     tables = [*given.cores, *_slots(rule, given.cores)]
     args = [np.zeros_like(given.batch[-1]), *given.batch, *_step(rule, given.accum)]
     attributes = given.attributes | _step_attributes(rng, rule)
     results = [result_type((), "float32"), given.weightsresult_type(rng)]
-    return _in_place("jax_tt_update_v1", args, tables, results, attributes)
+    return _in_place(args, tables, results, attributes)
 
 
 def _apply(rng: np.random.Generator) -> Call:
-    """What `build_tables` needs of a step whose gradients are there already."""
+    """A step whose gradients are there already."""
     which = int(rng.integers(len(SHAPES)))
     dtype = jnp.dtype(rng.choice(DTYPES))
     cores = _cores(rng, which, dtype)
@@ -233,7 +238,7 @@ def _apply(rng: np.random.Generator) -> Call:
     args = [np.ones(sum(SHAPES[which][0]), np.int32), *_step(rule, _accum(dtype))]
     tables = [*cores, *_slots(rule, cores)]
     attributes = _table_attributes(which) | _step_attributes(rng, rule)
-    own = _in_place("", args, tables, [result_type((), "float32")], attributes)
+    own = _in_place(args, tables, [result_type((), "float32")], attributes)
     own.args += gradients
     return own
 
@@ -249,22 +254,18 @@ def _dense(rng: np.random.Generator) -> tuple[Any, np.ndarray, list[np.ndarray],
     return accum, table, [ids, offsets, weights], g
 
 
-def build_dense_forward(rng: np.random.Generator) -> Call:
+def _dense_forward(rng: np.random.Generator) -> Call:
     accum, table, lookups, g = _dense(rng)
     attributes = _lookup_attributes(rng, False)
     if rng.integers(2):
         table, of_rows = _packed(rng, table)
         accum, attributes = "float32", attributes | of_rows
         lookups[2] = lookups[2].astype(accum)
-    return Call(
-        "jax_tt_dense_forward_v1",
-        [*lookups, np.float32(1), table],
-        [result_type(g.shape, accum)],
-        attributes,
-    )
+    args = [*lookups, np.float32(1), table]
+    return Call("", args, [result_type(g.shape, accum)], attributes)
 
 
-def build_coded_forward(rng: np.random.Generator) -> Call:
+def _coded_forward(rng: np.random.Generator) -> Call:
     parts, terms, bits, width = (int(rng.integers(1, most)) for most in (6, 4, 11, 9))
     hot_terms, hot = (int(rng.integers(most)) for most in (3, 9))
     _, table, lookups, g = _dense(rng)
@@ -280,7 +281,7 @@ def build_coded_forward(rng: np.random.Generator) -> Call:
     sizes = {"bits": bits, "terms": terms, "hot_terms": hot_terms}
     weights = lookups[2].astype("float32")
     return Call(
-        "jax_tt_coded_forward_v1",
+        "",
         [*lookups[:2], weights, np.float32(1), codes, hot_codes, places, codebooks],
         [result_type((*g.shape[:-1], parts * width), "float32")],
         _lookup_attributes(rng, False) | {name: _i64(size) for name, size in sizes.items()},
@@ -296,16 +297,14 @@ def _packed(rng: np.random.Generator, table: np.ndarray) -> tuple[np.ndarray, di
     return packed, {"bits": _i64(bits), "dim": _i64(features), **own}
 
 
-def build_dense_backward(rng: np.random.Generator) -> Call:
+def _dense_backward(rng: np.random.Generator) -> Call:
     accum, table, lookups, g = _dense(rng)
     wanted = lookups[0].size if rng.integers(2) else 0
     results = [result_type((wanted,), accum), result_type(table.shape, accum)]
-    return Call(
-        "jax_tt_dense_backward_v1", [*lookups, g, table], results, _lookup_attributes(rng, False)
-    )
+    return Call("", [*lookups, g, table], results, _lookup_attributes(rng, False))
 
 
-def build_dense_update(rng: np.random.Generator) -> Call:
+def _dense_update(rng: np.random.Generator) -> Call:
     accum, table, lookups, g = _dense(rng)
     rule = _rule(rng)
     tables = [table, *_slots(rule, [table])]
@@ -315,18 +314,15 @@ def build_dense_update(rng: np.random.Generator) -> Call:
         result_type((), "float32"),
         result_type((lookups[0].size if rng.integers(2) else 0,), accum),
     ]
-    return _in_place("jax_tt_dense_update_v1", args, tables, results, attributes)
+    return _in_place(args, tables, results, attributes)
 
 
-def build_dense_tables(rng: np.random.Generator) -> Call:
-    """One of the three above on up to three tables at once."""
+def build_dense(rng: np.random.Generator) -> Call:
+    """One of the three above on up to three tables."""
     op = str(rng.choice(["forward", "backward", "update"]))
-    build = {
-        "forward": build_dense_forward,
-        "backward": build_dense_backward,
-        "update": build_dense_update,
-    }
-    whole = Call(f"jax_tt_dense_tables_{op}_v1", [], [], {"columns": _i64([])})
+    build = {"forward": _dense_forward, "backward": _dense_backward, "update": _dense_update}
+    whole = _whole(f"dense_{op}")
+    whole.attributes["columns"] = _i64([])
     wide = bool(rng.integers(2))
     parts = [build[op](rng) for _ in range(1 if wide else rng.integers(1, 4))]
     if op == "update":
@@ -336,30 +332,30 @@ def build_dense_tables(rng: np.random.Generator) -> Call:
     return one_after_another(whole, parts)
 
 
-def build_tables(rng: np.random.Generator) -> Call:
-    """An op on up to three TT tables at once; a forward pass makes the plans too."""
-    build = {
-        "forward": build_forward,
-        "backward": build_backward,
-        "update": build_update,
-        "apply": _apply,
-    }
+def build_trains(rng: np.random.Generator) -> Call:
+    """An op on up to three TT tables."""
+    build = {"forward": _forward, "backward": _backward, "update": _update, "apply": _apply}
     op = str(rng.choice(list(build)))
-    whole = Call(f"jax_tt_tables_{op}_v1", [], [], {})
+    whole = _whole(op)
     parts = [build[op](rng) for _ in range(rng.integers(1, 4))]
     for own in parts:
         attributes = dict(own.attributes)
         cores = _i64(len(attributes.pop("row_factors")))
         del attributes["col_factors"], attributes["ranks"]
         own.attributes = attributes | {"cores": cores}
-        if op == "forward":
-            plan = own.args[3]
-            own.args[3] = np.float32(1)
-            kept = result_type(plan.shape if rng.integers(2) else (0,), "int32")
-            own.results.insert(1, kept)
     if op in ("update", "apply"):
         parts = _with_common_steps(whole, parts, 7 if op == "update" else 1)
     return one_after_another(whole, parts)
+
+
+def build_coded(rng: np.random.Generator) -> Call:
+    parts = [_coded_forward(rng) for _ in range(rng.integers(1, 4))]
+    return one_after_another(_whole("coded_forward"), parts)
+
+
+def _whole(op: str) -> Call:
+    """A call without tables."""
+    return Call(f"jax_tt_{op}_v1", [], [], {"caller": "a test"})
 
 
 def one_after_another(whole: Call, parts: list[Call]) -> Call:
@@ -423,12 +419,10 @@ def _in_one_array(rng: np.random.Generator, op: str, whole: Call, own: Call) -> 
     return whole
 
 
-def _in_place(
-    target: str, args: list[Any], tables: list[Any], results: list[Any], attributes: Any
-) -> Call:
+def _in_place(args: list[Any], tables: list[Any], results: list[Any], attributes: Any) -> Call:
     aliases = {len(args) + i: len(results) + i for i in range(len(tables))}
     results = results + [result_type(t.shape, t.dtype) for t in tables]
-    return Call(target, args + tables, results, attributes, aliases)
+    return Call("", args + tables, results, attributes, aliases)
 
 
 def result_type(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -440,6 +434,5 @@ def _i64(value: Any) -> Any:
 
 
 BUILDERS: tuple[Callable[[np.random.Generator], Call], ...] = (
-    build_plan, build_forward, build_cache_forward, build_backward, build_update, build_dense_forward,
-    build_dense_backward, build_dense_update, build_dense_tables, build_coded_forward, build_tables
+    build_plan, build_cache_forward, build_trains, build_dense, build_coded
 )  # fmt: skip

@@ -495,6 +495,31 @@ def test_error_is_still_an_error():
         layer(jnp.array([[N]])).block_until_ready()
 
 
+@native
+@pytest.mark.parametrize("kind", ["dense", "train", "coded", "quantized"])
+def test_an_error_names_the_function_and_the_table(kind):
+    make = {
+        "dense": lambda: jax_tt.dense_table(N, D, name="t"),
+        "train": lambda: jax_tt.tt_table(N, D, tt_ranks=2, name="t"),
+        "coded": lambda: jax_tt.coded_table(N, D, num_codes=2, bits=2, name="t"),
+    }
+    if kind == "quantized":
+        table, state = jax_tt.quantize(np.ones((N, D), np.float32), 8)
+        table = jax_tt.extension.with_name(table, "t")
+    else:
+        table = make[kind]()
+        state = table.init(jax.random.key(0))
+    collection = jax_tt.Collection({"t": table}, {"f": jax_tt.Feature("t")})
+    found = rf": id {N} at position 1 is out of range for table 't' of {N} rows"
+    for call, operands in (
+        (jax_tt.lookup, (table, state, jnp.array([1, N]))),
+        (jax_tt.lookup_bags, (table, state, jnp.array([[1, N]]))),
+        (jax_tt.lookup_features, (collection, {"t": state}, {"f": jnp.array([[1, N]])})),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"{call.__name__}{found}"):
+            jax.block_until_ready(call(*operands, method="native", bounds="error"))
+
+
 def test_native_programs_call_no_host():
     """A call of the host would cost jit its fast dispatch and the compilation cache."""
     layer = jax_tt.TTEmbedBag(N, D, rngs=nnx.Rngs(0), **FACTORS)

@@ -190,8 +190,8 @@ def test_members_of_a_kind_are_one_call():
         return jax_tt.lookup_bags(table, rest, jnp.ones((2, 3), jnp.int32))[0].sum()
 
     text = jax.jit(jax.grad(loss)).lower(trained).as_text()
-    assert len(re.findall("jax_tt_tables_forward", text)) == 1
-    assert len(re.findall("jax_tt_tables_update", text)) == 1
+    assert len(re.findall("jax_tt_forward", text)) == 1
+    assert len(re.findall("jax_tt_update", text)) == 1
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def test_tables_of_one_call() -> None:
 
     ((target, name),) = native_calls(rows, state).items()
     assert (
-        target == "dense_tables_forward"
+        target == "dense_forward"
         and "/a (features a)+b (features b)+c (features c)+2 more/" in name
     )
 

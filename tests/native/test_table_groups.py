@@ -113,12 +113,8 @@ def updated(collection, state, batch, **options):
 CALLS = ("dense_forward", "forward", "dense_update", "update")
 
 
-def operations(lowered, call):
-    """How many operations of a program are calls for several tables, and how many for a single one."""
-    kind, _, op = call.rpartition("_")
-    together = "_".join(filter(None, (kind, "tables", op)))
-    text = lowered.as_text()
-    return tuple(text.count(f"@jax_tt_{name}_v1") for name in (together, call))
+def count_calls(lowered, op):
+    return lowered.as_text().count(f"@jax_tt_{op}_v1")
 
 
 @pytest.mark.slow(but="error")
@@ -128,14 +124,13 @@ def test_bits_are_those_of_single_calls(bounds, one_by_one):
     state = initial(collection)
     batch, lookup = jax.tree.map(jnp.asarray, BATCH), Lookup(bounds=bounds, method="native")
     lowered = step_of(collection, lookup).lower(state, WEIGHTED.weights, batch)
-    # Several devices share the rectangular batches, but not the ragged ones: each form is a call, and a table that is
-    # the only one of its form is called alone.
-    several = jax.device_count() > 1
-    assert {call: operations(lowered, call) for call in CALLS} == {
-        "dense_forward": (2, 0) if several else (1, 0),
-        "forward": (1, 1) if several else (1, 0),
-        "dense_update": (1, 1) if several else (1, 0),
-        "update": (1, 0),
+    # Several devices share the rectangular batches, but not the ragged ones: each form is a call.
+    forms = 2 if jax.device_count() > 1 else 1
+    assert {op: count_calls(lowered, op) for op in CALLS} == {
+        "dense_forward": forms,
+        "forward": forms,
+        "dense_update": forms,
+        "update": 1,
     }
     got = lowered.compile()(state, WEIGHTED.weights, batch)
     one_by_one()
@@ -197,7 +192,7 @@ def test_plans_of_tensor_trains_that_nothing_needs_are_not_kept():
         return jax_tt.lookup_features(collection, state, batch, method="native")[0]
 
     text = jax.jit(look_up).lower(state).as_text()
-    (results,) = re.findall(r"@jax_tt_tables_forward.* -> \((.*)\)", text)
+    (results,) = re.findall(r"@jax_tt_forward.* -> \((.*)\)", text)
     assert re.findall(r"tensor<(\S+)xi32>", results) == ["1x0", "1x0"]
 
 
@@ -298,16 +293,14 @@ def test_updates_in_several_calls(kind, layout, monkeypatch):
             return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(rows))
 
         lowered = jax.jit(jax.grad(loss)).lower(collection.trained(state))
-        return lowered.compile()(collection.trained(state)), operations(lowered, call)
+        return lowered.compile()(collection.trained(state)), count_calls(lowered, call)
 
     want, once = step()
-    assert once == (1, 0)
+    assert once == 1
     update = type(table).calls.update
-    # Gradients in columns of one array are read by the call for several tables, also where it gets a single one.
-    alone = layout == "features"
     for where, name, most, expected in (
-        (update, "most_arrays", 3 * arrays, (2, 1) if alone else (3, 0)),
-        (table_group, "_MOST_IDS", 1, (0, 7) if alone else (7, 0)),
+        (update, "most_arrays", 3 * arrays, 3),
+        (table_group, "_MOST_IDS", 1, 7),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(where, name, most)
@@ -381,7 +374,7 @@ def test_a_sharded_batch_of_rectangles(one_by_one):
     step = functools.partial(updated, collection, bounds="zero")
     placed = jax.device_put(state, whole), jax.device_put(batch, split)
     compiled = jax.jit(step).lower(*placed).compile()
-    assert "jax_tt_dense_tables_update" in compiled.as_text()
+    assert "jax_tt_dense_update" in compiled.as_text()
     got = compiled(*placed)
     one_by_one()
     want = jax.jit(functools.partial(step))(state, batch)
@@ -406,7 +399,7 @@ def test_tensor_trains_of_a_sharded_batch(one_by_one):
     step = functools.partial(updated, collection, bounds="error")
     compiled = jax.jit(step).lower(*placed).compile()
     calls_of = re.compile('custom_call_target="jax_tt_([a-z_]*)_v1"').findall
-    of_all = ["tables_apply", "tables_backward", "tables_forward"]
+    of_all = ["apply", "backward", "forward"]
     assert sorted(calls_of(compiled.as_text())) == of_all
     got = compiled(*placed)
     one_by_one()
@@ -471,7 +464,7 @@ def test_tensor_trains_without_ids_in_a_sharded_step():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("build", [calls.build_tables, calls.build_dense_tables])
+@pytest.mark.parametrize("build", [calls.build_trains, calls.build_dense])
 def test_arguments_that_do_not_fit_name_their_table(build):
     """As calls from Python never have them."""
     rng = np.random.default_rng(0)

@@ -99,12 +99,11 @@ def test_bits_are_those_of_single_calls(bounds, skip, one_by_one, method):
     lowered = jax.jit(functools.partial(stepped, collection, lookup)).lower(state, batch)
     platform = "cuda" if on_gpu() else method
     for op in ("forward", "backward", "update"):
-        assert lowered.as_text().count(f"@{ffi.target(platform, f'tables_{op}')}") == 1
-        assert f"@{ffi.target(platform, op)}" not in lowered.as_text()
+        assert lowered.as_text().count(f"@{ffi.target(platform, op)}") == 1
     got = lowered.compile()(state, batch)
     one_by_one()
     alone = jax.jit(functools.partial(stepped, collection, lookup)).lower(state, batch)
-    assert "tables_update" not in alone.as_text()
+    assert alone.as_text().count(f"@{ffi.target(platform, 'update')}") > 1
     assert_same_bits(got, alone.compile()(state, batch))
     # Bad ids keep their own tables from a step, and no others.
     taken = {name: float(got[1][0][name]["step"]) for name in collection.sharing}

@@ -109,7 +109,7 @@ def test_in_one_call_with_other_rules_and_in_place(rule, monkeypatch):
         patch.setenv("JAX_TT_METHOD", "reference")
         in_jax = in_jax.lower(want, BATCH).compile()
     program = step.lower(state, BATCH)
-    assert program.as_text().count("@jax_tt_dense_tables_update_v1") == 1
+    assert program.as_text().count("@jax_tt_dense_update_v1") == 1
     step = program.compile()
     assert not re.findall(r"= f32\[1009,16\][^ ]* copy", str(step.as_text()))
     address = state["own"]["embedding"].unsafe_buffer_pointer()

@@ -100,7 +100,7 @@ ffi::Error ForwardImpl(OpThreads threads, ffi::AnyBuffer slots, ffi::AnyBuffer r
       return InvalidArgument("cached rows and cores must both be float64 or neither");
     });
   };
-  return ToError(DispatchCores(cores, 0, dispatch), "cache_forward");
+  return ToError(DispatchCores(cores, 0, dispatch), attrs);
 }
 
 }  // namespace

@@ -177,11 +177,11 @@ Status ReadApply(const TTApplyArgs& given, const StepArgs& step_args, float* app
 
 // Runs the ops that `read` appends.
 template <typename Read>
-ffi::Error Run(OpThreads threads, Changes changes, const char* name, Read read) {
+ffi::Error Run(OpThreads threads, Changes changes, const ffi::Dictionary& attrs, Read read) {
   std::vector<TableOp> ops;
   Status status = read(&ops);
   if (status.ok()) status = RunTableOps(std::move(ops), changes, MakePool(threads));
-  return ToError(status, name);
+  return ToError(status, attrs);
 }
 
 ffi::Error PlanImpl(OpThreads threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer sentinel,
@@ -203,52 +203,11 @@ ffi::Error PlanImpl(OpThreads threads, ffi::AnyBuffer ids, ffi::AnyBuffer offset
         PreferHugePages({*plan});
         return BuildTTPlan(shape, contraction, lookups, MakePool(threads), data);
       }(),
-      "tt_plan");
+      attrs);
 }
 
-ffi::Error ForwardImpl(OpThreads threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
-                       ffi::AnyBuffer plan, Args cores, ffi::Result<ffi::AnyBuffer> out,
-                       ffi::Result<ffi::AnyBuffer> saved, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kNothing, "tt_forward", [&](std::vector<TableOp>* ops) -> Status {
-    TTShape shape;
-    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-    return ReadForward({shape, attrs, {ids, offsets, weights}, cores, 0}, *out, *saved, Taking(plan),
-                       &ops->emplace_back());
-  });
-}
-
-ffi::Error BackwardImpl(OpThreads threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
-                        ffi::AnyBuffer plan, ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient, Args cores,
-                        ffi::Result<ffi::AnyBuffer> touched, ffi::Result<ffi::AnyBuffer> weight_gradient,
-                        Rets gradients, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kNothing, "tt_backward", [&](std::vector<TableOp>* ops) -> Status {
-    TTShape shape;
-    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-    return ReadBackward({shape, attrs, {ids, offsets, weights}, cores, 0}, *touched,
-                        {plan, saved, out_gradient, *weight_gradient, gradients, 0}, &ops->emplace_back());
-  });
-}
-
-ffi::Error UpdateImpl(OpThreads threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids, ffi::AnyBuffer offsets,
-                      ffi::AnyBuffer weights, ffi::AnyBuffer plan, ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient,
-                      ffi::AnyBuffer hyper, ffi::AnyBuffer scale, ffi::AnyBuffer seed, Args tables,
-                      ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient, Rets results,
-                      ffi::Dictionary attrs) {
-  return Run(threads, Changes::kTables, "tt_update", [&](std::vector<TableOp>* ops) -> Status {
-    TTShape shape;
-    StepArgs step;
-    float* applied_data = nullptr;
-    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-    JAX_TT_RETURN_IF_ERROR(ReadStepArgs(attrs, hyper, scale, seed, &step));
-    JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
-    return ReadUpdate({shape, attrs, {ids, offsets, weights}, tables, 0},
-                      {plan, saved, out_gradient, *weight_gradient, results, 0}, step, applied_data,
-                      &ops->emplace_back());
-  });
-}
-
-ffi::Error TablesForwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kNothing, "lookup_features", [&](std::vector<TableOp>* ops) -> Status {
+ffi::Error ForwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run(threads, Changes::kNothing, attrs, [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTForwardTables(
         {args, rets, attrs, rets.size()}, [ops](const TTTableArgs& given, const TTForwardArgs& own) -> Status {
           PreferHugePages({own.plan});
@@ -261,8 +220,8 @@ ffi::Error TablesForwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dicti
   });
 }
 
-ffi::Error TablesBackwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kNothing, "lookup_features_backward", [&](std::vector<TableOp>* ops) -> Status {
+ffi::Error BackwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run(threads, Changes::kNothing, attrs, [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTBackwardTables(
         {args, rets, attrs, rets.size()},
         [ops](const TTTableArgs& given, const ffi::AnyBuffer& touched, const TTGradientArgs& gradient) {
@@ -271,8 +230,8 @@ ffi::Error TablesBackwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dict
   });
 }
 
-ffi::Error TablesUpdateImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kTables, "lookup_features_update", [&](std::vector<TableOp>* ops) -> Status {
+ffi::Error UpdateImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run(threads, Changes::kTables, attrs, [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTUpdateTables(
         {args, rets, attrs, rets.size()},
         [ops](const TTTableArgs& given, const TTGradientArgs& gradient, const StepArgs& step, float* applied) {
@@ -281,8 +240,8 @@ ffi::Error TablesUpdateImpl(OpThreads threads, Args args, Rets rets, ffi::Dictio
   });
 }
 
-ffi::Error TablesApplyImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kTables, "lookup_features_update", [&](std::vector<TableOp>* ops) -> Status {
+ffi::Error ApplyImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run(threads, Changes::kTables, attrs, [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTApplyTables({args, rets, attrs, rets.size()},
                              [ops](const TTApplyArgs& given, const StepArgs& step, float* applied) {
                                return ReadApply(given, step, applied, &ops->emplace_back());
@@ -292,7 +251,7 @@ ffi::Error TablesApplyImpl(OpThreads threads, Args args, Rets rets, ffi::Diction
 
 }  // namespace
 
-// d = number of cores, n = ids, G = groups, B = bags of a group.
+// n = ids, G = groups, B = bags of a group, d = number of cores.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTPlanCpu, PlanImpl,
                               ffi::Ffi::Bind()
                                   .Ctx<OpThreads>()
@@ -302,63 +261,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTPlanCpu, PlanImpl,
                                   .Ret<ffi::AnyBuffer>()  // plan s32 [PlanLayout::size() or more]
                                   .Attrs());
 
+// ffi/common/tt_tables.h describes the arguments and results of the others.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTForwardCpu, ForwardImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<OpThreads>()
-                                  .Arg<ffi::AnyBuffer>()  // ids
-                                  .Arg<ffi::AnyBuffer>()  // offsets
-                                  .Arg<ffi::AnyBuffer>()  // weights [n], or empty
-                                  .Arg<ffi::AnyBuffer>()  // plan
-                                  .RemainingArgs()        // cores
-                                  .Ret<ffi::AnyBuffer>()  // out [G.., B, D]
-                                  .Ret<ffi::AnyBuffer>()  // saved [n, elements], or empty
-                                  .Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTBackwardCpu, BackwardImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<OpThreads>()
-                                  .Arg<ffi::AnyBuffer>()  // ids
-                                  .Arg<ffi::AnyBuffer>()  // offsets
-                                  .Arg<ffi::AnyBuffer>()  // weights [n], or empty
-                                  .Arg<ffi::AnyBuffer>()  // plan
-                                  .Arg<ffi::AnyBuffer>()  // saved, or empty
-                                  .Arg<ffi::AnyBuffer>()  // out gradient [G.., B, D]
-                                  .RemainingArgs()        // cores
-                                  .Ret<ffi::AnyBuffer>()  // touched s32 [sum of row factors]
-                                  .Ret<ffi::AnyBuffer>()  // weight gradient [n], or empty
-                                  .RemainingRets()        // core gradients
-                                  .Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTUpdateCpu, UpdateImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<OpThreads>()
-                                  .Arg<ffi::AnyBuffer>()  // result of the forward pass: orders the update after it
-                                  .Arg<ffi::AnyBuffer>()  // ids
-                                  .Arg<ffi::AnyBuffer>()  // offsets
-                                  .Arg<ffi::AnyBuffer>()  // weights [n], or empty
-                                  .Arg<ffi::AnyBuffer>()  // plan
-                                  .Arg<ffi::AnyBuffer>()  // saved, or empty
-                                  .Arg<ffi::AnyBuffer>()  // out gradient [G.., B, D]
-                                  .Arg<ffi::AnyBuffer>()  // hyper-parameters f32, or f64 for f64 cores
-                                  .Arg<ffi::AnyBuffer>()  // gradient scale [2] of that type
-                                  .Arg<ffi::AnyBuffer>()  // seed u32 [2]
-                                  .RemainingArgs()        // cores, then slots core by core
-                                  .Ret<ffi::AnyBuffer>()  // applied f32 []
-                                  .Ret<ffi::AnyBuffer>()  // weight gradient [n], or empty
-                                  .RemainingRets()        // cores and slots, in place
-                                  .Attrs());
-
-// The same of many tables, as ffi/common/table_reader.h and tt_tables.h describe them.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesForwardCpu, TablesForwardImpl,
                               ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesBackwardCpu, TablesBackwardImpl,
-                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesUpdateCpu, TablesUpdateImpl,
-                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesApplyCpu, TablesApplyImpl,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TTApplyCpu, ApplyImpl,
                               ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 }  // namespace jax_tt

@@ -134,161 +134,49 @@ Status ReadWorkspaceFor(std::string_view op, const std::vector<Table>& tables, c
   return ReadWorkspace(buffer, bytes, memory);
 }
 
-Status RunForward(cudaStream_t stream, std::vector<ForwardTable> tables, const ffi::AnyBuffer& workspace) {
-  void* memory = nullptr;
-  JAX_TT_RETURN_IF_ERROR(ReadWorkspaceFor("forward", tables, workspace, &memory));
-  return DenseForward(stream, std::move(tables), memory);
-}
-
-Status RunBackward(cudaStream_t stream, std::vector<GradientTable> tables, const ffi::AnyBuffer& workspace) {
-  void* memory = nullptr;
-  JAX_TT_RETURN_IF_ERROR(ReadWorkspaceFor("backward", tables, workspace, &memory));
-  return DenseBackward(stream, std::move(tables), memory);
-}
-
-Status RunUpdate(cudaStream_t stream, std::vector<GradientTable> tables, const ffi::AnyBuffer& workspace) {
-  void* memory = nullptr;
-  JAX_TT_RETURN_IF_ERROR(ReadWorkspaceFor("update", tables, workspace, &memory));
-  return DenseUpdate(stream, std::move(tables), memory);
-}
-
-ffi::Error ForwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
-                       ffi::AnyBuffer sentinel, ffi::AnyBuffer table, ffi::Result<ffi::AnyBuffer> out,
-                       ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attrs) {
+// Reads the tables of a call, whose last result is the workspace, and runs pass(stream, tables, memory) on them.
+// read(call, of_table) hands each table to read_table.
+template <typename Table, typename ReadTables, typename ReadTable, typename Pass>
+ffi::Error Run(std::string_view op, cudaStream_t stream, const Args& args, const Rets& rets,
+               const ffi::Dictionary& attrs, ReadTables read, ReadTable read_table, Pass pass) {
   const auto run = [&]() -> Status {
-    std::vector<ForwardTable> tables(1);
-    JAX_TT_RETURN_IF_ERROR(ReadForward({attrs, {ids, offsets, weights}, table}, {sentinel, *out}, &tables[0]));
-    return RunForward(stream, std::move(tables), *workspace);
-  };
-  return ToError(run(), "embed_bag");
-}
-
-ffi::Error BackwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
-                        ffi::AnyBuffer out_gradient, ffi::AnyBuffer table, ffi::Result<ffi::AnyBuffer> weight_gradient,
-                        ffi::Result<ffi::AnyBuffer> gradient, ffi::Result<ffi::AnyBuffer> workspace,
-                        ffi::Dictionary attrs) {
-  const auto run = [&]() -> Status {
-    std::vector<GradientTable> tables(1);
-    JAX_TT_RETURN_IF_ERROR(
-        ReadBackward({attrs, {ids, offsets, weights}, table}, {out_gradient, *weight_gradient, *gradient}, &tables[0]));
-    return RunBackward(stream, std::move(tables), *workspace);
-  };
-  return ToError(run(), "embed_bag_backward");
-}
-
-ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids, ffi::AnyBuffer offsets,
-                      ffi::AnyBuffer weights, ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper, ffi::AnyBuffer scale,
-                      ffi::AnyBuffer seed, ffi::AnyBuffer table, ffi::RemainingArgs slots,
-                      ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient,
-                      ffi::Result<ffi::AnyBuffer> new_table, ffi::RemainingRets results, ffi::Dictionary attrs) {
-  const auto run = [&]() -> Status {
-    StepArgs step;
-    SlotBuffers all_slots;
-    float* applied_data = nullptr;
-    std::vector<GradientTable> tables(1);
-    JAX_TT_RETURN_IF_ERROR(ReadStepArgs(attrs, hyper, scale, seed, &step));
-    JAX_TT_RETURN_IF_ERROR(ReadSlots(attrs, slots, results, &all_slots));
-    JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
-    JAX_TT_RETURN_IF_ERROR(ReadUpdate({attrs, {ids, offsets, weights}, table},
-                                      {step, all_slots, applied_data, out_gradient, *weight_gradient, *new_table},
-                                      &tables[0]));
+    std::vector<Table> tables;
     std::optional<ffi::AnyBuffer> workspace;
-    JAX_TT_RETURN_IF_ERROR(LastResult(results, &workspace));
-    return RunUpdate(stream, std::move(tables), *workspace);
+    void* memory = nullptr;
+    JAX_TT_RETURN_IF_ERROR(LastResult(rets, &workspace));
+    JAX_TT_RETURN_IF_ERROR(read({args, rets, attrs, rets.size() - 1}, [&](const TableArgs& table, const auto& own) {
+      return read_table(table, own, &tables.emplace_back());
+    }));
+    JAX_TT_RETURN_IF_ERROR(ReadWorkspaceFor(op, tables, *workspace, &memory));
+    return pass(stream, std::move(tables), memory);
   };
-  return ToError(run(), "embed_bag_update");
+  return ToError(run(), attrs);
 }
 
-// A call on many tables, whose last result is the workspace: reads them with read(call, of_table), which hands each to
-// read_table, and runs the pass on them.
-template <typename Table, typename ReadTables, typename ReadTable, typename Run>
-Status RunTables(cudaStream_t stream, const Args& args, const Rets& rets, const ffi::Dictionary& attrs, ReadTables read,
-                 ReadTable read_table, Run run) {
-  std::vector<Table> tables;
-  std::optional<ffi::AnyBuffer> workspace;
-  JAX_TT_RETURN_IF_ERROR(LastResult(rets, &workspace));
-  JAX_TT_RETURN_IF_ERROR(read({args, rets, attrs, rets.size() - 1}, [&](const TableArgs& table, const auto& own) {
-    return read_table(table, own, &tables.emplace_back());
-  }));
-  return run(stream, std::move(tables), *workspace);
+ffi::Error ForwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run<ForwardTable>("forward", stream, args, rets, attrs, ReadForwardTables, ReadForward, DenseForward);
 }
 
-ffi::Error TablesForwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
-  return ToError(RunTables<ForwardTable>(stream, args, rets, attrs, ReadForwardTables, ReadForward, RunForward),
-                 "lookup_features");
+ffi::Error BackwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run<GradientTable>("backward", stream, args, rets, attrs, ReadBackwardTables, ReadBackward, DenseBackward);
 }
 
-ffi::Error TablesBackwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
-  return ToError(RunTables<GradientTable>(stream, args, rets, attrs, ReadBackwardTables, ReadBackward, RunBackward),
-                 "lookup_features_backward");
-}
-
-ffi::Error TablesUpdateImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
-  return ToError(RunTables<GradientTable>(stream, args, rets, attrs, ReadUpdateTables, ReadUpdate, RunUpdate),
-                 "lookup_features_update");
+ffi::Error UpdateImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run<GradientTable>("update", stream, args, rets, attrs, ReadUpdateTables, ReadUpdate, DenseUpdate);
 }
 
 }  // namespace
 
-// As on the CPU (ffi/cpu/dense/ffi.cc), with the stream for the thread pool and one result more, the workspace.
-// n = ids, G = groups, B = bags of a group, N x D = the table.
+// ffi/common/dense_tables.h describes the arguments and results; the last result is the workspace u8 [bytes].
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseForwardCuda, ForwardImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<StreamContext>()
-                                  .Arg<ffi::AnyBuffer>()  // ids [G.., n / G]
-                                  .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
-                                  .Arg<ffi::AnyBuffer>()  // weights [n], or empty
-                                  .Arg<ffi::AnyBuffer>()  // sentinel f32 []
-                                  .Arg<ffi::AnyBuffer>()  // table [N, D], or packed rows u8 [N, W] or f32 [N, W / 4]
-                                  .Ret<ffi::AnyBuffer>()  // out [G.., B, D]
-                                  .Ret<ffi::AnyBuffer>()  // workspace u8 [bytes]
-                                  .Attrs(),
+                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseBackwardCuda, BackwardImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<StreamContext>()
-                                  .Arg<ffi::AnyBuffer>()  // ids [G.., n / G]
-                                  .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
-                                  .Arg<ffi::AnyBuffer>()  // weights [n], or empty
-                                  .Arg<ffi::AnyBuffer>()  // out gradient [G.., B, D]
-                                  .Arg<ffi::AnyBuffer>()  // table [N, D]
-                                  .Ret<ffi::AnyBuffer>()  // weight gradient [n], or empty
-                                  .Ret<ffi::AnyBuffer>()  // table gradient [N, D]
-                                  .Ret<ffi::AnyBuffer>()  // workspace u8 [bytes]
-                                  .Attrs(),
+                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseUpdateCuda, UpdateImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<StreamContext>()
-                                  .Arg<ffi::AnyBuffer>()  // result of the forward pass: only to run after it
-                                  .Arg<ffi::AnyBuffer>()  // ids [G.., n / G]
-                                  .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
-                                  .Arg<ffi::AnyBuffer>()  // weights [n], or empty
-                                  .Arg<ffi::AnyBuffer>()  // out gradient [G.., B, D]
-                                  .Arg<ffi::AnyBuffer>()  // hyper-parameters f32
-                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 [2]
-                                  .Arg<ffi::AnyBuffer>()  // seed u32 [2]
-                                  .Arg<ffi::AnyBuffer>()  // table [N, D]
-                                  .RemainingArgs()        // slots
-                                  .Ret<ffi::AnyBuffer>()  // applied f32 []
-                                  .Ret<ffi::AnyBuffer>()  // weight gradient [n], or empty
-                                  .Ret<ffi::AnyBuffer>()  // table, in place
-                                  .RemainingRets()        // slots, in place, then workspace u8 [bytes]
-                                  .Attrs(),
-                              {ffi::Traits::kCmdBufferCompatible});
-
-// The same of many tables, as ffi/common/dense_tables.h describes them; the last result is the workspace u8 [bytes].
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseTablesForwardCuda, TablesForwardImpl,
-                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
-                              {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseTablesBackwardCuda, TablesBackwardImpl,
-                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
-                              {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseTablesUpdateCuda, TablesUpdateImpl,
                               ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 

@@ -48,26 +48,8 @@ Status ReadPlan(const ffi::AnyBuffer& buffer, const CudaPlan& layout, int32_t** 
   return {};
 }
 
-// The forward pass of a table that has its plan.
-Status ReadForward(const TTTableArgs& given, const ffi::AnyBuffer& plan, const ffi::AnyBuffer& out, TableWork* work) {
-  return DispatchGpuCores(given.args, given.first_core, [&](auto tag) -> Status {
-    TTCall<typename decltype(tag)::type> call;
-    int32_t* plan_data = nullptr;
-    float* out_data = nullptr;
-    JAX_TT_RETURN_IF_ERROR(call.Read(given));
-    JAX_TT_RETURN_IF_ERROR(ReadPlan(plan, call.args.layout, &plan_data));
-    JAX_TT_RETURN_IF_ERROR(Data(out, "out", call.args.out_size(), &out_data));
-    call.args.plan.given = plan_data;
-    *work = {TTForwardWorkspace(call.args.shape, call.args.layout.n),
-             [args = call.args, out_data](TableQueue& queue, void* memory) {
-               return TTForward(queue, args, out_data, memory);
-             }};
-    return {};
-  });
-}
-
 // The plan of a table, then its forward pass.
-Status ReadPlanAndForward(const TTTableArgs& given, const TTForwardArgs& own, TableWork* work) {
+Status ReadForward(const TTTableArgs& given, const TTForwardArgs& own, TableWork* work) {
   return DispatchGpuCores(given.args, given.first_core, [&](auto tag) -> Status {
     TTCall<typename decltype(tag)::type> call;
     int32_t* plan = nullptr;
@@ -79,10 +61,9 @@ Status ReadPlanAndForward(const TTTableArgs& given, const TTForwardArgs& own, Ta
     JAX_TT_RETURN_IF_ERROR(Data(own.out, "out", call.args.out_size(), &out));
     const bool own_plan = Count(own.plan) == 0;
     if (!own_plan) JAX_TT_RETURN_IF_ERROR(ReadPlan(own.plan, call.args.layout, &plan));
-    *work = {TTPlanAndForwardWorkspace(call.args.shape, call.args.layout.n, own_plan),
+    *work = {TTForwardWorkspace(call.args.shape, call.args.layout.n, own_plan),
              [call, plan, sentinel, out](TableQueue& queue, void* memory) {
-               return TTPlanAndForward(queue, call.args, call.lookups, sentinel, /*hash=*/call.check_plan, plan, out,
-                                       memory);
+               return TTForward(queue, call.args, call.lookups, sentinel, /*hash=*/call.check_plan, plan, out, memory);
              }};
     return {};
   });
@@ -214,64 +195,20 @@ ffi::Error PlanImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer offs
                       }});
     return {};
   };
-  return ToError(Run(stream, *workspace, read), "tt_plan");
+  return ToError(Run(stream, *workspace, read), attrs);
 }
 
-ffi::Error ForwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
-                       ffi::AnyBuffer plan, Args cores, ffi::Result<ffi::AnyBuffer> out,
-                       ffi::Result<ffi::AnyBuffer> /*saved*/, ffi::Result<ffi::AnyBuffer> workspace,
-                       ffi::Dictionary attrs) {
-  const auto read = [&](std::vector<TableWork>* works) -> Status {
-    TTShape shape;
-    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-    return ReadForward({shape, attrs, {ids, offsets, weights}, cores, 0}, plan, *out, &works->emplace_back());
-  };
-  return ToError(Run(stream, *workspace, read), "tt_forward");
-}
-
-ffi::Error BackwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
-                        ffi::AnyBuffer plan, ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient, Args cores,
-                        ffi::Result<ffi::AnyBuffer> touched, ffi::Result<ffi::AnyBuffer> weight_gradient, Rets results,
-                        ffi::Dictionary attrs) {
-  const auto read = [&](std::vector<TableWork>* works) -> Status {
-    TTShape shape;
-    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-    return ReadBackward({shape, attrs, {ids, offsets, weights}, cores, 0}, *touched,
-                        {plan, saved, out_gradient, *weight_gradient, results, 0}, &works->emplace_back());
-  };
-  return ToError(Run(stream, results, read), "tt_backward");
-}
-
-ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids, ffi::AnyBuffer offsets,
-                      ffi::AnyBuffer weights, ffi::AnyBuffer plan, ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient,
-                      ffi::AnyBuffer hyper, ffi::AnyBuffer scale, ffi::AnyBuffer seed, Args tables,
-                      ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient, Rets results,
-                      ffi::Dictionary attrs) {
-  const auto read = [&](std::vector<TableWork>* works) -> Status {
-    TTShape shape;
-    StepArgs step;
-    float* applied_data = nullptr;
-    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-    JAX_TT_RETURN_IF_ERROR(ReadStepArgs(attrs, hyper, scale, seed, &step));
-    JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
-    return ReadUpdate({shape, attrs, {ids, offsets, weights}, tables, 0},
-                      {plan, saved, out_gradient, *weight_gradient, results, 0}, step, applied_data,
-                      &works->emplace_back());
-  };
-  return ToError(Run(stream, results, read), "tt_update");
-}
-
-ffi::Error TablesForwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error ForwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
   const auto read = [&](std::vector<TableWork>* works) {
     return ReadTTForwardTables({args, rets, attrs, rets.size() - 1},
                                [works](const TTTableArgs& given, const TTForwardArgs& own) {
-                                 return ReadPlanAndForward(given, own, &works->emplace_back());
+                                 return ReadForward(given, own, &works->emplace_back());
                                });
   };
-  return ToError(Run(stream, rets, read), "lookup_features");
+  return ToError(Run(stream, rets, read), attrs);
 }
 
-ffi::Error TablesBackwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error BackwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
   const auto read = [&](std::vector<TableWork>* works) {
     return ReadTTBackwardTables(
         {args, rets, attrs, rets.size() - 1},
@@ -279,10 +216,10 @@ ffi::Error TablesBackwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Di
           return ReadBackward(given, touched, own, &works->emplace_back());
         });
   };
-  return ToError(Run(stream, rets, read), "lookup_features_backward");
+  return ToError(Run(stream, rets, read), attrs);
 }
 
-ffi::Error TablesUpdateImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error UpdateImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
   const auto read = [&](std::vector<TableWork>* works) {
     return ReadTTUpdateTables(
         {args, rets, attrs, rets.size() - 1},
@@ -290,17 +227,17 @@ ffi::Error TablesUpdateImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dict
           return ReadUpdate(given, own, step, applied, &works->emplace_back());
         });
   };
-  return ToError(Run(stream, rets, read), "lookup_features_update");
+  return ToError(Run(stream, rets, read), attrs);
 }
 
-ffi::Error TablesApplyImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error ApplyImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
   const auto read = [&](std::vector<TableWork>* works) {
     return ReadTTApplyTables({args, rets, attrs, rets.size() - 1},
                              [works](const TTApplyArgs& given, const StepArgs& step, float* applied) {
                                return ReadApply(given, step, applied, &works->emplace_back());
                              });
   };
-  return ToError(Run(stream, rets, read), "lookup_features_update");
+  return ToError(Run(stream, rets, read), attrs);
 }
 
 }  // namespace
@@ -317,71 +254,21 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTPlanCuda, PlanImpl,
                                   .Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
+// ffi/common/tt_tables.h describes the arguments and results of the others; the last result is the workspace u8
+// [bytes].
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTForwardCuda, ForwardImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<StreamContext>()
-                                  .Arg<ffi::AnyBuffer>()  // ids
-                                  .Arg<ffi::AnyBuffer>()  // offsets
-                                  .Arg<ffi::AnyBuffer>()  // weights
-                                  .Arg<ffi::AnyBuffer>()  // plan
-                                  .RemainingArgs()        // cores
-                                  .Ret<ffi::AnyBuffer>()  // out
-                                  .Ret<ffi::AnyBuffer>()  // saved: nothing is
-                                  .Ret<ffi::AnyBuffer>()  // workspace
-                                  .Attrs(),
+                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTBackwardCuda, BackwardImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<StreamContext>()
-                                  .Arg<ffi::AnyBuffer>()  // ids
-                                  .Arg<ffi::AnyBuffer>()  // offsets
-                                  .Arg<ffi::AnyBuffer>()  // weights
-                                  .Arg<ffi::AnyBuffer>()  // plan
-                                  .Arg<ffi::AnyBuffer>()  // saved
-                                  .Arg<ffi::AnyBuffer>()  // out gradient
-                                  .RemainingArgs()        // cores
-                                  .Ret<ffi::AnyBuffer>()  // touched
-                                  .Ret<ffi::AnyBuffer>()  // weight gradient
-                                  .RemainingRets()        // core gradients, workspace
-                                  .Attrs(),
+                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTUpdateCuda, UpdateImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<StreamContext>()
-                                  .Arg<ffi::AnyBuffer>()  // result of the forward pass: only to run after it
-                                  .Arg<ffi::AnyBuffer>()  // ids
-                                  .Arg<ffi::AnyBuffer>()  // offsets
-                                  .Arg<ffi::AnyBuffer>()  // weights
-                                  .Arg<ffi::AnyBuffer>()  // plan
-                                  .Arg<ffi::AnyBuffer>()  // saved
-                                  .Arg<ffi::AnyBuffer>()  // out gradient
-                                  .Arg<ffi::AnyBuffer>()  // hyper-parameters
-                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 [2]
-                                  .Arg<ffi::AnyBuffer>()  // seed
-                                  .RemainingArgs()        // cores, then slots core by core
-                                  .Ret<ffi::AnyBuffer>()  // applied
-                                  .Ret<ffi::AnyBuffer>()  // weight gradient
-                                  .RemainingRets()        // cores and slots, in place; workspace
-                                  .Attrs(),
-                              {ffi::Traits::kCmdBufferCompatible});
-
-// The same of many tables, as ffi/common/table_reader.h and tt_tables.h describe them; the last result is the workspace
-// u8 [bytes].
-XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesForwardCuda, TablesForwardImpl,
                               ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesBackwardCuda, TablesBackwardImpl,
-                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
-                              {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesUpdateCuda, TablesUpdateImpl,
-                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
-                              {ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesApplyCuda, TablesApplyImpl,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TTApplyCuda, ApplyImpl,
                               ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 

@@ -19,25 +19,18 @@ int64_t ChunkRows(int64_t n, int64_t floats_per_row) {
 }
 
 struct ForwardBuffers {
+  int32_t* plan;  // where only the forward pass needs it
+  void* making_plan;
   int64_t chunk_rows;
   float *rows, *pass;
 
-  ForwardBuffers(const TTShape& shape, const CudaPlan& layout, Workspace& workspace)
-      : chunk_rows(ChunkRows(layout.n, shape.dim())) {
+  ForwardBuffers(const TTShape& shape, const CudaPlan& layout, bool own_plan, Workspace& workspace)
+      : plan(workspace.Take<int32_t>(own_plan ? layout.size() : 0)),
+        making_plan(workspace.Take<char>(PlanWorkspace(shape, layout))),
+        chunk_rows(ChunkRows(layout.n, shape.dim())) {
     rows = workspace.Take(chunk_rows * shape.dim());
     pass = workspace.Take(PlanForward(shape, layout).workspace_floats());
   }
-};
-
-// Where a plan that only the forward pass needs is, what its making takes, and the forward pass.
-struct PlanAndForwardMemory {
-  int32_t* plan;
-  void *making, *forward;
-
-  PlanAndForwardMemory(const TTShape& shape, const CudaPlan& layout, bool own_plan, Workspace& workspace)
-      : plan(workspace.Take<int32_t>(own_plan ? layout.size() : 0)),
-        making(workspace.Take<char>(PlanWorkspace(shape, layout))),
-        forward(workspace.Take<char>(TTForwardWorkspace(shape, layout.n))) {}
 };
 
 bool LeftShares(const Pivot& pivot) { return pivot.core == 1; }
@@ -139,15 +132,9 @@ CudaPlan MakeCudaPlan(const TTShape& shape, int64_t n) {
   return LayOutPlan(shape, n, FastTileOf(shape, MakePivot(shape, MainPivot(shape)), n));
 }
 
-int64_t TTForwardWorkspace(const TTShape& shape, int64_t n) {
+int64_t TTForwardWorkspace(const TTShape& shape, int64_t n, bool own_plan) {
   Workspace workspace(nullptr);
-  ForwardBuffers(shape, MakeCudaPlan(shape, n), workspace);
-  return workspace.bytes();
-}
-
-int64_t TTPlanAndForwardWorkspace(const TTShape& shape, int64_t n, bool own_plan) {
-  Workspace workspace(nullptr);
-  PlanAndForwardMemory(shape, MakeCudaPlan(shape, n), own_plan, workspace);
+  ForwardBuffers(shape, MakeCudaPlan(shape, n), own_plan, workspace);
   return workspace.bytes();
 }
 
@@ -169,25 +156,18 @@ int64_t TTUpdateWorkspace(const TTShape& shape, int64_t n, const TTAsked& asked)
 int64_t TTApplyWorkspace() { return 256; }
 
 template <typename T>
-Status TTForward(TableQueue& queue, const TTArgs<T>& args, float* out, void* memory) {
+Status TTForward(TableQueue& queue, TTArgs<T> args, const Lookups& lookups, const float* sentinel, bool hash,
+                 int32_t* plan, float* out, void* memory) {
   Workspace workspace(memory);
-  const ForwardBuffers buffers(args.shape, args.layout, workspace);
+  const ForwardBuffers buffers(args.shape, args.layout, plan == nullptr, workspace);
+  if (plan == nullptr) plan = buffers.plan;
+  args.plan.given = plan;
+  BuildPlan(queue, args.shape, args.layout, lookups, sentinel, hash, plan, buffers.making_plan);
   return ForEachChunk(args.layout.n, buffers.chunk_rows, [&](const RowChunk& chunk) -> Status {
     JAX_TT_RETURN_IF_ERROR(RowsPass(queue, args, chunk, buffers.rows, buffers.pass));
     PoolRows(queue, args, chunk, buffers.rows, out);
     return {};
   });
-}
-
-template <typename T>
-Status TTPlanAndForward(TableQueue& queue, TTArgs<T> args, const Lookups& lookups, const float* sentinel, bool hash,
-                        int32_t* plan, float* out, void* memory) {
-  Workspace workspace(memory);
-  const PlanAndForwardMemory own(args.shape, args.layout, plan == nullptr, workspace);
-  if (plan == nullptr) plan = own.plan;
-  args.plan.given = plan;
-  BuildPlan(queue, args.shape, args.layout, lookups, sentinel, hash, plan, own.making);
-  return TTForward(queue, args, out, own.forward);
 }
 
 template <typename T>
@@ -235,9 +215,7 @@ Status TTApply(TableQueue& queue, const TTShape& shape, const CoreTables<T>& tab
 }
 
 #define JAX_TT_INSTANTIATE(T)                                                                                         \
-  template Status TTForward(TableQueue&, const TTArgs<T>&, float*, void*);                                            \
-  template Status TTPlanAndForward(TableQueue&, TTArgs<T>, const Lookups&, const float*, bool, int32_t*, float*,      \
-                                   void*);                                                                            \
+  template Status TTForward(TableQueue&, TTArgs<T>, const Lookups&, const float*, bool, int32_t*, float*, void*);     \
   template Status TTBackward(TableQueue&, TTArgs<T>, const Lookups*, const float*, const CoreGradients&, float*,      \
                              void*);                                                                                  \
   template Status TTUpdate(TableQueue&, TTArgs<T>, const Lookups*, const CoreTables<T>&, const float*, const TTStep&, \

@@ -21,20 +21,16 @@ struct TTAsked {
 CudaPlan MakeCudaPlan(const TTShape& shape, int64_t n);
 
 // Bytes of workspace for n ids.
-int64_t TTForwardWorkspace(const TTShape& shape, int64_t n);
-int64_t TTPlanAndForwardWorkspace(const TTShape& shape, int64_t n, bool own_plan);
+int64_t TTForwardWorkspace(const TTShape& shape, int64_t n, bool own_plan);
 int64_t TTBackwardWorkspace(const TTShape& shape, int64_t n, const TTAsked& asked);
 int64_t TTUpdateWorkspace(const TTShape& shape, int64_t n, const TTAsked& asked);
 int64_t TTApplyWorkspace();
 
-// out: [groups * bags, D]
+// Makes the plan, in `plan` or, where that is null, in the workspace, and fills out [groups * bags, D].  sentinel,
+// hash: as in BuildPlan.
 template <typename T>
-Status TTForward(TableQueue& queue, const TTArgs<T>& args, float* out, void* workspace);
-
-// The same after making the plan, in `plan` or, where that is null, in the workspace.  sentinel, hash: as in BuildPlan.
-template <typename T>
-Status TTPlanAndForward(TableQueue& queue, TTArgs<T> args, const Lookups& lookups, const float* sentinel, bool hash,
-                        int32_t* plan, float* out, void* workspace);
+Status TTForward(TableQueue& queue, TTArgs<T> args, const Lookups& lookups, const float* sentinel, bool hash,
+                 int32_t* plan, float* out, void* workspace);
 
 // The gradients of the cores; what no lookup read becomes zero.  weight_gradient: [n], or null.
 //

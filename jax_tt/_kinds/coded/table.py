@@ -16,19 +16,17 @@ from jax_tt._ids import places
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import digits_in_range, digits_of_integers
 from jax_tt._jax import backend
-from jax_tt._jax.backend import by_platform
 from jax_tt._jax.rounding import gathered
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._kinds.coded.assign import checked_rows, encoded_rows
 from jax_tt._kinds.coded.codes import codes_at, constants_of, entries_at
 from jax_tt._kinds.coded.expand import by_part, expanded, of_positions, whole
+from jax_tt._kinds.coded.group import CodedGroup, lookups_of_codes
 from jax_tt._kinds.coded.layout import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, CodeLayout
 from jax_tt._lookup.warn import warn_out_of_range
-from jax_tt._native.coded import Forward
 from jax_tt._native.native import NativeTable
 from jax_tt._native.partition import num_blocks
 from jax_tt._native.rows import RowTable
-from jax_tt._native.table_call import run
 from jax_tt._table import reference
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_name, with_update, without_values
@@ -246,41 +244,38 @@ class CodedTable(CodeLayout, ReferenceTable):
 
     def execution(self, lookup: Lookup, state: State) -> Execution:
         method = backend.choose(lookup.method, self.spec.storage(state))
-        return Execution(method, by_jax=method == "reference" and self.update is None)
+        group = CodedGroup(method) if self.reads_codes(method) else None
+        return Execution(method, group, by_jax=method == "reference" and self.update is None)
+
+    def reads_codes(self, method: str) -> bool:
+        """Whether a native op on the CPU reads the codes; it adds codebook rows in float32."""
+        on_cpu = method in ("auto", "native") and "cpu" in backend.native_platforms()
+        dense = isinstance(self.codebooks, RowTable)
+        return on_cpu and dense and jnp.dtype(self.param_dtype) != jnp.float64
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
-        sentinel = state.get("sentinel")
         if lookup.method == "reference":
+            sentinel = state.get("sentinel")
             return reference.forward(self, self._arrays(state), batch, lookup, sentinel), ()
+        call = Call(Use(self, lookup), state, batch, ())
+        if self.reads_codes(lookup.method):
+            (result,) = lookups_of_codes([call])
+            return result
         axes = varying_axes(self.spec.params(state), batch)
-        # The rotation follows.
-        names = (*self.spec.param_names, CODES, HOT_CODES, HOT_PLACES, "sentinel")
-        arrays = {name: state[name] for name in names if name in state}
-        arrays, batch = vary_over((arrays, batch), axes)
-
-        def native(arrays: State, batch: Batch) -> Any:
-            books = {CODEBOOKS: arrays[CODEBOOKS].astype(jnp.float32)}
-            call = Call(Use(self, lookup), {**arrays, **books}, batch, ())
-            (sums,) = run([Forward("cpu", call, self.code_operands(arrays))])
-            return vary_over((sums, self._order(sums) if lookup.wanted.names else ()), axes)
-
-        def of_entries(arrays: State, batch: Batch) -> Any:
-            if lookup.bounds == "warn":
-                warn_out_of_range(self, batch)
-            entries = self._expanded(arrays, batch, lookup)
-            # An error names one of the rows of the codebooks.
-            books = with_name(self.codebooks, f"{self.name or 'a CodedTable'}, codebooks")
-            sums, residuals = books.forward(self._of_books(arrays), entries, _quiet(lookup))
-            return vary_over((whole(self, sums), residuals), axes)
-
-        # The op on codes, on the CPU, reads codebook rows and adds in float32.
-        on_cpu = "cpu" in backend.native_platforms() and lookup.method != "cuda_emulated"
-        dense = isinstance(self.codebooks, RowTable)
-        if dense and on_cpu and jnp.dtype(self.param_dtype) != jnp.float64:
-            sums, residuals = by_platform({"cpu": native}, of_entries, arrays, batch)
-        else:
-            sums, residuals = of_entries(arrays, batch)
+        sums, residuals = vary_over(self.sums_of_entries(vary_over(call, axes)), axes)
         return turned(sums, rotation_of(self, state), lookup.precision), residuals
+
+    def sums_of_entries(self, call: Call) -> tuple[jax.Array, Params]:
+        """Sums before the rotation, and residuals, from a lookup in the codebooks."""
+        use, state, batch, *_ = call
+        lookup = use.lookup
+        if lookup.bounds == "warn":
+            warn_out_of_range(self, batch)
+        entries = self._expanded(state, batch, lookup)
+        # An error names one of the rows of the codebooks.
+        books = with_name(self.codebooks, f"{self.name or 'a CodedTable'}, codebooks")
+        sums, residuals = books.forward(self._of_books(state), entries, _quiet(lookup))
+        return whole(self, sums), residuals
 
     def backward(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
@@ -311,7 +306,7 @@ class CodedTable(CodeLayout, ReferenceTable):
             HOT_PLACES: state.get(HOT_PLACES, jnp.zeros((0, words), jnp.uint32)),
         }
 
-    def _order(self, sums: jax.Array) -> tuple[jax.Array]:
+    def order(self, sums: jax.Array) -> tuple[jax.Array]:
         """The residual of the expanded batch, by which its step comes after the forward pass."""
         parts = by_part(self, sums)
         blocks = num_blocks(parts.shape[0])

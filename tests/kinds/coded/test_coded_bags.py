@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import Bags, Lookup
+from jax_tt import Bags, Lookup, optimizers
 from jax_tt._ids import places
 
 # features, num_codes, bits, kind, terms, hot, hot_terms
@@ -96,6 +96,45 @@ def test_the_program_has_one_call_and_no_codes_unpacked(shape):
     text = run.lower(state, jnp.zeros((8, 5), jnp.int32)).compile().as_text() or ""
     assert text.count("jax_tt_coded_forward_v1") == 1
     assert "jax_tt_dense_forward" not in text and " gather(" not in text
+
+
+@pytest.mark.parametrize("layout", ["features", "concatenated"])
+def test_tables_of_a_collection_are_one_call(layout, one_by_one):
+    """With the bits of a call for each, also of the steps and of tables behind an order of ids."""
+    tables, states = {}, {}
+    for name, shape in (("a", "bytes"), ("b", "odd sum"), ("c", "more codes of some")):
+        table, state = table_of(shape)
+        if name == "a":
+            table = jax_tt.extension.with_update(table, jax_tt.Update(optimizers.Adagrad(0.1)))
+        tables[name] = table
+        states[name] = {**jax.jit(table.init)(jax.random.key(1)), **state}
+    order = jax_tt.order.IdOrder(np.random.default_rng(2).permutation(N))
+    tables["b"] = jax_tt.tables.OrderedTable(tables["b"], order)
+    states["b"] |= jax.jit(tables["b"].init)(jax.random.key(1))
+    collection = jax_tt.Collection(tables, {name: jax_tt.Feature(name) for name in tables})
+    state = collection.joined(states)
+    batch = {name: ragged([3, 0, 40, 1], name == "c", seed=k) for k, name in enumerate(tables)}
+
+    def step():
+        @jax.jit
+        def grad(trained):
+            def loss(trained):
+                arrays = collection.replaced(state, trained)
+                rows, _ = jax_tt.lookup_features(collection, arrays, batch, layout=layout)
+                return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(rows)), rows
+
+            return jax.grad(loss, has_aux=True)(trained)
+
+        lowered = grad.lower(collection.trained(state))
+        return lowered.as_text().count("jax_tt_coded_forward_v1"), lowered.compile()(
+            collection.trained(state)
+        )
+
+    calls, got = step()
+    one_by_one()
+    alone, want = step()
+    assert (calls, alone) == (1, 3)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 @pytest.mark.parametrize("shape", ["odd sum", "more codes of some"])

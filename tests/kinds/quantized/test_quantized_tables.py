@@ -250,7 +250,7 @@ def test_ids_out_of_range(method):
     np.testing.assert_array_equal(warn, np.where(inside, clipped, 0))
     if raises(method):
         for bad in (40, -3):
-            with pytest.raises(Exception, match=rf"embed_bag.*id {bad} .* is out of range"):
+            with pytest.raises(Exception, match=rf"lookup: id {bad} .* is out of range"):
                 jax.block_until_ready(rows(np.array([1, bad, 0, 39]), ("error",)))
     else:
         np.testing.assert_array_equal(rows(ids, ("error",))[0], np.where(inside, clipped, np.nan))

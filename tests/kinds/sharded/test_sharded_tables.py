@@ -127,7 +127,7 @@ def test_a_step_has_three_exchanges_for_all_tables_and_gathers_nothing(mesh):
     assert len(re.findall(r" all-to-all\(", text)) == 6
     assert "all-gather" not in text
     if native_platforms():  # a device reads the rows of all tables in one operation
-        assert "jax_tt_dense_tables_forward" in entry.group()
+        assert "jax_tt_dense_forward" in entry.group()
 
 
 @pytest.mark.parametrize("rule", [None, jax_tt.optimizers.RowWiseAdagrad(0.1)])

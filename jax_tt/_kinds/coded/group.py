@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jax_tt._jax.by_platform import by_platform
+from jax_tt._jax.backend import by_platform
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.coded import Forward
 from jax_tt._native.table_call import run

@@ -126,6 +126,7 @@ def embed(
     """
     if STATISTICS in state:
         check_statistics("state", state, collection.tables)
+    lookups = {name: lookup.replace(caller="lookup_features") for name, lookup in lookups.items()}
     shards: dict[str, RowShard | None] = dict.fromkeys(collection.tables)
     if get_abstract_mesh().manual_axes:
         shards = {name: row_shard(table, state[name]) for name, table in collection.tables.items()}
@@ -135,7 +136,7 @@ def embed(
     storages = {name: table.spec.storage(state[name]) for name, table in collection.tables.items()}
     tables = collection.for_batches
     uses = {
-        name: settle(table, state[name], lookups[name], shards[name], "lookup_features")
+        name: settle(table, state[name], lookups[name], shards[name])
         for name, table in tables.items()
     }
     batch, requests, refused = requests_of(collection, batch, storages, uses, lookups)

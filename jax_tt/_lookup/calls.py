@@ -41,11 +41,12 @@ def pooled_rows(
     table: Table, state: State, bags: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
     """Pooled rows, one vector per bag, and the state after the call; see `jax_tt.lookup_bags`."""
+    lookup = lookup.replace(caller="lookup_bags")
     with own_constants():
         shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
         check_state(shard.table if shard else table, state)
         storage = table.spec.storage(state)
-        use = settle(table, state, lookup, shard, "lookup_bags")
+        use = settle(table, state, lookup, shard)
         batch, count = bag_batch(table.ids, bags, accumulator(storage))
         refused = None
         if not batch.rectangular:

@@ -47,22 +47,11 @@ from jax_tt.optimizers import ReadsScaled
 OUT_OF_RANGE = "out_of_range"
 
 
-def settle(
-    table: Table,
-    state: State,
-    lookup: Lookup,
-    shard: RowShard | None = None,
-    caller: str | None = None,
-) -> Use:
-    """Fixes how a call runs, so that forward and backward pass use the same method and precision.
-
-    Errors of native ops name the ``caller``; with None, the one that ``lookup`` has.
-    """
+def settle(table: Table, state: State, lookup: Lookup, shard: RowShard | None = None) -> Use:
+    """Fixes how a call runs, so that forward and backward pass use the same method and precision."""
     execution = table.execution(lookup, state)
     precision = resolve_precision(lookup.precision)
-    options = lookup.replace(
-        method=execution.method, precision=precision, caller=caller or lookup.caller
-    )
+    options = lookup.replace(method=execution.method, precision=precision)
     return Use(table, options, execution, shard)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -18,8 +15,6 @@ class Forward(ForwardPass):
     """The pooled sums of a coded table before the rotation, from its codes and its codebooks in float32."""
 
     kind = "coded_"
-    in_columns = False
-    most_arrays = 0
     blocked_results = ("out",)
 
     def __init__(self, platform: str, call: Call):
@@ -27,11 +22,6 @@ class Forward(ForwardPass):
         codes = self.table.code_operands(call.state)
         books = {name: param.astype(jnp.float32) for name, param in self.params.items()}
         self.whole = {"sentinel": self.whole["sentinel"], **codes, **books}
-
-    @classmethod
-    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
-        del calls, given, columns
-        return None
 
     def results(self, args: Named) -> Types:
         return {"out": self.operands.sums_type(args["ids"], self.table.features)}

@@ -63,7 +63,7 @@ class TableCall(abc.ABC):
 
     kind: ClassVar[str]
     op: ClassVar[str]
-    in_columns: ClassVar[bool]
+    in_columns: ClassVar[bool] = False
     most_arrays: ClassVar[int]
     blocked_results: ClassVar[tuple[str, ...]]
     appended_results: ClassVar[tuple[str, ...]] = ()
@@ -90,7 +90,6 @@ class TableCall(abc.ABC):
         """Types of the results for the blocks of one device."""
 
     @classmethod
-    @abc.abstractmethod
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
         """Bytes of working memory for one native call on tables with these operands.
 
@@ -99,14 +98,12 @@ class TableCall(abc.ABC):
             given: their operands.
             columns: of the array that has the sums of all features, if there is one.
         """
+        del calls, given, columns
+        return None
 
     @abc.abstractmethod
     def finished(self, found: Named) -> Any:
         """What the op returns for the table, from its results."""
-
-    def describe(self, name: str) -> str:
-        """What warnings call an array."""
-        return f"{self.table.ids.label}{name}"
 
     def dimensions(self) -> dict[str, Dimensions]:
         """The named dimensions of arrays, as in `over_blocks`."""
@@ -371,7 +368,7 @@ def run(calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = N
 
     def describe(calls: Sequence[Any], name: str) -> str:
         k, _, array = name.partition("/")
-        return calls[int(k)].describe(array) if array else name
+        return f"{calls[int(k)].table.ids.label}{array}" if array else name
 
     found = over_blocks(
         Partial(local, calls),

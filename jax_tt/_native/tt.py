@@ -142,7 +142,6 @@ class TTCall(TableCall):
     """A call on a TT table, whose parameters are its cores."""
 
     kind = ""
-    in_columns = False
     most_arrays = 300  # where it compiles as fast as a call for each table
 
     def attributes(self, axes: Any) -> dict[str, Any]:

@@ -768,8 +768,8 @@ PYTHON = (
     Mutant(
         "gradients of dense tables are not summed over devices",
         "jax_tt/_native/table_call.py",
-        "return lax.psum(own, axes) if axes else own",
-        "return own",
+        "**(lax.psum(own, axes) if axes else own)",
+        "**own",
     ),
     Mutant(
         "fused steps see the batch of one device",
@@ -815,13 +815,13 @@ PYTHON = (
     ),
     Mutant(
         "stochastic rounding is not asked of native operations",
-        "jax_tt/_native/operands.py",
+        "jax_tt/_native/table_call.py",
         '"stochastic_rounding": update.rounds_stochastically(storage),',
         '"stochastic_rounding": update.rounds_stochastically(storage) and storage is None,',
     ),
     Mutant(
         "gradients that are not finite are not skipped natively",
-        "jax_tt/_native/operands.py",
+        "jax_tt/_native/table_call.py",
         '"skip_nonfinite": bool(update.skip_nonfinite),',
         '"skip_nonfinite": update.skip_nonfinite is None,',
     ),

@@ -117,13 +117,13 @@ def run(method: str, native: Callable[..., Any], reference: Callable[..., Any], 
         platforms = tuple(p for p in platforms if p != "cuda")
     functions = {platform: partial(native, platform) for platform in platforms}
     default = reference if method == "auto" else None
-    if any(isinstance(leaf, Tracer) for leaf in leaves):
-        return by_platform(functions, default, *args)
+    if default is not None and any(isinstance(leaf, Tracer) for leaf in leaves):
+        functions, default = _traced_late(functions, default)
     return lax.platform_dependent(*args, default=default, **functions)
 
 
 def by_platform(
-    native: Mapping[str, Callable[..., Any]], reference: Callable[..., Any] | None, *args: Any
+    native: Mapping[str, Callable[..., Any]], reference: Callable[..., Any], *args: Any
 ) -> Any:
     """``native[platform](*args)`` for the platform that the program is lowered for, or ``reference(*args)``.
 
@@ -132,12 +132,18 @@ def by_platform(
 
     Args:
         native: functions by platform.
-        reference: for other platforms, with results of the same types, or None if there are no others. It must not
-            close over traced values, and has no derivatives.
+        reference: for other platforms, with results of the same types. It must not close over traced values, and has
+            no derivatives.
         *args: trees of arrays.
     """
-    if reference is None:
-        return lax.platform_dependent(*args, **native)
+    functions, default = _traced_late(native, reference)
+    return lax.platform_dependent(*args, default=default, **functions)
+
+
+def _traced_late(
+    native: Mapping[str, Callable[..., Any]], reference: Callable[..., Any]
+) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any]]:
+    """Arguments of `jax.lax.platform_dependent` with which it does not trace the reference."""
     # Traced before the reference, so that the types of the results are known there.
     first = next(iter(native))
     results: list[Any] = []
@@ -159,7 +165,7 @@ def by_platform(
         found = _later.bind(*leaves, function=flat, types=tuple(types))
         return jax.tree.unflatten(result_structure, found)
 
-    return lax.platform_dependent(*args, default=default, **{**native, first: traced})
+    return {**native, first: traced}, default
 
 
 # ``function(*args)``, whose results have these types; it is traced when it is lowered.

@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_tt._jax.vma import vary_over, varying_axes
 
-Result = TypeVar("Result")
+Tree = TypeVar("Tree")
 
 _FORWARD = (
     "A native or fused op was differentiated in forward mode (jvp, jacfwd, linearize). Such ops have derivatives in "
@@ -49,13 +49,17 @@ def _marked(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     return list(primals), [after.get(k, tangent) for k, tangent in enumerate(tangents)]
 
 
-def first_order(one_pass: Callable[..., Result], *operands: Any) -> Result:
-    """``one_pass(*operands)``, the forward or backward pass of `jax.grad`; any derivative of it raises."""
+def first_order(operands: Tree) -> tuple[Tree, jax.Array | None]:
+    """The operands of the forward or backward pass of `jax.grad`, and the witness that `of_first_order` takes."""
     traced = [x for x in jax.tree.leaves(operands) if isinstance(x, Tracer) and _is_float(x)]
-    if not traced:
-        return one_pass(*operands)
-    witness = _witness(traced)
-    leaves, structure = jax.tree.flatten(one_pass(*lax.stop_gradient(operands)))
+    return (lax.stop_gradient(operands), _witness(traced)) if traced else (operands, None)
+
+
+def of_first_order(results: Tree, witness: jax.Array | None) -> Tree:
+    """The results of that pass; any derivative of them raises."""
+    if witness is None:
+        return results
+    leaves, structure = jax.tree.flatten(results)
     floats = [k for k, x in enumerate(leaves) if _is_float(x)]
     for k, x in zip(floats, _depending([leaves[k] for k in floats], witness), strict=True):
         leaves[k] = x

@@ -23,7 +23,7 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh, like_segments, over_explicit_axes
 from jax_tt._ids.id_space import add_out_of_range
 from jax_tt._ids.parts import divided, whole
-from jax_tt._jax.reverse_only import first_order, reverse_only
+from jax_tt._jax.reverse_only import first_order, of_first_order, reverse_only
 from jax_tt._jax.vma import sum_gradients, vary_over, varying_axes
 from jax_tt._lookup.limit import limit_of, limited_gradients, rearranged
 from jax_tt._lookup.offsets import before_if, stepped_unless
@@ -211,7 +211,8 @@ def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tup
     calls, shared = jax.tree.map(lambda leaf: leaf.value, (calls, shared), is_leaf=_is_primal)
     reading = calls if shared is None else _with_scalars(calls, shared)
     reading, scales = _reading(_asking(reading, wanted))
-    sums, residuals = first_order(groups.forward, reading, wide)
+    reading, witness = first_order(reading)
+    sums, residuals = of_first_order(groups.forward(reading, wide), witness)
     return sums, (calls, shared, residuals, wanted, wide, scales)
 
 
@@ -223,7 +224,8 @@ def _bwd(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, None]:
     )
     calls, shared, _, wanted, *_ = saved
     check_first_use(calls, shared, wanted, given)
-    cotangents, after = first_order(_cotangents, saved, given)
+    operands, witness = first_order((saved, given))
+    cotangents, after = of_first_order(_cotangents(*operands), witness)
     note_next_values(calls, shared, cotangents, after)
     return cotangents, after, None
 

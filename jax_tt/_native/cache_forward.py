@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._ids.batch import Batch
-from jax_tt._jax.types_in import types_in
-from jax_tt._native.call import Named, native_call, numbered, types_of
+from jax_tt._native.call import Named, native_call, numbered, types_in, types_of
 from jax_tt._native.operands import make_operands, sentinel_operand
 from jax_tt._native.partition import Arrays, Split, over_blocks
 from jax_tt._native.tt import TrainTable, attributes_with_shape, blocked_sizes

@@ -42,13 +42,13 @@ def native_call(
         attributes: static values.
     """
     scratch = () if workspace is None else (jax.ShapeDtypeStruct((workspace,), jnp.uint8),)
-    places = {name: place for place, name in enumerate(operands)}
+    places = dict(zip(operands, range(len(operands)), strict=True))
+    aliases = {}
+    for place, name in enumerate(results):
+        if name in places:
+            aliases[places[name]] = place
     call = jax.ffi.ffi_call(
-        ffi.target(platform, op),
-        (*results.values(), *scratch),
-        input_output_aliases={
-            places[name]: place for place, name in enumerate(results) if name in places
-        },
+        ffi.target(platform, op), (*results.values(), *scratch), input_output_aliases=aliases
     )
     with jax.named_scope(op):
         arrays = call(*operands.values(), **attributes)
@@ -111,3 +111,11 @@ def types_of(arrays: Named, dtype: Any = None) -> dict[str, jax.ShapeDtypeStruct
         name: jax.ShapeDtypeStruct(array.shape, dtype or array.dtype)
         for name, array in arrays.items()
     }
+
+
+def types_in(tree: Any) -> Any:
+    """A tree with types in place of its arrays; JAX sorts the items of its dicts.
+
+    Programs keep the rules of their calls, and what these close over. Traced values there would outlive their trace.
+    """
+    return jax.tree.map(lambda x: jax.typeof(x) if isinstance(x, jax.Array) else x, tree)

@@ -20,9 +20,9 @@ from jax_tt._ids.batch import present, spread_to_positions
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._ids.shard_ids import in_shard
 from jax_tt._jax.vma import all_shards, own_shard
-from jax_tt._native.call import Named, native
+from jax_tt._native.call import Named, apart, native
 from jax_tt._native.operands import shard_of
-from jax_tt._native.partition import UNDIVIDED, Dimensions
+from jax_tt._native.partition import UNDIVIDED, Dimensions, Split
 from jax_tt._native.table_call import (
     BackwardPass,
     Calls,
@@ -196,25 +196,14 @@ class BackwardShard(Shard, Backward):
 
 class UpdateShard(Shard, Update):
     @classmethod
-    def of_tables(
-        cls,
-        calls: Sequence[Any],
-        given: Sequence[Named],
-        shared: Named,
-        axes: Any,
-        wide: Wide | None,
-    ) -> tuple[Named, Sequence[Named]]:
-        scales, seeds = (shared[name].reshape(len(calls), 2) for name in ("scale", "seed"))
-        scale, seed, finite = zip(
-            *(
-                call.step_in_shard(args, *of, axes)
-                for call, args, *of in zip(calls, given, scales, seeds, strict=True)
-            ),
-            strict=True,
-        )
-        shared = {**shared, "scale": jnp.concatenate(scale), "seed": jnp.concatenate(seed)}
-        found, of_each = super().of_tables(calls, given, shared, axes, wide)
-        return {**found, "applied": found["applied"] * jnp.stack(finite)}, of_each
+    def of_tables(cls, calls: Sequence[Any], wide: Wide | None, args: Named, split: Split) -> Named:
+        scales, seeds = (args[name].reshape(len(calls), 2) for name in ("scale", "seed"))
+        of_each = zip(calls, apart(args, len(calls)), scales, seeds, strict=True)
+        stepped = (call.step_in_shard(own, *of, split.axes) for call, own, *of in of_each)
+        scale, seed, finite = zip(*stepped, strict=True)
+        args = {**args, "scale": jnp.concatenate(scale), "seed": jnp.concatenate(seed)}
+        found = super().of_tables(calls, wide, args, split)
+        return {**found, "applied": found["applied"] * jnp.stack(finite)}
 
     def step_in_shard(
         self, args: Named, scale: jax.Array, seed: jax.Array, axes: Any

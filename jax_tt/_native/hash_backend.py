@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._jax import backend
-from jax_tt._jax.types_in import types_in
 from jax_tt._jax.vma import vary_over, varying_axes
+from jax_tt._native.call import types_in
 from jax_tt._native.hash import (
     Clock,
     Entry,

@@ -57,7 +57,8 @@ class NativeTable(ReferenceTable):
         self, params: Params, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
     ) -> tuple[Params, jax.Array | None]:
         call = Call(Use(self, lookup), self.spec.named(params), batch, ())
-        (gradients,) = TableGroup(self.calls, lookup.method).gradients([call], [residuals], [g])
+        group = TableGroup(self.calls, lookup.method)
+        (gradients,) = group.backward_pass(self.calls.backward, [call], [residuals], [g])
         return gradients
 
     def stepped_params(
@@ -68,5 +69,6 @@ class NativeTable(ReferenceTable):
             grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
             return *stepped(self, state, batch, grads, lookup, values), dweights
         call = Call(Use(self, lookup), state, batch, values)
-        (after,) = TableGroup(self.calls, lookup.method).stepped([call], [residuals], [g])
+        group = TableGroup(self.calls, lookup.method)
+        (after,) = group.backward_pass(self.calls.update, [call], [residuals], [g])
         return after

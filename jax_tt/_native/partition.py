@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import reports
-from jax_tt._jax.types_in import types_in
+from jax_tt._native.call import types_in
 
 Arrays = tuple[jax.Array, ...]
 Named = Mapping[str, jax.Array]
@@ -95,22 +95,15 @@ def over_blocks(
     if not partitioned and not any(isinstance(arg, Tracer) for arg in given):
         return dict(local({**blocked, **whole}, Split()))
     local, describe = types_in((local, describe))
-
-    def by_name(*args: jax.Array, split: Split) -> dict[str, jax.Array]:
-        return dict(local(dict(zip(names, args, strict=True)), split))
-
     dims: dict[str, Dimensions] = dict.fromkeys((*blocked, *blocked_results), (_BLOCKS,))
     for name, of_array in named.items():
         dims[name] = (*dims.get(name, ()), *of_array[len(dims.get(name, ())) :])
-    call = (
-        partial(_partitioned, by_name, names, dims, describe)
-        if partitioned
-        else partial(_alone, by_name)
-    )
 
     @custom_vmap
     def batchable(*args: jax.Array) -> dict[str, jax.Array]:
-        return call(args)
+        if partitioned:
+            return _partitioned(local, names, dims, describe, args)
+        return dict(local(dict(zip(names, args, strict=True)), Split()))
 
     @batchable.def_vmap
     def _(axis_size: int, in_batched: Sequence[bool], *args: jax.Array) -> tuple[Any, Any]:
@@ -128,18 +121,21 @@ def over_blocks(
     return batchable(*given)
 
 
-def _alone(local: Callable[..., dict[str, jax.Array]], args: Arrays) -> dict[str, jax.Array]:
-    return local(*args, split=Split())
-
-
 def _partitioned(
-    local: Callable[..., dict[str, jax.Array]],
+    local: Callable[[Named, Split], Named],
     names: Sequence[str],
     dims: Mapping[str, Dimensions],
     describe: Callable[[str], str],
     args: Arrays,
 ) -> dict[str, jax.Array]:
-    shapes = jax.eval_shape(lambda *args: local(*args, split=Split()), *args)
+    def by_name(split: Split, *args: jax.Array) -> Named:
+        return local(dict(zip(names, args, strict=True)), split)
+
+    def in_order(split: Split, *args: jax.Array) -> Arrays:
+        results = by_name(split, *args)
+        return tuple(results[name] for name in shapes)
+
+    shapes = jax.eval_shape(partial(by_name, Split()), *args)
 
     def full(name: str, array: Any) -> Dimensions:
         named = dims.get(name, ())
@@ -174,16 +170,11 @@ def _partitioned(
         def on_device(*args: jax.Array) -> Arrays:
             # With Explicit axes around it, JAX 0.12 would annotate the additions of a sum over devices.
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-                results = local(*args, split=split)
-                return tuple(results[name] for name in shapes)
+                return in_order(split, *args)
 
         return mesh, on_device, of_all_results, of_arguments
 
-    def in_order(*args: jax.Array) -> Arrays:
-        results = local(*args, split=Split())
-        return tuple(results[name] for name in shapes)
-
-    call = custom_partitioning(in_order)
+    call = custom_partitioning(partial(in_order, Split()))
     rule = _sharding_rule(of_args, of_results)
     call.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=rule)
     return dict(zip(shapes, call(*args), strict=True))

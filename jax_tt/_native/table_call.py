@@ -20,7 +20,7 @@ from jax_tt._native.call import (
     Named,
     Types,
     apart,
-    native_tables_call,
+    native_call,
     numbered,
     together,
     types_of,
@@ -40,9 +40,18 @@ if TYPE_CHECKING:
     from jax_tt._table.wide import Wide
 
 
-def _with_attributes(kind: type[TableCall], _: None, attributes: Sequence[dict[str, Any]]) -> Any:
+def _attributes_of(call: TableCall) -> tuple[list[Any], list[tuple[str, Any]]]:
+    """The attributes of a call, and their names; of a dict, whose items JAX would sort, the values and keys."""
+    given = vars(call)
+    values = [list(x.values()) if isinstance(x, dict) else x for x in given.values()]
+    return values, [(name, list(x) if isinstance(x, dict) else None) for name, x in given.items()]
+
+
+def _with_attributes(kind: type[TableCall], names: Any, values: Sequence[Any]) -> Any:
     call = object.__new__(kind)
-    vars(call).update(*attributes)
+    for (name, keys), value in zip(names, values, strict=True):
+        held = value if keys is None else dict(zip(keys, value, strict=True))
+        vars(call)[name] = held
     return call
 
 
@@ -71,9 +80,7 @@ class TableCall(abc.ABC):
     def __init_subclass__(cls) -> None:
         """Makes calls trees of their attributes, for `types_in`."""
         super().__init_subclass__()
-        jax.tree_util.register_pytree_node(
-            cls, lambda call: ([vars(call)], None), partial(_with_attributes, cls)
-        )
+        jax.tree_util.register_pytree_node(cls, _attributes_of, partial(_with_attributes, cls))
 
     def __init__(self, platform: str, call: Call):
         self.table: Any = call.use.table
@@ -128,53 +135,42 @@ class TableCall(abc.ABC):
         return of_batch | self.table.row_attributes
 
     @classmethod
-    def of_tables(
-        cls,
-        calls: Sequence[Any],
-        given: Sequence[Named],
-        shared: Named,
-        axes: Any,
-        wide: Wide | None,
-    ) -> tuple[Named, Sequence[Named]]:
-        """What one native call returns of all tables, and of each of them as `over_blocks` wants it.
-
-        Args:
-            calls: of one table each.
-            given: their operands on this device.
-            shared: operands of all tables.
-            axes: as in `over_blocks`.
-            wide: as in `run`.
-        """
-        gathered = [call.gathered(args, axes) for call, args in zip(calls, given, strict=True)]
-        into = wide if cls.op == "forward" else None
-        results: list[dict[str, Any]] = [
-            dict(call.results(args)) if into is None else {}
-            for call, args in zip(calls, gathered, strict=True)
-        ]
+    def of_tables(cls, calls: Sequence[Any], wide: Wide | None, args: Named, split: Split) -> Named:
+        """What one native call returns of all tables, for `over_blocks`: the operands and results as in `run`."""
+        if split.of:
+            of_each = zip(calls, apart(split.of, len(calls)), strict=True)
+            shards = [call.on_shard(axes) for call, axes in of_each]
+            return type(shards[0]).of_tables(shards, wide, args, Split(split.axes))
+        axes, into = split.axes, wide if cls.op == "forward" else None
+        given = apart(args, len(calls))
+        gathered, results, attributes = [], [], {}
+        for k, call in enumerate(calls):
+            gathered.append(call.gathered(given[k], axes))
+            results.append(dict(call.results(gathered[k])) if into is None else {})
+            attributes[str(k)] = call.attributes(axes)
+        columns: list[int] = []
+        for k, own_columns in enumerate(() if wide is None else wide.columns):
+            attributes[str(k)]["features"] = np.int64(len(own_columns))
+            columns += own_columns
+        if cls.in_columns:
+            attributes["columns"] = np.asarray(columns, np.int64)
         of_all = {} if into is None else {"sums": into.type(calls[0].operands.accum)}
         for name in cls.appended_results:
             types = [of_table.pop(name) for of_table in results]
             of_all[name] = jax.ShapeDtypeStruct((len(types),), types[0].dtype)
-        attributes = [call.attributes(axes) for call in calls]
-        by_table = () if wide is None else wide.columns
-        for of_table, columns in zip(attributes, by_table, strict=False):
-            of_table["features"] = np.int64(len(columns))
-        columns = [column for own_columns in by_table for column in own_columns]
-        found, of_each = native_tables_call(
+        found = native_call(
             calls[0].platform,
             f"{cls.kind}{cls.op}",
-            (shared, gathered),
-            (of_all, results),
+            {name: array for name, array in args.items() if "/" not in name} | together(gathered),
+            of_all | together(results),
             cls.workspace(calls, gathered, len(columns)),
-            attributes,
-            caller_attribute(cls.op, calls[0].lookup)
-            | ({"columns": np.asarray(columns, np.int64)} if cls.in_columns else {}),
+            attributes | caller_attribute(cls.op, calls[0].lookup),
         )
         summed = [
-            call.summed(results, args, axes)
-            for call, results, args in zip(calls, of_each, given, strict=True)
+            call.summed(own, given[k], axes)
+            for k, (call, own) in enumerate(zip(calls, apart(found, len(calls)), strict=True))
         ]
-        return found, summed
+        return {name: found[name] for name in of_all} | together(summed)
 
 
 class ForwardPass(TableCall):
@@ -344,17 +340,6 @@ def run(calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = N
     once = {name: jnp.concatenate([own[name] for own in appended]) for name in appended[0]}
     once |= shared or {}
 
-    def local(calls: Sequence[Any], args: Named, split: Split) -> Named:
-        of_all = {name: array for name, array in args.items() if "/" not in name}
-        shards, of_kind = calls, kind
-        if split.of:
-            of_each_table = apart(split.of, len(calls))
-            shards = [c.on_shard(axes) for c, axes in zip(calls, of_each_table, strict=True)]
-            of_kind = type(shards[0])
-        given = apart(args, len(calls))
-        found, of_each = of_kind.of_tables(shards, given, of_all, split.axes, wide)
-        return {**found, **together(of_each)}
-
     blocked = together(call.blocked for call in calls)
     whole = once | together(call.whole for call in calls)
     results = together(dict.fromkeys(call.blocked_results) for call in calls)
@@ -371,7 +356,7 @@ def run(calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = N
         return f"{calls[int(k)].table.ids.label}{array}" if array else name
 
     found = over_blocks(
-        Partial(local, calls),
+        Partial(kind.of_tables, calls, wide),
         blocked,
         whole,
         list(results),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -45,11 +45,16 @@ class TableGroup:
             return wide.joined(sums), saved
         calls = [innermost_call(call) for call in calls]
         if wide is not None:
-            array = self._forward_pass(calls, wide)
+            array = backend.run(self.method, *self._forward_pass(calls, wide))
             # As a residual, it only orders the update after the forward pass; its first axis stands for one block.
             saved = (array[None],)
             return array, [saved if call.use.lookup.wanted.names else () for call in calls]
-        sums, saved = zip(*in_parts(self._forward_pass, [(call,) for call in calls]), strict=True)
+        results: dict[int, Any] = {}
+        for members in alike(calls):
+            one = self._forward_pass([calls[k] for k in members])
+            found = backend.run(self.method, *one)
+            results.update(zip(members, found, strict=True))
+        sums, saved = zip(*(results[k] for k in range(len(calls))), strict=True)
         return sums, saved
 
     def backward(
@@ -73,23 +78,31 @@ class TableGroup:
             cotangents[k] = of_one_table(call, residuals[k], g)
         parts = [(part, self._new_states) for part in self._parts(calls, stepped)]
         parts += [(part, self._named_gradients) for part in self._parts(calls, others)]
+        if wide is None:
+            parts = [
+                ([part[k] for k in members], of_part)
+                for part, of_part in parts
+                for members in alike([calls[k] for k in part])
+            ]
         for members, of_part in parts:
-            if wide is not None and members:
-                saved = [residuals[k] for k in members]
-                results = of_part([calls[k] for k in members], saved, gs, wide.of(members))
+            given = [calls[k] for k in members], [residuals[k] for k in members]
+            if wide is None:
+                results = of_part(*given, [gs[k] for k in members])
             else:
-                rows = [(calls[k], residuals[k], gs[k]) for k in members]
-                results = in_parts(of_part, rows)
+                results = of_part(*given, gs, wide.of(members))
             for k, of_table in zip(members, results, strict=True):
                 cotangents[k] = of_table
         return cotangents
 
     # Passes of tables without wrappers, each in one native call
 
-    def _forward_pass(self, calls: Sequence[Call], wide: Wide | None = None) -> Any:
-        """Sums and residuals of every table, or one array of all sums.
+    def _forward_pass(
+        self, calls: Sequence[Call], wide: Wide | None = None
+    ) -> tuple[Any, Any, Any]:
+        """The native function, the one in JAX, and their argument, as `backend.run` takes them.
 
-        An invalid sentinel is an error in native ops on CPU, and gives NaN elsewhere.
+        They return sums and residuals of every table, or one array of all sums. An invalid sentinel is an error in
+        native ops on CPU, and gives NaN elsewhere.
         """
         axes = [varying_axes(call.state, call.batch) for call in calls]
         calls = list(map(vary_over, calls, axes))
@@ -106,17 +119,9 @@ class TableGroup:
             saved = map(vary_over, [zeros_like(residuals) for _, residuals in types], axes)
             return list(zip(sums, saved, strict=True))
 
-        return backend.run(self.method, native, in_jax, calls)
+        return native, in_jax, calls
 
-    def gradients(self, *operands: Any) -> list[Any]:
-        """Gradients of the parameters of every table, and of its weights; ``operands`` as in `backward`."""
-        return self._backwards(self.calls.backward, *operands)
-
-    def stepped(self, *operands: Any) -> list[Any]:
-        """What `Table.stepped_params` returns for every table; ``operands`` as in `backward`."""
-        return self._backwards(self.calls.update, *operands)
-
-    def _backwards(
+    def backward_pass(
         self,
         one: type[BackwardPass] | type[UpdatePass],
         calls: Sequence[Call],
@@ -124,6 +129,8 @@ class TableGroup:
         gs: Gradients,
         wide: Wide | None = None,
     ) -> list[Any]:
+        """What one of the backward `calls` returns for every table; the other operands as in `backward`."""
+
         def native(platform: str, calls: Sequence[Call], residuals: Any, gs: Any) -> list[Any]:
             of_each, shared = (gs, {}) if wide is None else ([None] * len(calls), {"g": gs})
             if wide is not None and one is self.calls.update:
@@ -144,9 +151,10 @@ class TableGroup:
         return backend.run(self.method, native, in_jax, calls, residuals, gs)
 
     def _named_gradients(self, calls: Sequence[Call], *passed: Any) -> list[Cotangents]:
+        found = self.backward_pass(self.calls.backward, calls, *passed)
         return [
             (dict(zip(call.use.table.spec.param_names, grads, strict=True)), dweights)
-            for call, (grads, dweights) in zip(calls, self.gradients(calls, *passed), strict=True)
+            for call, (grads, dweights) in zip(calls, found, strict=True)
         ]
 
     def _new_states(
@@ -173,7 +181,7 @@ class TableGroup:
             for call, step in zip(calls, steps, strict=True)
         ]
         gs = [step.g for step in steps] if wide is None else steps[0].g
-        after = self.stepped(given, residuals, gs, wide)
+        after = self.backward_pass(self.calls.update, given, residuals, gs, wide)
         results = []
         for table, call, step, stepped in zip(tables, calls, steps, after, strict=True):
             new, _, dweights = table.after_step(call.state, step, *stepped)
@@ -225,22 +233,20 @@ def innermost_call(call: Call) -> Call:
     return call._replace(use=dataclasses.replace(use, table=innermost(use.table)))
 
 
-def in_parts(of_part: Callable[..., list[Any]], rows: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """``of_part(*columns)`` of rows that begin with a `Call`, all at once if possible.
+def alike(calls: Sequence[Call]) -> list[list[int]]:
+    """The numbers of the calls that one native call takes: all of them, if possible.
 
     Batches that are partitioned over the devices in another number of blocks need another call, and so do tables with
     another accumulator type, whose steps have hyper-parameters of that type.
     """
+    if len(calls) == 1:
+        return [[0]]
     parts: dict[Any, list[int]] = {}
-    for k, (call, *_) in enumerate(rows):
+    for k, call in enumerate(calls):
         blocks = num_blocks(call.batch.num_segments)
         accum = accumulator(call.use.table.spec.storage(call.state))
         parts.setdefault((blocks if is_partitioned(blocks) else 1, accum), []).append(k)
-    results: dict[int, Any] = {}
-    for members in parts.values():
-        columns = zip(*(rows[k] for k in members), strict=True)
-        results.update(zip(members, of_part(*columns), strict=True))
-    return [results[k] for k in range(len(rows))]
+    return list(parts.values())
 
 
 def _each(calls: Sequence[Call], gs: Gradients, wide: Wide | None) -> Sequence[Any]:

@@ -17,9 +17,17 @@ from jax_tt._base import ffi
 from jax_tt._base.dtypes import tensor_float32
 from jax_tt._ids.batch import Batch
 from jax_tt._jax import backend
-from jax_tt._jax.types_in import types_in
 from jax_tt._jax.vma import vary_over, varying_axes
-from jax_tt._native.call import Named, native, native_call, native_tables_call, types_of
+from jax_tt._native.call import (
+    Named,
+    apart,
+    native,
+    native_call,
+    native_tables_call,
+    together,
+    types_in,
+    types_of,
+)
 from jax_tt._native.native import NativeTable
 from jax_tt._native.operands import (
     Operands,
@@ -210,34 +218,28 @@ class Update(UpdatePass, TTGradientCall):
         return super().asked() | {"skip_nonfinite": self.table.update.skip_nonfinite}
 
     @classmethod
-    def of_tables(
-        cls,
-        calls: Sequence[Any],
-        given: Sequence[Named],
-        shared: Named,
-        axes: Any,
-        wide: Wide | None,
-    ) -> tuple[Named, Sequence[Named]]:
+    def of_tables(cls, calls: Sequence[Any], wide: Wide | None, args: Named, split: Split) -> Named:
         """Where a batch is sharded, sums the gradients of all shards, then steps in the same way on each device."""
         # In a `shard_map`, the batches of some tables may be sharded over other axes, or over none.
-        axes_of_each = [call.lookup.axis_name or axes for call in calls]
+        axes_of_each = [call.lookup.axis_name or split.axes for call in calls]
         if not any(axes_of_each):
-            return super().of_tables(calls, given, shared, axes, wide)
+            return super().of_tables(calls, wide, args, split)
+        given = apart(args, len(calls))
         gradients, dweights = _gradients_of_shards(calls, given, axes_of_each)
         # The op "apply" has no ids, and the backward pass only the ids of its shard.
         refused = jnp.stack(
             [
-                reference.poisoned(call.table, shard_of(call.batch, args), call.lookup, own_axes)
-                for call, args, own_axes in zip(calls, given, axes_of_each, strict=True)
+                reference.poisoned(call.table, shard_of(call.batch, own), call.lookup, axes)
+                for call, own, axes in zip(calls, given, axes_of_each, strict=True)
             ]
         )
-        inverse, allowed = shared["scale"].reshape(-1, 2).T
+        inverse, allowed = args["scale"].reshape(-1, 2).T
         scale = jnp.stack([inverse, jnp.where(refused, 0, allowed)], axis=1).reshape(-1)
         operands = [
             {"touched": grads["touched"]}
-            | {name: args[name] for name in call.changed}
-            | {name: grads[name] for name in call.backward.gradient_types(args)}
-            for call, args, grads in zip(calls, given, gradients, strict=True)
+            | {name: own[name] for name in call.changed}
+            | {name: grads[name] for name in call.backward.gradient_types(own)}
+            for call, own, grads in zip(calls, given, gradients, strict=True)
         ]
         changed = [types_of(call.changed) for call in calls]
         applied = {"applied": jax.ShapeDtypeStruct((len(calls),), jnp.float32)}
@@ -245,17 +247,17 @@ class Update(UpdatePass, TTGradientCall):
         found, changed = native_tables_call(
             platform,
             f"{cls.kind}apply",
-            ({**shared, "scale": scale}, operands),
+            ({"hyper": args["hyper"], "scale": scale, "seed": args["seed"]}, operands),
             (applied, changed),
             _workspace_of_all(
                 platform, [_workspace(platform, "apply", call.table.sizes, 0) for call in calls]
             ),
-            [call.attributes(own_axes) for call, own_axes in zip(calls, axes_of_each, strict=True)],
+            [call.attributes(axes) for call, axes in zip(calls, axes_of_each, strict=True)],
             caller_attribute(cls.op, calls[0].lookup),
         )
         found["applied"] = jnp.where(refused, 0, found["applied"])
         pairs = zip(dweights, changed, strict=True)
-        return found, [{"dweights": weights, **arrays} for weights, arrays in pairs]
+        return found | together({"dweights": weights, **arrays} for weights, arrays in pairs)
 
 
 def _gradients_of_shards(

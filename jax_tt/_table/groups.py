@@ -128,9 +128,7 @@ def groups_of(uses: tuple[Use, ...]) -> Groups:
     for k, use in enumerate(uses):
         members.setdefault(use.execution.group, []).append(k)
     alone = members.pop(None, [])
-    alone += [tables[0] for tables in members.values() if len(tables) == 1]
-    several = ((group, tuple(tables)) for group, tables in members.items() if len(tables) > 1)
-    groups = *((None, (k,)) for k in sorted(alone)), *several
+    groups = *((None, (k,)) for k in alone), *((group, tuple(k)) for group, k in members.items())
     return tuple(
         Members(group, numbers, scope_of(uses[k].table for k in numbers))
         for group, numbers in groups

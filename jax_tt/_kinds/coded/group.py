@@ -12,7 +12,7 @@ from jax_tt._jax.backend import by_platform
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.coded import Forward
 from jax_tt._native.table_call import run
-from jax_tt._native.table_group import in_parts, innermost_call, separate_gradients
+from jax_tt._native.table_group import alike, innermost_call, separate_gradients
 from jax_tt._table.groups import Call, Cotangents, Gradients, of_one_table
 from jax_tt._table.rotation import rotation_of, turned
 from jax_tt._table.wide import Wide
@@ -25,8 +25,12 @@ class CodedGroup:
     method: str
 
     def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
-        rows = [(innermost_call(call),) for call in calls]
-        sums, saved = zip(*in_parts(lookups_of_codes, rows), strict=True)
+        calls = list(map(innermost_call, calls))
+        results: dict[int, Any] = {}
+        for members in alike(calls):
+            found = lookups_of_codes([calls[k] for k in members])
+            results.update(zip(members, found, strict=True))
+        sums, saved = zip(*(results[k] for k in range(len(calls))), strict=True)
         return (sums if wide is None else wide.joined(sums)), saved
 
     def backward(

@@ -80,15 +80,16 @@ def host_batch(
     Raises:
         ImportError: strings without xxhash.
         RuntimeError: another process has failed.
-        TypeError, ValueError: the ids do not fit, or are out of range; the message names the table, the first such id
-            and its position. Or processes have different batches without ``local``, or shares of different forms.
+        TypeError, ValueError: the ids do not fit, or are out of range with ``bounds="error"``; the message names the
+            table, the first such id and its position. Or processes have different batches without ``local``, or shares
+            of different forms.
 
     >>> import jax_tt, numpy as np
     >>> table = jax_tt.dense_table(1000, 16, name="item")
     >>> bags = jax_tt.pipeline.host_batch(table, [[3, 1, 999], [], [5, 7]])
     >>> bags.ids, bags.offsets
     (array([  3,   1, 999,   5,   7,   0,   0,   0], dtype=int32), array([0, 3, 3, 5], dtype=int32))
-    >>> jax_tt.pipeline.host_batch(table, np.array([[2**32 + 5]]))
+    >>> jax_tt.pipeline.host_batch(table, np.array([[2**32 + 5]]), bounds="error")
     Traceback (most recent call last):
     ...
     ValueError: item: ids: got id 4294967301 at position 0; expected 0 to 999. ...

@@ -104,7 +104,8 @@ def test_sums_of_long_bags_do_not_depend_on_their_neighbours(method):
         offsets = np.concatenate([[0], np.asarray(cuts) - begin])
         part = slice(begin, cuts[-1])
         bags = jax_tt.Bags.from_offsets(ids[part], offsets, weights[part], include_last_offset=True)
-        return np.asarray(jax_tt.tt.embed_bag(cores, bags, num_embeddings=120, method=method))
+        options = {"num_embeddings": 120, "bounds": "error", "method": method}
+        return np.asarray(jax_tt.tt.embed_bag(cores, bags, **options))
 
     out = pooled(0, ends, method)
     assert np.isnan(out).all(axis=1).tolist() == [length == 257 for length in lengths]

@@ -317,7 +317,8 @@ def test_wrong_offsets_of_one_table_are_an_error_that_names_it(wrong, right):
     ids = jnp.array([1, 2, 3], jnp.int32)
     bad = Bags(ids, jnp.array([0, 5, 1], jnp.int32))
     batch = {wrong: bad, right: Bags(ids, jnp.array([0, 1, 3], jnp.int32))}
-    look_up = jax.jit(functools.partial(jax_tt.lookup_features, collection, method="native"))
+    options = {"bounds": "error", "method": "native"}
+    look_up = jax.jit(functools.partial(jax_tt.lookup_features, collection, **options))
     with pytest.raises(Exception, match=rf"'{wrong}': bags.offsets\[1\] is 5 after 0"):
         jax.block_until_ready(look_up(state, batch))
 
@@ -334,7 +335,8 @@ def test_a_bad_id_in_one_table_is_an_error_that_names_it(names, wrong, ids):
     state = initial(collection)
     batch = {name: BATCH[name] for name in collection.tables}
     batch[wrong] = np.array(ids, np.int32)
-    look_up = jax.jit(functools.partial(jax_tt.lookup_features, collection, method="native"))
+    options = {"bounds": "error", "method": "native"}
+    look_up = jax.jit(functools.partial(jax_tt.lookup_features, collection, **options))
     with pytest.raises(Exception, match=rf"{wrong}.*{ids[0][1]}"):
         jax.block_until_ready(look_up(state, batch))
 

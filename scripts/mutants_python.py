@@ -2292,13 +2292,13 @@ PYTHON = (
     Mutant(
         "evaluation is counted in statistics",
         "jax_tt/_layers/nnx/collection.py",
-        "if self.counts is None or not any(lookup.train for lookup in lookups.values()):",
-        "if self.counts is None:",
+        "if self.counts is not None and any(lookup.train for lookup in lookups.values()):",
+        "if self.counts is not None and lookups:",
     ),
     Mutant(
         "states of a collection lose their flags",
         "jax_tt/_layers/nnx/collection.py",
-        "return state | self._flags()",
+        "return state | self._shared({})",
         "return state",
     ),
     Mutant(

@@ -234,8 +234,8 @@ OfTables = Mapping[str, Mapping[str, Any]] | None
 class FeatureCalls:
     """The calls of an `EmbedCollection`, in the three forms of its result.
 
-    A layer has ``_parts``, its tables by name; ``_flags``, what a state has of the scalars that tables share;
-    ``_totals``, the statistics so far, if a call counts, and ``_count``, which writes them; and ``_inserts``.
+    A layer has ``_parts``, its tables by name; ``_shared``, what a state has beside them: the scalars that they share
+    and, where a call counts, the statistics so far, which ``_count`` writes; and ``_inserts``.
     """
 
     def __call__(
@@ -280,21 +280,18 @@ class FeatureCalls:
     def _call(
         self: Any, batch: Any, layout: str, grad_scale: Any, hyperparameters: OfTables
     ) -> Any:
-        collection, parts = self.collection, self._parts()
+        collection, parts = self.collection, self._parts
         state, lookups, inputs = {}, {}, {}
         for name, given in step_arguments(collection, grad_scale, hyperparameters).items():
             _, state[name], lookups[name], inputs[name] = parts[name]._begin(*given)
         before = dict(state)
-        state |= self._flags()
-        totals = self._totals(lookups)
-        if totals is not None:
-            state[STATISTICS] = {TOTALS: totals}
+        state |= self._shared(lookups)
         with own_constants():
             result, after = embed(
                 collection, state, batch, lookups, inputs, layout, insert=self._inserts
             )
             for name, given in before.items():
                 parts[name]._finish(given, after[name], lookups[name])
-        if totals is not None:
+        if STATISTICS in state:
             self._count(after[STATISTICS][TOTALS])
         return result

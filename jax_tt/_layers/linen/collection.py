@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -161,20 +162,16 @@ class EmbedCollection(ChecksKeywords, FeatureCalls, nn.Module):
     def _inserts(self) -> bool:
         return self.is_mutable_collection(HASH_TABLE)
 
-    @nn.nowrap
-    def _parts(self) -> Mapping[str, CollectedTable]:
-        return self.parts
+    _parts = property(operator.attrgetter("parts"))
 
     @nn.nowrap
-    def _flags(self) -> dict[str, dict[str, Any]]:
-        return self.flags
-
-    @nn.nowrap
-    def _totals(self, lookups: Mapping[str, Lookup]) -> Any:
+    def _shared(self, lookups: Mapping[str, Lookup]) -> dict[str, dict[str, Any]]:
+        """What a state has beside the tables."""
         counts = self.lookup.train and not self.is_initializing()
         if not counts or not self.is_mutable_collection(STATISTICS):
-            return None
-        return self.get_variable(STATISTICS, TOTALS, init_totals(lookups))
+            return self.flags
+        totals = self.get_variable(STATISTICS, TOTALS, init_totals(lookups))
+        return self.flags | {STATISTICS: {TOTALS: totals}}
 
     @nn.nowrap
     def _count(self, totals: Any) -> None:

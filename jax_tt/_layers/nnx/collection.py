@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,13 @@ from jax_tt._collection.insertion import insert_collection_keys
 from jax_tt._collection.listing import listing
 from jax_tt._collection.lookup import check_lookup
 from jax_tt._collection.states import UPDATES, check_like
-from jax_tt._collection.statistics import TableStatistics, init_totals, read_totals
+from jax_tt._collection.statistics import (
+    STATISTICS,
+    TOTALS,
+    TableStatistics,
+    init_totals,
+    read_totals,
+)
 from jax_tt._ids.placement import Placement
 from jax_tt._jax.refused import refuse_gradient
 from jax_tt._kinds.sharded.options import Exchange
@@ -363,23 +370,19 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     def arrays(self) -> dict[str, dict[str, jax.Array]]:
         """The arrays by table and name: the state that ``collection`` and functions of a collection take."""
         state: dict[str, Any] = {name: read_state(self.tables[name]) for name in self._names}
-        return state | self._flags()
+        return state | self._shared({})
 
     _inserts = True
+    _parts = property(operator.attrgetter("tables"))
 
-    def _parts(self) -> Mapping[str, CollectedTable]:
-        return self.tables
-
-    def _flags(self) -> dict[str, dict[str, jax.Array]]:
-        """What a state has of the scalars that tables share."""
-        if not hasattr(self, FLAGS[0]):
-            return {}
-        return {UPDATES: {name: getattr(self, name)[...] for name in FLAGS}}
-
-    def _totals(self, lookups: Mapping[str, Lookup]) -> dict[str, jax.Array] | None:
-        if self.counts is None or not any(lookup.train for lookup in lookups.values()):
-            return None
-        return {name: self.counts[name][...] for name in self._names}
+    def _shared(self, lookups: Mapping[str, Lookup]) -> dict[str, dict[str, Any]]:
+        """What a state has beside the tables in a call with these options."""
+        shared: dict[str, Any] = {}
+        if hasattr(self, FLAGS[0]):
+            shared[UPDATES] = {name: getattr(self, name)[...] for name in FLAGS}
+        if self.counts is not None and any(lookup.train for lookup in lookups.values()):
+            shared[STATISTICS] = {TOTALS: {name: self.counts[name][...] for name in self._names}}
+        return shared
 
     def _count(self, totals: Mapping[str, jax.Array]) -> None:
         with WHERE_FLAX_ALLOWS:

@@ -8,8 +8,8 @@
 """
 
 from jax_tt._compress.agreement import top_k_agreement as top_k_agreement
+from jax_tt._compress.candidate import Candidate as Candidate
 from jax_tt._compress.compress import Compressed as Compressed
-from jax_tt._compress.compress import Measured as Measured
 from jax_tt._compress.fbgemm import from_fbgemm as from_fbgemm
 from jax_tt._compress.fbgemm import to_fbgemm as to_fbgemm
 from jax_tt._compress.mixed_widths import quantize_mixed as quantize_mixed

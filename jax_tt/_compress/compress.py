@@ -18,7 +18,7 @@ from jax_tt._base.progress import Progress, text_table
 from jax_tt._base.rows_of_arrays import dense_table, exactly_one, row_weights
 from jax_tt._compress.candidate import Candidate, estimates
 from jax_tt._compress.candidates import KINDS, OF_QUICK, OF_SAMPLES, candidates, smallest
-from jax_tt._compress.source import Source, explained, loss
+from jax_tt._compress.source import Source, loss
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._table.table import Table
 
@@ -31,33 +31,6 @@ _FITTED, _REFINED = 4, 2
 # The squared error on the sample, relative to the least one, of tables of further kinds that are fitted to all rows;
 # there is more room for codes.
 _NEAR = 2.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """A table that `compress` measured.
-
-    Attributes:
-        kind: ``"dense"`` or one of the kinds of `compress`.
-        detail: its settings.
-        nbytes: all bytes of its state.
-        error: the root of the weighted squared error relative to the squares of the rows.
-        quality: the metric, of a table of a sample minus infinity; without a metric, ``1 - error**2``.
-        sampled: whether this is a table of a sample of the rows; ``nbytes`` is then the most that the table of all rows
-            takes.
-
-    >>> import jax_tt, numpy as np
-    >>> rows = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
-    >>> jax_tt.compress(rows, kind="quantized", max_bytes=900, progress=False).chosen.nbytes
-    800
-    """
-
-    kind: str
-    detail: str
-    nbytes: int
-    error: float
-    quality: float
-    sampled: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,9 +52,9 @@ class Compressed:
 
     table: Table
     state: dict[str, jax.Array]
-    chosen: Measured
-    dense: Measured
-    measured: tuple[Measured, ...]
+    chosen: Candidate
+    dense: Candidate
+    measured: tuple[Candidate, ...]
 
     def __str__(self) -> str:
         lines = [
@@ -213,10 +186,10 @@ class _Search:
     def __init__(self, source: Source, metric: Metric | None, bar: Progress):
         self._source, self._metric, self._bar = source, metric, bar
         self._sample = source.sample()
-        self._estimates: dict[tuple[str, str], Measured] = {}
-        self._made: dict[tuple[str, ...], Measured] = {}
+        self._estimates: dict[str, Candidate] = {}
+        self._made: dict[tuple[str, ...], Candidate] = {}
         self._failed: ValueError | None = None
-        self._best: tuple[Any, Measured, Table, dict[str, jax.Array]] | None = None
+        self._best: tuple[Any, Candidate, dict[str, jax.Array]] | None = None
 
     def largest(self, kinds: Iterable[str], max_bytes: int) -> Compressed:
         tables = [one for kind in kinds for one in candidates(self._source, kind, max_bytes)]
@@ -231,7 +204,7 @@ class _Search:
         return self._result()
 
     def smallest(self, kinds: Sequence[str], min_quality: float) -> Compressed:
-        def preferred(one: Measured) -> Any:
+        def preferred(one: Candidate) -> Any:
             return (1, -one.nbytes, one.quality) if one.quality >= min_quality else (0, one.quality)
 
         def at(ratio: int, kind: str) -> list[Candidate]:
@@ -275,7 +248,7 @@ class _Search:
         good = self._best is not None and self._best[1].quality >= min_quality
         return self._best[1].nbytes if self._best is not None and good else math.inf
 
-    def _measure(self, tables: list[Candidate], preferred: Callable[[Measured], Any]) -> float:
+    def _measure(self, tables: list[Candidate], preferred: Callable[[Candidate], Any]) -> float:
         """Measures the best candidates, and returns the highest quality of them; without any, -inf."""
         if len(tables) > _FITTED and self._sample is not self._source:
             estimates = self._estimated(tables)
@@ -296,33 +269,32 @@ class _Search:
 
     def _estimated(self, tables: list[Candidate]) -> list[float]:
         """The qualities on the sample."""
-        keys = [(one.kind, one.detail) for one in tables]
-        new = [one for key, one in zip(keys, tables, strict=True) if key not in self._estimates]
-        for one, quality in zip(new, estimates(new, self._sample, self._bar), strict=True):
-            key = one.kind, one.detail
-            known = -math.inf if self._metric is not None else quality
-            self._estimates[key] = Measured(*key, one.nbytes, _error(quality), known, sampled=True)
-        return [1 - self._estimates[key].error ** 2 for key in keys]
+        new = [one for one in tables if one.label not in self._estimates]
+        for one in estimates(new, self._sample, self._bar):
+            # Only tables of all rows have a metric.
+            quality = one.quality if self._metric is None else -math.inf
+            self._estimates[one.label] = dataclasses.replace(one, quality=quality)
+        return [1 - self._estimates[one.label].error ** 2 for one in tables]
 
     def _measured(
-        self, candidate: Candidate, preferred: Callable[[Measured], Any], *, quick: bool
-    ) -> Measured:
-        label = candidate.kind, candidate.detail
-        key = (*label, *(candidate.quick if quick else ()))
+        self, candidate: Candidate, preferred: Callable[[Candidate], Any], *, quick: bool
+    ) -> Candidate:
+        options = candidate.quick if quick else {}
+        key = (candidate.label, *options)
         if key not in self._made:
             with self._bar.stage(f"{candidate.label}{', quickly' if quick else ''}"):
                 try:
-                    table, state = candidate.of(self._source, quick=quick)
+                    one, state = candidate.fitted(self._source, options)
                 except ValueError as error:  # of a kind that does not hold such rows; others may
                     self._failed = error
-                    return Measured(*label, candidate.nbytes, math.inf, -math.inf)
-                nbytes = sum(array.nbytes for array in state.values())
-                of_rows = explained(self._source, table, state)
-                quality = self._quality_of(" with ".join(label), table, state, of_rows)
-                one = Measured(*label, nbytes, _error(of_rows), quality)
+                    return candidate
+                assert one.table is not None
+                what = f"{one.kind} with {one.detail}"
+                quality = self._quality_of(what, one.table, state, one.quality)
+                one = dataclasses.replace(one, quality=quality)
             self._made[key] = one
             if self._best is None or preferred(one) > self._best[0]:
-                self._best = preferred(one), one, table, state
+                self._best = preferred(one), one, state
         return self._made[key]
 
     def _quality_of(
@@ -332,7 +304,7 @@ class _Search:
             return of_rows
         return _quality(f"metric: for {what}", self._metric(table, state))
 
-    def _dense(self) -> Measured:
+    def _dense(self) -> Candidate:
         n, features = self._source.sizes
         if self._metric is None:
             quality = 1.0
@@ -340,18 +312,19 @@ class _Search:
             rows = jnp.asarray(np.asarray(self._source.rows[:]), jnp.float32)
             dense = DenseTable(n, features), {"embedding": rows}
             quality = self._quality_of("dense", *dense, 1.0)
-        return Measured("dense", "float32", self._dense_bytes, 0.0, quality)
+        return Candidate("dense", "float32", self._dense_bytes, error=0.0, quality=quality)
 
     def _result(self) -> Compressed:
         if self._best is None:
             assert self._failed is not None
             raise self._failed
-        _, chosen, table, state = self._best
-        best = {key: one for key, one in self._estimates.items() if one.error < math.inf}
+        _, chosen, state = self._best
+        assert chosen.table is not None
+        best = {label: one for label, one in self._estimates.items() if one.error < math.inf}
         for one in sorted(self._made.values(), key=lambda one: one.quality):
-            best[one.kind, one.detail] = one
+            best[one.label] = one
         measured = tuple(sorted(best.values(), key=lambda one: one.nbytes))
-        return Compressed(table, state, chosen, self._dense(), measured)
+        return Compressed(chosen.table, state, chosen, self._dense(), measured)
 
 
 def leading(
@@ -376,10 +349,6 @@ def _near(best: float, of_codes: Mapping[str, float], one: Candidate, quality: f
     """Whether a table may become as good as one of the best quality; errors of codes may be so many times as large."""
     more = of_codes[one.kind] ** 2 if one.kind in of_codes else _NEAR
     return 1 - quality <= more * (1 - best)
-
-
-def _error(quality: float) -> float:
-    return math.sqrt(max(0.0, 1.0 - quality)) if quality > -math.inf else math.inf
 
 
 def _quality(argument: str, value: Any) -> float:

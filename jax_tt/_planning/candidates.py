@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,8 +19,8 @@ from jax_tt._base.host_table import host_table
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import row_blocks
 from jax_tt._compress import candidates as small
-from jax_tt._compress.candidate import estimates
-from jax_tt._compress.source import Source, measured_errors
+from jax_tt._compress.candidate import Candidate, estimates
+from jax_tt._compress.source import Source
 from jax_tt._ids.id_order import IdOrder, OrderedRows
 from jax_tt._jax.threads import as_here
 from jax_tt._kinds.quantized import codec
@@ -41,42 +41,6 @@ _LEAST_SHARE = 16
 # Sums of codes that are about as good as others after a quick fit become much better.
 _FINER = 12
 _BLOCK = 1 << 23  # numbers of a table read at once
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A form of a table.
-
-    Attributes:
-        kind: `DENSE`, `TENSOR_TRAIN`, `LOW_RANK` or one of `SMALL`.
-        shape: of its cores; None if it has none.
-        id_order: order of the ids, whose bytes count.
-        nbytes: of its parameters and order.
-        error: relative Frobenius error, measured or predicted.
-        small: the table, of one of `SMALL`.
-        detail: its settings, in words.
-        measure: measures it on all rows, if ``error`` is of a sample of them and ``nbytes`` the most that it takes; or
-            fits it in more iterations.
-        sampled: whether ``error`` is of a sample.
-        of_sample: the error of its table of the sample, which is kept when all rows are measured; None if there is no
-            sample.
-    """
-
-    kind: str
-    shape: TTShape | None
-    id_order: IdOrder | None
-    nbytes: int
-    error: float
-    small: Any = None
-    detail: str = ""
-    measure: Callable[[], Candidate] | None = None
-    sampled: bool = False
-    of_sample: float | None = None
-
-    @property
-    def label(self) -> str:
-        kind = self.kind if self.id_order is None else f"{self.kind}, ordered"
-        return f"{kind}, {self.detail}" if self.detail else kind
 
 
 class PlanInput:
@@ -142,7 +106,7 @@ class PlanInput:
 
     @property
     def uncompressed(self) -> Candidate:
-        return Candidate(DENSE, None, None, self.dense_bytes, 0.0)
+        return Candidate(DENSE, "", self.dense_bytes, error=0.0)
 
     @property
     def least_train_bytes(self) -> int:
@@ -176,7 +140,8 @@ class PlanInput:
         n, width = self.num_embeddings, self.features
         shape = TTShape(n, width, rank, (n, 1), (1, width))
         nbytes = shape.num_params * self.itemsize
-        return Candidate(LOW_RANK, shape, None, nbytes, float(self._tails[shape.ranks[0]]))
+        error = float(self._tails[shape.ranks[0]])
+        return Candidate(LOW_RANK, "", nbytes, error=error, shape=shape)
 
     def low_rank_within(self, nbytes: int) -> Candidate | None:
         """The largest rank whose factors take at most this many bytes."""
@@ -198,9 +163,9 @@ class PlanInput:
             rows = self.dense if order is None else OrderedRows(self.dense, order)
             train = tt_from_dense(rows, max_bytes=size, seed=self.seed)
             shape, error = train.shape, train.relative_error
-        return Candidate(
-            TENSOR_TRAIN, shape, order, extra + shape.num_params * self.itemsize, error
-        )
+        nbytes = extra + shape.num_params * self.itemsize
+        detail = "ordered" if ordered else ""
+        return Candidate(TENSOR_TRAIN, detail, nbytes, error=error, shape=shape, id_order=order)
 
     def rival(self, nbytes: int) -> Candidate:
         """A tensor train to compare with: of so many bytes, or the one of a large table that is closest to it."""
@@ -224,41 +189,31 @@ class PlanInput:
         self, bar: Progress, sizes: Iterable[tuple[str, int]], budget: int
     ) -> list[Candidate]:
         """Tables of kinds of `compress` with their sizes, fitted in a few iterations, that were not tried before."""
-        every = [
-            one
+        every = {
+            one.label: one
             for kind, size in sizes
             for one in small.candidates(self._source, kind, size)
             if one.nbytes <= budget and one.label not in self._tried
-        ]
-        tables = list({one.label: one for one in every}.values())
-        self._tried.update(one.label for one in tables)
-        if not self.sampled:
-            made = []
-            for one in tables:
-                # Some kinds do not hold large numbers.
-                with bar.stage(f"{self.name} as {one.label}"), contextlib.suppress(ValueError):
-                    made.append(self._made(one))
-            return made
-        qualities = estimates(tables, self._sample, bar, f" of {self.name}")
-        errors = [
-            (one, math.sqrt(max(0.0, 1.0 - quality)))
-            for one, quality in zip(tables, qualities, strict=True)
-            if quality > -math.inf
-        ]
-        return [
-            Candidate(
-                one.kind,
-                None,
-                None,
-                one.nbytes,
-                error,
-                detail=one.detail,
-                measure=functools.partial(self._made, one, of_sample=error),
-                sampled=True,
-                of_sample=error,
-            )
-            for one, error in errors
-        ]
+        }
+        self._tried.update(every)
+        tables = list(every.values())
+        if self.sampled:
+            tried = estimates(tables, self._sample, bar, f" of {self.name}")
+            return [one for one in tried if one.error < math.inf]
+        made = []
+        for one in tables:
+            # Some kinds do not hold large numbers.
+            with bar.stage(f"{self.name} as {one.label}"), contextlib.suppress(ValueError):
+                made.append(self.fitted(one))
+        return made
+
+    def fitted(self, one: Candidate) -> Candidate:
+        """A candidate as measured on all rows, after few iterations at first, and then more."""
+        made, _ = one.fitted(self._source, one.quick)
+        more = one.quick.get("iterations", _FINER) < _FINER
+        return dataclasses.replace(
+            made, make=one.make if more else None, quick={"iterations": _FINER}
+        )
 
     def _sizes(self, kind: str) -> list[int]:
         widths = [
@@ -271,30 +226,6 @@ class PlanInput:
         # Where numbers of 8 bits have room, codes and sums of trains take longest, and numbers have almost no error.
         largest = 2 if "quantized" in self.kinds else 1
         return [self.dense_bytes // _MEASURED_STEP**k for k in range(largest, 5)]
-
-    def _made(
-        self,
-        one: small.Candidate,
-        iterations: int | None = None,
-        of_sample: float | None = None,
-    ) -> Candidate:
-        """A table of all rows; without a number of iterations, of a quick fit."""
-        options = one.quick if iterations is None else {"iterations": iterations}
-        table, state = one.make(self._source, **options)
-        nbytes = sum(array.nbytes for array in state.values())
-        error, _ = measured_errors(self.dense, table, state)
-        more = options.get("iterations", _FINER) < _FINER
-        return Candidate(
-            one.kind,
-            None,
-            None,
-            nbytes,
-            error,
-            table,
-            detail=one.detail,
-            measure=functools.partial(self._made, one, _FINER, of_sample) if more else None,
-            of_sample=of_sample,
-        )
 
     def _trains(
         self, others: Sequence[Candidate], budget: int, floor: float, bar: Progress

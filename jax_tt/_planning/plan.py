@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax_tt._base.arguments import as_dtype, as_int, one_of
 from jax_tt._base.blas import one_blas_thread
 from jax_tt._base.progress import Progress
+from jax_tt._compress.candidate import Candidate
 from jax_tt._compress.candidates import OF_QUICK, OF_SAMPLES
 from jax_tt._compress.source import loss
 from jax_tt._jax.threads import as_here
@@ -22,7 +23,6 @@ from jax_tt._planning.candidates import (
     ROUNDED,
     SMALL,
     TENSOR_TRAIN,
-    Candidate,
     PlanInput,
 )
 from jax_tt._planning.placements import plan_placements
@@ -151,9 +151,9 @@ def plan(
         _check_budget(budget, least)
         wanted_bytes = sum(wanted.nbytes for wanted in demands.values())
         reserve = min(budget // _CACHES, wanted_bytes, budget - least)
-        chosen = _measured(candidates, budget - reserve, bar)
+        chosen = _measured(specs, candidates, budget - reserve, bar)
         if _fill(specs, candidates, chosen, budget - reserve, bar):
-            chosen = _measured(candidates, budget - reserve, bar)
+            chosen = _measured(specs, candidates, budget - reserve, bar)
         caches = _caches(specs, chosen, demands, reserve)
         left = budget - sum(one.nbytes for one in chosen.values())
         left -= sum(taken for _, taken in caches.values())
@@ -190,7 +190,10 @@ def _check_budget(budget: int, least: int) -> None:
 
 
 def _measured(
-    candidates: dict[str, list[Candidate]], budget: int, bar: Progress
+    specs: Mapping[str, PlanInput],
+    candidates: dict[str, list[Candidate]],
+    budget: int,
+    bar: Progress,
 ) -> dict[str, Candidate]:
     """A candidate for every table that is measured on all rows, after few of these measurements.
 
@@ -205,16 +208,15 @@ def _measured(
             (name, other)
             for name, one in chosen.items()
             for other in (one, *rivals(candidates[name], one, one.nbytes + left))
-            if other.measure is not None
+            if other.make is not None
         ]
         if not wanted:
             return chosen
 
         def measured(of: tuple[str, Candidate]) -> Candidate:
             name, one = of
-            assert one.measure is not None
             with bar.stage(f"{name} as {one.label}"):
-                return one.measure()
+                return specs[name].fitted(one)
 
         for (name, one), new in zip(wanted, _together(bar, measured, wanted), strict=True):
             candidates[name] = [*(other for other in candidates[name] if other is not one), new]
@@ -244,7 +246,7 @@ def rivals(candidates: Sequence[Candidate], chosen: Candidate, room: int) -> lis
 
     def least(one: Candidate) -> float:
         """A lower bound of the error after a full fit."""
-        fitted = one.kind in OF_SAMPLES and one.measure is None
+        fitted = one.kind in OF_SAMPLES and one.make is None
         if one.of_sample is None or fitted:
             return one.error
         return one.of_sample / OF_SAMPLES.get(one.kind, 1.0)
@@ -264,7 +266,7 @@ def rivals(candidates: Sequence[Candidate], chosen: Candidate, room: int) -> lis
     best: dict[str, Candidate] = {}
     for one in filter(near, within):
         best.setdefault(one.kind, one)
-    return [one for one in best.values() if one.measure is not None and one is not chosen]
+    return [one for one in best.values() if one.make is not None and one is not chosen]
 
 
 def _fill(
@@ -356,7 +358,7 @@ def _planned(
         chosen.error,
         table.measured,
         "; ".join(reasons),
-        chosen.small,
+        chosen.table,
         chosen.detail,
     )
 
@@ -366,7 +368,7 @@ def _reason(table: PlanInput, chosen: Candidate, budget: int) -> str:
         return f"takes {100 * chosen.nbytes / budget:.2g} % of the budget and has no error"
     if not table.measured:
         return "sizes only: pass the trained table to have it measured"
-    if chosen.kind == LOW_RANK or chosen.small is not None:
+    if chosen.kind == LOW_RANK or chosen.table is not None:
         if chosen.nbytes < table.least_train_bytes:
             return "smaller than any tensor train"
         rival = table.rival(chosen.nbytes)

@@ -38,7 +38,7 @@ class PlannedTable:
         measured: whether the error is measured on the trained table or predicted from its sizes.
         reason: the reason for the choice, as text.
         small: the table of a kind of `compress`, or None for other kinds.
-        detail: its settings, in words.
+        detail: its settings, in words; of a train, whether its ids are ordered.
 
     >>> import jax_tt
     >>> planned = jax_tt.plan({"items": (1_000_000, 64)}, 4_000_000)["items"]
@@ -148,8 +148,7 @@ class TablePlan(Mapping[str, PlannedTable]):
 
 
 def _cells(planned: PlannedTable) -> tuple[str, ...]:
-    kind = planned.kind if planned.id_order is None else f"{planned.kind}, ordered"
-    kind += f", {planned.detail}" if planned.detail else ""
+    kind = f"{planned.kind}, {planned.detail}" if planned.detail else planned.kind
     exact = planned.measured or planned.shape is None
     return (
         kind,

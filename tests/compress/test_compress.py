@@ -107,8 +107,8 @@ def test_variations_of_tables_that_are_far_from_the_best_are_not_tried():
     tables = [far, near, Candidate("b", "", 9, made(0.99))]
     tables += [Candidate("a", f"of {one.label}", 9, made(0.9), plain=one) for one in (far, near)]
     with Progress(False) as bar:
-        qualities = estimates(tables, Source(ROWS, None, jnp.bfloat16, 0), bar)
-    assert qualities == pytest.approx([0.0, 0.8, 0.99, -np.inf, 0.9], abs=1e-5)
+        tried = estimates(tables, Source(ROWS, None, jnp.bfloat16, 0), bar)
+    assert [one.quality for one in tried] == pytest.approx([0.0, 0.8, 0.99, -np.inf, 0.9], abs=1e-5)
 
 
 def test_the_smallest_size_of_a_kind():

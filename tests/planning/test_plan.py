@@ -1,5 +1,6 @@
 """Plans: within the budget, the best of what was measured, and honest about it."""
 
+import dataclasses
 import itertools
 import threading
 import time
@@ -13,7 +14,8 @@ from hypothesis import given, settings
 
 import jax_tt
 from jax_tt._base.progress import Progress
-from jax_tt._planning.candidates import DENSE, TENSOR_TRAIN, Candidate
+from jax_tt._compress.candidate import Candidate
+from jax_tt._planning.candidates import DENSE, TENSOR_TRAIN
 from jax_tt._planning.plan import _measured, _together, allocate, rivals
 
 N, D = 600, 8
@@ -185,23 +187,21 @@ def test_kinds_without_a_size_that_fits_are_tried_where_bytes_remain():
 
 def test_rivals_of_other_kinds():
     kinds = {"a": 0.1, "b": 0.13, "c": 0.12, "d": 0.3}
-    tried = [Candidate(kind, None, None, 9, kinds[kind], measure=print) for kind in "bcd"]
-    tried += [
-        Candidate("b", None, None, size, 0.125 - size / 1000, measure=print) for size in (9, 12, 20)
-    ]
-    best = Candidate("a", None, None, 10, kinds["a"])
+    tried = [Candidate(kind, "", 9, print, error=kinds[kind]) for kind in "bcd"]
+    tried += [Candidate("b", "", size, print, error=0.125 - size / 1000) for size in (9, 12, 20)]
+    best = Candidate("a", "", 10, error=kinds["a"])
     found = [(one.kind, one.nbytes) for one in rivals([*tried, best], best, 12)]
     assert found == [("b", 12), ("c", 9)]
 
 
 def test_rivals_of_codes_are_measured_as_samples_are_too_small_for_them():
     def one(kind: str, nbytes: int, error: float, **options) -> Candidate:
-        return Candidate(kind, None, None, nbytes, error, measure=print, **options)
+        return Candidate(kind, "", nbytes, print, error=error, **options)
 
     def of_sample(kind: str, nbytes: int, error: float) -> Candidate:
         return one(kind, nbytes, error, sampled=True, of_sample=error)
 
-    best = Candidate("quantized", None, None, 10, 0.1)
+    best = Candidate("quantized", "", 10, error=0.1)
     sampled = [of_sample("product", 9, 0.29), of_sample("product", 8, 0.25)]
     sampled += [of_sample("additive", 9, 0.71), of_sample("additive", 4, 0.5)]
     assert rivals([best, *sampled], best, 10) == [sampled[1]]
@@ -218,10 +218,10 @@ def test_rivals_of_codes_are_measured_as_samples_are_too_small_for_them():
 
 def test_errors_on_a_sample_are_compared_with_each_other():
     def one(kind: str, error: float, of_sample: float, **options) -> Candidate:
-        return Candidate(kind, None, None, 9, error, of_sample=of_sample, **options)
+        return Candidate(kind, "", 9, error=error, of_sample=of_sample, **options)
 
     def sampled(kind: str, error: float) -> Candidate:
-        return one(kind, error, error, sampled=True, measure=print)
+        return one(kind, error, error, sampled=True, make=print)
 
     product = sampled("product", 0.2)
     # All rows of the mixed table have a larger error than the sample.
@@ -230,7 +230,7 @@ def test_errors_on_a_sample_are_compared_with_each_other():
     mixed = sampled("mixed", 0.06)
     assert rivals([product, mixed], mixed, 10) == [product]
     # A sample is too small for the codebooks of the product, too.
-    quick = one("product", 0.06, 0.1, measure=print)
+    quick = one("product", 0.06, 0.1, make=print)
     sums = [sampled("additive", error) for error in (0.21, 0.19)]
     assert not rivals([quick, sums[0]], quick, 10)
     assert rivals([quick, *sums], quick, 10) == [sums[1]]
@@ -239,25 +239,28 @@ def test_errors_on_a_sample_are_compared_with_each_other():
     assert rivals([fitted, sampled("product", 0.31)], fitted, 10)
     assert not rivals([fitted, sampled("product", 0.9)], fitted, 10)
     # The error of codes on a sample says too little about rounded numbers.
-    assert not rivals([product, one("quantized", 0.2, 0.2, measure=print)], product, 10)
+    assert not rivals([product, one("quantized", 0.2, 0.2, make=print)], product, 10)
 
 
 def test_what_is_near_is_measured_at_the_same_time_and_nothing_twice():
     measured = []
 
-    def one(kind: str, error: float, *later: float, of_sample: float | None = None) -> Candidate:
-        def measure() -> Candidate:
-            measured.append((kind, error))
-            return one(kind, *later, of_sample=of_sample or error)
+    def one(kind: str, *errors: float) -> Candidate:
+        """Of these errors on a sample and, one after the other, on all rows."""
+        options = {"error": errors[0], "of_sample": errors[0], "sampled": True}
+        return Candidate(kind, "", 9, print, dict.fromkeys(map(str, errors[1:])), **options)
 
-        sampled = of_sample is None
-        options = {"of_sample": error if sampled else of_sample, "sampled": sampled}
-        return Candidate(kind, None, None, 9, error, measure=measure if later else None, **options)
+    class Fits:
+        def fitted(self, one: Candidate) -> Candidate:
+            measured.append((one.kind, one.error))
+            error, *more = one.quick
+            later = {"make": print if more else None, "quick": dict.fromkeys(more)}
+            return dataclasses.replace(one, error=float(error), sampled=False, **later)
 
     tried = [one("mixed", 0.05, 0.06), one("product", 0.15, 0.08, 0.03), one("additive", 0.5, 0.1)]
-    dense = Candidate("dense", None, None, 100, 0.0)
+    dense = Candidate("dense", "", 100, error=0.0)
     with Progress(False) as bar:
-        chosen = _measured({"a": [dense, *tried]}, 10, bar)["a"]
+        chosen = _measured({"a": Fits()}, {"a": [dense, *tried]}, 10, bar)["a"]
     assert (chosen.kind, chosen.error) == ("product", 0.03)
     assert sorted(measured[:2]) == [("mixed", 0.05), ("product", 0.15)]
     assert measured[2:] == [("product", 0.08)]
@@ -348,7 +351,7 @@ def test_storage_type_counts():
 def test_allocation(tables, budget):
     """Within the budget, and no table has a better candidate that still fits in what is left."""
     candidates = {
-        str(k): [Candidate(TENSOR_TRAIN, None, None, size, error / 8) for size, error in some]
+        str(k): [Candidate(TENSOR_TRAIN, "", size, error=error / 8) for size, error in some]
         for k, some in enumerate(tables)
     }
     found = allocate(candidates, budget)
@@ -369,8 +372,8 @@ def test_allocation(tables, budget):
 
 
 def test_allocation_prefers_dense_where_it_is_cheap():
-    small = [Candidate(DENSE, None, None, 10, 0.0), Candidate(TENSOR_TRAIN, None, None, 8, 0.9)]
-    large = [Candidate(TENSOR_TRAIN, None, None, n, 10 / n) for n in (20, 40, 80)]
+    small = [Candidate(DENSE, "", 10, error=0.0), Candidate(TENSOR_TRAIN, "", 8, error=0.9)]
+    large = [Candidate(TENSOR_TRAIN, "", n, error=10 / n) for n in (20, 40, 80)]
     found = allocate({"small": small, "large": large}, 51)
     assert found is not None
     assert (found["small"].kind, found["large"].nbytes) == (DENSE, 40)

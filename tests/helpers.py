@@ -7,6 +7,7 @@ import shutil
 import string
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from flax import nnx
 
 import jax_tt
 from jax_tt._base import ffi
+from jax_tt._formats.container import Container, read_container
 
 # Compiled once for every table; outside of `jit` every operation would be.
 to_dense = jax.jit(jax_tt.tables.to_dense, static_argnums=0)
@@ -240,3 +242,16 @@ def assert_same_in_any_order(run: Callable[[], object], orders: int = 3) -> obje
 
 def flat(rows: list[list[float]]) -> np.ndarray:
     return np.array([x for row in rows for x in row], np.float64)
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> int:
+    """Changes the arrays and the notes of a container in place; returns its checksum, which fits them."""
+    stored = read_container(str(path))
+    arrays = {name: np.asarray(array.read()) for name, array in stored.arrays.items()}
+    notes = dict(stored.notes)
+    kind = notes.pop("kind")
+    del notes["version"], notes["checksums"]
+    change(arrays, notes)
+    container = Container(kind, arrays, notes)
+    container.write(str(path))
+    return container.checksum

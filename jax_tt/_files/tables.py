@@ -20,10 +20,10 @@ from jax_tt._base.installed import require
 from jax_tt._base.reports import level_of_caller
 from jax_tt._files import trains
 from jax_tt._files.kinds import READERS, Description, Pair, array_names, describe
+from jax_tt._formats.container import Container, manifest
 from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.orbax_directory import write_orbax
 from jax_tt._formats.output import check_output, writing
-from jax_tt._formats.safetensors_file import write_safetensors
 from jax_tt._formats.stored import FileError, StoredArray, StoredArrays
 from jax_tt._ops.trains import tt_to_table
 from jax_tt._table.check import check_state
@@ -32,7 +32,6 @@ from jax_tt._table.types import State
 from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.shape import TTShape
 
-_VERSION = 1
 # In checkpoints of layers, which may have a leaf "value" below every name.
 _DESCRIPTION = re.compile(r"(?:(?P<table>.+)\.)?description(?P<leaf>\.value)?")
 _LONGEST = 1 << 20
@@ -59,7 +58,8 @@ def save(
     ``NAME.packed``. An order of ids is the array ``NAME.id_order``: uint16 rows ``[N]`` up to 65,536 ids, int64 beyond
     2^31 - 1, and in between uint32 ``[ceil(N / 32), b]``, where b is the number of bits of N: 32 rows of b bits each,
     one after another, lowest bits first. Settings and errors are in the metadata under the key ``jax_tt``, a JSON
-    object.
+    object, with a checksum of every array, which `load` compares. Arrays whose names begin with ``__padding_`` align
+    those after them.
 
     The file or directory is written under a temporary name and renamed when it is complete, so that an interrupted
     program leaves either the old one or the new one.
@@ -95,7 +95,7 @@ def save(
         )
     measured = _as_notes(errors or {}, tables)
     arrays: dict[str, Any] = {}
-    about: dict[str, Any] = {"version": _VERSION}
+    about: dict[str, Any] = {}
     for name, pair in tables.items():
         kind, notes = _described(name, pair)
         table, state = pair
@@ -105,9 +105,11 @@ def save(
         about.setdefault(kind, {})[name] = notes | measured.get(name, {})
     directory = check_tables_path(path)
     check_output(path, overwrite=overwrite, directory=directory)
-    write = write_orbax if directory else write_safetensors
     with writing(path, overwrite=overwrite, directory=directory) as new:
-        write(new, arrays, about)
+        if directory:
+            write_orbax(new, arrays, manifest("tables", about))
+        else:
+            Container("tables", arrays, about).write(new)
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, tuple[Any, dict[str, jax.Array]]]:

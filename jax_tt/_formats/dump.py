@@ -6,31 +6,24 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import re
-import shutil
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jax_tt._base.progress import Progress
-from jax_tt._formats.orbax_directory import read_orbax, write_orbax
+from jax_tt._formats.container import Container, read_container
 from jax_tt._formats.output import Contents, errors_of, flush, places_of, resuming, unfinished
-from jax_tt._formats.safetensors_file import read_safetensors, write_safetensors
 from jax_tt._formats.stored import FileError, MissingError, StoredArrays
 from jax_tt._formats.team import Team
 
-# How the arrays of a part are written.
-FORMATS = ("safetensors", "orbax")
-_ABOUT, _REST, _VERSION = "about.json", "rest.safetensors", 3
-DUMP = Contents(
-    "a dump", _ABOUT, re.compile(r"about\.json|rest\.safetensors|keys-\d+\.(safetensors|orbax)")
-)
+# The container that describes a dump, with the arrays that do not belong to single keys; the others are its parts.
+_ABOUT = "dump.safetensors"
+_DUMP, _PART = "dump", "part of a dump"
+DUMP = Contents("a dump", _ABOUT, re.compile(r"(dump|keys-\d+)\.safetensors"))
 _OF_KEYS = {"key": np.dtype(np.uint64), "score": np.dtype(np.uint64), "touched": np.dtype(np.int32)}
 # Parts that are written at the same time.
 _WRITERS = 2
@@ -43,7 +36,6 @@ def write_dump(
     parts: Sequence[Callable[[], Part] | None],
     rest: Mapping[str, Any],
     about: Mapping[str, Any],
-    kind: str,
     bar: Progress,
     *,
     overwrite: bool,
@@ -59,15 +51,12 @@ def write_dump(
             another process of the team writes.
         rest: arrays that do not belong to single keys; it is read after the last part.
         about: the description.
-        kind: one of `FORMATS`.
         bar: makes a step with every part.
         overwrite: whether a dump of this name may be replaced.
         team: the processes that write the dump.
     """
-    files = [f"keys-{k:05}.{kind}" for k in range(len(parts))]
-    slots = ["slot"] if "sets" in about else []
-    names = [*_OF_KEYS, *slots, *about["arrays"]]
-    sums = np.zeros((len(files), len(names)), np.uint32)
+    files = [f"keys-{k:05}.safetensors" for k in range(len(parts))]
+    sums = np.zeros(len(files), np.uint32)
     # Also where another process has called `resuming`.
     errors = errors_of(os.fsdecode(path))
     with team.together(path), errors, contextlib.ExitStack() as stack:
@@ -76,37 +65,30 @@ def write_dump(
             if team.leads:
                 stack.enter_context(resuming(path, DUMP, overwrite=overwrite))
         with team.together(path):
-            for k, found in _written(place, files, parts, bar):
-                sums[k] = [found[name] for name in names]
+            for k, checksum in _written(place, files, parts, bar):
+                sums[k] = checksum
                 if not team.leads:  # the other files are flushed at the end
                     flush(os.path.join(place, files[k]))
         sums = team.summed(sums)
         if team.leads:
-            checksums = {
-                file: dict(zip(names, map(int, row), strict=True))
-                for file, row in zip(files, sums, strict=True)
-            }
-            others = {name: np.asarray(x) for name, x in rest.items()}
-            checksums[_REST] = _write(os.path.join(place, _REST), others)
-            for name in {*os.listdir(place)} - {*files, _REST}:
-                _remove(os.path.join(place, name))
-            whole = {"version": _VERSION, **about, "files": files, "checksums": checksums}
-            whole["checksum"] = _sum_of_text(whole)
-            Path(place, _ABOUT).write_text(json.dumps(whole, indent=2))
+            for name in {*os.listdir(place)} - {*files}:
+                os.remove(os.path.join(place, name))
+            whole = {**about, "files": dict(zip(files, map(int, sums), strict=True))}
+            Container(_DUMP, rest, whole).write(os.path.join(place, _ABOUT))
 
 
 def _written(
     place: str, files: Sequence[str], parts: Sequence[Callable[[], Part] | None], bar: Progress
-) -> Iterator[tuple[int, dict[str, int]]]:
-    """Writes parts; yields the number of each with the checksums of its arrays."""
+) -> Iterator[tuple[int, int]]:
+    """Writes parts; yields the number of each with its checksum."""
     with ThreadPoolExecutor(_WRITERS) as writers:
         written: collections.deque[Any] = collections.deque()
 
-        def done() -> tuple[int, dict[str, int]]:
+        def done() -> tuple[int, int]:
             number, future = written.popleft()
-            sums = future.result()
+            checksum = future.result()
             bar.step()
-            return number, sums
+            return number, checksum
 
         try:
             for number, part in enumerate(parts):
@@ -123,6 +105,15 @@ def _written(
             raise
 
 
+def _write(path: str, arrays: Part) -> int:
+    """Writes one part, unless it is there. Returns its checksum."""
+    part = Container(_PART, arrays, {})
+    if not part.is_at(path):
+        part.write(f"{path}.new")
+        os.replace(f"{path}.new", path)
+    return part.checksum
+
+
 @dataclasses.dataclass(frozen=True)
 class Dump:
     """A dump in a directory.
@@ -131,26 +122,26 @@ class Dump:
         path: of the directory.
         features: columns of a row.
         keys: the number of keys.
-        files: the parts.
+        files: the parts, with the checksum of each.
         arrays: the type of every array, by name.
         sets: how many sets the table had, how many slots each, and on how many devices; None for other tables. The
             parts have slots then.
         since, base: the dump before that the changes of a table of keys follow, and the digests of its table by name;
             None for dumps of whole tables.
-        digests: of the table of keys, by name; None where the dump was written without them.
-        checksums: of every array, by file and name; None where the dump was written without them.
+        digests: of the table of keys, by name; None for a dense table.
+        stored: the description, and the arrays that do not belong to single keys.
     """
 
     path: str
     features: int
     keys: int
-    files: list[str]
+    files: dict[str, int]
     arrays: dict[str, str]
     sets: tuple[int, int, int] | None
     since: str | None
     base: dict[str, int] | None
     digests: dict[str, int] | None
-    checksums: dict[str, dict[str, int]] | None
+    stored: StoredArrays
 
     @property
     def devices(self) -> int:
@@ -161,45 +152,39 @@ class Dump:
     def open(cls, path: str | os.PathLike[str]) -> Dump:
         """Reads the description."""
         for name in places_of(path):
+            if os.path.exists(os.path.join(name, "about.json")):
+                raise FileError(
+                    f"{name}: is a dump of an earlier version, which describes it in about.json; expected "
+                    f"{_ABOUT}. Load it with that version, and write the state with jax_tt.files.save_arrays, "
+                    "whose files this version maps."
+                )
             with contextlib.suppress(FileNotFoundError):
                 return cls._read_from(name)
         raise _incomplete(os.fsdecode(path), _ABOUT)
 
     @classmethod
     def _read_from(cls, name: str) -> Dump:
+        stored = read_container(os.path.join(name, _ABOUT), _DUMP)
+        about = stored.notes
         try:
-            about = json.loads(Path(name, _ABOUT).read_text())
-            version = about["version"]
-            if version not in (1, 2, _VERSION):
-                raise FileError(
-                    f"{name}: is of version {version}; expected at most {_VERSION}. Read it with the version of jax_tt "
-                    "that wrote it."
-                )
-            # The first version wrote no checksums, and slots for one device alone, whose number it did not write.
-            summed = version > 1 or "checksum" in about  # a version that has changed as well
-            if summed and about.pop("checksum") != _sum_of_text(about):
-                raise ValueError("its checksum differs")
-            files = [str(file) for file in about["files"]]
-            sizes = int(about["features"]), int(about["keys"])
-            sets = since = base = None
+            sets = None
             if "sets" in about:
-                sets = int(about["sets"]), int(about["ways"]), int(about.get("devices", 1))
-            if "sets" in about or "base" in about:
-                since, base = about["since"], about.get("base")
-            if since and base is None:
-                raise FileError(
-                    f"{name}: is a dump of changes of version {version}, which does not say what they follow; expected "
-                    f"version {_VERSION}. Make a full dump of the table, and load that."
-                )
-            sums = about["checksums"] if version > 1 else None
-            arrays, digests = dict(about["arrays"]), about.get("digests")
-            return cls(name, *sizes, files, arrays, sets, since, base, digests, sums)
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, FileError):
-                raise
-            raise FileError(f"{name}: {_ABOUT} cannot be read or is damaged ({error}).") from error
+                sets = int(about["sets"]), int(about["ways"]), int(about["devices"])
+            files = {str(file): int(checksum) for file, checksum in about["files"].items()}
+            return cls(
+                name,
+                int(about["features"]),
+                int(about["keys"]),
+                files,
+                dict(about["arrays"]),
+                sets,
+                about["since"],
+                about.get("base"),
+                about.get("digests"),
+                stored,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileError(f"{stored.path}: its description is damaged ({error!r}).") from error
 
     def check(self, features: int, taken: list[str], *, exact: bool) -> None:
         """Raises unless there are entries of these arrays, and with ``exact`` of no others."""
@@ -220,16 +205,15 @@ class Dump:
 
     @functools.cached_property
     def _rest(self) -> dict[str, np.ndarray]:
-        stored = self._read(_REST)
         # All of them are compared with their checksums, so that damage is an error before it matters.
-        return {name: self._array(_REST, stored, name) for name in stored.arrays}
+        return {name: self._array(self.stored, name) for name in self.stored.arrays}
 
     def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, np.ndarray]]:
         """Reads keys, scores and last batches, slots if there are any, and entries of these shapes, file by file."""
         of_keys = _OF_KEYS if self.sets is None else _OF_KEYS | {"slot": np.dtype(np.int32)}
         for file in self.files:
-            stored = self._read(file)
-            arrays = {name: self._array(file, stored, name) for name in (*of_keys, *shapes)}
+            stored = self._part(file)
+            arrays = {name: self._array(stored, name) for name in (*of_keys, *shapes)}
             lengths = {len(array) for array in arrays.values()}
             if len(lengths) != 1 or any(arrays[k].dtype != kind for k, kind in of_keys.items()):
                 raise FileError(f"{stored.path}: its arrays do not belong to the same keys.")
@@ -241,87 +225,36 @@ class Dump:
                     )
             yield arrays
 
-    def _array(self, file: str, stored: StoredArrays, name: str) -> np.ndarray:
-        array = np.asarray(stored[name].read())
-        if self.checksums is not None and self.checksums[file].get(name) != _sum(array):
-            self._check_still_there()
-            raise FileError(
-                f"{stored.path}: {name} is damaged, its checksum differs; load another copy of the dump."
-            )
-        return array
-
-    def _read(self, file: str) -> StoredArrays:
+    def _array(self, stored: StoredArrays, name: str) -> np.ndarray:
         try:
-            return _read(os.path.join(self.path, file))
+            return np.asarray(stored[name].read())
+        except FileError:
+            self._check_still_there()
+            raise
+
+    def _part(self, file: str) -> StoredArrays:
+        try:
+            stored = read_container(os.path.join(self.path, file), _PART)
         except FileNotFoundError:
             self._check_still_there()
             raise _incomplete(self.path, file) from None
+        if stored.checksum != self.files[file]:
+            self._check_still_there()
+            raise FileError(
+                f"{stored.path}: is of another dump, its checksum differs; load another copy of the dump."
+            )
+        return stored
 
     def _check_still_there(self) -> None:
         """Raises if another dump has taken the place of this one since it was opened."""
         with contextlib.suppress(FileNotFoundError):
-            if self._read_from(self.path) == self:
+            try:
+                if self._read_from(self.path).stored.checksum == self.stored.checksum:
+                    return
+            except FileError:  # it is damaged
                 return
         raise FileError(f"{self.path}: was replaced or removed while it was read; read it again.")
 
 
 def _incomplete(path: str, file: str) -> MissingError:
     return MissingError(f"{path}: is no complete dump of a table; it has no {file}.")
-
-
-def _read(path: str) -> StoredArrays:
-    if path.endswith(".orbax"):
-        if not os.path.isdir(path):
-            raise FileNotFoundError(path)
-        return read_orbax(path)
-    return read_safetensors(path)
-
-
-def _write(path: str, arrays: Part) -> dict[str, int]:
-    """Writes one part, unless it is there. Returns the checksums of its arrays."""
-    sums = {name: _sum(array) for name, array in arrays.items()}
-    if os.path.exists(path):
-        with contextlib.suppress(FileError):
-            if _same(_read(path), arrays):
-                return sums
-    new = path + ".new"
-    for old in new, path:
-        _remove(old)
-    write = write_orbax if path.endswith(".orbax") else write_safetensors
-    write(new, arrays, {})
-    os.rename(new, path)
-    return sums
-
-
-def _sum(array: np.ndarray) -> int:
-    shape = f"{array.dtype} {array.shape}".encode()
-    return zlib.crc32(_bytes(array).data, zlib.crc32(shape))
-
-
-def _sum_of_text(about: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(about, sort_keys=True).encode())
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _same(stored: StoredArrays, arrays: Part) -> bool:
-    if stored.arrays.keys() != arrays.keys():
-        return False
-    for name, array in arrays.items():
-        other = stored[name]
-        if (other.shape, other.dtype) != (array.shape, array.dtype):
-            return False
-        # Bytes, since no NaN equals itself.
-        if not np.array_equal(_bytes(other.read()), _bytes(array)):
-            return False
-    return True
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path):
-        shutil.rmtree(path)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path)

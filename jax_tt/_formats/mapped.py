@@ -12,17 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_array, type_of
+from jax_tt._formats.container import (
+    DTYPES,
+    PLACES,
+    Container,
+    Place,
+    in_places,
+    named,
+    read_container,
+)
 from jax_tt._formats.numpy_file import read_npy, read_npz
 from jax_tt._formats.orbax_directory import read_orbax
 from jax_tt._formats.output import check_output, places_of, writing
-from jax_tt._formats.safetensors_file import DTYPES, PADDING, read_safetensors, write_aligned
 from jax_tt._formats.stored import FileError, StoredArrays, whole_file
 from jax_tt._formats.torch_file import read_torch
 
 _READERS = {
     ".npy": read_npy,
     ".npz": read_npz,
-    ".safetensors": read_safetensors,
+    ".safetensors": read_container,
     ".pt": read_torch,
     ".pth": read_torch,
 }
@@ -47,8 +55,6 @@ def open_arrays(path: str | os.PathLike[str]) -> StoredArrays:
     return _READERS[suffix](name)
 
 
-_VERSION = 1
-_NOTES = "arrays"
 _SUFFIX = ".safetensors"
 
 
@@ -79,21 +85,13 @@ def save_arrays(
     """
     if Path(os.fsdecode(path)).suffix.lower() != _SUFFIX:
         raise FileError(f"{os.fsdecode(path)}: unknown suffix; expected {_SUFFIX}.")
-    flat: dict[str, np.ndarray] = {}
-    places = {}
-    for place, array in _flat("arrays", arrays, ()):
-        name = "/".join(map(str, place))
-        if name in flat or name.startswith(PADDING):
-            raise ValueError(f"arrays: got the name {name!r} twice, or one of padding; rename it.")
-        flat[name], places[name] = array, place
+    flat, places = named(_flat("arrays", arrays, ()))
     check_output(path, overwrite=overwrite)
     with writing(path, overwrite=overwrite) as new:
-        write_aligned(new, flat, {"version": _VERSION, _NOTES: places})
+        Container("arrays", flat, places).write(new)
 
 
-def _flat(
-    where: str, given: Any, place: tuple[str | int, ...]
-) -> Iterator[tuple[tuple[str | int, ...], np.ndarray]]:
+def _flat(where: str, given: Any, place: Place) -> Iterator[tuple[Place, np.ndarray]]:
     """Every array with the keys that lead to it."""
     if not isinstance(given, Mapping):
         if not place:
@@ -139,24 +137,11 @@ def map_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
     16.0
     """
     stored = open_arrays(path)
-    places = stored.notes.get(_NOTES)
-    if not isinstance(places, Mapping):
+    if not isinstance(stored.notes.get(PLACES), Mapping):
         raise FileError(
             f"{stored.path}: was not written by jax_tt.files.save_arrays; it holds {stored.listed()}."
         )
-    tree: dict[str, Any] = {}
-    for name, place in places.items():
-        keys = isinstance(place, list) and all(isinstance(key, str | int) for key in place)
-        if not keys or "/".join(map(str, place)) != name:
-            raise FileError(
-                f"{stored.path}: its metadata is damaged: {name} has the place {place!r}."
-            )
-        *outer, last = place
-        inner = tree
-        for key in outer:
-            inner = inner.setdefault(key, {})
-        inner[last] = _as_jax(f"{stored.path}: {name}", stored[name].by_rows())
-    return tree
+    return in_places(stored, lambda name: _as_jax(f"{stored.path}: {name}", stored[name].by_rows()))
 
 
 def _as_jax(where: str, array: np.ndarray) -> jax.Array:

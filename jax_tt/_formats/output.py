@@ -115,7 +115,7 @@ def writing(
         new = os.path.join(place, "new")
         yield new
         if not directory:
-            _open_to_readers(new, target, os.path.join(place, "usual"))
+            _keep_mode(new, target)
         flush(new)
         if directory:
             _swap(new, target, overwrite=overwrite)
@@ -234,12 +234,10 @@ def _places(path: str) -> list[object]:
     return identities
 
 
-def _open_to_readers(new: str, target: str, usual: str) -> None:
-    """Gives a new file the permissions that `open` would have left it with: safetensors makes it private."""
+def _keep_mode(new: str, target: str) -> None:
+    """Gives a new file the permissions of the one that it replaces."""
     if not os.path.exists(target):
-        target = usual
-        with open(usual, "xb"):  # reading the umask would change it for other threads
-            pass
+        return
     mode = stat.S_IMODE(os.stat(target).st_mode)
     if stat.S_IMODE(os.stat(new).st_mode) != mode:
         os.chmod(new, mode)

@@ -85,11 +85,13 @@ class StoredArrays:
         path: of the file.
         arrays: by name; the array of an ``.npy`` file has the name "".
         notes: what the file says beside the arrays, a JSON object, unchecked.
+        checksum: of its header, and with it of everything; None for files of other programs.
     """
 
     path: str
     arrays: Mapping[str, StoredArray]
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    checksum: int | None = None
 
     def __getitem__(self, name: str) -> StoredArray:
         if name not in self.arrays:

@@ -26,7 +26,6 @@ def dump(
     keys: Any = None,
     since: str | os.PathLike[str] | None = None,
     rows_per_file: int = 1 << 20,
-    format: str = "safetensors",
     progress: bool = True,
     overwrite: bool = False,
 ) -> int:
@@ -51,7 +50,6 @@ def dump(
             and of a hash table the names of all keys. A digest of 64 bits tells them apart, which every dump
             has for every row, so that nothing is missed, whatever was loaded or removed in between.
         rows_per_file: rows in one file, at most.
-        format: ``"safetensors"``, or ``"orbax"`` for a checkpoint in place of every file.
         progress: show a progress bar if it takes longer than a second.
         overwrite: replace an existing dump, at once when the new one is complete. A directory with anything else in it
             is never replaced, nor is the dump ``since``.
@@ -63,7 +61,6 @@ def dump(
         FileError: the directory cannot be written, or exists and ``overwrite`` is False (then also a
             `FileExistsError`) or it is not a dump; or ``since`` is no dump of such a table, or is ``path``.
         TypeError, ValueError: an argument does not fit.
-        ImportError: ``format`` is ``"orbax"``, which is not installed.
 
     >>> import jax, jax_tt, os, tempfile
     >>> table = jax_tt.dense_table(100, 8)
@@ -82,7 +79,7 @@ def dump(
         raise TypeError(
             f"since: got {since!r}; expected the path of an earlier dump of this table, or None for all rows."
         )
-    target = Target(path, rows_per_file, format, progress, overwrite)
+    target = Target(path, rows_per_file, progress, overwrite)
     team = team_of(state)
     with team.together(path):
         target.check(*([] if since is None else [since]))

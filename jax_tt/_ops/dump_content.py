@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_tt._base.arguments import as_positive, one_of
+from jax_tt._base.arguments import as_positive
 from jax_tt._base.progress import Progress
-from jax_tt._formats.dump import DUMP, FORMATS, write_dump
+from jax_tt._formats.dump import DUMP, write_dump
 from jax_tt._formats.output import check_output
 from jax_tt._formats.team import Team
 
@@ -62,14 +62,12 @@ class Target(NamedTuple):
 
     path: str | os.PathLike[str]
     rows_per_file: int
-    format: str
     progress: bool
     overwrite: bool
 
     def check(self, *others: str | os.PathLike[str]) -> None:
         """Raises unless a dump can be written there that is none of the others."""
         as_positive("rows_per_file", self.rows_per_file)
-        one_of("format", self.format, FORMATS)
         check_output(
             self.path, overwrite=self.overwrite, directory=True, contents=DUMP, others=list(others)
         )
@@ -88,7 +86,6 @@ class Target(NamedTuple):
                 parts,
                 content.rest,
                 {**about, "keys": count},
-                self.format,
                 bar,
                 overwrite=self.overwrite,
                 team=team,

@@ -15,11 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt._formats.stored import FileError
 from jax_tt._formats.team import Team
 from jax_tt._tiers.block_file import BlockFile, Extent
 from jax_tt._tiers.map_reader import MapReader, UnreadableError
 from jax_tt._tiers.record_log import BLOCK_BYTES, DamagedBlockError, RecordLog
-from jax_tt._tiers.store_index import Block, Committed, DamagedIndexError, StoreIndex
+from jax_tt._tiers.store_index import (
+    Block,
+    Committed,
+    DamagedIndexError,
+    StoreIndex,
+    Tree,
+    read_tree,
+)
 
 # Blocks that wait to be written, and blocks that are handed on together.
 _PENDING, _TOGETHER = 16, 16
@@ -156,14 +164,15 @@ class DiskStore:
             self._check()
             return self._logs[table].keys()
 
-    def saved(self) -> bytes | None:
-        """The other bytes of the last `commit`."""
+    def saved(self) -> dict[str, Any] | None:
+        """The other arrays of the last `commit`; None before the first one."""
         with self._guard, self._readable():
             self._check()
-            return self._index.last().saved
+            last = self._index.last()
+            return read_tree(last.saved) if last.number else None
 
-    def commit(self, saved: bytes) -> None:
-        """Makes everything written so far permanent, together with ``saved``."""
+    def commit(self, saved: Tree) -> None:
+        """Makes everything written so far permanent, together with other arrays."""
         with self._writing:
             # Where another process cannot write, this one may repeat the call as well.
             with self._together(), self._whole(), self._intact():
@@ -233,9 +242,10 @@ class DiskStore:
         """Raises a `StoreError` for damaged bytes."""
         try:
             yield
-        except (DamagedBlockError, DamagedIndexError, UnreadableError) as error:
+        except (DamagedBlockError, DamagedIndexError, FileError, UnreadableError) as error:
+            why = str(error).removesuffix(".")
             raise StoreError(
-                f"{self.path}: is damaged, {error}. Use a copy of the directory."
+                f"{self.path}: is damaged, {why}. Use a copy of the directory."
             ) from error
 
     def _write_blocks(self, table: str, numbers: list[int]) -> None:
@@ -293,11 +303,6 @@ class DiskStore:
 
     def _open(self) -> None:
         """Reads the blocks of the last commit; the room of later ones is free."""
-        if (self.path / "data.mdb").exists():
-            raise StoreError(
-                f"{self.path}: holds records of an earlier version, which have no checksums; expected an empty "
-                "directory. Write them to a dump with that version (Tiers.dump), and read it with Tiers.load_dump."
-            )
         with self._readable():
             committed = self._committed()
             self._number = committed.number
@@ -318,6 +323,12 @@ class DiskStore:
 
     def _committed(self) -> Committed:
         """The last commit, of these records."""
+        if self._index.is_of_earlier_version():
+            raise StoreError(
+                f"{self.path}: holds records of an earlier version, which have no checksums or another index; expected "
+                "an empty directory. With that version, write them to a dump (Tiers.dump), load it into a table, and "
+                "write its state with jax_tt.files.save_arrays, whose files this version maps."
+            )
         committed = self._index.read()
         if committed.other is not None:
             raise StoreError(
@@ -366,7 +377,7 @@ class DiskStore:
         with self._guard:
             self._logs[table].settle(number, memory)
 
-    def _prepare(self, saved: bytes) -> list[Block]:
+    def _prepare(self, saved: Tree) -> list[Block]:
         """Writes the next commit beside the last one; returns its blocks."""
         blocks, ends, erased = [], {}, {}
         for table, log in self._logs.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -48,30 +47,6 @@ from jax_tt._tiers.table import TieredRows
 _LIVES, _CHUNK = "tier_", 1 << 18
 # Rows of a table beside tiers that are copied to every device at once.
 _BLOCK = 1 << 16
-
-
-def to_bytes(arrays: Mapping[str, Mapping[str, Any]], other: bytes) -> bytes:
-    """The arrays, and other bytes behind them."""
-    described, parts = [], []
-    for table, by_name in arrays.items():
-        for name, value in by_name.items():
-            array = np.asarray(value)
-            described.append((table, name, array.dtype.name, array.shape))
-            parts.append(array.tobytes())
-    head = json.dumps(described).encode()
-    return b"".join((len(head).to_bytes(8, "little"), head, *parts, other))
-
-
-def from_bytes(data: bytes) -> tuple[dict[str, dict[str, np.ndarray]], bytes]:
-    """The inverse of `to_bytes`."""
-    start = 8 + int.from_bytes(data[:8], "little")
-    arrays: dict[str, dict[str, np.ndarray]] = {}
-    for table, name, dtype, shape in json.loads(data[8:start]):
-        count, kind = int(np.prod(shape)), jnp.dtype(dtype)
-        array = np.frombuffer(data, kind, count, start).reshape(shape)
-        arrays.setdefault(table, {})[name] = array
-        start += array.nbytes
-    return arrays, data[start:]
 
 
 def rows_on_host(table: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:

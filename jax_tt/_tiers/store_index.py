@@ -5,18 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from jax_tt._formats.container import Container, Place, in_places, named, read_container
+from jax_tt._formats.output import flush
+from jax_tt._formats.stored import FileError
 from jax_tt._tiers.block_file import Extent
-from jax_tt._tiers.row_bytes import checksum
 
-_BEGIN, _VERSION = b"jax_tt store\n", 5
+_KIND, _VERSION = "store", 6
+# What the index of an earlier version begins with.
+_EARLIER = b"jax_tt store"
 # The table, the number, the offset, the length and the checksum of a block.
 Block = tuple[str, int, int, int, int]
+# Arrays by names, which may stand in mappings of other names.
+Tree = Mapping[str, Any]
 
 
 class DamagedIndexError(Exception):
@@ -30,16 +37,16 @@ class Committed(NamedTuple):
         blocks: in ascending order.
         ends: the number of the next block, by table.
         gone: keys uint64 that were removed, whose records in the blocks do not count, by table.
-        saved: other bytes; None before the first commit.
         number: of the commit, from 1; 0 before the first one.
+        saved: other arrays, which are not read yet.
         other: how the description of the records differs from the expected one, if it does.
     """
 
     blocks: list[Block]
     ends: dict[str, int]
     gone: dict[str, np.ndarray]
-    saved: bytes | None
-    number: int = 0
+    number: int
+    saved: Tree
     other: str | None = None
 
     @property
@@ -71,7 +78,20 @@ class StoreIndex:
 
     def __init__(self, path: Path, about: Any):
         self._path = path
-        self.about = json.dumps({**about, "version": _VERSION}, sort_keys=True)
+        # As it is read.
+        self._about = json.loads(json.dumps({**about, "version": _VERSION}))
+
+    def is_of_earlier_version(self) -> bool:
+        """Whether an earlier version of this package wrote the directory.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        if (self._path / "data.mdb").exists():
+            return True
+        with contextlib.suppress(FileNotFoundError), open(self._path / "index", "rb") as file:
+            return file.read(len(_EARLIER)) == _EARLIER
+        return False
 
     def read(self) -> Committed:
         """Reads the last commit; of a new store, writes and reads an empty one.
@@ -83,7 +103,7 @@ class StoreIndex:
         if not (self._path / "index").exists():
             if (self._path / "blocks").exists():
                 raise DamagedIndexError("its index is missing")
-            self.prepare([], {}, {}, None, 0)
+            self.prepare([], {}, {}, {}, 0)
             self.publish()
         return self.last()
 
@@ -99,34 +119,27 @@ class StoreIndex:
         return self._read("index")
 
     def _read(self, name: str) -> Committed:
-        data = (self._path / name).read_bytes()
-        if not data.startswith(_BEGIN):
+        try:
+            stored = read_container(str(self._path / name), _KIND)
+            about = stored.notes
+            if about["about"] != self._about:
+                differences = "; ".join(_differences(about["about"], self._about))
+                return Committed([], {}, {}, 0, {}, differences)
+            tree = in_places(stored, lambda name: stored[name])
+            blocks, gone = (read_tree(tree.get(name, {})) for name in ("blocks", "gone"))
+        except FileError as error:
             raise DamagedIndexError(
-                "or another program wrote it: its index begins with other bytes"
-            )
-        begin = len(_BEGIN)
-        expected, rest = int.from_bytes(data[begin : begin + 8], "little"), data[begin + 8 :]
-        if checksum(rest) != expected:
-            raise DamagedIndexError("its index does not have its checksum")
-        size = int.from_bytes(rest[:8], "little")
-        about, end = json.loads(rest[8 : 8 + size]), 8 + size
-        if about["about"] != self.about:
-            differences = _differences(json.loads(about["about"]), json.loads(self.about))
-            return Committed([], {}, {}, None, other="; ".join(differences))
-        gone = {}
-        for table, count in about["gone"].items():
-            gone[table] = np.frombuffer(rest, np.uint64, count, end)
-            end += 8 * count
-        blocks = [tuple(block) for block in about["blocks"]]
-        saved = rest[end:] if about["saved"] else None
-        return Committed(blocks, about["ends"], gone, saved, about.get("number", 0))
+                f"or another program wrote it: {str(error).removesuffix('.')}"
+            ) from error
+        each = [(table, *numbers) for table in blocks for numbers in blocks[table].tolist()]
+        return Committed(each, about["ends"], gone, about["number"], tree.get("saved", {}))
 
     def prepare(
         self,
         blocks: Sequence[Block],
         ends: dict[str, int],
         gone: dict[str, np.ndarray],
-        saved: bytes | None,
+        saved: Tree,
         number: int,
     ) -> None:
         """Writes the commit of this number beside the last one, which remains.
@@ -134,18 +147,16 @@ class StoreIndex:
         Raises:
             OSError: the file cannot be written.
         """
-        about = {"about": self.about, "blocks": blocks, "ends": ends, "saved": saved is not None}
-        about["number"] = number
-        about["gone"] = {table: len(keys) for table, keys in gone.items()}
-        described = json.dumps(about).encode()
-        keys = b"".join(keys.tobytes() for keys in gone.values())
-        rest = len(described).to_bytes(8, "little") + described + keys + (saved or b"")
+        of_table = {
+            table: np.array([block[1:] for block in blocks if block[0] == table], np.uint64)
+            for table in {block[0]: None for block in blocks}
+        }
+        arrays, places = named(_leaves({"blocks": of_table, "gone": gone, "saved": saved}))
+        notes = {"about": self._about, "ends": ends, "number": number, **places}
         new = self._path / "index.new"
         try:
-            with open(new, "wb") as file:
-                file.write(_BEGIN + checksum(rest).to_bytes(8, "little") + rest)
-                file.flush()
-                os.fsync(file.fileno())
+            Container(_KIND, arrays, notes).write(str(new))
+            flush(str(new))
         except BaseException:
             with contextlib.suppress(OSError):
                 new.unlink()
@@ -176,3 +187,20 @@ class StoreIndex:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def read_tree(tree: Tree) -> dict[str, Any]:
+    """The arrays of a tree.
+
+    Raises:
+        FileError: one of them is damaged.
+    """
+    return jax.tree.map(lambda array: array.read(), dict(tree))
+
+
+def _leaves(tree: Tree, place: Place = ()) -> Iterable[tuple[Place, Any]]:
+    for name, inner in tree.items():
+        if isinstance(inner, Mapping):
+            yield from _leaves(inner, (*place, name))
+        else:
+            yield (*place, name), inner

@@ -24,7 +24,6 @@ from jax_tt._ops.dump_content import Target
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.options import DEFAULT_BOUNDS
 from jax_tt._table.wrapper import is_sharded
-from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.agreement import Agreement
 from jax_tt._tiers.arguments import check_same, checked
 from jax_tt._tiers.disk import DiskStore, StoreError
@@ -34,6 +33,7 @@ from jax_tt._tiers.pipeline import Pipeline
 from jax_tt._tiers.processes import Processes
 from jax_tt._tiers.row_bytes import RecordLayout
 from jax_tt._tiers.saved import (
+    check_like,
     dump_tier,
     grown_as_saved,
     lives_arrays,
@@ -289,8 +289,8 @@ class Tiers:
                     name: rows.sizes() | (lives_arrays(rows.lives) if rows.lives else {})
                     for name, rows in self._rows.items()
                 }
-                saved = saved_arrays.to_bytes(of_rows, saved_arrays.to_bytes(arrays, other))
-            disk.commit(saved)
+            given = np.frombuffer(other, np.uint8)
+            disk.commit({"rows": of_rows, "rest": arrays, "other": given})
             written = self._processes.total([rows.written for rows in self._rows.values()])
             for rows, count in zip(self._rows.values(), written, strict=True):
                 rows.tell_written(count)
@@ -312,12 +312,12 @@ class Tiers:
         disk = self._needs_disk("restore")
         with self._together("restore"):
             self._require_unused("restore")
-            data = disk.saved()
-        if data is None:
+            saved = disk.saved()
+        if saved is None:
             return None
-        rest, other = saved_arrays.from_bytes(saved_arrays.from_bytes(data)[1])
+        rest = saved.get("rest", {})
         collection, like = grown_as_saved(self.collection, state, rest, str(disk.path))
-        saved_arrays.check_like(rest, self._rest(like), str(disk.path))
+        check_like(rest, self._rest(like), str(disk.path))
         restored = {
             name: {
                 **arrays,
@@ -326,7 +326,7 @@ class Tiers:
             for name, arrays in like.items()
         }
         self.collection = collection
-        return other, restored
+        return saved["other"].tobytes(), restored
 
     def _restored(
         self, table: Any, name: str, like: Mapping[str, Any], saved: Mapping[str, Any]
@@ -359,7 +359,6 @@ class Tiers:
         *,
         since: str | os.PathLike[str] | None = None,
         rows_per_file: int = 1 << 18,
-        format: str = "safetensors",
         progress: bool = True,
         overwrite: bool = False,
     ) -> int:
@@ -374,7 +373,7 @@ class Tiers:
             since: an earlier dump of this table; only rows that have changed since then are written, and the names of
                 all keys, so that removed rows are removed where it is loaded. All rows are read and compared with
                 digests in the earlier dump.
-            path, rows_per_file, format, progress, overwrite: as in `files.dump`.
+            path, rows_per_file, progress, overwrite: as in `files.dump`.
 
         Returns:
             The number of keys.
@@ -382,7 +381,7 @@ class Tiers:
         Raises:
             FileError: as in `files.dump`.
         """
-        target = Target(path, rows_per_file, format, progress, overwrite)
+        target = Target(path, rows_per_file, progress, overwrite)
         with self._stores:
             return dump_tier(self._rows_of(table), state[table], target, since)
 
@@ -525,8 +524,8 @@ class Tiers:
 
     def _saved_of_rows(self) -> dict[str, dict[str, Any]]:
         """Sizes and ages of rows, by table, of the last save."""
-        data = None if self._disk is None else self._disk.saved()
-        return {} if data is None else saved_arrays.from_bytes(data)[0]
+        saved = None if self._disk is None else self._disk.saved()
+        return (saved or {}).get("rows", {})
 
     def _together(self, label: str) -> contextlib.AbstractContextManager[None]:
         return self._processes.together(label, StoreError)

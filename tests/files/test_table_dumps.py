@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jax_tt
+from jax_tt._formats import container
 from jax_tt._formats import dump as files
 from tests.row_tiers.test_row_tiers import batch_of, small_tiers, trained
 
@@ -29,11 +30,10 @@ def same(first, second):
     return all((np.asarray(first[name]) == np.asarray(second[name])).all() for name in first)
 
 
-@pytest.mark.parametrize("format", ["safetensors", "orbax"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_rows_round_trip_and_changes(tmp_path, format, dtype):
+def test_rows_round_trip_and_changes(tmp_path, dtype):
     table, state = dense(50, dtype=dtype)
-    options = {"rows_per_file": 20, "format": format}
+    options = {"rows_per_file": 20}
     assert jax_tt.files.dump(table, state, tmp_path / "0", **options) == 50
     slot = "slot_sum_0"
     changed = {**state, "embedding": state["embedding"].at[jnp.array([3, 49])].multiply(-1)}
@@ -88,7 +88,7 @@ def test_changed_bytes_are_noticed(tmp_path):
     with (dump / "keys-00001.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"?")
-    with pytest.raises(jax_tt.FileError, match="is damaged, its checksum differs"):
+    with pytest.raises(jax_tt.FileError, match="is damaged, its checksum differs; use another"):
         jax_tt.files.load_dump(table, state, dump)
 
 
@@ -97,14 +97,14 @@ def test_files_that_become_shorter_while_they_are_read(tmp_path, monkeypatch):
     table, state = dense(50)
     dump = tmp_path / "dump"
     jax_tt.files.dump(table, state, dump)
-    checksum = files._sum
+    checksum = container.checksum_of
 
     def after_a_cut(array):
         for path in dump.glob("*.safetensors"):
             os.truncate(path, 0)
         return checksum(array)
 
-    monkeypatch.setattr(files, "_sum", after_a_cut)
+    monkeypatch.setattr(container, "checksum_of", after_a_cut)
     with pytest.raises(jax_tt.FileError, match="has become shorter while it was read"):
         jax_tt.files.load_dump(table, state, dump)
 
@@ -113,10 +113,9 @@ def test_arrays_beside_the_rows_are_read_once(tmp_path, monkeypatch):
     table, state = dense(50)
     jax_tt.files.dump(table, state, tmp_path / "dump")
     dump, sums = files.Dump.open(tmp_path / "dump"), []
-    monkeypatch.setattr(
-        files, "_sum", lambda array, sum_of=files._sum: sums.append(1) or sum_of(array)
-    )
-    names = list(dump.rest(dump.checksums["rest.safetensors"]))
+    sum_of = container.checksum_of
+    monkeypatch.setattr(container, "checksum_of", lambda array: sums.append(1) or sum_of(array))
+    names = list(dump.rest(dump.stored.arrays))
     assert names and dump.rest(names[:1]).keys() == {names[0]} and len(sums) == len(names)
 
 
@@ -175,7 +174,7 @@ def test_sharded_tables_write_and_read_rows(tmp_path):
 
 def cut_off(monkeypatch, after):
     """Writing fails after so many files."""
-    write, left = files.write_safetensors, [after]
+    write, left = files.Container.write, [after]
 
     def failing(*args):
         if not left[0]:
@@ -184,7 +183,7 @@ def cut_off(monkeypatch, after):
         write(*args)
 
     monkeypatch.setattr(files, "_WRITERS", 1)
-    monkeypatch.setattr(files, "write_safetensors", failing)
+    monkeypatch.setattr(files.Container, "write", failing)
 
 
 def test_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
@@ -206,7 +205,7 @@ def test_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
         assert jax_tt.files.dump(table, state, path, rows_per_file=10) == 50
     assert (path / "keys-00002.safetensors").stat().st_mtime_ns == kept.st_mtime_ns
     parts = [f"keys-0000{k}.safetensors" for k in range(5)]
-    assert sorted(os.listdir(path)) == ["about.json", *parts, "rest.safetensors"]
+    assert sorted(os.listdir(path)) == ["dump.safetensors", *parts]
     counts, found = jax_tt.files.load_dump(table, table.init(jax.random.key(0)), path)
     assert counts == (50, 0, 0)
     assert same(found, state)
@@ -292,7 +291,7 @@ def test_full_disk(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write_safetensors", full)
+        patch.setattr(files.Container, "write", full)
         with pytest.raises(jax_tt.FileError, match=r"cannot be written \(No space left"):
             jax_tt.files.dump(table, state, tmp_path / "dump")
     assert os.listdir(tmp_path) == []
@@ -312,7 +311,6 @@ def test_errors(tmp_path):
         ({"keys": np.zeros(50, int)}, "keys: some are equal"),
         ({"since": tmp_path / "nothing"}, "is no complete dump of a table"),
         ({"rows_per_file": 0}, "rows_per_file: got 0"),
-        ({"format": "npz"}, "format: got 'npz'; expected one of 'safetensors', 'orbax'"),
     ):
         with pytest.raises(ValueError, match=message):
             jax_tt.files.dump(table, state, tmp_path / "other", **options)

@@ -62,7 +62,7 @@ def write(path: Path, value: int, team: Team) -> None:
     about = {"features": 2, "keys": 10, "since": None, "arrays": {"x": "float32"}}
     parts = [(lambda: part) if team.writes(process) else None for process in (0, 1)]
     bar = Progress(False, "", 1)
-    write_dump(path, parts, {}, about, "safetensors", bar, overwrite=True, team=team)
+    write_dump(path, parts, {}, about, bar, overwrite=True, team=team)
 
 
 def end(path: Path, value: int, team: Team) -> int:

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import json
 import re
 import time
 
@@ -14,7 +13,7 @@ import pytest
 
 import jax_tt
 from jax_tt._kinds.quantized import codec
-from tests.helpers import to_dense
+from tests.helpers import rewrite, to_dense
 
 N, D = 60, 8
 SIZES = (14, 25, 21)
@@ -410,17 +409,6 @@ def test_files(stored):
         jax_tt.files.save(path, {"items": (dense, dense.init(jax.random.key(0)))})
 
 
-def rewritten(path, change):
-    """Changes the arrays and the notes of a file in place."""
-    safetensors = pytest.importorskip("safetensors.numpy")
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        metadata = json.loads(file.read(size))["__metadata__"]
-    arrays, notes = safetensors.load_file(path), json.loads(metadata["jax_tt"])
-    change(arrays, notes["mixed"]["items"])
-    safetensors.save_file(arrays, path, {**metadata, "jax_tt": json.dumps(notes)})
-
-
 def damage_places(arrays, notes):
     arrays["items.places_0"][0, :4] ^= 16
 
@@ -442,7 +430,7 @@ def test_damaged_files(stored):
     whole = path.read_bytes()
     for change in [damage_places, damage_rows, forget_a_table, rotate]:
         path.write_bytes(whole)
-        rewritten(path, change)
+        rewrite(path, lambda arrays, notes, change=change: change(arrays, notes["mixed"]["items"]))
         with pytest.raises(jax_tt.FileError, match=r"'items': (its|rotated: got 'no')"):
             jax_tt.files.load(path)
 

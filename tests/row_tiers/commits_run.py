@@ -54,7 +54,7 @@ def commit(path: Path, value: int, number: int, pair: Pair) -> int:
     store = opened(path, number, pair)
     rows = KEYS * np.uint64(value)
     store.put("item", KEYS, addresses(rows, np.arange(len(rows))))
-    store.commit(bytes([value]))
+    store.commit({"value": np.array(value)})
     return 0
 
 
@@ -63,13 +63,14 @@ def committed(path: Path, number: int, pair: Pair) -> int:
     store = opened(path, number, pair)
     saved, read = store.saved(), np.zeros(len(KEYS), np.uint64)
     assert saved is not None
+    value = int(saved["value"])
 
     def take(records: np.ndarray, positions: np.ndarray) -> None:
         copy_rows(records, addresses(read, positions), 8)
 
-    assert store.get("item", KEYS, take).all() and (read == KEYS * np.uint64(saved[0])).all()
+    assert store.get("item", KEYS, take).all() and (read == KEYS * np.uint64(value)).all()
     store.close()
-    return saved[0]
+    return value
 
 
 def failing_commit(

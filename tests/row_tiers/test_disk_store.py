@@ -17,7 +17,7 @@ from jax_tt._tiers.row_bytes import addresses, checksums, copy_rows
 
 def test_refused_directories_stay_as_they_are(tmp_path):
     store = DiskStore(tmp_path, {"item": 4}, "first")
-    store.commit(b"saved")
+    commit(store, b"saved")
     store.close()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     for sizes, about in (
@@ -44,13 +44,14 @@ def test_what_is_no_store_is_refused_and_not_kept_locked(tmp_path):
         DiskStore(tmp_path, {"item": 4}, "about")
 
 
-def test_stores_without_checksums_are_refused(tmp_path):
-    (tmp_path / "data.mdb").write_bytes(b"x" * 8192)
+@pytest.mark.parametrize("name", ["data.mdb", "index"])
+def test_stores_of_earlier_versions_are_refused(tmp_path, name):
+    (tmp_path / name).write_bytes(b"jax_tt store\n" + b"x" * 8192)
     with pytest.raises(
         jax_tt.files.StoreError, match="an earlier version, which have no checksums"
     ):
         DiskStore(tmp_path, {"item": 4}, "about")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.mdb", "in_use"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "in_use"])
 
 
 def test_a_closed_store_can_be_opened_beside_forked_processes(tmp_path):
@@ -78,6 +79,14 @@ def records_of(store, keys):
     return there, found[there]
 
 
+def commit(store, value):
+    store.commit({"value": np.frombuffer(value, np.uint8)})
+
+
+def saved(store):
+    return store.saved()["value"].tobytes()
+
+
 def put_records(store, keys, values):
     records = np.full((len(keys), 400), values, np.uint8)
     store.put("item", keys, addresses(records, np.arange(len(keys))))
@@ -94,7 +103,7 @@ def test_blocks_of_which_little_counts_are_dropped(tmp_path, monkeypatch):
         put_records(store, keys, value)
         model.update(dict.fromkeys(keys.tolist(), value))
         if k % 7 == 0:
-            store.commit(str(k).encode())
+            commit(store, str(k).encode())
             kept = dict(model)
         if k % 41 == 40:
             store.close()
@@ -117,7 +126,7 @@ def test_a_store_goes_on_after_a_full_disk(tmp_path, monkeypatch):
     keys, model = np.arange(2000, dtype=np.uint64), {0: 1, 1: 1, 2: 1}
     store = DiskStore(tmp_path, {"item": 400}, "about")
     put_records(store, keys[:3], 1)
-    store.commit(b"first")
+    commit(store, b"first")
     message = "No space left on device. The last committed state is intact, and nothing is lost"
     with monkeypatch.context() as patch:
         patch.setattr(block_file.os, "pwrite", full)
@@ -128,7 +137,7 @@ def test_a_store_goes_on_after_a_full_disk(tmp_path, monkeypatch):
                 put_records(store, part, value)
                 model |= dict.fromkeys(part.tolist(), value)
         for call in (
-            lambda: store.commit(b"second"),
+            lambda: commit(store, b"second"),
             lambda: store.erase("item", keys[:1]),
             lambda: put_records(store, keys[60 * value :][:100], value),
         ):
@@ -141,15 +150,15 @@ def test_a_store_goes_on_after_a_full_disk(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(store._index, "prepare", full)
         with pytest.raises(jax_tt.files.StoreError, match=message):
-            store.commit(b"second")
+            commit(store, b"second")
     assert (tmp_path / "index").read_bytes() == committed
     put_records(store, keys[60 * value :][:100], value)
     model |= dict.fromkeys(keys[60 * value :][:100].tolist(), value)
     store.erase("item", keys[:1])
     del model[0]
-    store.commit(b"second")
+    commit(store, b"second")
     for _ in range(2):
-        assert store.saved() == b"second"
+        assert saved(store) == b"second"
         there, records = records_of(store, keys)
         assert dict(zip(keys[there].tolist(), records[:, 0].tolist(), strict=True)) == model
         store.close()
@@ -163,13 +172,13 @@ def test_what_is_said_of_a_directory_that_is_gone(tmp_path, change):
     path, keys = tmp_path / "rows", np.arange(50, dtype=np.uint64)
     store = DiskStore(path, {"item": 400}, "about")
     put_records(store, keys, 1)
-    store.commit(b"first")
+    commit(store, b"first")
     shutil.rmtree(path)
     if change == "replaced":
         DiskStore(path, {"item": 400}, "about").close()
     put_records(store, keys[:5], 2)
     with pytest.raises(jax_tt.files.StoreError, match="removed or replaced") as raised:
-        store.commit(b"second")
+        commit(store, b"second")
     assert "intact" not in str(raised.value)
     there, records = records_of(store, keys)
     assert there.all() and (records[:, 0] == np.where(keys < 5, 2, 1)).all()
@@ -182,15 +191,15 @@ def test_nothing_is_saved_after_a_write_that_was_interrupted(tmp_path, monkeypat
     keys = np.arange(200, dtype=np.uint64)
     store = DiskStore(tmp_path, {"item": 400}, "about")
     put_records(store, keys, 1)
-    store.commit(b"first")
+    commit(store, b"first")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(DiskStore, "_wait", _interrupted)
         put_records(store, keys, 2)
     with pytest.raises(jax_tt.files.StoreError, match=r"KeyboardInterrupt.*Open the store again"):
-        store.commit(b"second")
+        commit(store, b"second")
     store.close()
     store = DiskStore(tmp_path, {"item": 400}, "about")
-    assert store.saved() == b"first"
+    assert saved(store) == b"first"
     assert (records_of(store, keys)[1] == 1).all() and len(store.keys("item")) == 200
     store.close()
 
@@ -208,7 +217,7 @@ def test_changed_bytes_are_noticed(tmp_path, monkeypatch, size):
     store = DiskStore(tmp_path / "first", {"item": size}, "about")
     for part in np.split(np.arange(60), 3):
         store.put("item", keys[part], addresses(records, part))
-        store.commit(b"saved" * 50)
+        commit(store, b"saved" * 50)
     store.close()
     used = max(offset + length for _, _, offset, length, _ in store._index.read().blocks)
     refused = 0
@@ -228,7 +237,7 @@ def test_changed_bytes_are_noticed(tmp_path, monkeypatch, size):
                 "item", keys, lambda own, rows, to=found: copy_rows(own, addresses(to, rows), size)
             )
             assert there.all() and (found == records).all()
-            assert store.saved() == b"saved" * 50 and (store.keys("item") == keys).all()
+            assert saved(store) == b"saved" * 50 and (store.keys("item") == keys).all()
         except jax_tt.files.StoreError as error:
             assert "is damaged" in str(error)
             refused += 1
@@ -269,7 +278,7 @@ def test_bytes_that_change_while_a_store_is_open(tmp_path, monkeypatch):
     keys = np.arange(100, dtype=np.uint64)
     store = DiskStore(tmp_path, {"item": 400}, "about")
     put_records(store, keys, 1)
-    store.commit(b"saved")
+    commit(store, b"saved")
     _, _, offset, length, _ = store._index.read().blocks[0]
     with open(tmp_path / "blocks", "r+b") as file:
         file.seek(offset + length - 200)
@@ -284,7 +293,7 @@ def test_bytes_that_change_while_a_store_is_open(tmp_path, monkeypatch):
 def test_a_damaged_block_is_named(tmp_path):
     store = DiskStore(tmp_path, {"item": 400}, "about")
     put_records(store, np.arange(3, dtype=np.uint64), 1)
-    store.commit(b"saved")
+    commit(store, b"saved")
     store.close()
     for count in (1 << 45, 500, -1):
         with open(tmp_path / "blocks", "r+b") as file:
@@ -297,7 +306,7 @@ def test_a_file_that_was_cut_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 13)
     store = DiskStore(tmp_path, {"item": 400}, "about")
     put_records(store, np.arange(100, dtype=np.uint64), 1)
-    store.commit(b"saved")
+    commit(store, b"saved")
     store.close()
     os.truncate(tmp_path / "blocks", 1 << 13)
     with pytest.raises(jax_tt.files.StoreError, match=r"block \d has \d+ bytes"):
@@ -309,7 +318,7 @@ def test_small_saves_leave_few_blocks(tmp_path):
     store = DiskStore(tmp_path, {"item": 400}, "about")
     for k in range(200):
         put_records(store, np.arange(5 * k, 5 * k + 5, dtype=np.uint64), k % 251)
-        store.commit(b"saved")
+        commit(store, b"saved")
         if k % 50 == 49:
             store.close()
             store = DiskStore(tmp_path, {"item": 400}, "about")
@@ -345,7 +354,7 @@ def test_a_file_that_becomes_shorter_is_noticed(tmp_path, monkeypatch, call, len
         keys, 80
     ):  # blocks that are less than half full, which a later commit joins
         put_records(store, part, 1)
-        store.commit(b"saved")
+        commit(store, b"saved")
         if len(store._index.read().blocks) == 15:
             break
     calls = {
@@ -353,7 +362,7 @@ def test_a_file_that_becomes_shorter_is_noticed(tmp_path, monkeypatch, call, len
         "keys": lambda: store.keys("item"),
         "put": lambda: [put_records(store, keys[:30], k) for k in range(40)],
         "commit": lambda: [
-            (put_records(store, keys[:3], k), store.commit(b"other")) for k in range(2)
+            (put_records(store, keys[:3], k), commit(store, b"other")) for k in range(2)
         ],
     }
     os.truncate(tmp_path / "blocks", length)
@@ -361,7 +370,7 @@ def test_a_file_that_becomes_shorter_is_noticed(tmp_path, monkeypatch, call, len
         calls[call]()
     if call in ("put", "commit"):  # what was not moved may not be missing from what is saved
         with pytest.raises(jax_tt.files.StoreError, match="is damaged, "):
-            store.commit(b"other")
+            commit(store, b"other")
     store.close()
 
 

@@ -1,15 +1,16 @@
 """Hash tables in files: dumps, dumps of changes, and loading into other tables."""
 
 import functools
-import json
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 import jax_tt
+from tests.helpers import rewrite
 
 RULE = jax_tt.optimizers.Adagrad(0.1)
 
@@ -80,7 +81,7 @@ def test_changes(source, tmp_path):
     changed = jax_tt.files.dump(table, later, tmp_path / "1", since=tmp_path / "0")
     assert 0 < changed < len(by_key(table, later))
     last, _ = trained(table, later, 2, seed=10)
-    jax_tt.files.dump(table, last, tmp_path / "2", since=tmp_path / "1", format="orbax")
+    jax_tt.files.dump(table, last, tmp_path / "2", since=tmp_path / "1")
     found = table.init(jax.random.key(3))
     # One without an optimizer, and of another type, whose values are rounded.
     narrow = jax_tt.hash_table(256, 6, param_dtype=jnp.bfloat16, policy="lfu", ways=8)
@@ -94,48 +95,32 @@ def test_changes(source, tmp_path):
     assert by_key(narrow, served) == by_key(table, {**last, **rounded})
 
 
-def test_dumps_of_the_first_version_are_read(source, tmp_path):
-    """Their descriptions do not say on how many devices the keys were."""
+def test_dumps_of_other_versions_are_refused(source, tmp_path):
     table, state, _ = source
-    jax_tt.files.dump(table, state, tmp_path / "dump")
-    about = tmp_path / "dump" / "about.json"
-    described = json.loads(about.read_text()) | {"version": 1}
-    for name in ("devices", "digests", "base", "checksums", "checksum"):
-        del described[name]
-    described["since"] = 0
-    about.write_text(json.dumps(described))
-    _, found = jax_tt.files.load_dump(table, table.init(jax.random.key(1)), tmp_path / "dump")
-    assert by_key(table, found) == by_key(table, state)
-    for change, message in (
-        ({"version": 4}, r"is of version 4; expected at most 3\. Read"),
-        ({"since": 3}, r"a dump of changes of version 1, .* Make a full dump of the table"),
-    ):
-        about.write_text(json.dumps(described | change))
-        with pytest.raises(jax_tt.FileError, match=message):
-            jax_tt.files.load_dump(table, state, tmp_path / "dump")
+    path = tmp_path / "dump"
+    jax_tt.files.dump(table, state, path)
+    rewrite(path / "dump.safetensors", lambda arrays, notes: notes.update(version=3))
+    with pytest.raises(jax_tt.FileError, match=r"is of version 3; expected 2\. Read it with the"):
+        jax_tt.files.load_dump(table, state, path)
+    (path / "about.json").write_text("{}")
+    with pytest.raises(jax_tt.FileError, match=r"a dump of an earlier version.*save_arrays"):
+        jax_tt.files.load_dump(table, state, path)
 
 
 def test_changes_since_nothing_are_refused(source, tmp_path):
     """A number of batches, a directory without a dump, the dump itself, and dumps that do not say what they hold."""
     table, state, _ = source
-    jax_tt.files.dump(table, state, tmp_path / "old")
     dense = jax_tt.dense_table(4, 6)
     jax_tt.files.dump(dense, dense.init(jax.random.key(0)), tmp_path / "dense")
-    about = tmp_path / "old" / "about.json"
-    described = json.loads(about.read_text())
-    for name in ("digests", "base", "checksums", "checksum"):
-        del described[name]
-    about.write_text(json.dumps(described | {"version": 1, "since": 0}))
     for since, kind, message in (
         (12, TypeError, "since: got 12; expected the path of an earlier dump"),
         (tmp_path / "nothing", FileNotFoundError, "is no complete dump"),
         (tmp_path / "new", jax_tt.FileError, "is the same file as"),
-        (tmp_path / "old", jax_tt.FileError, "unknown; make a full dump"),
         (tmp_path / "dense", jax_tt.FileError, "unknown; make a full dump"),
     ):
         with pytest.raises(kind, match=message):
             jax_tt.files.dump(table, state, tmp_path / "new", since=since)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "old"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense"]
 
 
 def test_smaller_tables_are_refused(source, tmp_path):
@@ -192,13 +177,17 @@ def test_the_number_of_batches_never_falls(source, tmp_path):
 
 def test_damaged_descriptions(source, tmp_path):
     table, state, _ = source
-    jax_tt.files.dump(table, state, tmp_path / "dump")
-    about = tmp_path / "dump" / "about.json"
-    found = json.loads(about.read_text())
+    path = tmp_path / "dump"
+    jax_tt.files.dump(table, state, path)
+    whole = (path / "dump.safetensors").read_bytes()
     for name in ("features", "keys", "files", "arrays"):
-        about.write_text(json.dumps({key: x for key, x in found.items() if key != name}))
-        with pytest.raises(jax_tt.FileError, match=r"about.json cannot be read or is damaged"):
-            jax_tt.files.load_dump(table, state, tmp_path / "dump")
+        rewrite(path / "dump.safetensors", lambda arrays, notes, name=name: notes.pop(name))
+        with pytest.raises(jax_tt.FileError, match=r"its description is damaged \(KeyError"):
+            jax_tt.files.load_dump(table, state, path)
+        (path / "dump.safetensors").write_bytes(whole)
+    shutil.copy(path / "keys-00000.safetensors", path / "dump.safetensors")
+    with pytest.raises(jax_tt.FileError, match=r"is 'part of a dump'; expected 'dump'"):
+        jax_tt.files.load_dump(table, state, path)
 
 
 def test_errors(source, tmp_path):
@@ -236,12 +225,15 @@ def test_errors(source, tmp_path):
     with pytest.raises(jax_tt.FileError, match="is no whole safetensors file"):
         jax_tt.files.load_dump(table, state, path)
     part.write_bytes(whole)
-    for file in (path / "rest.safetensors", part):
+    shutil.copy(path / "keys-00000.safetensors", part)
+    with pytest.raises(jax_tt.FileError, match="is of another dump, its checksum differs"):
+        jax_tt.files.load_dump(table, state, path)
+    for file in (part, path / "dump.safetensors"):
         file.unlink()
         with pytest.raises(jax_tt.FileError, match=f"no complete dump .* it has no {file.name}"):
             jax_tt.files.load_dump(table, state, path)
-    (path / "about.json").write_text("{")
-    with pytest.raises(jax_tt.FileError, match=r"about.json cannot be read or is damaged"):
+    (path / "dump.safetensors").write_text("{")
+    with pytest.raises(jax_tt.FileError, match="is no whole safetensors file"):
         jax_tt.files.load_dump(table, state, path)
 
 
@@ -271,20 +263,18 @@ def test_slots_that_keys_cannot_have(source, tmp_path):
     table, state, _ = source
     path = tmp_path / "keys"
     jax_tt.files.dump(table, state, path)
-    (file,), about = path.glob("keys-*"), path / "about.json"
-    arrays, described = load_file(file), json.loads(about.read_text()) | {"version": 1}
-    slots = arrays["slot"]
-    unsummed = {k: x for k, x in described.items() if k not in ("checksums", "checksum")}
+    (file,), about = path.glob("keys-*"), path / "dump.safetensors"
+    slots = load_file(file)["slot"]
     for changed in (
         np.append(slots[1], slots[1:]),  # two keys in the same slot
         np.roll(slots, len(slots) // 2),  # other sets
         np.append(np.array(-1, slots.dtype), slots[1:]),  # no set
     ):
-        save_file({**arrays, "slot": changed}, file)
-        about.write_text(json.dumps(described))
+        checksum = rewrite(file, lambda arrays, notes, new=changed: arrays.update(slot=new))
         with pytest.raises(jax_tt.FileError, match="its checksum differs"):
             jax_tt.files.load_dump(table, state, path)
-        about.write_text(json.dumps(unsummed))  # without checksums, which notice it first
+        files = {file.name: checksum}
+        rewrite(about, lambda arrays, notes, files=files: notes.update(files=files))
         with pytest.raises(
             jax_tt.FileError, match="is damaged; keys are in slots that they cannot"
         ):

@@ -71,7 +71,7 @@ def _two_of_which_one_is_killed_at_the_end(tmp_path, folder):
 
 def _check_damaged_dumps(folder, runs):
     files = runs[0]["files"].tolist()
-    assert len(files) >= 5 and {"about.json", "rest.safetensors"} < set(files)
+    assert len(files) >= 5 and "dump.safetensors" in files
     for process, run in enumerate(runs):
         full, other, *changed = run["messages"].tolist()
         told = [full, other] if process == 0 else [other, full]

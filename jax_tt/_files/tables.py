@@ -20,7 +20,7 @@ from jax_tt._base.installed import require
 from jax_tt._base.reports import level_of_caller
 from jax_tt._files import trains
 from jax_tt._files.kinds import READERS, Description, Pair, array_names, describe
-from jax_tt._formats.container import Container, manifest
+from jax_tt._formats.container import Container
 from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.orbax_directory import write_orbax
 from jax_tt._formats.output import check_output, writing
@@ -107,7 +107,7 @@ def save(
     check_output(path, overwrite=overwrite, directory=directory)
     with writing(path, overwrite=overwrite, directory=directory) as new:
         if directory:
-            write_orbax(new, arrays, manifest("tables", about))
+            write_orbax(new, arrays, about)
         else:
             Container("tables", arrays, about).write(new)
 

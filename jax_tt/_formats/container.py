@@ -66,9 +66,9 @@ class Container:
         # `ascontiguousarray` would give scalars an axis.
         self._arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         checksums = {name: checksum_of(array) for name, array in self._arrays.items()}
-        told = manifest(kind, {"checksums": checksums, **notes})
+        manifest = {"kind": kind, "version": _VERSION, "checksums": checksums, **notes}
         header: dict[str, Any] = {
-            "__metadata__": {_CHECKSUM: _UNKNOWN, _MANIFEST: json.dumps(told)}
+            "__metadata__": {_CHECKSUM: _UNKNOWN, _MANIFEST: json.dumps(manifest)}
         }
         end = 0
 
@@ -111,11 +111,6 @@ class Container:
         except (FileError, FileNotFoundError):
             return False
         return True
-
-
-def manifest(kind: str, notes: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes with the kind and the version of the container."""
-    return {"kind": kind, "version": _VERSION, **notes}
 
 
 def read_container(path: str, kind: str | None = None) -> StoredArrays:
@@ -165,15 +160,6 @@ def read_container(path: str, kind: str | None = None) -> StoredArrays:
             read = partial(_checked, path, name, read, sums[name])
         arrays[name] = StoredArray(shape, dtype, read, partial(mapped, path, dtype, offset, shape))
     return StoredArrays(path, arrays, notes, checksum)
-
-
-def check_version(path: str, notes: Mapping[str, Any]) -> None:
-    """Raises for a manifest of another version."""
-    if "kind" in notes and notes.get("version") != _VERSION:
-        raise FileError(
-            f"{path}: is of version {notes.get('version')}; expected {_VERSION}. Read it with the version of jax_tt "
-            "that wrote it."
-        )
 
 
 def named(tree: Iterable[tuple[Place, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -233,5 +219,9 @@ def _notes(path: str, metadata: Mapping[str, str]) -> Mapping[str, Any]:
         raise FileError(f"{path}: its metadata is damaged ({error}).") from error
     if not isinstance(notes, dict):
         raise FileError(f"{path}: its metadata is {type(notes).__name__}; expected an object.")
-    check_version(path, notes)
+    if "kind" in notes and notes.get("version") != _VERSION:
+        raise FileError(
+            f"{path}: is of version {notes.get('version')}; expected {_VERSION}. Read it with the version of jax_tt "
+            "that wrote it."
+        )
     return notes

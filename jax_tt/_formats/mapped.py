@@ -120,7 +120,7 @@ def map_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
     On the CPU they are memory maps of the file: this takes milliseconds whatever their size, a page of the file is
     read when a lookup first needs it, and processes that map the same file share its memory. They may be used like any
     other arrays; what is changed in place, because it is donated to a program, is a copy of the page in this process.
-    On other devices they are read and copied.
+    On other devices they are read and copied. What is mapped is not compared with its checksum.
 
     The file must not be shortened or written to while it is mapped. Replace it with
     ``save_arrays(..., overwrite=True)`` or by renaming another file.

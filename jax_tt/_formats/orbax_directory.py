@@ -15,7 +15,6 @@ import numpy as np
 
 from jax_tt._base.installed import require
 from jax_tt._formats.archive import is_bomb
-from jax_tt._formats.container import check_version
 from jax_tt._formats.stored import FileError, StoredArray, StoredArrays
 
 _KEY = "jax_tt"
@@ -48,9 +47,7 @@ def read_orbax(path: str) -> StoredArrays:
                 f"{path}: {name} claims {array.nbytes:,} bytes, the checkpoint has {held:,} in all; refused."
             )
     notes = (metadata.custom_metadata or {}).get(_KEY, {})
-    notes = notes if isinstance(notes, dict) else {}
-    check_version(path, notes)
-    return StoredArrays(path, arrays, notes)
+    return StoredArrays(path, arrays, notes if isinstance(notes, dict) else {})
 
 
 def write_orbax(path: str, arrays: Mapping[str, Any], notes: Mapping[str, Any]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._formats.stored import FileError
 from jax_tt._formats.team import Team
 from jax_tt._tiers.block_file import BlockFile, Extent
 from jax_tt._tiers.map_reader import MapReader, UnreadableError
@@ -26,7 +25,6 @@ from jax_tt._tiers.store_index import (
     DamagedIndexError,
     StoreIndex,
     Tree,
-    read_tree,
 )
 
 # Blocks that wait to be written, and blocks that are handed on together.
@@ -164,12 +162,12 @@ class DiskStore:
             self._check()
             return self._logs[table].keys()
 
-    def saved(self) -> dict[str, Any] | None:
+    def saved(self) -> Tree | None:
         """The other arrays of the last `commit`; None before the first one."""
         with self._guard, self._readable():
             self._check()
             last = self._index.last()
-            return read_tree(last.saved) if last.number else None
+            return last.saved if last.number else None
 
     def commit(self, saved: Tree) -> None:
         """Makes everything written so far permanent, together with other arrays."""
@@ -242,10 +240,9 @@ class DiskStore:
         """Raises a `StoreError` for damaged bytes."""
         try:
             yield
-        except (DamagedBlockError, DamagedIndexError, FileError, UnreadableError) as error:
-            why = str(error).removesuffix(".")
+        except (DamagedBlockError, DamagedIndexError, UnreadableError) as error:
             raise StoreError(
-                f"{self.path}: is damaged, {why}. Use a copy of the directory."
+                f"{self.path}: is damaged, {error}. Use a copy of the directory."
             ) from error
 
     def _write_blocks(self, table: str, numbers: list[int]) -> None:

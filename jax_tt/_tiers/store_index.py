@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jax_tt._formats.container import Container, Place, in_places, named, read_container
@@ -38,7 +38,7 @@ class Committed(NamedTuple):
         ends: the number of the next block, by table.
         gone: keys uint64 that were removed, whose records in the blocks do not count, by table.
         number: of the commit, from 1; 0 before the first one.
-        saved: other arrays, which are not read yet.
+        saved: other arrays.
         other: how the description of the records differs from the expected one, if it does.
     """
 
@@ -125,14 +125,14 @@ class StoreIndex:
             if about["about"] != self._about:
                 differences = "; ".join(_differences(about["about"], self._about))
                 return Committed([], {}, {}, 0, {}, differences)
-            tree = in_places(stored, lambda name: stored[name])
-            blocks, gone = (read_tree(tree.get(name, {})) for name in ("blocks", "gone"))
+            tree = in_places(stored, lambda name: stored[name].read())
         except FileError as error:
             raise DamagedIndexError(
                 f"or another program wrote it: {str(error).removesuffix('.')}"
             ) from error
+        blocks, gone, saved = (tree.get(part, {}) for part in ("blocks", "gone", "saved"))
         each = [(table, *numbers) for table in blocks for numbers in blocks[table].tolist()]
-        return Committed(each, about["ends"], gone, about["number"], tree.get("saved", {}))
+        return Committed(each, about["ends"], gone, about["number"], saved)
 
     def prepare(
         self,
@@ -142,14 +142,14 @@ class StoreIndex:
         saved: Tree,
         number: int,
     ) -> None:
-        """Writes the commit of this number beside the last one, which remains.
+        """Writes the commit of this number beside the last one, which remains; its blocks are in ascending order.
 
         Raises:
             OSError: the file cannot be written.
         """
         of_table = {
-            table: np.array([block[1:] for block in blocks if block[0] == table], np.uint64)
-            for table in {block[0]: None for block in blocks}
+            table: np.array([block[1:] for block in some], np.uint64)
+            for table, some in itertools.groupby(blocks, key=lambda block: block[0])
         }
         arrays, places = named(_leaves({"blocks": of_table, "gone": gone, "saved": saved}))
         notes = {"about": self._about, "ends": ends, "number": number, **places}
@@ -187,15 +187,6 @@ class StoreIndex:
             os.fsync(directory)
         finally:
             os.close(directory)
-
-
-def read_tree(tree: Tree) -> dict[str, Any]:
-    """The arrays of a tree.
-
-    Raises:
-        FileError: one of them is damaged.
-    """
-    return jax.tree.map(lambda array: array.read(), dict(tree))
 
 
 def _leaves(tree: Tree, place: Place = ()) -> Iterable[tuple[Place, Any]]:

@@ -2,14 +2,10 @@
 
 import jax_tt._kinds.cached.change
 import jax_tt._kinds.cached.maintain
-import jax_tt._kinds.coded.best
-import jax_tt._kinds.dense.best
 import jax_tt._kinds.dense.change
 import jax_tt._kinds.hashed.best
 import jax_tt._kinds.hashed.change
 import jax_tt._kinds.ordered.change
-import jax_tt._kinds.quantized.best
 import jax_tt._kinds.sharded.best
 import jax_tt._kinds.sharded.change
-import jax_tt._kinds.tensor_train.best
 import jax_tt._kinds.tensor_train.change  # noqa: F401

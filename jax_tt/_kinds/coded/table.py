@@ -23,10 +23,12 @@ from jax_tt._kinds.coded.codes import codes_at, constants_of, entries_at
 from jax_tt._kinds.coded.expand import by_part, expanded, of_positions, whole
 from jax_tt._kinds.coded.group import CodedGroup, lookups_of_codes
 from jax_tt._kinds.coded.layout import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, CodeLayout
+from jax_tt._lookup.best_rows import Queries, best_rows, best_scanned
 from jax_tt._lookup.warn import warn_out_of_range
 from jax_tt._native.native import NativeTable
 from jax_tt._native.partition import num_blocks
 from jax_tt._native.rows import RowTable
+from jax_tt._native.scan import scan
 from jax_tt._table import reference
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_name, with_update, without_values
@@ -366,3 +368,15 @@ def in_words(table: CodedTable) -> str:
     ranks = getattr(table.codebooks, "ranks", ())[1:-1]
     train = f", codebooks of ranks {', '.join(map(str, ranks))}" if ranks else ""
     return f"{table.num_codes} codes of {table.bits} bits{sums}{more}{turned}{train}"
+
+
+@best_rows.register(CodedTable)
+def best_of_codes(table: CodedTable, state: State, queries: Queries) -> tuple[jax.Array, jax.Array]:
+    def scanned(state: State, queries: Queries) -> tuple[jax.Array, jax.Array]:
+        books = table.codebook_rows(state).astype(jnp.float32)
+        vectors = turned_back(queries.vectors, rotation_of(table, state), lax.Precision.HIGHEST)
+        asked = vectors, queries.exclude, queries.present, queries.k
+        arrays = {**table.code_operands(state), CODEBOOKS: books}
+        return scan("coded", arrays, table.row_attributes, *asked)
+
+    return best_scanned(table, state, queries, scanned)

@@ -13,11 +13,14 @@ import jax.numpy as jnp
 from jax_tt._base.arguments import as_array
 from jax_tt._base.storage import MAX_COLUMNS, check_storage, table_label
 from jax_tt._ids.id_space import IdSpace
+from jax_tt._lookup.best_rows import Queries, best_rows, best_scanned
 from jax_tt._native.rows import RowTable
+from jax_tt._native.scan import scan
 from jax_tt._table.copies import without_values
 from jax_tt._table.initial_rows import check_initializer, default_embedding_init
 from jax_tt._table.options import Update
 from jax_tt._table.row_slices import RowSlices, row_slices
+from jax_tt._table.types import State
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -97,3 +100,13 @@ def dense_slices(table: DenseTable) -> RowSlices:
 def without_initial_rows(table: DenseTable) -> DenseTable:
     given = isinstance(table.embedding_init, GivenRows)
     return dataclasses.replace(table, embedding_init=default_embedding_init) if given else table
+
+
+@best_rows.register(RowTable)
+def best_of_array(table: RowTable, state: State, queries: Queries) -> tuple[jax.Array, jax.Array]:
+    def scanned(state: State, queries: Queries) -> tuple[jax.Array, jax.Array]:
+        (rows,) = table.spec.params(state)
+        asked = queries.vectors, queries.exclude, queries.present, queries.k
+        return scan("rows", {"rows": rows}, {}, *asked)
+
+    return best_scanned(table, state, queries, scanned)

@@ -16,8 +16,10 @@ from jax_tt._base.arguments import as_int, as_positive, type_of
 from jax_tt._ids.batch import Batch
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.levels import Levels, as_attribute, check_levels, largest_step
+from jax_tt._lookup.best_rows import Queries, best_rows, best_scanned
 from jax_tt._native.dense import DENSE
 from jax_tt._native.native import NativeTable
+from jax_tt._native.scan import scan
 from jax_tt._native.table_call import Calls
 from jax_tt._table import distinct_rows
 from jax_tt._table.check import check_arrays, check_state
@@ -305,3 +307,17 @@ def quantized_rows(table: QuantizedTable) -> dict[str, float | None]:
             "QuantizedTable(..., rotated=False). Multiply the sums that are looked up by the rotation instead."
         )
     return {x.name: x.initial for x in table.spec.arrays if x.role in ("parameter", "slot")}
+
+
+@best_rows.register(QuantizedTable)
+def best_of_packed(
+    table: QuantizedTable, state: State, queries: Queries
+) -> tuple[jax.Array, jax.Array]:
+    def scanned(state: State, queries: Queries) -> tuple[jax.Array, jax.Array]:
+        # A query that is turned has the same product with a row as the query with the turned row.
+        rotation = rotation_of(table, state)
+        vectors = turned_back(queries.vectors, rotation, lax.Precision.HIGHEST)
+        asked = vectors, queries.exclude, queries.present, queries.k
+        return scan("rows", {"rows": state[PACKED]}, table.row_attributes, *asked)
+
+    return best_scanned(table, state, queries, scanned)

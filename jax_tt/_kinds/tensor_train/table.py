@@ -16,6 +16,8 @@ from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import check_param_dtype
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._jax.rounding import gathered
+from jax_tt._lookup.best_rows import Queries, best_rows, best_scanned
+from jax_tt._native.scan import scan
 from jax_tt._native.tt import TrainTable
 from jax_tt._table.copies import with_default_stddev, without_values
 from jax_tt._table.initial_rows import init_param
@@ -202,3 +204,13 @@ def with_scaled_cores(table: TTTable, stddev: float) -> TTTable:
 @without_values.register(TTTable)
 def without_initial_cores(table: TTTable) -> TTTable:
     return dataclasses.replace(table, core_init=fresh_init(table.core_init))
+
+
+@best_rows.register(TTTable)
+def best_of_train(table: TTTable, state: State, queries: Queries) -> tuple[jax.Array, jax.Array]:
+    def scanned(state: State, queries: Queries) -> tuple[jax.Array, jax.Array]:
+        cores = {name: state[name].astype(jnp.float32) for name in table.spec.param_names}
+        asked = queries.vectors, queries.exclude, queries.present, queries.k
+        return scan("train", cores, table.sizes.attributes, *asked)
+
+    return best_scanned(table, state, queries, scanned)

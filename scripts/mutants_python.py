@@ -1805,7 +1805,7 @@ PYTHON = (
     ),
     Mutant(
         "best keys are also empty slots",
-        "jax_tt/_kinds/hashed/best.py",
+        "jax_tt/_kinds/hashed/table.py",
         "present=directory.touched.reshape(-1) > 0,",
         "present=directory.touched.reshape(-1) >= 0,",
     ),

@@ -3,7 +3,6 @@
 import jax_tt._kinds.cached.change
 import jax_tt._kinds.cached.maintain
 import jax_tt._kinds.dense.change
-import jax_tt._kinds.hashed.best
 import jax_tt._kinds.hashed.change
 import jax_tt._kinds.ordered.change
 import jax_tt._kinds.sharded.best

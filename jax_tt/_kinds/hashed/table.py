@@ -22,6 +22,7 @@ from jax_tt._lookup.best_rows import Queries, best_rows, in_order
 from jax_tt._native import hash_backend
 from jax_tt._native.hash import Fresh, Search
 from jax_tt._native.rows import RowTable
+from jax_tt._native.unsharded import check_unsharded
 from jax_tt._sets.admission import Admission, AdmitAfter, as_admission
 from jax_tt._sets.batch_clock import KEPT
 from jax_tt._sets.hash_directory import (
@@ -455,3 +456,23 @@ def _slots(table: HashTable, state: State, queries: Queries) -> jax.Array:
     search = table.search_of(state, keys, digits[:, 0] >= 0, Lookup(train=False))
     (slots,) = hash_backend.find_many([search._replace(absent=-1)], [queries.method])
     return slots.reshape(queries.exclude.shape[:2])
+
+
+_ADVICE = (
+    "expected all keys and rows of a hash table on every device, since each of them inserts and removes all keys, and "
+    "the table would be gathered. Give every device the rows of its keys, with jax_tt.shard_tables(tables, mesh, "
+    "axis), EmbedCollection(..., mesh=mesh, axis=axis) or a jax_tt.tables.ShardedTable, or replicate the table, "
+    "jax.device_put(state, NamedSharding(mesh, P()))."
+)
+
+
+def clock_of_whole(table: HashTable, state: State) -> jax.Array:
+    """The number of batches of a table, from a state without shards.
+
+    Raises:
+        ValueError: an array that keys are inserted into is sharded; in a traced call on a mesh with automatic axes
+            once XLA partitions the program.
+    """
+    names = (*table.table.spec.row_arrays, *table.hash_shapes)
+    arrays = {name: state[name] for name in names}
+    return state[CLOCK] + check_unsharded(arrays, table.ids.label, _ADVICE)

@@ -34,7 +34,6 @@ from jax_tt._ids.bags import Bags as Bags
 from jax_tt._ids.keyed_bags import KeyedBags as KeyedBags
 from jax_tt._ids.placement import Placement as Placement
 from jax_tt._ids.split_ids import SplitIds as SplitIds
-from jax_tt._ops import registered as _registered  # noqa: F401
 from jax_tt._ops.cross_entropy import softmax_cross_entropy as softmax_cross_entropy
 from jax_tt._ops.describe import coded_table as coded_table
 from jax_tt._ops.describe import dense_table as dense_table

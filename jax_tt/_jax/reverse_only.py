@@ -5,6 +5,7 @@ The error is raised only if the derivative is computed, not if it is dropped, e.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -152,3 +153,26 @@ def once(operands: Any, witness: jax.Array) -> Any:
 def _once_rule(axis_size: int, in_batched: Any, operands: Any, witness: jax.Array) -> Any:
     del axis_size, in_batched, operands, witness
     raise ValueError(_VMAP)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def refuse_gradient(message: str, tree: Any) -> Any:
+    """Returns ``tree``; a backward pass that reaches it raises ``TypeError(message)``.
+
+    Values that are not differentiated (metrics, evaluation) are allowed.
+    """
+    del message
+    return tree
+
+
+def _forward(message: str, tree: Any) -> tuple[Any, None]:
+    del message
+    return tree, None
+
+
+def _backward(message: str, residuals: None, cotangent: Any) -> Any:
+    del residuals, cotangent
+    raise TypeError(message)
+
+
+refuse_gradient.defvjp(_forward, _backward)

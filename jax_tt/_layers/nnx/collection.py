@@ -28,7 +28,7 @@ from jax_tt._collection.statistics import (
     read_totals,
 )
 from jax_tt._ids.placement import Placement
-from jax_tt._jax.refused import refuse_gradient
+from jax_tt._jax.reverse_only import refuse_gradient
 from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._layers.call import FeatureCalls, GivenState
 from jax_tt._layers.nnx.module import (

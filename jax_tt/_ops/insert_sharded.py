@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import words
 from jax_tt._ids.explicit import over_explicit_axes
+from jax_tt._jax.vma import of_all, places_of_all
 from jax_tt._kinds.hashed.table import HashTable
 from jax_tt._kinds.sharded.exchange import exchanged, other_rounds
 from jax_tt._kinds.sharded.group import ShardedGroup, inside_shard_map
@@ -24,7 +25,6 @@ from jax_tt._kinds.sharded.route import Messages, Route, all_messages, distinct,
 from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._native import hash_backend
-from jax_tt._ops.gathered import of_all, places_of_all
 from jax_tt._ops.inserting import (
     Evicted,
     Inserted,

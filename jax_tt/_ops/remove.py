@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.arguments import as_condition, as_positive
 from jax_tt._ids.explicit import over_explicit_axes
+from jax_tt._jax.vma import of_all, places_of_all
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table, clock_of_whole
 from jax_tt._native import hash_backend
-from jax_tt._ops.gathered import of_all, places_of_all
 from jax_tt._ops.inserting import Evicted, keys_of_ids, treatment_of
 from jax_tt._sets.hash_directory import CLOCK, KEYS, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.hash_reference import erase

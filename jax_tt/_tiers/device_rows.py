@@ -16,9 +16,9 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._ids.placement import stored_rows
 from jax_tt._jax.on_host import processes_of_rows
+from jax_tt._jax.vma import of_all
 from jax_tt._kinds.sharded.programs import Local
 from jax_tt._native import hash_backend
-from jax_tt._ops.gathered import of_all
 from jax_tt._table.wrapper import is_sharded
 from jax_tt._tiers.places import rounded_up
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import jax
 
-from jax_tt._base.blas import one_blas_thread
 from jax_tt._base.progress import Progress
+from jax_tt._base.threads import as_here, one_blas_thread
 from jax_tt._compress.source import Made, Source, explained
 from jax_tt._ids.id_order import IdOrder
-from jax_tt._jax.threads import as_here
 from jax_tt._table.table import Table
 from jax_tt._tt.shape import TTShape
 

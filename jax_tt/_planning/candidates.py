@@ -18,11 +18,11 @@ from jax_tt._base.arguments import as_dtype, as_int
 from jax_tt._base.host_table import host_table
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import row_blocks
+from jax_tt._base.threads import as_here
 from jax_tt._compress import candidates as small
 from jax_tt._compress.candidate import Candidate, estimates
 from jax_tt._compress.source import Source
 from jax_tt._ids.id_order import IdOrder, OrderedRows
-from jax_tt._jax.threads import as_here
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.table import QuantizedTable
 from jax_tt._tt.budget import least_params, predicted_error

@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_dtype, as_int, one_of
-from jax_tt._base.blas import one_blas_thread
 from jax_tt._base.progress import Progress
+from jax_tt._base.threads import as_here, one_blas_thread
 from jax_tt._compress.candidate import Candidate
 from jax_tt._compress.candidates import OF_QUICK, OF_SAMPLES
 from jax_tt._compress.source import loss
-from jax_tt._jax.threads import as_here
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.caches import Demand, cache_within, demand, hits_of
 from jax_tt._planning.candidates import (

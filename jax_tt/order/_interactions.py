@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jax_tt._base.arguments import as_array, as_positive
-from jax_tt._base.blas import one_blas_thread
 from jax_tt._base.progress import Progress
+from jax_tt._base.threads import one_blas_thread
 from jax_tt._ids.id_order import IdOrder, order_of_rows
 from jax_tt._tt.shape import TTShape
 from jax_tt.order._edges import Edges

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jax_tt._base.arguments import as_positive
-from jax_tt._base.blas import one_blas_thread
 from jax_tt._base.progress import Progress
+from jax_tt._base.threads import one_blas_thread
 from jax_tt.order._edges import Edges
 
 _OVERSAMPLING = 8

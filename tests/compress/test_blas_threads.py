@@ -7,7 +7,7 @@ SCRIPT = """
 import os
 os.environ["OPENBLAS_NUM_THREADS"] = "2"
 from threadpoolctl import threadpool_info
-from jax_tt._base.blas import one_blas_thread
+from jax_tt._base.threads import one_blas_thread
 with one_blas_thread():
     import scipy.linalg
     found = [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"]

@@ -29,7 +29,7 @@ from jax_tt._ids.explicit import explicit_mesh
 from jax_tt._ids.inputs import bag_batch
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.offsets import well_formed, without_ids_if
-from jax_tt._jax.constants import own_constants
+from jax_tt._jax.on_host import own_constants
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limit_of_sums, rearranged
 from jax_tt._lookup.offsets import nan_if

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -83,3 +84,8 @@ def _first_of(index: Any) -> int:
 
 def _here(rows: np.ndarray, first: int, shard: np.ndarray) -> np.ndarray:
     return (rows >= first) & (rows < first + len(shard))
+
+
+# A context in which the constants of an operation are no transfers that `jax.transfer_guard` would refuse. Compiled
+# programs hold theirs; outside of them, JAX brings the `1` of `x + 1` to one device, and from there to those of `x`.
+own_constants = partial(jax.transfer_guard, "allow")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax_tt._collection.lookup import embed, step_arguments
 from jax_tt._collection.statistics import STATISTICS, TOTALS
 from jax_tt._ids.bags import Bags
-from jax_tt._jax.constants import own_constants
+from jax_tt._jax.on_host import own_constants
 from jax_tt._lookup.calls import pooled_rows
 from jax_tt._ops.cross_entropy import softmax_cross_entropy
 from jax_tt._ops.insert_in_call import insert_in_call

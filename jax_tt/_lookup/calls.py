@@ -11,7 +11,7 @@ from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.explicit import reshape_rows
 from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._ids.offsets import entered_batches
-from jax_tt._jax.constants import own_constants
+from jax_tt._jax.on_host import own_constants
 from jax_tt._lookup.combine import batch_to_sum, combine
 from jax_tt._lookup.limit import limit_of_sums
 from jax_tt._lookup.offsets import nan_if, offsets_label, treatment_of

@@ -18,7 +18,7 @@ from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._ids.keys import keys_of, score_words
 from jax_tt._ids.offsets import Treatment, entered_batches
 from jax_tt._ids.slots import Slots
-from jax_tt._jax.constants import own_constants
+from jax_tt._jax.on_host import own_constants
 from jax_tt._kinds.hashed.table import HashTable, initial_of_tables, unsharded_hash_table
 from jax_tt._lookup.offsets import offsets_label
 from jax_tt._native import hash_backend

@@ -1,4 +1,4 @@
-"""Threads: those of BLAS, of which numpy and scipy have one each, and those that compute as the one that starts them."""
+"""Threads: how many BLAS has, in numpy and in scipy, and threads that compute as the one that starts them."""
 
 from __future__ import annotations
 

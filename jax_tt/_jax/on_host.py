@@ -1,4 +1,4 @@
-"""Arrays of devices on the host, where some of the devices may belong to other processes."""
+"""Transfers: arrays of devices on the host, where some may belong to other processes, and eager constants."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from jax_tt._base.arguments import as_positive
 from jax_tt._base.rows_of_arrays import dense_table
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._ops.top_k import top_k
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 
 def top_k_agreement(rows: Any, queries: Any, k: int) -> Callable[[Table, State], float]:

@@ -13,7 +13,7 @@ from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable, check_bits, require_quantized
 from jax_tt._table.copies import freeze
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 HEADERS = ("start", "end")
 _HINT = (

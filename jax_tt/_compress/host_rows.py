@@ -19,8 +19,8 @@ from jax_tt._kinds.quantized.table import PACKED, QuantizedTable
 from jax_tt._lookup.calls import lookup_rows
 from jax_tt._table.options import Lookup
 from jax_tt._table.rotation import ROTATION
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 
 @functools.singledispatch

@@ -16,8 +16,8 @@ from jax_tt._kinds.composite.sum import SumTable
 from jax_tt._ops.trains import tt_to_table
 from jax_tt._table.copies import with_update
 from jax_tt._table.options import Update
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 from jax_tt._tt.approximation import Approximation, rows_of
 from jax_tt._tt.from_dense import tt_from_dense
 from jax_tt._tt.shape import TTShape

@@ -18,8 +18,8 @@ from jax_tt._base.rows_of_arrays import dense_table, row_blocks
 from jax_tt._base.storage import STORAGE
 from jax_tt._compress.host_rows import host_rows
 from jax_tt._table.copies import with_update, without_values
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 from jax_tt._tt.approximation import errors
 from jax_tt._tt.rows import Rows, blocks
 

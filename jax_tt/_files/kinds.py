@@ -31,8 +31,8 @@ from jax_tt._ops.trains import tt_to_table
 from jax_tt._table.check import check_state
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.rotation import ROTATION, as_rotation
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 from jax_tt._tt.shape import TTShape
 
 Pair = tuple[Any, dict[str, jax.Array]]

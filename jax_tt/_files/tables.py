@@ -27,8 +27,8 @@ from jax_tt._formats.output import check_output, writing
 from jax_tt._formats.stored import FileError, StoredArray, StoredArrays
 from jax_tt._ops.trains import tt_to_table
 from jax_tt._table.check import check_state
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.shape import TTShape
 

@@ -1,6 +1,5 @@
 """Raises for derivatives that there are not: forward mode, higher orders, steps under ``vmap``, and some values.
 
-
 The error is raised only if the derivative is computed, not if it is dropped, e.g. by `jax.lax.stop_gradient`.
 """
 

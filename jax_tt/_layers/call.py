@@ -22,8 +22,8 @@ from jax_tt._ops.lookups import attend
 from jax_tt._ops.top_k import top_k
 from jax_tt._table.copies import with_default_stddev
 from jax_tt._table.options import Lookup, StepInputs
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -19,8 +19,8 @@ from jax_tt._lookup.rule import pooled_sums, prepared, settle
 from jax_tt._table.check import check_state
 from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._table.row_shard import row_shard
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 
 def lookup_rows(

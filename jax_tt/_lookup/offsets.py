@@ -14,8 +14,8 @@ from jax_tt._ids.offsets import Treatment
 from jax_tt._jax.vma import axes_to_count, summed_like
 from jax_tt._table.groups import Use
 from jax_tt._table.options import Lookup
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 
 def treatment_of(use: Use, lookup: Lookup) -> Treatment:

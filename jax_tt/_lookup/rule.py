@@ -37,9 +37,9 @@ from jax_tt._table.added import Added, adds_rows, plus_added
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.row_shard import RowShard
+from jax_tt._table.state import State
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table
-from jax_tt._table.types import State
 from jax_tt._table.wide import Wide
 from jax_tt.optimizers import ReadsScaled
 

@@ -15,8 +15,8 @@ from jax_tt._native.table_group import TableGroup
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup
 from jax_tt._table.reference import ReferenceTable, stepped
+from jax_tt._table.state import Params, Slots, State
 from jax_tt._table.table import Execution
-from jax_tt._table.types import Params, Slots, State
 
 
 class NativeTable(ReferenceTable):

@@ -20,8 +20,7 @@ from jax_tt._native.native import NativeTable
 from jax_tt._native.table_call import Calls
 from jax_tt._table import distinct_rows
 from jax_tt._table.options import Lookup, Update, check_update
-from jax_tt._table.state import StateSpec, parameter
-from jax_tt._table.types import Params, Slots, State
+from jax_tt._table.state import Params, Slots, State, StateSpec, parameter
 from jax_tt._table.whole import to_dense
 
 

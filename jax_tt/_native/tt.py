@@ -51,7 +51,7 @@ from jax_tt._native.table_group import zeros_like
 from jax_tt._table import reference
 from jax_tt._table.groups import Call
 from jax_tt._table.options import Lookup
-from jax_tt._table.types import Params
+from jax_tt._table.state import Params
 from jax_tt._table.wide import Wide
 from jax_tt._tt.cores import TrainSizes
 

@@ -13,8 +13,8 @@ from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.ordered.table import check_id_order
 from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_order
 from jax_tt._table.check import check_table
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 
 def grow_table(

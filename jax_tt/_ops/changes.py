@@ -12,7 +12,7 @@ from jax_tt._base.words import mix, mix_wide
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
 from jax_tt._jax.on_host import on_host
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 # Among the arrays that do not belong to single keys: all keys of the table with a digest each, and in a dump of changes
 # their slots, so that a table that follows loses the keys that have left, and has the others where they are.

@@ -14,8 +14,8 @@ from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._ops import dump_keys, dump_rows
 from jax_tt._ops.dump_content import Content, Loaded, Target
 from jax_tt._table.checkpoint import unsharded
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 
 def dump(

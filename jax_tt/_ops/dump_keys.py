@@ -37,7 +37,7 @@ from jax_tt._sets.hash_directory import (
 from jax_tt._sets.placing import ENTRY, Sets, directory_with, entries_of, placed
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 from jax_tt._table.wrapper import is_sharded
 
 

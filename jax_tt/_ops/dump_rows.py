@@ -17,8 +17,8 @@ from jax_tt._ops.changes import joined_digests, row_digests
 from jax_tt._ops.dump_content import Content, Loaded
 from jax_tt._table.check import check_state, check_table
 from jax_tt._table.checkpoint import by_row, of_rows, unsharded
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 # Among the arrays that do not belong to single keys: a digest of every row with its optimizer state.
 _DIGESTS = "row_digests"

@@ -11,7 +11,7 @@ from jax_tt._base import words
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._sets.hash_directory import COUNTERS, KEYS, TOTALS, directory_of
 from jax_tt._sets.placing import entries_of
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 
 def table_keys(table: HashTable, state: State) -> np.ndarray:

@@ -22,8 +22,8 @@ from jax_tt._ops.inserting import ToInsert, requests_of
 from jax_tt._sets.hash_directory import WITHIN_EPOCHS
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 
 def insert_in_call(table: Table, state: State, ids: Any, lookup: Lookup) -> tuple[Any, State]:

@@ -42,7 +42,7 @@ from jax_tt._sets.hash_reference import erase, scored, scores_of
 from jax_tt._sets.initial import InitialRows, threefry
 from jax_tt._sets.missing import Check
 from jax_tt._table.options import BOUNDS, Lookup
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 from jax_tt._table.wrapper import is_sharded
 
 _NO_ROOM = (

@@ -18,8 +18,8 @@ from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._table import whole
 from jax_tt._table.check import check_table, check_whole_table
 from jax_tt._table.options import Lookup, StepInputs
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 _LOOKUP_NAMES = tuple(
     field.name for field in dataclasses.fields(Lookup) if field.name not in ("wanted", "caller")

@@ -22,8 +22,8 @@ from jax_tt._ids.split_ids import SplitIds
 from jax_tt._lookup.best_rows import Queries, best_rows
 from jax_tt._table.check import check_state, check_table
 from jax_tt._table.copies import with_update, without_values
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 # Scores of 256 queries and this number of rows fit the caches of a processor.
 _BLOCK = 8192

@@ -17,8 +17,8 @@ from jax_tt._ids.id_space import outside
 from jax_tt._jax.vma import varying_axes
 from jax_tt._table.dispatch import delegate
 from jax_tt._table.options import Lookup
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 from jax_tt._table.wide import Wide
 from jax_tt._table.wrapper import Wrapper
 

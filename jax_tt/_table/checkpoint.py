@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jax_tt._table.dispatch import dispatched
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 
 @dispatched

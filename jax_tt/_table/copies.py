@@ -10,7 +10,7 @@ from jax_tt._table.check import check_state, check_wrapper
 from jax_tt._table.checkpoint import VIEWS
 from jax_tt._table.dispatch import default, delegate, dispatched
 from jax_tt._table.options import Update
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 
 @dispatched

@@ -20,8 +20,8 @@ from jax_tt._jax.row_sums import sums_by_row
 from jax_tt._jax.vma import all_shards, own_shard
 from jax_tt._table import reference
 from jax_tt._table.options import IGNORED, Lookup
+from jax_tt._table.state import Params, Slots, State
 from jax_tt._table.table import Table
-from jax_tt._table.types import Params, Slots, State
 from jax_tt.optimizers.row_gradients import RowGradients
 
 

@@ -24,8 +24,8 @@ from jax_tt._jax.rounding import fold_key, round_to
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table.between_steps import changed_between_steps
 from jax_tt._table.options import IGNORED, Lookup
+from jax_tt._table.state import Params, Slots, State
 from jax_tt._table.table import APPLIED, Table
-from jax_tt._table.types import Params, Slots, State
 from jax_tt.optimizers import ChangesAll
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from jax import lax
 
 from jax_tt._base.arguments import as_array, one_of
-from jax_tt._table.state import Array
-from jax_tt._table.types import State
+from jax_tt._table.state import Array, State
 
 ROTATION = "rotation"
 _TOLERANCE = 1e-3

@@ -10,8 +10,8 @@ from jax import lax
 from jax_tt._ids.placement import Placement
 from jax_tt._jax.vma import varying_axes
 from jax_tt._table.sharding import can_be_placed, check_sharding, rows_to_shard, shard_of
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 from jax_tt._table.wrapper import is_sharded
 
 

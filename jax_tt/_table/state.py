@@ -13,9 +13,13 @@ import jax.numpy as jnp
 
 from jax_tt._base.dtypes import accumulator, widest
 from jax_tt._table.options import Update
-from jax_tt._table.types import Params, Slots, State
 from jax_tt.optimizers import Slot
 from jax_tt.optimizers._base import SLOT_DTYPES
+
+# Arrays of a table by name; the names are those of a checkpoint.
+State = Mapping[str, Any]
+Params = tuple[Any, ...]
+Slots = tuple[tuple[Any, ...], ...]
 
 # The scalars of a fused table.
 SCALARS = ("step", "sentinel", "used")

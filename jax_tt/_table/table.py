@@ -15,8 +15,7 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._table.options import Lookup, Update
 from jax_tt._table.sizes import Sized
-from jax_tt._table.state import StateSpec, slot_shape, slot_type
-from jax_tt._table.types import State
+from jax_tt._table.state import State, StateSpec, slot_shape, slot_type
 
 # In what a step of a table returns if its scalars are shared: 1 if the step was applied, else 0.
 APPLIED = "applied"

@@ -13,9 +13,8 @@ from jax_tt._base.arguments import type_of
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._table.options import Lookup, Update
-from jax_tt._table.state import StateSpec
+from jax_tt._table.state import State, StateSpec
 from jax_tt._table.table import Execution, Table
-from jax_tt._table.types import State
 
 Kind = TypeVar("Kind", bound=Table)
 

@@ -34,7 +34,7 @@ from jax_tt._kinds.composite.sum import SumTable
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable
 from jax_tt._sets.hash_directory import KEYS
 from jax_tt._table.rotation import ROTATION
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 from jax_tt._tt.approximation import measure
 from jax_tt._tt.rows import Rows
 from jax_tt._tt.shape import TTShape

@@ -31,9 +31,8 @@ from jax_tt._table.change import (
 )
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import register_wrapper
-from jax_tt._table.state import SCALARS
+from jax_tt._table.state import SCALARS, State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 register_wrapper(RowCachedTable)
 

@@ -19,8 +19,8 @@ from jax_tt._sets.cache_reference import rank_within
 from jax_tt._sets.miss_ratio import stream
 from jax_tt._sets.scores import MOST_COUNTED, UNIT
 from jax_tt._table.check import check_state
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 _MOST_SCORE = 2**31 - 1
 

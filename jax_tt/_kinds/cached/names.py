@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_tt._sets.cache_directory import CacheDirectory
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 _PREFIX = "cache_"
 DIRECTORY = tuple(f"{_PREFIX}{field}" for field in CacheDirectory._fields)

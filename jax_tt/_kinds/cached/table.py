@@ -41,10 +41,9 @@ from jax_tt._table.check import check_state, check_wrapper
 from jax_tt._table.groups import Call, Use, weights_gradient
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.reference import ReferenceTable
-from jax_tt._table.state import Array, StateSpec
+from jax_tt._table.state import Array, State, StateSpec
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import Execution, Table
-from jax_tt._table.types import State
 from jax_tt._table.whole import attend, to_dense
 from jax_tt._table.wrapper import Wrapper, find
 

@@ -14,7 +14,7 @@ from jax_tt._base.arguments import as_array
 from jax_tt._ids import places
 from jax_tt._kinds.coded import codec
 from jax_tt._kinds.coded.layout import CODES, HOT_CODES, HOT_PLACES, CodeLayout
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 
 def codes_at(layout: CodeLayout, constants: State, ids: jax.Array) -> jax.Array:

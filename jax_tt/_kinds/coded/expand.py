@@ -10,7 +10,7 @@ from jax_tt._kinds.coded.codes import entries_at
 from jax_tt._kinds.coded.layout import CodeLayout
 from jax_tt._native.operands import MAX_POSITIONS
 from jax_tt._table.options import IGNORED, Lookup
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 
 def expanded(

@@ -36,9 +36,8 @@ from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import IGNORED, Lookup, Update
 from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.rotation import ROTATION, rotation_array, rotation_of, turned, turned_back
-from jax_tt._table.state import Array, StateSpec
+from jax_tt._table.state import Array, Params, Slots, State, StateSpec
 from jax_tt._table.table import Execution
-from jax_tt._table.types import Params, Slots, State
 from jax_tt._table.whole import to_dense
 
 # The linen collection of the arrays without gradients.

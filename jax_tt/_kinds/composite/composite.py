@@ -30,10 +30,9 @@ from jax_tt._table.copies import (
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._table.reference import stepped_scalars
-from jax_tt._table.state import SCALARS, Array, StateSpec, scalars_of
+from jax_tt._table.state import SCALARS, Array, State, StateSpec, scalars_of
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Execution, Table
-from jax_tt._table.types import State
 from jax_tt._table.wrapper import is_sharded
 from jax_tt.optimizers import ReadsScaled
 

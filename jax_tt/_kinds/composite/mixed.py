@@ -19,9 +19,8 @@ from jax_tt._ids.id_space import digits_in_range
 from jax_tt._kinds.composite.composite import Composite, check_each
 from jax_tt._table.check import check_arrays, check_state
 from jax_tt._table.options import Lookup
-from jax_tt._table.state import Array, StateSpec
+from jax_tt._table.state import Array, State, StateSpec
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 from jax_tt._table.whole import attend, to_dense
 
 # The linen collection of the arrays that tell which table has the row of an id.

@@ -17,8 +17,8 @@ from jax_tt._ids.batch import Batch, is_padding
 from jax_tt._kinds.composite.composite import Composite
 from jax_tt._table.copies import with_default_stddev
 from jax_tt._table.options import Lookup
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 from jax_tt._table.whole import attend, to_dense
 
 

@@ -13,7 +13,7 @@ from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._table.change import Carry, Change, Growth, appended, extended, grow, with_params
 from jax_tt._table.copies import without_values
 from jax_tt._table.initial_rows import unboxed
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 
 @grow.register(DenseTable)

@@ -20,7 +20,7 @@ from jax_tt._table.copies import without_values
 from jax_tt._table.initial_rows import check_initializer, default_embedding_init
 from jax_tt._table.options import Update
 from jax_tt._table.row_slices import RowSlices, row_slices
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

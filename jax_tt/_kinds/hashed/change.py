@@ -34,7 +34,7 @@ from jax_tt._table.copies import freeze, freeze_wrapper, register_wrapper, with_
 from jax_tt._table.dispatch import default
 from jax_tt._table.options import Update
 from jax_tt._table.sharding import check_sharding, rows_to_shard, shard_of
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 
 @functools.singledispatch

@@ -13,8 +13,8 @@ from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_order, with_cache
 from jax_tt._table.copies import register_wrapper, without_values
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 register_wrapper(OrderedTable)
 

@@ -16,8 +16,7 @@ from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.stored_order import StoredRows, kept_bytes, on_device, rows_of_layer
 from jax_tt._table.options import Lookup
-from jax_tt._table.state import Array, StateSpec
-from jax_tt._table.types import State
+from jax_tt._table.state import Array, State, StateSpec
 from jax_tt._table.whole import attend, to_dense
 from jax_tt._table.wrapper import Wrapper
 

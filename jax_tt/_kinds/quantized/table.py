@@ -29,9 +29,8 @@ from jax_tt._table.initial_rows import check_initializer, default_embedding_init
 from jax_tt._table.options import Lookup, Update, check_update
 from jax_tt._table.rotation import ROTATION, rotation_array, rotation_of, turned, turned_back
 from jax_tt._table.sharding import rows_to_shard
-from jax_tt._table.state import StateSpec, parameter
+from jax_tt._table.state import Params, Slots, State, StateSpec, parameter
 from jax_tt._table.table import Execution
-from jax_tt._table.types import Params, Slots, State
 from jax_tt._table.whole import attend, to_dense
 from jax_tt.optimizers import ChangesAll, Optimizer, ReadsScaled
 

@@ -17,7 +17,7 @@ from jax_tt._kinds.sharded.programs import Local
 from jax_tt._kinds.sharded.sharding import PAGES, Sharding
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._lookup.best_rows import Queries, best_in_blocks, best_rows, in_order
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 
 @best_rows.register(ShardedTable)

@@ -17,7 +17,7 @@ from jax_tt._table.change import Change, Growth, grow, grow_shards, reorder, wit
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import freeze, register_wrapper, with_update
 from jax_tt._table.dispatch import default
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 
 @grow.register(ShardedTable)

@@ -19,7 +19,7 @@ from jax_tt._sets.missing import Check, check_count
 from jax_tt._table.added import adds_rows
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, Wanted
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 
 _TABLE = frozenset({"embedding"})
 

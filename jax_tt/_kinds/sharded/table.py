@@ -39,9 +39,8 @@ from jax_tt._table.groups import Call, Use, weights_gradient
 from jax_tt._table.initial_rows import init_param
 from jax_tt._table.options import Lookup
 from jax_tt._table.sharding import check_sharding, rows_to_shard, shard_of
-from jax_tt._table.state import Array, StateSpec
+from jax_tt._table.state import Array, State, StateSpec
 from jax_tt._table.table import Execution, Table
-from jax_tt._table.types import State
 from jax_tt._table.whole import attend, to_dense
 from jax_tt._table.wrapper import Wrapper, is_sharded
 

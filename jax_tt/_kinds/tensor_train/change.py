@@ -19,7 +19,7 @@ from jax_tt._table.change import (
     with_params,
 )
 from jax_tt._table.initial_rows import unboxed
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 from jax_tt._tt.grow import tt_grow
 from jax_tt._tt.initial_cores import fresh_init
 from jax_tt._tt.reorder import check_cores, reordered_rows

@@ -23,8 +23,7 @@ from jax_tt._table.copies import with_default_stddev, without_values
 from jax_tt._table.initial_rows import init_param
 from jax_tt._table.options import Update, check_update
 from jax_tt._table.row_slices import RowSlices, row_slices
-from jax_tt._table.state import StateSpec
-from jax_tt._table.types import Params, State
+from jax_tt._table.state import Params, State, StateSpec
 from jax_tt._table.whole import attend, to_dense
 from jax_tt._tt.cores import TrainSizes, checked_cores
 from jax_tt._tt.initial_cores import (

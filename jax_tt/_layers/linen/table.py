@@ -44,8 +44,8 @@ from jax_tt._table.options import (
     StepInputs,
     check_static,
 )
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 from jax_tt._table.wrapper import innermost
 
 COUNT = "count"

@@ -25,8 +25,8 @@ from jax_tt._layers.linen.gradients import PARAMS
 from jax_tt._layers.linen.table import TableEmbed, trained_collection
 from jax_tt._lookup.shared import FLAGS, is_shared
 from jax_tt._table.change import Carry, Change, has_cache, maintain
+from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.types import State
 
 Path = tuple[str, ...]
 

@@ -35,7 +35,7 @@ from jax_tt._sets.hash_directory import KEYS
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Carry, Change, maintain, with_cache
 from jax_tt._table.copies import without_values
-from jax_tt._table.types import State
+from jax_tt._table.state import State
 from jax_tt._table.wrapper import find, innermost
 from jax_tt._tt.approximation import Approximation
 from jax_tt._tt.shape import TTShape

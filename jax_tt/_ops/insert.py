@@ -33,8 +33,8 @@ from jax_tt._ops.inserting import (
 )
 from jax_tt._sets.hash_directory import CLOCK, KEYS
 from jax_tt._table.options import DEFAULT_BOUNDS
-from jax_tt._table.scope import scope_of
 from jax_tt._table.state import State
+from jax_tt._table.table import scope_of
 from jax_tt._table.wrapper import is_sharded
 
 

@@ -18,8 +18,8 @@ from jax_tt._ops.inserting import Evicted, keys_of_ids, treatment_of
 from jax_tt._sets.hash_directory import CLOCK, KEYS, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.hash_reference import erase
 from jax_tt._table.options import Lookup
-from jax_tt._table.scope import scope_of
 from jax_tt._table.state import State
+from jax_tt._table.table import scope_of
 from jax_tt._table.wrapper import is_sharded
 
 # Among the arrays of slots: which ones to empty.

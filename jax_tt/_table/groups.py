@@ -20,9 +20,8 @@ from jax_tt._ids.inputs import one_bag_per_position
 from jax_tt._table.added import Added
 from jax_tt._table.options import IGNORED, Lookup, Wanted
 from jax_tt._table.row_shard import RowShard
-from jax_tt._table.scope import scope_of
 from jax_tt._table.state import State
-from jax_tt._table.table import Table
+from jax_tt._table.table import Table, scope_of
 from jax_tt._table.wide import Wide
 from jax_tt._table.wrapper import Wrapper
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -157,3 +157,16 @@ class Table(abc.ABC):
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[dict[str, Any], jax.Array | None]:
         """The state after the update with output gradient ``g``, and the gradient of the weights."""
+
+
+_SHOWN = 3
+
+
+def scope_of(tables: Iterable[Any]) -> str:
+    """The name of a `jax.named_scope` around operations on tables, so that profiles say what they were for.
+
+    A table without a name has that of its kind. Of many tables, the first ones are named.
+    """
+    names = list(dict.fromkeys(table.name or type(table).__name__ for table in tables))
+    more = len(names) - _SHOWN
+    return "+".join([*names[:_SHOWN], *([f"{more} more"] if more > 0 else [])])

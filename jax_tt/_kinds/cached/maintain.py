@@ -25,9 +25,8 @@ from jax_tt._sets.scores import aged
 from jax_tt._table.change import maintain
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
-from jax_tt._table.scope import scope_of
 from jax_tt._table.state import State
-from jax_tt._table.table import Table
+from jax_tt._table.table import Table, scope_of
 
 
 def populate(table: Table, state: State, method: str = "auto") -> dict[str, Any]:

@@ -15,12 +15,11 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh
 from jax_tt._ids.id_space import outside
 from jax_tt._jax.vma import varying_axes
-from jax_tt._table.dispatch import delegate
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import State
 from jax_tt._table.table import Table
 from jax_tt._table.wide import Wide
-from jax_tt._table.wrapper import Wrapper
+from jax_tt._table.wrapper import Wrapper, delegate
 
 # Bytes of rows that are made together.
 _PART_BYTES = 8 << 20

@@ -14,9 +14,9 @@ from jax_tt._base.arguments import type_of
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._sets.row_cache import RowCache
-from jax_tt._table.dispatch import dispatched
 from jax_tt._table.state import SCALARS, State
 from jax_tt._table.table import Table
+from jax_tt._table.wrapper import dispatched
 
 # Runs ``function(*static, arrays)`` on each device's shard of the arrays.
 OnShards = Callable[[Callable[..., Any], tuple[Any, ...], Any], Any]

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax_tt._base.arguments import type_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import STORAGE, check_storage, require_arrays
-from jax_tt._table.dispatch import dispatched
 from jax_tt._table.options import check_static
 from jax_tt._table.state import Array, State
 from jax_tt._table.table import Table
+from jax_tt._table.wrapper import dispatched
 
 _STORAGE = set(STORAGE)
 _CAST = (

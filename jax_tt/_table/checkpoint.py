@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from jax_tt._table.dispatch import dispatched
 from jax_tt._table.state import State
+from jax_tt._table.wrapper import dispatched
 
 
 @dispatched

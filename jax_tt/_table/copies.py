@@ -8,9 +8,9 @@ from typing import Any
 from jax_tt._table.change import has_cache, maintain
 from jax_tt._table.check import check_state, check_wrapper
 from jax_tt._table.checkpoint import VIEWS
-from jax_tt._table.dispatch import default, delegate, dispatched
 from jax_tt._table.options import Update
 from jax_tt._table.state import State
+from jax_tt._table.wrapper import default, delegate, dispatched
 
 
 @dispatched

@@ -10,9 +10,8 @@ from typing import Any
 import jax
 
 from jax_tt._base.arguments import type_of
-from jax_tt._table.dispatch import delegate
 from jax_tt._table.table import Table
-from jax_tt._table.wrapper import Wrapper
+from jax_tt._table.wrapper import Wrapper, delegate
 
 _VARIANCE_SCALING = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
 

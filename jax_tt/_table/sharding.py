@@ -11,10 +11,9 @@ import jax.numpy as jnp
 from jax_tt import optimizers
 from jax_tt._base.arguments import type_of
 from jax_tt._ids.placement import Layout
-from jax_tt._table.dispatch import dispatched
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table
-from jax_tt._table.wrapper import Wrapper
+from jax_tt._table.wrapper import Wrapper, dispatched
 from jax_tt.optimizers import ChangesAll, ReadsScaled
 
 # Optimizers whose step of an element depends on the gradients of this element alone.

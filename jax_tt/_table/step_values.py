@@ -12,11 +12,10 @@ import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_scalar
 from jax_tt._base.dtypes import accumulator
-from jax_tt._table.dispatch import delegate
 from jax_tt._table.options import StepInputs, check_optimizer
 from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.wrapper import Wrapper
+from jax_tt._table.wrapper import Wrapper, delegate
 from jax_tt.optimizers._base import Optimizer
 
 

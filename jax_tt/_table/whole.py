@@ -10,8 +10,8 @@ from jax import lax
 
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import digits_in_range
-from jax_tt._table.dispatch import dispatched
 from jax_tt._table.state import State
+from jax_tt._table.wrapper import dispatched
 
 
 @dispatched

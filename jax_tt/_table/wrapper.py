@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -136,3 +136,38 @@ def find(table: Table, kind: type[Kind]) -> Kind | None:
             return None
         table = table.table
     return table
+
+
+def dispatched(function: Callable[..., Any]) -> Any:
+    """``function`` dispatched on the kind of its first argument, a table, as `functools.singledispatch` does it.
+
+    ``function`` is what plain tables do that register nothing. What is right for a table without its wrapper is seldom
+    right for the wrapper, so that a `Wrapper` that registers nothing raises an error.
+    """
+    by_kind = functools.singledispatch(function)
+
+    def forgotten(wrapper: Wrapper, *args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        kind, name = type(wrapper).__name__, function.__name__
+        raise NotImplementedError(
+            f"{wrapper.ids.label}{name}: {kind} wraps a table and does not say what {name} does; register it, "
+            f"@jax_tt.extension.{name}.register({kind})."
+        )
+
+    by_kind.register(Wrapper, forgotten)
+    return by_kind
+
+
+def default(function: Any) -> Any:
+    """What `dispatched` does for plain tables; wrappers for which it is right register it."""
+    return function.dispatch(Table)
+
+
+def delegate(kind: type, *functions: Any) -> None:
+    """Registers for a kind of wrapper that functions do what they do for its table."""
+    for function in functions:
+
+        def of_table(wrapper: Wrapper, *args: Any, function: Any = function) -> Any:
+            return function(wrapper.table, *args)
+
+        function.register(kind, of_table)

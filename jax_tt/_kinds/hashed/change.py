@@ -31,10 +31,10 @@ from jax_tt._table.change import (
 )
 from jax_tt._table.checkpoint import of_rows
 from jax_tt._table.copies import freeze, freeze_wrapper, register_wrapper, with_update
-from jax_tt._table.dispatch import default
 from jax_tt._table.options import Update
 from jax_tt._table.sharding import check_sharding, rows_to_shard, shard_of
 from jax_tt._table.state import State
+from jax_tt._table.wrapper import default
 
 
 @functools.singledispatch

@@ -44,12 +44,11 @@ from jax_tt._sets.relocate import relocated
 from jax_tt._table.added import added_rows, adds_rows
 from jax_tt._table.check import check_state, check_table
 from jax_tt._table.checkpoint import unsharded
-from jax_tt._table.dispatch import delegate
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import Array, State, StateSpec
 from jax_tt._table.table import Table
 from jax_tt._table.whole import attend, to_dense
-from jax_tt._table.wrapper import Wrapper, innermost
+from jax_tt._table.wrapper import Wrapper, delegate, innermost
 
 # The linen collection of these arrays.
 COLLECTION = "hash_table"

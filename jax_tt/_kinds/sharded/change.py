@@ -16,8 +16,8 @@ from jax_tt._table import checkpoint
 from jax_tt._table.change import Change, Growth, grow, grow_shards, reorder, with_cache
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import freeze, register_wrapper, with_update
-from jax_tt._table.dispatch import default
 from jax_tt._table.state import State
+from jax_tt._table.wrapper import default
 
 
 @grow.register(ShardedTable)

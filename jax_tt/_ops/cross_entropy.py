@@ -19,9 +19,9 @@ from jax_tt._lookup.calls import lookup_rows
 from jax_tt._ops.lookups import as_vectors, constant_if_fused
 from jax_tt._table.check import check_table, check_whole_table
 from jax_tt._table.options import Lookup
-from jax_tt._table.row_slices import RowSlices, row_slices
 from jax_tt._table.state import State
 from jax_tt._table.table import Table
+from jax_tt._table.whole import RowSlices, row_slices
 
 _BLOCK = 2048
 # In place of ids, so that no row is the one of a target that is no id.

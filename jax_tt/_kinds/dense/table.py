@@ -19,8 +19,8 @@ from jax_tt._native.scan import scan
 from jax_tt._table.copies import without_values
 from jax_tt._table.initial_rows import check_initializer, default_embedding_init
 from jax_tt._table.options import Update
-from jax_tt._table.row_slices import RowSlices, row_slices
 from jax_tt._table.state import State
+from jax_tt._table.whole import RowSlices, row_slices
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,9 +22,8 @@ from jax_tt._native.tt import TrainTable
 from jax_tt._table.copies import with_default_stddev, without_values
 from jax_tt._table.initial_rows import init_param
 from jax_tt._table.options import Update, check_update
-from jax_tt._table.row_slices import RowSlices, row_slices
 from jax_tt._table.state import Params, State, StateSpec
-from jax_tt._table.whole import attend, to_dense
+from jax_tt._table.whole import RowSlices, attend, row_slices, to_dense
 from jax_tt._tt.cores import TrainSizes, checked_cores
 from jax_tt._tt.initial_cores import (
     CoreInit,

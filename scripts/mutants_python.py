@@ -521,7 +521,7 @@ PYTHON = (
     ),
     Mutant(
         "averages of steps that are not taken",
-        "jax_tt/_table/between_steps.py",
+        "jax_tt/_table/reference.py",
         "due & (applied != 0)",
         "due",
     ),

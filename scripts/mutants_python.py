@@ -719,7 +719,7 @@ PYTHON = (
     ),
     Mutant(
         "every shard rounds by the same random numbers",
-        "jax_tt/_lookup/on_shard.py",
+        "jax_tt/_table/row_shard.py",
         "seed.at[0].set(seed[0] ^ number.astype(seed.dtype))",
         "seed.at[0].set(seed[0] ^ (0 * number).astype(seed.dtype))",
     ),

@@ -27,7 +27,6 @@ from jax_tt._jax.reverse_only import first_order, of_first_order, reverse_only
 from jax_tt._jax.vma import sum_gradients, vary_over, varying_axes
 from jax_tt._lookup.limit import limit_of, limited_gradients, rearranged
 from jax_tt._lookup.offsets import before_if, stepped_unless
-from jax_tt._lookup.on_shard import on_shard
 from jax_tt._lookup.one_loss import check_first_use, note_next_values
 from jax_tt._lookup.read_scale import scaled_reads
 from jax_tt._lookup.shared import Shared, shared_places
@@ -36,7 +35,7 @@ from jax_tt._table import groups
 from jax_tt._table.added import Added, adds_rows, plus_added
 from jax_tt._table.groups import Call, Use
 from jax_tt._table.options import Lookup, StepInputs, Wanted
-from jax_tt._table.row_shard import RowShard
+from jax_tt._table.row_shard import RowShard, on_shard
 from jax_tt._table.state import State
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table

@@ -317,13 +317,13 @@ PYTHON = (
     ),
     Mutant(
         "padding is row 0 of a shard that clips",
-        "jax_tt/_ids/shard_ids.py",
+        "jax_tt/_ids/id_space.py",
         "here & in_range & ~padding",
         "here & in_range",
     ),
     Mutant(
         "every shard warns of an id",
-        "jax_tt/_ids/shard_ids.py",
+        "jax_tt/_ids/id_space.py",
         "silent |= shard != 0",
         "silent |= shard < 0",
     ),

@@ -17,8 +17,7 @@ from jax import lax
 
 from jax_tt._base import reports
 from jax_tt._ids.batch import present, spread_to_positions
-from jax_tt._ids.id_space import digits_in_range
-from jax_tt._ids.shard_ids import in_shard
+from jax_tt._ids.id_space import digits_in_range, in_shard
 from jax_tt._jax.vma import all_shards, own_shard
 from jax_tt._native.call import Named, apart, native
 from jax_tt._native.operands import shard_of

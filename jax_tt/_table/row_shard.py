@@ -9,8 +9,8 @@ import jax
 from jax import lax
 
 from jax_tt._ids.batch import Batch
+from jax_tt._ids.id_space import in_shard
 from jax_tt._ids.placement import Placement
-from jax_tt._ids.shard_ids import in_shard
 from jax_tt._jax.vma import varying_axes
 from jax_tt._table.sharding import can_be_placed, check_sharding, rows_to_shard, shard_of
 from jax_tt._table.state import State

@@ -10,7 +10,7 @@
 from jax_tt._collection.host_batch import host_batch as host_batch
 from jax_tt._collection.statistics import StatisticsReporter as StatisticsReporter
 from jax_tt._collection.statistics import TableStatistics as TableStatistics
-from jax_tt._ids.slots import Slots as Slots
+from jax_tt._ids.id_space import Slots as Slots
 from jax_tt._tiers.lives import TierView as TierView
 from jax_tt._tiers.table import TierStatistics as TierStatistics
 from jax_tt._tiers.tiers import Staged as Staged

@@ -13,9 +13,9 @@ from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.feature import check_features, values_of
 from jax_tt._collection.requests import entered_keyed
 from jax_tt._collection.states import bounds_by_table, check_states, listed
+from jax_tt._ids.id_space import Slots
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.offsets import any_refused
-from jax_tt._ids.slots import Slots
 from jax_tt._kinds.hashed.change import grow_if_full
 from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._ops.insert import insert_anywhere, insert_keys, located

@@ -16,10 +16,9 @@ from jax_tt._base.dtypes import x64_enabled
 from jax_tt._ids.bags import Bags, as_ids, id_array, signed_padding
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import reshape_rows
-from jax_tt._ids.id_space import IdSpace
+from jax_tt._ids.id_space import IdSpace, Slots
 from jax_tt._ids.keys import LocatedKeys, key_digits
 from jax_tt._ids.offsets import offsets_array
-from jax_tt._ids.slots import Slots
 from jax_tt._ids.split_ids import SplitIds, split_on_host
 
 

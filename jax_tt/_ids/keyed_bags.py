@@ -12,8 +12,8 @@ import numpy as np
 
 from jax_tt._ids import bag_parts, keyed_checks
 from jax_tt._ids.bags import Bags
+from jax_tt._ids.id_space import Slots
 from jax_tt._ids.offsets import if_well_formed, refuse_malformed
-from jax_tt._ids.slots import Slots
 from jax_tt._ids.split_ids import same_arrays
 
 

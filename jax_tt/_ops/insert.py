@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax_tt._base.arguments import type_of
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.explicit import reshape_like
+from jax_tt._ids.id_space import Slots
 from jax_tt._ids.keys import LocatedKeys, key_digits
-from jax_tt._ids.slots import Slots
 from jax_tt._jax.on_host import own_constants
 from jax_tt._jax.vma import all_shards, axes_to_count, own_shard
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table, clock_of_whole

@@ -14,10 +14,10 @@ from jax_tt._base import words as _words
 from jax_tt._base.arguments import as_array, one_of
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.batch import present
+from jax_tt._ids.id_space import Slots
 from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._ids.keys import keys_of, score_words
 from jax_tt._ids.offsets import Treatment, entered_batches
-from jax_tt._ids.slots import Slots
 from jax_tt._jax.on_host import own_constants
 from jax_tt._kinds.hashed.table import HashTable, initial_of_tables, unsharded_hash_table
 from jax_tt._lookup.offsets import offsets_label

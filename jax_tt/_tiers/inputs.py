@@ -14,11 +14,11 @@ from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature, check_features, values_of
 from jax_tt._collection.requests import entered_keyed, offsets_label_of
 from jax_tt._ids.bags import Bags, as_ids
+from jax_tt._ids.id_space import Slots
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.keyed_checks import flat_ids
 from jax_tt._ids.keys import join_keys
 from jax_tt._ids.offsets import Given, Treatment, entered_offsets
-from jax_tt._ids.slots import Slots
 from jax_tt._ids.split_ids import SplitIds
 
 

@@ -329,7 +329,7 @@ PYTHON = (
     ),
     Mutant(
         "ids out of range are mapped by an order",
-        "jax_tt/_ids/apply_order.py",
+        "jax_tt/_ids/id_order.py",
         "jnp.where(inside == ids, rows.at(inside).astype(ids.dtype), ids)",
         "rows.at(inside).astype(ids.dtype)",
     ),

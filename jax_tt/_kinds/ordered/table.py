@@ -10,9 +10,8 @@ from typing import Any
 import jax
 
 from jax_tt._base.arguments import type_of
-from jax_tt._ids.apply_order import columns_by_id, mapped_ids
 from jax_tt._ids.batch import Batch
-from jax_tt._ids.id_order import ID_ORDER, IdOrder
+from jax_tt._ids.id_order import ID_ORDER, IdOrder, columns_by_id, mapped_ids
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._ids.stored_order import StoredRows, kept_bytes, on_device, rows_of_layer
 from jax_tt._table.options import Lookup

@@ -10,9 +10,8 @@ import pytest
 
 import jax_tt
 from benchmarks import write_back as recommender
-from jax_tt._kinds.cached.write_back import write_back
+from jax_tt._kinds.cached.write_back import table_metric, write_back
 from jax_tt._kinds.tensor_train.table import TTTable
-from jax_tt._sets.metric import table_metric
 from tests.helpers import SHAPES, dense_table, f64, make_case
 from tests.kinds.cached import cache_parts
 from tests.kinds.cached.cache_case import warm

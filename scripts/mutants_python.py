@@ -743,7 +743,7 @@ PYTHON = (
     ),
     Mutant(
         "a late row is read at its full scale",
-        "jax_tt/_lookup/read_scale.py",
+        "jax_tt/_lookup/rule.py",
         "weights = weights * call.batch.weights.astype(weights.dtype)",
         "weights = call.batch.weights.astype(weights.dtype)",
     ),

@@ -18,17 +18,16 @@ from typing import Any
 
 import jax
 
-from jax_tt._base.dtypes import resolve_precision
+from jax_tt._base.dtypes import accumulator, resolve_precision
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh, like_segments, over_explicit_axes
-from jax_tt._ids.id_space import add_out_of_range
+from jax_tt._ids.id_space import add_out_of_range, digits_in_range
 from jax_tt._ids.parts import divided, whole
 from jax_tt._jax.reverse_only import first_order, of_first_order, reverse_only
 from jax_tt._jax.vma import sum_gradients, vary_over, varying_axes
 from jax_tt._lookup.limit import limit_of, limited_gradients, rearranged
 from jax_tt._lookup.offsets import before_if, stepped_unless
 from jax_tt._lookup.one_loss import check_first_use, note_next_values
-from jax_tt._lookup.read_scale import scaled_reads
 from jax_tt._lookup.shared import Shared, shared_places
 from jax_tt._lookup.warn import tell_cut_ids, warn_out_of_range
 from jax_tt._table import groups
@@ -323,3 +322,41 @@ def _check_scalars(table: Table, scalars: Mapping[str, Any]) -> None:
 
 def _is_primal(leaf: Any) -> bool:
     return isinstance(leaf, jax.custom_derivatives.CustomVJPPrimal)
+
+
+Scales = list[jax.Array | None]
+
+
+def scaled_reads(calls: Sequence[Call]) -> tuple[list[Call], Scales]:
+    """The calls with the factors in their weights, and the factor of every position ``[S, cap]`` of each call.
+
+    A factor is None where the rows are read as they are.
+    """
+    reading: list[Call] = []
+    scales: Scales = []
+    for call in calls:
+        scales.append(_scale(call))
+        reading.append(call if scales[-1] is None else _weighted(call, scales[-1]))
+    return reading, scales
+
+
+def _scale(call: Call) -> jax.Array | None:
+    table = call.use.table
+    if table.update is None or not call.use.lookup.train:
+        return None
+    optimizer = table.update.optimizer
+    if not isinstance(optimizer, ReadsScaled):
+        return None
+    ((ids,), _), (slots,) = digits_in_range(table.ids, call.batch), table.spec.slots(call.state)
+    of_ids = (
+        slot.at[ids.reshape(-1)].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        for slot in slots
+    )
+    return optimizer.read_scale(tuple(of_ids), call.values["hyper"]).reshape(ids.shape)
+
+
+def _weighted(call: Call, scale: jax.Array) -> Call:
+    weights = scale.astype(accumulator(call.use.table.spec.storage(call.state)))
+    if call.batch.weights is not None:
+        weights = weights * call.batch.weights.astype(weights.dtype)
+    return call._replace(batch=dataclasses.replace(call.batch, weights=weights))

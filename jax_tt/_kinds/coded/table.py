@@ -16,29 +16,33 @@ from jax_tt._ids import places
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import digits_in_range, digits_of_integers
 from jax_tt._jax import backend
+from jax_tt._jax.backend import by_platform
 from jax_tt._jax.rounding import gathered
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._kinds.coded.assign import checked_rows, encoded_rows
 from jax_tt._kinds.coded.codes import codes_at, constants_of, entries_at
 from jax_tt._kinds.coded.expand import by_part, expanded, of_positions, whole
-from jax_tt._kinds.coded.group import CodedGroup, lookups_of_codes
 from jax_tt._kinds.coded.layout import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, CodeLayout
 from jax_tt._lookup.best_rows import Queries, best_rows, best_scanned
 from jax_tt._lookup.warn import warn_out_of_range
+from jax_tt._native.coded import Forward
 from jax_tt._native.native import NativeTable
 from jax_tt._native.partition import num_blocks
 from jax_tt._native.rows import RowTable
 from jax_tt._native.scan import scan
+from jax_tt._native.table_call import run
+from jax_tt._native.table_group import alike, innermost_call, separate_gradients
 from jax_tt._table import reference
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_name, with_update, without_values
-from jax_tt._table.groups import Call, Use
+from jax_tt._table.groups import Call, Cotangents, Gradients, Use, of_one_table
 from jax_tt._table.options import IGNORED, Lookup, Update
 from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.rotation import ROTATION, rotation_array, rotation_of, turned, turned_back
 from jax_tt._table.state import Array, Params, Slots, State, StateSpec
 from jax_tt._table.table import Execution
 from jax_tt._table.whole import to_dense
+from jax_tt._table.wide import Wide
 
 # The linen collection of the arrays without gradients.
 COLLECTION = "coded"
@@ -379,3 +383,47 @@ def best_of_codes(table: CodedTable, state: State, queries: Queries) -> tuple[ja
         return scan("coded", arrays, table.row_attributes, *asked)
 
     return best_scanned(table, state, queries, scanned)
+
+
+@dataclasses.dataclass(frozen=True)
+class CodedGroup:
+    """The group of coded tables with one method, for `jax_tt._table.groups`; each is stepped on its own."""
+
+    method: str
+
+    def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
+        calls = list(map(innermost_call, calls))
+        results: dict[int, Any] = {}
+        for members in alike(calls):
+            found = lookups_of_codes([calls[k] for k in members])
+            results.update(zip(members, found, strict=True))
+        sums, saved = zip(*(results[k] for k in range(len(calls))), strict=True)
+        return (sums if wide is None else wide.joined(sums)), saved
+
+    def backward(
+        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
+    ) -> list[Cotangents]:
+        calls = list(map(innermost_call, calls))
+        return list(map(of_one_table, calls, residuals, separate_gradients(calls, gs, wide)))
+
+
+def lookups_of_codes(calls: Sequence[Call]) -> list[tuple[jax.Array, Any]]:
+    """Sums and residuals of each table, all of which have `CodedTable.reads_codes`."""
+    tables: list[Any] = [call.use.table for call in calls]
+    axes = [
+        varying_axes(table.spec.params(call.state), call.batch)
+        for table, call in zip(tables, calls, strict=True)
+    ]
+
+    def native(calls: Sequence[Call]) -> list[Any]:
+        return list(map(vary_over, run([Forward("cpu", call) for call in calls]), axes))
+
+    def of_entries(calls: Sequence[Call]) -> list[Any]:
+        found = (table.sums_of_entries(call) for table, call in zip(tables, calls, strict=True))
+        return list(map(vary_over, found, axes))
+
+    results = by_platform({"cpu": native}, of_entries, list(map(vary_over, calls, axes)))
+    return [
+        (turned(sums, rotation_of(table, call.state), call.use.lookup.precision), residuals)
+        for table, call, (sums, residuals) in zip(tables, calls, results, strict=True)
+    ]

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._base import sentinel as _sentinel
-from jax_tt._kinds.cached.names import outer_name
+from jax_tt._kinds.cached.table import outer_name
 
 Path = tuple[Any, ...]
 _USED, _SENTINEL, _STEP = ((name, outer_name(name)) for name in ("used", "sentinel", "step"))

@@ -15,7 +15,7 @@ from flax import nnx, serialization
 import jax_tt
 import jax_tt.linen
 from jax_tt import Bags, Feature, KeyedBags, Lookup, optimizers
-from jax_tt._kinds.cached.names import directory_of
+from jax_tt._kinds.cached.table import directory_of
 
 RULE = optimizers.RowWiseAdagrad(0.1)
 CACHE = jax_tt.RowCache(8, ways=4, refresh_every=2)

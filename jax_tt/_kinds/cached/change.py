@@ -13,8 +13,14 @@ import numpy as np
 from jax_tt._base.environment import resolve_method
 from jax_tt._base.words import bucket_of, set_of
 from jax_tt._kinds.cached.maintain import written_back
-from jax_tt._kinds.cached.names import ROWS, directory_of, named_directory, outer_name
-from jax_tt._kinds.cached.table import RowCachedTable, cached_part
+from jax_tt._kinds.cached.table import (
+    ROWS,
+    RowCachedTable,
+    cached_part,
+    directory_of,
+    named_directory,
+    outer_name,
+)
 from jax_tt._sets.cache_directory import CacheDirectory, add_to_statistics, init_directory
 from jax_tt._sets.cache_reference import rank_within
 from jax_tt._sets.row_cache import RowCache

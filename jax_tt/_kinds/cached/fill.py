@@ -12,8 +12,7 @@ from jax.core import Tracer
 from jax_tt._base.words import set_of
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.cached.maintain import populated
-from jax_tt._kinds.cached.names import directory_of, named_directory
-from jax_tt._kinds.cached.table import cached_part
+from jax_tt._kinds.cached.table import cached_part, directory_of, named_directory
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.cache_reference import rank_within
 from jax_tt._sets.miss_ratio import stream

@@ -8,8 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._ids.batch import single_rows
-from jax_tt._kinds.cached.names import ROWS, directory_of, named_directory
-from jax_tt._kinds.cached.table import RowCachedTable, cached_part
+from jax_tt._kinds.cached.table import (
+    ROWS,
+    RowCachedTable,
+    cached_part,
+    directory_of,
+    named_directory,
+)
 from jax_tt._kinds.cached.write_back import write_back
 from jax_tt._lookup.rule import settle
 from jax_tt._native import cache_backend, hash_backend

@@ -20,14 +20,6 @@ from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._jax import backend as _backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._kinds.cached.keys import count_batch, hits_of, keys_of, misses_of
-from jax_tt._kinds.cached.names import (
-    COLLECTION,
-    ROWS,
-    directory_of,
-    named_directory,
-    outer,
-    outer_name,
-)
 from jax_tt._native import cache_backend
 from jax_tt._native.cache_forward import cache_forward
 from jax_tt._native.rows import RowTable
@@ -46,6 +38,31 @@ from jax_tt._table.step_values import step_values
 from jax_tt._table.table import Execution, Table
 from jax_tt._table.whole import attend, to_dense
 from jax_tt._table.wrapper import Wrapper, find
+
+_PREFIX = "cache_"
+DIRECTORY = tuple(f"{_PREFIX}{field}" for field in CacheDirectory._fields)
+ROWS = "cache_rows"
+COLLECTION = "row_cache"
+
+
+def directory_of(state: State) -> CacheDirectory:
+    return CacheDirectory(*(state[name] for name in DIRECTORY))
+
+
+def named_directory(directory: CacheDirectory) -> dict[str, Any]:
+    return dict(zip(DIRECTORY, directory, strict=True))
+
+
+def outer(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of the rows table under its names in the combined state."""
+    return {outer_name(name): value for name, value in state.items()}
+
+
+def outer_name(name: str) -> str:
+    """The name in the combined state of an array of the rows table."""
+    if name == "embedding":
+        return ROWS
+    return f"{_PREFIX}{name.removesuffix('_0')}"
 
 
 @dataclasses.dataclass(frozen=True)

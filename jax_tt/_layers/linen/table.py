@@ -18,7 +18,7 @@ from jax_tt._base.arguments import one_of
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
 from jax_tt._collection.lookup import check_lookup
-from jax_tt._kinds.cached.names import COLLECTION as ROW_CACHE
+from jax_tt._kinds.cached.table import COLLECTION as ROW_CACHE
 from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
 from jax_tt._layers.call import (
     GivenState,

@@ -18,7 +18,7 @@ from jax_tt._base.arguments import type_of
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS
-from jax_tt._kinds.cached.names import DIRECTORY
+from jax_tt._kinds.cached.table import DIRECTORY
 from jax_tt._layers.change import carried, check_cores, check_state
 from jax_tt._layers.linen.collection import EmbedCollection
 from jax_tt._layers.linen.gradients import PARAMS

@@ -8,7 +8,7 @@ import jax
 
 import jax_tt
 from jax_tt import RowCache
-from jax_tt._kinds.cached.names import directory_of, named_directory, outer_name
+from jax_tt._kinds.cached.table import directory_of, named_directory, outer_name
 from jax_tt._sets.cache_directory import CacheDirectory
 
 

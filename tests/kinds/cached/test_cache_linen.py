@@ -15,7 +15,7 @@ from flax import nnx
 import jax_tt
 import jax_tt.linen
 from jax_tt import tt_table
-from jax_tt._kinds.cached.names import directory_of
+from jax_tt._kinds.cached.table import directory_of
 from jax_tt.linen import TableEmbed
 
 N, D = 1000, 16

@@ -744,8 +744,8 @@ PYTHON = (
     Mutant(
         "a late row is read at its full scale",
         "jax_tt/_lookup/rule.py",
-        "weights = weights * call.batch.weights.astype(weights.dtype)",
-        "weights = call.batch.weights.astype(weights.dtype)",
+        "weights = weights * batch.weights.astype(weights.dtype)",
+        "weights = batch.weights.astype(weights.dtype)",
     ),
     Mutant(
         "steps of shared tables go to other tables",

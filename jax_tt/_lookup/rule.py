@@ -199,7 +199,7 @@ def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any
 @jax.custom_vjp
 def _sums(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> Any:
     calls = calls if shared is None else _with_scalars(calls, shared)
-    return groups.forward(_reading(calls)[0], wide)[0]
+    return groups.forward(_scaled_reads(calls)[0], wide)[0]
 
 
 def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tuple[Any, Any]:
@@ -208,7 +208,7 @@ def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tup
     wanted = tuple(map(_wanted, calls, scalars))
     calls, shared = jax.tree.map(lambda leaf: leaf.value, (calls, shared), is_leaf=_is_primal)
     reading = calls if shared is None else _with_scalars(calls, shared)
-    reading, scales = _reading(_asking(reading, wanted))
+    reading, scales = _scaled_reads(_asking(reading, wanted))
     reading, witness = first_order(reading)
     sums, residuals = of_first_order(groups.forward(reading, wide), witness)
     return sums, (calls, shared, residuals, wanted, wide, scales)
@@ -271,12 +271,31 @@ def _with_scalars(calls: Sequence[Call], shared: Shared) -> Sequence[Call]:
 _sums.defvjp(_fwd, _bwd, symbolic_zeros=True)
 
 
-def _reading(calls: Sequence[Call]) -> tuple[Sequence[Call], Sequence[jax.Array | None]]:
-    """What `scaled_reads` returns."""
-    updates = [call.use.table.update for call in calls]
-    if any(update and isinstance(update.optimizer, ReadsScaled) for update in updates):
-        return scaled_reads(calls)
-    return calls, [None] * len(calls)
+def _scaled_reads(calls: Sequence[Call]) -> tuple[list[Call], list[jax.Array | None]]:
+    """The calls with the factors by which some rules multiply rows, and the factor of every position of each call.
+
+    The factors become weights ``[S, cap]`` of the forward pass alone: the gradients of such a table are those with
+    respect to the rows that the lookup returned. They are None where the rows are read as they are.
+    """
+    reading = list(calls)
+    scales: list[jax.Array | None] = [None] * len(calls)
+    for k, call in enumerate(calls):
+        table, batch = call.use.table, call.batch
+        optimizer = None if table.update is None else table.update.optimizer
+        if not isinstance(optimizer, ReadsScaled) or not call.use.lookup.train:
+            continue
+        ((ids,), _), (slots,) = digits_in_range(table.ids, batch), table.spec.slots(call.state)
+        of_ids = (
+            slot.at[ids.reshape(-1)].get(mode="promise_in_bounds", wrap_negative_indices=False)
+            for slot in slots
+        )
+        scale = optimizer.read_scale(tuple(of_ids), call.values["hyper"]).reshape(ids.shape)
+        weights = scale.astype(accumulator(table.spec.storage(call.state)))
+        if batch.weights is not None:
+            weights = weights * batch.weights.astype(weights.dtype)
+        reading[k] = call._replace(batch=dataclasses.replace(batch, weights=weights))
+        scales[k] = scale
+    return reading, scales
 
 
 def _asking(calls: Sequence[Call], wanted: Sequence[Wanted]) -> list[Call]:
@@ -322,41 +341,3 @@ def _check_scalars(table: Table, scalars: Mapping[str, Any]) -> None:
 
 def _is_primal(leaf: Any) -> bool:
     return isinstance(leaf, jax.custom_derivatives.CustomVJPPrimal)
-
-
-Scales = list[jax.Array | None]
-
-
-def scaled_reads(calls: Sequence[Call]) -> tuple[list[Call], Scales]:
-    """The calls with the factors in their weights, and the factor of every position ``[S, cap]`` of each call.
-
-    A factor is None where the rows are read as they are.
-    """
-    reading: list[Call] = []
-    scales: Scales = []
-    for call in calls:
-        scales.append(_scale(call))
-        reading.append(call if scales[-1] is None else _weighted(call, scales[-1]))
-    return reading, scales
-
-
-def _scale(call: Call) -> jax.Array | None:
-    table = call.use.table
-    if table.update is None or not call.use.lookup.train:
-        return None
-    optimizer = table.update.optimizer
-    if not isinstance(optimizer, ReadsScaled):
-        return None
-    ((ids,), _), (slots,) = digits_in_range(table.ids, call.batch), table.spec.slots(call.state)
-    of_ids = (
-        slot.at[ids.reshape(-1)].get(mode="promise_in_bounds", wrap_negative_indices=False)
-        for slot in slots
-    )
-    return optimizer.read_scale(tuple(of_ids), call.values["hyper"]).reshape(ids.shape)
-
-
-def _weighted(call: Call, scale: jax.Array) -> Call:
-    weights = scale.astype(accumulator(call.use.table.spec.storage(call.state)))
-    if call.batch.weights is not None:
-        weights = weights * call.batch.weights.astype(weights.dtype)
-    return call._replace(batch=dataclasses.replace(call.batch, weights=weights))

@@ -27,12 +27,12 @@ from jax_tt._ops.remove import KeyView as KeyView
 from jax_tt._ops.remove import remove_keys as remove
 from jax_tt._sets.admission import AdmitAfter as AdmitAfter
 from jax_tt._sets.admission import AdmitWithProbability as AdmitWithProbability
+from jax_tt._sets.hash_directory import MissingKeyWarning as MissingKeyWarning
 from jax_tt._sets.initial import Constant as Constant
 from jax_tt._sets.initial import InitialRows as InitialRows
 from jax_tt._sets.initial import Normal as Normal
 from jax_tt._sets.initial import TruncatedNormal as TruncatedNormal
 from jax_tt._sets.initial import Uniform as Uniform
-from jax_tt._sets.missing import MissingKeyWarning as MissingKeyWarning
 
 __all__ = [
     "AdmitAfter",

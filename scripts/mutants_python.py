@@ -431,7 +431,7 @@ PYTHON = (
     ),
     Mutant(
         "missing keys are never an error",
-        "jax_tt/_sets/missing.py",
+        "jax_tt/_sets/hash_directory.py",
         'if check.mode == "error":',
         'if check.mode == "errors":',
     ),

@@ -22,9 +22,8 @@ from jax_tt._native.call import (
 )
 from jax_tt._native.partition import Split, is_partitioned, num_blocks, over_blocks
 from jax_tt._sets.batch_clock import KEPT, LAST
-from jax_tt._sets.hash_directory import COUNTERS, Eviction, Insertion, KeyDirectory
+from jax_tt._sets.hash_directory import COUNTERS, IGNORED, Check, Eviction, Insertion, KeyDirectory
 from jax_tt._sets.initial import InitialRows
-from jax_tt._sets.missing import IGNORED, Check
 
 
 class Search(NamedTuple):

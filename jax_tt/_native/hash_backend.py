@@ -30,9 +30,8 @@ from jax_tt._native.hash import (
     hash_set_back,
 )
 from jax_tt._sets import batch_clock, hash_reference
-from jax_tt._sets.hash_directory import Eviction, Insertion, KeyDirectory
+from jax_tt._sets.hash_directory import Eviction, Insertion, KeyDirectory, check_count
 from jax_tt._sets.initial import initial_rows
-from jax_tt._sets.missing import check_count
 
 
 def find_many(searches: Sequence[Search], methods: Sequence[str]) -> list[jax.Array]:

@@ -44,10 +44,11 @@ from jax_tt._sets.hash_directory import (
     TOTALS,
     WAITING,
     WITHIN_EPOCHS,
+    Check,
     KeyDirectory,
+    check_count,
 )
 from jax_tt._sets.hashing import words_of
-from jax_tt._sets.missing import Check, check_count
 from jax_tt._table.options import Lookup
 
 

@@ -32,6 +32,7 @@ from jax_tt._sets.hash_directory import (
     TOTALS,
     WAITING,
     WITHIN_EPOCHS,
+    Check,
     Eviction,
     Insertion,
     KeyDirectory,
@@ -40,7 +41,6 @@ from jax_tt._sets.hash_directory import (
 )
 from jax_tt._sets.hash_reference import erase, scored, scores_of
 from jax_tt._sets.initial import InitialRows, threefry
-from jax_tt._sets.missing import Check
 from jax_tt._table.options import BOUNDS, Lookup
 from jax_tt._table.state import State
 from jax_tt._table.wrapper import is_sharded

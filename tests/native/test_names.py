@@ -11,7 +11,7 @@ import pytest
 import jax_tt
 from jax_tt import optimizers
 from jax_tt._base import ffi
-from jax_tt._sets import cache_directory, hash_directory, missing
+from jax_tt._sets import cache_directory, hash_directory
 from jax_tt._table.options import BOUNDS
 from jax_tt.optimizers import counted_adagrad, native
 from tests.conftest import native_available
@@ -31,7 +31,7 @@ def test_modules_have_the_same_names(platform):
     assert set(module.rules()) == set(optimizers.RULES)
     lists = module.lists()
     assert set(lists.pop("bounds")) == {*BOUNDS, "poison"}
-    assert set(lists.pop("hash checks")) == set(missing.SAFE_CHECKS)
+    assert set(lists.pop("hash checks")) == set(hash_directory.SAFE_CHECKS)
     assert set(lists.pop("cache policies")) == set(cache_directory.POLICIES)
     assert set(lists.pop("hash policies")) == set(hash_directory.POLICIES)
     assert lists == {

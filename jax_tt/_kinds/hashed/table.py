@@ -28,18 +28,20 @@ from jax_tt._sets.batch_clock import KEPT
 from jax_tt._sets.hash_directory import (
     CLOCK,
     COUNTERS,
+    IGNORED,
     KEYS,
     MAX_WAYS,
     POLICIES,
+    SAFE_CHECKS,
     SEED,
     TOTALS,
     WAITING,
+    Check,
     Eviction,
     directory_of,
     init_directory,
 )
 from jax_tt._sets.initial import InitialRows, Normal
-from jax_tt._sets.missing import IGNORED, SAFE_CHECKS, Check
 from jax_tt._sets.relocate import relocated
 from jax_tt._table.added import added_rows, adds_rows
 from jax_tt._table.check import check_state, check_table

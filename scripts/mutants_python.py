@@ -372,8 +372,8 @@ PYTHON = (
     Mutant(
         "requests within epochs are counted once",
         "jax_tt/_sets/hash_directory.py",
-        'self.policy in ("lfu", "epoch_lfu")',
-        'self.policy in ("lfu",)',
+        'return WITHIN_EPOCHS.get(self.policy, self.policy) == "lfu"',
+        'return self.policy == "lfu"',
     ),
     Mutant(
         "old keys vanish when the batch clock is set back",
@@ -762,8 +762,8 @@ PYTHON = (
     Mutant(
         "donated arrays are copied by native operations",
         "jax_tt/_native/call.py",
-        "if name in places\n        },",
-        "if name in places and place < 0\n        },",
+        "        if name in places:\n",
+        "        if name in places and place < 0:\n",
     ),
     Mutant(
         "gradients of dense tables are not summed over devices",
@@ -852,8 +852,8 @@ PYTHON = (
     Mutant(
         "tables of one call get the gradients of their neighbours",
         "jax_tt/_native/table_group.py",
-        "rows = [(calls[k], residuals[k], gs[k]) for k in members]",
-        "rows = [(calls[k], residuals[k], gs[j]) for k, j in zip(members, members[::-1], strict=True)]",
+        "results = of_part(*given, [gs[k] for k in members])",
+        "results = of_part(*given, [gs[k] for k in members[::-1]])",
     ),
     Mutant(
         "sharded arrays are accepted where they give wrong results",
@@ -1026,7 +1026,7 @@ PYTHON = (
     Mutant(
         "combiners of features are all sums",
         "jax_tt/_collection/requests.py",
-        "return dataclasses.replace(lookup, combiner=combiner)",
+        "return lookup.replace(combiner=combiner)",
         "return lookup",
     ),
     Mutant(
@@ -1914,8 +1914,8 @@ PYTHON = (
     Mutant(
         "an epoch that a policy does not have is ignored",
         "jax_tt/_ops/inserting.py",
-        'if table.policy.startswith("epoch_") != (epoch is not None):',
-        'if table.policy.startswith("epoch_") and epoch is None:',
+        "if (table.policy in WITHIN_EPOCHS) != (epoch is not None):",
+        "if table.policy in WITHIN_EPOCHS and epoch is None:",
     ),
     Mutant(
         "scores of keys are ignored",
@@ -2250,8 +2250,8 @@ PYTHON = (
     Mutant(
         "fused tables are not written after a step",
         "jax_tt/_layers/nnx/gradients.py",
-        "written = {path: value for path, value in new.items() if not says_used(path)}",
-        "written = {path: value for path, value in new.items() if says_used(path)}",
+        "written = {path: value for path, value in new.items() if path not in flags}",
+        "written = {path: value for path, value in new.items() if path in flags}",
     ),
     Mutant(
         "all layers of a model are changed in the optimizer",
@@ -2370,8 +2370,8 @@ PYTHON = (
     Mutant(
         "gradients with other terms are accepted",
         "jax_tt/_layers/next_values.py",
-        "if terms:\n",
-        "if len(terms) < 0:\n",
+        "if terms := loss.with_other_terms(old, by_path):",
+        "if len(terms := loss.with_other_terms(old, by_path)) < 0:",
     ),
     Mutant(
         "next values are reported after a trace has raised",

@@ -41,8 +41,8 @@ PYTHON = (
     ),
     Mutant(
         "a sentinel that was scaled a little is taken for untouched",
-        "jax_tt/_base/sentinel.py",
-        "return jnp.where(untouched(sentinel), sentinel, beyond)",
+        "jax_tt/_table/state.py",
+        "return jnp.where(sentinel_untouched(sentinel), sentinel, beyond)",
         "return jnp.where(holds(sentinel), sentinel, beyond)",
     ),
     Mutant(
@@ -563,7 +563,7 @@ PYTHON = (
     ),
     Mutant(
         "a class with the native rule of another one runs it",
-        "jax_tt/optimizers/native.py",
+        "jax_tt/_native/operands.py",
         "if given.update_rows is not owner.update_rows:",
         "if given.update_rows is None:",
     ),
@@ -1002,7 +1002,7 @@ PYTHON = (
     Mutant(
         "gradients that are no next values keep the sentinel",
         "jax_tt/_collection/next_values.py",
-        "value = _sentinel.spoilt(value)",
+        "value = spoilt_sentinel(value)",
         "pass",
     ),
     Mutant(
@@ -2064,7 +2064,7 @@ PYTHON = (
     Mutant(
         "spoilt fused tables have best rows",
         "jax_tt/_ops/top_k.py",
-        'flat = jnp.where(_sentinel.holds(state["sentinel"]), flat, jnp.nan)',
+        'flat = jnp.where(sentinel_holds(state["sentinel"]), flat, jnp.nan)',
         "pass",
     ),
     Mutant(
@@ -2369,13 +2369,13 @@ PYTHON = (
     ),
     Mutant(
         "gradients with other terms are accepted",
-        "jax_tt/_layers/next_values.py",
+        "jax_tt/_collection/next_values.py",
         "if terms := loss.with_other_terms(old, by_path):",
         "if len(terms := loss.with_other_terms(old, by_path)) < 0:",
     ),
     Mutant(
         "next values are reported after a trace has raised",
-        "jax_tt/_layers/next_values.py",
+        "jax_tt/_collection/next_values.py",
         " or get_opaque_trace_state() != self._trace:",
         ":",
     ),

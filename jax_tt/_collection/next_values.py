@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 from weakref import WeakValueDictionary, ref
@@ -10,9 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.extend.core import get_opaque_trace_state
 
-from jax_tt._base import sentinel as _sentinel
+from jax_tt._base import reports
 from jax_tt._kinds.cached.table import outer_name
+from jax_tt._lookup.one_loss import Loss
+from jax_tt._table.state import sentinel_untouched, spoilt_sentinel
 
 Path = tuple[Any, ...]
 _USED, _SENTINEL, _STEP = ((name, outer_name(name)) for name in ("used", "sentinel", "step"))
@@ -59,7 +63,7 @@ def next_values(
             if path in known and not isinstance(skip, jax.Array):
                 _check_sentinel(caller, path, known[path], skip)
             else:
-                value = _sentinel.spoilt(value)
+                value = spoilt_sentinel(value)
             if outdated is not False:
                 value = jnp.where(outdated, jnp.nan, value)
         if skip is True:
@@ -209,7 +213,7 @@ def _check_alive(caller: str, new: Mapping[Path, Any]) -> None:
     if traced is None:
         return
     try:
-        _sentinel.untouched(traced)
+        sentinel_untouched(traced)
     except jax.errors.UnexpectedTracerError:
         raise ValueError(
             f"{caller}: grads left the compiled function that computed them, and the next values of fused tables do "
@@ -273,7 +277,7 @@ def _either(unused: Any, old: Any, new: Any) -> Any:
 def _check_sentinel(
     caller: str, path: Path, sentinel: np.ndarray, unused: bool | np.ndarray
 ) -> None:
-    moved = np.ravel(sentinel)[~np.ravel(_sentinel.untouched(sentinel) | unused)]
+    moved = np.ravel(sentinel)[~np.ravel(sentinel_untouched(sentinel) | unused)]
     if moved.size == 0:
         return
     table = ".".join(map(str, path[:-1]))
@@ -292,3 +296,90 @@ _MOVED = (
     "ordinary parameters and give the table's optimizer a weight_decay, update after every micro-batch, pass a loss "
     "scale to the layer as grad_scale, or build the layer with optimizer=None and let optax step it."
 )
+
+
+_COMBINED = (
+    "gradients of a model with fused tables: they carry the next values of the tables, which are neither summed nor "
+    "averaged nor compared, and do not pass through jit, scan or cond as arguments, carries or results. Update after "
+    "every micro-batch and put optax.MultiSteps into tx; compute the gradients and update in the same jitted function."
+)
+
+
+class NextValues:
+    """The "cotangents" of fused tables: static data of a pytree whose leaves are the ordinary gradients.
+
+    Args:
+        old: the arrays that the loss was differentiated at, by path.
+        by_path: their next values.
+        loss: what its backward pass did.
+        model: the name of the model in ``loss``.
+        ordinary: for error messages, an expression for the parameters without fused tables.
+
+    Raises:
+        ValueError: the loss depends on arrays not only through one lookup, as far as the trace shows it, or without
+            any lookup.
+
+    JAX compares static data where it combines two trees, and where a tree is an argument or a carry of a compiled
+    function. The comparison raises, since the arrays of one of the two would be dropped.
+
+    Next values that nothing takes are reported when they are dropped, once: the tables are not trained then.
+    """
+
+    # Of an object whose constructor has raised.
+    _untaken = ""
+
+    def __init__(
+        self,
+        old: Mapping[Path, Any],
+        by_path: Mapping[Path, Any],
+        loss: Loss,
+        model: Any,
+        ordinary: str,
+    ) -> None:
+        reached = loss.reached[model]
+        if alone := without_lookup(old, reached):
+            raise ValueError(
+                f"value_and_grad: the loss reads {names_of(alone)} of fused tables, but looks up nothing in them. Only "
+                "a lookup trains a fused table, and this gradient would be lost. Build the layer with optimizer=None "
+                "and let optax step it, e.g. where it is the output weights of a model; give the rule a weight_decay "
+                "instead of adding a penalty to the loss, also one with a coefficient of 0; or read "
+                "jax.lax.stop_gradient(array) for what is not to be trained."
+            )
+        if terms := loss.with_other_terms(old, by_path):
+            raise ValueError(
+                f"value_and_grad: the loss depends on {names_of(terms)} of fused tables not only through one lookup, "
+                "and JAX adds the other gradient to their next values. Restrict penalties to ordinary parameters, "
+                f"{ordinary}, and give the optimizer of a table a weight_decay; look up all ids of a table in one "
+                "call. A coefficient of 0 does not take a penalty out of the trace; leave the term out."
+            )
+        self.by_path = dict(by_path)
+        self.start = Start(old)
+        stepped = reached.intersection(used_flags(old))
+        self._untaken = names_of([path[:-1] or ("the model itself",) for path in stepped])
+        self._trace = get_opaque_trace_state()
+
+    def take(self) -> NextValues:
+        """These, of which nothing is reported any more."""
+        self._untaken = ""
+        return self
+
+    def __del__(self) -> None:
+        # After a trace has raised, its frames are dropped outside of it.
+        if not self._untaken or sys.is_finalizing() or get_opaque_trace_state() != self._trace:
+            return
+        message = (
+            f"the next values of the fused tables {self._untaken} were computed, but never taken, so that nothing "
+            "trains these tables: nnx.Optimizer and optax see other parameters alone. Give the gradients to "
+            "jax_tt.FusedOptimizer.update, in linen to jax_tt.linen.TrainState.apply_gradients. If a table is not to "
+            "be trained, set layer.frozen = True, or pass what the layer returns through jax.lax.stop_gradient. This "
+            "is said once."
+        )
+        reports.warn_once(("next values", self._untaken), message, RuntimeWarning)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        raise TypeError(_COMBINED)
+
+    def __hash__(self) -> int:
+        raise TypeError(_COMBINED)

@@ -295,3 +295,14 @@ class FeatureCalls:
         if STATISTICS in state:
             self._count(after[STATISTICS][TOTALS])
         return result
+
+
+def without_value(value_and_grad: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """The function that `jax.grad` returns, from the one that `jax.value_and_grad` returns."""
+
+    @functools.wraps(value_and_grad)
+    def gradients(*args: Any, **kwargs: Any) -> Any:
+        value, grads = value_and_grad(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return gradients

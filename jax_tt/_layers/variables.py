@@ -1,7 +1,6 @@
 """Variable types of the NNX layers."""
 
 import contextlib
-from typing import Any
 
 from flax import nnx
 from flax.errors import TraceContextError
@@ -128,7 +127,7 @@ class TableDescription(nnx.Variable):
     """
 
 
-_LIBRARY_VARIABLES = (
+LIBRARY_VARIABLES = (
     FusedParam,
     OutOfRange,
     LookupCounts,
@@ -138,11 +137,3 @@ _LIBRARY_VARIABLES = (
     IdOrderState,
     TableDescription,
 )
-
-
-def with_ordinary_gradients(wrt: Any) -> Any:
-    """A filter of the variables in ``wrt`` without fused tables and without what is never trained, such as counts.
-
-    A filter by path, or the complement of one, contains the counts of a layer, which are integers.
-    """
-    return nnx.All(wrt, nnx.Not(nnx.Any(*_LIBRARY_VARIABLES)))

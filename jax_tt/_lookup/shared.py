@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._base import sentinel as _sentinel
 from jax_tt._jax.vma import vary_over, varying_axes
+from jax_tt._table.state import kept_sentinel
 from jax_tt._table.table import Table
 
 # Scalars that one reduction adds: the parameters of a kernel are limited.
@@ -51,7 +51,7 @@ class Shared(NamedTuple):
         after = dict(zip(applied, stepped, strict=True))
         return Shared(
             [after.get(k, step) for k, step in enumerate(self.steps)],
-            _sentinel.kept(self.sentinel),
+            kept_sentinel(self.sentinel),
             # A compile-time constant, so that the compiler knows that the old tables are not needed.
             vary_over(jnp.ones((), jnp.float32), varying_axes(self.used)),
         )

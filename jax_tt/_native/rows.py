@@ -16,8 +16,8 @@ from jax_tt._base.storage import check_param_dtype
 from jax_tt._ids.batch import Batch
 from jax_tt._jax.rounding import gathered
 from jax_tt._native.dense import DENSE
-from jax_tt._native.native import NativeTable
 from jax_tt._native.table_call import Calls
+from jax_tt._native.table_group import NativeTable
 from jax_tt._table import distinct_rows
 from jax_tt._table.options import Lookup, Update, check_update
 from jax_tt._table.state import Params, Slots, State, StateSpec, parameter

@@ -27,6 +27,7 @@ from jax_tt._native.call import (
 )
 from jax_tt._native.operands import (
     caller_attribute,
+    check_native,
     lookup_attributes,
     make_operands,
     sentinel_operand,
@@ -34,7 +35,6 @@ from jax_tt._native.operands import (
 from jax_tt._native.partition import Arrays, Dimensions, Split, over_blocks
 from jax_tt._table import reference
 from jax_tt._table.groups import Call
-from jax_tt.optimizers.native import check_native
 
 if TYPE_CHECKING:
     from jax_tt._table.wide import Wide

@@ -1,22 +1,28 @@
-"""`TableGroup`: tables of one kind that native ops handle together."""
+"""`NativeTable`, a kind with native ops, and `TableGroup`, the tables that they handle together."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jax_tt._base.dtypes import accumulator
+from jax_tt._ids.batch import Batch
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.partition import is_partitioned, num_blocks
 from jax_tt._native.table_call import BackwardPass, Calls, UpdatePass, run
-from jax_tt._table.groups import Call, Cotangents, Gradients, of_one_table
+from jax_tt._table.groups import Call, Cotangents, Gradients, Use, of_one_table
+from jax_tt._table.options import Lookup
+from jax_tt._table.reference import ReferenceTable, stepped
+from jax_tt._table.state import Params, Slots, State
+from jax_tt._table.table import Execution
 from jax_tt._table.wide import Wide
 from jax_tt._table.wrapper import innermost
 
@@ -183,8 +189,8 @@ class TableGroup:
         gs = [step.g for step in steps] if wide is None else steps[0].g
         after = self.backward_pass(self.calls.update, given, residuals, gs, wide)
         results = []
-        for table, call, step, stepped in zip(tables, calls, steps, after, strict=True):
-            new, _, dweights = table.after_step(call.state, step, *stepped)
+        for table, call, step, found in zip(tables, calls, steps, after, strict=True):
+            new, _, dweights = table.after_step(call.state, step, *found)
             results.append((new, dweights))
         return results
 
@@ -257,3 +263,58 @@ def _each(calls: Sequence[Call], gs: Gradients, wide: Wide | None) -> Sequence[A
 def separate_gradients(calls: Sequence[Call], gs: Gradients, wide: Wide | None) -> Sequence[Any]:
     """The gradients of the sums of every call."""
     return gs if wide is None else wide.separated(gs, [call.shape for call in calls])
+
+
+class NativeTable(ReferenceTable):
+    """A kind with native ops, selected by ``method`` and by the platform that a program is lowered for.
+
+    On its own, a table is a group of one.
+
+    Attributes:
+        calls: the native ops.
+    """
+
+    calls: ClassVar[Calls]
+
+    @functools.cached_property
+    def row_attributes(self) -> Mapping[str, Any]:
+        """What native ops must be told of the form of the rows."""
+        return {}
+
+    @property
+    def steps_natively(self) -> bool:
+        """Whether gradients, and the step of its rule, are native ops."""
+        return self.update is None or self.update.is_native
+
+    def execution(self, lookup: Lookup, state: State) -> Execution:
+        method = backend.choose(lookup.method, self.spec.storage(state))
+        if method == "reference":
+            return Execution(by_jax=self.update is None)
+        return Execution(method, TableGroup(self.calls, method))
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        if lookup.method == "reference":
+            return super().forward(state, batch, lookup)
+        calls = [Call(Use(self, lookup), state, batch, ())]
+        (sums,), (residuals,) = TableGroup(self.calls, lookup.method).forward(calls, None)
+        return sums, residuals
+
+    def param_gradients(
+        self, params: Params, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[Params, jax.Array | None]:
+        call = Call(Use(self, lookup), self.spec.named(params), batch, ())
+        group = TableGroup(self.calls, lookup.method)
+        (gradients,) = group.backward_pass(self.calls.backward, [call], [residuals], [g])
+        return gradients
+
+    def stepped_params(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+        if not self.steps_natively:
+            params = self.spec.params(state)
+            grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
+            return *stepped(self, state, batch, grads, lookup, values), dweights
+        call = Call(Use(self, lookup), state, batch, values)
+        group = TableGroup(self.calls, lookup.method)
+        (after,) = group.backward_pass(self.calls.update, [call], [residuals], [g])
+        return after

@@ -28,7 +28,6 @@ from jax_tt._native.call import (
     types_in,
     types_of,
 )
-from jax_tt._native.native import NativeTable
 from jax_tt._native.operands import (
     Operands,
     caller_attribute,
@@ -47,7 +46,7 @@ from jax_tt._native.table_call import (
     Types,
     UpdatePass,
 )
-from jax_tt._native.table_group import zeros_like
+from jax_tt._native.table_group import NativeTable, zeros_like
 from jax_tt._table import reference
 from jax_tt._table.groups import Call
 from jax_tt._table.options import Lookup

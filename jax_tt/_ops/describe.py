@@ -25,7 +25,7 @@ from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._kinds.quantized.levels import Levels
 from jax_tt._kinds.quantized.table import QuantizedTable
 from jax_tt._kinds.tensor_train.table import TTTable
-from jax_tt._native.native import NativeTable
+from jax_tt._native.table_group import NativeTable
 from jax_tt._sets.admission import Admission
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.initial_rows import NormalRows, default_embedding_init

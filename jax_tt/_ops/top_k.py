@@ -12,7 +12,6 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._base import sentinel as _sentinel
 from jax_tt._base.arguments import as_array, as_number, as_positive
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.environment import resolve_method
@@ -22,7 +21,7 @@ from jax_tt._ids.split_ids import SplitIds
 from jax_tt._lookup.best_rows import Queries, best_rows
 from jax_tt._table.check import check_state, check_table
 from jax_tt._table.copies import with_update, without_values
-from jax_tt._table.state import State
+from jax_tt._table.state import State, sentinel_holds
 from jax_tt._table.table import Table
 
 # Scores of 256 queries and this number of rows fit the caches of a processor.
@@ -127,7 +126,7 @@ def _found(
     count = math.prod(lead)
     flat = vectors.reshape(count, table.features).astype(accumulator(table.spec.storage(state)))
     if "sentinel" in state:
-        flat = jnp.where(_sentinel.holds(state["sentinel"]), flat, jnp.nan)
+        flat = jnp.where(sentinel_holds(state["sentinel"]), flat, jnp.nan)
     exclude = exclude.reshape(count, *exclude.shape[len(lead) :])
     found = best_rows(table, state, Queries(flat, exclude, None, k, block, recall_target, method))
     return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), found)

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._base import sentinel as _sentinel
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch, pool, present
 from jax_tt._ids.id_space import digits_in_range, outside
@@ -23,7 +22,7 @@ from jax_tt._jax.reverse_only import once
 from jax_tt._jax.rounding import fold_key, round_to
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table.options import IGNORED, Lookup
-from jax_tt._table.state import Params, Slots, State
+from jax_tt._table.state import Params, Slots, State, kept_sentinel, sentinel_holds
 from jax_tt._table.table import APPLIED, Table
 from jax_tt.optimizers import ChangesAll
 
@@ -59,7 +58,7 @@ def forward(
         weights = jnp.where(here, batch.weights, 0).astype(value.dtype)
         value = value * weights[..., None]
     sums = pool(batch, value)
-    return sums if sentinel is None else jnp.where(_sentinel.holds(sentinel), sums, jnp.nan)
+    return sums if sentinel is None else jnp.where(sentinel_holds(sentinel), sums, jnp.nan)
 
 
 def backward(
@@ -190,7 +189,7 @@ def stepped_scalars(table: Table, state: State, applied: jax.Array) -> dict[str,
     if table.update is not None and table.update.shared:
         return {APPLIED: applied}
     return {
-        "sentinel": _sentinel.kept(state["sentinel"]),
+        "sentinel": kept_sentinel(state["sentinel"]),
         # A compile-time constant, so that the compiler knows that the old table is not needed.
         "used": vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"])),
         "step": state["step"] + applied,

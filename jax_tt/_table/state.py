@@ -331,3 +331,34 @@ def _slots(params: Sequence[Array], update: Update | None) -> list[Array]:
 
 def _stepped_shape(param: Array) -> tuple[int, ...]:
     return param.stepped_shape or param.shape or ()
+
+
+# The sentinel of a fused table stays at 1 only if the table is overwritten.
+
+# Averages of ones round by less, one step of Adam at a learning rate of 1e-4 moves it by more. The same number as
+# kSentinelTolerance of ffi/core/sentinel.h.
+SENTINEL_TOLERANCE = 2.0**-14
+
+
+def sentinel_holds(sentinel: Any) -> Any:
+    """Whether each sentinel of an array is 1 up to rounding; False for NaN."""
+    return abs(sentinel - 1) <= SENTINEL_TOLERANCE
+
+
+def kept_sentinel(sentinel: Any) -> Any:
+    """The sentinel after a step.
+
+    An invalid one stays invalid, so that all further passes fail; rounding errors are reset to 1.
+    """
+    return jnp.where(sentinel_holds(sentinel), 1, sentinel)
+
+
+def sentinel_untouched(sentinel: Any) -> Any:
+    """Whether a sentinel is what a step returned: exactly 1."""
+    return sentinel == 1
+
+
+def spoilt_sentinel(sentinel: Any) -> Any:
+    """The sentinel where a step returned it untouched; otherwise one that no forward pass takes for rounding."""
+    beyond = jnp.where(sentinel_holds(sentinel), jnp.nan, sentinel)
+    return jnp.where(sentinel_untouched(sentinel), sentinel, beyond)

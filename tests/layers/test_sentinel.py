@@ -12,7 +12,7 @@ from flax import nnx
 
 import jax_tt
 from jax_tt import optimizers
-from jax_tt._base.sentinel import TOLERANCE
+from jax_tt._table.state import SENTINEL_TOLERANCE as TOLERANCE
 from tests.helpers import raises
 
 RULE = optimizers.SGD(0.1)

@@ -26,12 +26,11 @@ from jax_tt._kinds.coded.layout import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, 
 from jax_tt._lookup.best_rows import Queries, best_rows, best_scanned
 from jax_tt._lookup.warn import warn_out_of_range
 from jax_tt._native.coded import Forward
-from jax_tt._native.native import NativeTable
 from jax_tt._native.partition import num_blocks
 from jax_tt._native.rows import RowTable
 from jax_tt._native.scan import scan
 from jax_tt._native.table_call import run
-from jax_tt._native.table_group import alike, innermost_call, separate_gradients
+from jax_tt._native.table_group import NativeTable, alike, innermost_call, separate_gradients
 from jax_tt._table import reference
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_name, with_update, without_values

@@ -18,9 +18,9 @@ from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.levels import Levels, as_attribute, check_levels, largest_step
 from jax_tt._lookup.best_rows import Queries, best_rows, best_scanned
 from jax_tt._native.dense import DENSE
-from jax_tt._native.native import NativeTable
 from jax_tt._native.scan import scan
 from jax_tt._native.table_call import Calls
+from jax_tt._native.table_group import NativeTable
 from jax_tt._table import distinct_rows
 from jax_tt._table.check import check_arrays, check_state
 from jax_tt._table.copies import freeze, with_update, without_values

@@ -12,8 +12,8 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from flax.training import train_state
 
 from jax_tt._base.arguments import as_int, type_of
-from jax_tt._collection.next_values import check_paths, next_values, note_update
-from jax_tt._layers.next_values import NextValues, without_value
+from jax_tt._collection.next_values import NextValues, check_paths, next_values, note_update
+from jax_tt._layers.call import without_value
 from jax_tt._lookup.one_loss import one_loss
 
 PARAMS = "params"

@@ -14,15 +14,16 @@ from flax import nnx
 
 from jax_tt._base.arguments import type_of
 from jax_tt._collection.next_values import (
+    NextValues,
     check_paths,
     names_of,
     next_values,
     note_update,
     used_flags,
 )
-from jax_tt._layers.next_values import NextValues, without_value
+from jax_tt._layers.call import without_value
 from jax_tt._layers.nnx.change import refresh_caches
-from jax_tt._layers.variables import FusedParam, with_ordinary_gradients
+from jax_tt._layers.variables import LIBRARY_VARIABLES, FusedParam
 from jax_tt._lookup.one_loss import Loss, one_loss
 
 
@@ -185,7 +186,15 @@ def _with_tables(argnums: Any, wrt: Any) -> Any:
         return tuple(_with_tables(argnum, wrt) for argnum in argnums)
     if isinstance(argnums, nnx.DiffState):
         argnums, wrt = argnums.argnum, argnums.filter
-    return nnx.DiffState(argnums, nnx.Any(with_ordinary_gradients(wrt), FusedParam))
+    return nnx.DiffState(argnums, nnx.Any(_with_ordinary_gradients(wrt), FusedParam))
+
+
+def _with_ordinary_gradients(wrt: Any) -> Any:
+    """A filter of the variables in ``wrt`` without fused tables and without what is never trained, such as counts.
+
+    A filter by path, or the complement of one, contains the counts of a layer, which are integers.
+    """
+    return nnx.All(wrt, nnx.Not(nnx.Any(*LIBRARY_VARIABLES)))
 
 
 def _refuse_method(f: Any) -> None:
@@ -212,7 +221,7 @@ def _check_wrt(caller: str, module: Any, wrt: Any, graph: bool | None = None) ->
         return
     given, ordinary, parameters = (
         nnx.to_flat_state(nnx.state(module, some, graph=graph)).paths
-        for some in (wrt, with_ordinary_gradients(wrt), with_ordinary_gradients(nnx.Param))
+        for some in (wrt, _with_ordinary_gradients(wrt), _with_ordinary_gradients(nnx.Param))
     )
     if given and parameters and not ordinary:
         raise ValueError(
@@ -339,7 +348,7 @@ class FusedOptimizer(nnx.Optimizer):
                 f"jax_tt.optimizers go into the layer: TTEmbedBag(..., optimizer=...)."
             )
         _check_wrt("FusedOptimizer", model, wrt, graph)
-        super().__init__(model, tx, wrt=with_ordinary_gradients(wrt), graph=graph)
+        super().__init__(model, tx, wrt=_with_ordinary_gradients(wrt), graph=graph)
         self._params, self._tables = self._trained(model), _tables(self._fused(model))
 
     def update(self, model: Any, grads: Any, /, **kwargs: Any) -> optax.Updates:

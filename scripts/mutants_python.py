@@ -43,7 +43,7 @@ PYTHON = (
         "a sentinel that was scaled a little is taken for untouched",
         "jax_tt/_table/state.py",
         "return jnp.where(sentinel_untouched(sentinel), sentinel, beyond)",
-        "return jnp.where(holds(sentinel), sentinel, beyond)",
+        "return jnp.where(sentinel_holds(sentinel), sentinel, beyond)",
     ),
     Mutant(
         "damaged arrays of a container are read",

@@ -24,7 +24,7 @@ from jax_tt._table.reference import ReferenceTable, stepped
 from jax_tt._table.state import Params, Slots, State
 from jax_tt._table.table import Execution
 from jax_tt._table.wide import Wide
-from jax_tt._table.wrapper import innermost
+from jax_tt._table.wrapper import Wrapper, innermost
 
 # Ids of one update: its working memory may grow with those of all its tables.
 _MOST_IDS = 2**26
@@ -236,6 +236,8 @@ def zeros_like(saved: Any) -> Any:
 
 def innermost_call(call: Call) -> Call:
     use = call.use
+    if not isinstance(use.table, Wrapper):
+        return call
     return call._replace(use=dataclasses.replace(use, table=innermost(use.table)))
 
 

@@ -78,7 +78,7 @@ def test_bounds_have_one_default():
         "jax_tt.TableEmbed from_pretrained",
         "jax_tt.Tiers prefetch",
         "jax_tt.tt.lookup lookup",
-        "jax_tt.linen.Embed __init__",
+        "jax_tt.linen.TableEmbed __init__",
     }
     assert doors < {*found}
     assert {*found.values()} == {DEFAULT_BOUNDS}, found

@@ -205,8 +205,7 @@ class Tiers:
                 for when the iteration ends.
             epoch: a number that the batches belong to, such as the day. `remove` sees it of every row for its last
                 request.
-            bounds: what is done about malformed offsets before slots take the place of ids, for all tables or by
-                table: ``"error"`` and ``"unchecked"`` raise, the others repair them as in `lookup_features`.
+            bounds: as in `lookup_features`, for all tables or by table; ``"unchecked"`` raises for malformed offsets.
 
         Raises:
             TypeError, ValueError: a batch does not fit; with a depth, when it is its turn.

@@ -171,7 +171,7 @@ class EmbedCollection(ChecksKeywords, FeatureCalls, nn.Module):
         if not counts or not self.is_mutable_collection(STATISTICS):
             return self.flags
         totals = self.get_variable(STATISTICS, TOTALS, init_totals(lookups))
-        return self.flags | {STATISTICS: {TOTALS: totals}}
+        return {**self.flags, STATISTICS: {TOTALS: totals}}
 
     @nn.nowrap
     def _count(self, totals: Any) -> None:

@@ -191,7 +191,7 @@ def test_linen():
     tx = optax.adam(0.1)
     state = tx.init(variables["params"])
     changed, after = update(variables, partial(jax_tt.cache.resize, cache=NEW))
-    assert changed.layer == bigger
+    assert changed.layer.table.cache == NEW
     shapes = jax.eval_shape(bigger.init, jax.random.key(0), ids)
     assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, shapes)
     assert changed.opt_state(tx, state, after)[0].mu["cache_rows"].shape == (100, 8)

@@ -156,7 +156,7 @@ def test_linen_calls_equal_those_on_one_device():
     assert frozen.layer.mesh is None and OVERWRITE_WITH_GRADIENT not in served
     rows = frozen.layer.apply(served, batch, method="concatenated")
     np.testing.assert_allclose(rows, results[1], rtol=1e-6)
-    item = jax_tt.quantize(np.ones((100, 8), np.float32), bits=8)
+    item = jax_tt.quantize(np.ones((200, 4), np.float32), bits=8)
     with pytest.raises(ValueError, match="some tables alone are divided over the mesh"):
         update(partial(jax_tt.Collection.with_tables, tables={"item": item}))
 

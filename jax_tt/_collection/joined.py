@@ -17,11 +17,11 @@ from jax_tt._ids import bag_parts
 from jax_tt._ids.batch import HIGHEST_BIT, Batch, unsigned, with_marks
 from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._ids.parts import in_parts, join_parts, separate_parts
-from jax_tt._table.groups import Use
+from jax_tt._table.groups import BoundTable
 from jax_tt._table.table import Table
 
 
-def joined(use: Use, batches: Mapping[str, Batch]) -> Batch:
+def joined(use: BoundTable, batches: Mapping[str, Batch]) -> Batch:
     """The bags of all features in their order."""
     parts, devices = _of_one_form(use.table, batches), use.execution.devices
     if devices > 1:
@@ -43,7 +43,7 @@ def _first_cut(batches: Sequence[Batch]) -> tuple[int | None, int | None] | None
     return large, small
 
 
-def separated(use: Use, sums: jax.Array, batches: Sequence[Batch]) -> Sequence[jax.Array]:
+def separated(use: BoundTable, sums: jax.Array, batches: Sequence[Batch]) -> Sequence[jax.Array]:
     """Splits the sums of a joined batch into the sums ``[S, nb, D]`` of each batch."""
 
     def split_parts(sums: jax.Array) -> tuple[jax.Array, ...]:

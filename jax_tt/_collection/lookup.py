@@ -36,7 +36,7 @@ from jax_tt._lookup.offsets import nan_if
 from jax_tt._lookup.rule import pooled_sums, prepared, settle
 from jax_tt._ops.lookups import options_of
 from jax_tt._table.check import check_state
-from jax_tt._table.groups import Use
+from jax_tt._table.groups import BoundTable
 from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.row_shard import RowShard, row_shard
 
@@ -198,7 +198,7 @@ def embed(
 
 
 def _found_keys(
-    uses: Mapping[str, Use], state: States, batches: Mapping[str, Batch]
+    uses: Mapping[str, BoundTable], state: States, batches: Mapping[str, Batch]
 ) -> dict[str, Batch]:
     """The batches of hash tables with the slots of their keys, which are searched together."""
     # Devices that hold parts of a table find its keys in the exchange.
@@ -217,7 +217,7 @@ def _found_keys(
 
 
 def _limit_of_sums(
-    limit: jax.Array, batch: Batch, use: Use, requests: Sequence[Request]
+    limit: jax.Array, batch: Batch, use: BoundTable, requests: Sequence[Request]
 ) -> jax.Array:
     """The limit for the sums of the batch of all features of a table, as `Call.limit`."""
     limits = [
@@ -237,7 +237,7 @@ def _limit_of_sums(
     return rearranged(lambda sums: tuple(separated(use, sums, summed)), shape, of_bags)
 
 
-def _batch_of(use: Use, storage: Any, requests: Mapping[str, Request], batch: Any) -> Batch:
+def _batch_of(use: BoundTable, storage: Any, requests: Mapping[str, Request], batch: Any) -> Batch:
     """The one batch of a table."""
     pooled = (request.lookup is not None for request in requests.values())
     alike = all(pooled) and all(request.summed is request.batch for request in requests.values())

@@ -27,7 +27,7 @@ from jax_tt._ids.offsets import (
 )
 from jax_tt._lookup.combine import batch_to_sum, combine
 from jax_tt._lookup.offsets import keyed_label, offsets_label, treatment_of
-from jax_tt._table.groups import Use
+from jax_tt._table.groups import BoundTable
 from jax_tt._table.options import BOUNDS, Lookup
 from jax_tt._table.table import Table
 
@@ -67,7 +67,7 @@ def requests_of(
     collection: Collection,
     batch: Any,
     storages: Mapping[str, Any],
-    uses: Mapping[str, Use],
+    uses: Mapping[str, BoundTable],
     lookups: Mapping[str, Lookup],
 ) -> tuple[Any, dict[str, Request], jax.Array | None]:
     """The batch, with well-formed offsets if it is `KeyedBags`, and the request of every feature.
@@ -123,7 +123,7 @@ def requests_of(
 def _entered_each(
     collection: Collection,
     batches: Mapping[str, Batch],
-    uses: Mapping[str, Use],
+    uses: Mapping[str, BoundTable],
     lookups: Mapping[str, Lookup],
 ) -> tuple[dict[str, Batch], jax.Array | None]:
     """The ragged features with well-formed offsets, those of one treatment together, and whether any is refused."""

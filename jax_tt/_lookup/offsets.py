@@ -12,13 +12,13 @@ from jax.sharding import get_abstract_mesh
 from jax_tt._base import reports
 from jax_tt._ids.offsets import Treatment
 from jax_tt._jax.vma import axes_to_count, summed_like
-from jax_tt._table.groups import Use
+from jax_tt._table.groups import BoundTable
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import State
 from jax_tt._table.table import Table
 
 
-def treatment_of(use: Use, lookup: Lookup) -> Treatment:
+def treatment_of(use: BoundTable, lookup: Lookup) -> Treatment:
     """The treatment that the options of a call ask for."""
     sharded = use.execution.devices or lookup.axis_name or get_abstract_mesh().manual_axes
     return Treatment(lookup.bounds, lookup.method, bool(sharded))

@@ -32,7 +32,7 @@ from jax_tt._lookup.shared import Shared, shared_places
 from jax_tt._lookup.warn import tell_cut_ids, warn_out_of_range
 from jax_tt._table import groups
 from jax_tt._table.added import Added, adds_rows, plus_added
-from jax_tt._table.groups import Call, Use
+from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.row_shard import RowShard, on_shard
 from jax_tt._table.state import State
@@ -45,16 +45,20 @@ from jax_tt.optimizers import ReadsScaled
 OUT_OF_RANGE = "out_of_range"
 
 
-def settle(table: Table, state: State, lookup: Lookup, shard: RowShard | None = None) -> Use:
+def settle(table: Table, state: State, lookup: Lookup, shard: RowShard | None = None) -> BoundTable:
     """Fixes how a call runs, so that forward and backward pass use the same method and precision."""
     execution = table.execution(lookup, state)
     precision = resolve_precision(lookup.precision)
     options = lookup.replace(method=execution.method, precision=precision)
-    return Use(table, options, execution, shard)
+    return BoundTable(table, options, execution, shard)
 
 
 def prepared(
-    use: Use, state: State, batch: Batch, inputs: StepInputs, refused: jax.Array | None = None
+    use: BoundTable,
+    state: State,
+    batch: Batch,
+    inputs: StepInputs,
+    refused: jax.Array | None = None,
 ) -> tuple[Call, State]:
     """What comes before the differentiated part, and the state after it.
 
@@ -105,7 +109,12 @@ def prepared(
     elif table.update is None and lookup.axis_name is not None:
         trained = sum_gradients(trained, lookup.axis_name)
     return Call(
-        Use(table, lookup, execution, shard), {**trained, **rest}, batch, values, added, limit
+        BoundTable(table, lookup, execution, shard),
+        {**trained, **rest},
+        batch,
+        values,
+        added,
+        limit,
     ), state
 
 

@@ -32,7 +32,7 @@ Cotangents = tuple[dict[str, Any], jax.Array | None]
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Use:
+class BoundTable:
     """A table and how a call of it runs.
 
     Attributes:
@@ -47,7 +47,7 @@ class Use:
     execution: Any = None
     shard: RowShard | None = None
 
-    def wanting(self, wanted: Wanted) -> Use:
+    def wanting(self, wanted: Wanted) -> BoundTable:
         """The same with the cotangents that the loss needs."""
         return dataclasses.replace(self, lookup=self.lookup.replace(wanted=wanted))
 
@@ -65,7 +65,7 @@ class Call(NamedTuple):
             ``[S, nb, D]``; None for no limit.
     """
 
-    use: Use
+    use: BoundTable
     state: State
     batch: Batch
     values: Any
@@ -121,7 +121,7 @@ Groups = tuple[Members, ...]
 
 
 @functools.lru_cache(maxsize=1024)
-def groups_of(uses: tuple[Use, ...]) -> Groups:
+def groups_of(uses: tuple[BoundTable, ...]) -> Groups:
     """The groups, each with the numbers of its tables; None for a table on its own."""
     members: dict[Group | None, list[int]] = {}
     for k, use in enumerate(uses):

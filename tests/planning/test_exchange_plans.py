@@ -9,7 +9,7 @@ from jax.sharding import AxisType
 import jax_tt
 from jax_tt import Lookup, Placement
 from jax_tt._ids.inputs import bag_batch
-from jax_tt._table.groups import Call, Use
+from jax_tt._table.groups import BoundTable, Call
 from jax_tt.planning import Exchange
 from jax_tt.tables import ShardedTable
 
@@ -35,7 +35,7 @@ def _fits(table, ids):
     def forward(state, ids):
         batch, _ = bag_batch(table.ids, ids, jnp.float32)
         lookup = Lookup(bounds="zero")
-        call = Call(Use(table, lookup), state, batch, ())
+        call = Call(BoundTable(table, lookup), state, batch, ())
         (sums,), residuals = table.group.forward([call], None)
         return sums[:, 0], residuals.fits
 

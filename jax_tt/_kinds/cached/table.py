@@ -30,7 +30,7 @@ from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table import reference
 from jax_tt._table.check import check_state, check_wrapper
-from jax_tt._table.groups import Call, Use, weights_gradient
+from jax_tt._table.groups import BoundTable, Call, weights_gradient
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.state import Array, State, StateSpec
@@ -401,7 +401,9 @@ def _without(lookup: Lookup, names: set[str]) -> Lookup:
 def _native_forward(
     platform: str, table: Any, state: State, batch: Batch, lookup: Lookup
 ) -> tuple[jax.Array, Any]:
-    return run([table.calls.forward(platform, Call(Use(table, lookup), state, batch, ()))])[0]
+    return run([table.calls.forward(platform, Call(BoundTable(table, lookup), state, batch, ()))])[
+        0
+    ]
 
 
 def _part_cotangents(

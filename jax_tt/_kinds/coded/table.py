@@ -34,7 +34,7 @@ from jax_tt._native.table_group import NativeTable, alike, innermost_call, separ
 from jax_tt._table import reference
 from jax_tt._table.check import check_state
 from jax_tt._table.copies import with_name, with_update, without_values
-from jax_tt._table.groups import Call, Cotangents, Gradients, Use, of_one_table
+from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients, of_one_table
 from jax_tt._table.options import IGNORED, Lookup, Update
 from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.rotation import ROTATION, rotation_array, rotation_of, turned, turned_back
@@ -261,7 +261,7 @@ class CodedTable(CodeLayout, ReferenceTable):
         if lookup.method == "reference":
             sentinel = state.get("sentinel")
             return reference.forward(self, self._arrays(state), batch, lookup, sentinel), ()
-        call = Call(Use(self, lookup), state, batch, ())
+        call = Call(BoundTable(self, lookup), state, batch, ())
         if self.reads_codes(lookup.method):
             (result,) = lookups_of_codes([call])
             return result

@@ -27,7 +27,7 @@ from jax_tt._table.copies import (
     with_update,
     without_values,
 )
-from jax_tt._table.groups import Call, Use
+from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._table.reference import stepped_scalars
 from jax_tt._table.state import SCALARS, Array, State, StateSpec, scalars_of
@@ -245,7 +245,9 @@ class Composite(Table):
                 wanted=Wanted(names, lookup.wanted.weights),
             )
             calls.append(
-                Call(Use(table, of_table, execution), part, batch, values[k] if values else ())
+                Call(
+                    BoundTable(table, of_table, execution), part, batch, values[k] if values else ()
+                )
             )
         return calls
 

@@ -14,7 +14,7 @@ from jax_tt._kinds.sharded.backward import local_backward
 from jax_tt._kinds.sharded.forward import local_forward
 from jax_tt._kinds.sharded.programs import Local, over_devices
 from jax_tt._kinds.sharded.sharding import sharding_of
-from jax_tt._table.groups import Call, Cotangents, Gradients, Use
+from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients
 from jax_tt._table.table import APPLIED
 from jax_tt._table.wide import Wide
 
@@ -76,11 +76,11 @@ class ShardedGroup:
         return over_devices(local, self.mesh, specs, out)
 
 
-def _forward(uses: tuple[Use, ...], arrays: Any) -> Any:
+def _forward(uses: tuple[BoundTable, ...], arrays: Any) -> Any:
     return local_forward([Call(use, *one) for use, one in zip(uses, arrays, strict=True)])
 
 
-def _backward(uses: tuple[Use, ...], arrays: Any, residuals: Any, gs: Any) -> Any:
+def _backward(uses: tuple[BoundTable, ...], arrays: Any, residuals: Any, gs: Any) -> Any:
     calls = [Call(use, *one) for use, one in zip(uses, arrays, strict=True)]
     return local_backward(calls, residuals, gs)
 

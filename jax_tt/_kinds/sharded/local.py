@@ -17,7 +17,7 @@ from jax_tt._native.rows import RowTable
 from jax_tt._sets.hash_directory import Check, check_count
 from jax_tt._sets.hashing import keys_of_words
 from jax_tt._table.added import adds_rows
-from jax_tt._table.groups import Call, Use
+from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, Wanted
 from jax_tt._table.state import State
 
@@ -124,9 +124,9 @@ def batch_call(call: Call, batch: Batch, state: State | None = None) -> Call:
     return Call(use, state, batch, call.values)
 
 
-def _use(table: Any, lookup: Lookup, wanted: Wanted, state: State) -> Use:
+def _use(table: Any, lookup: Lookup, wanted: Wanted, state: State) -> BoundTable:
     """A lookup of rows that are known to exist, which native operations join with others."""
     lookup = dataclasses.replace(
         lookup, combiner="sum", bounds="zero", dtype=None, axis_name=None, wanted=wanted
     )
-    return Use(table, lookup, table.execution(lookup, state))
+    return BoundTable(table, lookup, table.execution(lookup, state))

@@ -35,7 +35,7 @@ from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
 from jax_tt._table.added import adds_rows
 from jax_tt._table.check import check_arrays, check_state
 from jax_tt._table.checkpoint import pieces
-from jax_tt._table.groups import Call, Use, weights_gradient
+from jax_tt._table.groups import BoundTable, Call, weights_gradient
 from jax_tt._table.initial_rows import init_param
 from jax_tt._table.options import Lookup
 from jax_tt._table.sharding import check_sharding, rows_to_shard, shard_of
@@ -494,7 +494,7 @@ class ShardedTable(Wrapper):
         return Execution(self.table.execution(lookup, state).method, self.group, devices=self.parts)
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
-        call = Call(Use(self, lookup), state, batch, ())
+        call = Call(BoundTable(self, lookup), state, batch, ())
         (sums,), residuals = self.group.forward([call], None)
         return sums, residuals
 
@@ -506,7 +506,7 @@ class ShardedTable(Wrapper):
     def step(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[dict[str, Any], jax.Array | None]:
-        call = Call(Use(self, lookup), state, batch, values)
+        call = Call(BoundTable(self, lookup), state, batch, values)
         return self.group.backward([call], residuals, [g], None)[0]
 
 

@@ -16,7 +16,7 @@ from jax_tt._ids.inputs import bag_batch
 from jax_tt._kinds.sharded.route import Route
 from jax_tt._kinds.sharded.spread import bag_places
 from jax_tt._kinds.sharded.travels import bytes_of_rows, bytes_of_sums, message_of, sums_travel
-from jax_tt._table.groups import Call, Use
+from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Wanted
 from jax_tt.planning import Exchange
 from jax_tt.tables import ShardedTable
@@ -230,7 +230,7 @@ def test_places_of_bags_are_those_counted_one_by_one(method, size):
 def _call(table, bags, names=("embedding",)):
     shapes = {name: jax.ShapeDtypeStruct((1, 1), jnp.float32) for name in names}
     batch, _ = bag_batch(table.ids, bags, jnp.float32)
-    return Call(Use(table, Lookup(bounds="zero")), shapes, batch, ())
+    return Call(BoundTable(table, Lookup(bounds="zero")), shapes, batch, ())
 
 
 def test_what_travels_is_chosen_by_bytes(mesh):
@@ -246,7 +246,7 @@ def test_what_travels_is_chosen_by_bytes(mesh):
     # The gradients of weights take one more place for each id.
     weighted = _call(table, jax_tt.Bags(jnp.zeros((16, 20), jnp.int32), None, jnp.ones((16, 20))))
     wanted = dataclasses.replace(weighted.use.lookup, wanted=Wanted(weights=True))
-    asking = weighted._replace(use=Use(table, wanted))
+    asking = weighted._replace(use=BoundTable(table, wanted))
     assert bytes_of_sums(weighted) == bytes_of_sums(long) + 4 * 4 * 211
     assert bytes_of_sums(asking) == bytes_of_sums(weighted) + 4 * (4 * 211 + 16 * 64 * 4)
     # Devices along another axis of the mesh step their copies of the rows alike, by the gradients of these rows.

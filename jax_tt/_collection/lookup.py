@@ -33,7 +33,7 @@ from jax_tt._jax.on_host import own_constants
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limit_of_sums, rearranged
 from jax_tt._lookup.offsets import nan_if
-from jax_tt._lookup.rule import pooled_sums, prepared, settle
+from jax_tt._lookup.rule import choose_execution, pooled_sums, prepared
 from jax_tt._ops.lookups import options_of
 from jax_tt._table.check import check_state
 from jax_tt._table.groups import BoundTable
@@ -136,7 +136,7 @@ def embed(
     storages = {name: table.spec.storage(state[name]) for name, table in collection.tables.items()}
     tables = collection.for_batches
     uses = {
-        name: settle(table, state[name], lookups[name], shards[name])
+        name: choose_execution(table, state[name], lookups[name], shards[name])
         for name, table in tables.items()
     }
     batch, requests, refused = requests_of(collection, batch, storages, uses, lookups)

@@ -15,7 +15,7 @@ from jax_tt._jax.on_host import own_constants
 from jax_tt._lookup.combine import batch_to_sum, combine
 from jax_tt._lookup.limit import limit_of_sums
 from jax_tt._lookup.offsets import nan_if, offsets_label, treatment_of
-from jax_tt._lookup.rule import pooled_sums, prepared, settle
+from jax_tt._lookup.rule import choose_execution, pooled_sums, prepared
 from jax_tt._table.check import check_state
 from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._table.row_shard import row_shard
@@ -31,7 +31,7 @@ def lookup_rows(
         shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
         check_state(shard.table if shard else table, state)
         batch, shape = lookup_batch(table.ids, ids)
-        call, state = prepared(settle(table, state, lookup, shard), state, batch, inputs)
+        call, state = prepared(choose_execution(table, state, lookup, shard), state, batch, inputs)
         (sums,) = pooled_sums((call,))
         result_type = lookup.dtype or table.spec.storage(state)
         return reshape_rows(sums, (*shape, table.features)).astype(result_type), state
@@ -46,7 +46,7 @@ def pooled_rows(
         shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
         check_state(shard.table if shard else table, state)
         storage = table.spec.storage(state)
-        use = settle(table, state, lookup, shard)
+        use = choose_execution(table, state, lookup, shard)
         batch, count = bag_batch(table.ids, bags, accumulator(storage))
         refused = None
         if not batch.rectangular:

@@ -45,7 +45,9 @@ from jax_tt.optimizers import ReadsScaled
 OUT_OF_RANGE = "out_of_range"
 
 
-def settle(table: Table, state: State, lookup: Lookup, shard: RowShard | None = None) -> BoundTable:
+def choose_execution(
+    table: Table, state: State, lookup: Lookup, shard: RowShard | None = None
+) -> BoundTable:
     """Fixes how a call runs, so that forward and backward pass use the same method and precision."""
     execution = table.execution(lookup, state)
     precision = resolve_precision(lookup.precision)
@@ -196,7 +198,7 @@ def _call_of(added: Added) -> Call:
     """The lookup itself."""
     table, rows, batch = added.rows()
     rows, batch = vary_over((rows, batch), varying_axes(rows, batch))
-    use = settle(table, rows, added.lookup)
+    use = choose_execution(table, rows, added.lookup)
     return Call(use, jax.lax.stop_gradient(rows), batch, ())
 
 

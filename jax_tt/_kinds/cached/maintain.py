@@ -16,7 +16,7 @@ from jax_tt._kinds.cached.table import (
     named_directory,
 )
 from jax_tt._kinds.cached.write_back import write_back
-from jax_tt._lookup.rule import settle
+from jax_tt._lookup.rule import choose_execution
 from jax_tt._native import cache_backend, hash_backend
 from jax_tt._native.hash import Clock
 from jax_tt._sets.batch_clock import SOON, WHOLE, counted_on
@@ -213,7 +213,7 @@ def _checked(table: Table, state: State) -> RowCachedTable:
 def _read(cached: RowCachedTable, state: State, ids: jax.Array, method: str) -> jax.Array:
     """Rows ``[ids.size, D]`` in the accumulator type; 0 for negative ids."""
     cores = cached.table.spec.named(cached.table.spec.params(state))
-    lookup = settle(cached.table, cores, Lookup(bounds="unchecked", method=method)).lookup
+    lookup = choose_execution(cached.table, cores, Lookup(bounds="unchecked", method=method)).lookup
     return cached.table.forward(cores, single_rows(ids.reshape(-1)), lookup)[0][:, 0]
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import single_rows
 from jax_tt._jax.rounding import round_to
-from jax_tt._lookup.rule import settle
+from jax_tt._lookup.rule import choose_execution
 from jax_tt._native.tt import TrainTable
 from jax_tt._sets.row_cache import WriteBack
 from jax_tt._table.options import Lookup, Wanted
@@ -114,7 +114,9 @@ class _Problem:
         self.rows = jnp.where((ids >= 0)[:, None], rows, 0)
         # The choice of method depends only on the type of the cores, which is here the type of the rows.
         like = dict.fromkeys(table.spec.param_names, rows)
-        self.lookup = settle(table, like, Lookup(bounds="unchecked", method=method)).lookup
+        self.lookup = choose_execution(
+            table, like, Lookup(bounds="unchecked", method=method)
+        ).lookup
 
     def read(self, cores: Cores) -> jax.Array:
         state = self.table.spec.named(cores)

@@ -33,7 +33,7 @@ from jax_tt._jax.on_host import own_constants
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limit_of_sums, rearranged
 from jax_tt._lookup.offsets import nan_if
-from jax_tt._lookup.rule import choose_execution, pooled_sums, prepared
+from jax_tt._lookup.rule import choose_execution, pooled_sums, prepare_call
 from jax_tt._ops.lookups import options_of
 from jax_tt._table.check import check_state
 from jax_tt._table.groups import BoundTable
@@ -161,7 +161,9 @@ def embed(
         batches |= _found_keys(uses, state, batches)
     for (name, table), read in zip(tables.items(), scalars, strict=True):
         ids = batches[name]
-        call, changed = prepared(uses[name], {**state[name], **read}, ids, inputs[name], refused)
+        call, changed = prepare_call(
+            uses[name], {**state[name], **read}, ids, inputs[name], refused
+        )
         if call.limit is not None:
             of_table = [requests[feature] for feature in collection.features_of[name]]
             call = call._replace(limit=_limit_of_sums(call.limit, call.batch, uses[name], of_table))

@@ -15,7 +15,7 @@ from jax_tt._jax.on_host import own_constants
 from jax_tt._lookup.combine import batch_to_sum, combine
 from jax_tt._lookup.limit import limit_of_sums
 from jax_tt._lookup.offsets import nan_if, offsets_label, treatment_of
-from jax_tt._lookup.rule import choose_execution, pooled_sums, prepared
+from jax_tt._lookup.rule import choose_execution, pooled_sums, prepare_call
 from jax_tt._table.check import check_state
 from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._table.row_shard import row_shard
@@ -31,7 +31,9 @@ def lookup_rows(
         shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
         check_state(shard.table if shard else table, state)
         batch, shape = lookup_batch(table.ids, ids)
-        call, state = prepared(choose_execution(table, state, lookup, shard), state, batch, inputs)
+        call, state = prepare_call(
+            choose_execution(table, state, lookup, shard), state, batch, inputs
+        )
         (sums,) = pooled_sums((call,))
         result_type = lookup.dtype or table.spec.storage(state)
         return reshape_rows(sums, (*shape, table.features)).astype(result_type), state
@@ -53,7 +55,7 @@ def pooled_rows(
             labels, treatment = [offsets_label(table)], treatment_of(use, lookup)
             (batch,), refused = entered_batches([batch], labels, treatment)
         summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
-        call, state = prepared(use, state, summed, inputs, refused)
+        call, state = prepare_call(use, state, summed, inputs, refused)
         if call.limit is not None:
             call = call._replace(limit=limit_of_sums(call.limit, lookup, table, batch))
         (sums,) = pooled_sums((call,))

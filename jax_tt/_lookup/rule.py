@@ -55,7 +55,7 @@ def choose_execution(
     return BoundTable(table, options, execution, shard)
 
 
-def prepared(
+def prepare_call(
     use: BoundTable,
     state: State,
     batch: Batch,

@@ -31,7 +31,7 @@ from jax_tt._lookup.one_loss import check_first_use, note_next_values
 from jax_tt._lookup.shared import Shared, shared_places
 from jax_tt._lookup.warn import tell_cut_ids, warn_out_of_range
 from jax_tt._table import groups
-from jax_tt._table.added import Added, adds_rows, plus_added
+from jax_tt._table.added import MissingRows, adds_rows, plus_added
 from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.row_shard import RowShard, on_shard
@@ -87,7 +87,7 @@ def prepare_call(
     if table.ids.takes_keys and adds_rows(table, lookup):
         rest = {name: x for name, x in before.items() if name not in table.spec.trained_names}
         constant = jax.lax.stop_gradient(rest)
-        added = Added(table, lookup, table.spec.storage(before), constant, given, batch)
+        added = MissingRows(table, lookup, table.spec.storage(before), constant, given, batch)
     # Where rows are on other devices, native ops are only given rows that exist.
     elsewhere = execution.devices > 1 or shard is not None
     if lookup.bounds == "warn" and (lookup.method == "reference" or elsewhere):
@@ -190,11 +190,11 @@ def _sums_over_shards(calls: Sequence[Call], wide: Wide | None, shared: Shared |
     return tuple(sums) if wide is None else wide.joined(sums)
 
 
-def _sums_of_added(added: Sequence[Added]) -> tuple[jax.Array, ...]:
+def _sums_of_added(added: Sequence[MissingRows]) -> tuple[jax.Array, ...]:
     return pooled_sums([_call_of(lookup) for lookup in added])
 
 
-def _call_of(added: Added) -> Call:
+def _call_of(added: MissingRows) -> Call:
     """The lookup itself."""
     table, rows, batch = added.rows()
     rows, batch = vary_over((rows, batch), varying_axes(rows, batch))

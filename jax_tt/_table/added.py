@@ -49,7 +49,7 @@ delegate(Wrapper, adds_rows, added_rows)
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Added:
+class MissingRows:
     """A lookup whose sums are added to the sums of a call. Its rows have no gradient, its weights have.
 
     Attributes:
@@ -94,13 +94,13 @@ class Added:
 
 
 def plus_added(
-    sums_of: Callable[[list[Added]], tuple[jax.Array, ...]],
+    sums_of: Callable[[list[MissingRows]], tuple[jax.Array, ...]],
     found: Any,
-    added: Mapping[int, Added],
+    added: Mapping[int, MissingRows],
     shapes: list[tuple[int, int, int]],
     wide: Wide | None,
 ) -> Any:
-    """Adds the sums of `Added` lookups, which ``sums_of`` makes where there are any, to the sums of all calls.
+    """Adds the sums of `MissingRows` lookups, which ``sums_of`` makes where there are any, to the sums of all calls.
 
     ``added`` are by the number of the call, ``found`` are the sums, of these ``shapes``, or with ``wide`` one array.
     """
@@ -108,7 +108,7 @@ def plus_added(
     places = list(added)  # programs keep `run`, which must not close over the lookups
 
     @jax.custom_jvp
-    def run(found: Any, lookups: list[Added]) -> Any:
+    def run(found: Any, lookups: list[MissingRows]) -> Any:
         def more(found: Any) -> Any:
             sums = dict(zip(places, _sums_in_parts(sums_of, lookups), strict=True))
             if wide is None:
@@ -124,10 +124,10 @@ def plus_added(
 
 
 def _sums_in_parts(
-    sums_of: Callable[[list[Added]], tuple[jax.Array, ...]], added: list[Added]
+    sums_of: Callable[[list[MissingRows]], tuple[jax.Array, ...]], added: list[MissingRows]
 ) -> list[jax.Array]:
     """Sums some lookups at a time, whose rows then take the same memory."""
-    parts: list[list[Added]] = []
+    parts: list[list[MissingRows]] = []
     total = _PART_BYTES
     for one in added:
         total += one.row_bytes
@@ -145,7 +145,7 @@ def _sums_in_parts(
     return sums
 
 
-def _any(added: list[Added]) -> jax.Array:
+def _any(added: list[MissingRows]) -> jax.Array:
     return functools.reduce(jnp.logical_or, [one.any() for one in added])
 
 

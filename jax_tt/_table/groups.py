@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax_tt._ids.batch import Batch, present, spread_to_positions
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._ids.inputs import one_bag_per_position
-from jax_tt._table.added import Added
+from jax_tt._table.added import MissingRows
 from jax_tt._table.options import IGNORED, Lookup, Wanted
 from jax_tt._table.row_shard import RowShard
 from jax_tt._table.state import State
@@ -69,7 +69,7 @@ class Call(NamedTuple):
     state: State
     batch: Batch
     values: Any
-    added: Added | None = None
+    added: MissingRows | None = None
     limit: jax.Array | None = None
 
     @property

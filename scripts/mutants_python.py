@@ -617,7 +617,7 @@ PYTHON = (
     ),
     Mutant(
         "sums side by side are in the order of tables",
-        "jax_tt/_table/wide.py",
+        "jax_tt/_table/concat_layout.py",
         "parts.sort(key=lambda part: part[0])",
         "pass",
     ),

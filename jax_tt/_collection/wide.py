@@ -14,7 +14,7 @@ from jax_tt._base.dtypes import widest
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.requests import Request
 from jax_tt._ids.explicit import in_one_sharding
-from jax_tt._table.wide import Wide
+from jax_tt._table.concat_layout import ConcatLayout
 
 
 class Layout(NamedTuple):
@@ -47,7 +47,7 @@ WIDE = {
 }
 
 
-def wide_of(collection: Collection, requests: Mapping[str, Request]) -> Wide | None:
+def wide_of(collection: Collection, requests: Mapping[str, Request]) -> ConcatLayout | None:
     """Where the op writes the sums of every table, or None if the features need more than sums."""
     if not all(request.is_sum for request in requests.values()):
         return None
@@ -59,7 +59,7 @@ def wide_of(collection: Collection, requests: Mapping[str, Request]) -> Wide | N
     )
     samples = next(iter(requests.values())).samples
     assert samples is not None
-    return Wide(columns, samples, sum(widths))
+    return ConcatLayout(columns, samples, sum(widths))
 
 
 def check_wide(collection: Collection, layout: str, counts: Mapping[str, int | None]) -> None:

@@ -17,11 +17,11 @@ from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._lookup.combine import combine
 from jax_tt._table import groups
+from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.distinct_rows import never
 from jax_tt._table.groups import Call, Gradients
 from jax_tt._table.options import Lookup, Update, Wanted
 from jax_tt._table.table import Table
-from jax_tt._table.wide import Wide
 
 
 def limit_of(update: Update, grad_scale: Any, storage: Any) -> jax.Array:
@@ -55,7 +55,7 @@ def rearranged(function: Callable[[jax.Array], Any], shape: tuple[int, ...], lim
 
 
 def limited_gradients(
-    calls: Sequence[Call], residuals: Sequence[Any], gs: Gradients, wide: Wide | None
+    calls: Sequence[Call], residuals: Sequence[Any], gs: Gradients, wide: ConcatLayout | None
 ) -> tuple[Sequence[Call], Gradients, Sequence[jax.Array | None]]:
     """What `groups.backward` is given in place of ``calls`` and ``gs``, so that steps respect the limits of the calls.
 

@@ -32,13 +32,13 @@ from jax_tt._lookup.shared import Shared, shared_places
 from jax_tt._lookup.warn import tell_cut_ids, warn_out_of_range
 from jax_tt._table import groups
 from jax_tt._table.added import MissingRows, adds_rows, plus_added
+from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, StepInputs, Wanted
 from jax_tt._table.row_shard import RowShard, on_shard
 from jax_tt._table.state import State
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table
-from jax_tt._table.wide import Wide
 from jax_tt.optimizers import ReadsScaled
 
 # In a state: the number of out-of-range ids so far, which calls increment.
@@ -121,7 +121,7 @@ def prepare_call(
 
 
 def pooled_sums(
-    calls: Sequence[Call], wide: Wide | None = None, shared: Shared | None = None
+    calls: Sequence[Call], wide: ConcatLayout | None = None, shared: Shared | None = None
 ) -> Any:
     """Weighted sums ``[S, nb, D]`` of every call in the accumulator type, differentiable in tables and weights.
 
@@ -167,7 +167,9 @@ def pooled_sums(
     return in_order if wide is None else wide.joined(in_order)
 
 
-def _sums_with_added(calls: Sequence[Call], wide: Wide | None, shared: Shared | None) -> Any:
+def _sums_with_added(
+    calls: Sequence[Call], wide: ConcatLayout | None, shared: Shared | None
+) -> Any:
     added = {k: call.added for k, call in enumerate(calls) if call.added is not None}
     alone = [call._replace(added=None) for call in calls]
     if all(lookup.may_wait for lookup in added.values()):
@@ -181,7 +183,9 @@ def _sums_with_added(calls: Sequence[Call], wide: Wide | None, shared: Shared | 
     return tuple(sums) if wide is None else wide.joined(sums)
 
 
-def _sums_over_shards(calls: Sequence[Call], wide: Wide | None, shared: Shared | None) -> Any:
+def _sums_over_shards(
+    calls: Sequence[Call], wide: ConcatLayout | None, shared: Shared | None
+) -> Any:
     here = [call._replace(use=dataclasses.replace(call.use, shard=None)) for call in calls]
     sums = [
         jax.lax.psum(x, call.use.shard.axes) if call.use.shard else x
@@ -208,12 +212,14 @@ def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any
 
 
 @jax.custom_vjp
-def _sums(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> Any:
+def _sums(calls: Sequence[Call], shared: Shared | None, wide: ConcatLayout | None) -> Any:
     calls = calls if shared is None else _with_scalars(calls, shared)
     return groups.forward(_scaled_reads(calls)[0], wide)[0]
 
 
-def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tuple[Any, Any]:
+def _fwd(
+    calls: Sequence[Call], shared: Shared | None, wide: ConcatLayout | None
+) -> tuple[Any, Any]:
     tables = [call.use.table for call in calls]
     scalars = [{}] * len(calls) if shared is None else shared.states(tables, used=shared.used)
     wanted = tuple(map(_wanted, calls, scalars))

@@ -30,7 +30,7 @@ from jax_tt._native.table_call import (
     Types,
     UpdatePass,
 )
-from jax_tt._table.wide import Wide
+from jax_tt._table.concat_layout import ConcatLayout
 
 ROWS, COLUMNS = "rows", "columns"
 
@@ -195,7 +195,9 @@ class BackwardShard(Shard, Backward):
 
 class UpdateShard(Shard, Update):
     @classmethod
-    def of_tables(cls, calls: Sequence[Any], wide: Wide | None, args: Named, split: Split) -> Named:
+    def of_tables(
+        cls, calls: Sequence[Any], wide: ConcatLayout | None, args: Named, split: Split
+    ) -> Named:
         scales, seeds = (args[name].reshape(len(calls), 2) for name in ("scale", "seed"))
         of_each = zip(calls, apart(args, len(calls)), scales, seeds, strict=True)
         stepped = (call.step_in_shard(own, *of, split.axes) for call, own, *of in of_each)

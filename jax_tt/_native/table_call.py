@@ -37,7 +37,7 @@ from jax_tt._table import reference
 from jax_tt._table.groups import Call
 
 if TYPE_CHECKING:
-    from jax_tt._table.wide import Wide
+    from jax_tt._table.concat_layout import ConcatLayout
 
 
 def _attributes_of(call: TableCall) -> tuple[list[Any], list[tuple[str, Any]]]:
@@ -135,7 +135,9 @@ class TableCall(abc.ABC):
         return of_batch | self.table.row_attributes
 
     @classmethod
-    def of_tables(cls, calls: Sequence[Any], wide: Wide | None, args: Named, split: Split) -> Named:
+    def of_tables(
+        cls, calls: Sequence[Any], wide: ConcatLayout | None, args: Named, split: Split
+    ) -> Named:
         """What one native call returns of all tables, for `over_blocks`: the operands and results as in `run`."""
         if split.of:
             of_each = zip(calls, apart(split.of, len(calls)), strict=True)
@@ -326,7 +328,7 @@ class Calls(NamedTuple):
     update: type[UpdatePass]
 
 
-def run(calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = None) -> Any:
+def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | None = None) -> Any:
     """What calls of the same op on each of several tables return, from one native call.
 
     Args:

@@ -23,7 +23,7 @@ from jax_tt._table.options import Lookup
 from jax_tt._table.reference import ReferenceTable, stepped
 from jax_tt._table.state import Params, Slots, State
 from jax_tt._table.table import Execution
-from jax_tt._table.wide import Wide
+from jax_tt._table.wide import ConcatLayout
 from jax_tt._table.wrapper import Wrapper, innermost
 
 # Ids of one update: its working memory may grow with those of all its tables.
@@ -45,7 +45,7 @@ class TableGroup:
     calls: Calls
     method: str
 
-    def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
+    def forward(self, calls: Sequence[Call], wide: ConcatLayout | None) -> tuple[Any, Any]:
         if wide is not None and not self._in_columns(calls):
             sums, saved = self.forward(calls, None)
             return wide.joined(sums), saved
@@ -64,7 +64,7 @@ class TableGroup:
         return sums, saved
 
     def backward(
-        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
+        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: ConcatLayout | None
     ) -> list[Cotangents]:
         calls = [innermost_call(call) for call in calls]
         if wide is not None and not self._in_columns(calls):
@@ -103,7 +103,7 @@ class TableGroup:
     # Passes of tables without wrappers, each in one native call
 
     def _forward_pass(
-        self, calls: Sequence[Call], wide: Wide | None = None
+        self, calls: Sequence[Call], wide: ConcatLayout | None = None
     ) -> tuple[Any, Any, Any]:
         """The native function, the one in JAX, and their argument, as `backend.run` takes them.
 
@@ -133,7 +133,7 @@ class TableGroup:
         calls: Sequence[Call],
         residuals: Sequence[Any],
         gs: Gradients,
-        wide: Wide | None = None,
+        wide: ConcatLayout | None = None,
     ) -> list[Any]:
         """What one of the backward `calls` returns for every table; the other operands as in `backward`."""
 
@@ -168,7 +168,7 @@ class TableGroup:
         calls: Sequence[Call],
         residuals: Sequence[Any],
         gs: Gradients,
-        wide: Wide | None = None,
+        wide: ConcatLayout | None = None,
     ) -> list[Cotangents]:
         tables: list[Any] = [call.use.table for call in calls]
         steps = [
@@ -257,12 +257,14 @@ def alike(calls: Sequence[Call]) -> list[list[int]]:
     return list(parts.values())
 
 
-def _each(calls: Sequence[Call], gs: Gradients, wide: Wide | None) -> Sequence[Any]:
+def _each(calls: Sequence[Call], gs: Gradients, wide: ConcatLayout | None) -> Sequence[Any]:
     """The gradient that every call gets: its own, or the one that they share."""
     return gs if wide is None else [gs] * len(calls)
 
 
-def separate_gradients(calls: Sequence[Call], gs: Gradients, wide: Wide | None) -> Sequence[Any]:
+def separate_gradients(
+    calls: Sequence[Call], gs: Gradients, wide: ConcatLayout | None
+) -> Sequence[Any]:
     """The gradients of the sums of every call."""
     return gs if wide is None else wide.separated(gs, [call.shape for call in calls])
 

@@ -48,10 +48,10 @@ from jax_tt._native.table_call import (
 )
 from jax_tt._native.table_group import NativeTable, zeros_like
 from jax_tt._table import reference
+from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import Call
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import Params
-from jax_tt._table.wide import Wide
 from jax_tt._tt.cores import TrainSizes
 
 # Ids per unit of the plan size of a symbolic batch; `ChunkRows` in ffi/core/plan.cc gives no chunk fewer rows.
@@ -217,7 +217,9 @@ class Update(UpdatePass, TTGradientCall):
         return super().asked() | {"skip_nonfinite": self.table.update.skip_nonfinite}
 
     @classmethod
-    def of_tables(cls, calls: Sequence[Any], wide: Wide | None, args: Named, split: Split) -> Named:
+    def of_tables(
+        cls, calls: Sequence[Any], wide: ConcatLayout | None, args: Named, split: Split
+    ) -> Named:
         """Where a batch is sharded, sums the gradients of all shards, then steps in the same way on each device."""
         # In a `shard_map`, the batches of some tables may be sharded over other axes, or over none.
         axes_of_each = [call.lookup.axis_name or split.axes for call in calls]

@@ -15,10 +15,10 @@ from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh
 from jax_tt._ids.id_space import outside
 from jax_tt._jax.vma import varying_axes
+from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import State
 from jax_tt._table.table import Table
-from jax_tt._table.wide import Wide
 from jax_tt._table.wrapper import Wrapper, delegate
 
 # Bytes of rows that are made together.
@@ -98,7 +98,7 @@ def plus_added(
     found: Any,
     added: Mapping[int, MissingRows],
     shapes: list[tuple[int, int, int]],
-    wide: Wide | None,
+    wide: ConcatLayout | None,
 ) -> Any:
     """Adds the sums of `MissingRows` lookups, which ``sums_of`` makes where there are any, to the sums of all calls.
 

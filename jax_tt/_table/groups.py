@@ -18,11 +18,11 @@ from jax_tt._ids.batch import Batch, present, spread_to_positions
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._ids.inputs import one_bag_per_position
 from jax_tt._table.added import MissingRows
+from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.options import IGNORED, Lookup, Wanted
 from jax_tt._table.row_shard import RowShard
 from jax_tt._table.state import State
 from jax_tt._table.table import Table, scope_of
-from jax_tt._table.wide import Wide
 from jax_tt._table.wrapper import Wrapper
 
 # The cotangents of one table: of the arrays of its state by name, and of the weights. Those of a fused table are its
@@ -85,7 +85,7 @@ Gradients = Any
 class Group(Protocol):
     """An op for several tables; all sequences are in the order of ``calls``."""
 
-    def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
+    def forward(self, calls: Sequence[Call], wide: ConcatLayout | None) -> tuple[Any, Any]:
         """Sums ``[S, nb, D]`` in the accumulator type of every table, and the residuals of the group.
 
         With ``wide``, one array with the sums in their columns, which are all that it has.
@@ -93,7 +93,7 @@ class Group(Protocol):
         ...
 
     def backward(
-        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
+        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: ConcatLayout | None
     ) -> Sequence[Cotangents]:
         """The cotangents that are wanted; none of a table whose ``g`` is None, as the loss does not use its sums.
 
@@ -134,7 +134,7 @@ def groups_of(uses: tuple[BoundTable, ...]) -> Groups:
     )
 
 
-def forward(calls: Sequence[Call], wide: Wide | None) -> tuple[Any, list[Any]]:
+def forward(calls: Sequence[Call], wide: ConcatLayout | None) -> tuple[Any, list[Any]]:
     """The sums of every table, or one array of them, and the residuals of every group."""
     groups = groups_of(tuple(call.use for call in calls))
     if wide is not None and (of_all := _group_of_all(groups)):
@@ -159,7 +159,7 @@ def forward(calls: Sequence[Call], wide: Wide | None) -> tuple[Any, list[Any]]:
 
 
 def backward(
-    calls: Sequence[Call], saved: Sequence[Any], gs: Gradients, wide: Wide | None
+    calls: Sequence[Call], saved: Sequence[Any], gs: Gradients, wide: ConcatLayout | None
 ) -> list[Cotangents]:
     """The wanted cotangents of every table; none of those whose ``g`` is None."""
     cotangents: dict[int, Cotangents] = {}

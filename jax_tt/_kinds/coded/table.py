@@ -33,6 +33,7 @@ from jax_tt._native.table_call import run
 from jax_tt._native.table_group import NativeTable, alike, innermost_call, separate_gradients
 from jax_tt._table import reference
 from jax_tt._table.check import check_state
+from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.copies import with_name, with_update, without_values
 from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients, of_one_table
 from jax_tt._table.options import IGNORED, Lookup, Update
@@ -41,7 +42,6 @@ from jax_tt._table.rotation import ROTATION, rotation_array, rotation_of, turned
 from jax_tt._table.state import Array, Params, Slots, State, StateSpec
 from jax_tt._table.table import Execution
 from jax_tt._table.whole import to_dense
-from jax_tt._table.wide import Wide
 
 # The linen collection of the arrays without gradients.
 COLLECTION = "coded"
@@ -390,7 +390,7 @@ class CodedGroup:
 
     method: str
 
-    def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
+    def forward(self, calls: Sequence[Call], wide: ConcatLayout | None) -> tuple[Any, Any]:
         calls = list(map(innermost_call, calls))
         results: dict[int, Any] = {}
         for members in alike(calls):
@@ -400,7 +400,7 @@ class CodedGroup:
         return (sums if wide is None else wide.joined(sums)), saved
 
     def backward(
-        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
+        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: ConcatLayout | None
     ) -> list[Cotangents]:
         calls = list(map(innermost_call, calls))
         return list(map(of_one_table, calls, residuals, separate_gradients(calls, gs, wide)))

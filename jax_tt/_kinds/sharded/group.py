@@ -14,9 +14,9 @@ from jax_tt._kinds.sharded.backward import local_backward
 from jax_tt._kinds.sharded.forward import local_forward
 from jax_tt._kinds.sharded.programs import Local, over_devices
 from jax_tt._kinds.sharded.sharding import sharding_of
+from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients
 from jax_tt._table.table import APPLIED
-from jax_tt._table.wide import Wide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ShardedGroup:
     mesh: Mesh
     axes: tuple[str, ...]
 
-    def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
+    def forward(self, calls: Sequence[Call], wide: ConcatLayout | None) -> tuple[Any, Any]:
         local = Local(_forward, (tuple(call.use for call in calls),))
         arrays = [(call.state, call.batch, ()) for call in calls]
         specs = ([(*self._specs(call)[:2], ()) for call in calls],)
@@ -34,7 +34,7 @@ class ShardedGroup:
         return (sums if wide is None else wide.joined(sums)), residuals
 
     def backward(
-        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
+        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: ConcatLayout | None
     ) -> list[Cotangents]:
         if wide is not None:
             gs = wide.separated(gs, [call.shape for call in calls])

@@ -1,4 +1,4 @@
-"""`Wide`: the sums of many features side by side in one array."""
+"""`ConcatLayout`: the sums of many features side by side in one array."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax import lax
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Wide:
+class ConcatLayout:
     """Where the sums of calls are in an array ``[samples, width]``.
 
     Attributes:
@@ -29,7 +29,7 @@ class Wide:
         """Shape and type of the array."""
         return jax.ShapeDtypeStruct((self.samples, self.width), dtype)
 
-    def of(self, members: Sequence[int]) -> Wide:
+    def of(self, members: Sequence[int]) -> ConcatLayout:
         """The columns of some of the calls, in the same array."""
         return dataclasses.replace(self, columns=tuple(self.columns[k] for k in members))
 

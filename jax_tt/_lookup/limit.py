@@ -20,7 +20,7 @@ from jax_tt._table import groups
 from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.distinct_rows import never
 from jax_tt._table.groups import Call, Gradients
-from jax_tt._table.options import Lookup, Update, Wanted
+from jax_tt._table.options import Lookup, NeededCotangents, Update
 from jax_tt._table.table import Table
 
 
@@ -71,7 +71,7 @@ def limited_gradients(
     ]
     if any(alone):
         of_weights = [
-            call._replace(use=call.use.wanting(Wanted(weights=asks)))
+            call._replace(use=call.use.wanting(NeededCotangents(weights=asks)))
             for call, asks in zip(calls, alone, strict=True)
         ]
         asked = (
@@ -83,7 +83,7 @@ def limited_gradients(
         late = never(dweights, None)
         gs = jax.tree.map(lambda g: jnp.where(late, 0, g), gs)
         calls = [
-            call._replace(use=call.use.wanting(Wanted(call.use.lookup.wanted.names)))
+            call._replace(use=call.use.wanting(NeededCotangents(call.use.lookup.wanted.names)))
             if asks
             else call
             for call, asks in zip(calls, alone, strict=True)

@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_tt._lookup.shared import Shared, is_shared
 from jax_tt._table.groups import Call
-from jax_tt._table.options import Wanted
+from jax_tt._table.options import NeededCotangents
 
 Name = TypeVar("Name")
 
@@ -118,7 +118,7 @@ def end_insertion(insertion: Insertion, after: Any) -> None:
 
 
 def check_first_use(
-    calls: Sequence[Call], shared: Shared | None, wanted: Sequence[Wanted], gs: Any
+    calls: Sequence[Call], shared: Shared | None, wanted: Sequence[NeededCotangents], gs: Any
 ) -> None:
     """Raises if the backward pass of this loss has stepped one of the tables before.
 

@@ -34,7 +34,7 @@ from jax_tt._table import groups
 from jax_tt._table.added import MissingRows, adds_rows, plus_added
 from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call
-from jax_tt._table.options import Lookup, StepInputs, Wanted
+from jax_tt._table.options import Lookup, NeededCotangents, StepInputs
 from jax_tt._table.row_shard import RowShard, on_shard
 from jax_tt._table.state import State
 from jax_tt._table.step_values import step_values
@@ -315,7 +315,7 @@ def _scaled_reads(calls: Sequence[Call]) -> tuple[list[Call], list[jax.Array | N
     return reading, scales
 
 
-def _asking(calls: Sequence[Call], wanted: Sequence[Wanted]) -> list[Call]:
+def _asking(calls: Sequence[Call], wanted: Sequence[NeededCotangents]) -> list[Call]:
     """The calls with options that say which cotangents are wanted."""
     return [
         call._replace(use=call.use.wanting(these))
@@ -323,7 +323,7 @@ def _asking(calls: Sequence[Call], wanted: Sequence[Wanted]) -> list[Call]:
     ]
 
 
-def _wanted(call: Call, scalars: Mapping[str, Any]) -> Wanted:
+def _wanted(call: Call, scalars: Mapping[str, Any]) -> NeededCotangents:
     """The cotangents that the loss needs, from the marks of custom_vjp in place of the arrays."""
     table, weights = call.use.table, call.batch.weights
     names = frozenset(name for name in table.spec.trained_names if call.state[name].perturbed)
@@ -332,7 +332,7 @@ def _wanted(call: Call, scalars: Mapping[str, Any]) -> Wanted:
         names = frozenset() if table.update.frozen else names
     if names:
         _check_scalars(table, scalars)
-    return Wanted(names, weights is not None and weights.perturbed)
+    return NeededCotangents(names, weights is not None and weights.perturbed)
 
 
 def _check_whole(table: Table, names: frozenset[str]) -> None:

@@ -25,7 +25,7 @@ from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._kinds.sharded.travels import sums_travel
 from jax_tt._lookup.shared import init_flags
 from jax_tt._table.groups import BoundTable, Call
-from jax_tt._table.options import Lookup, Wanted
+from jax_tt._table.options import Lookup, NeededCotangents
 from jax_tt._table.table import Table
 
 _AXIS = "devices"
@@ -113,7 +113,7 @@ def _sums_travel(table: ShardedTable, state: Any, sizes: tuple[int, int]) -> boo
     bags, length = sizes
     segments = bags * table.layout.columns
     ids, ends = (jax.ShapeDtypeStruct((segments, n), jnp.int32) for n in (length, 2))
-    lookup = Lookup(bounds="zero", wanted=Wanted(frozenset(table.spec.trained_names)))
+    lookup = Lookup(bounds="zero", wanted=NeededCotangents(frozenset(table.spec.trained_names)))
     batch = Batch(ids, ends, None, rectangular=True)
     return sums_travel(Call(BoundTable(table, lookup), state, batch, ()))
 

@@ -19,7 +19,7 @@ from jax_tt._ids.id_space import digits_in_range
 from jax_tt._ids.inputs import one_bag_per_position
 from jax_tt._table.added import MissingRows
 from jax_tt._table.concat_layout import ConcatLayout
-from jax_tt._table.options import IGNORED, Lookup, Wanted
+from jax_tt._table.options import IGNORED, Lookup, NeededCotangents
 from jax_tt._table.row_shard import RowShard
 from jax_tt._table.state import State
 from jax_tt._table.table import Table, scope_of
@@ -47,7 +47,7 @@ class BoundTable:
     execution: Any = None
     shard: RowShard | None = None
 
-    def wanting(self, wanted: Wanted) -> BoundTable:
+    def wanting(self, wanted: NeededCotangents) -> BoundTable:
         """The same with the cotangents that the loss needs."""
         return dataclasses.replace(self, lookup=self.lookup.replace(wanted=wanted))
 
@@ -202,7 +202,7 @@ def weights_gradient(
     table: Table, state: State, batch: Batch, g: jax.Array, lookup: Lookup
 ) -> jax.Array:
     """``row(i_j) . g[b(j)]`` for every position, without computing gradients of the table."""
-    lookup = lookup.replace(wanted=Wanted())
+    lookup = lookup.replace(wanted=NeededCotangents())
     rows, _ = table.forward(state, one_bag_per_position(batch), lookup)
     rows = rows.reshape(batch.num_segments, batch.capacity, rows.shape[-1])
     of_bag = spread_to_positions(batch, g) if batch.num_bags else jnp.zeros_like(rows)

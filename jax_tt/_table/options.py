@@ -33,7 +33,7 @@ COMBINERS = ("sum", "mean", "mean_count", "sqrtn", "max")
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class NeededCotangents:
     """The arrays whose cotangents a loss needs, and whether it needs the cotangent of the per-sample weights.
 
     It is static, so that it can be among the residuals.
@@ -64,7 +64,7 @@ class Lookup:
     method: str = "auto"
     axis_name: Any = None
     train: bool = True
-    wanted: Wanted = Wanted()
+    wanted: NeededCotangents = NeededCotangents()
     caller: str = "lookup"
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ from jax_tt._sets.row_cache import RowCache
 from jax_tt._table import reference
 from jax_tt._table.check import check_state, check_wrapper
 from jax_tt._table.groups import BoundTable, Call, weights_gradient
-from jax_tt._table.options import Lookup, StepInputs, Wanted
+from jax_tt._table.options import Lookup, NeededCotangents, StepInputs
 from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.state import Array, State, StateSpec
 from jax_tt._table.step_values import step_values
@@ -185,7 +185,7 @@ class RowCachedTable(Wrapper):
         if self.trains_rows:
             return self.divided_forward(self._states(state), batches, lookup)
         # In the backward pass, only the table has gradients; it makes another plan.
-        lookup = lookup.replace(wanted=Wanted())
+        lookup = lookup.replace(wanted=NeededCotangents())
         sums, _ = self.divided_forward(self._states(state), batches, lookup)
         return sums, sums
 

@@ -13,7 +13,7 @@ from jax_tt._jax.rounding import round_to
 from jax_tt._lookup.rule import choose_execution
 from jax_tt._native.tt import TrainTable
 from jax_tt._sets.row_cache import WriteBack
-from jax_tt._table.options import Lookup, Wanted
+from jax_tt._table.options import Lookup, NeededCotangents
 
 Cores = tuple[jax.Array, ...]
 
@@ -137,7 +137,7 @@ class _Problem:
 
     def transposed(self, cores: Cores, plan: Any, error: jax.Array) -> Cores:
         """J^T error."""
-        wanted = Wanted(frozenset(self.table.spec.param_names))
+        wanted = NeededCotangents(frozenset(self.table.spec.param_names))
         lookup = self.lookup.replace(wanted=wanted)
         return self.table.param_gradients(cores, self.batch, plan, error[:, None], lookup)[0]
 

@@ -28,7 +28,7 @@ from jax_tt._table.copies import (
     without_values,
 )
 from jax_tt._table.groups import BoundTable, Call
-from jax_tt._table.options import Lookup, StepInputs, Update, Wanted
+from jax_tt._table.options import Lookup, NeededCotangents, StepInputs, Update
 from jax_tt._table.reference import stepped_scalars
 from jax_tt._table.state import SCALARS, Array, State, StateSpec, scalars_of
 from jax_tt._table.step_values import step_values
@@ -242,7 +242,7 @@ class Composite(Table):
                 # An id out of range is one of all tables; the first one reports it.
                 bounds="zero" if k and lookup.bounds == "warn" else lookup.bounds,
                 method=execution.method,
-                wanted=Wanted(names, lookup.wanted.weights),
+                wanted=NeededCotangents(names, lookup.wanted.weights),
             )
             calls.append(
                 Call(

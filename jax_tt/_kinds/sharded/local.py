@@ -18,7 +18,7 @@ from jax_tt._sets.hash_directory import Check, check_count
 from jax_tt._sets.hashing import keys_of_words
 from jax_tt._table.added import adds_rows
 from jax_tt._table.groups import BoundTable, Call
-from jax_tt._table.options import Lookup, Wanted
+from jax_tt._table.options import Lookup, NeededCotangents
 from jax_tt._table.state import State
 
 _TABLE = frozenset({"embedding"})
@@ -98,7 +98,7 @@ def received_call(call: Call, batch: Batch, rows: jax.Array) -> Call:
     table, lookup = call.use.table, call.use.lookup
     if lookup.bounds == "error":
         rows = jnp.concatenate([rows, jnp.full_like(rows[:1], jnp.nan)])
-    wanted = Wanted(_TABLE if lookup.wanted.names else frozenset(), lookup.wanted.weights)
+    wanted = NeededCotangents(_TABLE if lookup.wanted.names else frozenset(), lookup.wanted.weights)
     count, width = rows.shape
     described = RowTable(count, width, rows.dtype, name=table.name)
     state = {"embedding": rows}
@@ -119,12 +119,13 @@ def batch_call(call: Call, batch: Batch, state: State | None = None) -> Call:
     """The lookup, or the step, of a batch of rows of this device."""
     lookup = call.use.lookup
     weights = lookup.wanted.weights and batch.weights is not None
-    wanted, state = Wanted(lookup.wanted.names, weights), call.state if state is None else state
+    wanted = NeededCotangents(lookup.wanted.names, weights)
+    state = call.state if state is None else state
     use = _use(sharding_of(call).rows, lookup, wanted, state)
     return Call(use, state, batch, call.values)
 
 
-def _use(table: Any, lookup: Lookup, wanted: Wanted, state: State) -> BoundTable:
+def _use(table: Any, lookup: Lookup, wanted: NeededCotangents, state: State) -> BoundTable:
     """A lookup of rows that are known to exist, which native operations join with others."""
     lookup = dataclasses.replace(
         lookup, combiner="sum", bounds="zero", dtype=None, axis_name=None, wanted=wanted

@@ -11,7 +11,7 @@ import pytest
 import jax_tt
 from jax_tt._ids.batch import Batch
 from jax_tt._kinds.tensor_train.table import TTTable
-from jax_tt._table.options import Lookup, Update, Wanted
+from jax_tt._table.options import Lookup, NeededCotangents, Update
 from tests.conftest import native_available
 from tests.helpers import SHAPES, TOLERANCE, assert_close, dense_table, make_case
 from tests.kinds.cached import cache_parts
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not native_available(), reason="the native modul
 WIDE = jax_tt.TTShape(8 * 10**9, 8, 2, (2000, 2000, 2000), (2, 2, 2))
 
 
-ANY = Wanted(frozenset({"core_0"}))
+ANY = NeededCotangents(frozenset({"core_0"}))
 
 
 class Result(NamedTuple):
@@ -47,7 +47,10 @@ class Call:
         own = dataclasses.replace(self, **replaced)
         table = own.cached.table
         lookup = Lookup(
-            bounds=own.bounds, method=method, precision="highest", wanted=ANY if save else Wanted()
+            bounds=own.bounds,
+            method=method,
+            precision="highest",
+            wanted=ANY if save else NeededCotangents(),
         )
 
         @jax.jit

@@ -17,7 +17,7 @@ from jax_tt._kinds.sharded.route import Route
 from jax_tt._kinds.sharded.spread import bag_places
 from jax_tt._kinds.sharded.travels import bytes_of_rows, bytes_of_sums, message_of, sums_travel
 from jax_tt._table.groups import BoundTable, Call
-from jax_tt._table.options import Wanted
+from jax_tt._table.options import NeededCotangents
 from jax_tt.planning import Exchange
 from jax_tt.tables import ShardedTable
 
@@ -245,7 +245,7 @@ def test_what_travels_is_chosen_by_bytes(mesh):
     assert bytes_of_rows(long) == 4 * (80 + 36) * (4 + 64 * 4)
     # The gradients of weights take one more place for each id.
     weighted = _call(table, jax_tt.Bags(jnp.zeros((16, 20), jnp.int32), None, jnp.ones((16, 20))))
-    wanted = dataclasses.replace(weighted.use.lookup, wanted=Wanted(weights=True))
+    wanted = dataclasses.replace(weighted.use.lookup, wanted=NeededCotangents(weights=True))
     asking = weighted._replace(use=BoundTable(table, wanted))
     assert bytes_of_sums(weighted) == bytes_of_sums(long) + 4 * 4 * 211
     assert bytes_of_sums(asking) == bytes_of_sums(weighted) + 4 * (4 * 211 + 16 * 64 * 4)

@@ -143,7 +143,7 @@ def pooled_sums(
         use, state, batch, *_ = call
         if use.execution.devices:
             batch = divided(batch, use.execution.devices)
-        if use.execution.by_jax:
+        if use.execution.differentiable:
             with jax.named_scope(use.table.name or type(use.table).__name__):
                 sums[k] = use.table.forward(state, batch, use.lookup)[0]
             continue

@@ -28,7 +28,7 @@ class Execution:
         method: ``"reference"``, or a method with native operations; ``"auto"`` where these are chosen by the platform
             that a program is compiled for.
         group: the operation that takes the table together with others, or None.
-        by_jax: whether JAX differentiates `Table.forward` itself, to any order.
+        differentiable: whether JAX differentiates `Table.forward` itself, to any order.
         devices: the number of devices that the batch of a sharded table is divided over; 0 for other tables.
 
     A kind that never uses native operations:
@@ -36,7 +36,7 @@ class Execution:
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> class PlainTable(jax_tt.tables.DenseTable):
     ...     def execution(self, lookup, state):
-    ...         return jax_tt.extension.Execution("reference", by_jax=self.update is None)
+    ...         return jax_tt.extension.Execution("reference", differentiable=self.update is None)
     >>> table = PlainTable(1000, 16)
     >>> rows, _ = jax_tt.lookup(table, table.init(jax.random.key(0)), jnp.array([3]), method="auto")
     >>> rows.shape
@@ -45,7 +45,7 @@ class Execution:
 
     method: str = "reference"
     group: Any = None
-    by_jax: bool = False
+    differentiable: bool = False
     devices: int = 0
 
 
@@ -135,7 +135,7 @@ class Table(abc.ABC):
             raise RuntimeError(
                 f"method={lookup.method!r}: {type(self).__name__} has no native ops; use method='reference'."
             )
-        return Execution(by_jax=self.update is None)
+        return Execution(differentiable=self.update is None)
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
         """Preparation of a batch before the differentiated part: cache probes, counts, maps of ids."""

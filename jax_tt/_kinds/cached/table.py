@@ -156,8 +156,8 @@ class RowCachedTable(Wrapper):
     def execution(self, lookup: Lookup, state: State) -> Execution:
         storage = accumulator(state[ROWS].dtype, self.spec.storage(state))
         method = _backend.choose(lookup.method, storage)
-        by_jax = method == "reference" and self.trains_rows and self.update is None
-        return Execution(method, by_jax=by_jax)
+        differentiable = method == "reference" and self.trains_rows and self.update is None
+        return Execution(method, differentiable=differentiable)
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
         """Finds the slots of a batch and, in training, counts it."""

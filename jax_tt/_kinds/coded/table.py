@@ -249,7 +249,8 @@ class CodedTable(CodeLayout, ReferenceTable):
     def execution(self, lookup: Lookup, state: State) -> Execution:
         method = backend.choose(lookup.method, self.spec.storage(state))
         group = CodedGroup(method) if self.reads_codes(method) else None
-        return Execution(method, group, by_jax=method == "reference" and self.update is None)
+        differentiable = method == "reference" and self.update is None
+        return Execution(method, group, differentiable=differentiable)
 
     def reads_codes(self, method: str) -> bool:
         """Whether a native op on the CPU reads the codes; it adds codebook rows in float32."""

@@ -182,7 +182,7 @@ class Composite(Table):
         pairs = zip(self.members, self.separated(state), strict=True)
         methods = {table.execution(lookup, part).method for table, part in pairs}
         if methods == {"reference"}:
-            return Execution(by_jax=self.update is None)
+            return Execution(differentiable=self.update is None)
         return Execution(lookup.method)
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:

@@ -77,21 +77,21 @@ def native_tables_call(
     arrays = native_call(
         platform,
         op,
-        {**of_all, **together(of_each)},
-        {**results_of_all, **together(results_of_each)},
+        {**of_all, **flatten_tables(of_each)},
+        {**results_of_all, **flatten_tables(results_of_each)},
         workspace,
         {str(k): one for k, one in enumerate(attributes)} | dict(of_call or {}),
     )
-    return {name: arrays[name] for name in results_of_all}, apart(arrays, len(of_each))
+    return {name: arrays[name] for name in results_of_all}, unflatten_tables(arrays, len(of_each))
 
 
-def together(of_tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def flatten_tables(of_tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What each table has by name, as one mapping: ``0/ids``, ..., ``1/ids``, ..."""
     return {f"{k}/{name}": value for k, one in enumerate(of_tables) for name, value in one.items()}
 
 
-def apart(of_all: Mapping[str, Any], tables: int) -> list[dict[str, Any]]:
-    """The inverse of `together`, without other names."""
+def unflatten_tables(of_all: Mapping[str, Any], tables: int) -> list[dict[str, Any]]:
+    """The inverse of `flatten_tables`, without other names."""
     each: list[dict[str, Any]] = [{} for _ in range(tables)]
     for numbered_name, value in of_all.items():
         k, slash, name = numbered_name.partition("/")

@@ -19,7 +19,7 @@ from jax_tt._base import reports
 from jax_tt._ids.batch import present, spread_to_positions
 from jax_tt._ids.id_space import digits_in_range, in_shard
 from jax_tt._jax.vma import all_shards, own_shard
-from jax_tt._native.call import Named, apart, native
+from jax_tt._native.call import Named, native, unflatten_tables
 from jax_tt._native.operands import shard_of
 from jax_tt._native.partition import UNDIVIDED, Dimensions, Split
 from jax_tt._native.table_call import (
@@ -199,7 +199,7 @@ class UpdateShard(Shard, Update):
         cls, calls: Sequence[Any], wide: ConcatLayout | None, args: Named, split: Split
     ) -> Named:
         scales, seeds = (args[name].reshape(len(calls), 2) for name in ("scale", "seed"))
-        of_each = zip(calls, apart(args, len(calls)), scales, seeds, strict=True)
+        of_each = zip(calls, unflatten_tables(args, len(calls)), scales, seeds, strict=True)
         stepped = (call.step_in_shard(own, *of, split.axes) for call, own, *of in of_each)
         scale, seed, finite = zip(*stepped, strict=True)
         args = {**args, "scale": jnp.concatenate(scale), "seed": jnp.concatenate(seed)}

@@ -12,13 +12,13 @@ from jax.custom_batching import sequential_vmap
 
 from jax_tt._native.call import (
     Named,
-    apart,
+    flatten_tables,
     native,
     native_call,
     native_tables_call,
     numbered,
-    together,
     types_of,
+    unflatten_tables,
 )
 from jax_tt._native.partition import Split, is_partitioned, num_blocks, over_blocks
 from jax_tt._sets.batch_clock import KEPT, LAST
@@ -264,12 +264,13 @@ def _over_blocks(
 
         def local(args: Named, split: Split, members: list[int] = members) -> Named:
             del split
-            given = [{name: one[name] for name in order} for one in apart(args, len(members))]
+            each = unflatten_tables(args, len(members))
+            given = [{name: one[name] for name in order} for one in each]
             types = [{"result": results[k](one)} for k, one in zip(members, given, strict=True)]
             own_attributes = [attributes[k] for k in members]
-            return together(_of_tables(platform, op, given, types, own_attributes))
+            return flatten_tables(_of_tables(platform, op, given, types, own_attributes))
 
-        blocked, whole = (together(operands[k][side] for k in members) for side in (0, 1))
+        blocked, whole = (flatten_tables(operands[k][side] for k in members) for side in (0, 1))
         names = [f"{i}/result" for i in range(len(members))]
         result = over_blocks(local, blocked, whole, names, describe=_described)
         found.update((k, result[name]) for k, name in zip(members, names, strict=True))

@@ -19,11 +19,11 @@ from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.call import (
     Named,
     Types,
-    apart,
+    flatten_tables,
     native_call,
     numbered,
-    together,
     types_of,
+    unflatten_tables,
 )
 from jax_tt._native.operands import (
     caller_attribute,
@@ -140,11 +140,11 @@ class TableCall(abc.ABC):
     ) -> Named:
         """What one native call returns of all tables, for `over_blocks`: the operands and results as in `run`."""
         if split.of:
-            of_each = zip(calls, apart(split.of, len(calls)), strict=True)
+            of_each = zip(calls, unflatten_tables(split.of, len(calls)), strict=True)
             shards = [call.on_shard(axes) for call, axes in of_each]
             return type(shards[0]).of_tables(shards, wide, args, Split(split.axes))
         axes, into = split.axes, wide if cls.op == "forward" else None
-        given = apart(args, len(calls))
+        given = unflatten_tables(args, len(calls))
         gathered, results, attributes = [], [], {}
         for k, call in enumerate(calls):
             gathered.append(call.gathered(given[k], axes))
@@ -163,16 +163,19 @@ class TableCall(abc.ABC):
         found = native_call(
             calls[0].platform,
             f"{cls.kind}{cls.op}",
-            {name: array for name, array in args.items() if "/" not in name} | together(gathered),
-            of_all | together(results),
+            {name: array for name, array in args.items() if "/" not in name}
+            | flatten_tables(gathered),
+            of_all | flatten_tables(results),
             cls.workspace(calls, gathered, len(columns)),
             attributes | caller_attribute(cls.op, calls[0].lookup),
         )
         summed = [
             call.summed(own, given[k], axes)
-            for k, (call, own) in enumerate(zip(calls, apart(found, len(calls)), strict=True))
+            for k, (call, own) in enumerate(
+                zip(calls, unflatten_tables(found, len(calls)), strict=True)
+            )
         ]
-        return {name: found[name] for name in of_all} | together(summed)
+        return {name: found[name] for name in of_all} | flatten_tables(summed)
 
 
 class ForwardPass(TableCall):
@@ -342,9 +345,9 @@ def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | 
     once = {name: jnp.concatenate([own[name] for own in appended]) for name in appended[0]}
     once |= shared or {}
 
-    blocked = together(call.blocked for call in calls)
-    whole = once | together(call.whole for call in calls)
-    results = together(dict.fromkeys(call.blocked_results) for call in calls)
+    blocked = flatten_tables(call.blocked for call in calls)
+    whole = once | flatten_tables(call.whole for call in calls)
+    results = flatten_tables(dict.fromkeys(call.blocked_results) for call in calls)
 
     def dimensions() -> dict[str, Dimensions]:
         return {
@@ -369,5 +372,7 @@ def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | 
         return found["sums"]
     return [
         call.finished({**own, **{name: found[name][k] for name in kind.appended_results}})
-        for k, (call, own) in enumerate(zip(calls, apart(found, len(calls)), strict=True))
+        for k, (call, own) in enumerate(
+            zip(calls, unflatten_tables(found, len(calls)), strict=True)
+        )
     ]

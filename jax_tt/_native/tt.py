@@ -20,13 +20,13 @@ from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.call import (
     Named,
-    apart,
+    flatten_tables,
     native,
     native_call,
     native_tables_call,
-    together,
     types_in,
     types_of,
+    unflatten_tables,
 )
 from jax_tt._native.operands import (
     Operands,
@@ -65,8 +65,8 @@ def _plan_sizes(platform: str, *sizes: Any) -> tuple[int, int]:
     In a program for several platforms, residuals have the same size on all of them, so these are the maxima. Handlers
     accept a plan that is larger than needed, and ignore saved products that they do not use.
     """
-    together = ("cpu", "cuda") if platform in ("cpu", "cuda") else (platform,)
-    pairs = [module.plan_size(*sizes) for module in map(ffi.load, together) if module is not None]
+    platforms = ("cpu", "cuda") if platform in ("cpu", "cuda") else (platform,)
+    pairs = [module.plan_size(*sizes) for module in map(ffi.load, platforms) if module is not None]
     return max(plan for plan, _ in pairs), max(saved for _, saved in pairs)
 
 
@@ -225,7 +225,7 @@ class Update(UpdatePass, TTGradientCall):
         axes_of_each = [call.lookup.axis_name or split.axes for call in calls]
         if not any(axes_of_each):
             return super().of_tables(calls, wide, args, split)
-        given = apart(args, len(calls))
+        given = unflatten_tables(args, len(calls))
         gradients, dweights = _gradients_of_shards(calls, given, axes_of_each)
         # The op "apply" has no ids, and the backward pass only the ids of its shard.
         refused = jnp.stack(
@@ -258,7 +258,7 @@ class Update(UpdatePass, TTGradientCall):
         )
         found["applied"] = jnp.where(refused, 0, found["applied"])
         pairs = zip(dweights, changed, strict=True)
-        return found | together({"dweights": weights, **arrays} for weights, arrays in pairs)
+        return found | flatten_tables({"dweights": weights, **arrays} for weights, arrays in pairs)
 
 
 def _gradients_of_shards(

@@ -25,7 +25,7 @@ from jax_tt._ops.insert_in_call import (
     to_insert,
     with_checked_gradients,
 )
-from jax_tt._ops.inserting import Inserted, ToInsert, requests_of, treatment_of
+from jax_tt._ops.inserting import Inserted, InsertRequest, requests_of, treatment_of
 from jax_tt._sets.hash_directory import WITHIN_EPOCHS
 from jax_tt._table.change import Change
 from jax_tt._table.check import check_state
@@ -82,7 +82,7 @@ def insert_collection_keys(
         parts, refused = zip(*found, strict=True)
         flags += refused
         now = epoch if table in of_epochs else None
-        asked.append(ToInsert(collection.for_batches[name], state[name], parts, now))
+        asked.append(InsertRequest(collection.for_batches[name], state[name], parts, now))
     asked = [one._replace(refused=any_refused(flags)) for one in asked]
     results = insert_anywhere(asked, method, return_evicted)
     after, inserted = {name: dict(arrays) for name, arrays in state.items()}, {}
@@ -104,7 +104,7 @@ def insert_in_collection_call(
     A batch that is ``refused`` inserts nothing.
     """
     values = values_of(collection.features, batch)
-    asked: dict[str, dict[str, ToInsert]] = {}
+    asked: dict[str, dict[str, InsertRequest]] = {}
     after: dict[str, Any] = dict(state)
     for name in collection.hashed:
         table, lookup, features = (
@@ -127,7 +127,7 @@ def insert_in_collection_call(
     return (values if asked else batch), after
 
 
-def _by_feature(features: Sequence[str], asked: ToInsert, done: Inserted) -> Inserted:
+def _by_feature(features: Sequence[str], asked: InsertRequest, done: Inserted) -> Inserted:
     """The result with the slots of every feature."""
     parts: Sequence[Any] = [None] * len(features)
     if done.found is not None:

@@ -23,8 +23,8 @@ from jax_tt._lookup.offsets import refusals
 from jax_tt._ops.insert_sharded import insert_over_devices
 from jax_tt._ops.inserting import (
     Inserted,
+    InsertRequest,
     Requests,
-    ToInsert,
     insert_together,
     joined,
     requests_of,
@@ -84,13 +84,13 @@ def insert_keys(
     """
     whole = checked_hash_table(table, state)
     requests, refused = requests_of(whole, ids, scores, treatment_of(table, bounds, method))
-    asked = ToInsert(table, state, [requests], epoch, refused=refused)
+    asked = InsertRequest(table, state, [requests], epoch, refused=refused)
     (result,) = insert_anywhere([asked], method, return_evicted)
     return result
 
 
 def insert_anywhere(
-    asked: Sequence[ToInsert], method: str, return_evicted: bool
+    asked: Sequence[InsertRequest], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     """`dynamic.insert` of several tables, some of which may be sharded."""
     with own_constants():
@@ -107,7 +107,7 @@ def insert_anywhere(
         return [_counted_unless_refused(one, *results[k]) for k, one in enumerate(asked)]
 
 
-def _without_keys_if_refused(one: ToInsert) -> ToInsert:
+def _without_keys_if_refused(one: InsertRequest) -> InsertRequest:
     if one.refused is None:
         return one
     refused = refusals(one.refused, one.state[CLOCK], one.axis_name) > 0
@@ -116,7 +116,7 @@ def _without_keys_if_refused(one: ToInsert) -> ToInsert:
 
 
 def _counted_unless_refused(
-    one: ToInsert, done: Inserted, after: dict[str, Any]
+    one: InsertRequest, done: Inserted, after: dict[str, Any]
 ) -> tuple[Inserted, dict[str, Any]]:
     """The results, in which a refused batch is none that the clock counts."""
     if one.refused is None:
@@ -126,7 +126,7 @@ def _counted_unless_refused(
 
 
 def _insert_on_every_device(
-    asked: Sequence[ToInsert], method: str, return_evicted: bool
+    asked: Sequence[InsertRequest], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     """Inserts into tables that every device holds; inside a ``shard_map`` the keys of all, so that they stay equal."""
     axes = [axes_to_count(one.state[KEYS[0]], list(one.parts), one.axis_name) for one in asked]
@@ -146,7 +146,7 @@ def _insert_on_every_device(
     return results
 
 
-def _of_all(asked: ToInsert, axes: Any) -> ToInsert:
+def _of_all(asked: InsertRequest, axes: Any) -> InsertRequest:
     keys, here, given, _ = joined(asked.parts)
     keys, here, given = (all_shards(x, axes) for x in (keys, here.astype(jnp.int32), given))
     return asked._replace(parts=[Requests(keys, here > 0, given)])

@@ -18,7 +18,7 @@ from jax_tt._ids.offsets import Treatment, any_refused
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._lookup.one_loss import Insertion, begin_insertion, end_insertion
 from jax_tt._ops.insert import insert_anywhere, located
-from jax_tt._ops.inserting import ToInsert, requests_of
+from jax_tt._ops.inserting import InsertRequest, requests_of
 from jax_tt._sets.hash_directory import WITHIN_EPOCHS
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
@@ -48,7 +48,7 @@ def inserts(table: Table, lookup: Lookup, parts: Sequence[Any]) -> bool:
 
 def to_insert(
     table: Table, state: State, parts: Sequence[tuple[Table, Any]], lookup: Lookup
-) -> ToInsert:
+) -> InsertRequest:
     """What a call inserts; ``parts`` are the ids of the batch, each with the table that errors about them name."""
     whole = unsharded_hash_table(table)
     if whole.policy == "custom" or whole.policy in WITHIN_EPOCHS:
@@ -64,10 +64,10 @@ def to_insert(
     how = Treatment("error" if lookup.bounds == "error" else "zero", lookup.method, quiet=True)
     found = [requests_of(unsharded_hash_table(named), ids, None, how) for named, ids in parts]
     requests, flags = zip(*found, strict=True)
-    return ToInsert(table, constant, requests, None, lookup.axis_name, any_refused(flags))
+    return InsertRequest(table, constant, requests, None, lookup.axis_name, any_refused(flags))
 
 
-def passed_through(asked: ToInsert, before: State, after: State) -> dict[str, Any]:
+def passed_through(asked: InsertRequest, before: State, after: State) -> dict[str, Any]:
     """The state after an insertion, whose trained arrays have the cotangents of the ones ``before``."""
     changed = [n for n in asked.table.spec.trained_names if after[n] is not asked.state[n]]
     kept = {name: before[name] for name, value in after.items() if value is asked.state[name]}

@@ -28,8 +28,8 @@ from jax_tt._native import hash_backend
 from jax_tt._ops.inserting import (
     Evicted,
     Inserted,
+    InsertRequest,
     Requests,
-    ToInsert,
     epoch_of,
     insert_together,
     joined,
@@ -53,7 +53,7 @@ from jax_tt._table.options import Lookup
 
 
 def insert_over_devices(
-    asked: Sequence[ToInsert], method: str, return_evicted: bool
+    asked: Sequence[InsertRequest], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     """`dynamic.insert` of several `ShardedTable`; tables over the same devices share one exchange."""
     groups: dict[ShardedGroup, list[int]] = {}
@@ -67,7 +67,7 @@ def insert_over_devices(
 
 
 def _insert_in_group(
-    group: ShardedGroup, asked: Sequence[ToInsert], method: str, return_evicted: bool
+    group: ShardedGroup, asked: Sequence[InsertRequest], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     tables = [one.table for one in asked]
     given = [_inputs(one) for one in asked]
@@ -101,7 +101,7 @@ def _insert_in_group(
     return results
 
 
-def _inputs(one: ToInsert) -> tuple[dict[str, Any], list[Requests], Any]:
+def _inputs(one: InsertRequest) -> tuple[dict[str, Any], list[Requests], Any]:
     names = {*one.table.sharding.names, CLOCK, SEED, TOTALS, PAGES}
     devices = one.table.parts
 
@@ -132,11 +132,11 @@ class _Sent(NamedTuple):
 
 
 def _of_device(tables: tuple[Any, ...], method: str, return_evicted: bool, inputs: Any) -> Any:
-    asked = [ToInsert(table, *one) for table, one in zip(tables, inputs, strict=True)]
+    asked = [InsertRequest(table, *one) for table, one in zip(tables, inputs, strict=True)]
     return _local(asked, method, return_evicted)
 
 
-def _local(asked: Sequence[ToInsert], method: str, return_evicted: bool) -> list[_Done]:
+def _local(asked: Sequence[InsertRequest], method: str, return_evicted: bool) -> list[_Done]:
     """Inserts on this device; returns the arrays that change, and the counts and evicted keys of all devices."""
     asked = with_clock_counted_on(asked, method)
     sharding = asked[0].table.sharding
@@ -203,7 +203,7 @@ def _local(asked: Sequence[ToInsert], method: str, return_evicted: bool) -> list
     return results
 
 
-def _requests_of_all(one: ToInsert, devices: int) -> int:
+def _requests_of_all(one: InsertRequest, devices: int) -> int:
     return sum(part.here.size for part in one.parts) * devices
 
 
@@ -214,7 +214,7 @@ def _evicted_of(table: ShardedTable, value: Callable[[Any], Any]) -> Evicted:
     return Evicted(keys, scores, touched, arrays)
 
 
-def _none_evicted(one: ToInsert, devices: int) -> Evicted:
+def _none_evicted(one: InsertRequest, devices: int) -> Evicted:
     """Room for all keys that this device may evict."""
     most = min(_requests_of_all(one, devices), one.table.sharding.shard.num_embeddings)
 
@@ -242,7 +242,7 @@ def _evicted_of_all(evicted: Evicted, size: int, axes: tuple[str, ...]) -> Evict
     return jax.tree.map(lambda array: of_all(array, places, size, axes), evicted)
 
 
-def _route(one: ToInsert, method: str, devices: int) -> tuple[Route, list[jax.Array]]:
+def _route(one: InsertRequest, method: str, devices: int) -> tuple[Route, list[jax.Array]]:
     """The route to all devices that hold the keys, and what goes with every key: its requests, and its score."""
     sharding = one.table.sharding
     layout = sharding.layout
@@ -272,7 +272,9 @@ def _largest(scores: jax.Array, at: jax.Array, size: int) -> jax.Array:
     return jnp.stack([high, low], axis=1)
 
 
-def _mark(one: ToInsert, touched: dict[str, Any], keys: AskedKeys, method: str) -> dict[str, Any]:
+def _mark(
+    one: InsertRequest, touched: dict[str, Any], keys: AskedKeys, method: str
+) -> dict[str, Any]:
     """Marks the slots of the received keys with a last batch that is above all batches.
 
     The number of this batch would stand for keys that it has already inserted.
@@ -293,7 +295,7 @@ def _mark(one: ToInsert, touched: dict[str, Any], keys: AskedKeys, method: str) 
     return after
 
 
-def _at_owner(one: ToInsert, done: _Done, parts: Any, method: str) -> _Done:
+def _at_owner(one: InsertRequest, done: _Done, parts: Any, method: str) -> _Done:
     """Inserts the received keys; returns the updated arrays, counts and evicted keys."""
     state, counts, evicted = done
     local: HashTable = one.table.sharding.shard
@@ -312,7 +314,7 @@ def _at_owner(one: ToInsert, done: _Done, parts: Any, method: str) -> _Done:
         local, safe_check="warn" if local.safe_check == "warn" else "ignore"
     )
     epoch = one.epoch if local.policy in WITHIN_EPOCHS else None
-    asked = ToInsert(quiet, before, [arrived], epoch)
+    asked = InsertRequest(quiet, before, [arrived], epoch)
     ((inserted, after),) = insert_together([asked], method, evicted is not None)
     counts = counts + jnp.stack([inserted.counts[name] for name in COUNTERS])
     evicted = _with_evicted(evicted, inserted.evicted)

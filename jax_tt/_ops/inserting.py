@@ -127,7 +127,7 @@ def joined(parts: Sequence[Requests]) -> Requests:
     return jax.tree.map(lambda *one: jnp.concatenate(one), *parts)
 
 
-class ToInsert(NamedTuple):
+class InsertRequest(NamedTuple):
     """What to insert into a hash table, or into a `ShardedTable` of one.
 
     ``parts`` are one batch; each of them is sharded over devices by itself. ``epoch`` is the present one, or None.
@@ -152,7 +152,7 @@ def treatment_of(table: Any, bounds: str, method: str) -> Treatment:
 def requests_of(
     table: HashTable, ids: Any, scores: Any, how: Treatment
 ) -> tuple[Requests, jax.Array | None]:
-    """The requests of the ids of a batch, and `ToInsert.refused`."""
+    """The requests of the ids of a batch, and `InsertRequest.refused`."""
     with own_constants():
         keys, here, refused = keys_of_ids(table, ids, how)
         if (table.policy == "custom") != (scores is not None):
@@ -204,7 +204,7 @@ class _Insertion(NamedTuple):
     missed: tuple[Any, Any] | None = None
 
 
-def with_clock_counted_on(asked: Sequence[ToInsert], method: str) -> list[ToInsert]:
+def with_clock_counted_on(asked: Sequence[InsertRequest], method: str) -> list[InsertRequest]:
     """Counts on from an earlier batch where the numbers of batches of a table come to their end."""
     words = [numbers_of_batches(one.state, unsharded_hash_table(one.table).policy) for one in asked]
     clocks = [
@@ -223,7 +223,7 @@ def with_clock_counted_on(asked: Sequence[ToInsert], method: str) -> list[ToInse
 
 
 def insert_together(
-    asked: Sequence[ToInsert], method: str, return_evicted: bool
+    asked: Sequence[InsertRequest], method: str, return_evicted: bool
 ) -> list[tuple[Inserted, dict[str, Any]]]:
     """`dynamic.insert` of several tables, in one native call per op."""
     begun = _admit(_find([_begin(one, method) for one in asked]))
@@ -248,7 +248,7 @@ def insert_together(
     ]
 
 
-def _begin(asked: ToInsert, method: str) -> _Insertion:
+def _begin(asked: InsertRequest, method: str) -> _Insertion:
     table, state, parts, epoch, *_ = asked
     method = table.execution(Lookup(method=method), state).method
     now = state[CLOCK] + 1

@@ -162,17 +162,17 @@ def _traced_late(
         def flat(*leaves: Any) -> list[Any]:
             return jax.tree.leaves(reference(*jax.tree.unflatten(structure, leaves)))
 
-        found = _later.bind(*leaves, function=flat, types=tuple(types))
+        found = _deferred_reference.bind(*leaves, function=flat, types=tuple(types))
         return jax.tree.unflatten(result_structure, found)
 
     return {**native, first: traced}, default
 
 
 # ``function(*args)``, whose results have these types; it is traced when it is lowered.
-_later = Primitive("jax_tt_later")
-_later.multiple_results = True
-_later.def_impl(lambda *args, function, types: function(*args))
-_later.def_abstract_eval(lambda *args, function, types: types)
+_deferred_reference = Primitive("jax_tt_deferred_reference")
+_deferred_reference.multiple_results = True
+_deferred_reference.def_impl(lambda *args, function, types: function(*args))
+_deferred_reference.def_abstract_eval(lambda *args, function, types: types)
 
 
 def _lower(ctx: Any, *args: Any, function: Callable[..., Any], types: Any) -> Any:
@@ -192,8 +192,8 @@ def _batched(
     size = next(x.shape[axis] for x, axis in zip(args, axes, strict=True) if axis is not None)
     mapped = jax.vmap(function, in_axes=list(axes), out_axes=0, axis_size=size)
     kinds = tuple(kind.update(shape=(size, *kind.shape)) for kind in types)
-    return _later.bind(*args, function=mapped, types=kinds), [0] * len(types)
+    return _deferred_reference.bind(*args, function=mapped, types=kinds), [0] * len(types)
 
 
-mlir.register_lowering(_later, _lower)
-batching.primitive_batchers[_later] = _batched
+mlir.register_lowering(_deferred_reference, _lower)
+batching.primitive_batchers[_deferred_reference] = _batched

@@ -166,9 +166,6 @@ def note_next_values(
         loss.add(shared, after)
 
 
-Name = TypeVar("Name")
-
-
 def watched(arrays: Mapping[Name, Any], reached: set[Name]) -> dict[Name, Any]:
     """Identity on arrays, or trees of them, by name.
 

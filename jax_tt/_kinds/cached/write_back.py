@@ -60,8 +60,6 @@ def _inverse_root(gram: jax.Array) -> jax.Array:
     return (vectors * jnp.where(largest > 0, scale, 0)[None, :]) @ vectors.T
 
 
-Cores = tuple[jax.Array, ...]
-
 _HALVINGS = 6  # of a step that increases the loss, before it is skipped
 _CONVERGED = 1e-6  # squared gradient relative to the initial one
 

@@ -17,6 +17,8 @@ from jax_tt._table.options import Lookup, NeededCotangents
 
 Cores = tuple[jax.Array, ...]
 
+_HALVINGS = 6  # of a step that increases the loss, before it is skipped
+_CONVERGED = 1e-6  # squared gradient relative to the initial one
 _FLOOR = 1e-4  # lower bound of the eigenvalues of an environment, relative to its largest
 
 
@@ -58,10 +60,6 @@ def _inverse_root(gram: jax.Array) -> jax.Array:
     largest = values[-1]
     scale = jax.lax.rsqrt(jnp.maximum(values, _FLOOR * largest))
     return (vectors * jnp.where(largest > 0, scale, 0)[None, :]) @ vectors.T
-
-
-_HALVINGS = 6  # of a step that increases the loss, before it is skipped
-_CONVERGED = 1e-6  # squared gradient relative to the initial one
 
 
 def write_back(

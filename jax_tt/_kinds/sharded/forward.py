@@ -23,7 +23,7 @@ from jax_tt._kinds.sharded.local import (
     received_rows,
     with_missing,
 )
-from jax_tt._kinds.sharded.requests import Requests, requests_of
+from jax_tt._kinds.sharded.requests import RowRequests, row_requests
 from jax_tt._kinds.sharded.route import (
     Messages,
     all_messages,
@@ -44,7 +44,7 @@ from jax_tt._table import groups
 from jax_tt._table.groups import Call
 
 # What a device asks of the others for a table: different rows, or sums of the rows of bags.
-Ask = Requests | Spread
+Ask = RowRequests | Spread
 
 
 class Residuals(NamedTuple):
@@ -134,9 +134,9 @@ def with_batches(calls: Sequence[Call], batches: Sequence[Batch]) -> list[Call]:
     return [call._replace(batch=batch) for call, batch in zip(calls, batches, strict=True)]
 
 
-def all_requests(calls: Sequence[Call]) -> list[Requests]:
+def all_requests(calls: Sequence[Call]) -> list[RowRequests]:
     """The different rows that this device's part of every batch reads."""
-    return [requests_of(call) for call in calls]
+    return [row_requests(call) for call in calls]
 
 
 def attempted(
@@ -149,7 +149,7 @@ def attempted(
     """
     sharding = sharding_of(calls[0])
     devices = sharding.layout.devices
-    requests = {k: ask for k, ask in enumerate(asks) if isinstance(ask, Requests)}
+    requests = {k: ask for k, ask in enumerate(asks) if isinstance(ask, RowRequests)}
     routes = [ask.distinct.route for ask in requests.values()]
     if missing is not None:
         bits = None
@@ -181,7 +181,7 @@ def attempted(
     return sums, Attempt(list(asks), bits, fetched, saved, answers.asked, answers.read, fits)
 
 
-def _expected_size(call: Call, requests: Requests) -> int:
+def _expected_size(call: Call, requests: RowRequests) -> int:
     """The rows of a message, by the different ids that the user expects."""
     return rows_of_expected_message(sharding_of(call), requests.distinct.source.shape[0])
 
@@ -199,7 +199,7 @@ def _asks_of_expected_sizes(
             asks.append(spread)
             missing.append(spread.places.most[0] - size)
         else:
-            requests = requests_of(call)
+            requests = row_requests(call)
             asks.append(requests)
             route, devices = requests.distinct.route, sharding_of(call).layout.devices
             missing.append(leading_bits(route, _expected_size(call, requests), devices))
@@ -293,7 +293,7 @@ def _arrived_rows(call: Call, rows: jax.Array) -> jax.Array:
     return rows.reshape(-1, rows.shape[-1]).astype(kind)
 
 
-def _pooled_batch(call: Call, requests: Requests, messages: Messages, kept: jax.Array) -> Batch:
+def _pooled_batch(call: Call, requests: RowRequests, messages: Messages, kept: jax.Array) -> Batch:
     """The batch with positions of fetched rows as ids; ids without a row become the position after all of them."""
     total = messages.size * sharding_of(call).layout.devices
     ids = jnp.where(requests.read, kept[requests.distinct.places], total)

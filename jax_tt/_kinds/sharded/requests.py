@@ -19,7 +19,7 @@ from jax_tt._table.groups import Call
 from jax_tt._table.options import IGNORED
 
 
-class Requests(NamedTuple):
+class RowRequests(NamedTuple):
     """The different rows of a batch.
 
     Attributes:
@@ -36,7 +36,7 @@ class Requests(NamedTuple):
     here: jax.Array
     refused: jax.Array
 
-    def only_if(self, allowed: jax.Array) -> Requests:
+    def only_if(self, allowed: jax.Array) -> RowRequests:
         """These requests, or none to be stepped."""
         pages = self.pages._replace(page=jnp.where(allowed, self.pages.page, -1))
         return self._replace(pages=pages)
@@ -45,7 +45,7 @@ class Requests(NamedTuple):
 class Positions(NamedTuple):
     """The positions of a batch: the row of each in the replica that this device reads, and the page of the row.
 
-    ``read``, ``here`` and ``refused``, a scalar, are as in `Requests`.
+    ``read``, ``here`` and ``refused``, a scalar, are as in `RowRequests`.
     """
 
     route: Route
@@ -55,14 +55,14 @@ class Positions(NamedTuple):
     refused: jax.Array
 
 
-def requests_of(call: Call) -> Requests:
+def row_requests(call: Call) -> RowRequests:
     """The different rows that this device requests for its part of a batch."""
     return _distinct(sharding_of(call), positions_of(call), call.use.lookup.method)
 
 
 def requests_of_keys(
     sharding: Sharding, page_table: jax.Array, keys: jax.Array, here: jax.Array, method: str
-) -> Requests:
+) -> RowRequests:
     """The different keys among keys uint32 ``[n, 2]``, of which the ones that are ``here`` count."""
     return _distinct(sharding, _positions_of_keys(sharding, page_table, keys, here), method)
 
@@ -113,13 +113,13 @@ def _placed(
     return Positions(route, pages, read, here, refused)
 
 
-def _distinct(sharding: Sharding, positions: Positions, method: str) -> Requests:
+def _distinct(sharding: Sharding, positions: Positions, method: str) -> RowRequests:
     route, pages, read, here, refused = positions
     rows = distinct(route, sharding.layout.devices, method)
     # Positions that read nothing are a request as well, for no page.
     pages = pages._replace(page=jnp.where(read, pages.page, -1))
     pages = jax.tree.map(lambda part: part.at[rows.source].get(mode="fill", fill_value=-1), pages)
-    return Requests(rows, pages, read, here, refused[None])
+    return RowRequests(rows, pages, read, here, refused[None])
 
 
 def _paged(layout: Layout, rows: jax.Array) -> Paged:

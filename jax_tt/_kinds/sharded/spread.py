@@ -18,7 +18,7 @@ from jax import lax
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch, bag_index, present
 from jax_tt._kinds.sharded.exchange import exchanged
-from jax_tt._kinds.sharded.requests import Requests, positions_of
+from jax_tt._kinds.sharded.requests import RowRequests, positions_of
 from jax_tt._kinds.sharded.route import Route, sorted_on_cpu
 from jax_tt._kinds.sharded.sharding import PAGES, sharding_of
 from jax_tt._native.call import native_call
@@ -172,7 +172,7 @@ def sent_gradients(call: Call, g: jax.Array) -> jax.Array:
 
 def returned_weights(
     calls: Sequence[Call],
-    asks: Sequence[Requests | Spread],
+    asks: Sequence[RowRequests | Spread],
     gradients: Sequence[jax.Array | None],
 ) -> dict[int, jax.Array]:
     """Sends the gradients of weights back from the owners of rows, for bags whose sums travelled.

@@ -25,7 +25,7 @@ from jax_tt._ops.insert_in_call import (
     to_insert,
     with_checked_gradients,
 )
-from jax_tt._ops.inserting import Inserted, InsertRequest, requests_of, treatment_of
+from jax_tt._ops.inserting import Inserted, InsertRequest, key_requests, treatment_of
 from jax_tt._sets.hash_directory import WITHIN_EPOCHS
 from jax_tt._table.change import Change
 from jax_tt._table.check import check_state
@@ -71,7 +71,7 @@ def insert_collection_keys(
     for name, table in hashed.items():
         check_state(collection.tables[name], state[name])
         found = [
-            requests_of(
+            key_requests(
                 unsharded_hash_table(collection.for_features[feature]),
                 batch[feature],
                 given.get(feature),

@@ -24,10 +24,10 @@ from jax_tt._ops.insert_sharded import insert_over_devices
 from jax_tt._ops.inserting import (
     Inserted,
     InsertRequest,
-    Requests,
+    KeyRequests,
     insert_together,
     joined,
-    requests_of,
+    key_requests,
     treatment_of,
     with_clock_counted_on,
 )
@@ -83,7 +83,7 @@ def insert_keys(
     {'requests': 3, 'unique': 2, 'inserted': 2}
     """
     whole = checked_hash_table(table, state)
-    requests, refused = requests_of(whole, ids, scores, treatment_of(table, bounds, method))
+    requests, refused = key_requests(whole, ids, scores, treatment_of(table, bounds, method))
     asked = InsertRequest(table, state, [requests], epoch, refused=refused)
     (result,) = insert_anywhere([asked], method, return_evicted)
     return result
@@ -149,7 +149,7 @@ def _insert_on_every_device(
 def _of_all(asked: InsertRequest, axes: Any) -> InsertRequest:
     keys, here, given, _ = joined(asked.parts)
     keys, here, given = (all_shards(x, axes) for x in (keys, here.astype(jnp.int32), given))
-    return asked._replace(parts=[Requests(keys, here > 0, given)])
+    return asked._replace(parts=[KeyRequests(keys, here > 0, given)])
 
 
 def with_slots(ids: Any, inserted: Any) -> Any:

@@ -18,7 +18,7 @@ from jax_tt._ids.offsets import Treatment, any_refused
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._lookup.one_loss import Insertion, begin_insertion, end_insertion
 from jax_tt._ops.insert import insert_anywhere, located
-from jax_tt._ops.inserting import InsertRequest, requests_of
+from jax_tt._ops.inserting import InsertRequest, key_requests
 from jax_tt._sets.hash_directory import WITHIN_EPOCHS
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
@@ -62,7 +62,7 @@ def to_insert(
     constant = jax.lax.stop_gradient(dict(state))
     # The lookup of the batch says what is wrong with it, and raises.
     how = Treatment("error" if lookup.bounds == "error" else "zero", lookup.method, quiet=True)
-    found = [requests_of(unsharded_hash_table(named), ids, None, how) for named, ids in parts]
+    found = [key_requests(unsharded_hash_table(named), ids, None, how) for named, ids in parts]
     requests, flags = zip(*found, strict=True)
     return InsertRequest(table, constant, requests, None, lookup.axis_name, any_refused(flags))
 

@@ -29,7 +29,7 @@ from jax_tt._ops.inserting import (
     Evicted,
     Inserted,
     InsertRequest,
-    Requests,
+    KeyRequests,
     epoch_of,
     insert_together,
     joined,
@@ -101,7 +101,7 @@ def _insert_in_group(
     return results
 
 
-def _inputs(one: InsertRequest) -> tuple[dict[str, Any], list[Requests], Any]:
+def _inputs(one: InsertRequest) -> tuple[dict[str, Any], list[KeyRequests], Any]:
     names = {*one.table.sharding.names, CLOCK, SEED, TOTALS, PAGES}
     devices = one.table.parts
 
@@ -304,7 +304,7 @@ def _at_owner(one: InsertRequest, done: _Done, parts: Any, method: str) -> _Done
     given = jnp.zeros_like(keys.keys)
     if local.policy == "custom":
         given = lax.bitcast_convert_type(next(parts).reshape(-1, 2), jnp.uint32)
-    arrived = Requests(keys.keys, keys.here, given, requests)
+    arrived = KeyRequests(keys.keys, keys.here, given, requests)
     # All rounds are one batch, with one number.
     before = {**one.state, **state, CLOCK: one.state[CLOCK]}
     if local.counts_requests:
@@ -321,13 +321,13 @@ def _at_owner(one: InsertRequest, done: _Done, parts: Any, method: str) -> _Done
     return {name: after[name] for name in state}, counts, evicted
 
 
-def _distinct_keys(arrived: Requests, method: str) -> Requests:
+def _distinct_keys(arrived: KeyRequests, method: str) -> KeyRequests:
     """The different keys among the received ones, each with its requests of all devices."""
     keys, here, given, counts = arrived
     size, (first, rest) = here.shape[0], words_of(keys)
     keys_of_all = distinct(Route((~here).astype(jnp.int32), first, rest), 1, method)
     at = jnp.where(here, keys_of_all.places, size)
-    return Requests(
+    return KeyRequests(
         keys.at[keys_of_all.source].get(mode="fill", fill_value=0),
         keys_of_all.route.device == 0,
         _largest(given, at, size),

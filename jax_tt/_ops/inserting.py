@@ -105,7 +105,7 @@ class Inserted(NamedTuple):
     evicted: Evicted | None = None
 
 
-class Requests(NamedTuple):
+class KeyRequests(NamedTuple):
     """The requests of a batch.
 
     Attributes:
@@ -122,7 +122,7 @@ class Requests(NamedTuple):
     counts: Any = None
 
 
-def joined(parts: Sequence[Requests]) -> Requests:
+def joined(parts: Sequence[KeyRequests]) -> KeyRequests:
     """Joins the requests of several parts of a batch."""
     return jax.tree.map(lambda *one: jnp.concatenate(one), *parts)
 
@@ -137,7 +137,7 @@ class InsertRequest(NamedTuple):
 
     table: Any
     state: State
-    parts: Sequence[Requests]
+    parts: Sequence[KeyRequests]
     epoch: Any
     axis_name: Any = None
     refused: jax.Array | None = None
@@ -149,9 +149,9 @@ def treatment_of(table: Any, bounds: str, method: str) -> Treatment:
     return Treatment(bounds, method, is_sharded(table) or bool(get_abstract_mesh().manual_axes))
 
 
-def requests_of(
+def key_requests(
     table: HashTable, ids: Any, scores: Any, how: Treatment
-) -> tuple[Requests, jax.Array | None]:
+) -> tuple[KeyRequests, jax.Array | None]:
     """The requests of the ids of a batch, and `InsertRequest.refused`."""
     with own_constants():
         keys, here, refused = keys_of_ids(table, ids, how)
@@ -162,11 +162,11 @@ def requests_of(
                 f"{table.policy!r}; {what}. Scores belong to policy='custom'."
             )
         if scores is None:
-            return Requests(keys, here, jnp.zeros_like(keys)), refused
+            return KeyRequests(keys, here, jnp.zeros_like(keys)), refused
         words = jnp.asarray(score_words(f"{table.ids.label}scores", scores, _shape(ids))).reshape(
             -1, 2
         )
-        return Requests(keys, here, jax.lax.bitcast_convert_type(words, jnp.uint32)), refused
+        return KeyRequests(keys, here, jax.lax.bitcast_convert_type(words, jnp.uint32)), refused
 
 
 def keys_of_ids(
@@ -195,7 +195,7 @@ class _Insertion(NamedTuple):
 
     table: HashTable
     state: dict[str, Any]
-    requests: Requests
+    requests: KeyRequests
     now: Any
     epoch: Any
     method: str

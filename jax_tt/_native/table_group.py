@@ -18,7 +18,7 @@ from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.partition import is_partitioned, num_blocks
 from jax_tt._native.table_call import BackwardPass, Calls, UpdatePass, run
-from jax_tt._table.groups import Call, Cotangents, Gradients, Use, of_one_table
+from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients, of_one_table
 from jax_tt._table.options import Lookup
 from jax_tt._table.reference import ReferenceTable, stepped
 from jax_tt._table.state import Params, Slots, State
@@ -293,20 +293,20 @@ class NativeTable(ReferenceTable):
     def execution(self, lookup: Lookup, state: State) -> Execution:
         method = backend.choose(lookup.method, self.spec.storage(state))
         if method == "reference":
-            return Execution(by_jax=self.update is None)
+            return Execution(differentiable=self.update is None)
         return Execution(method, TableGroup(self.calls, method))
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         if lookup.method == "reference":
             return super().forward(state, batch, lookup)
-        calls = [Call(Use(self, lookup), state, batch, ())]
+        calls = [Call(BoundTable(self, lookup), state, batch, ())]
         (sums,), (residuals,) = TableGroup(self.calls, lookup.method).forward(calls, None)
         return sums, residuals
 
     def param_gradients(
         self, params: Params, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
     ) -> tuple[Params, jax.Array | None]:
-        call = Call(Use(self, lookup), self.spec.named(params), batch, ())
+        call = Call(BoundTable(self, lookup), self.spec.named(params), batch, ())
         group = TableGroup(self.calls, lookup.method)
         (gradients,) = group.backward_pass(self.calls.backward, [call], [residuals], [g])
         return gradients
@@ -318,7 +318,7 @@ class NativeTable(ReferenceTable):
             params = self.spec.params(state)
             grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
             return *stepped(self, state, batch, grads, lookup, values), dweights
-        call = Call(Use(self, lookup), state, batch, values)
+        call = Call(BoundTable(self, lookup), state, batch, values)
         group = TableGroup(self.calls, lookup.method)
         (after,) = group.backward_pass(self.calls.update, [call], [residuals], [g])
         return after

@@ -1920,8 +1920,8 @@ PYTHON = (
     Mutant(
         "scores of keys are ignored",
         "jax_tt/_ops/inserting.py",
-        "return Requests(keys, here, jax.lax.bitcast_convert_type(words, jnp.uint32))",
-        "return Requests(keys, here, jnp.zeros_like(keys))",
+        "return KeyRequests(keys, here, jax.lax.bitcast_convert_type(words, jnp.uint32))",
+        "return KeyRequests(keys, here, jnp.zeros_like(keys))",
     ),
     Mutant(
         "keys wait one request longer",

@@ -66,11 +66,8 @@ class DenseCall(TableCall):
         return self.table.features
 
     @classmethod
-    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
-        platform = calls[0].platform
-        if platform == "cpu":
-            return None
-        return native(platform).dense_workspace_size(
+    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int:
+        return native(calls[0].platform).dense_workspace_size(
             cls.op,
             [call.rows for call in calls],
             [call.features for call in calls],
@@ -169,6 +166,8 @@ class Shard(DenseCall):
 
 
 class ForwardShard(Shard, Forward):
+    communicates = True
+
     def summed(self, found: Named, args: Named, axes: Any) -> Named:
         del args, axes
         return {"out": lax.psum(found["out"], self.rows_over)} if self.rows_over else found

@@ -101,11 +101,6 @@ def lookup_attributes(
     }
 
 
-def caller_attribute(op: str, lookup: Lookup) -> dict[str, Any]:
-    """What errors of an op begin with: the function that was called, and the pass, unless it is the forward pass."""
-    return {"caller": lookup.caller if op == "forward" else f"{op} of {lookup.caller}"}
-
-
 def shard_of(batch: Batch, args: Mapping[str, jax.Array]) -> Batch:
     """The part of a batch in these blocks."""
     ids, offsets = args["ids"], args["offsets"]

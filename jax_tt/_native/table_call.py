@@ -26,11 +26,9 @@ from jax_tt._native.call import (
     unflatten_tables,
 )
 from jax_tt._native.operands import (
-    caller_attribute,
     check_native,
     lookup_attributes,
     make_operands,
-    sentinel_operand,
 )
 from jax_tt._native.partition import Arrays, Dimensions, Split, over_blocks
 from jax_tt._table import reference
@@ -64,6 +62,7 @@ class TableCall(abc.ABC):
         in_columns: whether the op can have the sums of all tables, or their gradients, in one array.
         most_arrays: about how many arrays one call may change in place. XLA takes time to compile it with the cube of
             their number.
+        communicates: whether devices exchange operands or results, by `gathered` and `summed`.
         blocked, whole: arrays as in `over_blocks`; together they are the operands in the order of the target.
         blocked_results: as in `over_blocks`.
         appended: arrays that follow each other, of all tables, in one array each, before all other operands.
@@ -74,6 +73,7 @@ class TableCall(abc.ABC):
     op: ClassVar[str]
     in_columns: ClassVar[bool] = False
     most_arrays: ClassVar[int]
+    communicates: ClassVar[bool] = True
     blocked_results: ClassVar[tuple[str, ...]]
     appended_results: ClassVar[tuple[str, ...]] = ()
 
@@ -91,14 +91,21 @@ class TableCall(abc.ABC):
         self.blocked: dict[str, jax.Array] = dict(self.operands.arrays)
         self.whole: dict[str, jax.Array] = dict(self.params)
         self.appended: dict[str, jax.Array] = {}
+        # What errors begin with: the function that was called, and the pass, unless it is the forward pass.
+        self.caller = self.lookup.caller
+        if self.op == "forward":
+            sentinel = call.state.get("sentinel", jnp.ones((), jnp.float32))
+            self.whole = {"sentinel": sentinel, **self.whole}
+        else:
+            self.caller = f"{self.op} of {self.caller}"
 
     @abc.abstractmethod
     def results(self, args: Named) -> Types:
         """Types of the results for the blocks of one device."""
 
     @classmethod
-    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
-        """Bytes of working memory for one native call on tables with these operands.
+    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int:
+        """Bytes of working memory for one native call on a GPU on tables with these operands.
 
         Args:
             calls: of one table each.
@@ -147,7 +154,7 @@ class TableCall(abc.ABC):
         given = unflatten_tables(args, len(calls))
         gathered, results, attributes = [], [], {}
         for k, call in enumerate(calls):
-            gathered.append(call.gathered(given[k], axes))
+            gathered.append(call.gathered(given[k], axes) if cls.communicates else given[k])
             results.append(dict(call.results(gathered[k])) if into is None else {})
             attributes[str(k)] = call.attributes(axes)
         columns: list[int] = []
@@ -160,15 +167,20 @@ class TableCall(abc.ABC):
         for name in cls.appended_results:
             types = [of_table.pop(name) for of_table in results]
             of_all[name] = jax.ShapeDtypeStruct((len(types),), types[0].dtype)
+        platform = calls[0].platform
+        # Native ops on a CPU allocate their memory themselves.
+        workspace = None if platform == "cpu" else cls.workspace(calls, gathered, len(columns))
         found = native_call(
-            calls[0].platform,
+            platform,
             f"{cls.kind}{cls.op}",
             {name: array for name, array in args.items() if "/" not in name}
             | flatten_tables(gathered),
             of_all | flatten_tables(results),
-            cls.workspace(calls, gathered, len(columns)),
-            attributes | caller_attribute(cls.op, calls[0].lookup),
+            workspace,
+            attributes | {"caller": calls[0].caller},
         )
+        if not cls.communicates:
+            return found
         summed = [
             call.summed(own, given[k], axes)
             for k, (call, own) in enumerate(
@@ -182,10 +194,7 @@ class ForwardPass(TableCall):
     """A forward pass, which returns sums ``[S, nb, D]`` and residuals."""
 
     op = "forward"
-
-    def __init__(self, platform: str, call: Call):
-        super().__init__(platform, call)
-        self.whole = {"sentinel": sentinel_operand(call.state.get("sentinel")), **self.whole}
+    communicates = False
 
     @staticmethod
     def in_jax(call: Call) -> jax.Array:

@@ -18,12 +18,12 @@ from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.partition import is_partitioned, num_blocks
 from jax_tt._native.table_call import BackwardPass, Calls, UpdatePass, run
+from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients, of_one_table
 from jax_tt._table.options import Lookup
 from jax_tt._table.reference import ReferenceTable, stepped
 from jax_tt._table.state import Params, Slots, State
 from jax_tt._table.table import Execution
-from jax_tt._table.wide import ConcatLayout
 from jax_tt._table.wrapper import Wrapper, innermost
 
 # Ids of one update: its working memory may grow with those of all its tables.
@@ -49,14 +49,14 @@ class TableGroup:
         if wide is not None and not self._in_columns(calls):
             sums, saved = self.forward(calls, None)
             return wide.joined(sums), saved
-        calls = [innermost_call(call) for call in calls]
+        calls = [innermost_call(c) if isinstance(c.use.table, Wrapper) else c for c in calls]
         if wide is not None:
             array = backend.run(self.method, *self._forward_pass(calls, wide))
             # As a residual, it only orders the update after the forward pass; its first axis stands for one block.
             saved = (array[None],)
             return array, [saved if call.use.lookup.wanted.names else () for call in calls]
         results: dict[int, Any] = {}
-        for members in alike(calls):
+        for members in alike(calls) if len(calls) > 1 else [[0]]:
             one = self._forward_pass([calls[k] for k in members])
             found = backend.run(self.method, *one)
             results.update(zip(members, found, strict=True))
@@ -66,7 +66,7 @@ class TableGroup:
     def backward(
         self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: ConcatLayout | None
     ) -> list[Cotangents]:
-        calls = [innermost_call(call) for call in calls]
+        calls = [innermost_call(c) if isinstance(c.use.table, Wrapper) else c for c in calls]
         if wide is not None and not self._in_columns(calls):
             gs, wide = separate_gradients(calls, gs, wide), None
         cotangents: list[Cotangents] = [({}, None)] * len(calls)
@@ -236,8 +236,6 @@ def zeros_like(saved: Any) -> Any:
 
 def innermost_call(call: Call) -> Call:
     use = call.use
-    if not isinstance(use.table, Wrapper):
-        return call
     return call._replace(use=dataclasses.replace(use, table=innermost(use.table)))
 
 
@@ -247,8 +245,6 @@ def alike(calls: Sequence[Call]) -> list[list[int]]:
     Batches that are partitioned over the devices in another number of blocks need another call, and so do tables with
     another accumulator type, whose steps have hyper-parameters of that type.
     """
-    if len(calls) == 1:
-        return [[0]]
     parts: dict[Any, list[int]] = {}
     for k, call in enumerate(calls):
         blocks = num_blocks(call.batch.num_segments)

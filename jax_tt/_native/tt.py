@@ -30,7 +30,6 @@ from jax_tt._native.call import (
 )
 from jax_tt._native.operands import (
     Operands,
-    caller_attribute,
     lookup_attributes,
     make_operands,
     sentinel_operand,
@@ -85,16 +84,14 @@ def _workspace_of_all(platform: str, of_each: Sequence[int | None]) -> int | Non
     return None if platform == "cpu" else native(platform).tables_workspace_size(of_each)
 
 
-def batch_attributes(
-    platform: str, table: TrainTable, batch: Batch, lookup: Lookup, axes: Any
-) -> dict[str, Any]:
+def contraction_attributes(batch: Batch, lookup: Lookup) -> dict[str, Any]:
     # A shard must choose the contraction that the sizes of the whole batch assume. 0 means the number of ids in the
     # call.
     positions = math.prod(batch.ids.shape[:2])
     hint = np.int64(positions if isinstance(positions, int) else 0)
-    return lookup_attributes(platform, table, batch, lookup, axes) | {
+    return {
         "hint": hint,
-        "resharded": is_resharded(batch.ids),
+        "resharded": jax.device_count() > 1 and is_resharded(batch.ids),
         "tensor_float32": tensor_float32(lookup.precision),
     }
 
@@ -103,8 +100,9 @@ def attributes_with_shape(
     platform: str, table: TrainTable, batch: Batch, lookup: Lookup, axes: Any
 ) -> dict[str, Any]:
     """The attributes of an op on one table, which does not read its shape off the cores."""
-    of_batch = batch_attributes(platform, table, batch, lookup, axes)
-    return table.sizes.attributes | of_batch | caller_attribute("forward", lookup)
+    of_batch = lookup_attributes(platform, table, batch, lookup, axes)
+    of_call = contraction_attributes(batch, lookup) | {"caller": lookup.caller}
+    return table.sizes.attributes | of_batch | of_call
 
 
 def blocked_sizes(platform: str, operands: Operands, train: TrainSizes) -> tuple[int, int]:
@@ -152,17 +150,21 @@ class TTCall(TableCall):
     most_arrays = 300  # where it compiles as fast as a call for each table
 
     def attributes(self, axes: Any) -> dict[str, Any]:
-        return batch_attributes(self.platform, self.table, self.batch, self.lookup, axes) | {
-            "cores": np.int64(self.table.sizes.d),
-            "num_embeddings": np.int64(self.table.num_embeddings),
-        }
+        return (
+            lookup_attributes(self.platform, self.table, self.batch, self.lookup, axes)
+            | contraction_attributes(self.batch, self.lookup)
+            | {
+                "cores": np.int64(len(self.params)),
+                "num_embeddings": np.int64(self.table.num_embeddings),
+            }
+        )
 
     def asked(self) -> dict[str, bool]:
         """Options of the op that need working memory."""
         return {}
 
     @classmethod
-    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
+    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int:
         del columns
         platform = calls[0].platform
         counts = [math.prod(args["ids"].shape[:2]) for args in given]
@@ -170,7 +172,7 @@ class TTCall(TableCall):
             _workspace(platform, cls.op, call.table.sizes, count, **call.asked())
             for call, count in zip(calls, counts, strict=True)
         ]
-        return _workspace_of_all(platform, of_each)
+        return native(platform).tables_workspace_size(of_each)
 
 
 class Forward(ForwardPass, TTCall):
@@ -254,7 +256,7 @@ class Update(UpdatePass, TTGradientCall):
                 platform, [_workspace(platform, "apply", call.table.sizes, 0) for call in calls]
             ),
             [call.attributes(axes) for call, axes in zip(calls, axes_of_each, strict=True)],
-            caller_attribute(cls.op, calls[0].lookup),
+            {"caller": calls[0].caller},
         )
         found["applied"] = jnp.where(refused, 0, found["applied"])
         pairs = zip(dweights, changed, strict=True)
@@ -279,7 +281,7 @@ def _gradients_of_shards(
         ({}, [call.results(args) for call, args in zip(backwards, operands, strict=True)]),
         Backward.workspace(backwards, operands, 0),
         [call.attributes(axes) for call, axes in zip(backwards, axes_of_each, strict=True)],
-        caller_attribute(Backward.op, backwards[0].lookup),
+        {"caller": backwards[0].caller},
     )
     of_each = [vary_over(arrays, over) for arrays, over in zip(of_each, varying, strict=True)]
     dweights = [arrays.pop("dweights") for arrays in of_each]

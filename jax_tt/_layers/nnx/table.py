@@ -137,7 +137,7 @@ class FactoryModule(ChangingModule):
             "optimizer": optimizer,
         }
         names = [name for name in ("combiner", *CALL_OPTIONS) if name in rest]
-        lookup = Lookup(**{"bounds": "warn", **{name: rest.pop(name) for name in names}})
+        lookup = Lookup(**{name: rest.pop(name) for name in names})
         factory = type(self)._factory
         table = factory(**{name: rest.pop(name) for name in _parameters(factory) if name in rest})
         if optimizer is not None:

@@ -220,7 +220,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr,
         groups,
         "groups_of",
-        lambda uses: tuple(groups.Members(None, (k,), "") for k in range(len(uses))),
+        lambda uses: tuple(groups.Members(None, (k,), "", (use,)) for k, use in enumerate(uses)),
     )
 
 

@@ -24,7 +24,6 @@ from jax_tt._table.options import Lookup
 from jax_tt._table.reference import ReferenceTable, stepped
 from jax_tt._table.state import Params, Slots, State
 from jax_tt._table.table import Execution
-from jax_tt._table.wrapper import Wrapper, innermost
 
 # Ids of one update: its working memory may grow with those of all its tables.
 _MOST_IDS = 2**26
@@ -44,12 +43,12 @@ class TableGroup:
 
     calls: Calls
     method: str
+    unwraps: ClassVar[bool] = True
 
     def forward(self, calls: Sequence[Call], wide: ConcatLayout | None) -> tuple[Any, Any]:
         if wide is not None and not self._in_columns(calls):
             sums, saved = self.forward(calls, None)
             return wide.joined(sums), saved
-        calls = [innermost_call(c) if isinstance(c.use.table, Wrapper) else c for c in calls]
         if wide is not None:
             array = backend.run(self.method, *self._forward_pass(calls, wide))
             # As a residual, it only orders the update after the forward pass; its first axis stands for one block.
@@ -66,7 +65,6 @@ class TableGroup:
     def backward(
         self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: ConcatLayout | None
     ) -> list[Cotangents]:
-        calls = [innermost_call(c) if isinstance(c.use.table, Wrapper) else c for c in calls]
         if wide is not None and not self._in_columns(calls):
             gs, wide = separate_gradients(calls, gs, wide), None
         cotangents: list[Cotangents] = [({}, None)] * len(calls)
@@ -232,11 +230,6 @@ class TableGroup:
 def zeros_like(saved: Any) -> Any:
     """Placeholder for native residuals in the reference: all branches must return the same types."""
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), saved)
-
-
-def innermost_call(call: Call) -> Call:
-    use = call.use
-    return call._replace(use=dataclasses.replace(use, table=innermost(use.table)))
 
 
 def alike(calls: Sequence[Call]) -> list[list[int]]:

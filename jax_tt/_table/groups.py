@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jax_tt._table.options import IGNORED, Lookup, NeededCotangents
 from jax_tt._table.row_shard import RowShard
 from jax_tt._table.state import State
 from jax_tt._table.table import Table, scope_of
-from jax_tt._table.wrapper import Wrapper
+from jax_tt._table.wrapper import Wrapper, innermost
 
 # The cotangents of one table: of the arrays of its state by name, and of the weights. Those of a fused table are its
 # new values.
@@ -83,7 +83,13 @@ Gradients = Any
 
 
 class Group(Protocol):
-    """An op for several tables; all sequences are in the order of ``calls``."""
+    """An op for several tables; all sequences are in the order of ``calls``.
+
+    Attributes:
+        unwraps: whether it takes tables without their wrappers.
+    """
+
+    unwraps: ClassVar[bool]
 
     def forward(self, calls: Sequence[Call], wide: ConcatLayout | None) -> tuple[Any, Any]:
         """Sums ``[S, nb, D]`` in the accumulator type of every table, and the residuals of the group.
@@ -110,11 +116,13 @@ class Members(NamedTuple):
         group: None for a table on its own.
         numbers: of the tables.
         scope: their names in profiles.
+        uses: the tables as the group takes them.
     """
 
     group: Group | None
     numbers: tuple[int, ...]
     scope: str
+    uses: tuple[BoundTable, ...]
 
 
 Groups = tuple[Members, ...]
@@ -128,31 +136,32 @@ def groups_of(uses: tuple[BoundTable, ...]) -> Groups:
         members.setdefault(use.execution.group, []).append(k)
     alone = members.pop(None, [])
     groups = *((None, (k,)) for k in alone), *((group, tuple(k)) for group, k in members.items())
-    return tuple(
-        Members(group, numbers, scope_of(uses[k].table for k in numbers))
-        for group, numbers in groups
-    )
+    found = []
+    for group, numbers in groups:
+        own = tuple(uses[k] for k in numbers)
+        if group is not None and group.unwraps:
+            own = tuple(dataclasses.replace(use, table=innermost(use.table)) for use in own)
+        found.append(Members(group, numbers, scope_of(uses[k].table for k in numbers), own))
+    return tuple(found)
 
 
 def forward(calls: Sequence[Call], wide: ConcatLayout | None) -> tuple[Any, list[Any]]:
     """The sums of every table, or one array of them, and the residuals of every group."""
     groups = groups_of(tuple(call.use for call in calls))
-    if wide is not None and (of_all := _group_of_all(groups)):
-        group, members, scope = of_all
-        with jax.named_scope(scope):
-            array, residuals = group.forward([calls[k] for k in members], wide.of(members))
-        return array, [residuals]
     sums: dict[int, jax.Array] = {}
     saved = []
-    for group, members, scope in groups:
+    for group, numbers, scope, uses in groups:
+        given = [calls[k]._replace(use=use) for k, use in zip(numbers, uses, strict=True)]
         with jax.named_scope(scope):
             if group is None:
-                (k,) = members
-                use, state, batch, *_ = calls[k]
-                sums[k], residuals = use.table.forward(state, batch, use.lookup)
+                use, state, batch, *_ = given[0]
+                sums[numbers[0]], residuals = use.table.forward(state, batch, use.lookup)
+            elif wide is not None and len(groups) == 1:
+                array, residuals = group.forward(given, wide.of(numbers))
+                return array, [residuals]
             else:
-                of_members, residuals = group.forward([calls[k] for k in members], None)
-                sums.update(zip(members, of_members, strict=True))
+                found, residuals = group.forward(given, None)
+                sums.update(zip(numbers, found, strict=True))
         saved.append(residuals)
     in_order = tuple(sums[k] for k in range(len(calls)))
     return (in_order if wide is None else wide.joined(in_order)), saved
@@ -164,24 +173,19 @@ def backward(
     """The wanted cotangents of every table; none of those whose ``g`` is None."""
     cotangents: dict[int, Cotangents] = {}
     groups = groups_of(tuple(call.use for call in calls))
-    for (group, members, scope), residuals in zip(groups, saved, strict=True):
-        of_members = [calls[k] for k in members]
-        columns = None if wide is None else wide.of(members)
+    for (group, numbers, scope, uses), residuals in zip(groups, saved, strict=True):
+        given = [calls[k]._replace(use=use) for k, use in zip(numbers, uses, strict=True)]
+        columns = None if wide is None else wide.of(numbers)
         with jax.named_scope(scope):
             if group is not None:
-                given = gs if wide is not None else [gs[k] for k in members]
-                found = group.backward(of_members, residuals, given, columns)
+                own = gs if wide is not None else [gs[k] for k in numbers]
+                found = group.backward(given, residuals, own, columns)
             else:
-                (call,) = of_members
-                (g,) = [gs[members[0]]] if columns is None else columns.separated(gs, [call.shape])
+                (call,) = given
+                (g,) = [gs[numbers[0]]] if columns is None else columns.separated(gs, [call.shape])
                 found = [of_one_table(call, residuals, g)]
-            cotangents.update(zip(members, found, strict=True))
+            cotangents.update(zip(numbers, found, strict=True))
     return [cotangents[k] for k in range(len(calls))]
-
-
-def _group_of_all(groups: Groups) -> Any:
-    """The group that takes all tables, which can write their sums into one array, or None."""
-    return groups[0] if groups[0].group is not None and len(groups) == 1 else None
 
 
 def of_one_table(call: Call, residuals: Any, g: jax.Array | None) -> Cotangents:

@@ -293,7 +293,7 @@ def test_ids_out_of_range_in_one_array():
     if not native_available():
         pytest.skip("the reference returns NaN")
     batch = {**BATCH, "last": Bags.from_ragged([[299], [300], [], [0]])}
-    lookup = Lookup(dtype="float32", method="native")
+    lookup = Lookup(bounds="error", dtype="float32", method="native")
 
     @jax.jit
     def looked_up(state):

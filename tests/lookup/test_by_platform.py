@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._jax.backend import by_platform
+from jax_tt._jax.backend import by_platform, run
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -80,8 +80,12 @@ def test_inside_shard_map(platform, check):
 
 
 def test_without_a_reference_other_platforms_are_refused():
+    def native(platform: str, tree: Any) -> Any:
+        return double(tree)
+
+    looked_up = jax.jit(lambda x: run("native", native, refused, {"x": x}))
     with pytest.raises(Exception, match=r"(?i)platform"):
-        jax.jit(on("cuda", None))(X)
+        looked_up.trace(X).lower(lowering_platforms=("tpu",))
 
 
 def test_results_of_other_types_are_an_error():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from jax_tt._native.partition import num_blocks
 from jax_tt._native.rows import RowTable
 from jax_tt._native.scan import scan
 from jax_tt._native.table_call import run
-from jax_tt._native.table_group import NativeTable, alike, innermost_call, separate_gradients
+from jax_tt._native.table_group import NativeTable, alike, separate_gradients
 from jax_tt._table import reference
 from jax_tt._table.check import check_state
 from jax_tt._table.concat_layout import ConcatLayout
@@ -390,9 +390,9 @@ class CodedGroup:
     """The group of coded tables with one method, for `jax_tt._table.groups`; each is stepped on its own."""
 
     method: str
+    unwraps: ClassVar[bool] = True
 
     def forward(self, calls: Sequence[Call], wide: ConcatLayout | None) -> tuple[Any, Any]:
-        calls = list(map(innermost_call, calls))
         results: dict[int, Any] = {}
         for members in alike(calls):
             found = lookups_of_codes([calls[k] for k in members])
@@ -403,7 +403,6 @@ class CodedGroup:
     def backward(
         self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: ConcatLayout | None
     ) -> list[Cotangents]:
-        calls = list(map(innermost_call, calls))
         return list(map(of_one_table, calls, residuals, separate_gradients(calls, gs, wide)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jax.sharding import Mesh
@@ -25,6 +25,7 @@ class ShardedGroup:
 
     mesh: Mesh
     axes: tuple[str, ...]
+    unwraps: ClassVar[bool] = False
 
     def forward(self, calls: Sequence[Call], wide: ConcatLayout | None) -> tuple[Any, Any]:
         local = Local(_forward, (tuple(call.use for call in calls),))

@@ -79,7 +79,9 @@ def test_bits_are_those_of_single_calls(method, layout, monkeypatch):
             monkeypatch.setattr(
                 groups,
                 "groups_of",
-                lambda uses: tuple(groups.Members(None, (k,), "") for k in range(len(uses))),
+                lambda uses: tuple(
+                    groups.Members(None, (k,), "", (use,)) for k, use in enumerate(uses)
+                ),
             )
         lowered = step_of(collection, lookup, layout).lower(state, batch)
         text = lowered.as_text()

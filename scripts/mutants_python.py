@@ -48,8 +48,8 @@ PYTHON = (
     Mutant(
         "damaged arrays of a container are read",
         "jax_tt/_formats/container.py",
-        "if checksum_of(array) != checksum:",
-        "if checksum_of(array) < 0:",
+        "if checksum_of(array) != checksum or",
+        "if checksum_of(array) < 0 or",
     ),
     Mutant(
         "a changed header of a container is believed",

@@ -145,19 +145,22 @@ def read_container(path: str, kind: str | None = None) -> StoredArrays:
         raise FileError(f"{path}: is {got!r}; expected {kind!r}.")
     sums = notes.get("checksums")
     sums = sums if isinstance(sums, Mapping) else {}
-    arrays = {}
+    arrays: dict[str, StoredArray] = {}
+    padding: Callable[[], Any] | None = None
     for name, entry in header.items():
         shape, dtype_name = tuple(entry["shape"]), entry["dtype"]
         if dtype_name not in DTYPES:
             raise FileError(
                 f"{path}: {name} is of the type {dtype_name}; expected {', '.join(DTYPES)}."
             )
-        if name.startswith(PADDING):
-            continue
         dtype, offset = np.dtype(DTYPES[dtype_name]), start + entry["data_offsets"][0]
         read: Callable[[], Any] = partial(in_memory, path, dtype, offset, shape)
+        if name.startswith(PADDING):
+            padding = read
+            continue
         if name in sums:
-            read = partial(_checked, path, name, read, sums[name])
+            read = partial(_checked, f"{path}: {name}", read, sums[name], padding)
+        padding = None
         arrays[name] = StoredArray(shape, dtype, read, partial(mapped, path, dtype, offset, shape))
     return StoredArrays(path, arrays, notes, checksum)
 
@@ -196,10 +199,16 @@ def checksum_of(array: np.ndarray) -> int:
     return zlib.crc32(_bytes(array))
 
 
-def _checked(path: str, name: str, read: Callable[[], np.ndarray], checksum: Any) -> np.ndarray:
+def _checked(
+    label: str,
+    read: Callable[[], np.ndarray],
+    checksum: Any,
+    padding: Callable[[], np.ndarray] | None,
+) -> np.ndarray:
+    """An array with this checksum, before which padding is zero."""
     array = read()
-    if checksum_of(array) != checksum:
-        raise FileError(f"{path}: {name} is damaged, its checksum differs; {_COPY}.")
+    if checksum_of(array) != checksum or (padding is not None and padding().any()):
+        raise FileError(f"{label} is damaged, its checksum differs; {_COPY}.")
     return array
 
 

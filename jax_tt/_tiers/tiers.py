@@ -288,8 +288,7 @@ class Tiers:
                     name: rows.sizes() | (lives_arrays(rows.lives) if rows.lives else {})
                     for name, rows in self._rows.items()
                 }
-            given = np.frombuffer(other, np.uint8)
-            disk.commit({"rows": of_rows, "rest": arrays, "other": given})
+            disk.commit({"rows": of_rows, "rest": arrays, "other": np.frombuffer(other, np.uint8)})
             written = self._processes.total([rows.written for rows in self._rows.values()])
             for rows, count in zip(self._rows.values(), written, strict=True):
                 rows.tell_written(count)

@@ -22,7 +22,7 @@ from jax_tt._native.call import (
 )
 from jax_tt._native.partition import Split, is_partitioned, num_blocks, over_blocks
 from jax_tt._sets.batch_clock import KEPT, LAST
-from jax_tt._sets.hash_directory import COUNTERS, IGNORED, Check, Eviction, Insertion, KeyDirectory
+from jax_tt._sets.hash_directory import COUNTERS, SILENT, Check, Eviction, Insertion, KeyDirectory
 from jax_tt._sets.initial import InitialRows
 
 
@@ -42,7 +42,7 @@ class Search(NamedTuple):
     present: Any
     guess: Any = None
     absent: int = -1
-    check: Check = IGNORED
+    check: Check = SILENT
 
 
 class Entry(NamedTuple):
@@ -63,7 +63,7 @@ class Entry(NamedTuple):
     epoch: Any
     eviction: Eviction
     return_old: bool = True
-    check: Check = IGNORED
+    check: Check = SILENT
 
 
 class Clock(NamedTuple):

@@ -143,7 +143,7 @@ class Check(NamedTuple):
     message: str = ""
 
 
-IGNORED = Check("ignore")
+SILENT = Check("ignore")
 
 
 def check_count(check: Check, count: jax.Array) -> None:

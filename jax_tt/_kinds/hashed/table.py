@@ -28,12 +28,12 @@ from jax_tt._sets.batch_clock import KEPT
 from jax_tt._sets.hash_directory import (
     CLOCK,
     COUNTERS,
-    IGNORED,
     KEYS,
     MAX_WAYS,
     POLICIES,
     SAFE_CHECKS,
     SEED,
+    SILENT,
     TOTALS,
     WAITING,
     Check,
@@ -233,7 +233,7 @@ class HashTable(Wrapper):
 
     def search_of(self, state: State, keys: jax.Array, here: jax.Array, lookup: Lookup) -> Search:
         """The search of the keys uint32 ``[n, 2]`` that are ``here``."""
-        check = Check(self.safe_check, self.untrained) if self.trains(lookup) else IGNORED
+        check = Check(self.safe_check, self.untrained) if self.trains(lookup) else SILENT
         directory = jax.lax.stop_gradient(directory_of(state))
         return Search(directory, keys, here, absent=self.absent(lookup), check=check)
 

@@ -15,7 +15,7 @@ from flax import nnx, serialization
 import jax_tt
 import jax_tt.linen
 from jax_tt import Bags, Feature, KeyedBags, Lookup, optimizers
-from jax_tt._kinds.cached.table import directory_of
+from jax_tt._kinds.cached.table import cache_directory_of
 
 RULE = optimizers.RowWiseAdagrad(0.1)
 CACHE = jax_tt.RowCache(8, ways=4, refresh_every=2)
@@ -304,7 +304,7 @@ def test_linen_trains_all_tables():
     assert float(state.fused["embed"]["items"]["step"]) == 4
     assert int(counts["out_of_range"]["embed"]["items"]["count"]) == 4
     refreshed = jax_tt.linen.refresh_caches(Linen(), {**state.variables, **counts}, BATCH)
-    directory = directory_of(refreshed["row_cache"]["embed"]["users"])
+    directory = cache_directory_of(refreshed["row_cache"]["embed"]["users"])
     assert directory.statistics()["refreshes"] == 1
 
 

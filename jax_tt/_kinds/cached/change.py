@@ -16,9 +16,9 @@ from jax_tt._kinds.cached.maintain import written_back
 from jax_tt._kinds.cached.table import (
     ROWS,
     RowCachedTable,
+    cache_directory_of,
     cached_part,
-    directory_of,
-    named_directory,
+    named_cache_directory,
     outer_name,
 )
 from jax_tt._sets.cache_directory import CacheDirectory, add_to_statistics, init_directory
@@ -70,7 +70,7 @@ def grown(cached: RowCachedTable, state: State, growth: Growth) -> Change:
 def reordered(cached: RowCachedTable, state: State, orders: Orders) -> Change:
     """Fits the cores to the cached values of cached rows; the cache is empty afterwards."""
     if cached.trains_rows:
-        tags = np.asarray(directory_of(state).tags).reshape(-1)
+        tags = np.asarray(cache_directory_of(state).tags).reshape(-1)
         orders = orders._replace(replaced=(tags, np.asarray(state[ROWS])))
     change = reorder(cached.table, state, orders)
     table = dataclasses.replace(cached, table=change.table)
@@ -138,7 +138,7 @@ def _resized(
     """The state with another cache, for a table that will have ``rows_to_come`` rows, and the new slots."""
     check_state(cached, state)
     old, table = cached.cache, cached.table
-    before = directory_of(state)
+    before = cache_directory_of(state)
     if new.gradients != old.gradients:
         raise ValueError(
             f"cache: got gradients={new.gradients!r} for a cache of gradients={old.gradients!r}; expected the same. "
@@ -159,7 +159,7 @@ def _resized(
         slot = state[name]
         fresh = jnp.full((directory.slots, *slot.shape[1:]), initial, slot.dtype)
         after[name] = moved(slots, slot, fresh)
-    return {**state, **after, **named_directory(directory)}, slots
+    return {**state, **after, **named_cache_directory(directory)}, slots
 
 
 def moved(slots: jax.Array, values: Any, fresh: Any) -> Any:

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jax_tt._base.words import set_of
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.cached.maintain import populated
-from jax_tt._kinds.cached.table import cached_part, directory_of, named_directory
+from jax_tt._kinds.cached.table import cache_directory_of, cached_part, named_cache_directory
 from jax_tt._sets.cache_directory import CacheDirectory, init_directory
 from jax_tt._sets.cache_reference import rank_within
 from jax_tt._sets.miss_ratio import stream
@@ -58,7 +58,7 @@ def fill(
     check_state(cached, state)
     if ID_ORDER in state:
         ids = IdOrder(state[ID_ORDER]).apply(ids)
-    before = directory_of(state)
+    before = cache_directory_of(state)
     if isinstance(before.tags, Tracer):
         raise TypeError("table: its arrays are traced; a cache is filled outside of jit.")
     rows, counts = _frequencies(cached.num_embeddings, ids, weights)
@@ -67,7 +67,9 @@ def fill(
     # As if the rows were requested so often just now.
     scores = np.clip(np.rint(counts * unit), 1, _MOST_SCORE).astype(np.int32)
     sampled = _candidates(before, rows, scores)
-    after = directory_of(state := populated(cached, {**state, **named_directory(sampled)}, method))
+    after = cache_directory_of(
+        state := populated(cached, {**state, **named_cache_directory(sampled)}, method)
+    )
     scores = after.scores
     if cached.cache.policy == "lru":  # as if requested in one step, the last
         scores = jnp.minimum(scores, MOST_COUNTED)
@@ -77,7 +79,7 @@ def fill(
         for name, value in init_directory(*sizes)._asdict().items()
         if name.startswith("ghost_")
     }
-    return {**state, **named_directory(after._replace(scores=scores, **ghosts))}
+    return {**state, **named_cache_directory(after._replace(scores=scores, **ghosts))}
 
 
 def _frequencies(num_embeddings: int, ids: Any, weights: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -11,9 +11,9 @@ from jax_tt._ids.batch import single_rows
 from jax_tt._kinds.cached.table import (
     ROWS,
     RowCachedTable,
+    cache_directory_of,
     cached_part,
-    directory_of,
-    named_directory,
+    named_cache_directory,
 )
 from jax_tt._kinds.cached.write_back import write_back
 from jax_tt._lookup.rule import choose_execution
@@ -65,7 +65,7 @@ def populate(table: Table, state: State, method: str = "auto") -> dict[str, Any]
 
 def populated(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]:
     """`populate` without a check: `fill` counts a sample in other counters than those of the table."""
-    before = directory_of(state)
+    before = cache_directory_of(state)
     with jax.named_scope(scope_of([cached])):
         directory, evicted, counts = cache_backend.populate(before, method)
     named = {name: counts[k] for k, name in enumerate(POPULATED)}
@@ -73,13 +73,13 @@ def populated(cached: RowCachedTable, state: State, method: str) -> dict[str, An
     directory = add_to_statistics(directory, refreshes=1, **named)
     if not cached.trains_rows:
         rows = _read(cached, state, directory.tags, method).astype(state[ROWS].dtype)
-        return {**state, ROWS: rows, **named_directory(directory)}
+        return {**state, ROWS: rows, **named_cache_directory(directory)}
     if cached.cache.write_back is not None:
         state = written_back(cached, state, evicted.reshape(-1), method)
         directory = add_to_statistics(directory, written_back=named["evicted"])
     came = directory.tags != before.tags
     new = _read(cached, state, jnp.where(came, directory.tags, -1), method)
-    return {**_with_rows(cached, state, came.reshape(-1), new), **named_directory(directory)}
+    return {**_with_rows(cached, state, came.reshape(-1), new), **named_cache_directory(directory)}
 
 
 def with_clock_counted_on(directory: CacheDirectory, method: str) -> CacheDirectory:
@@ -110,7 +110,7 @@ def refresh(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
     every = cached.cache.refresh_every
     if every is None:
         return dict(state)
-    directory = directory_of(state)
+    directory = cache_directory_of(state)
     # Not clock % refresh_every: a step may count several batches or none.
     due = directory.clock - directory.refreshed >= every
     return jax.lax.cond(due, lambda state: populate(cached, state, method), dict, dict(state))
@@ -131,14 +131,14 @@ def flush(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
     2
     """
     cached = _checked(table, state)
-    directory = directory_of(state)
+    directory = cache_directory_of(state)
     tags = directory.tags
     if cached.trains_rows and cached.cache.write_back is not None:
         state = written_back(cached, state, tags.reshape(-1), method)
         directory = add_to_statistics(directory, written_back=jnp.sum(tags >= 0))
     # Rows stay cached and continue to train, so fused rows keep their optimizer state.
     rows = _read(cached, state, tags, method).astype(state[ROWS].dtype)
-    return {**state, ROWS: rows, **named_directory(directory)}
+    return {**state, ROWS: rows, **named_cache_directory(directory)}
 
 
 def reset(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
@@ -156,13 +156,13 @@ def reset(table: Table, state: State, method: str = "auto") -> dict[str, Any]:
     """
     cached = cached_part(table)
     state = flush(cached, state, method)
-    directory = directory_of(state)
+    directory = cache_directory_of(state)
     sets, ways = directory.tags.shape
     buckets, room = directory.ghost_tags.shape
     directory = init_directory(sets, ways, buckets, room, directory.tags.dtype)
     everything = jnp.ones(directory.tags.size, bool)
     state = _with_rows(cached, state, everything, jnp.zeros_like(state[ROWS]))
-    return {**state, **named_directory(directory)}
+    return {**state, **named_cache_directory(directory)}
 
 
 def statistics(table: Table, state: State) -> dict[str, int | float]:
@@ -188,7 +188,7 @@ def statistics(table: Table, state: State) -> dict[str, int | float]:
     0.0
     """
     _checked(table, state)
-    return directory_of(state).statistics()
+    return cache_directory_of(state).statistics()
 
 
 def written_back(
@@ -198,7 +198,7 @@ def written_back(
     options = cached.cache.write_back
     assert options is not None
     table = cached.table
-    seed = directory_of(state).clock.astype(jnp.uint32)
+    seed = cache_directory_of(state).clock.astype(jnp.uint32)
     key = jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), seed)
     cores = write_back(table, table.spec.params(state), ids, state[ROWS], options, key, method)
     return {**state, **table.spec.named(cores)}

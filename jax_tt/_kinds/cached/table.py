@@ -45,11 +45,11 @@ ROWS = "cache_rows"
 COLLECTION = "row_cache"
 
 
-def directory_of(state: State) -> CacheDirectory:
+def cache_directory_of(state: State) -> CacheDirectory:
     return CacheDirectory(*(state[name] for name in DIRECTORY))
 
 
-def named_directory(directory: CacheDirectory) -> dict[str, Any]:
+def named_cache_directory(directory: CacheDirectory) -> dict[str, Any]:
     return dict(zip(DIRECTORY, directory, strict=True))
 
 
@@ -151,7 +151,7 @@ class RowCachedTable(Wrapper):
         table = self.rows_table
         shape = (table.num_embeddings, table.features)
         rows = {"embedding": jnp.zeros(shape, self.cache.dtype or storage)}
-        return named_directory(directory) | outer(rows | table.init_rest(rows))
+        return named_cache_directory(directory) | outer(rows | table.init_rest(rows))
 
     def execution(self, lookup: Lookup, state: State) -> Execution:
         storage = accumulator(state[ROWS].dtype, self.spec.storage(state))
@@ -161,7 +161,7 @@ class RowCachedTable(Wrapper):
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
         """Finds the slots of a batch and, in training, counts it."""
-        directory = jax.lax.stop_gradient(directory_of(state))
+        directory = jax.lax.stop_gradient(cache_directory_of(state))
 
         def probed(inputs: tuple[Batch, jax.Array]) -> tuple[jax.Array, jax.Array]:
             batch, tags = inputs
@@ -177,7 +177,9 @@ class RowCachedTable(Wrapper):
         if lookup.train:
             whole = jax.tree.map(lambda _: P(), directory)
             directory = over_explicit_axes(counted, (directory, keys, slots), whole)
-        return {**state, **named_directory(directory)}, dataclasses.replace(batch, slots=slots)
+        return {**state, **named_cache_directory(directory)}, dataclasses.replace(
+            batch, slots=slots
+        )
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         """Sums over hits and misses; for the backward pass the misses, their positions, and residuals of both."""
@@ -324,7 +326,7 @@ class RowCachedTable(Wrapper):
 @to_dense.register(RowCachedTable)
 def with_cached_rows(table: RowCachedTable, state: State) -> jax.Array:
     dense = to_dense(table.table, state)
-    tags = directory_of(state).tags.reshape(-1)
+    tags = cache_directory_of(state).tags.reshape(-1)
     there = jnp.where(tags >= 0, tags, table.num_embeddings)
     return dense.at[there].set(state[ROWS].astype(dense.dtype), mode="drop")
 
@@ -335,7 +337,7 @@ def attend_cached(
 ) -> jax.Array:
     """Scores cached rows by their cached values; the gradient of copies goes to the cores."""
     scores = attend(table.table, state, query, precision)
-    tags = directory_of(state).tags
+    tags = cache_directory_of(state).tags
     there = jnp.where(tags >= 0, tags, table.num_embeddings).reshape(-1)
     cached = jnp.einsum("bd,sd->bs", query, state[ROWS], precision=jax.lax.Precision.HIGHEST)
     if not table.trains_rows:
@@ -386,7 +388,7 @@ def cached_part(table: Table) -> RowCachedTable:
 @functools.lru_cache(maxsize=256)
 def _directory_types(*sizes: Any) -> dict[str, Any]:
     """Shapes and types of the directory of `init_directory`."""
-    return named_directory(jax.eval_shape(lambda: init_directory(*sizes)))
+    return named_cache_directory(jax.eval_shape(lambda: init_directory(*sizes)))
 
 
 def _of_rows(lookup: Lookup) -> Lookup:

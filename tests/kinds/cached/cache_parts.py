@@ -8,7 +8,7 @@ import jax
 
 import jax_tt
 from jax_tt import RowCache
-from jax_tt._kinds.cached.table import directory_of, named_directory, outer_name
+from jax_tt._kinds.cached.table import cache_directory_of, named_cache_directory, outer_name
 from jax_tt._sets.cache_directory import CacheDirectory
 
 
@@ -101,7 +101,7 @@ def _asked(
     table = _table(parts.cores, cache, rule, num_embeddings)
     options = jax_tt.Lookup(combiner, bounds, None, None, method, axis_name, count)
     rows, state = op(table, _state(table, parts), ids, options)
-    return rows, directory_of(state)
+    return rows, cache_directory_of(state)
 
 
 def _changed(
@@ -135,7 +135,7 @@ def _parts(table: Any, state: Any) -> Parts:
     return Parts(
         cores.spec.params(state) if cores.update is None else of_cores,
         of_rows["embedding"] if rows.update is None else of_rows,
-        directory_of(state),
+        cache_directory_of(state),
     )
 
 
@@ -146,7 +146,7 @@ def _state(table: Any, parts: Parts) -> dict[str, Any]:
     if not _is_fused(rows):
         rows = {"embedding": rows}
     rows = {outer_name(name): value for name, value in rows.items()}
-    return cores | rows | named_directory(parts.directory)
+    return cores | rows | named_cache_directory(parts.directory)
 
 
 def _is_fused(part: Any) -> bool:

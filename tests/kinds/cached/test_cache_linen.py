@@ -15,7 +15,7 @@ from flax import nnx
 import jax_tt
 import jax_tt.linen
 from jax_tt import tt_table
-from jax_tt._kinds.cached.table import directory_of
+from jax_tt._kinds.cached.table import cache_directory_of
 from jax_tt.linen import TableEmbed
 
 N, D = 1000, 16
@@ -101,7 +101,7 @@ def test_a_compact_model_with_a_train_state(gradients, rule):
     assert losses[-1] < losses[0]
     row_cache = state.row_cache
     for own, refreshes in ((row_cache["items"], 3), (row_cache["users"]["TableEmbed_0"], 2)):
-        found = directory_of(own).statistics()
+        found = cache_directory_of(own).statistics()
         assert (found["calls"], found["refreshes"]) == (STEPS, refreshes)
         assert 0 < found["misses"] < found["requested"]
     # Applied without a mutable collection, nothing is counted.

@@ -14,13 +14,13 @@ from jax_tt._ids.bag_parts import join_flat
 from jax_tt._ids.batch import Batch, is_padding, padding_mark, present, with_marks
 
 
-def divided(batch: Batch, parts: int) -> Batch:
+def divide_batch(batch: Batch, parts: int) -> Batch:
     """The batch with a number of segments that is a multiple of ``parts``, and with positions."""
     fits = batch.num_segments % parts == 0 and batch.ids.size
     return batch if fits else in_parts(batch, parts)
 
 
-def whole(sums: jax.Array, batch: Batch) -> jax.Array:
+def join_sums(sums: jax.Array, batch: Batch) -> jax.Array:
     """Joins the sums of the parts of a batch, ``[S, nb, D]``; the last part may have more bags."""
     shape = batch.num_segments, batch.num_bags, sums.shape[-1]
     if sums.shape == shape:
@@ -69,7 +69,7 @@ def separate_parts(sums: jax.Array, batches: Sequence[Batch]) -> list[jax.Array]
     bags = [_bags_of_part(batch, parts) for batch in batches]
     ends = np.cumsum(bags)
     split = jnp.split(sums, ends[:-1].tolist(), axis=1)
-    return [whole(part, batch) for part, batch in zip(split, batches, strict=True)]
+    return [join_sums(part, batch) for part, batch in zip(split, batches, strict=True)]
 
 
 def _mapped(function: Callable[[jax.Array], jax.Array], batch: Batch) -> Batch:

@@ -22,7 +22,7 @@ from jax_tt._base.dtypes import accumulator, resolve_precision
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh, like_segments, over_explicit_axes
 from jax_tt._ids.id_space import add_out_of_range, digits_in_range
-from jax_tt._ids.parts import divided, whole
+from jax_tt._ids.parts import divide_batch, join_sums
 from jax_tt._jax.reverse_only import first_order, of_first_order, reverse_only
 from jax_tt._jax.vma import sum_gradients, vary_over, varying_axes
 from jax_tt._lookup.limit import limit_of, limited_gradients, rearranged
@@ -142,7 +142,7 @@ def pooled_sums(
     for k, call in enumerate(calls):
         use, state, batch, *_ = call
         if use.execution.devices:
-            batch = divided(batch, use.execution.devices)
+            batch = divide_batch(batch, use.execution.devices)
         if use.execution.differentiable:
             with jax.named_scope(use.table.name or type(use.table).__name__):
                 sums[k] = use.table.forward(state, batch, use.lookup)[0]
@@ -153,7 +153,7 @@ def pooled_sums(
         limit = call.limit
         if limit is not None and limit.ndim and use.execution.devices:
             shape = batch.num_segments, batch.num_bags, 1
-            limit = rearranged(partial(whole, batch=call.batch), shape, limit)
+            limit = rearranged(partial(join_sums, batch=call.batch), shape, limit)
         by_rule[k] = call._replace(state={**state, **trained}, batch=batch, limit=limit)
     shared = reverse_only(shared)
     if wide is not None and not sums:
@@ -161,7 +161,7 @@ def pooled_sums(
     if by_rule:
         sums.update(zip(by_rule, _sums(list(by_rule.values()), shared, None), strict=True))
     in_order = tuple(
-        whole(sums[k], call.batch) if call.use.execution.devices else sums[k]
+        join_sums(sums[k], call.batch) if call.use.execution.devices else sums[k]
         for k, call in enumerate(calls)
     )
     return in_order if wide is None else wide.joined(in_order)

@@ -20,7 +20,7 @@ from jax_tt._native.table_call import Calls
 from jax_tt._native.table_group import NativeTable
 from jax_tt._table import distinct_rows
 from jax_tt._table.options import Lookup, Update, check_update
-from jax_tt._table.state import Params, Slots, State, StateSpec, parameter
+from jax_tt._table.state import Params, SlotArrays, State, StateSpec, parameter
 from jax_tt._table.whole import to_dense
 
 
@@ -63,7 +63,7 @@ class RowTable(NativeTable):
 
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
-    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+    ) -> tuple[Params, SlotArrays, jax.Array, jax.Array | None]:
         if not self.steps_natively:
             return distinct_rows.update(self, state, batch, residuals, g, lookup, values)
         return super().stepped_params(state, batch, residuals, g, lookup, values)

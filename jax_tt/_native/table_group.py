@@ -22,7 +22,7 @@ from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients, of_one_table
 from jax_tt._table.options import Lookup
 from jax_tt._table.reference import ReferenceTable, stepped
-from jax_tt._table.state import Params, Slots, State
+from jax_tt._table.state import Params, SlotArrays, State
 from jax_tt._table.table import Execution
 
 # Ids of one update: its working memory may grow with those of all its tables.
@@ -302,7 +302,7 @@ class NativeTable(ReferenceTable):
 
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
-    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+    ) -> tuple[Params, SlotArrays, jax.Array, jax.Array | None]:
         if not self.steps_natively:
             params = self.spec.params(state)
             grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)

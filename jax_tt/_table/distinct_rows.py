@@ -20,7 +20,7 @@ from jax_tt._jax.row_sums import sums_by_row
 from jax_tt._jax.vma import all_shards, own_shard
 from jax_tt._table import reference
 from jax_tt._table.options import IGNORED, Lookup
-from jax_tt._table.state import Params, Slots, State
+from jax_tt._table.state import Params, SlotArrays, State
 from jax_tt._table.table import Table
 from jax_tt.optimizers.row_gradients import RowGradients
 
@@ -64,7 +64,7 @@ def update(
     lookup: Lookup,
     values: dict[str, jax.Array],
     rows_as: RowFormat | None = None,
-) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+) -> tuple[Params, SlotArrays, jax.Array, jax.Array | None]:
     """`Table.stepped_params` of a table of which row k is that of id k alone.
 
     ``rows_as`` is None if rows are numbers in the type of the parameter.

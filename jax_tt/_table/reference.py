@@ -22,7 +22,7 @@ from jax_tt._jax.reverse_only import once
 from jax_tt._jax.rounding import fold_key, round_to
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._table.options import IGNORED, Lookup
-from jax_tt._table.state import Params, Slots, State, kept_sentinel, sentinel_holds
+from jax_tt._table.state import Params, SlotArrays, State, kept_sentinel, sentinel_holds
 from jax_tt._table.table import APPLIED, Table
 from jax_tt.optimizers import ChangesAll
 
@@ -88,7 +88,7 @@ def update(
     g: jax.Array,
     lookup: Lookup,
     values: dict[str, jax.Array],
-) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+) -> tuple[Params, SlotArrays, jax.Array, jax.Array | None]:
     """Gradient and one optimizer step on the touched rows.
 
     Returns:
@@ -106,7 +106,7 @@ def stepped(
     grads: Params,
     lookup: Lookup,
     values: dict[str, jax.Array],
-) -> tuple[Params, Slots, jax.Array]:
+) -> tuple[Params, SlotArrays, jax.Array]:
     """One optimizer step on the touched rows, with the gradients of this shard.
 
     Gradients are summed over ``lookup.axis_name`` first. Returns what `update` does, without the last.
@@ -280,7 +280,7 @@ class ReferenceTable(Table):
         state: State,
         step: Step,
         params: Params,
-        slots: Slots,
+        slots: SlotArrays,
         applied: jax.Array,
         dweights: jax.Array | None,
     ) -> tuple[dict[str, Any], jax.Array, jax.Array | None]:
@@ -307,7 +307,7 @@ class ReferenceTable(Table):
 
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
-    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+    ) -> tuple[Params, SlotArrays, jax.Array, jax.Array | None]:
         """New parameters and slots, whether the batch allows the step, and the gradient of the weights.
 
         ``values`` are `step_values` and ``allowed``, which is 0 if nothing may change.

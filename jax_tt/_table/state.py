@@ -19,7 +19,7 @@ from jax_tt.optimizers._base import SLOT_DTYPES
 # Arrays of a table by name; the names are those of a checkpoint.
 State = Mapping[str, Any]
 Params = tuple[Any, ...]
-Slots = tuple[tuple[Any, ...], ...]
+SlotArrays = tuple[tuple[Any, ...], ...]
 
 # The scalars of a fused table.
 SCALARS = ("step", "sentinel", "used")
@@ -248,10 +248,10 @@ class StateSpec:
     def params(self, state: State) -> Params:
         return tuple(state[name] for name in self.param_names)
 
-    def slots(self, state: State) -> Slots:
+    def slots(self, state: State) -> SlotArrays:
         return tuple(tuple(state[name] for name in names) for names in self.slot_names)
 
-    def stepped_slots(self, state: State) -> Slots:
+    def stepped_slots(self, state: State) -> SlotArrays:
         """The slots that steps of rows change."""
         return tuple(tuple(state[name] for name in names) for names in self.stepped_names)
 

@@ -39,7 +39,7 @@ from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients, of_one
 from jax_tt._table.options import IGNORED, Lookup, Update
 from jax_tt._table.reference import ReferenceTable
 from jax_tt._table.rotation import ROTATION, rotation_array, rotation_of, turned, turned_back
-from jax_tt._table.state import Array, Params, Slots, State, StateSpec
+from jax_tt._table.state import Array, Params, SlotArrays, State, StateSpec
 from jax_tt._table.table import Execution
 from jax_tt._table.whole import to_dense
 
@@ -295,7 +295,7 @@ class CodedTable(CodeLayout, ReferenceTable):
 
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
-    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+    ) -> tuple[Params, SlotArrays, jax.Array, jax.Array | None]:
         entries, g = self._expanded(state, batch, lookup), self._of_codes(state, g, lookup)
         params, slots, applied, dweights = self.codebooks.stepped_params(
             self._of_books(state), entries, residuals, g, _quiet(lookup), values

@@ -29,7 +29,7 @@ from jax_tt._table.initial_rows import check_initializer, default_embedding_init
 from jax_tt._table.options import Lookup, Update, check_update
 from jax_tt._table.rotation import ROTATION, rotation_array, rotation_of, turned, turned_back
 from jax_tt._table.sharding import rows_to_shard
-from jax_tt._table.state import Params, Slots, State, StateSpec, parameter
+from jax_tt._table.state import Params, SlotArrays, State, StateSpec, parameter
 from jax_tt._table.table import Execution
 from jax_tt._table.whole import attend, to_dense
 from jax_tt.optimizers import ChangesAll, Optimizer, ReadsScaled
@@ -174,7 +174,7 @@ class QuantizedTable(NativeTable):
 
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
-    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+    ) -> tuple[Params, SlotArrays, jax.Array, jax.Array | None]:
         rows_as = RowFormat(self._decoded, self._encoded, self._spacing)
         g = turned_back(g, rotation_of(self, state), lookup.precision)
         return distinct_rows.update(self, state, batch, residuals, g, lookup, values, rows_as)

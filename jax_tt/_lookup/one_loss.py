@@ -23,7 +23,7 @@ from jax_tt._table.options import NeededCotangents
 Name = TypeVar("Name")
 
 
-class Insertion:
+class TracedInsertion:
     """An insertion of keys in a loss.
 
     Attributes:
@@ -32,7 +32,7 @@ class Insertion:
     """
 
     def __init__(self) -> None:
-        self.earlier: Insertion | None = None
+        self.earlier: TracedInsertion | None = None
         self.lost = False
 
     def misses_rows(self) -> bool:
@@ -50,7 +50,7 @@ class Loss:
 
     def __init__(self) -> None:
         self.sentinels: dict[int, Any] = {}
-        self.insertions: dict[int, tuple[Any, Insertion, bool]] = {}
+        self.insertions: dict[int, tuple[Any, TracedInsertion, bool]] = {}
         self._next: dict[int, tuple[Any, Any]] = {}
         self.reached: defaultdict[Any, set[Any]] = defaultdict(set)
 
@@ -94,9 +94,9 @@ def one_loss() -> Iterator[Loss]:
         _loss.reset(token)
 
 
-def begin_insertion(before: Any) -> Insertion:
+def begin_insertion(before: Any) -> TracedInsertion:
     """A new insertion into a table, of which ``before`` is an array that it changes."""
-    new, loss = Insertion(), _loss.get()
+    new, loss = TracedInsertion(), _loss.get()
     if loss is None:
         return new
     if id(before) in loss.insertions:
@@ -110,7 +110,7 @@ def begin_insertion(before: Any) -> Insertion:
     return new
 
 
-def end_insertion(insertion: Insertion, after: Any) -> None:
+def end_insertion(insertion: TracedInsertion, after: Any) -> None:
     """Notes what `begin_insertion` is given where this array is changed again."""
     loss = _loss.get()
     if loss is not None:

@@ -16,7 +16,7 @@ from jax_tt._ids.bags import Bags
 from jax_tt._ids.keys import LocatedKeys
 from jax_tt._ids.offsets import Treatment, any_refused
 from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
-from jax_tt._lookup.one_loss import Insertion, begin_insertion, end_insertion
+from jax_tt._lookup.one_loss import TracedInsertion, begin_insertion, end_insertion
 from jax_tt._ops.insert import insert_anywhere, located
 from jax_tt._ops.inserting import InsertRequest, key_requests
 from jax_tt._sets.hash_directory import WITHIN_EPOCHS
@@ -90,7 +90,7 @@ def with_checked_gradients(table: Table, state: State, lookup: Lookup) -> State:
     return {**state, **{name: _replaced(check, state[name], state[name]) for name in names}}
 
 
-def _check_gradient(table: HashTable, insertion: Insertion) -> None:
+def _check_gradient(table: HashTable, insertion: TracedInsertion) -> None:
     """Raises if a training call cannot be differentiated."""
     if _leaves_moments(table):
         _refuse_gradient(table)

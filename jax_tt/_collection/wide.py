@@ -17,7 +17,7 @@ from jax_tt._ids.explicit import in_one_sharding
 from jax_tt._table.concat_layout import ConcatLayout
 
 
-class Layout(NamedTuple):
+class FeatureLayout(NamedTuple):
     """How all features are laid out in one array.
 
     Attributes:
@@ -37,10 +37,10 @@ def _alike(rows: Mapping[str, jax.Array]) -> list[jax.Array]:
 
 
 WIDE = {
-    "concatenated": Layout(
+    "concatenated": FeatureLayout(
         lambda rows: jnp.concatenate(_alike(rows), axis=1), lambda array, _: array
     ),
-    "stacked": Layout(
+    "stacked": FeatureLayout(
         lambda rows: jnp.stack(_alike(rows), axis=1),
         lambda array, features: array.reshape(array.shape[0], features, array.shape[1] // features),
     ),

@@ -18,7 +18,7 @@ from jax_tt._sets.scores import Scoring, caught_up, counted, stamp
 from jax_tt._table.table import Table
 
 
-def keys_of(table: Table, batch: Batch, bounds: str, dtype: Any) -> jax.Array:
+def cache_keys(table: Table, batch: Batch, bounds: str, dtype: Any) -> jax.Array:
     """Row of every position ``[S, cap]``; -1 for padding, positions outside every bag, and ids out of range."""
     here = present(batch)
     if batch.split:

@@ -19,7 +19,7 @@ from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._jax import backend as _backend
 from jax_tt._jax.vma import vary_over, varying_axes
-from jax_tt._kinds.cached.keys import count_batch, hits_of, keys_of, misses_of
+from jax_tt._kinds.cached.keys import cache_keys, count_batch, hits_of, misses_of
 from jax_tt._native import cache_backend
 from jax_tt._native.cache_forward import cache_forward
 from jax_tt._native.rows import RowTable
@@ -165,7 +165,7 @@ class RowCachedTable(Wrapper):
 
         def probed(inputs: tuple[Batch, jax.Array]) -> tuple[jax.Array, jax.Array]:
             batch, tags = inputs
-            keys = keys_of(self, batch, lookup.bounds, tags.dtype)
+            keys = cache_keys(self, batch, lookup.bounds, tags.dtype)
             return keys, cache_backend.probe(tags, keys, lookup.method)
 
         def counted(inputs: tuple[CacheDirectory, jax.Array, jax.Array]) -> CacheDirectory:

@@ -25,7 +25,7 @@ from jax_tt._ops.insert_in_call import (
     to_insert,
     with_checked_gradients,
 )
-from jax_tt._ops.inserting import Inserted, InsertRequest, key_requests, treatment_of
+from jax_tt._ops.inserting import Inserted, InsertRequest, key_requests, treatment_of_keys
 from jax_tt._sets.hash_directory import WITHIN_EPOCHS
 from jax_tt._table.change import Change
 from jax_tt._table.check import check_state
@@ -48,7 +48,7 @@ def insert_collection_keys(
     check_features(collection.features, batch)
     hashed, given, flags = collection.hashed, dict(scores or {}), []
     treatments = {
-        name: treatment_of(collection.tables[name], of, method)
+        name: treatment_of_keys(collection.tables[name], of, method)
         for name, of in bounds_by_table(bounds, collection.tables).items()
         if name in hashed
     }

@@ -28,7 +28,7 @@ from jax_tt._ops.inserting import (
     insert_together,
     joined,
     key_requests,
-    treatment_of,
+    treatment_of_keys,
     with_clock_counted_on,
 )
 from jax_tt._sets.hash_directory import CLOCK, KEYS
@@ -83,7 +83,7 @@ def insert_keys(
     {'requests': 3, 'unique': 2, 'inserted': 2}
     """
     whole = checked_hash_table(table, state)
-    requests, refused = key_requests(whole, ids, scores, treatment_of(table, bounds, method))
+    requests, refused = key_requests(whole, ids, scores, treatment_of_keys(table, bounds, method))
     asked = InsertRequest(table, state, [requests], epoch, refused=refused)
     (result,) = insert_anywhere([asked], method, return_evicted)
     return result

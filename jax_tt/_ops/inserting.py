@@ -143,7 +143,7 @@ class InsertRequest(NamedTuple):
     refused: jax.Array | None = None
 
 
-def treatment_of(table: Any, bounds: str, method: str) -> Treatment:
+def treatment_of_keys(table: Any, bounds: str, method: str) -> Treatment:
     """What is done about malformed offsets of keys to insert or remove."""
     one_of("bounds", bounds, BOUNDS)
     return Treatment(bounds, method, is_sharded(table) or bool(get_abstract_mesh().manual_axes))

@@ -14,7 +14,7 @@ from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._jax.vma import of_all, places_of_all
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table, clock_of_whole
 from jax_tt._native import hash_backend
-from jax_tt._ops.inserting import Evicted, keys_of_ids, treatment_of
+from jax_tt._ops.inserting import Evicted, keys_of_ids, treatment_of_keys
 from jax_tt._sets.hash_directory import CLOCK, KEYS, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.hash_reference import erase
 from jax_tt._table.options import Lookup
@@ -94,7 +94,7 @@ def remove_keys(
     words: Any = None
     if where is None:
         # Without any key if the bags are refused.
-        *words, _ = keys_of_ids(whole, keys, treatment_of(anywhere, "error", method))
+        *words, _ = keys_of_ids(whole, keys, treatment_of_keys(anywhere, "error", method))
         size = words[1].size if size is None else size
     else:
         if size is None and is_sharded(anywhere):

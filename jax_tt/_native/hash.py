@@ -107,7 +107,7 @@ class Reset(NamedTuple):
     distribution: InitialRows
 
 
-class Exchange(NamedTuple):
+class ExchangeCall(NamedTuple):
     """An exchange of entries in the arrays of one table, as `jax_tt._sets.hash_reference.exchange` makes it.
 
     ``new`` has the types of the arrays. ``return_old``, which is static, says whether the old entries are returned.
@@ -324,7 +324,7 @@ def hash_reset(resets: Sequence[Reset]) -> list[jax.Array]:
 
 
 def hash_exchange(
-    exchanges: Sequence[Exchange], *, platform: str
+    exchanges: Sequence[ExchangeCall], *, platform: str
 ) -> list[tuple[list[jax.Array], list[jax.Array]]]:
     returns_old = [one.return_old for one in exchanges if one.arrays]
 

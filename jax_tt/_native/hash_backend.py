@@ -17,7 +17,7 @@ from jax_tt._native.call import types_in
 from jax_tt._native.hash import (
     Clock,
     Entry,
-    Exchange,
+    ExchangeCall,
     Fresh,
     Reset,
     Search,
@@ -107,8 +107,8 @@ def _plain_initial(one: Fresh) -> jax.Array:
 def reset_many(resets: Sequence[Reset], methods: Sequence[str]) -> list[jax.Array]:
     """The rows of each table with initial rows in some slots, which are nowhere else on the CPU."""
 
-    def exchanged(one: Reset, initial: jax.Array) -> Exchange:
-        return Exchange([one.rows], [initial], one.slots, return_old=False)
+    def exchanged(one: Reset, initial: jax.Array) -> ExchangeCall:
+        return ExchangeCall([one.rows], [initial], one.slots, return_old=False)
 
     def plain(one: Reset) -> jax.Array:
         return hash_reference.exchange(*exchanged(one, _plain_initial(_fresh(one)))[:3])[0][0]
@@ -129,15 +129,15 @@ def _fresh(one: Reset) -> Fresh:
 
 
 def exchange_many(
-    exchanges: Sequence[Exchange], methods: Sequence[str]
+    exchanges: Sequence[ExchangeCall], methods: Sequence[str]
 ) -> list[tuple[list[jax.Array], list[jax.Array]]]:
     """Exchanges entries of the arrays of each table; see `jax_tt._sets.hash_reference.exchange`."""
 
-    def plain(one: Exchange) -> Any:
+    def plain(one: ExchangeCall) -> Any:
         changed, old = hash_reference.exchange(one.arrays, one.new, one.slots)
         return changed, old if one.return_old else []
 
-    def native(exchanges: list[Exchange], platform: str) -> Any:
+    def native(exchanges: list[ExchangeCall], platform: str) -> Any:
         return hash_exchange(exchanges, platform=platform)
 
     exchanges = [
@@ -181,7 +181,7 @@ def exchange(
     return_old: bool,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """`exchange_many` of one table."""
-    (result,) = exchange_many([Exchange(arrays, new, slots, return_old)], [method])
+    (result,) = exchange_many([ExchangeCall(arrays, new, slots, return_old)], [method])
     return result
 
 

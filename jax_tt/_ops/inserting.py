@@ -22,7 +22,7 @@ from jax_tt._jax.on_host import own_constants
 from jax_tt._kinds.hashed.table import HashTable, initial_of_tables, unsharded_hash_table
 from jax_tt._lookup.offsets import offsets_label
 from jax_tt._native import hash_backend
-from jax_tt._native.hash import Clock, Entry, Exchange, Reset, Search
+from jax_tt._native.hash import Clock, Entry, ExchangeCall, Reset, Search
 from jax_tt._sets.admission import AdmitAfter, AdmitWithProbability
 from jax_tt._sets.batch_clock import counted_on, numbers_of_batches
 from jax_tt._sets.hash_directory import (
@@ -344,7 +344,7 @@ def _reset(
         )
     )
     exchanges = [
-        Exchange(
+        ExchangeCall(
             [state[name] for name in one],
             [next(fresh) if value is None else value for value in one.values()],
             done.slots,

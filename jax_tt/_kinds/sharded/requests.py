@@ -12,7 +12,7 @@ from jax_tt._ids.batch import present
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._ids.keys import keys_of
 from jax_tt._ids.placement import Layout, Paged, paged
-from jax_tt._kinds.sharded.route import Distinct, Route, distinct
+from jax_tt._kinds.sharded.route import DistinctRows, Route, distinct
 from jax_tt._kinds.sharded.sharding import PAGES, Sharding, sharding_of
 from jax_tt._sets.hashing import owners_of, words_of
 from jax_tt._table.groups import Call
@@ -30,7 +30,7 @@ class RowRequests(NamedTuple):
         refused: whether an id must not be in the batch, ``[1]``.
     """
 
-    distinct: Distinct
+    distinct: DistinctRows
     pages: Paged
     read: jax.Array
     here: jax.Array

@@ -76,7 +76,7 @@ class Messages:
         return none.at[place].set(lax.iota(jnp.int32, count), mode="drop", unique_indices=True)
 
 
-class Distinct(NamedTuple):
+class DistinctRows(NamedTuple):
     """The route to the different rows among n requests.
 
     ``source`` is a request for each of them, ``[n]``, n for none; ``places[n]`` say where the row of a request is.
@@ -87,7 +87,7 @@ class Distinct(NamedTuple):
     places: jax.Array
 
 
-def distinct(requests: Route, devices: int, method: str) -> Distinct:
+def distinct(requests: Route, devices: int, method: str) -> DistinctRows:
     """The different rows among requests in any order, by ascending device and hash.
 
     The number of ``devices`` stands for no device among the requests. ``method`` is as in `Lookup`.
@@ -105,14 +105,14 @@ def sorted_on_cpu(
     return by_platform({"cpu": native}, plain, *args)
 
 
-def _native_distinct(devices: int, requests: Route) -> Distinct:
+def _native_distinct(devices: int, requests: Route) -> DistinctRows:
     operands = {"device": requests.device, "row": requests.row}
     kind = jax.ShapeDtypeStruct(requests.row.shape, jnp.int32)
     results: Any = dict.fromkeys(("found_device", "found_row", "source", "places"), kind)
     attributes = {"devices": np.int64(devices)}
     found = native_call("cpu", "route_distinct", operands, results, None, attributes)
     device, row, *rest = found.values()
-    result = Distinct(Route(device, row), *rest)
+    result = DistinctRows(Route(device, row), *rest)
     if requests.rest is None:
         return result
     # The op knows nothing of second words. Different keys seldom have the same first one.
@@ -122,7 +122,7 @@ def _native_distinct(devices: int, requests: Route) -> Distinct:
     return lax.cond(alike, lambda: result, lambda: _distinct(devices, requests))
 
 
-def _distinct(devices: int, requests: Route) -> Distinct:
+def _distinct(devices: int, requests: Route) -> DistinctRows:
     (count,) = requests.row.shape
     keys = [requests.device, mix(requests.row.astype(jnp.uint32))]
     keys += [] if requests.rest is None else [requests.rest]
@@ -136,7 +136,7 @@ def _distinct(devices: int, requests: Route) -> Distinct:
     rest = requests.rest
     if rest is not None:
         rest = rest.at[source].get(mode="fill", fill_value=0)
-    return Distinct(Route(device, row, rest), source, places)
+    return DistinctRows(Route(device, row, rest), source, places)
 
 
 def message_rows(count: int, devices: int) -> int:

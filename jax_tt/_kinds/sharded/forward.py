@@ -60,7 +60,7 @@ class Residuals(NamedTuple):
     attempt: Attempt
 
 
-class Fetched(NamedTuple):
+class FetchedRows(NamedTuple):
     """The different rows of a batch, ``rows[n, D]``, after they have arrived.
 
     ``messages`` asked for them, ``kept`` is the position of each in ``rows``, and the ids of ``batch`` are positions.
@@ -87,7 +87,7 @@ class Attempt(NamedTuple):
 
     asks: list[Ask]
     bits: jax.Array | None
-    fetched: list[Fetched | None]
+    fetched: list[FetchedRows | None]
     pooled: Any
     asked: list[Asked | Batch]
     read: Any
@@ -167,11 +167,11 @@ def attempted(
     if fits is not None:
         asks = [ask.only_if(fits) for ask in asks]
         fits = fits[None]
-    fetched: list[Fetched | None] = [None] * len(calls)
+    fetched: list[FetchedRows | None] = [None] * len(calls)
     pools = []
     for k, ask in requests.items():
         rows, batch = answers.values[k], _pooled_batch(calls[k], ask, *ways[k])
-        fetched[k] = Fetched(*ways[k], rows, batch)
+        fetched[k] = FetchedRows(*ways[k], rows, batch)
         pools.append(received_call(calls[k], batch, rows))
     pooled, saved = groups.forward(pools, None) if pools else ((), [])
     sums = list(answers.values)

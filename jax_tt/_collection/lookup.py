@@ -19,7 +19,7 @@ from jax_tt._collection.states import check_statistics, listed
 from jax_tt._collection.statistics import (
     STATISTICS,
     TOTALS,
-    Counted,
+    CountedBatch,
     check_countable,
     count_batches,
 )
@@ -168,7 +168,7 @@ def embed(
             of_table = [requests[feature] for feature in collection.features_of[name]]
             call = call._replace(limit=_limit_of_sums(call.limit, call.batch, uses[name], of_table))
         calls.append(call)
-        counted[name] = Counted(table, call.use.lookup, ids, call.batch)
+        counted[name] = CountedBatch(table, call.use.lookup, ids, call.batch)
         changed = {array: value for array, value in changed.items() if array not in read}
         after[name] = {**state[name], **changed}
     if STATISTICS in state:

@@ -84,7 +84,7 @@ def read_totals(
     }
 
 
-class Counted(NamedTuple):
+class CountedBatch(NamedTuple):
     """A batch of a table to count.
 
     Attributes:
@@ -101,7 +101,7 @@ class Counted(NamedTuple):
 
 
 def count_batches(
-    totals: Mapping[str, jax.Array], counted: Mapping[str, Counted]
+    totals: Mapping[str, jax.Array], counted: Mapping[str, CountedBatch]
 ) -> dict[str, jax.Array]:
     """The totals uint32 ``[columns, 2]`` by table after one more batch of each, the same on all devices.
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.arguments import as_int, one_of, type_of
 from jax_tt._collection.feature import Feature, values_of
-from jax_tt._collection.host_forms import Given, read
+from jax_tt._collection.host_forms import GivenIds, read
 from jax_tt._collection.host_ids import Bounds, table_ids
 from jax_tt._collection.host_shares import (
     lengths_of,
@@ -101,7 +101,7 @@ def host_batch(
         )
     one_of("bounds", bounds, BOUNDS)
 
-    def given() -> dict[str, Given]:
+    def given() -> dict[str, GivenIds]:
         given = read(table, ids, pooled)
         if not pooled and (given.offsets is not None or given.padding is not None):
             raise ValueError(
@@ -110,7 +110,7 @@ def host_batch(
         _check(table, given, pooled, capacity)
         return {"": _converted(table, given, Bounds(bounds, table.name))}
 
-    def assembled(given: Mapping[str, Given]) -> Any:
+    def assembled(given: Mapping[str, GivenIds]) -> Any:
         return _assembled(table, given[""], capacity)
 
     sharding = _sharding([table], sharding)
@@ -133,7 +133,7 @@ def host_features(
     sharding = _sharding(tables.values(), sharding)
     keys = batch.keys if isinstance(batch, KeyedBags) else None
 
-    def given() -> dict[str, Given]:
+    def given() -> dict[str, GivenIds]:
         if keys is not None and any(table.ids.takes_keys for table in tables.values()):
             refuse_cut_keys("batch.ids", batch.ids)
         host = _on_host(batch)
@@ -146,9 +146,9 @@ def host_features(
             _check(table, one, pooled, by_name)
             found[name] = _converted(table, one, bounds[feature.table])
         positions = host.ids.shape[0] if keys is not None else None
-        return found | {_ALL: Given(np.zeros(0, np.int32), capacity=positions)}
+        return found | {_ALL: GivenIds(np.zeros(0, np.int32), capacity=positions)}
 
-    def assembled(given: Mapping[str, Given]) -> Any:
+    def assembled(given: Mapping[str, GivenIds]) -> Any:
         types = {getattr(given[name].ids, "dtype", None) for name in features}
         if keys is not None and len(types) == 1 and None not in types:  # not `SplitIds`
             return _keyed(keys, given, capacity)
@@ -163,12 +163,12 @@ def host_features(
     return _placed(of_processes(given, assembled, labels, about, sharding, local), sharding)
 
 
-def _converted(table: Table, given: Given, bounds: Bounds) -> Given:
+def _converted(table: Table, given: GivenIds, bounds: Bounds) -> GivenIds:
     """The ids in the type that the table takes."""
     return given._replace(ids=table_ids(table, given, bounds))
 
 
-def _assembled(table: Table, given: Given, capacity: Any) -> Any:
+def _assembled(table: Table, given: GivenIds, capacity: Any) -> Any:
     """The input of a lookup of one feature, on the host."""
     ids, offsets, weights, padding, _ = given
     if offsets is not None:
@@ -193,7 +193,7 @@ def _capacities(features: Mapping[str, Feature], capacity: Any) -> dict[str, Any
     return dict(capacity)
 
 
-def _capacity(name: str, given: Given, capacity: Any) -> int:
+def _capacity(name: str, given: GivenIds, capacity: Any) -> int:
     used = given.ids.shape[0]
     if capacity is None:
         # At least one position per bag: the powers below differ from batch to batch in features with few ids.
@@ -217,7 +217,7 @@ def _padded(array: Any, capacity: int) -> Any:
     return longer
 
 
-def _keyed(keys: tuple[str, ...], given: Mapping[str, Given], capacity: Any) -> KeyedBags:
+def _keyed(keys: tuple[str, ...], given: Mapping[str, GivenIds], capacity: Any) -> KeyedBags:
     """The bags of all features in this order."""
     if isinstance(capacity, Mapping):
         raise ValueError("capacity: got a mapping for KeyedBags; expected one number for all.")
@@ -252,7 +252,7 @@ def _on_host(batch: Any) -> Any:
     return dataclasses.replace(host, ids=ids, offsets=bags.offsets, weights=bags.weights)
 
 
-def _check(table: Table, given: Given, pooled: bool, capacity: Any) -> None:
+def _check(table: Table, given: GivenIds, pooled: bool, capacity: Any) -> None:
     """Raises for weights of rows that are not pooled, and for a capacity of rectangles."""
     if capacity is not None and given.offsets is None:
         raise ValueError(

@@ -24,7 +24,7 @@ _ENTRIES = ("ids", "lengths", "offsets", "weights", "pad_id")
 _FORMS = "an array of integers, nested lists, jax_tt.Bags, or a dict such as {'ids': values, 'lengths': lengths}"
 
 
-class Given(NamedTuple):
+class GivenIds(NamedTuple):
     """The ids of a feature on the host.
 
     Attributes:
@@ -42,7 +42,7 @@ class Given(NamedTuple):
     capacity: int | None = None
 
 
-def read(table: Table, value: Any, pooled: bool) -> Given:
+def read(table: Table, value: Any, pooled: bool) -> GivenIds:
     """Reads ids, offsets, weights and padding, as a data loader gives them; errors begin with the label of the table.
 
     If ``pooled``, nested lists are bags, and an array ``[B]`` is one bag per id.
@@ -52,19 +52,19 @@ def read(table: Table, value: Any, pooled: bool) -> Given:
     return _labelled(table.ids.label, _read, table.ids, value, pooled)
 
 
-def _read(space: IdSpace, value: Any, pooled: bool) -> Given:
+def _read(space: IdSpace, value: Any, pooled: bool) -> GivenIds:
     value = _of_numpy(value)
     if isinstance(value, Bags):
         given = _of_bags(space, value)
     elif isinstance(value, Mapping):
         given = _of_entries(space, value, pooled)
     elif isinstance(value, SplitIds):
-        given = Given(_split(value))
+        given = GivenIds(_split(value))
     elif pooled and (rows := _rows(value)) is not None:
         ids, lengths = _joined("ids", rows, lambda name, row: _ids(space, name, row))
-        given = Given(ids, _offsets(ids, lengths=lengths)[0])
+        given = GivenIds(ids, _offsets(ids, lengths=lengths)[0])
     else:
-        given = Given(_ids(space, "ids", value))
+        given = GivenIds(_ids(space, "ids", value))
     if not pooled or given.offsets is not None:
         return given
     if given.ids.ndim == 1:  # one id per bag
@@ -81,7 +81,7 @@ def _read(space: IdSpace, value: Any, pooled: bool) -> Given:
     return given
 
 
-def _of_bags(space: IdSpace, bags: Bags) -> Given:
+def _of_bags(space: IdSpace, bags: Bags) -> GivenIds:
     split = isinstance(bags.ids, SplitIds)
     ids: Any = _split(bags.ids) if split else _ids(space, "bags.ids", bags.ids)
     if bags.offsets is None:
@@ -92,7 +92,7 @@ def _of_bags(space: IdSpace, bags: Bags) -> Given:
             padding = ids == padding_value(-1, ids.dtype)
         if ids.ndim != 2:
             raise ValueError(f"bags.ids: got shape {ids.shape} without offsets; expected [B, L].")
-        return Given(ids, None, _weights(ids, bags.weights), padding)
+        return GivenIds(ids, None, _weights(ids, bags.weights), padding)
     if bags.padded:
         raise ValueError("bags: padded=True is for rectangular bags; ragged ones have offsets.")
     capacity = _length(ids)
@@ -101,10 +101,10 @@ def _of_bags(space: IdSpace, bags: Bags) -> Given:
     offsets, weights = _offsets(ids, offsets=host, weights=bags.weights, capacity=capacity)
     end = int(offsets[-1])
     ids = SplitIds(ids.digits[:end]) if split else ids[:end]
-    return Given(ids, offsets, None if weights is None else weights[:end], None, capacity)
+    return GivenIds(ids, offsets, None if weights is None else weights[:end], None, capacity)
 
 
-def _of_entries(space: IdSpace, entries: Mapping[str, Any], pooled: bool) -> Given:
+def _of_entries(space: IdSpace, entries: Mapping[str, Any], pooled: bool) -> GivenIds:
     unknown = [name for name in entries if name not in _ENTRIES]
     if unknown or "ids" not in entries:
         got = f"the entry {unknown[0]!r}" if unknown else "a dict without 'ids'"
@@ -134,14 +134,14 @@ def _of_entries(space: IdSpace, entries: Mapping[str, Any], pooled: bool) -> Giv
         ends: Any = _on_host(name, entries[name])
         _check_end(name, ends, ids.shape[0])
         offsets, weights = _offsets(ids, weights=weights, **{name: ends})
-        return Given(ids, offsets, weights)
+        return GivenIds(ids, offsets, weights)
     padding = None
     if shaped:
         if split:
             raise ValueError("pad_id: got one with SplitIds; expected integers as ids.")
         pad_id = as_int("pad_id", entries["pad_id"])
         padding = ids == padding_value(pad_id, ids.dtype)
-    return Given(ids, None, _weights(ids, weights), padding)
+    return GivenIds(ids, None, _weights(ids, weights), padding)
 
 
 def _of_numpy(value: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from jax_tt._base import reports
 from jax_tt._base.arguments import narrow
 from jax_tt._base.dtypes import x64_enabled
-from jax_tt._collection.host_forms import Given
+from jax_tt._collection.host_forms import GivenIds
 from jax_tt._ids.batch import HIGHEST_BIT
 from jax_tt._ids.keys import split_keys
 from jax_tt._ids.split_ids import SplitIds, split_on_host
@@ -32,7 +32,7 @@ class Bounds(NamedTuple):
     reported_as: str | None
 
 
-def table_ids(table: Table, given: Given, bounds: Bounds) -> Any:
+def table_ids(table: Table, given: GivenIds, bounds: Bounds) -> Any:
     """Ids that mean the same under ``jit``: int32, uint32 or int64, always the same one for a table, or `SplitIds`.
 
     Padding is -1 (all bits set). Ids out of range stay out of range, on the same side, unless the bounds refuse them.

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._collection.host_forms import Given
+from jax_tt._collection.host_forms import GivenIds
 from jax_tt._formats.team import Team, stopped
 from jax_tt._ids.split_ids import SplitIds
 
@@ -25,8 +25,8 @@ _calls: collections.Counter[Hashable] = collections.Counter()
 
 
 def of_processes(
-    read: Callable[[], dict[str, Given]],
-    assemble: Callable[[Mapping[str, Given]], Any],
+    read: Callable[[], dict[str, GivenIds]],
+    assemble: Callable[[Mapping[str, GivenIds]], Any],
     labels: Sequence[str],
     about: Any,
     sharding: Any,
@@ -71,7 +71,7 @@ def of_processes(
     return batch
 
 
-def lengths_of(given: Given) -> np.ndarray:
+def lengths_of(given: GivenIds) -> np.ndarray:
     """The numbers of ids of ragged bags, int32 ``[B]``."""
     assert given.offsets is not None
     return np.diff(given.offsets)
@@ -129,13 +129,13 @@ def _in_order(sharding: NamedSharding) -> list[int]:
 def _joined(
     team: Team,
     order: Sequence[int],
-    read: Callable[[], dict[str, Given]],
+    read: Callable[[], dict[str, GivenIds]],
     labels: Sequence[str],
     about: Any,
-) -> dict[str, Given]:
+) -> dict[str, GivenIds]:
     """The ids of all processes, those of one after those of the other."""
 
-    def told() -> tuple[dict[str, Given], list[int]]:
+    def told() -> tuple[dict[str, GivenIds], list[int]]:
         given = read()
         reports = map(_report, labels, given.values())
         return given, [_digest(about), *itertools.chain.from_iterable(reports)]
@@ -177,7 +177,7 @@ def _joined(
     for k, (name, one) in enumerate(given.items()):
         ids, lengths, weights = (whole(3 * k + which) for which in range(3))
         capacities = reports[:, k, 3]
-        found[name] = Given(
+        found[name] = GivenIds(
             SplitIds(ids) if isinstance(one.ids, SplitIds) else ids,
             None if lengths is None else offsets_of(lengths),
             weights,
@@ -204,13 +204,13 @@ def _told(
     return made, every[:, 1:]
 
 
-def _arrays(given: Given) -> list[Any]:
+def _arrays(given: GivenIds) -> list[Any]:
     """The arrays of a share that have a row for each id or bag: ids, lengths and weights, or None."""
     ids = given.ids.digits if isinstance(given.ids, SplitIds) else given.ids
     return [ids, None if given.offsets is None else lengths_of(given), given.weights]
 
 
-def _report(label: str, given: Given) -> list[int]:
+def _report(label: str, given: GivenIds) -> list[int]:
     """The digest of the form of a share, and the numbers of its rows, bags and positions."""
     ids, lengths, _ = _arrays(given)
     if not ids.ndim:
@@ -221,7 +221,7 @@ def _report(label: str, given: Given) -> list[int]:
     return [_digest(_words(given)), len(ids), bags, given.capacity or 0]
 
 
-def _words(given: Given) -> str:
+def _words(given: GivenIds) -> str:
     ids, lengths, weights = _arrays(given)
     kind = "an array" if lengths is None else "ragged bags"
     more = "" if weights is None else f" with weights {weights.dtype}"

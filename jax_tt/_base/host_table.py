@@ -48,7 +48,7 @@ def native_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
-def native(array: np.ndarray) -> Any:
+def in_native_order(array: np.ndarray) -> Any:
     """An array in the byte order of this machine: unchanged, or converted slice by slice, without reading all of it."""
     return array if array.dtype.isnative else _Swapped(array)
 
@@ -78,5 +78,5 @@ def host_table(name: str, value: Any) -> Any:
     if isinstance(value, jax.Array):
         return np.asarray(value)
     if isinstance(value, np.ndarray):
-        return native(value)
+        return in_native_order(value)
     return value if hasattr(value, "shape") and hasattr(value, "dtype") else np.asarray(value)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._base.host_table import native, native_type
+from jax_tt._base.host_table import in_native_order, native_type
 from jax_tt._formats.archive import check_member, member_bytes, opened
 from jax_tt._formats.output import writing
 from jax_tt._formats.stored import FileError, StoredArray, StoredArrays, in_memory, mapped
@@ -28,7 +28,7 @@ def read_npy(path: str) -> StoredArrays:
         offset = file.tell()
 
     def using(take: Callable[..., np.ndarray]) -> Any:
-        return native(take(path, dtype, offset, shape, fortran))
+        return in_native_order(take(path, dtype, offset, shape, fortran))
 
     array = StoredArray(
         shape, native_type(dtype), partial(using, in_memory), partial(using, mapped)

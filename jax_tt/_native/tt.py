@@ -279,7 +279,7 @@ def _gradients_of_shards(
         f"{Backward.kind}{Backward.op}",
         ({}, operands),
         ({}, [call.results(args) for call, args in zip(backwards, operands, strict=True)]),
-        Backward.workspace(backwards, operands, 0),
+        None if backwards[0].platform == "cpu" else Backward.workspace(backwards, operands, 0),
         [call.attributes(axes) for call, axes in zip(backwards, axes_of_each, strict=True)],
         {"caller": backwards[0].caller},
     )

@@ -288,18 +288,6 @@ def scalars_of(update: Update | None) -> list[Array]:
     ]
 
 
-def sizes(spec: StateSpec, state: State) -> tuple[int, int]:
-    """Bytes of the arrays of a state that lookups need, and of the others, which only steps need."""
-    roles = {array.name: array.role for array in spec.arrays}
-    totals = [0, 0]
-    for name, value in state.items():
-        # The step count of a table of a collection is not in its spec. Initialisers may box values.
-        of_steps = roles.get(name, "scalar") in ("slot", "scalar")
-        for array in jax.tree.leaves(value):
-            totals[of_steps] += array.size * jnp.dtype(array.dtype).itemsize
-    return totals[0], totals[1]
-
-
 def slot_shape(param_shape: Sequence[int], slot: Slot) -> tuple[int, ...]:
     """Shape of an optimizer slot: one entry per row, or per entry of each row."""
     rows = param_shape[0] if slot.rows is None else slot.rows

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._table.options import Lookup, Update
-from jax_tt._table.state import State, StateSpec, sizes, slot_shape, slot_type
+from jax_tt._table.sizes import Sized
+from jax_tt._table.state import State, StateSpec, slot_shape, slot_type
 
 # In what a step of a table returns if its scalars are shared: 1 if the step was applied, else 0.
 APPLIED = "applied"
@@ -49,7 +50,7 @@ class Execution:
     devices: int = 0
 
 
-class Table(abc.ABC):
+class Table(Sized, abc.ABC):
     """A table without its arrays: sizes, options of its update, and functions of its state.
 
     A kind is a frozen dataclass with the fields below and the abstract methods. `ReferenceTable` has all but three of
@@ -90,20 +91,6 @@ class Table(abc.ABC):
     def ids(self) -> IdSpace:
         """The ids that the table has rows for, and their digits."""
         return IdSpace(self.num_embeddings, (self.num_embeddings,), name=self.name)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all that lookups need: parameters, constants, orders, keys and caches, without optimizer state."""
-        return self._nbytes[0]
-
-    @property
-    def optimizer_nbytes(self) -> int:
-        """Bytes of the optimizer state of a fused table, with its step count; 0 for other tables."""
-        return self._nbytes[1]
-
-    @functools.cached_property
-    def _nbytes(self) -> tuple[int, int]:
-        return sizes(self.spec, jax.eval_shape(lambda: self.init(jax.random.key(0))))
 
     # State
 

@@ -39,7 +39,8 @@ from jax_tt._layers.variables import (
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._table.copies import with_name, with_update, without_values
 from jax_tt._table.options import DEFAULT_LOOKUP, Lookup, StepInputs, check_static
-from jax_tt._table.state import State, sizes
+from jax_tt._table.sizes import sizes
+from jax_tt._table.state import State
 from jax_tt._table.step_values import hoisted
 from jax_tt._table.table import Table
 from jax_tt.optimizers import Optimizer

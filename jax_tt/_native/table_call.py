@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from jax_tt._table.concat_layout import ConcatLayout
 
 
-def _attributes_of(call: TableCall) -> tuple[list[Any], list[tuple[str, Any]]]:
+def _attributes_of(call: Any) -> tuple[list[Any], Any]:
     """The attributes of a call, and their names; of a dict, whose items JAX would sort, the values and keys."""
     given = vars(call)
     values = [list(x.values()) if isinstance(x, dict) else x for x in given.values()]
@@ -104,8 +104,8 @@ class TableCall(abc.ABC):
         """Types of the results for the blocks of one device."""
 
     @classmethod
-    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int:
-        """Bytes of working memory for one native call on a GPU on tables with these operands.
+    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
+        """Bytes of working memory for one native call on a GPU on tables with these operands; None for a CPU.
 
         Args:
             calls: of one table each.

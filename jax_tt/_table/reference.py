@@ -289,8 +289,8 @@ class ReferenceTable(Table):
         for names, arrays in zip(self.spec.stepped_names, slots, strict=True):
             new |= dict(zip(names, arrays, strict=True))
         # Slots that only `ChangesAll.change_all` changes.
-        slots = [name for names in self.spec.slot_names for name in names]
-        new |= {name: state[name] for name in slots if name not in new}
+        of_slots = [name for names in self.spec.slot_names for name in names]
+        new |= {name: state[name] for name in of_slots if name not in new}
         taken = step.values["allowed"] * applied
         if self.update is not None and isinstance(self.update.optimizer, ChangesAll):
             seed = step.values["seed"]

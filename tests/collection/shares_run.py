@@ -136,14 +136,14 @@ def errors(process: int, mesh: Mesh) -> dict[str, np.ndarray]:
         found[f"call {k}"] = error(lambda given=given: plain.host_batch(given))
     found["every"] = error(lambda: [plain.host_batch(own) for _ in range(3)])
     host_shares._calls.clear()
-    found["one fails"] = error(lambda: collection_of(PLAIN, mesh).host_batch(wrong))
+    found["one fails"] = error(lambda: collection_of(PLAIN, mesh).host_batch(wrong, bounds="error"))
     for name, given in {
         "one fails locally": wrong,
         "form": {"a": lists(0, 2) if process else rectangle(0, 2, 3), "b": lists(0, 1)},
         "columns": {"a": rectangle(0, 2, 3 + process), "b": lists(0, 1)},
         "weights": {"a": entries(0, 2, bool(process)), "b": lists(0, 1)},
     }.items():
-        found[name] = error(lambda given=given: plain.host_batch(given, local=True))
+        found[name] = error(lambda given=given: plain.host_batch(given, local=True, bounds="error"))
     found["capacity"] = error(lambda: plain.host_batch(own, capacity=8 + process, local=True))
     turned = keyed(0, 2)
     bags = {key: turned[key] for key in (("a", "b") if process else ("b", "a"))}

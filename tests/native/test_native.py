@@ -127,7 +127,8 @@ def test_chunked_batches_are_the_sums_of_their_parts(one_thread):
             jnp.asarray(core - rule.learning_rate * dcore / (np.sqrt(slot) + rule.eps), jnp.float32)
             for core, slot, dcore in zip(cores, slots, dcores, strict=True)
         )
-    for k, leaf in enumerate([*cores, *slots]):
+    # The scalar between them is the sentinel, by the order of names.
+    for k, leaf in enumerate([*cores, np.ones(()), *slots]):
         found = one_thread[f"chunked fused {k}"].reshape(leaf.shape)
         assert_close(found, leaf, 2e-5, f"fused {k}")
 

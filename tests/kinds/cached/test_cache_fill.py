@@ -70,7 +70,9 @@ def test_rows_of_the_sample_stay_and_others_are_written_back(gradients):
     if gradients == "rows":
         table = trained(table)
         noise = np.random.default_rng(0).normal(size=table.values.shape).astype(np.float32)
-        table = table._replace(rows=table.rows._replace(slots=((noise, noise + 1),)))
+        slots = [name for name in table.rows if name.startswith("slot_")]
+        noisy = dict(zip(slots, (noise, noise + 1), strict=True))
+        table = table._replace(rows={**table.rows, **noisy})
     sample = [2, 2, 5, 5, 20, 20, 21, 21]
     fill = partial(cache_parts.fill, num_embeddings=N, optimizer=RULE)
     after = fill(table, cache, sample)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,53 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._base.host_table import from_tensor, is_tensor, native_type
+
+T = TypeVar("T")
+
+
+def mismatch(
+    name: str, got: Any, expected: Any, fix: str = "", error: type[Exception] = ValueError
+) -> Exception:
+    """The error about an argument that is not what it has to be; ``got`` is the argument, or says what it is."""
+    if isinstance(getattr(got, "dtype", None), np.dtype) and not isinstance(got, np.generic):
+        got = f"{got.dtype} of shape {tuple(got.shape)}"
+    elif not isinstance(got, str | int | float | tuple | np.generic):
+        got = type_of(got)
+    return error(f"{name}: got {got}; expected {expected}.{' ' if fix else ''}{fix}")
+
+
+def expect(
+    holds: Any,
+    name: str,
+    got: Any,
+    expected: Any,
+    fix: str = "",
+    error: type[Exception] = ValueError,
+) -> None:
+    """Raises the error of `mismatch` unless ``holds``."""
+    if not holds:
+        raise mismatch(name, got, expected, fix, error)
+
+
+def instance_of(name: str, value: Any, kind: type[T] | Any, expected: str, fix: str = "") -> T:
+    """The value, which has to be of this type, or of one of them."""
+    if not isinstance(value, kind):
+        got = repr(value) if isinstance(value, str | int | float) else type_of(value)
+        raise mismatch(name, got, expected, fix, TypeError)
+    return value
+
+
+def concrete(name: str, value: Any, why: str) -> None:
+    """Refuses traced arrays, also inside of a pytree; ``why`` is a sentence."""
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+        raise mismatch(name, "a traced array", "a concrete one", why, TypeError)
+
+
+def expect_ids(name: str, ids: np.ndarray, count: int, of: str = "the rows of the table") -> None:
+    """Refuses integers that are not from 0 to ``count - 1``."""
+    outside = ids[(ids < 0) | (ids >= count)]
+    if outside.size:
+        raise mismatch(name, f"the id {outside[0]}", f"ids from 0 to {count - 1}, {of}")
 
 
 def type_of(value: Any) -> str:
@@ -23,31 +70,40 @@ def type_of(value: Any) -> str:
     return f"{'an' if re.match('[aeio]|ndarray|update', name, re.I) else 'a'} {name}"
 
 
-def as_int(name: str, value: Any) -> int:
-    """An exact integer: floats are not truncated, and bools are not integers."""
+def as_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """An exact integer: floats are not truncated, and bools are not integers; of at least and at most these."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError as error:
         known = " known when the call is traced" if isinstance(value, Tracer) else ""
         raise TypeError(
             f"{name}: got {value!r} of type {type(value).__name__}; expected an integer{known}."
         ) from error
+    low = number if least is None else least
+    if not low <= number <= (number if most is None else most):
+        bounds = f">= {least}" if most is None else f"from {_shown(low)} to {_shown(most)}"
+        raise mismatch(name, number, f"an integer {bounds}")
+    return number
+
+
+def _shown(bound: int) -> str:
+    """A limit; large ones are those of types of integers."""
+    if abs(bound) <= 2**30:
+        return str(bound)
+    return f"2**{bound.bit_length()} - 1" if bound > 0 else f"-2**{bound.bit_length() - 1}"
 
 
 def as_positive(name: str, value: Any) -> int:
     """An integer of at least 1."""
-    number = as_int(name, value)
-    if number < 1:
-        raise ValueError(f"{name}: got {number}; expected an integer >= 1.")
-    return number
+    return as_int(name, value, 1)
 
 
 def as_number(name: str, value: Any, expected: str, holds: Callable[[float], bool]) -> float:
     """A number, not a bool, for which ``holds``; ``expected`` is that in words."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
-        raise ValueError(f"{name}: got {value!r}; expected {expected}.")
+        raise mismatch(name, repr(value), expected)
     return float(value)
 
 
@@ -125,9 +181,13 @@ def _of_64_bits(name: str, objects: np.ndarray) -> np.ndarray:
     return objects.astype(np.int64 if high < 2**63 else np.uint64)
 
 
-def not_integers(name: str, dtype: Any) -> ValueError:
-    """The error for ids or keys of another type than integers."""
-    return ValueError(f"{name}: got dtype {dtype}; expected integers, e.g. ids.astype(np.int64).")
+def integers(name: str, array: Any, given: Any, empty: Any = np.int64) -> Any:
+    """The array of what was given, which has to be integers; an empty list, without a type of its own, is ``empty``."""
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return array
+    if array.size or isinstance(given, jax.Array | np.ndarray):
+        raise mismatch(name, f"dtype {array.dtype}", "integers, e.g. ids.astype(np.int64)")
+    return array.astype(empty)
 
 
 def as_condition(
@@ -155,9 +215,7 @@ def as_scalar(name: str, value: Any) -> Any:
     array = as_array(name, value)
     real = any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer))
     if array.shape != () or not real:
-        raise ValueError(
-            f"{name}: got {array.dtype} of shape {array.shape}; expected one real number."
-        )
+        raise mismatch(name, array, "one real number")
     return array
 
 
@@ -174,16 +232,14 @@ def as_dtype(name: str, value: Any, default: Any) -> Any:
             f"{name}: got {value!r}; expected a type such as jnp.float32, or None."
         ) from error
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"{name}: got {dtype}; expected a floating type.")
+        raise mismatch(name, str(dtype), "a floating type")
     return dtype
 
 
 def one_of(name: str, value: Any, choices: Sequence[str], hint: str = "") -> str:
     """A string that is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(
-            f"{name}: got {value!r}; expected one of {', '.join(map(repr, choices))}{hint}."
-        )
+        raise mismatch(name, repr(value), f"one of {', '.join(map(repr, choices))}{hint}")
     return value
 
 

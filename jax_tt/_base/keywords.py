@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
+
+from jax_tt._base.arguments import mismatch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -28,6 +30,14 @@ def no_such(kind: str, name: Any, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
     hint = f" Did you mean {near[0]}?" if near else ""
     return f"{kind}: got {name!r}; expected one of {', '.join(known)}.{hint}"
+
+
+def expect_names(argument: str, kind: str, given: Iterable[Any], known: Collection[str]) -> None:
+    """Raises for the first of the names that is not among those that are known."""
+    for name in given:
+        if name not in known:
+            expected = f"some of {', '.join(map(repr, known))}"
+            raise mismatch(argument, f"the {kind} {name!r}", expected)
 
 
 class UnknownName(KeyError):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_scalar
+from jax_tt._base.arguments import as_scalar, mismatch
 from jax_tt._base.storage import require_arrays
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
@@ -101,10 +101,8 @@ class Collection:
         features = _checked("features", self.features, Feature, 'jax_tt.Feature("item")')
         for name, feature in features.items():
             if feature.table not in tables:
-                raise ValueError(
-                    f"features[{name!r}]: got the table {feature.table!r}, which does not exist; expected one of "
-                    f"{listed(tables)}."
-                )
+                got = f"the table {feature.table!r}, which does not exist"
+                raise mismatch(f"features[{name!r}]", got, f"one of {listed(tables)}")
         unused = tables.keys() - {feature.table for feature in features.values()}
         if unused:
             names = [name for name in tables if name in unused]
@@ -458,10 +456,9 @@ class Collection:
         totals = state[STATISTICS][TOTALS]
         for own in totals.values():
             if own.ndim > 2:
-                raise ValueError(
-                    f"state: got the statistics of several models, of shape {own.shape}; expected those of one model, "
-                    "e.g. jax.tree.map(lambda array: array[0], state)."
-                )
+                got = f"the statistics of several models, of shape {own.shape}"
+                expected = "those of one model, e.g. jax.tree.map(lambda array: array[0], state)"
+                raise mismatch("state", got, expected)
         return read_totals(self.tables, totals)
 
     def check(self, state: Any, argument: str = "state") -> None:
@@ -505,9 +502,8 @@ class Collection:
         steps = {name: state[name]["step"] for name in self.sharing}
         for name, step in steps.items():
             if step.shape:
-                raise ValueError(
-                    f"state[{name!r}]['step']: got {step.dtype} of shape {step.shape}; expected a scalar, as "
-                    "Collection.init returns it."
+                raise mismatch(
+                    f"state[{name!r}]['step']", step, "a scalar, as Collection.init returns it"
                 )
         return Shared(list(steps.values()), **state[UPDATES])
 
@@ -571,9 +567,8 @@ def _for_calls(table: Table, name: str) -> Table:
 def _checked(argument: str, given: Any, kind: type, example: str) -> dict[str, Any]:
     """A mapping from names to values of this type."""
     if not isinstance(given, Mapping) or not given:
-        raise TypeError(
-            f"{argument}: got {given!r}; expected a mapping from names, e.g. {{'item': {example}}}."
-        )
+        expected = f"a mapping from names, e.g. {{'item': {example}}}"
+        raise mismatch(argument, repr(given), expected, error=TypeError)
     for name, value in given.items():
         if not isinstance(name, str):
             raise TypeError(f"{argument}: got the name {name!r}; expected strings.")

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jax_tt._base.arguments import one_of, type_of
+from jax_tt._base.arguments import mismatch, one_of, type_of
 from jax_tt._collection.states import listed
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._table.options import COMBINERS
@@ -31,10 +31,9 @@ class Feature:
 
     def __post_init__(self) -> None:
         if not isinstance(self.table, str):
-            raise TypeError(
-                f"table: got {self.table!r} of type {type(self.table).__name__}; expected the name of a table of the "
-                'collection, e.g. Feature("item").'
-            )
+            got = f"{self.table!r} of type {type(self.table).__name__}"
+            expected = 'the name of a table of the collection, e.g. Feature("item")'
+            raise mismatch("table", got, expected, error=TypeError)
         if self.combiner is not None:
             hint = ", or None for a sequence, one row per id"
             one_of("combiner", self.combiner, COMBINERS, hint)
@@ -56,10 +55,9 @@ def check_features(features: Mapping[str, Feature], batch: Any) -> None:
     given = list(batch)
     unknown = [name for name in given if name not in features]
     if unknown:
-        raise ValueError(
-            f"batch: got the feature {unknown[0]!r}, which the collection does not have; expected "
-            f"{listed(features)}. Of a larger dict pass {{name: batch[name] for name in collection.features}}."
-        )
+        got = f"the feature {unknown[0]!r}, which the collection does not have"
+        fix = "Of a larger dict pass {name: batch[name] for name in collection.features}."
+        raise mismatch("batch", got, listed(features), fix)
     missing = [name for name in features if name not in given]
     if missing:
         name = missing[0]

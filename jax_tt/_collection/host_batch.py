@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._base.arguments import as_int, one_of, type_of
+from jax_tt._base.arguments import as_int, instance_of, mismatch, one_of
 from jax_tt._collection.feature import Feature, values_of
 from jax_tt._collection.host_forms import GivenIds, read
 from jax_tt._collection.host_ids import Bounds, table_ids
@@ -94,19 +94,16 @@ def host_batch(
     ...
     ValueError: item: ids: got id 4294967301 at position 0; expected 0 to 999. ...
     """
-    if not isinstance(table, Table):
-        raise TypeError(
-            f"table: got {type_of(table)}; expected a jax_tt.Table. Collections and layers have a method "
-            "host_batch."
-        )
+    instance_of(
+        "table", table, Table, "a jax_tt.Table", "Collections and layers have a method host_batch."
+    )
     one_of("bounds", bounds, BOUNDS)
 
     def given() -> dict[str, GivenIds]:
         given = read(table, ids, pooled)
         if not pooled and (given.offsets is not None or given.padding is not None):
-            raise ValueError(
-                f"{table.ids.label}ids: got bags for pooled=False; expected integers of any shape, one row for each."
-            )
+            got = "bags for pooled=False"
+            raise mismatch(f"{table.ids.label}ids", got, "integers of any shape, one row for each")
         _check(table, given, pooled, capacity)
         return {"": _converted(table, given, Bounds(bounds, table.name))}
 
@@ -201,9 +198,7 @@ def _capacity(name: str, given: GivenIds, capacity: Any) -> int:
         return 1 << max((given.capacity or max(used, bags)) - 1, 0).bit_length()
     capacity = as_int(name, capacity)
     if not used <= capacity < 2**31:
-        raise ValueError(
-            f"{name}: got {capacity} for {used} ids; expected at least {used} and fewer than 2**31."
-        )
+        raise mismatch(name, f"{capacity} for {used} ids", f"at least {used} and fewer than 2**31")
     return capacity
 
 

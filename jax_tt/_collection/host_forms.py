@@ -10,7 +10,15 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, as_int, joined_integers, not_integers, type_of
+from jax_tt._base.arguments import (
+    as_array,
+    as_int,
+    expect,
+    integers,
+    joined_integers,
+    mismatch,
+    type_of,
+)
 from jax_tt._base.host_table import is_tensor
 from jax_tt._ids.bags import Bags, as_ids, as_weights, id_array, padding_value
 from jax_tt._ids.host_offsets import exact_sum
@@ -74,10 +82,7 @@ def _read(space: IdSpace, value: Any, pooled: bool) -> GivenIds:
             weights=None if weights is None else weights.reshape(-1, 1),
             padding=None if given.padding is None else given.padding.reshape(-1, 1),
         )
-    if given.ids.ndim != 2:
-        raise ValueError(
-            f"ids: got shape {given.ids.shape}; expected [B, L], or [B] with one id per bag."
-        )
+    expect(given.ids.ndim == 2, "ids", given.ids, "[B, L], or [B] with one id per bag")
     return given
 
 
@@ -90,8 +95,7 @@ def _of_bags(space: IdSpace, bags: Bags) -> GivenIds:
             padding = (ids.digits == -1).all(axis=-1)
         elif bags.padded:
             padding = ids == padding_value(-1, ids.dtype)
-        if ids.ndim != 2:
-            raise ValueError(f"bags.ids: got shape {ids.shape} without offsets; expected [B, L].")
+        expect(ids.ndim == 2, "bags.ids", f"shape {ids.shape} without offsets", "[B, L]")
         return GivenIds(ids, None, _weights(ids, bags.weights), padding)
     if bags.padded:
         raise ValueError("bags: padded=True is for rectangular bags; ragged ones have offsets.")
@@ -122,9 +126,8 @@ def _of_entries(space: IdSpace, entries: Mapping[str, Any], pooled: bool) -> Giv
             weights, lengths = _joined("weights", _rows(weights) or [], as_array)
             assert given.offsets is not None
             if not np.array_equal(lengths, np.diff(given.offsets)):
-                raise ValueError(
-                    "weights: got lists of other lengths than the ids; expected one weight per id."
-                )
+                expected = "one weight per id"
+                raise mismatch("weights", "lists of other lengths than the ids", expected)
         return given._replace(weights=_weights(given.ids, weights))
     split = isinstance(value, SplitIds)
     ids: Any = _split(value) if split else _ids(space, "ids", value)
@@ -137,8 +140,7 @@ def _of_entries(space: IdSpace, entries: Mapping[str, Any], pooled: bool) -> Giv
         return GivenIds(ids, offsets, weights)
     padding = None
     if shaped:
-        if split:
-            raise ValueError("pad_id: got one with SplitIds; expected integers as ids.")
+        expect(not split, "pad_id", "one with SplitIds", "integers as ids")
         pad_id = as_int("pad_id", entries["pad_id"])
         padding = ids == padding_value(pad_id, ids.dtype)
     return GivenIds(ids, None, _weights(ids, weights), padding)
@@ -212,8 +214,7 @@ def _joined(
         if deep:
             raise ValueError(f"{name}: got a row of shape {deep[0]}; expected the ids of one bag.")
         flat = joined_integers(name, parts)
-    if flat.ndim != 1:
-        raise ValueError(f"{name}: got lists of lists of lists; expected one list per bag.")
+    expect(flat.ndim == 1, name, "lists of lists of lists", "one list per bag")
     return flat, lengths
 
 
@@ -235,11 +236,8 @@ def _ids(space: IdSpace, name: str, value: Any) -> np.ndarray:
         refuse_cut_keys(name, array)
         refuse_cut_keys(name, _first(value))
     host = _on_host(name, array)
-    if host.dtype.kind in "iu":
-        return host
-    if host.size == 0 and host.dtype == np.float64:
-        return host.astype(np.int64)  # an empty list
-    raise not_integers(name, host.dtype)
+    empty = host.size == 0 and host.dtype == np.float64  # as of an empty list
+    return integers(name, host, None if empty else host)
 
 
 def _are_strings(value: Any) -> bool:
@@ -267,15 +265,12 @@ def _on_host(name: str, array: Any) -> np.ndarray:
             f"{name}: got a traced array; host_batch runs on the host, before jit, e.g. in the data loader."
         )
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        raise ValueError(
-            f"{name}: got an array that other processes have parts of; expected one on the host."
-        )
+        raise mismatch(name, "an array that other processes have parts of", "one on the host")
     return np.asarray(as_array(name, array))
 
 
 def _length(ids: Any) -> int:
-    if ids.ndim != 1:
-        raise ValueError(f"ids: got shape {ids.shape} beside lengths or offsets; expected [n].")
+    expect(ids.ndim == 1, "ids", f"shape {ids.shape} beside lengths or offsets", "[n]")
     return ids.shape[0]
 
 

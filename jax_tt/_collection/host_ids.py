@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_tt._base import reports
-from jax_tt._base.arguments import narrow
+from jax_tt._base.arguments import mismatch, narrow
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._collection.host_forms import GivenIds
 from jax_tt._ids.batch import HIGHEST_BIT
@@ -112,9 +112,8 @@ def _marked(ids: np.ndarray, padding: np.ndarray | None, stray: Any) -> np.ndarr
 def _keys(table: Table, ids: Any, padding: np.ndarray | None) -> SplitIds:
     words = ids.digits if isinstance(ids, SplitIds) else split_keys(ids).digits
     if words.shape[-1] != 2:
-        raise ValueError(
-            f"{table.ids.label}ids: got SplitIds of {words.shape[-1]} digits; expected 2, as from dynamic.split_keys."
-        )
+        got = f"SplitIds of {words.shape[-1]} digits"
+        raise mismatch(f"{table.ids.label}ids", got, "2, as from dynamic.split_keys")
     if padding is None:
         return SplitIds(words)
     stray = (words == -1).all(axis=-1) & ~padding

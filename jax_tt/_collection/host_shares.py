@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_tt._base.arguments import expect
 from jax_tt._collection.host_forms import GivenIds
 from jax_tt._formats.team import Team, stopped
 from jax_tt._ids.split_ids import SplitIds
@@ -213,10 +214,9 @@ def _arrays(given: GivenIds) -> list[Any]:
 def _report(label: str, given: GivenIds) -> list[int]:
     """The digest of the form of a share, and the numbers of its rows, bags and positions."""
     ids, lengths, _ = _arrays(given)
-    if not ids.ndim:
-        raise ValueError(
-            f"{label}ids: got a single id with local=True; expected an array with an axis of samples."
-        )
+    expect(
+        ids.ndim, f"{label}ids", "a single id with local=True", "an array with an axis of samples"
+    )
     bags = 0 if lengths is None else len(lengths)
     return [_digest(_words(given)), len(ids), bags, given.capacity or 0]
 

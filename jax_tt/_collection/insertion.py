@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.feature import check_features, values_of
 from jax_tt._collection.requests import entered_keyed
@@ -64,9 +65,7 @@ def insert_collection_keys(
             )
     of_epochs = [t for t in hashed.values() if t.policy in WITHIN_EPOCHS]
     if epoch is not None and not of_epochs:
-        raise ValueError(
-            f"epoch: got {epoch!r} for a collection whose tables have no epochs; expected None."
-        )
+        raise mismatch("epoch", f"{epoch!r} for a collection whose tables have no epochs", "None")
     asked = []
     for name, table in hashed.items():
         check_state(collection.tables[name], state[name])

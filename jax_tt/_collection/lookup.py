@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import get_abstract_mesh
 
-from jax_tt._base.arguments import one_of, type_of
+from jax_tt._base.arguments import mismatch, one_of, type_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.insertion import insert_in_collection_call
@@ -293,10 +293,8 @@ def _check(collection: Collection, given: Any) -> None:
     if not isinstance(given, Mapping) or not all(
         isinstance(own, Mapping) for own in given.values()
     ):
-        raise TypeError(
-            f"hyperparameters: got {given!r}; expected a mapping from tables to mappings from names to scalars, e.g. "
-            "{'item': {'learning_rate': 0.01}}."
-        )
+        expected = "a mapping from tables to mappings from names to scalars, e.g. {'item': {'learning_rate': 0.01}}"
+        raise mismatch("hyperparameters", repr(given), expected, error=TypeError)
     for name in given:
         if name not in collection.tables:
             raise ValueError(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import one_of, type_of
+from jax_tt._base.arguments import mismatch, one_of, type_of
 from jax_tt._collection.statistics import STATISTICS, TOTALS, TOTALS_SHAPE
 from jax_tt._lookup.shared import FLAGS
 from jax_tt._table.check import check_state
@@ -59,9 +59,7 @@ def bounds_by_table(bounds: str | Mapping[str, str], tables: Iterable[str]) -> M
     """The ``bounds`` of every table, given for all of them or by table."""
     modes = bounds if isinstance(bounds, Mapping) else dict.fromkeys(tables, bounds)
     if modes.keys() != set(tables):
-        raise ValueError(
-            f"bounds: got the tables {listed(modes)}; expected all of {listed(tables)}."
-        )
+        raise mismatch("bounds", f"the tables {listed(modes)}", f"all of {listed(tables)}")
     for mode in modes.values():
         one_of("bounds", mode, BOUNDS)
     return modes
@@ -115,10 +113,8 @@ def check_statistics(argument: str, state: Mapping[str, Any], tables: Iterable[s
         name, totals, "totals by table. Collection.with_statistics(state) begins to count"
     )
     if set(totals) != set(tables):
-        raise ValueError(
-            f"{name}: got the tables {listed(totals)}; expected {listed(tables)}. "
-            "Collection.with_statistics(state) begins to count anew."
-        )
+        fix = "Collection.with_statistics(state) begins to count anew."
+        raise mismatch(name, f"the tables {listed(totals)}", listed(tables), fix)
     for table, got in totals.items():
         # States of several models may be stacked along further axes.
         shape = getattr(got, "shape", None)
@@ -143,9 +139,8 @@ def check_arrays(argument: str, given: Iterable[str], known: Iterable[str]) -> N
     """Raises for names of arrays that a table does not have."""
     for name in given:
         if name not in known:
-            raise ValueError(
-                f"{argument}: got the array {name!r}, which the table does not have; expected {listed(known)}."
-            )
+            got = f"the array {name!r}, which the table does not have"
+            raise mismatch(argument, got, listed(known))
 
 
 def check_like(argument: str, given: Mapping[str, Any], like: Mapping[str, Any]) -> None:
@@ -165,23 +160,21 @@ def check_replacements(tables: Mapping[str, Table], given: Any) -> None:
             raise ValueError(f"tables: got the table {name!r}; expected {listed(tables)}.")
         argument, old = f"tables[{name!r}]", tables[name]
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], Table)):
-            raise TypeError(
-                f"{argument}: got {type_of(pair)}; expected a table with its state, as jax_tt.quantize and "
-                "jax_tt.files.load return them."
+            expected = (
+                "a table with its state, as jax_tt.quantize and jax_tt.files.load return them"
             )
+            raise mismatch(argument, type_of(pair), expected, error=TypeError)
         table, state = pair
         sizes = [f"{one.num_embeddings} rows x {one.features} columns" for one in (table, old)]
         if sizes[0] != sizes[1]:
             raise ValueError(f"{argument}: got {sizes[0]}; expected {sizes[1]}.")
         if table.ids.takes_keys != old.ids.takes_keys:
-            raise TypeError(
-                f"{argument}: got {type_of(table)} for {type_of(old)}; expected that both take keys, or none of them."
-            )
+            got = f"{type_of(table)} for {type_of(old)}"
+            raise mismatch(argument, got, "that both take keys, or none of them", error=TypeError)
         if table.update is not None:
-            raise ValueError(
-                f"{argument}: got a table with an optimizer; expected a read-only one, "
-                "jax_tt.extension.freeze(table, state). To train it further, make a new collection with it."
-            )
+            expected = "a read-only one, jax_tt.extension.freeze(table, state)"
+            fix = "To train it further, make a new collection with it."
+            raise mismatch(argument, "a table with an optimizer", expected, fix)
         check_state(table, state)
 
 

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import words
-from jax_tt._base.arguments import as_int, as_positive, type_of
+from jax_tt._base.arguments import as_int, as_positive, mismatch, type_of
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, digits_in_range
@@ -213,10 +213,8 @@ class StatisticsReporter:
         self._every = as_positive("every", every)
         self._write: Callable[[str, float, int], Any] = getattr(write, "add_scalar", write)
         if not callable(self._write):
-            raise TypeError(
-                f"write: got {type_of(write)}; expected a function write(tag, value, step), or an object with "
-                "a method add_scalar(tag, value, step)."
-            )
+            expected = "a function write(tag, value, step), or an object with a method add_scalar(tag, value, step)"
+            raise mismatch("write", type_of(write), expected, error=TypeError)
         self._prefix = prefix
         self._last: Mapping[str, TableStatistics] = {}
 
@@ -228,10 +226,10 @@ class StatisticsReporter:
             read: returns the statistics by table, e.g. the method ``embed.statistics`` of an `EmbedCollection`.
         """
         if not callable(read):
-            raise TypeError(
-                f"read: got {type_of(read)}; expected a function that returns the statistics, e.g. "
-                "embed.statistics without parentheses."
+            expected = (
+                "a function that returns the statistics, e.g. embed.statistics without parentheses"
             )
+            raise mismatch("read", type_of(read), expected, error=TypeError)
         step = as_int("step", step)
         if step % self._every:
             return

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_positive
+from jax_tt._base.arguments import as_positive, expect
 from jax_tt._base.rows_of_arrays import dense_table
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._ops.top_k import top_k
@@ -43,8 +43,7 @@ def top_k_agreement(rows: Any, queries: Any, k: int) -> Callable[[Table, State],
         return np.asarray(ids).reshape(-1, k)
 
     of_rows = best(DenseTable(*rows.shape), {"embedding": jnp.asarray(rows)})
-    if not of_rows.size:
-        raise ValueError(f"queries: got shape {vectors.shape}; expected at least one query.")
+    expect(of_rows.size, "queries", vectors, "at least one query")
 
     def agreement(table: Table, state: State) -> float:
         pairs = zip(best(table, state), of_rows, strict=True)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int, as_positive, one_of, type_of
+from jax_tt._base.arguments import as_dtype, as_int, as_positive, expect, mismatch, one_of, type_of
 from jax_tt._base.progress import Progress, text_table
 from jax_tt._base.rows_of_arrays import dense_table, exactly_one, row_weights
 from jax_tt._compress.candidate import Candidate, estimates
@@ -170,9 +170,8 @@ def compress(
     dtype = as_dtype("param_dtype", param_dtype, jnp.bfloat16)
     source = Source(rows, weights, dtype, as_int("seed", seed))
     if metric is not None and not callable(metric):
-        raise TypeError(
-            f"metric: got {type_of(metric)}; expected a function (table, state) -> number."
-        )
+        got = type_of(metric)
+        raise mismatch("metric", got, "a function (table, state) -> number", error=TypeError)
     with Progress(progress, "compress") as bar:
         search = _Search(source, metric, bar)
         if max_bytes is not None:
@@ -357,6 +356,5 @@ def _quality(argument: str, value: Any) -> float:
     if array.ndim or array.dtype.kind not in "iufb":
         what = f"{array.dtype} of shape {array.shape}" if array.ndim else repr(value)
         raise TypeError(f"{argument}: got {what}; expected one number.")
-    if np.isnan(array):
-        raise ValueError(f"{argument}: got NaN; expected a number, the larger the better.")
+    expect(not np.isnan(array), argument, "NaN", "a number, the larger the better")
     return float(array)

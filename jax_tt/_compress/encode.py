@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_positive
+from jax_tt._base.arguments import as_positive, mismatch
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import row_weights, sample_of
 from jax_tt._compress.source import stored_rows, weighted_squares
@@ -98,9 +98,8 @@ def encode(
         shape = _shape_of_rank(layout, as_positive("codebook_rank", codebook_rank))
     table = with_codebooks(layout, shape, param_dtype=param_dtype, update=update)
     if rotated and kind != "product":
-        raise ValueError(
-            "rotation: got one with kind='additive', whose errors do not depend on it; expected None."
-        )
+        got = "one with kind='additive', whose errors do not depend on it"
+        raise mismatch("rotation", got, "None")
     rng = np.random.default_rng(seed)
     size = max(256 << bits, _SUM_SAMPLE if layout.all_codes > layout.column_parts else 0)
     size = size if sample is None else as_positive("sample", sample)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array, as_positive, one_of
+from jax_tt._base.arguments import as_array, as_positive, expect, mismatch, one_of
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.codec import check_headers
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable, check_bits, require_quantized
@@ -63,9 +63,7 @@ def from_fbgemm(
     padding = _padding(width, header, alignment)
     given = np.asarray(as_array("rows", rows))
     if given.dtype != np.uint8 or given.ndim != 2 or 0 in given.shape:
-        raise ValueError(
-            f"rows: got {given.dtype} of shape {given.shape}; expected uint8 of shape [N, W], none 0."
-        )
+        raise mismatch("rows", given, "uint8 of shape [N, W], none 0")
     if given.shape[1] != width + padding:
         raise ValueError(
             f"rows: got {given.shape[1]} bytes a row; expected {width + padding}: {features} numbers of {bits} bits, 4 "
@@ -118,12 +116,10 @@ def to_fbgemm(
 def _padding(width: int, header: str, alignment: int) -> int:
     """Bytes that follow a row."""
     if as_positive("alignment", alignment) != 1 and header == "end":
-        raise ValueError(
-            f"alignment: got {alignment} with header='end'; expected 1, since such rows have no padding."
-        )
+        got = f"{alignment} with header='end'"
+        raise mismatch("alignment", got, "1, since such rows have no padding")
     return -width % alignment
 
 
 def _check_fbgemm_bits(bits: int) -> None:
-    if bits == 3:
-        raise ValueError("bits: got 3; expected 8, 4 or 2, since FBGEMM has no rows of 3 bits.")
+    expect(bits != 3, "bits", "3", "8, 4 or 2, since FBGEMM has no rows of 3 bits")

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_tt._base.arguments import as_int, as_positive, one_of
+from jax_tt._base.arguments import as_int, as_positive, expect, instance_of, mismatch, one_of
 from jax_tt._base.rows_of_arrays import dense_table, row_blocks, row_weights
 from jax_tt._compress.quantize import Encoder, encoder_of
 from jax_tt._compress.source import BLOCK
@@ -60,13 +60,9 @@ def quantize_mixed(
     [(8, 48), (4, 624), (3, 328)]
     """
     rows = dense_table(rows, "rows")
-    if not isinstance(bits, Iterable):
-        raise TypeError(
-            f"bits: got {bits!r}; expected a sequence of numbers of bits, e.g. (8, 4, 2)."
-        )
+    instance_of("bits", bits, Iterable, "a sequence of numbers of bits, e.g. (8, 4, 2)")
     widths = sorted({check_bits(width) for width in bits}, reverse=True)
-    if not widths:
-        raise ValueError("bits: got none; expected some of 8, 4, 3 and 2.")
+    expect(widths, "bits", "none", "some of 8, 4, 3 and 2")
     room = as_positive("max_bytes", max_bytes)
     check_room(rows, room, widths[-1])
     weights = row_weights(weights, rows.shape[0])
@@ -83,10 +79,8 @@ def check_room(rows: Any, max_bytes: int, bits: int) -> None:
     n, features = map(int, rows.shape)
     least = n * codec.row_bytes(features, bits)
     if least > max_bytes:
-        raise ValueError(
-            f"max_bytes: got {max_bytes:,} bytes; expected at least {least:,} bytes, the size of {n:,} rows with "
-            f"{bits} bits a number."
-        )
+        expected = f"at least {least:,} bytes, the size of {n:,} rows with {bits} bits a number"
+        raise mismatch("max_bytes", f"{max_bytes:,} bytes", expected)
 
 
 def allotted(

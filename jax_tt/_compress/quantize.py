@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_int, one_of
+from jax_tt._base.arguments import as_int, mismatch, one_of
 from jax_tt._base.rows_of_arrays import row_blocks, row_weights, sample_of
 from jax_tt._compress.fit import Rounded, fitted, rounded
 from jax_tt._compress.source import BLOCK, SAMPLE, stored_rows
@@ -196,10 +196,8 @@ def _fit(
         matrix = matrix.astype(np.float32)
     if not (fits_levels or fits_rotation):
         if weights is not None:
-            raise ValueError(
-                "weights: got some, but nothing is fitted to rows of different importance; expected levels='fit', "
-                "rotation='fit', or weights=None."
-            )
+            got = "some, but nothing is fitted to rows of different importance"
+            raise mismatch("weights", got, "levels='fit', rotation='fit', or weights=None")
         return _Fit(chosen, matrix, False)
     _, points, weights = sample_of(f"{label}rows", rows, weights, _SAMPLE, rng)
     best, turned = fitted(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int, type_of
+from jax_tt._base.arguments import as_dtype, as_int, expect, instance_of, mismatch, type_of
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import dense_table
 from jax_tt._ids.id_order import IdOrder, OrderedRows
@@ -95,10 +95,8 @@ def tt_residuals(
     shapes = _as_shapes(shapes)
     table = dense_table(table)
     if table.shape != (shapes[0].num_embeddings, shapes[0].features):
-        raise ValueError(
-            f"table: got shape {table.shape}; expected [{shapes[0].num_embeddings}, {shapes[0].features}], "
-            "the table of `shapes`."
-        )
+        expected = f"[{shapes[0].num_embeddings}, {shapes[0].features}], the table of `shapes`"
+        raise mismatch("table", table, expected)
     dtype = as_dtype("dtype", dtype, table.dtype)
     seed = as_int("seed", seed)
     left = np.array(table, np.float32)
@@ -117,14 +115,11 @@ def tt_residuals(
 
 def _as_shapes(value: Any) -> tuple[TTShape, ...]:
     shapes = tuple(value) if isinstance(value, Sequence) else (value,)
-    if not shapes:
-        raise ValueError("shapes: got none; expected a TTShape for each term.")
+    expect(shapes, "shapes", "none", "a TTShape for each term")
     for shape in shapes:
-        if not isinstance(shape, TTShape):
-            raise TypeError(f"shapes: got {shape!r}; expected TTShapes, one for each term.")
+        instance_of("shapes", shape, TTShape, "TTShapes, one for each term")
     sizes = {(shape.num_embeddings, shape.features) for shape in shapes}
-    if len(sizes) > 1:
-        raise ValueError(f"shapes: got tables of {sorted(sizes)}; expected one size.")
+    expect(len(sizes) <= 1, "shapes", f"tables of {sorted(sizes)}", "one size")
     return shapes
 
 
@@ -156,8 +151,7 @@ def residual_table(
     >>> pooled.shape, len(table.tables)
     ((2, 16), 3)
     """
-    if not isinstance(terms, Iterable):
-        raise TypeError(f"terms: got {terms!r}; expected the result of jax_tt.tt.residuals.")
+    instance_of("terms", terms, Iterable, "the result of jax_tt.tt.residuals")
     tables, states = [], []
     for k, term in enumerate(terms):
         if isinstance(term, Residual):

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._base.arguments import expect
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import dense_table, row_blocks
 from jax_tt._base.storage import STORAGE
@@ -105,8 +106,7 @@ class Source:
 def stored_rows(rows: Any) -> Any:
     """Rows ``[N, D]`` on the host, of a type that tables are stored in."""
     rows = dense_table(rows, "rows")
-    if jnp.dtype(rows.dtype).name not in STORAGE:
-        raise ValueError(f"rows: got dtype {rows.dtype}; expected one of {', '.join(STORAGE)}.")
+    expect(jnp.dtype(rows.dtype).name in STORAGE, "rows", rows, f"one of {', '.join(STORAGE)}")
     return rows
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import expect, mismatch, type_of
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._base.installed import require
 from jax_tt._base.reports import level_of_caller
@@ -317,10 +317,8 @@ def check_tables_path(path: str | os.PathLike[str]) -> bool:
     name = os.fsdecode(path)
     suffix = os.path.splitext(name.rstrip(os.sep))[1]
     if suffix not in ("", ".safetensors"):
-        raise FileError(
-            f"{name}: got the suffix {suffix}; expected .safetensors, or a directory without suffix for an orbax "
-            "checkpoint."
-        )
+        expected = ".safetensors, or a directory without suffix for an orbax checkpoint"
+        raise mismatch(name, f"the suffix {suffix}", expected, error=FileError)
     if not suffix:
         require("orbax.checkpoint", f"Writing {name}", "cli")
     return not suffix
@@ -329,8 +327,7 @@ def check_tables_path(path: str | os.PathLike[str]) -> bool:
 def _described(name: Any, pair: Any) -> Description:
     """The description of a table with its state, which were checked."""
     where = f"tables[{name!r}]"
-    if not isinstance(name, str):
-        raise TypeError(f"tables: got the name {name!r}; expected a string.")
+    expect(isinstance(name, str), "tables", f"the name {name!r}", "a string", error=TypeError)
     if not isinstance(pair, tuple) or len(pair) != 2:
         train = isinstance(pair, Approximation)
         fix = ", jax_tt.tt.to_table(...) of it" if train else ""

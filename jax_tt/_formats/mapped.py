@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array, type_of
+from jax_tt._base.arguments import as_array, expect, mismatch, type_of
 from jax_tt._formats.container import (
     DTYPES,
     PLACES,
@@ -94,20 +94,17 @@ def save_arrays(
 def _flat(where: str, given: Any, place: Place) -> Iterator[tuple[Place, np.ndarray]]:
     """Every array with the keys that lead to it."""
     if not isinstance(given, Mapping):
-        if not place:
-            raise TypeError(f"{where}: got {type_of(given)}; expected a mapping of arrays.")
+        expect(place, where, f"{type_of(given)}", "a mapping of arrays", error=TypeError)
         dtype = getattr(given, "dtype", None)
         if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
-            raise TypeError(
-                f"{where}: got {dtype} keys; expected numbers, e.g. jax.random.key_data(key)."
-            )
+            got = f"{dtype} keys"
+            raise mismatch(where, got, "numbers, e.g. jax.random.key_data(key)", error=TypeError)
         array = np.asarray(as_array(where, given))
         if array.dtype not in DTYPES.values():
             raise TypeError(f"{where}: got {array.dtype}; expected one of {', '.join(DTYPES)}.")
         yield place, array
         return
-    if not given and place:
-        raise ValueError(f"{where}: got an empty mapping; expected arrays, or leave it out.")
+    expect(given or not place, where, "an empty mapping", "arrays, or leave it out")
     for key, value in given.items():
         if not isinstance(key, str) and type(key) is not int:  # which the items of an nnx.List have
             raise TypeError(f"{where}: got the key {key!r}; expected strings or integers.")
@@ -147,8 +144,8 @@ def map_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _as_jax(where: str, array: np.ndarray) -> jax.Array:
     kept = jax.dtypes.canonicalize_dtype(array.dtype)
     if kept != array.dtype:
-        raise ValueError(
-            f"{where}: got {array.dtype}, which JAX would turn into {kept}; expected "
-            "jax.config.update('jax_enable_x64', True) before, or arrays of 32 bits in the file."
+        expected = (
+            "jax.config.update('jax_enable_x64', True) before, or arrays of 32 bits in the file"
         )
+        raise mismatch(where, f"{array.dtype}, which JAX would turn into {kept}", expected)
     return jax.device_put(array, may_alias=True)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._base.dtypes import widest
 from jax_tt._ids.split_ids import SplitIds
 
@@ -23,9 +24,8 @@ def common_type(parts: Sequence[Any], padded: bool) -> list[Any]:
         )
     digits = {ids.digits.shape[-1] for ids in parts if isinstance(ids, SplitIds)}
     if len(digits) > 1:
-        raise ValueError(
-            f"parts: SplitIds of {' and '.join(map(str, sorted(digits)))} digits; expected ids of one table."
-        )
+        got = f"SplitIds of {' and '.join(map(str, sorted(digits)))} digits"
+        raise mismatch("parts", got, "ids of one table")
     types = {str(leaf.dtype) for leaf in jax.tree.leaves(parts)}
     if len(types) == 1:
         return list(parts)

@@ -14,9 +14,11 @@ import numpy as np
 from jax_tt._base.arguments import (
     as_array,
     as_int,
+    instance_of,
+    integers,
     joined_integers,
+    mismatch,
     narrow,
-    not_integers,
     type_of,
 )
 from jax_tt._base.dtypes import x64_enabled
@@ -104,21 +106,14 @@ class Bags:
         """
         ids = as_ids(ids)
         if ids.ndim != 1:
-            raise ValueError(
-                f"ids: got shape {ids.shape}; expected [n] beside offsets. For [B, L] use Bags.from_padded."
-            )
+            raise mismatch("ids", ids, "[n] beside offsets", "For [B, L] use Bags.from_padded.")
         length = ids.shape[0]
         if length >= 2**31:
-            raise ValueError(
-                f"ids: got {length} positions; expected fewer than 2**31. Split the batch."
-            )
+            raise mismatch("ids", f"{length} positions", "fewer than 2**31", "Split the batch.")
         offsets = as_array("offsets", offsets)
-        if offsets.size and not jnp.issubdtype(offsets.dtype, jnp.integer):
-            raise ValueError(f"offsets: got dtype {offsets.dtype}; expected integers.")
+        integers("offsets", offsets, None if offsets.size == 0 else offsets)
         if offsets.ndim != 1 or (include_last_offset and offsets.shape[0] == 0):
-            raise ValueError(
-                f"offsets: got shape {offsets.shape}; expected [B + 1] (or [B] with include_last_offset=False)."
-            )
+            raise mismatch("offsets", offsets, "[B + 1] (or [B] with include_last_offset=False)")
         if isinstance(offsets, np.ndarray):
             offsets = _checked_offsets(offsets, length, capacity, include_last_offset)
         elif not include_last_offset:
@@ -186,10 +181,8 @@ class Bags:
             parts = _rows("weights", weights)
             given = [part.size for part in parts]
             if given != lengths.tolist():
-                raise ValueError(
-                    f"weights: got lists of lengths {_brief(np.array(given))}; expected one weight per id, "
-                    f"{_brief(lengths)}."
-                )
+                got = f"lists of lengths {_brief(np.array(given))}"
+                raise mismatch("weights", got, f"one weight per id, {_brief(lengths)}")
             flat = np.concatenate([np.zeros(0), *parts])
         return cls.from_lengths(ids, lengths, flat, capacity=capacity)
 
@@ -220,16 +213,12 @@ class Bags:
             pad_id = as_int("pad_id", pad_id)
         ids = as_ids(signed_padding(ids) if pad_id == -1 else ids)
         if ids.ndim != 2:
-            raise ValueError(
-                f"ids: got shape {ids.shape}; expected [B, L]. For flat ids use Bags.from_offsets."
-            )
+            raise mismatch("ids", ids, "[B, L]", "For flat ids use Bags.from_offsets.")
         weights = as_weights(weights, ids)
         if mask is not None:
             mask = as_array("mask", mask)
             if mask.shape != ids.shape or mask.dtype != bool:
-                raise ValueError(
-                    f"mask: got {mask.dtype} {mask.shape}; expected bool of the shape of ids, {ids.shape}."
-                )
+                raise mismatch("mask", mask, f"bool of the shape of ids, {ids.shape}")
             keep = mask
         elif pad_id is None:
             return cls(ids, None, weights)
@@ -290,9 +279,7 @@ class Bags:
         }
         if all(rectangles) and (padded or len(lengths) == 1):
             if capacity is not None:
-                raise ValueError(
-                    f"capacity: got {capacity} for rectangles; only ragged bags have one."
-                )
+                raise mismatch("capacity", f"{capacity} for rectangles", "None, or ragged bags")
             marks = jax.tree.map(lambda leaf: padding_value(-1, leaf.dtype), ids[0])
             marks = (marks, None if weights[0] is None else 0)
             joined, heavy = bag_parts.join_rectangles(trees, marks)
@@ -327,20 +314,14 @@ class Bags:
         >>> [part.ravel().tolist() for part in jax_tt.Bags.split(pooled, features)]
         [[4.0, 2.0], [4.0]]
         """
-        if not isinstance(parts, Iterable):
-            raise TypeError(
-                f"parts: got {type_of(parts)}; expected a list with the Bags, or the number of bags, of each "
-                "part."
-            )
+        instance_of("parts", parts, Iterable, "a list with the Bags of each part, or their numbers")
         if not isinstance(values, Bags):
             values = as_array("values", values)
         sizes = [p.num_bags if isinstance(p, Bags) else as_int("parts", p) for p in parts]
         ends = np.cumsum([0, *sizes]).tolist()
         count = values.num_bags if isinstance(values, Bags) else values.shape[0]
         if ends[-1] != count or min(sizes, default=0) < 0:
-            raise ValueError(
-                f"parts: have {sizes} bags, {ends[-1]} together; expected the {count} of values."
-            )
+            raise mismatch("parts", f"{sizes} bags, {ends[-1]} together", f"the {count} of values")
         spans = list(itertools.pairwise(ends))
         if not isinstance(values, Bags):
             return [values[begin:end] for begin, end in spans]
@@ -362,16 +343,11 @@ def as_ids(ids: Any, name: str = "ids") -> Any:
     if isinstance(ids, SplitIds):
         digits = as_array(f"{name}.digits", ids.digits)
         if digits.ndim < 1 or digits.dtype != np.int32:
-            raise ValueError(
-                f"{name}: SplitIds with digits {digits.dtype} {digits.shape}; expected int32 [..., d]. "
-                "Make them with TTShape.split_ids."
-            )
+            fix = "Make SplitIds with TTShape.split_ids."
+            raise mismatch(f"{name}.digits", digits, "int32 [..., d]", fix)
         return SplitIds(digits)
     array = ids if isinstance(ids, jax.Array) else id_array(ids, name)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        if array.size or not isinstance(array, np.ndarray) or isinstance(ids, np.ndarray):
-            raise not_integers(name, array.dtype)
-        array = array.astype(np.int32)  # an empty list has no type of its own
+    array = integers(name, array, ids, empty=np.int32)
     if array.dtype.itemsize < 4:
         return array.astype(np.int32)
     if not isinstance(array, np.ndarray) or array.dtype.itemsize == 4:
@@ -449,19 +425,20 @@ def as_weights(weights: Any, ids: Any) -> Any:
     if weights is None:
         return None
     weights = as_array("weights", weights)
-    if weights.shape != ids.shape:
-        raise ValueError(
-            f"weights: got shape {weights.shape}; expected one weight per id, {tuple(ids.shape)}."
-        )
     if isinstance(weights, np.ndarray) and weights.dtype.kind in "iub":
         weights = weights.astype(np.float32)
-    if not jnp.issubdtype(weights.dtype, jnp.floating):
-        raise ValueError(
-            f"weights: got dtype {weights.dtype}; expected floats, e.g. weights.astype(float)."
-        )
+    check_weights("weights", weights, ids)
     if isinstance(weights, np.ndarray) and weights.dtype == np.float64 and not x64_enabled():
         weights = weights.astype(np.float32)
     return weights
+
+
+def check_weights(name: str, weights: Any, ids: Any) -> None:
+    """Raises unless there is one float per id."""
+    if tuple(weights.shape) != tuple(ids.shape):
+        raise mismatch(name, weights, f"one weight per id, {tuple(ids.shape)}")
+    if not jnp.issubdtype(weights.dtype, jnp.floating):
+        raise mismatch(name, weights, "floats, e.g. weights.astype(float)")
 
 
 def _checked_offsets(
@@ -493,11 +470,10 @@ def _with_capacity(bags: Bags, capacity: int) -> Bags:
     length = bags.ids.shape[0]
     traced = not isinstance(bags.offsets, np.ndarray)
     needed = length if traced else int(bags.offsets[-1])
-    if capacity >= 2**31:
-        raise ValueError(f"capacity: got {capacity}; expected fewer than 2**31 positions.")
-    if capacity < needed:
-        raise ValueError(
-            f"capacity: got {capacity} for {needed} ids; raise it to at least {needed}, or use smaller batches."
+    if not needed <= capacity < 2**31:
+        bounds = f"at least {needed} and fewer than 2**31"
+        raise mismatch(
+            "capacity", f"{capacity} for {needed} ids", bounds, "Or use smaller batches."
         )
 
     def fit(array: Any) -> Any:
@@ -520,9 +496,7 @@ def padding_value(pad_id: int, dtype: Any) -> Any:
     if pad_id == -1 and info.min == 0:
         pad_id = int(info.max)
     if not info.min <= pad_id <= info.max:
-        raise ValueError(
-            f"pad_id: got {pad_id}, which ids of dtype {dtype} cannot hold; use mask= instead."
-        )
+        raise mismatch("pad_id", pad_id, f"a number that ids of dtype {dtype} hold, or mask=")
     return np.asarray(pad_id, dtype)
 
 

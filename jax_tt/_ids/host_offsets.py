@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jax_tt._base.arguments import mismatch
+
 
 def check_starts(
     label: str, offsets: np.ndarray, bag: Callable[[int], str] = "bag {}".format
@@ -28,10 +30,8 @@ def check_lengths(lengths: np.ndarray, bag: Callable[[int], str] = "bag {}".form
     """Raises for lengths below 0; ``bag`` as in `check_starts`."""
     below = np.flatnonzero(lengths < 0)
     if below.size:
-        at = int(below[0])
-        raise ValueError(
-            f"lengths: got {lengths[at]} for {bag(at)}; expected non-negative integers."
-        )
+        got = f"{lengths[below[0]]} for {bag(int(below[0]))}"
+        raise mismatch("lengths", got, "non-negative integers")
 
 
 def check_end(what: str, count: int, end: int, capacity: int | None, hint: str = "") -> None:

@@ -12,7 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, as_positive, narrow
+from jax_tt._base.arguments import (
+    as_array,
+    as_positive,
+    concrete,
+    expect,
+    expect_ids,
+    integers,
+    mismatch,
+    narrow,
+)
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._formats.numpy_file import read_npz, write_npz
 from jax_tt._formats.stored import whole_file
@@ -109,9 +118,8 @@ class IdOrder:
         """
         old, new = self.num_embeddings, as_positive("num_embeddings", num_embeddings)
         if new < old:
-            raise ValueError(
-                f"num_embeddings: got {new} for an order of {old} ids; expected at least as many: an order only grows."
-            )
+            got = f"{new} for an order of {old} ids"
+            raise mismatch("num_embeddings", got, "at least as many: an order only grows")
         return IdOrder(np.concatenate([np.asarray(self.rows), np.arange(old, new)]))
 
     def apply(self, ids: Any) -> Any:
@@ -132,11 +140,7 @@ class IdOrder:
         if traced or hasattr(ids, "digits"):
             rows = StoredRows(jax.numpy.asarray(self.rows), self.num_embeddings)
             return mapped_ids(rows, ids)
-        array = np.asarray(as_array("ids", ids))
-        if array.dtype.kind not in "iu":
-            if array.size or isinstance(ids, np.ndarray):
-                raise ValueError(f"ids: got dtype {array.dtype}; expected integers.")
-            array = array.astype(np.int64)
+        array = integers("ids", np.asarray(as_array("ids", ids)), ids)
         rows = np.asarray(self.rows)
         if np.iinfo(array.dtype).max < len(rows) - 1:
             array = array.astype(type_of_ids(len(rows)))
@@ -210,21 +214,12 @@ def _smallest(count: int) -> Any:
 
 def _permutation(rows: Any) -> np.ndarray:
     array = as_array("rows", rows)
-    if isinstance(array, Tracer):
-        raise TypeError(
-            "rows: got a traced array; an order is checked on the host. Pass an IdOrder through jit as a pytree."
-        )
+    concrete("rows", array, "It is checked on the host. Pass an IdOrder through jit as a pytree.")
     array = on_host(array)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"rows: got {array.dtype}; expected integers.")
-    if array.ndim != 1 or not array.size:
-        raise ValueError(f"rows: got shape {array.shape}; expected [N] with N >= 1.")
+    expect(array.dtype.kind in "iu", "rows", array, "integers", error=TypeError)
+    expect(array.ndim == 1 and array.size, "rows", array, "[N] with N >= 1")
     count = len(array)
-    outside = array[(array < 0) | (array >= count)]
-    if outside.size:
-        raise ValueError(
-            f"rows: got the row {outside[0]}; expected each of 0 ... {count - 1} once, as there are {count} ids."
-        )
+    expect_ids("rows", array, count, f"each once, as there are {count} ids")
     seen = np.zeros(count, bool)
     seen[array] = True
     if not seen.all():
@@ -245,9 +240,8 @@ class OrderedRows:
 
     def __init__(self, table: Any, order: IdOrder):
         if table.shape[0] != order.num_embeddings:
-            raise ValueError(
-                f"order: orders {order.num_embeddings} ids; expected {table.shape[0]}, the rows of the table."
-            )
+            expected = f"{table.shape[0]}, the rows of the table"
+            raise mismatch("order", f"an order of {order.num_embeddings} ids", expected)
         self._table = np.asarray(table) if isinstance(table, jax.Array) else table
         self._ids = order.inverse.rows
         self.shape, self.dtype = self._table.shape, self._table.dtype
@@ -257,10 +251,8 @@ class OrderedRows:
         found = self._table[ids]
         finite = np.isfinite(found.astype(np.float32)).all(axis=1)
         if not finite.all():
-            bad = int(ids[np.argmin(finite)])
-            raise ValueError(
-                f"table: the row of id {bad} holds NaN or infinity; expected finite numbers."
-            )
+            row = f"table: the row of id {ids[np.argmin(finite)]}"
+            raise mismatch(row, "NaN or infinity", "finite numbers")
         return found
 
 
@@ -284,10 +276,8 @@ def mapped_ids(rows: StoredRows, ids: Any, name: str = "ids") -> jax.Array:
     last = rows.num_embeddings - 1
     if last > int(jnp.iinfo(array.dtype).max):
         if array.dtype == jnp.uint32:
-            raise TypeError(
-                f"{name}: got uint32 ids for an order of {rows.num_embeddings} ids; expected int64 ids, e.g. "
-                "ids.astype(jnp.int64)."
-            )
+            got = f"uint32 ids for an order of {rows.num_embeddings} ids"
+            raise mismatch(name, got, "int64 ids, e.g. ids.astype(jnp.int64)", error=TypeError)
         array = array.astype(type_of_ids(rows.num_embeddings))
 
     def look_up(operands: tuple[StoredRows, jax.Array]) -> jax.Array:

@@ -11,24 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, narrow
+from jax_tt._base.arguments import as_array, mismatch, narrow
 from jax_tt._base.dtypes import x64_enabled
-from jax_tt._ids.bags import Bags, as_ids, id_array, signed_padding
+from jax_tt._ids.bags import Bags, as_ids, check_weights, id_array, signed_padding
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import reshape_rows
 from jax_tt._ids.id_space import IdSpace, Slots
 from jax_tt._ids.keys import LocatedKeys, key_digits
-from jax_tt._ids.offsets import offsets_array
+from jax_tt._ids.offsets import VMAP, offsets_array
 from jax_tt._ids.split_ids import SplitIds, split_on_host
 
 
 def lookup_batch(space: IdSpace, ids: Any) -> tuple[Batch, tuple[int, ...]]:
     """A batch with one segment, position and bag per id, and the shape of the ids."""
     if isinstance(ids, Bags):
-        raise TypeError(
-            f"{space.label}ids: got Bags; expected integers of any shape, or SplitIds. Bags go to what "
-            "pools them, such as tt.embed_bag and TTEmbedBag."
-        )
+        fix = "Bags go to what pools them, such as tt.embed_bag and TTEmbedBag."
+        expected = "integers of any shape, or SplitIds"
+        raise mismatch(f"{space.label}ids", "Bags", expected, fix, TypeError)
     current = isinstance(ids, LocatedKeys) and ids.current
     ids, cut = _table_ids(space, ids)
     shape = ids.shape
@@ -63,28 +62,19 @@ def bag_batch(space: IdSpace, bags: Any, accum: Any) -> tuple[Batch, int]:
     else:
         ids, cut = _table_ids(space, bags, "bags")
         if ids.ndim != 2:
-            raise ValueError(
-                f"{space.label}bags: got ids of shape {ids.shape}; expected Bags or ids [B, L]. "
-                "For one id per bag use ids[:, None]; for flat ids use Bags.from_offsets."
-            )
+            fix = "For one id per bag use ids[:, None]; for flat ids use Bags.from_offsets."
+            raise mismatch(f"{space.label}bags", ids, "Bags or ids [B, L]", fix)
         bags = Bags(ids)
     label = space.label
     weights = bags.weights
     if weights is not None:
         weights = as_array(f"{label}bags.weights", weights)
-        if tuple(weights.shape) != tuple(ids.shape):
-            raise ValueError(
-                f"{label}bags.weights: got shape {tuple(weights.shape)}; expected that of ids, {ids.shape}."
-            )
-        if not jnp.issubdtype(weights.dtype, jnp.floating):
-            raise ValueError(f"{label}bags.weights: got dtype {weights.dtype}; expected floats.")
+        check_weights(f"{label}bags.weights", weights, ids)
         weights = jnp.asarray(weights).astype(accum)
     if bags.offsets is None:
         if ids.ndim != 2:
-            raise ValueError(
-                f"{label}bags.ids: got shape {ids.shape} without offsets; expected [B, L]. Extra leading "
-                "dimensions go through jax.vmap."
-            )
+            got = f"shape {ids.shape} without offsets"
+            raise mismatch(f"{label}bags.ids", got, "[B, L]", VMAP)
         rows, length = ids.shape
         batch = Batch(
             _positions(ids, ids.shape),
@@ -98,14 +88,10 @@ def bag_batch(space: IdSpace, bags: Any, accum: Any) -> tuple[Batch, int]:
         return batch, rows
     offsets = offsets_array(f"{label}bags.offsets", bags.offsets)
     if ids.ndim != 1:
-        raise ValueError(
-            f"{label}bags.ids: got shape {ids.shape} beside offsets; expected [capacity]. Extra leading dimensions go "
-            "through jax.vmap."
-        )
+        got = f"shape {ids.shape} beside offsets"
+        raise mismatch(f"{label}bags.ids", got, "[capacity]", VMAP)
     if bags.padded:
-        raise ValueError(
-            f"{label}bags: padded=True is for rectangular bags; ragged ones have offsets."
-        )
+        raise mismatch(f"{label}bags", "padded=True beside offsets", "rectangular bags")
     flat = _positions(ids, (1, *ids.shape))
     offsets = offsets[None]
     weights = None if weights is None else weights[None]

@@ -9,26 +9,32 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, as_int
+from jax_tt._base.arguments import (
+    as_array,
+    as_int,
+    concrete,
+    expect,
+    instance_of,
+    integers,
+    mismatch,
+)
 from jax_tt._base.dtypes import x64_enabled
+from jax_tt._base.keywords import expect_names
 from jax_tt._ids.bags import Bags, as_ids, id_array, signed_padding, type_of_32_bits
 from jax_tt._ids.batch import Batch, is_padding
 from jax_tt._ids.host_offsets import check_end, check_lengths, check_starts, exact_sum
 from jax_tt._ids.keys import split_keys
-from jax_tt._ids.offsets import offsets_array, refuse_malformed
+from jax_tt._ids.offsets import VMAP, offsets_array, refuse_malformed
 from jax_tt._ids.split_ids import SplitIds
 
 
 def names(keys: Any) -> tuple[str, ...]:
     """The names of features: at least one, and none of them twice."""
     if isinstance(keys, str) or not isinstance(keys, Iterable):
-        raise TypeError(
-            f"keys: got {keys!r}; expected a list of names of features, e.g. ['clicked', 'carted']."
-        )
+        expected = "a list of names of features, e.g. ['clicked', 'carted']"
+        raise mismatch("keys", repr(keys), expected, error=TypeError)
     keys = tuple(keys)
     twice = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
     if not keys or twice or not all(isinstance(key, str) for key in keys):
@@ -58,11 +64,7 @@ def _description(
     keys: tuple[str, ...], batch_sizes: tuple[int, ...] | None, unweighted: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[int, ...] | None, tuple[str, ...]]:
     keys = names(keys)
-    unknown = [key for key in unweighted if key not in keys]
-    if unknown:
-        raise ValueError(
-            f"unweighted: got the feature {unknown[0]!r}; expected some of {', '.join(map(repr, keys))}."
-        )
+    expect_names("unweighted", "feature", unweighted, keys)
     return keys, None if batch_sizes is None else _integers(keys, batch_sizes), unweighted
 
 
@@ -78,34 +80,24 @@ def arrays(ids: Any, offsets: Any, weights: Any) -> tuple[Any, Any, Any]:
 
 def shapes(ids: Any, weights: Any) -> None:
     """Raises unless ids are flat, with one weight for each."""
-    if len(ids.shape) != 1:
-        raise ValueError(
-            f"ids: got shape {ids.shape}; expected [capacity]. Extra leading dimensions go through jax.vmap."
-        )
-    if weights is not None and weights.shape != ids.shape:
-        raise ValueError(
-            f"weights: got shape {weights.shape}; expected that of ids, {ids.shape}, one weight per id."
-        )
+    expect(len(ids.shape) == 1, "ids", ids, "[capacity]", VMAP)
+    if weights is not None:
+        expect(weights.shape == ids.shape, "weights", weights, f"one weight per id, {ids.shape}")
 
 
 def offsets_shape(offsets: Any, sizes: tuple[int, ...]) -> None:
     """Raises unless there is an integer start for each of so many bags, and the end of the last one."""
-    bags = sum(sizes)
-    if not jnp.issubdtype(offsets.dtype, jnp.integer):
-        raise ValueError(f"offsets: got dtype {offsets.dtype}; expected integers.")
-    if offsets.shape != (bags + 1,):
-        raise ValueError(
-            f"offsets: got shape {offsets.shape}; batch_sizes are {bags} bags, for which ({bags + 1},) is expected."
-        )
+    integers("offsets", offsets, offsets)
+    expected = f"({sum(sizes) + 1},) for batch_sizes of {sum(sizes)} bags"
+    expect(offsets.shape == (sum(sizes) + 1,), "offsets", offsets, expected)
 
 
 def refuse_split_ids(label: str, ids: Any) -> None:
     """Raises for `SplitIds`, whose digits differ from table to table."""
     if isinstance(ids, SplitIds):
-        raise TypeError(
-            f"{label}: got SplitIds; KeyedBags hold the integers of all features in one array. Pass the features as a "
-            "dict."
-        )
+        fix = "Pass the features as a dict."
+        expected = "integers, as KeyedBags hold those of all features in one array"
+        raise mismatch(label, "SplitIds", expected, fix, TypeError)
 
 
 def sizes(
@@ -114,9 +106,7 @@ def sizes(
     """The number of bags of every feature, whose offsets or lengths have this shape."""
     ends = argument == "offsets"
     if len(shape) != 1 or shape[0] < ends:
-        raise ValueError(
-            f"{argument}: got shape {shape}; expected [number of bags{' + 1' if ends else ''}]."
-        )
+        raise mismatch(argument, f"shape {shape}", f"[number of bags{' + 1' if ends else ''}]")
     count = shape[0] - ends
     if batch_sizes is None:
         size, rest = divmod(count, len(keys))
@@ -139,16 +129,12 @@ def sizes(
 
 def _integers(keys: tuple[str, ...], batch_sizes: Any) -> tuple[int, ...]:
     """One number of bags per feature."""
-    if not isinstance(batch_sizes, Iterable):
-        raise TypeError(f"batch_sizes: got {batch_sizes!r}; expected one integer per feature.")
+    instance_of("batch_sizes", batch_sizes, Iterable, "one integer per feature")
     found = tuple(as_int(f"batch_sizes[{k}]", size) for k, size in enumerate(batch_sizes))
-    if len(found) != len(keys):
-        raise ValueError(
-            f"batch_sizes: got {len(found)} for {len(keys)} features ({', '.join(keys)}); expected one per feature."
-        )
+    got = f"{len(found)} for {len(keys)} features ({', '.join(keys)})"
+    expect(len(found) == len(keys), "batch_sizes", got, "one per feature")
     for key, size in zip(keys, found, strict=True):
-        if size < 0:
-            raise ValueError(f"batch_sizes: got {size} for feature {key!r}; expected at least 0.")
+        expect(size >= 0, "batch_sizes", f"{size} for feature {key!r}", "at least 0")
     return found
 
 
@@ -195,8 +181,8 @@ def check_offsets(
 def flat_ids(ids: Any) -> Any:
     """Ids as `KeyedBags` hold them: keys for which 32 bits are too few as their words, which JAX does not cut."""
     array = id_array(ids, "ids")
-    integers = isinstance(array, np.ndarray) and array.dtype.kind in "iu"
-    if integers and not x64_enabled() and type_of_32_bits(array) is None:
+    on_host = isinstance(array, np.ndarray) and array.dtype.kind in "iu"
+    if on_host and not x64_enabled() and type_of_32_bits(array) is None:
         return split_keys(array)
     return as_ids(array if array.size else ids)  # an empty list has no type of its own
 
@@ -204,17 +190,12 @@ def flat_ids(ids: Any) -> Any:
 def flat_on_host(key: str, given: Any) -> Bags:
     """The bags of a feature as ragged numpy `Bags` without padding."""
     label = f"bags[{key!r}]"
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(given)):
-        raise TypeError(
-            f"{label}: got a traced array; KeyedBags.from_bags runs on the host, before jit. Traced features go to a "
-            "collection as a dict."
-        )
+    concrete(
+        label, given, "from_bags runs before jit. Traced features go to a collection as a dict."
+    )
     if not isinstance(given, Bags):
         ids = id_array(given, label)
-        if ids.ndim not in (1, 2):
-            raise ValueError(
-                f"{label}: got shape {ids.shape}; expected Bags, ids [B, L], or [B] with one id per bag."
-            )
+        expect(ids.ndim in (1, 2), label, ids, "Bags, ids [B, L], or [B] with one id per bag")
         given = Bags(ids if ids.ndim == 2 else ids[:, None])
     refuse_split_ids(label, given.ids)
     host: Bags = jax.tree.map(lambda leaf: np.asarray(as_array(label, leaf)), given)

@@ -11,7 +11,14 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._base import words as words_of
-from jax_tt._base.arguments import as_array, as_int, not_integers, type_of
+from jax_tt._base.arguments import (
+    as_array,
+    as_int,
+    concrete,
+    expect,
+    integers,
+    mismatch,
+)
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._base.installed import require
 from jax_tt._ids.batch import Batch
@@ -22,6 +29,7 @@ _FIX = (
     "on jax_enable_x64. "
     "If the 32 bits are whole keys, pass jax_tt.dynamic.whole_keys(keys)"
 )
+_HASHED = "strings, bytes or integers of 64 bits"
 
 
 @jax.tree_util.register_dataclass
@@ -60,11 +68,7 @@ def split_keys(keys: Any) -> SplitIds:
            [-1, -1]], dtype=int32)
     """
     array = as_array("keys", keys)
-    if isinstance(array, Tracer):
-        raise TypeError(
-            "keys: got a traced array, whose keys JAX may have cut to 32 bits; split them before jit, e.g. "
-            "jax_tt.dynamic.split_keys(np.asarray(keys, np.int64))."
-        )
+    concrete("keys", array, "JAX may have cut traced keys to 32 bits: split them before jit.")
     refuse_cut_keys("keys", array)
     return SplitIds(_words_on_host("keys", np.asarray(array), keys))
 
@@ -90,22 +94,13 @@ def join_keys(keys: Any) -> np.ndarray:
     array([4294967303,         -1])
     """
     words = keys.digits if isinstance(keys, SplitIds) else keys
-    if isinstance(words, Tracer):
-        raise TypeError(
-            "keys: got traced keys; join them outside jit, where numpy has integers of 64 bits."
-        )
-    dtype = getattr(words, "dtype", None)
-    if dtype != (np.int32 if isinstance(keys, SplitIds) else np.uint32):
-        raise TypeError(
-            f"keys: got {type_of(keys)}{'' if dtype is None else f' of {dtype}'}; expected SplitIds, or words of keys, "
-            "uint32 [..., 2]."
-        )
+    concrete("keys", words, "Join keys outside jit, where numpy has integers of 64 bits.")
+    if getattr(words, "dtype", None) != (np.int32 if words is not keys else np.uint32):
+        raise mismatch("keys", keys, "SplitIds, or words of keys, uint32 [..., 2]", error=TypeError)
     located = isinstance(keys, LocatedKeys)
     if words.ndim < 1 or words.shape[-1] != 2 + located:
-        raise ValueError(
-            f"keys: got words of shape {tuple(words.shape)}; expected [..., 2]. The digits of a tensor train are "
-            "joined by TTShape.join_ids."
-        )
+        fix = "The digits of a tensor train are joined by TTShape.join_ids."
+        raise mismatch("keys", f"words of shape {tuple(words.shape)}", "[..., 2]", fix)
     return words_of.integers(np.asarray(words).view(np.uint32)[..., 1::-1])
 
 
@@ -136,16 +131,11 @@ def whole_keys(keys: Any) -> SplitIds:
         words = _words_on_host("keys", array, keys)
         large = np.flatnonzero((array < -(2**31)) | (array >= 2**32))
         got = str(array.reshape(-1)[large[0]]) if large.size else ""
-    elif jnp.issubdtype(array.dtype, jnp.integer):
-        words = _words_on_device(array)
-        got = f"dtype {array.dtype}" if array.dtype.itemsize > 4 else ""
     else:
-        raise not_integers("keys", array.dtype)
-    if got:
-        raise ValueError(
-            f"keys: got {got}; expected integers of at most 32 bits. Keys of 64 bits go through "
-            "jax_tt.dynamic.split_keys(keys)."
-        )
+        words = _words_on_device(integers("keys", array, keys))
+        got = f"dtype {array.dtype}" if array.dtype.itemsize > 4 else ""
+    fix = "Keys of 64 bits go through jax_tt.dynamic.split_keys(keys)."
+    expect(not got, "keys", got, "integers of at most 32 bits", fix)
     return SplitIds(words)
 
 
@@ -191,13 +181,9 @@ def slots_of(batch: Batch) -> jax.Array | None:
 def score_words(name: str, scores: Any, shape: tuple[int, ...]) -> Any:
     """Scores of the policy "custom" as words, int32 ``[*shape, 2]``; negative ones are 0 if they are traced."""
     array = scores if isinstance(scores, SplitIds) else as_array(name, scores)
-    if tuple(array.shape) != shape:
-        raise ValueError(
-            f"{name}: got shape {tuple(array.shape)}; expected one score per key, {shape}."
-        )
+    expect(tuple(array.shape) == shape, name, array, f"one score per key, {shape}")
     if isinstance(array, np.ndarray) and array.size and array.dtype.kind == "i":
-        if array.min() < 0:
-            raise ValueError(f"{name}: got {array.min()}; expected integers from 0 to 2**64 - 1.")
+        expect(array.min() >= 0, name, f"{array.min()}", "integers from 0 to 2**64 - 1")
     elif isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jnp.signedinteger):
         array = jnp.maximum(array, 0)
         if not isinstance(array, Tracer):
@@ -211,19 +197,15 @@ def _words(name: str, ids: Any, padded: bool) -> tuple[Any, Any]:
         words = as_array(f"{name}.digits", ids.digits)
         count = 3 if isinstance(ids, LocatedKeys) else 2
         if words.ndim < 1 or words.dtype != np.int32 or words.shape[-1] != count:
-            raise ValueError(
-                f"{name}: got SplitIds with digits {words.dtype} {tuple(words.shape)}; expected int32 [..., 2], the "
-                "two words of a key. Make them with jax_tt.dynamic.split_keys(keys)."
-            )
+            fix = "Make them with jax_tt.dynamic.split_keys(keys)."
+            raise mismatch(f"{name}.digits", words, "int32 [..., 2], the two words of a key", fix)
         return words, _marks(words[..., :2] == -1, padded)
     array = as_array(name, ids)
     refuse_cut_keys(name, array)
     if isinstance(array, np.ndarray):
         words = _words_on_host(name, array, ids)
-    elif jnp.issubdtype(array.dtype, jnp.integer):
-        words = _words_on_device(array)
     else:
-        raise not_integers(name, array.dtype)
+        words = _words_on_device(integers(name, array, ids))
     # A narrow unsigned mark has all bits of its own type set.
     mark = np.iinfo(array.dtype).max if array.dtype.kind == "u" else -1
     same = array == np.asarray(mark, array.dtype)
@@ -235,10 +217,7 @@ def _marks(same: Any, padded: bool) -> Any:
 
 
 def _words_on_host(name: str, array: np.ndarray, given: Any) -> np.ndarray:
-    if array.dtype.kind not in "iu":
-        if array.size or isinstance(given, np.ndarray):
-            raise not_integers(name, array.dtype)
-        array = array.astype(np.int64)  # an empty list has no type of its own
+    array = integers(name, array, given)
     wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64).view(np.uint64)
     words = np.stack([wide >> np.uint64(32), wide & np.uint64(2**32 - 1)], axis=-1)
     return words.astype(np.uint32).view(np.int32)
@@ -284,8 +263,7 @@ def hash_ids(*features: Any, seed: int = 0) -> np.ndarray:
     (2, 2)
     """
     xxhash = require("xxhash", "jax_tt.dynamic.hash_ids", "keys")
-    if not 0 <= as_int("seed", seed) < 2**64:
-        raise ValueError(f"seed: got {seed}; expected 0 to 2**64 - 1.")
+    seed = as_int("seed", seed, 0, 2**64 - 1)
     if not features:
         raise TypeError("features: got none; expected at least one array of strings or integers.")
     arrays = [_values(k, feature) for k, feature in enumerate(features)]
@@ -297,7 +275,7 @@ def hash_ids(*features: Any, seed: int = 0) -> np.ndarray:
             f"features: got shapes {', '.join(map(str, shapes))}; expected shapes that broadcast."
         ) from None
     digest = xxhash.xxh3_64_intdigest
-    keys = [int(seed)] * int(np.prod(shape))
+    keys = [seed] * int(np.prod(shape))
     for k, array in enumerate(arrays):
         values = np.broadcast_to(array, shape).reshape(-1).tolist()
         keys = [digest(_bytes(k, value), seed=key) for value, key in zip(values, keys, strict=True)]
@@ -308,7 +286,7 @@ def _values(number: int, feature: Any) -> np.ndarray:
     # Of objects, since numpy cuts zeros off the end of strings and bytes.
     array = feature if isinstance(feature, np.ndarray) else np.array(feature, object)
     if array.dtype.kind not in "OSUiu":
-        raise _type_error(number, str(array.dtype))
+        raise mismatch(f"features[{number}]", array, _HASHED, error=TypeError)
     return array
 
 
@@ -319,11 +297,5 @@ def _bytes(number: int, value: Any) -> bytes:
         return value
     integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not integer or not -(2**63) <= value < 2**64:
-        raise _type_error(number, repr(value))
+        raise mismatch(f"features[{number}]", repr(value), _HASHED, error=TypeError)
     return (int(value) & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little")
-
-
-def _type_error(number: int, got: str) -> TypeError:
-    return TypeError(
-        f"features[{number}]: got {got}; expected strings, bytes or integers of 64 bits."
-    )

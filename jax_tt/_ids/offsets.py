@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import ffi, reports
-from jax_tt._base.arguments import as_array, narrow
+from jax_tt._base.arguments import as_array, integers, mismatch, narrow
 from jax_tt._ids.batch import Batch, padding_mark, with_marks
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._jax.backend import choose, run
@@ -29,6 +29,7 @@ from jax_tt._jax.vma import vary_over, varying_axes
 # The first offset of bags that were padded, joined or cut after their offsets were malformed; no cut of it is
 # well-formed.
 MALFORMED = -(2**31)
+VMAP = "Extra leading dimensions go through jax.vmap."
 
 
 class Treatment(NamedTuple):
@@ -130,12 +131,8 @@ def offsets_array(label: str, offsets: Any) -> Any:
     """Offsets ``[B + 1]`` of any integers as an array of numpy or JAX, whose values are not looked at."""
     array = as_array(label, offsets)
     if array.ndim != 1 or array.shape[0] == 0:
-        raise ValueError(
-            f"{label}: got shape {array.shape}; expected [B + 1]. Extra leading dimensions go through jax.vmap."
-        )
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise ValueError(f"{label}: got dtype {array.dtype}; expected integers.")
-    return array
+        raise mismatch(label, array, "[B + 1]", VMAP)
+    return integers(label, array, array)
 
 
 def refuse_malformed(label: str, offsets: Any, capacity: Any) -> None:

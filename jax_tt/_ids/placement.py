@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_int, as_positive
+from jax_tt._base.arguments import as_int, as_positive, expect, mismatch
 from jax_tt._base.words import mix
 
 # Every device has the page table: the number of pages of the default size, and the most of any size.
@@ -68,10 +68,9 @@ class Placement:
         for page, given in enumerate(devices):
             replicas = tuple(given) if isinstance(given, Sequence) else (given,)
             replicas = tuple(as_int(f"devices[{page}]", device) for device in replicas)
-            if not replicas or len(set(replicas)) < len(replicas):
-                raise ValueError(
-                    f"devices[{page}]: got {given!r}; expected a device or a tuple of different devices."
-                )
+            different = replicas and len(set(replicas)) == len(replicas)
+            expected = "a device or a tuple of different devices"
+            expect(different, f"devices[{page}]", repr(given), expected)
             owners.append(replicas)
         return cls("pages", _checked_size(page_size), tuple(owners))
 
@@ -81,9 +80,8 @@ class Placement:
         given = range(as_positive("devices", devices)) if isinstance(devices, int) else devices
         owners = tuple((as_int(f"devices[{k}]", device),) for k, device in enumerate(given))
         if not owners or len(set(owners)) < len(owners):
-            raise ValueError(
-                f"devices: got {devices!r}; expected a number of column shards, or different devices for them."
-            )
+            expected = "a number of column shards, or different devices for them"
+            raise mismatch("devices", repr(devices), expected)
         return cls("columns", None, owners)
 
     @classmethod
@@ -119,17 +117,13 @@ class Placement:
             assert self.page_size is not None
             size, owners = self.page_size, self.devices
             pages = -(-num_embeddings // size)
-            if len(owners) != pages:
-                raise ValueError(
-                    f"devices: got {len(owners)} pages of {size} rows; expected {pages}, which cover a table of "
-                    f"{num_embeddings} rows."
-                )
+            expected = f"{pages}, which cover a table of {num_embeddings} rows"
+            got = f"{len(owners)} pages of {size} rows"
+            expect(len(owners) == pages, "devices", got, expected)
         for page, replicas in enumerate(owners):
             if not all(0 <= device < devices for device in replicas):
-                raise ValueError(
-                    f"devices[{page}]: got {replicas}; expected numbers from 0 to {devices - 1}, as the axis of the "
-                    f"table has {devices} devices."
-                )
+                expected = f"numbers from 0 to {devices - 1}, the devices of the axis of the table"
+                raise mismatch(f"devices[{page}]", replicas, expected)
         columns = len(owners) if self.kind == "columns" else 1
         return Layout.of(size, owners, devices, self.kind == "hashed", columns)
 
@@ -179,10 +173,8 @@ class Layout:
         places = np.full((len(owners), replicas), -1, np.int32)
         for page, numbers in enumerate(numbered):
             places[page, : len(numbers)] = [device * pool + place for device, place in numbers]
-        if pool * page_size >= 2**31:
-            raise ValueError(
-                f"placement: a device would have {pool * page_size} rows; expected fewer than 2**31. Use more devices."
-            )
+        got = f"{pool * page_size} rows on a device"
+        expect(pool * page_size < 2**31, "placement", got, "fewer than 2**31", "Use more devices.")
         sizes = page_size, len(owners), devices, pool, replicas
         return cls(*sizes, hashed, columns, places.tobytes())
 

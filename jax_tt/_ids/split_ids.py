@@ -9,9 +9,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, type_of
+from jax_tt._base.arguments import as_array, concrete, instance_of, integers, mismatch
 
 
 def same_arrays(left: Any, right: Any) -> bool:
@@ -67,18 +66,9 @@ class SplitIds:
 def split_on_host(ids: Any, num_embeddings: int, row_factors: Sequence[int]) -> SplitIds:
     """Splits host integers into digits; see :meth:`jax_tt.TTShape.split_ids`."""
     array = as_array("split_ids: ids", ids)
-    if isinstance(array, Tracer):
-        raise TypeError(
-            "split_ids: ids is a traced array; split on the host before jit, e.g. "
-            "shape.split_ids(np.asarray(ids, np.int64)), or pass traced ids to the op directly."
-        )
-    array = np.asarray(array)
-    if not np.issubdtype(array.dtype, np.integer):
-        if array.size:
-            raise ValueError(
-                f"split_ids: ids must be integers, got dtype {array.dtype}; use ids.astype(np.int64)."
-            )
-        array = array.astype(np.int64)
+    why = "Split ids on the host before jit, or pass traced ids to the operation as they are."
+    concrete("split_ids: ids", array, why)
+    array = integers("split_ids: ids", np.asarray(array), None if np.size(array) == 0 else ids)
     negative = array < 0
     # Compared as Python ints would be: a uint64 id above 2**63 must not wrap to a negative one.
     large = array > np.asarray(
@@ -100,18 +90,13 @@ def split_on_host(ids: Any, num_embeddings: int, row_factors: Sequence[int]) -> 
 
 def join_on_host(ids: Any, num_embeddings: int, row_factors: Sequence[int]) -> np.ndarray:
     """The integers of digits on the host; see :meth:`jax_tt.TTShape.join_ids`."""
-    if not isinstance(ids, SplitIds):
-        raise TypeError(
-            f"join_ids: ids: got {type_of(ids)}; expected SplitIds, as split_ids returns them."
-        )
+    instance_of("join_ids: ids", ids, SplitIds, "SplitIds, as split_ids returns them")
     digits = as_array("join_ids: ids.digits", ids.digits)
-    if isinstance(digits, Tracer):
-        raise TypeError("join_ids: ids: got traced SplitIds; join them outside jit.")
+    concrete("join_ids: ids", digits, "Join them outside jit.")
     if digits.shape[-1:] != (len(row_factors),):
-        raise ValueError(
-            f"join_ids: ids: got SplitIds of shape {digits.shape}; expected {len(row_factors)} digits, as split_ids "
-            "of this shape returns them. Keys of a hash table are joined by jax_tt.dynamic.join_keys."
-        )
+        fix = "Keys of a hash table are joined by jax_tt.dynamic.join_keys."
+        expected = f"{len(row_factors)} digits, as split_ids of this shape returns them"
+        raise mismatch("join_ids: ids.digits", digits, expected, fix)
     digits = np.asarray(digits)
     rows = np.zeros(digits.shape[:-1], np.int64)
     for k, factor in enumerate(row_factors):

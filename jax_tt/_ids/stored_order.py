@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jax_tt._base.arguments import expect, mismatch
 from jax_tt._base.dtypes import x64_enabled
 
 # Rows are uint16 up to LAST_SHORT ids and packed up to LAST_PACKED ids; above, rows and ids take 64 bits.
@@ -138,8 +139,7 @@ def pack(rows: Any) -> Any:
 def count_of(array: Any) -> int:
     """Number of ids in an array from `kept`; of a packed one, only the last block is read."""
     if not is_packed(array):
-        if array.ndim != 1:
-            raise ValueError(f"rows: got shape {array.shape}; expected [N] with N >= 1.")
+        expect(array.ndim == 1, "rows", array, "[N] with N >= 1")
         return array.shape[0]
     blocks, bits = array.shape
     count = 0
@@ -147,10 +147,7 @@ def count_of(array: Any) -> int:
         used = _unpacked(np.asarray(array[-1:])) != 2**bits - 1
         count = blocks * _BLOCK - int(np.argmax(used[::-1]))
     if not count or _packed_shape(count) != (blocks, bits):
-        raise ValueError(
-            f"rows: got a uint32 array of shape {array.shape}; expected rows packed as layers with an id_order and "
-            "IdOrder keep them, 32 ids a block."
-        )
+        raise mismatch("rows", array, "rows packed as layers and IdOrder keep them, 32 ids a block")
     return count
 
 

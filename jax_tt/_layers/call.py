@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._collection.lookup import embed, step_arguments
 from jax_tt._collection.statistics import STATISTICS, TOTALS
 from jax_tt._ids.bags import Bags
@@ -63,10 +64,8 @@ def step_inputs(
     """The update inputs of a call; ``fields`` are hyper-parameters that are variables of the layer."""
     if table.update is not None:
         if hyperparameters is not None and not isinstance(hyperparameters, Mapping):
-            raise TypeError(
-                f"hyperparameters: got {hyperparameters!r}; expected a mapping from names to scalars, e.g. "
-                "{'learning_rate': 0.01}."
-            )
+            expected = "a mapping from names to scalars, e.g. {'learning_rate': 0.01}"
+            raise mismatch("hyperparameters", repr(hyperparameters), expected, error=TypeError)
         return StepInputs(grad_scale, None, {**fields, **(hyperparameters or {})})
     if grad_scale is not None:
         raise ValueError(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._table.change import Carry
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import innermost
@@ -18,10 +19,9 @@ def check_cores(name: str, old: Table, new: Table) -> None:
     """Raises for a change of the number of cores, which optax state cannot follow."""
     before, after = len(innermost(old).spec.param_shapes), len(innermost(new).spec.param_shapes)
     if before != after:
-        raise ValueError(
-            f"{name}: got the state of a table of {before} cores, which would have {after}; expected as many, or "
-            f"{name}=None and an optimizer that is made anew afterwards."
-        )
+        got = f"the state of a table of {before} cores, which would have {after}"
+        expected = f"as many, or {name}=None and an optimizer that is made anew afterwards"
+        raise mismatch(name, got, expected)
 
 
 def check_state(

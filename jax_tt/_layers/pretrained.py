@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_tt._base.arguments import as_array, type_of
+from jax_tt._base.arguments import as_array, expect, mismatch, type_of
 from jax_tt._base.keywords import no_such
 from jax_tt._base.rows_of_arrays import exactly_one
 from jax_tt._collection.states import check_replacements
@@ -268,10 +268,8 @@ def _any_table(source: Any, name: str | None) -> tuple[Table, dict[str, Any]]:
         _check_no_name(name)
         return source
     if source is None or isinstance(source, Table | nnx.Module):
-        raise TypeError(
-            f"source: got {type_of(source)}; expected the result of jax_tt.compress, a tuple of a table and "
-            "its state, a path, cores, or an array."
-        )
+        expected = "the result of jax_tt.compress, a tuple of a table and its state, a path, cores, or an array"
+        raise mismatch("source", type_of(source), expected, error=TypeError)
     train = _tensor_train(source, name, None)
     if train is not None:
         rows = train.shape.num_embeddings
@@ -315,9 +313,7 @@ def _dense(source: Any, table: str | None) -> Any:
     _refuse_several(source)
     array = as_array("source", source)
     if array.ndim != 2 or not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ValueError(
-            f"source: got {array.dtype} of shape {tuple(array.shape)}; expected floats [num_embeddings, features]."
-        )
+        raise mismatch("source", array, "floats [num_embeddings, features]")
     return array
 
 
@@ -389,8 +385,7 @@ def _in_order(train: Train, id_order: IdOrder | None) -> Train:
     check_id_order(id_order, train.shape.num_embeddings)
     if id_order is None:
         return train
-    if train.id_order is not None:
-        raise ValueError("id_order: got one for a source that has an order of ids; expected None.")
+    expect(train.id_order is None, "id_order", "one for a source that has an order of ids", "None")
     return train._replace(id_order=id_order)
 
 
@@ -407,9 +402,8 @@ def _compressed(
 
 def _check_no_name(table: str | None) -> None:
     if table is not None:
-        raise ValueError(
-            f"table: got {table!r}, the name of a table in a file, with a source that is no path; expected None."
-        )
+        got = f"{table!r}, the name of a table in a file, with a source that is no path"
+        raise mismatch("table", got, "None")
 
 
 def _refuse_several(source: Any) -> None:
@@ -422,15 +416,13 @@ def _refuse_several(source: Any) -> None:
 
 def _check_rows(array: Any, num_embeddings: int | None) -> None:
     if num_embeddings not in (None, array.shape[0]):
-        raise ValueError(
-            f"num_embeddings: got {num_embeddings} for a dense table of {array.shape[0]} rows; expected None."
-        )
+        got = f"{num_embeddings} for a dense table of {array.shape[0]} rows"
+        raise mismatch("num_embeddings", got, "None")
 
 
 def _refuse(compression: dict[str, Any]) -> None:
     given = [name for name, value in compression.items() if value is not None]
     if given:
-        raise ValueError(
-            f"{', '.join(given)}: got a value for a source that is a tensor train already; expected None. To lower the "
-            "ranks of cores use jax_tt.tt.round."
-        )
+        got = "a value for a source that is a tensor train already"
+        fix = "To lower the ranks of cores use jax_tt.tt.round."
+        raise mismatch(f"{', '.join(given)}", got, "None", fix)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_positive
+from jax_tt._base.arguments import as_positive, mismatch
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.id_space import IdSpace, outside
 from jax_tt._ids.inputs import bag_batch, lookup_batch
@@ -51,10 +51,11 @@ def _space(ids_or_bags: Any, num_embeddings: int | TTShape) -> IdSpace:
     if isinstance(num_embeddings, TTShape):
         return IdSpace(num_embeddings.num_embeddings, num_embeddings.row_factors)
     if isinstance(given, SplitIds):
-        raise TypeError(
-            f"num_embeddings: got {num_embeddings!r} for SplitIds; expected the TTShape that they were split with, "
-            "which says how many rows each digit counts."
+        got = f"{num_embeddings!r} for SplitIds"
+        expected = (
+            "the TTShape that they were split with, which says how many rows each digit counts"
         )
+        raise mismatch("num_embeddings", got, expected, error=TypeError)
     rows = as_positive("num_embeddings", num_embeddings)
     if rows >= 2**63:
         raise ValueError(f"num_embeddings: got {rows}; expected less than 2**63.")

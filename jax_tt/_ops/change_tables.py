@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_int
+from jax_tt._base.arguments import as_int, mismatch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.ordered.table import check_id_order
 from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_order
@@ -106,10 +106,10 @@ def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any)
     check_table(table, state)
     _refuse_traced(state)
     if id_order is None:
-        raise TypeError(
-            "id_order: got None; expected a jax_tt.order.IdOrder, e.g. IdOrder.identity(num_embeddings) where ids are "
-            "to be rows."
+        expected = (
+            "a jax_tt.order.IdOrder, e.g. IdOrder.identity(num_embeddings) where ids are to be rows"
         )
+        raise mismatch("id_order", "None", expected, error=TypeError)
     check_id_order(id_order, table.num_embeddings)
     if "dtype" in options:
         raise TypeError(
@@ -131,9 +131,7 @@ def _check_like(like: Any, count: int, num_embeddings: int) -> None:
     """Raises unless ``like`` holds existing ids, one or as many as there are new ids."""
     ids = np.asarray(like)
     if ids.dtype.kind not in "iu" or ids.shape not in ((), (count,)):
-        raise ValueError(
-            f"like: got {ids.dtype} of shape {ids.shape}; expected an id, or one for each of the {count} new ids."
-        )
+        raise mismatch("like", ids, f"an id, or one for each of the {count} new ids")
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < num_embeddings:
         raise ValueError(
             f"like: got ids {int(ids.min())} to {int(ids.max())}; expected 0 to {num_embeddings - 1}, the ids of "

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._base.arguments import as_array, as_positive, type_of
+from jax_tt._base.arguments import as_array, as_positive, mismatch, type_of
 from jax_tt._base.dtypes import accumulator, resolve_precision, widest
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._jax.vma import vary_over, varying_axes
@@ -72,22 +72,17 @@ def softmax_cross_entropy(
     check_whole_table(table, state)
     label = table.ids.label
     if table.ids.takes_keys:
-        raise TypeError(
-            f"{label}table: got {type_of(table)}, whose keys have no logits in an order; expected a table of "
-            "ids, such as a dense_table."
-        )
+        got = f"{type_of(table)}, whose keys have no logits in an order"
+        expected = "a table of ids, such as a dense_table"
+        raise mismatch(f"{label}table", got, expected, error=TypeError)
     if table.num_embeddings >= 2**30:
-        raise ValueError(
-            f"{label}table: got {table.num_embeddings} rows; expected fewer than 2**30."
-        )
+        raise mismatch(f"{label}table", f"{table.num_embeddings} rows", "fewer than 2**30")
     block = _BLOCK if block is None else as_positive("block", block)
     hidden = as_vectors("hidden", hidden, table.features)
     targets = as_array("targets", targets)
     if targets.shape != hidden.shape[:-1] or not jnp.issubdtype(targets.dtype, jnp.integer):
-        raise ValueError(
-            f"targets: got {targets.dtype} of shape {targets.shape}; expected integers of shape {hidden.shape[:-1]}, "
-            "one for each vector of hidden."
-        )
+        expected = f"integers of shape {hidden.shape[:-1]}, one for each vector of hidden"
+        raise mismatch("targets", targets, expected)
     state = constant_if_fused(table, state, table.spec.trained_names, "softmax_cross_entropy")
     blocks = _Blocks.of(table, block, resolve_precision(precision))
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_positive
+from jax_tt._base.arguments import as_positive, expect, mismatch
 from jax_tt._base.keywords import Function, checks_keywords
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.cached.table import RowCachedTable
@@ -304,10 +304,8 @@ def table_shape(
     ranks = _ranks(tt_ranks)
     d = _num_cores(ranks, row_factors, col_factors)
     if isinstance(ranks, tuple) and len(ranks) != d - 1:
-        raise ValueError(
-            f"tt_ranks: got {len(ranks)} ranks {ranks} for {d} factors; expected one integer or the "
-            f"{d - 1} inner ranks, e.g. tt_ranks={(32,) * (d - 1)}."
-        )
+        expected = f"one integer or the {d - 1} inner ranks, e.g. tt_ranks={(32,) * (d - 1)}"
+        raise mismatch("tt_ranks", f"{len(ranks)} ranks {ranks} for {d} factors", expected)
     if row_factors is None or col_factors is None:
         suggested = TTShape.suggest(num_embeddings, features, ranks, d=d)
         row_factors = suggested.row_factors if row_factors is None else row_factors
@@ -322,16 +320,13 @@ def _ranks(tt_ranks: Any) -> int | tuple[int, ...]:
                 f"tt_ranks: got {tt_ranks!r}; expected an integer >= 1 or a tuple of them, one per "
                 f"pair of neighbouring cores, e.g. tt_ranks=32 or tt_ranks=(32, 32)."
             )
-        if value < 1:
-            raise ValueError(f"tt_ranks: got {tt_ranks!r}; expected ranks >= 1, e.g. tt_ranks=32.")
+        expect(value >= 1, "tt_ranks", f"{tt_ranks!r}", "ranks >= 1, e.g. tt_ranks=32")
         return operator.index(value)
 
     if isinstance(tt_ranks, Sequence | np.ndarray) and not isinstance(tt_ranks, str):
         if not 1 <= len(tt_ranks) <= 4:
-            raise ValueError(
-                f"tt_ranks: got {len(tt_ranks)} ranks {tuple(tt_ranks)}; expected one integer, or 1 to 4 "
-                f"ranks for 2 to 5 cores, e.g. tt_ranks=(32, 32)."
-            )
+            expected = "one integer, or 1 to 4 ranks for 2 to 5 cores, e.g. tt_ranks=(32, 32)"
+            raise mismatch("tt_ranks", f"{len(tt_ranks)} ranks {tuple(tt_ranks)}", expected)
         return tuple(rank(value) for value in tt_ranks)
     return rank(tt_ranks)
 
@@ -341,14 +336,11 @@ def _num_cores(ranks: int | tuple[int, ...], *factors: Sequence[int] | None) -> 
         if values is None:
             continue
         if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
-            raise TypeError(
-                f"{name}: got {values!r}; expected a tuple of 2 to 5 integers, e.g. (4, 4, 4), or None."
-            )
+            expected = "a tuple of 2 to 5 integers, e.g. (4, 4, 4), or None"
+            raise mismatch(name, repr(values), expected, error=TypeError)
         if not 2 <= len(values) <= 5:
-            raise ValueError(
-                f"{name}: got {len(values)} factors {tuple(values)}; expected 2 to 5, one per core, "
-                f"or None to have them suggested."
-            )
+            got = f"{len(values)} factors {tuple(values)}"
+            raise mismatch(name, got, "2 to 5, one per core, or None to have them suggested")
         return len(values)
     return _DEFAULT_CORES if isinstance(ranks, int) else len(ranks) + 1
 

@@ -6,6 +6,7 @@ import functools
 import os
 from typing import Any
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._base.progress import Progress
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.team import team_of
@@ -76,9 +77,8 @@ def dump(
     (1, True)
     """
     if since is not None and not isinstance(since, str | os.PathLike):
-        raise TypeError(
-            f"since: got {since!r}; expected the path of an earlier dump of this table, or None for all rows."
-        )
+        expected = "the path of an earlier dump of this table, or None for all rows"
+        raise mismatch("since", repr(since), expected, error=TypeError)
     target = Target(path, rows_per_file, progress, overwrite)
     team = team_of(state)
     with team.together(path):

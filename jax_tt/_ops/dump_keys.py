@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._base.arguments import expect
 from jax_tt._base.progress import Progress
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
@@ -259,10 +260,7 @@ def _opened(sharded: Any, keys: Any) -> tuple[Sets, HashTable]:
             f"{table.ids.label}table: the rows of its {type(table.table).__name__} share parameters; expected a "
             "hash_table. Save its state like the state of any table: its shapes do not change."
         )
-    if keys is not None:
-        raise ValueError(
-            f"{table.ids.label}keys: got keys for a hash table, which has some; expected None."
-        )
+    expect(keys is None, f"{table.ids.label}keys", "keys for a hash table, which has some", "None")
     devices = sharded.layout.devices if is_sharded(sharded) else 1
     return Sets(table.sets, table.ways, devices), table
 

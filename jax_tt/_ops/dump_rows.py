@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array, type_of
+from jax_tt._base.arguments import as_array, mismatch, type_of
 from jax_tt._base.progress import Progress
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
@@ -109,10 +109,9 @@ def _by_row(table: Any, state: State) -> tuple[Table, State]:
     plain.ids.refuse_slots("table", "Tiers.dump and Tiers.load_dump take all of its rows")
     held = [state[name] for name in table.spec.row_names]
     if not all(array.is_fully_addressable or array.is_fully_replicated for array in held):
-        raise ValueError(
-            f"{table.ids.label}state: got arrays on devices of several processes for {type_of(plain)}; "
-            "expected those of one process. Save such tables with orbax, jax_tt.checkpoint.save_args."
-        )
+        got = f"arrays on devices of several processes for {type_of(plain)}"
+        fix = "Save such tables with orbax, jax_tt.checkpoint.save_args."
+        raise mismatch(f"{table.ids.label}state", got, "those of one process", fix)
     return plain, state if plain is table else by_row(table, state)
 
 
@@ -124,10 +123,7 @@ def _rest_names(table: Table) -> list[str]:
 def _keys(keys: Any, count: int) -> np.ndarray:
     named = np.asarray(as_array("keys", keys))
     if named.dtype.kind not in "iu" or named.shape != (count,):
-        raise ValueError(
-            f"keys: got {named.dtype} of shape {named.shape}; expected integers of shape ({count},), the key of every "
-            "row."
-        )
+        raise mismatch("keys", named, f"integers of shape ({count},), the key of every row")
     named = named.astype(np.int64 if named.dtype.kind == "i" else np.uint64).view(np.uint64)
     if len(np.unique(named)) < count:
         raise ValueError("keys: some are equal; expected a different key for every row.")

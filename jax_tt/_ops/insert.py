@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.explicit import reshape_like
 from jax_tt._ids.id_space import Slots
@@ -184,10 +184,9 @@ def located(ids: Any, inserted: Any, *, current: bool) -> Any:
     if isinstance(inserted, Inserted):
         return _located("ids", ids, inserted.found, current)
     if not isinstance(inserted, Mapping) or isinstance(ids, Bags):
-        raise TypeError(
-            f"inserted: got {type_of(inserted)} for {type_of(ids)}; expected Inserted, or "
-            "the dict that dynamic.insert returned beside its batch."
-        )
+        got = f"{type_of(inserted)} for {type_of(ids)}"
+        expected = "Inserted, or the dict that dynamic.insert returned beside its batch"
+        raise mismatch("inserted", got, expected, error=TypeError)
     batch = {name: ids[name] for name in ids}
     for one in inserted.values():
         for name, slots in one.found.items():
@@ -208,9 +207,7 @@ def _with(name: str, ids: Any, padded: bool, slots: Any, current: bool) -> Locat
         if slots is None:
             slots, current = Slots(jnp.zeros(math.prod(shape), jnp.int32)), False
         if getattr(slots, "shape", None) != (math.prod(shape),):
-            raise ValueError(
-                f"{name}: got ids of shape {shape} for the insertion of another batch; expected the ids that were "
-                "inserted."
-            )
+            got = f"ids of shape {shape} for the insertion of another batch"
+            raise mismatch(name, got, "the ids that were inserted")
         numbers = reshape_like(slots.numbers, digits[..., :1])
         return LocatedKeys(jnp.concatenate([digits[..., 1:3], numbers], axis=-1), current)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import get_abstract_mesh
 
 from jax_tt._base import words as _words
-from jax_tt._base.arguments import as_array, one_of
+from jax_tt._base.arguments import as_array, mismatch, one_of
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.batch import present
 from jax_tt._ids.id_space import Slots
@@ -483,9 +483,7 @@ def epoch_of(table: HashTable, epoch: Any) -> jax.Array:
         return jnp.zeros((), jnp.uint32)
     array = as_array(f"{table.ids.label}epoch", epoch)
     if array.shape != () or not jnp.issubdtype(array.dtype, jnp.integer):
-        raise ValueError(
-            f"{table.ids.label}epoch: got {array.dtype} of shape {array.shape}; expected an integer scalar."
-        )
+        raise mismatch(f"{table.ids.label}epoch", array, "an integer scalar")
     if isinstance(array, np.ndarray) and not 0 <= int(array) < 2**31:
         raise ValueError(f"{table.ids.label}epoch: got {int(array)}; expected 0 to 2**31 - 1.")
     return jnp.maximum(jnp.asarray(array), 0).astype(jnp.uint32)

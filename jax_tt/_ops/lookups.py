@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_array, as_dtype
+from jax_tt._base.arguments import as_array, as_dtype, mismatch
 from jax_tt._base.dtypes import resolve_precision, widest
 from jax_tt._base.keywords import check_keywords
 from jax_tt._jax.reverse_only import refuse_gradient
@@ -97,14 +97,12 @@ def options_of(
     pairs = (("options", options, of_lookup, Lookup), ("inputs", inputs, of_inputs, StepInputs))
     for argument, given, fields, kind in pairs:
         if given is not None and not isinstance(given, kind):
-            raise TypeError(
-                f"{caller}: {argument}: got {given!r}; expected a {kind.__name__}, or its fields as keywords."
-            )
+            expected = f"a {kind.__name__}, or its fields as keywords"
+            raise mismatch(f"{caller}: {argument}", repr(given), expected, error=TypeError)
         if given is not None and fields:
-            raise TypeError(
-                f"{caller}: got {argument} and {next(iter(fields))}=; expected one of them. The fields of {argument} "
-                "are keywords of the call too."
-            )
+            got = f"{argument} and {next(iter(fields))}="
+            fix = f"The fields of {argument} are keywords of the call too."
+            raise mismatch(caller, got, "one of them", fix, error=TypeError)
     return options or Lookup(**of_lookup), inputs or StepInputs(**of_inputs)
 
 
@@ -148,9 +146,7 @@ def as_vectors(name: str, vectors: Any, features: int) -> jax.Array:
     """Checks that an argument is floats ``[..., features]``."""
     vectors = as_array(name, vectors)
     if vectors.ndim == 0 or vectors.shape[-1] != features:
-        raise ValueError(
-            f"{name}: got shape {vectors.shape}; expected [..., {features}], the table's features last."
-        )
+        raise mismatch(name, vectors, f"[..., {features}], the table's features last")
     if not jnp.issubdtype(vectors.dtype, jnp.floating):
         raise ValueError(f"{name}: got dtype {vectors.dtype}; expected floats.")
     return jnp.asarray(vectors)

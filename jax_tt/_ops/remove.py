@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._base.arguments import as_condition, as_positive
+from jax_tt._base.arguments import as_condition, as_positive, mismatch
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._jax.vma import of_all, places_of_all
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table, clock_of_whole
@@ -85,10 +85,9 @@ def remove_keys(
     anywhere: Any = table
     whole = checked_hash_table(table, state)
     if (keys is None) == (where is None):
-        raise ValueError(
-            f"{whole.ids.label}keys, where: got {'neither' if keys is None else 'both'}; expected one of them, keys to "
-            "remove or a condition."
-        )
+        got = f"{'neither' if keys is None else 'both'}"
+        expected = "one of them, keys to remove or a condition"
+        raise mismatch(f"{whole.ids.label}keys, where", got, expected)
     names = (*KEYS, *whole.table.spec.row_arrays)
     given = {name: state[name] for name in names}
     words: Any = None
@@ -98,10 +97,8 @@ def remove_keys(
         size = words[1].size if size is None else size
     else:
         if size is None and is_sharded(anywhere):
-            raise ValueError(
-                f"{whole.ids.label}size: got None for a sharded table; expected the most keys to remove, "
-                "whose rows every device gets, e.g. size=1024."
-            )
+            expected = "the most keys to remove, whose rows every device gets, e.g. size=1024"
+            raise mismatch(f"{whole.ids.label}size", "None for a sharded table", expected)
         size = whole.num_embeddings if size is None else size
         axes = anywhere.axes if is_sharded(anywhere) else None
         slots = {name: state[name] for name in (*KEYS, CLOCK)}

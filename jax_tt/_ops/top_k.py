@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._base.arguments import as_array, as_number, as_positive
+from jax_tt._base.arguments import as_array, as_number, as_positive, expect, mismatch
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.environment import resolve_method
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
@@ -96,10 +96,9 @@ def top_k(
             lambda x: 0 < x < 1,
         )
     if table.num_embeddings + block >= 2**31:
-        raise ValueError(
-            f"{label}table: got {table.num_embeddings} rows; expected fewer than 2**31, as all of them are "
-            "scored. Score the candidates of another method instead, with jax_tt.lookup."
-        )
+        got = f"{table.num_embeddings} rows"
+        fix = "Score the candidates of another method instead, with jax_tt.lookup."
+        raise mismatch(f"{label}table", got, "fewer than 2**31, as all of them are scored", fix)
     vectors = _vectors(label, queries, table.features)
     arrays = dict(state), vectors, _excluded(table, exclude, vectors.shape[:-1])
     static = k, block, recall_target, resolve_method(method)
@@ -138,11 +137,8 @@ _compiled = jax.jit(_found, static_argnums=(0, 1, 2, 3, 4))
 def _vectors(label: str, queries: Any, features: int) -> jax.Array:
     vectors = as_array(f"{label}queries", queries)
     if vectors.ndim == 0 or vectors.shape[-1] != features:
-        raise ValueError(
-            f"{label}queries: got shape {vectors.shape}; expected [..., {features}], the table's features last."
-        )
-    if not jnp.issubdtype(vectors.dtype, jnp.floating):
-        raise ValueError(f"{label}queries: got dtype {vectors.dtype}; expected floats.")
+        raise mismatch(f"{label}queries", vectors, f"[..., {features}], the table's features last")
+    expect(jnp.issubdtype(vectors.dtype, jnp.floating), f"{label}queries", vectors, "floats")
     return jnp.asarray(vectors)
 
 
@@ -162,8 +158,7 @@ def _excluded(table: Table, exclude: Any, shape: tuple[Any, ...]) -> jax.Array:
     ids = as_array(name, exclude)
     if isinstance(exclude, list | tuple) and not ids.size:
         ids = ids.astype(np.int32)  # numpy takes empty lists for floats
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise ValueError(f"{name}: got dtype {ids.dtype}; expected integers, padded with -1.")
+    expect(jnp.issubdtype(ids.dtype, jnp.integer), name, ids, "integers, padded with -1")
     _check_shape(name, ids.shape, shape)
     rows = table.num_embeddings
     if not isinstance(ids, Tracer) and ids.size:

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int
+from jax_tt._base.arguments import as_dtype, as_int, mismatch
 from jax_tt._base.host_table import host_table
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import row_blocks
@@ -76,9 +76,8 @@ class PlanInput:
                 "[N, D] of floats."
             )
         if min(self.num_embeddings, self.features) < 1:
-            raise ValueError(
-                f"tables[{name!r}]: got {self.num_embeddings} x {self.features}; expected sizes >= 1."
-            )
+            got = f"{self.num_embeddings} x {self.features}"
+            raise mismatch(f"tables[{name!r}]", got, "sizes >= 1")
         self.dtype = as_dtype("dtype", dtype, jnp.float32)
         self.itemsize = self.dtype.itemsize
         self.measured = self.dense is not None

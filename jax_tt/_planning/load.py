@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_positive, one_of, type_of
+from jax_tt._base.arguments import as_positive, expect, mismatch, one_of, type_of
 from jax_tt._ids.placement import Layout, paged
 from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._kinds.sharded.route import Route, distinct, leading_bits, message_rows
@@ -61,14 +61,11 @@ class Sample(NamedTuple):
 def sample_of(label: str, ids: Any, num_embeddings: int, devices: int, steps: int) -> Sample:
     """Divides ids ``[steps * B, L]`` or ``[n]`` among the devices; errors begin with ``label``."""
     array = np.asarray(ids)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{label}: got {array.dtype}; expected integers.")
+    expect(array.dtype.kind in "iu", label, array, "integers", error=TypeError)
     length = array.shape[-1] if array.ndim > 1 else 1
     if not array.size or array.size % (steps * length):
-        raise ValueError(
-            f"{label}: got shape {array.shape}; expected the ids of steps={steps} batches of equal size, "
-            "[steps * batch, ids per bag]."
-        )
+        expected = f"the ids of steps={steps} batches of equal size, [steps * batch, ids per bag]"
+        raise mismatch(label, array, expected)
     if array.max() >= num_embeddings:
         raise ValueError(
             f"{label}: got the id {array.max()}; expected ids in [0, {num_embeddings})."

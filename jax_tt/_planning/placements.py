@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_tt._base.arguments import as_int, as_positive
+from jax_tt._base.arguments import as_int, as_positive, instance_of, mismatch
 from jax_tt._ids.placement import Layout, Placement
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.device_plan import DevicePlan, PlacedTable
@@ -81,10 +81,9 @@ def plan_placements(
     if not isinstance(tables, Mapping) or not tables:
         raise TypeError(f"tables: got {tables!r}; expected a mapping from names to tables.")
     for name, table in tables.items():
-        if not isinstance(table, Table):
-            raise TypeError(
-                f"tables[{name!r}]: got {table!r}; expected a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16)."
-            )
+        instance_of(
+            f"tables[{name!r}]", table, Table, "a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16)"
+        )
     devices, steps = as_positive("devices", devices), as_positive("steps", steps)
     limit = None if device_bytes is None else as_int("device_bytes", device_bytes)
     bandwidths = Bandwidths() if bandwidths is None else bandwidths
@@ -171,10 +170,9 @@ def _chosen(
     needed = sum(one.fixed for name, one in costs.items() if name not in sharded)
     needed += sum(smallest.values())
     if limit is not None and needed > limit:
-        raise ValueError(
-            f"device_bytes: got {limit:,} bytes; expected at least {needed:,} bytes, as the tables together need that "
-            f"much on each of {devices} devices. Use more devices, or smaller tables (jax_tt.plan)."
-        )
+        expected = f"at least {needed:,} bytes, as the tables together need that much on each of {devices} devices"
+        fix = "Use more devices, or smaller tables (jax_tt.plan)."
+        raise mismatch("device_bytes", f"{limit:,} bytes", expected, fix)
     busy, rounds, travel = np.zeros(devices), 1, 0.0
     chosen: dict[str, Placement | None] = dict.fromkeys(costs)
     by_bytes = sorted(

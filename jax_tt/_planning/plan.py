@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_dtype, as_int, one_of
+from jax_tt._base.arguments import as_dtype, as_int, mismatch, one_of
 from jax_tt._base.progress import Progress
 from jax_tt._base.threads import as_here, one_blas_thread
 from jax_tt._compress.candidate import Candidate
@@ -116,9 +116,8 @@ def plan(
     ['tensor train', 'dense', 'dense']
     """
     if not isinstance(tables, Mapping) or not tables:
-        raise TypeError(
-            f"tables: got {tables!r}; expected a dict from names to (num_embeddings, features) or tables."
-        )
+        expected = "a dict from names to (num_embeddings, features) or tables"
+        raise mismatch("tables", repr(tables), expected, error=TypeError)
     dtype = as_dtype("dtype", dtype, jnp.float32)
     if isinstance(kinds, str):
         raise TypeError(f"kinds: got {kinds!r}; expected a sequence of kinds, such as [{kinds!r}].")
@@ -174,18 +173,15 @@ def _budget(given: int | None, specs: Mapping[str, PlanInput], devices: int | No
     if given is not None:
         return as_int("budget_bytes", given)
     if devices is None:
-        raise ValueError(
-            "budget_bytes: got None; expected the bytes of all tables together. Only with devices= it may be left out."
-        )
+        expected = "the bytes of all tables together"
+        raise mismatch("budget_bytes", "None", expected, "Only with devices= it may be left out.")
     return sum(table.dense_bytes for table in specs.values())
 
 
 def _check_budget(budget: int, least: int) -> None:
     if budget < least:
-        raise ValueError(
-            f"budget_bytes: got {budget:,} bytes; expected at least {least:,} bytes, the smallest form of all tables "
-            "together."
-        )
+        expected = f"at least {least:,} bytes, the smallest form of all tables together"
+        raise mismatch("budget_bytes", f"{budget:,} bytes", expected)
 
 
 def _measured(

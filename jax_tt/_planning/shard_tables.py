@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jax_tt._base.arguments import one_of, type_of
+from jax_tt._base.arguments import mismatch, one_of, type_of
 from jax_tt._ids.placement import Placement
 from jax_tt._kinds.hashed.table import HashTable
 from jax_tt._kinds.sharded.options import DEFAULT, Exchange
@@ -112,14 +112,11 @@ def over_mesh(
     """`shard_tables` with a mesh, and the tables unchanged without one."""
     if mesh is not None:
         if axis is None:
-            raise ValueError(
-                "axis: got None beside a mesh; expected the mesh axis to shard rows over, e.g. "
-                f"axis={mesh.axis_names[-1]!r}."
-            )
+            expected = f"the mesh axis to shard rows over, e.g. axis={mesh.axis_names[-1]!r}"
+            raise mismatch("axis", "None beside a mesh", expected)
         return shard_tables(tables, mesh, axis, placement, exchange)
     for name, value in (("axis", axis), ("placement", placement), ("exchange", exchange)):
         if value is not None:
-            raise ValueError(
-                f'{name}: got {value!r} without a mesh; expected mesh=, e.g. jax.make_mesh((8,), ("model",)).'
-            )
+            got = f"{value!r} without a mesh"
+            raise mismatch(name, got, 'mesh=, e.g. jax.make_mesh((8,), ("model",))')
     return tables

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._base.progress import text_table
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.dense.table import DenseTable
@@ -72,10 +73,8 @@ class PlannedTable:
             TypeError: it is of a kind of `compress`, for which `table` is.
         """
         if self.small is not None:
-            raise TypeError(
-                f"arguments: got a planned table of the kind {self.kind}; expected one with cores or "
-                "dense. Use table()."
-            )
+            got = f"a planned table of the kind {self.kind}"
+            raise mismatch("arguments", got, "one with cores or dense", "Use table().", TypeError)
         if self.shape is None:
             sizes = {"num_embeddings": self.num_embeddings, "features": self.features}
             return {**sizes, "param_dtype": self.dtype}

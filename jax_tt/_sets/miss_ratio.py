@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._base.arguments import as_number, one_of
+from jax_tt._base.arguments import as_number, expect, mismatch, one_of
 from jax_tt._base.installed import require
 from jax_tt._base.words import mix_wide
 
@@ -106,8 +106,7 @@ def stream(ids: Any) -> np.ndarray:
     array = np.asarray(ids)
     if array.size == 0:
         return np.zeros(0, np.int64)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"ids: got {array.dtype}; expected integers.")
+    expect(array.dtype.kind in "iu", "ids", array, "integers", error=TypeError)
     array = array.reshape(-1).astype(np.int64)
     return array[array >= 0]
 
@@ -117,9 +116,7 @@ def _sizes(sizes: Any, distinct: int) -> np.ndarray:
         return np.unique(np.geomspace(1, max(distinct, 1), _POINTS).round().astype(np.int64))
     array = np.asarray(sizes)
     if array.dtype.kind not in "iu" or array.ndim != 1 or array.size == 0 or array.min() < 1:
-        raise ValueError(
-            f"sizes: got {sizes!r}; expected integers of at least 1, in one dimension."
-        )
+        raise mismatch("sizes", f"{sizes!r}", "integers of at least 1, in one dimension")
     return np.unique(array.astype(np.int64))
 
 

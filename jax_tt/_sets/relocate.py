@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._base.storage import require_arrays
 from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
 from jax_tt._sets.placing import Sets, directory_with, entries_of, placed
@@ -106,10 +106,9 @@ def _moved_rows(
     """The rows of keys in their new slots, and zeros in the others."""
     names = list(table.table.spec.row_arrays)
     if not names:
-        raise ValueError(
-            f"{table.ids.label}state: got keys in other slots for {type_of(table.table)}, whose rows share "
-            "parameters; expected the state of a table with this capacity and these ways."
-        )
+        got = f"keys in other slots for {type_of(table.table)}, whose rows share parameters"
+        expected = "the state of a table with this capacity and these ways"
+        raise mismatch(f"{table.ids.label}state", got, expected)
     arrays = {}
     for name in names:
         rows = np.asarray(state[name])

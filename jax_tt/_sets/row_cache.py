@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int, as_number, one_of
+from jax_tt._base.arguments import as_dtype, as_int, as_number, expect, mismatch, one_of
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._sets.cache_directory import POLICIES
 from jax_tt._sets.miss_ratio import stream
@@ -113,10 +113,8 @@ class RowCache:
             if getattr(self, name) is not None:
                 _check_positive(f"RowCache.{name}", getattr(self, name))
         if self.write_back is not None and not isinstance(self.write_back, WriteBack):
-            raise TypeError(
-                f"RowCache.write_back: got {self.write_back!r}; expected a jax_tt.cache.WriteBack, or None to drop "
-                "what leaving rows have learned."
-            )
+            expected = "a jax_tt.cache.WriteBack, or None to drop what leaving rows have learned"
+            raise mismatch("RowCache.write_back", repr(self.write_back), expected, error=TypeError)
         if self.dtype is not None:
             # A name, since np.dtype("float64") == None, and jit reuses programs for equal caches.
             name = as_dtype("RowCache.dtype", self.dtype, None).name
@@ -177,9 +175,7 @@ class RowCache:
         ways = min(self.ways, capacity)
         sets = -(-capacity // ways)
         if sets * ways > _MAX_SLOTS:
-            raise ValueError(
-                f"RowCache.capacity: got {self.capacity}; expected at most {_MAX_SLOTS}."
-            )
+            raise mismatch("RowCache.capacity", self.capacity, f"at most {_MAX_SLOTS}")
         counters = self.counters
         if counters is None:
             counters = min(16 * sets * ways, num_embeddings)
@@ -204,8 +200,7 @@ def _suggested(
     """The cache with the capacity and the counters that `RowCache.suggest` describes."""
     budget, features = as_int("budget_bytes", budget_bytes), as_int("features", features)
     counts = np.sort(np.unique(stream(ids), return_counts=True)[1])[::-1].astype(np.int64)
-    if not counts.size:
-        raise ValueError("ids: got none; expected a sample of the ids that the table is asked for.")
+    expect(counts.size, "ids", "none", "a sample of the ids that the table is asked for")
     slot, counter = entry_bytes(
         int(np.asarray(ids).max()), features, as_dtype("dtype", cache.dtype, jnp.float32), optimizer
     )
@@ -220,10 +215,10 @@ def _suggested(
     counters = np.clip(counters, least, most)
     fits = np.flatnonzero(slot * capacity + counter * counters <= budget)
     if not fits.size:
-        raise ValueError(
-            f"budget_bytes: got {budget_bytes} bytes; expected at least {slot + counter * int(counters[0])} bytes, for "
-            "one row and its counters."
+        expected = (
+            f"at least {slot + counter * int(counters[0])} bytes, for one row and its counters"
         )
+        raise mismatch("budget_bytes", f"{budget_bytes} bytes", expected)
     best = int(capacity[fits[-1]])
     if best > cache.ways:
         best -= best % cache.ways  # whole sets, since rounding up would exceed the budget

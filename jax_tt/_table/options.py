@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, one_of, type_of
+from jax_tt._base.arguments import as_dtype, mismatch, one_of, type_of
 from jax_tt._base.dtypes import resolve_precision
 from jax_tt._base.environment import resolve_method
 from jax_tt.optimizers import Optimizer
@@ -139,10 +139,9 @@ class Update:
 def _as_limit(value: Any) -> float:
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not number or not 0 < np.float32(value) < np.inf:
-        raise ValueError(
-            f"max_gradient: got {value!r}; expected a positive number within the range of float32, or None for no "
-            "limit. It is part of the program, and cannot be an array."
-        )
+        expected = "a positive number within the range of float32, or None for no limit"
+        fix = "It is part of the program, and cannot be an array."
+        raise mismatch("max_gradient", repr(value), expected, fix)
     return float(value)
 
 
@@ -183,10 +182,8 @@ def check_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, Optimizer):
         return _check_slots(optimizer)
     if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
-        raise TypeError(
-            f"optimizer: got the class {optimizer.__name__}; expected an instance of it, e.g. "
-            f"optimizer=jax_tt.optimizers.{optimizer.__name__}(learning_rate=0.05)."
-        )
+        expected = f"an instance of it, e.g. optimizer=jax_tt.optimizers.{optimizer.__name__}(learning_rate=0.05)"
+        raise mismatch("optimizer", f"the class {optimizer.__name__}", expected, error=TypeError)
     if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
         raise TypeError(
             f"optimizer: got an optax transformation ({type(optimizer).__name__}); a fused table is updated inside the "
@@ -235,10 +232,8 @@ def check_static(argument: str, optimizer: Optimizer) -> None:
 def check_update(update: Any) -> None:
     """Raises unless ``update`` is None or an `Update`."""
     if update is not None and not isinstance(update, Update):
-        raise TypeError(
-            f"update: got {update!r}; expected None or a jax_tt.Update, e.g. "
-            "jax_tt.Update(jax_tt.optimizers.Adagrad(0.05))."
-        )
+        expected = "None or a jax_tt.Update, e.g. jax_tt.Update(jax_tt.optimizers.Adagrad(0.05))"
+        raise mismatch("update", repr(update), expected, error=TypeError)
 
 
 DEFAULT_LOOKUP = Lookup()

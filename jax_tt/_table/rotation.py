@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tt._base.arguments import as_array, one_of
+from jax_tt._base.arguments import as_array, mismatch, one_of
 from jax_tt._table.state import Array, State
 
 ROTATION = "rotation"
@@ -51,7 +51,5 @@ def as_rotation(value: Any, features: int, fits: Sequence[str] = ()) -> Any:
     if matrix.shape != (features, features):
         raise ValueError(f"rotation: got shape {matrix.shape}; expected {(features, features)}.")
     if not np.allclose(matrix @ matrix.T, np.eye(features), atol=_TOLERANCE):
-        raise ValueError(
-            "rotation: got a matrix that is not orthogonal; expected R with R @ R.T = 1."
-        )
+        raise mismatch("rotation", "a matrix that is not orthogonal", "R with R @ R.T = 1")
     return matrix

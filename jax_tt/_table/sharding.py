@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jax_tt import optimizers
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._ids.placement import Layout
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table
@@ -75,11 +75,11 @@ def check_sharding(table: Table, layout: Layout) -> None:
         storage = table.spec.rounded_type or getattr(table, "param_dtype", jnp.float32)
         narrow = update.rounds_stochastically(storage)
         if narrow and not layout.same_places:
-            raise ValueError(
-                f"{table.ids.label}placement: got replicas at different places of their devices, whose rows would be "
-                "rounded differently at random; expected Update(..., stochastic_rounding=False), "
-                "Placement.replicated(), or no replicas."
+            got = "replicas at different places of their devices, whose rows would be rounded differently at random"
+            expected = (
+                "Update(..., stochastic_rounding=False), Placement.replicated(), or no replicas"
             )
+            raise mismatch(f"{table.ids.label}placement", got, expected)
     if layout.columns > 1:
         _check_columns(table, layout.columns)
 
@@ -143,10 +143,8 @@ def _check_columns(table: Table, columns: int) -> None:
             "whole rows."
         )
     if table.features % columns:
-        raise ValueError(
-            f"{table.ids.label}placement: got {columns} column shards of {table.features} columns; expected a divisor "
-            "of them."
-        )
+        got = f"{columns} column shards of {table.features} columns"
+        raise mismatch(f"{table.ids.label}placement", got, "a divisor of them")
     if table.update is None:
         return
     optimizer = table.update.optimizer

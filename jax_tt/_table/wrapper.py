@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._table.options import Lookup, Update
@@ -42,10 +42,9 @@ class Wrapper(Table):
                 f"table: got {self.table!r}; expected a jax_tt.Table, e.g. jax_tt.tables.DenseTable(1000, 16)."
             )
         if is_sharded(self.table):
-            raise TypeError(
-                f"table: got {type_of(self.table)}; expected a table that is not sharded. Shard the hash table "
-                "instead; apply an order to the ids before the lookup, order.apply(ids)."
-            )
+            got = type_of(self.table)
+            fix = "Shard the hash table instead; apply an order to the ids before the lookup, order.apply(ids)."
+            raise mismatch("table", got, "a table that is not sharded", fix, error=TypeError)
 
     @property
     def num_embeddings(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import instance_of, mismatch
 from jax_tt._collection.collection import Collection
 from jax_tt._table.table import Table
 from jax_tt._tiers.processes import Processes
@@ -19,12 +19,10 @@ from jax_tt._tiers.table import Tier
 
 def checked(collection: Any, tiers: Any) -> dict[str, Table]:
     """Checks the arguments of `Tiers`; returns the tables with tiers."""
-    if not isinstance(collection, Collection):
-        raise TypeError(f"collection: got {type_of(collection)}; expected a jax_tt.Collection.")
+    instance_of("collection", collection, Collection, "a jax_tt.Collection")
     if not isinstance(tiers, Mapping) or not tiers:
-        raise TypeError(
-            f"tiers: got {tiers!r}; expected a dict from tables to Tier, e.g. {{'item': jax_tt.Tier(host_rows=10**6)}}."
-        )
+        expected = "a dict from tables to Tier, e.g. {'item': jax_tt.Tier(host_rows=10**6)}"
+        raise mismatch("tiers", repr(tiers), expected, error=TypeError)
     tables = {}
     for name, tier in tiers.items():
         table = collection.tables.get(name)
@@ -32,8 +30,7 @@ def checked(collection: Any, tiers: Any) -> dict[str, Table]:
             raise ValueError(
                 f"tiers: got the table {name!r}; expected one of {', '.join(map(repr, collection.tables))}."
             )
-        if not isinstance(tier, Tier):
-            raise TypeError(f"tiers[{name!r}]: got {type_of(tier)}; expected a jax_tt.Tier.")
+        instance_of(f"tiers[{name!r}]", tier, Tier, "a jax_tt.Tier")
         tier.check(name, table)
         tables[name] = table
     # In an order that is the same in all processes.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, narrow, type_of
+from jax_tt._base.arguments import as_array, mismatch, narrow, type_of
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature, check_features, values_of
 from jax_tt._collection.requests import entered_keyed, offsets_label_of
@@ -61,17 +61,16 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
     split = isinstance(ids, SplitIds)
     ids = ids.digits if split else ids
     if isinstance(ids, Tracer) or not hasattr(ids, "dtype"):
-        raise TypeError(
-            f"batch[{name!r}]: got {type_of(ids)}; expected a numpy array of integers, or Bags of it: tiers "
-            "are looked up on the host, outside jit."
+        expected = (
+            "a numpy array of integers, or Bags of it: tiers are looked up on the host, outside jit"
         )
+        raise mismatch(f"batch[{name!r}]", type_of(ids), expected, error=TypeError)
     ids = np.asarray(as_array(f"batch[{name!r}]", ids))
     if ids.dtype.kind not in "iu":
         raise TypeError(f"batch[{name!r}]: got ids of type {ids.dtype}; expected integers.")
     if split and ids.shape[-1] != 2:
-        raise ValueError(
-            f"batch[{name!r}]: got SplitIds of {ids.shape[-1]} digits; expected two, of jax_tt.dynamic.split_keys."
-        )
+        got = f"SplitIds of {ids.shape[-1]} digits"
+        raise mismatch(f"batch[{name!r}]", got, "two, of jax_tt.dynamic.split_keys")
     ids = join_keys(SplitIds(ids)).view(np.int64) if split else ids
     present = np.ones(ids.shape, bool)
     if isinstance(value, Bags) and value.offsets is not None:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jax_tt._base import ffi
-from jax_tt._base.arguments import as_int, as_positive, one_of, type_of
+from jax_tt._base.arguments import as_int, as_positive, mismatch, one_of, type_of
 from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._sets.admission import Admission, as_admission
 from jax_tt._sets.hash_directory import MAX_WAYS
@@ -118,10 +118,8 @@ class Tier:
         if not -(2**63) <= as_int("Tier.seed", self.seed) < 2**64:
             raise ValueError(f"Tier.seed: got {self.seed}; expected an integer of 64 bits.")
         if self.initializer is not None and not isinstance(self.initializer, InitialRows):
-            raise TypeError(
-                f"Tier.initializer: got {self.initializer!r}; expected None or one of jax_tt.dynamic, e.g. "
-                "Normal(0.01)."
-            )
+            expected = "None or one of jax_tt.dynamic, e.g. Normal(0.01)"
+            raise mismatch("Tier.initializer", repr(self.initializer), expected, error=TypeError)
         object.__setattr__(self, "admission", as_admission(self.admission))
         object.__setattr__(self, "ages", bool(self.ages) or self.admission is not None)
 
@@ -129,10 +127,9 @@ class Tier:
         """Raises unless rows of this table can leave the device."""
         rows = unsharded(table)
         if not rows.spec.row_names or table.update is None:
-            raise TypeError(
-                f"tiers[{name!r}]: got {type_of(rows)} {'without' if table.update is None else 'with'} an "
-                "optimizer; expected a dense_table with one, whose state travels with the rows."
-            )
+            got = f"{type_of(rows)} {'without' if table.update is None else 'with'} an optimizer"
+            expected = "a dense_table with one, whose state travels with the rows"
+            raise mismatch(f"tiers[{name!r}]", got, expected, error=TypeError)
         if not table.ids.takes_slots:
             raise TypeError(
                 f"tiers[{name!r}]: got a table that takes ids, which would read and train the rows of others; expected "
@@ -156,10 +153,8 @@ class Tier:
         ids = int(saved.get("num_embeddings", 0)) or None
         host_rows = self.host_rows or int(saved.get("host_rows", 0))
         if not host_rows:
-            raise ValueError(
-                f"tiers[{name!r}].host_rows: got None; expected a number of rows, since there is no directory that was "
-                "saved with one."
-            )
+            expected = "a number of rows, since there is no directory that was saved with one"
+            raise mismatch(f"tiers[{name!r}].host_rows", "None", expected)
         wanted = self.num_embeddings
         if wanted is not None and "num_embeddings" in saved and (ids is None or wanted < ids):
             raise ValueError(

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_condition, as_int
+from jax_tt._base.arguments import as_condition, as_int, mismatch
 from jax_tt._base.keywords import UnknownName
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.states import bounds_by_table
@@ -252,10 +252,8 @@ class Tiers:
                 `shard_tables`.
         """
         if staged.number != self._loaded:
-            raise ValueError(
-                f"staged: got batch {staged.number}; expected {self._loaded}: every batch once, in the order of "
-                "prefetch, and before its iteration ends."
-            )
+            expected = f"{self._loaded}: every batch once, in the order of prefetch, and before its iteration ends"
+            raise mismatch("staged", f"batch {staged.number}", expected)
         after = {name: dict(arrays) for name, arrays in state.items()}
         for name, (slots, entries) in staged.exchanges.items():
             after[name] = self._rows[name].load(staged.number, after[name], slots, entries)
@@ -466,10 +464,7 @@ class Tiers:
                 if not given.size:
                     given = given.astype(np.int64)  # numpy takes empty lists for floats
                 if given.dtype.kind not in "iu" or given.ndim != 1:
-                    raise ValueError(
-                        f"ids: got {given.dtype} of shape {given.shape}; expected integers [n], ids of "
-                        f"tiers[{table!r}]."
-                    )
+                    raise mismatch("ids", given, f"integers [n], ids of tiers[{table!r}]")
                 return rows.remove(keys_of(table, given, None)[0])
             if rows.lives is None:
                 raise ValueError(

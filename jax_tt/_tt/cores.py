@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array, as_int, type_of
+from jax_tt._base.arguments import as_array, as_int, mismatch, type_of
 from jax_tt._base.storage import MAX_COLUMNS, check_storage, table_label
 from jax_tt._tt.shape import TTShape
 
@@ -93,9 +93,8 @@ def _ranks(label: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     """The ranks of cores with these shapes, which must match."""
     for k, shape in enumerate(shapes):
         if len(shape) != 4 or 0 in shape:
-            raise ValueError(
-                f"{label}cores[{k}]: got shape {shape}; expected [p, r_left, q, r_right], none of them 0."
-            )
+            got = f"shape {shape}"
+            raise mismatch(f"{label}cores[{k}]", got, "[p, r_left, q, r_right], none of them 0")
     ranks = (shapes[0][1], *(shape[3] for shape in shapes))
     for k, shape in enumerate(shapes):
         if shape[1] != ranks[k]:

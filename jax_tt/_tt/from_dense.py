@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int, as_positive
+from jax_tt._base.arguments import as_dtype, as_int, as_positive, instance_of
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import (
     dense_table,
@@ -164,8 +164,7 @@ def _goal(
 ) -> TTShape:
     """Factors, and the ranks to find; for a tolerance they do not count."""
     if shape is not None:
-        if not isinstance(shape, TTShape):
-            raise TypeError(f"shape: got {shape!r}; expected a TTShape.")
+        instance_of("shape", shape, TTShape, "a TTShape")
         if (shape.num_embeddings, shape.features) != (n, width):
             raise ValueError(
                 f"shape: is of {shape.num_embeddings} x {shape.features}; expected {n} x {width}, as the table."

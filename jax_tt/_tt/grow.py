@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array
+from jax_tt._base.arguments import as_array, instance_of, mismatch
 from jax_tt._tt.cores import TrainSizes, checked_cores
 from jax_tt._tt.initial_cores import CoreInit, init_slices
 from jax_tt._tt.least_squares import solve_slice
@@ -73,10 +73,7 @@ def tt_grow(
 
 
 def _check(cores: Sequence[jax.Array], shape: Any) -> None:
-    if not isinstance(shape, TTShape):
-        raise TypeError(
-            f"shape: got {shape!r}; expected a TTShape, e.g. old_shape.grow(num_embeddings)."
-        )
+    instance_of("shape", shape, TTShape, "a TTShape, e.g. old_shape.grow(num_embeddings)")
     have = [core.shape for core in cores]
     want = list(shape.core_shapes)
     fits = len(have) == len(want) and have[1:] == want[1:] and have[0][1:] == want[0][1:]
@@ -92,10 +89,8 @@ def _rows_like(like: Any, shape: TTShape, old_rows: int) -> np.ndarray:
     rows = np.asarray(as_array("like", like))
     count = max(shape.num_embeddings - old_rows, 0)  # a shape may have slices to spare
     if rows.dtype.kind not in "iu" or rows.ndim > 1 or (rows.ndim and len(rows) < count):
-        raise ValueError(
-            f"like: got {rows.dtype} of shape {rows.shape}; expected an integer, or one for every new row, of which "
-            f"{count} are on appended slices."
-        )
+        expected = f"an integer, or one for every new row, of which {count} are on appended slices"
+        raise mismatch("like", rows, expected)
     if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < old_rows:
         raise ValueError(
             f"like: got {int(rows.min())} to {int(rows.max())}; expected 0 to {old_rows - 1}, the rows that there are."

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erfinv, ndtri
 
-from jax_tt._base.arguments import as_dtype, as_number, one_of
+from jax_tt._base.arguments import as_dtype, as_number, instance_of, mismatch, one_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._tt.shape import TTShape
 
@@ -54,10 +54,8 @@ def scaled_init(init: Any, stddev: float | None) -> Any:
         return init
     scaled = with_stddev(init, stddev)
     if scaled is init:
-        raise ValueError(
-            f"stddev: got {stddev!r} with the initialiser {init!r}, which scales cores itself; expected a named one, "
-            'e.g. "approx-normal", or stddev=None.'
-        )
+        got = f"{stddev!r} with the initialiser {init!r}, which scales cores itself"
+        raise mismatch("stddev", got, 'a named one, e.g. "approx-normal", or stddev=None')
     return scaled
 
 
@@ -112,12 +110,8 @@ def init_cores(
     >>> [core.shape for core in jax_tt.tt.init(jax.random.key(0), shape)]
     [(10, 1, 2, 4), (10, 4, 2, 4), (10, 4, 2, 1)]
     """
-    if not isinstance(shape, TTShape):
-        raise TypeError(
-            f"shape: got {shape!r}; expected a TTShape, e.g. TTShape.suggest(10**6, 64)."
-        )
-    if not isinstance(key, jax.Array | np.ndarray):
-        raise TypeError(f"key: got {key!r}; expected a typed key, jax.random.key(seed).")
+    instance_of("shape", shape, TTShape, "a TTShape, e.g. TTShape.suggest(10**6, 64)")
+    instance_of("key", key, jax.Array | np.ndarray, "a typed key, jax.random.key(seed)")
     dtype = as_dtype("dtype", dtype, jnp.float32)
     init = scaled_init(init, stddev)
     if callable(init):

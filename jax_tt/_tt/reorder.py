@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._base.rows_of_arrays import row_weights
 from jax_tt._ids.id_order import IdOrder, OrderedRows
 from jax_tt._tt.approximation import Approximation
@@ -65,10 +65,8 @@ def tt_reorder(
     """
     for name, order in (("old_order", old_order), ("new_order", new_order)):
         if not isinstance(order, IdOrder) and (name, order) != ("old_order", None):
-            raise TypeError(
-                f"{name}: got {type_of(order)}; expected a jax_tt.order.IdOrder, e.g. "
-                "jax_tt.order.from_interactions(pairs, shape)."
-            )
+            expected = "a jax_tt.order.IdOrder, e.g. jax_tt.order.from_interactions(pairs, shape)"
+            raise mismatch(name, type_of(order), expected, error=TypeError)
     table, arrays = checked_cores(cores, new_order.num_embeddings, name="cores")
     check_cores(arrays)
     rows, shape = TrainRows(arrays, table.shape), table.shape

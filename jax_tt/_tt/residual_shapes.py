@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_dtype, as_positive
+from jax_tt._base.arguments import as_dtype, as_positive, mismatch
 from jax_tt._ids.stored_order import kept_bytes
 from jax_tt._tt.shape import TTShape
 
@@ -44,10 +44,8 @@ def tt_residual_shapes(
     order, (p, of_rank) = kept_bytes(rows), _of_rank(rows, columns, dtype)
     least = order + of_rank
     if budget < least:
-        raise ValueError(
-            f"max_bytes: got {budget:,} bytes for {rows} x {columns}; expected at least {least:,} bytes, for "
-            "an order and cores of rank 1."
-        )
+        expected = f"at least {least:,} bytes, for an order and cores of rank 1"
+        raise mismatch("max_bytes", f"{budget:,} bytes for {rows} x {columns}", expected)
     full = min(p[0] * columns, p[1])
     if budget >= order + full * of_rank:  # one term is the whole table
         return (TTShape(rows, columns, full, p, (columns, 1)),)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int, as_number, as_positive
+from jax_tt._base.arguments import as_dtype, as_int, as_number, as_positive, expect, mismatch
 from jax_tt._ids.split_ids import SplitIds, join_on_host, split_on_host
 from jax_tt._tt.budget import best_shape, least_params
 from jax_tt._tt.factor import balanced_cover, exact_factors
@@ -232,10 +232,8 @@ class TTShape:
         """
         n = as_positive("num_embeddings", num_embeddings)
         if n < self.num_embeddings:
-            raise ValueError(
-                f"num_embeddings: got {n} for a table of {self.num_embeddings}; expected at least as many: a table "
-                "only grows."
-            )
+            got = f"{n} for a table of {self.num_embeddings}"
+            raise mismatch("num_embeddings", got, "at least as many: a table only grows")
         first, *rest = self.row_factors
         factors = (max(first, -(-n // math.prod(rest))), *rest)
         return TTShape(n, self.features, self.ranks, factors, self.col_factors)
@@ -356,8 +354,7 @@ def _checked_sizes(num_embeddings: Any, features: Any) -> tuple[int, int]:
     width = as_positive("features", features)
     if n >= 2**63:
         raise ValueError(f"num_embeddings: got {n}; expected less than 2**63.")
-    if width >= 2**31:
-        raise ValueError(f"features: got {width}; expected fewer than 2**31 columns.")
+    expect(width < 2**31, "features", width, "fewer than 2**31 columns")
     return n, width
 
 
@@ -370,10 +367,8 @@ def _check_factors(n: int, width: int, p: tuple[int, ...], q: tuple[int, ...]) -
     _check_d("row_factors", len(p))
     d = len(p)
     if len(q) != d:
-        raise ValueError(
-            f"col_factors: got {len(q)} factors {q} for {d} row_factors {p}; expected {d}, "
-            f"e.g. col_factors={exact_factors(width, d)}."
-        )
+        got = f"{len(q)} factors {q} for {d} row_factors {p}"
+        raise mismatch("col_factors", got, f"{d}, e.g. col_factors={exact_factors(width, d)}")
     if math.prod(q) != width:
         raise ValueError(
             f"col_factors: {_times(q)} = {math.prod(q)}; expected a product of exactly features={width}, "

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._base.installed import require
 from jax_tt._formats.output import check_output, writing
 from jax_tt._formats.stored import FileError
@@ -51,9 +52,8 @@ def check_picture(args: argparse.Namespace, others: Sequence[str | None]) -> Non
     if args.picture is None:
         return
     if _suffix(args.picture) not in _FORMATS:
-        raise FileError(
-            f"--picture: got {args.picture}; expected a name that ends with {', '.join(_FORMATS)}."
-        )
+        expected = f"a name that ends with {', '.join(_FORMATS)}"
+        raise mismatch("--picture", args.picture, expected, error=FileError)
     _figures()
     named = [path for path in others if path is not None]
     check_output(args.picture, overwrite=args.force, others=named)

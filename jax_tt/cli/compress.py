@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jax_tt._base.arguments import as_dtype
+from jax_tt._base.arguments import as_dtype, expect, mismatch
 from jax_tt._base.progress import Progress
 from jax_tt._compress.candidates import KINDS
 from jax_tt._compress.compress import compress
@@ -181,9 +181,7 @@ def _run_residuals(args: argparse.Namespace) -> None:
     why = "every term has a separate order and factors, and all rows have the same weight"
     _refuse(args, refused, "--residuals", why)
     if args.max_bytes is None:
-        raise ValueError(
-            "--residuals: got no --max-bytes; expected the bytes of all cores and orders."
-        )
+        raise mismatch("--residuals", "no --max-bytes", "the bytes of all cores and orders")
     name, table = read_table(args.table, args.name)
     dtype = as_dtype("--dtype", args.dtype, table.dtype)
     rows, features = table.shape
@@ -221,5 +219,4 @@ def _option(name: str) -> str:
 def _refuse(args: argparse.Namespace, names: Sequence[str], option: str, why: str) -> None:
     """Raises for arguments that are given beside an option that does not go with them."""
     given = [_option(name) for name in names if getattr(args, name) is not None]
-    if given:
-        raise ValueError(f"{', '.join(given)}: got with {option}; expected none, because {why}.")
+    expect(not given, f"{', '.join(given)}", f"with {option}", f"none, because {why}")

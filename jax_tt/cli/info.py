@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._base.progress import Progress, text_table
 from jax_tt._compress.source import measured_errors
 from jax_tt._files import trains
@@ -125,9 +125,8 @@ def run(args: argparse.Namespace) -> None:
     shapes, small = train_shapes(stored), described_tables(stored)
     names = [*shapes, *small]
     if args.name is not None and args.name not in names:
-        raise FileError(
-            f"--name: got {args.name!r}; expected one of {', '.join(names) or 'none'}, the compressed tables there."
-        )
+        expected = f"one of {', '.join(names) or 'none'}, the compressed tables there"
+        raise mismatch("--name", repr(args.name), expected, error=FileError)
     errors = {name: errors_of(stored, name) for name in names}
     if args.against is not None:
         name = _compared(args.name, names)

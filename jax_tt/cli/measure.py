@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._formats.output import check_output
 from jax_tt._formats.stored import FileError
 from jax_tt._planning.bandwidths import measure_bandwidths
@@ -40,14 +41,12 @@ def run(args: argparse.Namespace) -> None:
             jax.config.update("jax_num_cpu_devices", args.devices)
     count = jax.device_count() if args.devices is None else args.devices
     if args.devices is None and count < 2:
-        raise FileError(
-            f"--devices: got none, and there is one device of {jax.default_backend()}; expected two or more. On a CPU, "
-            "--devices N makes N devices."
-        )
+        got = f"none, and there is one device of {jax.default_backend()}"
+        fix = "On a CPU, --devices N makes N devices."
+        raise mismatch("--devices", got, "two or more", fix, error=FileError)
     if not 2 <= count <= jax.device_count():
-        raise FileError(
-            f"--devices: got {count}; expected 2 to {jax.device_count()}, the devices of {jax.default_backend()}."
-        )
+        expected = f"2 to {jax.device_count()}, the devices of {jax.default_backend()}"
+        raise mismatch("--devices", count, expected, error=FileError)
     mesh = jax.make_mesh((count,), ("devices",), devices=jax.devices()[:count])
     bandwidths = measure_bandwidths(mesh, "devices", progress=args.progress)
     for name, value in dataclasses.asdict(bandwidths).items():

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._files.tables import read_table
 from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.stored import FileError
@@ -133,6 +134,5 @@ def _shape(args: argparse.Namespace, seen: int, features: int = _FEATURES) -> TT
 
 def _check_count(count: int, seen: int) -> None:
     if count < seen:
-        raise FileError(
-            f"--num-embeddings: got {count}; expected at least {seen}, as the file holds the id {seen - 1}."
-        )
+        expected = f"at least {seen}, as the file holds the id {seen - 1}"
+        raise mismatch("--num-embeddings", count, expected, error=FileError)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt import optimizers
+from jax_tt._base.arguments import expect
 from jax_tt._files.tables import read_table
 from jax_tt._formats.mapped import open_arrays
 from jax_tt._formats.stored import FileError, whole_file
@@ -144,8 +145,7 @@ def _described(path: str) -> Mapping[str, Any]:
     name = whole_file(path)
     readers = {".json": json.loads, ".toml": tomllib.loads}
     suffix = Path(name).suffix.lower()
-    if suffix not in readers:
-        raise FileError(f"--tables: got {name}; expected a file .json or .toml.")
+    expect(suffix in readers, "--tables", name, "a file .json or .toml", error=FileError)
     if Path(name).stat().st_size > _LARGEST_TEXT:
         raise FileError(f"--tables: {name} is larger than {_LARGEST_TEXT:,} bytes.")
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from jax_tt._base.arguments import as_array, type_of
+from jax_tt._base.arguments import as_array, mismatch, type_of
 
 _CHUNK = 1 << 24  # interactions of one sparse matrix
 _KEPT = 1 << 26  # interactions kept in memory; above this, the source is read again for every pass
@@ -49,16 +49,13 @@ class Edges:
 
     def _read_matrix(self, matrix: Any) -> None:
         if matrix.shape[1] != self.items:
-            raise ValueError(
-                f"interactions: got a sparse matrix of shape {matrix.shape}; expected one column per row of the "
-                f"table, {self.items}. Its transpose orders the other side."
-            )
+            got = f"a sparse matrix of shape {matrix.shape}"
+            expected = f"one column per row of the table, {self.items}"
+            raise mismatch("interactions", got, expected, "Its transpose orders the other side.")
         matrix = matrix.tocsr().astype(np.float32)
         if not (np.isfinite(matrix.data).all() and (matrix.data >= 0).all()):
-            raise ValueError(
-                "interactions: got a sparse matrix with negative or non-finite entries; expected counts or weights "
-                "of at least 0."
-            )
+            got = "a sparse matrix with negative or non-finite entries"
+            raise mismatch("interactions", got, "counts or weights of at least 0")
         self.contexts = matrix.shape[0]
         self.context_degrees = np.asarray(matrix.sum(axis=1, dtype=np.float64)).ravel()
         self.item_degrees = np.asarray(matrix.sum(axis=0, dtype=np.float64)).ravel()
@@ -108,23 +105,17 @@ def _chunks_of(chunks: Any) -> Iterable[Any]:
 def _pairs(chunk: Any) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(chunk, tuple):
         if len(chunk) != 2:
-            raise ValueError(
-                f"interactions: got a tuple of {len(chunk)}; expected (contexts [n], ids [n])."
-            )
+            raise mismatch("interactions", f"a tuple of {len(chunk)}", "(contexts [n], ids [n])")
         contexts, items = (np.asarray(as_array("interactions", part)) for part in chunk)
     else:
         pairs = np.asarray(as_array("interactions", chunk))
         if pairs.ndim != 2 or pairs.shape[1] != 2:
-            raise ValueError(
-                f"interactions: got an array of shape {pairs.shape}; expected pairs [n, 2], or a tuple "
-                "(contexts [n], ids [n])."
-            )
+            got = f"an array of shape {pairs.shape}"
+            raise mismatch("interactions", got, "pairs [n, 2], or a tuple (contexts [n], ids [n])")
         contexts, items = pairs[:, 0], pairs[:, 1]
     if contexts.ndim != 1 or contexts.shape != items.shape:
-        raise ValueError(
-            f"interactions: got contexts of shape {contexts.shape} and ids of shape {items.shape}; expected "
-            "both [n]."
-        )
+        got = f"contexts of shape {contexts.shape} and ids of shape {items.shape}"
+        raise mismatch("interactions", got, "both [n]")
     for name, part in (("contexts", contexts), ("ids", items)):
         if part.dtype.kind not in "iu" and part.size:
             raise TypeError(f"interactions: got {name} of {part.dtype}; expected integers.")
@@ -156,9 +147,7 @@ def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.
 
 def _check_items(contexts: np.ndarray, items: np.ndarray, num_items: int) -> None:
     if contexts.min() < 0:
-        raise ValueError(
-            f"interactions: got the context {contexts.min()}; expected integers of at least 0."
-        )
+        raise mismatch("interactions", f"the context {contexts.min()}", "integers of at least 0")
     bad = items[(items < 0) | (items >= num_items)]
     if bad.size:
         raise ValueError(

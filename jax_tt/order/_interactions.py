@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._base.arguments import as_array, as_positive
+from jax_tt._base.arguments import as_array, as_positive, expect
 from jax_tt._base.progress import Progress
 from jax_tt._base.threads import one_blas_thread
 from jax_tt._ids.id_order import IdOrder, order_of_rows
@@ -38,8 +38,7 @@ def from_counts(counts: Any) -> IdOrder:
         array([1, 3, 0, 2], dtype=uint16)
     """
     counts = np.asarray(as_array("counts", counts))
-    if counts.ndim != 1 or not counts.size:
-        raise ValueError(f"counts: got shape {counts.shape}; expected [N] with N >= 1.")
+    expect(counts.ndim == 1 and counts.size, "counts", counts, "[N] with N >= 1")
     counts = counts.astype(np.float64)
     if not (np.isfinite(counts).all() and (counts >= 0).all()):
         raise ValueError("counts: got negative or non-finite values; expected numbers >= 0.")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from jax_tt._base.arguments import as_int, as_positive
+from jax_tt._base.arguments import as_int, as_positive, mismatch
 from jax_tt._base.host_table import host_table
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import row_blocks
@@ -62,16 +62,13 @@ def from_table(
     shape, rank = as_shape(shape), as_positive("rank", rank)
     rows = host_table("table", table)
     if rows.ndim != 2 or rows.shape[0] != shape.num_embeddings or not rows.shape[1]:
-        raise ValueError(
-            f"table: got shape {tuple(rows.shape)}; expected [{shape.num_embeddings}, D], the rows of `shape`."
-        )
+        raise mismatch("table", rows, f"[{shape.num_embeddings}, D], the rows of `shape`")
     refine = as_int("refine", refine)
     if refine < 0:
         raise ValueError(f"refine: got {refine}; expected a number of rounds, at least 0.")
     if refine and rows.shape[1] != shape.features:
-        raise ValueError(
-            f"table: got {rows.shape[1]} columns; expected {shape.features}, those of `shape`, to refine its order."
-        )
+        got = f"{rows.shape[1]} columns"
+        raise mismatch("table", got, f"{shape.features}, those of `shape`, to refine its order")
     steps = rounds(len(rows), shape.row_factors) + refine
     with Progress(progress, "order.from_table", steps) as bar:
         order = partition(_points(rows, rank, seed), shape.row_factors, bar)

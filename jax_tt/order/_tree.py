@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._ids.id_order import IdOrder, order_of_rows
 from jax_tt._tt.shape import TTShape
 from jax_tt.order._partition import as_shape
@@ -40,10 +41,8 @@ def from_tree(categories: Any, shape: TTShape) -> IdOrder:
     labels = np.asarray(categories)
     labels = labels[:, None] if labels.ndim == 1 else labels
     if labels.ndim != 2 or len(labels) != shape.num_embeddings or not labels.shape[1]:
-        raise ValueError(
-            f"categories: got shape {labels.shape}; expected labels [{shape.num_embeddings}, levels], one row per row "
-            "of the table, all of the same depth."
-        )
+        expected = f"labels [{shape.num_embeddings}, levels], one row per row of the table, all of the same depth"
+        raise mismatch("categories", labels, expected)
     codes = np.stack([np.unique(level, return_inverse=True)[1] for level in labels.T], axis=1)
     sizes = [math.prod(shape.row_factors[k + 1 :]) for k in range(shape.d - 1)]
     return order_of_rows(_arranged(np.lexsort(codes.T[::-1]), codes, 0, sizes))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._base.environment import resolve_method
 from jax_tt._base.words import bucket_of, set_of
 from jax_tt._kinds.cached.maintain import written_back
@@ -86,9 +87,8 @@ def reordered(cached: RowCachedTable, state: State, orders: Orders) -> Change:
 @with_cache.register(RowCachedTable)
 def cached_anew(cached: RowCachedTable, state: State, cache: RowCache, method: str) -> Change:
     if cache is None:
-        raise TypeError(
-            "cache: got None; expected a RowCache. flush() writes back what rows learned."
-        )
+        expected = "a RowCache. flush() writes back what rows learned"
+        raise mismatch("cache", "None", expected, error=TypeError)
     table = dataclasses.replace(cached, cache=cache)
     # The environment may name another method in the next call, which needs another program.
     method = resolve_method(method)
@@ -140,10 +140,9 @@ def _resized(
     old, table = cached.cache, cached.table
     before = cache_directory_of(state)
     if new.gradients != old.gradients:
-        raise ValueError(
-            f"cache: got gradients={new.gradients!r} for a cache of gradients={old.gradients!r}; expected the same. "
-            "Flush the cache and build the table anew to train its rows in another way."
-        )
+        got = f"gradients={new.gradients!r} for a cache of gradients={old.gradients!r}"
+        fix = "Flush the cache and build the table anew to train its rows in another way."
+        raise mismatch("cache", got, "the same", fix)
     layout = new.layout(rows_to_come)
     directory, slots = placed(before, old.scoring, new.scoring, layout, new.key_dtype(rows_to_come))
     tags = before.tags.reshape(-1)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jax_tt._base.arguments import expect, mismatch
 from jax_tt._base.words import set_of
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.cached.maintain import populated
@@ -86,8 +87,7 @@ def _frequencies(num_embeddings: int, ids: Any, weights: Any) -> tuple[np.ndarra
     """The distinct rows of a sample, ascending, and how often it has them, float64."""
     array = np.asarray(ids)
     kept = stream(array)
-    if not kept.size:
-        raise ValueError("ids: got none; expected a sample of the ids that the table is asked for.")
+    expect(kept.size, "ids", "none", "a sample of the ids that the table is asked for")
     if kept.max() >= num_embeddings:
         raise ValueError(
             f"ids: got {kept.max()}; expected ids below {num_embeddings}, the rows of the table."
@@ -96,9 +96,7 @@ def _frequencies(num_embeddings: int, ids: Any, weights: Any) -> tuple[np.ndarra
     if weights is not None:
         each = np.asarray(weights, np.float64)
         if not np.all((each > 0) & np.isfinite(each)):
-            raise ValueError(
-                "weights: got one that is not positive and finite; expected positive numbers."
-            )
+            raise mismatch("weights", "one that is not positive and finite", "positive numbers")
     try:
         each = np.broadcast_to(each, array.shape).reshape(-1)[array.reshape(-1) >= 0]
     except ValueError:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array
+from jax_tt._base.arguments import as_array, mismatch
 from jax_tt._ids import places
 from jax_tt._kinds.coded import codec
 from jax_tt._kinds.coded.layout import CODES, HOT_CODES, HOT_PLACES, CodeLayout
@@ -46,9 +46,7 @@ def constants_of(layout: CodeLayout, codes: Any) -> dict[str, Any]:
     codes = as_array(f"{layout.label}codes", codes)
     shape = layout.num_embeddings, layout.all_codes
     if codes.shape != shape or codes.dtype.kind not in "iu":
-        raise ValueError(
-            f"{layout.label}codes: got {codes.dtype} of shape {codes.shape}; expected integers of shape {shape}."
-        )
+        raise mismatch(f"{layout.label}codes", codes, f"integers of shape {shape}")
     if not isinstance(codes, Tracer):
         _check_codes(layout, np.asarray(codes))
     terms = layout.part_terms - layout.hot_terms
@@ -72,10 +70,9 @@ def _check_codes(layout: CodeLayout, codes: np.ndarray) -> None:
         absent = (codes == -1) & last
         hot = (~absent[:, last]).all(axis=1)
         if hot.sum() != layout.hot or not absent[~hot][:, last].all():
-            raise ValueError(
-                f"{layout.label}codes: got {hot.sum()} ids with all codes of hot ids; expected {layout.hot}, and -1 "
-                "for all these codes of the others."
-            )
+            got = f"{hot.sum()} ids with all codes of hot ids"
+            expected = f"{layout.hot}, and -1 for all these codes of the others"
+            raise mismatch(f"{layout.label}codes", got, expected)
     wrong = ~absent & ((codes < 0) | (codes >= 1 << layout.bits))
     if wrong.any():
         row, k = map(int, np.argwhere(wrong)[0])

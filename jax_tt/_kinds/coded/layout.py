@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from jax_tt._base.arguments import as_int, as_positive, one_of
+from jax_tt._base.arguments import as_int, as_positive, mismatch, one_of
 from jax_tt._base.storage import table_label
 from jax_tt._kinds.coded import codec
 
@@ -48,13 +48,11 @@ class CodeLayout:
 
     def _check_parts(self) -> None:
         if self.num_codes % as_positive("terms", self.terms):
-            raise ValueError(
-                f"{self.label}terms: got {self.terms}; expected a divisor of num_codes={self.num_codes}."
-            )
+            expected = f"a divisor of num_codes={self.num_codes}"
+            raise mismatch(f"{self.label}terms", self.terms, expected)
         if self.kind == "additive" and self.terms > 1:
-            raise ValueError(
-                f"{self.label}terms: got {self.terms} with kind='additive', which adds all codes; expected 1."
-            )
+            got = f"{self.terms} with kind='additive', which adds all codes"
+            raise mismatch(f"{self.label}terms", got, "1")
         if self.features % self.column_parts:
             times = "" if self.terms == 1 else f"{self.terms} times "
             raise ValueError(
@@ -68,10 +66,9 @@ class CodeLayout:
                 f"{self.label}hot: got {self.hot}; expected 0 to num_embeddings={self.num_embeddings}."
             )
         if (as_int("hot_terms", self.hot_terms) > 0) != (self.hot > 0) or self.hot_terms < 0:
-            raise ValueError(
-                f"{self.label}hot_terms: got {self.hot_terms} with hot={self.hot}; expected a positive number with "
-                "hot ids, and 0 without."
-            )
+            got = f"{self.hot_terms} with hot={self.hot}"
+            expected = "a positive number with hot ids, and 0 without"
+            raise mismatch(f"{self.label}hot_terms", got, expected)
 
     @functools.cached_property
     def label(self) -> str:

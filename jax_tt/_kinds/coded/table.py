@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._ids import places
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_space import digits_in_range, digits_of_integers
@@ -97,15 +98,14 @@ class CodedTable(CodeLayout, ReferenceTable):
         super().__post_init__()
         given, shape = self.codebooks, (self.num_entries, self.width)
         if not isinstance(given, NativeTable) or not hasattr(given, "param_dtype"):
-            raise TypeError(
-                f"{self.label}codebooks: got {given!r}; expected a table of {shape[0]} x {shape[1]} trained numbers. "
-                "jax_tt.coded_table makes it."
+            expected = (
+                f"a table of {shape[0]} x {shape[1]} trained numbers. jax_tt.coded_table makes it"
             )
+            raise mismatch(f"{self.label}codebooks", repr(given), expected, error=TypeError)
         if (given.num_embeddings, given.features) != shape:
-            raise ValueError(
-                f"{self.label}codebooks: got {given.num_embeddings} x {given.features}; expected {shape[0]} x "
-                f"{shape[1]}, the rows of all codebooks and their columns."
-            )
+            got = f"{given.num_embeddings} x {given.features}"
+            expected = f"{shape[0]} x {shape[1]}, the rows of all codebooks and their columns"
+            raise mismatch(f"{self.label}codebooks", got, expected)
 
     @property
     def update(self) -> Update | None:  # pyright: ignore[reportIncompatibleVariableOverride]

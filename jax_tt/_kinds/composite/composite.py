@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import expect, instance_of, mismatch, type_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import require_arrays, table_label
 from jax_tt._ids.batch import Batch
@@ -54,36 +54,29 @@ class Composite(Table):
 
     def __post_init__(self) -> None:
         label = table_label(self.name)
-        if not isinstance(self.tables, Sequence):
-            raise TypeError(
-                f"{label}tables: got {self.tables!r}; expected a tuple of tables, e.g. (table, other)."
-            )
+        instance_of(
+            f"{label}tables", self.tables, Sequence, "a tuple of tables, e.g. (table, other)"
+        )
         object.__setattr__(self, "tables", tuple(self.tables))
-        if not self.tables:
-            raise ValueError(f"{label}tables: got none; expected at least one.")
+        expect(self.tables, f"{label}tables", "none", "at least one")
         for k, table in enumerate(self.tables):
             self._check_table(f"{label}tables[{k}]", table)
 
     def _check_table(self, argument: str, table: Any) -> None:
-        if not isinstance(table, Table):
-            raise TypeError(
-                f"{argument}: got {table!r}; expected a jax_tt.Table, e.g. jax_tt.tables.DenseTable(1000, 16)."
-            )
+        instance_of(
+            argument, table, Table, "a jax_tt.Table, e.g. jax_tt.tables.DenseTable(1000, 16)"
+        )
         if table.ids.takes_keys or has_cache(table) or is_sharded(table):
-            raise TypeError(
-                f"{argument}: got {type_of(table)}; expected a table without a row cache, which is not a hash "
-                "table and is not divided over devices."
-            )
+            expected = "a table without a row cache, which is not a hash table and is not divided over devices"
+            raise mismatch(argument, type_of(table), expected, error=TypeError)
         first = self.tables[0]
         if self.common(table) != self.common(first):
-            raise ValueError(
-                f"{argument}: got {self.common(table)}; expected {self.common(first)}, as tables[0] has."
-            )
+            got = f"{self.common(table)}"
+            raise mismatch(argument, got, f"{self.common(first)}, as tables[0] has")
         if table.update != first.update:
-            raise ValueError(
-                f"{argument}: got update={table.update}; expected that of tables[0], {first.update}: all of them are "
-                "stepped together. Use with_update of the whole table."
-            )
+            got = f"update={table.update}"
+            expected = f"that of tables[0], {first.update}: all of them are stepped together"
+            raise mismatch(argument, got, expected, "Use with_update of the whole table.")
         if table.update is not None and isinstance(table.update.optimizer, ReadsScaled):
             rule = type(table.update.optimizer).__name__
             raise ValueError(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array
+from jax_tt._base.arguments import as_array, mismatch
 from jax_tt._ids import places
 from jax_tt._ids.batch import Batch, is_padding, padding_mark, with_marks
 from jax_tt._ids.id_space import digits_in_range
@@ -59,9 +59,8 @@ class MixedTable(Composite):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_embeddings > _MOST_ROWS:
-            raise ValueError(
-                f"{self.ids.label}tables: got {self.num_embeddings} rows in all; expected at most {_MOST_ROWS}."
-            )
+            got = f"{self.num_embeddings} rows in all"
+            raise mismatch(f"{self.ids.label}tables", got, f"at most {_MOST_ROWS}")
 
     def common(self, table: Table) -> str:
         return f"{table.features} columns"
@@ -123,18 +122,15 @@ class MixedTable(Composite):
                 "of jit."
             )
         if given.shape != (self.num_embeddings,) or given.dtype.kind not in "iub":
-            raise ValueError(
-                f"{self.ids.label}parts: got {given.dtype} of shape {given.shape}; expected integers of shape "
-                f"[{self.num_embeddings}]."
+            raise mismatch(
+                f"{self.ids.label}parts", given, f"integers of shape [{self.num_embeddings}]"
             )
         sizes = [table.num_embeddings for table in self.tables]
         numbers = np.asarray(given).astype(np.int64)
         counts = [int((numbers == k).sum()) for k in range(len(sizes))]
         if counts != sizes:
-            raise ValueError(
-                f"{self.ids.label}parts: got {counts} ids with the numbers 0 to {len(sizes) - 1}; expected {sizes}, "
-                "the rows of the tables."
-            )
+            got = f"{counts} ids with the numbers 0 to {len(sizes) - 1}"
+            raise mismatch(f"{self.ids.label}parts", got, f"{sizes}, the rows of the tables")
         return {**state, **self._places(numbers)}
 
     def _places(self, parts: np.ndarray) -> dict[str, jax.Array]:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_int
+from jax_tt._base.arguments import as_int, mismatch
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._table.change import Carry, Change, Growth, appended, extended, grow, with_params
 from jax_tt._table.copies import without_values
@@ -21,9 +21,8 @@ def grown(table: DenseTable, state: State, growth: Growth) -> Change:
     """New rows follow the existing ones, which are unchanged; so is their optimizer state."""
     rows, before = as_int("num_embeddings", growth.num_embeddings), table.num_embeddings
     if rows < before:
-        raise ValueError(
-            f"{table.ids.label}num_embeddings: got {rows}; expected at least {before}, the rows that the table has."
-        )
+        expected = f"at least {before}, the rows that the table has"
+        raise mismatch(f"{table.ids.label}num_embeddings", rows, expected)
     after = dataclasses.replace(without_values(table), num_embeddings=rows)
     old = state["embedding"]
     _check_shards(table, old, rows)

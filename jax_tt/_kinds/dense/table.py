@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_array
+from jax_tt._base.arguments import as_array, mismatch
 from jax_tt._base.storage import MAX_COLUMNS, check_storage, table_label
 from jax_tt._ids.id_space import IdSpace
 from jax_tt._lookup.best_rows import Queries, best_rows, best_scanned
@@ -78,10 +78,8 @@ class DenseTable(RowTable):
         table = as_array(f"{label}{argument}", table)
         shape = tuple(table.shape)
         if len(shape) != 2 or 0 in shape or shape[1] > MAX_COLUMNS:
-            raise ValueError(
-                f"{label}{argument}: got shape {shape}; expected [num_embeddings, features], none 0, and fewer than "
-                "2**31 features."
-            )
+            expected = "[num_embeddings, features], none 0, and fewer than 2**31 features"
+            raise mismatch(f"{label}{argument}", f"shape {shape}", expected)
         check_storage(label, argument, {str(table.dtype)})
         return cls(*shape, param_dtype=table.dtype, update=update, name=name), jnp.asarray(table)
 

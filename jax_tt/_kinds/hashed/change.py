@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_int
+from jax_tt._base.arguments import as_int, expect, mismatch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.placement import Layout
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
@@ -76,8 +76,7 @@ def grow_if_full(
 def grown_capacity(table: HashTable, state: State, max_load: Any) -> int:
     """The capacity that a table is to have, at least the present one."""
     number = isinstance(max_load, int | float) and not isinstance(max_load, bool)
-    if not number or not 0 <= max_load <= 1:
-        raise ValueError(f"max_load: got {max_load!r}; expected a number from 0 to 1.")
+    expect(number and 0 <= max_load <= 1, "max_load", f"{max_load!r}", "a number from 0 to 1")
     touched = state[KEYS[2]]
     if isinstance(touched, Tracer):
         raise TypeError(
@@ -170,17 +169,14 @@ def _factor_of(table: HashTable, growth: Growth) -> int:
     capacity, old = as_int("num_embeddings", growth.num_embeddings), table.num_embeddings
     factor = capacity // old
     if growth.like is not None:
-        raise ValueError(
-            f"{table.ids.label}like: got ids; expected None, since new rows of a HashTable belong to no key yet."
-        )
+        expected = "None, since new rows of a HashTable belong to no key yet"
+        raise mismatch(f"{table.ids.label}like", "ids", expected)
     if capacity % old or factor < 1 or factor & (factor - 1):
-        raise ValueError(
-            f"{table.ids.label}num_embeddings: got {capacity}; expected the capacity {old} times a power of 2."
-        )
+        expected = f"the capacity {old} times a power of 2"
+        raise mismatch(f"{table.ids.label}num_embeddings", capacity, expected)
     if table.max_capacity is not None and capacity > table.max_capacity:
-        raise ValueError(
-            f"{table.ids.label}num_embeddings: got {capacity}; expected at most max_capacity, {table.max_capacity}."
-        )
+        expected = f"at most max_capacity, {table.max_capacity}"
+        raise mismatch(f"{table.ids.label}num_embeddings", capacity, expected)
     return factor
 
 
@@ -234,10 +230,9 @@ def freeze_keys(table: HashTable, state: State) -> tuple[HashTable, dict[str, An
 @rows_to_shard.register(HashTable)
 def rows_of_keys(table: HashTable) -> dict[str, float | None]:
     if not isinstance(table.missing, str):
-        raise ValueError(
-            f"{table.ids.label}missing: got {table.missing!r} for a hash table that is sharded; expected 'initial' or "
-            "'zeros', since one device alone has the row of a number."
-        )
+        got = f"{table.missing!r} for a hash table that is sharded"
+        expected = "'initial' or 'zeros', since one device alone has the row of a number"
+        raise mismatch(f"{table.ids.label}missing", got, expected)
     rows_to_shard(table.table)  # raises
     return table.table.spec.row_arrays
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._base.arguments import as_int, as_positive, one_of, type_of
+from jax_tt._base.arguments import as_int, as_positive, mismatch, one_of, type_of
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, outside
@@ -388,34 +388,30 @@ def checked_hash_table(table: Any, state: Any) -> HashTable:
 
 def _check_table(table: Table) -> None:
     if table.ids.takes_keys:
-        raise TypeError(
-            "table: got a HashTable; expected a table of numbered rows, e.g. a DenseTable."
-        )
+        got = "a HashTable"
+        raise mismatch("table", got, "a table of numbered rows, e.g. a DenseTable", error=TypeError)
     inner = innermost(table)
     if inner.spec.row_names and not table.spec.row_names:
-        raise TypeError(
-            f"table: got {type_of(table)} around {type_of(inner)}; expected the "
-            f"{type(inner).__name__} itself, since slots are its rows in any order."
-        )
+        got = f"{type_of(table)} around {type_of(inner)}"
+        expected = f"the {type(inner).__name__} itself, since slots are its rows in any order"
+        raise mismatch("table", got, expected, error=TypeError)
 
 
 def _check_capacity(label: str, capacity: int, ways: int) -> None:
     if ways > MAX_WAYS:
         raise ValueError(f"{label}ways: got {ways}; expected at most {MAX_WAYS}, e.g. ways=8.")
     if capacity % ways:
-        raise ValueError(
-            f"{label}ways: got {ways} for a capacity of {capacity}; expected a divisor of it. Use the capacity "
-            f"{-(-capacity // ways) * ways}, or other ways."
-        )
+        got = f"{ways} for a capacity of {capacity}"
+        fix = f"Use the capacity {-(-capacity // ways) * ways}, or other ways."
+        raise mismatch(f"{label}ways", got, "a divisor of it", fix)
     if capacity >= 2**31:
         raise ValueError(f"{label}capacity: got {capacity}; expected less than 2**31.")
 
 
 def _check_most(capacity: int, most: int) -> None:
     if not capacity <= most < 2**31:
-        raise ValueError(
-            f"max_capacity: got {most} for a capacity of {capacity}; expected at least that, and less than 2**31."
-        )
+        got = f"{most} for a capacity of {capacity}"
+        raise mismatch("max_capacity", got, "at least that, and less than 2**31")
     below = capacity << ((most // capacity).bit_length() - 1)
     if below != most:
         sizes = " or ".join(str(size) for size in (below, 2 * below) if size < 2**31)

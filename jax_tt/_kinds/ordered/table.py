@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder, columns_by_id, mapped_ids
 from jax_tt._ids.id_space import IdSpace
@@ -47,15 +47,13 @@ class OrderedTable(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         if ID_ORDER in self.table.spec.buffers:
-            raise TypeError(
-                "table: got one that has an order of ids; expected one without. Compose the two orders: "
-                "IdOrder(inner.rows[outer.rows])."
-            )
+            got = "one that has an order of ids"
+            fix = "Compose the two orders: IdOrder(inner.rows[outer.rows])."
+            raise mismatch("table", got, "one without", fix, error=TypeError)
         if self.table.ids.takes_keys:
-            raise TypeError(
-                "table: got a HashTable, whose ids are keys without an order; expected the order inside, "
-                "HashTable(OrderedTable(table, id_order))."
-            )
+            got = "a HashTable, whose ids are keys without an order"
+            expected = "the order inside, HashTable(OrderedTable(table, id_order))"
+            raise mismatch("table", got, expected, error=TypeError)
         check_id_order(self.id_order, self.num_embeddings)
 
     @functools.cached_property
@@ -79,9 +77,7 @@ class OrderedTable(Wrapper):
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         if self.id_order is None:
-            raise ValueError(
-                f"{self.ids.label}id_order: got None; expected the order of a fresh state."
-            )
+            raise mismatch(f"{self.ids.label}id_order", "None", "the order of a fresh state")
         return {**self.table.init_rest(params), ID_ORDER: on_device(self.id_order.rows)}
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:

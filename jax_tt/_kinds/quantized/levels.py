@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._base.arguments import as_array
+from jax_tt._base.arguments import as_array, mismatch
 
 # Levels are whole numbers of 1 / UNIT below 16. Products with a scale, which is a float16, are then exact in float32,
 # and rows the same on all platforms.
@@ -25,13 +25,10 @@ def check_levels(label: str, levels: Any, bits: int) -> None:
     _check_bits(label, bits)
     count = 1 << bits
     if not isinstance(levels, tuple) or not all(type(level) in (int, float) for level in levels):
-        raise TypeError(
-            f"{label}levels: got {levels!r}; expected a tuple of {count} Python numbers, or None for uniform ones."
-        )
+        expected = f"a tuple of {count} Python numbers, or None for uniform ones"
+        raise mismatch(f"{label}levels", repr(levels), expected, error=TypeError)
     if len(levels) != count:
-        raise ValueError(
-            f"{label}levels: got {len(levels)} numbers; expected {count} at {bits} bits."
-        )
+        raise mismatch(f"{label}levels", f"{len(levels)} numbers", f"{count} at {bits} bits")
     rising = all(low < high for low, high in itertools.pairwise(levels))
     if not rising or levels[0] != 0 or levels[-1] != count - 1:
         raise ValueError(
@@ -50,19 +47,16 @@ def as_levels(value: Any, bits: int) -> Levels:
     _check_bits("", bits)
     given, count = np.asarray(as_array("levels", value)), 1 << bits
     if given.shape != (count,) or given.dtype.kind not in "iuf":
-        raise ValueError(
-            f"levels: got {given.dtype} of shape {given.shape}; expected 'uniform', 'fit', or {count} increasing "
-            f"numbers at {bits} bits."
+        raise mismatch(
+            "levels", given, f"'uniform', 'fit', or {count} increasing numbers at {bits} bits"
         )
     given = given.astype(np.float64)
     if not np.isfinite(given).all() or not (np.diff(given) > 0).all():
         raise ValueError(f"levels: got {given.tolist()}; expected finite numbers that increase.")
     units = _in_units(given, bits)
     if not (np.diff(units) > 0).all():
-        raise ValueError(
-            f"levels: got {given.tolist()}, of which two are equal when the range is divided into "
-            f"{UNIT * (count - 1)} steps; expected larger distances."
-        )
+        got = f"{given.tolist()}, of which two are equal when the range is divided into {UNIT * (count - 1)} steps"
+        raise mismatch("levels", got, "larger distances")
     levels = tuple((units / UNIT).tolist())
     return None if levels == tuple(range(count)) else levels
 
@@ -101,7 +95,7 @@ def _in_units(levels: np.ndarray, bits: int) -> np.ndarray:
 
 def _check_bits(label: str, bits: int) -> None:
     if bits == 8:
-        raise ValueError(
-            f"{label}levels: got some for 8 bits; expected None, or 4, 3 or 2 bits. 256 uniform levels are so close "
-            "that others gain nothing."
+        expected = (
+            "None, or 4, 3 or 2 bits. 256 uniform levels are so close that others gain nothing"
         )
+        raise mismatch(f"{label}levels", "some for 8 bits", expected)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tt._base.arguments import as_int, as_positive, type_of
+from jax_tt._base.arguments import as_int, as_positive, instance_of, mismatch, type_of
 from jax_tt._ids.batch import Batch
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.levels import Levels, as_attribute, check_levels, largest_step
@@ -90,10 +90,7 @@ class QuantizedTable(NativeTable):
         as_positive("features", self.features)
         check_bits(self.bits)
         check_levels(self.ids.label, self.levels, self.bits)
-        if not isinstance(self.rotated, bool):
-            raise TypeError(
-                f"{self.ids.label}rotated: got {self.rotated!r}; expected True or False."
-            )
+        instance_of(f"{self.ids.label}rotated", self.rotated, bool, "True or False")
         check_initializer(self.ids.label, "embedding_init", self.embedding_init)
         check_update(self.update)
         if self.update is not None:
@@ -237,16 +234,14 @@ _scored_rows.defvjp(_scored_rows_fwd, _scored_rows_bwd)
 def _check_trained(label: str, features: int, bits: int, rule: Optimizer) -> None:
     """Raises for sizes or rules that a table cannot be trained with."""
     if bits not in TRAINED_BITS:
-        raise ValueError(
-            f"{label}bits: got {bits} with an update; expected 8 or 4. Train a DenseTable, and quantize its rows: "
-            "jax_tt.quantize(state['embedding'], bits)."
+        fix = (
+            "Train a DenseTable, and quantize its rows: jax_tt.quantize(state['embedding'], bits)."
         )
+        raise mismatch(f"{label}bits", f"{bits} with an update", "8 or 4", fix)
     multiple = 8 * codec.WORD // bits
     if features % multiple:
-        raise ValueError(
-            f"{label}features: got {features} with an update; expected a multiple of {multiple} at {bits} bits, so "
-            "that a row is a whole number of 32-bit words."
-        )
+        expected = f"a multiple of {multiple} at {bits} bits, so that a row is a whole number of 32-bit words"
+        raise mismatch(f"{label}features", f"{features} with an update", expected)
     rule.check_width(features)
     if isinstance(rule, ReadsScaled | ChangesAll):
         raise ValueError(
@@ -301,10 +296,9 @@ def without_initial_rows(table: QuantizedTable) -> QuantizedTable:
 @rows_to_shard.register(QuantizedTable)
 def quantized_rows(table: QuantizedTable) -> dict[str, float | None]:
     if table.rotated:
-        raise ValueError(
-            f"{table.ids.label}rotated: got a table with a rotation, of which every device would need all; expected "
-            "QuantizedTable(..., rotated=False). Multiply the sums that are looked up by the rotation instead."
-        )
+        got = "a table with a rotation, of which every device would need all"
+        fix = "Multiply the sums that are looked up by the rotation instead."
+        raise mismatch(f"{table.ids.label}rotated", got, "QuantizedTable(..., rotated=False)", fix)
     return {x.name: x.initial for x in table.spec.arrays if x.role in ("parameter", "slot")}
 
 

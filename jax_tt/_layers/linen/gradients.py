@@ -11,7 +11,7 @@ from flax import traverse_util
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from flax.training import train_state
 
-from jax_tt._base.arguments import as_int, type_of
+from jax_tt._base.arguments import as_int, expect, mismatch, type_of
 from jax_tt._collection.next_values import NextValues, check_paths, next_values, note_update
 from jax_tt._layers.call import without_value
 from jax_tt._lookup.one_loss import one_loss
@@ -37,8 +37,7 @@ class Gradients(Mapping[str, Any]):
     def replace(self, params: Mapping[str, Any]) -> Gradients:
         """These gradients with other ordinary ones of the same structure, such as a result of arithmetic."""
         given, expected = jax.tree.structure(params), jax.tree.structure(self.params)
-        if given != expected:
-            raise ValueError(f"params: got the structure {given}; expected {expected}.")
+        expect(given == expected, "params", f"the structure {given}", expected)
         return Gradients(params, self.next_values)
 
     def __repr__(self) -> str:
@@ -231,10 +230,11 @@ class TrainState(train_state.TrainState):
         """
         old = flat(self.fused)
         if old and not isinstance(grads, Gradients):
-            raise ValueError(
-                f"TrainState.apply_gradients: grads: got {type_of(grads)} without the next values of the fused "
-                "tables; expected what jax_tt.linen.value_and_grad or jax_tt.linen.grad returned for state.variables."
+            got = f"{type_of(grads)} without the next values of the fused tables"
+            expected = (
+                "what jax_tt.linen.value_and_grad or jax_tt.linen.grad returned for state.variables"
             )
+            raise mismatch("TrainState.apply_gradients: grads", got, expected)
         new: dict[Any, Any] = {}
         if isinstance(grads, Gradients):
             given = grads.next_values.take()

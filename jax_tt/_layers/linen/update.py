@@ -14,7 +14,7 @@ from flax import linen as nn
 from flax import traverse_util
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import instance_of, type_of
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS
@@ -133,8 +133,7 @@ def update_table(
         >>> changed.layer.table.num_embeddings, variables["params"]["embedding"].shape
         (128, (128, 16))
     """
-    if not isinstance(path, str):
-        raise TypeError(f"path: got {path!r}; expected names joined by '/', e.g. 'tower/items'.")
+    instance_of("path", path, str, "names joined by '/', e.g. 'tower/items'")
     place = tuple(path.split("/")) if path else ()
     if not isinstance(layer, TableEmbed | EmbedCollection):
         raise TypeError(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.core import Tracer
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import expect, mismatch, type_of
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.cached.fill import fill
@@ -399,10 +399,8 @@ def refresh_caches(model: Any) -> None:
     """
     modules = [module for _, module in nnx.iter_modules(model)]
     if not modules:
-        raise TypeError(
-            f"model: got {type_of(model)}; expected an NNX module. The caches of a linen model are refreshed by "
-            "jax_tt.linen.refresh_caches(model, variables, *inputs)."
-        )
+        fix = "The caches of a linen model are refreshed by jax_tt.linen.refresh_caches(model, variables, *inputs)."
+        raise mismatch("model", type_of(model), "an NNX module", fix, error=TypeError)
     for module in modules:
         if isinstance(module, ChangingModule):
             module._apply(maintain, module.lookup.method)
@@ -438,10 +436,9 @@ def _moments(
         return lambda: None
     model = layer if model is None else model
     paths = [path for path, module in nnx.iter_modules(model) if module is layer]
-    if not paths:
-        raise ValueError(
-            "model: got a module that does not hold this layer; expected the one that opt was made for."
-        )
+    expect(
+        paths, "model", "a module that does not hold this layer", "the one that opt was made for"
+    )
 
     def params() -> Any:
         return nnx.as_pure(nnx.state(model, opt.wrt, graph=opt.graph))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.errors import TraceContextError
 
-from jax_tt._base.arguments import as_scalar, type_of
+from jax_tt._base.arguments import as_scalar, mismatch, type_of
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
 from jax_tt._collection.training_state import Path, Shapes, by_path, tables_of
@@ -297,10 +297,9 @@ def hoisted_optimizer(optimizer: Any) -> tuple[Any, dict[str, nnx.Variable[Any]]
     static, variables = hoisted(optimizer, lambda value: isinstance(value, nnx.Variable))
     for name, variable in variables.items():
         if isinstance(variable, nnx.Param):
-            raise TypeError(
-                f"{name}: got {type_of(variable)}, which would be trained; expected an nnx.Variable, e.g. "
-                f"{name}=nnx.Variable(jnp.float32(0.05))."
-            )
+            got = f"{type_of(variable)}, which would be trained"
+            expected = f"an nnx.Variable, e.g. {name}=nnx.Variable(jnp.float32(0.05))"
+            raise mismatch(name, got, expected, error=TypeError)
         if isinstance(variable.get_value(), int | float):
             variable.set_value(jnp.asarray(variable.get_value(), float))
         as_scalar(name, variable.get_value())
@@ -310,10 +309,8 @@ def hoisted_optimizer(optimizer: Any) -> tuple[Any, dict[str, nnx.Variable[Any]]
 def check_rngs(rngs: Any) -> None:
     """Raises unless a layer can draw its parameters from ``rngs``."""
     if not callable(getattr(rngs, "params", None)):
-        raise TypeError(
-            f"rngs: got {type_of(rngs)}; expected flax.nnx.Rngs, e.g. rngs=nnx.Rngs(0), or nnx.Rngs(key) for a "
-            "key of jax.random."
-        )
+        expected = "flax.nnx.Rngs, e.g. rngs=nnx.Rngs(0), or nnx.Rngs(key) for a key of jax.random"
+        raise mismatch("rngs", type_of(rngs), expected, error=TypeError)
 
 
 @tables_of.register(nnx.Module)

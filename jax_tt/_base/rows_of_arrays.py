@@ -8,9 +8,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, as_int, as_number, type_of
+from jax_tt._base.arguments import as_array, as_int, as_number, concrete, expect, mismatch, type_of
 from jax_tt._base.host_table import host_table
 
 
@@ -33,10 +32,7 @@ def ridge_weight(value: Any) -> float:
 
 
 def number_of_sweeps(value: Any) -> int:
-    number = as_int("sweeps", value)
-    if number < 0:
-        raise ValueError(f"sweeps: got {number}; expected an integer of at least 0.")
-    return number
+    return as_int("sweeps", value, 0)
 
 
 def row_weights(value: Any, n: int) -> np.ndarray | None:
@@ -44,35 +40,27 @@ def row_weights(value: Any, n: int) -> np.ndarray | None:
     if value is None:
         return None
     weights = np.asarray(as_array("weights", value)).astype(np.float64)
-    if weights.shape != (n,):
-        raise ValueError(f"weights: got shape {weights.shape}; expected {(n,)}, one for every row.")
-    if not np.all(np.isfinite(weights)) or weights.min(initial=0.0) < 0:
-        raise ValueError(
-            "weights: some are negative or not finite; expected numbers of at least 0."
-        )
-    if n and weights.max() == 0:
-        raise ValueError("weights: all are 0; expected some above.")
+    expect(weights.shape == (n,), "weights", weights, f"{(n,)}, one for every row")
+    finite = np.isfinite(weights).all() and weights.min(initial=0.0) >= 0
+    expect(finite, "weights", "some that are negative or not finite", "numbers of at least 0")
+    expect(not n or weights.max() > 0, "weights", "zeros alone", "some above")
     return weights
 
 
 def dense_table(table: Any, name: str = "table") -> Any:
     """Floats ``[N, D]`` on the host, as they are: numpy arrays and memory maps are not copied."""
-    if isinstance(table, Tracer):
-        raise TypeError(
-            f"{name}: got a traced array; it is compressed on the host, outside of jit."
-        )
+    concrete(name, table, "It is compressed on the host, outside of jit.")
     given, table = table, host_table(name, table)
     if not jnp.issubdtype(table.dtype, np.number):
-        raise TypeError(
-            f"{name}: got {type_of(given)} of dtype {table.dtype}; expected floats [num_embeddings, features], "
-            "e.g. jax_tt.tables.to_dense(table, state) of a table and its state, or of layer.table and layer.state()."
+        got, expected = (
+            f"{type_of(given)} of dtype {table.dtype}",
+            "floats [num_embeddings, features]",
         )
+        fix = "Of a table and its state it is jax_tt.tables.to_dense(table, state)."
+        raise mismatch(name, got, expected, fix, TypeError)
     if len(table.shape) != 2 or 0 in table.shape:
-        raise ValueError(
-            f"{name}: got shape {tuple(table.shape)}; expected [num_embeddings, features], none of them 0."
-        )
-    if not jnp.issubdtype(table.dtype, jnp.floating):
-        raise ValueError(f"{name}: got {table.dtype}; expected floats.")
+        raise mismatch(name, table, "[num_embeddings, features], none of them 0")
+    expect(jnp.issubdtype(table.dtype, jnp.floating), name, table, "floats")
     return table
 
 

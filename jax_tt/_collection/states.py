@@ -160,9 +160,7 @@ def check_replacements(tables: Mapping[str, Table], given: Any) -> None:
             raise ValueError(f"tables: got the table {name!r}; expected {listed(tables)}.")
         argument, old = f"tables[{name!r}]", tables[name]
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], Table)):
-            expected = (
-                "a table with its state, as jax_tt.quantize and jax_tt.files.load return them"
-            )
+            expected = "a table with its state, as quantize and files.load return them"
             raise mismatch(argument, type_of(pair), expected, error=TypeError)
         table, state = pair
         sizes = [f"{one.num_embeddings} rows x {one.features} columns" for one in (table, old)]

@@ -226,9 +226,7 @@ class StatisticsReporter:
             read: returns the statistics by table, e.g. the method ``embed.statistics`` of an `EmbedCollection`.
         """
         if not callable(read):
-            expected = (
-                "a function that returns the statistics, e.g. embed.statistics without parentheses"
-            )
+            expected = "a function that returns statistics: embed.statistics without parentheses"
             raise mismatch("read", type_of(read), expected, error=TypeError)
         step = as_int("step", step)
         if step % self._every:

@@ -94,7 +94,7 @@ def save_arrays(
 def _flat(where: str, given: Any, place: Place) -> Iterator[tuple[Place, np.ndarray]]:
     """Every array with the keys that lead to it."""
     if not isinstance(given, Mapping):
-        expect(place, where, f"{type_of(given)}", "a mapping of arrays", error=TypeError)
+        expect(place, where, type_of(given), "a mapping of arrays", error=TypeError)
         dtype = getattr(given, "dtype", None)
         if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
             got = f"{dtype} keys"
@@ -144,8 +144,6 @@ def map_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _as_jax(where: str, array: np.ndarray) -> jax.Array:
     kept = jax.dtypes.canonicalize_dtype(array.dtype)
     if kept != array.dtype:
-        expected = (
-            "jax.config.update('jax_enable_x64', True) before, or arrays of 32 bits in the file"
-        )
+        expected = "jax.config.update('jax_enable_x64', True) before, or arrays of 32 bits"
         raise mismatch(where, f"{array.dtype}, which JAX would turn into {kept}", expected)
     return jax.device_put(array, may_alias=True)

@@ -425,4 +425,4 @@ def _refuse(compression: dict[str, Any]) -> None:
     if given:
         got = "a value for a source that is a tensor train already"
         fix = "To lower the ranks of cores use jax_tt.tt.round."
-        raise mismatch(f"{', '.join(given)}", got, "None", fix)
+        raise mismatch(", ".join(given), got, "None", fix)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_positive, mismatch
+from jax_tt._base.arguments import as_int, mismatch
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.id_space import IdSpace, outside
 from jax_tt._ids.inputs import bag_batch, lookup_batch
@@ -52,13 +52,9 @@ def _space(ids_or_bags: Any, num_embeddings: int | TTShape) -> IdSpace:
         return IdSpace(num_embeddings.num_embeddings, num_embeddings.row_factors)
     if isinstance(given, SplitIds):
         got = f"{num_embeddings!r} for SplitIds"
-        expected = (
-            "the TTShape that they were split with, which says how many rows each digit counts"
-        )
+        expected = "the TTShape that they were split with, which knows the rows of every digit"
         raise mismatch("num_embeddings", got, expected, error=TypeError)
-    rows = as_positive("num_embeddings", num_embeddings)
-    if rows >= 2**63:
-        raise ValueError(f"num_embeddings: got {rows}; expected less than 2**63.")
+    rows = as_int("num_embeddings", num_embeddings, 1, 2**63 - 1)
     # The factors are arbitrary; they are used to split ids that do not fit into 32 bits.
     return IdSpace(rows, (-(-rows // 2**60), 2**30, 2**30))
 

@@ -6,15 +6,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
-from jax_tt._base.arguments import as_int, mismatch
+from jax_tt._base.arguments import as_int, concrete, expect_ids, mismatch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.ordered.table import check_id_order
 from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_order
 from jax_tt._table.check import check_table
 from jax_tt._table.state import State
 from jax_tt._table.table import Table
+
+_BETWEEN = "A table is reordered or grows between steps, outside of jit."
 
 
 def grow_table(
@@ -59,7 +60,7 @@ def grow_table(
         (1200, (12, 10, 10))
     """
     check_table(table, state)
-    _refuse_traced(state)
+    concrete("state", state, _BETWEEN)
     if like is not None:
         _check_like(
             like,
@@ -104,11 +105,9 @@ def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any)
         999
     """
     check_table(table, state)
-    _refuse_traced(state)
+    concrete("state", state, _BETWEEN)
     if id_order is None:
-        expected = (
-            "a jax_tt.order.IdOrder, e.g. IdOrder.identity(num_embeddings) where ids are to be rows"
-        )
+        expected = "an IdOrder, e.g. IdOrder.identity(num_embeddings) where ids are to be rows"
         raise mismatch("id_order", "None", expected, error=TypeError)
     check_id_order(id_order, table.num_embeddings)
     if "dtype" in options:
@@ -120,20 +119,9 @@ def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any)
     return change if ID_ORDER in table.spec.buffers else under_order(change.table, change, id_order)
 
 
-def _refuse_traced(state: State) -> None:
-    if any(isinstance(value, Tracer) for value in state.values()):
-        raise TypeError(
-            "state: its arrays are traced; a table is reordered or grows between steps, outside of jit."
-        )
-
-
 def _check_like(like: Any, count: int, num_embeddings: int) -> None:
     """Raises unless ``like`` holds existing ids, one or as many as there are new ids."""
     ids = np.asarray(like)
     if ids.dtype.kind not in "iu" or ids.shape not in ((), (count,)):
         raise mismatch("like", ids, f"an id, or one for each of the {count} new ids")
-    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < num_embeddings:
-        raise ValueError(
-            f"like: got ids {int(ids.min())} to {int(ids.max())}; expected 0 to {num_embeddings - 1}, the ids of "
-            "the table."
-        )
+    expect_ids("like", ids.reshape(-1), num_embeddings, "the ids of the table")

@@ -320,7 +320,7 @@ def _ranks(tt_ranks: Any) -> int | tuple[int, ...]:
                 f"tt_ranks: got {tt_ranks!r}; expected an integer >= 1 or a tuple of them, one per "
                 f"pair of neighbouring cores, e.g. tt_ranks=32 or tt_ranks=(32, 32)."
             )
-        expect(value >= 1, "tt_ranks", f"{tt_ranks!r}", "ranks >= 1, e.g. tt_ranks=32")
+        expect(value >= 1, "tt_ranks", repr(tt_ranks), "ranks >= 1, e.g. tt_ranks=32")
         return operator.index(value)
 
     if isinstance(tt_ranks, Sequence | np.ndarray) and not isinstance(tt_ranks, str):

@@ -85,7 +85,7 @@ def remove_keys(
     anywhere: Any = table
     whole = checked_hash_table(table, state)
     if (keys is None) == (where is None):
-        got = f"{'neither' if keys is None else 'both'}"
+        got = "neither" if keys is None else "both"
         expected = "one of them, keys to remove or a condition"
         raise mismatch(f"{whole.ids.label}keys, where", got, expected)
     names = (*KEYS, *whole.table.spec.row_arrays)

@@ -12,7 +12,15 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._base.arguments import as_array, as_number, as_positive, expect, mismatch
+from jax_tt._base.arguments import (
+    as_array,
+    as_number,
+    as_positive,
+    expect,
+    expect_ids,
+    integers,
+    mismatch,
+)
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.environment import resolve_method
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
@@ -155,26 +163,17 @@ def _excluded(table: Table, exclude: Any, shape: tuple[Any, ...]) -> jax.Array:
         return jnp.full((*shape, 0), -1, jnp.int32)
     if isinstance(exclude, SplitIds):
         raise TypeError(f"{name}: got SplitIds; expected integers, whose tables have no keys.")
-    ids = as_array(name, exclude)
-    if isinstance(exclude, list | tuple) and not ids.size:
-        ids = ids.astype(np.int32)  # numpy takes empty lists for floats
-    expect(jnp.issubdtype(ids.dtype, jnp.integer), name, ids, "integers, padded with -1")
+    ids = integers(name, as_array(name, exclude), exclude, np.int32)
     _check_shape(name, ids.shape, shape)
     rows = table.num_embeddings
     if not isinstance(ids, Tracer) and ids.size:
-        bad = np.asarray(ids)
-        bad = bad[(bad < -1) | (bad >= rows)]
-        if bad.size:
-            raise ValueError(
-                f"{name}: got the id {bad[0]}; expected ids from 0 to {rows - 1}, and -1 for padding."
-            )
+        flat = np.asarray(ids).reshape(-1)
+        expect_ids(name, flat[flat != -1], rows, "and -1 for padding")
     xp = np if isinstance(ids, np.ndarray) else jnp
     return jnp.asarray(xp.where((ids >= 0) & (ids < rows), ids, -1).astype(np.int32))
 
 
 def _check_shape(name: str, given: tuple[Any, ...], shape: tuple[Any, ...]) -> None:
     if tuple(given[:-1]) != tuple(shape) or not given:
-        expected = ", ".join(map(str, (*shape, "E")))
-        raise ValueError(
-            f"{name}: got shape {given}; expected [{expected}], a list for each query, padded with -1."
-        )
+        expected = f"[{', '.join(map(str, (*shape, 'E')))}], a list for each query, padded with -1"
+        raise mismatch(name, f"shape {given}", expected)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_tt._base.arguments import expect, expect_ids
 from jax_tt._sets.miss_ratio import miss_ratio_curve, stream
 from jax_tt._sets.row_cache import RowCache, entry_bytes
 
@@ -40,11 +41,9 @@ def demand(name: str, sample: Any, num_embeddings: int, features: int, dtype: An
         ids = stream(sample)
     except TypeError as error:
         raise TypeError(f"id_samples[{name!r}]: {error}") from error
-    if ids.size < 2 or ids.max() >= num_embeddings:
-        got = "fewer than two ids" if ids.size < 2 else f"the id {ids.max()}"
-        raise ValueError(
-            f"id_samples[{name!r}]: got {got}; expected a sample of ids in [0, {num_embeddings})."
-        )
+    label = f"id_samples[{name!r}]"
+    expect(ids.size > 1, label, "fewer than two ids", "a sample of the ids that are requested")
+    expect_ids(label, ids, num_embeddings)
     curve = miss_ratio_curve(ids, policy="ideal")
     below = 1 - curve.sizes / curve.distinct - curve.miss_ratios
     rows = int(curve.sizes[int(np.argmax(below))])

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_positive, expect, mismatch, one_of, type_of
+from jax_tt._base.arguments import as_positive, expect, expect_ids, mismatch, one_of, type_of
 from jax_tt._ids.placement import Layout, paged
 from jax_tt._kinds.sharded.options import Exchange
 from jax_tt._kinds.sharded.route import Route, distinct, leading_bits, message_rows
@@ -66,10 +66,7 @@ def sample_of(label: str, ids: Any, num_embeddings: int, devices: int, steps: in
     if not array.size or array.size % (steps * length):
         expected = f"the ids of steps={steps} batches of equal size, [steps * batch, ids per bag]"
         raise mismatch(label, array, expected)
-    if array.max() >= num_embeddings:
-        raise ValueError(
-            f"{label}: got the id {array.max()}; expected ids in [0, {num_embeddings})."
-        )
+    expect_ids(label, np.maximum(array.reshape(-1), 0), num_embeddings)
     bags = array.reshape(steps, -1, length).astype(np.int64)
     spare = -bags.shape[1] % devices
     bags = np.concatenate([bags, np.full((steps, spare, length), -1)], axis=1)

@@ -116,7 +116,7 @@ def _sizes(sizes: Any, distinct: int) -> np.ndarray:
         return np.unique(np.geomspace(1, max(distinct, 1), _POINTS).round().astype(np.int64))
     array = np.asarray(sizes)
     if array.dtype.kind not in "iu" or array.ndim != 1 or array.size == 0 or array.min() < 1:
-        raise mismatch("sizes", f"{sizes!r}", "integers of at least 1, in one dimension")
+        raise mismatch("sizes", repr(sizes), "integers of at least 1, in one dimension")
     return np.unique(array.astype(np.int64))
 
 

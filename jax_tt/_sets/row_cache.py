@@ -9,7 +9,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int, as_number, expect, mismatch, one_of
+from jax_tt._base.arguments import (
+    as_dtype,
+    as_int,
+    as_number,
+    as_positive,
+    expect,
+    mismatch,
+    one_of,
+)
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._sets.cache_directory import POLICIES
 from jax_tt._sets.miss_ratio import stream
@@ -19,13 +27,7 @@ from jax_tt.optimizers import Optimizer
 GRADIENTS = ("rows", "cores")
 
 _ROOM = 16  # ghosts per bucket; a batch searches one bucket per distinct miss
-_MAX_SLOTS = 2**31 - 1
 _CAUTION = 4  # requests of the coldest cached row relative to the largest error of a count
-
-
-def _check_positive(name: str, value: Any) -> None:
-    if as_int(name, value) < 1:
-        raise ValueError(f"{name}: got {value}; expected an integer of at least 1.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ class WriteBack:
 
     def __post_init__(self) -> None:
         for name in ("steps", "iterations", "chunk"):
-            _check_positive(f"WriteBack.{name}", getattr(self, name))
+            as_positive(f"WriteBack.{name}", getattr(self, name))
         expected = "a finite number of at least 0"
         as_number("WriteBack.ridge", self.ridge, expected, lambda x: 0 <= x < math.inf)
 
@@ -105,13 +107,13 @@ class RowCache:
     dtype: Any = None
 
     def __post_init__(self) -> None:
-        _check_positive("RowCache.capacity", self.capacity)
-        _check_positive("RowCache.ways", self.ways)
+        as_positive("RowCache.capacity", self.capacity)
+        as_positive("RowCache.ways", self.ways)
         one_of("RowCache.policy", self.policy, POLICIES)
         one_of("RowCache.gradients", self.gradients, GRADIENTS)
         for name in ("half_life", "counters", "refresh_every"):
             if getattr(self, name) is not None:
-                _check_positive(f"RowCache.{name}", getattr(self, name))
+                as_positive(f"RowCache.{name}", getattr(self, name))
         if self.write_back is not None and not isinstance(self.write_back, WriteBack):
             expected = "a jax_tt.cache.WriteBack, or None to drop what leaving rows have learned"
             raise mismatch("RowCache.write_back", repr(self.write_back), expected, error=TypeError)
@@ -174,8 +176,7 @@ class RowCache:
         capacity = min(self.capacity, num_embeddings)
         ways = min(self.ways, capacity)
         sets = -(-capacity // ways)
-        if sets * ways > _MAX_SLOTS:
-            raise mismatch("RowCache.capacity", self.capacity, f"at most {_MAX_SLOTS}")
+        expect(sets * ways < 2**31, "RowCache.capacity", self.capacity, "fewer than 2**31")
         counters = self.counters
         if counters is None:
             counters = min(16 * sets * ways, num_embeddings)
@@ -187,10 +188,8 @@ class RowCache:
         if num_embeddings <= 2**31 - 1:
             return jnp.int32
         if not x64_enabled():
-            raise ValueError(
-                f"cache: a table of {num_embeddings} rows has ids beyond 31 bits; jax_enable_x64 lets the cache keep "
-                "them in 64 bits. Set it, or use the table without a cache."
-            )
+            got = f"a table of {num_embeddings} rows, whose ids are beyond 31 bits"
+            raise mismatch("cache", got, "no cache, or jax_enable_x64, which keeps them in 64 bits")
         return jnp.int64
 
 
@@ -215,9 +214,8 @@ def _suggested(
     counters = np.clip(counters, least, most)
     fits = np.flatnonzero(slot * capacity + counter * counters <= budget)
     if not fits.size:
-        expected = (
-            f"at least {slot + counter * int(counters[0])} bytes, for one row and its counters"
-        )
+        least = slot + counter * int(counters[0])
+        expected = f"at least {least} bytes, for one row and its counters"
         raise mismatch("budget_bytes", f"{budget_bytes} bytes", expected)
     best = int(capacity[fits[-1]])
     if best > cache.ways:

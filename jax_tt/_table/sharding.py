@@ -76,9 +76,7 @@ def check_sharding(table: Table, layout: Layout) -> None:
         narrow = update.rounds_stochastically(storage)
         if narrow and not layout.same_places:
             got = "replicas at different places of their devices, whose rows would be rounded differently at random"
-            expected = (
-                "Update(..., stochastic_rounding=False), Placement.replicated(), or no replicas"
-            )
+            expected = "no stochastic_rounding, Placement.replicated(), or no replicas"
             raise mismatch(f"{table.ids.label}placement", got, expected)
     if layout.columns > 1:
         _check_columns(table, layout.columns)

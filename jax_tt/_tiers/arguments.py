@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt._base.arguments import instance_of, mismatch
+from jax_tt._base.keywords import expect_names
 from jax_tt._collection.collection import Collection
 from jax_tt._table.table import Table
 from jax_tt._tiers.processes import Processes
@@ -23,18 +24,12 @@ def checked(collection: Any, tiers: Any) -> dict[str, Table]:
     if not isinstance(tiers, Mapping) or not tiers:
         expected = "a dict from tables to Tier, e.g. {'item': jax_tt.Tier(host_rows=10**6)}"
         raise mismatch("tiers", repr(tiers), expected, error=TypeError)
-    tables = {}
+    expect_names("tiers", "table", tiers, collection.tables)
     for name, tier in tiers.items():
-        table = collection.tables.get(name)
-        if table is None:
-            raise ValueError(
-                f"tiers: got the table {name!r}; expected one of {', '.join(map(repr, collection.tables))}."
-            )
         instance_of(f"tiers[{name!r}]", tier, Tier, "a jax_tt.Tier")
-        tier.check(name, table)
-        tables[name] = table
+        tier.check(name, collection.tables[name])
     # In an order that is the same in all processes.
-    return {name: tables[name] for name in collection.tables if name in tables}
+    return {name: table for name, table in collection.tables.items() if name in tiers}
 
 
 def check_same(

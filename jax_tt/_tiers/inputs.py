@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, mismatch, narrow, type_of
+from jax_tt._base.arguments import as_array, expect, expect_ids, mismatch, narrow, type_of
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature, check_features, values_of
 from jax_tt._collection.requests import entered_keyed, offsets_label_of
@@ -60,17 +60,15 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
     ids = value.ids if isinstance(value, Bags) else value
     split = isinstance(ids, SplitIds)
     ids = ids.digits if split else ids
+    label = f"batch[{name!r}]"
     if isinstance(ids, Tracer) or not hasattr(ids, "dtype"):
-        expected = (
-            "a numpy array of integers, or Bags of it: tiers are looked up on the host, outside jit"
-        )
-        raise mismatch(f"batch[{name!r}]", type_of(ids), expected, error=TypeError)
-    ids = np.asarray(as_array(f"batch[{name!r}]", ids))
-    if ids.dtype.kind not in "iu":
-        raise TypeError(f"batch[{name!r}]: got ids of type {ids.dtype}; expected integers.")
+        expected = "a numpy array of integers, or Bags of it, on the host, outside of jit"
+        raise mismatch(label, type_of(ids), expected, error=TypeError)
+    ids = np.asarray(as_array(label, ids))
+    expect(ids.dtype.kind in "iu", label, ids, "integers", error=TypeError)
     if split and ids.shape[-1] != 2:
         got = f"SplitIds of {ids.shape[-1]} digits"
-        raise mismatch(f"batch[{name!r}]", got, "two, of jax_tt.dynamic.split_keys")
+        raise mismatch(label, got, "two, of jax_tt.dynamic.split_keys")
     ids = join_keys(SplitIds(ids)).view(np.int64) if split else ids
     present = np.ones(ids.shape, bool)
     if isinstance(value, Bags) and value.offsets is not None:
@@ -78,11 +76,7 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
     elif isinstance(value, Bags) and value.padded:
         present = ids != np.array(-1).astype(ids.dtype)
     if num_embeddings is not None:
-        bad = present & ((ids < 0) | (ids >= num_embeddings))
-        if bad.any():
-            raise ValueError(
-                f"batch[{name!r}]: got the id {ids[bad][0]}; expected 0 to {num_embeddings - 1}."
-            )
+        expect_ids(label, ids[present], num_embeddings)
     wide = np.ascontiguousarray(ids, np.uint64 if ids.dtype.kind == "u" else np.int64)
     return wide.view(np.uint64).reshape(-1), present.reshape(-1)
 

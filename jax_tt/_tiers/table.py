@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jax_tt._base import ffi
-from jax_tt._base.arguments import as_int, as_positive, mismatch, one_of, type_of
+from jax_tt._base.arguments import as_int, as_positive, expect, mismatch, one_of, type_of
 from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._sets.admission import Admission, as_admission
 from jax_tt._sets.hash_directory import MAX_WAYS
@@ -103,20 +103,13 @@ class Tier:
     ages: bool = False
 
     def __post_init__(self) -> None:
-        if as_positive("Tier.ways", self.ways) > MAX_WAYS:
-            raise ValueError(
-                f"Tier.ways: got {self.ways}; expected at most {MAX_WAYS}, e.g. ways=8."
-            )
+        as_int("Tier.ways", self.ways, 1, MAX_WAYS)
         if self.host_rows is not None:
             as_positive("Tier.host_rows", self.host_rows)
-        wanted = self.num_embeddings
-        if wanted is not None and as_positive("Tier.num_embeddings", wanted) >= 2**64:
-            raise ValueError(
-                f"Tier.num_embeddings: got {wanted}; expected at most 2**64 - 1, or None for all 64-bit ids."
-            )
+        if self.num_embeddings is not None:
+            as_int("Tier.num_embeddings", self.num_embeddings, 1, 2**64 - 1)
         one_of("Tier.policy", self.policy, POLICIES)
-        if not -(2**63) <= as_int("Tier.seed", self.seed) < 2**64:
-            raise ValueError(f"Tier.seed: got {self.seed}; expected an integer of 64 bits.")
+        as_int("Tier.seed", self.seed, -(2**63), 2**64 - 1)
         if self.initializer is not None and not isinstance(self.initializer, InitialRows):
             expected = "None or one of jax_tt.dynamic, e.g. Normal(0.01)"
             raise mismatch("Tier.initializer", repr(self.initializer), expected, error=TypeError)
@@ -131,22 +124,20 @@ class Tier:
             expected = "a dense_table with one, whose state travels with the rows"
             raise mismatch(f"tiers[{name!r}]", got, expected, error=TypeError)
         if not table.ids.takes_slots:
-            raise TypeError(
-                f"tiers[{name!r}]: got a table that takes ids, which would read and train the rows of others; expected "
-                "one that takes nothing but the slots in the batches of prefetch: dense_table(..., takes_slots=True)."
+            got = "a table that takes ids, which would read and train the rows of others"
+            expected = (
+                "one that takes the slots of prefetch alone, dense_table(..., takes_slots=True)"
             )
+            raise mismatch(f"tiers[{name!r}]", got, expected, error=TypeError)
         if is_sharded(table):
             _check_sharded(name, table)
-        if table.num_embeddings % self.ways:
-            raise ValueError(
-                f"tiers[{name!r}]: the table has {table.num_embeddings} rows; expected a multiple of ways={self.ways}."
-            )
-        rule = table.update.optimizer
-        if isinstance(rule, ChangesAll):
-            raise TypeError(
-                f"tiers[{name!r}]: {type(rule).__name__} changes all rows of a table between steps, also beyond the "
-                "device; use another optimizer, such as RowWiseAdagrad."
-            )
+        got = f"a table of {table.num_embeddings} rows"
+        divides = table.num_embeddings % self.ways == 0
+        expect(divides, f"tiers[{name!r}]", got, f"a multiple of ways={self.ways}")
+        if isinstance(rule := table.update.optimizer, ChangesAll):
+            got = f"{type(rule).__name__}, which changes all rows between steps, also beyond the device"
+            expected = "another optimizer, such as RowWiseAdagrad"
+            raise mismatch(f"tiers[{name!r}]", got, expected, error=TypeError)
 
     def reopened(self, name: str, saved: Mapping[str, Any]) -> Tier:
         """The tier with the sizes of the last save, ``saved``, where it has none."""
@@ -157,10 +148,9 @@ class Tier:
             raise mismatch(f"tiers[{name!r}].host_rows", "None", expected)
         wanted = self.num_embeddings
         if wanted is not None and "num_embeddings" in saved and (ids is None or wanted < ids):
-            raise ValueError(
-                f"tiers[{name!r}].num_embeddings: got {wanted}; expected {f'at least {ids}, or ' if ids else ''}None, "
-                "since the rows of other ids that were saved would be out of reach."
-            )
+            expected = f"at least {ids}, or None" if ids else "None"
+            fix = "The rows of other ids that were saved would be out of reach."
+            raise mismatch(f"tiers[{name!r}].num_embeddings", wanted, expected, fix)
         return dataclasses.replace(self, host_rows=host_rows, num_embeddings=wanted or ids)
 
     def initial_rows(self, features: int) -> InitialRows:
@@ -484,11 +474,7 @@ class TieredRows:
 
     def grow_host(self, rows: int) -> None:
         """Makes room for this number of rows in host memory."""
-        if as_positive("rows", rows) < self._host.rows:
-            raise ValueError(
-                f"rows: got {rows}; expected at least {self._host.rows}, the host_rows of tiers[{self.name!r}]."
-            )
-        self._host.grow(rows)
+        self._host.grow(as_int("rows", rows, self._host.rows))
 
     def together(self) -> contextlib.AbstractContextManager[None]:
         """What every process does by itself; an error of one of them is one of all."""

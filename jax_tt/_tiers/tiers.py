@@ -132,9 +132,7 @@ class Tiers:
         path: str | os.PathLike[str] | None = None,
         depth: int = 2,
     ):
-        self.collection, self._depth = collection, as_int("depth", depth)
-        if self._depth < 0:
-            raise ValueError(f"depth: got {depth}; expected a number of batches, at least 0.")
+        self.collection, self._depth = collection, as_int("depth", depth, 0)
         tables = checked(collection, tiers)
         self._processes = Processes.of(tables)
         self._disk: DiskStore | None = None
@@ -211,13 +209,9 @@ class Tiers:
             TypeError, ValueError: a batch does not fit; with a depth, when it is its turn.
         """
         treatments = bounds_by_table(bounds, self.collection.tables)
-        of_epoch = as_int("epoch", epoch)
-        if not -(2**31) <= of_epoch < 2**31:
-            raise ValueError(f"epoch: got {epoch}; expected an integer of 32 bits.")
+        of_epoch = as_int("epoch", epoch, -(2**31), 2**31 - 1)
         if self._running is not None and not self._ending:
-            raise RuntimeError(
-                "prefetch: another iteration over batches has not ended; close it first."
-            )
+            raise RuntimeError("prefetch: another iteration has not ended; close it first.")
         self._end()
         self._complete = False
         place = functools.partial(self._apart, functools.partial(self._place, treatments, of_epoch))
@@ -467,10 +461,8 @@ class Tiers:
                     raise mismatch("ids", given, f"integers [n], ids of tiers[{table!r}]")
                 return rows.remove(keys_of(table, given, None)[0])
             if rows.lives is None:
-                raise ValueError(
-                    f"where: got a condition for tiers[{table!r}], whose ages are not kept; expected "
-                    "Tier(..., ages=True)."
-                )
+                got = f"a condition for tiers[{table!r}], whose ages are not kept"
+                raise mismatch("where", got, "Tier(..., ages=True)")
             with self._together("where"):
                 view = rows.lives.view()
                 chosen = as_condition("where", where, view, view.keys.shape, "per row")

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array, as_int, mismatch, type_of
+from jax_tt._base.arguments import as_array, as_int, expect, mismatch, type_of
 from jax_tt._base.storage import MAX_COLUMNS, check_storage, table_label
 from jax_tt._tt.shape import TTShape
 
@@ -63,10 +63,8 @@ def checked_cores(
     """Checks that cores fit together; returns their sizes and the cores as JAX arrays."""
     label = table_label(name)
     if not isinstance(cores, tuple | list) or not 2 <= len(cores) <= 5:
-        what = f"{len(cores)} cores" if isinstance(cores, tuple | list) else type_of(cores)
-        raise ValueError(
-            f"{label}cores: got {what}; expected a tuple of 2 to 5 arrays, e.g. from jax_tt.tt.init."
-        )
+        got = f"{len(cores)} cores" if isinstance(cores, tuple | list) else type_of(cores)
+        raise mismatch(f"{label}cores", got, "a tuple of 2 to 5 arrays, e.g. from jax_tt.tt.init")
     arrays = [as_array(f"{label}cores[{k}]", core) for k, core in enumerate(cores)]
     shapes = [tuple(core.shape) for core in arrays]
     ranks = _ranks(label, shapes)
@@ -74,15 +72,10 @@ def checked_cores(
     rows = math.prod(shape[0] for shape in shapes)
     columns = math.prod(shape[2] for shape in shapes)
     if rows >= 2**63 or columns > MAX_COLUMNS:
-        raise ValueError(
-            f"{label}cores: address {rows} rows of {columns} columns; expected fewer than 2**63 rows and 2**31 "
-            f"columns. Shapes: {shapes}."
-        )
-    n = rows if num_embeddings is None else as_int(f"{label}num_embeddings", num_embeddings)
-    if not 1 <= n <= rows:
-        raise ValueError(
-            f"{label}num_embeddings: got {n}; expected 1 to {rows}, the rows that these cores address."
-        )
+        got = f"{rows} rows of {columns} columns, by the shapes {shapes}"
+        raise mismatch(f"{label}cores", got, "fewer than 2**63 rows and 2**31 columns")
+    n = rows if num_embeddings is None else num_embeddings
+    n = as_int(f"{label}num_embeddings", n, 1, rows)
     row_factors, col_factors = (tuple(shape[axis] for shape in shapes) for axis in (0, 2))
     sizes = TrainSizes(n, row_factors, col_factors, ranks, arrays[0].dtype)
     # Cores read from a file are numpy arrays, which a traced index cannot index.
@@ -93,19 +86,15 @@ def _ranks(label: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     """The ranks of cores with these shapes, which must match."""
     for k, shape in enumerate(shapes):
         if len(shape) != 4 or 0 in shape:
-            got = f"shape {shape}"
-            raise mismatch(f"{label}cores[{k}]", got, "[p, r_left, q, r_right], none of them 0")
+            expected = "[p, r_left, q, r_right], none of them 0"
+            raise mismatch(f"{label}cores[{k}]", f"shape {shape}", expected)
     ranks = (shapes[0][1], *(shape[3] for shape in shapes))
     for k, shape in enumerate(shapes):
-        if shape[1] != ranks[k]:
-            raise ValueError(
-                f"{label}cores[{k}]: left rank {shape[1]} does not meet the right rank {ranks[k]} of "
-                f"cores[{k - 1}]; expected equal ranks. Shapes: {shapes}."
-            )
-    if ranks[0] != 1 or ranks[-1] != 1:
-        raise ValueError(
-            f"{label}cores: outer ranks are {ranks[0]} and {ranks[-1]}; expected 1 and 1."
-        )
+        got = f"the left rank {shape[1]}, in shapes {shapes}"
+        expected = f"{ranks[k]}, the right rank of cores[{k - 1}]"
+        expect(shape[1] == ranks[k], f"{label}cores[{k}]", got, expected)
+    got = f"outer ranks {ranks[0]} and {ranks[-1]}"
+    expect(ranks[0] == ranks[-1] == 1, f"{label}cores", got, "1 and 1")
     return ranks
 
 
@@ -116,8 +105,7 @@ def table_pair(
     left, a = checked_cores(a, num_embeddings, name="a")
     right, b = checked_cores(b, num_embeddings, name="b")
     if (left.row_factors, left.col_factors) != (right.row_factors, right.col_factors):
-        raise ValueError(
-            f"b: has row factors {right.row_factors} and column factors {right.col_factors}; expected those of a, "
-            f"{left.row_factors} and {left.col_factors}. Only the ranks may differ."
-        )
+        got = f"row factors {right.row_factors} and column factors {right.col_factors}"
+        expected = f"those of a, {left.row_factors} and {left.col_factors}"
+        raise mismatch("b", got, expected, "Only the ranks may differ.")
     return left, a, b

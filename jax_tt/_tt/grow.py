@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array, instance_of, mismatch
+from jax_tt._base.arguments import as_array, expect_ids, instance_of, mismatch
 from jax_tt._tt.cores import TrainSizes, checked_cores
 from jax_tt._tt.initial_cores import CoreInit, init_slices
 from jax_tt._tt.least_squares import solve_slice
@@ -78,10 +78,9 @@ def _check(cores: Sequence[jax.Array], shape: Any) -> None:
     want = list(shape.core_shapes)
     fits = len(have) == len(want) and have[1:] == want[1:] and have[0][1:] == want[0][1:]
     if not fits or have[0][0] > want[0][0]:
-        raise ValueError(
-            f"shape: has cores of shapes {want}; expected those of the table, {have}, with at most more slices of the "
-            "first, e.g. old_shape.grow(num_embeddings). tt.reorder brings a table under other factors."
-        )
+        expected = f"those of the table, {have}, with at most more slices of the first"
+        fix = "Use old_shape.grow(num_embeddings); tt.reorder brings a table under other factors."
+        raise mismatch("shape", f"cores of shapes {want}", expected, fix)
 
 
 def _rows_like(like: Any, shape: TTShape, old_rows: int) -> np.ndarray:
@@ -91,10 +90,7 @@ def _rows_like(like: Any, shape: TTShape, old_rows: int) -> np.ndarray:
     if rows.dtype.kind not in "iu" or rows.ndim > 1 or (rows.ndim and len(rows) < count):
         expected = f"an integer, or one for every new row, of which {count} are on appended slices"
         raise mismatch("like", rows, expected)
-    if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < old_rows:
-        raise ValueError(
-            f"like: got {int(rows.min())} to {int(rows.max())}; expected 0 to {old_rows - 1}, the rows that there are."
-        )
+    expect_ids("like", rows.reshape(-1), old_rows, "the rows that there are")
     return np.broadcast_to(rows, count) if rows.ndim == 0 else rows[len(rows) - count :]
 
 

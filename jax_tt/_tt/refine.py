@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array, expect
+from jax_tt._base.arguments import as_array, expect, expect_ids
 from jax_tt._base.rows_of_arrays import number_of_sweeps, ridge_weight, row_weights
 from jax_tt._tt.cores import TrainSizes, checked_cores
 from jax_tt._tt.least_squares import Equations, alternate, kron_sum
@@ -74,16 +74,11 @@ def _samples(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ids, rows = np.asarray(as_array("ids", ids)), np.asarray(as_array("rows", rows))
     expect(ids.ndim == 1 and (ids.dtype.kind in "iu" or not ids.size), "ids", ids, "integers [n]")
-    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < table.num_embeddings:
-        raise ValueError(
-            f"ids: got {int(ids.min())} to {int(ids.max())}; expected 0 to {table.num_embeddings - 1}, the rows "
-            "that the cores address."
-        )
+    expect_ids("ids", ids, table.num_embeddings, "the rows that the cores address")
     columns = int(np.prod(table.col_factors))
-    expect(rows.shape == (len(ids), columns), "rows", rows, f"{(len(ids), columns)}")
+    expect(rows.shape == (len(ids), columns), "rows", rows, (len(ids), columns))
     rows = rows.astype(np.float64)
-    if not np.all(np.isfinite(rows)):
-        raise ValueError("rows: some hold NaN or infinity; expected finite numbers.")
+    expect(np.all(np.isfinite(rows)), "rows", "NaN or infinity", "finite numbers")
     given = row_weights(weights, len(ids))
     return ids.astype(np.int64), rows, np.ones(len(ids)) if given is None else given
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int, as_number, as_positive, expect, mismatch
+from jax_tt._base.arguments import as_dtype, as_int, as_number, as_positive, mismatch
+from jax_tt._base.rows_of_arrays import exactly_one
 from jax_tt._ids.split_ids import SplitIds, join_on_host, split_on_host
 from jax_tt._tt.budget import best_shape, least_params
 from jax_tt._tt.factor import balanced_cover, exact_factors
@@ -167,10 +168,7 @@ class TTShape:
         True
         """
         n, width = _checked_sizes(num_embeddings, features)
-        if (max_bytes is None) == (ratio is None):
-            raise ValueError(
-                f"max_bytes, ratio: got {max_bytes} and {ratio}; expected exactly one of them."
-            )
+        exactly_one(max_bytes=max_bytes, ratio=ratio)
         if ratio is not None:
             as_number("ratio", ratio, "a number above 0, e.g. 100", lambda x: x > 0)
             name, value, params = "ratio", ratio, int(n * width / ratio)
@@ -181,10 +179,8 @@ class TTShape:
         largest = None if max_rank is None else as_positive("max_rank", max_rank)
         found = best_shape(n, width, params, largest)
         if found is None:
-            raise ValueError(
-                f"{name}: got {value}, which is {params} parameters; a table of {n} x {width} takes at least "
-                f"{least_params(n, width)} parameters, at rank 1."
-            )
+            expected = f"at least {least_params(n, width)}, a table of {n} x {width} at rank 1"
+            raise mismatch(name, f"{value}, which is {params} parameters", expected)
         return cls(n, width, *found)
 
     @property
@@ -253,8 +249,7 @@ class TTShape:
         >>> jax_tt.TTShape(11_000_000, 64, 32, (200, 220, 250), (4, 4, 4)).cost(1).flops_forward
         36864
         """
-        if nnz < 0:
-            raise ValueError(f"nnz: got {nnz}; expected a number of lookups >= 0.")
+        nnz = as_int("nnz", nnz, 0)
         q, r = self.col_factors, self.full_ranks
         core_work = [2 * r[k] * q[k] * r[k + 1] for k in range(self.d)]
         from_left = sum(math.prod(q[:k]) * core_work[k] for k in range(1, self.d))
@@ -350,12 +345,8 @@ def _positives(name: str, values: Any) -> tuple[int, ...]:
 
 
 def _checked_sizes(num_embeddings: Any, features: Any) -> tuple[int, int]:
-    n = as_positive("num_embeddings", num_embeddings)
-    width = as_positive("features", features)
-    if n >= 2**63:
-        raise ValueError(f"num_embeddings: got {n}; expected less than 2**63.")
-    expect(width < 2**31, "features", width, "fewer than 2**31 columns")
-    return n, width
+    n = as_int("num_embeddings", num_embeddings, 1, 2**63 - 1)
+    return n, as_int("features", features, 1, 2**31 - 1)
 
 
 def _check_d(name: str, d: int) -> None:
@@ -370,18 +361,14 @@ def _check_factors(n: int, width: int, p: tuple[int, ...], q: tuple[int, ...]) -
         got = f"{len(q)} factors {q} for {d} row_factors {p}"
         raise mismatch("col_factors", got, f"{d}, e.g. col_factors={exact_factors(width, d)}")
     if math.prod(q) != width:
-        raise ValueError(
-            f"col_factors: {_times(q)} = {math.prod(q)}; expected a product of exactly features={width}, "
-            f"e.g. col_factors={exact_factors(width, d)}."
-        )
+        example = f"e.g. col_factors={exact_factors(width, d)}"
+        expected = f"a product of exactly features={width}, {example}"
+        raise mismatch("col_factors", f"{_times(q)} = {math.prod(q)}", expected)
     rows = math.prod(p)
     if rows >= 2**63 or max(p) >= 2**31:
-        raise ValueError(
-            f"row_factors: {_times(p)} = {rows}; expected a product below 2**63 and every factor "
-            "below 2**31; use more cores."
-        )
+        expected = "a product below 2**63 and every factor below 2**31"
+        raise mismatch("row_factors", f"{_times(p)} = {rows}", expected, "Use more cores.")
     if rows < n:
-        raise ValueError(
-            f"row_factors: {_times(p)} = {rows}; expected a product of at least num_embeddings={n}, "
-            f"e.g. row_factors={balanced_cover(n, d)}."
-        )
+        example = f"e.g. row_factors={balanced_cover(n, d)}"
+        expected = f"a product of at least num_embeddings={n}, {example}"
+        raise mismatch("row_factors", f"{_times(p)} = {rows}", expected)

@@ -219,4 +219,4 @@ def _option(name: str) -> str:
 def _refuse(args: argparse.Namespace, names: Sequence[str], option: str, why: str) -> None:
     """Raises for arguments that are given beside an option that does not go with them."""
     given = [_option(name) for name in names if getattr(args, name) is not None]
-    expect(not given, f"{', '.join(given)}", f"with {option}", f"none, because {why}")
+    expect(not given, ", ".join(given), f"with {option}", f"none, because {why}")

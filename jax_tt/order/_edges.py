@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from jax_tt._base.arguments import as_array, mismatch, type_of
+from jax_tt._base.arguments import as_array, expect_ids, mismatch, type_of
 
 _CHUNK = 1 << 24  # interactions of one sparse matrix
 _KEPT = 1 << 26  # interactions kept in memory; above this, the source is read again for every pass
@@ -148,8 +148,4 @@ def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.
 def _check_items(contexts: np.ndarray, items: np.ndarray, num_items: int) -> None:
     if contexts.min() < 0:
         raise mismatch("interactions", f"the context {contexts.min()}", "integers of at least 0")
-    bad = items[(items < 0) | (items >= num_items)]
-    if bad.size:
-        raise ValueError(
-            f"interactions: got the id {bad[0]}; expected ids in [0, {num_items}), the rows of the table."
-        )
+    expect_ids("interactions", items, num_items)

@@ -63,9 +63,7 @@ def from_table(
     rows = host_table("table", table)
     if rows.ndim != 2 or rows.shape[0] != shape.num_embeddings or not rows.shape[1]:
         raise mismatch("table", rows, f"[{shape.num_embeddings}, D], the rows of `shape`")
-    refine = as_int("refine", refine)
-    if refine < 0:
-        raise ValueError(f"refine: got {refine}; expected a number of rounds, at least 0.")
+    refine = as_int("refine", refine, 0)
     if refine and rows.shape[1] != shape.features:
         got = f"{rows.shape[1]} columns"
         raise mismatch("table", got, f"{shape.features}, those of `shape`, to refine its order")
@@ -89,7 +87,7 @@ def _points(table: Any, rank: int, seed: int) -> np.ndarray:
     for start, part in row_blocks(table, _CHUNK * width):
         if not np.isfinite(part).all():
             bad = start + int(np.argmin(np.isfinite(part).all(axis=1)))
-            raise ValueError(f"table: row {bad} is not finite; expected finite floats.")
+            raise mismatch(f"table: row {bad}", "NaN or infinity", "finite floats")
         points[start : start + len(part)] = part if turn is None else part @ turn
     return _scaled(points)
 

@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from jax_tt._base.arguments import expect, mismatch
+from jax_tt._base.arguments import concrete, expect, expect_ids, mismatch
 from jax_tt._base.words import set_of
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.cached.maintain import populated
@@ -60,8 +59,7 @@ def fill(
     if ID_ORDER in state:
         ids = IdOrder(state[ID_ORDER]).apply(ids)
     before = cache_directory_of(state)
-    if isinstance(before.tags, Tracer):
-        raise TypeError("table: its arrays are traced; a cache is filled outside of jit.")
+    concrete("table", before.tags, "A cache is filled outside of jit.")
     rows, counts = _frequencies(cached.num_embeddings, ids, weights)
     scoring = cached.cache.scoring
     unit = UNIT if scoring.policy == "lfu" and scoring.half_life is not None else 1
@@ -88,10 +86,7 @@ def _frequencies(num_embeddings: int, ids: Any, weights: Any) -> tuple[np.ndarra
     array = np.asarray(ids)
     kept = stream(array)
     expect(kept.size, "ids", "none", "a sample of the ids that the table is asked for")
-    if kept.max() >= num_embeddings:
-        raise ValueError(
-            f"ids: got {kept.max()}; expected ids below {num_embeddings}, the rows of the table."
-        )
+    expect_ids("ids", kept, num_embeddings)
     each = np.ones(())
     if weights is not None:
         each = np.asarray(weights, np.float64)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._base.arguments import as_array, expect
+from jax_tt._base.arguments import as_array, expect, expect_ids
 from jax_tt._base.host_table import host_table
 from jax_tt._base.rows_of_arrays import finite
 from jax_tt._kinds.coded import codec
@@ -64,10 +64,7 @@ def checked_rows(layout: CodeLayout, rows: Any, ids: Any) -> tuple[Any, np.ndarr
     given, n = host_table(f"{layout.label}rows", rows), layout.num_embeddings
     at = np.arange(n) if ids is None else np.asarray(as_array(f"{layout.label}ids", ids))
     expect(at.ndim == 1 and at.dtype.kind in "iu", f"{layout.label}ids", at, "integers [n]")
-    if len(at) and not 0 <= at.min() <= at.max() < n:
-        raise ValueError(
-            f"{layout.label}ids: got ids from {at.min()} to {at.max()}; expected 0 to {n - 1}."
-        )
+    expect_ids(f"{layout.label}ids", at, n)
     shape = len(at), layout.features
     expect(tuple(given.shape) == shape, f"{layout.label}rows", given, shape)
     return given, at

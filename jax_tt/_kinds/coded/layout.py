@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from jax_tt._base.arguments import as_int, as_positive, mismatch, one_of
+from jax_tt._base.arguments import as_int, as_positive, expect, mismatch, one_of
 from jax_tt._base.storage import table_label
 from jax_tt._kinds.coded import codec
 
@@ -35,8 +35,7 @@ class CodeLayout:
         as_positive("features", self.features)
         as_positive("num_codes", self.num_codes)
         one_of("kind", self.kind, KINDS)
-        if not 1 <= as_int("bits", self.bits) <= codec.MAX_BITS:
-            raise ValueError(f"{self.label}bits: got {self.bits}; expected 1 to {codec.MAX_BITS}.")
+        as_int(f"{self.label}bits", self.bits, 1, codec.MAX_BITS)
         self._check_parts()
         self._check_hot()
         if self.num_entries > 2**31 - 1:
@@ -47,24 +46,19 @@ class CodeLayout:
             )
 
     def _check_parts(self) -> None:
-        if self.num_codes % as_positive("terms", self.terms):
-            expected = f"a divisor of num_codes={self.num_codes}"
-            raise mismatch(f"{self.label}terms", self.terms, expected)
-        if self.kind == "additive" and self.terms > 1:
-            got = f"{self.terms} with kind='additive', which adds all codes"
-            raise mismatch(f"{self.label}terms", got, "1")
+        label = f"{self.label}terms"
+        divides = self.num_codes % as_positive(label, self.terms) == 0
+        expect(divides, label, self.terms, f"a divisor of num_codes={self.num_codes}")
+        got = f"{self.terms} with kind='additive', which adds all codes"
+        expect(self.kind == "product" or self.terms == 1, label, got, "1")
         if self.features % self.column_parts:
             times = "" if self.terms == 1 else f"{self.terms} times "
-            raise ValueError(
-                f"{self.label}num_codes: got {self.num_codes}; expected {times}a divisor of features={self.features}, "
-                "as every part of a product gives as many columns. Additive codes may be any number."
-            )
+            expected = f"{times}a divisor of features={self.features}, as parts have equal columns"
+            fix = "Additive codes may be any number."
+            raise mismatch(f"{self.label}num_codes", self.num_codes, expected, fix)
 
     def _check_hot(self) -> None:
-        if not 0 <= as_int("hot", self.hot) <= self.num_embeddings:
-            raise ValueError(
-                f"{self.label}hot: got {self.hot}; expected 0 to num_embeddings={self.num_embeddings}."
-            )
+        as_int(f"{self.label}hot", self.hot, 0, self.num_embeddings)
         if (as_int("hot_terms", self.hot_terms) > 0) != (self.hot > 0) or self.hot_terms < 0:
             got = f"{self.hot_terms} with hot={self.hot}"
             expected = "a positive number with hot ids, and 0 without"

@@ -99,7 +99,7 @@ class CodedTable(CodeLayout, ReferenceTable):
         given, shape = self.codebooks, (self.num_entries, self.width)
         if not isinstance(given, NativeTable) or not hasattr(given, "param_dtype"):
             expected = (
-                f"a table of {shape[0]} x {shape[1]} trained numbers. jax_tt.coded_table makes it"
+                f"a table of {shape[0]} x {shape[1]} trained numbers, as coded_table makes it"
             )
             raise mismatch(f"{self.label}codebooks", repr(given), expected, error=TypeError)
         if (given.num_embeddings, given.features) != shape:

@@ -76,7 +76,7 @@ def grow_if_full(
 def grown_capacity(table: HashTable, state: State, max_load: Any) -> int:
     """The capacity that a table is to have, at least the present one."""
     number = isinstance(max_load, int | float) and not isinstance(max_load, bool)
-    expect(number and 0 <= max_load <= 1, "max_load", f"{max_load!r}", "a number from 0 to 1")
+    expect(number and 0 <= max_load <= 1, "max_load", repr(max_load), "a number from 0 to 1")
     touched = state[KEYS[2]]
     if isinstance(touched, Tracer):
         raise TypeError(

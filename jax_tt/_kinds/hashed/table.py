@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._base.arguments import as_int, as_positive, mismatch, one_of, type_of
+from jax_tt._base.arguments import as_int, mismatch, one_of, type_of
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, outside
@@ -127,22 +127,20 @@ class HashTable(Wrapper):
         _check_table(self.table)
         one_of("policy", self.policy, POLICIES)
         one_of("safe_check", self.safe_check, SAFE_CHECKS)
-        if as_positive("min_age", self.min_age) > KEPT:
-            raise ValueError(f"min_age: got {self.min_age}; expected at most 2**30.")
-        _check_capacity(self.ids.label, self.num_embeddings, as_positive("ways", self.ways))
+        as_int("min_age", self.min_age, 1, KEPT)
+        _check_capacity(self.ids.label, self.num_embeddings, self.ways)
         object.__setattr__(self, "admission", as_admission(self.admission))
-        if not -(2**63) <= as_int("seed", self.seed) < 2**64:
-            raise ValueError(f"seed: got {self.seed}; expected an integer of 64 bits.")
+        as_int("seed", self.seed, -(2**63), 2**64 - 1)
         if self.max_capacity is not None:
             _check_most(self.num_embeddings, as_int("max_capacity", self.max_capacity))
         if self.initializer is None:
             scale = 1 / math.sqrt(self.features)
             object.__setattr__(self, "initializer", Normal(scale))
         elif not callable(self.initializer) and not isinstance(self.initializer, InitialRows):
-            raise TypeError(
-                f"initializer: got {self.initializer!r}; expected None, a distribution such as dynamic.Uniform(0.1), "
-                "or a function (keys, features) -> rows."
+            expected = (
+                "None, one such as dynamic.Uniform(0.1), or a function (keys, features) -> rows"
             )
+            raise mismatch("initializer", repr(self.initializer), expected, error=TypeError)
         _check_missing(self.missing, self.num_embeddings)
 
     @property
@@ -397,15 +395,12 @@ def _check_table(table: Table) -> None:
         raise mismatch("table", got, expected, error=TypeError)
 
 
-def _check_capacity(label: str, capacity: int, ways: int) -> None:
-    if ways > MAX_WAYS:
-        raise ValueError(f"{label}ways: got {ways}; expected at most {MAX_WAYS}, e.g. ways=8.")
-    if capacity % ways:
+def _check_capacity(label: str, capacity: int, ways: Any) -> None:
+    if capacity % as_int(f"{label}ways", ways, 1, MAX_WAYS):
         got = f"{ways} for a capacity of {capacity}"
         fix = f"Use the capacity {-(-capacity // ways) * ways}, or other ways."
         raise mismatch(f"{label}ways", got, "a divisor of it", fix)
-    if capacity >= 2**31:
-        raise ValueError(f"{label}capacity: got {capacity}; expected less than 2**31.")
+    as_int(f"{label}capacity", capacity, 1, 2**31 - 1)
 
 
 def _check_most(capacity: int, most: int) -> None:
@@ -415,17 +410,15 @@ def _check_most(capacity: int, most: int) -> None:
     below = capacity << ((most // capacity).bit_length() - 1)
     if below != most:
         sizes = " or ".join(str(size) for size in (below, 2 * below) if size < 2**31)
-        raise ValueError(
-            f"max_capacity: got {most} for a capacity of {capacity}, which growth doubles; expected that times a power "
-            f"of 2, e.g. {sizes}."
-        )
+        got = f"{most} for a capacity of {capacity}, which growth doubles"
+        raise mismatch("max_capacity", got, f"that times a power of 2, e.g. {sizes}")
 
 
 def _check_missing(missing: Any, capacity: int) -> None:
     if isinstance(missing, str) or missing is None:
         one_of("missing", missing, MISSING, ", or the number of a row")
-    elif not 0 <= as_int("missing", missing) < capacity:
-        raise ValueError(f"missing: got {missing}; expected a row from 0 to {capacity - 1}.")
+    else:
+        as_int("missing", missing, 0, capacity - 1)
 
 
 @best_rows.register(HashTable)

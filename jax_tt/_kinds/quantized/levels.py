@@ -95,7 +95,5 @@ def _in_units(levels: np.ndarray, bits: int) -> np.ndarray:
 
 def _check_bits(label: str, bits: int) -> None:
     if bits == 8:
-        expected = (
-            "None, or 4, 3 or 2 bits. 256 uniform levels are so close that others gain nothing"
-        )
-        raise mismatch(f"{label}levels", "some for 8 bits", expected)
+        fix = "256 uniform levels are so close that others gain nothing."
+        raise mismatch(f"{label}levels", "some for 8 bits", "None, or 4, 3 or 2 bits", fix)

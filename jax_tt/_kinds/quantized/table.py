@@ -234,9 +234,7 @@ _scored_rows.defvjp(_scored_rows_fwd, _scored_rows_bwd)
 def _check_trained(label: str, features: int, bits: int, rule: Optimizer) -> None:
     """Raises for sizes or rules that a table cannot be trained with."""
     if bits not in TRAINED_BITS:
-        fix = (
-            "Train a DenseTable, and quantize its rows: jax_tt.quantize(state['embedding'], bits)."
-        )
+        fix = "Train a DenseTable, and then jax_tt.quantize(state['embedding'], bits)."
         raise mismatch(f"{label}bits", f"{bits} with an update", "8 or 4", fix)
     multiple = 8 * codec.WORD // bits
     if features % multiple:

@@ -231,9 +231,7 @@ class TrainState(train_state.TrainState):
         old = flat(self.fused)
         if old and not isinstance(grads, Gradients):
             got = f"{type_of(grads)} without the next values of the fused tables"
-            expected = (
-                "what jax_tt.linen.value_and_grad or jax_tt.linen.grad returned for state.variables"
-            )
+            expected = "what jax_tt.linen.value_and_grad or grad returned for state.variables"
             raise mismatch("TrainState.apply_gradients: grads", got, expected)
         new: dict[Any, Any] = {}
         if isinstance(grads, Gradients):

@@ -65,10 +65,9 @@ def from_fbgemm(
     if given.dtype != np.uint8 or given.ndim != 2 or 0 in given.shape:
         raise mismatch("rows", given, "uint8 of shape [N, W], none 0")
     if given.shape[1] != width + padding:
-        raise ValueError(
-            f"rows: got {given.shape[1]} bytes a row; expected {width + padding}: {features} numbers of {bits} bits, 4 "
-            f"bytes of scale and bias, and {padding} of padding for alignment={alignment}."
-        )
+        parts = f"{features} numbers of {bits} bits, 4 bytes of scale and bias, and {padding} of padding"
+        expected = f"{width + padding}: {parts} for alignment={alignment}"
+        raise mismatch("rows", f"{given.shape[1]} bytes a row", expected)
     at_start = header == "start"
     packed = given[:, :width].copy() if at_start else np.roll(given, codec.HEADER, axis=1)
     table = QuantizedTable(given.shape[0], features, bits, name=name)
@@ -101,10 +100,10 @@ def to_fbgemm(
     _check_fbgemm_bits(table.bits)
     if table.levels is not None or table.rotated:
         has = "levels that are not uniform" if table.levels is not None else "a rotation"
-        raise ValueError(
-            f"{table.ids.label}table: got a table with {has}, which FBGEMM's rows cannot have; expected one of "
-            f"jax_tt.quantize(rows, {table.bits}, clip=True)."
+        expected = (
+            f"one of jax_tt.quantize(rows, {table.bits}, clip=True), as FBGEMM's rows have none"
         )
+        raise mismatch(f"{table.ids.label}table", f"a table with {has}", expected)
     one_of("header", header, HEADERS, _HINT)
     packed = np.asarray(read_only[PACKED])
     padding = _padding(table.row_bytes, header, alignment)

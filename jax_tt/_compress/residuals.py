@@ -157,9 +157,8 @@ def residual_table(
         if isinstance(term, Residual):
             term = tt_to_table(term.approximation, term.id_order)
         elif not (isinstance(term, tuple) and len(term) == 2 and isinstance(term[0], Table)):
-            raise TypeError(
-                f"terms[{k}]: got {type_of(term)}; expected a jax_tt.tt.Residual, or a table with its state."
-            )
+            expected = "a jax_tt.tt.Residual, or a table with its state"
+            raise mismatch(f"terms[{k}]", type_of(term), expected, error=TypeError)
         tables.append(with_update(term[0], update))
         states.append(term[1])
     table = SumTable(tuple(tables), name)

@@ -71,10 +71,9 @@ def grow_table(
     try:  # otherwise, only a later call would fail
         jax.block_until_ready(change.state)
     except jax.errors.JaxRuntimeError as error:
-        raise ValueError(
-            f"{table.ids.label}num_embeddings: got {num_embeddings}, whose arrays could not be made; expected as many "
-            f"rows as fit into memory beside the present {table.num_embeddings}."
-        ) from error
+        got = f"{num_embeddings}, whose arrays could not be made"
+        expected = f"as many rows as fit into memory beside the present {table.num_embeddings}"
+        raise mismatch(f"{table.ids.label}num_embeddings", got, expected) from error
     return change
 
 
@@ -111,10 +110,9 @@ def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any)
         raise mismatch("id_order", "None", expected, error=TypeError)
     check_id_order(id_order, table.num_embeddings)
     if "dtype" in options:
-        raise TypeError(
-            f"dtype: got {options['dtype']!r}; a table keeps its param_dtype. Give the cores of tt.reorder to a "
-            "table of another one."
-        )
+        fix = "Give the cores of tt.reorder to a table of another param_dtype."
+        expected = "none, as a table keeps its param_dtype"
+        raise mismatch("dtype", repr(options["dtype"]), expected, fix, TypeError)
     change = reorder(table, state, Orders(id_order, options))
     return change if ID_ORDER in table.spec.buffers else under_order(change.table, change, id_order)
 

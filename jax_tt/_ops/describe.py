@@ -316,10 +316,8 @@ def table_shape(
 def _ranks(tt_ranks: Any) -> int | tuple[int, ...]:
     def rank(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise TypeError(
-                f"tt_ranks: got {tt_ranks!r}; expected an integer >= 1 or a tuple of them, one per "
-                f"pair of neighbouring cores, e.g. tt_ranks=32 or tt_ranks=(32, 32)."
-            )
+            expected = "an integer >= 1, or one per pair of neighbouring cores, e.g. 32 or (32, 32)"
+            raise mismatch("tt_ranks", repr(tt_ranks), expected, error=TypeError)
         expect(value >= 1, "tt_ranks", repr(tt_ranks), "ranks >= 1, e.g. tt_ranks=32")
         return operator.index(value)
 
@@ -388,10 +386,9 @@ def with_codebooks(
         fields: dict[str, Any] = {"param_dtype": param_dtype, "update": update}
         codebooks = TTTable.of_shape(codebook_shape, **fields, core_init=init)
     else:
-        raise TypeError(
-            f"{layout.label}codebook_shape: got {codebook_shape!r}; expected a TTShape of the rows of all codebooks, "
-            f"jax_tt.TTShape.suggest({shape[0]}, {shape[1]}, ranks), or None."
-        )
+        expected = f"None or a TTShape, jax_tt.TTShape.suggest({shape[0]}, {shape[1]}, ranks)"
+        label = f"{layout.label}codebook_shape"
+        raise mismatch(label, repr(codebook_shape), expected, error=TypeError)
     return CodedTable(**dataclasses.asdict(layout), codebooks=codebooks)
 
 
@@ -404,9 +401,7 @@ def update_of(
     """The `Update` of these arguments of a layer."""
     if optimizer is None:
         if max_gradient is not None:
-            raise ValueError(
-                f"max_gradient: got {max_gradient!r} for a table without an optimizer, whose gradients are ordinary "
-                "ones; give the table an optimizer, or clip in optax, e.g. with optax.clip."
-            )
+            got = f"{max_gradient!r} for a table without an optimizer, whose gradients are ordinary"
+            raise mismatch("max_gradient", got, "an optimizer, or None and optax.clip")
         return None
     return Update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)

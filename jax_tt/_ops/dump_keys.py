@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import expect
+from jax_tt._base.arguments import expect, mismatch, type_of
 from jax_tt._base.progress import Progress
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
@@ -256,10 +256,9 @@ def _opened(sharded: Any, keys: Any) -> tuple[Sets, HashTable]:
     """The sets of a table and the table that one device would have."""
     table = unsharded_hash_table(sharded)
     if not table.table.spec.row_names:
-        raise TypeError(
-            f"{table.ids.label}table: the rows of its {type(table.table).__name__} share parameters; expected a "
-            "hash_table. Save its state like the state of any table: its shapes do not change."
-        )
+        got = f"{type_of(table.table)}, whose rows share parameters"
+        fix = "Save its state like the state of any table: its shapes do not change."
+        raise mismatch(f"{table.ids.label}table", got, "a hash_table", fix, TypeError)
     expect(keys is None, f"{table.ids.label}keys", "keys for a hash table, which has some", "None")
     devices = sharded.layout.devices if is_sharded(sharded) else 1
     return Sets(table.sets, table.ways, devices), table

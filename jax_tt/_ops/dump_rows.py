@@ -101,10 +101,10 @@ def _by_row(table: Any, state: State) -> tuple[Table, State]:
     check_table(table, state)
     plain = unsharded(table)
     if not plain.spec.row_names:
-        raise TypeError(
-            f"{table.ids.label}table: the rows of {type_of(plain)} are not entries of its arrays; expected a "
-            "DenseTable or a HashTable. The states of other kinds have the same shapes at all times, and can be saved "
-            "whole."
+        got = f"{type_of(plain)}, whose rows are not entries of its arrays"
+        fix = "States of other kinds have the same shapes at all times, and can be saved whole."
+        raise mismatch(
+            f"{table.ids.label}table", got, "a DenseTable or a HashTable", fix, TypeError
         )
     plain.ids.refuse_slots("table", "Tiers.dump and Tiers.load_dump take all of its rows")
     held = [state[name] for name in table.spec.row_names]

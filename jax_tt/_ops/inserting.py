@@ -156,11 +156,10 @@ def key_requests(
     with own_constants():
         keys, here, refused = keys_of_ids(table, ids, how)
         if (table.policy == "custom") != (scores is not None):
-            what = "expected one integer per id" if scores is None else "expected None"
-            raise ValueError(
-                f"{table.ids.label}scores: got {'None' if scores is None else 'an array'} for the policy "
-                f"{table.policy!r}; {what}. Scores belong to policy='custom'."
-            )
+            got = f"{'None' if scores is None else 'an array'} for the policy {table.policy!r}"
+            expected = "one integer per id" if scores is None else "None"
+            fix = "Scores belong to policy='custom'."
+            raise mismatch(f"{table.ids.label}scores", got, expected, fix)
         if scores is None:
             return KeyRequests(keys, here, jnp.zeros_like(keys)), refused
         words = jnp.asarray(score_words(f"{table.ids.label}scores", scores, _shape(ids))).reshape(
@@ -475,10 +474,9 @@ def epoch_of(table: HashTable, epoch: Any) -> jax.Array:
     """The epoch of a batch as uint32 scalar, 0 for tables without epochs."""
     if (table.policy in WITHIN_EPOCHS) != (epoch is not None):
         expected = "an integer scalar" if epoch is None else "None"
-        raise ValueError(
-            f"{table.ids.label}epoch: got {epoch!r} for the policy {table.policy!r}; expected {expected}. Epochs "
-            "belong to the policies 'epoch_lru' and 'epoch_lfu'."
-        )
+        got = f"{epoch!r} for the policy {table.policy!r}"
+        fix = "Epochs belong to the policies 'epoch_lru' and 'epoch_lfu'."
+        raise mismatch(f"{table.ids.label}epoch", got, expected, fix)
     if epoch is None:
         return jnp.zeros((), jnp.uint32)
     array = as_array(f"{table.ids.label}epoch", epoch)

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tt import optimizers
-from jax_tt._base.arguments import as_positive
+from jax_tt._base.arguments import as_positive, mismatch
 from jax_tt._base.progress import Progress
 from jax_tt._formats.output import writing
 from jax_tt._formats.stored import FileError, whole_file
@@ -137,10 +137,10 @@ def measure_bandwidths(
     sizes = {"rows": rows, "ids": ids, "words": words}
     rows, ids, words = (as_positive(name, value) for name, value in sizes.items())
     if not isinstance(mesh, Mesh) or axis not in mesh.axis_names or mesh.shape[axis] < 2:
-        raise ValueError(
-            f"axis: got {axis!r} of {mesh!r}; expected an axis of a jax.sharding.Mesh with two devices or more, "
-            "between which there is something to measure."
+        expected = (
+            "an axis of a jax.sharding.Mesh with two devices or more, to measure between them"
         )
+        raise mismatch("axis", f"{axis!r} of {mesh!r}", expected)
     devices = mesh.shape[axis]
     timer = _Timer(Mesh(mesh.devices, mesh.axis_names), axis, progress)
     with timer.bar:

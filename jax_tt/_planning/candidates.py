@@ -71,10 +71,8 @@ class PlanInput:
             self.num_embeddings, self.features = self.dense.shape
             dtype = self.dense.dtype
         else:
-            raise TypeError(
-                f"tables[{name!r}]: got {_described(value)}; expected (num_embeddings, features) or a trained table "
-                "[N, D] of floats."
-            )
+            expected = "(num_embeddings, features) or a trained table [N, D] of floats"
+            raise mismatch(f"tables[{name!r}]", _described(value), expected, error=TypeError)
         if min(self.num_embeddings, self.features) < 1:
             got = f"{self.num_embeddings} x {self.features}"
             raise mismatch(f"tables[{name!r}]", got, "sizes >= 1")

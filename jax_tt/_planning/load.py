@@ -189,10 +189,9 @@ def plan_exchange(
     """
     if not isinstance(table, ShardedTable) or table.ids.takes_keys:
         given = table.table if isinstance(table, ShardedTable) else table
-        raise TypeError(
-            f"table: got {type_of(given)}; expected a ShardedTable of rows, e.g. of jax_tt.shard_tables. The keys of "
-            "hash tables are spread evenly: expected_unique= is all that they need."
-        )
+        expected = "a ShardedTable of rows, e.g. of jax_tt.shard_tables"
+        fix = "The keys of hash tables are spread evenly: expected_unique= is all that they need."
+        raise mismatch("table", type_of(given), expected, fix, TypeError)
     one_of("pooled", pooled, ("rows", "sums"))
     steps = as_positive("steps", steps)
     sample = sample_of("ids", ids, table.num_embeddings, table.mesh.size, steps)

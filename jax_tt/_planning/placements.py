@@ -221,10 +221,10 @@ def _plan(
     exchange = traced_exchange(traced, devices) if traced else None
     plan = DevicePlan(tables, devices, exchange, tuple(busy.tolist()), bandwidths)
     if limit is not None and plan.device_bytes > limit:
-        raise ValueError(
-            f"device_bytes: got {limit:,} bytes; expected at least {plan.device_bytes:,} bytes, of which messages take "
-            f"{plan.device_bytes - plan.table_bytes:,} bytes. Use more devices, or smaller batches."
-        )
+        messages = f"of which messages take {plan.device_bytes - plan.table_bytes:,} bytes"
+        expected = f"at least {plan.device_bytes:,} bytes, {messages}"
+        fix = "Use more devices, or smaller batches."
+        raise mismatch("device_bytes", f"{limit:,} bytes", expected, fix)
     return plan
 
 

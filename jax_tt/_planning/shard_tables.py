@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jax_tt._base.arguments import mismatch, one_of, type_of
+from jax_tt._base.arguments import instance_of, mismatch, one_of
 from jax_tt._ids.placement import Placement
 from jax_tt._kinds.hashed.table import HashTable
 from jax_tt._kinds.sharded.options import DEFAULT, Exchange
@@ -50,11 +50,8 @@ def shard_tables(
     >>> [type(table).__name__ for table in tables.values()]
     ['ShardedTable', 'TTTable']
     """
-    if not isinstance(tables, Mapping):
-        raise TypeError(
-            f"tables: got {type_of(tables)}; expected a mapping from names to tables, e.g. "
-            '{"item": jax_tt.dense_table(1000, 16)}.'
-        )
+    expected = 'a mapping from names to tables, e.g. {"item": jax_tt.dense_table(1000, 16)}'
+    instance_of("tables", tables, Mapping, expected)
     if isinstance(placement, str):
         one_of("placement", placement, ("auto",), ", a Placement, or placements by table")
         placement = _automatic(tables, mesh, axis)

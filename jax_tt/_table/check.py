@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import STORAGE, check_storage, require_arrays
 from jax_tt._table.options import check_static
@@ -32,14 +32,12 @@ _OF_SHARDS = (
 def check_table(table: Any, state: Any) -> None:
     """Raises unless these are a description of a table and arrays by name."""
     if not isinstance(table, Table):
-        raise TypeError(
-            f"table: got {type_of(table)}; expected a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16). A "
-            "Collection goes to jax_tt.lookup_features, arrays go to the functions of jax_tt.tt and jax_tt.functional."
-        )
+        fix = "A Collection goes to lookup_features, arrays to the functions of tt and functional."
+        expected = "a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16)"
+        raise mismatch("table", type_of(table), expected, fix, TypeError)
     if not isinstance(state, Mapping):
-        raise TypeError(
-            f"{table.ids.label}state: got {type_of(state)}; expected arrays by name, as Table.init returns."
-        )
+        expected = "arrays by name, as Table.init returns"
+        raise mismatch(f"{table.ids.label}state", type_of(state), expected, error=TypeError)
     if table.update is not None:
         check_static(f"{table.ids.label}optimizer", table.update.optimizer)
 
@@ -78,9 +76,8 @@ def check_arrays(table: Table, state: State, arrays: Sequence[Array]) -> None:
     for array in arrays:
         given, dtype = state[array.name], array.dtype
         if not hasattr(given, "dtype"):
-            raise TypeError(
-                f"{table.ids.label}state: {array.name}: got {type_of(given)}; expected an array, as Table.init returns."
-            )
+            label = f"{table.ids.label}state: {array.name}"
+            raise mismatch(label, given, "an array, as Table.init returns", error=TypeError)
         if array.role == "parameter" and dtype is None:
             storage.setdefault(array.unit, set()).add(given.dtype.name)
         # Not in one comparison, since np.dtype("float64") == None.
@@ -90,11 +87,9 @@ def check_arrays(table: Table, state: State, arrays: Sequence[Array]) -> None:
         if given.shape != shape or given.dtype != dtype:
             trained = given.shape == shape and array.unit is not None
             inside = given.shape != shape and jax.sharding.get_abstract_mesh().manual_axes
-            raise ValueError(
-                f"{table.ids.label}{array.name}: got {given.dtype} of shape {given.shape}; expected "
-                f"{jnp.dtype(dtype)} of shape {shape}, as this table and its optimizer have."
-                f"{' ' if array.hint else ''}{array.hint}{_CAST if trained else ''}{_OF_SHARDS if inside else ''}"
-            )
+            fix = f"{array.hint}{_CAST if trained else ''}{_OF_SHARDS if inside else ''}".lstrip()
+            expected = f"{jnp.dtype(dtype)} of shape {shape}, as this table and its optimizer have"
+            raise mismatch(f"{table.ids.label}{array.name}", given, expected, fix)
     for dtypes in storage.values():
         if len(dtypes) != 1 or not dtypes <= _STORAGE:
             check_storage(table.ids.label, "parameters", dtypes)

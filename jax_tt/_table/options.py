@@ -171,10 +171,8 @@ def check_axis_name(axis_name: Any) -> None:
     try:
         hash(axis_name)
     except TypeError:
-        raise TypeError(
-            f"axis_name: got {type_of(axis_name)}; expected the name of a mesh axis or a tuple of names, e.g. "
-            "axis_name='data'."
-        ) from None
+        expected = "the name of a mesh axis or a tuple of names, e.g. axis_name='data'"
+        raise mismatch("axis_name", type_of(axis_name), expected, error=TypeError) from None
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -191,27 +189,21 @@ def check_optimizer(optimizer: Any) -> None:
             "jax_tt.optimizers.Adagrad(learning_rate=0.05). To use optax for the table, build the layer or the "
             "table with optimizer=None, and give the gradients to optax."
         )
-    raise TypeError(
-        f"optimizer: got {optimizer!r}; expected a rule of jax_tt.optimizers, e.g. "
-        "jax_tt.optimizers.Adagrad(learning_rate=0.05)."
-    )
+    expected = "a rule of jax_tt.optimizers, e.g. jax_tt.optimizers.Adagrad(learning_rate=0.05)"
+    raise mismatch("optimizer", repr(optimizer), expected, error=TypeError)
 
 
 def _check_slots(optimizer: Optimizer) -> None:
     for slot in optimizer.slots:
         types = ("float32",) if slot.rowwise else SLOT_DTYPES
         if slot.dtype not in types:
-            kind = "row" if slot.rowwise else "entry"
-            raise ValueError(
-                f"optimizer: the slot {slot.name!r} of {type(optimizer).__name__} has dtype={slot.dtype!r}; expected "
-                f"{' or '.join(map(repr, types))} for a slot per {kind}."
-            )
+            label = f"optimizer: slot {slot.name!r} of {type(optimizer).__name__}"
+            expected = f"{' or '.join(map(repr, types))} per {'row' if slot.rowwise else 'entry'}"
+            raise mismatch(label, f"dtype={slot.dtype!r}", expected)
     dtypes = {slot.dtype for slot in optimizer.slots if not slot.rowwise}
     if len(dtypes) > 1:
-        raise ValueError(
-            f"optimizer: the slots per entry of {type(optimizer).__name__} have dtypes {sorted(dtypes)}; expected the "
-            "same type for all of them."
-        )
+        label = f"optimizer: slots per entry of {type(optimizer).__name__}"
+        raise mismatch(label, f"dtypes {sorted(dtypes)}", "the same type for all of them")
 
 
 def check_static(argument: str, optimizer: Optimizer) -> None:

@@ -117,28 +117,23 @@ def _not_sharded(table: Table) -> TypeError:
 
 def _check_optimizer(table: Table, update: Update) -> None:
     optimizer = update.optimizer
+    label, rule = f"{table.ids.label}optimizer", type(optimizer).__name__
     if isinstance(optimizer, ChangesAll):
-        raise ValueError(
-            f"{table.ids.label}optimizer: {type(optimizer).__name__} changes all rows between steps; expected one that "
-            "changes the rows of a batch."
-        )
+        got = f"{rule}, which changes all rows between steps"
+        raise mismatch(label, got, "one that changes the rows of a batch")
     if any(slot.rows is not None for slot in optimizer.slots):
-        raise ValueError(
-            f"{table.ids.label}optimizer: {type(optimizer).__name__} has state that is not sharded by rows; expected "
-            "one whose state has an entry per row or per element."
-        )
+        got = f"{rule}, whose state is not sharded by rows"
+        raise mismatch(label, got, "one whose state has an entry per row or per element")
     if isinstance(optimizer, ReadsScaled):
-        raise ValueError(
-            f"{table.ids.label}optimizer: {type(optimizer).__name__} scales the rows that are read, by state that is "
-            "on other devices; expected another optimizer, e.g. RowWiseAdagrad."
-        )
+        got = f"{rule}, which scales the rows that are read by state on other devices"
+        raise mismatch(label, got, "another optimizer, e.g. RowWiseAdagrad")
 
 
 def _check_columns(table: Table, columns: int) -> None:
     if not table.spec.row_names:  # rows are coded as a whole
-        raise TypeError(
-            f"{table.ids.label}placement: got column shards of {type_of(table)}; expected a DenseTable, or "
-            "whole rows."
+        got = f"column shards of {type_of(table)}"
+        raise mismatch(
+            f"{table.ids.label}placement", got, "a DenseTable, or whole rows", error=TypeError
         )
     if table.features % columns:
         got = f"{columns} column shards of {table.features} columns"
@@ -147,8 +142,7 @@ def _check_columns(table: Table, columns: int) -> None:
         return
     optimizer = table.update.optimizer
     if type(optimizer) not in _ELEMENTWISE or any(slot.rowwise for slot in optimizer.slots):
-        raise ValueError(
-            f"{table.ids.label}optimizer: {type(optimizer).__name__} steps an element by the whole row, of which every "
-            "device has some columns; expected SGD, Adagrad, AdagradMomentum, Adam or FTRL, or a placement of whole "
-            "rows."
-        )
+        rule = type(optimizer).__name__
+        got = f"{rule}, which steps an element by the whole row, of which devices have some columns"
+        expected = "SGD, Adagrad, AdagradMomentum, Adam or FTRL, or a placement of whole rows"
+        raise mismatch(f"{table.ids.label}optimizer", got, expected)

@@ -38,9 +38,8 @@ class Wrapper(Table):
 
     def __post_init__(self) -> None:
         if not isinstance(self.table, Table):
-            raise TypeError(
-                f"table: got {self.table!r}; expected a jax_tt.Table, e.g. jax_tt.tables.DenseTable(1000, 16)."
-            )
+            expected = "a jax_tt.Table, e.g. jax_tt.tables.DenseTable(1000, 16)"
+            raise mismatch("table", repr(self.table), expected, error=TypeError)
         if is_sharded(self.table):
             got = type_of(self.table)
             fix = "Shard the hash table instead; apply an order to the ids before the lookup, order.apply(ids)."

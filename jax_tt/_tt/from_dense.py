@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int, as_positive, instance_of
+from jax_tt._base.arguments import as_dtype, as_int, as_positive, instance_of, mismatch
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import (
     dense_table,
@@ -144,10 +144,13 @@ def _stored(cores: Sequence[np.ndarray], dtype: Any) -> tuple[jax.Array, ...]:
     largest = float(jnp.finfo(dtype).max)
     found = max(float(np.abs(core).max(initial=0)) for core in cores)
     if found > largest:
-        raise ValueError(
-            f"dtype: got {dtype.name}, whose largest number is {largest:.3g}; the cores of this table hold "
-            f"{found:.3g}. Expected a type of more range, e.g. bfloat16 or float32, or the table divided by a constant."
+        got = (
+            f"{dtype.name}, whose largest number is {largest:.3g}, for cores that hold {found:.3g}"
         )
+        expected = (
+            "a type of more range, e.g. bfloat16 or float32, or the table divided by a constant"
+        )
+        raise mismatch("dtype", got, expected)
     # Converted on the host and put on the device as they are: nothing is compiled for their shapes.
     return tuple(jax.device_put(core.astype(dtype)) for core in cores)
 
@@ -166,9 +169,8 @@ def _goal(
     if shape is not None:
         instance_of("shape", shape, TTShape, "a TTShape")
         if (shape.num_embeddings, shape.features) != (n, width):
-            raise ValueError(
-                f"shape: is of {shape.num_embeddings} x {shape.features}; expected {n} x {width}, as the table."
-            )
+            got = f"{shape.num_embeddings} x {shape.features}"
+            raise mismatch("shape", got, f"{n} x {width}, as the table")
         if row_factors is not None or col_factors is not None:
             raise ValueError("row_factors, col_factors: the shape has them; expected None.")
         return shape
@@ -203,9 +205,7 @@ def _energy(rows: Rows, progress: Progress) -> float:
         part = float(np.vdot(block, block))
         if not np.isfinite(part):
             bad = start + int(np.argmin(np.isfinite(np.square(block)).all(1)))
-            raise ValueError(
-                f"table: row {bad} holds NaN or infinity, or its square does; expected finite numbers."
-            )
+            raise mismatch(f"table: row {bad}", "NaN or infinity, or a square is", "finite numbers")
         total += part
         advance()
     return total

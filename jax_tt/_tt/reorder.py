@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax.core import Tracer
 
-from jax_tt._base.arguments import mismatch, type_of
+from jax_tt._base.arguments import concrete, mismatch, type_of
 from jax_tt._base.rows_of_arrays import row_weights
 from jax_tt._ids.id_order import IdOrder, OrderedRows
 from jax_tt._tt.approximation import Approximation
@@ -106,9 +105,6 @@ def reordered_rows(
 def check_cores(cores: Sequence[Any]) -> None:
     """Refuses cores that cannot be read or fitted."""
     for k, core in enumerate(cores):
-        if isinstance(core, Tracer):
-            raise TypeError(
-                "cores: got traced arrays; a table is reordered on the host, outside of jit."
-            )
+        concrete("cores", core, "A table is reordered on the host, outside of jit.")
         if not np.isfinite(np.asarray(core).astype(np.float64)).all():
             raise ValueError(f"cores: core {k} holds NaN or infinity; expected finite numbers.")

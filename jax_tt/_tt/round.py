@@ -9,9 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from jax_tt._base.arguments import as_positive
+from jax_tt._base.arguments import as_positive, concrete, mismatch
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.rows_of_arrays import exactly_one, relative_tolerance
 from jax_tt._tt.budget import ranks_for
@@ -90,11 +89,9 @@ def _rounded(cores: Sequence[jax.Array], ranks: tuple[int, ...]) -> tuple[jax.Ar
 def _on_host(
     table: TrainSizes, cores: Sequence[jax.Array], tolerance: float | None, max_bytes: int | None
 ) -> list[np.ndarray]:
-    if any(isinstance(core, Tracer) for core in cores):
-        raise TypeError(
-            f"{'tolerance' if max_bytes is None else 'max_bytes'}: got traced cores; the ranks follow from "
-            "their values. Round outside of jit, or give ranks."
-        )
+    by = "tolerance" if max_bytes is None else "max_bytes"
+    fix = f"By {by}= the ranks follow from their values: round outside of jit, or give ranks."
+    concrete("cores", list(cores), fix)
     links = to_links([np.asarray(core).astype(np.float64) for core in cores])
     links = orthogonal_from_right(links)
     if max_bytes is None:
@@ -132,10 +129,8 @@ def check_budget(
     sizes = [p * q for p, q in zip(row_factors, col_factors, strict=True)]
     least = sum(sizes) * jnp.dtype(dtype).itemsize
     if max_bytes < least:
-        raise ValueError(
-            f"max_bytes: got {max_bytes} bytes; cores with these factors take at least {least} bytes, at rank 1. "
-            "Raise it, or take more cores."
-        )
+        expected = f"at least {least} bytes, those of cores with these factors at rank 1"
+        raise mismatch("max_bytes", f"{max_bytes} bytes", expected, "Or take more cores.")
     return sizes
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from jax_tt._base.arguments import as_array, expect_ids, mismatch, type_of
+from jax_tt._base.arguments import as_array, expect_ids, instance_of, mismatch, type_of
 
 _CHUNK = 1 << 24  # interactions of one sparse matrix
 _KEPT = 1 << 26  # interactions kept in memory; above this, the source is read again for every pass
@@ -94,11 +94,11 @@ def _source(interactions: Any) -> Source:
 
 
 def _chunks_of(chunks: Any) -> Iterable[Any]:
-    if not isinstance(chunks, Iterable):
-        raise TypeError(
-            f"interactions: got {type_of(chunks)}; expected (contexts, ids), pairs [n, 2], a sparse matrix "
-            "[contexts, ids], a list of chunks of pairs, or a function that returns an iterator of them."
-        )
+    expected = (
+        "(contexts, ids), pairs [n, 2], a sparse matrix [contexts, ids], a list of chunks of pairs, or a function that "
+        "returns an iterator of them"
+    )
+    instance_of("interactions", chunks, Iterable, expected)
     return chunks
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt._base.arguments import instance_of
 from jax_tt._base.progress import Progress
 from jax_tt._tt.shape import TTShape
 
@@ -21,11 +22,10 @@ _MEANS = 6  # rounds of 2-means after the split along the principal direction
 
 def as_shape(value: Any) -> TTShape:
     """Checks that the argument is a `TTShape`."""
-    if not isinstance(value, TTShape):
-        raise TypeError(
-            f"shape: got {value!r}; expected the TTShape of the table, e.g. layer.tt_shape or "
-            "jax_tt.TTShape.suggest(num_embeddings, features)."
-        )
+    expected = (
+        "the TTShape of the table, e.g. layer.tt_shape or TTShape.suggest(num_embeddings, features)"
+    )
+    instance_of("shape", value, TTShape, expected)
     return value
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import instance_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import check_storage
 from jax_tt._ids.batch import Batch, present
@@ -87,15 +87,10 @@ class RowCachedTable(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.cache, RowCache):
-            raise TypeError(
-                f"cache: got {self.cache!r}; expected None or a RowCache, e.g. cache=jax_tt.RowCache(capacity=10_000)."
-            )
-        if not isinstance(self.table, TrainTable):
-            raise TypeError(
-                f"table: got {type_of(self.table)}; expected a TTTable. An order of ids goes around the cache: "
-                "OrderedTable(RowCachedTable(table, cache), id_order)."
-            )
+        expected = "None or a RowCache, e.g. cache=jax_tt.RowCache(capacity=10_000)"
+        instance_of("cache", self.cache, RowCache, expected)
+        fix = "An order goes around a cache: OrderedTable(RowCachedTable(table, cache), id_order)."
+        instance_of("table", self.table, TrainTable, "a TTTable", fix)
         self.cache.layout(self.num_embeddings)
         self.cache.key_dtype(self.num_embeddings)
 

@@ -76,10 +76,9 @@ def _check_codes(layout: CodeLayout, codes: np.ndarray) -> None:
     wrong = ~absent & ((codes < 0) | (codes >= 1 << layout.bits))
     if wrong.any():
         row, k = map(int, np.argwhere(wrong)[0])
-        raise ValueError(
-            f"{layout.label}codes: code {k} of row {row} is {codes[row, k]}; expected 0 to "
-            f"{(1 << layout.bits) - 1}, as codes have {layout.bits} bits."
-        )
+        got, most = f"{codes[row, k]} for code {k} of row {row}", (1 << layout.bits) - 1
+        expected = f"0 to {most}, as codes have {layout.bits} bits"
+        raise mismatch(f"{layout.label}codes", got, expected)
 
 
 def _rows_at(codes: jax.Array, ids: jax.Array) -> jax.Array:

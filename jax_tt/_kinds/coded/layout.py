@@ -38,12 +38,10 @@ class CodeLayout:
         as_int(f"{self.label}bits", self.bits, 1, codec.MAX_BITS)
         self._check_parts()
         self._check_hot()
-        if self.num_entries > 2**31 - 1:
-            of_hot = f" and hot_terms={self.hot_terms}" if self.hot else ""
-            raise ValueError(
-                f"{self.label}num_codes: got {self.num_codes}{of_hot}, which are {self.num_entries} codebook rows at "
-                f"{self.bits} bits; expected fewer than 2**31."
-            )
+        of_hot = f" and hot_terms={self.hot_terms}" if self.hot else ""
+        rows = f"which are {self.num_entries} codebook rows at {self.bits} bits"
+        got = f"{self.num_codes}{of_hot}, {rows}"
+        expect(self.num_entries < 2**31, f"{self.label}num_codes", got, "fewer than 2**31")
 
     def _check_parts(self) -> None:
         label = f"{self.label}terms"

@@ -79,9 +79,9 @@ class Composite(Table):
             raise mismatch(argument, got, expected, "Use with_update of the whole table.")
         if table.update is not None and isinstance(table.update.optimizer, ReadsScaled):
             rule = type(table.update.optimizer).__name__
-            raise ValueError(
-                f"{argument}: got the rule {rule}, which scales the rows that are read; expected another one, e.g. "
-                "jax_tt.optimizers.RowWiseAdagrad(0.05)."
+            got = f"the rule {rule}, which scales the rows that are read"
+            raise mismatch(
+                argument, got, "another one, e.g. jax_tt.optimizers.RowWiseAdagrad(0.05)"
             )
 
     @abc.abstractmethod

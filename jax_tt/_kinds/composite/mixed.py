@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._base.arguments import as_array, mismatch
+from jax_tt._base.arguments import as_array, concrete, mismatch
 from jax_tt._ids import places
 from jax_tt._ids.batch import Batch, is_padding, padding_mark, with_marks
 from jax_tt._ids.id_space import digits_in_range
@@ -116,15 +116,10 @@ class MixedTable(Composite):
             TypeError: they are traced.
         """
         given = as_array(f"{self.ids.label}parts", parts)
-        if isinstance(given, Tracer):
-            raise TypeError(
-                f"{self.ids.label}parts: got a traced array, whose counts cannot be checked; call with_parts outside "
-                "of jit."
-            )
+        label = f"{self.ids.label}parts"
+        concrete(label, given, "Call with_parts outside of jit, where counts can be checked.")
         if given.shape != (self.num_embeddings,) or given.dtype.kind not in "iub":
-            raise mismatch(
-                f"{self.ids.label}parts", given, f"integers of shape [{self.num_embeddings}]"
-            )
+            raise mismatch(label, given, f"integers of shape [{self.num_embeddings}]")
         sizes = [table.num_embeddings for table in self.tables]
         numbers = np.asarray(given).astype(np.int64)
         counts = [int((numbers == k).sum()) for k in range(len(sizes))]

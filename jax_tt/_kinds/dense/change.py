@@ -40,9 +40,9 @@ def _initial(table: DenseTable, key: jax.Array, shape: tuple[int, int], dtype: A
         return jnp.zeros(shape, dtype)
     rows = jnp.asarray(unboxed(table.embedding_init)(key, shape, dtype))
     if rows.shape != shape:
-        raise ValueError(
-            f"{table.ids.label}embedding_init: returned shape {rows.shape} for new rows; expected {shape}. Give the "
-            "rows that new ones are to be like, like=, where the initialiser is for a whole table."
+        fix = "Where the initialiser is for a whole table, give rows that new ones are like, like=."
+        raise mismatch(
+            f"{table.ids.label}embedding_init", f"new rows of shape {rows.shape}", shape, fix
         )
     return rows.astype(dtype)
 

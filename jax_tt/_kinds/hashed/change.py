@@ -9,9 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from jax_tt._base.arguments import as_int, expect, mismatch
+from jax_tt._base.arguments import as_int, concrete, expect, mismatch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.placement import Layout
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
@@ -78,10 +77,7 @@ def grown_capacity(table: HashTable, state: State, max_load: Any) -> int:
     number = isinstance(max_load, int | float) and not isinstance(max_load, bool)
     expect(number and 0 <= max_load <= 1, "max_load", repr(max_load), "a number from 0 to 1")
     touched = state[KEYS[2]]
-    if isinstance(touched, Tracer):
-        raise TypeError(
-            f"{table.ids.label}state: got traced arrays; a table grows between steps, outside of jit."
-        )
+    concrete(f"{table.ids.label}state", touched, "A table grows between steps, outside of jit.")
     occupied = _occupied(state)
     capacity, most = table.num_embeddings, table.max_capacity or table.num_embeddings
     while occupied > max_load * capacity and 2 * capacity <= most:
@@ -240,23 +236,20 @@ def rows_of_keys(table: HashTable) -> dict[str, float | None]:
 @check_sharding.register(HashTable)
 def check_sharded_keys(table: HashTable, layout: Layout) -> None:
     if not layout.hashed:
-        raise ValueError(
-            f"{table.ids.label}placement: got rows that are sharded by their numbers for a HashTable; expected "
-            "Placement.hashed(), as the hash of a key says which device has its row."
-        )
+        expected = "Placement.hashed(), as the hash of a key says which device has its row"
+        raise mismatch(f"{table.ids.label}placement", "rows sharded by their numbers", expected)
     unit = layout.devices * table.ways
     if table.num_embeddings % unit:
-        raise ValueError(
-            f"{table.ids.label}capacity: got {table.num_embeddings} rows for {layout.devices} devices and sets of "
-            f"{table.ways} rows; expected a multiple of {unit}, e.g. {-(-table.num_embeddings // unit) * unit}."
-        )
+        got = f"{table.num_embeddings} rows for {layout.devices} devices and sets of {table.ways}"
+        expected = f"a multiple of {unit}, e.g. {-(-table.num_embeddings // unit) * unit}"
+        raise mismatch(f"{table.ids.label}capacity", got, expected)
     if table.waiting_sets % layout.devices:
-        got = table.waiting_sets * table.ways
-        raise ValueError(
-            f"{table.ids.label}admission: got {table.admission!r}, which is room for {got} waiting keys, for "
-            f"{layout.devices} devices and sets of {table.ways} keys; expected a multiple of {unit}, e.g. "
-            f"waiting={-(-got // unit) * unit}."
+        keys = table.waiting_sets * table.ways
+        got = f"{table.admission!r}, which is room for {keys} waiting keys"
+        expected = (
+            f"a multiple of {unit}, the devices times the ways, e.g. {-(-keys // unit) * unit}"
         )
+        raise mismatch(f"{table.ids.label}admission", got, expected)
     check_sharding(table.table, layout)
 
 

@@ -309,10 +309,8 @@ def initial_of_tables(
         assert values is not None
         given = jnp.asarray(values(keys, features))
         if given.shape != (keys.shape[0], features):
-            raise ValueError(
-                f"{table.ids.label}initializer: returned shape {given.shape}; expected one row per key, "
-                f"{(keys.shape[0], features)}."
-            )
+            expected = f"one row per key, {(keys.shape[0], features)}"
+            raise mismatch(f"{table.ids.label}initializer", given, expected)
         rows[k] = given.astype(dtype)
     drawn = hash_backend.initial_many(list(fresh.values()), [methods[k] for k in fresh])
     rows.update(zip(fresh, drawn, strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jax_tt._base.arguments import mismatch, type_of
+from jax_tt._base.arguments import instance_of, mismatch
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.id_order import ID_ORDER, IdOrder, columns_by_id, mapped_ids
 from jax_tt._ids.id_space import IdSpace
@@ -102,13 +102,8 @@ def check_id_order(id_order: Any, num_embeddings: int) -> None:
     """Raises unless the argument is None or an `IdOrder` of this number of ids."""
     if id_order is None:
         return
-    if not isinstance(id_order, IdOrder):
-        raise TypeError(
-            f"id_order: got {type_of(id_order)}; expected None or a jax_tt.order.IdOrder, e.g. "
-            "jax_tt.order.from_counts(counts)."
-        )
-    if id_order.num_embeddings != num_embeddings:
-        raise ValueError(
-            f"id_order: got an order of {id_order.num_embeddings} ids for a table of {num_embeddings} rows; make it "
-            "with the layer's tt_shape."
-        )
+    expected = "None or a jax_tt.order.IdOrder, e.g. jax_tt.order.from_counts(counts)"
+    order: IdOrder = instance_of("id_order", id_order, IdOrder, expected)
+    if order.num_embeddings != num_embeddings:
+        got = f"an order of {order.num_embeddings} ids for a table of {num_embeddings} rows"
+        raise mismatch("id_order", got, "one that is made with the layer's tt_shape")

@@ -31,15 +31,11 @@ def check_levels(label: str, levels: Any, bits: int) -> None:
         raise mismatch(f"{label}levels", f"{len(levels)} numbers", f"{count} at {bits} bits")
     rising = all(low < high for low, high in itertools.pairwise(levels))
     if not rising or levels[0] != 0 or levels[-1] != count - 1:
-        raise ValueError(
-            f"{label}levels: got {levels}; expected increasing numbers from 0 to {count - 1}. jax_tt.quantize(rows, "
-            f"{bits}, levels=...) takes any increasing numbers, and scales them."
-        )
+        fix = f"jax_tt.quantize(rows, {bits}, levels=...) scales any increasing numbers."
+        raise mismatch(f"{label}levels", levels, f"increasing numbers from 0 to {count - 1}", fix)
     if any(level * UNIT != round(level * UNIT) for level in levels):
-        raise ValueError(
-            f"{label}levels: got {levels}; expected whole multiples of 1 / {UNIT}, such as round({UNIT} * x) / {UNIT}, "
-            "whose products with scales are exact."
-        )
+        expected = f"multiples of 1 / {UNIT}, whose products with scales are exact"
+        raise mismatch(f"{label}levels", levels, expected, f"Take round({UNIT} * x) / {UNIT}.")
 
 
 def as_levels(value: Any, bits: int) -> Levels:
@@ -47,9 +43,8 @@ def as_levels(value: Any, bits: int) -> Levels:
     _check_bits("", bits)
     given, count = np.asarray(as_array("levels", value)), 1 << bits
     if given.shape != (count,) or given.dtype.kind not in "iuf":
-        raise mismatch(
-            "levels", given, f"'uniform', 'fit', or {count} increasing numbers at {bits} bits"
-        )
+        expected = f"'uniform', 'fit', or {count} increasing numbers at {bits} bits"
+        raise mismatch("levels", given, expected)
     given = given.astype(np.float64)
     if not np.isfinite(given).all() or not (np.diff(given) > 0).all():
         raise ValueError(f"levels: got {given.tolist()}; expected finite numbers that increase.")

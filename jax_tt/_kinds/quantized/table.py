@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tt._base.arguments import as_int, as_positive, instance_of, mismatch, type_of
+from jax_tt._base.arguments import as_int, as_positive, instance_of, mismatch
 from jax_tt._ids.batch import Batch
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.levels import Levels, as_attribute, check_levels, largest_step
@@ -242,10 +242,9 @@ def _check_trained(label: str, features: int, bits: int, rule: Optimizer) -> Non
         raise mismatch(f"{label}features", f"{features} with an update", expected)
     rule.check_width(features)
     if isinstance(rule, ReadsScaled | ChangesAll):
-        raise ValueError(
-            f"{label}update: {type(rule).__name__} changes rows that a batch does not read, which would be rounded in "
-            "every step; expected another rule, e.g. jax_tt.optimizers.RowWiseAdagrad(0.05)."
-        )
+        got = f"{type(rule).__name__}, which would round rows in every step that a batch does not read"
+        expected = "another rule, e.g. jax_tt.optimizers.RowWiseAdagrad(0.05)"
+        raise mismatch(f"{label}update", got, expected)
 
 
 def check_bits(bits: Any) -> int:
@@ -257,12 +256,8 @@ def check_bits(bits: Any) -> int:
 
 def require_quantized(table: Any) -> QuantizedTable:
     """The table, or an error for other kinds."""
-    if isinstance(table, QuantizedTable):
-        return table
-    raise TypeError(
-        f"table: got {type_of(table)}; expected a QuantizedTable, as jax_tt.quantize(rows, bits=8) returns it "
-        "with its state."
-    )
+    expected = "a QuantizedTable, as jax_tt.quantize(rows, bits=8) returns it with its state"
+    return instance_of("table", table, QuantizedTable, expected)
 
 
 @check_state.register(QuantizedTable)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_scalar, mismatch
+from jax_tt._base.arguments import as_scalar, expect, instance_of, mismatch
 from jax_tt._base.storage import require_arrays
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
@@ -115,10 +115,8 @@ class Collection:
                 check_static(f"tables[{name!r}]: optimizer", table.update.optimizer)
         for name in (UPDATES, STATISTICS, *FLAGS):
             if name in tables:
-                raise ValueError(
-                    f"tables: got the name {name!r}, which is reserved for arrays that all tables share; rename the "
-                    "table."
-                )
+                got = f"the name {name!r}, which is reserved for arrays that all tables share"
+                raise mismatch("tables", got, "another name")
         named = {name: with_name(_sharing(table), name) for name, table in tables.items()}
         object.__setattr__(self, "tables", Frozen(named, "table"))
         object.__setattr__(self, "features", Frozen(features, "feature"))
@@ -279,17 +277,11 @@ class Collection:
         check_tables("gradients", gradients, self._trained_names)
         for name in fused:
             trained = self._trained_names[name]
-            if name not in gradients:
-                raise ValueError(
-                    f"gradients: have no table {name!r}; expected all tables that Collection.trained returns."
-                )
+            expected = "all tables and their arrays that Collection.trained returns"
+            expect(name in gradients, "gradients", f"no table {name!r}", expected)
             check_arrays(f"gradients[{name!r}]", gradients[name], trained)
             missing = [array for array in trained if array not in gradients[name]]
-            if missing:
-                raise ValueError(
-                    f"gradients[{name!r}]: have no {listed(missing)}; expected all arrays that Collection.trained "
-                    "returns, which overwrite the table together."
-                )
+            expect(not missing, f"gradients[{name!r}]", f"no {listed(missing)}", expected)
         old, new = (_by_path(fused, arrays) for arrays in (state, gradients))
         after: dict[str, dict[str, Any]] = {}
         for (*name, array), value in next_values("Collection.overwritten", old, new).items():
@@ -449,10 +441,8 @@ class Collection:
         TableStatistics(requests=3, unique=2, out_of_range=0, cache_hits=None)
         """
         check_statistics("state", state, self.tables)
-        if STATISTICS not in state:
-            raise ValueError(
-                "state: has no statistics; Collection.with_statistics(state) begins to count."
-            )
+        expected = "statistics, as Collection.with_statistics(state) begins them"
+        expect(STATISTICS in state, "state", "no statistics", expected)
         totals = state[STATISTICS][TOTALS]
         for own in totals.values():
             if own.ndim > 2:
@@ -501,10 +491,8 @@ class Collection:
             return None
         steps = {name: state[name]["step"] for name in self.sharing}
         for name, step in steps.items():
-            if step.shape:
-                raise mismatch(
-                    f"state[{name!r}]['step']", step, "a scalar, as Collection.init returns it"
-                )
+            label, expected = f"state[{name!r}]['step']", "a scalar, as Collection.init returns it"
+            expect(not step.shape, label, step, expected)
         return Shared(list(steps.values()), **state[UPDATES])
 
     @functools.cached_property
@@ -570,10 +558,7 @@ def _checked(argument: str, given: Any, kind: type, example: str) -> dict[str, A
         expected = f"a mapping from names, e.g. {{'item': {example}}}"
         raise mismatch(argument, repr(given), expected, error=TypeError)
     for name, value in given.items():
-        if not isinstance(name, str):
-            raise TypeError(f"{argument}: got the name {name!r}; expected strings.")
-        if not isinstance(value, kind):
-            raise TypeError(
-                f"{argument}[{name!r}]: got {value!r}; expected a jax_tt.{kind.__name__}, e.g. {example}."
-            )
+        instance_of(f"the names of {argument}", name, str, "strings")
+        expected = f"a jax_tt.{kind.__name__}, e.g. {example}"
+        instance_of(f"{argument}[{name!r}]", value, kind, expected)
     return dict(given)

@@ -48,10 +48,8 @@ def values_of(features: Mapping[str, Feature], batch: Any) -> dict[str, Any]:
 def check_features(features: Mapping[str, Feature], batch: Any) -> None:
     """Raises unless a batch has all of these features and no others."""
     if not isinstance(batch, Mapping | KeyedBags):
-        raise TypeError(
-            f"batch: got {type_of(batch)}; expected a dict from the features ({listed(features)}) to ids or "
-            "Bags, or KeyedBags of them."
-        )
+        expected = f"KeyedBags, or a dict to ids or Bags, of the features {listed(features)}"
+        raise mismatch("batch", type_of(batch), expected, error=TypeError)
     given = list(batch)
     unknown = [name for name in given if name not in features]
     if unknown:
@@ -60,8 +58,6 @@ def check_features(features: Mapping[str, Feature], batch: Any) -> None:
         raise mismatch("batch", got, listed(features), fix)
     missing = [name for name in features if name not in given]
     if missing:
-        name = missing[0]
-        raise ValueError(
-            f"batch: has no feature {name!r} (of the table {features[name].table!r}); expected "
-            f"{listed(features)}. A feature without ids has empty bags, e.g. jax_tt.Bags.from_ragged([[], []])."
-        )
+        got = f"no feature {missing[0]!r} (of the table {features[missing[0]].table!r})"
+        fix = "A feature without ids has empty bags, e.g. jax_tt.Bags.from_ragged([[], []])."
+        raise mismatch("batch", got, listed(features), fix)

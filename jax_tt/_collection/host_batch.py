@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.arguments import as_int, instance_of, mismatch, one_of
+from jax_tt._base.keywords import expect_names
 from jax_tt._collection.feature import Feature, values_of
 from jax_tt._collection.host_forms import GivenIds, read
 from jax_tt._collection.host_ids import Bounds, table_ids
@@ -22,7 +23,6 @@ from jax_tt._collection.host_shares import (
     offsets_of,
     rows_over,
 )
-from jax_tt._collection.states import listed
 from jax_tt._ids import keyed_checks
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keyed_bags import KeyedBags
@@ -182,11 +182,7 @@ def _capacities(features: Mapping[str, Feature], capacity: Any) -> dict[str, Any
         return {}
     if not isinstance(capacity, Mapping):
         return dict.fromkeys(features, as_int("capacity", capacity))
-    unknown = [name for name in capacity if name not in features]
-    if unknown:
-        raise ValueError(
-            f"capacity: got the feature {unknown[0]!r}; expected some of {listed(features)}."
-        )
+    expect_names("capacity", "feature", capacity, features)
     return dict(capacity)
 
 
@@ -250,14 +246,12 @@ def _on_host(batch: Any) -> Any:
 def _check(table: Table, given: GivenIds, pooled: bool, capacity: Any) -> None:
     """Raises for weights of rows that are not pooled, and for a capacity of rectangles."""
     if capacity is not None and given.offsets is None:
-        raise ValueError(
-            f"{table.ids.label}capacity: got {capacity!r} for ids of shape {tuple(given.ids.shape)}; only ragged bags "
-            "have one."
-        )
+        got = f"{capacity!r} for ids of shape {tuple(given.ids.shape)}"
+        raise mismatch(f"{table.ids.label}capacity", got, "None, or ragged bags")
     if given.weights is not None and not pooled:
-        raise ValueError(
-            f"{table.ids.label}weights: got weights for rows that are not combined; multiply the rows by them, or give "
-            "the feature a combiner."
+        fix = "Multiply the rows by them, or give the feature a combiner."
+        raise mismatch(
+            f"{table.ids.label}weights", "some for rows that are not combined", "None", fix
         )
 
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
 from jax_tt._base.arguments import (
     as_array,
     as_int,
+    concrete,
     expect,
     integers,
     joined_integers,
@@ -188,9 +188,8 @@ def _rows(value: Any) -> list[Any] | None:
         return None
     if not all(are):
         at = are.index(False)
-        raise TypeError(
-            f"ids[{at}]: got {value[at]!r} among lists; expected the list of one bag, [] if it is empty."
-        )
+        got, expected = f"{value[at]!r} among lists", "the list of one bag, [] if it is empty"
+        raise mismatch(f"ids[{at}]", got, expected, error=TypeError)
     return list(value)
 
 
@@ -224,10 +223,9 @@ def _ids(space: IdSpace, name: str, value: Any) -> np.ndarray:
         raise TypeError(f"{name}: got {value!r:.80}; expected {_FORMS}.")
     if _are_strings(value):
         if not space.takes_keys:
-            raise TypeError(
-                f"{name}: got strings for a table of {space.num_embeddings} rows, whose ids are row numbers; number "
-                "them, or use a jax_tt.hash_table, whose keys are their hashes."
-            )
+            got = f"strings for a table of {space.num_embeddings} rows, whose ids are row numbers"
+            expected = "numbers, or a jax_tt.hash_table, whose keys are hashes of strings"
+            raise mismatch(name, got, expected, error=TypeError)
         if getattr(getattr(value, "dtype", None), "kind", "") == "T":
             value = value.astype(object)
         return _labelled(f"{name}: ", hash_ids, value)
@@ -260,10 +258,7 @@ def _split(ids: SplitIds) -> SplitIds:
 
 
 def _on_host(name: str, array: Any) -> np.ndarray:
-    if isinstance(array, Tracer):
-        raise TypeError(
-            f"{name}: got a traced array; host_batch runs on the host, before jit, e.g. in the data loader."
-        )
+    concrete(name, array, "host_batch runs on the host, before jit, e.g. in the data loader.")
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         raise mismatch(name, "an array that other processes have parts of", "one on the host")
     return np.asarray(as_array(name, array))
@@ -309,9 +304,7 @@ def _refuse_nonfinite(weights: np.ndarray) -> None:
     bad = ~np.isfinite(weights)
     if bad.any():
         at = int(np.flatnonzero(bad.reshape(-1))[0])
-        raise ValueError(
-            f"weights: got {weights.reshape(-1)[at]} at position {at}; expected finite numbers."
-        )
+        raise mismatch("weights", f"{weights.flat[at]} at position {at}", "finite numbers")
 
 
 def _labelled(label: str, call: Callable[..., Any], *args: Any) -> Any:

@@ -118,10 +118,10 @@ def _keys(table: Table, ids: Any, padding: np.ndarray | None) -> SplitIds:
         return SplitIds(words)
     stray = (words == -1).all(axis=-1) & ~padding
     if stray.any():
-        raise ValueError(
-            f"{table.ids.label}ids: got the key with all bits set, which marks padding in rectangles, at position "
-            f"{int(np.flatnonzero(stray.reshape(-1))[0])}; pass lengths instead, {{'ids': ids, 'lengths': lengths}}."
-        )
+        at = int(np.flatnonzero(stray.reshape(-1))[0])
+        got = f"the key with all bits set at position {at}, which marks padding in rectangles"
+        expected = "other keys, or lengths, {'ids': ids, 'lengths': lengths}"
+        raise mismatch(f"{table.ids.label}ids", got, expected)
     return SplitIds(np.where(padding[..., None], np.int32(-1), words))
 
 
@@ -149,10 +149,8 @@ def _unsigned(
     )
     wide = ids if padding is None else np.where(padding, 0, ids)
     if unfit or (wide.size and wide.max() >= _MARK32 and outside is None):
-        raise ValueError(
-            f"{table.ids.label}ids: got ids that 32 bits do not hold for a table of {table.num_embeddings} rows; turn "
-            "on jax_enable_x64."
-        )
+        got = f"ids that 32 bits do not hold for a table of {table.num_embeddings} rows"
+        raise mismatch(f"{table.ids.label}ids", got, "jax_enable_x64, or smaller ids")
     result = (wide if outside is None else np.where(outside, 0, wide)).astype(np.uint32)
     if outside is not None:
         result[outside] = _MARK32 - 1

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._base.arguments import expect
+from jax_tt._base.arguments import expect, mismatch
 from jax_tt._collection.host_forms import GivenIds
 from jax_tt._formats.team import Team, stopped
 from jax_tt._ids.split_ids import SplitIds
@@ -144,10 +144,8 @@ def _joined(
     given, words = _told(team, 1 + 4 * len(labels), told)
     reports = words[:, 1:].reshape(team.count, len(labels), 4).astype(np.int64)
     if (other := words[:, 0] != words[team.number, 0]).any():
-        raise ValueError(
-            f"host_batch: got another capacity, or KeyedBags with features in another order, in {team.named(other)} "
-            "than in this process; expected the same in all."
-        )
+        what = "another capacity, or KeyedBags with features in another order"
+        raise mismatch("host_batch", f"{what}, in {team.named(other)}", "the same in all processes")
     for label, one, form in zip(labels, given.values(), reports[..., 0].T, strict=True):
         if (other := form != form[team.number]).any():
             raise ValueError(

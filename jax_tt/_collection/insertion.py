@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import mismatch
+from jax_tt._base.keywords import expect_names
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.feature import check_features, values_of
 from jax_tt._collection.requests import entered_keyed
-from jax_tt._collection.states import bounds_by_table, check_states, listed
+from jax_tt._collection.states import bounds_by_table, check_states
 from jax_tt._ids.id_space import Slots
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.offsets import any_refused
@@ -58,11 +59,7 @@ def insert_collection_keys(
         flags.append(refused)
     check_states("state", state, hashed)
     known = {f for name in hashed for f in collection.features_of[name]}
-    for feature in given:
-        if feature not in known:
-            raise ValueError(
-                f"scores: got the feature {feature!r}; expected some of {listed(sorted(known))}."
-            )
+    expect_names("scores", "feature", given, sorted(known))
     of_epochs = [t for t in hashed.values() if t.policy in WITHIN_EPOCHS]
     if epoch is not None and not of_epochs:
         raise mismatch("epoch", f"{epoch!r} for a collection whose tables have no epochs", "None")

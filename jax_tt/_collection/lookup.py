@@ -11,11 +11,12 @@ from jax.sharding import get_abstract_mesh
 
 from jax_tt._base.arguments import mismatch, one_of, type_of
 from jax_tt._base.dtypes import accumulator
+from jax_tt._base.keywords import expect_names
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.insertion import insert_in_collection_call
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.requests import Request, requests_of
-from jax_tt._collection.states import check_statistics, listed
+from jax_tt._collection.states import check_statistics
 from jax_tt._collection.statistics import (
     STATISTICS,
     TOTALS,
@@ -271,17 +272,15 @@ def step_arguments(
 ) -> dict[str, tuple[Any, Mapping[str, Any] | None]]:
     """The loss scale and the hyper-parameters of every table, by table and name, from the arguments of a call."""
     if not isinstance(collection, Collection):
-        raise TypeError(
-            f"collection: got {type_of(collection)}; expected a description of tables and features, "
-            "jax_tt.Collection(tables, features)."
-        )
+        expected = "a description of tables and features, jax_tt.Collection(tables, features)"
+        raise mismatch("collection", type_of(collection), expected, error=TypeError)
     if hyperparameters is not None:
         _check(collection, hyperparameters)
     given = hyperparameters or {}
     if grad_scale is not None and all(table.update is None for table in collection.tables.values()):
-        raise ValueError(
-            "grad_scale: got a loss scale for a collection without optimizers; its gradients are ordinary ones, so "
-            "divide them by the scale after jax.grad, or describe tables with an optimizer."
+        fix = "Divide its gradients by the scale after jax.grad, or describe tables with an optimizer."
+        raise mismatch(
+            "grad_scale", "a loss scale for a collection without optimizers", "None", fix
         )
     return {
         name: (None, None) if table.update is None else (grad_scale, given.get(name))
@@ -295,13 +294,9 @@ def _check(collection: Collection, given: Any) -> None:
     ):
         expected = "a mapping from tables to mappings from names to scalars, e.g. {'item': {'learning_rate': 0.01}}"
         raise mismatch("hyperparameters", repr(given), expected, error=TypeError)
+    expect_names("hyperparameters", "table", given, collection.tables)
     for name in given:
-        if name not in collection.tables:
-            raise ValueError(
-                f"hyperparameters: got the table {name!r}; expected some of {listed(collection.tables)}."
-            )
         if collection.tables[name].update is None:
-            raise ValueError(
-                f"hyperparameters[{name!r}]: got some for a table without an optimizer, which optax steps; give them "
-                "to the optax transformation, or describe the table with an optimizer."
-            )
+            fix = "Give them to the optax transformation, or describe the table with an optimizer."
+            got = "some for a table without an optimizer, which optax steps"
+            raise mismatch(f"hyperparameters[{name!r}]", got, "none", fix)

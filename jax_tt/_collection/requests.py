@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._base.dtypes import accumulator
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import check_features
@@ -87,10 +88,9 @@ def requests_of(
     for name, feature in collection.features.items():
         table, value = collection.for_features[name], values[name]
         if feature.combiner is None and isinstance(value, Bags) and value.weights is not None:
-            raise ValueError(
-                f"{table.ids.label}bags.weights: got weights for a sequence (combiner=None), whose rows are not "
-                "combined; multiply its rows by them, or give the feature a combiner."
-            )
+            got = "weights for a sequence (combiner=None), whose rows are not combined"
+            fix = "Multiply its rows by them, or give the feature a combiner."
+            raise mismatch(f"{table.ids.label}bags.weights", got, "None", fix)
         if feature.combiner is not None or isinstance(value, Bags):
             accum = accumulator(storages[feature.table])
             batches[name], counts[name] = bag_batch(table.ids, value, accum)

@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._base.arguments import mismatch, one_of, type_of
+from jax_tt._base.keywords import expect_names
 from jax_tt._collection.statistics import STATISTICS, TOTALS, TOTALS_SHAPE
 from jax_tt._lookup.shared import FLAGS
 from jax_tt._table.check import check_state
@@ -70,20 +71,17 @@ def check_states(argument: str, given: Any, tables: Iterable[str]) -> None:
     _check_mapping(argument, given, _BY_TABLE)
     for name in tables:
         if name not in given:
-            raise ValueError(
-                f"{argument}: has no table {name!r}; expected what Collection.init returns, with the tables "
-                f"{listed(tables)}."
-            )
+            expected = f"what Collection.init returns, with the tables {listed(tables)}"
+            raise mismatch(argument, f"no table {name!r}", expected)
         _check_mapping(f"{argument}[{name!r}]", given[name], _BY_NAME)
 
 
 def check_shared(argument: str, state: Mapping[str, Any], tables: Iterable[str]) -> None:
     """Raises unless a state has the scalars that these tables share, and the step count of each."""
     if not isinstance(state.get(UPDATES), Mapping):
-        raise ValueError(
-            f"{argument}: has no {UPDATES!r}, the flags of tables with an optimizer; expected what Collection.init "
-            "returns. Collection.joined makes it from the states of single tables."
-        )
+        got = f"no {UPDATES!r}, the flags of tables with an optimizer"
+        fix = "Collection.joined makes it from the states of single tables."
+        raise mismatch(argument, got, "what Collection.init returns", fix)
     check_arrays(f"{argument}[{UPDATES!r}]", state[UPDATES], FLAGS)
     for name, scalar in (
         *((UPDATES, flag) for flag in FLAGS),
@@ -92,12 +90,8 @@ def check_shared(argument: str, state: Mapping[str, Any], tables: Iterable[str])
         value = state[name].get(scalar)
         # States of several models may be stacked along further axes.
         if getattr(value, "dtype", None) != jnp.float32:
-            shape = getattr(value, "shape", None)
-            what = type_of(value) if shape is None else f"{value.dtype} of shape {shape}"
-            raise ValueError(
-                f"{argument}[{name!r}][{scalar!r}]: got {what}; expected a float32 scalar, as Collection.init "
-                "returns it."
-            )
+            expected = "a float32 scalar, as Collection.init returns it"
+            raise mismatch(f"{argument}[{name!r}][{scalar!r}]", value, expected)
 
 
 def check_statistics(argument: str, state: Mapping[str, Any], tables: Iterable[str]) -> None:
@@ -109,9 +103,7 @@ def check_statistics(argument: str, state: Mapping[str, Any], tables: Iterable[s
     _check_mapping(name, state[STATISTICS], "a mapping, as Collection.with_statistics returns it")
     name = f"{name}[{TOTALS!r}]"
     totals = state[STATISTICS].get(TOTALS)
-    _check_mapping(
-        name, totals, "totals by table. Collection.with_statistics(state) begins to count"
-    )
+    _check_mapping(name, totals, "totals by table, as Collection.with_statistics begins them")
     if set(totals) != set(tables):
         fix = "Collection.with_statistics(state) begins to count anew."
         raise mismatch(name, f"the tables {listed(totals)}", listed(tables), fix)
@@ -119,19 +111,15 @@ def check_statistics(argument: str, state: Mapping[str, Any], tables: Iterable[s
         # States of several models may be stacked along further axes.
         shape = getattr(got, "shape", None)
         if shape is None or shape[-2:] != TOTALS_SHAPE or got.dtype != jnp.uint32:
-            what = type_of(got) if shape is None else f"{got.dtype} of shape {shape}"
-            raise ValueError(
-                f"{name}[{table!r}]: got {what}; expected uint32 of shape {TOTALS_SHAPE}. "
-                "Collection.with_statistics(state) begins to count."
-            )
+            fix = "Collection.with_statistics(state) begins to count."
+            raise mismatch(f"{name}[{table!r}]", got, f"uint32 of shape {TOTALS_SHAPE}", fix)
 
 
 def check_tables(argument: str, given: Any, known: Iterable[str]) -> None:
     """Raises for a table that does not exist, and for arrays that are not by name."""
     _check_mapping(argument, given, _BY_TABLE)
+    expect_names(argument, "table", given, list(known))
     for name, own in given.items():
-        if name not in known:
-            raise ValueError(f"{argument}: got the table {name!r}; expected {listed(known)}.")
         _check_mapping(f"{argument}[{name!r}]", own, _BY_NAME)
 
 
@@ -148,16 +136,15 @@ def check_like(argument: str, given: Mapping[str, Any], like: Mapping[str, Any])
     for name, array in like.items():
         shape = getattr(given.get(name), "shape", None)
         if shape != array.shape:
-            got = f"has no array {name!r}" if shape is None else f"{name!r} has shape {shape}"
-            raise ValueError(f"{argument}: {got}; expected shape {array.shape}.")
+            got = f"no array {name!r}" if shape is None else f"{name!r} of shape {shape}"
+            raise mismatch(argument, got, f"shape {array.shape}")
 
 
 def check_replacements(tables: Mapping[str, Table], given: Any) -> None:
     """Raises unless ``given`` has read-only tables with their states, of the sizes of the tables of these names."""
     _check_mapping("tables", given, "a mapping from names to tables with their states")
+    expect_names("tables", "table", given, tables)
     for name, pair in given.items():
-        if name not in tables:
-            raise ValueError(f"tables: got the table {name!r}; expected {listed(tables)}.")
         argument, old = f"tables[{name!r}]", tables[name]
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], Table)):
             expected = "a table with its state, as quantize and files.load return them"
@@ -183,4 +170,4 @@ def listed(names: Iterable[str]) -> str:
 
 def _check_mapping(argument: str, given: Any, expected: str) -> None:
     if not isinstance(given, Mapping):
-        raise TypeError(f"{argument}: got {type_of(given)}; expected {expected}.")
+        raise mismatch(argument, type_of(given), expected, error=TypeError)

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import words
-from jax_tt._base.arguments import as_int, as_positive, mismatch, type_of
+from jax_tt._base.arguments import as_int, as_positive, instance_of, mismatch, type_of
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._ids.id_space import IdSpace, digits_in_range
@@ -66,10 +66,9 @@ def check_countable(tables: Mapping[str, Table]) -> None:
     """Raises for tables whose rows are not known where the batch is."""
     for name, table in tables.items():
         if table.ids.takes_keys and is_sharded(table):
-            raise ValueError(
-                f"statistics: got the table {name!r}, a sharded HashTable, whose shards look the keys up; expected a "
-                "collection without such tables. dynamic.insert and dynamic.statistics count their requests."
-            )
+            got = f"the table {name!r}, a sharded HashTable, whose shards look the keys up"
+            fix = "dynamic.insert and dynamic.statistics count their requests."
+            raise mismatch("statistics", got, "a collection without such tables", fix)
 
 
 def read_totals(
@@ -232,11 +231,8 @@ class StatisticsReporter:
         if step % self._every:
             return
         statistics = read()
-        if not isinstance(statistics, Mapping):
-            raise TypeError(
-                f"read: returned {type_of(statistics)}; expected the statistics by table, as embed.statistics "
-                "returns them."
-            )
+        expected = "the statistics by table, as embed.statistics returns them"
+        instance_of("read()", statistics, Mapping, expected)
         for table, totals in statistics.items():
             for name, value in _scalars(totals, self._last.get(table, _NONE)).items():
                 self._write(f"{self._prefix}/{table}/{name}", value, step)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._collection.collection import Collection
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._table.table import Table
@@ -66,10 +66,9 @@ def divided(model: Any, state: Any) -> tuple[Groups, dict[Path, Any]]:
         held = {name for place, (_, own) in groups.items() if path in _ends(place) for name in own}
         missing = [array.name for array in table.spec.arrays if array.name not in held]
         if missing:
-            raise ValueError(
-                f"state: has no array {missing[0]!r} of the table {'/'.join(path)!r} as the model describes it; "
-                "expected the whole training state of this model, tables and optimizer."
-            )
+            got = f"no array {missing[0]!r} of the table {'/'.join(path)!r} of the model"
+            expected = "the whole training state of this model, tables and optimizer"
+            raise mismatch("state", got, expected)
     return groups, others
 
 
@@ -146,10 +145,8 @@ def _follows(table: Table, path: Path, leaf: Any) -> bool:
         return True
     if not sharded or (len(shape) < len(like) and rows.isdisjoint(shape)):
         return False
-    raise ValueError(
-        f"{named('state', path)}: got shape {shape}, which cannot be placed; expected {like}, as the table "
-        f"{table.name!r} stores this array{f', or {like[:1]}' if by_row else ''}."
-    )
+    expected = f"{like}{f' or {like[:1]}' if by_row else ''}, as the table {table.name!r} stores it"
+    raise mismatch(named("state", path), f"shape {shape}, which cannot be placed", expected)
 
 
 def _check_no_rows(tables: Mapping[Path, Table], path: Path, leaf: Any) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._base.dtypes import widest
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.requests import Request
@@ -71,18 +72,15 @@ def check_wide(collection: Collection, layout: str, counts: Mapping[str, int | N
     for name, count in counts.items():
         where = f"feature {name!r} of {collection.features[name].table!r}"
         if count is None:
-            raise ValueError(
-                f"{layout}: {where} is a sequence, with several rows per sample; expected one vector per sample. Give "
-                "the feature a combiner, or ids [B] with one per sample; or look the features up as a dict."
+            fix = (
+                "Give it a combiner, or ids [B], one per sample; or look the features up as a dict."
             )
+            got = f"{where}, a sequence with several rows per sample"
+            raise mismatch(layout, got, "one vector per sample", fix)
         if count != counts[first]:
-            raise ValueError(
-                f"{layout}: {where} has {count} samples and feature {first!r} has {counts[first]}; expected equal "
-                "numbers. Look the features up as a dict."
-            )
+            got = f"{count} samples of {where} and {counts[first]} of {first!r}"
+            raise mismatch(layout, got, "equal numbers", "Look the features up as a dict.")
         widths = [collection.for_features[feature].features for feature in (first, name)]
         if layout == "stacked" and widths[0] != widths[1]:
-            raise ValueError(
-                f"{layout}: {where} has {widths[1]} columns and feature {first!r} has {widths[0]}; expected equal "
-                "widths. Use the layout 'concatenated'."
-            )
+            got = f"{widths[1]} columns of {where} and {widths[0]} of {first!r}"
+            raise mismatch(layout, got, "equal widths", "Use the layout 'concatenated'.")

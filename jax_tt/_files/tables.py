@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import expect, mismatch, type_of
+from jax_tt._base.arguments import expect, instance_of, mismatch, type_of
 from jax_tt._base.dtypes import x64_enabled
 from jax_tt._base.installed import require
 from jax_tt._base.reports import level_of_caller
@@ -88,11 +88,8 @@ def save(
     >>> table.bits, state["packed"].shape
     (4, (100, 12))
     """
-    if not isinstance(tables, Mapping):
-        raise TypeError(
-            f"tables: got {type_of(tables)}; expected a mapping from names to tables with their states, e.g. "
-            "{'items': jax_tt.quantize(rows)}."
-        )
+    expected = "a mapping from names to tables and states, e.g. {'items': jax_tt.quantize(rows)}"
+    instance_of("tables", tables, Mapping, expected)
     measured = _as_notes(errors or {}, tables)
     arrays: dict[str, Any] = {}
     about: dict[str, Any] = {}
@@ -369,10 +366,9 @@ def _as_notes(errors: Mapping[str, Errors], tables: Mapping[str, Any]) -> dict[s
             error = None if error is None else float(error)
             by_row = [[float(at), float(e)] for at, e in by_row.items()]
         except (TypeError, ValueError, AttributeError) as problem:
-            raise TypeError(
-                f"errors[{name!r}]: got {given!r}; expected an error or None, and errors of rows by quantile, e.g. "
-                "(train.relative_error, train.row_errors)."
-            ) from problem
+            expected = "an error or None, and errors of rows by quantile"
+            fix = "An example is (train.relative_error, train.row_errors)."
+            raise mismatch(f"errors[{name!r}]", repr(given), expected, fix, TypeError) from problem
         notes[name] = {_ERROR: error, _ROW_ERRORS: by_row}
     return notes
 

@@ -68,15 +68,12 @@ def step_inputs(
             raise mismatch("hyperparameters", repr(hyperparameters), expected, error=TypeError)
         return StepInputs(grad_scale, None, {**fields, **(hyperparameters or {})})
     if grad_scale is not None:
-        raise ValueError(
-            "grad_scale: got a loss scale for a layer with optimizer=None; its gradients are ordinary "
-            "ones, so divide them by the scale after nnx.grad, or build the layer with an optimizer."
-        )
+        fix = "Divide its gradients by the scale after nnx.grad, or build the layer with an optimizer."
+        raise mismatch("grad_scale", "a loss scale for a layer with optimizer=None", "None", fix)
     if hyperparameters is not None:
-        raise ValueError(
-            "hyperparameters: got some for a layer with optimizer=None, which optax steps; give them to the optax "
-            "transformation, e.g. with optax.inject_hyperparams, or build the layer with an optimizer."
-        )
+        got = "some for a layer with optimizer=None, which optax steps"
+        fix = "Give them to optax.inject_hyperparams, or build the layer with an optimizer."
+        raise mismatch("hyperparameters", got, "None", fix)
     return StepInputs()
 
 
@@ -89,10 +86,8 @@ def for_evaluation(lookup: Lookup) -> Lookup:
 def check_value(name: str, value: Any, shape: tuple[int, ...]) -> None:
     """Raises if an initialiser did not return floats of the expected shape."""
     if tuple(value.shape) != shape or not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
-        raise ValueError(
-            f"{name}: its initialiser returned {value.dtype}{list(value.shape)}; expected floats of shape "
-            f"{list(shape)}, from a callable (key, shape, dtype) -> array."
-        )
+        expected = f"floats of shape {shape} from a callable (key, shape, dtype) -> array"
+        raise mismatch(f"{name}: its initialiser", value, expected)
 
 
 class TableCalls:

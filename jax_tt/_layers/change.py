@@ -30,9 +30,8 @@ def check_state(
     """Raises if the optax state does not belong to these parameters."""
     want = jax.eval_shape(tx.init, params)
     if jax.tree.map(jnp.shape, want) != jax.tree.map(jnp.shape, state):
-        raise ValueError(
-            f"{name}: holds state of other parameters than {whose} has; expected what was made for these."
-        )
+        got = f"state of other parameters than {whose} has"
+        raise mismatch(name, got, "what was made for these")
 
 
 def carried(

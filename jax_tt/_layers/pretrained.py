@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_tt._base.arguments import as_array, expect, mismatch, type_of
+from jax_tt._base.arguments import as_array, expect, instance_of, mismatch, type_of
 from jax_tt._base.keywords import no_such
 from jax_tt._base.rows_of_arrays import exactly_one
 from jax_tt._collection.states import check_replacements
@@ -238,11 +238,8 @@ def replacements(
     tables: Mapping[str, Table], sources: Any
 ) -> dict[str, tuple[Table, dict[str, Any]]]:
     """The tables with their states that replace some of a collection, from any sources by name."""
-    if not isinstance(sources, Mapping):
-        raise TypeError(
-            f"tables: got {type_of(sources)}; expected results of jax_tt.compress, tables with their states, "
-            "or paths by name of the table."
-        )
+    expected = "results of compress, tables with their states, or paths by name of the table"
+    instance_of("tables", sources, Mapping, expected)
     pairs = {
         name: pretrained_table(source, _in_several(source, name))
         for name, source in sources.items()
@@ -341,10 +338,9 @@ def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) ->
     train, cores = TTTable.of(given, num_embeddings)
     shape = train.shape
     if shape.full_ranks != train.ranks:
-        raise ValueError(
-            f"source: got cores of ranks {train.ranks[1:-1]}; their factors have use for {shape.ranks} at most. Lower "
-            f"them with jax_tt.tt.round(cores, {shape.ranks})."
-        )
+        expected = f"at most {shape.ranks}, which their factors have use for"
+        fix = f"Lower them with jax_tt.tt.round(cores, {shape.ranks})."
+        raise mismatch("source", f"cores of ranks {train.ranks[1:-1]}", expected, fix)
     return Train(cores, shape, None)
 
 
@@ -408,10 +404,8 @@ def _check_no_name(table: str | None) -> None:
 
 def _refuse_several(source: Any) -> None:
     if isinstance(source, Mapping):
-        names = list(map(repr, source))
-        raise TypeError(
-            f"source: got {type_of(source)} with {', '.join(names) or 'nothing'}; expected one of them."
-        )
+        got = f"{type_of(source)} with {', '.join(map(repr, source)) or 'nothing'}"
+        raise mismatch("source", got, "one of them", error=TypeError)
 
 
 def _check_rows(array: Any, num_embeddings: int | None) -> None:

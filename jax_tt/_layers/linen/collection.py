@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._base.keywords import ChecksKeywords, no_such
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
@@ -124,10 +125,8 @@ class EmbedCollection(ChecksKeywords, FeatureCalls, nn.Module):
         if of_mesh == sharded:
             return layer
         if any(sharded):
-            raise ValueError(
-                "fn: returned a collection of which some tables alone are divided over the mesh of the layer; expected "
-                "all, or none, as those of jax_tt.Collection.frozen(state)."
-            )
+            got = "a collection of which some tables alone are divided over the mesh of the layer"
+            raise mismatch("fn()", got, "all, or none, as those of Collection.frozen(state)")
         return layer.clone(mesh=None, axis=None, placement=None, exchange=None)
 
     def setup(self) -> None:

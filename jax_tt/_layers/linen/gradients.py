@@ -106,10 +106,8 @@ def value_and_grad(
     @functools.wraps(f)
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
         if not -len(args) <= argnums < len(args):
-            raise TypeError(
-                f"argnums: got {argnums} for a call with {len(args)} positional arguments; pass the variables by "
-                "position."
-            )
+            got = f"{argnums} for a call with {len(args)} positional arguments"
+            raise mismatch("argnums", got, "the position of the variables", error=TypeError)
         variables = args[argnums]
         if not isinstance(variables, Mapping) or not {PARAMS, OVERWRITE_WITH_GRADIENT} & set(
             variables

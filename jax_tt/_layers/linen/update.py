@@ -14,7 +14,7 @@ from flax import linen as nn
 from flax import traverse_util
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
-from jax_tt._base.arguments import instance_of, type_of
+from jax_tt._base.arguments import instance_of, mismatch, type_of
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS
@@ -135,11 +135,8 @@ def update_table(
     """
     instance_of("path", path, str, "names joined by '/', e.g. 'tower/items'")
     place = tuple(path.split("/")) if path else ()
-    if not isinstance(layer, TableEmbed | EmbedCollection):
-        raise TypeError(
-            f"layer: got {type_of(layer)}; expected a layer of jax_tt.linen. Give the path of a layer inside "
-            "a model as path=."
-        )
+    fix = "Give the path of a layer inside a model as path=."
+    instance_of("layer", layer, TableEmbed | EmbedCollection, "a layer of jax_tt.linen", fix)
     before: Any = layer._described(path) if isinstance(layer, TableEmbed) else layer._described()
     held: Any = traverse_util.flatten_dict(dict(variables), keep_empty_nodes=True)
     places = _places(before, place, held)
@@ -228,10 +225,11 @@ def _check_returned(described: Any, state: Mapping[str, Any]) -> None:
     for name in _names(described):
         if name not in state or (name in shapes and jnp.shape(state[name]) != shapes[name]):
             got = f"{jnp.shape(state[name])}" if name in state else "no array"
-            raise ValueError(
-                f"{described.ids.label}{name}: got {got} in the state of {type_of(described)} that fn returned; "
-                f"expected {shapes.get(name, 'the array of the state that fn was given, or its next value')}."
+            got = f"{got} in the state of {type_of(described)} that fn returned"
+            expected = shapes.get(
+                name, "the array of the state that fn was given, or its next value"
             )
+            raise mismatch(f"{described.ids.label}{name}", got, expected)
 
 
 def find_layers(
@@ -262,11 +260,8 @@ def find_layers(
         >>> layers["items"].table.num_embeddings
         1000
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model: got {type_of(model)}; expected a flax.linen module, e.g. "
-            "jax_tt.linen.refresh_caches(model, variables, ids). jax_tt.refresh_caches takes NNX models."
-        )
+    fix = "jax_tt.refresh_caches takes NNX models."
+    instance_of("model", model, nn.Module, "a flax.linen module", fix)
     layers: dict[str, nn.Module] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -321,20 +316,16 @@ def refresh_caches(
     layers: dict[str, Any] = find_layers(model, variables, *args, **kwargs)
     cached = {path: layer for path, layer in layers.items() if has_cache(layer._described())}
     if not cached:
-        raise ValueError(
-            f"model: {type(model).__name__} calls no layer with a row cache on these inputs; expected one that was "
-            "built with cache=jax_tt.RowCache(capacity=...)."
-        )
+        got = f"{type(model).__name__}, which calls no layer with a row cache on these inputs"
+        raise mismatch("model", got, "one that was built with cache=jax_tt.RowCache(capacity=...)")
     changed = dict(variables)
     for path, layer in cached.items():
         method = layer.lookup.method
 
         def refresh(table: Table, state: State, path: str = path, method: str = method) -> Any:
             if state[DIRECTORY[0]].ndim != 2:
-                raise ValueError(
-                    f"model: {path} is called inside nn.scan or nn.vmap, which stack its variables; expected a layer "
-                    "with a row cache outside of them."
-                )
+                got = f"{path} inside nn.scan or nn.vmap, which stack its variables"
+                raise mismatch("model", got, "a layer with a row cache outside of them")
             return maintain(table, state, method)
 
         _, changed = update_table(layer, changed, refresh, path=path)

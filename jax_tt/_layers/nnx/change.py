@@ -8,9 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.core import Tracer
 
-from jax_tt._base.arguments import expect, mismatch, type_of
+from jax_tt._base.arguments import concrete, expect, mismatch, type_of
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.cached.fill import fill
@@ -272,11 +271,15 @@ class ChangingModule(TableModule):
         table = unsharded_hash_table(self.table)
         steps = table.update is None and not (self.deterministic or table.frozen)
         if opt is None and steps and table.table.spec.row_names:
-            raise TypeError(
-                f"{type(self).__name__}.remove: opt: got None for a table without a fused rule; expected the optimizer "
-                "of the model: the next keys in these slots would get the moments of the keys that leave. Call "
-                "layer.eval() before, if nothing trains the table."
+            label, got = (
+                f"{type(self).__name__}.remove: opt",
+                "None for a table without a fused rule",
             )
+            expected = (
+                "the optimizer of the model, as new keys would get the moments of those that leave"
+            )
+            fix = "Call layer.eval() before, if nothing trains the table."
+            raise mismatch(label, got, expected, fix, TypeError)
         # Checked before the keys are removed, and written after.
         carry = dict.fromkeys(
             table.table.spec.row_names, lambda old, fresh: _initial_where(emptied, old, fresh)
@@ -331,10 +334,7 @@ class ChangingModule(TableModule):
 
     def _whole(self) -> dict[str, jax.Array]:
         values = read_state(self)
-        if any(isinstance(value, Tracer) for value in values.values()):
-            raise TypeError(
-                "layer: its variables are traced; it is reordered or grows between steps, outside of jit."
-            )
+        concrete("layer", values, "It is reordered or grows between steps, outside of jit.")
         return values
 
     def _become(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._base.keywords import ChecksKeywords, UnknownName
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
@@ -291,9 +292,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             TableStatistics(requests=3, unique=2, out_of_range=0, cache_hits=None)
         """
         if self.counts is None:
-            raise ValueError(
-                "statistics: got a layer that counts nothing; build it with statistics=True."
-            )
+            raise mismatch("statistics", "a layer that counts nothing", "one with statistics=True")
         totals = {name: self.counts[name][...] for name in self._names}
         return read_totals(self.collection.tables, totals)
 

@@ -12,7 +12,7 @@ import jax
 import optax
 from flax import nnx
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._collection.next_values import (
     NextValues,
     check_paths,
@@ -342,11 +342,9 @@ class FusedOptimizer(nnx.Optimizer):
         graph: bool | None = None,
     ) -> None:
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
-            raise TypeError(
-                f"FusedOptimizer: tx must be an optax transformation for the parameters outside "
-                f"the fused tables, e.g. optax.adam(1e-3); got {tx!r}. Rules of "
-                f"jax_tt.optimizers go into the layer: TTEmbedBag(..., optimizer=...)."
-            )
+            expected = "an optax transformation for the parameters outside the fused tables"
+            fix = "Rules of jax_tt.optimizers go into the layer: TTEmbedBag(..., optimizer=...)."
+            raise mismatch("FusedOptimizer: tx", repr(tx), expected, fix, TypeError)
         _check_wrt("FusedOptimizer", model, wrt, graph)
         super().__init__(model, tx, wrt=_with_ordinary_gradients(wrt), graph=graph)
         self._params, self._tables = self._trained(model), _tables(self._fused(model))
@@ -374,11 +372,11 @@ class FusedOptimizer(nnx.Optimizer):
         old = self._fused(model)
         self._check_model(model)
         if old and given is None:
-            raise ValueError(
-                f"FusedOptimizer.update: grads: got {type_of(grads)} without the next values of the fused "
-                f"tables {', '.join(sorted(_tables(old)))}; expected what jax_tt.value_and_grad or jax_tt.grad "
-                "returned. nnx.grad does not train fused tables, and nnx.state, splits and merges drop the next values."
-            )
+            tables = ", ".join(sorted(_tables(old)))
+            got = f"{type_of(grads)} without the next values of the fused tables {tables}"
+            expected = "what jax_tt.value_and_grad or jax_tt.grad returned"
+            fix = "nnx.grad trains no fused tables; nnx.state, splits and merges drop the next values."
+            raise mismatch("FusedOptimizer.update: grads", got, expected, fix)
         new, start = ({}, None) if given is None else (given.by_path, given.start)
         check_paths("FusedOptimizer.update", old, new)
         new = next_values("FusedOptimizer.update", old, new, start)

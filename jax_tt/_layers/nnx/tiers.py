@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import instance_of
 from jax_tt._layers.nnx.change import become, check_moments
 from jax_tt._layers.nnx.collection import EmbedCollection, bounds_of, write_arrays
 from jax_tt._table.change import Change
@@ -52,11 +52,8 @@ class LayerTiers:
         path: str | os.PathLike[str] | None = None,
         depth: int = 2,
     ):
-        if not isinstance(embed, EmbedCollection):
-            raise TypeError(
-                f"embed: got {type_of(embed)}; expected an EmbedCollection. Tiers takes collections without a "
-                "layer."
-            )
+        fix = "Tiers takes collections without a layer."
+        instance_of("embed", embed, EmbedCollection, "an EmbedCollection", fix)
         self._embed = embed
         self._tiers = Tiers(embed.collection, tiers, path=path, depth=depth)
 

@@ -66,13 +66,16 @@ nb::dict Registrations() {
 
 using Sizes = std::vector<int64_t>;
 
+void Require(const Status& status) {
+  if (!status.ok()) throw std::invalid_argument(status.message);
+}
+
 TTShape MakeShape(const Sizes& row_factors, const Sizes& col_factors, const Sizes& ranks, int64_t num_embeddings,
                   int64_t n) {
   const auto span = [](const Sizes& values) { return Span64(values.data(), values.size()); };
   TTShape shape;
-  for (const Status& status :
-       {ReadShape(span(row_factors), span(col_factors), span(ranks), num_embeddings, &shape), CheckIds(n)})
-    if (!status.ok()) throw std::invalid_argument(status.message);
+  Require(ReadShape(span(row_factors), span(col_factors), span(ranks), num_embeddings, &shape));
+  Require(CheckIds(n));
   return shape;
 }
 
@@ -98,11 +101,24 @@ int64_t DenseWorkspaceSize(const std::string& op, const Sizes& num_embeddings, c
   if (num_embeddings.size() != features.size() || n.size() != features.size())
     throw std::invalid_argument("num_embeddings, features, n: expected as many of each");
   std::vector<DenseSize> sizes;
-  for (size_t k = 0; k < n.size(); ++k) sizes.push_back({num_embeddings[k], features[k], n[k]});
+  for (size_t k = 0; k < n.size(); ++k) {
+    Require(CheckIds(n[k]));
+    sizes.push_back({num_embeddings[k], features[k], n[k]});
+  }
   int64_t bytes = 0;
-  const Status status = DenseWorkspace(op, sizes, columns, &bytes);
-  if (!status.ok()) throw std::invalid_argument(status.message);
+  Require(DenseWorkspace(op, sizes, columns, &bytes));
   return bytes;
+}
+
+int64_t CacheWorkspaceSize(const std::string& op, int64_t n, int64_t sets, int64_t ways, int64_t buckets,
+                           int64_t room) {
+  Require(CheckIds(n));
+  return CacheWorkspace(op, n, {.sets = sets, .ways = ways, .buckets = buckets, .room = room});
+}
+
+int64_t HashWorkspaceSize(const std::string& op, int64_t n, int64_t sets, int64_t ways) {
+  Require(CheckIds(n));
+  return HashWorkspace(op, n, sets, ways);
 }
 
 }  // namespace
@@ -152,13 +168,9 @@ NB_MODULE(_cuda, m) {
       "dense_workspace_size", &jax_tt::DenseWorkspaceSize, nb::arg("op"), nb::arg("num_embeddings"),
       nb::arg("features"), nb::arg("n"), nb::arg("columns") = 0,
       "Bytes of workspace that an op on dense tables takes, each with n ids, and with this many columns of one array.");
-  m.def(
-      "cache_workspace_size",
-      [](const std::string& op, int64_t n, int64_t sets, int64_t ways, int64_t buckets, int64_t room) {
-        return jax_tt::CacheWorkspace(op, n, {.sets = sets, .ways = ways, .buckets = buckets, .room = room});
-      },
-      nb::arg("op"), nb::arg("n"), nb::arg("sets"), nb::arg("ways"), nb::arg("buckets"), nb::arg("room"),
-      "Bytes of workspace that an op on the row cache takes for n ids.");
-  m.def("hash_workspace_size", &jax_tt::HashWorkspace, nb::arg("op"), nb::arg("n"), nb::arg("sets"), nb::arg("ways"),
-        "Bytes of workspace that an op on hash tables takes for n keys.");
+  m.def("cache_workspace_size", &jax_tt::CacheWorkspaceSize, nb::arg("op"), nb::arg("n"), nb::arg("sets"),
+        nb::arg("ways"), nb::arg("buckets"), nb::arg("room"),
+        "Bytes of workspace that an op on the row cache takes for n ids.");
+  m.def("hash_workspace_size", &jax_tt::HashWorkspaceSize, nb::arg("op"), nb::arg("n"), nb::arg("sets"),
+        nb::arg("ways"), "Bytes of workspace that an op on hash tables takes for n keys.");
 }

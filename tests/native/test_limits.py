@@ -20,11 +20,36 @@ MOST = 2**31 - 1
 Sizes = dict[str, Any]
 # Of small calls that differ from what handlers take in nothing but what a case changes.
 SIZES: Sizes = {
-    "n": 4, "B": 2, "N": 5, "D": 4, "bounds": "zero", "optimizer": "Sgd", "hint": 4,
-    "cores": 2, "p": 8, "q": 2, "r": 3, "packed": False, "bits": 8, "dim": 4,
-    "terms": 1, "hot": 0, "w": 4, "S": 2, "W": 4, "E": 2, "R": 2, "policy": "lru",
-    "age": 1, "check": "ignore", "word": -1, "arrays": 1, "k": 3,
-    "devices": 2, "size": 3, "bags": 2,
+    "n": 4,
+    "B": 2,
+    "N": 5,
+    "D": 4,
+    "bounds": "zero",
+    "optimizer": "Sgd",
+    "hint": 4,
+    "cores": 2,
+    "p": 8,
+    "q": 2,
+    "r": 3,
+    "packed": False,
+    "bits": 8,
+    "dim": 4,
+    "terms": 1,
+    "hot": 0,
+    "w": 4,
+    "S": 2,
+    "W": 4,
+    "E": 2,
+    "R": 2,
+    "policy": "lru",
+    "age": 1,
+    "check": "ignore",
+    "word": -1,
+    "arrays": 1,
+    "k": 3,
+    "devices": 2,
+    "size": 3,
+    "bags": 2,
 }
 BATCH = "s32[1,n] s32[1,B+1] f32[0]"
 CORES = "f32[p,1,q,r] f32[7,r,3,1]"
@@ -400,7 +425,43 @@ def test_functions_of_the_module():
         (index.find_into, (keys, numbers[:2].copy())),
         (index.erase, (keys, numbers[:2].copy())),
     ]
+    refuses_all(module, above, {"instruction_set", "KeyIndex"})
+
+
+def test_functions_of_the_cuda_module():
+    module = ffi.load("cuda_emulated")
+    if module is None:
+        pytest.skip(ffi.why_unavailable("cuda_emulated"))
+    cache, many = (2, 4, 2, 2), MOST + 1
+    assert module.workspace_size("forward", *TT, 4) and module.hash_workspace_size(
+        "insert", 4, 2, 4
+    )
+    assert not module.hash_workspace_size("insert", 4, 2, 65)  # of what the handlers refuse
+    above = [
+        (module.plan_size, (*TT, 56, many, 1)),
+        (module.plan_size, (*TT, 57, 1, 1)),
+        (module.plan_size, ([2] * 6, [2] * 6, [1] * 7, 64, 1, 1)),
+        (module.workspace_size, ("forward", *TT, many)),
+        (module.workspace_size, ("other", *TT, 1)),
+        (module.dense_workspace_size, ("forward", [5], [4], [many])),
+        (module.dense_workspace_size, ("update", [5], [4], [-1])),
+        (module.dense_workspace_size, ("update", [5, 5], [4, 4], [2**30, 2**30])),
+        (module.dense_workspace_size, ("update", [2**61], [1], [4])),
+        (module.dense_workspace_size, ("update", [5, 5], [4], [4])),
+        (module.cache_workspace_size, ("observe", many, *cache)),
+        (module.hash_workspace_size, ("insert", many, 2, 4)),
+    ]
+    seed = {"set_seed", "launches", "launch_counts", "clear_launch_counts"}
+    refuses_all(module, above, {"tables_workspace_size", *seed})
+
+
+def refuses_all(module: ModuleType, above: list[Any], without: set[str]) -> None:
+    """Every function refuses its calls; of all functions, there are some but for those without limits."""
     for k, (function, given) in enumerate(above):
         with pytest.raises(ValueError):
             function(*given)
             print(f"call {k} of {function.__name__} was not refused")
+    # Limits of rules are tested with them.
+    without = {"registrations", "listen", "lists", "rules", "add_rule", *without}
+    named = {function.__name__ for function, _ in above}
+    assert {name for name in dir(module) if name[0] != "_"} <= named | without

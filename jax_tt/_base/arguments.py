@@ -55,11 +55,13 @@ def concrete(name: str, value: Any, why: str) -> None:
         raise mismatch(name, "a traced array", "a concrete one", why, TypeError)
 
 
-def expect_ids(name: str, ids: np.ndarray, count: int, of: str = "the rows of the table") -> None:
+def expect_ids(
+    name: str, ids: np.ndarray, count: int, of: str = "the rows of the table", what: str = "id"
+) -> None:
     """Refuses integers that are not from 0 to ``count - 1``."""
     outside = ids[(ids < 0) | (ids >= count)]
     if outside.size:
-        raise mismatch(name, f"the id {outside[0]}", f"ids from 0 to {count - 1}, {of}")
+        raise mismatch(name, f"the {what} {outside[0]}", f"0 to {count - 1}, {of}")
 
 
 def type_of(value: Any) -> str:
@@ -81,18 +83,14 @@ def as_int(name: str, value: Any, least: int | None = None, most: int | None = N
         raise TypeError(
             f"{name}: got {value!r} of type {type(value).__name__}; expected an integer{known}."
         ) from error
-    low = number if least is None else least
-    if not low <= number <= (number if most is None else most):
-        bounds = f">= {least}" if most is None else f"from {_shown(low)} to {_shown(most)}"
-        raise mismatch(name, number, f"an integer {bounds}")
+    if least is not None and most is not None and most <= 2**30:
+        if not least <= number <= most:
+            raise mismatch(name, number, f"an integer from {least} to {most}")
+    elif least is not None and number < least:
+        raise mismatch(name, number, f"an integer >= {least}")
+    elif most is not None and number > most:  # the largest of a type
+        raise mismatch(name, number, f"an integer below 2**{most.bit_length()}")
     return number
-
-
-def _shown(bound: int) -> str:
-    """A limit; large ones are those of types of integers."""
-    if abs(bound) <= 2**30:
-        return str(bound)
-    return f"2**{bound.bit_length()} - 1" if bound > 0 else f"-2**{bound.bit_length() - 1}"
 
 
 def as_positive(name: str, value: Any) -> int:

@@ -219,7 +219,7 @@ def _permutation(rows: Any) -> np.ndarray:
     expect(array.dtype.kind in "iu", "rows", array, "integers", error=TypeError)
     expect(array.ndim == 1 and array.size, "rows", array, "[N] with N >= 1")
     count = len(array)
-    expect_ids("rows", array, count, f"each once, as there are {count} ids")
+    expect_ids("rows", array, count, f"each once, as there are {count} ids", "row")
     seen = np.zeros(count, bool)
     seen[array] = True
     if not seen.all():

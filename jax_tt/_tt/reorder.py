@@ -85,10 +85,10 @@ def reordered_rows(
     moved = new_order
     if old_order is not None:
         if old_order.num_embeddings != new_order.num_embeddings:
-            raise ValueError(
-                f"new_order: orders {new_order.num_embeddings} ids; expected {old_order.num_embeddings}, as old_order. "
-                "A table gets more rows with jax_tt.tt.grow."
-            )
+            got = f"an order of {new_order.num_embeddings} ids"
+            expected = f"{old_order.num_embeddings}, as old_order"
+            fix = "A table gets more rows with jax_tt.tt.grow."
+            raise mismatch("new_order", got, expected, fix)
         moved = IdOrder(np.asarray(new_order.rows)[old_order.inverse.rows])
     weights = row_weights(weights, new_order.num_embeddings)
     if weights is not None:

@@ -386,7 +386,7 @@ FLAGS = {"sentinel": np.float32(1), "used": np.float32(1)}
 
 def test_shared_scalars_that_do_not_fit(mixed):
     for updates, own, message in (
-        (None, 0, r"state: has no 'updates', the flags .* Collection\.joined"),
+        (None, 0, r"state: got no 'updates', the flags .* Collection\.joined"),
         ({"used": FLAGS["used"]}, 0, r"state\['updates'\]\['sentinel'\]: got None"),
         ({**FLAGS, "stop": 1}, 0, r"state\['updates'\]: got the array 'stop'"),
         (FLAGS, None, r"state\['dense'\]\['step'\]: got None; expected a float32 scalar"),

@@ -117,12 +117,12 @@ BATCHES: tuple[tuple[Any, type[Exception], str], ...] = (
     (
         {**BATCH, "user_id": Bags(np.arange(3), np.zeros(0, np.int32))},
         ValueError,
-        r"feature 'user_id' of 'user': bags.offsets: got shape \(0,\); expected \[B \+ 1\]",
+        r"feature 'user_id' of 'user': bags.offsets: got .*shape \(0,\); expected \[B \+ 1\]",
     ),
     (
         {**BATCH, "clicked": Bags(IDS, weights=jnp.ones(3))},
         ValueError,
-        CLICKED + r".weights: got shape \(3,\)",
+        CLICKED + r".weights: got .*shape \(3,\)",
     ),
     (
         {**BATCH, "shown": Bags(IDS, weights=jnp.ones((2, 2)))},
@@ -162,9 +162,9 @@ KEYED = (
     ({"keys": ("user_id", "user_id", "shown")}, "keys: got 'user_id' more than once"),
     ({"sizes": (1, 2)}, r"batch_sizes: got 2 for 3 features \(user_id, clicked, shown\)"),
     ({"sizes": (1, -1, 3)}, "batch_sizes: got -1 for feature 'clicked'"),
-    ({"sizes": (1, 1, 2)}, r"offsets: got shape \(4,\); .* 4 bags, for which \(5,\)"),
-    ({"ids": [[1, 2, 3]]}, r"ids: got shape \(1, 3\); expected \[capacity\]"),
-    ({"weights": np.ones(2)}, r"weights: got shape \(2,\); expected that of ids, \(3,\)"),
+    ({"sizes": (1, 1, 2)}, r"offsets: got .*shape \(4,\); .*expected \(5,\) for .* 4 bags"),
+    ({"ids": [[1, 2, 3]]}, r"ids: got .*shape \(1, 3\); expected \[capacity\]"),
+    ({"weights": np.ones(2)}, r"weights: got .*shape \(2,\); expected one weight per id, \(3,\)"),
 )
 
 
@@ -212,7 +212,7 @@ def test_layouts(state):
 
 
 def test_states_and_options(state):
-    with pytest.raises(ValueError, match=r"state: has no table 'item'; .* 'user', 'item'"):
+    with pytest.raises(ValueError, match=r"state: got no table 'item'; .* 'user', 'item'"):
         look_up({"user": state["user"]})
     short = {**state["user"], "embedding": state["user"]["embedding"][:5]}
     with pytest.raises(ValueError, match=r"user: embedding: got float32 of shape \(5, 4\)"):
@@ -232,7 +232,7 @@ def test_states_and_options(state):
         ValueError, match="arrays: got the table 'ad'; expected 'item', 'updates', 'user'"
     ):
         COLLECTION.replaced(state, {"ad": {}})
-    with pytest.raises(ValueError, match="gradients: have no table 'user'"):
+    with pytest.raises(ValueError, match="gradients: got no table 'user'"):
         COLLECTION.overwritten(state, {"item": state["item"]})
     summed = jax.tree.map(lambda array: 2 * array, state)
     with pytest.raises(
@@ -244,7 +244,7 @@ def test_states_and_options(state):
         jax_tt.lookup_features(alone, state, {"clicked": IDS}, inputs=StepInputs(2.0))
 
 
-HAS_NO_USER = "state: has no table 'user'"
+HAS_NO_USER = "state: got no table 'user'"
 # What is done with a state, the error, and its message.
 STATES: tuple[tuple[Any, type[Exception], str], ...] = (
     (
@@ -295,7 +295,7 @@ STATES: tuple[tuple[Any, type[Exception], str], ...] = (
     (
         lambda state: COLLECTION.overwritten(state, {"user": {}}),
         ValueError,
-        r"gradients\['user'\]: have no 'embedding', 'step'; .* the table together",
+        r"gradients\['user'\]: got no 'embedding', 'step'; .* Collection.trained returns",
     ),
     (lambda state: COLLECTION.maintain({}), ValueError, HAS_NO_USER),
 )

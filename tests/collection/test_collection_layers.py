@@ -181,7 +181,7 @@ def test_a_checkpoint_of_other_tables_is_refused_by_name():
     first, other = layer_of(NAMES, 0), layer_of(("t", "b", "extra"), 0)
     with pytest.raises(ValueError, match="extra"):
         serialization.from_state_dict(pure(other), pure(first))
-    with pytest.raises(ValueError, match="states: has no table 'extra'"):
+    with pytest.raises(ValueError, match="states: got no table 'extra'"):
         other.set_states(first.states())
 
 

@@ -203,7 +203,7 @@ def test_bad_arguments():
         ({"max_bytes": 10**4, "kind": "hashing"}, "kind: got 'hashing'; expected one of 'auto', "),
         ({"min_quality": float("nan")}, "min_quality: got NaN"),
         ({"min_quality": 2.0, "kind": "quantized"}, "at most 0.9.* was found.*have 1. Expected"),
-        ({"max_bytes": 10**4, "weights": np.ones(3)}, r"weights: got shape \(3,\)"),
+        ({"max_bytes": 10**4, "weights": np.ones(3)}, r"weights: got .*shape \(3,\)"),
         ({"max_bytes": 10**4, "kind": "tt", "param_dtype": "int8"}, "int8"),
         (
             {"max_bytes": 10**4, "kind": "quantized", "metric": lambda table, state: np.nan},
@@ -368,5 +368,5 @@ def test_agreement_of_the_best_rows():
     assert 0 < want < 1
     np.testing.assert_allclose(metric(table, state), want)
     assert jax_tt.compression.top_k_agreement(rows, queries, k=300)(table, state) == 1
-    with pytest.raises(ValueError, match=r"queries: got shape \(0, 8\); expected at least one"):
+    with pytest.raises(ValueError, match=r"queries: got .*shape \(0, 8\); expected at least one"):
         jax_tt.compression.top_k_agreement(rows, queries[0, :0], k=5)

@@ -314,7 +314,7 @@ def test_errors(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             jax_tt.files.dump(table, state, tmp_path / "other", **options)
-    with pytest.raises(TypeError, match="rows of a TTTable are not entries of its arrays"):
+    with pytest.raises(TypeError, match="got a TTTable, whose rows are not entries of its arrays"):
         jax_tt.files.dump(train, train.init(jax.random.key(0)), tmp_path / "other")
     other, before = dense(51)
     with pytest.raises(jax_tt.FileError, match="is no dump of a dense table of 51 rows"):

@@ -147,7 +147,7 @@ def test_errors_hold_the_fix():
         ([split, other], {}, "2 and 3 digits"),
         ([PLAIN, Bags(jnp.ones(1, jnp.uint32), [0, 1])], {}, "to one type"),
         ([PLAIN, PLAIN], {"capacity": 1}, "at least 2"),
-        ([PADDED, PADDED], {"capacity": 9}, "only ragged"),
+        ([PADDED, PADDED], {"capacity": 9}, "or ragged"),
     ):
         with pytest.raises(ValueError, match=fix):
             Bags.concatenate(parts, **options)
@@ -164,6 +164,6 @@ def test_parts_are_a_list_of_bags():
 
 
 def test_parts_of_a_split_are_a_list():
-    with pytest.raises(TypeError, match="parts: got an int; expected a list"):
+    with pytest.raises(TypeError, match="parts: got 2; expected a list"):
         Bags.split(np.ones((2, 3)), 2)
     assert [part.tolist() for part in Bags.split([[1.0], [2.0]], [1, 1])] == [[[1.0]], [[2.0]]]

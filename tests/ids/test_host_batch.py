@@ -314,7 +314,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"clicked": None}, CLICKED + "ids: got None"),
     ({"clicked": [[1], None]}, r"ids\[1\]: got None among lists"),
     ({"clicked": [[[1]]]}, CLICKED + "ids: got lists of lists of lists"),
-    ({"clicked": np.ones((2, 2, 2), int)}, r"got shape \(2, 2, 2\); expected \[B, L\]"),
+    ({"clicked": np.ones((2, 2, 2), int)}, r"got .*shape \(2, 2, 2\); expected \[B, L\]"),
     ({"shown": [[1], [2, 3]]}, SHOWN + "ids: got lists of different"),
     ({"shown": {"ids": [1], "weights": [1.0]}}, SHOWN + "weights: "),
     ({"clicked": {"ids": [1, 2], "lengths": [1]}}, r"sum to 1, but .* 2 ids.* pass ids\[:1\]"),
@@ -328,13 +328,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"clicked": Bags(np.arange(3), np.array([0, 9]))},
         CLICKED + r"bags.offsets\[1\] is 9 after 0; .* 3 ids. Bags.from_offsets checks",
     ),
-    ({"clicked": Bags(np.arange(3), np.array([[0, 3]]))}, r"bags.offsets: got shape \(1, 2\)"),
+    ({"clicked": Bags(np.arange(3), np.array([[0, 3]]))}, r"bags.offsets: got .*shape \(1, 2\)"),
     ({"clicked": {"ids": [1, 2], "lengths": [3, -1]}}, CLICKED + "lengths: got "),
     ({"clicked": {"ids": [1], "lengths": [1], "offsets": [0, 1]}}, "'lengths' and 'offsets'"),
     ({"clicked": {"ids": [1], "length": [1]}}, "got the entry 'length'"),
     ({"clicked": {"lengths": [1]}}, "got a dict without 'ids'"),
     ({"clicked": {"ids": [1, 2], "weights": [1, np.nan]}}, "weights: got nan at position 1"),
-    ({"clicked": {"ids": [1, 2], "weights": [1.0]}}, r"weights: got shape \(1,\)"),
+    ({"clicked": {"ids": [1, 2], "weights": [1.0]}}, r"weights: got .*shape \(1,\)"),
     ({"clicked": {"ids": [[1, 2], [3]], "weights": [[1.0], [2.0, 3.0]]}}, "lists of other lengths"),
     ({"user": {"ids": [[-1, 7]], "pad_id": 7}}, "all bits set.* at position 0"),
     ({"label": [1]}, "got the feature 'label'"),
@@ -352,7 +352,7 @@ def test_what_does_not_fit_is_named():
 
 
 def test_other_arguments_are_checked():
-    with pytest.raises(ValueError, match="has no feature 'shown'"):
+    with pytest.raises(ValueError, match="got no feature 'shown'"):
         COLLECTION.host_batch({"clicked": [1]})
     with pytest.raises(ValueError, match="bounds: got 'wrap'"):
         COLLECTION.host_batch(EMPTY, bounds="wrap")
@@ -362,7 +362,7 @@ def test_other_arguments_are_checked():
         COLLECTION.host_batch({**EMPTY, "user": [[1, 2]]}, capacity=1)
     with pytest.raises(ValueError, match="capacity: got the feature 'x'"):
         COLLECTION.host_batch(EMPTY, capacity={"x": 1})
-    with pytest.raises(ValueError, match=r"'clicked' of 'item': capacity.*only ragged bags"):
+    with pytest.raises(ValueError, match=r"'clicked' of 'item': capacity.*or ragged bags"):
         COLLECTION.host_batch(EMPTY, capacity={"clicked": 4})
     with pytest.raises(TypeError, match=r"table: got a Collection; expected a jax_tt\.Table"):
         jax_tt.pipeline.host_batch(COLLECTION, [1])  # pyright: ignore[reportArgumentType]

@@ -96,7 +96,7 @@ def test_a_pytree_with_static_keys():
 
 OFFSETS_ERRORS = {
     "too few": ([0, 2, 3], None, "offsets: got 3, for 2 bags of 3 features .*give batch_sizes"),
-    "no bags": ([], None, r"offsets: got shape \(0,\); expected \[number of bags \+ 1\]"),
+    "no bags": ([], None, r"offsets: got .*shape \(0,\); expected \[number of bags \+ 1\]"),
     "sizes": ([0, 6], [1, 1, 1], r"batch_sizes \(a 1, b 1, c 1\) are 3 bags, for which 4"),
     "one size": ([0, 6], [1], "batch_sizes: got 1 for 3 features"),
     "negative": ([0, 6], [2, -1, 0], "batch_sizes: got -1 for feature 'b'"),
@@ -146,7 +146,7 @@ def test_bad_features():
             give(shape.split_ids([1, 2, 3]))
     with pytest.raises(TypeError, match=r"bags\['a'\]: got a traced array; .* before jit"):
         jax.jit(lambda ids: KeyedBags.from_bags({"a": ids}).ids)(jnp.array([[1]]))
-    with pytest.raises(ValueError, match=r"bags\['a'\]: got shape \(1, 1, 1\)"):
+    with pytest.raises(ValueError, match=r"bags\['a'\]: got .*shape \(1, 1, 1\)"):
         KeyedBags.from_bags({"a": np.zeros((1, 1, 1), int)})
     with pytest.raises(KeyError, match="'c'; the features are 'a', 'b'"):
         KeyedBags.from_offsets(["a", "b"], IDS, OFFSETS)["c"]

@@ -231,7 +231,7 @@ def test_grad_scale_without_optimizer_is_refused():
 
 def test_fused_optimizer_refuses_a_fused_rule():
     model = Tower("bag", SGD)
-    with pytest.raises(TypeError, match=r"FusedOptimizer: tx must be an optax transformation"):
+    with pytest.raises(TypeError, match=r"FusedOptimizer: tx: got .*; expected an optax transformation"):
         jax_tt.FusedOptimizer(model, ADAGRAD)  # pyright: ignore[reportArgumentType]
 
 

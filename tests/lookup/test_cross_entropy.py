@@ -117,7 +117,7 @@ def test_refused() -> None:
     table = TABLES["dense"]
     state, hidden, targets = example(table)
     call = jax_tt.softmax_cross_entropy
-    with pytest.raises(ValueError, match=r"hidden: got shape \(3, 5, 7\); expected \[..., 8\]"):
+    with pytest.raises(ValueError, match=r"hidden: got .*shape \(3, 5, 7\); expected \[..., 8\]"):
         call(table, state, hidden[..., :7], targets)
     with pytest.raises(ValueError, match=r"targets: got int32 of shape \(3, 4\); .*\(3, 5\)"):
         call(table, state, hidden, targets[:, :4])

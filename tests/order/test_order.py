@@ -102,11 +102,11 @@ def test_saved_and_loaded(tmp_path):
 
 def test_what_is_no_bijection():
     for rows, error, message in [
-        ([0, 1, 3], ValueError, r"rows: got the row 3; expected each of 0 ... 2 once"),
+        ([0, 1, 3], ValueError, r"rows: got the row 3; expected 0 to 2, each once"),
         ([0, -1, 1], ValueError, "rows: got the row -1"),
         ([0, 0, 1], ValueError, "rows: the row 2 is missing"),
         ([], TypeError, "expected integers"),
-        ([[0, 1]], ValueError, r"rows: got shape \(1, 2\)"),
+        ([[0, 1]], ValueError, r"rows: got .*shape \(1, 2\)"),
         ([0.0, 1.0], TypeError, "rows: got float64; expected integers"),
     ]:
         with pytest.raises(error, match=message):
@@ -169,7 +169,7 @@ def test_tree_that_fits_is_kept_whole():
 
 
 def test_bad_tree():
-    with pytest.raises(ValueError, match=r"categories: got shape \(7, 1\); expected labels \[120"):
+    with pytest.raises(ValueError, match=r"categories: got .*shape \(7, 1\); expected labels \[120"):
         order.from_tree(list("abcdefg"), SHAPE)
     with pytest.raises(TypeError, match=r"shape: got 120; expected the TTShape"):
         order.from_tree(list("abcdefg"), 120)
@@ -263,7 +263,7 @@ def test_reuse_trades_co_occurrence_for_frequency():
 
 def test_bad_interactions():
     for interactions, error, message in [
-        (([0, 1], [0, 120]), ValueError, r"got the id 120; expected ids in \[0, 120\)"),
+        (([0, 1], [0, 120]), ValueError, r"got the id 120; expected 0 to 119"),
         (([0, 1], [0, -1]), ValueError, "got the id -1"),
         (([0, -3], [0, 1]), ValueError, "got the context -3"),
         (([0, 1], [0]), ValueError, "expected both"),
@@ -320,7 +320,7 @@ def test_spectral_rows_without_interactions_are_zero():
 
 
 def test_spectral_rows_refuse_what_does_not_fit():
-    with pytest.raises(ValueError, match=r"got the id 9; expected ids in \[0, 9\)"):
+    with pytest.raises(ValueError, match=r"got the id 9; expected 0 to 8"):
         order.spectral_rows(([0], [9]), 9, 4)
     for name in ("num_embeddings", "features", "iterations"):
         sizes = {"num_embeddings": 9, "features": 4, name: 0}
@@ -383,7 +383,7 @@ def test_refined_order_does_not_depend_on_the_scale():
 
 def test_rounds_that_are_no_number_are_refused():
     for refine, error, message in [
-        (-1, ValueError, "refine: got -1; expected a number of rounds, at least 0"),
+        (-1, ValueError, "refine: got -1; expected an integer >= 0"),
         (1.5, TypeError, "refine: got 1.5 of type float; expected an integer"),
         (True, TypeError, "refine: got True of type bool; expected an integer"),
     ]:
@@ -400,7 +400,7 @@ def test_clusters_of_a_wide_table_become_digits():
 
 
 def test_bad_tables():
-    with pytest.raises(ValueError, match=r"table: got shape \(3, 2\); expected \[120, D\]"):
+    with pytest.raises(ValueError, match=r"table: got .*shape \(3, 2\); expected \[120, D\]"):
         order.from_table(np.zeros((3, 2)), SHAPE)
     bad = np.zeros((120, 2))
     bad[7, 1] = np.nan

@@ -139,8 +139,8 @@ def test_damaged_ones_are_refused(tmp_path):
     cores = {"x.core_0": np.ones((40, 1, 2, 2)), "x.core_1": np.ones((40, 2, 2, 1))}
     for name, (rows, message) in {
         "nothing": (np.zeros((0, 0), np.uint32), "rows packed as layers"),
-        "one number": (np.int32(5), r"rows: got shape \(\); expected \[N\]"),
-        "a table": (np.zeros((3, 2), np.int32), r"rows: got shape \(3, 2\); expected \[N\]"),
+        "one number": (np.int32(5), r"rows: got .*shape \(\); expected \[N\]"),
+        "a table": (np.zeros((3, 2), np.int32), r"rows: got .*shape \(3, 2\); expected \[N\]"),
         "no blocks": (np.zeros((0, 10), np.uint32), "rows packed as layers"),
         "no bits": (np.zeros((4, 0), np.uint32), "rows packed as layers"),
         "too many bits": (np.zeros((4, 32), np.uint32), "rows packed as layers"),

@@ -190,7 +190,7 @@ def test_invalid_arguments():
         ((TABLES, 4, {"b": [1]}), ValueError, "id_samples: got 'b'"),
         ((TABLES, 4, {"day": [0.5]}), TypeError, r"id_samples\['day'\]: got float64"),
         ((TABLES, 4, {"day": [7]}), ValueError, r"id_samples\['day'\]: got the id 7"),
-        ((TABLES, 4, {"day": np.zeros((0, 2), int)}), ValueError, r"got shape \(0, 2\)"),
+        ((TABLES, 4, {"day": np.zeros((0, 2), int)}), ValueError, r"got .*shape \(0, 2\)"),
     ]:
         with pytest.raises(error, match=message):
             jax_tt.planning.plan_placements(*arguments)

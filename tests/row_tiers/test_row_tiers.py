@@ -333,7 +333,7 @@ def test_errors_of_batches():
         ([50], r"batch\['seen'\]: got the id 50; expected 0 to 49"),
         (np.arange(17), "17 distinct ids of a batch do not fit into the 16 rows"),
         (None, "batch: got None; expected a dict"),
-        ({}, "batch: has no feature 'seen' .* expected 'seen', 'cart', 'user'"),
+        ({}, "batch: got no feature 'seen' .* expected 'seen', 'cart', 'user'"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             trained(tiers, state, [batch_of(bad) if isinstance(bad, list | np.ndarray) else bad])

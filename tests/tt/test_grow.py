@@ -134,12 +134,12 @@ def test_bad_arguments():
     with pytest.raises(TypeError, match="shape: got 100; expected a TTShape"):
         jax_tt.tt.grow(CORES, 100, KEY)
     for other in (jax_tt.TTShape(40, 8, 4, (2, 4, 5), (2, 2, 2)), jax_tt.TTShape.suggest(100, 8)):
-        with pytest.raises(ValueError, match=r"shape: has cores of shapes .*old_shape.grow"):
+        with pytest.raises(ValueError, match=r"shape: got cores of shapes .*old_shape.grow"):
             jax_tt.tt.grow(CORES, other, KEY)
     for like, message in (
         (np.arange(3), r"like: got int64 of shape \(3,\); expected an integer, or one for every"),
         (0.5, "like: got float64"),
-        (60, "like: got 60 to 60; expected 0 to 59"),
+        (60, "like: got the id 60; expected 0 to 59"),
     ):
         with pytest.raises(ValueError, match=message):
             jax_tt.tt.grow(CORES, SHAPE.grow(80), KEY, like=like)

@@ -157,9 +157,9 @@ def test_the_dense_table_is_never_there(monkeypatch):
 
 def test_traced_cores_and_bad_arguments():
     order = shuffled(120)
-    with pytest.raises(TypeError, match=r"cores: got traced arrays; .*outside of jit"):
+    with pytest.raises(TypeError, match=r"cores: got a traced array; .*outside of jit"):
         jax.jit(lambda cores: jax_tt.tt.reorder(cores, None, order).cores)(CORES)
-    with pytest.raises(ValueError, match=r"new_order: orders 120 ids; expected 3, as old_order"):
+    with pytest.raises(ValueError, match=r"new_order: got an order of 120 ids; expected 3, as old_order"):
         jax_tt.tt.reorder(CORES, IdOrder.identity(3), order)
     with pytest.raises(ValueError, match=r"num_embeddings.*200"):
         jax_tt.tt.reorder(CORES, None, IdOrder.identity(200))
@@ -171,10 +171,10 @@ def test_traced_cores_and_bad_arguments():
             jax_tt.tt.reorder(CORES, *orders)
     with pytest.raises(ValueError, match="expected exactly one"):
         jax_tt.tt.reorder(CORES, None, order, 4, tolerance=0.1)
-    with pytest.raises(ValueError, match=r"weights: got shape \(3,\); expected \(120,\)"):
+    with pytest.raises(ValueError, match=r"weights: got .*shape \(3,\); expected \(120,\)"):
         jax_tt.tt.reorder(CORES, None, order, weights=np.ones(3))
     bad = (CORES[0], CORES[1].at[0].set(jnp.nan), CORES[2])
     with pytest.raises(ValueError, match="cores: core 1 holds NaN or infinity"):
         jax_tt.tt.reorder(bad, None, order)
-    with pytest.raises(ValueError, match=r"shape: is of 100 x 8; expected 120 x 8"):
+    with pytest.raises(ValueError, match=r"shape: got 100 x 8; expected 120 x 8"):
         jax_tt.tt.reorder(CORES, None, order, shape=jax_tt.TTShape.suggest(100, 8))

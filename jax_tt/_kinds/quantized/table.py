@@ -242,7 +242,7 @@ def _check_trained(label: str, features: int, bits: int, rule: Optimizer) -> Non
         raise mismatch(f"{label}features", f"{features} with an update", expected)
     rule.check_width(features)
     if isinstance(rule, ReadsScaled | ChangesAll):
-        got = f"{type(rule).__name__}, which would round rows in every step that a batch does not read"
+        got = f"{type(rule).__name__}, which changes rows that a batch does not read, to be rounded"
         expected = "another rule, e.g. jax_tt.optimizers.RowWiseAdagrad(0.05)"
         raise mismatch(f"{label}update", got, expected)
 

@@ -170,7 +170,7 @@ def test_candidates_with_more_codes_use_the_bytes():
 
 def test_bad_arguments():
     for options, message in [
-        ({"hot": N + 1, "hot_terms": 1}, "hot: got 1201; expected 0 to num_embeddings=1200"),
+        ({"hot": N + 1, "hot_terms": 1}, "hot: got 1201; expected an integer from 0 to 1200"),
         ({"hot": -1}, "hot: got -1"),
         ({"hot": 5}, "hot_terms: got 0 with hot=5; expected a positive number"),
         ({"hot_terms": 5}, "hot_terms: got 5 with hot=0"),
@@ -189,7 +189,7 @@ def test_bad_codes():
     cold = int(np.flatnonzero((codes < 0).any(axis=1))[0])
     for k, wrong, message in (
         (2, 3, "got 200 ids with all codes of hot ids; expected 200, and -1"),
-        (0, -1, f"code 0 of row {cold} is -1; expected 0 to 15"),
+        (0, -1, f"got -1 for code 0 of row {cold}; expected 0 to 15"),
     ):
         changed = codes.copy()
         changed[cold, k] = wrong

@@ -201,7 +201,7 @@ def test_a_function_as_initializer():
     state = filled(table, np.array([3, 4]))
     np.testing.assert_array_equal(rows_of(table, state, np.array([3, 4, 5]))[:, 0], [3, 4, 5])
     wrong = dataclasses.replace(QUIET, initializer=lambda keys, features: keys)
-    with pytest.raises(ValueError, match=r"initializer: returned shape \(2, 2\); expected"):
+    with pytest.raises(ValueError, match=r"initializer: got .*shape \(2, 2\); expected"):
         filled(wrong, np.array([3, 4]))
 
 
@@ -242,7 +242,7 @@ def test_bad_input():
     custom = dataclasses.replace(QUIET, policy="custom")
     for scores, message in (
         (None, "scores: got None"),
-        ([1, 2], r"scores: got shape \(2,\); expected one score per key, \(1,\)"),
+        ([1, 2], r"scores: got .*shape \(2,\); expected one score per key, \(1,\)"),
         ([-1], "scores: got -1; expected integers from 0"),
         ([0.5], "scores: got dtype float64"),
     ):
@@ -272,7 +272,7 @@ BAD_OPTIONS = [
     ({"capacity": 256, "ways": 128}, "ways: got 128; expected at most 64"),
     ({"policy": "fifo"}, "policy: got 'fifo'; expected one of"),
     ({"min_age": 0}, "min_age: got 0"),
-    ({"min_age": 2**31}, r"min_age: got 2147483648; expected at most 2\*\*30"),
+    ({"min_age": 2**31}, r"min_age: got 2147483648; expected an integer from 1 to 1073741824"),
     ({"admission": 0}, "requests: got 0"),
     ({"admission": 0.5}, "admission: got 0.5"),
     ({"max_capacity": 32}, "max_capacity: got 32 for a capacity of 64"),

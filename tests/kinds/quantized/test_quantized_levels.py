@@ -380,10 +380,10 @@ def test_arguments_that_do_not_fit():
         ({"levels": (0, 1, np.nan, 3)}, "levels: got .* expected finite numbers that increase"),
         ({"levels": (0, 1e-5, 2, 3)}, "levels: got .* two are equal when the range is divided"),
         ({"rotation": "best"}, "rotation: got 'best'; expected one of 'fit', 'random'"),
-        ({"rotation": np.eye(3)}, r"rotation: got shape \(3, 3\); expected \(4, 4\)"),
+        ({"rotation": np.eye(3)}, r"rotation: got .*shape \(3, 3\); expected \(4, 4\)"),
         ({"rotation": np.ones((4, 4))}, "rotation: got a matrix that is not orthogonal"),
         ({"weights": np.ones(9)}, "weights: got some, but nothing is fitted"),
-        ({"weights": np.ones(3), "levels": "fit"}, r"weights: got shape \(3,\); expected \(9,\)"),
+        ({"weights": np.ones(3), "levels": "fit"}, r"weights: got .*shape \(3,\); expected \(9,\)"),
         ({"levels": "fit", "seed": 0.5}, "seed: got 0.5"),
         ({"clip": 0.9}, "clip: got 0.9; expected True, False or None"),
     ]:

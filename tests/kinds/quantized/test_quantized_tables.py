@@ -343,8 +343,8 @@ def test_arguments_that_do_not_fit():
     for make, message in [
         (lambda: jax_tt.quantize(np.ones((3, 4)), 5), "bits: got 5; expected one of 8, 4, 3, 2."),
         (lambda: jax_tt.quantize(np.ones((3, 4)), "8"), "bits: got '8'.*expected an integer"),
-        (lambda: jax_tt.quantize(np.ones(3)), r"rows: got shape \(3,\); expected \[num_emb"),
-        (lambda: jax_tt.quantize(np.ones((0, 3))), r"rows: got shape \(0, 3\)"),
+        (lambda: jax_tt.quantize(np.ones(3)), r"rows: got .*shape \(3,\); expected \[num_emb"),
+        (lambda: jax_tt.quantize(np.ones((0, 3))), r"rows: got .*shape \(0, 3\)"),
         (lambda: jax_tt.quantize(np.ones((3, 4), np.int32)), "rows: got int32; expected floats"),
         (lambda: jax_tt.quantize([["a"]]), "rows: .*expected"),
         (lambda: jax_tt.tables.QuantizedTable(0, 4), "num_embeddings: got 0"),

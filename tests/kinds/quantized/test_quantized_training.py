@@ -395,7 +395,7 @@ def test_arguments_that_do_not_fit():
                     optimizers.EnsembleRowWiseAdagrad(0.1, average_every=2, swap_every=4)
                 ),
             ),
-            "update: EnsembleRowWiseAdagrad changes rows",
+            "update: got EnsembleRowWiseAdagrad, which changes rows",
         ),
         (
             lambda update: jax_tt.files.save(

@@ -113,7 +113,7 @@ def test_arrays_of_other_tables_are_refused():
     other = jax_tt.Collection(_tables() | {"item": jax_tt.dense_table(99, 3)}, FEATURES)
     start = jax.eval_shape(other.init, jax.random.key(0))
     unfused = {**given, "item": {name: arrays["item"][name] for name in ("embedding", "sizes")}}
-    with pytest.raises(ValueError, match=r"got shape \(104, 3\); expected \(99, 3\)"):
+    with pytest.raises(ValueError, match=r"got .*shape \(104, 3\); expected \(99, 3\)"):
         jax_tt.checkpoint.restore(other, start, unfused)
     with pytest.raises(ValueError, match=r"arrays\['item'\]\['m'\]: got an array that state does"):
         more = jax_tt.checkpoint.save_args(alone, of_alone)

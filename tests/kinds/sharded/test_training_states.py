@@ -268,7 +268,7 @@ def test_what_cannot_be_placed_is_refused():
 
     stacked = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), {"user": tables["user"]})
     assert "got shape (2, " in _refusal({**tables, **stacked})
-    assert "state: has no array 'page_table' of the table 'item'" in _refusal(
+    assert "state: got no array 'page_table' of the table 'item'" in _refusal(
         {**tables, "item": {"embedding": tables["item"]["embedding"]}}
     )
     assert "model: got a dict; expected a jax_tt.Collection" in _refusal(tables, {})

@@ -206,12 +206,6 @@ def order_of_rows(ids: np.ndarray) -> IdOrder:
     return IdOrder(rows)
 
 
-def _smallest(count: int) -> Any:
-    if count <= LAST_SHORT:
-        return np.uint16
-    return np.int32 if count <= LAST_PACKED else np.int64
-
-
 def _permutation(rows: Any) -> np.ndarray:
     array = as_array("rows", rows)
     concrete("rows", array, "It is checked on the host. Pass an IdOrder through jit as a pytree.")
@@ -227,7 +221,7 @@ def _permutation(rows: Any) -> np.ndarray:
             f"rows: the row {int(np.argmin(seen))} is missing, so that another is there twice; expected each of "
             f"0 ... {count - 1} once."
         )
-    kept = array.astype(_smallest(count))
+    kept = array.astype(np.uint16 if count <= LAST_SHORT else type_of_ids(count))
     kept.setflags(write=False)
     return kept
 

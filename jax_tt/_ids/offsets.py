@@ -77,7 +77,9 @@ def entered_offsets(given: Sequence[Given], how: Treatment) -> tuple[list[Any], 
 
     call = partial(_entered, how, tuple(one.label for one in rest))
     specs = tuple(map(spec_of, arrays)), P()
-    after, refused = over_explicit_axes(call, (arrays, _capacities(rest)), specs)
+    # Capacities may be symbolic.
+    capacities = jnp.stack([jnp.asarray(one.capacity, jnp.int32) for one in rest])
+    after, refused = over_explicit_axes(call, (arrays, capacities), specs)
     following = iter(after)
     offsets = [
         array if known else next(following) for array, known in zip(offsets, on_host, strict=True)
@@ -120,11 +122,6 @@ def without_ids_if(refused: jax.Array, batch: Batch) -> Batch:
 
 def _empty_if(refused: jax.Array, offsets: jax.Array) -> jax.Array:
     return jnp.where(refused, jnp.zeros_like(offsets), offsets)
-
-
-def _capacities(given: Sequence[Given]) -> jax.Array:
-    """The capacities, which may be symbolic, int32 ``[n]``."""
-    return jnp.stack([jnp.asarray(one.capacity, jnp.int32) for one in given])
 
 
 def offsets_array(label: str, offsets: Any) -> Any:

@@ -206,7 +206,8 @@ class TTFromPretrained:
         train = _tensor_train(source, table, num_embeddings)
         if train is None:
             array = _dense(source, table)
-            _check_rows(array, num_embeddings)
+            got = f"{num_embeddings} for a dense table of {array.shape[0]} rows"
+            expect(num_embeddings in (None, array.shape[0]), "num_embeddings", got, "None")
             train = _compressed(array, id_order, param_dtype, **compression)
         else:
             train = _in_order(train, id_order)
@@ -406,12 +407,6 @@ def _refuse_several(source: Any) -> None:
     if isinstance(source, Mapping):
         got = f"{type_of(source)} with {', '.join(map(repr, source)) or 'nothing'}"
         raise mismatch("source", got, "one of them", error=TypeError)
-
-
-def _check_rows(array: Any, num_embeddings: int | None) -> None:
-    if num_embeddings not in (None, array.shape[0]):
-        got = f"{num_embeddings} for a dense table of {array.shape[0]} rows"
-        raise mismatch("num_embeddings", got, "None")
 
 
 def _refuse(compression: dict[str, Any]) -> None:

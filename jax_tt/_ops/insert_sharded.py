@@ -76,7 +76,10 @@ def _insert_in_group(
     if inside_shard_map():
         after = local(given)
     else:
-        states = [_specs(group, table, one[0]) for table, one in zip(tables, given, strict=True)]
+        states = [
+            {name: P(group.axes) if name in table.sharding.names else P() for name in one[0]}
+            for table, one in zip(tables, given, strict=True)
+        ]
         specs = [(state, P(group.mesh.axis_names), P()) for state in states]
         changed = [
             (
@@ -113,10 +116,6 @@ def _inputs(one: InsertRequest) -> tuple[dict[str, Any], list[KeyRequests], Any]
     parts = jax.lax.stop_gradient(jax.tree.map(padded, list(one.parts)))
     epoch = epoch_of(one.table.table, one.epoch)
     return {name: one.state[name] for name in names}, parts, epoch
-
-
-def _specs(group: ShardedGroup, table: ShardedTable, state: dict[str, Any]) -> dict[str, P]:
-    return {name: P(group.axes) if name in table.sharding.names else P() for name in state}
 
 
 # Arrays that change, counts, and `Evicted` if asked for.

@@ -137,16 +137,20 @@ def measure_bandwidths(
     sizes = {"rows": rows, "ids": ids, "words": words}
     rows, ids, words = (as_positive(name, value) for name, value in sizes.items())
     if not isinstance(mesh, Mesh) or axis not in mesh.axis_names or mesh.shape[axis] < 2:
-        expected = (
-            "an axis of a jax.sharding.Mesh with two devices or more, to measure between them"
-        )
+        expected = "an axis of a jax.sharding.Mesh with at least two devices to measure between"
         raise mismatch("axis", f"{axis!r} of {mesh!r}", expected)
     devices = mesh.shape[axis]
     timer = _Timer(Mesh(mesh.devices, mesh.axis_names), axis, progress)
     with timer.bar:
         # Every message has at least one word.
         width = max(words // devices, 2)
-        exchange = functools.partial(_exchanged, axis)
+
+        def exchange(messages: jax.Array) -> jax.Array:
+            return lax.all_to_all(messages, axis, 0, 0, tiled=True)
+
+        def order_ids(ids: jax.Array) -> Any:
+            return distinct(Route(ids % devices, ids // devices), devices, "auto")
+
         least = timer.seconds("one word", exchange, jnp.zeros((devices, 1)))
         most = timer.seconds("many words", exchange, jnp.zeros((devices, width)))
         table = DenseTable(rows, _COLUMNS, update=Update(optimizers.RowWiseAdagrad(0.01)))
@@ -156,7 +160,7 @@ def measure_bandwidths(
             "reads of rows", functools.partial(_stepped, table, False), some, state
         )
         step = timer.seconds("steps of rows", functools.partial(_stepped, table, True), some, state)
-        order = timer.seconds("order of ids", lambda ids: _order(ids, devices), some)
+        order = timer.seconds("order of ids", order_ids, some)
     kind = mesh.devices.flat[0].device_kind
     per_row = _COLUMNS * 4
     return Bandwidths(
@@ -171,10 +175,6 @@ def measure_bandwidths(
     )
 
 
-def _exchanged(axis: str, messages: jax.Array) -> jax.Array:
-    return lax.all_to_all(messages, axis, 0, 0, tiled=True)
-
-
 def _stepped(table: DenseTable, steps: bool, ids: jax.Array, state: Any) -> Any:
     """The state after a step; with a changed scalar after a lookup alone, whose rows are then not left out."""
 
@@ -185,10 +185,6 @@ def _stepped(table: DenseTable, steps: bool, ids: jax.Array, state: Any) -> Any:
     if steps:
         return jax.grad(loss)(trained)
     return {**state, "step": loss(trained)}
-
-
-def _order(ids: jax.Array, devices: int) -> Any:
-    return distinct(Route(ids % devices, ids // devices), devices, "auto")
 
 
 class _Timer:

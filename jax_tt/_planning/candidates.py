@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, as_int, mismatch
+from jax_tt._base.arguments import as_dtype, as_int, expect, mismatch
 from jax_tt._base.host_table import host_table
 from jax_tt._base.progress import Progress
 from jax_tt._base.rows_of_arrays import row_blocks
@@ -72,7 +72,8 @@ class PlanInput:
             dtype = self.dense.dtype
         else:
             expected = "(num_embeddings, features) or a trained table [N, D] of floats"
-            raise mismatch(f"tables[{name!r}]", _described(value), expected, error=TypeError)
+            got = value if hasattr(value, "dtype") else repr(value)[:60]
+            raise mismatch(f"tables[{name!r}]", got, expected, error=TypeError)
         if min(self.num_embeddings, self.features) < 1:
             got = f"{self.num_embeddings} x {self.features}"
             raise mismatch(f"tables[{name!r}]", got, "sizes >= 1")
@@ -265,8 +266,7 @@ def _low_rank_errors(table: Any, name: str) -> np.ndarray:
     gram = np.zeros((table.shape[1],) * 2)
     for _, rows in row_blocks(table, _BLOCK, np.float64):
         gram += rows.T @ rows
-    if not np.isfinite(gram).all():
-        raise ValueError(f"tables[{name!r}]: holds NaN or infinity; expected finite numbers.")
+    expect(np.isfinite(gram).all(), f"tables[{name!r}]", "NaN or infinity", "finite numbers")
     values = np.maximum(np.linalg.eigvalsh(gram)[::-1], 0)
     lost = np.append(np.cumsum(values[::-1])[::-1], 0.0)
     return np.sqrt(lost / lost[0]) if lost[0] > 0 else lost
@@ -276,8 +276,3 @@ def _is_table(value: Any) -> bool:
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return False
     return len(value.shape) == 2 and jnp.issubdtype(value.dtype, jnp.floating)
-
-
-def _described(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return repr(value)[:60] if shape is None else f"an array of {value.dtype}, shape {shape}"

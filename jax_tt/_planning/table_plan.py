@@ -14,7 +14,6 @@ from jax_tt._ops.describe import described_tt
 from jax_tt._planning.device_plan import DevicePlan
 from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.copies import with_name, with_update
-from jax_tt._table.options import Update
 from jax_tt._table.table import Table
 from jax_tt._tt.shape import TTShape
 
@@ -88,15 +87,12 @@ class PlannedTable:
             **fields: other fields of `DenseTable` and `TTTable`: ``update``, ``name``.
         """
         if self.small is not None:
-            return _changed(self.small, **fields)
+            small = with_update(self.small, fields.pop("update", None))
+            return with_name(small, fields.pop("name", None), **fields)
         fields["param_dtype"] = self.dtype
         if self.shape is None:
             return DenseTable(self.num_embeddings, self.features, **fields)
         return described_tt(self.shape, self.cache, self.id_order, **fields)
-
-
-def _changed(table: Table, update: Update | None = None, name: str | None = None) -> Table:
-    return with_name(with_update(table, update), name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from jax_tt._base.arguments import as_array, expect_ids, instance_of, mismatch, type_of
+from jax_tt._base.arguments import as_array, expect, expect_ids, instance_of, mismatch, type_of
 
 _CHUNK = 1 << 24  # interactions of one sparse matrix
 _KEPT = 1 << 26  # interactions kept in memory; above this, the source is read again for every pass
@@ -66,7 +66,9 @@ class Edges:
         self.context_degrees = np.zeros(0)
         pairs, total = [], 0
         for contexts, items in _rebatched(self._source()):
-            _check_items(contexts, items, self.items)
+            got = f"the context {contexts.min()}"
+            expect(contexts.min() >= 0, "interactions", got, "integers of at least 0")
+            expect_ids("interactions", items, self.items)
             self.item_degrees += np.bincount(items, minlength=self.items)
             degrees = np.bincount(contexts).astype(np.float64)
             if len(degrees) < len(self.context_degrees):
@@ -143,9 +145,3 @@ def _rebatched(
 def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     contexts, items = zip(*parts, strict=True)
     return np.concatenate(contexts).astype(np.int64), np.concatenate(items).astype(np.int64)
-
-
-def _check_items(contexts: np.ndarray, items: np.ndarray, num_items: int) -> None:
-    if contexts.min() < 0:
-        raise mismatch("interactions", f"the context {contexts.min()}", "integers of at least 0")
-    expect_ids("interactions", items, num_items)

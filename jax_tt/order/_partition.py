@@ -135,7 +135,8 @@ def _rebalanced(points: np.ndarray, size: int) -> np.ndarray:
     sizes = np.bincount(parts)
     best = _inertia(points, parts, sizes)
     for _ in range(_ROUNDS):
-        moved = _assigned(points, _means(points, parts, sizes), sizes)
+        means = _sums(points, parts, len(sizes)) / sizes[:, None].astype(np.float32)
+        moved = _assigned(points, means, sizes)
         inertia = _inertia(points, moved, sizes)
         if inertia >= best:
             break
@@ -182,10 +183,6 @@ def _choices(
         distance[lines, nearest] = np.inf
         choice[some], loss[some] = parts[nearest], distance.min(axis=1) - least
     return choice, loss
-
-
-def _means(points: np.ndarray, parts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    return _sums(points, parts, len(sizes)) / sizes[:, None].astype(np.float32)
 
 
 def _inertia(points: np.ndarray, parts: np.ndarray, sizes: np.ndarray) -> float:

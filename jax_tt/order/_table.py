@@ -110,7 +110,8 @@ def _refined(
     """
     order, count, size = order.copy(), len(points), shape.row_factors[-1]
     for _ in range(rounds):
-        rows = _fitted(points[order], shape)
+        cores = tt_from_dense(points[order], shape=shape).cores
+        rows = np.asarray(tt_to_dense(cores, count))
         for start in range(0, count, size):
             ids, places = order[start : start + size], rows[start : start + size]
             distance = 0.5 * np.square(places).sum(axis=1) - points[ids] @ places.T
@@ -118,7 +119,3 @@ def _refined(
             order[start + place] = ids[which]
         progress.step()
     return order
-
-
-def _fitted(points: np.ndarray, shape: TTShape) -> Any:
-    return np.asarray(tt_to_dense(tt_from_dense(points, shape=shape).cores, len(points)))

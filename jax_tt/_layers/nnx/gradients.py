@@ -133,7 +133,9 @@ def value_and_grad(
         if not is_partial:
             bound = inspect.signature(f).bind(*args, **kwargs)
             args, kwargs = bound.args, bound.kwargs
-        _check_filters(args, argnums, wrt)
+        for argnum in argnums if isinstance(argnums, Sequence) else (argnums,):
+            one = argnum.filter if isinstance(argnum, nnx.DiffState) else wrt
+            _check_wrt("value_and_grad", _differentiated(args, argnum), one)
         with one_loss() as loss:
 
             def watched(*args: Any, **kwargs: Any) -> Any:
@@ -146,7 +148,10 @@ def value_and_grad(
                 has_aux=has_aux,
                 **options,
             )(*args, **kwargs)
-        return value, _separated(grads, _differentiated(args, argnums), loss)
+        # The next values of fused tables are out of sight in the gradients.
+        own, inputs = partial(_of_one_module, loss), _differentiated(args, argnums)
+        is_state = lambda x: isinstance(x, nnx.State | nnx.Variable)  # noqa: E731
+        return value, jax.tree.map_with_path(own, grads, inputs, is_leaf=is_state)
 
     return value_and_gradients
 
@@ -209,12 +214,6 @@ def _refuse_method(f: Any) -> None:
         )
 
 
-def _check_filters(args: Sequence[Any], argnums: Any, wrt: Any) -> None:
-    for argnum in argnums if isinstance(argnums, Sequence) else (argnums,):
-        one = argnum.filter if isinstance(argnum, nnx.DiffState) else wrt
-        _check_wrt("value_and_grad", _differentiated(args, argnum), one)
-
-
 def _check_wrt(caller: str, module: Any, wrt: Any, graph: bool | None = None) -> None:
     """Raises if a filter selects variables of a module, but none of its parameters that have ordinary gradients."""
     if not _is_module(module):
@@ -236,20 +235,10 @@ def _differentiated(args: Sequence[Any], argnums: Any) -> Any:
         return tuple(_differentiated(args, argnum) for argnum in argnums)
     number = argnums.argnum if isinstance(argnums, nnx.DiffState) else argnums
     if not -len(args) <= number < len(args):
-        raise TypeError(
-            f"value_and_grad: argnums: got {number} for a call with {len(args)} positional arguments; give "
-            "the function a positional parameter for the module, and pass it by position."
-        )
+        got = f"{number} for a call with {len(args)} positional arguments"
+        expected = "the position of the module among them"
+        raise mismatch("value_and_grad: argnums", got, expected, error=TypeError)
     return args[number]
-
-
-def _separated(grads: Any, args: Any, loss: Loss) -> Any:
-    """The gradients with the next values of fused tables out of sight; without any, as they are."""
-    return jax.tree.map_with_path(partial(_of_one_module, loss), grads, args, is_leaf=_is_state)
-
-
-def _is_state(x: Any) -> bool:
-    return isinstance(x, nnx.State | nnx.Variable)
 
 
 def _watch(loss: Loss, args: Any) -> None:

@@ -94,9 +94,8 @@ def host_batch(
     ...
     ValueError: item: ids: got id 4294967301 at position 0; expected 0 to 999. ...
     """
-    instance_of(
-        "table", table, Table, "a jax_tt.Table", "Collections and layers have a method host_batch."
-    )
+    fix = "Collections and layers have a method host_batch."
+    instance_of("table", table, Table, "a jax_tt.Table", fix)
     one_of("bounds", bounds, BOUNDS)
 
     def given() -> dict[str, GivenIds]:
@@ -250,9 +249,8 @@ def _check(table: Table, given: GivenIds, pooled: bool, capacity: Any) -> None:
         raise mismatch(f"{table.ids.label}capacity", got, "None, or ragged bags")
     if given.weights is not None and not pooled:
         fix = "Multiply the rows by them, or give the feature a combiner."
-        raise mismatch(
-            f"{table.ids.label}weights", "some for rows that are not combined", "None", fix
-        )
+        got = "some for rows that are not combined"
+        raise mismatch(f"{table.ids.label}weights", got, "None", fix)
 
 
 def _sharding(tables: Any, sharding: Any) -> Any:

@@ -212,9 +212,7 @@ def _arrays(given: GivenIds) -> list[Any]:
 def _report(label: str, given: GivenIds) -> list[int]:
     """The digest of the form of a share, and the numbers of its rows, bags and positions."""
     ids, lengths, _ = _arrays(given)
-    expect(
-        ids.ndim, f"{label}ids", "a single id with local=True", "an array with an axis of samples"
-    )
+    expect(ids.ndim, f"{label}ids", "a single id with local=True", "an axis of samples")
     bags = 0 if lengths is None else len(lengths)
     return [_digest(_words(given)), len(ids), bags, given.capacity or 0]
 

@@ -279,9 +279,7 @@ def step_arguments(
     given = hyperparameters or {}
     if grad_scale is not None and all(table.update is None for table in collection.tables.values()):
         fix = "Divide its gradients by the scale after jax.grad, or describe tables with an optimizer."
-        raise mismatch(
-            "grad_scale", "a loss scale for a collection without optimizers", "None", fix
-        )
+        raise mismatch("grad_scale", "one for a collection without optimizers", "None", fix)
     return {
         name: (None, None) if table.update is None else (grad_scale, given.get(name))
         for name, table in collection.tables.items()

@@ -68,9 +68,9 @@ def describe(table: Table) -> Description:
 @describe.register
 def _(table: TTTable) -> Description:
     if table.shape.full_ranks != table.ranks:
+        fix = f"Lower them with jax_tt.tt.round(cores, {table.shape.ranks})."
         raise ValueError(
-            f"got cores of ranks {table.ranks[1:-1]}; their factors have use for {table.shape.ranks} at most. Lower "
-            f"them with jax_tt.tt.round(cores, {table.shape.ranks})."
+            f"got cores of ranks {table.ranks[1:-1]}, higher than factors allow. {fix}"
         )
     return Description(TRAIN, {"num_embeddings": table.num_embeddings})
 

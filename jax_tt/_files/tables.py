@@ -220,9 +220,8 @@ def read_table(
     chosen = name if name is not None else only_name(stored, 2, "table [N, D]", option)
     array = stored[chosen]
     if len(array.shape) != 2 or not jnp.issubdtype(array.dtype, jnp.floating) or 0 in array.shape:
-        raise FileError(
-            f"{path}: {chosen or 'the array'} is {array.dtype} {array.shape}; expected floats [N, D]."
-        )
+        got = f"{chosen or 'the array'}, {array.dtype} of shape {array.shape}"
+        raise mismatch(path, got, "floats [N, D]", error=FileError)
     return chosen or "table", array.by_rows()
 
 

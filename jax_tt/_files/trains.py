@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_tt._base.arguments import expect, mismatch
 from jax_tt._formats.stored import FileError, StoredArrays
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._ids.stored_order import count_of
@@ -86,10 +87,8 @@ def _shape(stored: StoredArrays, name: str, keys: Sequence[str]) -> TTShape:
         shape = TTShape(rows, math.prod(q), ranks, p, q)
     except (ValueError, TypeError) as error:
         raise FileError(f"{where}: {error}") from error
-    if shape.ranks != ranks:
-        raise FileError(
-            f"{where}: the ranks {ranks} are higher than the factors allow, {shape.ranks}."
-        )
+    expected = f"at most {shape.ranks}, as the factors allow"
+    expect(shape.ranks == ranks, where, f"the ranks {ranks}", expected, error=FileError)
     return shape
 
 
@@ -104,9 +103,9 @@ def read(stored: StoredArrays, name: str, shape: TTShape) -> Train:
     order = order_name(stored, name)
     id_order = None if order is None else _id_order(stored, order)
     if id_order is not None and id_order.num_embeddings != shape.num_embeddings:
-        raise FileError(
-            f"{stored.path}: {order} orders {id_order.num_embeddings} ids, the table has {shape.num_embeddings}."
-        )
+        got = f"{order}, an order of {id_order.num_embeddings} ids"
+        expected = f"{shape.num_embeddings}, the rows of the table"
+        raise mismatch(stored.path, got, expected, error=FileError)
     return Train(tuple(cores), shape, id_order)
 
 

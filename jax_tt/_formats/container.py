@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
+from jax_tt._base.arguments import expect, mismatch
 from jax_tt._formats.stored import FileError, StoredArray, StoredArrays, in_memory, mapped
 
 # Of arrays on the processor, for which JAX takes memory as it is.
@@ -149,10 +150,8 @@ def read_container(path: str, kind: str | None = None) -> StoredArrays:
     padding: Callable[[], Any] | None = None
     for name, entry in header.items():
         shape, dtype_name = tuple(entry["shape"]), entry["dtype"]
-        if dtype_name not in DTYPES:
-            raise FileError(
-                f"{path}: {name} is of the type {dtype_name}; expected {', '.join(DTYPES)}."
-            )
+        got = f"{name} of the type {dtype_name}"
+        expect(dtype_name in DTYPES, path, got, ", ".join(DTYPES), error=FileError)
         dtype, offset = np.dtype(DTYPES[dtype_name]), start + entry["data_offsets"][0]
         read: Callable[[], Any] = partial(in_memory, path, dtype, offset, shape)
         if name.startswith(PADDING):
@@ -229,8 +228,6 @@ def _notes(path: str, metadata: Mapping[str, str]) -> Mapping[str, Any]:
     if not isinstance(notes, dict):
         raise FileError(f"{path}: its metadata is {type(notes).__name__}; expected an object.")
     if "kind" in notes and notes.get("version") != _VERSION:
-        raise FileError(
-            f"{path}: is of version {notes.get('version')}; expected {_VERSION}. Read it with the version of jax_tt "
-            "that wrote it."
-        )
+        fix = "Read it with the version of jax_tt that wrote it."
+        raise mismatch(path, f"version {notes.get('version')}", _VERSION, fix, FileError)
     return notes

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt._base.arguments import expect, mismatch
 from jax_tt._base.progress import Progress
 from jax_tt._formats.container import Container, read_container
 from jax_tt._formats.output import Contents, errors_of, flush, places_of, resuming, unfinished
@@ -21,6 +22,7 @@ from jax_tt._formats.stored import FileError, MissingError, StoredArrays
 from jax_tt._formats.team import Team
 
 # The container that describes a dump, with the arrays that do not belong to single keys; the others are its parts.
+_OTHER_RULE = "The state of another optimizer is left out by optimizer_state=False."
 _ABOUT = "dump.safetensors"
 _DUMP, _PART = "dump", "part of a dump"
 DUMP = Contents("a dump", _ABOUT, re.compile(r"(dump|keys-\d+)\.safetensors"))
@@ -188,16 +190,11 @@ class Dump:
 
     def check(self, features: int, taken: list[str], *, exact: bool) -> None:
         """Raises unless there are entries of these arrays, and with ``exact`` of no others."""
-        if self.features != features:
-            raise FileError(
-                f"{self.path}: has rows of {self.features} columns; expected {features}, as the table has."
-            )
+        got, expected = f"rows of {self.features} columns", f"{features}, as the table has"
+        expect(self.features == features, self.path, got, expected, error=FileError)
         given = list(self.arrays)
         if set(taken) != set(given) if exact else not set(taken) <= set(given):
-            raise FileError(
-                f"{self.path}: has {', '.join(given)}; expected {', '.join(taken)}. The state of another "
-                "optimizer is left out by optimizer_state=False."
-            )
+            raise mismatch(self.path, ", ".join(given), ", ".join(taken), _OTHER_RULE, FileError)
 
     def rest(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Reads arrays that do not belong to single keys; names that the dump does not have are left out."""
@@ -219,10 +216,8 @@ class Dump:
                 raise FileError(f"{stored.path}: its arrays do not belong to the same keys.")
             for name, expected in shapes.items():
                 if (shape := arrays[name].shape[1:]) != expected:
-                    raise FileError(
-                        f"{stored.path}: {name} has entries of shape {shape}; expected {expected}, as in the table. "
-                        "The state of another optimizer is left out by optimizer_state=False."
-                    )
+                    got = f"{name} with entries of shape {shape}"
+                    raise mismatch(stored.path, got, expected, _OTHER_RULE, FileError)
             yield arrays
 
     def _array(self, stored: StoredArrays, name: str) -> np.ndarray:

@@ -48,10 +48,8 @@ def open_arrays(path: str | os.PathLike[str]) -> StoredArrays:
     name = whole_file(path)
     suffix = Path(name).suffix.lower()
     if suffix not in _READERS:
-        raise FileError(
-            f"{name}: unknown format {suffix or '(no suffix)'}; expected {', '.join(_READERS)}, or the directory of an "
-            "orbax checkpoint."
-        )
+        expected = f"{', '.join(_READERS)}, or the directory of an orbax checkpoint"
+        raise mismatch(name, f"the format {suffix or '(no suffix)'}", expected, error=FileError)
     return _READERS[suffix](name)
 
 

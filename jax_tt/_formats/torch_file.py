@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import type_of
+from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._formats.archive import check_member, member_bytes, opened
 from jax_tt._formats.stored import FileError, StoredArray, StoredArrays
 
@@ -79,10 +79,8 @@ def read_torch(path: str) -> StoredArrays:
         members = {info.filename: info for info in archive.infolist()}
         roots = [name.removesuffix("data.pkl") for name in members if name.endswith("/data.pkl")]
         if len(roots) != 1:
-            raise FileError(
-                f"{path}: is a zip archive without the data.pkl of torch.save; expected a file that torch 1.6 or newer "
-                "wrote."
-            )
+            got = "a zip archive without the data.pkl of torch.save"
+            raise mismatch(path, got, "a file that torch 1.6 or newer wrote", error=FileError)
         (root,) = roots
         order = members.get(f"{root}byteorder")
         if order is not None and member_bytes(archive, order, path) != b"little":

@@ -471,10 +471,8 @@ def _with_capacity(bags: Bags, capacity: int) -> Bags:
     traced = not isinstance(bags.offsets, np.ndarray)
     needed = length if traced else int(bags.offsets[-1])
     if not needed <= capacity < 2**31:
-        bounds = f"at least {needed} and fewer than 2**31"
-        raise mismatch(
-            "capacity", f"{capacity} for {needed} ids", bounds, "Or use smaller batches."
-        )
+        bounds = f"at least {needed} and fewer than 2**31, or smaller batches"
+        raise mismatch("capacity", f"{capacity} for {needed} ids", bounds)
 
     def fit(array: Any) -> Any:
         keep = array[:capacity]

@@ -184,9 +184,8 @@ def _others(
         if not (optimizer_state or name.startswith("hash_")):
             continue
         if rest[name].shape != state[name].shape:
-            raise FileError(
-                f"{dump.path}: {name} has shape {rest[name].shape}; expected {state[name].shape}, as in the table."
-            )
+            got, expected = f"{name} of shape {rest[name].shape}", state[name].shape
+            raise mismatch(dump.path, got, f"{expected}, as in the table", error=FileError)
         arrays[name] = rest[name]
     if dump.base is None:
         # The batches of both tables lie in the past. The dump of a table without batches is of batch 1.

@@ -103,9 +103,8 @@ def _by_row(table: Any, state: State) -> tuple[Table, State]:
     if not plain.spec.row_names:
         got = f"{type_of(plain)}, whose rows are not entries of its arrays"
         fix = "States of other kinds have the same shapes at all times, and can be saved whole."
-        raise mismatch(
-            f"{table.ids.label}table", got, "a DenseTable or a HashTable", fix, TypeError
-        )
+        expected = "a DenseTable or a HashTable"
+        raise mismatch(f"{table.ids.label}table", got, expected, fix, TypeError)
     plain.ids.refuse_slots("table", "Tiers.dump and Tiers.load_dump take all of its rows")
     held = [state[name] for name in table.spec.row_names]
     if not all(array.is_fully_addressable or array.is_fully_replicated for array in held):

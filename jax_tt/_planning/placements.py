@@ -81,9 +81,8 @@ def plan_placements(
     if not isinstance(tables, Mapping) or not tables:
         raise TypeError(f"tables: got {tables!r}; expected a mapping from names to tables.")
     for name, table in tables.items():
-        instance_of(
-            f"tables[{name!r}]", table, Table, "a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16)"
-        )
+        expected = "a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16)"
+        instance_of(f"tables[{name!r}]", table, Table, expected)
     devices, steps = as_positive("devices", devices), as_positive("steps", steps)
     limit = None if device_bytes is None else as_int("device_bytes", device_bytes)
     bandwidths = Bandwidths() if bandwidths is None else bandwidths

@@ -132,9 +132,8 @@ def _check_optimizer(table: Table, update: Update) -> None:
 def _check_columns(table: Table, columns: int) -> None:
     if not table.spec.row_names:  # rows are coded as a whole
         got = f"column shards of {type_of(table)}"
-        raise mismatch(
-            f"{table.ids.label}placement", got, "a DenseTable, or whole rows", error=TypeError
-        )
+        expected = "a DenseTable, or whole rows"
+        raise mismatch(f"{table.ids.label}placement", got, expected, error=TypeError)
     if table.features % columns:
         got = f"{columns} column shards of {table.features} columns"
         raise mismatch(f"{table.ids.label}placement", got, "a divisor of them")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._formats.team import stopped
 from jax_tt._tiers.processes import Processes
 from jax_tt._tiers.table import TieredRows
@@ -87,15 +88,12 @@ class Agreement:
             raise RuntimeError(stopped("prefetch", processes.named(failed)))
         if (what != what[0]).any():
             ended = processes.named(what == _END)
-            raise ValueError(
-                f"batches: {ended} has no more of them, and {processes.named(what == _BATCH)} has; expected the same "
-                "number in every process."
-            )
+            got = f"no more of them in {ended}, and more in {processes.named(what == _BATCH)}"
+            raise mismatch("batches", got, "the same number in every process")
         if (other := (reports[:, 1:, 0] != reports[0, 1:, 0]).any(axis=1)).any():
-            raise ValueError(
-                f"batches: {processes.named(other)} has other ids than {processes.named(~other)}; expected the same in "
-                "every process: let each of them read the ids of the whole batch."
-            )
+            got = f"other ids in {processes.named(other)} than in {processes.named(~other)}"
+            fix = "Let each of them read the ids of the whole batch."
+            raise mismatch("batches", got, "the same in every process", fix)
         if told.batch is not None:
             sums = reports[:, 1:, 1:].sum(axis=0)
             for rows, counts in zip(self._tables.values(), sums, strict=True):

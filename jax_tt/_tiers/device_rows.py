@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_tt._base.arguments import expect, mismatch
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._ids.placement import stored_rows
 from jax_tt._jax.on_host import processes_of_rows
@@ -34,11 +35,9 @@ class DeviceRows:
         self._sharded = table if is_sharded(table) else None
         if self._sharded is not None:
             layout = table.layout
-            if layout.rows * layout.devices >= 2**31:
-                raise ValueError(
-                    f"tiers: got {layout.rows} rows on each of {layout.devices} devices; expected fewer than 2**31 on "
-                    "all devices together, since tables with tiers number their rows in 32 bits."
-                )
+            got = f"{layout.rows} rows on each of {layout.devices} devices"
+            expected = "fewer than 2**31 on all devices, as tiers number rows in 32 bits"
+            expect(layout.rows * layout.devices < 2**31, "tiers", got, expected)
             places = stored_rows(layout, layout.page_table, np.arange(table.num_embeddings))
             self._places = np.append(places, layout.rows * layout.devices).astype(np.int32)
 
@@ -69,10 +68,8 @@ class DeviceRows:
         """Raises for arrays that a user has sharded, which an exchange would copy to every device."""
         sharding = next(iter(arrays.values())).sharding
         if len(sharding.device_set) > 1 and not sharding.is_fully_replicated:
-            raise ValueError(
-                f"state: got rows of a table with tiers in {sharding}; expected them on one device, or the table of "
-                "jax_tt.shard_tables, whose rows are exchanged at the device that has them."
-            )
+            expected = "them on one device, or the table of shard_tables, which exchanges its rows"
+            raise mismatch("state", f"rows of a table with tiers in {sharding}", expected)
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
         """What `exchange` and `read` take for rows int32 ``[n]``."""

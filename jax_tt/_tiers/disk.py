@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._formats.team import Team
 from jax_tt._tiers.block_file import BlockFile, Extent
 from jax_tt._tiers.map_reader import MapReader, UnreadableError
@@ -213,10 +214,10 @@ class DiskStore:
         common = numbers.max(axis=1).min()
         lacks = (numbers != common).all(axis=1)
         if lacks.any():
-            raise StoreError(
-                f"{self.path}: {self._team.named(lacks)} has save {int(numbers[lacks, 0][0])}, and the others have "
-                f"{common}; expected the same save. Use copies of the directories of all processes that were made at "
-                "one time."
+            own = f"save {int(numbers[lacks, 0][0])} in {self._team.named(lacks)}"
+            fix = "Use copies of the directories of all processes that were made at one time."
+            raise mismatch(
+                self.path, f"{own}, {common} in others", "the same save", fix, StoreError
             )
         with self._together(), self._readable():
             if here[0] < common:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._base.words import mix_wide
 from jax_tt._formats.stored import FileError
 from jax_tt._formats.team import Team
@@ -46,10 +47,10 @@ class Processes(Team):
         (first, expected), *others = processes.items()
         for name, given in others:
             if given != expected:
-                raise ValueError(
-                    f"tiers: got {first!r} on devices of the processes {sorted(expected)}, and {name!r} on devices of "
-                    f"{sorted(given)}; expected the same processes. Shard both over one mesh, or give each its Tiers."
-                )
+                own = f"{first!r} on devices of the processes {sorted(expected)}"
+                got = f"{own}, and {name!r} on devices of {sorted(given)}"
+                fix = "Shard both over one mesh, or give each its Tiers."
+                raise mismatch("tiers", got, "the same processes", fix)
         return cls(set().union(*devices.values()))
 
     def apart(self) -> contextlib.AbstractContextManager[Any]:

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_tt._base.arguments import mismatch
 from jax_tt._base.progress import Progress
 from jax_tt._collection.collection import Collection, States
 from jax_tt._formats.dump import Dump
@@ -116,11 +117,10 @@ def check_like(
     for table, name in sorted(got.keys() | expected.keys()):
         pair = got.get((table, name)), expected.get((table, name))
         if pair[0] != pair[1]:
-            raise StoreError(
-                f"{path}: holds {pair[0] or 'nothing'} for {name!r} of {table!r}; expected {pair[1] or 'nothing'}, as "
-                "the collection has it. Describe the tables as they were when they were saved; they can be changed "
-                "after that."
-            )
+            held, own = (one or "nothing" for one in pair)
+            fix = "Describe the tables as they were when they were saved; they can be changed after that."
+            label = f"{path}: {name!r} of {table!r}"
+            raise mismatch(label, held, f"{own}, as the collection has it", fix, StoreError)
 
 
 def grown_as_saved(

@@ -168,10 +168,8 @@ class Tier:
 def _check_sharded(name: str, table: Any) -> None:
     """Raises unless one device has each row of a `ShardedTable`."""
     if table.layout.columns > 1 or table.layout.replicas > 1:
-        raise ValueError(
-            f"tiers[{name!r}]: got the placement {table.placement!r}; expected one that shards rows without replicas, "
-            "such as Placement.round_robin(), since rows are exchanged whole, at the device that has them."
-        )
+        expected = "one that shards whole rows without replicas, such as Placement.round_robin()"
+        raise mismatch(f"tiers[{name!r}]", f"the placement {table.placement!r}", expected)
 
 
 @dataclasses.dataclass

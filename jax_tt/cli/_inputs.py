@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._base.arguments import expect, mismatch
 from jax_tt._base.progress import Progress
 from jax_tt._files.tables import only_name
 from jax_tt._formats.mapped import open_arrays
@@ -80,18 +81,16 @@ class Interactions:
             fresh[: len(counts)] += counts
             counts = fresh
         if not total:
-            raise FileError(
-                f"{self.path}: holds no interactions; expected lines such as `user item item`."
-            )
+            expected = "lines such as `user item item`"
+            raise mismatch(self.path, "no interactions", expected, error=FileError)
         self._check_dense("context", largest, total)
         return counts
 
     def _check_dense(self, what: str, largest: int, total: int) -> None:
         if largest > max(_LARGE, _SPARSE * max(total, 1)):
-            raise FileError(
-                f"{self.path}: holds the {what} {largest}, but only {total:,} interactions up to there; expected "
-                "numbers near 0, whose largest sets the memory. Renumber them from 0."
-            )
+            got = f"the {what} {largest}, but only {total:,} interactions up to there"
+            expected = "numbers near 0, whose largest sets the memory"
+            raise mismatch(self.path, got, expected, "Renumber them from 0.", FileError)
 
     def _turned(self, pairs: Pairs) -> Pairs:
         contexts, ids = pairs
@@ -153,10 +152,10 @@ def _parsed(block: bytes, line: int, path: str) -> Pairs:
     edge = np.diff(~blank, prepend=False, append=False)
     starts, ends = np.flatnonzero(edge).reshape(-1, 2).T
     lengths = ends - starts
-    if lengths.max(initial=0) > _DIGITS:
-        raise FileError(
-            f"{path}: holds a number of {lengths.max()} digits; expected at most {_DIGITS}."
-        )
+    most = lengths.max(initial=0)
+    expect(
+        most <= _DIGITS, path, f"a number of {most} digits", f"at most {_DIGITS}", error=FileError
+    )
     values = np.zeros(len(starts), np.int64)
     for place in range(int(lengths.max(initial=0))):
         longer = lengths > place
@@ -209,8 +208,6 @@ def write_order(
 def _read(path: str, name: str | None, ndim: int, what: str) -> np.ndarray:
     stored = open_arrays(path)
     array = stored[name if name is not None else only_name(stored, ndim, what)]
-    if len(array.shape) != ndim:
-        raise FileError(
-            f"{path}: holds an array of shape {array.shape}; expected {ndim} dimensions."
-        )
+    got = f"an array of shape {array.shape}"
+    expect(len(array.shape) == ndim, path, got, f"{ndim} dimensions", error=FileError)
     return np.asarray(array.by_rows())

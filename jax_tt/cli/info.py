@@ -234,10 +234,8 @@ def _hashed(name: str, arrays: Mapping[str, StoredArray]) -> _Listed:
 
 def _compared(name: str | None, names: list[str]) -> str:
     if name is None and len(names) != 1:
-        raise FileError(
-            f"--against: there are {len(names)} compressed tables; expected one, or --name to say which: "
-            f"{', '.join(names)}."
-        )
+        expected = f"one, or --name to say which: {', '.join(names)}"
+        raise mismatch("--against", f"{len(names)} compressed tables", expected, error=FileError)
     return names[0] if name is None else name
 
 
@@ -249,9 +247,8 @@ def _measured(
     def check(table: Any) -> None:
         size = (table.num_embeddings, table.features)
         if original.shape != size:
-            raise FileError(
-                f"--against: {args.against} is {original.shape}; expected {size}, as {name!r}."
-            )
+            got = f"{args.against} of shape {original.shape}"
+            raise mismatch("--against", got, f"{size}, as {name!r}", error=FileError)
 
     with Progress(args.progress, unit="block", delay=0) as bar:
         if small is not None:

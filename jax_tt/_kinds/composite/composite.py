@@ -54,18 +54,15 @@ class Composite(Table):
 
     def __post_init__(self) -> None:
         label = table_label(self.name)
-        instance_of(
-            f"{label}tables", self.tables, Sequence, "a tuple of tables, e.g. (table, other)"
-        )
+        expected = "a tuple of tables, e.g. (table, other)"
+        instance_of(f"{label}tables", self.tables, Sequence, expected)
         object.__setattr__(self, "tables", tuple(self.tables))
         expect(self.tables, f"{label}tables", "none", "at least one")
         for k, table in enumerate(self.tables):
             self._check_table(f"{label}tables[{k}]", table)
 
     def _check_table(self, argument: str, table: Any) -> None:
-        instance_of(
-            argument, table, Table, "a jax_tt.Table, e.g. jax_tt.tables.DenseTable(1000, 16)"
-        )
+        instance_of(argument, table, Table, "a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16)")
         if table.ids.takes_keys or has_cache(table) or is_sharded(table):
             expected = "a table without a row cache, which is not a hash table and is not divided over devices"
             raise mismatch(argument, type_of(table), expected, error=TypeError)
@@ -80,9 +77,7 @@ class Composite(Table):
         if table.update is not None and isinstance(table.update.optimizer, ReadsScaled):
             rule = type(table.update.optimizer).__name__
             got = f"the rule {rule}, which scales the rows that are read"
-            raise mismatch(
-                argument, got, "another one, e.g. jax_tt.optimizers.RowWiseAdagrad(0.05)"
-            )
+            raise mismatch(argument, got, "another one, e.g. optimizers.RowWiseAdagrad(0.05)")
 
     @abc.abstractmethod
     def common(self, table: Table) -> str:

@@ -41,9 +41,8 @@ def _initial(table: DenseTable, key: jax.Array, shape: tuple[int, int], dtype: A
     rows = jnp.asarray(unboxed(table.embedding_init)(key, shape, dtype))
     if rows.shape != shape:
         fix = "Where the initialiser is for a whole table, give rows that new ones are like, like=."
-        raise mismatch(
-            f"{table.ids.label}embedding_init", f"new rows of shape {rows.shape}", shape, fix
-        )
+        got = f"new rows of shape {rows.shape}"
+        raise mismatch(f"{table.ids.label}embedding_init", got, shape, fix)
     return rows.astype(dtype)
 
 

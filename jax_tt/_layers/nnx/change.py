@@ -436,9 +436,7 @@ def _moments(
         return lambda: None
     model = layer if model is None else model
     paths = [path for path, module in nnx.iter_modules(model) if module is layer]
-    expect(
-        paths, "model", "a module that does not hold this layer", "the one that opt was made for"
-    )
+    expect(paths, "model", "a module without this layer", "the one that opt was made for")
 
     def params() -> Any:
         return nnx.as_pure(nnx.state(model, opt.wrt, graph=opt.graph))

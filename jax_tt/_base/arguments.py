@@ -21,9 +21,11 @@ def mismatch(
     name: str, got: Any, expected: Any, fix: str = "", error: type[Exception] = ValueError
 ) -> Exception:
     """The error about an argument that is not what it has to be; ``got`` is the argument, or says what it is."""
-    if isinstance(getattr(got, "dtype", None), np.dtype) and not isinstance(got, np.generic):
+    if isinstance(got, np.generic):
+        got = f"{got} of {got.dtype}"
+    elif isinstance(getattr(got, "dtype", None), np.dtype):
         got = f"{got.dtype} of shape {tuple(got.shape)}"
-    elif not isinstance(got, str | int | float | tuple | np.generic):
+    elif not isinstance(got, str | int | float | tuple):
         got = type_of(got)
     return error(f"{name}: got {got}; expected {expected}.{' ' if fix else ''}{fix}")
 

@@ -491,8 +491,9 @@ class Collection:
             return None
         steps = {name: state[name]["step"] for name in self.sharing}
         for name, step in steps.items():
-            label, expected = f"state[{name!r}]['step']", "a scalar, as Collection.init returns it"
-            expect(not step.shape, label, step, expected)
+            if step.shape:
+                expected = "a scalar, as Collection.init returns it"
+                raise mismatch(f"state[{name!r}]['step']", step, expected)
         return Shared(list(steps.values()), **state[UPDATES])
 
     @functools.cached_property
@@ -558,7 +559,8 @@ def _checked(argument: str, given: Any, kind: type, example: str) -> dict[str, A
         expected = f"a mapping from names, e.g. {{'item': {example}}}"
         raise mismatch(argument, repr(given), expected, error=TypeError)
     for name, value in given.items():
-        instance_of(f"the names of {argument}", name, str, "strings")
+        if not isinstance(name, str):
+            raise mismatch(argument, f"the name {name!r}", "strings", error=TypeError)
         expected = f"a jax_tt.{kind.__name__}, e.g. {example}"
         instance_of(f"{argument}[{name!r}]", value, kind, expected)
     return dict(given)

@@ -347,7 +347,8 @@ def as_ids(ids: Any, name: str = "ids") -> Any:
             raise mismatch(f"{name}.digits", digits, "int32 [..., d]", fix)
         return SplitIds(digits)
     array = ids if isinstance(ids, jax.Array) else id_array(ids, name)
-    array = integers(name, array, ids, empty=np.int32)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        array = integers(name, array, ids, empty=np.int32)
     if array.dtype.itemsize < 4:
         return array.astype(np.int32)
     if not isinstance(array, np.ndarray) or array.dtype.itemsize == 4:

@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import ffi, reports
-from jax_tt._base.arguments import as_array, integers, mismatch, narrow
+from jax_tt._base.arguments import as_array, mismatch, narrow
 from jax_tt._ids.batch import Batch, padding_mark, with_marks
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._jax.backend import choose, run
@@ -129,7 +129,9 @@ def offsets_array(label: str, offsets: Any) -> Any:
     array = as_array(label, offsets)
     if array.ndim != 1 or array.shape[0] == 0:
         raise mismatch(label, array, "[B + 1]", VMAP)
-    return integers(label, array, array)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise mismatch(label, f"dtype {array.dtype}", "integers")
+    return array
 
 
 def refuse_malformed(label: str, offsets: Any, capacity: Any) -> None:

@@ -106,7 +106,7 @@ def reorder_table(table: Table, state: State, id_order: IdOrder, **options: Any)
     check_table(table, state)
     concrete("state", state, _BETWEEN)
     if id_order is None:
-        expected = "an IdOrder, e.g. IdOrder.identity(num_embeddings) where ids are to be rows"
+        expected = "a jax_tt.order.IdOrder, e.g. IdOrder.identity(num_embeddings), ids as rows"
         raise mismatch("id_order", "None", expected, error=TypeError)
     check_id_order(id_order, table.num_embeddings)
     if "dtype" in options:

@@ -242,7 +242,7 @@ def test_order_by_other_methods(table, capsys):
 def test_bad_interactions(folder, capsys):
     for text, message in [
         ("", "is empty"),
-        ("\n\n", "holds no interactions"),
+        ("\n\n", "got no interactions"),
         ("1 2\n3 x4\n", "line 2 is '3 x4'"),
         ("user,item\n1,2\n", "line 1 is 'user,item'; expected integers >= 0 separated"),
         ("1 2\n3 -4\n", "line 2"),

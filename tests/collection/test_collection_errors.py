@@ -108,7 +108,7 @@ def test_names_that_do_not_exist():
 SPLIT = TRAIN.shape.split_ids(IDS)
 CLICKED, SHOWN = "feature 'clicked' of 'item': bags", "feature 'shown' of 'item': bags"
 BATCHES: tuple[tuple[Any, type[Exception], str], ...] = (
-    (IDS, TypeError, "batch: got an ndarray; expected a dict from the features"),
+    (IDS, TypeError, "batch: got an ndarray; expected KeyedBags, or a dict to ids"),
     ({**BATCH, "label": IDS}, ValueError, "batch: got the feature 'label', which .*{name: batch"),
     ({"user_id": IDS, "shown": IDS}, ValueError, r"no feature 'clicked' \(of the table 'item'\)"),
     (KeyedBags.from_bags({"user_id": IDS, "shown": IDS}), ValueError, "no feature 'clicked'"),
@@ -195,7 +195,7 @@ def test_split_ids_of_all_features_of_a_table(state):
 def test_layouts(state):
     for batch, layout, message in (
         (BATCH, "wide", "layout: got 'wide'; expected one of 'features'"),
-        (BATCH, "concatenated", "feature 'shown' of 'item' is a sequence"),
+        (BATCH, "concatenated", "got feature 'shown' of 'item', a sequence"),
         (
             {**BATCH, "shown": IDS[0, :1]},
             "concatenated",
@@ -229,7 +229,7 @@ def test_states_and_options(state):
         with pytest.raises(error, match=message):
             look_up(state, inputs=StepInputs(hyperparameters=given))
     with pytest.raises(
-        ValueError, match="arrays: got the table 'ad'; expected 'item', 'updates', 'user'"
+        ValueError, match="arrays: got the table 'ad'; expected some of 'item', 'updates', 'user'"
     ):
         COLLECTION.replaced(state, {"ad": {}})
     with pytest.raises(ValueError, match="gradients: got no table 'user'"):

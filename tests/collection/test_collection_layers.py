@@ -223,7 +223,7 @@ def test_keyed_bags_and_layouts(trained):
     for name, want in look_up(embed, BATCH).items():
         np.testing.assert_array_equal(rows[name][:2], want)
     jax.tree.map(np.testing.assert_array_equal, pure(embed), before)  # evaluation counts nothing
-    with pytest.raises(ValueError, match="'title' of 'words' has 8 columns"):
+    with pytest.raises(ValueError, match="got 8 columns of feature 'title' of 'words'"):
         embed.stacked(BATCH)
 
 

@@ -302,7 +302,7 @@ def test_nnx_counts_training_calls(trained):
     assert embed.statistics()["ad"].requests == 8
     without = jax_tt.EmbedCollection(AD.tables, AD.features, rngs=nnx.Rngs(0))
     assert not jax.tree.leaves(nnx.state(without, jax_tt.nnx.LookupCounts))
-    with pytest.raises(ValueError, match="build it with statistics=True"):
+    with pytest.raises(ValueError, match="expected one with statistics=True"):
         without.statistics()
 
 

@@ -318,7 +318,7 @@ def test_info_of_several_tables(table, capsys):
     relative = errors / np.linalg.norm(table, axis=1)
     assert line.split()[-2:] == [f"{np.quantile(relative, at):.3g}" for at in (0.5, 0.99)]
     message = refused(capsys, "info", "o.safetensors", "--against", "table.npy", QUIET)
-    assert "there are 2 compressed tables; expected one, or --name to say which: t8, t4" in message
+    assert "got 2 compressed tables; expected one, or --name to say which: t8, t4" in message
     np.save("other.npy", table[1:])
     argv = ["info", "o.safetensors", "--against", "other.npy", "--name", "t8", QUIET]
     assert f"is {table[1:].shape}; expected {table.shape}, as 't8'" in refused(capsys, *argv)

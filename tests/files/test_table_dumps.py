@@ -320,7 +320,7 @@ def test_errors(tmp_path):
     with pytest.raises(jax_tt.FileError, match="is no dump of a dense table of 51 rows"):
         jax_tt.files.dump(other, before, tmp_path / "other", since=path)
     wide = jax_tt.dense_table(50, 7)
-    with pytest.raises(jax_tt.FileError, match="has rows of 6 columns; expected 7"):
+    with pytest.raises(jax_tt.FileError, match="got rows of 6 columns; expected 7"):
         jax_tt.files.load_dump(wide, wide.init(jax.random.key(0)), path)
     plain, start = dense(50, None)
     with pytest.raises(jax_tt.FileError, match="has embedding, slot_sum_0; expected embedding"):

@@ -25,7 +25,7 @@ def build(layer: str, **kwargs: Any) -> None:
 
 TT_ERRORS = [
     ({"tt_ranks": 0}, ValueError, "tt_ranks: got 0; expected ranks >= 1, e.g. tt_ranks=32"),
-    ({"tt_ranks": 2.5}, TypeError, "tt_ranks: got 2.5; expected an integer >= 1 or a tuple"),
+    ({"tt_ranks": 2.5}, TypeError, "tt_ranks: got 2.5; expected an integer >= 1, or one per pair"),
     ({"tt_ranks": True}, TypeError, "tt_ranks: got True; expected an integer"),
     ({"tt_ranks": ()}, ValueError, "tt_ranks: got 0 ranks"),
     ({"tt_ranks": (2,) * 5}, ValueError, "expected one integer, or 1 to 4 ranks for 2 to 5 cores"),

@@ -261,7 +261,7 @@ def test_errors():
             rf"queries: got .*shape \(2, {D + 1}\); expected \[..., {D}\]",
         ),
         ({"queries": np.ones((2, D), np.int32)}, "queries: got dtype int32; expected floats"),
-        ({"exclude": [[0, N], [1, 2]]}, f"exclude: got the id {N}; expected ids from 0 to {N - 1}"),
+        ({"exclude": [[0, N], [1, 2]]}, f"exclude: got the id {N}; expected 0 to {N - 1}"),
         ({"exclude": [[0, -2], [1, 2]]}, "exclude: got the id -2"),
         ({"exclude": [1, 2]}, r"exclude: got .*shape \(2,\); expected \[2, E\]"),
         ({"exclude": [[0.5], [1]]}, "exclude: got dtype float64; expected integers"),

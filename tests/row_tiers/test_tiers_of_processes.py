@@ -32,8 +32,8 @@ def test_two_processes_train_save_remove_and_dump_as_one(tmp_path):
     np.testing.assert_array_equal(runs[0]["grown"], runs[1]["grown"])
     errors = [{k: v for k, v in own.items() if k.startswith("error")} for own in runs]
     for own in errors:
-        assert "process 1 has other ids than process 0" in str(own["error ids"])
-        assert "process 1 has no more of them, and process 0 has" in str(own["error end"])
+        assert "got other ids in process 1 than in process 0" in str(own["error ids"])
+        assert "got no more of them in process 1, and more in process 0" in str(own["error end"])
         for name in ("seed", "depth"):
             assert "process 1 has other settings than process 0" in str(own[f"error {name}"])
         assert "is missing, and process-" in str(own["error disks"])

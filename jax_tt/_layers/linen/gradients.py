@@ -107,7 +107,8 @@ def value_and_grad(
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
         if not -len(args) <= argnums < len(args):
             got = f"{argnums} for a call with {len(args)} positional arguments"
-            raise mismatch("argnums", got, "the position of the variables", error=TypeError)
+            expected = "the variables among them, passed by position"
+            raise mismatch("argnums", got, expected, error=TypeError)
         variables = args[argnums]
         if not isinstance(variables, Mapping) or not {PARAMS, OVERWRITE_WITH_GRADIENT} & set(
             variables

@@ -391,7 +391,7 @@ def test_shared_scalars_that_do_not_fit(mixed):
         ({**FLAGS, "stop": 1}, 0, r"state\['updates'\]: got the array 'stop'"),
         (FLAGS, None, r"state\['dense'\]\['step'\]: got None; expected a float32 scalar"),
         (FLAGS, np.zeros(2, np.float32), r"\['dense'\]\['step'\]: got float32 of shape \(2,\)"),
-        (FLAGS, np.int32(0), r"state\['dense'\]\['step'\]: got int32 of shape \(\)"),
+        (FLAGS, np.int32(0), r"state\['dense'\]\['step'\]: got 0 of int32"),
     ):
         state = {**mixed, "updates": updates, "dense": {**mixed["dense"], "step": own}}
         with pytest.raises(ValueError, match=message):

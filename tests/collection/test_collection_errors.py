@@ -199,12 +199,12 @@ def test_layouts(state):
         (
             {**BATCH, "shown": IDS[0, :1]},
             "concatenated",
-            "'shown' of 'item' has 1 samples and feature 'user_id' has 2",
+            "got 1 samples of feature 'shown' of 'item' and 2 of 'user_id'",
         ),
         (
             {**BATCH, "shown": IDS[0]},
             "stacked",
-            "'clicked' of 'item' has 6 columns and feature 'user_id' has 4",
+            "got 6 columns of feature 'clicked' of 'item' and 4 of 'user_id'",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -188,9 +188,7 @@ def check_paths(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -
     """Raises if next values lack a fused variable of a model, or hold another."""
     expected = "expected what value_and_grad returned for this model."
     if foreign := new.keys() - old.keys():
-        raise ValueError(
-            f"{caller}: grads hold {names_of(foreign)}, which model does not; {expected}"
-        )
+        raise ValueError(f"{caller}: grads hold {names_of(foreign)}, which model lacks; {expected}")
     if missing := old.keys() - new.keys():
         raise ValueError(f"{caller}: grads lack {names_of(missing)} of the model; {expected}")
 

@@ -69,9 +69,7 @@ def describe(table: Table) -> Description:
 def _(table: TTTable) -> Description:
     if table.shape.full_ranks != table.ranks:
         fix = f"Lower them with jax_tt.tt.round(cores, {table.shape.ranks})."
-        raise ValueError(
-            f"got cores of ranks {table.ranks[1:-1]}, higher than factors allow. {fix}"
-        )
+        raise ValueError(f"got cores of ranks {table.ranks[1:-1]}, too high for factors. {fix}")
     return Description(TRAIN, {"num_embeddings": table.num_embeddings})
 
 
@@ -240,9 +238,7 @@ def _term(stored: StoredArrays, prefix: str, num_embeddings: int) -> Pair:
     cores = tuple(np.asarray(stored[f"{prefix}core_{k}"].read()) for k in range(max(count, 1)))
     for k, core in enumerate(cores):
         if not np.isfinite(core.astype(np.float32)).all():
-            raise ValueError(
-                f"its {prefix}core_{k} holds NaN or infinity; expected finite numbers."
-            )
+            raise ValueError(f"its {prefix}core_{k} holds NaN or infinity, no finite numbers.")
     name = f"{prefix}{ID_ORDER}"
     order = IdOrder(stored[name].read()) if name in stored.arrays else None
     return tt_to_table(cores, order, num_embeddings=num_embeddings)

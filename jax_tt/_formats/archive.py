@@ -35,9 +35,7 @@ def member_bytes(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: str) -> 
     with archive.open(info) as file:
         data = file.read()
     if len(data) != info.file_size:
-        raise FileError(
-            f"{path}: {info.filename} holds {len(data)} bytes; expected {info.file_size}."
-        )
+        raise FileError(f"{path}: {info.filename} has {len(data)} bytes, not {info.file_size}.")
     return data
 
 

@@ -182,9 +182,7 @@ def in_places(stored: StoredArrays, take: Callable[[str], Any]) -> dict[str, Any
     for name, place in stored.notes[PLACES].items():
         keys = isinstance(place, list) and all(isinstance(key, str | int) for key in place)
         if not keys or "/".join(map(str, place)) != name:
-            raise FileError(
-                f"{stored.path}: its metadata is damaged: {name} has the place {place!r}."
-            )
+            raise FileError(f"{stored.path}: its metadata is damaged: {name} is at {place!r}.")
         *outer, last = place
         inner = tree
         for key in outer:

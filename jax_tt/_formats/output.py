@@ -86,9 +86,7 @@ def check_output(
         _check_target(name, target, overwrite, contents if directory else None)
         folder = os.path.dirname(target)
         if not os.path.isdir(folder):
-            raise MissingError(
-                f"{name}: there is no directory {folder}; make it first, or name another."
-            )
+            raise MissingError(f"{name}: there is no directory {folder}; make it, or name another.")
         with tempfile.TemporaryFile(dir=folder):
             pass
 

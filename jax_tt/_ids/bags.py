@@ -257,9 +257,7 @@ class Bags:
         if isinstance(parts, Iterable):  # it is read more than once
             parts = list(parts)
         if not isinstance(parts, list) or not all(isinstance(part, Bags) for part in parts):
-            raise TypeError(
-                "parts: expected a list of Bags, e.g. Bags.concatenate([first, second])."
-            )
+            raise mismatch("parts", parts, "a list of Bags, e.g. [first, second]", error=TypeError)
         if not parts:
             raise ValueError("parts: got none; expected at least one Bags.")
         padded, rectangles = parts[0].padded, [part.offsets is None for part in parts]

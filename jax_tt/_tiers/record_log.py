@@ -91,9 +91,7 @@ class RecordLog:
             wrong = np.flatnonzero(checksums(records[:, : self._size]) != expected)
             if len(wrong):
                 number, row = divmod(int(places[part][wrong[0]]), self.rows)
-                raise DamagedBlockError(
-                    f"record {row} of block {number} does not have its checksum"
-                )
+                raise DamagedBlockError(f"record {row} of block {number} has another checksum")
             yield part, addresses(records, np.arange(len(records)))
 
     def keys(self) -> np.ndarray:

@@ -524,9 +524,7 @@ class Tiers:
 
     def _needs_disk(self, caller: str) -> DiskStore:
         if self._disk is None:
-            raise StoreError(
-                f"{caller}: there is no tier on disk; expected Tiers(..., path=directory)."
-            )
+            raise StoreError(f"{caller}: there is no tier on disk; expected Tiers(..., path=...).")
         return self._disk
 
     def _next(self, agreement: Agreement) -> Staged | None:

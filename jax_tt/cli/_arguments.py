@@ -18,9 +18,7 @@ def byte_size(text: str) -> int:
             float(match["number"]) * (1024 if match["binary"] else 1000) ** _POWERS[match["unit"]]
         )
     if size < 1:
-        raise argparse.ArgumentTypeError(
-            f"got {text!r}; expected bytes such as 500000, 1.5MB or 2GiB"
-        )
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected bytes, e.g. 500000, 1.5MB, 2GiB")
     return size
 
 
@@ -31,9 +29,7 @@ def integers(text: str) -> tuple[int, ...]:
     except ValueError:
         values = (0,)
     if min(values) < 1:
-        raise argparse.ArgumentTypeError(
-            f"got {text!r}; expected integers >= 1 such as 200,220,250"
-        )
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected integers >= 1, e.g. 200,220,250")
     return values
 
 

@@ -116,9 +116,7 @@ class Interactions:
                 if not cut:
                     rest += data
                     if len(rest) > _LONGEST_LINE:
-                        raise FileError(
-                            f"{self.path}: holds a line of more than {_LONGEST_LINE:,} bytes."
-                        )
+                        raise FileError(f"{self.path}: has a line of over {_LONGEST_LINE:,} bytes.")
                     continue
                 yield rest + data[:cut]
                 rest = data[cut:]

@@ -163,7 +163,9 @@ def test_totals_have_64_bits():
 def test_a_state_without_statistics_counts_nothing():
     state = initial(AD)
     assert STATISTICS not in counted(AD, state, {"ad": IDS}, ZERO)
-    with pytest.raises(ValueError, match=r"state: got no statistics; .* Collection.with_statistics"):
+    with pytest.raises(
+        ValueError, match=r"state: got no statistics; .* Collection.with_statistics"
+    ):
         AD.statistics(state)
     counting = AD.with_statistics(state)
     counting = counted(AD, counting, {"ad": IDS}, Lookup(bounds="zero", train=False))

@@ -77,7 +77,9 @@ def test_a_given_table_grows_by_rows_of_the_default() -> None:
         jax_tt.Embed(N, D, rngs=nnx.Rngs(0), embedding_init=lambda *_: jnp.asarray(rows)),
     ):
         if layer.table.embedding_init is not jax_tt.dense_table(N, D).embedding_init:
-            with pytest.raises(ValueError, match=r"embedding_init: got new rows of shape \(20, 4\)"):
+            with pytest.raises(
+                ValueError, match=r"embedding_init: got new rows of shape \(20, 4\)"
+            ):
                 layer.grow(MORE, rngs=nnx.Rngs(1))
             layer.grow(MORE, like=0, rngs=nnx.Rngs(1))
             assert (layer.embedding[...] == 9).all()

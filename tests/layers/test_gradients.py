@@ -458,7 +458,9 @@ def test_linen_checks_which_argument_holds_the_variables():
     variables = linen_state().variables
     with pytest.raises(TypeError, match=r"argnums: got \(0, 1\)"):
         jax_tt.linen.grad(linen_loss, argnums=(0, 1))
-    with pytest.raises(TypeError, match="0 positional arguments; expected the variables .*by position"):
+    with pytest.raises(
+        TypeError, match=r"0 positional arguments; expected the variables .*by position"
+    ):
         jax_tt.linen.grad(linen_loss)(variables=variables)
 
 

@@ -126,7 +126,11 @@ def test_arguments_of_the_linen_layer():
         ({"lookup": "mean"}, TypeError, "lookup: got 'mean'; expected a jax_tt.Lookup"),
         ({"lookup": jax_tt.Lookup("mean")}, ValueError, "to the layer, combiner='mean'"),
         ({"table": arrays}, TypeError, "optimizer: SGD holds an array in learning_rate; the rule"),
-        ({"table": ints}, ValueError, "embedding: its initialiser: got int32 of shape .2, 2.; expected"),
+        (
+            {"table": ints},
+            ValueError,
+            "embedding: its initialiser: got int32 of shape .2, 2.; expected",
+        ),
     ):
         with pytest.raises(error, match=message):
             jax_tt.linen.TableEmbed(**{"table": TABLE, **options}).init(jax.random.key(0), IDS)

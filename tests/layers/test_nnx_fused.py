@@ -231,7 +231,9 @@ def test_grad_scale_without_optimizer_is_refused():
 
 def test_fused_optimizer_refuses_a_fused_rule():
     model = Tower("bag", SGD)
-    with pytest.raises(TypeError, match=r"FusedOptimizer: tx: got .*; expected an optax transformation"):
+    with pytest.raises(
+        TypeError, match=r"FusedOptimizer: tx: got .*; expected an optax transformation"
+    ):
         jax_tt.FusedOptimizer(model, ADAGRAD)  # pyright: ignore[reportArgumentType]
 
 
@@ -265,7 +267,7 @@ def test_another_model_than_that_of_the_optimizer_is_refused(make, jit):
         step(model, of_part, model)
     with pytest.raises(ValueError, match="model is not the one that the optimizer was made for"):
         step(part, of_whole, part)
-    with pytest.raises(ValueError, match=r"grads hold .*, which model does not"):
+    with pytest.raises(ValueError, match=r"grads hold .*, which model lacks"):
         step(model, of_whole, part)
     if isinstance(model, Tower):
         model.other = nnx.Linear(2, 2, rngs=nnx.Rngs(0))

@@ -169,7 +169,9 @@ def test_tree_that_fits_is_kept_whole():
 
 
 def test_bad_tree():
-    with pytest.raises(ValueError, match=r"categories: got .*shape \(7, 1\); expected labels \[120"):
+    with pytest.raises(
+        ValueError, match=r"categories: got .*shape \(7, 1\); expected labels \[120"
+    ):
         order.from_tree(list("abcdefg"), SHAPE)
     with pytest.raises(TypeError, match=r"shape: got 120; expected the TTShape"):
         order.from_tree(list("abcdefg"), 120)

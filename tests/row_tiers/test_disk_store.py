@@ -285,7 +285,7 @@ def test_bytes_that_change_while_a_store_is_open(tmp_path, monkeypatch):
         file.write(b"other")
     for k in range(20):
         put_records(store, keys[30:], k)
-    with pytest.raises(jax_tt.files.StoreError, match=r"record .* does not have its checksum"):
+    with pytest.raises(jax_tt.files.StoreError, match=r"record .* has another checksum"):
         records_of(store, keys[:30])
     store.close()
 

@@ -270,5 +270,5 @@ def test_arguments_that_do_not_fit():
 
 
 def test_ranks_that_follow_from_values_are_refused_under_jit():
-    with pytest.raises(TypeError, match="cores: got a traced array; .*tolerance"):
+    with pytest.raises(TypeError, match=r"cores: got a traced array; .*tolerance"):
         jax.jit(lambda cores: jax_tt.tt.round(cores, tolerance=0.1))(CORES)

@@ -159,7 +159,9 @@ def test_traced_cores_and_bad_arguments():
     order = shuffled(120)
     with pytest.raises(TypeError, match=r"cores: got a traced array; .*outside of jit"):
         jax.jit(lambda cores: jax_tt.tt.reorder(cores, None, order).cores)(CORES)
-    with pytest.raises(ValueError, match=r"new_order: got an order of 120 ids; expected 3, as old_order"):
+    with pytest.raises(
+        ValueError, match=r"new_order: got an order of 120 ids; expected 3, as old_order"
+    ):
         jax_tt.tt.reorder(CORES, IdOrder.identity(3), order)
     with pytest.raises(ValueError, match=r"num_embeddings.*200"):
         jax_tt.tt.reorder(CORES, None, IdOrder.identity(200))

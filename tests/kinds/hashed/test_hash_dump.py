@@ -199,7 +199,9 @@ def test_errors(source, tmp_path):
     with pytest.raises(FileNotFoundError, match="is no complete dump of a table"):
         jax_tt.files.load_dump(table, state, tmp_path / "nothing")
     row_wise = jax_tt.hash_table(128, 6, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1))
-    with pytest.raises(jax_tt.FileError, match=r"got slot_sum_0 with entries of shape \(6,\); expected"):
+    with pytest.raises(
+        jax_tt.FileError, match=r"got slot_sum_0 with entries of shape \(6,\); expected"
+    ):
         jax_tt.files.load_dump(row_wise, row_wise.init(jax.random.key(0)), path)
     wide = jax_tt.hash_table(128, 7, optimizer=RULE)
     with pytest.raises(jax_tt.FileError, match="got rows of 6 columns; expected 7"):

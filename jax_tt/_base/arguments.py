@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def mismatch(
-    name: str, got: Any, expected: Any, fix: str = "", error: type[Exception] = ValueError
+    name: Any, got: Any, expected: Any, fix: str = "", error: type[Exception] = ValueError
 ) -> Exception:
     """The error about an argument that is not what it has to be; ``got`` is the argument, or says what it is."""
     if isinstance(got, np.generic):
@@ -46,7 +46,7 @@ def expect(
 def instance_of(name: str, value: Any, kind: type[T] | Any, expected: str, fix: str = "") -> T:
     """The value, which has to be of this type, or of one of them."""
     if not isinstance(value, kind):
-        got = repr(value) if isinstance(value, str | int | float) else type_of(value)
+        got = repr(value) if isinstance(value, str | int | float | type) else type_of(value)
         raise mismatch(name, got, expected, fix, TypeError)
     return value
 

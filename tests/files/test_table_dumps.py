@@ -323,7 +323,7 @@ def test_errors(tmp_path):
     with pytest.raises(jax_tt.FileError, match="got rows of 6 columns; expected 7"):
         jax_tt.files.load_dump(wide, wide.init(jax.random.key(0)), path)
     plain, start = dense(50, None)
-    with pytest.raises(jax_tt.FileError, match="has embedding, slot_sum_0; expected embedding"):
+    with pytest.raises(jax_tt.FileError, match="got embedding, slot_sum_0; expected embedding"):
         jax_tt.files.load_dump(plain, start, path)
     _, found = jax_tt.files.load_dump(plain, start, path, optimizer_state=False)
     assert (found["embedding"] == state["embedding"]).all()

@@ -367,7 +367,7 @@ def test_bad_arguments():
         ({"max_bytes": 500, "levels": "normal"}, "levels: got 'normal'; expected one of"),
         ({"max_bytes": 500, "bits": ()}, "bits: got none; expected some of 8, 4, 3 and 2"),
         ({"max_bytes": 0}, "max_bytes: got 0"),
-        ({"max_bytes": 500, "weights": -np.ones(N)}, "weights: some are negative"),
+        ({"max_bytes": 500, "weights": -np.ones(N)}, "weights: got some that are negative"),
     ]:
         with pytest.raises(ValueError, match=message):
             jax_tt.compression.quantize_mixed(ROWS, **options)

@@ -56,7 +56,7 @@ def test_rows_like_others() -> None:
         grown, after = jax_tt.tables.grow(table, state, MORE, key=KEY, like=like)
         np.testing.assert_array_equal(after["embedding"][N:], state["embedding"][np.array(rows)])
         assert grown.num_embeddings == MORE
-    with pytest.raises(ValueError, match="like: got ids 20 to 20"):
+    with pytest.raises(ValueError, match="like: got the id 20; expected 0 to 19"):
         jax_tt.tables.grow(table, state, MORE, key=KEY, like=N)
 
 

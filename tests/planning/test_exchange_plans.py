@@ -91,5 +91,5 @@ def test_errors_name_the_argument(mesh):
     table = ShardedTable(jax_tt.dense_table(40, 4, name="words"), mesh, "model", Placement.hashed())
     with pytest.raises(ValueError, match=r"^ids: got the id 40; expected 0 to 39"):
         jax_tt.planning.plan_exchange(table, np.array([40]))
-    with pytest.raises(TypeError, match=r"^ids: got float64; expected integers"):
+    with pytest.raises(TypeError, match=r"^ids: got float64 .*; expected integers"):
         jax_tt.planning.plan_exchange(table, np.ones(4))

@@ -34,7 +34,7 @@ def check_levels(label: str, levels: Any, bits: int) -> None:
         fix = f"jax_tt.quantize(rows, {bits}, levels=...) scales any increasing numbers."
         raise mismatch(f"{label}levels", levels, f"increasing numbers from 0 to {count - 1}", fix)
     if any(level * UNIT != round(level * UNIT) for level in levels):
-        expected = f"multiples of 1 / {UNIT}, whose products with scales are exact"
+        expected = f"whole multiples of 1 / {UNIT}, whose products with scales are exact"
         raise mismatch(f"{label}levels", levels, expected, f"Take round({UNIT} * x) / {UNIT}.")
 
 

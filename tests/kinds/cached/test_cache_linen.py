@@ -158,7 +158,9 @@ def test_boxes_and_other_collections_stay():
 def test_what_does_not_fit_is_named():
     model, variables, ids = counted()
     refresh = jax_tt.linen.refresh_caches
-    with pytest.raises(ValueError, match=r"model: Dense calls no layer with a row cache"):
+    with pytest.raises(
+        ValueError, match=r"model: got Dense, which calls no layer with a row cache"
+    ):
         dense = nn.Dense(3)
         refresh(dense, dense.init(jax.random.key(0), jnp.ones(4)), jnp.ones(4))
     with pytest.raises(

@@ -185,7 +185,7 @@ def test_shapes_that_do_not_fit():
         (
             8,
             TypeError,
-            "words: codebook_shape: got 8; expected a TTShape of the rows of all codebooks",
+            "words: codebook_shape: got 8; expected None or a TTShape",
         ),
         (TTShape.suggest(33, 2, 3), ValueError, "got 33 x 2; expected 32 x 2, the rows of all"),
         (TTShape.suggest(32, 8, 3), ValueError, "got 32 x 8; expected 32 x 2"),

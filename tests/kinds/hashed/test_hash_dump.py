@@ -213,7 +213,7 @@ def test_errors(source, tmp_path):
     with pytest.raises(TypeError, match=r"table: got a dict; expected a jax_tt\.Table"):
         jax_tt.files.dump({}, state, tmp_path / "other")  # pyright: ignore[reportArgumentType]
     train = jax_tt.tables.HashTable(jax_tt.tt_table(1000, 8, tt_ranks=4), ways=10)
-    with pytest.raises(TypeError, match="rows of its TTTable share parameters"):
+    with pytest.raises(TypeError, match="got a TTTable, whose rows share parameters"):
         jax_tt.files.dump(train, train.init(jax.random.key(0)), tmp_path / "train")
     for options, message in (
         ({"rows_per_file": 0}, "rows_per_file"),

@@ -415,7 +415,9 @@ def test_rows_that_are_not_finite_are_not_fitted():
 
 def test_what_has_no_levels_or_rotations():
     (levels, of_levels), (turned, state) = table_of(4), table_of(4, rotation="random")
-    with pytest.raises(ValueError, match="got a table with levels that are not uniform, which"):
+    with pytest.raises(
+        ValueError, match=r"got a table with levels that are not uniform; .* FBGEMM"
+    ):
         jax_tt.compression.to_fbgemm(levels, of_levels)
     uniform = dataclasses.replace(turned, levels=None)
     with pytest.raises(ValueError, match="got a table with a rotation, which FBGEMM's rows"):

@@ -345,7 +345,7 @@ def test_arguments_that_do_not_fit():
         (lambda: jax_tt.quantize(np.ones((3, 4)), "8"), "bits: got '8'.*expected an integer"),
         (lambda: jax_tt.quantize(np.ones(3)), r"rows: got .*shape \(3,\); expected \[num_emb"),
         (lambda: jax_tt.quantize(np.ones((0, 3))), r"rows: got .*shape \(0, 3\)"),
-        (lambda: jax_tt.quantize(np.ones((3, 4), np.int32)), "rows: got int32; expected floats"),
+        (lambda: jax_tt.quantize(np.ones((3, 4), np.int32)), "rows: got int32 .*; expected floats"),
         (lambda: jax_tt.quantize([["a"]]), "rows: .*expected"),
         (lambda: jax_tt.tables.QuantizedTable(0, 4), "num_embeddings: got 0"),
         (lambda: jax_tt.tables.QuantizedTable(4, -1), "features: got -1"),

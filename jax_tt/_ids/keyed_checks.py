@@ -190,7 +190,7 @@ def flat_ids(ids: Any) -> Any:
 def flat_on_host(key: str, given: Any) -> Bags:
     """The bags of a feature as ragged numpy `Bags` without padding."""
     label = f"bags[{key!r}]"
-    concrete(label, given, "Traced features go to a collection as a dict.")
+    concrete(label, given, "Call it before jit; traced features go to a collection as a dict.")
     if not isinstance(given, Bags):
         ids = id_array(given, label)
         expect(ids.ndim in (1, 2), label, ids, "Bags, ids [B, L], or [B] with one id per bag")

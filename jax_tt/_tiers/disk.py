@@ -216,9 +216,7 @@ class DiskStore:
         if lacks.any():
             own = f"save {int(numbers[lacks, 0][0])} in {self._team.named(lacks)}"
             fix = "Use copies of the directories of all processes that were made at one time."
-            raise mismatch(
-                str(self.path), f"{own}, {common} in others", "the same", fix, StoreError
-            )
+            raise mismatch(self.path, f"{own}, {common} in others", "the same", fix, StoreError)
         with self._together(), self._readable():
             if here[0] < common:
                 self._index.publish()

@@ -472,7 +472,9 @@ class TieredRows:
 
     def grow_host(self, rows: int) -> None:
         """Makes room for this number of rows in host memory."""
-        self._host.grow(as_int("rows", rows, self._host.rows))
+        least = f"at least {self._host.rows}, the host_rows of tiers[{self.name!r}]"
+        expect(as_positive("rows", rows) >= self._host.rows, "rows", rows, least)
+        self._host.grow(rows)
 
     def together(self) -> contextlib.AbstractContextManager[None]:
         """What every process does by itself; an error of one of them is one of all."""

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_array, as_int, expect, mismatch, type_of
+from jax_tt._base.arguments import as_array, as_positive, expect, mismatch, type_of
 from jax_tt._base.storage import MAX_COLUMNS, check_storage, table_label
 from jax_tt._tt.shape import TTShape
 
@@ -74,8 +74,9 @@ def checked_cores(
     if rows >= 2**63 or columns > MAX_COLUMNS:
         got = f"{rows} rows of {columns} columns, by the shapes {shapes}"
         raise mismatch(f"{label}cores", got, "fewer than 2**63 rows and 2**31 columns")
-    n = rows if num_embeddings is None else num_embeddings
-    n = as_int(f"{label}num_embeddings", n, 1, rows)
+    n = rows if num_embeddings is None else as_positive(f"{label}num_embeddings", num_embeddings)
+    expected = f"1 to {rows}, the rows that these cores address"
+    expect(n <= rows, f"{label}num_embeddings", n, expected)
     row_factors, col_factors = (tuple(shape[axis] for shape in shapes) for axis in (0, 2))
     sizes = TrainSizes(n, row_factors, col_factors, ranks, arrays[0].dtype)
     # Cores read from a file are numpy arrays, which a traced index cannot index.

@@ -112,7 +112,7 @@ BATCHES: tuple[tuple[Any, type[Exception], str], ...] = (
     ({**BATCH, "label": IDS}, ValueError, "batch: got the feature 'label', which .*{name: batch"),
     ({"user_id": IDS, "shown": IDS}, ValueError, r"no feature 'clicked' \(of the table 'item'\)"),
     (KeyedBags.from_bags({"user_id": IDS, "shown": IDS}), ValueError, "no feature 'clicked'"),
-    ({**BATCH, "clicked": IDS[0]}, ValueError, CLICKED + r": got ids of shape \(2,\)"),
+    ({**BATCH, "clicked": IDS[0]}, ValueError, CLICKED + r": got int32 of shape \(2,\)"),
     ({**BATCH, "clicked": IDS * 1.0}, ValueError, CLICKED + ": got dtype float"),
     (
         {**BATCH, "user_id": Bags(np.arange(3), np.zeros(0, np.int32))},

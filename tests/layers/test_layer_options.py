@@ -39,12 +39,12 @@ TT_ERRORS = [
     (
         {"row_factors": (3, 4, 4)},
         ValueError,
-        "row_factors: 3 x 4 x 4 = 48; expected a product of at least num_embeddings=60, e.g.",
+        "row_factors: got 3 x 4 x 4 = 48; expected a product of at least num_embeddings=60, e.g.",
     ),
     (
         {"col_factors": (2, 2, 3)},
         ValueError,
-        "col_factors: 2 x 2 x 3 = 12; expected a product of exactly features=8, e.g.",
+        "col_factors: got 2 x 2 x 3 = 12; expected a product of exactly features=8, e.g.",
     ),
     (
         {"row_factors": (3, 4, 5), "col_factors": (2, 4)},

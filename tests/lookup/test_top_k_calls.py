@@ -260,7 +260,7 @@ def test_errors():
             {"queries": np.ones((2, D + 1))},
             rf"queries: got .*shape \(2, {D + 1}\); expected \[..., {D}\]",
         ),
-        ({"queries": np.ones((2, D), np.int32)}, "queries: got dtype int32; expected floats"),
+        ({"queries": np.ones((2, D), np.int32)}, "queries: got int32 .*; expected floats"),
         ({"exclude": [[0, N], [1, 2]]}, f"exclude: got the id {N}; expected 0 to {N - 1}"),
         ({"exclude": [[0, -2], [1, 2]]}, "exclude: got the id -2"),
         ({"exclude": [1, 2]}, r"exclude: got .*shape \(2,\); expected \[2, E\]"),

@@ -329,7 +329,7 @@ def test_other_entries_travel_with_a_batch():
 def test_errors_of_batches():
     tiers, state = small_tiers(depth=1, num_embeddings=50)
     for bad, message in (
-        ([0.5], r"batch\['seen'\]: got ids of type float64; expected integers"),
+        ([0.5], r"batch\['seen'\]: got float64 .*; expected integers"),
         ([50], r"batch\['seen'\]: got the id 50; expected 0 to 49"),
         (np.arange(17), "17 distinct ids of a batch do not fit into the 16 rows"),
         (None, "batch: got None; expected a dict"),
@@ -369,7 +369,7 @@ def test_errors_of_options():
         ({"host_rows": 0}, "host_rows: got 0"),
         ({"host_rows": 64, "policy": "fifo"}, "policy: got 'fifo'; expected one of 'lru', 'lfu'"),
         ({"host_rows": 64, "initializer": 3}, "initializer: got 3"),
-        ({"host_rows": 64, "ways": 65}, "ways: got 65; expected at most 64"),
+        ({"host_rows": 64, "ways": 65}, "ways: got 65; expected an integer from 1 to 64"),
         ({"host_rows": 64, "seed": 2**64}, "seed: got 18446744073709551616; expected an integer"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
@@ -511,7 +511,7 @@ def test_tables_that_have_grown_are_restored_with_their_capacities(tmp_path):
     other = collection_with(64)
     opt = jax_tt.FusedOptimizer(other, optax.sgd(0.1, momentum=0.9))
     with jax_tt.nnx.LayerTiers(other, {"item": jax_tt.Tier()}, path=tmp_path, depth=0) as tiers:
-        with pytest.raises(ValueError, match="does not hold this layer"):
+        with pytest.raises(ValueError, match="a module without this layer"):
             tiers.restore(opt=opt, model=nnx.Dict())
         assert tiers.restore(opt=opt) == b"saved"
         assert other.tables["word"].num_embeddings == 512

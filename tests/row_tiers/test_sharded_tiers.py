@@ -161,5 +161,5 @@ def test_rows_that_no_single_device_has_are_refused():
     mesh = mesh_of(2)
     for placement in Placement.columns(2), Placement.replicated():
         collection = collection_of(ROWS, mesh, placement)
-        with pytest.raises(ValueError, match=r"placement .* shards rows without replicas"):
+        with pytest.raises(ValueError, match=r"placement .* shards whole rows without replicas"):
             jax_tt.Tiers(collection, {"item": jax_tt.Tier(host_rows=64)})

@@ -255,7 +255,7 @@ def test_arguments_that_do_not_fit():
         ("ranks and tolerance", lambda: jax_tt.tt.round(CORES, 3, tolerance=0.1)),
         ("ranks: got 3 ranks", lambda: jax_tt.tt.round(CORES, (1, 2, 3))),
         ("max_bytes: got 4 bytes;", lambda: jax_tt.tt.round(CORES, max_bytes=4)),
-        ("ids: got 1 to 120", lambda: jax_tt.tt.refine(CORES, [1, 120], ROWS)),
+        ("ids: got the id 120; expected 0 to 119", lambda: jax_tt.tt.refine(CORES, [1, 120], ROWS)),
         ("ids: got float", lambda: jax_tt.tt.refine(CORES, [1.0, 2.0], ROWS)),
         (r"rows: got .*shape \(2, 7\)", lambda: jax_tt.tt.refine(CORES, IDS, ROWS[:, 1:])),
         ("rows: some hold NaN", lambda: jax_tt.tt.refine(CORES, IDS, ROWS * np.nan)),

@@ -412,7 +412,7 @@ def test_arguments_that_do_not_fit():
             "row_factors, col_factors: the shape has them",
             {"shape": jax_tt.TTShape.suggest(60, 4), "row_factors": (6, 10)},
         ),
-        ("row_factors: 6 x 9", {"ranks": 2, "row_factors": (6, 9), "col_factors": (2, 2)}),
+        ("row_factors: got 6 x 9", {"ranks": 2, "row_factors": (6, 9), "col_factors": (2, 2)}),
         (r"weights: got .*shape \(3,\)", {"ranks": 2, "weights": np.ones(3)}),
         ("weights: got some that are negative", {"ranks": 2, "weights": -np.ones(60)}),
         ("weights: all are 0", {"ranks": 2, "weights": np.zeros(60)}),

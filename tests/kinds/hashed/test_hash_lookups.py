@@ -280,7 +280,7 @@ BAD_OPTIONS = [
     ({"seed": 2**64}, "seed: got"),
     ({"initializer": 3}, "initializer: got 3"),
     ({"missing": "nothing"}, "missing: got 'nothing'; expected one of"),
-    ({"missing": 64}, "missing: got 64; expected a row"),
+    ({"missing": 64}, "missing: got 64; expected an integer from 0 to 63"),
     ({"safe_check": "raise"}, "safe_check: got 'raise'"),
 ]
 

@@ -420,7 +420,7 @@ def test_what_has_no_levels_or_rotations():
     ):
         jax_tt.compression.to_fbgemm(levels, of_levels)
     uniform = dataclasses.replace(turned, levels=None)
-    with pytest.raises(ValueError, match="got a table with a rotation, which FBGEMM's rows"):
+    with pytest.raises(ValueError, match=r"got a table with a rotation; .* FBGEMM's rows"):
         jax_tt.compression.to_fbgemm(uniform, state)
     mesh = jax.make_mesh((4,), ("model",))
     with pytest.raises(ValueError, match="rotated: got a table with a rotation, of which every"):

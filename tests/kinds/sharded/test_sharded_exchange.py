@@ -333,7 +333,7 @@ REFUSED = [
     (lambda m: _table(m, placement=Placement.columns(3)), "3 column shards of 8 columns"),
     (
         lambda m: _table(m, optimizers.RowWiseAdagrad(0.1), Placement.columns(2)),
-        "RowWiseAdagrad steps an element by the whole row",
+        "got RowWiseAdagrad, which steps an element by the whole row",
     ),
     (
         lambda m: _table(m, optimizers.LAMB(0.1), Placement.columns(2)),

@@ -309,7 +309,9 @@ def test_words_that_are_no_keys_are_refused() -> None:
             jax_tt.dynamic.join_keys(given)
     with pytest.raises(TypeError, match=r"keys: got a traced array; .*Join keys outside jit"):
         jax.jit(jax_tt.dynamic.join_keys)(jax_tt.dynamic.split_keys(KEYS))
-    with pytest.raises(ValueError, match=r"join_ids: ids: .*expected 5 digits.*dynamic.join_keys"):
+    with pytest.raises(
+        ValueError, match=r"join_ids: ids.digits: got .*expected 5 digits.*dynamic.join_keys"
+    ):
         TRAIN.join_ids(jax_tt.dynamic.split_keys(KEYS))
     with pytest.raises(TypeError, match="join_ids: ids: got a list; expected SplitIds"):
         TRAIN.join_ids([1])  # pyright: ignore[reportArgumentType]

@@ -46,8 +46,8 @@ def expect(
 def instance_of(name: str, value: Any, kind: type[T] | Any, expected: str, fix: str = "") -> T:
     """The value, which has to be of this type, or of one of them."""
     if not isinstance(value, kind):
-        got = repr(value) if isinstance(value, str | int | float | type) else type_of(value)
-        raise mismatch(name, got, expected, fix, TypeError)
+        short = isinstance(value, str | int | float | tuple | type) and len(repr(value)) < 80
+        raise mismatch(name, repr(value) if short else type_of(value), expected, fix, TypeError)
     return value
 
 

@@ -381,9 +381,11 @@ def test_what_layers_refuse():
         layer.reorder(IdOrder.identity(3))
     with pytest.raises(TypeError, match=r"id_order: got None; expected a jax_tt.order.IdOrder"):
         layer.reorder(None)
-    with pytest.raises(TypeError, match="dtype: got 'bfloat16'; expected none, as a table keeps its param_dtype"):
+    with pytest.raises(
+        TypeError, match="dtype: got 'bfloat16'; expected none, as a table keeps its param_dtype"
+    ):
         layer.reorder(NEW, dtype="bfloat16")
-    with pytest.raises(ValueError, match="model: got a module that a module without this layer"):
+    with pytest.raises(ValueError, match="model: got a module without this layer"):
         layer.reorder(NEW, opt=opt, model=model.users)
     with pytest.raises(ValueError, match="num_embeddings: got 57 for a table of 58"):
         layer.grow(57, rngs=nnx.Rngs(0))

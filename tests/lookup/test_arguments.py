@@ -173,7 +173,7 @@ def test_sizes_beyond_the_integers():
     wide = [jax.ShapeDtypeStruct((1, 1, 8192, 1), jnp.float32)] * 5
     tall = [jax.ShapeDtypeStruct((2**20, 1, 1, 1), jnp.float32)] * 4
     for cores in (wide, tall):
-        with pytest.raises(ValueError, match=r"cores: got 1 rows of .* columns"):
+        with pytest.raises(ValueError, match=r"cores: got .* rows of .* columns"):
             jax.eval_shape(lambda *c: jax_tt.tt.lookup(c, IDS, method="reference"), *cores)
     for size in (2**31, 2**70):
         with pytest.raises(ValueError, match="features: got"):

@@ -189,11 +189,11 @@ class TwoTypes(optimizers.Adam):
 
 
 def test_types_of_slots_that_tables_cannot_have(monkeypatch):
-    of_one = "slot 'mu' of TwoTypes has dtype='float16'; expected 'float32' or"
+    of_one = "slot 'mu' of TwoTypes: got dtype='float16'; expected 'float32' or"
     for dtypes, message in (
         (("float32", "bfloat16"), "slots per entry of TwoTypes: got dtypes"),
         (("float16", "float16"), of_one),
-        (("float32", "bfloat16", "row"), "expected 'float32' for a slot per row"),
+        (("float32", "bfloat16", "row"), "expected 'float32' per row"),
     ):
         monkeypatch.setattr(TwoTypes, "dtypes", dtypes)
         with pytest.raises(ValueError, match=re.escape(message)):

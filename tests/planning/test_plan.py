@@ -422,7 +422,7 @@ def test_errors():
         ({"a": (0, 4)}, {}, ValueError, r"tables\['a'\]: got 0 x 4"),
         ({"a": np.ones((3, 4), int)}, {}, TypeError, "got int64 of shape"),
         ({"a": np.ones(3)}, {}, TypeError, r"shape \(3,\)"),
-        ({"a": np.full((9, 4), np.nan)}, {}, ValueError, r"tables\['a'\]: holds NaN"),
+        ({"a": np.full((9, 4), np.nan)}, {}, ValueError, r"tables\['a'\]: got NaN"),
         ({"a": (10**6, 64)}, {"budget_bytes": 100}, ValueError, "expected at least 7"),
         # Before anything is fitted, which would find the NaN.
         (

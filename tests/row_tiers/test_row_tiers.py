@@ -332,7 +332,7 @@ def test_errors_of_batches():
         ([0.5], r"batch\['seen'\]: got float64 .*; expected integers"),
         ([50], r"batch\['seen'\]: got the id 50; expected 0 to 49"),
         (np.arange(17), "17 distinct ids of a batch do not fit into the 16 rows"),
-        (None, "batch: got None; expected a dict"),
+        (None, "batch: got None; expected KeyedBags, or a dict"),
         ({}, "batch: got no feature 'seen' .* expected 'seen', 'cart', 'user'"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
@@ -342,7 +342,7 @@ def test_errors_of_batches():
         list(tiers.prefetch(batches))
     iteration = tiers.prefetch(batches)
     first = next(iteration)
-    with pytest.raises(RuntimeError, match="another iteration over batches has not ended"):
+    with pytest.raises(RuntimeError, match="another iteration has not ended"):
         next(tiers.prefetch(batches))
     state = tiers.load(state, first)
     message = f"staged: got batch {first.number}; expected {first.number + 1}"
@@ -376,12 +376,12 @@ def test_errors_of_options():
             jax_tt.Tier(**options)
     decays = jax_tt.optimizers.EMAInPlaceRowWiseAdagrad(0.1)
     for rule, given, message in (
-        (RULE, {"items": tier}, "got the table 'items'; expected one of 'item', 'user'"),
+        (RULE, {"items": tier}, "got the table 'items'; expected some of 'item', 'user'"),
         (RULE, {"item": 64}, "expected a jax_tt.Tier"),
         (RULE, {}, "tiers: got {}"),
         (RULE, {"item": tier}, "20 rows; expected a multiple of ways=8"),
         (None, {"item": tier}, "without an optimizer"),
-        (decays, {"item": tier}, "changes all rows of a table between steps"),
+        (decays, {"item": tier}, "which changes all rows between steps"),
     ):
         own = collection if rule is RULE else collection_of(16, rule)
         with pytest.raises((TypeError, ValueError), match=message):

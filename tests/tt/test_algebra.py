@@ -258,7 +258,7 @@ def test_arguments_that_do_not_fit():
         ("ids: got the id 120; expected 0 to 119", lambda: jax_tt.tt.refine(CORES, [1, 120], ROWS)),
         ("ids: got float", lambda: jax_tt.tt.refine(CORES, [1.0, 2.0], ROWS)),
         (r"rows: got .*shape \(2, 7\)", lambda: jax_tt.tt.refine(CORES, IDS, ROWS[:, 1:])),
-        ("rows: some hold NaN", lambda: jax_tt.tt.refine(CORES, IDS, ROWS * np.nan)),
+        ("rows: got NaN", lambda: jax_tt.tt.refine(CORES, IDS, ROWS * np.nan)),
         ("ridge: got -1", lambda: jax_tt.tt.refine(CORES, IDS, ROWS, ridge=-1)),
         ("max_bytes, ratio", lambda: jax_tt.TTShape.for_budget(100, 8)),
         ("ratio: got 0", lambda: jax_tt.TTShape.for_budget(100, 8, ratio=0)),

@@ -415,7 +415,7 @@ def test_arguments_that_do_not_fit():
         ("row_factors: got 6 x 9", {"ranks": 2, "row_factors": (6, 9), "col_factors": (2, 2)}),
         (r"weights: got .*shape \(3,\)", {"ranks": 2, "weights": np.ones(3)}),
         ("weights: got some that are negative", {"ranks": 2, "weights": -np.ones(60)}),
-        ("weights: all are 0", {"ranks": 2, "weights": np.zeros(60)}),
+        ("weights: got zeros alone", {"ranks": 2, "weights": np.zeros(60)}),
         ("sweeps: got -1", {"ranks": 2, "weights": np.ones(60), "sweeps": -1}),
         ("dtype: got int32", {"ranks": 2, "dtype": jnp.int32}),
     ]:

@@ -337,7 +337,7 @@ REFUSED = [
     ),
     (
         lambda m: _table(m, optimizers.LAMB(0.1), Placement.columns(2)),
-        "LAMB steps an element by the whole row",
+        "got LAMB, which steps an element by the whole row",
     ),
     (
         lambda m: _table(m, optimizers.GlobalDecayRowWiseAdagrad(0.1)),

@@ -15,6 +15,7 @@ from flax import nnx
 import jax_tt
 from jax_tt import optimizers
 from jax_tt._base import environment
+from jax_tt._base.arguments import mismatch
 from tests.conftest import method_fixture
 from tests.helpers import fused
 
@@ -257,3 +258,17 @@ def test_what_functions_of_one_table_do_not_take():
     for change in changes:
         with pytest.raises(TypeError, match=r"table: got a Collection; expected a jax_tt\.Table"):
             change(collection, {"item": {"embedding": DENSE}})
+
+
+def test_errors_say_what_they_got():
+    for got, shown in (
+        (np.zeros((2, 3), np.float32), "float32 of shape (2, 3)"),
+        (jax.ShapeDtypeStruct((2,), jnp.bfloat16), "bfloat16 of shape (2,)"),
+        (np.int8(3), "3 of int8"),
+        ((1, 2), "(1, 2)"),
+        ("two of them", "two of them"),
+        ({}, "a dict"),
+        (None, "None"),
+    ):
+        error = mismatch("x", got, "more", "Add some.", TypeError)
+        assert str(error) == f"x: got {shown}; expected more. Add some."

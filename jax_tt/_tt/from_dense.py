@@ -205,7 +205,7 @@ def _energy(rows: Rows, progress: Progress) -> float:
         part = float(np.vdot(block, block))
         if not np.isfinite(part):
             bad = start + int(np.argmin(np.isfinite(np.square(block)).all(1)))
-            raise mismatch(f"table: row {bad}", "NaN or infinity, or a square is", "finite numbers")
+            raise mismatch(f"table: row {bad}", "NaN, infinity or a huge number", "finite numbers")
         total += part
         advance()
     return total

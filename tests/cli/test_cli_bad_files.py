@@ -217,14 +217,14 @@ def test_tables_that_do_not_fit(table, capsys):
     broken = table.copy()
     broken[17, 3] = np.nan
     np.save("nan.npy", broken)
-    assert "row 17 holds NaN" in refused(
+    assert "row 17: got NaN" in refused(
         capsys, "compress", "nan.npy", *run[2:], "--ranks", "2", QUIET
     )
     IdOrder(np.arange(N)[::-1]).save("order.npz")
     by_order = ["--order", "order.npz", "--ranks", "2", QUIET]
     assert "the row of id 17" in refused(capsys, "compress", "nan.npy", *run[2:], *by_order)
     np.save("short.npy", table[:-1])
-    assert "orders 300 ids; expected 299" in refused(
+    assert "got an order of 300 ids; expected 299" in refused(
         capsys, "compress", "short.npy", *run[2:], *by_order
     )
     assert "holds ['rows" not in refused(

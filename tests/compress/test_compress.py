@@ -321,7 +321,7 @@ def test_info_of_several_tables(table, capsys):
     assert "got 2 compressed tables; expected one, or --name to say which: t8, t4" in message
     np.save("other.npy", table[1:])
     argv = ["info", "o.safetensors", "--against", "other.npy", "--name", "t8", QUIET]
-    assert f"is {table[1:].shape}; expected {table.shape}, as 't8'" in refused(capsys, *argv)
+    assert f"of shape {table[1:].shape}; expected {table.shape}, as 't8'" in refused(capsys, *argv)
 
 
 def test_command_errors(table, capsys):

@@ -140,7 +140,8 @@ class DenseFromPretrained:
         if param_dtype is None:
             param_dtype = array.dtype
             _warn_of_rounding(source, table, array)
-        return _built(cls, param_dtype, given, options)
+        dtype = jax.dtypes.canonicalize_dtype(param_dtype)
+        return _constructed(cls, {"param_dtype": dtype, **options}, **given)
 
 
 class TTFromPretrained:
@@ -220,7 +221,8 @@ class TTFromPretrained:
             "id_order": train.id_order,
             "core_init": GivenCores(train.cores, core_init),
         }
-        return _built(cls, param_dtype, given, options)
+        dtype = jax.dtypes.canonicalize_dtype(param_dtype)
+        return _constructed(cls, {"param_dtype": dtype, **options}, **given)
 
 
 def pretrained_table(
@@ -263,7 +265,7 @@ def _any_table(source: Any, name: str | None) -> tuple[Table, dict[str, Any]]:
     elif isinstance(source, Compressed):
         source = source.table, source.state
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Table):
-        _check_no_name(name)
+        _check_one(source, name)
         return source
     if source is None or isinstance(source, Table | nnx.Module):
         expected = "the result of jax_tt.compress, a tuple of a table and its state, a path, cores, or an array"
@@ -278,18 +280,11 @@ def _any_table(source: Any, name: str | None) -> tuple[Table, dict[str, Any]]:
     return table, {"embedding": rows}
 
 
-def _built(layer: Any, dtype: Any, given: dict[str, Any], options: dict[str, Any]) -> Any:
-    """The layer built from the arguments that the source determines and the other options."""
-    dtype = jax.dtypes.canonicalize_dtype(dtype)
-    return _constructed(layer, {"param_dtype": dtype, **options}, **given)
-
-
 def _constructed(layer: Any, options: dict[str, Any], **given: Any) -> Any:
+    """The layer built from the arguments that the source determines and the other options."""
     twice = [name for name in options if name in given or name == "rngs"]
-    if twice:
-        raise TypeError(
-            f"from_pretrained: got {', '.join(twice)}, which the source determines; leave it out."
-        )
+    got = f"{', '.join(twice)}, which the source determines"
+    expect(not twice, "from_pretrained", got, "the other options alone", error=TypeError)
     arguments = {**given, **options}
     if issubclass(layer, nnx.Module):
         arguments["rngs"] = nnx.Rngs(0)  # required; nothing is drawn from it
@@ -307,8 +302,7 @@ def _dense(source: Any, table: str | None) -> Any:
     if isinstance(source, str | os.PathLike):
         _refuse_kinds(open_tables(source), table, "dense tables")
         return np.asarray(read_table(source, table, "table=")[1])
-    _check_no_name(table)
-    _refuse_several(source)
+    _check_one(source, table)
     array = as_array("source", source)
     if array.ndim != 2 or not jnp.issubdtype(array.dtype, jnp.floating):
         raise mismatch("source", array, "floats [num_embeddings, features]")
@@ -321,8 +315,7 @@ def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) ->
     if isinstance(source, str | os.PathLike):
         given = _in_file(source, table)
     else:
-        _check_no_name(table)
-        _refuse_several(source)
+        _check_one(source, table)
     if isinstance(given, Compressed):
         given = given.table, given.state
     if isinstance(given, Approximation):
@@ -397,13 +390,11 @@ def _compressed(
     return Train(made.cores, made.shape, id_order)
 
 
-def _check_no_name(table: str | None) -> None:
+def _check_one(source: Any, table: str | None) -> None:
+    """Raises for a source that is no path and has several tables, or of which one is named."""
     if table is not None:
         got = f"{table!r}, the name of a table in a file, with a source that is no path"
         raise mismatch("table", got, "None")
-
-
-def _refuse_several(source: Any) -> None:
     if isinstance(source, Mapping):
         got = f"{type_of(source)} with {', '.join(map(repr, source)) or 'nothing'}"
         raise mismatch("source", got, "one of them", error=TypeError)

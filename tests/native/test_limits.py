@@ -22,6 +22,7 @@ Sizes = dict[str, Any]
 # Of small calls that differ from what handlers take in nothing but what a case changes.
 SIZES: Sizes = {
     "n": 4,
+    "G": 1,
     "B": 2,
     "N": 5,
     "D": 4,
@@ -52,7 +53,7 @@ SIZES: Sizes = {
     "size": 3,
     "bags": 2,
 }
-BATCH = "s32[1,n] s32[1,B+1] f32[0]"
+BATCH = "s32[1,n] s32[G,B+1] f32[0]"
 CORES = "f32[p,1,q,r] f32[7,r,3,1]"
 STEPS = "f32[1] f32[2] u32[2]"
 CODES = "u8[N,1] u8[0,0] u32[0,17] f32[2**8,w]"
@@ -124,7 +125,7 @@ def of_tables(attributes: Callable[[Sizes], Sizes], tables: int = 1) -> Callable
 # Arguments and results, of which "=1" is the argument 1 in place, and attributes of each handler.
 BACKWARD = f"{BATCH} f32[1,B,D] f32[N,D]"
 HANDLERS: dict[str, tuple[str, str, Callable[[Sizes], Sizes]]] = {
-    "plan": ("s32[1,n] s32[1,B+1] f32[]", "s32[0]", planned),
+    "plan": ("s32[1,n] s32[G,B+1] f32[]", "s32[0]", planned),
     "forward": (f"{BATCH} f32[] {CORES}", "f32[1,B,q*3] s32[0] f32[0]", of_tables(train)),
     "backward": (
         f"{BATCH} s32[0] f32[0] f32[1,B,q*3] {CORES}",
@@ -240,6 +241,7 @@ BOTH: list[tuple[str, Sizes, str]] = [
     (f"{BY_SHAPE} {BY_CORES}", {"N": -1}, "num_embeddings"),
     (LOOKUPS, {"n": MOST + 1}, "2^31 - 1 ids"),
     (LOOKUPS, {"B": MOST + 1}, "as many bags"),
+    (LOOKUPS, {"G": 3}, "disagree on the number of groups"),
     (LOOKUPS, {"bounds": "other"}, "bounds"),
     ("update apply dense_update", {"optimizer": "Other"}, "Other"),
     ("dense_forward scan_rows", {"packed": True, "bits": 9}, "8, 4, 3 or 2 bits"),

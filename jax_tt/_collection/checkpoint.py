@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._collection.training_state import Groups, Path, by_path, divided, named, nested
 from jax_tt._jax.on_host import on_all, on_host
 from jax_tt._kinds.hashed.table import unsharded_hash_table
-from jax_tt._kinds.sharded.requests import PAGES
+from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._table.checkpoint import in_pieces, of_pieces, pieces
 from jax_tt._table.table import Table

@@ -205,7 +205,7 @@ def add_out_of_range(total: jax.Array, batch: Batch, space: IdSpace, axis_name: 
     return total + jnp.minimum(count, _MOST - total)
 
 
-def in_shard(space: IdSpace, batch: Batch, rows: int, shard: jax.Array, bounds: str) -> Batch:
+def in_shard(space: IdSpace, batch: Batch, rows: int, axes: tuple[str, ...], bounds: str) -> Batch:
     """A batch of the whole table as one of a shard of it.
 
     Ids out of range stay so in all shards, which then agree to refuse a step; the first shard reports them.
@@ -214,9 +214,10 @@ def in_shard(space: IdSpace, batch: Batch, rows: int, shard: jax.Array, bounds: 
         space: ids of the whole table.
         batch: integers that are no digits.
         rows: rows of every shard, which are neighbours.
-        shard: the number of this one.
+        axes: the mesh axes along which devices have the shards in order.
         bounds: as in `Lookup`.
     """
+    shard = lax.axis_index(axes)
     (row,), in_range = digits_in_range(space, batch)
     marked = batch if batch.padded else with_marks(batch)
     padding = is_padding(batch) if batch.padded else jnp.zeros((), bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -44,6 +45,18 @@ def _taken_jvp(count: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.
     _, taken_by = jax.vjp(sums, jnp.zeros_like(out).reshape(shape))
     (taken,) = taken_by(vary_over(tangent, axes))
     return out, taken.reshape(out.shape)
+
+
+def exactly(take: Callable[[jax.Array], jax.Array], array: jax.Array) -> jax.Array:
+    """``take(array)``, which takes elements of an array that may be on several devices, bit for bit.
+
+    XLA adds the rows of one device to the zeros of the others, which changes negative zeros and numbers close to them,
+    and some of the NaNs, which the bytes of quantized rows may look like.
+    """
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return take(array)
+    bits = take(lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}"))
+    return lax.bitcast_convert_type(bits, array.dtype)
 
 
 def round_to(values: jax.Array, dtype: Any, key: jax.Array | None) -> jax.Array:

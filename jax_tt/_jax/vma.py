@@ -55,6 +55,11 @@ def own_shard(whole: jax.Array, size: int, axes: Any) -> jax.Array:
     return lax.dynamic_slice_in_dim(whole, lax.axis_index(axes) * size, size)
 
 
+def on_all_devices(flags: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Whether flags are true on all devices along ``axes``, which then agree."""
+    return lax.pmin(flags.astype(jnp.int32), axes) > 0
+
+
 def places_of_all(here: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """Places of the entries that are ``here`` among the entries of all devices, the first device first."""
     counts = jax.lax.all_gather(jnp.sum(here, dtype=jnp.int32), axes)

@@ -35,7 +35,7 @@ from jax_tt._table.added import MissingRows, adds_rows, plus_added
 from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, NeededCotangents, StepInputs
-from jax_tt._table.row_shard import RowShard, on_shard
+from jax_tt._table.row_shard import RowShard, batch_on_shard, step_on_shard
 from jax_tt._table.state import State
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table
@@ -89,7 +89,7 @@ def prepare_call(
         constant = jax.lax.stop_gradient(rest)
         added = MissingRows(table, lookup, table.spec.storage(before), constant, given, batch)
     # Where rows are on other devices, native ops are only given rows that exist.
-    elsewhere = execution.devices > 1 or shard is not None
+    elsewhere = execution.devices or shard is not None
     if lookup.bounds == "warn" and (lookup.method == "reference" or elsewhere):
         warn_out_of_range(table, batch)
         lookup = lookup.replace(bounds="zero")
@@ -100,7 +100,7 @@ def prepare_call(
         limit = limit_of(table.update, inputs.grad_scale, table.spec.storage(state))
     if shard is not None:
         whole_table, table = table, shard.table
-        shard, batch, values = on_shard(shard, whole_table, batch, values, lookup.bounds)
+        shard, batch = batch_on_shard(shard, whole_table, batch, lookup.bounds)
     trained: Any = {name: state[name] for name in table.spec.trained_names}
     rest = {name: state[name] for name in table.spec.constant_names}
     axes = varying_axes(batch) if table.update else varying_axes(trained, rest, batch)
@@ -130,8 +130,17 @@ def pooled_sums(
     """
     if any(call.added is not None for call in calls):
         return _sums_with_added(calls, wide, shared)
-    if any(call.use.shard for call in calls):
-        return _sums_over_shards(calls, wide, shared)
+    if not any(call.use.shard for call in calls):
+        return _sums_here(calls, wide, shared)
+    sums = [
+        jax.lax.psum(x, call.use.shard.axes) if call.use.shard else x
+        for call, x in zip(calls, _sums_here(calls, None, shared), strict=True)
+    ]
+    return tuple(sums) if wide is None else wide.joined(sums)
+
+
+def _sums_here(calls: Sequence[Call], wide: ConcatLayout | None, shared: Shared | None) -> Any:
+    """The sums of the rows that this device has of every table."""
     if explicit_mesh(calls) is not None:
         # There, in automatic mode, the mesh has no explicit axes.
         assert wide is None  # the sums of tables may differ in their shardings
@@ -183,17 +192,6 @@ def _sums_with_added(
     return tuple(sums) if wide is None else wide.joined(sums)
 
 
-def _sums_over_shards(
-    calls: Sequence[Call], wide: ConcatLayout | None, shared: Shared | None
-) -> Any:
-    here = [call._replace(use=dataclasses.replace(call.use, shard=None)) for call in calls]
-    sums = [
-        jax.lax.psum(x, call.use.shard.axes) if call.use.shard else x
-        for call, x in zip(calls, pooled_sums(here, None, shared), strict=True)
-    ]
-    return tuple(sums) if wide is None else wide.joined(sums)
-
-
 def _sums_of_added(added: Sequence[MissingRows]) -> tuple[jax.Array, ...]:
     return pooled_sums([_call_of(lookup) for lookup in added])
 
@@ -208,7 +206,7 @@ def _call_of(added: MissingRows) -> Call:
 
 def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any:
     calls, shared = inputs
-    return pooled_sums(calls, None, shared)
+    return _sums_here(calls, None, shared)
 
 
 @jax.custom_vjp
@@ -254,6 +252,8 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
     unlimited: Sequence[jax.Array | None] = [None] * len(calls)
     if any(call.limit is not None for call in calls):
         asking, gs, unlimited = limited_gradients(asking, residuals, gs, wide)
+    if any(call.use.shard for call in asking):
+        asking = list(map(_step_of_shard, asking, gs))
     stepped = groups.backward(asking, residuals, gs, wide)
     places = shared_places(tuple(call.use.table for call in calls))
     applied = {places[k]: new[APPLIED] for k, (new, _) in enumerate(stepped) if APPLIED in new}
@@ -274,6 +274,15 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
         of_batch = dataclasses.replace(batch, ids=None, offsets=None, weights=dweights, slots=None)
         cotangents.append(Call(use, {name: new.get(name) for name in state}, of_batch, None))
     return cotangents, after
+
+
+def _step_of_shard(call: Call, g: jax.Array | None) -> Call:
+    table, lookup, shard, batch = call.use.table, call.use.lookup, call.use.shard, call.batch
+    if shard is None or table.update is None or g is None or not lookup.wanted.names:
+        return call
+    of_batch = tuple(sorted(varying_axes(batch, g) - {*shard.axes}, key=str))
+    values, _ = step_on_shard(table, batch, g, lookup, call.values, shard.axes, of_batch)
+    return call._replace(values=values)
 
 
 def _with_scalars(calls: Sequence[Call], shared: Shared) -> Sequence[Call]:

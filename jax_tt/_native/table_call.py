@@ -6,7 +6,7 @@ import abc
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,6 @@ class TableCall(abc.ABC):
         in_columns: whether the op can have the sums of all tables, or their gradients, in one array.
         most_arrays: about how many arrays one call may change in place. XLA takes time to compile it with the cube of
             their number.
-        communicates: whether devices exchange operands or results, by `gathered` and `summed`.
         blocked, whole: arrays as in `over_blocks`; together they are the operands in the order of the target.
         blocked_results: as in `over_blocks`.
         appended: arrays that follow each other, of all tables, in one array each, before all other operands.
@@ -73,7 +72,6 @@ class TableCall(abc.ABC):
     op: ClassVar[str]
     in_columns: ClassVar[bool] = False
     most_arrays: ClassVar[int]
-    communicates: ClassVar[bool] = True
     blocked_results: ClassVar[tuple[str, ...]]
     appended_results: ClassVar[tuple[str, ...]] = ()
 
@@ -123,7 +121,7 @@ class TableCall(abc.ABC):
         """The named dimensions of arrays, as in `over_blocks`."""
         return {}
 
-    def on_shard(self, axes: Mapping[str, tuple[str, ...]]) -> Any:
+    def on_shard(self, axes: Mapping[str, tuple[str, ...]]) -> Self:
         """The call on a device that has a shard of a table; ``axes`` as in `jax_tt._native.partition.Split.of`."""
         raise NotImplementedError
 
@@ -146,15 +144,12 @@ class TableCall(abc.ABC):
         cls, calls: Sequence[Any], wide: ConcatLayout | None, args: Named, split: Split
     ) -> Named:
         """What one native call returns of all tables, for `over_blocks`: the operands and results as in `run`."""
-        if split.of:
-            of_each = zip(calls, unflatten_tables(split.of, len(calls)), strict=True)
-            shards = [call.on_shard(axes) for call, axes in of_each]
-            return type(shards[0]).of_tables(shards, wide, args, Split(split.axes))
+        calls = on_shards(calls, split)
         axes, into = split.axes, wide if cls.op == "forward" else None
         given = unflatten_tables(args, len(calls))
         gathered, results, attributes = [], [], {}
         for k, call in enumerate(calls):
-            gathered.append(call.gathered(given[k], axes) if cls.communicates else given[k])
+            gathered.append(call.gathered(given[k], axes))
             results.append(dict(call.results(gathered[k])) if into is None else {})
             attributes[str(k)] = call.attributes(axes)
         columns: list[int] = []
@@ -179,8 +174,6 @@ class TableCall(abc.ABC):
             workspace,
             attributes | {"caller": calls[0].caller},
         )
-        if not cls.communicates:
-            return found
         summed = [
             call.summed(own, given[k], axes)
             for k, (call, own) in enumerate(
@@ -190,11 +183,18 @@ class TableCall(abc.ABC):
         return {name: found[name] for name in of_all} | flatten_tables(summed)
 
 
+def on_shards(calls: Sequence[TableCall], split: Split) -> Sequence[TableCall]:
+    """The calls, or those on the shards that this device has of their tables."""
+    if not split.of:
+        return calls
+    of_each = zip(calls, unflatten_tables(split.of, len(calls)), strict=True)
+    return [call.on_shard(axes) for call, axes in of_each]
+
+
 class ForwardPass(TableCall):
     """A forward pass, which returns sums ``[S, nb, D]`` and residuals."""
 
     op = "forward"
-    communicates = False
 
     @staticmethod
     def in_jax(call: Call) -> jax.Array:

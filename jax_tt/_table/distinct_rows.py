@@ -15,7 +15,7 @@ from jax import lax
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch, present, spread_to_positions
 from jax_tt._ids.id_space import digits_in_range
-from jax_tt._jax.rounding import fold_key, round_to
+from jax_tt._jax.rounding import exactly, fold_key, round_to
 from jax_tt._jax.row_sums import sums_by_row
 from jax_tt._jax.vma import all_shards, own_shard
 from jax_tt._table import reference
@@ -158,10 +158,8 @@ def _distinct(rows: jax.Array, gradients: jax.Array, axes: Any) -> Distinct:
 
 def _read(array: jax.Array, rows: jax.Array) -> jax.Array:
     """These rows of the table or of a slot, 0 for marks."""
-    given = array.at[rows]
-    return given.get(
-        mode="fill", fill_value=0, indices_are_sorted=True, wrap_negative_indices=False
-    )
+    options: Any = {"mode": "fill", "fill_value": 0, "indices_are_sorted": True}
+    return exactly(lambda x: x.at[rows].get(**options, wrap_negative_indices=False), array)
 
 
 def _written(array: jax.Array, rows: jax.Array, new: jax.Array) -> jax.Array:

@@ -1,18 +1,23 @@
-"""`RowShard`: the rows of a table that a device has inside a ``shard_map``, and the lookup of a batch in them."""
+"""What a device does with a shard of the rows of a table, inside a ``shard_map`` and where XLA partitions a call.
+
+It looks up the whole batch in its rows, and the sums of all shards are added. All of them step their rows, or none.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._ids.batch import Batch
-from jax_tt._ids.id_space import in_shard
-from jax_tt._ids.placement import Placement
-from jax_tt._jax.vma import varying_axes
-from jax_tt._table.sharding import can_be_placed, check_sharding, rows_to_shard, shard_of
+from jax_tt._ids.batch import Batch, present, spread_to_positions
+from jax_tt._ids.id_space import digits_in_range, in_shard
+from jax_tt._jax.vma import on_all_devices, varying_axes
+from jax_tt._table.check import check_state
+from jax_tt._table.options import Lookup
+from jax_tt._table.sharding import can_be_placed, check_slots, rows_to_shard, shard_of
 from jax_tt._table.state import State
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import is_sharded
@@ -30,12 +35,21 @@ class RowShard(NamedTuple):
     axes: tuple[str, ...]
 
 
-def row_shard(table: Table, state: State) -> RowShard | None:
-    """The shard that a state has, from the axes that its rows vary over; None for the state of a whole table.
+def checked_shard(table: Table, state: State) -> RowShard | None:
+    """The shard that a state has inside a ``shard_map``; None for the state of a whole table.
 
     Along an axis with one device, a whole table is a shard, so that programs of shards do not depend on how many there
     are. Its results do not vary over the axis, and may be given any ``out_specs``.
+
+    Raises:
+        ValueError, TypeError: it is the state of neither.
     """
+    shard = _shard_by_types(table, state) if jax.sharding.get_abstract_mesh().manual_axes else None
+    check_state(shard.table if shard else table, state)
+    return shard
+
+
+def _shard_by_types(table: Table, state: State) -> RowShard | None:
     if is_sharded(table) or not can_be_placed(table):
         return None
     arrays = [state[name] for name in rows_to_shard(table) if name in state]
@@ -46,24 +60,14 @@ def row_shard(table: Table, state: State) -> RowShard | None:
     if not axes or len(several) > 1 or arrays[0].shape[0] * shards != table.num_embeddings:
         return None
     if shards > 1:
-        _check(table, shards)
+        check_slots(table)
     return RowShard(shard_of(table, table.num_embeddings // shards, table.features), axes)
 
 
-def _check(table: Any, shards: int) -> None:
-    check_sharding(table, Placement.contiguous().layout(table.num_embeddings, shards))
-    if table.update is not None and table.update.skip_nonfinite:
-        raise ValueError(
-            f"{table.ids.label}skip_nonfinite: got True for a table whose rows are sharded inside a shard_map, where "
-            "no device sees the gradients of all rows; expected False, or the same call under jax.jit alone, with "
-            "arrays that are sharded in the same way."
-        )
-
-
-def on_shard(
-    shard: RowShard, table: Table, batch: Batch, values: Any, bounds: str
-) -> tuple[RowShard | None, Batch, Any]:
-    """The shard, and the batch and the `step_values` of ``table`` as those of the shard; None for the whole table."""
+def batch_on_shard(
+    shard: RowShard, table: Table, batch: Batch, bounds: str
+) -> tuple[RowShard | None, Batch]:
+    """The shard, and the batch of ``table`` as one of the shard; None for the whole table."""
     own = varying_axes(batch) & set(shard.axes)
     if any(lax.axis_size(axis) > 1 for axis in own):
         names = ", ".join(map(repr, sorted(own)))
@@ -75,11 +79,49 @@ def on_shard(
         )
     axes = tuple(axis for axis in shard.axes if axis not in own)
     if not axes:  # one device has all rows and ids
-        return None, batch, values
-    number = lax.axis_index(axes)
-    batch = in_shard(table.ids, batch, shard.table.num_embeddings, number, bounds)
-    if values:
-        # Shards round differently at random.
-        seed: jax.Array = values["seed"]
-        values = {**values, "seed": seed.at[0].set(seed[0] ^ number.astype(seed.dtype))}
-    return RowShard(shard.table, axes), batch, values
+        return None, batch
+    rows = shard.table.num_embeddings
+    return RowShard(shard.table, axes), in_shard(table.ids, batch, rows, axes, bounds)
+
+
+def step_on_shard(
+    table: Table,
+    batch: Batch,
+    g: jax.Array,
+    lookup: Lookup,
+    values: dict[str, jax.Array],
+    axes: tuple[str, ...],
+    of_batch: tuple[str, ...],
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """The `step_values` of a step on one shard, and 1.0, or 0.0 if all shards refuse it.
+
+    Shards round differently at random. With ``skip_nonfinite``, all of them refuse gradients of which a sum may not be
+    finite, although only some of them have rows with such gradients: a sum of as many as the batch has, all as large as
+    the largest.
+
+    Args:
+        table: the one that the ids of ``batch`` belong to, with an update.
+        batch, g: the part of this device, and the gradients ``[S, nb, D]`` of its sums.
+        lookup, values: as in `Table.step`.
+        axes: the mesh axes that the table is sharded over.
+        of_batch: those that the batch is sharded over.
+    """
+    assert table.update is not None
+    seed = values["seed"]
+    number = lax.axis_index(axes).astype(seed.dtype)
+    values, finite = {**values, "seed": seed.at[0].set(seed[0] ^ number)}, jnp.ones((), jnp.float32)
+    if table.update.skip_nonfinite and g.size and batch.ids.size:
+        of_bags = jnp.max(jnp.abs(g), axis=-1, keepdims=True)
+        largest = spread_to_positions(batch, of_bags)[..., 0]
+        if batch.weights is not None:
+            largest = largest * jnp.abs(batch.weights)
+        reads = present(batch)
+        if lookup.bounds != "clip":
+            reads &= digits_in_range(table.ids, batch)[1]
+        scale = jnp.abs(values["inv_scale"]).astype(largest.dtype)
+        largest = jnp.max(jnp.where(reads, largest, 0)) * scale
+        positions = math.prod(map(lax.axis_size, of_batch), start=math.prod(reads.shape))
+        agreed = on_all_devices(jnp.isfinite(largest * positions), (*of_batch, *axes))
+        finite = agreed.astype(jnp.float32)
+        values["allowed"] = values.get("allowed", 1) * finite
+    return values, finite

@@ -72,6 +72,7 @@ def check_sharding(table: Table, layout: Layout) -> None:
     update = table.update
     if update is not None:
         _check_optimizer(table, update)
+        check_slots(table)
         storage = table.spec.rounded_type or getattr(table, "param_dtype", jnp.float32)
         narrow = update.rounds_stochastically(storage)
         if narrow and not layout.same_places:
@@ -121,12 +122,18 @@ def _check_optimizer(table: Table, update: Update) -> None:
     if isinstance(optimizer, ChangesAll):
         got = f"{rule}, which changes all rows between steps"
         raise mismatch(label, got, "one that changes the rows of a batch")
-    if any(slot.rows is not None for slot in optimizer.slots):
-        got = f"{rule}, whose state is not sharded by rows"
-        raise mismatch(label, got, "one whose state has an entry per row or per element")
     if isinstance(optimizer, ReadsScaled):
         got = f"{rule}, which scales the rows that are read by state on other devices"
         raise mismatch(label, got, "another optimizer, e.g. RowWiseAdagrad")
+
+
+def check_slots(table: Table) -> None:
+    """Raises if the optimizer has state of which a shard is not the state of a shard."""
+    optimizer = None if table.update is None else table.update.optimizer
+    if optimizer is not None and any(slot.rows is not None for slot in optimizer.slots):
+        got = f"{type(optimizer).__name__}, whose state is not sharded by rows"
+        expected = "one whose state has an entry per row or per element"
+        raise mismatch(f"{table.ids.label}optimizer", got, expected)
 
 
 def _check_columns(table: Table, columns: int) -> None:

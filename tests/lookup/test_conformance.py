@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 import jax_tt
 from tests.helpers import (
@@ -24,6 +25,8 @@ from tests.helpers import (
     raises,
     skip_unless_stored,
 )
+from tests.lookup.shard_ways import check_ways
+from tests.lookup.table_shards import mesh_of
 
 pytestmark = pytest.mark.each_way
 
@@ -291,3 +294,10 @@ def test_float64_is_refused(method, x64):
     for run in runs if refused else ():
         with pytest.raises(TypeError, match=r"float64 table.*method='reference'"):
             run(method)
+
+
+def test_every_way_to_run_on_shards_of_a_table(method):
+    """`table_shards_run` has 8 devices."""
+    if on_gpu():
+        pytest.skip("one GPU has nothing to shard over")
+    check_ways(mesh_of((2, 2), AxisType.Auto), method)

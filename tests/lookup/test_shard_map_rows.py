@@ -13,7 +13,6 @@ import jax_tt
 from jax_tt._base import reports
 from tests.conftest import method_fixture
 from tests.lookup.table_shards import (
-    BATCH,
     ROWS,
     RULES,
     WIDTH,
@@ -119,41 +118,14 @@ def test_one_device_along_an_axis_may_have_ids_of_its_own():
     np.testing.assert_array_equal(jax.jit(call)(state, ids), state["embedding"][ids])
 
 
-@pytest.mark.parametrize("bounds", ["clip", "zero", "warn", "unchecked"])
-def test_ids_out_of_range(bounds):
-    table, state = table_of("sgd", name=f"shards_{bounds}")
+def test_warnings_name_the_whole_table():
+    table, state = table_of("sgd", name="shards_of_items")
     ids, _ = batch_of()
-    if bounds != "unchecked":
-        ids[0, 0], ids[3, 1] = ROWS + 7, -5
-    lookup = jax_tt.Lookup(bounds=bounds)
-    mesh = mesh_of((2, 2), AxisType.Auto)
-    if bounds != "warn":
-        _check(mesh, table, state, ids, lookup, 1)
-        return
+    ids[0, 0], ids[3, 1] = ROWS + 7, -5
     reports.forget()
     with pytest.warns(jax_tt.OutOfRangeWarning, match=f"id {ROWS + 7} .* of {ROWS} rows"):
-        _check(mesh, table, state, ids, lookup, 1)
+        _check(mesh_of((2, 2), AxisType.Auto), table, state, ids, jax_tt.Lookup(bounds="warn"), 1)
         jax.effects_barrier()
-
-
-def test_an_error_is_nan_on_all_shards():
-    table, state = table_of("sgd")
-    ids, target = batch_of()
-    ids[3, 1] = ROWS
-    mesh, data = mesh_of((2, 2), AxisType.Auto), P("data")
-    specs = _specs(state)
-    inside = jax.jit(
-        jax.shard_map(
-            _step_of(table, jax_tt.Lookup(bounds="error")),
-            mesh=mesh,
-            in_specs=(specs, data, data, data),
-            out_specs=(data, data, specs),
-        )
-    )
-    sums, _, new = inside(state, ids, np.ones(ids.shape, np.float32), target)
-    np.testing.assert_array_equal(np.isnan(sums).all(axis=1), np.arange(BATCH) == 3)
-    np.testing.assert_array_equal(new["embedding"], state["embedding"])
-    assert new["step"] == 0
 
 
 def test_gradients_from_outside():
@@ -258,10 +230,6 @@ def test_refusals():
         )
         with pytest.raises(ValueError, match=r"words: embedding: got .* also to attend, top_k and"):
             jax.eval_shape(call, state, np.zeros(4, np.int32))
-    skips = jax_tt.dense_table(ROWS, WIDTH, optimizer=RULES["sgd"], skip_nonfinite=True)
-    state = skips.init(jax.random.key(0))
-    with pytest.raises(ValueError, match=r"skip_nonfinite: got True .* jax\.jit alone"):
-        _call(skips, state, _specs(state), P("data"))
 
 
 @pytest.mark.parametrize("kind", ["cores", "keys"])

@@ -1,6 +1,5 @@
 """Dense tables that users shard over the devices: looked up and stepped shard by shard, and never gathered."""
 
-import dataclasses
 import warnings
 
 import jax
@@ -73,40 +72,6 @@ def _assert_equal(got, wanted):
     jax.tree.map(np.testing.assert_array_equal, got, wanted)
 
 
-@pytest.mark.parametrize("bounds", ["zero", "error"])
-@pytest.mark.parametrize("rule", ["gradients", "sgd"])
-def test_ids_out_of_range(bounds, rule):
-    table, state = table_of(rule)
-    ids, target = batch_of()
-    ids[0, 0], ids[3, 1], ids[5, 2] = ROWS, -1, ROWS // 2 + 3 - ROWS
-    lookup = jax_tt.Lookup(bounds=bounds)
-
-    def step(state, ids):
-        trained = {name: state[name] for name in table.spec.trained_names}
-
-        def loss(trained):
-            sums, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids, lookup)
-            return jnp.sum(sums * target), sums
-
-        return jax.grad(loss, has_aux=True)(trained)
-
-    step = jax.jit(step)
-    mesh = mesh_of((2, 2), AxisType.Auto)
-    new, sums = step(
-        placed(table, state, mesh, ROW_SPEC), jax.device_put(ids, NamedSharding(mesh, P("data")))
-    )
-    if bounds == "error":
-        # An error on one device would leave the others waiting.
-        bad = np.zeros(BATCH, bool)
-        bad[[0, 3, 5]] = True
-        np.testing.assert_array_equal(np.isnan(sums).all(axis=1), bad)
-        if rule == "sgd":
-            np.testing.assert_array_equal(new["embedding"], state["embedding"])
-            assert new["step"] == 0
-        return
-    _assert_equal((new, sums), step(state, jnp.asarray(ids)))
-
-
 def test_warnings_name_the_whole_table():
     table, state = table_of("gradients", name="shards_of_words")
     mesh = mesh_of((2, 2), AxisType.Auto)
@@ -120,43 +85,6 @@ def test_warnings_name_the_whole_table():
     ):
         found, _ = jax.jit(lambda s, ids: jax_tt.lookup_bags(table, s, ids, lookup))(shards, ids)
         jax.block_until_ready(found)
-
-
-@pytest.mark.parametrize("spec", [ROW_SPEC, COLUMN_SPEC])
-def test_weights(spec):
-    table, state = table_of("sgd")
-    mesh = mesh_of((2, 2), AxisType.Auto)
-    ids, target = batch_of()
-    weights = np.random.default_rng(2).integers(1, 4, ids.shape).astype(np.float32)
-
-    @jax.jit
-    def gradients(state, ids, weights):
-        def loss(trained, weights):
-            bags = jax_tt.Bags.from_padded(ids, weights=weights)
-            sums, _ = jax_tt.lookup_bags(table, {**state, **trained}, bags)
-            return jnp.sum(sums * target)
-
-        trained = {name: state[name] for name in table.spec.trained_names}
-        return jax.grad(loss, argnums=(0, 1))(trained, weights)
-
-    over = NamedSharding(mesh, P("data"))
-    got = gradients(placed(table, state, mesh, spec), *jax.device_put((ids, weights), over))
-    _assert_equal(got, gradients(state, ids, weights))
-
-
-@pytest.mark.parametrize("spec", [ROW_SPEC, COLUMN_SPEC])
-def test_all_shards_refuse_gradients_that_are_not_finite(spec):
-    table, _ = table_of("sgd")
-    table = dataclasses.replace(
-        table, update=dataclasses.replace(table.update, skip_nonfinite=True)
-    )
-    for factor, steps in ((np.inf, 0), (1, 1)):
-        ids, target = batch_of()
-        target[3, 2] *= factor
-        state = table_of("sgd")[1]
-        (_, new), (_, alone) = _both(table, state, ids, spec, target)
-        _assert_equal(new, alone)
-        assert new["step"] == steps
 
 
 @pytest.mark.parametrize("ids", ["ragged", "empty", "int64", "uint32", "odd"])

@@ -14,6 +14,7 @@ from jax import lax
 
 from jax_tt._base.arguments import as_int, as_positive, instance_of, mismatch
 from jax_tt._ids.batch import Batch
+from jax_tt._jax.rounding import exactly
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.levels import Levels, as_attribute, check_levels, largest_step
 from jax_tt._lookup.best_rows import Queries, best_rows, best_scanned
@@ -142,8 +143,8 @@ class QuantizedTable(NativeTable):
         del precision
         (packed,), (ids,) = params, digits
         # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.
-        stored = packed.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
-        return self._decoded(stored)
+        options: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
+        return self._decoded(exactly(lambda stored: stored.at[ids].get(**options), packed))
 
     # Lookups
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
 from jax_tt._kinds.sharded.columns import in_columns, joined_weights, separated_columns
 from jax_tt._kinds.sharded.exchange import unless
-from jax_tt._kinds.sharded.forward import Attempt, Residuals, all_requests, attempted, with_batches
+from jax_tt._kinds.sharded.forward import Attempt, all_requests, attempted, with_batches
 from jax_tt._kinds.sharded.local import received_call
 from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._kinds.sharded.spread import sent_gradients
@@ -22,21 +22,12 @@ from jax_tt._table.groups import Call, Cotangents
 from jax_tt._table.reference import Step
 from jax_tt._table.wrapper import innermost
 
-
-class Carried(NamedTuple):
-    """What an attempt changes: by table, rows or summed gradients, whether it is stepped, and gradients of weights."""
-
-    states: list[dict[str, jax.Array]]
-    allowed: list[jax.Array]
-    weights: list[jax.Array | None]
+# What an attempt changes: by table, rows or summed gradients, whether it is stepped, and gradients of weights.
+Carried = tuple[list[dict[str, jax.Array]], list[jax.Array], list[jax.Array | None]]
 
 
-def local_backward(
-    calls: Sequence[Call],
-    residuals: Residuals,
-    gs: Sequence[Any],
-) -> list[Cotangents]:
-    """The cotangents of every call for this device."""
+def local_backward(calls: Sequence[Call], first: Attempt, gs: Sequence[Any]) -> list[Cotangents]:
+    """The cotangents of every call for this device, after the ``first`` attempt of the forward pass."""
     calls = [in_columns(call) for call in calls]
     gs = [
         None if g is None else separated_columns(call, g) for call, g in zip(calls, gs, strict=True)
@@ -47,18 +38,18 @@ def local_backward(
 
     def again(carried: Carried, batches: Sequence[Batch]) -> Carried:
         # The first attempt changed nothing. To read the arrays from before it, XLA would keep a copy of them.
-        present = with_batches(calls, batches)
-        for k, (call, state) in enumerate(zip(calls, carried.states, strict=True)):
+        states, present = carried[0], with_batches(calls, batches)
+        for k, (call, state) in enumerate(zip(calls, states, strict=True)):
             if call.use.table.update is not None:
                 present[k] = present[k]._replace(state={**call.state, **state})
         _, attempt = attempted(present, all_requests(present))
-        return stepped(attempt, carried.states, jnp.ones((), bool))
+        return stepped(attempt, states, jnp.ones((), bool))
 
     # Arrays of rows are only changed once the forward pass has read them, since `fits` is known after that.
-    fits = jnp.ones((), bool) if residuals.fits is None else residuals.fits[0]
+    fits = jnp.ones((), bool) if first.fits is None else first.fits[0]
     start = [{} if g is None else _start(call) for call, g in zip(calls, gs, strict=True)]
-    carried = stepped(residuals.attempt, start, fits)
-    if residuals.fits is not None:
+    carried = stepped(first, start, fits)
+    if first.fits is not None:
         carried, _ = unless(fits, again, carried, [call.batch for call in calls])
     return [
         (_finished(call, state, allowed) if state else {}, joined_weights(call, dweights))
@@ -93,7 +84,7 @@ def _attempted(
         stepped = exchanged_steps(calls, trained, states, attempt, wanted)
         states, allowed, of_sums = stepped
     weights = [of_rows[k][1] if k in of_rows else of_sums.get(k) for k in range(len(calls))]
-    return Carried(list(states), allowed, weights)
+    return list(states), allowed, weights
 
 
 def _start(call: Call) -> dict[str, Any]:

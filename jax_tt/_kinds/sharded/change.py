@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._kinds.sharded.programs import Local
-from jax_tt._kinds.sharded.requests import PAGES
+from jax_tt._kinds.sharded.sharding import PAGES
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._table import checkpoint
 from jax_tt._table.change import Change, Growth, grow, grow_shards, reorder, with_cache

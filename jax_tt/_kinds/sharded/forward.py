@@ -47,19 +47,6 @@ from jax_tt._table.groups import Call
 Ask = RowRequests | Spread
 
 
-class Residuals(NamedTuple):
-    """What the backward pass of one device needs.
-
-    Attributes:
-        fits: whether the messages hold all requests, ``[1]``, known after the last attempt; None if they are large
-            enough for any batch.
-        attempt: with messages of the expected sizes.
-    """
-
-    fits: jax.Array | None
-    attempt: Attempt
-
-
 class FetchedRows(NamedTuple):
     """The different rows of a batch, ``rows[n, D]``, after they have arrived.
 
@@ -82,7 +69,8 @@ class Attempt(NamedTuple):
         pooled: residuals of the sums of fetched rows.
         asked: what this device is asked for in the first round, by table: rows, or bags of them.
         read: residuals of the lookup of ``asked``.
-        fits: whether messages of the expected sizes hold what all devices ask for, ``[1]``; None if there are rounds.
+        fits: whether messages of the expected sizes hold what all devices ask for, ``[1]``; None if there are rounds,
+            whose messages hold any batch.
     """
 
     asks: list[Ask]
@@ -94,26 +82,21 @@ class Attempt(NamedTuple):
     fits: jax.Array | None
 
 
-class Answers(NamedTuple):
-    """What a device gets from the others, by table the different rows where they are kept, or sums.
+# What a device gets from the others, by table the different rows where they are kept, or sums; then `asked`, `read` and
+# `fits`, a scalar, of an `Attempt`.
+Answers = tuple[list[jax.Array], list[Asked | Batch], Any, jax.Array | None]
 
-    ``asked``, ``read`` and ``fits``, a scalar, are as in `Attempt`, to step its rows.
+
+def local_forward(calls: Sequence[Call]) -> tuple[list[jax.Array], Attempt]:
+    """Sums ``[S, nb, D]`` of every call for the batch of this device, and the first attempt, for the backward pass.
+
+    Whether its messages hold everything is known after the last attempt.
     """
-
-    values: list[jax.Array]
-    asked: list[Asked | Batch]
-    read: Any
-    fits: jax.Array | None
-
-
-def local_forward(calls: Sequence[Call]) -> tuple[list[jax.Array], Residuals]:
-    """Sums ``[S, nb, D]`` of every call for the batch of this device."""
     calls = [in_columns(call) for call in calls]
     summed = [sums_travel(call) for call in calls]
     usual = all(sharding_of(call).exchange.expects_nothing for call in calls)
     if usual and not any(summed):
         sums, attempt = attempted(calls, all_requests(calls))
-        fits = None
     else:
         asks, missing = _asks_of_expected_sizes(calls, summed)
         first, attempt = attempted(calls, asks, missing)
@@ -124,9 +107,9 @@ def local_forward(calls: Sequence[Call]) -> tuple[list[jax.Array], Residuals]:
             return attempted(present, all_requests(present))[0]
 
         sums, fits = unless(attempt.fits[0], again, first, [call.batch for call in calls])
-        fits = fits[None]
+        attempt = attempt._replace(fits=fits[None])
     sums = [joined_columns(call, part) for call, part in zip(calls, sums, strict=True)]
-    return sums, Residuals(fits, attempt)
+    return sums, attempt
 
 
 def with_batches(calls: Sequence[Call], batches: Sequence[Batch]) -> list[Call]:
@@ -162,23 +145,21 @@ def attempted(
         messages, bits = all_messages(routes, sizes, devices, sharding.everywhere)
         kept = [kept_places(one, bits, devices) for one in messages]
     ways = dict(zip(requests, zip(messages, kept, strict=True), strict=True))
-    answers = _answers(calls, asks, ways, bits, missing)
-    fits = answers.fits
+    sums, asked, read, fits = _answers(calls, asks, ways, bits, missing)
     if fits is not None:
         asks = [ask.only_if(fits) for ask in asks]
         fits = fits[None]
     fetched: list[FetchedRows | None] = [None] * len(calls)
     pools = []
     for k, ask in requests.items():
-        rows, batch = answers.values[k], _pooled_batch(calls[k], ask, *ways[k])
+        rows, batch = sums[k], _pooled_batch(calls[k], ask, *ways[k])
         fetched[k] = FetchedRows(*ways[k], rows, batch)
         pools.append(received_call(calls[k], batch, rows))
     pooled, saved = groups.forward(pools, None) if pools else ((), [])
-    sums = list(answers.values)
     for k, part in zip(requests, pooled, strict=True):
         sums[k] = part
     bits = None if bits is None else bits[None]
-    return sums, Attempt(list(asks), bits, fetched, saved, answers.asked, answers.read, fits)
+    return sums, Attempt(list(asks), bits, fetched, saved, asked, read, fits)
 
 
 def _expected_size(call: Call, requests: RowRequests) -> int:
@@ -217,18 +198,18 @@ def _answers(
     devices = sharding_of(calls[0]).layout.devices
 
     def of_other_round(k: jax.Array, carry: Any) -> Any:
-        answers = _answers_of_round(k, calls, asks, ways, missing)
+        found, _, read, _ = _answers_of_round(k, calls, asks, ways, missing)
         rows = []
-        for number, (table, more) in enumerate(zip(carry[0], answers.values, strict=True)):
+        for number, (table, more) in enumerate(zip(carry[0], found, strict=True)):
             messages, place = ways[number]
             sent = messages.sent(k, devices)
             at = place.at[sent].get(mode="fill", fill_value=table.shape[0])
             rows.append(table.at[at].set(more, mode="drop"))
-        return rows, answers.read
+        return rows, read
 
-    first = _answers_of_round(0, calls, asks, ways, missing)
-    values, read = other_rounds(of_other_round, bits, (first.values, first.read))
-    return first._replace(values=values, read=read)
+    values, asked, read, fits = _answers_of_round(0, calls, asks, ways, missing)
+    values, read = other_rounds(of_other_round, bits, (values, read))
+    return values, asked, read, fits
 
 
 def _answers_of_round(
@@ -277,7 +258,7 @@ def _answers_of_round(
         whole_sums(call, ask, part) if isinstance(ask, Spread) else _arrived_rows(call, part)
         for call, ask, part in zip(calls, asks, received, strict=True)
     ]
-    return Answers(values, [what for what, _ in asked], read, fits)
+    return values, [what for what, _ in asked], read, fits
 
 
 def _sent_rows(call: Call, sums: jax.Array, devices: int) -> jax.Array:

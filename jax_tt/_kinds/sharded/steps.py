@@ -12,6 +12,7 @@ from jax import lax
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
+from jax_tt._jax.vma import on_all_devices
 from jax_tt._kinds.sharded.exchange import exchanged, other_rounds
 from jax_tt._kinds.sharded.forward import Attempt
 from jax_tt._kinds.sharded.local import Asked, asked_call, batch_call, received_rows, rows_call
@@ -224,7 +225,7 @@ def _allowed(
             flags[k] = flags.get(k, jnp.ones((), bool)) & finite
     if not flags:
         return [jnp.ones((), bool)] * len(tables)
-    agreed = lax.pmin(jnp.stack(list(flags.values())).astype(jnp.int32), everywhere) > 0
+    agreed = on_all_devices(jnp.stack(list(flags.values())), everywhere)
     agreed = dict(zip(flags, agreed, strict=True))
     return [agreed.get(k, jnp.ones((), bool)) for k in range(len(tables))]
 

@@ -18,6 +18,7 @@ from jax_tt._base.storage import require_arrays
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._ids.placement import Layout, Placement, stored_rows
+from jax_tt._jax.rounding import exactly
 from jax_tt._kinds.sharded.columns import (
     columns_of_rows,
     rows_of_columns,
@@ -442,7 +443,7 @@ class ShardedTable(Wrapper):
         def gathered(state: Any) -> dict[str, Any]:
             rows = stored_rows(self.layout, state[PAGES], jnp.arange(self.num_stored))
             return {
-                name: rows_of_table(_exactly(state[name], rows), columns)
+                name: rows_of_table(exactly(lambda array: array[rows], state[name]), columns)
                 for name in self.row_arrays
             }
 
@@ -540,15 +541,3 @@ def check_pages(table: ShardedTable, state: State) -> None:
     check_arrays(table, state, [x for x in table.spec.arrays if x.name == PAGES])
     held = table.sharding.shard if inside_shard_map() else table.stored
     check_state(held, state)
-
-
-def _exactly(array: jax.Array, rows: jax.Array) -> jax.Array:
-    """Rows of an array on several devices, bit for bit.
-
-    XLA adds the rows of one device to the zeros of the others, which changes negative zeros, and some of the NaNs that
-    the bytes of quantized rows may look like.
-    """
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        return array[rows]
-    bits = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
-    return jax.lax.bitcast_convert_type(bits[rows], array.dtype)

@@ -166,34 +166,6 @@ def test_one_table_equals_that_of_one_device(rule, placement):
         np.testing.assert_allclose(found[name], gradients[name], rtol=1e-5, atol=1e-6)
 
 
-def test_a_gradient_that_is_not_finite_on_one_device_stops_the_step_on_all(mesh):
-    rule = jax_tt.optimizers.SGD(0.1)
-    plain = jax_tt.dense_table(40, 4, optimizer=rule, skip_nonfinite=True)
-    table = ShardedTable(plain, mesh, "model", Placement.round_robin())
-    state, ids = jax.jit(table.init)(jax.random.key(0)), jnp.arange(12)[:, None]
-    trained = {name: state[name] for name in table.spec.trained_names}
-
-    @jax.jit
-    def step(scale):
-        def loss(trained):
-            rows, _ = jax_tt.lookup_bags(table, {**state, **trained}, ids)
-            return jnp.sum(rows * scale)
-
-        return jax.grad(loss)(trained)
-
-    scale = np.ones((12, 4), np.float32)
-    taken = step(scale)
-    assert float(taken["step"]) == 1
-    scale[7, 0] = np.nan
-    refused = step(scale)
-    np.testing.assert_array_equal(refused["embedding"], state["embedding"])
-    assert float(refused["step"]) == 0
-    by_row = jax.jit(table.by_row)
-    moved = by_row(state)["embedding"] - by_row({**state, **taken})["embedding"]
-    np.testing.assert_allclose(moved[:12], 0.1, rtol=1e-4)
-    assert not np.asarray(moved[12:]).any()
-
-
 @pytest.mark.slow
 def test_calls_inside_of_a_shard_map_equal_those_outside(mesh):
     table = ShardedTable(jax_tt.dense_table(100, 4), mesh, "model", Placement.hashed())

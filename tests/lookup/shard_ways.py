@@ -1,0 +1,161 @@
+"""One step of tables of many options on shards of their rows, in every way to run on them, and on one device."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from tests.lookup.table_shards import ROWS, RULES, WIDTH, batch_of, check_equal, placed, table_of
+
+SGD, FROZEN = RULES["sgd"], jax_tt.Update(RULES["sgd"], frozen=True)
+
+
+def _halved(rows: Any, gradients: Any, slots: Any, step: Any) -> Any:
+    del step
+    return rows - gradients / 2, slots
+
+
+class Case(NamedTuple):
+    """A table, the bounds of its lookups, whether ids of its batch are out of range, and one factor of a gradient."""
+
+    table: Any
+    bounds: str = "unchecked"
+    outside: bool = False
+    factor: float = 1
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether its columns can be sharded."""
+        update = self.table.update
+        return not self.table.row_attributes and (update is None or update.optimizer.elementwise)
+
+
+_dense = partial(jax_tt.dense_table, ROWS, WIDTH)
+# Sums of their rows and gradients are exact.
+CASES = {
+    "gradients": Case(_dense()),
+    "clipped ids": Case(_dense(optimizer=RULES["adam"]), "clip", True),
+    "ids that read zeros": Case(_dense(optimizer=RULES["rowwise"]), "zero", True),
+    "refused ids": Case(_dense(optimizer=SGD), "error", True),
+    "finite": Case(_dense(optimizer=SGD, skip_nonfinite=True)),
+    "not finite": Case(_dense(optimizer=SGD, skip_nonfinite=True), factor=np.inf),
+    "limited": Case(_dense(optimizer=SGD, max_gradient=1.5, skip_nonfinite=True)),
+    "16 bits": Case(_dense(optimizer=SGD, param_dtype="bfloat16")),
+    "frozen": Case(jax_tt.extension.with_update(_dense(), FROZEN)),
+    "in plain JAX": Case(
+        _dense(optimizer=jax_tt.optimizers.Custom(_halved), skip_nonfinite=True), factor=np.nan
+    ),
+    "quantized": Case(
+        jax_tt.quantized_table(
+            ROWS, WIDTH, optimizer=SGD, skip_nonfinite=True, stochastic_rounding=False
+        )
+    ),
+}
+
+
+@jax.jit
+def _states(rows: Any) -> Any:
+    states = {name: case.table.init(jax.random.key(0)) for name, case in CASES.items()}
+    for state in states.values():
+        if "embedding" in state:
+            state["embedding"] = rows.astype(state["embedding"].dtype)
+    return states
+
+
+def _steps(tables: Any, methods: Any, *given: Any) -> Any:
+    """By case, the sums, the gradients of the weights, and the next values, or gradients, of the rows."""
+    states, ids, weights, targets = given
+
+    def loss(trained: Any, weights: Any) -> Any:
+        sums = {}
+        for name, table in tables.items():
+            bags = jax_tt.Bags.from_padded(ids[name], weights=weights[name])
+            state = {**states[name], **trained[name]}
+            lookup = jax_tt.Lookup(bounds=CASES[name].bounds, method=methods[name])
+            sums[name], _ = jax_tt.lookup_bags(table, state, bags, lookup)
+        products = (jnp.sum(x.astype(jnp.float32) * targets[name]) for name, x in sums.items())
+        return sum(products), sums
+
+    trained = {
+        name: {array: states[name][array] for array in table.spec.trained_names}
+        for name, table in tables.items()
+    }
+    (new, dweights), sums = jax.grad(loss, (0, 1), has_aux=True)(trained, weights)
+    states = {name: {**states[name], **new[name]} for name in tables}
+    # A weight of an id that is refused has a gradient of NaN or 0.
+    return sums, {name: dweights[name] for name in tables if name != "refused ids"}, states
+
+
+def _batches() -> Any:
+    ids, target = batch_of()
+    weights = np.random.default_rng(2).integers(1, 4, ids.shape).astype(np.float32)
+    outside, ids_of, targets = ids.copy(), {}, {}
+    outside[0, 0], outside[3, 1] = ROWS + 7, -5
+    for name, case in CASES.items():
+        ids_of[name] = outside if case.outside else ids
+        targets[name] = target.copy()
+        targets[name][3, 2] = case.factor * 3
+    return ids_of, dict.fromkeys(CASES, weights), targets
+
+
+def check_ways(mesh: Any, method: str) -> None:
+    """Steps on a mesh of axes "data" and "model" equal those on one device bit for bit, in every way.
+
+    The rows, or the columns, are sharded under `jax.jit`, the rows are sharded in a `shard_map`, or pages of them in a
+    `ShardedTable`.
+    """
+    tables = {name: case.table for name, case in CASES.items()}
+    states = _states(table_of("gradients")[1]["embedding"])
+    batches, data = _batches(), P("data")
+    methods = dict.fromkeys(CASES, method)
+    # On one device, an operation raises.
+    alone = partial(_steps, tables, methods | {"refused ids": "reference"})
+    wanted = jax.jit(alone)(states, *batches)
+    batch = jax.tree.map(partial(_on_mesh, NamedSharding(mesh, data)), batches)
+
+    def check(way: str, got: Any) -> None:
+        for kind, *pair in zip(("sums", "weights", "state"), got, wanted, strict=True):
+            for name, arrays in pair[0].items():
+                jax.tree.map(
+                    partial(check_equal, name=f"{way}: {name}: {kind}"), arrays, pair[1][name]
+                )
+
+    def shards(spec: P, names: Any) -> Any:
+        return {name: placed(tables[name], states[name], mesh, spec) for name in names}
+
+    step, rows = partial(_steps, tables, methods), P("model", None)
+    under_jit = shards(rows, tables)
+    check("jit", jax.jit(step)(under_jit, *batch))
+    names = [name for name, case in CASES.items() if case.elementwise]
+    columns = partial(_steps, {name: tables[name] for name in names}, methods)
+    check("columns", jax.jit(columns)(shards(P(None, "model"), names), *batch))
+    specs = jax.tree.map(lambda x: x.sharding.spec, under_jit)
+    inside = jax.shard_map(
+        step, mesh=mesh, in_specs=(specs, data, data, data), out_specs=(data, data, specs)
+    )
+    check("shard_map", jax.jit(inside)(under_jit, *batch))
+    pages = jax_tt.Placement.round_robin(16)
+    paged = {
+        name: jax_tt.tables.ShardedTable(table, mesh, "model", pages)
+        for name, table in tables.items()
+    }
+
+    @jax.jit
+    def of_pages(states: Any, *batch: Any) -> Any:
+        stored = {name: table.of_rows(states[name]) for name, table in paged.items()}
+        *found, after = _steps(paged, methods, stored, *batch)
+        return *found, {name: table.by_row(after[name]) for name, table in paged.items()}
+
+    check("ShardedTable", of_pages(states, *batch))
+
+
+def _on_mesh(sharding: NamedSharding, array: np.ndarray) -> jax.Array:
+    # Every process has all of the values.
+    return jax.make_array_from_callback(array.shape, sharding, lambda at: array[at])

@@ -32,10 +32,11 @@ from jax_tt._lookup.shared import Shared, shared_places
 from jax_tt._lookup.warn import tell_cut_ids, warn_out_of_range
 from jax_tt._table import groups
 from jax_tt._table.added import MissingRows, adds_rows, plus_added
+from jax_tt._table.check import check_state
 from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, NeededCotangents, StepInputs
-from jax_tt._table.row_shard import RowShard, batch_on_shard, step_on_shard
+from jax_tt._table.row_shard import RowShard, batch_on_shard, row_shard, step_on_shard
 from jax_tt._table.state import State
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table
@@ -43,6 +44,13 @@ from jax_tt.optimizers import ReadsScaled
 
 # In a state: the number of out-of-range ids so far, which calls increment.
 OUT_OF_RANGE = "out_of_range"
+
+
+def checked_shard(table: Table, state: State) -> RowShard | None:
+    """The shard of the table that a state has inside a ``shard_map``, or None; raises for a state of another table."""
+    shard = row_shard(table, state) if jax.sharding.get_abstract_mesh().manual_axes else None
+    check_state(shard.table if shard else table, state)
+    return shard
 
 
 def choose_execution(
@@ -130,17 +138,8 @@ def pooled_sums(
     """
     if any(call.added is not None for call in calls):
         return _sums_with_added(calls, wide, shared)
-    if not any(call.use.shard for call in calls):
-        return _sums_here(calls, wide, shared)
-    sums = [
-        jax.lax.psum(x, call.use.shard.axes) if call.use.shard else x
-        for call, x in zip(calls, _sums_here(calls, None, shared), strict=True)
-    ]
-    return tuple(sums) if wide is None else wide.joined(sums)
-
-
-def _sums_here(calls: Sequence[Call], wide: ConcatLayout | None, shared: Shared | None) -> Any:
-    """The sums of the rows that this device has of every table."""
+    if wide is not None and any(call.use.shard for call in calls):
+        return wide.joined(pooled_sums(calls, None, shared))
     if explicit_mesh(calls) is not None:
         # There, in automatic mode, the mesh has no explicit axes.
         assert wide is None  # the sums of tables may differ in their shardings
@@ -169,10 +168,12 @@ def _sums_here(calls: Sequence[Call], wide: ConcatLayout | None, shared: Shared 
         return _sums(list(by_rule.values()), shared, wide)
     if by_rule:
         sums.update(zip(by_rule, _sums(list(by_rule.values()), shared, None), strict=True))
-    in_order = tuple(
-        join_sums(sums[k], call.batch) if call.use.execution.devices else sums[k]
-        for k, call in enumerate(calls)
-    )
+    for k, call in enumerate(calls):
+        if call.use.execution.devices:
+            sums[k] = join_sums(sums[k], call.batch)
+        elif call.use.shard is not None:
+            sums[k] = jax.lax.psum(sums[k], call.use.shard.axes)
+    in_order = tuple(sums[k] for k in range(len(calls)))
     return in_order if wide is None else wide.joined(in_order)
 
 
@@ -206,7 +207,7 @@ def _call_of(added: MissingRows) -> Call:
 
 def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any:
     calls, shared = inputs
-    return _sums_here(calls, None, shared)
+    return pooled_sums(calls, None, shared)
 
 
 @jax.custom_vjp

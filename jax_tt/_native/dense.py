@@ -63,11 +63,11 @@ class DenseCall(TableCall):
     def on_shard(self, axes: Mapping[str, tuple[str, ...]]) -> Self:
         shard = copy.copy(self)
         shard.rows_over, shard.columns_over = axes.get(ROWS, ()), axes.get(COLUMNS, ())
+        shard.over = (*shard.rows_over, *shard.columns_over)
+        if shard.rows_over:
+            label = reports.shard_label(self.table.name or "", self.table.num_embeddings)
+            shard.of_shard = {"table": label, "padded": True}
         return shard
-
-    @property
-    def over(self) -> tuple[str, ...]:
-        return (*self.rows_over, *self.columns_over)
 
     @property
     def rows(self) -> int:
@@ -88,13 +88,6 @@ class DenseCall(TableCall):
             [math.prod(args["ids"].shape[:2]) for args in given],
             columns,
         )
-
-    def attributes(self, axes: Any) -> dict[str, Any]:
-        found = super().attributes(axes or self.over)
-        if self.rows_over:
-            label = reports.shard_label(self.table.name or "", self.table.num_embeddings)
-            found |= {"table": label, "padded": True}
-        return found
 
     def gathered(self, args: Named, axes: Any) -> Named:
         """The operands with ids that count the rows of this shard."""

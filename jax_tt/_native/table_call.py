@@ -6,6 +6,7 @@ import abc
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -66,6 +67,8 @@ class TableCall(abc.ABC):
         blocked_results: as in `over_blocks`.
         appended: arrays that follow each other, of all tables, in one array each, before all other operands.
         appended_results: names of results that do so.
+        over: the mesh axes that the table is sharded over, if this is the call on a shard.
+        of_shard: the attributes that differ from those of the call on the whole table.
     """
 
     kind: ClassVar[str]
@@ -74,6 +77,8 @@ class TableCall(abc.ABC):
     most_arrays: ClassVar[int]
     blocked_results: ClassVar[tuple[str, ...]]
     appended_results: ClassVar[tuple[str, ...]] = ()
+    over: tuple[str, ...] = ()
+    of_shard: Mapping[str, Any] = MappingProxyType({})
 
     def __init_subclass__(cls) -> None:
         """Makes calls trees of their attributes, for `types_in`."""
@@ -151,7 +156,7 @@ class TableCall(abc.ABC):
         for k, call in enumerate(calls):
             gathered.append(call.gathered(given[k], axes))
             results.append(dict(call.results(gathered[k])) if into is None else {})
-            attributes[str(k)] = call.attributes(axes)
+            attributes[str(k)] = call.attributes(axes or call.over) | call.of_shard
         columns: list[int] = []
         for k, own_columns in enumerate(() if wide is None else wide.columns):
             attributes[str(k)]["features"] = np.int64(len(own_columns))

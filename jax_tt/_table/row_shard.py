@@ -15,7 +15,6 @@ from jax import lax
 from jax_tt._ids.batch import Batch, present, spread_to_positions
 from jax_tt._ids.id_space import digits_in_range, in_shard
 from jax_tt._jax.vma import on_all_devices, varying_axes
-from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
 from jax_tt._table.sharding import can_be_placed, check_slots, rows_to_shard, shard_of
 from jax_tt._table.state import State
@@ -35,21 +34,12 @@ class RowShard(NamedTuple):
     axes: tuple[str, ...]
 
 
-def checked_shard(table: Table, state: State) -> RowShard | None:
-    """The shard that a state has inside a ``shard_map``; None for the state of a whole table.
+def row_shard(table: Table, state: State) -> RowShard | None:
+    """The shard that a state has, from the axes that its rows vary over; None for the state of a whole table.
 
     Along an axis with one device, a whole table is a shard, so that programs of shards do not depend on how many there
     are. Its results do not vary over the axis, and may be given any ``out_specs``.
-
-    Raises:
-        ValueError, TypeError: it is the state of neither.
     """
-    shard = _shard_by_types(table, state) if jax.sharding.get_abstract_mesh().manual_axes else None
-    check_state(shard.table if shard else table, state)
-    return shard
-
-
-def _shard_by_types(table: Table, state: State) -> RowShard | None:
     if is_sharded(table) or not can_be_placed(table):
         return None
     arrays = [state[name] for name in rows_to_shard(table) if name in state]

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
+from jax_tt import optimizers
 from tests.lookup.table_shards import ROWS, RULES, WIDTH, batch_of, check_equal, placed, table_of
 
 SGD, FROZEN = RULES["sgd"], jax_tt.Update(RULES["sgd"], frozen=True)
@@ -23,34 +24,42 @@ def _halved(rows: Any, gradients: Any, slots: Any, step: Any) -> Any:
 
 
 class Case(NamedTuple):
-    """A table, the bounds of its lookups, whether ids of its batch are out of range, and one factor of a gradient."""
+    """A table, the bounds of its lookups, of ids out of range if they are checked, and a factor of one gradient."""
 
     table: Any
     bounds: str = "unchecked"
-    outside: bool = False
     factor: float = 1
 
     @property
-    def elementwise(self) -> bool:
+    def by_columns(self) -> bool:
         """Whether its columns can be sharded."""
         update = self.table.update
         return not self.table.row_attributes and (update is None or update.optimizer.elementwise)
+
+    @property
+    def by_pages(self) -> bool:
+        """Whether a `ShardedTable` takes the table: its rule changes the rows of a batch alone."""
+        rule = None if self.table.update is None else self.table.update.optimizer
+        return not isinstance(rule, optimizers.ReadsScaled | optimizers.ChangesAll)
 
 
 _dense = partial(jax_tt.dense_table, ROWS, WIDTH)
 # Sums of their rows and gradients are exact.
 CASES = {
     "gradients": Case(_dense()),
-    "clipped ids": Case(_dense(optimizer=RULES["adam"]), "clip", True),
-    "ids that read zeros": Case(_dense(optimizer=RULES["rowwise"]), "zero", True),
-    "refused ids": Case(_dense(optimizer=SGD), "error", True),
-    "finite": Case(_dense(optimizer=SGD, skip_nonfinite=True)),
+    "clipped ids": Case(_dense(optimizer=RULES["adam"]), "clip"),
+    "ids that read zeros": Case(_dense(optimizer=RULES["rowwise"]), "zero"),
+    "refused ids": Case(_dense(optimizer=SGD), "error"),
     "not finite": Case(_dense(optimizer=SGD, skip_nonfinite=True), factor=np.inf),
     "limited": Case(_dense(optimizer=SGD, max_gradient=1.5, skip_nonfinite=True)),
     "16 bits": Case(_dense(optimizer=SGD, param_dtype="bfloat16")),
     "frozen": Case(jax_tt.extension.with_update(_dense(), FROZEN)),
     "in plain JAX": Case(
-        _dense(optimizer=jax_tt.optimizers.Custom(_halved), skip_nonfinite=True), factor=np.nan
+        _dense(optimizer=optimizers.Custom(_halved), skip_nonfinite=True), factor=np.nan
+    ),
+    "scaled when read": Case(_dense(optimizer=optimizers.GlobalDecayRowWiseAdagrad(0.5))),
+    "all rows change": Case(
+        _dense(optimizer=optimizers.EMAInPlaceRowWiseAdagrad(0.5, average_every=1))
     ),
     "quantized": Case(
         jax_tt.quantized_table(
@@ -99,7 +108,7 @@ def _batches() -> Any:
     outside, ids_of, targets = ids.copy(), {}, {}
     outside[0, 0], outside[3, 1] = ROWS + 7, -5
     for name, case in CASES.items():
-        ids_of[name] = outside if case.outside else ids
+        ids_of[name] = ids if case.bounds == "unchecked" else outside
         targets[name] = target.copy()
         targets[name][3, 2] = case.factor * 3
     return ids_of, dict.fromkeys(CASES, weights), targets
@@ -133,7 +142,7 @@ def check_ways(mesh: Any, method: str) -> None:
     step, rows = partial(_steps, tables, methods), P("model", None)
     under_jit = shards(rows, tables)
     check("jit", jax.jit(step)(under_jit, *batch))
-    names = [name for name, case in CASES.items() if case.elementwise]
+    names = [name for name, case in CASES.items() if case.by_columns]
     columns = partial(_steps, {name: tables[name] for name in names}, methods)
     check("columns", jax.jit(columns)(shards(P(None, "model"), names), *batch))
     specs = jax.tree.map(lambda x: x.sharding.spec, under_jit)
@@ -145,6 +154,7 @@ def check_ways(mesh: Any, method: str) -> None:
     paged = {
         name: jax_tt.tables.ShardedTable(table, mesh, "model", pages)
         for name, table in tables.items()
+        if CASES[name].by_pages
     }
 
     @jax.jit

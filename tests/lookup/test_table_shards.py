@@ -220,17 +220,6 @@ def test_rules_of_whole_rows_move_columns_with_a_warning():
     _assert_equal(got, wanted)
 
 
-def test_rows_of_a_quantized_table():
-    table, state = jax_tt.quantize(table_of("gradients")[1]["embedding"], bits=8)
-    mesh = mesh_of((2, 2), AxisType.Auto)
-    ids, _ = batch_of()
-    find = jax.jit(lambda state, ids: jax_tt.lookup(table, state, ids)[0])
-    shards = placed(table, state, mesh, ROW_SPEC)
-    batch = jax.device_put(ids, NamedSharding(mesh, P("data")))
-    assert largest_message(find.lower(shards, batch).compile()) < ROWS * WIDTH // 2
-    np.testing.assert_array_equal(find(shards, batch), find(state, ids))
-
-
 def test_a_layer_with_flax_partitioning():
     mesh = mesh_of((2, 2), AxisType.Auto)
     rule = jax_tt.optimizers.RowWiseAdagrad(0.5)

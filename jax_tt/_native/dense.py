@@ -29,7 +29,6 @@ from jax_tt._native.table_call import (
     TableCall,
     Types,
     UpdatePass,
-    on_shards,
 )
 from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.row_shard import step_on_shard
@@ -142,18 +141,15 @@ class Update(UpdatePass, DenseCall):
         return named
 
     @classmethod
-    def of_tables(
-        cls, calls: Sequence[Any], wide: ConcatLayout | None, args: Named, split: Split
+    def of_shards(
+        cls, shards: Sequence[Any], wide: ConcatLayout | None, args: Named, split: Split
     ) -> Named:
-        if not split.of:
-            return super().of_tables(calls, wide, args, split)
-        calls = on_shards(calls, split)
-        scales, seeds = (args[name].reshape(len(calls), 2) for name in ("scale", "seed"))
-        of_each = zip(calls, unflatten_tables(args, len(calls)), scales, seeds, strict=True)
+        scales, seeds = (args[name].reshape(len(shards), 2) for name in ("scale", "seed"))
+        of_each = zip(shards, unflatten_tables(args, len(shards)), scales, seeds, strict=True)
         stepped = (call.step_in_shard(own, *of, split.axes) for call, own, *of in of_each)
         scale, seed, finite = zip(*stepped, strict=True)
         args = {**args, "scale": jnp.concatenate(scale), "seed": jnp.concatenate(seed)}
-        found = super().of_tables(calls, wide, args, Split(split.axes))
+        found = super().of_shards(shards, wide, args, split)
         return {**found, "applied": found["applied"] * jnp.stack(finite)}
 
     def step_in_shard(

@@ -145,11 +145,21 @@ class TableCall(abc.ABC):
         return of_batch | self.table.row_attributes
 
     @classmethod
+    def of_shards(
+        cls, shards: Sequence[Any], wide: ConcatLayout | None, args: Named, split: Split
+    ) -> Named:
+        """`of_tables` for the calls of `on_shard`."""
+        return cls.of_tables(shards, wide, args, split)
+
+    @classmethod
     def of_tables(
         cls, calls: Sequence[Any], wide: ConcatLayout | None, args: Named, split: Split
     ) -> Named:
         """What one native call returns of all tables, for `over_blocks`: the operands and results as in `run`."""
-        calls = on_shards(calls, split)
+        if split.of:
+            of_each = zip(calls, unflatten_tables(split.of, len(calls)), strict=True)
+            shards = [call.on_shard(axes) for call, axes in of_each]
+            return cls.of_shards(shards, wide, args, Split(split.axes))
         axes, into = split.axes, wide if cls.op == "forward" else None
         given = unflatten_tables(args, len(calls))
         gathered, results, attributes = [], [], {}
@@ -186,14 +196,6 @@ class TableCall(abc.ABC):
             )
         ]
         return {name: found[name] for name in of_all} | flatten_tables(summed)
-
-
-def on_shards(calls: Sequence[TableCall], split: Split) -> Sequence[TableCall]:
-    """The calls, or those on the shards that this device has of their tables."""
-    if not split.of:
-        return calls
-    of_each = zip(calls, unflatten_tables(split.of, len(calls)), strict=True)
-    return [call.on_shard(axes) for call, axes in of_each]
 
 
 class ForwardPass(TableCall):

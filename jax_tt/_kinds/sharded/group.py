@@ -15,7 +15,7 @@ from jax_tt._kinds.sharded.forward import local_forward
 from jax_tt._kinds.sharded.programs import Local, over_devices
 from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._table.concat_layout import ConcatLayout
-from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients
+from jax_tt._table.groups import Call, Cotangents, Gradients
 from jax_tt._table.table import APPLIED
 
 
@@ -28,10 +28,9 @@ class ShardedGroup:
     unwraps: ClassVar[bool] = False
 
     def forward(self, calls: Sequence[Call], wide: ConcatLayout | None) -> tuple[Any, Any]:
-        local = Local(_forward, (tuple(call.use for call in calls),))
-        arrays = [(call.state, call.batch, ()) for call in calls]
-        specs = ([(*self._specs(call)[:2], ()) for call in calls],)
-        sums, residuals = self.on_devices(local, specs, self._batch)(arrays)
+        calls = [Call(call.use, call.state, call.batch, ()) for call in calls]
+        run = self.on_devices(Local(local_forward, ()), (self._specs(calls),), self._batch)
+        sums, residuals = run(calls)
         return (sums if wide is None else wide.joined(sums)), residuals
 
     def backward(
@@ -39,23 +38,25 @@ class ShardedGroup:
     ) -> list[Cotangents]:
         if wide is not None:
             gs = wide.separated(gs, [call.shape for call in calls])
-        local = Local(_backward, (tuple(call.use for call in calls),))
-        arrays = [(call.state, call.batch, call.values) for call in calls]
-        states = [self._specs(call) for call in calls]
+        calls = [Call(*call[:4]) for call in calls]
         results = [
             ({name: self._spec_of(call, name) for name in self._names(call, g)}, self._batch)
             for call, g in zip(calls, gs, strict=True)
         ]
-        run = self.on_devices(local, (states, self._batch, self._batch), results)
-        return run(arrays, residuals, list(gs))
+        specs = self._specs(calls), self._batch, self._batch
+        run = self.on_devices(Local(local_backward, ()), specs, results)
+        return run(calls, residuals, list(gs))
 
     @property
     def _batch(self) -> P:
         """The partition of arrays with one part per device."""
         return P(self.mesh.axis_names)
 
-    def _specs(self, call: Call) -> tuple[dict[str, P], P, P]:
-        return {name: self._spec_of(call, name) for name in call.state}, self._batch, P()
+    def _specs(self, calls: Sequence[Call]) -> list[Any]:
+        """The partitions of the arrays of calls."""
+        states = [{name: self._spec_of(call, name) for name in call.state} for call in calls]
+        pairs = zip(calls, states, strict=True)
+        return [Call(call.use, state, self._batch, P()) for call, state in pairs]
 
     def _spec_of(self, call: Call, name: str) -> P:
         return P(self.axes) if name in sharding_of(call).names else P()
@@ -75,15 +76,6 @@ class ShardedGroup:
         if inside_shard_map():
             return local
         return over_devices(local, self.mesh, specs, out)
-
-
-def _forward(uses: tuple[BoundTable, ...], arrays: Any) -> Any:
-    return local_forward([Call(use, *one) for use, one in zip(uses, arrays, strict=True)])
-
-
-def _backward(uses: tuple[BoundTable, ...], arrays: Any, residuals: Any, gs: Any) -> Any:
-    calls = [Call(use, *one) for use, one in zip(uses, arrays, strict=True)]
-    return local_backward(calls, residuals, gs)
 
 
 def inside_shard_map() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -77,8 +78,8 @@ def exchanged_steps(
     """
     everywhere = sharding_of(calls[0]).everywhere
     allowed = [wanted] * len(calls)
-    for table, flag in zip(tables, _allowed(tables, attempt, everywhere), strict=True):
-        allowed[table.number] &= flag
+    for number, flag in _allowed(tables, attempt, everywhere).items():
+        allowed[number] &= flag
     sent, bits = _sent(tables, attempt, everywhere)
     trained = [
         table._replace(allowed=allowed[table.number], sent=way)
@@ -206,28 +207,30 @@ def _sent(
 
 def _allowed(
     tables: Sequence[Trained], attempt: Attempt, everywhere: tuple[str, ...]
-) -> list[jax.Array]:
-    """Whether all devices allow the step of a table, so that they agree."""
+) -> dict[int, jax.Array]:
+    """Whether all devices allow the step of a table, by call, as far as one of them may not.
+
+    They agree before gradients travel: the first round is stepped before the last one arrives.
+    """
     flags = {}
-    for k, (number, call, grads, *_) in enumerate(tables):
-        update = call.use.table.update
-        ask = attempt.asks[number]
+    for number, call, grads, *_ in tables:
+        update, ask, own = call.use.table.update, attempt.asks[number], []
         if call.use.lookup.bounds == "error":
-            flags[k] = ~ask.refused[0]
+            own.append(~ask.refused[0])
         if update is not None and "allowed" in call.values:
-            flags[k] = flags.get(k, jnp.ones((), bool)) & (call.values["allowed"] != 0)
+            own.append(call.values["allowed"] != 0)
         if update is not None and update.skip_nonfinite:
             # Sums of this many finite gradients are then finite.
             wide = grads.astype(accumulator(grads.dtype))
             spread = isinstance(ask, Spread)
             largest = ask.largest(wide) if spread else jnp.max(jnp.abs(wide), initial=0)
-            finite = jnp.isfinite(largest * lax.axis_size(everywhere))
-            flags[k] = flags.get(k, jnp.ones((), bool)) & finite
+            own.append(jnp.isfinite(largest * lax.axis_size(everywhere)))
+        if own:
+            flags[number] = functools.reduce(jnp.logical_and, own)
     if not flags:
-        return [jnp.ones((), bool)] * len(tables)
+        return {}
     agreed = on_all_devices(jnp.stack(list(flags.values())), everywhere)
-    agreed = dict(zip(flags, agreed, strict=True))
-    return [agreed.get(k, jnp.ones((), bool)) for k in range(len(tables))]
+    return dict(zip(flags, agreed, strict=True))
 
 
 def _added(call: Call, state: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

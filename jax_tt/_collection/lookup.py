@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import get_abstract_mesh
 
 from jax_tt._base.arguments import mismatch, one_of, type_of
 from jax_tt._base.dtypes import accumulator
@@ -33,10 +34,12 @@ from jax_tt._jax.on_host import own_constants
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limit_of_sums, rearranged
 from jax_tt._lookup.offsets import nan_if
-from jax_tt._lookup.rule import checked_shard, choose_execution, pooled_sums, prepare_call
+from jax_tt._lookup.rule import choose_execution, pooled_sums, prepare_call
 from jax_tt._ops.lookups import options_of
+from jax_tt._table.check import check_state
 from jax_tt._table.groups import BoundTable
 from jax_tt._table.options import Lookup, StepInputs
+from jax_tt._table.row_shard import RowShard, row_shard
 
 LAYOUTS = ("features", *WIDE)
 
@@ -125,7 +128,12 @@ def embed(
     if STATISTICS in state:
         check_statistics("state", state, collection.tables)
     lookups = {name: lookup.replace(caller="lookup_features") for name, lookup in lookups.items()}
-    shards = {name: checked_shard(table, state[name]) for name, table in collection.tables.items()}
+    shards: dict[str, RowShard | None] = dict.fromkeys(collection.tables)
+    if get_abstract_mesh().manual_axes:
+        shards = {name: row_shard(table, state[name]) for name, table in collection.tables.items()}
+    for name, table in collection.tables.items():
+        shard = shards[name]
+        check_state(shard.table if shard else table, state[name])
     storages = {name: table.spec.storage(state[name]) for name, table in collection.tables.items()}
     tables = collection.for_batches
     uses = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.sharding import get_abstract_mesh
 
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.explicit import reshape_rows
@@ -14,8 +15,10 @@ from jax_tt._jax.on_host import own_constants
 from jax_tt._lookup.combine import batch_to_sum, combine
 from jax_tt._lookup.limit import limit_of_sums
 from jax_tt._lookup.offsets import nan_if, offsets_label, treatment_of
-from jax_tt._lookup.rule import checked_shard, choose_execution, pooled_sums, prepare_call
+from jax_tt._lookup.rule import choose_execution, pooled_sums, prepare_call
+from jax_tt._table.check import check_state
 from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs
+from jax_tt._table.row_shard import row_shard
 from jax_tt._table.state import State
 from jax_tt._table.table import Table
 
@@ -25,7 +28,8 @@ def lookup_rows(
 ) -> tuple[jax.Array, State]:
     """Rows of a table of any kind, one per id, and the state after the call; see `jax_tt.lookup`."""
     with own_constants():
-        shard = checked_shard(table, state)
+        shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
+        check_state(shard.table if shard else table, state)
         batch, shape = lookup_batch(table.ids, ids)
         call, state = prepare_call(
             choose_execution(table, state, lookup, shard), state, batch, inputs
@@ -41,7 +45,8 @@ def pooled_rows(
     """Pooled rows, one vector per bag, and the state after the call; see `jax_tt.lookup_bags`."""
     lookup = lookup.replace(caller="lookup_bags")
     with own_constants():
-        shard = checked_shard(table, state)
+        shard = row_shard(table, state) if get_abstract_mesh().manual_axes else None
+        check_state(shard.table if shard else table, state)
         storage = table.spec.storage(state)
         use = choose_execution(table, state, lookup, shard)
         batch, count = bag_batch(table.ids, bags, accumulator(storage))

@@ -32,11 +32,10 @@ from jax_tt._lookup.shared import Shared, shared_places
 from jax_tt._lookup.warn import tell_cut_ids, warn_out_of_range
 from jax_tt._table import groups
 from jax_tt._table.added import MissingRows, adds_rows, plus_added
-from jax_tt._table.check import check_state
 from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, NeededCotangents, StepInputs
-from jax_tt._table.row_shard import RowShard, batch_on_shard, row_shard, step_on_shard
+from jax_tt._table.row_shard import RowShard, batch_on_shard, step_on_shard
 from jax_tt._table.state import State
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table
@@ -44,13 +43,6 @@ from jax_tt.optimizers import ReadsScaled
 
 # In a state: the number of out-of-range ids so far, which calls increment.
 OUT_OF_RANGE = "out_of_range"
-
-
-def checked_shard(table: Table, state: State) -> RowShard | None:
-    """The shard of the table that a state has inside a ``shard_map``, or None; raises for a state of another table."""
-    shard = row_shard(table, state) if jax.sharding.get_abstract_mesh().manual_axes else None
-    check_state(shard.table if shard else table, state)
-    return shard
 
 
 def choose_execution(

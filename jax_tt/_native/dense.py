@@ -61,6 +61,7 @@ class DenseCall(TableCall):
 
     def on_shard(self, axes: Mapping[str, tuple[str, ...]]) -> Self:
         shard = copy.copy(self)
+        shard.communicates = True
         shard.rows_over, shard.columns_over = axes.get(ROWS, ()), axes.get(COLUMNS, ())
         shard.over = (*shard.rows_over, *shard.columns_over)
         if shard.rows_over:
@@ -71,12 +72,12 @@ class DenseCall(TableCall):
     @property
     def rows(self) -> int:
         """Rows of the table on this device."""
-        return self.table.num_embeddings // _size(self.rows_over)
+        return self.table.num_embeddings // math.prod(map(lax.axis_size, self.rows_over))
 
     @property
     def features(self) -> int:
         """Columns of the table on this device."""
-        return self.table.features // _size(self.columns_over)
+        return self.table.features // math.prod(map(lax.axis_size, self.columns_over))
 
     @classmethod
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int:
@@ -123,7 +124,7 @@ class Backward(BackwardPass, DenseCall):
     def takes_all(self, args: Named, axes: Any) -> bool:
         """Whether a shard takes the gradients of the whole batch: they are smaller than the gradient of the shard."""
         (size,) = (args[name].size for name in self.params)
-        return bool(axes and self.over) and args["g"].size * _size(axes) <= size
+        return bool(axes and self.over) and args["g"].size * lax.axis_size(axes) <= size
 
     def summed(self, found: Named, args: Named, axes: Any) -> Named:
         takes_all = self.takes_all(args, axes)
@@ -185,10 +186,6 @@ class Update(UpdatePass, DenseCall):
 def own_weights(found: Named, args: Named, axes: Any) -> Named:
     """The results for the whole batch with the gradients of the weights of this device."""
     return {**found, "dweights": own_shard(found["dweights"], args["ids"].shape[0], axes)}
-
-
-def _size(axes: tuple[str, ...]) -> int:
-    return lax.axis_size(axes) if axes else 1
 
 
 DENSE = Calls(Forward, Backward, Update)

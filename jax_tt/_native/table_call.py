@@ -67,6 +67,7 @@ class TableCall(abc.ABC):
         blocked_results: as in `over_blocks`.
         appended: arrays that follow each other, of all tables, in one array each, before all other operands.
         appended_results: names of results that do so.
+        communicates: whether devices exchange operands or results, by `gathered` and `summed`.
         over: the mesh axes that the table is sharded over, if this is the call on a shard.
         of_shard: the attributes that differ from those of the call on the whole table.
     """
@@ -77,6 +78,7 @@ class TableCall(abc.ABC):
     most_arrays: ClassVar[int]
     blocked_results: ClassVar[tuple[str, ...]]
     appended_results: ClassVar[tuple[str, ...]] = ()
+    communicates: bool = True
     over: tuple[str, ...] = ()
     of_shard: Mapping[str, Any] = MappingProxyType({})
 
@@ -164,7 +166,7 @@ class TableCall(abc.ABC):
         given = unflatten_tables(args, len(calls))
         gathered, results, attributes = [], [], {}
         for k, call in enumerate(calls):
-            gathered.append(call.gathered(given[k], axes))
+            gathered.append(call.gathered(given[k], axes) if call.communicates else given[k])
             results.append(dict(call.results(gathered[k])) if into is None else {})
             attributes[str(k)] = call.attributes(axes or call.over) | call.of_shard
         columns: list[int] = []
@@ -189,6 +191,8 @@ class TableCall(abc.ABC):
             workspace,
             attributes | {"caller": calls[0].caller},
         )
+        if not any(call.communicates for call in calls):
+            return found
         summed = [
             call.summed(own, given[k], axes)
             for k, (call, own) in enumerate(
@@ -202,6 +206,7 @@ class ForwardPass(TableCall):
     """A forward pass, which returns sums ``[S, nb, D]`` and residuals."""
 
     op = "forward"
+    communicates = False
 
     @staticmethod
     def in_jax(call: Call) -> jax.Array:

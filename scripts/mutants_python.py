@@ -598,12 +598,6 @@ PYTHON = (
         "{name: fresh[name] for name in SCALARS if name in fresh}",
     ),
     Mutant(
-        "a shard may skip gradients that are not finite by itself",
-        "jax_tt/_table/row_shard.py",
-        "if table.update is not None and table.update.skip_nonfinite:",
-        "if table.update is None and shards < 0:",
-    ),
-    Mutant(
         "narrow replicas at different places are accepted",
         "jax_tt/_table/sharding.py",
         "if narrow and not layout.same_places:",
@@ -672,8 +666,8 @@ PYTHON = (
     Mutant(
         "sums of shards are averaged",
         "jax_tt/_lookup/rule.py",
-        "jax.lax.psum(x, call.use.shard.axes) if call.use.shard else x",
-        "jax.lax.pmean(x, call.use.shard.axes) if call.use.shard else x",
+        "jax.lax.psum(sums[k], call.use.shard.axes)",
+        "jax.lax.pmean(sums[k], call.use.shard.axes)",
     ),
     Mutant(
         "gradients of rows by axis_name are not summed",
@@ -720,8 +714,20 @@ PYTHON = (
     Mutant(
         "every shard rounds by the same random numbers",
         "jax_tt/_table/row_shard.py",
-        "seed.at[0].set(seed[0] ^ number.astype(seed.dtype))",
-        "seed.at[0].set(seed[0] ^ (0 * number).astype(seed.dtype))",
+        "seed.at[0].set(seed[0] ^ number)",
+        "seed.at[0].set(seed[0] ^ (0 * number))",
+    ),
+    Mutant(
+        "one shard steps although another has no finite gradient",
+        "jax_tt/_table/row_shard.py",
+        "on_all_devices(jnp.isfinite(largest * positions), (*of_batch, *axes))",
+        "jnp.isfinite(largest * positions)",
+    ),
+    Mutant(
+        "quantized rows of other devices are added to zeros",
+        "jax_tt/_jax/rounding.py",
+        "if not jnp.issubdtype(array.dtype, jnp.floating):",
+        "if array.dtype != jnp.float64:",
     ),
     Mutant(
         "a table may be used twice in one loss",
@@ -774,8 +780,8 @@ PYTHON = (
     Mutant(
         "fused steps see the batch of one device",
         "jax_tt/_native/dense.py",
-        'gathered = {name: all_shards(args[name], axes) for name in self.blocked if name != "out"}',
-        'gathered = {name: args[name] for name in self.blocked if name != "out"}',
+        'own = {name: all_shards(args[name], axes) for name in self.blocked if name != "out"}',
+        'own = {name: args[name] for name in self.blocked if name != "out"}',
     ),
     Mutant(
         "forward sums of divided rows are those of one device",
@@ -786,20 +792,8 @@ PYTHON = (
     Mutant(
         "gradients of weights are those of one shard",
         "jax_tt/_native/dense.py",
-        'found = {**found, "dweights": lax.psum(dweights, self.over)}',
-        "pass",
-    ),
-    Mutant(
-        "shards of rows round by the same random numbers",
-        "jax_tt/_native/dense.py",
-        "seed[0] ^ lax.axis_index(self.over).astype(seed.dtype)",
-        "seed[0] ^ jnp.zeros_like(seed[0])",
-    ),
-    Mutant(
-        "one shard steps although another has no finite gradient",
-        "jax_tt/_native/dense.py",
-        "self._finite(args, scale[0]).astype(jnp.float32), (*axes, *self.columns_over)",
-        "jnp.ones((), jnp.float32), (*axes, *self.columns_over)",
+        'return {**found, "dweights": lax.psum(found["dweights"], self.over)}',
+        "return found",
     ),
     Mutant(
         "native operations do not see marks of padding",
@@ -857,7 +851,7 @@ PYTHON = (
     ),
     Mutant(
         "sharded arrays are accepted where they give wrong results",
-        "jax_tt/_native/unsharded.py",
+        "jax_tt/_native/partition.py",
         "if sharding is not None and not sharding.is_fully_replicated:",
         "if sharding is not None and sharding.num_devices < 1:",
     ),
@@ -930,7 +924,7 @@ PYTHON = (
     Mutant(
         "a step is taken on devices without bad gradients",
         "jax_tt/_kinds/sharded/steps.py",
-        "agreed = lax.pmin(jnp.stack(list(flags.values())).astype(jnp.int32), everywhere) > 0",
+        "agreed = on_all_devices(jnp.stack(list(flags.values())), everywhere)",
         "agreed = jnp.stack(list(flags.values()))",
     ),
     Mutant(

@@ -36,8 +36,8 @@ def test_traced_steps_walk_no_further():
     """What tracing a step enters: files, calls from one folder to another, and the depth of calls."""
     for name, files, rooms, levels in (
         ("EmbedBag", 35, 80, 18),
-        ("collection of three", 41, 299, 18),
-        ("inserting hash table", 57, 299, 38),
+        ("collection of three", 41, 205, 18),
+        ("inserting hash table", 56, 266, 38),
     ):
         step, args = walk.steps()[name]
         found = walk.walk(step, *args)

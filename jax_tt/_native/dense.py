@@ -104,7 +104,7 @@ class DenseCall(TableCall):
         return {**found, "dweights": lax.psum(found["dweights"], self.over)}
 
 
-class Forward(ForwardPass, DenseCall):
+class DenseForward(ForwardPass, DenseCall):
     blocked_results = ("out",)
 
     def results(self, args: Named) -> Types:
@@ -115,7 +115,7 @@ class Forward(ForwardPass, DenseCall):
         return {"out": lax.psum(found["out"], self.rows_over)} if self.rows_over else found
 
 
-class Backward(BackwardPass, DenseCall):
+class DenseBackward(BackwardPass, DenseCall):
     def gathered(self, args: Named, axes: Any) -> Named:
         if self.takes_all(args, axes):
             args = {**args, **{name: all_shards(args[name], axes) for name in self.blocked}}
@@ -132,7 +132,7 @@ class Backward(BackwardPass, DenseCall):
         return own_weights(found, args, axes) if takes_all else found
 
 
-class Update(UpdatePass, DenseCall):
+class DenseUpdate(UpdatePass, DenseCall):
     def dimensions(self) -> dict[str, Dimensions]:
         named = super().dimensions()
         (name,) = self.params
@@ -188,4 +188,4 @@ def own_weights(found: Named, args: Named, axes: Any) -> Named:
     return {**found, "dweights": own_shard(found["dweights"], args["ids"].shape[0], axes)}
 
 
-DENSE = Calls(Forward, Backward, Update)
+DENSE = Calls(DenseForward, DenseBackward, DenseUpdate)

@@ -21,8 +21,8 @@ from jax_tt._ids.split_ids import SplitIds
 from jax_tt._lookup.best_rows import Queries, best_rows, in_order
 from jax_tt._native import hash_backend
 from jax_tt._native.hash import Fresh, Search
+from jax_tt._native.partition import check_unsharded
 from jax_tt._native.rows import RowTable
-from jax_tt._native.unsharded import check_unsharded
 from jax_tt._sets.admission import Admission, AdmitAfter, as_admission
 from jax_tt._sets.batch_clock import KEPT
 from jax_tt._sets.hash_directory import (

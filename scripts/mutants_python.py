@@ -2376,7 +2376,7 @@ PYTHON = (
     Mutant(
         "frozen tables are stepped",
         "jax_tt/_lookup/rule.py",
-        "names = frozenset() if table.update.frozen else names",
+        "names = frozenset() if update.frozen else names",
         "pass",
     ),
     Mutant(

@@ -37,7 +37,7 @@ def test_traced_steps_walk_no_further():
     for name, files, rooms, levels in (
         ("EmbedBag", 35, 80, 18),
         ("collection of three", 41, 205, 18),
-        ("inserting hash table", 56, 266, 38),
+        ("inserting hash table", 56, 259, 35),
     ):
         step, args = walk.steps()[name]
         found = walk.walk(step, *args)

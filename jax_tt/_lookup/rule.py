@@ -31,7 +31,7 @@ from jax_tt._lookup.one_loss import check_first_use, note_next_values
 from jax_tt._lookup.shared import Shared, shared_places
 from jax_tt._lookup.warn import tell_cut_ids, warn_out_of_range
 from jax_tt._table import groups
-from jax_tt._table.added import MissingRows, adds_rows, plus_added
+from jax_tt._table.added import MissingRows, added_rows, adds_rows, plus_added
 from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, NeededCotangents, StepInputs
@@ -68,6 +68,7 @@ def prepare_call(
     no ids.
     """
     table, lookup, execution, shard = use.table, use.lookup, use.execution, use.shard
+    update = table.update
     if table.ids.takes_keys:
         # Keys without a row are out of range of the prepared batch, and are not in its sums.
         lookup = lookup.replace(bounds="zero")
@@ -94,21 +95,21 @@ def prepare_call(
         warn_out_of_range(table, batch)
         lookup = lookup.replace(bounds="zero")
     values, limit = step_values(table, state, inputs), None
-    if refused is not None and table.update is not None:
+    if refused is not None and update is not None:
         values = stepped_unless(refused, state["step"], values, lookup.axis_name)
-    if table.update is not None and table.update.max_gradient is not None:
-        limit = limit_of(table.update, inputs.grad_scale, table.spec.storage(state))
+    if update is not None and update.max_gradient is not None:
+        limit = limit_of(update, inputs.grad_scale, table.spec.storage(state))
     if shard is not None:
         whole_table, table = table, shard.table
         shard, batch = batch_on_shard(shard, whole_table, batch, lookup.bounds)
     trained: Any = {name: state[name] for name in table.spec.trained_names}
     rest = {name: state[name] for name in table.spec.constant_names}
-    axes = varying_axes(batch) if table.update else varying_axes(trained, rest, batch)
+    axes = varying_axes(batch) if update else varying_axes(trained, rest, batch)
     batch, rest = vary_over((batch, rest), axes)
-    if table.update is None and axes:
+    if update is None and axes:
         # Replicated parameters with a sharded batch: the transpose of pcast sums their gradients.
         trained = vary_over(trained, axes)
-    elif table.update is None and lookup.axis_name is not None:
+    elif update is None and lookup.axis_name is not None:
         trained = sum_gradients(trained, lookup.axis_name)
     return Call(
         BoundTable(table, lookup, execution, shard),
@@ -186,12 +187,13 @@ def _sums_with_added(
 
 
 def _sums_of_added(added: Sequence[MissingRows]) -> tuple[jax.Array, ...]:
-    return pooled_sums([_call_of(lookup) for lookup in added])
+    return pooled_sums(list(map(_call_of, added)))
 
 
 def _call_of(added: MissingRows) -> Call:
     """The lookup itself."""
-    table, rows, batch = added.rows()
+    batches = added.given, added.prepared
+    table, rows, batch = added_rows(added.table, added.state, *batches, added.lookup, added.storage)
     rows, batch = vary_over((rows, batch), varying_axes(rows, batch))
     use = choose_execution(table, rows, added.lookup)
     return Call(use, jax.lax.stop_gradient(rows), batch, ())
@@ -299,8 +301,8 @@ def _scaled_reads(calls: Sequence[Call]) -> tuple[list[Call], list[jax.Array | N
     reading = list(calls)
     scales: list[jax.Array | None] = [None] * len(calls)
     for k, call in enumerate(calls):
-        table, batch = call.use.table, call.batch
-        optimizer = None if table.update is None else table.update.optimizer
+        table, update, batch = call.use.table, call.use.table.update, call.batch
+        optimizer = None if update is None else update.optimizer
         if not isinstance(optimizer, ReadsScaled) or not call.use.lookup.train:
             continue
         ((ids,), _), (slots,) = digits_in_range(table.ids, batch), table.spec.slots(call.state)
@@ -327,11 +329,11 @@ def _asking(calls: Sequence[Call], wanted: Sequence[NeededCotangents]) -> list[C
 
 def _wanted(call: Call, scalars: Mapping[str, Any]) -> NeededCotangents:
     """The cotangents that the loss needs, from the marks of custom_vjp in place of the arrays."""
-    table, weights = call.use.table, call.batch.weights
+    table, update, weights = call.use.table, call.use.table.update, call.batch.weights
     names = frozenset(name for name in table.spec.trained_names if call.state[name].perturbed)
-    if table.update is not None:
+    if update is not None:
         _check_whole(table, names)
-        names = frozenset() if table.update.frozen else names
+        names = frozenset() if update.frozen else names
     if names:
         _check_scalars(table, scalars)
     return NeededCotangents(names, weights is not None and weights.perturbed)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_tt._ids.batch import Batch
@@ -23,6 +24,7 @@ from jax_tt._table.wrapper import Wrapper, delegate
 
 # Bytes of rows that are made together.
 _PART_BYTES = 8 << 20
+_NO = np.False_
 
 
 @functools.singledispatch
@@ -87,11 +89,6 @@ class MissingRows:
         """Whether there is anything to look up."""
         return jnp.any(outside(self.table.ids, self.prepared))
 
-    def rows(self) -> tuple[Table, State, Batch]:
-        return added_rows(
-            self.table, self.state, self.given, self.prepared, self.lookup, self.storage
-        )
-
 
 def plus_added(
     sums_of: Callable[[list[MissingRows]], tuple[jax.Array, ...]],
@@ -109,14 +106,17 @@ def plus_added(
 
     @jax.custom_jvp
     def run(found: Any, lookups: list[MissingRows]) -> Any:
-        def more(found: Any) -> Any:
+        def more(held: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            _, found = held
             sums = dict(zip(places, _sums_in_parts(sums_of, lookups), strict=True))
             if wide is None:
-                return tuple(x + sums[k] if k in sums else x for k, x in enumerate(found))
-            nothing = [jnp.zeros(shape, found.dtype) for shape in shapes]
-            return found + wide.joined([sums.get(k, x) for k, x in enumerate(nothing)])
+                after: Any = tuple(x + sums[k] if k in sums else x for k, x in enumerate(found))
+            else:
+                nothing = [jnp.zeros(shape, found.dtype) for shape in shapes]
+                after = found + wide.joined([sums.get(k, x) for k, x in enumerate(nothing)])
+            return _NO, after
 
-        return _changed_if(_any(lookups), more, found)
+        return _once_if(_any(lookups), more, found)
 
     # The rows are constants, and there are no weights.
     run.defjvp(lambda primals, tangents: (run(*primals), tangents[0]))
@@ -141,7 +141,7 @@ def _sums_in_parts(
     for part in parts:
         like = jax.eval_shape(sums_of, part)
         nothing = tuple(jnp.zeros(x.shape, x.dtype) for x in like)
-        sums += _changed_if(_any(part), lambda _, part=part: sums_of(part), nothing)
+        sums += _once_if(_any(part), lambda _, part=part: (_NO, sums_of(part)), nothing)
     return sums
 
 
@@ -149,9 +149,6 @@ def _any(added: list[MissingRows]) -> jax.Array:
     return functools.reduce(jnp.logical_or, [one.any() for one in added])
 
 
-def _changed_if(wanted: jax.Array, change: Callable[[Any], Any], value: Any) -> Any:
-    """``change(value)`` or ``value``. A loop, since the result of a condition would be a copy."""
-    first = jnp.asarray(wanted), value
-    return lax.while_loop(
-        lambda now: now[0], lambda now: (jnp.zeros((), bool), change(now[1])), first
-    )[1]
+def _once_if(wanted: jax.Array, change: Callable[[Any], Any], value: Any) -> Any:
+    """``value``, or what ``change`` makes of this pair and False. A loop, since a condition would copy its result."""
+    return lax.while_loop(lambda now: now[0], change, (jnp.asarray(wanted), value))[1]

@@ -106,7 +106,7 @@ def plus_added(
 
     @jax.custom_jvp
     def run(found: Any, lookups: list[MissingRows]) -> Any:
-        def more(held: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        def more(held: tuple[jax.Array, Any]) -> tuple[Any, Any]:
             _, found = held
             sums = dict(zip(places, _sums_in_parts(sums_of, lookups), strict=True))
             if wide is None:

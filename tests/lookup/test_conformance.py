@@ -296,6 +296,7 @@ def test_float64_is_refused(method, x64):
             run(method)
 
 
+@pytest.mark.slow(but="native")
 def test_every_way_to_run_on_shards_of_a_table(method):
     """`table_shards_run` has 8 devices."""
     if on_gpu():

@@ -48,7 +48,7 @@ class ShardedGroup:
         return run(calls, residuals, list(gs))
 
     @property
-    def _batch(self) -> P:
+    def _batch(self) -> Any:
         """The partition of arrays with one part per device."""
         return P(self.mesh.axis_names)
 

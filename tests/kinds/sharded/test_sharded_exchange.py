@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Lookup, Placement, optimizers
+from jax_tt._base import reports
 from jax_tt._ids.placement import paged
 from jax_tt._kinds.sharded.move import rows_of
 from jax_tt.planning import Exchange
@@ -261,17 +262,25 @@ def test_an_empty_batch_of_one_device_inside_of_a_shard_map(mesh):
     assert jax.jit(run)(state, jnp.zeros((8, 3), jnp.int32)).shape == (0, 4)
 
 
-def test_warnings_name_the_first_id_out_of_range(mesh):
+@pytest.mark.parametrize("inside", [False, True], ids=["jit", "shard_map"])
+def test_warnings_name_the_first_id_out_of_range(mesh, inside):
     plain = jax_tt.dense_table(ROWS, 4, name="item")
     table = ShardedTable(plain, mesh, "model", Placement.hashed())
     state = jax.jit(table.init)(jax.random.key(0))
     ids = jnp.arange(16).reshape(8, 2).at[5, 0].set(77).at[6, 1].set(-5)
 
-    @jax.jit
     def lookup(state, ids):
         return jax_tt.lookup_bags(table, state, ids, bounds="warn")[0]
 
-    with pytest.warns(jax_tt.OutOfRangeWarning, match="id 77"):
+    if inside:
+        specs = {"embedding": P("model"), "page_table": P()}, P("model")
+        lookup = jax.shard_map(
+            lookup, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False
+        )
+    lookup = jax.jit(lookup)
+    reports.forget()
+    # Inside, each device tells the first one of its part.
+    with pytest.warns(jax_tt.OutOfRangeWarning, match="id (77|-5)" if inside else "id 77"):
         jax.block_until_ready(lookup(state, ids))
         jax.effects_barrier()
     assert "all-gather" not in lookup.lower(state, ids).compile().as_text()

@@ -415,9 +415,10 @@ def test_ids_out_of_range_spoil_their_bags_and_stop_the_step(mesh):
 
 
 @full
-def test_sums_travel_inside_of_a_shard_map(mesh):
+@pytest.mark.parametrize("exchange", [Exchange(pooled="rows"), SUMS], ids=["rows", "sums"])
+def test_calls_inside_of_a_shard_map_equal_those_on_one_device(mesh, exchange):
     plain = jax_tt.dense_table(ROWS, WIDTH)
-    table = ShardedTable(plain, mesh, "model", Placement.hashed(), SUMS)
+    table = ShardedTable(plain, mesh, "model", Placement.hashed(), exchange)
     state = jax.jit(plain.init)(jax.random.key(0))
     ids = jnp.asarray(np.random.default_rng(0).integers(0, ROWS, (BAGS, LENGTH)))
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Placement
@@ -164,19 +163,6 @@ def test_one_table_equals_that_of_one_device(rule, placement):
     found = jax.jit(table.by_row)({**own, **found})
     for name in gradients:
         np.testing.assert_allclose(found[name], gradients[name], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_calls_inside_of_a_shard_map_equal_those_outside(mesh):
-    table = ShardedTable(jax_tt.dense_table(100, 4), mesh, "model", Placement.hashed())
-    state, ids = jax.jit(table.init)(jax.random.key(0)), jnp.arange(24).reshape(8, 3)
-
-    def lookup(state, ids):
-        return jax_tt.lookup_bags(table, state, ids)[0]
-
-    specs = {"embedding": P("model"), "page_table": P()}, P(("data", "model"))
-    inside = jax.shard_map(lookup, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False)
-    np.testing.assert_array_equal(jax.jit(inside)(state, ids), jax.jit(lookup)(state, ids))
 
 
 def test_pages_of_large_embedding():

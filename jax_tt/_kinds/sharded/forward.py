@@ -199,13 +199,9 @@ def _answers(
 
     def of_other_round(k: jax.Array, carry: Any) -> Any:
         found, _, read, _ = _answers_of_round(k, calls, asks, ways, missing)
-        rows = []
-        for number, (table, more) in enumerate(zip(carry[0], found, strict=True)):
-            messages, place = ways[number]
-            sent = messages.sent(k, devices)
-            at = place.at[sent].get(mode="fill", fill_value=table.shape[0])
-            rows.append(table.at[at].set(more, mode="drop"))
-        return rows, read
+        pairs = enumerate(zip(carry[0], found, strict=True))
+        held = [(*ways[number], *pair) for number, pair in pairs]
+        return [one.with_round(*rows, kept, k, devices) for one, kept, *rows in held], read
 
     values, asked, read, fits = _answers_of_round(0, calls, asks, ways, missing)
     values, read = other_rounds(of_other_round, bits, (values, read))

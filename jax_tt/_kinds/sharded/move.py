@@ -170,10 +170,8 @@ def _fetched(
     answers = functools.partial(_answers, list(arrays.values()), different.route, messages, axes)
 
     def other(k: jax.Array, held: Sequence[jax.Array]) -> list[jax.Array]:
-        number = messages.sent(k, layout.devices)
-        at = kept.at[number].get(mode="fill", fill_value=held[0].shape[0])
         pairs = zip(held, answers(k), strict=True)
-        return [table.at[at].set(more, mode="drop") for table, more in pairs]
+        return [messages.with_round(*pair, kept, k, layout.devices) for pair in pairs]
 
     held = other_rounds(other, bits, answers(0))
     at = kept[different.places]

@@ -77,27 +77,24 @@ def positions_of(call: Call) -> Positions:
     read = here & ok if bounds in (*IGNORED, "error") else here
     pages = _paged(sharding.layout, jnp.where(read, rows, jnp.zeros_like(rows)))
     refused = jnp.any(here & ~ok) if bounds == "error" else jnp.zeros((), bool)
-    return _placed(sharding, call.state[PAGES], pages, (read, here, refused))
+    read = read.reshape(-1)
+    return Positions(_route(sharding, call.state[PAGES], pages, read), pages, read, here, refused)
 
 
 def _positions_of_keys(
     sharding: Sharding, page_table: jax.Array, keys: jax.Array, here: jax.Array
 ) -> Positions:
     first, rest = words_of(keys)
-    pages = Paged(owners_of(first, rest, sharding.layout.devices), first, rest)
-    return _placed(sharding, page_table, pages, (here, here, jnp.zeros((), bool)))
+    pages, read = (
+        Paged(owners_of(first, rest, sharding.layout.devices), first, rest),
+        here.reshape(-1),
+    )
+    route = _route(sharding, page_table, pages, read)
+    return Positions(route, pages, read, here, jnp.zeros((), bool))
 
 
-def _placed(
-    sharding: Sharding,
-    page_table: jax.Array,
-    pages: Paged,
-    flags: tuple[jax.Array, jax.Array, jax.Array],
-) -> Positions:
-    layout = sharding.layout
-    read, here, refused = flags
-    read = read.reshape(-1)
-    places = page_table[pages.page]
+def _route(sharding: Sharding, page_table: jax.Array, pages: Paged, read: jax.Array) -> Route:
+    layout, places = sharding.layout, page_table[pages.page]
     if layout.replicas == 1:
         place = places[:, 0]
     else:
@@ -105,12 +102,11 @@ def _placed(
         count = jnp.sum(places >= 0, axis=1, dtype=jnp.int32)
         turn = lax.axis_index(sharding.axes).astype(jnp.int32) % count
         place = jnp.take_along_axis(places, turn[:, None], axis=1)[:, 0]
-    route = Route(
+    return Route(
         jnp.where(read, place // layout.pool, layout.devices),
         place % layout.pool * layout.page_size + pages.row,
         pages.rest,
     )
-    return Positions(route, pages, read, here, refused)
 
 
 def _distinct(sharding: Sharding, positions: Positions, method: str) -> RowRequests:

@@ -75,6 +75,13 @@ class Messages:
         none = jnp.full(total, count, jnp.int32)
         return none.at[place].set(lax.iota(jnp.int32, count), mode="drop", unique_indices=True)
 
+    def with_round(
+        self, held: jax.Array, more: jax.Array, kept: jax.Array, k: Any, devices: int
+    ) -> jax.Array:
+        """The rows that are ``held`` where they are ``kept``, with those that have arrived in round ``k``."""
+        at = kept.at[self.sent(k, devices)].get(mode="fill", fill_value=held.shape[0])
+        return held.at[at].set(more, mode="drop")
+
 
 class DistinctRows(NamedTuple):
     """The route to the different rows among n requests.

@@ -199,9 +199,11 @@ def _answers(
 
     def of_other_round(k: jax.Array, carry: Any) -> Any:
         found, _, read, _ = _answers_of_round(k, calls, asks, ways, missing)
-        pairs = enumerate(zip(carry[0], found, strict=True))
-        held = [(*ways[number], *pair) for number, pair in pairs]
-        return [one.with_round(*rows, kept, k, devices) for one, kept, *rows in held], read
+        rows = []
+        for number, pair in enumerate(zip(carry[0], found, strict=True)):
+            messages, kept = ways[number]
+            rows.append(messages.with_round(*pair, kept, k, devices))
+        return rows, read
 
     values, asked, read, fits = _answers_of_round(0, calls, asks, ways, missing)
     values, read = other_rounds(of_other_round, bits, (values, read))

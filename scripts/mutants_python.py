@@ -150,26 +150,26 @@ PYTHON = (
     Mutant(
         "corrections of rows by Adam are exchanged",
         "jax_tt/optimizers/adam.py",
-        "for log in rest[1:]]",
-        "for log in rest[:0:-1]]",
+        'f"correction{k}": -jnp.expm1(count',
+        'f"correction{3 - k}": -jnp.expm1(count',
     ),
     Mutant(
         "the counts of rows of Adam stay as they are",
         "jax_tt/optimizers/adam.py",
-        "one_more(slots[2].astype(rows.dtype))",
-        "jnp.maximum(slots[2].astype(rows.dtype), 1)",
+        "*map(one_more, slots[2:])",
+        "*(jnp.maximum(count, 1) for count in slots[2:])",
     ),
     Mutant(
         "decoupled decay of Adam without the learning rate",
         "jax_tt/optimizers/adam.py",
-        "rows - lr * (step + rest[0] * rows), new",
-        "rows - lr * step - rest[0] * rows, new",
+        'rows - lr * (step + hyper["weight_decay"] * rows), new',
+        'rows - lr * step - hyper["weight_decay"] * rows, new',
     ),
     Mutant(
         "decay of row-wise Adagrad takes the other mode",
         "jax_tt/optimizers/adagrad.py",
-        '(decay, 0.0) if self.weight_decay_mode == "l2"',
-        '(decay, 0.0) if self.weight_decay_mode != "l2"',
+        'decay if mode == "l2" else zero',
+        'decay if mode != "l2" else zero',
     ),
     Mutant(
         "Adagrad without decay of its sum does not add squares",
@@ -180,14 +180,14 @@ PYTHON = (
     Mutant(
         "decay of all rows is late by one step",
         "jax_tt/optimizers/counted_adagrad.py",
-        "interval(slots[1], now) - 1",
-        "interval(slots[1], now)",
+        "interval(last, now) - 1",
+        "interval(last, now)",
     ),
     Mutant(
         "a count at the threshold of tails is adjusted",
         "jax_tt/optimizers/counted_adagrad.py",
-        "count > tail, rate",
-        "count >= tail, rate",
+        'count > hyper["tail"], rate',
+        'count >= hyper["tail"], rate',
     ),
     Mutant(
         "FTRL moves its linear term at a rate of zero",
@@ -198,7 +198,7 @@ PYTHON = (
     Mutant(
         "shrinkage of RMSProp has no bound",
         "jax_tt/optimizers/rowwise_rmsprop.py",
-        "jnp.maximum(low, 1 - shrink)[:, None]",
+        'jnp.maximum(hyper["min_shrinkage"], 1 - shrink)[:, None]',
         "(1 - shrink)[:, None]",
     ),
     Mutant(
@@ -210,7 +210,7 @@ PYTHON = (
     Mutant(
         "momentum of LARS is forgotten",
         "jax_tt/optimizers/sgd.py",
-        "momentum * slots[0].astype(rows.dtype) + rate",
+        'hyper["momentum"] * slots[0] + rate',
         "rate",
     ),
     Mutant(
@@ -553,7 +553,7 @@ PYTHON = (
         "hyper-parameters of float64 tables are rounded",
         "jax_tt/_table/step_values.py",
         "rule.hyperparameters(step.astype(accum))",
-        "rule.hyperparameters(step).astype(accum)",
+        "{k: v.astype(accum) for k, v in rule.hyperparameters(step).items()}",
     ),
     Mutant(
         "weights of ids that read no row are multiplied",
@@ -563,9 +563,9 @@ PYTHON = (
     ),
     Mutant(
         "a class with the native rule of another one runs it",
-        "jax_tt/_native/operands.py",
-        "if given.update_rows is not owner.update_rows:",
-        "if given.update_rows is None:",
+        "jax_tt/optimizers/native.py",
+        "type(optimizer).update_rows is not owner.update_rows:",
+        "type(optimizer).update_rows is None:",
     ),
     Mutant(
         "stochastic rounding draws the same at every step",

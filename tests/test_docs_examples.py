@@ -119,7 +119,7 @@ def docstrings() -> dict[str, list[doctest.DocTest]]:
 
 
 # Examples of what only installations with native operations have.
-NATIVE = {"jax_tt._base.installed.get_include", "jax_tt.optimizers.registered.register"}
+NATIVE = {"jax_tt._base.installed.get_include", "jax_tt.optimizers.native.register"}
 EXAMPLES = docstrings()
 
 

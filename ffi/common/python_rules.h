@@ -17,9 +17,8 @@
 
 namespace jax_tt {
 
-// Adds the rule of a capsule; returns its name and its numbers of hyper-parameters and of slots per element and per
-// row.  `version` of jax_tt, for errors.
-inline nanobind::tuple AddRuleOf(nanobind::object capsule, const std::string& version) {
+// Adds the rule of a capsule; returns its name.  `version` of jax_tt, for errors.
+inline nanobind::object AddRuleOf(nanobind::object capsule, const std::string& version) {
   if (!PyCapsule_IsValid(capsule.ptr(), kRuleCapsule))
     throw std::invalid_argument("rule: expected a capsule of the name '" + std::string(kRuleCapsule) +
                                 "' with the address of a jax_tt::ExportedRule");
@@ -31,23 +30,34 @@ inline nanobind::tuple AddRuleOf(nanobind::object capsule, const std::string& ve
   if (rule.name == nullptr || *rule.name == '\0')
     throw std::invalid_argument("rule: it has no name; give jax_tt::ExportRule one, such as 'my_package.lion'");
   const OptimizerTraits& traits = rule.traits;
-  if (traits.hyperparameters < 0 || traits.element_slots < 0 || traits.element_slots > kMaxElementSlots ||
-      traits.row_slots < 0 || traits.slots() > kMaxSlots)
+  if (traits.names == nullptr || traits.hyperparameters != CountNames(traits.names))
     throw std::invalid_argument("rule: '" + std::string(rule.name) + "' has " + std::to_string(traits.hyperparameters) +
-                                " hyper-parameters, " + std::to_string(traits.element_slots) +
+                                " hyper-parameters and other names; declare them with JAX_TT_HYPERPARAMETERS");
+  if (traits.element_slots < 0 || traits.element_slots > kMaxElementSlots || traits.row_slots < 0 ||
+      traits.slots() > kMaxSlots)
+    throw std::invalid_argument("rule: '" + std::string(rule.name) + "' has " + std::to_string(traits.element_slots) +
                                 " slots per element and " + std::to_string(traits.row_slots) +
                                 " per row; expected none or more, at most " + std::to_string(kMaxElementSlots) +
-                                " slots per element and " + std::to_string(kMaxSlots) + " in all");
+                                " per element and " + std::to_string(kMaxSlots) + " in all");
   if (rule.update_float == nullptr || rule.update_double == nullptr)
     throw std::invalid_argument("rule: '" + std::string(rule.name) +
                                 "' has no step for float or for double; make it with jax_tt::ExportRule");
-  const auto name = nanobind::steal(PyUnicode_FromString(rule.name));
+  auto name = nanobind::steal(PyUnicode_FromString(rule.name));
   if (!name.is_valid()) {
     PyErr_Clear();
     throw std::invalid_argument("rule: its name is not UTF-8");
   }
   if (const Status status = AddRule(rule); !status.ok()) throw std::invalid_argument(status.message);
-  return nanobind::make_tuple(name, traits.hyperparameters, traits.element_slots, traits.row_slots);
+  return name;
+}
+
+// The names of the hyper-parameters of a rule in their order, and its numbers of slots per element and per row; None
+// if there is none of this name.
+inline nanobind::object RuleOfName(const std::string& name) {
+  int kind;
+  if (!FindRule(name, &kind).ok()) return nanobind::none();
+  const OptimizerTraits traits = RuleTraits(kind);
+  return nanobind::make_tuple(nanobind::str(traits.names).attr("split")(", "), traits.element_slots, traits.row_slots);
 }
 
 // The names of a list, in its order.
@@ -76,8 +86,10 @@ inline nanobind::dict Lists() {
 // What Python must know of the rules and of the lists of a module.
 inline void AddNames(nanobind::module_& m) {
   m.def("add_rule", &AddRuleOf, nanobind::arg("rule").none(), nanobind::arg("version"),
-        "Adds a rule of an extension; returns its name and its numbers of hyper-parameters, and of slots per element "
-        "and per row.");
+        "Adds a rule of an extension; returns its name.");
+  m.def("rule", &RuleOfName, nanobind::arg("name"),
+        "The names of the hyper-parameters of a rule in their order, and its numbers of slots per element and per row; "
+        "None if there is none of this name.");
   m.def("rules", [] { return NamesOf(kOptimizerNames); }, "Names of the rules of the library.");
   m.def("lists", &Lists, "The lists of names that Python has, too.");
 }

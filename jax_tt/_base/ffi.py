@@ -14,6 +14,7 @@ import importlib.util
 import threading
 from importlib.metadata import entry_points
 from types import ModuleType
+from typing import NamedTuple
 
 import jax
 
@@ -31,13 +32,10 @@ class _Native:
     option: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """A rule of an extension, with its numbers of hyper-parameters and of slots per entry and per row."""
+class Rule(NamedTuple):
+    """A native rule: the names of its hyper-parameters in order, and its numbers of slots per entry and per row."""
 
-    capsule: object
-    version: str
-    hyperparameters: int
+    hyperparameters: list[str]
     entry_slots: int
     row_slots: int
 
@@ -49,8 +47,8 @@ _NATIVE = {
 }
 
 
-# The rules of extensions by name, and the modules that have them all.
-_rules: dict[str, Rule] = {}
+# The arguments with which modules add the rules of extensions, by name, and the modules that have them all.
+_rules: dict[str, tuple[object, str]] = {}
 _modules: list[ModuleType] = []
 _rules_lock = threading.Lock()
 
@@ -97,7 +95,7 @@ def _load(platform: str) -> tuple[ModuleType | None, str | None]:
         )
     with _rules_lock:
         for rule in _rules.values():
-            module.add_rule(rule.capsule, rule.version)
+            module.add_rule(*rule)
         _modules.append(module)
     if platform == "cuda":
         # Memory of the host is allocated by a device, which must be one that this process has anyway.
@@ -117,24 +115,19 @@ def add_rule(capsule: object, version: str) -> str:
     cpu = load("cpu")
     assert cpu is not None
     with _rules_lock:
-        name, *counts = cpu.add_rule(capsule, version)
+        name = cpu.add_rule(capsule, version)
         for module in _modules:
             module.add_rule(capsule, version)
-        _rules[name] = Rule(capsule, version, *counts)
+        _rules[name] = capsule, version
     return name
 
 
-@functools.cache
-def native_rules(platform: str) -> frozenset[str]:
-    """The names of the rules of the library that the native module of a platform has; it must be available."""
+def rule(platform: str, name: str) -> Rule | None:
+    """A rule of the native module of a platform, which must be available; None if there is none of that name."""
     module = load(platform)
     assert module is not None
-    return frozenset(module.rules())
-
-
-def rule(name: str) -> Rule | None:
-    """A rule that was added; None if there is none of that name."""
-    return _rules.get(name)
+    found = module.rule(name)
+    return None if found is None else Rule(*found)
 
 
 def _without_cuda() -> str | None:

@@ -306,12 +306,14 @@ def _scaled_reads(calls: Sequence[Call]) -> tuple[list[Call], list[jax.Array | N
         if not isinstance(optimizer, ReadsScaled) or not call.use.lookup.train:
             continue
         ((ids,), _), (slots,) = digits_in_range(table.ids, batch), table.spec.slots(call.state)
+        accum = accumulator(table.spec.storage(call.state))
         of_ids = (
             slot.at[ids.reshape(-1)].get(mode="promise_in_bounds", wrap_negative_indices=False)
             for slot in slots
         )
-        scale = optimizer.read_scale(tuple(of_ids), call.values["hyper"]).reshape(ids.shape)
-        weights = scale.astype(accumulator(table.spec.storage(call.state)))
+        read = tuple(slot.astype(accum) for slot in of_ids)
+        scale = optimizer.read_scale(read, call.values["hyper"]).reshape(ids.shape)
+        weights = scale.astype(accum)
         if batch.weights is not None:
             weights = weights * batch.weights.astype(weights.dtype)
         reading[k] = call._replace(batch=dataclasses.replace(batch, weights=weights))

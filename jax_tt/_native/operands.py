@@ -9,14 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base import ffi
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
 from jax_tt._native.partition import is_partitioned, num_blocks
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
-from jax_tt.optimizers import RULES, Optimizer
-from jax_tt.optimizers.registered import check_registered
 
 MAX_POSITIONS = 2**31 - 1
 # What native ops do in place of an error where they cannot raise one.
@@ -117,26 +114,3 @@ def shard_of(batch: Batch, args: Mapping[str, jax.Array]) -> Batch:
 def sentinel_operand(sentinel: jax.Array | None) -> jax.Array:
     """The sentinel; 1, which is valid, for a table without one."""
     return jnp.ones((), jnp.float32) if sentinel is None else sentinel
-
-
-def check_native(platform: str, optimizer: Optimizer, hyper: jax.Array, accum: Any) -> None:
-    """Raises unless the native operations of a platform have the rule, and it is that of its class.
-
-    ``hyper`` are its hyper-parameters, and ``accum`` is the type in which rows are computed.
-    """
-    name, given = optimizer.kind, type(optimizer)
-    assert name is not None  # such rules are no native ones
-    owner = RULES.get(name)
-    if owner is None:
-        return check_registered(optimizer, name, hyper, accum)
-    if given.update_rows is not owner.update_rows:
-        raise ValueError(
-            f"optimizer: {given.__name__} has the native rule {name!r}, which takes the steps of {owner.__name__} and "
-            f"not those of {given.__name__}.update_rows. Register a rule in C++, and use its name as native_kind; or "
-            "let the property kind return None, and update_rows runs on all platforms."
-        )
-    if name not in ffi.native_rules(platform):
-        raise RuntimeError(
-            f"optimizer: the native module for {platform} does not have the rule {name!r} of {given.__name__}; it is "
-            "older than the sources. Compile it with `make native`."
-        )

@@ -15,7 +15,6 @@ import numpy as np
 from jax import lax
 from jax.tree_util import Partial
 
-from jax_tt._base.dtypes import accumulator
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.call import (
     Named,
@@ -26,14 +25,11 @@ from jax_tt._native.call import (
     types_of,
     unflatten_tables,
 )
-from jax_tt._native.operands import (
-    check_native,
-    lookup_attributes,
-    make_operands,
-)
+from jax_tt._native.operands import lookup_attributes, make_operands
 from jax_tt._native.partition import Arrays, Dimensions, Split, over_blocks
 from jax_tt._table import reference
 from jax_tt._table.groups import Call
+from jax_tt.optimizers.native import stacked
 
 if TYPE_CHECKING:
     from jax_tt._table.concat_layout import ConcatLayout
@@ -299,10 +295,11 @@ class UpdatePass(GradientPass):
         slots = self.table.spec.stepped_slots(call.state)
         self.slots = numbered("slot", itertools.chain.from_iterable(slots))
         self.changed = self.params | self.slots
-        hyper, inverse = call.values["hyper"], call.values["inv_scale"]
-        scale = jnp.stack([inverse, call.values["allowed"].astype(inverse.dtype)])
+        values, inverse = call.values, call.values["inv_scale"]
+        hyper = stacked(platform, self.table.update.optimizer, values["hyper"], inverse.dtype)
+        scale = jnp.stack([inverse, values["allowed"].astype(inverse.dtype)])
         self.whole = self.changed
-        self.appended = {"hyper": hyper, "scale": scale, "seed": call.values["seed"]}
+        self.appended = {"hyper": hyper, "scale": scale, "seed": values["seed"]}
 
     @staticmethod
     def in_jax(call: Call, g: Any) -> Any:
@@ -321,7 +318,6 @@ class UpdatePass(GradientPass):
 
     def attributes(self, axes: Any) -> dict[str, Any]:
         storage, update = self.table.spec.storage(self.params), self.table.update
-        check_native(self.platform, update.optimizer, self.appended["hyper"], accumulator(storage))
         return super().attributes(axes) | {
             "optimizer": update.optimizer.kind,
             "skip_nonfinite": bool(update.skip_nonfinite),

@@ -62,7 +62,7 @@ def update(
     residuals: Any,
     g: jax.Array,
     lookup: Lookup,
-    values: dict[str, jax.Array],
+    values: dict[str, Any],
     rows_as: RowFormat | None = None,
 ) -> tuple[Params, SlotArrays, jax.Array, jax.Array | None]:
     """`Table.stepped_params` of a table of which row k is that of id k alone.
@@ -88,7 +88,7 @@ def update(
     if isinstance(rule, RowGradients):
         new_param, new_slots = param, rule.left(changed, sums)
     else:
-        of_rows = tuple(_read(slot, distinct.rows) for slot in slots)
+        of_rows = tuple(_read(slot, distinct.rows).astype(sums.dtype) for slot in slots)
         new, stepped = rule.update_rows(old, sums, of_rows, values["hyper"])
         stochastic = table.update.rounds_stochastically(table.spec.rounded_type or param.dtype)
         seed = values["seed"] if stochastic else None

@@ -87,7 +87,7 @@ def update(
     batch: Batch,
     g: jax.Array,
     lookup: Lookup,
-    values: dict[str, jax.Array],
+    values: dict[str, Any],
 ) -> tuple[Params, SlotArrays, jax.Array, jax.Array | None]:
     """Gradient and one optimizer step on the touched rows.
 
@@ -105,7 +105,7 @@ def stepped(
     batch: Batch,
     grads: Params,
     lookup: Lookup,
-    values: dict[str, jax.Array],
+    values: dict[str, Any],
 ) -> tuple[Params, SlotArrays, jax.Array]:
     """One optimizer step on the touched rows, with the gradients of this shard.
 
@@ -128,9 +128,9 @@ def stepped(
         zip(params, slots, grads, read, strict=True)
     ):
         flat = param.reshape(param.shape[0], math.prod(param.shape[1:]))
-        old = flat.astype(grad.dtype)
+        old, *old_slots = (array.astype(grad.dtype) for array in (flat, *slot))
         new, stepped = table.update.optimizer.update_rows(
-            old, grad.reshape(flat.shape), slot, values["hyper"]
+            old, grad.reshape(flat.shape), tuple(old_slots), values["hyper"]
         )
         own_key = jax.random.fold_in(key, k) if stochastic else None
         new = round_to(new, param.dtype, own_key)

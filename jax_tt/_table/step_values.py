@@ -21,9 +21,10 @@ from jax_tt.optimizers._base import Optimizer
 
 @functools.singledispatch
 def step_values(table: Table, state: State, inputs: StepInputs) -> Any:
-    """The arrays of an update of a table: ``hyper[H]``, ``inv_scale`` and ``seed[2]``, 0 without stochastic rounding.
+    """The arrays of an update of a table: scalars ``hyper`` by name, ``inv_scale``, and ``seed[2]``.
 
-    The first two have the accumulator type. Kinds with several updates register theirs.
+    The first two have the accumulator type, and the seed is 0 without stochastic rounding. Kinds with several updates
+    register theirs.
     """
     update = table.update
     if update is None:

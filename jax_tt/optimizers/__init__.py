@@ -28,7 +28,7 @@ from jax_tt.optimizers.counted_adagrad import (
 from jax_tt.optimizers.custom import Custom as Custom
 from jax_tt.optimizers.ftrl import FTRL as FTRL
 from jax_tt.optimizers.native import RULES as RULES
-from jax_tt.optimizers.registered import register as register
+from jax_tt.optimizers.native import register as register
 from jax_tt.optimizers.row_gradients import GradientsOfRows as GradientsOfRows
 from jax_tt.optimizers.row_gradients import RowGradients as RowGradients
 from jax_tt.optimizers.rowwise_rmsprop import RowWiseRMSProp as RowWiseRMSProp

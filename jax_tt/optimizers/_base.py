@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_scalar
+from jax_tt._base.arguments import as_scalar, type_of
 from jax_tt._base.dtypes import accumulator
 
 # A float, a scalar array (traced, or an `nnx.Variable`), or a schedule: step -> scalar, as optax has them.
 Scalar = float | jax.Array | Callable[[Any], Any]
 Slots = tuple[jax.Array, ...]
+# Hyper-parameters in one step, and what rules compute from them, by name.
+Hyper = Mapping[str, jax.Array]
 
 
 # Types of slots with a number per entry of a row; slots with one number per row have the first one.
@@ -55,8 +56,8 @@ class Optimizer(abc.ABC):
     are updated, with the sum of the gradients of all their occurrences. Other rows and their slots do not change.
 
     A rule of your own is a frozen dataclass derived from this class, whose fields are its hyper-parameters. It has
-    `slots`, `hyperparameters`, `update_rows` and a `native_kind`, which `register` returns for a rule in C++. Without
-    one, use `Custom`. The other methods are for rules that need them, and `ReadsScaled` and `ChangesAll` have more.
+    `slots`, `update_rows` and a `native_kind`, which `register` returns for a rule in C++. Without one, use `Custom`.
+    The other methods are for rules that need them, and `ReadsScaled` and `ChangesAll` have more.
 
     Attributes:
         native_kind: name of the rule in the native operations, which `register` returns for one of your own in C++.
@@ -64,12 +65,14 @@ class Optimizer(abc.ABC):
         static: fields that choose a formula, and so belong to the compiled program.
         elementwise: whether the step of an entry depends on this column of the row alone, so that columns can be
             divided over devices.
+        not_for_trains: why slices of tensor trains have no such step, in a sentence for the error; empty if they have.
     """
 
     native_kind: ClassVar[str]
     initial: ClassVar[frozenset[str]] = frozenset()
     static: ClassVar[frozenset[str]] = frozenset()
     elementwise: ClassVar[bool] = False
+    not_for_trains: ClassVar[str] = ""
 
     @property
     def kind(self) -> str | None:
@@ -121,22 +124,35 @@ class Optimizer(abc.ABC):
     def slots(self) -> tuple[Slot, ...]:
         """State that is stored for each core or table: slots per entry first, then those per row."""
 
-    @abc.abstractmethod
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        """The values that `update_rows` needs at this step (counted from 0), ``[H]``.
+    def hyperparameters(self, step: jax.Array) -> dict[str, jax.Array]:
+        """What `update_rows` and the native rule need at this step (counted from 0), scalars by name.
+
+        These are the fields of `hyperparameter_names` that are not None. A rule that computes something from them once
+        for all rows adds it, under the name of the field of the native rule.
 
         Args:
-            step: in the type that rows are computed in, float32 or float64, which the result has, too.
+            step: in the type that rows are computed in, float32 or float64, which the results have, too.
         """
+        values = {name: getattr(self, name) for name in self.hyperparameter_names()}
+        return {name: at_step(value, step) for name, value in values.items() if value is not None}
 
     @abc.abstractmethod
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        """One step on ``rows[R, W]`` with ``grads[R, W]``; slots are ``[R, W]`` or ``[R]``."""
+        """One step on ``rows[R, W]`` with ``grads[R, W]``.
+
+        Args:
+            rows, grads: in the type that rows are computed in.
+            slots: ``[R, W]`` or ``[R]``, in that type.
+            hyper: what `hyperparameters` returned.
+
+        Returns:
+            The new rows and slots, which are rounded to the types in which they are stored.
+        """
 
     def compensated(
-        self, slots: Slots, errors: jax.Array, spacing: jax.Array, hyper: jax.Array
+        self, slots: Slots, errors: jax.Array, spacing: jax.Array, hyper: Hyper
     ) -> Slots:
         """The slots after the new rows of a quantized table were rounded stochastically.
 
@@ -153,7 +169,10 @@ class Optimizer(abc.ABC):
 
     def check_width(self, width: int | None) -> None:
         """Raises unless the rule is one for rows of this width; None stands for the slices of a tensor train."""
-        del width
+        if width is None and self.not_for_trains:
+            raise TypeError(
+                f"optimizer: got {type_of(self)}; it is for dense tables. {self.not_for_trains}"
+            )
 
 
 @runtime_checkable
@@ -165,7 +184,7 @@ class ReadsScaled(Protocol):
     True
     """
 
-    def read_scale(self, slots: Slots, hyper: jax.Array) -> jax.Array:
+    def read_scale(self, slots: Slots, hyper: Hyper) -> jax.Array:
         """Returns the factors ``[R]`` of rows with these ``slots``; ``hyper`` as in `Optimizer.update_rows`."""
         ...
 
@@ -213,11 +232,6 @@ def at_step(value: Scalar, step: jax.Array) -> jax.Array:
     return scalar
 
 
-def stacked(step: jax.Array, *values: Any) -> jax.Array:
-    """Hyper-parameters at ``step``, ``[H]``."""
-    return jnp.stack([at_step(value, step) for value in values])
-
-
 def this_step(step: jax.Array) -> jax.Array:
     """The number of a step counted from 1, so that 0 in a slot says that a row was never used."""
     return jnp.minimum(at_step(step, step) + 1, MOST_STEPS)
@@ -233,69 +247,30 @@ def interval(last_step: jax.Array, step: jax.Array) -> jax.Array:
     return jnp.where(last_step == 0, 1, jnp.maximum(step - last_step, 1))
 
 
-def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> None:
-    """Checks a hyper-parameter: numbers by value, arrays by shape; schedules are checked when they are called."""
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    array = is_array(value)
-    if not (number or array or callable(value)):
-        raise TypeError(
-            f"{name}: got {value!r}; expected a number, a scalar array or a schedule of the step."
-        )
-    if array:
-        as_scalar(name, value)
-    if isinstance(value, numbers.Real) and not low <= float(value) < high:
-        limit = f" and below {high}" if high != math.inf else ""
-        raise ValueError(f"{name}: got {value}; expected a finite number of at least {low}{limit}.")
+def check_numbers(rule: Any, *names: str, within: str = "[0, inf)") -> None:
+    """Checks fields that are in an interval: numbers by value, arrays by shape, schedules when they are called.
 
-
-def check_scalars(rule: Optimizer, *names: str, high: float = math.inf) -> None:
-    """`check_scalar` for hyper-parameters of at least 0."""
+    Initial values cannot be schedules, and static fields are numbers.
+    """
+    low, high = map(float, within[1:-1].split(","))
     for name in names:
-        check_scalar(name, getattr(rule, name), 0.0, high)
-
-
-def check_number(name: str, value: Any, low: float) -> None:
-    """`check_scalar` for initial values, which cannot be schedules."""
-    if callable(value):
-        raise TypeError(f"{name}: got a function; expected a number.")
-    check_scalar(name, value, low)
-
-
-def check_plain(name: str, value: Any, low: float, high: float = math.inf) -> None:
-    """Checks a number in ``[low, high]`` that is part of the program, and so cannot be an array."""
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not low <= float(value) <= high:
-        limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
-        raise ValueError(
-            f"{name}: got {value!r}; expected a number {limits}. It is part of the program, and cannot be an array."
-        )
-
-
-def check_that(name: str, value: Any, holds: Callable[[float], bool], expected: str) -> None:
-    """`check_scalar` with another condition than a lower limit."""
-    check_scalar(name, value, -math.inf)
-    if isinstance(value, numbers.Real) and not holds(float(value)):
-        raise ValueError(f"{name}: got {value}; expected {expected}.")
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Checks the name of a mode."""
-    if value not in choices:
-        raise ValueError(f"{name}: got {value!r}; expected {', '.join(map(repr, choices))}.")
-
-
-DECAYS = ("none", "l2", "decoupled")
-
-
-def check_decay(value: Any, mode: Any, modes: Sequence[str] = DECAYS) -> None:
-    """Checks ``weight_decay`` and ``weight_decay_mode``, which need each other."""
-    check_scalar("weight_decay", value, 0.0)
-    check_choice("weight_decay_mode", mode, modes)
-    if mode == "none" and not is_zero(value):
-        raise ValueError(
-            "weight_decay: it has no effect with weight_decay_mode='none'; choose "
-            f"{' or '.join(map(repr, modes[1:]))}."
-        )
+        value = getattr(rule, name)
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        array = is_array(value)
+        fits, expected = number or array or callable(value), ", an array or a schedule of the step"
+        if name in rule.initial:
+            fits, expected = number or array, " or an array"
+        elif name in rule.static:
+            fits, expected = number, ", since it is part of the program"
+        if not fits:
+            raise TypeError(f"{name}: got {value!r}; expected a number{expected}.")
+        if array:
+            as_scalar(name, value)
+        elif number:
+            above = low <= value if within[0] == "[" else low < value
+            below = value <= high if within[-1] == "]" else value < high
+            if not (above and below):
+                raise ValueError(f"{name}: got {value}; expected a number in {within}.")
 
 
 def is_zero(value: Any) -> bool:

@@ -1,22 +1,22 @@
 """Adagrad with one accumulator per entry or per row, and with momentum."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
+from jax_tt._base.arguments import one_of
 from jax_tt.optimizers._base import (
+    Hyper,
     Optimizer,
     Scalar,
     Slot,
     Slots,
     at_step,
-    check_decay,
-    check_number,
-    check_scalars,
-    check_that,
-    stacked,
+    check_numbers,
+    is_zero,
 )
 
 WeightDecayMode = Literal["none", "l2", "decoupled"]
@@ -33,23 +33,38 @@ class Accumulated(Optimizer):
     initial: ClassVar[frozenset[str]] = frozenset({"initial_accumulator_value"})
 
     def __post_init__(self) -> None:
-        check_scalars(self, "learning_rate", "eps")
-        check_number("initial_accumulator_value", self.initial_accumulator_value, 0.0)
+        check_numbers(self, "learning_rate", "eps", "initial_accumulator_value")
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         return (Slot("sum", self.rowwise, self.initial_accumulator_value),)
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        return stacked(step, self.learning_rate, self.eps)
 
-
-def scaled(grads: jax.Array, total: jax.Array, hyper: jax.Array) -> jax.Array:
+def scaled(grads: jax.Array, total: jax.Array, hyper: Hyper) -> jax.Array:
     """The step ``learning_rate * grads / (sqrt(total) + eps)``."""
-    lr, eps = hyper.astype(grads.dtype)
-    root = jnp.sqrt(total) + eps
+    root = jnp.sqrt(total) + hyper["eps"]
     # With eps = 0: gradients that are all 0, or whose squares underflow.
-    return jnp.where(root == 0, 0, lr * grads / root)
+    return jnp.where(root == 0, 0, hyper["learning_rate"] * grads / root)
+
+
+def check_decay(rule: Any, modes: Sequence[str] = get_args(WeightDecayMode)) -> None:
+    """Checks ``weight_decay`` and ``weight_decay_mode``, which need each other."""
+    check_numbers(rule, "weight_decay")
+    mode = one_of("weight_decay_mode", rule.weight_decay_mode, modes)
+    if mode == "none" and not is_zero(rule.weight_decay):
+        raise ValueError(
+            "weight_decay: it has no effect with weight_decay_mode='none'; choose "
+            f"{' or '.join(map(repr, modes[1:]))}."
+        )
+
+
+def penalties(mode: str, decay: jax.Array) -> dict[str, jax.Array]:
+    """A weight decay as that of the gradient and that of the row, at least one of which is 0."""
+    zero = jnp.zeros_like(decay)
+    return {
+        "l2": decay if mode == "l2" else zero,
+        "decay": decay if mode == "decoupled" else zero,
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +89,9 @@ class Adagrad(Accumulated):
     rowwise: ClassVar[bool] = False
 
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        total = slots[0].astype(rows.dtype) + grads * grads
+        total = slots[0] + grads * grads
         return rows - scaled(grads, total, hyper), (total,)
 
 
@@ -115,9 +130,9 @@ class RowWiseAdagrad(Accumulated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_decay(self.weight_decay, self.weight_decay_mode)
+        check_decay(self)
         if self.max_norm is not None:
-            check_scalars(self, "max_norm")
+            check_numbers(self, "max_norm")
 
     @property
     def kind(self) -> str:
@@ -128,25 +143,22 @@ class RowWiseAdagrad(Accumulated):
     def native_kinds(cls) -> tuple[str, ...]:
         return cls.native_kind, cls.regularized_kind
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        if self.kind == self.native_kind:
-            return super().hyperparameters(step)
-        decay = self.weight_decay
-        penalties = (decay, 0.0) if self.weight_decay_mode == "l2" else (0.0, decay)
-        limit = jnp.inf if self.max_norm is None else self.max_norm
-        return stacked(step, self.learning_rate, self.eps, *penalties, limit)
+    def hyperparameters(self, step: jax.Array) -> dict[str, jax.Array]:
+        values = {"max_norm": at_step(jnp.inf, step), **super().hyperparameters(step)}
+        return values | penalties(self.weight_decay_mode, values["weight_decay"])
 
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        if self.kind == self.native_kind:
-            total = slots[0].astype(rows.dtype) + jnp.mean(grads * grads, axis=1)
-            return rows - scaled(grads, total[:, None], hyper), (total,)
-        lr, _, l2, decay, limit = hyper.astype(rows.dtype)
-        grads = grads + l2 * rows
-        total = slots[0].astype(rows.dtype) + jnp.mean(grads * grads, axis=1)
-        new = (1 - lr * decay) * rows - scaled(grads, total[:, None], hyper[:2])
-        norm = jnp.linalg.norm(new, axis=1, keepdims=True)
+        regularized = self.kind == self.regularized_kind
+        if regularized:
+            grads = grads + hyper["l2"] * rows
+        total = slots[0] + jnp.mean(grads * grads, axis=1)
+        step = scaled(grads, total[:, None], hyper)
+        if not regularized:
+            return rows - step, (total,)
+        new = (1 - hyper["learning_rate"] * hyper["decay"]) * rows - step
+        norm, limit = jnp.linalg.norm(new, axis=1, keepdims=True), hyper["max_norm"]
         return jnp.where(norm > limit, new * (limit / norm), new), (total,)
 
 
@@ -184,30 +196,33 @@ class AdagradMomentum(Optimizer):
     static: ClassVar[frozenset[str]] = frozenset({"nesterov"})
 
     def __post_init__(self) -> None:
-        check_scalars(self, "learning_rate", "eps")
-        check_scalars(self, "momentum", high=1.0)
-        check_that("b2", self.b2, lambda x: 0 <= x <= 1, "a number from 0 to 1")
-        check_that("exponent", self.exponent, lambda x: x > 0, "a number above 0")
-        check_number("initial_accumulator_value", self.initial_accumulator_value, 0.0)
+        check_numbers(self, "learning_rate", "eps", "initial_accumulator_value")
+        check_numbers(self, "momentum", within="[0, 1)")
+        check_numbers(self, "b2", within="[0, 1]")
+        check_numbers(self, "exponent", within="(0, inf)")
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         return (Slot("sum", False, self.initial_accumulator_value), Slot("momentum", False, 0.0))
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        b2, exponent = at_step(self.b2, step), at_step(self.exponent, step)
-        decays = (self.momentum, b2, jnp.where(b2 == 1, 1, 1 - b2))
-        return stacked(step, self.learning_rate, *decays, self.eps, -1 / exponent, self.nesterov)
+    def hyperparameters(self, step: jax.Array) -> dict[str, jax.Array]:
+        values = super().hyperparameters(step)
+        b2 = values["b2"]
+        return {
+            **values,
+            "gain": jnp.where(b2 == 1, 1, 1 - b2),
+            "power": -1 / values["exponent"],
+            "nesterov": at_step(self.nesterov, step),
+        }
 
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        lr, momentum, b2, gain, eps, power, _ = hyper.astype(rows.dtype)
-        total, mean = (slot.astype(rows.dtype) for slot in slots)
-        total = b2 * total + gain * grads * grads
+        (total, mean), momentum, eps = slots, hyper["momentum"], hyper["eps"]
+        total = hyper["b2"] * total + hyper["gain"] * grads * grads
         # With eps = 0: entries without a gradient so far, or one whose square underflows.
         none = total + eps == 0
-        scale = jnp.where(none, 0, jnp.power(jnp.where(none, 1, total + eps), power))
+        scale = jnp.where(none, 0, jnp.power(jnp.where(none, 1, total + eps), hyper["power"]))
         mean = momentum * mean + scale * grads
         step = momentum * mean + scale * grads if self.nesterov else mean
-        return rows - lr * step, (total, mean)
+        return rows - hyper["learning_rate"] * step, (total, mean)

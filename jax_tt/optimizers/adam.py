@@ -2,25 +2,23 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_dtype
+from jax_tt._base.arguments import as_dtype, one_of
 from jax_tt.optimizers._base import (
     SLOT_DTYPES,
+    Hyper,
     Optimizer,
     Scalar,
     Slot,
     Slots,
     at_step,
-    check_choice,
-    check_scalars,
+    check_numbers,
     is_zero,
     one_more,
-    stacked,
 )
 
 # Chosen, of 1, 3 and 10, by the recall on held-out train items of a table that was trained with 4 bits.
@@ -42,36 +40,55 @@ class Moments(Optimizer):
     by_norm: ClassVar[bool] = False  # whether the step is scaled to the norm of the row
 
     def __post_init__(self) -> None:
-        check_scalars(self, "learning_rate", "eps", "weight_decay")
-        check_scalars(self, "b1", "b2", high=1.0)
+        check_numbers(self, "learning_rate", "eps", "weight_decay")
+        check_numbers(self, "b1", "b2", within="[0, 1)")
         # A name: jit reuses programs for equal rules.
         dtype = as_dtype("moment_dtype", self.moment_dtype, jnp.dtype("float32")).name
-        check_choice("moment_dtype", dtype, SLOT_DTYPES)
-        object.__setattr__(self, "moment_dtype", dtype)
+        object.__setattr__(self, "moment_dtype", one_of("moment_dtype", dtype, SLOT_DTYPES))
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         mu, nu = (Slot(name, False, 0.0, dtype=self.moment_dtype) for name in ("mu", "nu"))
         return (mu, Slot("nu", True, 0.0) if self.rowwise else nu)
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        t = at_step(step, step) + 1
-        given = (self.learning_rate, self.b1, self.b2, self.eps, self.weight_decay)
-        # 1 - b**t, without the cancellation for b near 1.
-        corrections = [-jnp.expm1(t * log_of(base, step)) for base in (self.b1, self.b2)]
-        return stacked(step, *given, *corrections)
+    def hyperparameters(self, step: jax.Array) -> dict[str, jax.Array]:
+        values, t = super().hyperparameters(step), at_step(step, step) + 1
+        for k, base in enumerate((self.b1, self.b2), start=1):
+            values[f"log_b{k}"] = log = log_of(base, step)
+            # 1 - b**t, without the cancellation for b near 1.
+            values[f"correction{k}"] = -jnp.expm1(t * log)
+        return values
 
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        lr, b1, b2, eps, decay, *corrections = hyper.astype(rows.dtype)
-        squares = grads * grads
-        mu = moment(b1, slots[0], grads)
-        nu = moment(b2, slots[1], jnp.mean(squares, axis=1) if self.rowwise else squares)
+        lr, squares = hyper["learning_rate"], grads * grads
+        mu = moment(hyper["b1"], slots[0], grads)
+        nu = moment(hyper["b2"], slots[1], jnp.mean(squares, axis=1) if self.rowwise else squares)
         per_row = nu[:, None] if self.rowwise else nu
-        step = adaptive(mu, per_row, corrections, eps) + decay * rows
+        step = adaptive(mu, per_row, hyper) + hyper["weight_decay"] * rows
         rate = lr * norm_ratio(rows, step) if self.by_norm else lr
         return rows - rate * step, (mu, nu)
+
+    def compensated(
+        self, slots: Slots, errors: jax.Array, spacing: jax.Array, hyper: Hyper
+    ) -> Slots:
+        """With a first moment by which the next steps make up for ``errors``.
+
+        What is added to the moment moves the row in later steps, in total by the error if the learning rate is
+        constant. Where the rate is small, only a share of the error is made up for, such that it adds at most ten times
+        the rate to a step: the rate may rise before the row is used again. The share does not depend on how a number
+        was rounded, so that the mean stays exact.
+        """
+        if self.by_norm:
+            return slots
+        (mu, nu, *count), b1, hyper = slots, hyper["b1"], with_counts(hyper, slots)
+        most = (1 - b1) / (b1 * hyper["learning_rate"])
+        rates = errors * jnp.minimum(most, _MOST_RATES / spacing[:, None])
+        per_row = nu[:, None] if self.rowwise else nu
+        unit = hyper["correction1"] * (jnp.sqrt(per_row / hyper["correction2"]) + hyper["eps"])
+        # Where the second moment overflows, Adam does not move the row.
+        return mu - jnp.where(jnp.isfinite(unit), rates * unit, 0), nu, *count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,43 +144,17 @@ class Adam(Moments):
         counts = (Slot("count", True, 0.0),) if self.rowwise_bias_correction else ()
         return (*super().slots, *counts)
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        values = super().hyperparameters(step)
-        if self.kind == self.rowwise_kind:
-            logs = [log_of(base, step) for base in (self.b1, self.b2)]
-            return jnp.concatenate([values[:5], jnp.stack(logs)])
-        if self.kind == self.native_kind:
-            return jnp.concatenate([values[:4], values[5:]])
-        return values
-
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        lr, b1, b2, eps, *rest = hyper.astype(rows.dtype)
-        mu = moment(b1, slots[0], grads)
-        nu = b2 * slots[1].astype(rows.dtype) + (1 - b2) * grads * grads
+        lr, b2 = hyper["learning_rate"], hyper["b2"]
+        mu = moment(hyper["b1"], slots[0], grads)
+        nu = b2 * slots[1] + (1 - b2) * grads * grads
+        new = (mu, nu, *map(one_more, slots[2:]))
         if self.kind == self.native_kind:
-            return rows - adaptive(mu, nu, rest, eps, lr), (mu, nu)
-        new: Slots = (mu, nu)
-        if self.kind == self.rowwise_kind:
-            new = (mu, nu, one_more(slots[2].astype(rows.dtype)))
-        step = adaptive(mu, nu, self._corrections(new, rest), eps)
-        return rows - lr * (step + rest[0] * rows), new
-
-    def compensated(
-        self, slots: Slots, errors: jax.Array, spacing: jax.Array, hyper: jax.Array
-    ) -> Slots:
-        mu, nu, *count = slots
-        corrections = self._corrections(slots, list(hyper[4:]))
-        return (compensating(mu, nu, corrections, errors, spacing, hyper), nu, *count)
-
-    def _corrections(self, slots: Slots, rest: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Corrects both moments; ``slots`` as after the step, ``rest``: the hyper-parameters after ``eps``."""
-        if self.kind == self.native_kind:
-            return rest
-        if self.kind == self.rowwise_kind:
-            return [-jnp.expm1(slots[2] * log)[:, None] for log in rest[1:]]
-        return rest[1:]
+            return rows - adaptive(mu, nu, hyper, lr), new
+        step = adaptive(mu, nu, with_counts(hyper, new))
+        return rows - lr * (step + hyper["weight_decay"] * rows), new
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,12 +177,6 @@ class PartialRowWiseAdam(Moments):
 
     native_kind: ClassVar[str] = "PartialRowWiseAdam"
     rowwise: ClassVar[bool] = True
-
-    def compensated(
-        self, slots: Slots, errors: jax.Array, spacing: jax.Array, hyper: jax.Array
-    ) -> Slots:
-        mu, nu = slots
-        return compensating(mu, nu[:, None], list(hyper[5:]), errors, spacing, hyper), nu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,43 +232,23 @@ def log_of(base: Scalar, step: jax.Array) -> jax.Array:
 
 
 def moment(decay: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
-    """A moment after one more value, in the type of the value."""
-    return decay * old.astype(new.dtype) + (1 - decay) * new
+    """A moment after one more value."""
+    return decay * old + (1 - decay) * new
 
 
-def adaptive(
-    mu: jax.Array,
-    nu: jax.Array,
-    corrections: Sequence[jax.Array],
-    eps: jax.Array,
-    lr: jax.Array | float = 1.0,
-) -> jax.Array:
+def with_counts(hyper: Hyper, slots: Slots) -> Hyper:
+    """Hyper-parameters with the corrections of each row, if a third slot counts its steps."""
+    for count in slots[2:]:
+        of_rows = {f"correction{k}": -jnp.expm1(count * hyper[f"log_b{k}"]) for k in (1, 2)}
+        return {**hyper, **{name: correction[:, None] for name, correction in of_rows.items()}}
+    return hyper
+
+
+def adaptive(mu: jax.Array, nu: jax.Array, hyper: Hyper, lr: jax.Array | float = 1.0) -> jax.Array:
     """Adam's step."""
-    root = jnp.sqrt(nu / corrections[1]) + eps
+    root = jnp.sqrt(nu / hyper["correction2"]) + hyper["eps"]
     # With eps = 0: entries without a gradient so far, or one whose square underflows.
-    return jnp.where(root == 0, 0, lr * (mu / corrections[0]) / root)
-
-
-def compensating(
-    mu: jax.Array,
-    nu: jax.Array,
-    corrections: Sequence[jax.Array],
-    errors: jax.Array,
-    spacing: jax.Array,
-    hyper: jax.Array,
-) -> jax.Array:
-    """The first moment with which the next steps of Adam make up for ``errors``, see `Optimizer.compensated`.
-
-    What is added to the moment moves the row in later steps, in total by the error if the learning rate is constant.
-    Where the rate is small, only a share of the error is made up for, such that it adds at most ten times the rate to a
-    step: the rate may rise before the row is used again. The share does not depend on how a number was rounded, so that
-    the mean stays exact.
-    """
-    lr, b1, _, eps = hyper[:4].astype(errors.dtype)
-    rates = errors * jnp.minimum((1 - b1) / (b1 * lr), _MOST_RATES / spacing[:, None])
-    unit = corrections[0] * (jnp.sqrt(nu / corrections[1]) + eps)
-    # Where the second moment overflows, Adam does not move the row.
-    return mu - jnp.where(jnp.isfinite(unit), rates * unit, 0)
+    return jnp.where(root == 0, 0, lr * (mu / hyper["correction1"]) / root)
 
 
 def norm_ratio(rows: jax.Array, steps: jax.Array) -> jax.Array:

@@ -6,9 +6,14 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_positive, type_of
-from jax_tt.optimizers._base import MOST_STEPS, Optimizer, Slot, Slots, check_plain
+from jax_tt._base.arguments import as_positive
+from jax_tt.optimizers._base import MOST_STEPS, Slot, Slots, check_numbers
 from jax_tt.optimizers.adagrad import RowWiseAdagrad
+
+_NOT_FOR_TRAINS = (
+    "Averages of the cores of a tensor train are not those of its rows: use RowWiseAdagrad, and average the model "
+    "outside, e.g. with optax.incremental_update."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +45,13 @@ class EMAInPlaceRowWiseAdagrad(RowWiseAdagrad):
     start: int = 0
     rate: float = 0.6
     static: ClassVar[frozenset[str]] = RowWiseAdagrad.static | {"average_every", "start", "rate"}
+    not_for_trains: ClassVar[str] = _NOT_FOR_TRAINS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         as_positive("average_every", self.average_every)
-        check_plain("start", self.start, 0)
-        check_plain("rate", self.rate, 0, 1)
+        check_numbers(self, "start")
+        check_numbers(self, "rate", within="[0, 1]")
 
     def changes_all(self, step: jax.Array) -> jax.Array:
         return every(self.average_every, step) & (step + 1 >= self.start)
@@ -56,7 +62,7 @@ class EMAInPlaceRowWiseAdagrad(RowWiseAdagrad):
         return rows.at[:, rows.shape[1] // 2 :].set(slow + self.rate * (fast - slow)), slots
 
     def check_width(self, width: int | None) -> None:
-        refuse_slices(self, width)
+        super().check_width(width)
         if width is not None and width % 2:
             raise ValueError(
                 f"features: got {width}; EMAInPlaceRowWiseAdagrad needs an even number of columns, the second half of "
@@ -102,13 +108,14 @@ class EnsembleRowWiseAdagrad(RowWiseAdagrad):
         "start",
         "decay",
     }
+    not_for_trains: ClassVar[str] = _NOT_FOR_TRAINS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         as_positive("average_every", self.average_every)
         as_positive("swap_every", self.swap_every)
-        check_plain("start", self.start, 0)
-        check_plain("decay", self.decay, 0, 1)
+        check_numbers(self, "start")
+        check_numbers(self, "decay", within="[0, 1]")
         if self.swap_every < self.average_every:
             raise ValueError(
                 f"swap_every: got {self.swap_every}; expected at least average_every, {self.average_every}: there is "
@@ -133,21 +140,8 @@ class EnsembleRowWiseAdagrad(RowWiseAdagrad):
         rows = jnp.where(every(self.swap_every, step), new, rows)
         return rows, (new.astype(average.dtype), total)
 
-    def check_width(self, width: int | None) -> None:
-        refuse_slices(self, width)
-
 
 def every(period: int, step: jax.Array) -> jax.Array:
     """Whether the next step, after ``step`` steps, has a number counted from 1 that is a multiple of ``period``."""
     # Where steps are no longer counted, nothing is due any more, rather than in every step.
     return (jnp.mod(step + 1, period) == 0) & (step < MOST_STEPS)
-
-
-def refuse_slices(rule: Optimizer, width: int | None) -> None:
-    """Raises for a tensor train."""
-    if width is None:
-        raise TypeError(
-            f"optimizer: got {type_of(rule)}; it averages rows, and is for dense tables. Averages of the cores "
-            "of a tensor train are not those of its rows: use RowWiseAdagrad, and average the model outside, e.g. with "
-            "optax.incremental_update."
-        )

@@ -2,30 +2,34 @@
 
 import dataclasses
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
+from jax_tt._base.arguments import one_of
 from jax_tt.optimizers._base import (
-    DECAYS,
+    Hyper,
     Scalar,
     Slot,
     Slots,
     at_step,
-    check_choice,
-    check_decay,
-    check_scalar,
-    check_scalars,
+    check_numbers,
     interval,
     one_more,
-    stacked,
     this_step,
 )
-from jax_tt.optimizers.adagrad import Accumulated, WeightDecayMode, scaled
+from jax_tt.optimizers.adagrad import (
+    Accumulated,
+    WeightDecayMode,
+    check_decay,
+    penalties,
+    scaled,
+)
 
-_RATES = ("none", "tail_id_increase", "tail_id_decrease", "counter_sgd")
-_DECAYS = (*DECAYS, "adagradw")
+_Rate = Literal["none", "tail_id_increase", "tail_id_decrease", "counter_sgd"]
+_Decay = Literal[WeightDecayMode, "adagradw"]
+_RATES, _DECAYS = get_args(_Rate), get_args(_Decay)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +42,14 @@ class Counted(Accumulated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_scalar("halflife", self.halflife, -math.inf)
+        check_numbers(self, "halflife", within="(-inf, inf)")
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         return (*super().slots, Slot("last_step", True, 0.0), Slot("count", True, 0.0))
+
+    def hyperparameters(self, step: jax.Array) -> dict[str, jax.Array]:
+        return {**super().hyperparameters(step), "step": this_step(step)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +85,7 @@ class CounterRowWiseAdagrad(Counted):
     A slice of a tensor-train core is used by many rows of the table: its counter says little about any of them.
 
     Args:
-        learning_rate: float, ``nnx.Variable`` or schedule of the step.
-        eps: added to the square root of the sum.
-        initial_accumulator_value: initial value of ``s``.
+        learning_rate, eps, initial_accumulator_value: as in `RowWiseAdagrad`.
         halflife: of a use in the counter, in steps; see above for numbers that are not positive.
         weight_decay: factor of the decay.
         weight_decay_mode: ``"none"``, ``"l2"``, ``"decoupled"`` or ``"adagradw"``.
@@ -98,10 +103,8 @@ class CounterRowWiseAdagrad(Counted):
     ['sum', 'last_step', 'count']
     """
 
-    weight_decay_mode: Literal["none", "l2", "decoupled", "adagradw"] = "none"
-    learning_rate_mode: Literal["none", "tail_id_increase", "tail_id_decrease", "counter_sgd"] = (
-        "none"
-    )
+    weight_decay_mode: _Decay = "none"
+    learning_rate_mode: _Rate = "none"
     adjustment_iter: Scalar = -1.0
     adjustment_ub: Scalar = 1.0
     tail_id_threshold: Scalar = 0.0
@@ -114,12 +117,12 @@ class CounterRowWiseAdagrad(Counted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_decay(self.weight_decay, self.weight_decay_mode, _DECAYS)
-        check_choice("learning_rate_mode", self.learning_rate_mode, _RATES)
-        check_scalar("adjustment_iter", self.adjustment_iter, -math.inf)
-        check_scalars(self, "adjustment_ub", "tail_id_threshold")
+        check_decay(self, _DECAYS)
+        one_of("learning_rate_mode", self.learning_rate_mode, _RATES)
+        check_numbers(self, "adjustment_iter", within="(-inf, inf)")
+        check_numbers(self, "adjustment_ub", "tail_id_threshold")
         if self.max_counter is not None:
-            check_scalars(self, "max_counter")
+            check_numbers(self, "max_counter")
         elif self.learning_rate_mode.startswith("tail_id") or self.tail_id_threshold_is_ratio:
             raise ValueError(
                 "max_counter: got None; the learning-rate modes 'tail_id_...' and a threshold that is a ratio compare "
@@ -127,22 +130,28 @@ class CounterRowWiseAdagrad(Counted):
                 "that the training loop sets."
             )
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        highest = at_step(1.0 if self.max_counter is None else self.max_counter, step)
-        tail = at_step(self.tail_id_threshold, step)
+    def hyperparameters(self, step: jax.Array) -> dict[str, jax.Array]:
+        values = {"max_counter": at_step(1.0, step), **super().hyperparameters(step)}
+        tail = values["tail_id_threshold"]
         if self.tail_id_threshold_is_ratio:
-            tail = jnp.floor(tail * highest)
-        given = (self.learning_rate, self.eps, self.weight_decay, self.halflife, this_step(step))
-        adjustments = (highest, self.adjustment_iter, self.adjustment_ub, tail)
-        rate = _RATES.index(self.learning_rate_mode)
-        decay = _DECAYS.index(self.weight_decay_mode)
-        return stacked(step, *given, *adjustments, rate, decay)
+            tail = jnp.floor(tail * values["max_counter"])
+        return {
+            **values,
+            "tail": tail,
+            "rate_mode": at_step(_RATES.index(self.learning_rate_mode), step),
+            "decay_mode": at_step(_DECAYS.index(self.weight_decay_mode), step),
+        }
 
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        lr, eps, decay, halflife, now, highest, first, bound, tail, *_ = hyper.astype(rows.dtype)
-        total, last, count = (slot.astype(rows.dtype) for slot in slots)
+        lr, eps, decay, halflife = (
+            hyper[name] for name in ("learning_rate", "eps", "weight_decay", "halflife")
+        )
+        now, highest, first, bound = (
+            hyper[name] for name in ("step", "max_counter", "adjustment_iter", "adjustment_ub")
+        )
+        total, last, count = slots
         since = interval(last, now)
         count = count_use(count, halflife, since)
         penalised = grads + decay * rows if self.weight_decay_mode == "l2" else grads
@@ -158,7 +167,7 @@ class CounterRowWiseAdagrad(Counted):
             rate = plain * jnp.clip(jnp.power((count + 1) / highest, bound), 0.1, 1)
         elif self.learning_rate_mode == "counter_sgd":
             rate = lr / (jnp.sqrt(bound * count) + eps)
-        rate = jnp.where(count > tail, rate, plain)
+        rate = jnp.where(count > hyper["tail"], rate, plain)
         frequency = jnp.where(halflife > 0, halflife / count, 1)
         keep = jnp.ones_like(plain)
         if self.weight_decay_mode == "l2":
@@ -197,9 +206,7 @@ class CowClip(Counted):
     A slice of a tensor-train core is used by many rows of the table: its counter says little about any of them.
 
     Args:
-        learning_rate: float, ``nnx.Variable`` or schedule of the step.
-        eps: added to the square root of the sum.
-        initial_accumulator_value: initial value of ``s``.
+        learning_rate, eps, initial_accumulator_value: as in `RowWiseAdagrad`.
         halflife: of a use in the counter, in steps; negative to count all, 0 to count only the current one.
         weight_decay: factor of the decay.
         weight_decay_mode: ``"none"``, ``"l2"`` or ``"decoupled"``.
@@ -219,32 +226,29 @@ class CowClip(Counted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_decay(self.weight_decay, self.weight_decay_mode)
-        check_scalars(self, "weight_norm_coefficient", "lower_bound")
+        check_decay(self)
+        check_numbers(self, "weight_norm_coefficient", "lower_bound")
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        l2, decoupled = (
-            self.weight_decay if self.weight_decay_mode == mode else 0.0
-            for mode in ("l2", "decoupled")
-        )
-        given = (self.learning_rate, self.eps, l2, decoupled, self.halflife, this_step(step))
-        return stacked(step, *given, self.weight_norm_coefficient, self.lower_bound)
+    def hyperparameters(self, step: jax.Array) -> dict[str, jax.Array]:
+        values = super().hyperparameters(step)
+        return values | penalties(self.weight_decay_mode, values["weight_decay"])
 
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        lr, eps, l2, decay, halflife, now, coefficient, low = hyper.astype(rows.dtype)
-        total, last, count = (slot.astype(rows.dtype) for slot in slots)
-        count = count_use(count, halflife, interval(last, now))
+        (total, last, count), now = slots, hyper["step"]
+        lr, l2 = hyper["learning_rate"], hyper["l2"]
+        count = count_use(count, hyper["halflife"], interval(last, now))
         penalised = grads + l2 * rows
         total = total + jnp.mean(penalised * penalised, axis=1)
-        root = jnp.sqrt(total) + eps
+        root = jnp.sqrt(total) + hyper["eps"]
         norm = jnp.linalg.norm(penalised, axis=1)
-        limit = count * jnp.maximum(coefficient * jnp.linalg.norm(rows, axis=1), low)
+        of_weights = hyper["weight_norm_coefficient"] * jnp.linalg.norm(rows, axis=1)
+        limit = count * jnp.maximum(of_weights, hyper["lower_bound"])
         clip = jnp.where(norm > limit, limit / jnp.where(norm == 0, 1, norm), 1)
         # With eps = 0: rows without a gradient so far, or one whose square underflows.
         rate = jnp.where(root == 0, 0, clip * lr / jnp.where(root == 0, 1, root))
-        keep = 1 - rate * l2 - lr * decay
+        keep = 1 - rate * l2 - lr * hyper["decay"]
         new = keep[:, None] * rows - rate[:, None] * grads
         return new, (total, jnp.full_like(last, now), count)
 
@@ -265,9 +269,7 @@ class GlobalDecayRowWiseAdagrad(Accumulated):
     one. It is for dense tables.
 
     Args:
-        learning_rate: float, ``nnx.Variable`` or schedule of the step.
-        eps: added to the square root of the sum.
-        initial_accumulator_value: initial value of ``s``.
+        learning_rate, eps, initial_accumulator_value: as in `RowWiseAdagrad`.
         weight_decay: factor of the decay.
         lower_bound: the smallest late decay, below 1.
         start: the first step with late decay, counted from 1.
@@ -289,43 +291,38 @@ class GlobalDecayRowWiseAdagrad(Accumulated):
     start: Scalar = 0.0
     native_kind: ClassVar[str] = "GlobalDecayRowWiseAdagrad"
     rowwise: ClassVar[bool] = True
+    not_for_trains: ClassVar[str] = (
+        "The rows of a tensor train share slices of its cores, so that none of them decays alone: use RowWiseAdagrad "
+        "with a weight_decay."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_scalars(self, "weight_decay", "start")
-        check_scalars(self, "lower_bound", high=1.0)
+        check_numbers(self, "weight_decay", "start")
+        check_numbers(self, "lower_bound", within="[0, 1)")
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         return (*super().slots, Slot("last_step", True, 0.0))
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        lr, eps = super().hyperparameters(step)
-        keep = 1 - lr * at_step(self.weight_decay, step)
-        return stacked(step, lr, eps, keep, self.lower_bound, self.start, this_step(step))
+    def hyperparameters(self, step: jax.Array) -> dict[str, jax.Array]:
+        values = super().hyperparameters(step)
+        keep = 1 - values["learning_rate"] * values["weight_decay"]
+        return {**values, "keep": keep, "step": this_step(step)}
 
-    def read_scale(self, slots: Slots, hyper: jax.Array) -> jax.Array:
-        _, _, keep, low, start, now = hyper.astype(slots[1].dtype)
-        late = jnp.maximum(low, jnp.power(keep, interval(slots[1], now) - 1))
-        return jnp.where(now < start, 1, late)
+    def read_scale(self, slots: Slots, hyper: Hyper) -> jax.Array:
+        (_, last), now = slots, hyper["step"]
+        late = jnp.power(hyper["keep"], interval(last, now) - 1)
+        return jnp.where(now < hyper["start"], 1, jnp.maximum(hyper["lower_bound"], late))
 
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        slots = tuple(slot.astype(rows.dtype) for slot in slots)
-        total, last = slots
+        (total, last), now = slots, hyper["step"]
         late = self.read_scale(slots, hyper)[:, None]
-        _, _, keep, _, start, now = hyper.astype(rows.dtype)
         total = total + jnp.mean(grads * grads, axis=1)
-        new = keep * late * rows - scaled(grads, total[:, None], hyper[:2])
-        return new, (total, jnp.where(now < start, last, now))
-
-    def check_width(self, width: int | None) -> None:
-        if width is None:
-            raise TypeError(
-                "optimizer: got GlobalDecayRowWiseAdagrad; it is for dense tables. The rows of a tensor train share "
-                "slices of its cores, so that none of them decays alone: use RowWiseAdagrad with a weight_decay."
-            )
+        new = hyper["keep"] * late * rows - scaled(grads, total[:, None], hyper)
+        return new, (total, jnp.where(now < hyper["start"], last, now))
 
 
 def count_use(count: jax.Array, halflife: jax.Array, since: jax.Array) -> jax.Array:

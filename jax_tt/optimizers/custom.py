@@ -7,8 +7,8 @@ from typing import Any, ClassVar, cast
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import type_of
-from jax_tt.optimizers._base import Optimizer, Slot, Slots, check_choice, stacked
+from jax_tt._base.arguments import one_of, type_of
+from jax_tt.optimizers._base import Hyper, Optimizer, Slot, Slots, at_step
 
 # (rows[R, W], gradients[R, W], slots by name, step) -> (rows[R, W], slots by name).
 Rule = Callable[
@@ -77,15 +77,15 @@ class Custom(Optimizer):
     def kind(self) -> None:
         return None
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        return stacked(step, step)
+    def hyperparameters(self, step: jax.Array) -> dict[str, jax.Array]:
+        return {"step": at_step(step, step)}
 
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
         names = [slot.name for slot in cast("tuple[Slot, ...]", self.slots)]
-        given = {name: slot.astype(rows.dtype) for name, slot in zip(names, slots, strict=True)}
-        returned: Any = self.function(rows, grads, dict(given), hyper[0])
+        given = dict(zip(names, slots, strict=True))
+        returned: Any = self.function(rows, grads, dict(given), hyper["step"])
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise TypeError(
                 f"function: returned {type_of(returned)}; expected the pair (rows, slots), the latter a dict, "
@@ -113,7 +113,7 @@ def _slots(kinds: Mapping[str, str]) -> tuple[Slot, ...]:
             raise ValueError(
                 f"slots: got the name {name!r}; expected a name that can be part of a variable's, e.g. 'momentum'."
             )
-        check_choice(f"slots[{name!r}]", kind, _KINDS)
+        one_of(f"slots[{name!r}]", kind, _KINDS)
     return tuple(Slot(name, kind == "row", 0.0) for name, kind in kinds.items())
 
 

@@ -1,23 +1,12 @@
 """FTRL-proximal."""
 
 import dataclasses
-import math
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jax_tt.optimizers._base import (
-    Optimizer,
-    Scalar,
-    Slot,
-    Slots,
-    at_step,
-    check_number,
-    check_scalars,
-    check_that,
-    stacked,
-)
+from jax_tt.optimizers._base import Hyper, Optimizer, Scalar, Slot, Slots, check_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +53,10 @@ class FTRL(Optimizer):
     static: ClassVar[frozenset[str]] = frozenset({"multiply_linear_by_learning_rate"})
 
     def __post_init__(self) -> None:
-        check_scalars(self, "learning_rate", "beta")
-        check_scalars(self, "l1_regularization_strength", "l2_regularization_strength")
-        check_that("learning_rate_power", self.learning_rate_power, lambda x: x <= 0, "at most 0")
-        check_number("initial_accumulator_value", self.initial_accumulator_value, 0.0)
-        check_number("initial_linear_value", self.initial_linear_value, -math.inf)
+        check_numbers(self, "learning_rate", "beta", "initial_accumulator_value")
+        check_numbers(self, "l1_regularization_strength", "l2_regularization_strength")
+        check_numbers(self, "learning_rate_power", within="(-inf, 0]")
+        check_numbers(self, "initial_linear_value", within="(-inf, inf)")
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -77,8 +65,9 @@ class FTRL(Optimizer):
             Slot("linear", False, self.initial_linear_value),
         )
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        lr = at_step(self.learning_rate, step)
+    def hyperparameters(self, step: jax.Array) -> dict[str, jax.Array]:
+        values = super().hyperparameters(step)
+        lr = values["learning_rate"]
         one = jnp.ones_like(lr)
         # The unit of the linear term, and that unit divided by the learning rate.
         unit, per_rate = (
@@ -86,23 +75,27 @@ class FTRL(Optimizer):
             if self.multiply_linear_by_learning_rate
             else (one, jnp.where(lr == 0, 0, 1 / jnp.where(lr == 0, 1, lr)))
         )
-        l1 = at_step(self.l1_regularization_strength, step)
-        l2 = at_step(self.l2_regularization_strength, step)
-        power = at_step(self.learning_rate_power, step)
-        return stacked(step, lr, unit, per_rate, l1 * unit, 2 * l2 * unit, self.beta, -power)
+        return {
+            **values,
+            "unit": unit,
+            "unit_over_rate": per_rate,
+            "l1": values["l1_regularization_strength"] * unit,
+            "l2": 2 * values["l2_regularization_strength"] * unit,
+            "exponent": -values["learning_rate_power"],
+        }
 
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        lr, unit, per_rate, l1, l2, beta, exponent = hyper.astype(rows.dtype)
-        total, linear = (slot.astype(rows.dtype) for slot in slots)
+        (total, linear), exponent = slots, hyper["exponent"]
+        lr, l1, per_rate = hyper["learning_rate"], hyper["l1"], hyper["unit_over_rate"]
         new = total + grads * grads
         # A root of 0 is exact only as a square root.
         before, now = (
             jnp.where(exponent == 0.5, jnp.sqrt(x), jnp.power(x, exponent)) for x in (total, new)
         )
-        moved = linear + unit * grads - (now - before) * per_rate * rows
-        divisor = (now + beta) * per_rate + l2
+        moved = linear + hyper["unit"] * grads - (now - before) * per_rate * rows
+        divisor = (now + hyper["beta"]) * per_rate + hyper["l2"]
         # Without any regularisation: entries without a gradient so far.
         none = divisor == 0
         at = (jnp.clip(moved, -l1, l1) - moved) / jnp.where(none, 1, divisor)

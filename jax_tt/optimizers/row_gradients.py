@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from jax_tt._base.arguments import as_positive
-from jax_tt.optimizers._base import Optimizer, Slot, Slots
+from jax_tt.optimizers._base import Hyper, Optimizer, Slot, Slots
 
 # A row's number is stored in two slots of floats, as quotient and remainder of this base; both are exact.
 _BASE = 2**16
@@ -62,6 +62,9 @@ class RowGradients(Optimizer):
 
     capacity: int
     static: ClassVar[frozenset[str]] = frozenset({"capacity"})
+    not_for_trains: ClassVar[str] = (
+        "The gradients of a tensor train are as large as its cores: build the table without an optimizer to get them."
+    )
 
     def __post_init__(self) -> None:
         as_positive("capacity", self.capacity)
@@ -116,10 +119,6 @@ class RowGradients(Optimizer):
             )
         return [jnp.asarray(array) for array in found]
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        del step
-        return jnp.zeros(0, jnp.float32)
-
     def left(self, rows: jax.Array, sums: jax.Array) -> Slots:
         """The slots after a batch with ``rows[n]``, of which the highest number is none, and their ``sums[n, D]``."""
         none = rows == jnp.iinfo(rows.dtype).max
@@ -134,16 +133,9 @@ class RowGradients(Optimizer):
         return jnp.where(count > self.capacity, jnp.nan, gradients), high, low, count[None]
 
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
         raise TypeError("optimizer: got RowGradients; it has no step, and is for a DenseTable.")
-
-    def check_width(self, width: int | None) -> None:
-        if width is None:
-            raise TypeError(
-                "optimizer: got RowGradients; it is for dense tables. The gradients of a tensor train are as large as "
-                "its cores: build the table without an optimizer to get them."
-            )
 
 
 def _resized(array: jax.Array, rows: int, fill: float) -> jax.Array:

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt.optimizers._base import (
+    Hyper,
     Optimizer,
     Scalar,
     Slot,
     Slots,
-    check_scalars,
+    check_numbers,
     interval,
-    stacked,
     this_step,
 )
 from jax_tt.optimizers.adagrad import scaled
@@ -51,24 +51,21 @@ class RowWiseRMSProp(Optimizer):
     native_kind: ClassVar[str] = "RowWiseRmsProp"
 
     def __post_init__(self) -> None:
-        check_scalars(self, "learning_rate", "eps", "ar_alpha", "min_shrinkage")
-        check_scalars(self, "decay", high=1.0)
+        check_numbers(self, "learning_rate", "eps", "ar_alpha", "min_shrinkage")
+        check_numbers(self, "decay", within="[0, 1)")
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         return (Slot("nu", True, 0.0), Slot("last_step", True, 0.0))
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        given = (self.learning_rate, self.decay, self.eps, self.ar_alpha, self.min_shrinkage)
-        return stacked(step, *given, this_step(step))
+    def hyperparameters(self, step: jax.Array) -> dict[str, jax.Array]:
+        return {**super().hyperparameters(step), "step": this_step(step)}
 
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        lr, decay, eps, alpha, low, now = hyper.astype(rows.dtype)
-        nu, last = (slot.astype(rows.dtype) for slot in slots)
+        (nu, last), decay, now = slots, hyper["decay"], hyper["step"]
         nu = decay * nu + (1 - decay) * jnp.mean(grads * grads, axis=1)
-        shrink = jnp.clip(lr * alpha * interval(last, now), 0, 1)
-        keep = jnp.maximum(low, 1 - shrink)[:, None]
-        step = scaled(grads, nu[:, None], jnp.stack([lr, eps]))
-        return keep * rows - step, (nu, jnp.full_like(last, now))
+        shrink = jnp.clip(hyper["learning_rate"] * hyper["ar_alpha"] * interval(last, now), 0, 1)
+        keep = jnp.maximum(hyper["min_shrinkage"], 1 - shrink)[:, None]
+        return keep * rows - scaled(grads, nu[:, None], hyper), (nu, jnp.full_like(last, now))

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jax_tt.optimizers._base import Optimizer, Scalar, Slot, Slots, check_scalars, stacked
+from jax_tt.optimizers._base import Hyper, Optimizer, Scalar, Slot, Slots, check_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +17,8 @@ class SGD(Optimizer):
         learning_rate: float, ``nnx.Variable`` or schedule of the step.
 
     >>> import jax_tt
-    >>> jax_tt.optimizers.SGD(0.1).hyperparameters(0).shape
-    (1,)
+    >>> float(jax_tt.optimizers.SGD(lambda step: 1 / (step + 1)).hyperparameters(3)["learning_rate"])
+    0.25
     """
 
     learning_rate: Scalar
@@ -26,19 +26,16 @@ class SGD(Optimizer):
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_scalars(self, "learning_rate")
+        check_numbers(self, "learning_rate")
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         return ()
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        return stacked(step, self.learning_rate)
-
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        return rows - hyper[0].astype(rows.dtype) * grads, slots
+        return rows - hyper["learning_rate"] * grads, slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,23 +68,21 @@ class LARSSGD(Optimizer):
     native_kind: ClassVar[str] = "LarsSgd"
 
     def __post_init__(self) -> None:
-        check_scalars(self, "learning_rate", "eta", "weight_decay")
-        check_scalars(self, "momentum", high=1.0)
+        check_numbers(self, "learning_rate", "eta", "weight_decay")
+        check_numbers(self, "momentum", within="[0, 1)")
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         return (Slot("momentum", False, 0.0),)
 
-    def hyperparameters(self, step: jax.Array) -> jax.Array:
-        return stacked(step, self.learning_rate, self.eta, self.momentum, self.weight_decay)
-
     def update_rows(
-        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        lr, eta, momentum, decay = hyper.astype(rows.dtype)
+        decay = hyper["weight_decay"]
         weights = jnp.linalg.norm(rows, axis=1, keepdims=True)
         steps = jnp.linalg.norm(grads, axis=1, keepdims=True) + decay * weights
         none = (weights == 0) | (steps == 0)
-        rate = lr * jnp.where(none, 1, eta * weights / jnp.where(none, 1, steps))
-        velocity = momentum * slots[0].astype(rows.dtype) + rate * (grads + decay * rows)
+        trust = jnp.where(none, 1, hyper["eta"] * weights / jnp.where(none, 1, steps))
+        rate = hyper["learning_rate"] * trust
+        velocity = hyper["momentum"] * slots[0] + rate * (grads + decay * rows)
         return rows - velocity, (velocity,)

@@ -20,26 +20,6 @@ SHAPES = (  # row factors, column factors, ranks, num_embeddings
     ((3, 2, 3, 2, 3), (1, 2, 1, 3, 1), (1, 2, 3, 3, 2, 1), 100),
 )
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-# Hyper-parameters, slots per entry and slots per row of every optimizer.
-OPTIMIZERS = {
-    "Sgd": (1, 0, 0),
-    "Adagrad": (2, 1, 0),
-    "RowWiseAdagrad": (2, 0, 1),
-    "Adam": (6, 2, 0),
-    "PartialRowWiseAdam": (7, 1, 1),
-    "Lamb": (7, 2, 0),
-    "PartialRowWiseLamb": (7, 1, 1),
-    "LarsSgd": (4, 1, 0),
-    "RegularizedRowWiseAdagrad": (5, 0, 1),
-    "DecayedAdam": (7, 2, 0),
-    "RowWiseCorrectedAdam": (7, 2, 1),
-    "RowWiseRmsProp": (6, 0, 2),
-    "Ftrl": (7, 2, 0),
-    "AdagradMomentum": (7, 2, 0),
-    "CounterRowWiseAdagrad": (11, 0, 3),
-    "CowClip": (8, 0, 3),
-    "GlobalDecayRowWiseAdagrad": (6, 0, 2),
-}
 BOUNDS = ("clip", "zero", "error", "unchecked", "poison", "warn")
 
 
@@ -127,16 +107,16 @@ def _cores(rng: np.random.Generator, which: int, dtype: Any) -> list[np.ndarray]
 
 
 def _slots(rule: str, tables: list[np.ndarray]) -> list[np.ndarray]:
-    _, of_entries, of_rows = OPTIMIZERS[rule]
-    shapes = []
+    known, shapes = ffi.rule("cpu", rule), []
     for table in tables:
         n = table.shape[0]
-        shapes += [(n, table.size // n)] * of_entries + [(n,)] * of_rows
+        shapes += [(n, table.size // n)] * known.entry_slots + [(n,)] * known.row_slots
     return [np.ones(shape, _accum(tables[0].dtype)) for shape in shapes]
 
 
 def _step(rule: str, accum: Any) -> list[np.ndarray]:
-    return [np.full(OPTIMIZERS[rule][0], 0.5, accum), np.ones(2, accum), np.zeros(2, np.uint32)]
+    hyper = np.full(len(ffi.rule("cpu", rule).hyperparameters), 0.5, accum)
+    return [hyper, np.ones(2, accum), np.zeros(2, np.uint32)]
 
 
 def _accum(dtype: Any) -> Any:
@@ -144,7 +124,7 @@ def _accum(dtype: Any) -> Any:
 
 
 def _rule(rng: np.random.Generator) -> str:
-    return str(rng.choice(list(OPTIMIZERS)))
+    return str(rng.choice(ffi.load("cpu").rules()))
 
 
 def build_plan(rng: np.random.Generator) -> Call:

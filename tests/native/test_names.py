@@ -43,6 +43,27 @@ def test_modules_have_the_same_names(platform):
     }
 
 
+# What makes a rule of the library the other native ones of its class.
+OPTIONS: dict[str, Any] = {
+    "RegularizedRowWiseAdagrad": {"max_norm": 1.0},
+    "DecayedAdam": {"weight_decay": 0.1},
+    "RowWiseCorrectedAdam": {"rowwise_bias_correction": True},
+}
+
+
+@pytest.mark.parametrize("kind", optimizers.RULES)
+@pytest.mark.parametrize("platform", MODULES)
+def test_hyperparameters_have_the_names_of_the_fields_in_cpp(platform, kind):
+    rule: Any = optimizers.RULES[kind]
+    rule = rule(0.1, **OPTIONS.get(kind, {}))
+    assert rule.kind == kind
+    names = ffi.rule(platform, kind).hyperparameters
+    assert len(set(names)) == len(names) and "learning_rate" in names
+    given = rule.hyperparameters(jnp.float32(3))
+    array = native.stacked(platform, rule, dict(reversed(given.items())), jnp.float32)
+    np.testing.assert_array_equal(array, [given[name] for name in names])
+
+
 def test_two_rules_of_one_name_are_refused():
     other = type("Other", (optimizers.SGD,), {"native_kind": "Adagrad"})
     with pytest.raises(ValueError, match="Adagrad and Other have the same one, 'Adagrad'"):
@@ -60,25 +81,22 @@ class Mine(optimizers.Optimizer):
     def slots(self):
         return (optimizers.Slot("momentum", False, 0.0),)
 
-    def hyperparameters(self, step):
-        return jnp.stack([optimizers.at_step(self.learning_rate, step)] * 4)
-
     def update_rows(self, rows, grads, slots, hyper):
-        return rows - hyper[0].astype(rows.dtype) * jnp.sign(grads), slots
+        return rows - hyper["learning_rate"] * jnp.sign(grads), slots
 
 
 class Twice(optimizers.SGD):
     """A rule of the library with another step."""
 
     def update_rows(self, rows, grads, slots, hyper):
-        return rows - 2 * hyper[0] * grads, slots
+        return rows - 2 * hyper["learning_rate"] * grads, slots
 
 
 class Faster(optimizers.SGD):
     """A rule of the library with another hyper-parameter."""
 
     def hyperparameters(self, step):
-        return 2 * super().hyperparameters(step)
+        return {"learning_rate": 2 * super().hyperparameters(step)["learning_rate"]}
 
 
 def stepped(rule, method, train=False):
@@ -112,6 +130,6 @@ def test_a_rule_that_the_module_does_not_have_is_refused(platform, monkeypatch):
     nobody = type("Nobody", (optimizers.SGD,), {"native_kind": "Nobody"})(0.1)
     with pytest.raises(ValueError, match="'Nobody', which this process has not registered"):
         stepped(nobody, method)
-    monkeypatch.setattr(ffi, "native_rules", lambda platform: frozenset())
+    monkeypatch.setattr(ffi, "rule", lambda platform, name: None)
     with pytest.raises(RuntimeError, match=r"does not have the rule 'Sgd' of SGD.*`make native`"):
         stepped(optimizers.SGD(0.1), method)

@@ -17,7 +17,6 @@ import pytest
 import jax_tt
 from jax_tt import optimizers
 from jax_tt._base import ffi
-from jax_tt.optimizers import registered
 from tests.conftest import native_available
 from tests.helpers import SHAPES, f64, fused, make_case
 from tests.optimizers.extension_build import lion_rule
@@ -154,14 +153,24 @@ def test_programs_have_the_name(rule):
 # Registration
 
 
-class Exported(ctypes.Structure):
-    """`jax_tt::ExportedRule`."""
+class Traits(ctypes.Structure):
+    """`jax_tt::OptimizerTraits`."""
 
     _fields_: ClassVar = [
-        ("abi", ctypes.c_uint32),
+        ("names", ctypes.c_char_p),
         ("hyperparameters", ctypes.c_int),
         ("element_slots", ctypes.c_int),
         ("row_slots", ctypes.c_int),
+    ]
+
+
+class Exported(ctypes.Structure):
+    """`jax_tt::ExportedRule`."""
+
+    _anonymous_ = ("traits",)
+    _fields_: ClassVar = [
+        ("abi", ctypes.c_uint32),
+        ("traits", Traits),
         ("name", ctypes.c_char_p),
         ("update_float", ctypes.c_void_p),
         ("update_double", ctypes.c_void_p),
@@ -203,13 +212,14 @@ def test_what_is_no_new_rule_is_refused(extension):
         ({"name": b""}, "it has no name"),
         ({"name": b"a", "element_slots": 3}, "3 slots per element and 0 per row"),
         ({"name": b"b", "row_slots": -1}, "1 slots per element and -1 per row"),
-        ({"name": b"c", "hyperparameters": -1}, "-1 hyper-parameters"),
+        ({"name": b"c", "hyperparameters": 3}, "3 hyper-parameters and other names"),
+        ({"name": b"e", "names": None}, "4 hyper-parameters and other names"),
         ({"name": b"d", "update_double": None}, "'d' has no step for float or for double"),
     ):
         with pytest.raises(ValueError, match=message):
             optimizers.register(changed(extension._lion.rule, **fields))
-    for name in ("a", "b", "c", "d"):
-        assert ffi.rule(name) is None
+    for name in "abcde":
+        assert ffi.rule("cpu", name) is None
     for given in (None, "lion", 3):
         with pytest.raises(ValueError, match=r"a capsule of the name 'jax_tt\.rule'"):
             optimizers.register(given)
@@ -231,7 +241,7 @@ def test_rules_may_be_registered_by_many_threads_and_in_any_order(extension, rul
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(ffi.rule(name) is not None for name in names)
+    assert all(ffi.rule("cpu", name) is not None for name in names)
     other = dataclasses.make_dataclass(
         "Other", [], bases=(type(rule),), namespace={"native_kind": "lion_7"}, frozen=True
     )(**dataclasses.asdict(rule))
@@ -256,16 +266,26 @@ def variant(rule, **namespace):
 
 
 def test_a_class_that_does_not_fit_its_native_rule_is_refused(rule):
-    slots = (optimizers.Slot("a", True, 0.0),)
+    slots, lr = (optimizers.Slot("a", True, 0.0),), "'learning_rate': 'float32"
+    takes = r"expected a dict with .* learning_rate, b1, b2, weight_decay, each a scalar of type"
+
+    def returning(change):
+        """A class whose hyper-parameters are changed; its steps in JAX do not need them."""
+        return {
+            "hyperparameters": lambda self, step: change(type(rule).hyperparameters(self, step))
+        }
+
     for namespace, message in (
         ({"native_kind": "nobody"}, "the native rule 'nobody', which this process has not"),
         ({"slots": slots}, "0 slots per entry and 1 per row.*: 1 per entry, then 0 per row"),
         ({"slots": ()}, "0 slots per entry and 0 per row"),
-        ({"hyperparameters": lambda self, step: jnp.zeros(3)}, r"shape \(3,\).* \(4,\)"),
+        (returning(lambda given: jnp.zeros(4)), rf"returns float32\[4\]; {takes}"),
+        (returning(lambda given: {"learning_rate": given["b1"]}), rf"{{{lr}\[\]'}}; {takes}"),
         (
-            {"hyperparameters": lambda self, step: jnp.zeros(4, jnp.int32)},
-            r"int32 of .* float32 of",
+            returning(lambda given: {**given, "learning_rate": jnp.zeros(3)}),
+            rf"{lr}\[3\]'.*; {takes}",
         ),
+        (returning(lambda given: {**given, "b2": jnp.int32(1)}), rf"'b2': 'int32\[\]'.*; {takes}"),
     ):
         with pytest.raises(ValueError, match=message):
             one_step(variant(rule, **namespace))
@@ -286,7 +306,8 @@ def test_a_program_whose_rule_is_missing_says_so(kind, method, rule, monkeypatch
     """As a program that another process has compiled or exported."""
     if method != "native" and not native_available(method):
         pytest.skip("the emulated module is not built")
-    monkeypatch.setattr(registered.ffi, "rule", lambda name: ffi._rules["lion_rule.lion"])
+    found = functools.partial(ffi.rule, name="lion_rule.lion")
+    monkeypatch.setattr(ffi, "rule", lambda platform, name: found(platform))
     with pytest.raises(jax.errors.JaxRuntimeError, match="this process has no rule 'elsewhere'"):
         missing = variant(rule, native_kind="elsewhere")
         if kind == "dense":

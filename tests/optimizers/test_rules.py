@@ -293,7 +293,7 @@ def test_what_would_have_no_effect_is_refused():
     for rule in (optimizers.RowWiseAdagrad, optimizers.CounterRowWiseAdagrad, optimizers.CowClip):
         with pytest.raises(ValueError, match="weight_decay: it has no effect"):
             rule(0.1, weight_decay=0.5)
-        message = "weight_decay_mode: got 'cosine'; expected 'none', 'l2'"
+        message = "weight_decay_mode: got 'cosine'; expected one of 'none', 'l2'"
         with pytest.raises(ValueError, match=message):
             rule(0.1, weight_decay_mode="cosine")
 

@@ -11,7 +11,7 @@ struct Lion {
   static constexpr int kElementSlots = 1, kRowSlots = 0, kSums = 0;
   struct Row {};
 
-  C learning_rate, b1, b2, weight_decay;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, b1, b2, weight_decay);
 
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* momentum) const {
     const C direction = b1 * *momentum + (C{1} - b1) * g;

@@ -1,7 +1,7 @@
 // Adagrad: s += g^2; w -= lr g / (sqrt(s) + eps).
 #pragma once
 
-#include "ffi/core/host_device.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -10,7 +10,7 @@ struct Adagrad {
   static constexpr int kElementSlots = 1, kRowSlots = 0, kSums = 0;
   struct Row {};
 
-  C learning_rate, eps;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, eps);
 
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* sum) const {
     const C s = *sum + g * g;

@@ -2,7 +2,7 @@
 // momentum w -= lr (k m + p g).
 #pragma once
 
-#include "ffi/core/host_device.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -11,7 +11,7 @@ struct AdagradMomentum {
   static constexpr int kElementSlots = 2, kRowSlots = 0, kSums = 0;
   struct Row {};
 
-  C learning_rate, momentum, b2, gain, eps, power, nesterov;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, momentum, b2, gain, eps, power, nesterov);
 
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* slots) const {
     slots[0] = b2 * slots[0] + gain * g * g;

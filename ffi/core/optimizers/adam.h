@@ -1,7 +1,7 @@
 // Adam: m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - b^t.
 #pragma once
 
-#include "ffi/core/host_device.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -10,7 +10,7 @@ struct Adam {
   static constexpr int kElementSlots = 2, kRowSlots = 0, kSums = 0;
   struct Row {};
 
-  C learning_rate, b1, b2, eps, correction1, correction2;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, b1, b2, eps, correction1, correction2);
 
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* moments) const {
     const C m = b1 * moments[0] + (C{1} - b1) * g;

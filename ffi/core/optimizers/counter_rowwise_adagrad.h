@@ -3,9 +3,9 @@
 // docs/fused_update.md has the formulas; a mode is a number among the hyper-parameters, as only RowStep looks at it.
 #pragma once
 
-#include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/row_counter.h"
 #include "ffi/core/optimizers/row_math.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -21,8 +21,8 @@ struct CounterRowWiseAdagrad {
   static constexpr int kTailIncrease = 1, kTailDecrease = 2, kCounterSgd = 3;
   static constexpr int kL2 = 1, kDecoupled = 2, kAdagradW = 3;
 
-  C learning_rate, eps, weight_decay, halflife, step, max_counter, adjustment_iter, adjustment_ub, tail;
-  C rate_mode, decay_mode;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, eps, weight_decay, halflife, step, max_counter, adjustment_iter,
+                         adjustment_ub, tail, rate_mode, decay_mode);
 
   JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
     const C penalised = decay_mode == kL2 ? g + weight_decay * w : g;

@@ -1,9 +1,9 @@
 // Row-wise Adagrad whose gradient is clipped to c max(k |w|, low), where c counts the uses of the row (CowClip).
 #pragma once
 
-#include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/row_counter.h"
 #include "ffi/core/optimizers/row_math.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -14,7 +14,7 @@ struct CowClip {
     C keep, step_size;
   };
 
-  C learning_rate, eps, l2, decay, halflife, step, weight_norm_coefficient, lower_bound;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, eps, l2, decay, halflife, step, weight_norm_coefficient, lower_bound);
 
   JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
     const C penalised = g + l2 * w;

@@ -12,6 +12,7 @@ struct DecayedAdam {
   struct Row {};
 
   Moments<C> moments;
+  static constexpr const char* kHyperparameters = Moments<C>::kHyperparameters;
 
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* slots) const { return moments.AdamStep(w, g, slots); }
 };

@@ -11,7 +11,7 @@ namespace jax_tt {
 constexpr char kRuleCapsule[] = "jax_tt.rule";
 
 // Raise it with every change of ExportedRule, or of what its functions are given.
-constexpr uint32_t kRuleAbi = 5;
+constexpr uint32_t kRuleAbi = 6;
 
 // The launches of a rule on a GPU; ffi/cuda/rules/rule_launches.h defines it.
 struct RuleLaunches;

@@ -2,7 +2,7 @@
 // + 2 u l2), where u is 1, or lr if the linear term is multiplied by it.
 #pragma once
 
-#include "ffi/core/host_device.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -11,7 +11,8 @@ struct Ftrl {
   static constexpr int kElementSlots = 2, kRowSlots = 0, kSums = 0;
   struct Row {};
 
-  C learning_rate, unit, unit_over_rate, l1, l2, beta, exponent;  // l1 and 2 l2 are multiplied by the unit
+  // l1 and 2 l2 are multiplied by the unit.
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, unit, unit_over_rate, l1, l2, beta, exponent);
 
   JAX_TT_INLINE C Step(C w, C g, const Row&, C* slots) const {
     const C before = Root(slots[0]);

@@ -2,9 +2,9 @@
 // w = keep max(low, keep^(n - 1)) w - lr g / (sqrt(s) + eps), n being the steps since the row was used.
 #pragma once
 
-#include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/row_counter.h"
 #include "ffi/core/optimizers/row_math.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -15,7 +15,7 @@ struct GlobalDecayRowWiseAdagrad {
     C keep, step_size;
   };
 
-  C learning_rate, eps, keep, lower_bound, start, step;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, eps, keep, lower_bound, start, step);
 
   JAX_TT_INLINE void Add(C, C g, const C*, C* sums) const { sums[0] += g * g; }
   // slots: the sum of squares, the step of the last use.

@@ -15,6 +15,7 @@ struct Lamb {
   };
 
   Moments<C> moments;
+  static constexpr const char* kHyperparameters = Moments<C>::kHyperparameters;
 
   // The sums of w^2 and r^2.  Keeping r from here to Step would take another buffer.
   JAX_TT_INLINE void Add(C w, C g, const C* slots, C* sums) const {

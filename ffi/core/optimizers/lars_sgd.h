@@ -1,7 +1,7 @@
 // LARS: m = momentum m + lr a (g + wd w) with a = eta |w| / (|g| + wd |w|) of the row; w -= m.
 #pragma once
 
-#include "ffi/core/host_device.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -12,7 +12,7 @@ struct LarsSgd {
     C step_size;
   };
 
-  C learning_rate, eta, momentum, weight_decay;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, eta, momentum, weight_decay);
 
   JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
     sums[0] += w * w;

@@ -1,13 +1,13 @@
 // The moments of Adam's relatives, with bias corrections that count the steps of the table.
 #pragma once
 
-#include "ffi/core/host_device.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
 template <typename C>
 struct Moments {
-  C learning_rate, b1, b2, eps, weight_decay, correction1, correction2;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, b1, b2, eps, weight_decay, correction1, correction2);
 
   JAX_TT_INLINE C First(C first, C g) const { return b1 * first + (C{1} - b1) * g; }
   JAX_TT_INLINE C Second(C second, C g) const { return b2 * second + (C{1} - b2) * g * g; }

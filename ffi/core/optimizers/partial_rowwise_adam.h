@@ -15,6 +15,7 @@ struct PartialRowWiseAdam {
   };
 
   Moments<C> moments;
+  static constexpr const char* kHyperparameters = Moments<C>::kHyperparameters;
 
   JAX_TT_INLINE void Add(C, C g, const C*, C* sums) const { sums[0] += g * g; }
   JAX_TT_INLINE Row RowStep(C width, const C* sums, C* second) const {

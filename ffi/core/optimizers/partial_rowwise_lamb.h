@@ -16,6 +16,7 @@ struct PartialRowWiseLamb {
   };
 
   Moments<C> moments;
+  static constexpr const char* kHyperparameters = Moments<C>::kHyperparameters;
 
   // The scale of the step r = scale m + weight_decay w is known only after the sum of g^2, so that the norm of r is put
   // together from the products of m and w.

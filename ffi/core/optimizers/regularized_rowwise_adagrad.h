@@ -2,8 +2,8 @@
 // with m = lr / (sqrt(s) + eps); then w is scaled to the largest norm if it exceeds it.
 #pragma once
 
-#include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/row_math.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -14,7 +14,7 @@ struct RegularizedRowWiseAdagrad {
     C keep, step_size;
   };
 
-  C learning_rate, eps, l2, decay, max_norm;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, eps, l2, decay, max_norm);
 
   JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
     const C with_penalty = g + l2 * w;

@@ -1,8 +1,8 @@
 // Row-wise Adagrad: s += mean(g^2) over the row; w -= lr g / (sqrt(s) + eps).
 #pragma once
 
-#include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/row_math.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -13,7 +13,7 @@ struct RowWiseAdagrad {
     C step_size;
   };
 
-  C learning_rate, eps;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, eps);
 
   JAX_TT_INLINE void Add(C, C g, const C*, C* sums) const { sums[0] += g * g; }
   JAX_TT_INLINE Row RowStep(C width, const C* sums, C* sum) const {

@@ -1,9 +1,9 @@
 // Adam with weight decay whose bias corrections count the steps of the row instead of those of the table.
 #pragma once
 
-#include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/moments.h"
 #include "ffi/core/optimizers/row_counter.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -14,7 +14,7 @@ struct RowWiseCorrectedAdam {
     C correction1, correction2;
   };
 
-  C learning_rate, b1, b2, eps, weight_decay, log_b1, log_b2;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, b1, b2, eps, weight_decay, log_b1, log_b2);
 
   JAX_TT_INLINE Row RowStep(C, const C*, C* count) const {
     *count = OneMore(*count);

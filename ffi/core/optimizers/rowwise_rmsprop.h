@@ -3,9 +3,9 @@
 // - lr g / (sqrt(v) + eps), n being the steps since the row was used.
 #pragma once
 
-#include "ffi/core/host_device.h"
 #include "ffi/core/optimizers/row_counter.h"
 #include "ffi/core/optimizers/row_math.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -16,7 +16,7 @@ struct RowWiseRmsProp {
     C keep, step_size;
   };
 
-  C learning_rate, decay, eps, ar_alpha, min_shrinkage, step;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate, decay, eps, ar_alpha, min_shrinkage, step);
 
   JAX_TT_INLINE void Add(C, C g, const C*, C* sums) const { sums[0] += g * g; }
   JAX_TT_INLINE Row RowStep(C width, const C* sums, C* slots) const {

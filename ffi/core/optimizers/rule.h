@@ -1,9 +1,9 @@
 // One update rule, as the kernels of every platform take it.
 //
 // A rule is written once for a row of any table, dense rows and slices of TT cores alike.  Rule<C>, where C is the type
-// that it computes in, is an aggregate of its hyper-parameters, fields of type C in the order in which Python gives
-// them. It has the numbers of its slots with one number per element and with one per row (a table has them in this
-// order), and of the sums over a row that it needs.  The steps of one row are
+// that it computes in, is an aggregate of its hyper-parameters, fields of type C that JAX_TT_HYPERPARAMETERS declares
+// and that Python gives by their names. It has the numbers of its slots with one number per element and with one per
+// row (a table has them in this order), and of the sums over a row that it needs.  The steps of one row are
 //
 //   Add(w, g, element slots, sums)       for every element: adds to the sums; nothing has changed yet
 //   RowStep(width, sums, row slots)      once: changes the row slots, and returns the Row that Step reads
@@ -20,27 +20,42 @@
 
 namespace jax_tt {
 
+// Declares the fields of a rule, and their names in this order.
+#define JAX_TT_HYPERPARAMETERS(C, ...) \
+  C __VA_ARGS__;                       \
+  static constexpr const char* kHyperparameters = #__VA_ARGS__
+
 constexpr int kMaxSlots = 3, kMaxElementSlots = 2;
 
 struct OptimizerTraits {
+  const char* names;  // of the hyper-parameters, with ", " between them
   int hyperparameters, element_slots, row_slots;
   constexpr int slots() const { return element_slots + row_slots; }
   // Numbers that a slot has for a row of `width` elements.
   constexpr int64_t slot_width(int slot, int64_t width) const { return slot < element_slots ? width : 1; }
 };
 
+// The number of names in a list with commas between them.
+constexpr int CountNames(const char* names) {
+  int count = 1;
+  for (; *names != '\0'; ++names) count += *names == ',';
+  return count;
+}
+
 template <template <typename> class Rule>
 constexpr OptimizerTraits TraitsOf() {
   using R = Rule<float>;
+  static_assert(sizeof(R) == sizeof(float) * CountNames(R::kHyperparameters),
+                "all fields of a rule are declared by JAX_TT_HYPERPARAMETERS, and have type C");
   static_assert(R::kElementSlots <= kMaxElementSlots, "a rule has at most two slots with a number per element");
   static_assert(R::kElementSlots + R::kRowSlots <= kMaxSlots, "a rule has at most three slots");
-  return {sizeof(R) / sizeof(float), R::kElementSlots, R::kRowSlots};
+  return {R::kHyperparameters, sizeof(R) / sizeof(float), R::kElementSlots, R::kRowSlots};
 }
 
 template <typename Rule, typename C>
 JAX_TT_INLINE Rule RuleOf(const C* hyper) {
   static_assert(std::is_aggregate_v<Rule> && std::is_standard_layout_v<Rule>,
-                "the fields of a rule are its hyper-parameters, all of type C; it has no constructor");
+                "a rule has no constructor, and no fields beside its hyper-parameters");
   Rule rule;
   C* fields = reinterpret_cast<C*>(&rule);
   for (int k = 0; k < static_cast<int>(sizeof(Rule) / sizeof(C)); ++k) fields[k] = hyper[k];

@@ -1,7 +1,7 @@
 // Stochastic gradient descent: w -= lr g.
 #pragma once
 
-#include "ffi/core/host_device.h"
+#include "ffi/core/optimizers/rule.h"
 
 namespace jax_tt {
 
@@ -10,7 +10,7 @@ struct Sgd {
   static constexpr int kElementSlots = 0, kRowSlots = 0, kSums = 0;
   struct Row {};
 
-  C learning_rate;
+  JAX_TT_HYPERPARAMETERS(C, learning_rate);
 
   JAX_TT_INLINE C Step(C w, C g, const Row&, C*) const { return w - learning_rate * g; }
 };

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 import jax_tt
-from jax_tt.optimizers import Optimizer, Slot, at_step
+from jax_tt.optimizers import Optimizer, Slot
 from lion_rule import _lion
 
 
@@ -33,13 +33,9 @@ class Lion(Optimizer):
     def slots(self):
         return (Slot("momentum", rowwise=False, init=0.0),)
 
-    def hyperparameters(self, step):
-        values = (self.learning_rate, self.b1, self.b2, self.weight_decay)
-        return jnp.stack([at_step(value, step) for value in values])
-
     def update_rows(self, rows, grads, slots, hyper):
         """The same in plain JAX: for ``method="reference"``, and for platforms without kernels."""
-        lr, b1, b2, decay = hyper.astype(rows.dtype)
-        momentum = slots[0].astype(rows.dtype)
+        (momentum,), b1, b2 = slots, hyper["b1"], hyper["b2"]
         direction = jnp.sign(b1 * momentum + (1 - b1) * grads)
-        return rows - lr * (direction + decay * rows), (b2 * momentum + (1 - b2) * grads,)
+        step = hyper["learning_rate"] * (direction + hyper["weight_decay"] * rows)
+        return rows - step, (b2 * momentum + (1 - b2) * grads,)

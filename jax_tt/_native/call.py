@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -53,36 +53,6 @@ def native_call(
     with jax.named_scope(op):
         arrays = call(*operands.values(), **attributes)
     return dict(zip(results, arrays[: len(results)], strict=True))
-
-
-def native_tables_call(
-    platform: str,
-    op: str,
-    operands: tuple[Named, Sequence[Named]],
-    results: tuple[Types, Sequence[Types]],
-    workspace: int | None,
-    attributes: Sequence[Mapping[str, Any]],
-    of_call: Mapping[str, Any] | None = None,
-) -> tuple[dict[str, jax.Array], list[dict[str, jax.Array]]]:
-    """Results of an op on many tables by name, first of all tables together, then of each.
-
-    Args:
-        platform, op, workspace: as in `native_call`.
-        operands, results: as in `native_call`, of all tables and of each.
-        attributes: static values of each table.
-        of_call: static values of the call, if it has any.
-    """
-    of_all, of_each = operands
-    results_of_all, results_of_each = results
-    arrays = native_call(
-        platform,
-        op,
-        {**of_all, **flatten_tables(of_each)},
-        {**results_of_all, **flatten_tables(results_of_each)},
-        workspace,
-        {str(k): one for k, one in enumerate(attributes)} | dict(of_call or {}),
-    )
-    return {name: arrays[name] for name in results_of_all}, unflatten_tables(arrays, len(of_each))
 
 
 def flatten_tables(of_tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from jax_tt._native.table_call import ForwardPass, Types
 from jax_tt._table.groups import Call
 
 
-class Forward(ForwardPass):
+class CodedForward(ForwardPass):
     """The pooled sums of a coded table before the rotation, from its codes and its codebooks in float32."""
 
     kind = "coded_"

@@ -15,7 +15,6 @@ from jax_tt._native.call import (
     flatten_tables,
     native,
     native_call,
-    native_tables_call,
     numbered,
     types_of,
     unflatten_tables,
@@ -291,9 +290,15 @@ def _of_tables(
     workspace: int | None = None,
 ) -> list[dict[str, jax.Array]]:
     """Results of an operation on many tables that has no arrays of all tables together."""
-    name = f"hash_tables_{op}"
-    each = ({}, operands), ({}, results)
-    return native_tables_call(platform, name, *each, workspace, attributes)[1]
+    found = native_call(
+        platform,
+        f"hash_tables_{op}",
+        flatten_tables(operands),
+        flatten_tables(results),
+        workspace,
+        {str(k): of_table for k, of_table in enumerate(attributes)},
+    )
+    return unflatten_tables(found, len(operands))
 
 
 def _check_attributes(check: Check, **others: Any) -> dict[str, Any]:

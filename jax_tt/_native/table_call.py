@@ -35,21 +35,6 @@ if TYPE_CHECKING:
     from jax_tt._table.concat_layout import ConcatLayout
 
 
-def _attributes_of(call: Any) -> tuple[list[Any], Any]:
-    """The attributes of a call, and their names; of a dict, whose items JAX would sort, the values and keys."""
-    given = vars(call)
-    values = [list(x.values()) if isinstance(x, dict) else x for x in given.values()]
-    return values, [(name, list(x) if isinstance(x, dict) else None) for name, x in given.items()]
-
-
-def _with_attributes(kind: type[TableCall], names: Any, values: Sequence[Any]) -> Any:
-    call = object.__new__(kind)
-    for (name, keys), value in zip(names, values, strict=True):
-        held = value if keys is None else dict(zip(keys, value, strict=True))
-        vars(call)[name] = held
-    return call
-
-
 class TableCall(abc.ABC):
     """The part of one table in the call of a native op, which takes any number of tables of a kind.
 
@@ -81,7 +66,20 @@ class TableCall(abc.ABC):
     def __init_subclass__(cls) -> None:
         """Makes calls trees of their attributes, for `types_in`."""
         super().__init_subclass__()
-        jax.tree_util.register_pytree_node(cls, _attributes_of, partial(_with_attributes, cls))
+        jax.tree_util.register_pytree_node(cls, cls._flattened, cls._unflattened)
+
+    def _flattened(self) -> tuple[list[Any], Any]:
+        """The attributes of a call, and their names; of a dict, whose items JAX would sort, the values and keys."""
+        given = vars(self)
+        values = [list(x.values()) if isinstance(x, dict) else x for x in given.values()]
+        return values, [(name, [*x] if isinstance(x, dict) else None) for name, x in given.items()]
+
+    @classmethod
+    def _unflattened(cls, names: Any, values: Sequence[Any]) -> Any:
+        call = object.__new__(cls)
+        for (name, keys), value in zip(names, values, strict=True):
+            vars(call)[name] = value if keys is None else dict(zip(keys, value, strict=True))
+        return call
 
     def __init__(self, platform: str, call: Call):
         self.table: Any = call.use.table

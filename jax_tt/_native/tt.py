@@ -23,7 +23,6 @@ from jax_tt._native.call import (
     flatten_tables,
     native,
     native_call,
-    native_tables_call,
     types_in,
     types_of,
     unflatten_tables,
@@ -175,7 +174,7 @@ class TTCall(TableCall):
         return native(platform).tables_workspace_size(of_each)
 
 
-class Forward(ForwardPass, TTCall):
+class TTForward(ForwardPass, TTCall):
     blocked_results = ("out", "plan", "saved")
 
     def results(self, args: Named) -> Types:
@@ -204,16 +203,16 @@ class TTGradientCall(GradientPass, TTCall):
         return {"weights": self.lookup.wanted.weights, "resharded": is_resharded(self.batch.ids)}
 
 
-class Backward(BackwardPass, TTGradientCall):
+class TTBackward(BackwardPass, TTGradientCall):
     def results(self, args: Named) -> Types:
         touched = jax.ShapeDtypeStruct((sum(self.table.sizes.row_factors),), jnp.int32)
         return {"touched": touched, **super().results(args)}
 
 
-class Update(UpdatePass, TTGradientCall):
+class TTUpdate(UpdatePass, TTGradientCall):
     def __init__(self, platform: str, call: Call, residuals: Arrays, g: jax.Array | None):
         super().__init__(platform, call, residuals, g)
-        self.backward = Backward(platform, call, residuals, g)
+        self.backward = TTBackward(platform, call, residuals, g)
 
     def asked(self) -> dict[str, bool]:
         return super().asked() | {"skip_nonfinite": self.table.update.skip_nonfinite}
@@ -244,27 +243,33 @@ class Update(UpdatePass, TTGradientCall):
             | {name: grads[name] for name in call.backward.gradient_types(own)}
             for call, own, grads in zip(calls, given, gradients, strict=True)
         ]
-        changed = [types_of(call.changed) for call in calls]
-        applied = {"applied": jax.ShapeDtypeStruct((len(calls),), jnp.float32)}
+        applied = jax.ShapeDtypeStruct((len(calls),), jnp.float32)
         platform = calls[0].platform
-        found, changed = native_tables_call(
+        found = native_call(
             platform,
             f"{cls.kind}apply",
-            ({"hyper": args["hyper"], "scale": scale, "seed": args["seed"]}, operands),
-            (applied, changed),
+            {"hyper": args["hyper"], "scale": scale, "seed": args["seed"]}
+            | flatten_tables(operands),
+            {"applied": applied} | flatten_tables(types_of(call.changed) for call in calls),
             _workspace_of_all(
                 platform, [_workspace(platform, "apply", call.table.sizes, 0) for call in calls]
             ),
-            [call.attributes(axes) for call, axes in zip(calls, axes_of_each, strict=True)],
-            {"caller": calls[0].caller},
+            _attributes(calls, axes_of_each),
         )
         found["applied"] = jnp.where(refused, 0, found["applied"])
-        pairs = zip(dweights, changed, strict=True)
-        return found | flatten_tables({"dweights": weights, **arrays} for weights, arrays in pairs)
+        return found | flatten_tables({"dweights": of_table} for of_table in dweights)
+
+
+def _attributes(calls: Sequence[TTCall], axes_of_each: Sequence[Any]) -> dict[str, Any]:
+    """The attributes of each table, and of the call."""
+    pairs = enumerate(zip(calls, axes_of_each, strict=True))
+    return {str(k): call.attributes(axes) for k, (call, axes) in pairs} | {
+        "caller": calls[0].caller
+    }
 
 
 def _gradients_of_shards(
-    updates: Sequence[Update], given: Sequence[Named], axes_of_each: Sequence[Any]
+    updates: Sequence[TTUpdate], given: Sequence[Named], axes_of_each: Sequence[Any]
 ) -> tuple[Sequence[Named], Sequence[jax.Array]]:
     """By table, what a backward pass finds of the cores, summed over all shards, and the gradients of the weights."""
     backwards = [update.backward for update in updates]
@@ -274,16 +279,16 @@ def _gradients_of_shards(
         varying.append(varying_axes(blocked))
         params = {name: args[name] for name in call.params}
         operands.append(blocked | vary_over(params, varying[-1]))
-    _, of_each = native_tables_call(
+    pairs = zip(backwards, operands, strict=True)
+    found = native_call(
         backwards[0].platform,
-        f"{Backward.kind}{Backward.op}",
-        ({}, operands),
-        ({}, [call.results(args) for call, args in zip(backwards, operands, strict=True)]),
-        None if backwards[0].platform == "cpu" else Backward.workspace(backwards, operands, 0),
-        [call.attributes(axes) for call, axes in zip(backwards, axes_of_each, strict=True)],
-        {"caller": backwards[0].caller},
+        f"{TTBackward.kind}{TTBackward.op}",
+        flatten_tables(operands),
+        flatten_tables(call.results(args) for call, args in pairs),
+        None if backwards[0].platform == "cpu" else TTBackward.workspace(backwards, operands, 0),
+        _attributes(backwards, axes_of_each),
     )
-    of_each = [vary_over(arrays, over) for arrays, over in zip(of_each, varying, strict=True)]
+    of_each = list(map(vary_over, unflatten_tables(found, len(updates)), varying))
     dweights = [arrays.pop("dweights") for arrays in of_each]
     summed = [
         lax.psum(arrays, axes) if axes else arrays
@@ -295,7 +300,7 @@ def _gradients_of_shards(
 class TrainTable(NativeTable):
     """A table whose parameters are the cores of a tensor train."""
 
-    calls: ClassVar[Calls] = Calls(Forward, Backward, Update)
+    calls: ClassVar[Calls] = Calls(TTForward, TTBackward, TTUpdate)
 
     @property
     @abc.abstractmethod

@@ -26,7 +26,7 @@ from jax_tt._kinds.coded.expand import by_part, expanded, of_positions, whole
 from jax_tt._kinds.coded.layout import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, CodeLayout
 from jax_tt._lookup.best_rows import Queries, best_rows, best_scanned
 from jax_tt._lookup.warn import warn_out_of_range
-from jax_tt._native.coded import Forward
+from jax_tt._native.coded import CodedForward
 from jax_tt._native.partition import num_blocks
 from jax_tt._native.rows import RowTable
 from jax_tt._native.scan import scan
@@ -415,7 +415,7 @@ def lookups_of_codes(calls: Sequence[Call]) -> list[tuple[jax.Array, Any]]:
     ]
 
     def native(calls: Sequence[Call]) -> list[Any]:
-        return list(map(vary_over, run([Forward("cpu", call) for call in calls]), axes))
+        return list(map(vary_over, run([CodedForward("cpu", call) for call in calls]), axes))
 
     def of_entries(calls: Sequence[Call]) -> list[Any]:
         found = (table.sums_of_entries(call) for table, call in zip(tables, calls, strict=True))

@@ -266,9 +266,10 @@ def check_numbers(rule: Any, *names: str, within: str = "[0, inf)") -> None:
             raise TypeError(f"{name}: got {value!r}; expected a number{expected}.")
         if array:
             as_scalar(name, value)
-        elif number:
-            above = low <= value if within[0] == "[" else low < value
-            below = value <= high if within[-1] == "]" else value < high
+        elif isinstance(value, numbers.Real):
+            at = float(value)
+            above = low <= at if within[0] == "[" else low < at
+            below = at <= high if within[-1] == "]" else at < high
             if not (above and below):
                 raise ValueError(f"{name}: got {value}; expected a number in {within}.")
 

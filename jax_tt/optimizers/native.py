@@ -125,8 +125,8 @@ def stacked(platform: str, optimizer: Optimizer, hyper: Hyper, accum: Any) -> ja
             f"{rule.entry_slots} per entry, then {rule.row_slots} per row."
         )
     scalars = hyper if isinstance(hyper, Mapping) else {}
-    taken = [scalars.get(field) for field in rule.hyperparameters]
-    if any(value is None or value.shape != () or value.dtype != accum for value in taken):
+    taken: list[Any] = [scalars.get(field) for field in rule.hyperparameters]
+    if any(getattr(value, "shape", None) != () or value.dtype != accum for value in taken):
         raise ValueError(
             f"optimizer: {given}.hyperparameters returns {jax.tree.map(_described, hyper)}; expected a dict with what "
             f"the native rule {name!r} takes, {', '.join(rule.hyperparameters)}, each a scalar of type {accum}, as "
@@ -136,4 +136,4 @@ def stacked(platform: str, optimizer: Optimizer, hyper: Hyper, accum: Any) -> ja
 
 
 def _described(value: Any) -> str:
-    return str(jax.typeof(value))
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else repr(value)

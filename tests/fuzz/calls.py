@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt import optimizers
 from jax_tt._base import ffi
 
 SHAPES = (  # row factors, column factors, ranks, num_embeddings
@@ -107,7 +108,7 @@ def _cores(rng: np.random.Generator, which: int, dtype: Any) -> list[np.ndarray]
 
 
 def _slots(rule: str, tables: list[np.ndarray]) -> list[np.ndarray]:
-    known, shapes = ffi.rule("cpu", rule), []
+    known, shapes = _known(rule), []
     for table in tables:
         n = table.shape[0]
         shapes += [(n, table.size // n)] * known.entry_slots + [(n,)] * known.row_slots
@@ -115,8 +116,14 @@ def _slots(rule: str, tables: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _step(rule: str, accum: Any) -> list[np.ndarray]:
-    hyper = np.full(len(ffi.rule("cpu", rule).hyperparameters), 0.5, accum)
+    hyper = np.full(len(_known(rule).hyperparameters), 0.5, accum)
     return [hyper, np.ones(2, accum), np.zeros(2, np.uint32)]
+
+
+def _known(rule: str) -> ffi.Rule:
+    found = ffi.rule("cpu", rule)
+    assert found is not None
+    return found
 
 
 def _accum(dtype: Any) -> Any:
@@ -124,7 +131,7 @@ def _accum(dtype: Any) -> Any:
 
 
 def _rule(rng: np.random.Generator) -> str:
-    return str(rng.choice(ffi.load("cpu").rules()))
+    return str(rng.choice(list(optimizers.RULES)))
 
 
 def build_plan(rng: np.random.Generator) -> Call:

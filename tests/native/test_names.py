@@ -57,7 +57,9 @@ def test_hyperparameters_have_the_names_of_the_fields_in_cpp(platform, kind):
     rule: Any = optimizers.RULES[kind]
     rule = rule(0.1, **OPTIONS.get(kind, {}))
     assert rule.kind == kind
-    names = ffi.rule(platform, kind).hyperparameters
+    found = ffi.rule(platform, kind)
+    assert found is not None
+    names = found.hyperparameters
     assert len(set(names)) == len(names) and "learning_rate" in names
     given = rule.hyperparameters(jnp.float32(3))
     array = native.stacked(platform, rule, dict(reversed(given.items())), jnp.float32)

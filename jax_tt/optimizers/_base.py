@@ -80,11 +80,6 @@ class Optimizer(abc.ABC):
         return self.native_kind
 
     @classmethod
-    def native_kinds(cls) -> tuple[str, ...]:
-        """Every name that `kind` may be."""
-        return (cls.native_kind,)
-
-    @classmethod
     def hyperparameter_names(cls) -> tuple[str, ...]:
         """Fields that may change from step to step."""
         fields: Any = cls

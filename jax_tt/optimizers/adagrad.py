@@ -124,7 +124,6 @@ class RowWiseAdagrad(Accumulated):
     weight_decay_mode: WeightDecayMode = "none"
     max_norm: Scalar | None = None
     native_kind: ClassVar[str] = "RowWiseAdagrad"
-    regularized_kind: ClassVar[str] = "RegularizedRowWiseAdagrad"
     rowwise: ClassVar[bool] = True
     static: ClassVar[frozenset[str]] = frozenset({"weight_decay_mode"})
 
@@ -137,11 +136,7 @@ class RowWiseAdagrad(Accumulated):
     @property
     def kind(self) -> str:
         regularized = self.weight_decay_mode != "none" or self.max_norm is not None
-        return self.regularized_kind if regularized else self.native_kind
-
-    @classmethod
-    def native_kinds(cls) -> tuple[str, ...]:
-        return cls.native_kind, cls.regularized_kind
+        return "RegularizedRowWiseAdagrad" if regularized else self.native_kind
 
     def hyperparameters(self, step: jax.Array) -> dict[str, jax.Array]:
         values = {"max_norm": at_step(jnp.inf, step), **super().hyperparameters(step)}
@@ -150,7 +145,7 @@ class RowWiseAdagrad(Accumulated):
     def update_rows(
         self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: Hyper
     ) -> tuple[jax.Array, Slots]:
-        regularized = self.kind == self.regularized_kind
+        regularized = self.kind != self.native_kind
         if regularized:
             grads = grads + hyper["l2"] * rows
         total = slots[0] + jnp.mean(grads * grads, axis=1)

@@ -125,19 +125,13 @@ class Adam(Moments):
     rowwise_bias_correction: bool = False
     native_kind: ClassVar[str] = "Adam"
     elementwise: ClassVar[bool] = True
-    decayed_kind: ClassVar[str] = "DecayedAdam"
-    rowwise_kind: ClassVar[str] = "RowWiseCorrectedAdam"
     static: ClassVar[frozenset[str]] = Moments.static | {"rowwise_bias_correction"}
 
     @property
     def kind(self) -> str:
         if self.rowwise_bias_correction:
-            return self.rowwise_kind
-        return self.native_kind if is_zero(self.weight_decay) else self.decayed_kind
-
-    @classmethod
-    def native_kinds(cls) -> tuple[str, ...]:
-        return cls.native_kind, cls.decayed_kind, cls.rowwise_kind
+            return "RowWiseCorrectedAdam"
+        return self.native_kind if is_zero(self.weight_decay) else "DecayedAdam"
 
     @property
     def slots(self) -> tuple[Slot, ...]:

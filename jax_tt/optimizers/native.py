@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -22,43 +22,26 @@ from jax_tt.optimizers.ftrl import FTRL
 from jax_tt.optimizers.rowwise_rmsprop import RowWiseRMSProp
 from jax_tt.optimizers.sgd import LARSSGD, SGD
 
-
-def by_name(rules: Iterable[type[Optimizer]]) -> dict[str, type[Optimizer]]:
-    """The classes by the names of their native rules.
-
-    Raises:
-        ValueError: two of them have the same name.
-    """
-    found: dict[str, type[Optimizer]] = {}
-    for rule in rules:
-        for name in rule.native_kinds():
-            if name in found:
-                raise ValueError(
-                    f"native_kind: {found[name].__name__} and {rule.__name__} have the same one, {name!r}; expected "
-                    "the name of another native rule for one of them."
-                )
-            found[name] = rule
-    return found
-
-
-RULES = by_name(
-    (
-        SGD,
-        Adagrad,
-        RowWiseAdagrad,
-        Adam,
-        PartialRowWiseAdam,
-        LAMB,
-        PartialRowWiseLAMB,
-        LARSSGD,
-        RowWiseRMSProp,
-        FTRL,
-        AdagradMomentum,
-        CounterRowWiseAdagrad,
-        CowClip,
-        GlobalDecayRowWiseAdagrad,
-    )
-)
+# The rules of the library by the names of their native rules.
+RULES: dict[str, type[Optimizer]] = {
+    "Sgd": SGD,
+    "Adagrad": Adagrad,
+    "RowWiseAdagrad": RowWiseAdagrad,
+    "RegularizedRowWiseAdagrad": RowWiseAdagrad,
+    "Adam": Adam,
+    "DecayedAdam": Adam,
+    "RowWiseCorrectedAdam": Adam,
+    "PartialRowWiseAdam": PartialRowWiseAdam,
+    "Lamb": LAMB,
+    "PartialRowWiseLamb": PartialRowWiseLAMB,
+    "LarsSgd": LARSSGD,
+    "RowWiseRmsProp": RowWiseRMSProp,
+    "Ftrl": FTRL,
+    "AdagradMomentum": AdagradMomentum,
+    "CounterRowWiseAdagrad": CounterRowWiseAdagrad,
+    "CowClip": CowClip,
+    "GlobalDecayRowWiseAdagrad": GlobalDecayRowWiseAdagrad,
+}
 
 
 def register(rule: Any) -> str:

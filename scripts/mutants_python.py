@@ -563,7 +563,7 @@ PYTHON = (
     ),
     Mutant(
         "a class with the native rule of another one runs it",
-        "jax_tt/optimizers/native.py",
+        "jax_tt/_native/operands.py",
         "type(optimizer).update_rows is not owner.update_rows:",
         "type(optimizer).update_rows is None:",
     ),

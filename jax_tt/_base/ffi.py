@@ -119,9 +119,11 @@ def add_rule(capsule: object, version: str) -> str:
         for module in _modules:
             module.add_rule(capsule, version)
         _rules[name] = capsule, version
+    rule.cache_clear()
     return name
 
 
+@functools.cache
 def rule(platform: str, name: str) -> Rule | None:
     """A rule of the native module of a platform, which must be available; None if there is none of that name."""
     module = load(platform)

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_tt._base import ffi
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
 from jax_tt._native.partition import is_partitioned, num_blocks
 from jax_tt._table.options import Lookup
 from jax_tt._table.table import Table
+from jax_tt.optimizers import RULES, Optimizer
 
 MAX_POSITIONS = 2**31 - 1
 # What native ops do in place of an error where they cannot raise one.
@@ -114,3 +116,53 @@ def shard_of(batch: Batch, args: Mapping[str, jax.Array]) -> Batch:
 def sentinel_operand(sentinel: jax.Array | None) -> jax.Array:
     """The sentinel; 1, which is valid, for a table without one."""
     return jnp.ones((), jnp.float32) if sentinel is None else sentinel
+
+
+def hyper_operand(platform: str, optimizer: Optimizer, hyper: Any, accum: Any) -> jax.Array:
+    """The hyper-parameters of a step, which have names, as ``[H]`` in the order of the native rule.
+
+    Raises:
+        ValueError: the native rule takes other steps, other slots or other hyper-parameters than ``optimizer``, or has
+            not been registered. Hyper-parameters have the type ``accum``, in which rows are computed.
+        RuntimeError: the native module is older than the rule.
+    """
+    name, given = optimizer.kind, type(optimizer).__name__
+    assert name is not None  # such rules are no native ones
+    rule, owner = ffi.rule(platform, name), RULES.get(name)
+    if owner is None:
+        if rule is None:
+            raise ValueError(
+                f"optimizer: {given} is the native rule {name!r}, which this process has not registered. Pass what the "
+                "extension exports to jax_tt.optimizers.register, and use the name that it returns as native_kind."
+            )
+        rowwise = [slot.rowwise for slot in optimizer.slots if slot.stepped]
+        if rowwise != [False] * rule.entry_slots + [True] * rule.row_slots:
+            raise ValueError(
+                f"optimizer: {given}.slots has {rowwise.count(False)} slots per entry and {rowwise.count(True)} per "
+                f"row, in the order rowwise={rowwise}; expected those of the native rule {name!r}: "
+                f"{rule.entry_slots} per entry, then {rule.row_slots} per row."
+            )
+    elif type(optimizer).update_rows is not owner.update_rows:
+        raise ValueError(
+            f"optimizer: {given} has the native rule {name!r}, which takes the steps of {owner.__name__} and "
+            f"not those of {given}.update_rows. Register a rule in C++, and use its name as native_kind; or "
+            "let the property kind return None, and update_rows runs on all platforms."
+        )
+    elif rule is None:
+        raise RuntimeError(
+            f"optimizer: the native module for {platform} does not have the rule {name!r} of {given}; it is "
+            "older than the sources. Compile it with `make native`."
+        )
+    scalars = hyper if isinstance(hyper, Mapping) else {}
+    taken: list[Any] = [scalars.get(field) for field in rule.hyperparameters]
+    if any(getattr(value, "shape", None) != () or value.dtype != accum for value in taken):
+        raise ValueError(
+            f"optimizer: {given}.hyperparameters returns {jax.tree.map(_described, hyper)}; expected a dict with what "
+            f"the native rule {name!r} takes, {', '.join(rule.hyperparameters)}, each a scalar of type {accum}, as "
+            "Optimizer.hyperparameters and at_step of jax_tt.optimizers return them."
+        )
+    return jnp.stack(taken)
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else repr(value)

@@ -25,11 +25,10 @@ from jax_tt._native.call import (
     types_of,
     unflatten_tables,
 )
-from jax_tt._native.operands import lookup_attributes, make_operands
+from jax_tt._native.operands import hyper_operand, lookup_attributes, make_operands
 from jax_tt._native.partition import Arrays, Dimensions, Split, over_blocks
 from jax_tt._table import reference
 from jax_tt._table.groups import Call
-from jax_tt.optimizers.native import stacked
 
 if TYPE_CHECKING:
     from jax_tt._table.concat_layout import ConcatLayout
@@ -294,7 +293,7 @@ class UpdatePass(GradientPass):
         self.slots = numbered("slot", itertools.chain.from_iterable(slots))
         self.changed = self.params | self.slots
         values, inverse = call.values, call.values["inv_scale"]
-        hyper = stacked(platform, self.table.update.optimizer, values["hyper"], inverse.dtype)
+        hyper = hyper_operand(platform, self.table.update.optimizer, values["hyper"], inverse.dtype)
         scale = jnp.stack([inverse, values["allowed"].astype(inverse.dtype)])
         self.whole = self.changed
         self.appended = {"hyper": hyper, "scale": scale, "seed": values["seed"]}

@@ -11,9 +11,10 @@ import pytest
 import jax_tt
 from jax_tt import optimizers
 from jax_tt._base import ffi
+from jax_tt._native.operands import hyper_operand
 from jax_tt._sets import cache_directory, hash_directory
 from jax_tt._table.options import BOUNDS
-from jax_tt.optimizers import counted_adagrad, native
+from jax_tt.optimizers import counted_adagrad
 from tests.conftest import native_available
 
 MODULES = [
@@ -60,7 +61,7 @@ def test_hyperparameters_have_the_names_of_the_fields_in_cpp(platform):
         found = ffi.rule(platform, kind)
         assert found is not None and len(set(found.hyperparameters)) == len(found.hyperparameters)
         given = rule.hyperparameters(jnp.float32(3))
-        array = native.stacked(platform, rule, dict(reversed(given.items())), jnp.float32)
+        array = hyper_operand(platform, rule, dict(reversed(given.items())), jnp.float32)
         np.testing.assert_array_equal(array, [given[name] for name in found.hyperparameters])
 
 

@@ -336,7 +336,7 @@ def test_what_a_function_returns_is_checked():
             stepped(rule, bags)
     with pytest.raises(TypeError, match="function: got 3"):
         optimizers.Custom(cast("Any", 3))
-    with pytest.raises(ValueError, match="'per_row'; expected 'row', 'entry'"):
+    with pytest.raises(ValueError, match="'per_row'; expected one of 'row', 'entry'"):
         optimizers.Custom(plain_sgd, slots={"sum": "per_row"})
     with pytest.raises(ValueError, match=r"slots: got the name 'a sum'"):
         optimizers.Custom(plain_sgd, slots={"a sum": "row"})

@@ -204,7 +204,7 @@ def test_a_rule_may_be_registered_again(extension):
 
 
 def test_what_is_no_new_rule_is_refused(extension):
-    old = rf"\(ABI 0, expected 5\); rebuild .* jax_tt {re.escape(jax_tt.__version__)}"
+    old = rf"\(ABI 0, expected 6\); rebuild .* jax_tt {re.escape(jax_tt.__version__)}"
     for fields, message in (
         ({"update_float": 8}, "another rule of the name 'lion_rule.lion'"),
         ({"abi": 0}, old),

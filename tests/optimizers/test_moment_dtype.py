@@ -152,7 +152,8 @@ def test_cached_rows_have_them_too(method):
 
 def test_other_types_are_refused():
     with pytest.raises(
-        ValueError, match=re.escape("moment_dtype: got 'float16'; expected 'float32', 'bfloat16'")
+        ValueError,
+        match=re.escape("moment_dtype: got 'float16'; expected one of 'float32', 'bfloat16'"),
     ):
         optimizers.Adam(0.1, moment_dtype=jnp.float16)
     with pytest.raises(TypeError, match=re.escape("moment_dtype: got 3")):

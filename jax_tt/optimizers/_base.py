@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_scalar, type_of
+from jax_tt._base.arguments import as_scalar, expect, instance_of, type_of
 from jax_tt._base.dtypes import accumulator
 
 # A float, a scalar array (traced, or an `nnx.Variable`), or a schedule: step -> scalar, as optax has them.
@@ -88,11 +88,8 @@ class Optimizer(abc.ABC):
 
     def with_hyperparameters(self, values: Mapping[str, Any]) -> Self:
         """The rule with some of its hyper-parameters replaced by floats, traced scalars or schedules."""
-        if not isinstance(values, Mapping):
-            raise TypeError(
-                f"hyperparameters: got {values!r}; expected a mapping from names to scalars, e.g. "
-                "{'learning_rate': 0.01}."
-            )
+        expected = "a mapping from names to scalars, e.g. {'learning_rate': 0.01}"
+        instance_of("hyperparameters", values, Mapping, expected)
         names = self.hyperparameter_names()
         for name in values:
             if name not in names:
@@ -257,16 +254,14 @@ def check_numbers(rule: Any, *names: str, within: str = "[0, inf)") -> None:
             fits, expected = number or array, " or an array"
         elif name in rule.static:
             fits, expected = number, ", since it is part of the program"
-        if not fits:
-            raise TypeError(f"{name}: got {value!r}; expected a number{expected}.")
+        expect(fits, name, repr(value), f"a number{expected}", error=TypeError)
         if array:
             as_scalar(name, value)
         elif isinstance(value, numbers.Real):
             at = float(value)
             above = low <= at if within[0] == "[" else low < at
             below = at <= high if within[-1] == "]" else at < high
-            if not (above and below):
-                raise ValueError(f"{name}: got {value}; expected a number in {within}.")
+            expect(above and below, name, value, f"a number in {within}")
 
 
 def is_zero(value: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_positive
+from jax_tt._base.arguments import as_positive, expect
 from jax_tt.optimizers._base import MOST_STEPS, Slot, Slots, check_numbers
 from jax_tt.optimizers.adagrad import RowWiseAdagrad
 
@@ -116,11 +116,13 @@ class EnsembleRowWiseAdagrad(RowWiseAdagrad):
         as_positive("swap_every", self.swap_every)
         check_numbers(self, "start")
         check_numbers(self, "decay", within="[0, 1]")
-        if self.swap_every < self.average_every:
-            raise ValueError(
-                f"swap_every: got {self.swap_every}; expected at least average_every, {self.average_every}: there is "
-                "no average before."
-            )
+        expect(
+            self.swap_every >= self.average_every,
+            "swap_every",
+            self.swap_every,
+            f"at least average_every, {self.average_every}",
+            "There is no average before.",
+        )
 
     @property
     def slots(self) -> tuple[Slot, ...]:

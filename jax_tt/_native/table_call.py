@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import itertools
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 

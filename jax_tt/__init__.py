@@ -25,10 +25,11 @@ from jax_tt._base.reports import OutOfRangeWarning as OutOfRangeWarning
 from jax_tt._base.version import __version__ as __version__
 from jax_tt._collection.collection import Collection as Collection
 from jax_tt._collection.feature import Feature as Feature
-from jax_tt._collection.lookup import lookup_features as lookup_features
+from jax_tt._collection.lookup_features import lookup_features as lookup_features
 from jax_tt._compress.compress import compress as compress
 from jax_tt._compress.encode import encode as encode
 from jax_tt._compress.quantize import quantize as quantize
+from jax_tt._directories.row_cache import RowCache as RowCache
 from jax_tt._formats.stored import FileError as FileError
 from jax_tt._ids.bags import Bags as Bags
 from jax_tt._ids.keyed_bags import KeyedBags as KeyedBags
@@ -40,12 +41,11 @@ from jax_tt._ops.describe import dense_table as dense_table
 from jax_tt._ops.describe import hash_table as hash_table
 from jax_tt._ops.describe import quantized_table as quantized_table
 from jax_tt._ops.describe import tt_table as tt_table
-from jax_tt._ops.lookups import lookup as lookup
-from jax_tt._ops.lookups import lookup_bags as lookup_bags
+from jax_tt._ops.lookup import lookup as lookup
+from jax_tt._ops.lookup import lookup_bags as lookup_bags
 from jax_tt._ops.top_k import top_k as top_k
 from jax_tt._planning.plan import plan as plan
 from jax_tt._planning.shard_tables import shard_tables as shard_tables
-from jax_tt._sets.row_cache import RowCache as RowCache
 from jax_tt._table.options import Lookup as Lookup
 from jax_tt._table.options import Update as Update
 from jax_tt._table.table import Table as Table

@@ -12,6 +12,9 @@ same.
 1
 """
 
+from jax_tt._directories.miss_ratio import MissRatioCurve as MissRatioCurve
+from jax_tt._directories.miss_ratio import miss_ratio_curve as miss_ratio_curve
+from jax_tt._directories.row_cache import WriteBack as WriteBack
 from jax_tt._kinds.cached.change import resize as resize
 from jax_tt._kinds.cached.fill import fill as fill
 from jax_tt._kinds.cached.maintain import flush as flush
@@ -19,6 +22,3 @@ from jax_tt._kinds.cached.maintain import populate as populate
 from jax_tt._kinds.cached.maintain import refresh as refresh
 from jax_tt._kinds.cached.maintain import reset as reset
 from jax_tt._kinds.cached.maintain import statistics as statistics
-from jax_tt._sets.miss_ratio import MissRatioCurve as MissRatioCurve
-from jax_tt._sets.miss_ratio import miss_ratio_curve as miss_ratio_curve
-from jax_tt._sets.row_cache import WriteBack as WriteBack

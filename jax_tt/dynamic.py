@@ -12,6 +12,14 @@
 """
 
 from jax_tt._collection import insertion as _insertion  # noqa: F401, registers collections
+from jax_tt._directories.admission import AdmitAfter as AdmitAfter
+from jax_tt._directories.admission import AdmitWithProbability as AdmitWithProbability
+from jax_tt._directories.hash_directory import MissingKeyWarning as MissingKeyWarning
+from jax_tt._directories.initial import Constant as Constant
+from jax_tt._directories.initial import InitialRows as InitialRows
+from jax_tt._directories.initial import Normal as Normal
+from jax_tt._directories.initial import TruncatedNormal as TruncatedNormal
+from jax_tt._directories.initial import Uniform as Uniform
 from jax_tt._ids.keys import hash_ids as hash_ids
 from jax_tt._ids.keys import join_keys as join_keys
 from jax_tt._ids.keys import split_keys as split_keys
@@ -25,14 +33,6 @@ from jax_tt._ops.inserting import Evicted as Evicted
 from jax_tt._ops.inserting import Inserted as Inserted
 from jax_tt._ops.remove import KeyView as KeyView
 from jax_tt._ops.remove import remove_keys as remove
-from jax_tt._sets.admission import AdmitAfter as AdmitAfter
-from jax_tt._sets.admission import AdmitWithProbability as AdmitWithProbability
-from jax_tt._sets.hash_directory import MissingKeyWarning as MissingKeyWarning
-from jax_tt._sets.initial import Constant as Constant
-from jax_tt._sets.initial import InitialRows as InitialRows
-from jax_tt._sets.initial import Normal as Normal
-from jax_tt._sets.initial import TruncatedNormal as TruncatedNormal
-from jax_tt._sets.initial import Uniform as Uniform
 
 __all__ = [
     "AdmitAfter",

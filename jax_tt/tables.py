@@ -24,7 +24,7 @@ from jax_tt._kinds.sharded.table import ShardedTable as ShardedTable
 from jax_tt._kinds.tensor_train.table import TTTable as TTTable
 from jax_tt._ops.change_tables import grow_table as grow
 from jax_tt._ops.change_tables import reorder_table as reorder
-from jax_tt._ops.lookups import attend as attend
+from jax_tt._ops.lookup import attend as attend
 from jax_tt._table.whole import to_dense as to_dense
 from jax_tt._table.wrapper import find as find
 from jax_tt._table.wrapper import innermost as innermost

@@ -21,7 +21,7 @@ LAYERS = (
     ("_base",),
     ("_jax", "_formats", "optimizers"),
     ("_ids",),
-    ("_tt", "_sets"),
+    ("_tt", "_directories"),
     ("_table",),
     ("_native", "_lookup"),
     (

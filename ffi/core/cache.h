@@ -1,6 +1,6 @@
 // The row cache's directory and the arithmetic of its policy, for the kernels of every platform.
 //
-// jax_tt/_sets/cache_reference.py says what the policy is; these are its integers.
+// jax_tt/_directories/cache_reference.py says what the policy is; these are its integers.
 #pragma once
 
 #include <stdint.h>
@@ -64,7 +64,7 @@ JAX_TT_INLINE int64_t CacheBucketOf(uint32_t hash, const CacheShape& shape) {
 // Whether observe counts a key as a request for the row in `slot`; every other slot means that it is not cached.
 JAX_TT_INLINE bool CacheIsHit(int32_t slot, const CacheShape& shape) { return slot >= 0 && slot < shape.slots(); }
 
-// Score after `count` more requests; jax_tt/_sets/scores.py says what the stamp is.
+// Score after `count` more requests; jax_tt/_directories/scores.py says what the stamp is.
 JAX_TT_INLINE int32_t CacheScore(int32_t score, int32_t count, int32_t stamp, CachePolicy policy) {
   constexpr int32_t kMostCounted = 1023;
   if (policy == CachePolicy::kLru) return stamp + (count < kMostCounted ? count : kMostCounted);

@@ -1,6 +1,6 @@
 // Tables of 64-bit keys: the directory, the sets of a key, scores and initial rows, for the kernels of every platform.
 //
-// jax_tt/_sets/hash_reference.py says what the ops do; these are its integers.
+// jax_tt/_directories/hash_reference.py says what the ops do; these are its integers.
 #pragma once
 
 #include <stdint.h>
@@ -87,7 +87,7 @@ struct HashRequests {
   int64_t min_age = 1;
 };
 
-// What an insertion did; jax_tt/_sets/hash_directory.py says what is in it.  What was there before is null if nobody
+// What an insertion did; jax_tt/_directories/hash_directory.py says what is in it.  What was there before is null if nobody
 // asks.
 struct HashInsertion {
   int32_t* slots = nullptr;        // [n]
@@ -199,7 +199,7 @@ enum HashCounted {
 constexpr const char* kHashCountedNames[kHashCounts] = {"requests", "hits",    "unique", "unique_hits",
                                                         "inserted", "evicted", "refused"};
 
-// The table of quantiles of an initial distribution; jax_tt/_sets/initial.py says what is in it.
+// The table of quantiles of an initial distribution; jax_tt/_directories/initial.py says what is in it.
 constexpr int kQuantileOctaves = 32, kQuantileSegments = 128;
 constexpr int kQuantiles = kQuantileOctaves * (kQuantileSegments + 1);
 

@@ -15,6 +15,7 @@ from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.feature import check_features, values_of
 from jax_tt._collection.requests import entered_keyed
 from jax_tt._collection.states import bounds_by_table, check_states
+from jax_tt._directories.hash_directory import WITHIN_EPOCHS
 from jax_tt._ids.id_space import Slots
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.offsets import any_refused
@@ -28,7 +29,6 @@ from jax_tt._ops.insert_in_call import (
     with_checked_gradients,
 )
 from jax_tt._ops.inserting import Inserted, InsertRequest, key_requests, treatment_of_keys
-from jax_tt._sets.hash_directory import WITHIN_EPOCHS
 from jax_tt._table.change import Change
 from jax_tt._table.check import check_state
 from jax_tt._table.options import DEFAULT_BOUNDS, Lookup

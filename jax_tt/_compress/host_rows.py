@@ -16,7 +16,7 @@ from jax_tt._kinds.coded.table import CodedTable
 from jax_tt._kinds.composite.mixed import MixedTable
 from jax_tt._kinds.quantized import codec
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable
-from jax_tt._lookup.calls import lookup_rows
+from jax_tt._lookup.rows import lookup_rows
 from jax_tt._table.options import Lookup
 from jax_tt._table.rotation import ROTATION
 from jax_tt._table.state import State

@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import mismatch
-from jax_tt._collection.lookup import embed, step_arguments
+from jax_tt._collection.lookup_features import embed, step_arguments
 from jax_tt._collection.statistics import STATISTICS, TOTALS
 from jax_tt._ids.bags import Bags
 from jax_tt._jax.on_host import own_constants
-from jax_tt._lookup.calls import pooled_rows
+from jax_tt._lookup.rows import pooled_rows
 from jax_tt._ops.cross_entropy import softmax_cross_entropy
 from jax_tt._ops.insert_in_call import insert_in_call
-from jax_tt._ops.lookups import attend
+from jax_tt._ops.lookup import attend
 from jax_tt._ops.top_k import top_k
 from jax_tt._table.copies import with_default_stddev
 from jax_tt._table.options import Lookup, StepInputs

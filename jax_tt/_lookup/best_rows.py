@@ -14,7 +14,7 @@ from jax import lax
 from jax_tt._base.dtypes import accumulator
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
-from jax_tt._lookup.calls import lookup_rows
+from jax_tt._lookup.rows import lookup_rows
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import State
 from jax_tt._table.table import Table

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
+from jax_tt._directories import cache_reference
+from jax_tt._directories.cache_directory import CacheDirectory
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.call import Named, Types, native, native_call, types_of
 from jax_tt._native.partition import Split, num_blocks, over_blocks
-from jax_tt._sets import cache_reference
-from jax_tt._sets.cache_directory import CacheDirectory
 
 # The arrays that observe and populate change, in the order of their targets.
 _COUNTED = ("scores", "touched", "ghost_tags", "ghost_scores", "ghost_touched", "ghost_recent")
@@ -22,7 +22,7 @@ _COUNTS = jax.ShapeDtypeStruct((4,), jnp.int32)
 
 
 def probe(tags: jax.Array, keys: jax.Array, method: str) -> jax.Array:
-    """Slot of every key; see `jax_tt._sets.cache_reference.probe`."""
+    """Slot of every key; see `jax_tt._directories.cache_reference.probe`."""
     # JAX does not know that the result of a native call varies over mesh axes.
     varying = varying_axes(tags, keys)
     shape = tags.shape  # programs keep `local`, which must not close over the tags
@@ -49,7 +49,7 @@ def observe(
     policy: str,
     method: str,
 ) -> tuple[CacheDirectory, jax.Array]:
-    """Counts a batch; see `jax_tt._sets.cache_reference.observe`."""
+    """Counts a batch; see `jax_tt._directories.cache_reference.observe`."""
 
     def kernel(platform: str, directory: CacheDirectory, *of_batch: jax.Array) -> Any:
         # Every device counts the whole batch: replicas of the directory must stay identical.
@@ -66,7 +66,7 @@ def observe(
 
 
 def populate(directory: CacheDirectory, method: str) -> tuple[CacheDirectory, jax.Array, jax.Array]:
-    """Inserts hot ghosts; see `jax_tt._sets.cache_reference.populate`."""
+    """Inserts hot ghosts; see `jax_tt._directories.cache_reference.populate`."""
 
     def kernel(platform: str, directory: CacheDirectory) -> Any:
         @sequential_vmap

@@ -10,6 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import sequential_vmap
 
+from jax_tt._directories.batch_clock import KEPT, LAST
+from jax_tt._directories.hash_directory import (
+    COUNTERS,
+    SILENT,
+    Check,
+    Eviction,
+    Insertion,
+    KeyDirectory,
+)
+from jax_tt._directories.initial import InitialRows
 from jax_tt._native.call import (
     Named,
     flatten_tables,
@@ -20,16 +30,13 @@ from jax_tt._native.call import (
     unflatten_tables,
 )
 from jax_tt._native.partition import Split, is_partitioned, num_blocks, over_blocks
-from jax_tt._sets.batch_clock import KEPT, LAST
-from jax_tt._sets.hash_directory import COUNTERS, SILENT, Check, Eviction, Insertion, KeyDirectory
-from jax_tt._sets.initial import InitialRows
 
 
 class Search(NamedTuple):
     """The search of keys in one table.
 
     Attributes:
-        directory, keys, present: as in `jax_tt._sets.hash_reference.find`.
+        directory, keys, present: as in `jax_tt._directories.hash_reference.find`.
         guess: None, or int32 ``[n]``, the slot where each key was, which is taken if it still holds the key; -1 for a
             key that had none, which is not searched, and of which nothing is said.
         absent: static, the slot of keys that are not there.
@@ -48,7 +55,7 @@ class Entry(NamedTuple):
     """An insertion into one table.
 
     Attributes:
-        directory, keys, present, given, now, epoch: as in `jax_tt._sets.hash_reference.insert`.
+        directory, keys, present, given, now, epoch: as in `jax_tt._directories.hash_reference.insert`.
         eviction: static.
         return_old: static, whether `Insertion` has what was there before; else these arrays are empty.
         check: static, what is said of keys that are refused.
@@ -69,7 +76,7 @@ class Clock(NamedTuple):
     """The clock of one table and the arrays that hold numbers of batches.
 
     Attributes:
-        clock, arrays, words, last: as in `jax_tt._sets.batch_clock.set_back`; the last two are static.
+        clock, arrays, words, last: as in `jax_tt._directories.batch_clock.set_back`; the last two are static.
     """
 
     clock: Any
@@ -82,7 +89,7 @@ class Fresh(NamedTuple):
     """Initial rows of one table.
 
     Attributes:
-        seed, keys: as in `jax_tt._sets.initial.initial_rows`.
+        seed, keys: as in `jax_tt._directories.initial.initial_rows`.
         wanted: bool ``[n]``.
         distribution, features: static, as there.
         dtype: static; float32 rows are rounded to nearest even.
@@ -107,7 +114,7 @@ class Reset(NamedTuple):
 
 
 class ExchangeCall(NamedTuple):
-    """An exchange of entries in the arrays of one table, as `jax_tt._sets.hash_reference.exchange` makes it.
+    """An exchange of entries in the arrays of one table, as `jax_tt._directories.hash_reference.exchange` makes it.
 
     ``new`` has the types of the arrays. ``return_old``, which is static, says whether the old entries are returned.
     """

@@ -11,6 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._directories import batch_clock, hash_reference
+from jax_tt._directories.hash_directory import Eviction, Insertion, KeyDirectory, check_count
+from jax_tt._directories.initial import initial_rows
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.call import types_in
@@ -29,9 +32,6 @@ from jax_tt._native.hash import (
     hash_reset,
     hash_set_back,
 )
-from jax_tt._sets import batch_clock, hash_reference
-from jax_tt._sets.hash_directory import Eviction, Insertion, KeyDirectory, check_count
-from jax_tt._sets.initial import initial_rows
 
 
 def find_many(searches: Sequence[Search], methods: Sequence[str]) -> list[jax.Array]:
@@ -56,7 +56,7 @@ def find_many(searches: Sequence[Search], methods: Sequence[str]) -> list[jax.Ar
 def insert_many(
     entries: Sequence[Entry], methods: Sequence[str]
 ) -> list[tuple[KeyDirectory, Insertion]]:
-    """Finds or inserts the keys of a batch in each table; see `jax_tt._sets.hash_reference.insert`."""
+    """Finds or inserts the keys of a batch in each table; see `jax_tt._directories.hash_reference.insert`."""
 
     def native(entries: list[Entry], platform: str) -> list[tuple[KeyDirectory, Insertion]]:
         results = hash_insert(entries, platform=platform)
@@ -77,7 +77,7 @@ def insert_many(
 
 
 def set_back_many(clocks: Sequence[Clock], methods: Sequence[str]) -> list[list[jax.Array]]:
-    """The numbers of batches of each table; see `jax_tt._sets.batch_clock.set_back`."""
+    """The numbers of batches of each table; see `jax_tt._directories.batch_clock.set_back`."""
 
     return _many(hash_set_back, lambda one: batch_clock.set_back(*one), clocks, 2, methods)
 
@@ -131,7 +131,7 @@ def _fresh(one: Reset) -> Fresh:
 def exchange_many(
     exchanges: Sequence[ExchangeCall], methods: Sequence[str]
 ) -> list[tuple[list[jax.Array], list[jax.Array]]]:
-    """Exchanges entries of the arrays of each table; see `jax_tt._sets.hash_reference.exchange`."""
+    """Exchanges entries of the arrays of each table; see `jax_tt._directories.hash_reference.exchange`."""
 
     def plain(one: ExchangeCall) -> Any:
         changed, old = hash_reference.exchange(one.arrays, one.new, one.slots)
@@ -151,7 +151,7 @@ def exchange_many(
 
 
 def find(directory: KeyDirectory, keys: jax.Array, present: jax.Array, method: str) -> jax.Array:
-    """Slot of every key; see `jax_tt._sets.hash_reference.find`."""
+    """Slot of every key; see `jax_tt._directories.hash_reference.find`."""
     (slots,) = find_many([Search(directory, keys, present)], [method])
     return slots
 
@@ -166,7 +166,7 @@ def insert(
     eviction: Eviction,
     method: str,
 ) -> tuple[KeyDirectory, Insertion]:
-    """Finds or inserts the keys of a batch; see `jax_tt._sets.hash_reference.insert`."""
+    """Finds or inserts the keys of a batch; see `jax_tt._directories.hash_reference.insert`."""
     entry = Entry(directory, keys, present, given, now, epoch, eviction)
     (result,) = insert_many([entry], [method])
     return result
@@ -190,7 +190,7 @@ def double(
 ) -> tuple[KeyDirectory, list[jax.Array]]:
     """Doubles the sets of a directory, with the arrays ``[capacity, ...]`` beside it.
 
-    Keys move as in `jax_tt._sets.hash_reference.doubled`, and their entries with them; the other entries are 0.
+    Keys move as in `jax_tt._directories.hash_reference.doubled`, and their entries with them; the other entries are 0.
     """
 
     def plain(directory: KeyDirectory, arrays: Any) -> Any:

@@ -14,7 +14,7 @@ from jax_tt._ids.inputs import bag_batch, lookup_batch
 from jax_tt._ids.offsets import Treatment, entered_batches
 from jax_tt._ids.split_ids import SplitIds
 from jax_tt._kinds.dense.table import DenseTable
-from jax_tt._lookup.calls import pooled_rows
+from jax_tt._lookup.rows import pooled_rows
 from jax_tt._table.options import DEFAULT_BOUNDS, Lookup
 from jax_tt._tt.shape import TTShape
 

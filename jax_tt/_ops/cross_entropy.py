@@ -15,8 +15,8 @@ from jax_tt._base.arguments import as_array, as_positive, mismatch, type_of
 from jax_tt._base.dtypes import accumulator, resolve_precision, widest
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._jax.vma import vary_over, varying_axes
-from jax_tt._lookup.calls import lookup_rows
-from jax_tt._ops.lookups import as_vectors, constant_if_fused
+from jax_tt._lookup.rows import lookup_rows
+from jax_tt._ops.lookup import as_vectors, constant_if_fused
 from jax_tt._table.check import check_table, check_whole_table
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import State

@@ -15,6 +15,8 @@ import numpy as np
 
 from jax_tt._base.arguments import as_positive, expect, mismatch
 from jax_tt._base.keywords import Function, checks_keywords
+from jax_tt._directories.admission import Admission
+from jax_tt._directories.row_cache import RowCache
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.cached.table import RowCachedTable
 from jax_tt._kinds.coded.layout import CodeLayout
@@ -26,8 +28,6 @@ from jax_tt._kinds.quantized.levels import Levels
 from jax_tt._kinds.quantized.table import QuantizedTable
 from jax_tt._kinds.tensor_train.table import TTTable
 from jax_tt._native.table_group import NativeTable
-from jax_tt._sets.admission import Admission
-from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.initial_rows import NormalRows, default_embedding_init
 from jax_tt._table.options import Update
 from jax_tt._table.table import Table

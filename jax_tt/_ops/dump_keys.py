@@ -12,6 +12,15 @@ import numpy as np
 
 from jax_tt._base.arguments import expect, mismatch, type_of
 from jax_tt._base.progress import Progress
+from jax_tt._directories.hash_directory import (
+    CLOCK,
+    KEYS,
+    WAITING,
+    KeyDirectory,
+    directory_of,
+    named_directory,
+)
+from jax_tt._directories.placing import ENTRY, Sets, directory_with, entries_of, placed
 from jax_tt._formats.dump import Dump
 from jax_tt._formats.stored import FileError
 from jax_tt._jax.on_host import HostRows, like_on_device, on_host, processes_of_rows
@@ -27,15 +36,6 @@ from jax_tt._ops.changes import (
 )
 from jax_tt._ops.dump_content import Content, Loaded
 from jax_tt._ops.entries import table_keys
-from jax_tt._sets.hash_directory import (
-    CLOCK,
-    KEYS,
-    WAITING,
-    KeyDirectory,
-    directory_of,
-    named_directory,
-)
-from jax_tt._sets.placing import ENTRY, Sets, directory_with, entries_of, placed
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import State

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base import words
+from jax_tt._directories.hash_directory import COUNTERS, KEYS, TOTALS, directory_of
+from jax_tt._directories.placing import entries_of
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
-from jax_tt._sets.hash_directory import COUNTERS, KEYS, TOTALS, directory_of
-from jax_tt._sets.placing import entries_of
 from jax_tt._table.state import State
 
 

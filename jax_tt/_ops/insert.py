@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import mismatch, type_of
+from jax_tt._directories.hash_directory import CLOCK, KEYS
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.explicit import reshape_like
 from jax_tt._ids.id_space import Slots
@@ -31,7 +32,6 @@ from jax_tt._ops.inserting import (
     treatment_of_keys,
     with_clock_counted_on,
 )
-from jax_tt._sets.hash_directory import CLOCK, KEYS
 from jax_tt._table.options import DEFAULT_BOUNDS
 from jax_tt._table.state import State
 from jax_tt._table.table import scope_of

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jax_tt._directories.hash_directory import WITHIN_EPOCHS
 from jax_tt._ids.bags import Bags
 from jax_tt._ids.keys import LocatedKeys
 from jax_tt._ids.offsets import Treatment, any_refused
@@ -19,7 +20,6 @@ from jax_tt._kinds.hashed.table import HashTable, unsharded_hash_table
 from jax_tt._lookup.one_loss import TracedInsertion, begin_insertion, end_insertion
 from jax_tt._ops.insert import insert_anywhere, located
 from jax_tt._ops.inserting import InsertRequest, key_requests
-from jax_tt._sets.hash_directory import WITHIN_EPOCHS
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import State

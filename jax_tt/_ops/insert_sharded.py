@@ -13,6 +13,19 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base import words
+from jax_tt._directories.hash_directory import (
+    CLOCK,
+    COUNTERS,
+    KEYS,
+    SEED,
+    TOTALS,
+    WAITING,
+    WITHIN_EPOCHS,
+    Check,
+    KeyDirectory,
+    check_count,
+)
+from jax_tt._directories.hashing import words_of
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._jax.vma import of_all, places_of_all
 from jax_tt._kinds.hashed.table import HashTable
@@ -36,19 +49,6 @@ from jax_tt._ops.inserting import (
     no_room,
     with_clock_counted_on,
 )
-from jax_tt._sets.hash_directory import (
-    CLOCK,
-    COUNTERS,
-    KEYS,
-    SEED,
-    TOTALS,
-    WAITING,
-    WITHIN_EPOCHS,
-    Check,
-    KeyDirectory,
-    check_count,
-)
-from jax_tt._sets.hashing import words_of
 from jax_tt._table.options import Lookup
 
 

@@ -12,20 +12,9 @@ from jax.sharding import get_abstract_mesh
 
 from jax_tt._base import words as _words
 from jax_tt._base.arguments import as_array, mismatch, one_of
-from jax_tt._ids.bags import Bags
-from jax_tt._ids.batch import present
-from jax_tt._ids.id_space import Slots
-from jax_tt._ids.inputs import bag_batch, lookup_batch
-from jax_tt._ids.keys import keys_of, score_words
-from jax_tt._ids.offsets import Treatment, entered_batches
-from jax_tt._jax.on_host import own_constants
-from jax_tt._kinds.hashed.table import HashTable, initial_of_tables, unsharded_hash_table
-from jax_tt._lookup.offsets import offsets_label
-from jax_tt._native import hash_backend
-from jax_tt._native.hash import Clock, Entry, ExchangeCall, Reset, Search
-from jax_tt._sets.admission import AdmitAfter, AdmitWithProbability
-from jax_tt._sets.batch_clock import counted_on, numbers_of_batches
-from jax_tt._sets.hash_directory import (
+from jax_tt._directories.admission import AdmitAfter, AdmitWithProbability
+from jax_tt._directories.batch_clock import counted_on, numbers_of_batches
+from jax_tt._directories.hash_directory import (
     CLOCK,
     COUNTERS,
     SEED,
@@ -39,8 +28,19 @@ from jax_tt._sets.hash_directory import (
     directory_of,
     named_directory,
 )
-from jax_tt._sets.hash_reference import erase, scored, scores_of
-from jax_tt._sets.initial import InitialRows, threefry
+from jax_tt._directories.hash_reference import erase, scored, scores_of
+from jax_tt._directories.initial import InitialRows, threefry
+from jax_tt._ids.bags import Bags
+from jax_tt._ids.batch import present
+from jax_tt._ids.id_space import Slots
+from jax_tt._ids.inputs import bag_batch, lookup_batch
+from jax_tt._ids.keys import keys_of, score_words
+from jax_tt._ids.offsets import Treatment, entered_batches
+from jax_tt._jax.on_host import own_constants
+from jax_tt._kinds.hashed.table import HashTable, initial_of_tables, unsharded_hash_table
+from jax_tt._lookup.offsets import offsets_label
+from jax_tt._native import hash_backend
+from jax_tt._native.hash import Clock, Entry, ExchangeCall, Reset, Search
 from jax_tt._table.options import BOUNDS, Lookup
 from jax_tt._table.state import State
 from jax_tt._table.wrapper import is_sharded

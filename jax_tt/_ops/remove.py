@@ -10,13 +10,19 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.arguments import as_condition, as_positive, mismatch
+from jax_tt._directories.hash_directory import (
+    CLOCK,
+    KEYS,
+    KeyDirectory,
+    directory_of,
+    named_directory,
+)
+from jax_tt._directories.hash_reference import erase
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._jax.vma import of_all, places_of_all
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table, clock_of_whole
 from jax_tt._native import hash_backend
 from jax_tt._ops.inserting import Evicted, keys_of_ids, treatment_of_keys
-from jax_tt._sets.hash_directory import CLOCK, KEYS, KeyDirectory, directory_of, named_directory
-from jax_tt._sets.hash_reference import erase
 from jax_tt._table.options import Lookup
 from jax_tt._table.state import State
 from jax_tt._table.table import scope_of

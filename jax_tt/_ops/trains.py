@@ -14,8 +14,8 @@ from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.stored_order import on_device
 from jax_tt._kinds.ordered.table import OrderedTable
 from jax_tt._kinds.tensor_train.table import TTTable
-from jax_tt._lookup.calls import lookup_rows, pooled_rows
-from jax_tt._ops.lookups import attend
+from jax_tt._lookup.rows import lookup_rows, pooled_rows
+from jax_tt._ops.lookup import attend
 from jax_tt._table.options import DEFAULT_BOUNDS, Lookup, Update
 from jax_tt._table.table import Table
 from jax_tt._table.whole import to_dense

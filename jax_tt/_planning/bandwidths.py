@@ -26,7 +26,7 @@ from jax_tt._formats.output import writing
 from jax_tt._formats.stored import FileError, whole_file
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.sharded.route import Route, distinct
-from jax_tt._lookup.calls import lookup_rows
+from jax_tt._lookup.rows import lookup_rows
 from jax_tt._table.options import Lookup, Update
 
 _LARGEST = 1 << 20  # bytes of a file

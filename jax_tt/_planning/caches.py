@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_tt._base.arguments import expect, expect_ids
-from jax_tt._sets.miss_ratio import miss_ratio_curve, stream
-from jax_tt._sets.row_cache import RowCache, entry_bytes
+from jax_tt._directories.miss_ratio import miss_ratio_curve, stream
+from jax_tt._directories.row_cache import RowCache, entry_bytes
 
 # A cache whose rows take a smaller share of the lookups, or not so many times their share of the rows, is not worth it.
 _LEAST_HITS, _LEAST_SKEW = 0.2, 2

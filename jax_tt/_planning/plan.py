@@ -14,6 +14,7 @@ from jax_tt._base.threads import as_here, one_blas_thread
 from jax_tt._compress.candidate import Candidate
 from jax_tt._compress.candidates import OF_QUICK, OF_SAMPLES
 from jax_tt._compress.source import loss
+from jax_tt._directories.row_cache import RowCache
 from jax_tt._planning.bandwidths import Bandwidths
 from jax_tt._planning.caches import Demand, cache_within, demand, hits_of
 from jax_tt._planning.candidates import (
@@ -26,7 +27,6 @@ from jax_tt._planning.candidates import (
 )
 from jax_tt._planning.placements import plan_placements
 from jax_tt._planning.table_plan import PlannedTable, TablePlan
-from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.options import Update
 from jax_tt.optimizers import Optimizer
 

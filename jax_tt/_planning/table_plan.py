@@ -8,11 +8,11 @@ from typing import Any
 
 from jax_tt._base.arguments import mismatch
 from jax_tt._base.progress import text_table
+from jax_tt._directories.row_cache import RowCache
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._ops.describe import described_tt
 from jax_tt._planning.device_plan import DevicePlan
-from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.copies import with_name, with_update
 from jax_tt._table.table import Table
 from jax_tt._tt.shape import TTShape

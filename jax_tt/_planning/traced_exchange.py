@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
-from jax_tt._collection.lookup import lookup_features
+from jax_tt._collection.lookup_features import lookup_features
 from jax_tt._collection.states import UPDATES
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.placement import Placement

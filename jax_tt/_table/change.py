@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import type_of
+from jax_tt._directories.row_cache import RowCache
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._ids.id_order import IdOrder
-from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.state import SCALARS, State
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import dispatched

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._sets.admission import Admission, AdmitAfter
-from jax_tt._sets.initial import threefry
-from jax_tt._sets.placing import words_of_keys
+from jax_tt._directories.admission import Admission, AdmitAfter
+from jax_tt._directories.initial import threefry
+from jax_tt._directories.placing import words_of_keys
 from jax_tt._tiers.key_index import KeyIndex
 
 # Of a key: the number of the last batch that requested it, from 1, its requests, and the epoch of that batch.

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base import ffi
-from jax_tt._native import hash_backend
-from jax_tt._sets.batch_clock import KEPT, LAST, WHOLE, numbers_of_batches, set_back
-from jax_tt._sets.hash_directory import (
+from jax_tt._directories.batch_clock import KEPT, LAST, WHOLE, numbers_of_batches, set_back
+from jax_tt._directories.hash_directory import (
     COUNTERS,
     Eviction,
     Insertion,
@@ -21,7 +20,8 @@ from jax_tt._sets.hash_directory import (
     init_directory,
     named_directory,
 )
-from jax_tt._sets.placing import words_of_keys
+from jax_tt._directories.placing import words_of_keys
+from jax_tt._native import hash_backend
 from jax_tt._tiers.key_index import KeyIndex
 
 # One of so many rows belongs to the overflow.

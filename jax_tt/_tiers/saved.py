@@ -16,6 +16,9 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._base.arguments import mismatch
 from jax_tt._base.progress import Progress
 from jax_tt._collection.collection import Collection, States
+from jax_tt._directories.batch_clock import LAST
+from jax_tt._directories.hash_directory import CLOCK, KEYS
+from jax_tt._directories.placing import ENTRY
 from jax_tt._formats.dump import Dump
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._jax.on_host import on_all, on_host
@@ -33,9 +36,6 @@ from jax_tt._ops.changes import (
     summed,
 )
 from jax_tt._ops.dump_content import Content, Target
-from jax_tt._sets.batch_clock import LAST
-from jax_tt._sets.hash_directory import CLOCK, KEYS
-from jax_tt._sets.placing import ENTRY
 from jax_tt._table.change import grow
 from jax_tt._table.checkpoint import by_row, in_pieces, of_pieces, of_rows, pieces
 from jax_tt._table.sharding import rows_to_shard

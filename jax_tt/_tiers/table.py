@@ -14,11 +14,11 @@ import numpy as np
 
 from jax_tt._base import ffi
 from jax_tt._base.arguments import as_int, as_positive, expect, mismatch, one_of, type_of
+from jax_tt._directories.admission import Admission, as_admission
+from jax_tt._directories.hash_directory import MAX_WAYS
+from jax_tt._directories.initial import InitialRows, Normal, initial_rows
+from jax_tt._directories.placing import words_of_keys
 from jax_tt._kinds.sharded.sharding import PAGES
-from jax_tt._sets.admission import Admission, as_admission
-from jax_tt._sets.hash_directory import MAX_WAYS
-from jax_tt._sets.initial import InitialRows, Normal, initial_rows
-from jax_tt._sets.placing import words_of_keys
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.table import Table
 from jax_tt._table.wrapper import is_sharded

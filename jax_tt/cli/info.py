@@ -16,6 +16,7 @@ import numpy as np
 from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._base.progress import Progress, text_table
 from jax_tt._compress.source import measured_errors
+from jax_tt._directories.hash_directory import KEYS
 from jax_tt._files import trains
 from jax_tt._files.kinds import Pair
 from jax_tt._files.tables import (
@@ -32,7 +33,6 @@ from jax_tt._kinds.coded.table import CodedTable, in_words
 from jax_tt._kinds.composite.mixed import MixedTable
 from jax_tt._kinds.composite.sum import SumTable
 from jax_tt._kinds.quantized.table import PACKED, QuantizedTable
-from jax_tt._sets.hash_directory import KEYS
 from jax_tt._table.rotation import ROTATION
 from jax_tt._table.state import State
 from jax_tt._tt.approximation import measure

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_tt
-from jax_tt._sets.hash_directory import COUNTERS, POLICIES
+from jax_tt._directories.hash_directory import COUNTERS, POLICIES
 from tests.fuzz.calls import DTYPES, Call, one_after_another, result_type
 
 INITIAL = (jax_tt.dynamic.Normal(0.5), jax_tt.dynamic.Uniform(0.5), jax_tt.dynamic.Constant(0.5))

@@ -15,9 +15,9 @@ from jax.sharding import AxisType
 
 import jax_tt
 from jax_tt import Placement
-from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, named_directory
-from jax_tt._sets.placing import ENTRY, Sets, _slots, directory_with, entries_of
-from jax_tt._sets.relocate import sets_of
+from jax_tt._directories.hash_directory import KEYS, WAITING, KeyDirectory, named_directory
+from jax_tt._directories.placing import ENTRY, Sets, _slots, directory_with, entries_of
+from jax_tt._directories.relocate import sets_of
 from jax_tt._table.checkpoint import by_row, of_rows, unsharded
 from jax_tt._table.wrapper import is_sharded
 from jax_tt.tables import ShardedTable

@@ -20,10 +20,10 @@ import numpy as np
 
 import jax_tt
 from jax_tt import optimizers
+from jax_tt._directories.hash_directory import Eviction, init_directory
+from jax_tt._directories.initial import Normal
 from jax_tt._native import hash_backend
 from jax_tt._native.hash import Fresh, Reset
-from jax_tt._sets.hash_directory import Eviction, init_directory
-from jax_tt._sets.initial import Normal
 from tests.helpers import SHAPES, fused, make_case
 
 BAGS = 24  # of chunked batches

@@ -11,8 +11,8 @@ import pytest
 import jax_tt
 from jax_tt import optimizers
 from jax_tt._base import ffi
+from jax_tt._directories import cache_directory, hash_directory
 from jax_tt._native.operands import hyper_operand
-from jax_tt._sets import cache_directory, hash_directory
 from jax_tt._table.options import BOUNDS
 from jax_tt.optimizers import counted_adagrad
 from tests.conftest import native_available

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_tt
-from jax_tt._sets.initial import Normal, initial_rows
-from jax_tt._sets.placing import words_of_keys
+from jax_tt._directories.initial import Normal, initial_rows
+from jax_tt._directories.placing import words_of_keys
 
 POOL, DEVICE_ROWS, HOST_ROWS, SEED, EVERY = 400, 48, 96, 7, 25
 

@@ -16,9 +16,9 @@ from flax import nnx
 
 import jax_tt
 from jax_tt._base import ffi
-from jax_tt._sets.batch_clock import KEPT, LAST
-from jax_tt._sets.initial import Normal, initial_rows
-from jax_tt._sets.placing import words_of_keys
+from jax_tt._directories.batch_clock import KEPT, LAST
+from jax_tt._directories.initial import Normal, initial_rows
+from jax_tt._directories.placing import words_of_keys
 from jax_tt._tiers import block_file, disk
 from jax_tt._tiers.places import DevicePlaces
 from tests.row_tiers import row_tiers_run

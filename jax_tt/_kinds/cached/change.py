@@ -13,6 +13,10 @@ import numpy as np
 from jax_tt._base.arguments import mismatch
 from jax_tt._base.environment import resolve_method
 from jax_tt._base.words import bucket_of, set_of
+from jax_tt._directories.cache_directory import CacheDirectory, add_to_statistics, init_directory
+from jax_tt._directories.cache_reference import rank_within
+from jax_tt._directories.row_cache import RowCache
+from jax_tt._directories.scores import Scoring, converted
 from jax_tt._kinds.cached.maintain import written_back
 from jax_tt._kinds.cached.table import (
     ROWS,
@@ -22,10 +26,6 @@ from jax_tt._kinds.cached.table import (
     named_cache_directory,
     outer_name,
 )
-from jax_tt._sets.cache_directory import CacheDirectory, add_to_statistics, init_directory
-from jax_tt._sets.cache_reference import rank_within
-from jax_tt._sets.row_cache import RowCache
-from jax_tt._sets.scores import Scoring, converted
 from jax_tt._table.change import (
     Change,
     Growth,

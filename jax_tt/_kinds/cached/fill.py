@@ -10,13 +10,13 @@ import numpy as np
 
 from jax_tt._base.arguments import concrete, expect, expect_ids, mismatch
 from jax_tt._base.words import set_of
+from jax_tt._directories.cache_directory import CacheDirectory, init_directory
+from jax_tt._directories.cache_reference import rank_within
+from jax_tt._directories.miss_ratio import stream
+from jax_tt._directories.scores import MOST_COUNTED, UNIT
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._kinds.cached.maintain import populated
 from jax_tt._kinds.cached.table import cache_directory_of, cached_part, named_cache_directory
-from jax_tt._sets.cache_directory import CacheDirectory, init_directory
-from jax_tt._sets.cache_reference import rank_within
-from jax_tt._sets.miss_ratio import stream
-from jax_tt._sets.scores import MOST_COUNTED, UNIT
 from jax_tt._table.check import check_state
 from jax_tt._table.state import State
 from jax_tt._table.table import Table

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._directories.batch_clock import next_batch
+from jax_tt._directories.cache_directory import OBSERVED, CacheDirectory, add_to_statistics
+from jax_tt._directories.scores import Scoring, caught_up, counted, stamp
 from jax_tt._ids.batch import HIGHEST_BIT, Batch, padding_mark, present, unsigned, with_marks
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._jax.vma import all_shards, varying_axes
 from jax_tt._native import cache_backend
-from jax_tt._sets.batch_clock import next_batch
-from jax_tt._sets.cache_directory import OBSERVED, CacheDirectory, add_to_statistics
-from jax_tt._sets.scores import Scoring, caught_up, counted, stamp
 from jax_tt._table.table import Table
 
 

@@ -7,6 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._directories.batch_clock import SOON, WHOLE, counted_on
+from jax_tt._directories.cache_directory import (
+    POPULATED,
+    CacheDirectory,
+    add_to_statistics,
+    init_directory,
+)
+from jax_tt._directories.scores import aged
 from jax_tt._ids.batch import single_rows
 from jax_tt._kinds.cached.table import (
     ROWS,
@@ -16,17 +24,9 @@ from jax_tt._kinds.cached.table import (
     named_cache_directory,
 )
 from jax_tt._kinds.cached.write_back import write_back
-from jax_tt._lookup.rule import choose_execution
+from jax_tt._lookup.pooled_sums import choose_execution
 from jax_tt._native import cache_backend, hash_backend
 from jax_tt._native.hash import Clock
-from jax_tt._sets.batch_clock import SOON, WHOLE, counted_on
-from jax_tt._sets.cache_directory import (
-    POPULATED,
-    CacheDirectory,
-    add_to_statistics,
-    init_directory,
-)
-from jax_tt._sets.scores import aged
 from jax_tt._table.change import maintain
 from jax_tt._table.check import check_state
 from jax_tt._table.options import Lookup

@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._base.arguments import instance_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.storage import check_storage
+from jax_tt._directories.cache_directory import CacheDirectory, init_directory
+from jax_tt._directories.row_cache import RowCache
 from jax_tt._ids.batch import Batch, present
 from jax_tt._ids.explicit import like_segments, over_explicit_axes
 from jax_tt._jax import backend as _backend
@@ -26,8 +28,6 @@ from jax_tt._native.rows import RowTable
 from jax_tt._native.table_call import run
 from jax_tt._native.table_group import zeros_like
 from jax_tt._native.tt import TrainTable
-from jax_tt._sets.cache_directory import CacheDirectory, init_directory
-from jax_tt._sets.row_cache import RowCache
 from jax_tt._table import reference
 from jax_tt._table.check import check_state, check_wrapper
 from jax_tt._table.groups import BoundTable, Call, weights_gradient

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.dtypes import accumulator
+from jax_tt._directories.row_cache import WriteBack
 from jax_tt._ids.batch import single_rows
 from jax_tt._jax.rounding import round_to
-from jax_tt._lookup.rule import choose_execution
+from jax_tt._lookup.pooled_sums import choose_execution
 from jax_tt._native.tt import TrainTable
-from jax_tt._sets.row_cache import WriteBack
 from jax_tt._table.options import Lookup, NeededCotangents
 
 Cores = tuple[jax.Array, ...]

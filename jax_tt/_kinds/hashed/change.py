@@ -11,12 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._base.arguments import as_int, concrete, expect, mismatch
+from jax_tt._directories.admission import AdmitAfter
+from jax_tt._directories.hash_directory import (
+    KEYS,
+    WAITING,
+    KeyDirectory,
+    directory_of,
+    named_directory,
+)
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.placement import Layout
 from jax_tt._kinds.hashed.table import HashTable, checked_hash_table
 from jax_tt._native import hash_backend
-from jax_tt._sets.admission import AdmitAfter
-from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
 from jax_tt._table.change import (
     Change,
     Growth,

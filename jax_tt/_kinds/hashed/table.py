@@ -13,19 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tt._base.arguments import as_int, mismatch, one_of, type_of
-from jax_tt._ids.batch import Batch, present
-from jax_tt._ids.explicit import like_segments, over_explicit_axes
-from jax_tt._ids.id_space import IdSpace, outside
-from jax_tt._ids.keys import keys_of, slots_of
-from jax_tt._ids.split_ids import SplitIds
-from jax_tt._lookup.best_rows import Queries, best_rows, in_order
-from jax_tt._native import hash_backend
-from jax_tt._native.hash import Fresh, Search
-from jax_tt._native.partition import check_unsharded
-from jax_tt._native.rows import RowTable
-from jax_tt._sets.admission import Admission, AdmitAfter, as_admission
-from jax_tt._sets.batch_clock import KEPT
-from jax_tt._sets.hash_directory import (
+from jax_tt._directories.admission import Admission, AdmitAfter, as_admission
+from jax_tt._directories.batch_clock import KEPT
+from jax_tt._directories.hash_directory import (
     CLOCK,
     COUNTERS,
     KEYS,
@@ -41,8 +31,18 @@ from jax_tt._sets.hash_directory import (
     directory_of,
     init_directory,
 )
-from jax_tt._sets.initial import InitialRows, Normal
-from jax_tt._sets.relocate import relocated
+from jax_tt._directories.initial import InitialRows, Normal
+from jax_tt._directories.relocate import relocated
+from jax_tt._ids.batch import Batch, present
+from jax_tt._ids.explicit import like_segments, over_explicit_axes
+from jax_tt._ids.id_space import IdSpace, outside
+from jax_tt._ids.keys import keys_of, slots_of
+from jax_tt._ids.split_ids import SplitIds
+from jax_tt._lookup.best_rows import Queries, best_rows, in_order
+from jax_tt._native import hash_backend
+from jax_tt._native.hash import Fresh, Search
+from jax_tt._native.partition import check_unsharded
+from jax_tt._native.rows import RowTable
 from jax_tt._table.added import added_rows, adds_rows
 from jax_tt._table.check import check_state, check_table
 from jax_tt._table.checkpoint import unsharded

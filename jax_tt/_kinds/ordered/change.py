@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt._directories.row_cache import RowCache
 from jax_tt._ids.id_order import ID_ORDER, IdOrder
 from jax_tt._ids.stored_order import on_device
 from jax_tt._kinds.ordered.table import OrderedTable
-from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Change, Growth, Orders, grow, reorder, under_order, with_cache
 from jax_tt._table.copies import register_wrapper, without_values
 from jax_tt._table.state import State

@@ -18,11 +18,11 @@ from jax.extend.random import define_prng_impl
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jax_tt._directories.initial import threefry
 from jax_tt._ids.placement import Layout
 from jax_tt._kinds.sharded.move import Blocks
 from jax_tt._kinds.sharded.programs import Local, over_devices
 from jax_tt._native.rows import RowTable
-from jax_tt._sets.initial import threefry
 from jax_tt._table.initial_rows import default_embedding_init
 
 # Rows that a device draws at a time.

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tt._directories.hash_directory import Check, check_count
+from jax_tt._directories.hashing import keys_of_words
 from jax_tt._ids.batch import Batch, single_rows
 from jax_tt._kinds.sharded.sharding import sharding_of
 from jax_tt._native import hash_backend
 from jax_tt._native.rows import RowTable
-from jax_tt._sets.hash_directory import Check, check_count
-from jax_tt._sets.hashing import keys_of_words
 from jax_tt._table.added import adds_rows
 from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, NeededCotangents

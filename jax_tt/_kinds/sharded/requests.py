@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tt._directories.hashing import owners_of, words_of
 from jax_tt._ids.batch import present
 from jax_tt._ids.id_space import digits_in_range
 from jax_tt._ids.keys import keys_of
 from jax_tt._ids.placement import Layout, Paged, paged
 from jax_tt._kinds.sharded.route import DistinctRows, Route, distinct
 from jax_tt._kinds.sharded.sharding import PAGES, Sharding, sharding_of
-from jax_tt._sets.hashing import owners_of, words_of
 from jax_tt._table.groups import Call
 from jax_tt._table.options import IGNORED
 

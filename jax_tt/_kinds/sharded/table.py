@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.arguments import type_of
 from jax_tt._base.storage import require_arrays
+from jax_tt._directories.hash_directory import KEYS, SEED, TOTALS, WAITING
+from jax_tt._directories.relocate import by_device, relocated, stay_in_slots
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import over_explicit_axes
 from jax_tt._ids.placement import Layout, Placement, stored_rows
@@ -31,8 +33,6 @@ from jax_tt._kinds.sharded.move import moved_rows, row_numbers
 from jax_tt._kinds.sharded.options import DEFAULT, Exchange
 from jax_tt._kinds.sharded.programs import Local
 from jax_tt._kinds.sharded.sharding import PAGES, Sharding
-from jax_tt._sets.hash_directory import KEYS, SEED, TOTALS, WAITING
-from jax_tt._sets.relocate import by_device, relocated, stay_in_slots
 from jax_tt._table.added import adds_rows
 from jax_tt._table.check import check_arrays, check_state
 from jax_tt._table.checkpoint import pieces

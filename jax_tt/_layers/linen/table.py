@@ -17,7 +17,7 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from jax_tt._base.arguments import one_of
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
-from jax_tt._collection.lookup import check_lookup
+from jax_tt._collection.lookup_features import check_lookup
 from jax_tt._kinds.cached.table import COLLECTION as ROW_CACHE
 from jax_tt._kinds.hashed.table import COLLECTION as HASH_TABLE
 from jax_tt._layers.call import (
@@ -31,8 +31,8 @@ from jax_tt._layers.call import (
 from jax_tt._layers.linen.gradients import PARAMS
 from jax_tt._layers.pretrained import AnyFromPretrained
 from jax_tt._layers.variables import FusedParam
-from jax_tt._lookup.calls import lookup_rows, pooled_rows
-from jax_tt._lookup.rule import OUT_OF_RANGE
+from jax_tt._lookup.pooled_sums import OUT_OF_RANGE
+from jax_tt._lookup.rows import lookup_rows, pooled_rows
 from jax_tt._ops.insert_in_call import with_checked_gradients
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.copies import with_name, without_values

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_tt._base.arguments import concrete, expect, mismatch, type_of
+from jax_tt._directories.hash_directory import KEYS
+from jax_tt._directories.row_cache import RowCache
 from jax_tt._ids.explicit import over_explicit_axes, spec_of
 from jax_tt._ids.id_order import IdOrder
 from jax_tt._kinds.cached.fill import fill
@@ -30,8 +32,6 @@ from jax_tt._ops.change_tables import grow_table, reorder_table
 from jax_tt._ops.insert import insert_keys
 from jax_tt._ops.inserting import Evicted, Inserted
 from jax_tt._ops.remove import KeyView, remove_keys
-from jax_tt._sets.hash_directory import KEYS
-from jax_tt._sets.row_cache import RowCache
 from jax_tt._table.change import Carry, Change, maintain, with_cache
 from jax_tt._table.copies import without_values
 from jax_tt._table.state import State

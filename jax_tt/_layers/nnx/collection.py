@@ -19,7 +19,7 @@ from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.insertion import insert_collection_keys
 from jax_tt._collection.listing import listing
-from jax_tt._collection.lookup import check_lookup
+from jax_tt._collection.lookup_features import check_lookup
 from jax_tt._collection.states import UPDATES, check_like
 from jax_tt._collection.statistics import (
     STATISTICS,

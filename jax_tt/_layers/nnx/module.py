@@ -36,7 +36,7 @@ from jax_tt._layers.variables import (
     PageTable,
     TableDescription,
 )
-from jax_tt._lookup.rule import OUT_OF_RANGE
+from jax_tt._lookup.pooled_sums import OUT_OF_RANGE
 from jax_tt._table.copies import with_name, with_update, without_values
 from jax_tt._table.options import DEFAULT_LOOKUP, Lookup, StepInputs, check_static
 from jax_tt._table.sizes import sizes

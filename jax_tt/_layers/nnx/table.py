@@ -15,7 +15,7 @@ from jax_tt._layers.call import BagCalls, ScoreCalls, scaled_as_embed
 from jax_tt._layers.nnx.change import ChangingModule
 from jax_tt._layers.nnx.module import TableModule, hoisted_optimizer
 from jax_tt._layers.pretrained import AnyFromPretrained
-from jax_tt._lookup.calls import lookup_rows
+from jax_tt._lookup.rows import lookup_rows
 from jax_tt._table.options import DEFAULT_LOOKUP, Lookup, check_static
 from jax_tt._table.table import Table
 

@@ -11,10 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._directories.cache_directory import (
+    COUNTERS,
+    CacheDirectory,
+    add_to_statistics,
+    init_directory,
+)
+from jax_tt._directories.scores import Scoring, aged
 from jax_tt._kinds.cached.keys import count_batch
 from jax_tt._native import cache_backend
-from jax_tt._sets.cache_directory import COUNTERS, CacheDirectory, add_to_statistics, init_directory
-from jax_tt._sets.scores import Scoring, aged
 
 TOP = 2**31 - 1
 SCORINGS = {"lfu": Scoring("lfu"), "aging lfu": Scoring("lfu", half_life=3), "lru": Scoring("lru")}

@@ -8,8 +8,8 @@ import jax
 
 import jax_tt
 from jax_tt import RowCache
+from jax_tt._directories.cache_directory import CacheDirectory
 from jax_tt._kinds.cached.table import cache_directory_of, named_cache_directory, outer_name
-from jax_tt._sets.cache_directory import CacheDirectory
 
 
 class Parts(NamedTuple):

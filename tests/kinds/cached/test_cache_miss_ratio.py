@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jax_tt
-from jax_tt._sets.cache_directory import init_directory
+from jax_tt._directories.cache_directory import init_directory
 
 matplotlib.use("Agg")
 

@@ -12,8 +12,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from jax_tt._sets.cache_directory import init_directory
-from jax_tt._sets.scores import Scoring, caught_up, counted, stamp
+from jax_tt._directories.cache_directory import init_directory
+from jax_tt._directories.scores import Scoring, caught_up, counted, stamp
 from tests.kinds.cached.cache_case import on_kernels
 from tests.kinds.cached.cache_model import (
     SCORINGS,

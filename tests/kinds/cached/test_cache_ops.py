@@ -13,13 +13,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._base.words import bucket_of
+from jax_tt._directories import cache_reference
+from jax_tt._directories.batch_clock import KEPT, LAST, SOON, next_batch
+from jax_tt._directories.cache_directory import CacheDirectory, init_directory
+from jax_tt._directories.scores import Scoring, aged, stamp
 from jax_tt._kinds.cached.keys import count_batch
 from jax_tt._kinds.cached.maintain import with_clock_counted_on
 from jax_tt._native import cache_backend
-from jax_tt._sets import cache_reference
-from jax_tt._sets.batch_clock import KEPT, LAST, SOON, next_batch
-from jax_tt._sets.cache_directory import CacheDirectory, init_directory
-from jax_tt._sets.scores import Scoring, aged, stamp
 from tests.conftest import WAYS, method_fixture, native_available
 from tests.helpers import assert_same_bits, on_gpu
 from tests.kinds.cached import cache_model

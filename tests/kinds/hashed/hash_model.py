@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from jax_tt._sets.hash_directory import COUNTERS
+from jax_tt._directories.hash_directory import COUNTERS
 
 MAX = 2**32 - 1
 

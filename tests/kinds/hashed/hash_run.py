@@ -16,11 +16,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
+from jax_tt._directories.batch_clock import LAST
+from jax_tt._directories.hash_directory import CLOCK, POLICIES, WAITING, directory_of
+from jax_tt._directories.hashing import owners_of_keys
+from jax_tt._directories.placing import ENTRY, entries_of, words_of_keys
 from jax_tt._jax.on_host import like_on_device, on_host
-from jax_tt._sets.batch_clock import LAST
-from jax_tt._sets.hash_directory import CLOCK, POLICIES, WAITING, directory_of
-from jax_tt._sets.hashing import owners_of_keys
-from jax_tt._sets.placing import ENTRY, entries_of, words_of_keys
 from jax_tt._table.wrapper import is_sharded
 from tests.kinds.hashed.hash_model import joined
 from tests.kinds.hashed.table_model import Content, ModelTable, Rows, Sizes

@@ -29,7 +29,7 @@ from jax.sharding import AxisType
 
 import jax_tt
 from jax_tt._base.progress import Progress
-from jax_tt._sets.hash_directory import POLICIES
+from jax_tt._directories.hash_directory import POLICIES
 from tests.kinds.hashed.hash_run import (
     BATCH,
     RULE,

@@ -8,10 +8,10 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
+from jax_tt._directories.admission import AdmitAfter, AdmitWithProbability
+from jax_tt._directories.batch_clock import KEPT, LAST
+from jax_tt._directories.hash_directory import COUNTERS
 from jax_tt._kinds.sharded.route import message_rows
-from jax_tt._sets.admission import AdmitAfter, AdmitWithProbability
-from jax_tt._sets.batch_clock import KEPT, LAST
-from jax_tt._sets.hash_directory import COUNTERS
 from jax_tt._table.checkpoint import unsharded
 from jax_tt._table.wrapper import is_sharded
 from tests.kinds.hashed.hash_model import MAX, ModelDirectory, homes, owner, travel_hash

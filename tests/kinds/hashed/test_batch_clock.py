@@ -9,9 +9,9 @@ import pytest
 
 import jax_tt
 from jax_tt import Placement
+from jax_tt._directories.batch_clock import KEPT, LAST, WHOLE
 from jax_tt._native import hash_backend
 from jax_tt._native.hash import Clock
-from jax_tt._sets.batch_clock import KEPT, LAST, WHOLE
 
 OLD = ("hash_touched", "hash_waiting_touched")
 

@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 
 from jax_tt._base import ffi
+from jax_tt._directories.hash_directory import (
+    COUNTERS,
+    POLICIES,
+    Eviction,
+    KeyDirectory,
+    init_directory,
+)
+from jax_tt._directories.hash_reference import erase
 from jax_tt._native import hash_backend
-from jax_tt._sets.hash_directory import COUNTERS, POLICIES, Eviction, KeyDirectory, init_directory
-from jax_tt._sets.hash_reference import erase
 from tests.conftest import WAYS, method_fixture, native_available
 from tests.kinds.hashed.hash_model import ModelDirectory, joined
 

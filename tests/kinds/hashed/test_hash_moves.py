@@ -13,10 +13,10 @@ from jax.sharding import AxisType
 
 import jax_tt
 from jax_tt import Placement
+from jax_tt._directories import placing
+from jax_tt._directories.hash_directory import WAITING, directory_of
+from jax_tt._directories.placing import ENTRY, Sets, entries_of, placed
 from jax_tt._layers.nnx.collection import write_arrays
-from jax_tt._sets import placing
-from jax_tt._sets.hash_directory import WAITING, directory_of
-from jax_tt._sets.placing import ENTRY, Sets, entries_of, placed
 from jax_tt._table.checkpoint import by_row, in_pieces, of_pieces, of_rows
 from jax_tt.tables import ShardedTable
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_tt._directories.hash_directory import POLICIES, Eviction, init_directory
+from jax_tt._directories.initial import Constant, Normal, TruncatedNormal, Uniform
 from jax_tt._native import hash as native_hash
 from jax_tt._native import hash_backend
 from jax_tt._native.hash import Fresh, Reset
-from jax_tt._sets.hash_directory import POLICIES, Eviction, init_directory
-from jax_tt._sets.initial import Constant, Normal, TruncatedNormal, Uniform
 from tests.conftest import WAYS, method_fixture
 from tests.helpers import on_gpu
 from tests.kinds.hashed.test_hash_directory import EXTREMES, double, find, insert, words

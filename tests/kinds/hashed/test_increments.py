@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._sets.batch_clock import KEPT, LAST
-from jax_tt._sets.hash_directory import KEYS, WAITING
+from jax_tt._directories.batch_clock import KEPT, LAST
+from jax_tt._directories.hash_directory import KEYS, WAITING
 from tests.kinds.hashed.test_hash_moves import same_keys
 
 BATCH, POOL = 24, 300

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 import jax_tt
 from jax_tt import Placement, optimizers
 from jax_tt._base import reports
+from jax_tt._directories.hashing import homes_of, keys_of_words, owners_of, words_of
 from jax_tt._kinds.sharded.route import Route, distinct
-from jax_tt._sets.hashing import homes_of, keys_of_words, owners_of, words_of
 from jax_tt._table.checkpoint import unsharded
 from jax_tt.tables import ShardedTable
 

@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec as P
 import jax_tt
 import jax_tt.linen
 from jax_tt import Placement
+from jax_tt._directories.hash_directory import KeyDirectory
+from jax_tt._directories.hashing import owners_of, words_of
 from jax_tt._kinds.hashed.change import growth_to
 from jax_tt._kinds.sharded.route import message_rows
-from jax_tt._sets.hash_directory import KeyDirectory
-from jax_tt._sets.hashing import owners_of, words_of
 from jax_tt._table.change import grow
 from jax_tt._table.checkpoint import unsharded
 from jax_tt.tables import ShardedTable

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType
 
 import jax_tt
-from jax_tt._sets.placing import ENTRY, Sets, placed
+from jax_tt._directories.placing import ENTRY, Sets, placed
 
 CAPACITY = 1536  # a multiple of the ways times 8 and times 3
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tt._sets.hash_directory import KEYS, WAITING, WITHIN_EPOCHS
+from jax_tt._directories.hash_directory import KEYS, WAITING, WITHIN_EPOCHS
 
 # A batch after this many counts on from `KEPT`. `insert_sharded` marks keys with the largest int32.
 LAST = 2**31 - 2

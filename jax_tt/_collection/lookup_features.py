@@ -34,8 +34,8 @@ from jax_tt._jax.on_host import own_constants
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limit_of_sums, rearranged
 from jax_tt._lookup.offsets import nan_if
-from jax_tt._lookup.rule import choose_execution, pooled_sums, prepare_call
-from jax_tt._ops.lookups import options_of
+from jax_tt._lookup.pooled_sums import choose_execution, pooled_sums, prepare_call
+from jax_tt._ops.lookup import options_of
 from jax_tt._table.check import check_state
 from jax_tt._table.groups import BoundTable
 from jax_tt._table.options import Lookup, StepInputs

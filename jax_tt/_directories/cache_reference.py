@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.words import bucket_of, bucket_within_set, set_of
-from jax_tt._sets.cache_directory import GHOSTS, CacheDirectory
-from jax_tt._sets.scores import MOST_COUNTED
+from jax_tt._directories.cache_directory import GHOSTS, CacheDirectory
+from jax_tt._directories.scores import MOST_COUNTED
 
 _INT_MAX = 2**31 - 1
 
@@ -41,7 +41,7 @@ def observe(
         directory: state before; ``clock`` is already that of this batch.
         keys: ids ``[n]``; negative ones are not counted.
         slots: `probe` of the keys.
-        stamp: int32 scalar, `jax_tt._sets.scores.stamp`.
+        stamp: int32 scalar, `jax_tt._directories.scores.stamp`.
         policy: ``"lfu"`` or ``"lru"``.
 
     Returns:

@@ -19,9 +19,9 @@ from jax_tt._base.arguments import (
     one_of,
 )
 from jax_tt._base.dtypes import x64_enabled
-from jax_tt._sets.cache_directory import POLICIES
-from jax_tt._sets.miss_ratio import stream
-from jax_tt._sets.scores import Scoring
+from jax_tt._directories.cache_directory import POLICIES
+from jax_tt._directories.miss_ratio import stream
+from jax_tt._directories.scores import Scoring
 from jax_tt.optimizers import Optimizer
 
 GRADIENTS = ("rows", "cores")

@@ -15,7 +15,7 @@ from jax_tt._jax.on_host import own_constants
 from jax_tt._lookup.combine import batch_to_sum, combine
 from jax_tt._lookup.limit import limit_of_sums
 from jax_tt._lookup.offsets import nan_if, offsets_label, treatment_of
-from jax_tt._lookup.rule import choose_execution, pooled_sums, prepare_call
+from jax_tt._lookup.pooled_sums import choose_execution, pooled_sums, prepare_call
 from jax_tt._table.check import check_state
 from jax_tt._table.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._table.row_shard import row_shard

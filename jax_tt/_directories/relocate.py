@@ -11,8 +11,14 @@ from jax.core import Tracer
 
 from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._base.storage import require_arrays
-from jax_tt._sets.hash_directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
-from jax_tt._sets.placing import Sets, directory_with, entries_of, placed
+from jax_tt._directories.hash_directory import (
+    KEYS,
+    WAITING,
+    KeyDirectory,
+    directory_of,
+    named_directory,
+)
+from jax_tt._directories.placing import Sets, directory_with, entries_of, placed
 
 
 def by_device(arrays: Mapping[str, Any], devices: int) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._sets.cache_reference import rank_within
-from jax_tt._sets.hash_directory import WITHIN_EPOCHS, Insertion, KeyDirectory
-from jax_tt._sets.hashing import homes_of
+from jax_tt._directories.cache_reference import rank_within
+from jax_tt._directories.hash_directory import WITHIN_EPOCHS, Insertion, KeyDirectory
+from jax_tt._directories.hashing import homes_of
 
 
 def find(directory: KeyDirectory, keys: jax.Array, present: jax.Array) -> jax.Array:

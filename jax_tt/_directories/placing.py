@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jax_tt._directories.hash_directory import MAX_WAYS, KeyDirectory
+from jax_tt._directories.hashing import homes_of, owners_of_keys
 from jax_tt._jax.on_host import on_host
-from jax_tt._sets.hash_directory import MAX_WAYS, KeyDirectory
-from jax_tt._sets.hashing import homes_of, owners_of_keys
 
 ENTRY = np.dtype(
     [("key", np.uint64), ("slot", np.int32), ("score", np.uint64), ("touched", np.int32)]

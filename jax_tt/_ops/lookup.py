@@ -14,7 +14,7 @@ from jax_tt._base.arguments import as_array, as_dtype, mismatch
 from jax_tt._base.dtypes import resolve_precision, widest
 from jax_tt._base.keywords import check_keywords
 from jax_tt._jax.reverse_only import refuse_gradient
-from jax_tt._lookup.calls import lookup_rows, pooled_rows
+from jax_tt._lookup.rows import lookup_rows, pooled_rows
 from jax_tt._table import whole
 from jax_tt._table.check import check_table, check_whole_table
 from jax_tt._table.options import Lookup, StepInputs

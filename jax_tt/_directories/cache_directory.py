@@ -40,7 +40,7 @@ class CacheDirectory(NamedTuple):
         unaged: int32 scalar, requests since scores were last halved.
         totals: uint32 ``[len(COUNTERS), 2]``, 64-bit totals as low and high word.
 
-    >>> from jax_tt._sets.cache_directory import init_directory
+    >>> from jax_tt._directories.cache_directory import init_directory
     >>> directory = init_directory(25, 4, buckets=50, room=4, key_dtype="int32")
     >>> directory.tags.shape, directory.slots
     ((25, 4), 100)

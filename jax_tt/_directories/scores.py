@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_tt._sets.cache_directory import GHOSTS, CacheDirectory
+from jax_tt._directories.cache_directory import GHOSTS, CacheDirectory
 
 _INT_MAX = 2**31 - 1
 

@@ -87,8 +87,8 @@ struct HashRequests {
   int64_t min_age = 1;
 };
 
-// What an insertion did; jax_tt/_directories/hash_directory.py says what is in it.  What was there before is null if nobody
-// asks.
+// What an insertion did; jax_tt/_directories/hash_directory.py says what is in it.  What was there before is null if
+// nobody asks.
 struct HashInsertion {
   int32_t* slots = nullptr;        // [n]
   uint32_t* keys = nullptr;        // [n, 2]

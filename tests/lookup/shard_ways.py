@@ -44,10 +44,10 @@ class Case(NamedTuple):
 
 
 _dense = partial(jax_tt.dense_table, ROWS, WIDTH)
-# Sums of their rows and gradients are exact.
+# Sums of their rows and gradients are exact. XLA rounds the reference of Adam in two programs in two ways.
 CASES = {
     "gradients": Case(_dense()),
-    "clipped ids": Case(_dense(optimizer=RULES["adam"]), "clip"),
+    "clipped ids": Case(_dense(optimizer=RULES["rowwise"]), "clip"),
     "ids that read zeros": Case(_dense(optimizer=RULES["rowwise"]), "zero"),
     "refused ids": Case(_dense(optimizer=SGD), "error"),
     "not finite": Case(_dense(optimizer=SGD, skip_nonfinite=True), factor=np.inf),

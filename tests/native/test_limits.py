@@ -465,6 +465,6 @@ def refuses_all(module: ModuleType, above: list[Any], without: set[str]) -> None
             function(*given)
             print(f"call {k} of {function.__name__} was not refused")
     # Limits of rules are tested with them.
-    without = {"registrations", "listen", "lists", "rules", "add_rule", *without}
+    without = {"registrations", "listen", "lists", "rules", "rule", "add_rule", *without}
     named = {function.__name__ for function, _ in above}
     assert {name for name in dir(module) if name[0] != "_"} <= named | without

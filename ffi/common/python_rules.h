@@ -51,13 +51,18 @@ inline nanobind::object AddRuleOf(nanobind::object capsule, const std::string& v
   return name;
 }
 
+// The names of the hyper-parameters of a rule in their order, which may have spaces around their commas.
+inline nanobind::object NamesOf(const OptimizerTraits& traits) {
+  return nanobind::str(traits.names).attr("replace")(" ", "").attr("split")(",");
+}
+
 // The names of the hyper-parameters of a rule in their order, and its numbers of slots per element and per row; None
 // if there is none of this name.
 inline nanobind::object RuleOfName(const std::string& name) {
   int kind;
   if (!FindRule(name, &kind).ok()) return nanobind::none();
   const OptimizerTraits traits = RuleTraits(kind);
-  return nanobind::make_tuple(nanobind::str(traits.names).attr("split")(", "), traits.element_slots, traits.row_slots);
+  return nanobind::make_tuple(NamesOf(traits), traits.element_slots, traits.row_slots);
 }
 
 // The names of a list, in its order.

@@ -43,6 +43,13 @@ def expect(
         raise mismatch(name, got, expected, fix, error)
 
 
+def shown(value: Any) -> str:
+    """A value as Python writes it if that is short and says something, else its type."""
+    text = repr(value)
+    told = len(text) < 80 and "\n" not in text and not text.startswith("<")
+    return text if told else type_of(value)
+
+
 def instance_of(name: str, value: Any, kind: type[T] | Any, expected: str, fix: str = "") -> T:
     """The value, which has to be of this type, or of one of them."""
     if not isinstance(value, kind):
@@ -82,9 +89,7 @@ def as_int(name: str, value: Any, least: int | None = None, most: int | None = N
         number = operator.index(value)
     except TypeError as error:
         known = " known when the call is traced" if isinstance(value, Tracer) else ""
-        raise TypeError(
-            f"{name}: got {value!r} of type {type(value).__name__}; expected an integer{known}."
-        ) from error
+        raise TypeError(f"{name}: got {_with_type(value)}; expected an integer{known}.") from error
     if least is not None and most is not None and most <= 2**30:
         if not least <= number <= most:
             raise mismatch(name, number, f"an integer from {least} to {most}")
@@ -95,6 +100,11 @@ def as_int(name: str, value: Any, least: int | None = None, most: int | None = N
     return number
 
 
+def _with_type(value: Any) -> str:
+    text = shown(value)
+    return text if text == type_of(value) else f"{text} of type {type(value).__name__}"
+
+
 def as_positive(name: str, value: Any) -> int:
     """An integer of at least 1."""
     return as_int(name, value, 1)
@@ -103,7 +113,7 @@ def as_positive(name: str, value: Any) -> int:
 def as_number(name: str, value: Any, expected: str, holds: Callable[[float], bool]) -> float:
     """A number, not a bool, for which ``holds``; ``expected`` is that in words."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
-        raise mismatch(name, repr(value), expected)
+        raise mismatch(name, shown(value), expected)
     return float(value)
 
 
@@ -229,7 +239,7 @@ def as_dtype(name: str, value: Any, default: Any) -> Any:
         dtype = jnp.dtype(value)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{name}: got {value!r}; expected a type such as jnp.float32, or None."
+            f"{name}: got {shown(value)}; expected a type such as jnp.float32, or None."
         ) from error
     if not jnp.issubdtype(dtype, jnp.floating):
         raise mismatch(name, str(dtype), "a floating type")
@@ -239,7 +249,7 @@ def as_dtype(name: str, value: Any, default: Any) -> Any:
 def one_of(name: str, value: Any, choices: Sequence[str], hint: str = "") -> str:
     """A string that is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
-        raise mismatch(name, repr(value), f"one of {', '.join(map(repr, choices))}{hint}")
+        raise mismatch(name, shown(value), f"one of {', '.join(map(repr, choices))}{hint}")
     return value
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base import ffi
+from jax_tt._base.arguments import mismatch
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
 from jax_tt._native.partition import is_partitioned, num_blocks
@@ -118,12 +119,12 @@ def sentinel_operand(sentinel: jax.Array | None) -> jax.Array:
     return jnp.ones((), jnp.float32) if sentinel is None else sentinel
 
 
-def hyper_operand(platform: str, optimizer: Optimizer, hyper: Any, accum: Any) -> jax.Array:
+def hyper_operand(platform: str, optimizer: Optimizer, hyper: Mapping[str, Any]) -> jax.Array:
     """The hyper-parameters of a step, which have names, as ``[H]`` in the order of the native rule.
 
     Raises:
         ValueError: the native rule takes other steps, other slots or other hyper-parameters than ``optimizer``, or has
-            not been registered. Hyper-parameters have the type ``accum``, in which rows are computed.
+            not been registered.
         RuntimeError: the native module is older than the rule.
     """
     name, given = optimizer.kind, type(optimizer).__name__
@@ -153,16 +154,9 @@ def hyper_operand(platform: str, optimizer: Optimizer, hyper: Any, accum: Any) -
             f"optimizer: the native module for {platform} does not have the rule {name!r} of {given}; it is "
             "older than the sources. Compile it with `make native`."
         )
-    scalars = hyper if isinstance(hyper, Mapping) else {}
-    taken: list[Any] = [scalars.get(field) for field in rule.hyperparameters]
-    if any(getattr(value, "shape", None) != () or value.dtype != accum for value in taken):
-        raise ValueError(
-            f"optimizer: {given}.hyperparameters returns {jax.tree.map(_described, hyper)}; expected a dict with what "
-            f"the native rule {name!r} takes, {', '.join(rule.hyperparameters)}, each a scalar of type {accum}, as "
-            "Optimizer.hyperparameters and at_step of jax_tt.optimizers return them."
-        )
-    return jnp.stack(taken)
-
-
-def _described(value: Any) -> str:
-    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else repr(value)
+    missing = [field for field in rule.hyperparameters if field not in hyper]
+    if missing:
+        expected = f"what the native rule {name!r} takes, also {', '.join(missing)}"
+        got = ", ".join(hyper) or "no names"
+        raise mismatch(f"optimizer: {given}.hyperparameters", got, expected)
+    return jnp.stack([hyper[field] for field in rule.hyperparameters])

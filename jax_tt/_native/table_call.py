@@ -292,7 +292,7 @@ class UpdatePass(GradientPass):
         self.slots = numbered("slot", itertools.chain.from_iterable(slots))
         self.changed = self.params | self.slots
         values, inverse = call.values, call.values["inv_scale"]
-        hyper = hyper_operand(platform, self.table.update.optimizer, values["hyper"], inverse.dtype)
+        hyper = hyper_operand(platform, self.table.update.optimizer, values["hyper"])
         scale = jnp.stack([inverse, values["allowed"].astype(inverse.dtype)])
         self.whole = self.changed
         self.appended = {"hyper": hyper, "scale": scale, "seed": values["seed"]}

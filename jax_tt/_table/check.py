@@ -32,7 +32,7 @@ _OF_SHARDS = (
 def check_table(table: Any, state: Any) -> None:
     """Raises unless these are a description of a table and arrays by name."""
     if not isinstance(table, Table):
-        fix = "A Collection goes to jax_tt.lookup_features, arrays go to jax_tt.tt and functional."
+        fix = "A Collection goes to jax_tt.lookup_features, arrays go to jax_tt.tt and jax_tt.functional."
         expected = "a jax_tt.Table, e.g. jax_tt.dense_table(1000, 16)"
         raise mismatch("table", type_of(table), expected, fix, TypeError)
     if not isinstance(state, Mapping):

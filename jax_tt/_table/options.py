@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_dtype, mismatch, one_of, type_of
+from jax_tt._base.arguments import as_dtype, mismatch, one_of, shown, type_of
 from jax_tt._base.dtypes import resolve_precision
 from jax_tt._base.environment import resolve_method
 from jax_tt.optimizers import Optimizer
@@ -141,7 +141,7 @@ def _as_limit(value: Any) -> float:
     if not number or not 0 < np.float32(value) < np.inf:
         expected = "a positive number within the range of float32, or None for no limit"
         fix = "It is part of the program, and cannot be an array."
-        raise mismatch("max_gradient", repr(value), expected, fix)
+        raise mismatch("max_gradient", shown(value), expected, fix)
     return float(value)
 
 
@@ -190,7 +190,7 @@ def check_optimizer(optimizer: Any) -> None:
             "table with optimizer=None, and give the gradients to optax."
         )
     expected = "a rule of jax_tt.optimizers, e.g. jax_tt.optimizers.Adagrad(learning_rate=0.05)"
-    raise mismatch("optimizer", repr(optimizer), expected, error=TypeError)
+    raise mismatch("optimizer", shown(optimizer), expected, error=TypeError)
 
 
 def _check_slots(optimizer: Optimizer) -> None:
@@ -225,7 +225,7 @@ def check_update(update: Any) -> None:
     """Raises unless ``update`` is None or an `Update`."""
     if update is not None and not isinstance(update, Update):
         expected = "None or a jax_tt.Update, e.g. jax_tt.Update(jax_tt.optimizers.Adagrad(0.05))"
-        raise mismatch("update", repr(update), expected, error=TypeError)
+        raise mismatch("update", shown(update), expected, error=TypeError)
 
 
 DEFAULT_LOOKUP = Lookup()

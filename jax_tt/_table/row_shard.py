@@ -108,10 +108,11 @@ def step_on_shard(
         reads = present(batch)
         if lookup.bounds != "clip":
             reads &= digits_in_range(table.ids, batch)[1]
-        scale = jnp.abs(values["inv_scale"]).astype(largest.dtype)
-        largest = jnp.max(jnp.where(reads, largest, 0)) * scale
         positions = math.prod(map(lax.axis_size, of_batch), start=math.prod(reads.shape))
-        agreed = on_all_devices(jnp.isfinite(largest * positions), (*of_batch, *axes))
+        # Sums are scaled after they are added: a small scale does not bring back one that overflowed.
+        scale = jnp.maximum(jnp.abs(values["inv_scale"]), 1).astype(largest.dtype)
+        largest = jnp.max(jnp.where(reads, largest, 0)) * positions * scale
+        agreed = on_all_devices(jnp.isfinite(largest), (*of_batch, *axes))
         finite = agreed.astype(jnp.float32)
         values["allowed"] = values.get("allowed", 1) * finite
     return values, finite

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import as_scalar
+from jax_tt._base.arguments import as_scalar, mismatch
 from jax_tt._base.dtypes import accumulator
 from jax_tt._table.options import StepInputs, check_optimizer
 from jax_tt._table.state import State
@@ -50,8 +50,18 @@ def step_values(table: Table, state: State, inputs: StepInputs) -> Any:
         # Two words that depend only on the key and the step.
         step_key = jax.random.fold_in(key, step.astype(jnp.uint32))
         seed = jax.random.bits(step_key, (2,), jnp.uint32)
+    hyper: Any = rule.hyperparameters(step.astype(accum))
+    label = f"optimizer: {type(rule).__name__}.hyperparameters"
+    if not isinstance(hyper, Mapping):
+        expected = "a dict of scalars by name, as Optimizer.hyperparameters returns it"
+        raise mismatch(label, hyper, expected)
+    for name, value in hyper.items():
+        scalar = getattr(value, "shape", None) == () and value.dtype == accum
+        if type(name) is not str or not scalar:
+            expected = f"a scalar of type {jnp.dtype(accum)} by name, as jax_tt.optimizers.at_step returns it"
+            raise mismatch(f"{label}: {name!r}", value, expected)
     return {
-        "hyper": jax.lax.stop_gradient(rule.hyperparameters(step.astype(accum))),
+        "hyper": jax.lax.stop_gradient(hyper),
         "inv_scale": inverse,
         "seed": seed,
     }

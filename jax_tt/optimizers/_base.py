@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._base.arguments import as_scalar, expect, instance_of, type_of
+from jax_tt._base.arguments import (
+    as_scalar,
+    expect,
+    instance_of,
+    mismatch,
+    shown,
+    type_of,
+)
 from jax_tt._base.dtypes import accumulator
 
 # A float, a scalar array (traced, or an `nnx.Variable`), or a schedule: step -> scalar, as optax has them.
@@ -92,10 +99,10 @@ class Optimizer(abc.ABC):
         instance_of("hyperparameters", values, Mapping, expected)
         names = self.hyperparameter_names()
         for name in values:
-            if name not in names:
-                raise ValueError(
-                    f"hyperparameters: got {name!r}; those of {type(self).__name__} are {', '.join(names)}."
-                )
+            expected = (
+                f"some of those of {type(self).__name__}, {', '.join(names) or 'which has none'}"
+            )
+            expect(name in names, "hyperparameters", repr(name), expected)
         rule: Any = self
         # As an array, a value of 0 does not switch a term off, which the compiled program has.
         numbers_as_arrays = {
@@ -126,7 +133,9 @@ class Optimizer(abc.ABC):
             step: in the type that rows are computed in, float32 or float64, which the results have, too.
         """
         values = {name: getattr(self, name) for name in self.hyperparameter_names()}
-        return {name: at_step(value, step) for name, value in values.items() if value is not None}
+        return {
+            name: at_step(value, step, name) for name, value in values.items() if value is not None
+        }
 
     @abc.abstractmethod
     def update_rows(
@@ -199,15 +208,16 @@ class ChangesAll(Protocol):
         ...
 
 
-def at_step(value: Scalar, step: jax.Array) -> jax.Array:
+def at_step(value: Scalar, step: jax.Array, name: str = "a hyper-parameter") -> jax.Array:
     """A hyper-parameter at ``step`` as a scalar, for `Optimizer.hyperparameters`.
 
     Args:
         value: a number, a scalar array, an ``nnx.Variable`` or a schedule, a function of the step.
         step: number of steps before this one. The result is float64 if it is, else float32.
+        name: of the hyper-parameter, for errors.
 
     Raises:
-        ValueError: it is not a scalar, or the schedule does not return one.
+        TypeError, ValueError: it is not a real scalar, or the schedule does not return one.
 
     >>> import jax_tt
     >>> float(jax_tt.optimizers.at_step(lambda step: 1 / (step + 1), 3))
@@ -215,12 +225,13 @@ def at_step(value: Scalar, step: jax.Array) -> jax.Array:
     """
     if callable(value) and not is_array(value):
         value = value(step)
-    scalar = jnp.asarray(value, accumulator(getattr(step, "dtype", jnp.float32)))
+    expected = "one real number, or a schedule that returns one"
+    try:
+        scalar = jnp.asarray(value, accumulator(getattr(step, "dtype", jnp.float32)))
+    except (TypeError, ValueError) as error:
+        raise mismatch(name, shown(value), expected, error=TypeError) from error
     if scalar.shape != ():
-        raise ValueError(
-            f"optimizer: a hyper-parameter has shape {scalar.shape}; expected a scalar, or a schedule that "
-            "returns one."
-        )
+        raise mismatch(name, scalar, expected)
     return scalar
 
 
@@ -249,12 +260,15 @@ def check_numbers(rule: Any, *names: str, within: str = "[0, inf)") -> None:
         value = getattr(rule, name)
         number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         array = is_array(value)
-        fits, expected = number or array or callable(value), ", an array or a schedule of the step"
+        fits, expected = (
+            number or array or callable(value),
+            ", a scalar array or a schedule of the step",
+        )
         if name in rule.initial:
-            fits, expected = number or array, " or an array"
+            fits, expected = number or array, " or a scalar array"
         elif name in rule.static:
             fits, expected = number, ", since it is part of the program"
-        expect(fits, name, repr(value), f"a number{expected}", error=TypeError)
+        expect(fits, name, shown(value), f"a number{expected}", error=TypeError)
         if array:
             as_scalar(name, value)
         elif isinstance(value, numbers.Real):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 import jax
 import jax.numpy as jnp
 
-from jax_tt._base.arguments import one_of, type_of
+from jax_tt._base.arguments import one_of, shown, type_of
 from jax_tt.optimizers._base import Hyper, Optimizer, Slot, Slots, at_step
 
 # (rows[R, W], gradients[R, W], slots by name, step) -> (rows[R, W], slots by name).
@@ -63,13 +63,14 @@ class Custom(Optimizer):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(
-                f"function: got {self.function!r}; expected a function (rows, gradients, slots, step) -> (rows, slots)."
+                f"function: got {shown(self.function)}; expected a function (rows, gradients, slots, step) -> "
+                "(rows, slots)."
             )
         if isinstance(self.slots, Mapping):
             object.__setattr__(self, "slots", _slots(self.slots))
         elif not isinstance(self.slots, tuple) or not all(isinstance(s, Slot) for s in self.slots):
             raise TypeError(
-                f"slots: got {self.slots!r}; expected a mapping from names to 'row' or 'entry', e.g. "
+                f"slots: got {shown(self.slots)}; expected a mapping from names to 'row' or 'entry', e.g. "
                 "{'momentum': 'entry'}."
             )
 

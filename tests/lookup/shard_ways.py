@@ -24,11 +24,15 @@ def _halved(rows: Any, gradients: Any, slots: Any, step: Any) -> Any:
 
 
 class Case(NamedTuple):
-    """A table, the bounds of its lookups, of ids out of range if they are checked, and a factor of one gradient."""
+    """A table, and the bounds of its lookups, of ids out of range if they are checked.
+
+    Two gradients, which have a row in common, are multiplied by ``factor``; all are divided by ``scale``.
+    """
 
     table: Any
     bounds: str = "unchecked"
     factor: float = 1
+    scale: float | None = None
 
     @property
     def by_columns(self) -> bool:
@@ -44,13 +48,16 @@ class Case(NamedTuple):
 
 
 _dense = partial(jax_tt.dense_table, ROWS, WIDTH)
+_SKIPS = _dense(optimizer=SGD, skip_nonfinite=True)
 # Sums of their rows and gradients are exact. XLA rounds the reference of Adam in two programs in two ways.
 CASES = {
     "gradients": Case(_dense()),
     "clipped ids": Case(_dense(optimizer=RULES["rowwise"]), "clip"),
     "ids that read zeros": Case(_dense(optimizer=RULES["rowwise"]), "zero"),
     "refused ids": Case(_dense(optimizer=SGD), "error"),
-    "not finite": Case(_dense(optimizer=SGD, skip_nonfinite=True), factor=np.inf),
+    "not finite": Case(_SKIPS, factor=np.inf),
+    "sums that are too large": Case(_SKIPS, factor=3.6e37, scale=2.0**20),
+    "scaled sums that are too large": Case(_SKIPS, factor=2.0**110, scale=2.0**-20),
     "limited": Case(_dense(optimizer=SGD, max_gradient=1.5, skip_nonfinite=True)),
     "16 bits": Case(_dense(optimizer=SGD, param_dtype="bfloat16")),
     "frozen": Case(jax_tt.extension.with_update(_dense(), FROZEN)),
@@ -88,7 +95,8 @@ def _steps(tables: Any, methods: Any, *given: Any) -> Any:
             bags = jax_tt.Bags.from_padded(ids[name], weights=weights[name])
             state = {**states[name], **trained[name]}
             lookup = jax_tt.Lookup(bounds=CASES[name].bounds, method=methods[name])
-            sums[name], _ = jax_tt.lookup_bags(table, state, bags, lookup)
+            scale = CASES[name].scale
+            sums[name], _ = jax_tt.lookup_bags(table, state, bags, lookup, grad_scale=scale)
         products = (jnp.sum(x.astype(jnp.float32) * targets[name]) for name, x in sums.items())
         return sum(products), sums
 
@@ -110,7 +118,7 @@ def _batches() -> Any:
     for name, case in CASES.items():
         ids_of[name] = ids if case.bounds == "unchecked" else outside
         targets[name] = target.copy()
-        targets[name][3, 2] = case.factor * 3
+        targets[name][3, 2] = targets[name][11, 2] = case.factor * 3
     return ids_of, dict.fromkeys(CASES, weights), targets
 
 

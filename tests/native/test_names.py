@@ -61,7 +61,7 @@ def test_hyperparameters_have_the_names_of_the_fields_in_cpp(platform):
         found = ffi.rule(platform, kind)
         assert found is not None and len(set(found.hyperparameters)) == len(found.hyperparameters)
         given = rule.hyperparameters(jnp.float32(3))
-        array = hyper_operand(platform, rule, dict(reversed(given.items())), jnp.float32)
+        array = hyper_operand(platform, rule, dict(reversed(given.items())))
         np.testing.assert_array_equal(array, [given[name] for name in found.hyperparameters])
 
 

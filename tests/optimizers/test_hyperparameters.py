@@ -204,8 +204,12 @@ def test_a_variable_that_is_set_to_a_number(jit):
 def test_what_fits_no_rule_is_refused():
     layer = make("dense", optimizers.Adagrad(0.1), rngs=nnx.Rngs(0))
     for given, error, match in (
-        ({"lr": 0.1}, ValueError, r"got 'lr'; those of Adagrad are learning_rate, eps"),
-        ({"initial_accumulator_value": 0.1}, ValueError, r"those of Adagrad are learning_rate"),
+        (
+            {"lr": 0.1},
+            ValueError,
+            r"got 'lr'; expected some of those of Adagrad, learning_rate, eps",
+        ),
+        ({"initial_accumulator_value": 0.1}, ValueError, r"those of Adagrad, learning_rate"),
         ({"learning_rate": -1.0}, ValueError, r"learning_rate: got -1\.0"),
         ({"learning_rate": "fast"}, TypeError, r"learning_rate: got 'fast'"),
         ({"learning_rate": jnp.ones(2)}, ValueError, r"learning_rate: got float32 of shape"),

@@ -28,7 +28,7 @@ namespace jax_tt {
 constexpr int kMaxSlots = 3, kMaxElementSlots = 2;
 
 struct OptimizerTraits {
-  const char* names;  // of the hyper-parameters, with ", " between them
+  const char* names;  // of the hyper-parameters, with commas between them
   int hyperparameters, element_slots, row_slots;
   constexpr int slots() const { return element_slots + row_slots; }
   // Numbers that a slot has for a row of `width` elements.

@@ -220,11 +220,12 @@ def _allowed(
         if update is not None and "allowed" in call.values:
             own.append(call.values["allowed"] != 0)
         if update is not None and update.skip_nonfinite:
-            # Sums of this many finite gradients are then finite.
+            # Sums of this many finite gradients are then finite, also once they are scaled.
             wide = grads.astype(accumulator(grads.dtype))
             spread = isinstance(ask, Spread)
             largest = ask.largest(wide) if spread else jnp.max(jnp.abs(wide), initial=0)
-            own.append(jnp.isfinite(largest * lax.axis_size(everywhere)))
+            scale = jnp.maximum(jnp.abs(call.values["inv_scale"]), 1).astype(wide.dtype)
+            own.append(jnp.isfinite(largest * lax.axis_size(everywhere) * scale))
         if own:
             flags[number] = functools.reduce(jnp.logical_and, own)
     if not flags:

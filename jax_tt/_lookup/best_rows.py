@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tt._base.dtypes import accumulator
+from jax_tt._ids.id_space import Slots
 from jax_tt._jax import backend
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._lookup.rows import lookup_rows
@@ -65,7 +66,7 @@ def best_in_blocks(table: Table, state: State, queries: Queries) -> tuple[jax.Ar
     def rows_at(ids: jax.Array) -> jax.Array:
         # The state depends on the block, so that what is made of it for one is not made of all rows ahead of the loop.
         held, ids = lax.optimization_barrier((state, ids))
-        return lookup_rows(table, held, ids, options)[0]
+        return lookup_rows(table, held, Slots(ids) if table.ids.takes_slots else ids, options)[0]
 
     return best_of_blocks(queries, table.num_embeddings, rows_at)
 

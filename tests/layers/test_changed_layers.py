@@ -393,7 +393,9 @@ def test_what_layers_refuse():
         with pytest.raises(ValueError, match=f"num_embeddings: got {count}; .* integer >= 1"):
             layer.grow(count, rngs=nnx.Rngs(0))
     for count in ("12", None):
-        with pytest.raises(TypeError, match=f"num_embeddings: got {count!r}.*; expected an integer"):
+        with pytest.raises(
+            TypeError, match=f"num_embeddings: got {count!r}.*; expected an integer"
+        ):
             layer.grow(count, rngs=nnx.Rngs(0))
     with pytest.raises(
         ValueError, match=r"like: got int64 of shape \(3,\); .*each of the 2 new ids"

@@ -10,7 +10,7 @@ from jax.test_util import check_grads
 
 import jax_tt
 from jax_tt._jax import backend
-from jax_tt._native import table_group
+from jax_tt._native import table_group, tt
 from jax_tt._table import reference
 from tests.helpers import SHAPES, WEIGHTABLE, assert_close, make_case
 
@@ -55,6 +55,32 @@ def test_remat_and_scan(case, method):
 
     for a, b in zip(plain, jax.jit(jax.grad(scanned))(case.cores), strict=True):
         assert_close(b, 3 * np.asarray(a, np.float64), 1e-6)
+
+
+def test_a_plan_of_other_ids_is_made_again(method, monkeypatch):
+    """Where the backward pass of a batch is divided over the devices in another way, a plan is that of another part."""
+    saved, plans = tt.TTGradientCall.saved, []
+
+    def first_plan(call, residuals):
+        of_call = saved(call, residuals)
+        plans.append(of_call["plan"])
+        return {**of_call, "plan": plans[0]}
+
+    monkeypatch.setattr(tt.TTGradientCall, "saved", first_plan)
+    monkeypatch.setattr(tt, "is_resharded", lambda ids: True)
+    table = jax_tt.tt_table(60, 8, tt_ranks=3)
+    state = table.init(jax.random.key(0))
+    trained = {name: state[name] for name in table.spec.trained_names}
+
+    def loss(trained, ids, method):
+        rows, _ = jax_tt.lookup(table, {**state, **trained}, ids, method=method)
+        return jnp.sum(jnp.sin(rows))
+
+    for ids in (jnp.array([3, 59, 3, 8]), jnp.array([7, 7, 21, 40])):
+        found, want = (jax.grad(loss)(trained, ids, how) for how in (method, "reference"))
+        for name, gradient in want.items():
+            assert_close(found[name], gradient, 1e-5)
+    assert len(plans) == (0 if method == "reference" else 2)
 
 
 def test_integer_ids_have_no_gradient(case, method):

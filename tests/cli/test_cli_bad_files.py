@@ -16,7 +16,7 @@ import jax_tt
 from jax_tt._formats import torch_file
 from jax_tt.cli.__main__ import quieten_orbax
 from jax_tt.order import IdOrder
-from tests.cli.cli_case import QUIET, N, folder, pickled, ran, refused, table, write_torch
+from tests.cli.cli_case import QUIET, D, N, folder, pickled, ran, refused, table, write_torch
 
 __all__ = ["folder", "table"]  # fixtures
 
@@ -60,7 +60,7 @@ def nested(depth):
 def test_hostile_tensors(table, capsys, monkeypatch):
     monkeypatch.setattr(torch_file, "_MOST_VALUES", 10_000)
     arrays = {"w": table}
-    good = pickled(arrays)
+    good, strides = pickled(arrays), struct.pack("<i", D) + b"J" + struct.pack("<i", 1)
     cases = {
         "stored": (good, b"\0" * 16, "claims more numbers"),
         "cut": (good[: len(good) // 2], None, "damaged"),
@@ -75,6 +75,11 @@ def test_hostile_tensors(table, capsys, monkeypatch):
         ),
         "huge": (
             good.replace(struct.pack("<i", N), struct.pack("<i", 2**31 - 1)),
+            None,
+            "claims more",
+        ),
+        "strides": (
+            good.replace(strides, struct.pack("<i", 2 * D) + strides[4:]),
             None,
             "claims more",
         ),

@@ -13,6 +13,7 @@ from jax_tt._base import ffi
 
 HEADER = 8
 LIST_PART = 512
+POISONED = -2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,11 @@ class Batch:
         bags = np.searchsorted(self.offsets, np.arange(len(self.ids)), side="right") - 1
         inside = bags < len(self.offsets) - 1
         return inside & (self.ids >= 0) & (self.ids < self.rows)
+
+    @property
+    def refused(self):
+        """Ids of bags without a row, where the bounds refuse them."""
+        return ~self.valid & (self.bounds == "error")
 
     def digits(self):
         """Of every position, [3, n]."""
@@ -167,7 +173,10 @@ def check(own):
     n, positions = len(own.ids), np.flatnonzero(valid)
     assert (plan.valid, plan.broken, plan.positions) == (len(positions), 0, n)
     bags = np.searchsorted(own.offsets, np.arange(n), side="right") - 1
-    np.testing.assert_array_equal(plan.bag, np.where(valid, bags, -1))
+    assert bool(plan.bad_ids) == own.refused.any()
+    np.testing.assert_array_equal(
+        plan.bag, np.where(valid, bags, np.where(own.refused, POISONED, -1))
+    )
     assert (plan.row_of[~valid] == -1).all() and (plan.row_head[~valid] == -1).all()
     # Positions by row, those of a row in their order.
     order = plan.order[: len(positions)]
@@ -208,6 +217,7 @@ def edges(row_factors, n):
 
 
 SMALL = (6, 7, 8)
+FEW_SLICES = random((50, 1, 60), 4100)
 BATCHES = {
     "none": batch(SMALL, np.zeros(0, np.int64)),
     "uniform": random(SMALL, 500),
@@ -220,7 +230,13 @@ BATCHES = {
     ),
     "edges of slices": edges((1291, 1289, 1283), 1024),
     "many slices": random((3, 5000, 2), 300),
-    "few slices": random((50, 1, 60), 4100),
+    "few slices": FEW_SLICES,
+    "refused ids": batch(SMALL, [0, 336, 5, -1], bounds="error"),
+    "refused ids of few slices": dataclasses.replace(
+        FEW_SLICES,
+        ids=np.where(np.arange(4100) % 900, FEW_SLICES.ids, 10**6),
+        bounds="error",
+    ),
     "few slices of an outer core": random((50, 60, 1), 4100),
     "wide digits": random((2**17, 2**17, 2**17), 300),
 }

@@ -51,10 +51,11 @@ Status ReadForwardTables(const TablesCall& call,
   TableReader reader(call);
   return ReadTables(call, {0, 1}, reader,
                     [&](const ffi::Dictionary& own, const Buffers& wide, const Span64& columns) -> Status {
-                      Buffers in, out = wide;
-                      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(5, &in));
+                      Buffers in, table, out = wide;
+                      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(4, &in));
+                      JAX_TT_RETURN_IF_ERROR(reader.ReadRowArgs(own, 1, &table));
                       if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
-                      return read({own, {in[0], in[1], in[2]}, in[4], columns}, {in[3], out[0]});
+                      return read({own, {in[0], in[1], in[2]}, table[0], columns}, {in[3], out[0]});
                     });
 }
 
@@ -66,7 +67,7 @@ Status ReadBackwardTables(const TablesCall& call,
                       Buffers in, gradient = wide, table, out;
                       JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &in));
                       if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &gradient));
-                      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &table));
+                      JAX_TT_RETURN_IF_ERROR(reader.ReadRowArgs(own, 1, &table));
                       JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
                       return read({own, {in[0], in[1], in[2]}, table[0], columns}, {gradient[0], out[0], out[1]});
                     });
@@ -83,17 +84,16 @@ Status ReadUpdateTables(const TablesCall& call,
         float* own_applied = nullptr;
         JAX_TT_RETURN_IF_ERROR(steps.Read(own, &step, &own_applied));
         const auto count = static_cast<size_t>(step.traits().slots());
-        Buffers order, in, gradient, table, out;
-        SlotBuffers slots;
+        Buffers order, in, gradient, rows, dweights, new_rows;
         if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &order));
         JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &in));
         if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &gradient));
-        JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &table));
-        JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(count, &slots.in));
-        JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
-        JAX_TT_RETURN_IF_ERROR(reader.ReadRets(count, &slots.out));
-        return read({own, {in[0], in[1], in[2]}, table[0], columns},
-                    {step, slots, own_applied, wide.empty() ? gradient[0] : wide[1], out[0], out[1]});
+        JAX_TT_RETURN_IF_ERROR(reader.ReadRowArgs(own, 1 + count, &rows));
+        JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &dweights));
+        JAX_TT_RETURN_IF_ERROR(reader.ReadRowRets(own, 1 + count, &new_rows));
+        const SlotBuffers slots = {{rows.begin() + 1, rows.end()}, {new_rows.begin() + 1, new_rows.end()}};
+        return read({own, {in[0], in[1], in[2]}, rows[0], columns},
+                    {step, slots, own_applied, wide.empty() ? gradient[0] : wide[1], dweights[0], new_rows[0]});
       }));
   return steps.Finish();
 }

@@ -42,10 +42,11 @@ struct UpdateArgs {
 // table
 //           and its slots -> weight gradient, table and slots in place
 //
-// A table is [N, D].  Quantized rows, with the attributes bits and dim, are u8 [N, W] or f32 [N, W / 4] and have no
-// backward pass and no update.  With the attribute columns of the call, the vectors of all bags are columns of one
-// array [samples, width], from these columns on, `features` of them for a table.  The array comes before the first
-// table: the result out, or the argument out gradient, before which the update has the result of the forward pass.
+// A table is [N, D].  It and its slots may be rows of a stack, as `TableReader::ReadRowArgs` reads them.  Quantized
+// rows, with the attributes bits and dim, are u8 [N, W] or f32 [N, W / 4] and have no backward pass and no update.
+// With the attribute columns of the call, the vectors of all bags are columns of one array [samples, width], from these
+// columns on, `features` of them for a table.  The array comes before the first table: the result out, or the argument
+// out gradient, before which the update has the result of the forward pass.
 Status ReadForwardTables(const TablesCall& call,
                          const std::function<Status(const TableArgs&, const ForwardArgs&)>& read);
 Status ReadBackwardTables(const TablesCall& call,

@@ -33,6 +33,46 @@ Status TableReader::ReadRets(size_t count, Buffers* buffers) {
   return {};
 }
 
+Status TableReader::ReadRowArgs(const ffi::Dictionary& attrs, size_t count, Buffers* buffers) {
+  return ReadRows(attrs, count, &TableReader::ReadArgs, arg_stacks_, buffers);
+}
+
+Status TableReader::ReadRowRets(const ffi::Dictionary& attrs, size_t count, Buffers* buffers) {
+  return ReadRows(attrs, count, &TableReader::ReadRets, ret_stacks_, buffers);
+}
+
+Status TableReader::ReadRows(const ffi::Dictionary& attrs, size_t count, Read read, Stacks& stacks, Buffers* buffers) {
+  if (!attrs.contains("stack")) return (this->*read)(count, buffers);
+  int64_t stack = 0, first = 0, rows = 0;
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "stack", &stack));
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "first_row", &first));
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "rows", &rows));
+  if (stack == next_table_ - 1) JAX_TT_RETURN_IF_ERROR((this->*read)(count, &stacks[stack]));
+  const auto found = stacks.find(stack);
+  if (found == stacks.end() || found->second.size() != count)
+    return InvalidArgument("a table has rows in a stack that no table before it has");
+  buffers->clear();
+  for (const ffi::AnyBuffer& array : found->second) JAX_TT_RETURN_IF_ERROR(AppendRows(array, first, rows, buffers));
+  return {};
+}
+
+Status TableReader::AppendRows(const ffi::AnyBuffer& array, int64_t first, int64_t rows, Buffers* buffers) {
+  const auto sizes = array.dimensions();
+  if (sizes.size() == 0 || first < 0 || rows < 0 || first > sizes[0] - rows)
+    return InvalidArgument("a table has rows that its stack does not have");
+  sizes_.emplace_back(sizes.begin(), sizes.end());
+  sizes_.back()[0] = rows;
+  const int64_t row = sizes[0] == 0 ? 0 : static_cast<int64_t>(array.size_bytes()) / sizes[0];
+  rows_.push_back({.struct_size = XLA_FFI_Buffer_STRUCT_SIZE,
+                   .extension_start = nullptr,
+                   .dtype = static_cast<XLA_FFI_DataType>(array.element_type()),
+                   .data = static_cast<char*>(array.untyped_data()) + first * row,
+                   .rank = static_cast<int64_t>(sizes.size()),
+                   .dims = sizes_.back().data()});
+  buffers->emplace_back(&rows_.back());
+  return {};
+}
+
 Status StepsReader::Start(TableReader* reader) {
   Buffers args, applied;
   JAX_TT_RETURN_IF_ERROR(reader->ReadArgs(3, &args));

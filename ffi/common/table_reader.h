@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -40,12 +42,28 @@ class TableReader {
   // The next arguments or results.
   Status ReadArgs(size_t count, Buffers* buffers);
   Status ReadRets(size_t count, Buffers* buffers);
+  // The arrays with the rows of the table that has these attributes, of which each array here has one.  With the
+  // attributes stack, first_row and rows they are these rows of the arrays of another table, or of those that come next
+  // if `stack` is the number of this one.  They are valid as long as the reader is.
+  Status ReadRowArgs(const ffi::Dictionary& attrs, size_t count, Buffers* buffers);
+  Status ReadRowRets(const ffi::Dictionary& attrs, size_t count, Buffers* buffers);
 
  private:
+  // Arrays by the number of the table that they came with.
+  using Stacks = std::map<int64_t, Buffers>;
+  using Read = Status (TableReader::*)(size_t count, Buffers* buffers);
+
+  Status ReadRows(const ffi::Dictionary& attrs, size_t count, Read read, Stacks& stacks, Buffers* buffers);
+  Status AppendRows(const ffi::AnyBuffer& array, int64_t first, int64_t rows, Buffers* buffers);
+
   const TablesCall& call_;
   size_t next_arg_ = 0, next_ret_ = 0;
   int next_table_ = 0;
   std::string_view table_;
+  Stacks arg_stacks_, ret_stacks_;
+  // What the arrays of rows point to.
+  std::deque<XLA_FFI_Buffer> rows_;
+  std::deque<std::vector<int64_t>> sizes_;
 };
 
 // Reads the steps of several tables, whose numbers follow each other in one array each.

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._base.arguments import as_scalar, expect, instance_of, mismatch
+from jax_tt._base.keywords import expect_names
 from jax_tt._base.storage import require_arrays
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
@@ -18,6 +19,7 @@ from jax_tt._collection.host_batch import host_features
 from jax_tt._collection.host_ids import Bounds
 from jax_tt._collection.listing import listing
 from jax_tt._collection.next_values import next_values
+from jax_tt._collection.stacks import Stack, stacks_of
 from jax_tt._collection.states import (
     UPDATES,
     bounds_by_table,
@@ -45,6 +47,7 @@ from jax_tt._table.change import has_cache, maintain
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.options import DEFAULT_BOUNDS, check_static
 from jax_tt._table.sizes import sizes
+from jax_tt._table.stack_rows import taken
 from jax_tt._table.table import Table
 
 # Bytes of the step of a table, and of each scalar that tables share.
@@ -66,6 +69,10 @@ class Collection:
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`. A table with an optimizer is updated in the
             backward pass; the others have ordinary gradients.
         features: `Feature` by name. Features that share a table are looked up in it together, as one batch.
+        stack: whether dense tables with the same width, types and class of optimizer share their arrays, one after
+            another along the first axis: a program then has the arrays of a few tables, and costs less to call and to
+            compile. ``stacks`` names the tables of each. The state has the arrays of a stack under its name, and the
+            steps of all tables in one array; `of` returns the arrays of a table. What is computed is the same.
 
     Raises:
         TypeError, ValueError: a feature has an unknown table, or a table has no feature.
@@ -91,10 +98,22 @@ class Collection:
     all                                                   65,600            4,012
     >>> collection.nbytes, collection.optimizer_nbytes
     (65600, 4012)
+
+    Many tables in few arrays:
+
+    >>> tables = {name: jax_tt.dense_table(rows, 16, optimizer=rule) for name, rows in [("user", 1000), ("ad", 50)]}
+    >>> features = {name: jax_tt.Feature(name) for name in tables}
+    >>> collection = jax_tt.Collection(tables, features, stack=True)
+    >>> state = collection.init(jax.random.key(0))
+    >>> jax.tree.map(jnp.shape, state["dense_16"])
+    {'embedding': (1050, 16), 'slot_sum_0': (1050,)}
+    >>> collection.of(state, "ad")["embedding"].shape
+    (50, 16)
     """
 
     tables: Mapping[str, Table]
     features: Mapping[str, Feature]
+    stack: bool = False
 
     def __post_init__(self) -> None:
         tables = _checked("tables", self.tables, Table, "jax_tt.dense_table(1000, 16)")
@@ -118,6 +137,7 @@ class Collection:
                 got = f"the name {name!r}, which is reserved for arrays that all tables share"
                 raise mismatch("tables", got, "another name")
         named = {name: with_name(_sharing(table), name) for name, table in tables.items()}
+        instance_of("stack", self.stack, bool, "True or False")
         object.__setattr__(self, "tables", Frozen(named, "table"))
         object.__setattr__(self, "features", Frozen(features, "feature"))
 
@@ -153,9 +173,61 @@ class Collection:
         >>> collection.sizes(collection.init(jax.random.key(0)))
         {'ad': (1600, 0)}
         """
-        self.check(state)
-        of_tables = {name: sizes(table.spec, state[name]) for name, table in self.tables.items()}
+        states = self.rows_by_table(state)
+        of_tables = {name: sizes(table.spec, states[name]) for name, table in self.tables.items()}
         return self._with_shared(of_tables)
+
+    @functools.cached_property
+    def stacks(self) -> Mapping[str, Stack]:
+        """The tables that share arrays, by the name of the stack that has them."""
+        return stacks_of(self.tables) if self.stack else Frozen({}, "stack")
+
+    @functools.cached_property
+    def stack_of(self) -> Mapping[str, Stack]:
+        """The stack of each table that is in one."""
+        return {name: stack for stack in self.stacks.values() for name in stack.tables}
+
+    @functools.cached_property
+    def alone(self) -> Mapping[str, Table]:
+        """The tables with arrays of their own."""
+        return {name: one for name, one in self.tables.items() if name not in self.stack_of}
+
+    def of(self, state: States, table: str) -> dict[str, Any]:
+        """The arrays of a table by name, and its step count if it has an optimizer; those in a stack are copied.
+
+        Raises:
+            TypeError, ValueError: ``state`` lacks an array, or there is no such table.
+        """
+        found = taken(self.rows_by_table(state))
+        expect_names("table", "table", [table], found)
+        return found[table]
+
+    def rows_by_table(self, state: States) -> dict[str, dict[str, Any]]:
+        """The arrays of every table by name, with `StackRows` in place of those in stacks."""
+        self.check(state)
+        states = {
+            name: dict(self.stack_of[name].rows(state[self.stack_of[name].name], name))
+            if name in self.stack_of
+            else dict(state[name])
+            for name in self.tables
+        }
+        if self.stack:
+            for k, name in enumerate(self.sharing):
+                states[name]["step"] = state[UPDATES]["step"][..., k]
+        return states
+
+    def from_tables(self, states: States, flags: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The state from the arrays of every table; ``flags`` are what tables with an optimizer share."""
+        state: dict[str, Any] = {n: s.joined(states) for n, s in self.stacks.items()}
+        state |= {name: dict(states[name]) for name in self.alone}
+        if not self.sharing:
+            return state
+        updates = dict(init_flags() if flags is None else flags)
+        if self.stack:
+            updates["step"] = jnp.stack([states[name]["step"] for name in self.sharing], -1)
+            for name in self.sharing:
+                state.get(name, {}).pop("step", None)
+        return state | {UPDATES: updates}
 
     def host_batch(
         self,
@@ -207,7 +279,7 @@ class Collection:
         state = initial_states(self.tables, jax.random.split(key, len(self.tables)))
         for name in self.sharing:
             state[name]["step"] = jnp.zeros((), jnp.float32)
-        return state | ({UPDATES: init_flags()} if self.sharing else {})
+        return self.from_tables(state)
 
     def trained(self, state: States) -> dict[str, dict[str, Any]]:
         """The arrays that a loss is differentiated with respect to.
@@ -222,7 +294,7 @@ class Collection:
         ['embedding']
         """
         self.check(state)
-        for name, table in self.tables.items():
+        for name, table in self.alone.items():
             require_arrays(table, state[name], self._trained_names[name])
         return {
             name: {array: state[name][array] for array in names}
@@ -292,7 +364,7 @@ class Collection:
     def maintain(self, state: States, method: str = "auto") -> dict[str, dict[str, Any]]:
         """Maintains every table between two steps, such as row caches that are due; returns the state."""
         self.check(state)
-        after = {name: maintain(table, state[name], method) for name, table in self.tables.items()}
+        after = {name: maintain(table, state[name], method) for name, table in self.alone.items()}
         return {name: after.get(name, dict(own)) for name, own in state.items()}
 
     @functools.cached_property
@@ -321,12 +393,11 @@ class Collection:
         >>> sorted(states["ad"]), sorted(collection.joined(states))
         (['embedding', 'sentinel', 'step', 'used'], ['ad', 'updates'])
         """
-        self.check(state)
-        states = {}
-        for name, own in self._without_scalars(state).items():
+        by_table, states = taken(self.rows_by_table(state)), {}
+        for name, own in self._without_scalars(by_table).items():
             states[name] = checkpoint.by_row(self.tables[name], own)
             if name in self.sharing:
-                states[name] |= {**state[UPDATES], "step": state[name]["step"]}
+                states[name] |= {**state[UPDATES], "step": by_table[name]["step"]}
         return states
 
     def joined(self, states: States) -> dict[str, dict[str, Any]]:
@@ -348,11 +419,11 @@ class Collection:
             if name in self.sharing:
                 state[name]["step"] = scalars["step"][name]
         if not self.sharing:
-            return state
+            return self.from_tables(state)
         sentinels = jnp.stack(list(scalars["sentinel"].values()))
         # The worst, so that a table that has been destroyed is still noticed.
         worst = sentinels[jnp.argmax(jnp.abs(sentinels - 1))]
-        return state | {UPDATES: {**init_flags(), "sentinel": worst}}
+        return self.from_tables(state, {**init_flags(), "sentinel": worst})
 
     def frozen(self, state: States) -> tuple[Collection, dict[str, dict[str, Any]]]:
         """The read-only collection with the same rows, e.g. for serving, and its state without optimizer state.
@@ -375,7 +446,8 @@ class Collection:
             if name in self.tables:
                 table = self.separated_tables[name]
                 tables[name], states[name] = freeze(table, checkpoint.of_rows(table, own))
-        return Collection(tables, self.features), states
+        frozen = dataclasses.replace(self, tables=tables)
+        return frozen, frozen.from_tables(states)
 
     def with_tables(
         self, state: States, tables: Mapping[str, tuple[Table, Mapping[str, Any]]]
@@ -402,12 +474,11 @@ class Collection:
         self.check(state)
         check_replacements(self.tables, tables)
         replaced = {name: table for name, (table, _) in tables.items()}
-        after = Collection({**self.tables, **replaced}, self.features)
-        arrays = {name: dict(own) for name, own in state.items()}
-        arrays |= {name: dict(own) for name, (_, own) in tables.items()}
-        if not after.sharing:
-            arrays.pop(UPDATES, None)
-        return after, arrays
+        after = dataclasses.replace(self, tables={**self.tables, **replaced})
+        by_table = taken(self.rows_by_table(state))
+        by_table |= {name: dict(own) for name, (_, own) in tables.items()}
+        counted = {name: dict(state[name]) for name in state if name == STATISTICS}
+        return after, after.from_tables(by_table, state.get(UPDATES)) | counted
 
     def with_statistics(self, state: States) -> dict[str, dict[str, Any]]:
         """``state`` with statistics that start at 0; training calls of `lookup_features` add to them from then on.
@@ -417,7 +488,7 @@ class Collection:
         Raises:
             TypeError, ValueError: ``state`` lacks a table or the shared scalars.
         """
-        check_states("state", state, self.tables)
+        self.check(state)
         check_countable(self.tables)
         kept = {name: dict(own) for name, own in state.items()}
         return kept | {STATISTICS: {TOTALS: init_totals(self.tables)}}
@@ -453,9 +524,11 @@ class Collection:
 
     def check(self, state: Any, argument: str = "state") -> None:
         """Raises unless a state has arrays by name of all tables, and the scalars that they share."""
-        check_states(argument, state, self.tables)
+        check_states(argument, state, [*self.stacks, *self.alone])
+        for name, stack in self.stacks.items():
+            stack.check(argument, state[name])
         if self.sharing:
-            check_shared(argument, state, self.sharing)
+            check_shared(argument, state, self.sharing, self.stack)
         check_statistics(argument, state, self.tables)
 
     @functools.cached_property
@@ -466,11 +539,16 @@ class Collection:
     @functools.cached_property
     def _trained_names(self) -> dict[str, tuple[str, ...]]:
         """The arrays that a loss is differentiated with respect to, by table, and the shared scalars."""
-        names = {name: table.spec.trained_names for name, table in self.tables.items()}
-        names |= {name: (*names[name], "step") for name in self.sharing}
-        return names | ({UPDATES: FLAGS} if self.sharing else {})
+        names = {name: stack.trained_names for name, stack in self.stacks.items()}
+        names |= {name: table.spec.trained_names for name, table in self.alone.items()}
+        if not self.stack:
+            names |= {name: (*names[name], "step") for name in self.sharing}
+        shared = ("step", *FLAGS) if self.stack else FLAGS
+        return names | ({UPDATES: shared} if self.sharing else {})
 
     def _is_fused(self, name: str) -> bool:
+        if name in self.stacks:
+            return self.stacks[name].is_fused
         return name == UPDATES or self.tables[name].update is not None
 
     def _without_scalars(self, states: States) -> dict[str, dict[str, Any]]:
@@ -489,6 +567,10 @@ class Collection:
         """The scalars of the tables in `sharing`, if there are any."""
         if not self.sharing:
             return None
+        if self.stack:
+            updates = state[UPDATES]
+            expect(updates["step"].ndim == 1, "state['updates']['step']", updates["step"], "[T]")
+            return Shared(updates["step"], *(updates[name] for name in FLAGS))
         steps = {name: state[name]["step"] for name in self.sharing}
         for name, step in steps.items():
             if step.shape:

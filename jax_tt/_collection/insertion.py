@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -150,4 +151,4 @@ def grow_collection_if_full(
         return Change(collection, after, {})
     tables = {**collection.tables, **{name: change.table for name, change in grown.items()}}
     carry = {name: change.carry for name, change in grown.items()}
-    return Change(Collection(tables, collection.features), after, carry)
+    return Change(dataclasses.replace(collection, tables=tables), after, carry)

@@ -16,7 +16,7 @@ from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.insertion import insert_in_collection_call
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.requests import Request, requests_of
-from jax_tt._collection.states import check_statistics
+from jax_tt._collection.states import UPDATES, check_statistics
 from jax_tt._collection.statistics import (
     STATISTICS,
     TOTALS,
@@ -40,6 +40,7 @@ from jax_tt._table.check import check_state
 from jax_tt._table.groups import BoundTable
 from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.row_shard import RowShard, row_shard
+from jax_tt._table.stack_rows import detached, taken
 
 LAYOUTS = ("features", *WIDE)
 
@@ -104,12 +105,17 @@ def lookup_features(
     by_table = {
         name: StepInputs(scale, inputs.key, own) for name, (scale, own) in arguments.items()
     }
-    collection.check(state)
     lookups = dict.fromkeys(collection.tables, lookup)
-    counting = {name: own for name, own in state.items() if lookup.train or name != STATISTICS}
+    rows = collection.rows_by_table(state)
+    beside = {name: own for name, own in state.items() if name in (UPDATES, STATISTICS)}
+    if not lookup.train:
+        beside.pop(STATISTICS, None)
     with own_constants():
-        result, after = embed(collection, counting, batch, lookups, by_table, layout)
-    return result, {name: after.get(name, dict(own)) for name, own in state.items()}
+        result, after = embed(collection, rows | beside, batch, lookups, by_table, layout)
+    return result, {
+        name: dict(after[name]) if name in collection.alone or name == STATISTICS else dict(own)
+        for name, own in state.items()
+    }
 
 
 def embed(
@@ -123,7 +129,8 @@ def embed(
 ) -> tuple[Any, dict[str, dict[str, Any]]]:
     """`lookup_features` with options and inputs by table, after an insertion of keys if a layer asks for it.
 
-    The statistics are counted if ``state`` has them.
+    ``state`` has the arrays of every table, as `Collection.rows_by_table` returns them, and what tables share. The
+    statistics are counted if it has them.
     """
     if STATISTICS in state:
         check_statistics("state", state, collection.tables)
@@ -140,6 +147,8 @@ def embed(
         name: choose_execution(table, state[name], lookups[name], shards[name])
         for name, table in tables.items()
     }
+    if collection.stacks and not _in_place(collection, state, batch, uses):
+        state = taken(state)
     batch, requests, refused = requests_of(collection, batch, storages, uses, lookups)
     if insert and collection.hashed:
         batch, state = insert_in_collection_call(collection, state, batch, lookups, refused)
@@ -175,6 +184,7 @@ def embed(
     if STATISTICS in state:
         check_countable(tables)
         after[STATISTICS] = {TOTALS: count_batches(state[STATISTICS][TOTALS], counted)}
+    calls, stacks = detached(calls)
     dtypes = {name: jnp.dtype(lookups[name].dtype or storages[name]) for name in tables}
     alike = len({(accumulator(storages[name]), dtypes[name]) for name in tables}) == 1
     undivided = explicit_mesh(calls) is None and all(
@@ -182,10 +192,10 @@ def embed(
     )
     at_once = layout in WIDE and alike and undivided
     if at_once and (wide := wide_of(collection, requests)):
-        array = pooled_sums(calls, wide, shared).astype(next(iter(dtypes.values())))
+        array = pooled_sums(calls, wide, shared, stacks).astype(next(iter(dtypes.values())))
         array = array if refused is None else nan_if(refused, array)
         return WIDE[layout].of_wide(array, len(requests)), after
-    sums = dict(zip(tables, pooled_sums(calls, None, shared), strict=True))
+    sums = dict(zip(tables, pooled_sums(calls, None, shared, stacks), strict=True))
     rows: dict[str, jax.Array] = {}
     for name, features in collection.features_of.items():
         of_features = [requests[feature] for feature in features]
@@ -198,6 +208,18 @@ def embed(
     if refused is not None:
         rows = {name: nan_if(refused, array) for name, array in rows.items()}
     return WIDE[layout].of_rows(rows) if layout in WIDE else rows, after
+
+
+def _in_place(
+    collection: Collection, state: States, batch: Any, uses: Mapping[str, BoundTable]
+) -> bool:
+    """Whether native ops take the rows of stacks where they are; they take arrays that are whole on a device."""
+    if get_abstract_mesh().manual_axes or explicit_mesh((state, batch)) is not None:
+        return False
+    return all(
+        uses[name].execution.group is not None and uses[name].lookup.axis_name is None
+        for name in collection.stack_of
+    )
 
 
 def _found_keys(

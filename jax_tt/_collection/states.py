@@ -76,21 +76,27 @@ def check_states(argument: str, given: Any, tables: Iterable[str]) -> None:
         _check_mapping(f"{argument}[{name!r}]", given[name], _BY_NAME)
 
 
-def check_shared(argument: str, state: Mapping[str, Any], tables: Iterable[str]) -> None:
-    """Raises unless a state has the scalars that these tables share, and the step count of each."""
+def check_shared(
+    argument: str, state: Mapping[str, Any], tables: Iterable[str], stacked: bool
+) -> None:
+    """Raises unless a state has the scalars that these tables share, and the step count of each.
+
+    With ``stacked``, the step counts are among the shared arrays.
+    """
     if not isinstance(state.get(UPDATES), Mapping):
         got = f"no {UPDATES!r}, the flags of tables with an optimizer"
         fix = "Collection.joined makes it from the states of single tables."
         raise mismatch(argument, got, "what Collection.init returns", fix)
-    check_arrays(f"{argument}[{UPDATES!r}]", state[UPDATES], FLAGS)
+    shared = (*FLAGS, "step") if stacked else FLAGS
+    check_arrays(f"{argument}[{UPDATES!r}]", state[UPDATES], shared)
     for name, scalar in (
-        *((UPDATES, flag) for flag in FLAGS),
-        *((name, "step") for name in tables),
+        *((UPDATES, name) for name in shared),
+        *((name, "step") for name in tables if not stacked),
     ):
         value = state[name].get(scalar)
         # States of several models may be stacked along further axes.
         if getattr(value, "dtype", None) != jnp.float32:
-            expected = "a float32 scalar, as Collection.init returns it"
+            expected = "float32, as Collection.init returns it"
             raise mismatch(f"{argument}[{name!r}][{scalar!r}]", value, expected)
 
 

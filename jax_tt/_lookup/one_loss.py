@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -147,13 +147,13 @@ def check_first_use(
 
 
 def note_next_values(
-    calls: Sequence[Call], shared: Shared | None, cotangents: Sequence[Call], after: Shared | None
+    calls: Sequence[Call], cotangents: Sequence[Call], together: Iterable[tuple[Any, Any]]
 ) -> None:
     """Notes for `Loss.with_other_terms` what the backward pass of a lookup returns.
 
     Args:
-        calls, shared: of the lookup.
-        cotangents, after: of these.
+        calls, cotangents: of the lookup.
+        together: arrays that the tables of the calls have together, and their cotangents, None if there is none.
     """
     loss = _loss.get()
     if loss is None:
@@ -162,8 +162,9 @@ def note_next_values(
         if call.use.table.update is not None:
             stepped = {name: value for name, value in new.state.items() if value is not None}
             loss.add({name: call.state[name] for name in stepped}, stepped)
-    if after is not None:
-        loss.add(shared, after)
+    for arrays, after in together:
+        if after is not None:
+            loss.add(arrays, after)
 
 
 def watched(arrays: Mapping[Name, Any], reached: set[Name]) -> dict[Name, Any]:

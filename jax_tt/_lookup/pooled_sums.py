@@ -14,9 +14,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jax_tt._base.dtypes import accumulator, resolve_precision
 from jax_tt._ids.batch import Batch
@@ -36,6 +38,7 @@ from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, NeededCotangents, StepInputs
 from jax_tt._table.row_shard import RowShard, batch_on_shard, step_on_shard
+from jax_tt._table.stack_rows import Key, StackRows, Stacks, attached, is_rows, merged
 from jax_tt._table.state import State
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table
@@ -122,17 +125,21 @@ def prepare_call(
 
 
 def pooled_sums(
-    calls: Sequence[Call], wide: ConcatLayout | None = None, shared: Shared | None = None
+    calls: Sequence[Call],
+    wide: ConcatLayout | None = None,
+    shared: Shared | None = None,
+    stacks: Stacks = MappingProxyType({}),
 ) -> Any:
     """Weighted sums ``[S, nb, D]`` of every call in the accumulator type, differentiable in tables and weights.
 
     With ``wide``, they are columns of one array, which ops write if they can. One rule covers all tables but those that
-    JAX can differentiate itself. ``shared`` are the scalars of the tables that do not have their own.
+    JAX can differentiate itself. ``shared`` are the scalars of the tables that do not have their own, ``stacks`` the
+    arrays of which calls of native ops have rows.
     """
     if any(call.added is not None for call in calls):
-        return _sums_with_added(calls, wide, shared)
+        return _sums_with_added(calls, wide, shared, stacks)
     if wide is not None and any(call.use.shard for call in calls):
-        return wide.joined(pooled_sums(calls, None, shared))
+        return wide.joined(pooled_sums(calls, None, shared, stacks))
     if explicit_mesh(calls) is not None:
         # There, in automatic mode, the mesh has no explicit axes.
         assert wide is None  # the sums of tables may differ in their shardings
@@ -156,11 +163,12 @@ def pooled_sums(
             shape = batch.num_segments, batch.num_bags, 1
             limit = rearranged(partial(join_sums, batch=call.batch), shape, limit)
         by_rule[k] = call._replace(state={**state, **trained}, batch=batch, limit=limit)
-    shared = reverse_only(shared)
+    shared, stacks = reverse_only((shared, dict(stacks)))
     if wide is not None and not sums:
-        return _sums(list(by_rule.values()), shared, wide)
+        return _sums(list(by_rule.values()), shared, stacks, wide)
     if by_rule:
-        sums.update(zip(by_rule, _sums(list(by_rule.values()), shared, None), strict=True))
+        found = _sums(list(by_rule.values()), shared, stacks, None)
+        sums.update(zip(by_rule, found, strict=True))
     for k, call in enumerate(calls):
         if call.use.execution.devices:
             sums[k] = join_sums(sums[k], call.batch)
@@ -171,15 +179,15 @@ def pooled_sums(
 
 
 def _sums_with_added(
-    calls: Sequence[Call], wide: ConcatLayout | None, shared: Shared | None
+    calls: Sequence[Call], wide: ConcatLayout | None, shared: Shared | None, stacks: Stacks
 ) -> Any:
     added = {k: call.added for k, call in enumerate(calls) if call.added is not None}
     alone = [call._replace(added=None) for call in calls]
     if all(lookup.may_wait for lookup in added.values()):
-        sums = pooled_sums(alone, wide, shared)
+        sums = pooled_sums(alone, wide, shared, stacks)
         return plus_added(_sums_of_added, sums, added, [call.shape for call in calls], wide)
     # The added ones come last: the places of shared scalars are counted among the calls.
-    sums = list(pooled_sums([*alone, *map(_call_of, added.values())], None, shared))
+    sums = list(pooled_sums([*alone, *map(_call_of, added.values())], None, shared, stacks))
     sums, of_added = sums[: len(calls)], sums[len(calls) :]
     for k, more in zip(added, of_added, strict=True):
         sums[k] = sums[k] + more
@@ -205,45 +213,50 @@ def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any
 
 
 @jax.custom_vjp
-def _sums(calls: Sequence[Call], shared: Shared | None, wide: ConcatLayout | None) -> Any:
+def _sums(
+    calls: Sequence[Call], shared: Shared | None, stacks: Stacks, wide: ConcatLayout | None
+) -> Any:
     calls = calls if shared is None else _with_scalars(calls, shared)
-    return groups.forward(_scaled_reads(calls)[0], wide)[0]
+    return groups.forward(attached(_scaled_reads(calls)[0], stacks), wide)[0]
 
 
 def _fwd(
-    calls: Sequence[Call], shared: Shared | None, wide: ConcatLayout | None
+    calls: Sequence[Call], shared: Shared | None, stacks: Stacks, wide: ConcatLayout | None
 ) -> tuple[Any, Any]:
     tables = [call.use.table for call in calls]
     scalars = [{}] * len(calls) if shared is None else shared.states(tables, used=shared.used)
-    wanted = tuple(map(_wanted, calls, scalars))
-    calls, shared = jax.tree.map(lambda leaf: leaf.value, (calls, shared), is_leaf=_is_primal)
+    wanted = tuple(map(_wanted, calls, scalars, [stacks] * len(calls)))
+    calls, shared, stacks = jax.tree.map(
+        lambda leaf: leaf.value, (calls, shared, stacks), is_leaf=_is_primal
+    )
     reading = calls if shared is None else _with_scalars(calls, shared)
     reading, scales = _scaled_reads(_asking(reading, wanted))
-    reading, witness = first_order(reading)
-    sums, residuals = of_first_order(groups.forward(reading, wide), witness)
-    return sums, (calls, shared, residuals, wanted, wide, scales)
+    (reading, rows), witness = first_order((reading, stacks))
+    sums, residuals = of_first_order(groups.forward(attached(reading, rows), wide), witness)
+    return sums, (calls, shared, stacks, residuals, wanted, wide, scales)
 
 
-def _bwd(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, None]:
+def _bwd(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, Stacks, None]:
     # Tables whose sums the loss does not use are left alone: a fused one is not stepped.
     unused = jax.custom_derivatives.SymbolicZero
     given = jax.tree.map(
         lambda g: None if isinstance(g, unused) else g, gs, is_leaf=lambda g: isinstance(g, unused)
     )
-    calls, shared, _, wanted, *_ = saved
+    calls, shared, stacks, _, wanted, *_ = saved
     check_first_use(calls, shared, wanted, given)
     operands, witness = first_order((saved, given))
-    cotangents, after = of_first_order(_cotangents(*operands), witness)
-    note_next_values(calls, shared, cotangents, after)
-    return cotangents, after, None
+    cotangents, after, new = of_first_order(_cotangents(*operands), witness)
+    of_stacks = ((array, new[key]) for key, array in stacks.items())
+    note_next_values(calls, cotangents, [(shared, after), *of_stacks])
+    return cotangents, after, new, None
 
 
-def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
-    calls, shared, residuals, wanted, wide, scales = saved
+def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, Stacks]:
+    calls, shared, stacks, residuals, wanted, wide, scales = saved
     if gs is None:
         gs, wide = [None] * len(calls), None
     reading = calls if shared is None else _with_scalars(calls, shared)
-    asking = _asking(reading, wanted)
+    asking = attached(_asking(reading, wanted), stacks)
     unlimited: Sequence[jax.Array | None] = [None] * len(calls)
     if any(call.limit is not None for call in calls):
         asking, gs, unlimited = limited_gradients(asking, residuals, gs, wide)
@@ -253,10 +266,11 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
     places = shared_places(tuple(call.use.table for call in calls))
     applied = {places[k]: new[APPLIED] for k, (new, _) in enumerate(stepped) if APPLIED in new}
     after = shared.after(applied) if shared is not None and applied else None
+    stepped_rows: dict[Key, list[tuple[StackRows, Any]]] = {key: [] for key in stacks}
     cotangents = []
     for k, (call, (new, dweights), own) in enumerate(zip(calls, stepped, unlimited, strict=True)):
         dweights = dweights if own is None else own
-        use, state, batch = call.use, call.state, call.batch
+        use, state, batch = call.use, attached(call.state, stacks), call.batch
         if use.table.update is None:
             new = {name: grad.astype(state[name].dtype) for name, grad in new.items()}
         elif after is not None and k in places and not new:
@@ -266,9 +280,16 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
             if (scale := scales[k]) is not None:
                 dweights = dweights * scale.astype(dweights.dtype)
             dweights = dweights.astype(batch.weights.dtype)
+        for name, rows in state.items():
+            if is_rows(rows) and name in new:
+                zero = use.table.update is None
+                rows = rows.of(jnp.zeros_like(rows.array)) if zero else rows
+                stepped_rows[rows.key].append((rows, new[name]))
         of_batch = dataclasses.replace(batch, ids=None, offsets=None, weights=dweights, slots=None)
-        cotangents.append(Call(use, {name: new.get(name) for name in state}, of_batch, None))
-    return cotangents, after
+        of_state = {name: None if is_rows(x) else new.get(name) for name, x in state.items()}
+        cotangents.append(Call(use, of_state, of_batch, None))
+    of_stacks = {key: merged(parts) if parts else None for key, parts in stepped_rows.items()}
+    return cotangents, after, of_stacks
 
 
 def _step_of_shard(call: Call, g: jax.Array | None) -> Call:
@@ -329,10 +350,11 @@ def _asking(calls: Sequence[Call], wanted: Sequence[NeededCotangents]) -> list[C
     ]
 
 
-def _wanted(call: Call, scalars: Mapping[str, Any]) -> NeededCotangents:
+def _wanted(call: Call, scalars: Mapping[str, Any], stacks: Stacks) -> NeededCotangents:
     """The cotangents that the loss needs, from the marks of custom_vjp in place of the arrays."""
     table, update, weights = call.use.table, call.use.table.update, call.batch.weights
-    names = frozenset(name for name in table.spec.trained_names if call.state[name].perturbed)
+    marks = {name: stacks[x.key] if is_rows(x) else x for name, x in call.state.items()}
+    names = frozenset(name for name in table.spec.trained_names if marks[name].perturbed)
     if update is not None:
         _check_whole(table, names)
         names = frozenset() if update.frozen else names

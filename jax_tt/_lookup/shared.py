@@ -27,11 +27,11 @@ class Shared(NamedTuple):
     """Scalars of the tables whose `Update` is shared.
 
     Attributes:
-        steps: the number of updates of every table, in their order.
+        steps: the number of updates of every table, in their order; a sequence of scalars, or one array of them.
         sentinel, used: as those of a single table.
     """
 
-    steps: Sequence[Any]
+    steps: Any
     sentinel: Any
     used: Any
 
@@ -39,18 +39,29 @@ class Shared(NamedTuple):
         """What every table reads of them, with ``more``, by name; nothing for a table with scalars of its own."""
         places = shared_places(tuple(tables))
         return [
-            {"step": self.steps[places[k]], "sentinel": self.sentinel, **more}
+            {"step": self._step(places[k]), "sentinel": self.sentinel, **more}
             if k in places
             else {}
             for k in range(len(tables))
         ]
 
+    def _step(self, place: int) -> Any:
+        # In place of an array, `custom_vjp` gives one mark for all of its entries.
+        return self.steps[place] if isinstance(self.steps, Sequence | jax.Array) else self.steps
+
     def after(self, applied: Mapping[int, Any]) -> Shared:
         """Those after steps of the tables at these places, each 1 if it was applied, else 0."""
-        stepped = _added([self.steps[k] for k in applied], list(applied.values()))
-        after = dict(zip(applied, stepped, strict=True))
+        if isinstance(self.steps, Sequence):
+            stepped = _added([self.steps[k] for k in applied], list(applied.values()))
+            after = dict(zip(applied, stepped, strict=True))
+            steps: Any = [after.get(k, step) for k, step in enumerate(self.steps)]
+        else:
+            zero = jnp.zeros((), self.steps.dtype)
+            steps = self.steps + jnp.stack(
+                [applied.get(k, zero) for k in range(self.steps.shape[0])]
+            )
         return Shared(
-            [after.get(k, step) for k, step in enumerate(self.steps)],
+            steps,
             kept_sentinel(self.sentinel),
             # A compile-time constant, so that the compiler knows that the old tables are not needed.
             vary_over(jnp.ones((), jnp.float32), varying_axes(self.used)),

@@ -32,6 +32,7 @@ from jax_tt._native.table_call import (
 )
 from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.row_shard import step_on_shard
+from jax_tt._table.stack_rows import is_rows
 
 ROWS, COLUMNS = "rows", "columns"
 
@@ -50,6 +51,8 @@ class DenseCall(TableCall):
     columns_over: tuple[str, ...] = ()
 
     def dimensions(self) -> dict[str, Dimensions]:
+        if any(map(is_rows, self.whole.values())):
+            return {}
         # The rows of quantized tables have a scale in front.
         divisible = not self.table.row_attributes
         if self.op == "update":
@@ -123,7 +126,7 @@ class DenseBackward(BackwardPass, DenseCall):
 
     def takes_all(self, args: Named, axes: Any) -> bool:
         """Whether a shard takes the gradients of the whole batch: they are smaller than the gradient of the shard."""
-        (size,) = (args[name].size for name in self.params)
+        (size,) = (self.type_of(name, args).size for name in self.params)
         return bool(axes and self.over) and args["g"].size * lax.axis_size(axes) <= size
 
     def summed(self, found: Named, args: Named, axes: Any) -> Named:
@@ -135,6 +138,8 @@ class DenseBackward(BackwardPass, DenseCall):
 class DenseUpdate(UpdatePass, DenseCall):
     def dimensions(self) -> dict[str, Dimensions]:
         named = super().dimensions()
+        if not named:
+            return {}
         (name,) = self.params
         for slot, array in self.slots.items():
             if array.shape[0] == self.table.num_embeddings:

@@ -28,6 +28,7 @@ from jax_tt._native.operands import hyper_operand, lookup_attributes, make_opera
 from jax_tt._native.partition import Arrays, Dimensions, Split, over_blocks
 from jax_tt._table import reference
 from jax_tt._table.groups import Call
+from jax_tt._table.stack_rows import Key, is_rows
 
 if TYPE_CHECKING:
     from jax_tt._table.concat_layout import ConcatLayout
@@ -138,6 +139,11 @@ class TableCall(abc.ABC):
         of_batch = lookup_attributes(self.platform, self.table, self.batch, self.lookup, axes)
         return of_batch | self.table.row_attributes
 
+    def type_of(self, name: str, args: Named) -> Any:
+        """Shape and type of an array of the table on this device, of which a stack may have the rows."""
+        array = self.whole[name]
+        return array if is_rows(array) else args[name]
+
     @classmethod
     def of_shards(
         cls, shards: Sequence[Any], wide: ConcatLayout | None, args: Named, split: Split
@@ -161,6 +167,7 @@ class TableCall(abc.ABC):
             gathered.append(call.gathered(given[k], axes) if call.communicates else given[k])
             results.append(dict(call.results(gathered[k])) if into is None else {})
             attributes[str(k)] = call.attributes(axes or call.over) | call.of_shard
+            attributes[str(k)] |= _rows_in_stack(calls, call)
         columns: list[int] = []
         for k, own_columns in enumerate(() if wide is None else wide.columns):
             attributes[str(k)]["features"] = np.int64(len(own_columns))
@@ -265,7 +272,8 @@ class BackwardPass(GradientPass):
         return vary_over(gradients, varying_axes(call.state, call.batch, g))
 
     def gradient_types(self, args: Named) -> Types:
-        return types_of({f"d{name}": args[name] for name in self.params}, self.operands.accum)
+        own = {f"d{name}": self.type_of(name, args) for name in self.params}
+        return types_of(own, self.operands.accum)
 
     def results(self, args: Named) -> Types:
         return {"dweights": self.weights_type(args), **self.gradient_types(args)}
@@ -324,7 +332,8 @@ class UpdatePass(GradientPass):
         return {
             "applied": jax.ShapeDtypeStruct((), jnp.float32),
             "dweights": self.weights_type(args),
-            **types_of({name: args[name] for name in self.changed}),
+            # Rows in a stack are in the result of the table that has its arrays.
+            **types_of({name: args[name] for name in self.changed if name in args}),
         }
 
     def finished(
@@ -359,7 +368,15 @@ def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | 
     once |= shared or {}
 
     blocked = flatten_tables(call.blocked for call in calls)
-    whole = once | flatten_tables(call.whole for call in calls)
+    owners = _owners(calls)
+    whole = once | flatten_tables(
+        {
+            name: array.array if is_rows(array) else array
+            for name, array in call.whole.items()
+            if not is_rows(array) or owners[array.key] == k
+        }
+        for k, call in enumerate(calls)
+    )
     results = flatten_tables(dict.fromkeys(call.blocked_results) for call in calls)
 
     def dimensions() -> dict[str, Dimensions]:
@@ -383,9 +400,30 @@ def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | 
     )
     if wide is not None and kind.op == "forward":
         return found["sums"]
+    each = unflatten_tables(found, len(calls))
+    for k, call in enumerate(calls):
+        for name, rows in call.whole.items():
+            if is_rows(rows) and name in each[owners[rows.key]]:
+                each[k] = {**each[k], name: rows.of(found[f"{owners[rows.key]}/{name}"])}
     return [
         call.finished({**own, **{name: found[name][k] for name in kind.appended_results}})
-        for k, (call, own) in enumerate(
-            zip(calls, unflatten_tables(found, len(calls)), strict=True)
-        )
+        for k, (call, own) in enumerate(zip(calls, each, strict=True))
     ]
+
+
+def _owners(calls: Sequence[TableCall]) -> dict[Key, int]:
+    """The call that has the arrays of every stack among its operands: the first one with rows in it."""
+    owners: dict[Key, int] = {}
+    for k, call in enumerate(calls):
+        for array in filter(is_rows, call.whole.values()):
+            owners.setdefault(array.key, k)
+    return owners
+
+
+def _rows_in_stack(calls: Sequence[TableCall], call: TableCall) -> dict[str, Any]:
+    """The attributes of a table whose rows are in a stack: of which call the arrays are, and which rows of them."""
+    rows = next(filter(is_rows, call.whole.values()), None)
+    if rows is None:
+        return {}
+    own = {"stack": _owners(calls)[rows.key], "first_row": rows.first, "rows": rows.rows}
+    return {name: np.int64(value) for name, value in own.items()}

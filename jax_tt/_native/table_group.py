@@ -22,6 +22,7 @@ from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients, of_one_table
 from jax_tt._table.options import Lookup
 from jax_tt._table.reference import ReferenceTable, stepped
+from jax_tt._table.stack_rows import attached, detached, restacked, taken
 from jax_tt._table.state import Params, SlotArrays, State
 from jax_tt._table.table import Execution
 
@@ -109,21 +110,20 @@ class TableGroup:
         native ops on CPU, and gives NaN elsewhere.
         """
         axes = [varying_axes(call.state, call.batch) for call in calls]
-        calls = list(map(vary_over, calls, axes))
 
-        def native(platform: str, calls: Sequence[Call]) -> Any:
-            results = run([self.calls.forward(platform, call) for call in calls], wide)
+        def native(platform: str, given: Any) -> Any:
+            results = run([self.calls.forward(platform, call) for call in attached(*given)], wide)
             return results if wide is not None else list(map(vary_over, results, axes))
 
-        def in_jax(calls: Sequence[Call]) -> Any:
-            sums = list(map(self.calls.forward.in_jax, calls))
+        def in_jax(given: Any) -> Any:
+            sums = list(map(self.calls.forward.in_jax, taken(attached(*given))))
             if wide is not None:
                 return wide.joined(sums)
-            types = jax.eval_shape(partial(native, backend.native_platforms()[0]), calls)
+            types = jax.eval_shape(partial(native, backend.native_platforms()[0]), given)
             saved = map(vary_over, [zeros_like(residuals) for _, residuals in types], axes)
             return list(zip(sums, saved, strict=True))
 
-        return native, in_jax, calls
+        return native, in_jax, detached(list(map(vary_over, calls, axes)))
 
     def backward_pass(
         self,
@@ -135,24 +135,33 @@ class TableGroup:
     ) -> list[Any]:
         """What one of the backward `calls` returns for every table; the other operands as in `backward`."""
 
-        def native(platform: str, calls: Sequence[Call], residuals: Any, gs: Any) -> list[Any]:
+        def native(platform: str, given: Any, residuals: Any, gs: Any) -> Any:
+            calls = attached(*given)
             of_each, shared = (gs, {}) if wide is None else ([None] * len(calls), {"g": gs})
             if wide is not None and one is self.calls.update:
                 shared = {"out": residuals[0][0], **shared}
             parts = [
                 one(platform, *operands) for operands in zip(calls, residuals, of_each, strict=True)
             ]
-            return varying(calls, run(parts, wide, shared), _each(calls, gs, wide))
+            return detached(varying(calls, run(parts, wide, shared), _each(calls, gs, wide)))
 
-        def in_jax(calls: Sequence[Call], residuals: Any, gs: Any) -> list[Any]:
+        def in_jax(given: Any, residuals: Any, gs: Any) -> Any:
             del residuals
-            gs = separate_gradients(calls, gs, wide)
-            return varying(calls, map(one.in_jax, calls, gs), gs)
+            calls = attached(*given)
+            alone, gs = taken(calls), separate_gradients(calls, gs, wide)
+            results = varying(alone, map(one.in_jax, alone, gs), gs)
+            if one is not self.calls.update:
+                return detached(results)
+            changed = [(x.use.table.spec, x.state) for x in calls]
+            before = [(spec.params(state), spec.stepped_slots(state)) for spec, state in changed]
+            arrays, stacks = restacked(before, [result[:2] for result in results])
+            return [(*new, *rest[2:]) for new, rest in zip(arrays, results, strict=True)], stacks
 
         def varying(*columns: Any) -> list[Any]:
             return [one.varying(*row) for row in zip(*columns, strict=True)]
 
-        return backend.run(self.method, native, in_jax, calls, residuals, gs)
+        found = backend.run(self.method, native, in_jax, detached(list(calls)), residuals, gs)
+        return attached(*found)
 
     def _named_gradients(self, calls: Sequence[Call], *passed: Any) -> list[Cotangents]:
         found = self.backward_pass(self.calls.backward, calls, *passed)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._table.stack_rows import is_rows
 from jax_tt._table.state import StateSpec
 
 # The roles of arrays that only steps need.
@@ -41,6 +42,6 @@ def sizes(spec: StateSpec, state: Mapping[str, Any]) -> tuple[int, int]:
     for name, value in state.items():
         # The step count of a table of a collection is not in its spec. Initialisers may box values.
         of_steps = roles.get(name, "scalar") in _OF_STEPS
-        for array in jax.tree.leaves(value):
+        for array in jax.tree.leaves(value, is_leaf=is_rows):
             totals[of_steps] += array.size * jnp.dtype(array.dtype).itemsize
     return totals[0], totals[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -137,7 +138,7 @@ def grown_as_saved(
             tables[name], after[name] = grow(table, after[name], growth)
         except ValueError as error:
             raise StoreError(f"{path}: holds {name!r} with {capacity} rows; {error}") from error
-    return Collection(tables, collection.features), after
+    return dataclasses.replace(collection, tables=tables), after
 
 
 def _described(arrays: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], str]:

@@ -100,7 +100,7 @@ class EmbedCollection(ChecksKeywords, FeatureCalls, nn.Module):
         """
         collection = self._described()
         tables = {name: without_values(table) for name, table in collection.tables.items()}
-        described = Collection(tables, collection.features)
+        described = dataclasses.replace(collection, tables=tables)
         return partial(described.host_batch, bounds=self.lookup.bounds)
 
     @nn.nowrap

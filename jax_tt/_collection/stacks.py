@@ -1,0 +1,129 @@
+"""Stacks: the tables of a collection that are alike, in one array for each of their arrays.
+
+A program of many tables then has as many arrays as one of few. Native ops read and step every table where it is, with
+its hyper-parameters, bounds and name; elsewhere its rows are cut out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._base.arguments import mismatch
+from jax_tt._collection.frozen import Frozen
+from jax_tt._kinds.dense.table import DenseTable
+from jax_tt._table.stack_rows import StackRows
+from jax_tt._table.table import Table
+from jax_tt.optimizers import ChangesAll, ReadsScaled
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Tables whose rows follow each other in the same arrays.
+
+    Attributes:
+        name: its key in the state of a collection.
+        tables: by name, in the order of their rows.
+    """
+
+    name: str
+    tables: Mapping[str, Table]
+
+    @functools.cached_property
+    def arrays(self) -> tuple[str, ...]:
+        """The names of its arrays, which its tables have as well."""
+        return tuple(_row_shapes(next(iter(self.tables.values()))))
+
+    @functools.cached_property
+    def trained_names(self) -> tuple[str, ...]:
+        """The arrays that a loss is differentiated with respect to."""
+        first = next(iter(self.tables.values()))
+        return tuple(name for name in self.arrays if name in first.spec.trained_names)
+
+    @functools.cached_property
+    def firsts(self) -> Mapping[str, int]:
+        """The first row of every table."""
+        rows = [table.num_embeddings for table in self.tables.values()]
+        return dict(zip(self.tables, itertools.accumulate([0, *rows[:-1]]), strict=True))
+
+    @functools.cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of its arrays."""
+        rows = sum(table.num_embeddings for table in self.tables.values())
+        shapes = _row_shapes(next(iter(self.tables.values())))
+        return {name: (rows, *shape[1:]) for name, shape in shapes.items()}
+
+    @property
+    def is_fused(self) -> bool:
+        return next(iter(self.tables.values())).update is not None
+
+    def rows(self, arrays: Mapping[str, Any], table: str) -> dict[str, StackRows]:
+        """The rows of a table in the arrays of the stack."""
+        first, count = self.firsts[table], self.tables[table].num_embeddings
+        return {
+            name: StackRows(arrays[name], (self.name, name), first, count) for name in self.arrays
+        }
+
+    def joined(self, states: Mapping[str, Mapping[str, Any]]) -> dict[str, jax.Array]:
+        """The arrays of the stack from those of all of its tables."""
+        return {
+            name: jnp.concatenate([jnp.asarray(states[table][name]) for table in self.tables])
+            for name in self.arrays
+        }
+
+    def check(self, argument: str, arrays: Mapping[str, Any]) -> None:
+        """Raises unless arrays by name are those of the stack."""
+        for name, shape in self.shapes.items():
+            got = getattr(arrays.get(name), "shape", None)
+            if got != shape:
+                label = f"{argument}[{self.name!r}]"
+                expected = f"shape {shape}, with the rows of {', '.join(self.tables)}"
+                found = f"no array {name!r}" if got is None else f"{name!r} of shape {got}"
+                raise mismatch(label, found, expected)
+
+
+def stacks_of(tables: Mapping[str, Table]) -> Mapping[str, Stack]:
+    """The stacks of two and more tables, by name; what is stacked follows from the descriptions of the tables alone."""
+    alike: dict[Hashable, list[str]] = {}
+    for name, table in tables.items():
+        if (form := _form(table)) is not None:
+            alike.setdefault(form, []).append(name)
+    stacks: dict[str, Stack] = {}
+    for names in alike.values():
+        if len(names) < 2:
+            continue
+        width = f"dense_{tables[names[0]].features}"
+        candidates = (width, *(f"{width}_{k}" for k in range(2, 3 + len(tables))))
+        name = next(one for one in candidates if one not in tables and one not in stacks)
+        stacks[name] = Stack(name, Frozen({name: tables[name] for name in names}, "table"))
+    return Frozen(stacks, "stack")
+
+
+def _form(table: Table) -> Hashable:
+    """What tables of a stack have in common; None for a table that cannot be in one."""
+    if type(table) is not DenseTable or table.takes_slots:
+        return None
+    optimizer = table.update and table.update.optimizer
+    # What changes other rows than those of a batch, or is not a native op, would take the rows out of the stack.
+    if isinstance(optimizer, ReadsScaled | ChangesAll) or not table.steps_natively:
+        return None
+    arrays = tuple(
+        (array.name, array.role, array.shape[1:], array.dtype)
+        for array in table.spec.arrays
+        if array.shape is not None
+    )
+    return arrays, jnp.dtype(table.param_dtype), type(optimizer)
+
+
+def _row_shapes(table: Table) -> dict[str, tuple[int, ...]]:
+    return {
+        array.name: array.shape
+        for array in table.spec.arrays
+        if array.role != "scalar" and array.shape is not None
+    }

@@ -147,8 +147,6 @@ def embed(
         name: choose_execution(table, state[name], lookups[name], shards[name])
         for name, table in tables.items()
     }
-    if collection.stacks and not _in_place(collection, state, batch, uses):
-        state = taken(state)
     batch, requests, refused = requests_of(collection, batch, storages, uses, lookups)
     if insert and collection.hashed:
         batch, state = insert_in_collection_call(collection, state, batch, lookups, refused)
@@ -169,6 +167,8 @@ def embed(
         batches = {name: without_ids_if(refused, one) for name, one in batches.items()}
     if any(table.ids.takes_keys for table in tables.values()):
         batches |= _found_keys(uses, state, batches)
+    if collection.stacks and not _in_place(collection, state, batches, uses):
+        state = taken(state)
     for (name, table), read in zip(tables.items(), scalars, strict=True):
         ids = batches[name]
         call, changed = prepare_call(
@@ -211,10 +211,13 @@ def embed(
 
 
 def _in_place(
-    collection: Collection, state: States, batch: Any, uses: Mapping[str, BoundTable]
+    collection: Collection,
+    state: States,
+    batches: Mapping[str, Batch],
+    uses: Mapping[str, BoundTable],
 ) -> bool:
     """Whether native ops take the rows of stacks where they are; they take arrays that are whole on a device."""
-    if get_abstract_mesh().manual_axes or explicit_mesh((state, batch)) is not None:
+    if get_abstract_mesh().manual_axes or explicit_mesh((state, batches)) is not None:
         return False
     return all(
         uses[name].execution.group is not None and uses[name].lookup.axis_name is None

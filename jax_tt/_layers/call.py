@@ -228,9 +228,18 @@ OfTables = Mapping[str, Mapping[str, Any]] | None
 class FeatureCalls:
     """The calls of an `EmbedCollection`, in the three forms of its result.
 
-    A layer has ``_parts``, its tables by name; ``_shared``, what a state has beside them: the scalars that they share
-    and, where a call counts, the statistics so far, which ``_count`` writes; and ``_inserts``.
+    A layer has ``_parts``, its tables with arrays of their own by name; ``_begin_stacks`` and ``_finish_stacks``, which
+    read and write what the others have; ``_shared``, what a state has beside them: the scalars that they share and,
+    where a call counts, the statistics so far, which ``_count`` writes; and ``_inserts``.
     """
+
+    def _begin_stacks(self, arguments: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+        """The state, the options and the inputs of a call by table, of the tables that are not in ``_parts``."""
+        del arguments
+        return {}, {}, {}
+
+    def _finish_stacks(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Sets the variables that a call has changed, of the tables that are not in ``_parts``."""
 
     def __call__(
         self: Any, batch: Any, *, grad_scale: Any = None, hyperparameters: OfTables = None
@@ -275,17 +284,19 @@ class FeatureCalls:
         self: Any, batch: Any, layout: str, grad_scale: Any, hyperparameters: OfTables
     ) -> Any:
         collection, parts = self.collection, self._parts
-        state, lookups, inputs = {}, {}, {}
-        for name, given in step_arguments(collection, grad_scale, hyperparameters).items():
-            _, state[name], lookups[name], inputs[name] = parts[name]._begin(*given)
+        arguments = step_arguments(collection, grad_scale, hyperparameters)
+        state, lookups, inputs = self._begin_stacks(arguments)
+        for name, part in parts.items():
+            _, state[name], lookups[name], inputs[name] = part._begin(*arguments[name])
         before = dict(state)
         state |= self._shared(lookups)
         with own_constants():
             result, after = embed(
                 collection, state, batch, lookups, inputs, layout, insert=self._inserts
             )
-            for name, given in before.items():
-                parts[name]._finish(given, after[name], lookups[name])
+            for name, part in parts.items():
+                part._finish(before[name], after[name], lookups[name])
+            self._finish_stacks(before, after)
         if STATISTICS in state:
             self._count(after[STATISTICS][TOTALS])
         return result

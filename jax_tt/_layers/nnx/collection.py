@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from jax_tt._base.arguments import mismatch
 from jax_tt._base.keywords import ChecksKeywords, UnknownName
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
+from jax_tt._collection.frozen import Frozen
 from jax_tt._collection.insertion import insert_collection_keys
 from jax_tt._collection.listing import listing
 from jax_tt._collection.lookup_features import check_lookup
@@ -31,21 +31,29 @@ from jax_tt._collection.statistics import (
 from jax_tt._ids.placement import Placement
 from jax_tt._jax.reverse_only import refuse_gradient
 from jax_tt._kinds.sharded.options import Exchange
-from jax_tt._layers.call import FeatureCalls, GivenState
+from jax_tt._layers.call import (
+    FeatureCalls,
+    GivenState,
+    check_value,
+    for_evaluation,
+    step_inputs,
+)
 from jax_tt._layers.nnx.module import (
     check_rngs,
     hoisted_optimizer,
     read_state,
     write_state,
 )
+from jax_tt._layers.nnx.stacks import TablesOfStacks
 from jax_tt._layers.nnx.table import TableEmbed
 from jax_tt._layers.pretrained import replacements
-from jax_tt._layers.variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
+from jax_tt._layers.variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts, OutOfRange
+from jax_tt._lookup.pooled_sums import OUT_OF_RANGE
 from jax_tt._lookup.shared import FLAGS, init_flags, is_shared
 from jax_tt._ops.inserting import Inserted
 from jax_tt._planning.shard_tables import over_mesh
 from jax_tt._table.check import check_state
-from jax_tt._table.copies import with_update
+from jax_tt._table.copies import with_update, without_values
 from jax_tt._table.options import DEFAULT_LOOKUP, Lookup
 from jax_tt._table.table import Table
 
@@ -110,6 +118,9 @@ def _unflatten(names: tuple[str, ...], children: Any) -> TablesByName:
 
 jax.tree_util.register_pytree_with_keys(TablesByName, _flatten_with_keys, _unflatten, _flatten)
 
+# What a table in a stack has beside its rows: its description, and the options of its calls.
+InStacks = Frozen[tuple[Table, Lookup]]
+
 
 class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     """Many tables of any kinds, looked up by feature in one call.
@@ -132,6 +143,9 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             By default, tables are on one device, or on every device of a program.
         statistics: whether training calls count what they look up in every table, for `statistics`. It is counted in a
             variable `LookupCounts`.
+        stack: whether tables that are alike share variables, as in `jax_tt.Collection`: ``stacks[stack][array]`` are
+            the variables, ``tables[name]`` is a `StackedTable`. A step of many tables then costs what its kernels cost,
+            and not what the variables cost. `replaced` and growth take a layer without stacks.
         rngs: random number generators; every table takes one key of ``params``, in the order of ``tables``.
 
     Example:
@@ -160,7 +174,18 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         ad        DenseTable                     50       16   3,200                0
         (shared)                                                   0                8
         all                                                   67,200            4,012
+
+        Many tables in few variables:
+
+        >>> tables = {f"t{k}": jax_tt.dense_table(100 + k, 16, optimizer=adagrad) for k in range(26)}
+        >>> features = {name: jax_tt.Feature(name) for name in tables}
+        >>> embed = jax_tt.EmbedCollection(tables, features, stack=True, rngs=nnx.Rngs(0))
+        >>> embed.stacks["dense_16"]["embedding"].shape, embed.tables["t3"].embedding[...].shape
+        ((2925, 16), (103, 16))
     """
+
+    # An attribute of the layer takes its place where there are no stacks.
+    tables: Any = TablesOfStacks(TablesByName)
 
     def __init__(
         self,
@@ -173,28 +198,70 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         placement: Placement | Mapping[str, Placement] | str | None = None,
         exchange: Exchange | Mapping[str, Exchange] | None = None,
         statistics: bool = False,
+        stack: bool = False,
         rngs: nnx.Rngs,
     ) -> None:
         check_lookup(lookup)
         check_rngs(rngs)
         static, variables = _hoisted(over_mesh(tables, mesh, axis, placement, exchange))
-        described = Collection(static, features)
+        described = Collection(static, features, stack)
         self.features: Any = described.features  # hashable
-        self.tables: dict[str, CollectedTable] = nnx.data(
-            TablesByName(
-                (name, CollectedTable(table, lookup, rngs=rngs, hyperparameters=variables[name]))
-                for name, table in described.tables.items()
-            )
-        )
-        # Flax sorts the names of `tables` when it takes the module apart.
-        self._names = tuple(described.tables)
+        # Flax sorts the names of tables when it takes the module apart.
+        self._names, self._stack = tuple(described.tables), stack
+        alone, states = TablesByName(), {}
+        for name, table in described.tables.items():
+            if name in described.stack_of:
+                states[name] = initial_rows(table, rngs)
+            else:
+                own = {"rngs": rngs, "hyperparameters": variables[name]}
+                alone[name] = CollectedTable(table, lookup, **own)
+        if described.stacks:
+            self._hold(described, states, lookup, variables)
+            self.alone = nnx.data(alone)
+        else:
+            self.tables = nnx.data(alone)
         if described.sharing:
             for name, value in init_flags().items():
                 setattr(self, name, FusedParam(value))
+            if stack:
+                self.step = FusedParam(jnp.zeros(len(described.sharing), jnp.float32))
         self.counts: dict[str, LookupCounts] | None = None
         if statistics:
             totals = init_totals(self._names)
             self.counts = nnx.data({name: LookupCounts(value) for name, value in totals.items()})
+
+    _in_stacks: InStacks = Frozen({})
+
+    def _hold(
+        self,
+        described: Collection,
+        states: Mapping[str, Any],
+        lookup: Lookup,
+        variables: Mapping[str, Any],
+    ) -> None:
+        """Keeps the tables that are in stacks."""
+        kinds = {n: FusedParam if s.is_fused else nnx.Param for n, s in described.stacks.items()}
+        self.stacks = nnx.data(
+            {
+                name: {array: kinds[name](value) for array, value in stack.joined(states).items()}
+                for name, stack in described.stacks.items()
+            }
+        )
+        tables = {name: without_values(described.tables[name]) for name in states}
+        self._in_stacks = Frozen({name: (table, lookup) for name, table in tables.items()})
+        self.deterministic = False
+        held = {name: dict(variables[name]) for name in states if variables[name]}
+        self.hyperparameters = nnx.data(held)
+        self._count_out_of_range()
+
+    def _count_out_of_range(self) -> None:
+        if any(lookup.bounds == "warn" for _, lookup in self._in_stacks.values()):
+            if not hasattr(self, "out_of_range"):
+                self.out_of_range = OutOfRange(jnp.zeros(len(self._in_stacks), jnp.int32))
+
+    def _set_in_stack(self, name: str, table: Table, lookup: Lookup) -> None:
+        self._in_stacks = Frozen({**self._in_stacks, name: (table, lookup)})
+        self._count_out_of_range()
 
     def __str__(self) -> str:
         return listing(self.collection.tables, self._sizes())
@@ -215,8 +282,9 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     @property
     def collection(self) -> Collection:
         """The description of the tables, as they are now, and of the features."""
-        tables = tuple((name, self.tables[name].table) for name in self._names)
-        return _collection(tables, self.features)
+        parts, held = self._parts, self._in_stacks
+        tables = tuple((n, held[n][0] if n in held else parts[n].table) for n in self._names)
+        return _collection(tables, self.features, self._stack)
 
     @property
     def host_batch(self) -> Callable[..., Any]:
@@ -319,9 +387,9 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
                 unchanged then.
         """
         state = self.collection.joined(states)
-        for name, table in self.collection.tables.items():
-            check_state(table, state[name])
-            check_like(f"states[{name!r}]", state[name], read_state(self.tables[name]))
+        for name, layer in self._parts.items():
+            check_state(layer.table, state[name])
+            check_like(f"states[{name!r}]", state[name], read_state(layer))
         write_arrays(self, state)
 
     def replaced(self, tables: Mapping[str, Any]) -> EmbedCollection:
@@ -353,6 +421,12 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             (8, (1, 8))
         """
         before = self.collection
+        if self._in_stacks:
+            fix = (
+                "Build it with stack=False; or take embed.collection.with_tables(embed.arrays(), tables) and "
+                "jax_tt.lookup_features."
+            )
+            raise mismatch("replaced", "a layer with stacks", "one without", fix)
         pairs = replacements(before.tables, tables)
         after, _ = before.with_tables(self.arrays(), pairs)
         layer = nnx.merge(*nnx.split(self))
@@ -368,17 +442,55 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
 
     def arrays(self) -> dict[str, dict[str, jax.Array]]:
         """The arrays by table and name: the state that ``collection`` and functions of a collection take."""
-        state: dict[str, Any] = {name: read_state(self.tables[name]) for name in self._names}
+        state: dict[str, Any] = {
+            name: {array: variable[...] for array, variable in held.items()}
+            for name, held in (self.stacks.items() if self._in_stacks else ())
+        }
+        parts = self._parts
+        state |= {name: read_state(parts[name]) for name in self._names if name in parts}
         return state | self._shared({})
 
     _inserts = True
-    _parts = property(operator.attrgetter("tables"))
+
+    @property
+    def _parts(self) -> dict[str, CollectedTable]:
+        return self.alone if self._in_stacks else self.tables
+
+    def _begin_stacks(self, arguments: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+        state: dict[str, Any] = {}
+        lookups: dict[str, Lookup] = {}
+        inputs: dict[str, Any] = {}
+        if not self._in_stacks:
+            return state, lookups, inputs
+        rows = self.collection.rows_by_table(self.arrays())
+        for k, (name, (table, lookup)) in enumerate(self._in_stacks.items()):
+            variables = self.hyperparameters.get(name, {})
+            fields = {field: variable.get_value() for field, variable in variables.items()}
+            inputs[name] = step_inputs(table, *arguments[name], fields)
+            lookups[name] = for_evaluation(lookup) if self.deterministic else lookup
+            state[name] = rows[name]
+            if lookups[name].train and lookup.bounds == "warn":
+                state[name][OUT_OF_RANGE] = self.out_of_range[...][k]
+        return state, lookups, inputs
+
+    def _finish_stacks(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        counted = [OUT_OF_RANGE in before[name] for name in self._in_stacks]
+        if not any(counted):
+            return
+        with WHERE_FLAX_ALLOWS:
+            old = self.out_of_range[...]
+            new = [
+                after[name][OUT_OF_RANGE] if counts else old[k]
+                for k, (name, counts) in enumerate(zip(self._in_stacks, counted, strict=True))
+            ]
+            self.out_of_range.set_value(jnp.stack(new))
 
     def _shared(self, lookups: Mapping[str, Lookup]) -> dict[str, dict[str, Any]]:
         """What a state has beside the tables in a call with these options."""
         shared: dict[str, Any] = {}
         if hasattr(self, FLAGS[0]):
-            shared[UPDATES] = {name: getattr(self, name)[...] for name in FLAGS}
+            names = ("step", *FLAGS) if self._stack else FLAGS
+            shared[UPDATES] = {name: getattr(self, name)[...] for name in names}
         if self.counts is not None and any(lookup.train for lookup in lookups.values()):
             shared[STATISTICS] = {TOTALS: {name: self.counts[name][...] for name in self._names}}
         return shared
@@ -389,6 +501,14 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
                 counts.set_value(totals[name])
 
 
+def initial_rows(table: Table, rngs: nnx.Rngs) -> dict[str, jax.Array]:
+    """The initial arrays of a table that is to be in a stack."""
+    params = table.init_params(rngs.params())
+    for name, value in params.items():
+        check_value(name, value, table.spec.param_shapes[name])
+    return {**params, **table.init_rest(params)}
+
+
 def bounds_of(embed: EmbedCollection) -> dict[str, str]:
     """The ``bounds`` of every table."""
     return {name: table.lookup.bounds for name, table in embed.tables.items()}
@@ -396,9 +516,12 @@ def bounds_of(embed: EmbedCollection) -> dict[str, str]:
 
 def write_arrays(embed: EmbedCollection, arrays: Mapping[str, Mapping[str, Any]]) -> None:
     """Overwrites all arrays of a layer with such arrays as `EmbedCollection.arrays` returns, without a copy."""
-    for name, table in embed.tables.items():
+    for name, table in embed._parts.items():
         for array in read_state(table):
             getattr(table, array).set_value(arrays[name][array])
+    for name, held in embed.stacks.items() if embed._in_stacks else ():
+        for array, variable in held.items():
+            variable.set_value(arrays[name][array])
     for name, value in arrays.get(UPDATES, {}).items():
         getattr(embed, name).set_value(value)
 
@@ -420,5 +543,5 @@ def _hoisted(tables: Any) -> tuple[Any, dict[str, dict[str, nnx.Variable[Any]]]]
 
 
 @functools.lru_cache(maxsize=64)
-def _collection(tables: tuple[tuple[str, Table], ...], features: Any) -> Collection:
-    return Collection(dict(tables), features)
+def _collection(tables: tuple[tuple[str, Table], ...], features: Any, stack: bool) -> Collection:
+    return Collection(dict(tables), features, stack)

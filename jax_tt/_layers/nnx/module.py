@@ -54,7 +54,7 @@ _BUFFERS: dict[str, type[nnx.Variable[Any]]] = {
 }
 
 
-class _LookupOption:
+class LookupOption:
     """An attribute of a layer that is a field of its `Lookup`."""
 
     def __set_name__(self, owner: Any, name: str) -> None:
@@ -67,13 +67,13 @@ class _LookupOption:
         layer.lookup = dataclasses.replace(layer.lookup, **{self.name: value})
 
 
-class _Bounds(_LookupOption):
+class _Bounds(LookupOption):
     def __set__(self, layer: Any, value: Any) -> None:
         super().__set__(layer, value)
         layer._count_out_of_range()
 
 
-class _UpdateOption(_LookupOption):
+class UpdateOption(LookupOption):
     """An attribute of a layer that is a field of the `Update` of its table."""
 
     def __get__(self, layer: Any, owner: Any = None) -> Any:
@@ -191,14 +191,14 @@ class TableModule(TableCalls, ChecksKeywords, nnx.Module):
         self.table = with_update(self.table, update)
 
     bounds = _Bounds()
-    method = _LookupOption()
-    axis_name = _LookupOption()
-    precision = _LookupOption()
-    combiner = _LookupOption()
-    skip_nonfinite = _UpdateOption()
-    stochastic_rounding = _UpdateOption()
-    max_gradient = _UpdateOption()
-    frozen = _UpdateOption()
+    method = LookupOption()
+    axis_name = LookupOption()
+    precision = LookupOption()
+    combiner = LookupOption()
+    skip_nonfinite = UpdateOption()
+    stochastic_rounding = UpdateOption()
+    max_gradient = UpdateOption()
+    frozen = UpdateOption()
 
     @property
     def dtype(self) -> Any:

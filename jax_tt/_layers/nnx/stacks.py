@@ -1,0 +1,157 @@
+"""`StackedTable`: a table of an `EmbedCollection` whose rows are in variables that several tables share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+from flax.nnx.nn import dtypes
+
+from jax_tt._layers.call import ScoreCalls
+from jax_tt._layers.nnx.module import LookupOption, UpdateOption
+from jax_tt._lookup.rows import lookup_rows
+from jax_tt._table.copies import with_update
+from jax_tt._table.options import Lookup
+from jax_tt._table.sizes import sizes
+from jax_tt._table.table import Table
+
+if TYPE_CHECKING:
+    from jax_tt._layers.nnx.collection import EmbedCollection
+
+
+class RowsOfVariable:
+    """The rows of a table in a variable of its stack, read and written as a variable is, by ``[...]``."""
+
+    def __init__(self, variable: Any, at: int | slice) -> None:
+        self._variable, self._at = variable, at
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self[...].shape
+
+    @property
+    def dtype(self) -> Any:
+        return self._variable.dtype
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        return self._variable[...][self._at][index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        rows = self[...].at[index].set(value)
+        self._variable[...] = self._variable[...].at[self._at].set(rows)
+
+    def set_value(self, value: Any) -> None:
+        """Overwrites all rows."""
+        self[...] = value
+
+
+class StackedTable(ScoreCalls):
+    """A table of an `EmbedCollection` with ``stack=True``, whose rows are in the variables of a stack.
+
+    It is made anew by every ``embed.tables[name]``, and has no arrays. What is set on it is set for this table of the
+    layer: ``bounds``, ``method``, ``precision``, ``axis_name``, and what its optimizer does. Its arrays are read and
+    written by name, e.g. ``embed.tables["item"].embedding[...]``, which copies these rows. A call of it returns rows
+    outside of losses.
+    """
+
+    def __init__(self, embed: EmbedCollection, name: str) -> None:
+        self._embed, self._name = embed, name
+
+    def __getattr__(self, name: str) -> Any:
+        # Of names that the class does not have, as the arrays of the table.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        embed, stack = self._embed, self._embed.collection.stack_of[self._name]
+        if name not in stack.arrays:
+            kind = type(self.table).__name__
+            raise AttributeError(
+                f"{self._name}: {kind} in a stack has no {name!r}; it has the arrays {', '.join(stack.arrays)}. What "
+                "grows, reorders or replaces a table takes a layer that was built with stack=False."
+            )
+        first = stack.firsts[self._name]
+        rows = slice(first, first + self.table.num_embeddings)
+        return RowsOfVariable(embed.stacks[stack.name][name], rows)
+
+    @property
+    def out_of_range(self) -> RowsOfVariable:
+        """The count of `OutOfRange`."""
+        return RowsOfVariable(self._embed.out_of_range, list(self._embed._in_stacks).index(self._name))
+
+    @property
+    def table(self) -> Table:
+        """The description of the table."""
+        return self._embed._in_stacks[self._name][0]
+
+    @table.setter
+    def table(self, table: Table) -> None:
+        self._embed._set_in_stack(self._name, table, self.lookup)
+
+    @property
+    def lookup(self) -> Lookup:
+        """The options of its calls."""
+        return self._embed._in_stacks[self._name][1]
+
+    @lookup.setter
+    def lookup(self, lookup: Lookup) -> None:
+        self._embed._set_in_stack(self._name, self.table, lookup)
+
+    bounds = LookupOption()
+    method = LookupOption()
+    axis_name = LookupOption()
+    precision = LookupOption()
+    skip_nonfinite = UpdateOption()
+    stochastic_rounding = UpdateOption()
+    max_gradient = UpdateOption()
+    frozen = UpdateOption()
+
+    @property
+    def num_embeddings(self) -> int:
+        return self.table.num_embeddings
+
+    @property
+    def features(self) -> int:
+        return self.table.features
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows."""
+        return sizes(self.table.spec, self.state())[0]
+
+    @property
+    def optimizer_nbytes(self) -> int:
+        """Bytes of the optimizer state."""
+        return sizes(self.table.spec, self.state())[1]
+
+    def state(self) -> dict[str, Any]:
+        """The arrays of the table by name, which are copied."""
+        return self._embed.collection.of(self._embed.arrays(), self._name)
+
+    def __call__(self, inputs: Any) -> jax.Array:
+        """Rows ``[*inputs.shape, features]``, which no loss is differentiated through."""
+        table, state, lookup = self._bound()
+        rows, _ = lookup_rows(table, state, inputs, lookup)
+        return rows
+
+    def _bound(self) -> tuple[Table, dict[str, Any], Lookup]:
+        state = self.state()
+        params = {name: state[name] for name in self.table.spec.param_names}
+        return with_update(self.table, None), jax.lax.stop_gradient(params), self.lookup
+
+    def _promote(self, *arrays: jax.Array, **options: Any) -> Any:
+        return dtypes.promote_dtype(arrays, dtype=self.lookup.dtype, **options)
+
+
+class TablesOfStacks:
+    """The attribute ``tables`` of an `EmbedCollection` with stacks, which has no such variables."""
+
+    def __init__(self, by_name: Callable[[Mapping[str, Any]], Any]) -> None:
+        self._by_name = by_name
+
+    def __get__(self, embed: Any, owner: Any = None) -> Any:
+        if embed is None:
+            return self
+        alone = embed.alone
+        return self._by_name(
+            {n: alone[n] if n in alone else StackedTable(embed, n) for n in embed._names}
+        )

@@ -22,7 +22,7 @@ from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients, of_one_table
 from jax_tt._table.options import Lookup
 from jax_tt._table.reference import ReferenceTable, stepped
-from jax_tt._table.stack_rows import attached, detached, restacked, taken
+from jax_tt._table.stack_rows import attached, detached, is_rows, restacked, taken
 from jax_tt._table.state import Params, SlotArrays, State
 from jax_tt._table.table import Execution
 
@@ -218,10 +218,12 @@ class TableGroup:
 
     def _parts(self, calls: Sequence[Call], members: Sequence[int]) -> list[list[int]]:
         """The members in about equal parts that one native call takes."""
-        tables = [call.use.table for call in calls]
-        arrays = [sum(map(len, (t.spec.param_names, *t.spec.stepped_names))) for t in tables]
+        specs = [(call.use.table.spec, call.state) for call in calls]
+        changed = [jax.tree.leaves((spec.params(x), spec.stepped_slots(x)), is_leaf=is_rows) for spec, x in specs]
+        # The arrays of a stack are those of one table.
+        arrays = [sum(not is_rows(array) for array in of_table) for of_table in changed]
         total = sum(arrays[k] for k in members)
-        most = -(-total // max(1, -(-total // self.calls.update.most_arrays)))
+        most = max(1, -(-total // max(1, -(-total // self.calls.update.most_arrays))))
         parts: list[list[int]] = []
         size = ids = 0
         for k in members:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -77,7 +77,7 @@ def check_states(argument: str, given: Any, tables: Iterable[str]) -> None:
 
 
 def check_shared(
-    argument: str, state: Mapping[str, Any], tables: Iterable[str], stacked: bool
+    argument: str, state: Mapping[str, Any], tables: Sequence[str], stacked: bool
 ) -> None:
     """Raises unless a state has the scalars that these tables share, and the step count of each.
 
@@ -95,8 +95,10 @@ def check_shared(
     ):
         value = state[name].get(scalar)
         # States of several models may be stacked along further axes.
-        if getattr(value, "dtype", None) != jnp.float32:
-            expected = "float32, as Collection.init returns it"
+        shape = (len(tables),) if stacked and scalar == "step" else ()
+        own = getattr(value, "shape", ())
+        if getattr(value, "dtype", None) != jnp.float32 or own[len(own) - len(shape) :] != shape:
+            expected = f"float32 of shape {shape}, as Collection.init returns it"
             raise mismatch(f"{argument}[{name!r}][{scalar!r}]", value, expected)
 
 

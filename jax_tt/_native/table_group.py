@@ -219,7 +219,10 @@ class TableGroup:
     def _parts(self, calls: Sequence[Call], members: Sequence[int]) -> list[list[int]]:
         """The members in about equal parts that one native call takes."""
         specs = [(call.use.table.spec, call.state) for call in calls]
-        changed = [jax.tree.leaves((spec.params(x), spec.stepped_slots(x)), is_leaf=is_rows) for spec, x in specs]
+        changed = [
+            jax.tree.leaves((spec.params(x), spec.stepped_slots(x)), is_leaf=is_rows)
+            for spec, x in specs
+        ]
         # The arrays of a stack are those of one table.
         arrays = [sum(not is_rows(array) for array in of_table) for of_table in changed]
         total = sum(arrays[k] for k in members)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 from jax import lax
@@ -58,7 +58,7 @@ class StackRows:
         return lax.slice_in_dim(self.array, self.first, self.first + self.rows)
 
 
-def is_rows(leaf: Any) -> bool:
+def is_rows(leaf: Any) -> TypeGuard[StackRows]:
     return isinstance(leaf, StackRows)
 
 
@@ -92,7 +92,9 @@ def taken(tree: Tree) -> Tree:
 def merged(parts: Sequence[tuple[StackRows, Any]]) -> Any:
     """The array of a stack with new values in some of its rows: arrays, or `StackRows` of what a native op returned."""
     array = parts[0][0].array
-    changed = [(rows, value) for rows, value in parts if not is_rows(value) or value.array is not array]
+    changed = [
+        (rows, value) for rows, value in parts if not is_rows(value) or value.array is not array
+    ]
     found = {id(value.array): value.array for _, value in changed if is_rows(value)}
     if len(found) == 1 and all(is_rows(value) for _, value in changed):
         (array,) = found.values()  # one call has changed all of them in place

@@ -62,11 +62,12 @@ class CollectedTable(TableEmbed):
     """A table of an `EmbedCollection`: its variables, and what can be done with it between steps.
 
     A call of it returns rows outside of losses; only calls of the collection update a table with an optimizer.
+    ``counts`` is whether it has the count of its steps, which a collection with stacks has itself.
     """
 
-    def __init__(self, table: Table, lookup: Lookup, **options: Any) -> None:
+    def __init__(self, table: Table, lookup: Lookup, *, counts: bool, **options: Any) -> None:
         super().__init__(table, lookup, **options)
-        if is_shared(table):
+        if counts and is_shared(table):
             self.step, self.step_names = FusedParam(jnp.zeros((), jnp.float32)), ("step",)
 
     def _scaled(self, table: Table) -> Table:
@@ -214,7 +215,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
                 states[name] = initial_rows(table, rngs)
             else:
                 own = {"rngs": rngs, "hyperparameters": variables[name]}
-                alone[name] = CollectedTable(table, lookup, **own)
+                alone[name] = CollectedTable(table, lookup, counts=not stack, **own)
         if described.stacks:
             self._hold(described, states, lookup, variables)
             self.alone = nnx.data(alone)
@@ -255,9 +256,9 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         self._count_out_of_range()
 
     def _count_out_of_range(self) -> None:
-        if any(lookup.bounds == "warn" for _, lookup in self._in_stacks.values()):
-            if not hasattr(self, "out_of_range"):
-                self.out_of_range = OutOfRange(jnp.zeros(len(self._in_stacks), jnp.int32))
+        warns = any(lookup.bounds == "warn" for _, lookup in self._in_stacks.values())
+        if warns and not hasattr(self, "out_of_range"):
+            self.out_of_range = OutOfRange(jnp.zeros(len(self._in_stacks), jnp.int32))
 
     def _set_in_stack(self, name: str, table: Table, lookup: Lookup) -> None:
         self._in_stacks = Frozen({**self._in_stacks, name: (table, lookup)})
@@ -432,7 +433,9 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         layer = nnx.merge(*nnx.split(self))
         for name, (_, state) in pairs.items():
             given, old = GivenState(state), self.tables[name]
-            table = CollectedTable(after.tables[name], old.lookup, given=given, rngs=nnx.Rngs(0))
+            table = CollectedTable(
+                after.tables[name], old.lookup, counts=True, given=given, rngs=nnx.Rngs(0)
+            )
             table.deterministic = old.deterministic
             layer.tables[name] = table
         if before.sharing and not after.sharing:
@@ -466,7 +469,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         for k, (name, (table, lookup)) in enumerate(self._in_stacks.items()):
             variables = self.hyperparameters.get(name, {})
             fields = {field: variable.get_value() for field, variable in variables.items()}
-            inputs[name] = step_inputs(table, *arguments[name], fields)
+            grad_scale, given = arguments[name]
+            inputs[name] = step_inputs(table, grad_scale, given, fields)
             lookups[name] = for_evaluation(lookup) if self.deterministic else lookup
             state[name] = rows[name]
             if lookups[name].train and lookup.bounds == "warn":

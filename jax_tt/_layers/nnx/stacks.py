@@ -76,7 +76,9 @@ class StackedTable(ScoreCalls):
     @property
     def out_of_range(self) -> RowsOfVariable:
         """The count of `OutOfRange`."""
-        return RowsOfVariable(self._embed.out_of_range, list(self._embed._in_stacks).index(self._name))
+        return RowsOfVariable(
+            self._embed.out_of_range, list(self._embed._in_stacks).index(self._name)
+        )
 
     @property
     def table(self) -> Table:

@@ -1,0 +1,359 @@
+"""Stacks: tables that share their arrays give what they give one by one, bit for bit."""
+
+import dataclasses
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from jax_tt import Bags, Feature, optimizers
+from tests.conftest import method_fixture, native_available
+
+method = method_fixture("reference", "native", "cuda_emulated")
+
+RNG = np.random.default_rng(0)
+ROWS = {"a": 50, "b": 7, "c": 300, "d": 1}
+FEATURES = {
+    "once": Feature("a"),
+    "again": Feature("a", combiner="mean"),
+    "weighted": Feature("b"),
+    "sequence": Feature("c", combiner=None),
+    "largest": Feature("d", combiner="max"),
+    "odd": Feature("odd"),
+    "other": Feature("other"),
+}
+RULES = {
+    "sgd": optimizers.SGD,
+    "row_wise": optimizers.RowWiseAdagrad,
+    "adam": optimizers.Adam,
+    "bfloat16": optimizers.Adagrad,
+    "optax": None,
+}
+
+
+def both(rule: str, **options: Any) -> tuple[jax_tt.Collection, jax_tt.Collection]:
+    """Tables of their own and the same ones in a stack, beside two that are like no other."""
+    kind, dtype = RULES[rule], jnp.bfloat16 if rule == "bfloat16" else jnp.float32
+    tables = {
+        name: jax_tt.dense_table(
+            rows, 6, param_dtype=dtype, optimizer=kind and kind(0.05 * (k + 1)), **options
+        )
+        for k, (name, rows) in enumerate(ROWS.items())
+    }
+    tables["odd"] = jax_tt.dense_table(20, 5, optimizer=kind and kind(0.1))
+    tables["other"] = jax_tt.dense_table(20, 6, optimizer=optimizers.FTRL(0.1))
+    alone = jax_tt.Collection(tables, FEATURES)
+    return alone, dataclasses.replace(alone, stack=True)
+
+
+def batch_of(seed: int, extra: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+
+    def ids(table: str, shape: tuple[int, ...]) -> np.ndarray:
+        return rng.integers(0, ROWS.get(table, 20) + extra, shape).astype(np.int32)
+
+    offsets = np.array([0, 3, 3, 4, 9], np.int32)
+    return {
+        "once": ids("a", (4, 3)),
+        "again": Bags(ids("a", (9,)), offsets),
+        "weighted": Bags(ids("b", (9,)), offsets, rng.normal(size=9).astype(np.float32)),
+        "sequence": ids("c", (4, 2)),
+        "largest": ids("d", (4, 1)),
+        "odd": ids("odd", (4, 2)),
+        "other": ids("other", (4, 2)),
+    }
+
+
+def loss_of(rows: Any, names: Any = None) -> jax.Array:
+    wide = {name: rows[name].astype(jnp.float32) for name in names or rows}
+    return sum(jnp.sum(jnp.sin(own) * (k + 1)) for k, own in enumerate(wide.values()))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3), static_argnames=("names", "bounds"))
+def step(
+    collection: Any, state: Any, batch: Any, method: str, names: Any = None, **named: Any
+) -> Any:
+    """The rows, the state after a step, and the gradients of the tables without an optimizer."""
+
+    def loss(trained: Any) -> Any:
+        arrays, options = collection.replaced(state, trained), {"bounds": "zero", **named}
+        rows, after = jax_tt.lookup_features(collection, arrays, batch, method=method, **options)
+        return loss_of(rows, names), (rows, after)
+
+    gradients, (rows, after) = jax.grad(loss, has_aux=True)(collection.trained(state))
+    return rows, *collection.overwritten(after, gradients)
+
+
+def by_table(collection: Any, arrays: Any) -> Any:
+    """Arrays of a state, such as gradients, by table."""
+    return {
+        name: jax.tree.map(
+            lambda rows: rows.taken(),
+            collection.stack_of[name].rows(arrays[collection.stack_of[name].name], name),
+            is_leaf=lambda x: hasattr(x, "taken"),
+        )
+        if name in collection.stack_of
+        else arrays[name]
+        for name in collection.tables
+        if name in arrays or name in collection.stack_of
+    }
+
+
+def assert_same(got: Any, want: Any, method: str = "native") -> None:
+    """Bit for bit; XLA may round the sums of the reference in another way in another program."""
+
+    def same(a: Any, b: Any) -> None:
+        a, b = (np.asarray(x, np.float32) for x in (a, b))
+        tolerance = {"rtol": 1e-2, "atol": 1e-5} if method == "reference" else {"rtol": 0}
+        np.testing.assert_allclose(a, b, **tolerance)
+
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    jax.tree.map(same, got, want)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_stacked_tables_are_trained_as_those_alone(rule, method):
+    """Every table with its rate; ids at both ends of every table and beyond, which no other table may see."""
+    alone, stacked = both(rule)
+    assert sorted(stacked.stacks) == ["dense_6"] and sorted(stacked.alone) == ["odd", "other"]
+    key = jax.random.key(0)
+    want, got = alone.init(key), stacked.init(key)
+    assert_same(stacked.separated(got), alone.separated(want))
+    assert got["dense_6"]["embedding"].shape == (sum(ROWS.values()), 6)
+    for seed in range(3):
+        batch = batch_of(seed, extra=seed)
+        batch["once"][0] = [-1, ROWS["a"], ROWS["a"] - 1]
+        rows, want, others = step(alone, want, batch, method)
+        found, got, other_gradients = step(stacked, got, batch, method)
+        assert_same(found, rows, method)
+        if others:
+            assert_same(by_table(stacked, other_gradients), others, method)
+    assert_same(stacked.separated(got), alone.separated(want), method)
+
+
+def test_what_belongs_to_a_table_stays_with_it(method):
+    """Rates of a call, limits, refused steps and frozen tables; tables that a loss does not use."""
+    alone, _ = both("adam")
+    updates = {
+        "a": {"max_gradient": 0.01},
+        "b": {"skip_nonfinite": True},
+        "c": {"frozen": True},
+        "d": {},
+    }
+    tables = dict(alone.tables)
+    for name, fields in updates.items():
+        update = dataclasses.replace(tables[name].update, **fields)
+        tables[name] = jax_tt.extension.with_update(tables[name], update)
+    alone = dataclasses.replace(alone, tables=tables)
+    stacked = dataclasses.replace(alone, stack=True)
+    want = alone.init(jax.random.key(0))
+    got = stacked.joined(alone.separated(want))
+    batch = batch_of(0)
+    batch["weighted"] = dataclasses.replace(
+        batch["weighted"], weights=np.full(9, np.inf, np.float32)
+    )
+    rates = {"hyperparameters": {"d": {"learning_rate": jnp.float32(0.5)}}}
+    for names in (None, ("once", "largest"), ("sequence",)):
+        _, want, _ = step(alone, want, batch, method, names=names, **rates)
+        _, got, _ = step(stacked, got, batch, method, names=names, **rates)
+        assert_same(stacked.separated(got), alone.separated(want), method)
+    assert got["updates"]["step"].tolist() == [want[name]["step"] for name in alone.sharing]
+
+
+def test_one_id_too_many_is_an_error_of_its_table():
+    if not native_available():
+        pytest.skip("native operations on a CPU raise")
+    _, stacked = both("sgd")
+    state = stacked.init(jax.random.key(0))
+    batch = batch_of(0) | {"largest": np.full((4, 1), 1, np.int32)}
+    with pytest.raises(
+        Exception, match=r"id 1 at position 0 is out of range for table 'd .*of 1 rows"
+    ):
+        jax.block_until_ready(step(stacked, state, batch, "native", bounds="error"))
+
+
+def test_states_by_table():
+    alone, stacked = both("row_wise")
+    states = alone.separated(alone.init(jax.random.key(0)))
+    state = stacked.joined(states)
+    assert_same(stacked.of(state, "b")["embedding"], states["b"]["embedding"])
+    assert stacked.sizes(state) == alone.sizes(alone.joined(states))
+    served, arrays = stacked.frozen(state)
+    assert served.stack and [*served.stacks] == ["dense_6"]
+    small = jax_tt.quantize(states["c"]["embedding"], bits=8)
+    after, replaced = stacked.with_tables(state, {"c": small})
+    assert [*after.stacks["dense_6"].tables] == ["a", "b", "d"]
+    for collection, own in ((served, arrays), (after, replaced)):
+        rows, _ = jax_tt.lookup_features(collection, own, batch_of(0), bounds="zero")
+        want, _ = jax_tt.lookup_features(stacked, state, batch_of(0), bounds="zero")
+        np.testing.assert_array_equal(rows["once"], want["once"])
+        np.testing.assert_allclose(rows["sequence"], want["sequence"], atol=1e-2)
+    counting = stacked.with_statistics(state)
+    _, counting = jax_tt.lookup_features(stacked, counting, batch_of(0), bounds="zero")
+    assert stacked.statistics(counting)["a"].requests == 21
+
+
+def test_states_that_do_not_fit():
+    _, stacked = both("row_wise")
+    state = stacked.init(jax.random.key(0))
+    for change, message in (
+        ({"dense_6": {"embedding": state["dense_6"]["embedding"]}}, "no array 'slot_sum_0'"),
+        (
+            {"dense_6": jax.tree.map(lambda x: x[1:], state["dense_6"])},
+            "with the rows of a, b, c, d",
+        ),
+        ({"updates": {**state["updates"], "step": jnp.float32(0)}}, r"of shape \(6,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jax_tt.lookup_features(stacked, {**state, **change}, batch_of(0))
+    with pytest.raises(ValueError, match="the table 'e'"):
+        stacked.of(state, "e")
+    with pytest.raises(TypeError, match="stack: got 'yes'"):
+        jax_tt.Collection(stacked.tables, FEATURES, "yes")
+
+
+@pytest.mark.parametrize("way", ["jit", "explicit", "shard_map", "vmap"])
+def test_where_stacks_cannot_be_taken_as_they_are(way):
+    """Several devices, in all three ways, and batches under a `jax.vmap` outside of the loss."""
+    alone, stacked = both("adam")
+    states = alone.separated(alone.init(jax.random.key(0)))
+    batch = {
+        name: np.asarray(ids) for name, ids in batch_of(0).items() if not isinstance(ids, Bags)
+    }
+    features = {name: FEATURES[name] for name in batch} | {"b": Feature("b")}
+    batch["b"] = np.array([[1], [2], [6], [1]], np.int32)
+    kind = AxisType.Explicit if way == "explicit" else AxisType.Auto
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
+
+    def results(collection: Any) -> Any:
+        collection = dataclasses.replace(collection, features=features)
+        state = collection.joined(states)
+        trained = collection.trained(state)
+
+        def gradients(trained: Any, batch: Any) -> Any:
+            def loss(trained: Any) -> Any:
+                arrays = collection.replaced(state, trained)
+                rows, _ = jax_tt.lookup_features(collection, arrays, batch, bounds="zero")
+                return loss_of(rows)
+
+            return jax.grad(loss)(trained)
+
+        def rows(trained: Any, batch: Any) -> Any:
+            arrays = collection.replaced(state, trained)
+            return jax_tt.lookup_features(collection, arrays, batch, bounds="zero")[0]
+
+        given = trained, batch
+        if way == "vmap":
+            return jax.jit(jax.vmap(rows, (None, 0)))(
+                trained, jax.tree.map(lambda ids: np.stack([ids, ids[::-1]]), batch)
+            )
+        if way == "shard_map":
+            gradients = jax.shard_map(gradients, mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
+        else:
+            given = (
+                jax.device_put(trained, NamedSharding(mesh, P())),
+                jax.device_put(batch, NamedSharding(mesh, P("x"))),
+            )
+        found = jax.jit(gradients)(*given)
+        return collection.separated(collection.overwritten(state, found)[0])
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6),
+        results(stacked),
+        results(alone),
+    )
+
+
+@pytest.mark.optimized
+def test_a_step_copies_no_stack():
+    if not native_available():
+        pytest.skip("the reference updates no table in place")
+    tables = {
+        f"t{k}": jax_tt.dense_table(1000 + k, 16, optimizer=optimizers.Adam(0.1)) for k in range(12)
+    }
+    features = {name: Feature(name) for name in tables}
+    collection = jax_tt.Collection(tables, features, stack=True)
+    state = jax.jit(collection.init)(jax.random.key(0))
+    batch = {name: jnp.array([[1, 2], [2, 999]], jnp.int32) for name in features}
+    assert len(jax.tree.leaves(state)) == 6
+    train = jax.jit(
+        lambda state, batch: step(collection, state, batch, "native")[1], donate_argnums=0
+    )
+    compiled = train.lower(state, batch).compile()
+    rows = sum(table.num_embeddings for table in tables.values())
+    assert not re.findall(rf"= f32\[{rows},16\][^ ]* copy[^ ]*\(", compiled.as_text())
+    place = state["dense_16"]["embedding"].unsafe_buffer_pointer()
+    for _ in range(2):
+        state = compiled(state, batch)
+    assert state["dense_16"]["embedding"].unsafe_buffer_pointer() == place
+    evaluate = jax.jit(lambda s, b: jax_tt.lookup_features(collection, s, b, train=False)[0])
+    text = evaluate.lower(state, batch).compile().as_text()
+    assert not re.findall(rf"= f32\[{rows},16\][^ ]* copy[^ ]*\(", text)
+
+
+class Tower(nnx.Module):
+    def __init__(self, stack: bool, rule: str = "row_wise") -> None:
+        alone, _ = both(rule)
+        rngs = nnx.Rngs(0)
+        self.embed = jax_tt.EmbedCollection(alone.tables, FEATURES, stack=stack, rngs=rngs)
+        self.head = nnx.Linear(6, 1, rngs=rngs)
+
+    def __call__(self, batch: Any) -> jax.Array:
+        rows = self.embed(batch)
+        return self.head(rows["once"] + rows["again"] + rows["weighted"] + rows["largest"])
+
+
+@functools.partial(nnx.jit, donate_argnums=(0, 1))
+def train_layer(model: Any, opt: Any, batch: Any) -> Any:
+    loss, grads = jax_tt.value_and_grad(lambda m: jnp.mean(m(batch) ** 2))(model)
+    opt.update(model, grads)
+    return loss
+
+
+@pytest.mark.parametrize("rule", ["row_wise", "optax"])
+def test_layers_train_alike(rule):
+    models = [Tower(stack, rule) for stack in (False, True)]
+    losses = []
+    for model in models:
+        opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+        losses.append([float(train_layer(model, opt, batch_of(seed, 1))) for seed in range(3)])
+    assert losses[0] == losses[1]
+    alone, stacked = (model.embed for model in models)
+    assert_same(stacked.states(), alone.states())
+    assert (
+        int(stacked.tables["d"].out_of_range[...]) == int(alone.tables["d"].out_of_range[...]) > 0
+    )
+    # A layer takes the states of the other one.
+    other = Tower(True, rule).embed
+    other.set_states(alone.states())
+    assert_same(other.states(), alone.states())
+
+
+def test_a_table_of_a_stacked_layer():
+    embed = Tower(True).embed
+    table = embed.tables["b"]
+    assert_same(table.embedding[...], embed.states()["b"]["embedding"])
+    np.testing.assert_array_equal(table(jnp.array([6])), table.embedding[...][6:])
+    assert table.top_k(table.embedding[...][3:4], 1)[1].shape == (1, 1)
+    table.embedding[...] = jnp.ones((7, 6))
+    whole = embed.stacks["dense_6"]["embedding"][...]
+    assert np.all(whole[50:57] == 1) and not np.any(whole[57:] == 1) and not np.any(whole[:50] == 1)
+    table.bounds = "zero"
+    assert embed.tables["b"].bounds == "zero" and embed.tables["a"].bounds == "warn"
+    assert embed.tables["odd"].embedding[...].shape == (20, 5)
+    embed.eval()
+    embed(batch_of(0, 1))
+    assert not np.any(embed.out_of_range[...])
+    with pytest.raises(AttributeError, match="stack=False"):
+        table.grow(20)
+    with pytest.raises(ValueError, match="replaced: got a layer with stacks"):
+        embed.replaced({})

@@ -51,11 +51,12 @@ Status ReadForwardTables(const TablesCall& call,
   TableReader reader(call);
   return ReadTables(call, {0, 1}, reader,
                     [&](const ffi::Dictionary& own, const Buffers& wide, const Span64& columns) -> Status {
-                      Buffers in, table, out = wide;
-                      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(4, &in));
+                      Buffers in, sentinel, table, out = wide;
+                      JAX_TT_RETURN_IF_ERROR(reader.ReadBatch(own, &in));
+                      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &sentinel));
                       JAX_TT_RETURN_IF_ERROR(reader.ReadRowArgs(own, 1, &table));
                       if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
-                      return read({own, {in[0], in[1], in[2]}, table[0], columns}, {in[3], out[0]});
+                      return read({own, {in[0], in[1], in[2]}, table[0], columns}, {sentinel[0], out[0]});
                     });
 }
 
@@ -65,7 +66,7 @@ Status ReadBackwardTables(const TablesCall& call,
   return ReadTables(call, {1, 0}, reader,
                     [&](const ffi::Dictionary& own, const Buffers& wide, const Span64& columns) -> Status {
                       Buffers in, gradient = wide, table, out;
-                      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &in));
+                      JAX_TT_RETURN_IF_ERROR(reader.ReadBatch(own, &in));
                       if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &gradient));
                       JAX_TT_RETURN_IF_ERROR(reader.ReadRowArgs(own, 1, &table));
                       JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
@@ -86,7 +87,7 @@ Status ReadUpdateTables(const TablesCall& call,
         const auto count = static_cast<size_t>(step.traits().slots());
         Buffers order, in, gradient, rows, dweights, new_rows;
         if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &order));
-        JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &in));
+        JAX_TT_RETURN_IF_ERROR(reader.ReadBatch(own, &in));
         if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &gradient));
         JAX_TT_RETURN_IF_ERROR(reader.ReadRowArgs(own, 1 + count, &rows));
         JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &dweights));

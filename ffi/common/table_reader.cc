@@ -1,6 +1,8 @@
 #include "ffi/common/table_reader.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 namespace jax_tt {
 
@@ -52,25 +54,60 @@ Status TableReader::ReadRows(const ffi::Dictionary& attrs, size_t count, Read re
   if (found == stacks.end() || found->second.size() != count)
     return InvalidArgument("a table has rows in a stack that no table before it has");
   buffers->clear();
-  for (const ffi::AnyBuffer& array : found->second) JAX_TT_RETURN_IF_ERROR(AppendRows(array, first, rows, buffers));
+  for (const ffi::AnyBuffer& array : found->second) JAX_TT_RETURN_IF_ERROR(AppendPart(array, 0, first, rows, buffers));
   return {};
 }
 
-Status TableReader::AppendRows(const ffi::AnyBuffer& array, int64_t first, int64_t rows, Buffers* buffers) {
+Status TableReader::ReadBatch(const ffi::Dictionary& attrs, Buffers* buffers) {
+  if (!attrs.contains("flat")) return ReadArgs(3, buffers);
+  if (call_.offsets == nullptr) return InvalidArgument("this platform takes no parts of the bags of many features");
+  int64_t flat = 0, first = 0, bags = 0;
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "flat", &flat));
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "first_bag", &first));
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "bags", &bags));
+  if (flat == next_table_ - 1) JAX_TT_RETURN_IF_ERROR(ReadArgs(3, &batches_[flat]));
+  const auto found = batches_.find(flat);
+  if (found == batches_.end()) return InvalidArgument("a table has bags that no table before it has");
+  const ffi::AnyBuffer &ids = found->second[0], &offsets = found->second[1], &weights = found->second[2];
+  const int32_t* ends = nullptr;
+  JAX_TT_RETURN_IF_ERROR(Data(offsets, "offsets", -1, &ends));
+  if (first < 0 || bags < 0 || bags >= Count(offsets) - first)
+    return InvalidArgument("a table has bags that the batch does not have");
+  ends += first;
+  std::vector<int32_t>& own = call_.offsets->emplace_back(static_cast<size_t>(bags) + 1);
+  for (int64_t bag = 0; bag <= bags; ++bag) own[static_cast<size_t>(bag)] = ends[bag] - ends[0];
+  const int64_t count = ends[bags] - ends[0];
+  buffers->clear();
+  JAX_TT_RETURN_IF_ERROR(AppendPart(ids, 1, ends[0], count, buffers));
+  Append(offsets, own.data(), {1, 1, bags + 1}, buffers);
+  // Without weights, the array of them is empty.
+  const bool weighted = Count(weights) > 0;
+  return AppendPart(weights, 1, weighted ? ends[0] : 0, weighted ? count : 0, buffers);
+}
+
+Status TableReader::AppendPart(const ffi::AnyBuffer& array, size_t axis, int64_t first, int64_t count,
+                               Buffers* buffers) {
   const auto sizes = array.dimensions();
-  if (sizes.size() == 0 || first < 0 || rows < 0 || first > sizes[0] - rows)
-    return InvalidArgument("a table has rows that its stack does not have");
-  sizes_.emplace_back(sizes.begin(), sizes.end());
-  sizes_.back()[0] = rows;
-  const int64_t row = sizes[0] == 0 ? 0 : static_cast<int64_t>(array.size_bytes()) / sizes[0];
-  rows_.push_back({.struct_size = XLA_FFI_Buffer_STRUCT_SIZE,
-                   .extension_start = nullptr,
-                   .dtype = static_cast<XLA_FFI_DataType>(array.element_type()),
-                   .data = static_cast<char*>(array.untyped_data()) + first * row,
-                   .rank = static_cast<int64_t>(sizes.size()),
-                   .dims = sizes_.back().data()});
-  buffers->emplace_back(&rows_.back());
+  bool leading = true;
+  for (size_t k = 0; k < std::min(axis, sizes.size()); ++k) leading &= sizes[k] == 1;
+  if (!leading || sizes.size() <= axis || first < 0 || count < 0 || first > sizes[axis] - count)
+    return InvalidArgument("a table has a part of an array that the array does not have");
+  std::vector<int64_t> own(sizes.begin(), sizes.end());
+  own[axis] = count;
+  const int64_t each = sizes[axis] == 0 ? 0 : static_cast<int64_t>(array.size_bytes()) / sizes[axis];
+  Append(array, static_cast<char*>(array.untyped_data()) + first * each, std::move(own), buffers);
   return {};
+}
+
+void TableReader::Append(const ffi::AnyBuffer& like, void* data, std::vector<int64_t> sizes, Buffers* buffers) {
+  sizes_.push_back(std::move(sizes));
+  parts_.push_back({.struct_size = XLA_FFI_Buffer_STRUCT_SIZE,
+                    .extension_start = nullptr,
+                    .dtype = static_cast<XLA_FFI_DataType>(like.element_type()),
+                    .data = data,
+                    .rank = static_cast<int64_t>(sizes_.back().size()),
+                    .dims = sizes_.back().data()});
+  buffers->emplace_back(&parts_.back());
 }
 
 Status StepsReader::Start(TableReader* reader) {

@@ -17,11 +17,17 @@ namespace jax_tt {
 // tables come before the first: hyper-parameters f32, or f64 for f64 tables, gradient scales [2 * tables] of that type,
 // seeds u32 [2 * tables], and the result applied f32 [tables].  Attributes "0", "1" and so on are a dictionary for each
 // table; `caller` names what the user called.
+//
+// Offsets of bags that are parts of those of many features are kept in `offsets` until the call ends; null where the
+// host cannot read operands.
+using KeptOffsets = std::deque<std::vector<int32_t>>;
+
 struct TablesCall {
   const Args& args;
   const Rets& rets;
   const ffi::Dictionary& attrs;
   size_t results;  // of the tables; a platform may have more after them
+  KeptOffsets* offsets = nullptr;
 };
 
 using Buffers = std::vector<ffi::AnyBuffer>;
@@ -47,6 +53,10 @@ class TableReader {
   // if `stack` is the number of this one.  They are valid as long as the reader is.
   Status ReadRowArgs(const ffi::Dictionary& attrs, size_t count, Buffers* buffers);
   Status ReadRowRets(const ffi::Dictionary& attrs, size_t count, Buffers* buffers);
+  // The ids, offsets and weights of the table that has these attributes.  With the attributes flat, first_bag and bags
+  // they are those of these bags among the bags of many features, which come with table `flat`.  They are valid as long
+  // as the reader is.
+  Status ReadBatch(const ffi::Dictionary& attrs, Buffers* buffers);
 
  private:
   // Arrays by the number of the table that they came with.
@@ -54,15 +64,18 @@ class TableReader {
   using Read = Status (TableReader::*)(size_t count, Buffers* buffers);
 
   Status ReadRows(const ffi::Dictionary& attrs, size_t count, Read read, Stacks& stacks, Buffers* buffers);
-  Status AppendRows(const ffi::AnyBuffer& array, int64_t first, int64_t rows, Buffers* buffers);
+  // Part [first, first + count) of an array along an axis, before which all sizes must be 1.
+  Status AppendPart(const ffi::AnyBuffer& array, size_t axis, int64_t first, int64_t count, Buffers* buffers);
+  // An array in memory that is not one of XLA's.
+  void Append(const ffi::AnyBuffer& like, void* data, std::vector<int64_t> sizes, Buffers* buffers);
 
   const TablesCall& call_;
   size_t next_arg_ = 0, next_ret_ = 0;
   int next_table_ = 0;
   std::string_view table_;
-  Stacks arg_stacks_, ret_stacks_;
-  // What the arrays of rows point to.
-  std::deque<XLA_FFI_Buffer> rows_;
+  Stacks arg_stacks_, ret_stacks_, batches_;
+  // What the parts of arrays point to.
+  std::deque<XLA_FFI_Buffer> parts_;
   std::deque<std::vector<int64_t>> sizes_;
 };
 

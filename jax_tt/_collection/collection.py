@@ -47,7 +47,7 @@ from jax_tt._table.change import has_cache, maintain
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.options import DEFAULT_BOUNDS, check_static
 from jax_tt._table.sizes import sizes
-from jax_tt._table.stack_rows import taken
+from jax_tt._table.parts_of_arrays import taken
 from jax_tt._table.table import Table
 
 # Bytes of the step of a table, and of each scalar that tables share.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,9 @@ from jax_tt._ids.explicit import explicit_mesh
 from jax_tt._ids.inputs import bag_batch
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.offsets import well_formed, without_ids_if
+from jax_tt._ids.split_ids import SplitIds
 from jax_tt._jax.on_host import own_constants
+from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limit_of_sums, rearranged
 from jax_tt._lookup.offsets import nan_if
@@ -40,9 +43,10 @@ from jax_tt._table.check import check_state
 from jax_tt._table.groups import BoundTable
 from jax_tt._table.options import Lookup, StepInputs
 from jax_tt._table.row_shard import RowShard, row_shard
-from jax_tt._table.stack_rows import detached, taken
+from jax_tt._table.parts_of_arrays import FlatBags, detached, taken
 
 LAYOUTS = ("features", *WIDE)
+BATCH_ARRAYS = ("ids", "offsets", "weights")
 
 
 def lookup_features(
@@ -167,7 +171,9 @@ def embed(
         batches = {name: without_ids_if(refused, one) for name, one in batches.items()}
     if any(table.ids.takes_keys for table in tables.values()):
         batches |= _found_keys(uses, state, batches)
-    if collection.stacks and not _in_place(collection, state, batches, uses):
+    in_place = _in_place(state, batches, uses)
+    flats = _flat_bags(collection, batch, requests, storages, refused) if in_place else {}
+    if collection.stacks and not in_place:
         state = taken(state)
     for (name, table), read in zip(tables.items(), scalars, strict=True):
         ids = batches[name]
@@ -177,6 +183,10 @@ def embed(
         if call.limit is not None:
             of_table = [requests[feature] for feature in collection.features_of[name]]
             call = call._replace(limit=_limit_of_sums(call.limit, call.batch, uses[name], of_table))
+        if flat := flats.get(name):
+            # Where preparation has changed the batch, it is no part of the others any more.
+            changed_ids = any(getattr(call.batch, k) is not getattr(ids, k) for k in BATCH_ARRAYS)
+            call = call if changed_ids else call._replace(flat=flat)
         calls.append(call)
         counted[name] = CountedBatch(table, call.use.lookup, ids, call.batch)
         changed = {array: value for array, value in changed.items() if array not in read}
@@ -210,19 +220,67 @@ def embed(
     return WIDE[layout].of_rows(rows) if layout in WIDE else rows, after
 
 
-def _in_place(
-    collection: Collection,
-    state: States,
-    batches: Mapping[str, Batch],
-    uses: Mapping[str, BoundTable],
-) -> bool:
-    """Whether native ops take the rows of stacks where they are; they take arrays that are whole on a device."""
+def _in_place(state: States, batches: Mapping[str, Batch], uses: Mapping[str, BoundTable]) -> bool:
+    """Whether native ops may take parts of shared arrays where they are: these are whole on a device."""
     if get_abstract_mesh().manual_axes or explicit_mesh((state, batches)) is not None:
         return False
     return all(
-        uses[name].execution.group is not None and uses[name].lookup.axis_name is None
-        for name in collection.stack_of
+        not use.execution.devices
+        and use.lookup.axis_name is None
+        and (use.execution.group is not None or not isinstance(use.table, DenseTable))
+        for use in uses.values()
     )
+
+
+def _flat_bags(
+    collection: Collection,
+    batch: Any,
+    requests: Mapping[str, Request],
+    storages: Mapping[str, Any],
+    refused: jax.Array | None,
+) -> dict[str, dict[str, FlatBags]]:
+    """The ids, offsets and weights of `KeyedBags` of which tables have parts, by table and name.
+
+    The bags of a table must lie side by side, and its sums be those of its features.
+    """
+    if not isinstance(batch, KeyedBags):
+        return {}
+    ids = batch.ids
+    if isinstance(ids, SplitIds) or ids.dtype.name not in ("int32", "uint32") or batch.slots:
+        return {}
+    offsets = jnp.asarray(batch.offsets)
+    if refused is not None:
+        offsets = jnp.where(refused, jnp.zeros_like(offsets), offsets)
+    ends = dict(zip(batch.keys, itertools.accumulate(batch.sizes), strict=True))
+    found = {}
+    for name, features in collection.features_of.items():
+        own = [requests[feature] for feature in features]
+        if not _side_by_side(batch, features) or any(
+            one.lookup is None or one.summed is not one.batch for one in own
+        ):
+            continue
+        first = batch.keys.index(features[0])
+        begin, count = ends[features[0]] - batch.sizes[first], 0
+        count = ends[batch.keys[first + len(features) - 1]] - begin
+        accum = accumulator(storages[name])
+        plain = batch.weights is None or all(key in batch.unweighted for key in features)
+        weights = jnp.zeros((0,), accum) if plain else jnp.asarray(batch.weights).astype(accum)
+        form = f"{ids.dtype} {None if plain else accum}"
+        arrays = {
+            "ids": jnp.asarray(ids)[None],
+            "offsets": offsets[None, None],
+            "weights": weights[None],
+        }
+        found[name] = {
+            key: FlatBags(array, (form, key), begin, count) for key, array in arrays.items()
+        }
+    return found
+
+
+def _side_by_side(batch: KeyedBags, features: Sequence[str]) -> bool:
+    """Whether the bags of these features, in their order in the batch, are one after another."""
+    numbers = [batch.keys.index(feature) for feature in features]
+    return numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def _found_keys(
@@ -270,10 +328,10 @@ def _batch_of(use: BoundTable, storage: Any, requests: Mapping[str, Request], ba
     pooled = (request.lookup is not None for request in requests.values())
     alike = all(pooled) and all(request.summed is request.batch for request in requests.values())
     if isinstance(batch, KeyedBags) and alike:
-        numbers = [batch.keys.index(feature) for feature in requests]
-        if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        if _side_by_side(batch, tuple(requests)):
             # Neighbours in the flat arrays are one batch already.
-            whole = batch.between(numbers[0], numbers[-1] + 1)
+            first = batch.keys.index(next(iter(requests)))
+            whole = batch.between(first, first + len(requests))
             return well_formed(bag_batch(use.table.ids, whole, accumulator(storage))[0])
     batches = {name: request.summed for name, request in requests.items()}
     return joined(use, batches) if len(batches) > 1 else next(iter(batches.values()))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax_tt._base.arguments import mismatch
 from jax_tt._collection.frozen import Frozen
 from jax_tt._kinds.dense.table import DenseTable
-from jax_tt._table.stack_rows import StackRows
+from jax_tt._table.parts_of_arrays import StackRows
 from jax_tt._table.table import Table
 from jax_tt.optimizers import ChangesAll, ReadsScaled
 

@@ -38,7 +38,7 @@ from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, NeededCotangents, StepInputs
 from jax_tt._table.row_shard import RowShard, batch_on_shard, step_on_shard
-from jax_tt._table.stack_rows import Key, StackRows, Stacks, attached, is_rows, merged
+from jax_tt._table.parts_of_arrays import Key, StackRows, SharedArrays, attached, is_rows, merged
 from jax_tt._table.state import State
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table
@@ -128,18 +128,18 @@ def pooled_sums(
     calls: Sequence[Call],
     wide: ConcatLayout | None = None,
     shared: Shared | None = None,
-    stacks: Stacks = MappingProxyType({}),
+    together: SharedArrays = MappingProxyType({}),
 ) -> Any:
     """Weighted sums ``[S, nb, D]`` of every call in the accumulator type, differentiable in tables and weights.
 
     With ``wide``, they are columns of one array, which ops write if they can. One rule covers all tables but those that
-    JAX can differentiate itself. ``shared`` are the scalars of the tables that do not have their own, ``stacks`` the
-    arrays of which calls of native ops have rows.
+    JAX can differentiate itself. ``shared`` are the scalars of the tables that do not have their own, ``together`` the
+    arrays of which calls of native ops have parts.
     """
     if any(call.added is not None for call in calls):
-        return _sums_with_added(calls, wide, shared, stacks)
+        return _sums_with_added(calls, wide, shared, together)
     if wide is not None and any(call.use.shard for call in calls):
-        return wide.joined(pooled_sums(calls, None, shared, stacks))
+        return wide.joined(pooled_sums(calls, None, shared, together))
     if explicit_mesh(calls) is not None:
         # There, in automatic mode, the mesh has no explicit axes.
         assert wide is None  # the sums of tables may differ in their shardings
@@ -163,11 +163,11 @@ def pooled_sums(
             shape = batch.num_segments, batch.num_bags, 1
             limit = rearranged(partial(join_sums, batch=call.batch), shape, limit)
         by_rule[k] = call._replace(state={**state, **trained}, batch=batch, limit=limit)
-    shared, stacks = reverse_only((shared, dict(stacks)))
+    shared, together = reverse_only((shared, dict(together)))
     if wide is not None and not sums:
-        return _sums(list(by_rule.values()), shared, stacks, wide)
+        return _sums(list(by_rule.values()), shared, together, wide)
     if by_rule:
-        found = _sums(list(by_rule.values()), shared, stacks, None)
+        found = _sums(list(by_rule.values()), shared, together, None)
         sums.update(zip(by_rule, found, strict=True))
     for k, call in enumerate(calls):
         if call.use.execution.devices:
@@ -179,15 +179,15 @@ def pooled_sums(
 
 
 def _sums_with_added(
-    calls: Sequence[Call], wide: ConcatLayout | None, shared: Shared | None, stacks: Stacks
+    calls: Sequence[Call], wide: ConcatLayout | None, shared: Shared | None, together: SharedArrays
 ) -> Any:
     added = {k: call.added for k, call in enumerate(calls) if call.added is not None}
     alone = [call._replace(added=None) for call in calls]
     if all(lookup.may_wait for lookup in added.values()):
-        sums = pooled_sums(alone, wide, shared, stacks)
+        sums = pooled_sums(alone, wide, shared, together)
         return plus_added(_sums_of_added, sums, added, [call.shape for call in calls], wide)
     # The added ones come last: the places of shared scalars are counted among the calls.
-    sums = list(pooled_sums([*alone, *map(_call_of, added.values())], None, shared, stacks))
+    sums = list(pooled_sums([*alone, *map(_call_of, added.values())], None, shared, together))
     sums, of_added = sums[: len(calls)], sums[len(calls) :]
     for k, more in zip(added, of_added, strict=True):
         sums[k] = sums[k] + more
@@ -214,49 +214,49 @@ def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any
 
 @jax.custom_vjp
 def _sums(
-    calls: Sequence[Call], shared: Shared | None, stacks: Stacks, wide: ConcatLayout | None
+    calls: Sequence[Call], shared: Shared | None, together: SharedArrays, wide: ConcatLayout | None
 ) -> Any:
     calls = calls if shared is None else _with_scalars(calls, shared)
-    return groups.forward(attached(_scaled_reads(calls)[0], stacks), wide)[0]
+    return groups.forward(attached(_scaled_reads(calls)[0], together), wide)[0]
 
 
 def _fwd(
-    calls: Sequence[Call], shared: Shared | None, stacks: Stacks, wide: ConcatLayout | None
+    calls: Sequence[Call], shared: Shared | None, together: SharedArrays, wide: ConcatLayout | None
 ) -> tuple[Any, Any]:
     tables = [call.use.table for call in calls]
     scalars = [{}] * len(calls) if shared is None else shared.states(tables, used=shared.used)
-    wanted = tuple(map(_wanted, calls, scalars, [stacks] * len(calls)))
-    calls, shared, stacks = jax.tree.map(
-        lambda leaf: leaf.value, (calls, shared, stacks), is_leaf=_is_primal
+    wanted = tuple(map(_wanted, calls, scalars, [together] * len(calls)))
+    calls, shared, together = jax.tree.map(
+        lambda leaf: leaf.value, (calls, shared, together), is_leaf=_is_primal
     )
     reading = calls if shared is None else _with_scalars(calls, shared)
     reading, scales = _scaled_reads(_asking(reading, wanted))
-    (reading, rows), witness = first_order((reading, stacks))
+    (reading, rows), witness = first_order((reading, together))
     sums, residuals = of_first_order(groups.forward(attached(reading, rows), wide), witness)
-    return sums, (calls, shared, stacks, residuals, wanted, wide, scales)
+    return sums, (calls, shared, together, residuals, wanted, wide, scales)
 
 
-def _bwd(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, Stacks, None]:
+def _bwd(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, SharedArrays, None]:
     # Tables whose sums the loss does not use are left alone: a fused one is not stepped.
     unused = jax.custom_derivatives.SymbolicZero
     given = jax.tree.map(
         lambda g: None if isinstance(g, unused) else g, gs, is_leaf=lambda g: isinstance(g, unused)
     )
-    calls, shared, stacks, _, wanted, *_ = saved
+    calls, shared, together, _, wanted, *_ = saved
     check_first_use(calls, shared, wanted, given)
     operands, witness = first_order((saved, given))
     cotangents, after, new = of_first_order(_cotangents(*operands), witness)
-    of_stacks = ((array, new[key]) for key, array in stacks.items())
+    of_stacks = ((array, new[key]) for key, array in together.items())
     note_next_values(calls, cotangents, [(shared, after), *of_stacks])
     return cotangents, after, new, None
 
 
-def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, Stacks]:
-    calls, shared, stacks, residuals, wanted, wide, scales = saved
+def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, SharedArrays]:
+    calls, shared, together, residuals, wanted, wide, scales = saved
     if gs is None:
         gs, wide = [None] * len(calls), None
     reading = calls if shared is None else _with_scalars(calls, shared)
-    asking = attached(_asking(reading, wanted), stacks)
+    asking = attached(_asking(reading, wanted), together)
     unlimited: Sequence[jax.Array | None] = [None] * len(calls)
     if any(call.limit is not None for call in calls):
         asking, gs, unlimited = limited_gradients(asking, residuals, gs, wide)
@@ -266,11 +266,11 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, Stacks]:
     places = shared_places(tuple(call.use.table for call in calls))
     applied = {places[k]: new[APPLIED] for k, (new, _) in enumerate(stepped) if APPLIED in new}
     after = shared.after(applied) if shared is not None and applied else None
-    stepped_rows: dict[Key, list[tuple[StackRows, Any]]] = {key: [] for key in stacks}
+    stepped_rows: dict[Key, list[tuple[StackRows, Any]]] = {key: [] for key in together}
     cotangents = []
     for k, (call, (new, dweights), own) in enumerate(zip(calls, stepped, unlimited, strict=True)):
         dweights = dweights if own is None else own
-        use, state, batch = call.use, attached(call.state, stacks), call.batch
+        use, state, batch = call.use, attached(call.state, together), call.batch
         if use.table.update is None:
             new = {name: grad.astype(state[name].dtype) for name, grad in new.items()}
         elif after is not None and k in places and not new:
@@ -337,7 +337,7 @@ def _scaled_reads(calls: Sequence[Call]) -> tuple[list[Call], list[jax.Array | N
         weights = scale.astype(accum)
         if batch.weights is not None:
             weights = weights * batch.weights.astype(weights.dtype)
-        reading[k] = call._replace(batch=dataclasses.replace(batch, weights=weights))
+        reading[k] = call._replace(batch=dataclasses.replace(batch, weights=weights), flat=None)
         scales[k] = scale
     return reading, scales
 
@@ -350,10 +350,10 @@ def _asking(calls: Sequence[Call], wanted: Sequence[NeededCotangents]) -> list[C
     ]
 
 
-def _wanted(call: Call, scalars: Mapping[str, Any], stacks: Stacks) -> NeededCotangents:
+def _wanted(call: Call, scalars: Mapping[str, Any], together: SharedArrays) -> NeededCotangents:
     """The cotangents that the loss needs, from the marks of custom_vjp in place of the arrays."""
     table, update, weights = call.use.table, call.use.table.update, call.batch.weights
-    marks = {name: stacks[x.key] if is_rows(x) else x for name, x in call.state.items()}
+    marks = {name: together[x.key] if is_rows(x) else x for name, x in call.state.items()}
     names = frozenset(name for name in table.spec.trained_names if marks[name].perturbed)
     if update is not None:
         _check_whole(table, names)

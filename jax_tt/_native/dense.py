@@ -32,7 +32,7 @@ from jax_tt._native.table_call import (
 )
 from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.row_shard import step_on_shard
-from jax_tt._table.stack_rows import is_rows
+from jax_tt._table.parts_of_arrays import is_rows
 
 ROWS, COLUMNS = "rows", "columns"
 
@@ -111,7 +111,7 @@ class DenseForward(ForwardPass, DenseCall):
     blocked_results = ("out",)
 
     def results(self, args: Named) -> Types:
-        return {"out": self.operands.sums_type(args["ids"], self.features)}
+        return {"out": self.operands.sums_type(self.type_of("ids", args), self.features)}
 
     def summed(self, found: Named, args: Named, axes: Any) -> Named:
         del args, axes

@@ -25,10 +25,10 @@ from jax_tt._native.call import (
     unflatten_tables,
 )
 from jax_tt._native.operands import hyper_operand, lookup_attributes, make_operands
-from jax_tt._native.partition import Arrays, Dimensions, Split, over_blocks
+from jax_tt._native.partition import Arrays, Dimensions, Split, is_partitioned, over_blocks
 from jax_tt._table import reference
 from jax_tt._table.groups import Call
-from jax_tt._table.stack_rows import Key, is_rows
+from jax_tt._table.parts_of_arrays import Key, is_part, is_rows
 
 if TYPE_CHECKING:
     from jax_tt._table.concat_layout import ConcatLayout
@@ -86,7 +86,9 @@ class TableCall(abc.ABC):
         self.params = {name: call.state[name] for name in self.table.spec.param_names}
         first = self.params[self.table.spec.param_names[0]]
         self.operands = make_operands(self.table, first.dtype, call.batch)
-        self.blocked: dict[str, jax.Array] = dict(self.operands.arrays)
+        self.blocked: dict[str, Any] = dict(self.operands.arrays)
+        if call.flat is not None and self._takes_flat():
+            self.blocked |= call.flat
         self.whole: dict[str, jax.Array] = dict(self.params)
         self.appended: dict[str, jax.Array] = {}
         # What errors begin with: the function that was called, and the pass, unless it is the forward pass.
@@ -96,6 +98,11 @@ class TableCall(abc.ABC):
             self.whole = {"sentinel": sentinel, **self.whole}
         else:
             self.caller = f"{self.op} of {self.caller}"
+
+    def _takes_flat(self) -> bool:
+        """Whether the op cuts the bags out of those of many features itself; it reads offsets on the host."""
+        divided = is_partitioned() or self.lookup.axis_name is not None
+        return self.platform == "cpu" and not divided and not self.lookup.wanted.weights
 
     @abc.abstractmethod
     def results(self, args: Named) -> Types:
@@ -140,9 +147,9 @@ class TableCall(abc.ABC):
         return of_batch | self.table.row_attributes
 
     def type_of(self, name: str, args: Named) -> Any:
-        """Shape and type of an array of the table on this device, of which a stack may have the rows."""
-        array = self.whole[name]
-        return array if is_rows(array) else args[name]
+        """Shape and type of an operand on this device; of `FlatBags`, those of the bags of all features."""
+        array = self.whole.get(name, self.blocked.get(name))
+        return array if is_rows(array) else array.array if is_part(array) else args[name]
 
     @classmethod
     def of_shards(
@@ -167,7 +174,7 @@ class TableCall(abc.ABC):
             gathered.append(call.gathered(given[k], axes) if call.communicates else given[k])
             results.append(dict(call.results(gathered[k])) if into is None else {})
             attributes[str(k)] = call.attributes(axes or call.over) | call.of_shard
-            attributes[str(k)] |= _rows_in_stack(calls, call)
+            attributes[str(k)] |= _parts_of(calls, call)
         columns: list[int] = []
         for k, own_columns in enumerate(() if wide is None else wide.columns):
             attributes[str(k)]["features"] = np.int64(len(own_columns))
@@ -247,7 +254,8 @@ class GradientPass(TableCall):
         """Gradients of the weights of the blocks of this device; empty unless they are wanted."""
         operands = self.operands
         count = operands.positions // operands.blocks if self.lookup.wanted.weights else 0
-        return jax.ShapeDtypeStruct((args["ids"].shape[0], count), operands.accum)
+        blocks = self.type_of("ids", args).shape[0]
+        return jax.ShapeDtypeStruct((blocks, count), operands.accum)
 
     def weights_gradient(self, found: Named) -> jax.Array | None:
         wanted = self.lookup.wanted.weights
@@ -367,16 +375,18 @@ def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | 
     once = {name: jnp.concatenate([own[name] for own in appended]) for name in appended[0]}
     once |= shared or {}
 
-    blocked = flatten_tables(call.blocked for call in calls)
     owners = _owners(calls)
-    whole = once | flatten_tables(
-        {
-            name: array.array if is_rows(array) else array
-            for name, array in call.whole.items()
-            if not is_rows(array) or owners[array.key] == k
+
+    def given(k: int, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """The operands among arrays: those of which tables have parts come with the first of these tables."""
+        return {
+            name: array.array if is_part(array) else array
+            for name, array in arrays.items()
+            if not is_part(array) or owners[array.key] == k
         }
-        for k, call in enumerate(calls)
-    )
+
+    blocked = flatten_tables(given(k, call.blocked) for k, call in enumerate(calls))
+    whole = once | flatten_tables(given(k, call.whole) for k, call in enumerate(calls))
     results = flatten_tables(dict.fromkeys(call.blocked_results) for call in calls)
 
     def dimensions() -> dict[str, Dimensions]:
@@ -412,18 +422,22 @@ def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | 
 
 
 def _owners(calls: Sequence[TableCall]) -> dict[Key, int]:
-    """The call that has the arrays of every stack among its operands: the first one with rows in it."""
+    """The call that has every shared array among its operands: the first one with a part of it."""
     owners: dict[Key, int] = {}
     for k, call in enumerate(calls):
-        for array in filter(is_rows, call.whole.values()):
-            owners.setdefault(array.key, k)
+        for part in filter(is_part, (*call.blocked.values(), *call.whole.values())):
+            owners.setdefault(part.key, k)
     return owners
 
 
-def _rows_in_stack(calls: Sequence[TableCall], call: TableCall) -> dict[str, Any]:
-    """The attributes of a table whose rows are in a stack: of which call the arrays are, and which rows of them."""
-    rows = next(filter(is_rows, call.whole.values()), None)
-    if rows is None:
-        return {}
-    own = {"stack": _owners(calls)[rows.key], "first_row": rows.first, "rows": rows.rows}
-    return {name: np.int64(value) for name, value in own.items()}
+def _parts_of(calls: Sequence[TableCall], call: TableCall) -> dict[str, Any]:
+    """The attributes of a table with parts of arrays: the call that these come with, and where the parts are."""
+    owners, attributes = _owners(calls), {}
+    for name, arrays, first, count in (
+        ("stack", call.whole, "first_row", "rows"),
+        ("flat", call.blocked, "first_bag", "bags"),
+    ):
+        part = next(filter(is_part, arrays.values()), None)
+        if part is not None:
+            attributes |= {name: owners[part.key], first: part.first, count: part.count}
+    return {name: np.int64(value) for name, value in attributes.items()}

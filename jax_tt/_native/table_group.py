@@ -22,7 +22,7 @@ from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients, of_one_table
 from jax_tt._table.options import Lookup
 from jax_tt._table.reference import ReferenceTable, stepped
-from jax_tt._table.stack_rows import attached, detached, is_rows, restacked, taken
+from jax_tt._table.parts_of_arrays import attached, detached, is_rows, restacked, taken
 from jax_tt._table.state import Params, SlotArrays, State
 from jax_tt._table.table import Execution
 
@@ -190,6 +190,7 @@ class TableGroup:
                 call.state,
                 step.batch,
                 step.values,
+                flat=call.flat,
             )
             for call, step in zip(calls, steps, strict=True)
         ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -20,6 +20,7 @@ from jax_tt._ids.inputs import one_bag_per_position
 from jax_tt._table.added import MissingRows
 from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.options import IGNORED, Lookup, NeededCotangents
+from jax_tt._table.parts_of_arrays import FlatBags
 from jax_tt._table.row_shard import RowShard
 from jax_tt._table.state import State
 from jax_tt._table.table import Table, scope_of
@@ -63,6 +64,8 @@ class Call(NamedTuple):
         added: another lookup, whose sums are added to those of this one, or None.
         limit: the largest absolute value of the elements of the gradient that steps take, broadcastable to the sums
             ``[S, nb, D]``; None for no limit.
+        flat: the arrays of the batch by name as `FlatBags`, which native ops may take in their place; None if they are
+            no parts of such arrays.
     """
 
     use: BoundTable
@@ -71,6 +74,7 @@ class Call(NamedTuple):
     values: Any
     added: MissingRows | None = None
     limit: jax.Array | None = None
+    flat: Mapping[str, FlatBags] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._table.stack_rows import is_rows
+from jax_tt._table.parts_of_arrays import is_rows
 from jax_tt._table.state import StateSpec
 
 # The roles of arrays that only steps need.

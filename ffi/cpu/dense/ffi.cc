@@ -110,14 +110,15 @@ Status ReadUpdate(const TableArgs& args, const UpdateArgs& own, PassPtr* pass) {
 template <typename Read>
 ffi::Error Run(OpThreads threads, const ffi::Dictionary& attrs, Read read) {
   std::vector<PassPtr> passes;
-  Status status = read(&passes);
+  KeptOffsets offsets;
+  Status status = read(&passes, &offsets);
   if (status.ok()) status = RunPasses(passes, MakePool(threads));
   return ToError(status, attrs);
 }
 
 ffi::Error ForwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, attrs, [&](std::vector<PassPtr>* passes) {
-    return ReadForwardTables({args, rets, attrs, rets.size()}, [&](const TableArgs& table, const ForwardArgs& own) {
+  return Run(threads, attrs, [&](std::vector<PassPtr>* passes, KeptOffsets* offsets) {
+    return ReadForwardTables({args, rets, attrs, rets.size(), offsets}, [&](const TableArgs& table, const ForwardArgs& own) {
       // With columns, the tables have one result.
       if (table.columns.size() == 0 || passes->empty()) PreferHugePages({own.out});
       return ReadForward(table, own, &passes->emplace_back());
@@ -126,16 +127,16 @@ ffi::Error ForwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary 
 }
 
 ffi::Error BackwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, attrs, [&](std::vector<PassPtr>* passes) {
-    return ReadBackwardTables({args, rets, attrs, rets.size()}, [&](const TableArgs& table, const BackwardArgs& own) {
+  return Run(threads, attrs, [&](std::vector<PassPtr>* passes, KeptOffsets* offsets) {
+    return ReadBackwardTables({args, rets, attrs, rets.size(), offsets}, [&](const TableArgs& table, const BackwardArgs& own) {
       return ReadBackward(table, own, &passes->emplace_back());
     });
   });
 }
 
 ffi::Error UpdateImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, attrs, [&](std::vector<PassPtr>* passes) {
-    return ReadUpdateTables({args, rets, attrs, rets.size()}, [&](const TableArgs& table, const UpdateArgs& own) {
+  return Run(threads, attrs, [&](std::vector<PassPtr>* passes, KeptOffsets* offsets) {
+    return ReadUpdateTables({args, rets, attrs, rets.size(), offsets}, [&](const TableArgs& table, const UpdateArgs& own) {
       return ReadUpdate(table, own, &passes->emplace_back());
     });
   });

@@ -1,0 +1,175 @@
+"""Parts of arrays that several tables share, in place of arrays of a table.
+
+Native ops take parts where they are. Functions of JAX and their operands have the array once, as `detached` gives it,
+so that no table has a cotangent of the whole array.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypeGuard, TypeVar
+
+import jax
+from jax import lax
+
+Tree = TypeVar("Tree")
+# A shared array: the names of what has it, such as a stack, and of the array.
+Key = tuple[str, str]
+SharedArrays = Mapping[Key, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A part of an array.
+
+    Attributes:
+        array: the shared one; None where it is detached.
+        key, first, count: static; the part begins at ``first``.
+    """
+
+    array: Any
+    key: Key = dataclasses.field(metadata={"static": True})
+    first: int = dataclasses.field(metadata={"static": True})
+    count: int = dataclasses.field(metadata={"static": True})
+
+    def of(self, array: Any) -> Self:
+        """The same part of another array."""
+        return dataclasses.replace(self, array=array)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class StackRows(Part):
+    """Rows ``[first, first + count)`` of an array of a stack, which has the rows of several tables."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.count, *self.array.shape[1:])
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.array.ndim
+
+    @property
+    def size(self) -> int:
+        return self.array.size // self.array.shape[0] * self.count
+
+    def taken(self) -> jax.Array:
+        """The rows on their own, which are copied."""
+        return lax.slice_in_dim(self.array, self.first, self.first + self.count)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlatBags(Part):
+    """What bags ``[first, first + count)`` have in an array of the bags of many features: ids, offsets or weights."""
+
+
+def is_part(leaf: Any) -> TypeGuard[Part]:
+    return isinstance(leaf, Part)
+
+
+def is_rows(leaf: Any) -> TypeGuard[StackRows]:
+    return isinstance(leaf, StackRows)
+
+
+def detached(tree: Tree) -> tuple[Tree, dict[Key, Any]]:
+    """The tree with parts without arrays, and each of these arrays, once."""
+    shared: dict[Key, Any] = {}
+
+    def detach(leaf: Any) -> Any:
+        if not is_part(leaf):
+            return leaf
+        shared.setdefault(leaf.key, leaf.array)
+        return leaf.of(None)
+
+    return jax.tree.map(detach, tree, is_leaf=is_part), shared
+
+
+def attached(tree: Tree, shared: SharedArrays) -> Tree:
+    """The inverse of `detached`."""
+
+    def attach(leaf: Any) -> Any:
+        return leaf.of(shared[leaf.key]) if is_part(leaf) else leaf
+
+    return jax.tree.map(attach, tree, is_leaf=is_part) if shared else tree
+
+
+def taken(self) -> jax.Array:
+    """The rows on their own, which are copied."""
+    return lax.slice_in_dim(self.array, self.first, self.first + self.count)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlatBags(Part):
+    """What bags ``[first, first + count)`` have in an array of the bags of many features: ids, offsets or weights."""
+
+
+def is_part(leaf: Any) -> TypeGuard[Part]:
+    return isinstance(leaf, Part)
+
+
+def is_rows(leaf: Any) -> TypeGuard[StackRows]:
+    return isinstance(leaf, StackRows)
+
+
+def detached(tree: Tree) -> tuple[Tree, dict[Key, Any]]:
+    """The tree with `StackRows` without arrays, and the array of each stack, once."""
+    stacks: dict[Key, Any] = {}
+
+    def detach(leaf: Any) -> Any:
+        if not is_rows(leaf):
+            return leaf
+        stacks.setdefault(leaf.key, leaf.array)
+        return leaf.of(None)
+
+    return jax.tree.map(detach, tree, is_leaf=is_rows), stacks
+
+
+def attached(tree: Tree, stacks: SharedArrays) -> Tree:
+    """The inverse of `detached`."""
+
+    def attach(leaf: Any) -> Any:
+        return leaf.of(stacks[leaf.key]) if is_rows(leaf) else leaf
+
+    return jax.tree.map(attach, tree, is_leaf=is_rows) if stacks else tree
+
+
+def taken(tree: Tree) -> Tree:
+    """The tree with rows on their own."""
+    return jax.tree.map(lambda x: x.taken() if is_rows(x) else x, tree, is_leaf=is_part)
+
+
+def merged(parts: Sequence[tuple[StackRows, Any]]) -> Any:
+    """The array of a stack with new values in some of its rows: arrays, or `StackRows` of what a native op returned."""
+    array = parts[0][0].array
+    changed = [
+        (rows, value) for rows, value in parts if not is_rows(value) or value.array is not array
+    ]
+    found = {id(value.array): value.array for _, value in changed if is_rows(value)}
+    if len(found) == 1 and all(is_rows(value) for _, value in changed):
+        (array,) = found.values()  # one call has changed all of them in place
+        return array
+    for rows, value in changed:
+        own: Any = value.taken() if is_rows(value) else value
+        array = lax.dynamic_update_slice_in_dim(array, own, rows.first, 0)
+    return array
+
+
+def restacked(before: Tree, after: Tree) -> tuple[Tree, dict[Key, Any]]:
+    """`detached` of arrays ``after`` where ``before`` has rows of stacks in their places."""
+    olds, structure = jax.tree.flatten(before, is_leaf=is_rows)
+    parts: dict[Key, list[tuple[StackRows, Any]]] = {}
+    leaves = []
+    for old, new in zip(olds, structure.flatten_up_to(after), strict=True):
+        if is_rows(old):
+            parts.setdefault(old.key, []).append((old, new))
+        leaves.append(old.of(None) if is_rows(old) else new)
+    stacks = {key: merged(of_stack) for key, of_stack in parts.items()}
+    return jax.tree.unflatten(structure, leaves), stacks

@@ -46,8 +46,8 @@ from jax_tt._table import checkpoint
 from jax_tt._table.change import has_cache, maintain
 from jax_tt._table.copies import freeze, with_name, with_update, without_values
 from jax_tt._table.options import DEFAULT_BOUNDS, check_static
-from jax_tt._table.sizes import sizes
 from jax_tt._table.parts_of_arrays import taken
+from jax_tt._table.sizes import sizes
 from jax_tt._table.table import Table
 
 # Bytes of the step of a table, and of each scalar that tables share.
@@ -180,7 +180,7 @@ class Collection:
     @functools.cached_property
     def stacks(self) -> Mapping[str, Stack]:
         """The tables that share arrays, by the name of the stack that has them."""
-        return stacks_of(self.tables) if self.stack else Frozen({}, "stack")
+        return stacks_of(self.tables) if self.stack else {}
 
     @functools.cached_property
     def stack_of(self) -> Mapping[str, Stack]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,8 +43,8 @@ from jax_tt._ops.lookup import options_of
 from jax_tt._table.check import check_state
 from jax_tt._table.groups import BoundTable
 from jax_tt._table.options import Lookup, StepInputs
-from jax_tt._table.row_shard import RowShard, row_shard
 from jax_tt._table.parts_of_arrays import FlatBags, detached, taken
+from jax_tt._table.row_shard import RowShard, row_shard
 
 LAYOUTS = ("features", *WIDE)
 BATCH_ARRAYS = ("ids", "offsets", "weights")
@@ -116,8 +117,10 @@ def lookup_features(
         beside.pop(STATISTICS, None)
     with own_constants():
         result, after = embed(collection, rows | beside, batch, lookups, by_table, layout)
+    # Calls change nothing in stacks, nor what tables share.
+    kept = {*collection.stacks, UPDATES}
     return result, {
-        name: dict(after[name]) if name in collection.alone or name == STATISTICS else dict(own)
+        name: dict(own) if name in kept else after.get(name, dict(own))
         for name, own in state.items()
     }
 
@@ -171,7 +174,8 @@ def embed(
         batches = {name: without_ids_if(refused, one) for name, one in batches.items()}
     if any(table.ids.takes_keys for table in tables.values()):
         batches |= _found_keys(uses, state, batches)
-    in_place = _in_place(state, batches, uses)
+    shares = collection.stacks or isinstance(batch, KeyedBags)
+    in_place = bool(shares) and _in_place(state, batches, uses)
     flats = _flat_bags(collection, batch, requests, storages, refused) if in_place else {}
     if collection.stacks and not in_place:
         state = taken(state)
@@ -183,10 +187,12 @@ def embed(
         if call.limit is not None:
             of_table = [requests[feature] for feature in collection.features_of[name]]
             call = call._replace(limit=_limit_of_sums(call.limit, call.batch, uses[name], of_table))
-        if flat := flats.get(name):
-            # Where preparation has changed the batch, it is no part of the others any more.
-            changed_ids = any(getattr(call.batch, k) is not getattr(ids, k) for k in BATCH_ARRAYS)
-            call = call if changed_ids else call._replace(flat=flat)
+        # Where preparation has changed the batch, it is no part of the others any more.
+        same = all(getattr(call.batch, k) is getattr(ids, k) for k in BATCH_ARRAYS)
+        flat = flats.get(name) if same else None
+        if flat or (in_place and name in collection.stack_of):
+            bound = dataclasses.replace(call.use, has_parts=True)
+            call = call._replace(use=bound, flat=flat)
         calls.append(call)
         counted[name] = CountedBatch(table, call.use.lookup, ids, call.batch)
         changed = {array: value for array, value in changed.items() if array not in read}
@@ -194,7 +200,7 @@ def embed(
     if STATISTICS in state:
         check_countable(tables)
         after[STATISTICS] = {TOTALS: count_batches(state[STATISTICS][TOTALS], counted)}
-    calls, stacks = detached(calls)
+    calls, together = detached(calls) if any(x.use.has_parts for x in calls) else (calls, {})
     dtypes = {name: jnp.dtype(lookups[name].dtype or storages[name]) for name in tables}
     alike = len({(accumulator(storages[name]), dtypes[name]) for name in tables}) == 1
     undivided = explicit_mesh(calls) is None and all(
@@ -202,10 +208,10 @@ def embed(
     )
     at_once = layout in WIDE and alike and undivided
     if at_once and (wide := wide_of(collection, requests)):
-        array = pooled_sums(calls, wide, shared, stacks).astype(next(iter(dtypes.values())))
+        array = pooled_sums(calls, wide, shared, together).astype(next(iter(dtypes.values())))
         array = array if refused is None else nan_if(refused, array)
         return WIDE[layout].of_wide(array, len(requests)), after
-    sums = dict(zip(tables, pooled_sums(calls, None, shared, stacks), strict=True))
+    sums = dict(zip(tables, pooled_sums(calls, None, shared, together), strict=True))
     rows: dict[str, jax.Array] = {}
     for name, features in collection.features_of.items():
         of_features = [requests[feature] for feature in features]
@@ -327,12 +333,11 @@ def _batch_of(use: BoundTable, storage: Any, requests: Mapping[str, Request], ba
     """The one batch of a table."""
     pooled = (request.lookup is not None for request in requests.values())
     alike = all(pooled) and all(request.summed is request.batch for request in requests.values())
-    if isinstance(batch, KeyedBags) and alike:
-        if _side_by_side(batch, tuple(requests)):
-            # Neighbours in the flat arrays are one batch already.
-            first = batch.keys.index(next(iter(requests)))
-            whole = batch.between(first, first + len(requests))
-            return well_formed(bag_batch(use.table.ids, whole, accumulator(storage))[0])
+    if isinstance(batch, KeyedBags) and alike and _side_by_side(batch, tuple(requests)):
+        # Neighbours in the flat arrays are one batch already.
+        first = batch.keys.index(next(iter(requests)))
+        whole = batch.between(first, first + len(requests))
+        return well_formed(bag_batch(use.table.ids, whole, accumulator(storage))[0])
     batches = {name: request.summed for name, request in requests.items()}
     return joined(use, batches) if len(batches) > 1 else next(iter(batches.values()))
 

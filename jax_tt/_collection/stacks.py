@@ -102,7 +102,7 @@ def stacks_of(tables: Mapping[str, Table]) -> Mapping[str, Stack]:
         candidates = (width, *(f"{width}_{k}" for k in range(2, 3 + len(tables))))
         name = next(one for one in candidates if one not in tables and one not in stacks)
         stacks[name] = Stack(name, Frozen({name: tables[name] for name in names}, "table"))
-    return Frozen(stacks, "stack")
+    return stacks
 
 
 def _form(table: Table) -> Hashable:

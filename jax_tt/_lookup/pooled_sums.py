@@ -37,8 +37,8 @@ from jax_tt._table.added import MissingRows, added_rows, adds_rows, plus_added
 from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call
 from jax_tt._table.options import Lookup, NeededCotangents, StepInputs
+from jax_tt._table.parts_of_arrays import Key, Part, SharedArrays, StackRows, attached, merged
 from jax_tt._table.row_shard import RowShard, batch_on_shard, step_on_shard
-from jax_tt._table.parts_of_arrays import Key, StackRows, SharedArrays, attached, is_rows, merged
 from jax_tt._table.state import State
 from jax_tt._table.step_values import step_values
 from jax_tt._table.table import APPLIED, Table
@@ -217,7 +217,8 @@ def _sums(
     calls: Sequence[Call], shared: Shared | None, together: SharedArrays, wide: ConcatLayout | None
 ) -> Any:
     calls = calls if shared is None else _with_scalars(calls, shared)
-    return groups.forward(attached(_scaled_reads(calls)[0], together), wide)[0]
+    calls = attached(calls, together) if together else calls
+    return groups.forward(_scaled_reads(calls)[0], wide)[0]
 
 
 def _fwd(
@@ -231,8 +232,9 @@ def _fwd(
     )
     reading = calls if shared is None else _with_scalars(calls, shared)
     reading, scales = _scaled_reads(_asking(reading, wanted))
-    (reading, rows), witness = first_order((reading, together))
-    sums, residuals = of_first_order(groups.forward(attached(reading, rows), wide), witness)
+    (reading, arrays), witness = first_order((reading, together))
+    reading = attached(reading, arrays) if together else reading
+    sums, residuals = of_first_order(groups.forward(reading, wide), witness)
     return sums, (calls, shared, together, residuals, wanted, wide, scales)
 
 
@@ -256,7 +258,8 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, SharedAr
     if gs is None:
         gs, wide = [None] * len(calls), None
     reading = calls if shared is None else _with_scalars(calls, shared)
-    asking = attached(_asking(reading, wanted), together)
+    reading = attached(reading, together) if together else reading
+    asking: Sequence[Call] = _asking(reading, wanted)
     unlimited: Sequence[jax.Array | None] = [None] * len(calls)
     if any(call.limit is not None for call in calls):
         asking, gs, unlimited = limited_gradients(asking, residuals, gs, wide)
@@ -270,7 +273,7 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, SharedAr
     cotangents = []
     for k, (call, (new, dweights), own) in enumerate(zip(calls, stepped, unlimited, strict=True)):
         dweights = dweights if own is None else own
-        use, state, batch = call.use, attached(call.state, together), call.batch
+        use, state, batch = call.use, reading[k].state, call.batch
         if use.table.update is None:
             new = {name: grad.astype(state[name].dtype) for name, grad in new.items()}
         elif after is not None and k in places and not new:
@@ -280,14 +283,15 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, SharedAr
             if (scale := scales[k]) is not None:
                 dweights = dweights * scale.astype(dweights.dtype)
             dweights = dweights.astype(batch.weights.dtype)
-        for name, rows in state.items():
-            if is_rows(rows) and name in new:
+        own_arrays = {name: new.get(name) for name in call.state}
+        for name in own_arrays.keys() & new.keys():
+            if isinstance(rows := state[name], StackRows):
                 zero = use.table.update is None
                 rows = rows.of(jnp.zeros_like(rows.array)) if zero else rows
                 stepped_rows[rows.key].append((rows, new[name]))
+                own_arrays[name] = None
         of_batch = dataclasses.replace(batch, ids=None, offsets=None, weights=dweights, slots=None)
-        of_state = {name: None if is_rows(x) else new.get(name) for name, x in state.items()}
-        cotangents.append(Call(use, of_state, of_batch, None))
+        cotangents.append(Call(use, own_arrays, of_batch, None))
     of_stacks = {key: merged(parts) if parts else None for key, parts in stepped_rows.items()}
     return cotangents, after, of_stacks
 
@@ -353,7 +357,7 @@ def _asking(calls: Sequence[Call], wanted: Sequence[NeededCotangents]) -> list[C
 def _wanted(call: Call, scalars: Mapping[str, Any], together: SharedArrays) -> NeededCotangents:
     """The cotangents that the loss needs, from the marks of custom_vjp in place of the arrays."""
     table, update, weights = call.use.table, call.use.table.update, call.batch.weights
-    marks = {name: together[x.key] if is_rows(x) else x for name, x in call.state.items()}
+    marks = {n: together[x.key] if isinstance(x, Part) else x for n, x in call.state.items()}
     names = frozenset(name for name in table.spec.trained_names if marks[name].perturbed)
     if update is not None:
         _check_whole(table, names)

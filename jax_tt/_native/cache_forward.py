@@ -49,7 +49,7 @@ def cache_forward(
             "cache_forward",
             {name: args[name] for name in order},
             {
-                "out": sizes.sums_type(args["ids"], table.features),
+                "out": sizes.sums_type(args["ids"].shape[0], table.features),
                 **types_of(packed),
                 "place": jax.ShapeDtypeStruct(args["weights"].shape, jnp.int32),
                 "plan": jax.ShapeDtypeStruct((blocks, plan_size), jnp.int32),

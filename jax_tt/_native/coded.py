@@ -24,7 +24,7 @@ class CodedForward(ForwardPass):
         self.whole = {"sentinel": self.whole["sentinel"], **codes, **books}
 
     def results(self, args: Named) -> Types:
-        return {"out": self.operands.sums_type(args["ids"], self.table.features)}
+        return {"out": self.operands.sums_type(args["ids"].shape[0], self.table.features)}
 
     def finished(self, found: Named) -> tuple[jax.Array, Arrays]:
         sums, residuals = super().finished(found)

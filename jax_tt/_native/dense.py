@@ -31,8 +31,8 @@ from jax_tt._native.table_call import (
     UpdatePass,
 )
 from jax_tt._table.concat_layout import ConcatLayout
+from jax_tt._table.parts_of_arrays import Part
 from jax_tt._table.row_shard import step_on_shard
-from jax_tt._table.parts_of_arrays import is_rows
 
 ROWS, COLUMNS = "rows", "columns"
 
@@ -51,7 +51,7 @@ class DenseCall(TableCall):
     columns_over: tuple[str, ...] = ()
 
     def dimensions(self) -> dict[str, Dimensions]:
-        if any(map(is_rows, self.whole.values())):
+        if any(isinstance(array, Part) for array in self.params.values()):
             return {}
         # The rows of quantized tables have a scale in front.
         divisible = not self.table.row_attributes
@@ -111,7 +111,9 @@ class DenseForward(ForwardPass, DenseCall):
     blocked_results = ("out",)
 
     def results(self, args: Named) -> Types:
-        return {"out": self.operands.sums_type(self.type_of("ids", args), self.features)}
+        # The bags of many features are one block.
+        blocks = args["ids"].shape[0] if "ids" in args else 1
+        return {"out": self.operands.sums_type(blocks, self.features)}
 
     def summed(self, found: Named, args: Named, axes: Any) -> Named:
         del args, axes
@@ -126,7 +128,7 @@ class DenseBackward(BackwardPass, DenseCall):
 
     def takes_all(self, args: Named, axes: Any) -> bool:
         """Whether a shard takes the gradients of the whole batch: they are smaller than the gradient of the shard."""
-        (size,) = (self.type_of(name, args).size for name in self.params)
+        (size,) = (types.size for types in self.gradient_types(args).values())
         return bool(axes and self.over) and args["g"].size * lax.axis_size(axes) <= size
 
     def summed(self, found: Named, args: Named, axes: Any) -> Named:

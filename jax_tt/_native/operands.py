@@ -45,9 +45,9 @@ class Operands(NamedTuple):
         shape = (self.blocks, self.groups // self.blocks, self.bags, g.shape[-1])
         return {"g": g.reshape(shape)}
 
-    def sums_type(self, ids: jax.Array, features: int) -> jax.ShapeDtypeStruct:
+    def sums_type(self, blocks: int, features: int) -> jax.ShapeDtypeStruct:
         """Sums of the blocks of this device."""
-        shape = (ids.shape[0], self.groups // self.blocks, self.bags, features)
+        shape = (blocks, self.groups // self.blocks, self.bags, features)
         return jax.ShapeDtypeStruct(shape, self.accum)
 
 

@@ -28,7 +28,7 @@ from jax_tt._native.operands import hyper_operand, lookup_attributes, make_opera
 from jax_tt._native.partition import Arrays, Dimensions, Split, is_partitioned, over_blocks
 from jax_tt._table import reference
 from jax_tt._table.groups import Call
-from jax_tt._table.parts_of_arrays import Key, is_part, is_rows
+from jax_tt._table.parts_of_arrays import Key, Part, is_part, is_rows
 
 if TYPE_CHECKING:
     from jax_tt._table.concat_layout import ConcatLayout
@@ -50,6 +50,7 @@ class TableCall(abc.ABC):
         communicates: whether devices exchange operands or results, by `gathered` and `summed`.
         over: the mesh axes that the table is sharded over, if this is the call on a shard.
         of_shard: the attributes that differ from those of the call on the whole table.
+        of_parts: the attributes of `Part` operands.
     """
 
     kind: ClassVar[str]
@@ -61,6 +62,7 @@ class TableCall(abc.ABC):
     communicates: bool = True
     over: tuple[str, ...] = ()
     of_shard: Mapping[str, Any] = MappingProxyType({})
+    of_parts: Mapping[str, Any] = MappingProxyType({})
 
     def __init_subclass__(cls) -> None:
         """Makes calls trees of their attributes, for `types_in`."""
@@ -146,11 +148,6 @@ class TableCall(abc.ABC):
         of_batch = lookup_attributes(self.platform, self.table, self.batch, self.lookup, axes)
         return of_batch | self.table.row_attributes
 
-    def type_of(self, name: str, args: Named) -> Any:
-        """Shape and type of an operand on this device; of `FlatBags`, those of the bags of all features."""
-        array = self.whole.get(name, self.blocked.get(name))
-        return array if is_rows(array) else array.array if is_part(array) else args[name]
-
     @classmethod
     def of_shards(
         cls, shards: Sequence[Any], wide: ConcatLayout | None, args: Named, split: Split
@@ -173,8 +170,7 @@ class TableCall(abc.ABC):
         for k, call in enumerate(calls):
             gathered.append(call.gathered(given[k], axes) if call.communicates else given[k])
             results.append(dict(call.results(gathered[k])) if into is None else {})
-            attributes[str(k)] = call.attributes(axes or call.over) | call.of_shard
-            attributes[str(k)] |= _parts_of(calls, call)
+            attributes[str(k)] = call.attributes(axes or call.over) | call.of_shard | call.of_parts
         columns: list[int] = []
         for k, own_columns in enumerate(() if wide is None else wide.columns):
             attributes[str(k)]["features"] = np.int64(len(own_columns))
@@ -254,7 +250,8 @@ class GradientPass(TableCall):
         """Gradients of the weights of the blocks of this device; empty unless they are wanted."""
         operands = self.operands
         count = operands.positions // operands.blocks if self.lookup.wanted.weights else 0
-        blocks = self.type_of("ids", args).shape[0]
+        # The bags of many features are one block.
+        blocks = args["ids"].shape[0] if "ids" in args else 1
         return jax.ShapeDtypeStruct((blocks, count), operands.accum)
 
     def weights_gradient(self, found: Named) -> jax.Array | None:
@@ -280,8 +277,10 @@ class BackwardPass(GradientPass):
         return vary_over(gradients, varying_axes(call.state, call.batch, g))
 
     def gradient_types(self, args: Named) -> Types:
-        own = {f"d{name}": self.type_of(name, args) for name in self.params}
-        return types_of(own, self.operands.accum)
+        rows: dict[str, Any] = {
+            name: array if is_rows(array) else args[name] for name, array in self.params.items()
+        }
+        return types_of({f"d{name}": x for name, x in rows.items()}, self.operands.accum)
 
     def results(self, args: Named) -> Types:
         return {"dweights": self.weights_type(args), **self.gradient_types(args)}
@@ -375,18 +374,18 @@ def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | 
     once = {name: jnp.concatenate([own[name] for own in appended]) for name in appended[0]}
     once |= shared or {}
 
-    owners = _owners(calls)
-
-    def given(k: int, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """The operands among arrays: those of which tables have parts come with the first of these tables."""
-        return {
-            name: array.array if is_part(array) else array
-            for name, array in arrays.items()
-            if not is_part(array) or owners[array.key] == k
-        }
-
-    blocked = flatten_tables(given(k, call.blocked) for k, call in enumerate(calls))
-    whole = once | flatten_tables(given(k, call.whole) for k, call in enumerate(calls))
+    # The call that has every shared array among its operands: the first one with a part of it.
+    owners: dict[Key, int] = {}
+    for k, call in enumerate(calls):
+        for array in (*call.blocked.values(), *call.whole.values()):
+            if isinstance(array, Part):
+                owners.setdefault(array.key, k)
+    blocked = flatten_tables(call.blocked for call in calls)
+    whole = once | flatten_tables(call.whole for call in calls)
+    if owners:
+        blocked, whole = _once_each(owners, blocked), _once_each(owners, whole)
+        for call in calls:
+            call.of_parts = _parts_of(owners, call)
     results = flatten_tables(dict.fromkeys(call.blocked_results) for call in calls)
 
     def dimensions() -> dict[str, Dimensions]:
@@ -411,9 +410,9 @@ def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | 
     if wide is not None and kind.op == "forward":
         return found["sums"]
     each = unflatten_tables(found, len(calls))
-    for k, call in enumerate(calls):
+    for k, call in enumerate(calls if owners else ()):
         for name, rows in call.whole.items():
-            if is_rows(rows) and name in each[owners[rows.key]]:
+            if isinstance(rows, Part) and name in each[owners[rows.key]]:
                 each[k] = {**each[k], name: rows.of(found[f"{owners[rows.key]}/{name}"])}
     return [
         call.finished({**own, **{name: found[name][k] for name in kind.appended_results}})
@@ -421,18 +420,18 @@ def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | 
     ]
 
 
-def _owners(calls: Sequence[TableCall]) -> dict[Key, int]:
-    """The call that has every shared array among its operands: the first one with a part of it."""
-    owners: dict[Key, int] = {}
-    for k, call in enumerate(calls):
-        for part in filter(is_part, (*call.blocked.values(), *call.whole.values())):
-            owners.setdefault(part.key, k)
-    return owners
+def _once_each(owners: Mapping[Key, int], arrays: Named) -> dict[str, Any]:
+    """Arrays of all tables without parts, and the arrays of these, with the first of their tables."""
+    return {
+        name: array.array if isinstance(array, Part) else array
+        for name, array in arrays.items()
+        if not isinstance(array, Part) or name.startswith(f"{owners[array.key]}/")
+    }
 
 
-def _parts_of(calls: Sequence[TableCall], call: TableCall) -> dict[str, Any]:
+def _parts_of(owners: Mapping[Key, int], call: TableCall) -> dict[str, Any]:
     """The attributes of a table with parts of arrays: the call that these come with, and where the parts are."""
-    owners, attributes = _owners(calls), {}
+    attributes: dict[str, Any] = {}
     for name, arrays, first, count in (
         ("stack", call.whole, "first_row", "rows"),
         ("flat", call.blocked, "first_bag", "bags"),

@@ -21,8 +21,15 @@ from jax_tt._native.table_call import BackwardPass, Calls, UpdatePass, run
 from jax_tt._table.concat_layout import ConcatLayout
 from jax_tt._table.groups import BoundTable, Call, Cotangents, Gradients, of_one_table
 from jax_tt._table.options import Lookup
+from jax_tt._table.parts_of_arrays import (
+    Part,
+    SharedArrays,
+    attached,
+    detached,
+    restacked,
+    taken,
+)
 from jax_tt._table.reference import ReferenceTable, stepped
-from jax_tt._table.parts_of_arrays import attached, detached, is_rows, restacked, taken
 from jax_tt._table.state import Params, SlotArrays, State
 from jax_tt._table.table import Execution
 
@@ -103,27 +110,31 @@ class TableGroup:
 
     def _forward_pass(
         self, calls: Sequence[Call], wide: ConcatLayout | None = None
-    ) -> tuple[Any, Any, Any]:
-        """The native function, the one in JAX, and their argument, as `backend.run` takes them.
+    ) -> tuple[Any, ...]:
+        """The native function, the one in JAX, and their arguments, as `backend.run` takes them.
 
         They return sums and residuals of every table, or one array of all sums. An invalid sentinel is an error in
         native ops on CPU, and gives NaN elsewhere.
         """
         axes = [varying_axes(call.state, call.batch) for call in calls]
 
-        def native(platform: str, given: Any) -> Any:
-            results = run([self.calls.forward(platform, call) for call in attached(*given)], wide)
+        def native(platform: str, calls: Sequence[Call], shared: SharedArrays) -> Any:
+            calls = attached(calls, shared) if shared else calls
+            results = run([self.calls.forward(platform, call) for call in calls], wide)
             return results if wide is not None else list(map(vary_over, results, axes))
 
-        def in_jax(given: Any) -> Any:
-            sums = list(map(self.calls.forward.in_jax, taken(attached(*given))))
+        def in_jax(calls: Sequence[Call], shared: SharedArrays) -> Any:
+            alone = taken(attached(calls, shared))
+            sums = list(map(self.calls.forward.in_jax, alone))
             if wide is not None:
                 return wide.joined(sums)
-            types = jax.eval_shape(partial(native, backend.native_platforms()[0]), given)
+            types = jax.eval_shape(partial(native, backend.native_platforms()[0]), alone, {})
             saved = map(vary_over, [zeros_like(residuals) for _, residuals in types], axes)
             return list(zip(sums, saved, strict=True))
 
-        return native, in_jax, detached(list(map(vary_over, calls, axes)))
+        calls = list(map(vary_over, calls, axes))
+        parts = any(call.use.has_parts for call in calls)
+        return native, in_jax, *(detached(calls) if parts else (calls, {}))
 
     def backward_pass(
         self,
@@ -135,23 +146,26 @@ class TableGroup:
     ) -> list[Any]:
         """What one of the backward `calls` returns for every table; the other operands as in `backward`."""
 
-        def native(platform: str, given: Any, residuals: Any, gs: Any) -> Any:
-            calls = attached(*given)
-            of_each, shared = (gs, {}) if wide is None else ([None] * len(calls), {"g": gs})
+        def native(
+            platform: str, calls: Sequence[Call], shared: SharedArrays, residuals: Any, gs: Any
+        ) -> Any:
+            calls = attached(calls, shared) if shared else calls
+            of_each, once = (gs, {}) if wide is None else ([None] * len(calls), {"g": gs})
             if wide is not None and one is self.calls.update:
-                shared = {"out": residuals[0][0], **shared}
-            parts = [
+                once = {"out": residuals[0][0], **once}
+            of_tables = [
                 one(platform, *operands) for operands in zip(calls, residuals, of_each, strict=True)
             ]
-            return detached(varying(calls, run(parts, wide, shared), _each(calls, gs, wide)))
+            results = varying(calls, run(of_tables, wide, once), _each(calls, gs, wide))
+            return detached(results) if shared else (results, {})
 
-        def in_jax(given: Any, residuals: Any, gs: Any) -> Any:
+        def in_jax(calls: Sequence[Call], shared: SharedArrays, residuals: Any, gs: Any) -> Any:
             del residuals
-            calls = attached(*given)
+            calls = attached(calls, shared)
             alone, gs = taken(calls), separate_gradients(calls, gs, wide)
             results = varying(alone, map(one.in_jax, alone, gs), gs)
-            if one is not self.calls.update:
-                return detached(results)
+            if one is not self.calls.update or not shared:
+                return results, {}
             changed = [(x.use.table.spec, x.state) for x in calls]
             before = [(spec.params(state), spec.stepped_slots(state)) for spec, state in changed]
             arrays, stacks = restacked(before, [result[:2] for result in results])
@@ -160,8 +174,10 @@ class TableGroup:
         def varying(*columns: Any) -> list[Any]:
             return [one.varying(*row) for row in zip(*columns, strict=True)]
 
-        found = backend.run(self.method, native, in_jax, detached(list(calls)), residuals, gs)
-        return attached(*found)
+        parts = any(call.use.has_parts for call in calls)
+        given = detached(list(calls)) if parts else (list(calls), {})
+        found, after = backend.run(self.method, native, in_jax, *given, residuals, gs)
+        return attached(found, after) if after else found
 
     def _named_gradients(self, calls: Sequence[Call], *passed: Any) -> list[Cotangents]:
         found = self.backward_pass(self.calls.backward, calls, *passed)
@@ -220,12 +236,13 @@ class TableGroup:
     def _parts(self, calls: Sequence[Call], members: Sequence[int]) -> list[list[int]]:
         """The members in about equal parts that one native call takes."""
         specs = [(call.use.table.spec, call.state) for call in calls]
-        changed = [
-            jax.tree.leaves((spec.params(x), spec.stepped_slots(x)), is_leaf=is_rows)
-            for spec, x in specs
-        ]
         # The arrays of a stack are those of one table.
-        arrays = [sum(not is_rows(array) for array in of_table) for of_table in changed]
+        arrays = [
+            0
+            if isinstance(state[spec.param_names[0]], Part)
+            else sum(map(len, (spec.param_names, *spec.stepped_names)))
+            for spec, state in specs
+        ]
         total = sum(arrays[k] for k in members)
         most = max(1, -(-total // max(1, -(-total // self.calls.update.most_arrays))))
         parts: list[list[int]] = []

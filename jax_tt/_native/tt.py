@@ -182,7 +182,7 @@ class TTForward(ForwardPass, TTCall):
         if self.lookup.wanted.names:
             plan, saved = blocked_sizes(self.platform, self.operands, self.table.sizes)
         return {
-            "out": self.operands.sums_type(ids, self.table.features),
+            "out": self.operands.sums_type(ids.shape[0], self.table.features),
             "plan": jax.ShapeDtypeStruct((ids.shape[0], plan), jnp.int32),
             "saved": jax.ShapeDtypeStruct((ids.shape[0], saved), self.operands.accum),
         }

@@ -41,12 +41,14 @@ class BoundTable:
         lookup: its options, with the method that was chosen and the cotangents that the loss needs.
         execution: what `Table.execution` returned; None within an operation, which is not chosen again.
         shard: the rows of the table that this device has inside a ``shard_map``, if not all of them.
+        has_parts: whether the call has a `Part` of an array that tables share, in its state or its batch.
     """
 
     table: Table
     lookup: Lookup
     execution: Any = None
     shard: RowShard | None = None
+    has_parts: bool = False
 
     def wanting(self, wanted: NeededCotangents) -> BoundTable:
         """The same with the cotangents that the loss needs."""

@@ -100,47 +100,6 @@ def attached(tree: Tree, shared: SharedArrays) -> Tree:
     return jax.tree.map(attach, tree, is_leaf=is_part) if shared else tree
 
 
-def taken(self) -> jax.Array:
-    """The rows on their own, which are copied."""
-    return lax.slice_in_dim(self.array, self.first, self.first + self.count)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class FlatBags(Part):
-    """What bags ``[first, first + count)`` have in an array of the bags of many features: ids, offsets or weights."""
-
-
-def is_part(leaf: Any) -> TypeGuard[Part]:
-    return isinstance(leaf, Part)
-
-
-def is_rows(leaf: Any) -> TypeGuard[StackRows]:
-    return isinstance(leaf, StackRows)
-
-
-def detached(tree: Tree) -> tuple[Tree, dict[Key, Any]]:
-    """The tree with `StackRows` without arrays, and the array of each stack, once."""
-    stacks: dict[Key, Any] = {}
-
-    def detach(leaf: Any) -> Any:
-        if not is_rows(leaf):
-            return leaf
-        stacks.setdefault(leaf.key, leaf.array)
-        return leaf.of(None)
-
-    return jax.tree.map(detach, tree, is_leaf=is_rows), stacks
-
-
-def attached(tree: Tree, stacks: SharedArrays) -> Tree:
-    """The inverse of `detached`."""
-
-    def attach(leaf: Any) -> Any:
-        return leaf.of(stacks[leaf.key]) if is_rows(leaf) else leaf
-
-    return jax.tree.map(attach, tree, is_leaf=is_rows) if stacks else tree
-
-
 def taken(tree: Tree) -> Tree:
     """The tree with rows on their own."""
     return jax.tree.map(lambda x: x.taken() if is_rows(x) else x, tree, is_leaf=is_part)

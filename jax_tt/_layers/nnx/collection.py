@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -120,7 +121,7 @@ def _unflatten(names: tuple[str, ...], children: Any) -> TablesByName:
 jax.tree_util.register_pytree_with_keys(TablesByName, _flatten_with_keys, _unflatten, _flatten)
 
 # What a table in a stack has beside its rows: its description, and the options of its calls.
-InStacks = Frozen[tuple[Table, Lookup]]
+InStacks = Mapping[str, tuple[Table, Lookup]]
 
 
 class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
@@ -231,7 +232,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             totals = init_totals(self._names)
             self.counts = nnx.data({name: LookupCounts(value) for name, value in totals.items()})
 
-    _in_stacks: InStacks = Frozen({})
+    _in_stacks: InStacks = MappingProxyType({})
 
     def _hold(
         self,

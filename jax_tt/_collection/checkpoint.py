@@ -16,7 +16,8 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._collection.training_state import Groups, Path, by_path, divided, named, nested
+from jax_tt._collection.paths import Path, by_path, named, nested
+from jax_tt._collection.training_state import Groups, divided
 from jax_tt._jax.on_host import on_all, on_host
 from jax_tt._kinds.hashed.table import unsharded_hash_table
 from jax_tt._kinds.sharded.sharding import PAGES

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from jax_tt._base.arguments import mismatch, type_of
 from jax_tt._collection.collection import Collection
+from jax_tt._collection.paths import Path, by_path, ends, named
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._table.table import Table
 
-# Names that lead to an array or to the arrays of a table, without the types of the containers.
-Path = tuple[str, ...]
 # By place: a table, and arrays that are laid out as its arrays of these names.
 Groups = dict[Path, tuple[Table, dict[str, Any]]]
 
@@ -63,7 +60,7 @@ def divided(model: Any, state: Any) -> tuple[Groups, dict[Path, Any]]:
             _check_no_rows(tables, path, leaf)
         others[path] = leaf
     for path, table in tables.items():
-        held = {name for place, (_, own) in groups.items() if path in _ends(place) for name in own}
+        held = {name for place, (_, own) in groups.items() if path in ends(place) for name in own}
         missing = [array.name for array in table.spec.arrays if array.name not in held]
         if missing:
             got = f"no array {missing[0]!r} of the table {'/'.join(path)!r} of the model"
@@ -74,39 +71,13 @@ def divided(model: Any, state: Any) -> tuple[Groups, dict[Path, Any]]:
 
 def _table_of(path: Path, tables: Mapping[Path, Table], known: Shapes) -> Table | None:
     """The table that has an array of this name, unless the model has another array whose path fits better."""
-    for end in _ends(path)[:-1]:
+    for end in ends(path)[:-1]:
         table = tables.get(end[:-1])
         if table is not None and any(array.name == end[-1] for array in table.spec.arrays):
             return table
         if end in known:
             return None
     return None
-
-
-def by_path(tree: Any) -> dict[Path, Any]:
-    """The leaves of a tree by path, in their order; a variable of Flax is what it holds."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    within = Counter(keys[:k] for keys, _ in leaves for k in range(len(keys)))
-    value = jax.tree_util.GetAttrKey("value")
-    return {
-        tuple(
-            jax.tree_util.keystr((key,), simple=True)
-            for key in (keys[:-1] if keys[-1:] == (value,) and within[keys[:-1]] == 1 else keys)
-        ): leaf
-        for keys, leaf in leaves
-    }
-
-
-def nested(leaves: Mapping[Path, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for (*place, name), leaf in leaves.items():
-        functools.reduce(lambda inner, key: inner.setdefault(key, {}), place, tree)[name] = leaf
-    return tree
-
-
-def _ends(path: Any) -> list[Path]:
-    """The ends of a path, the longest one first."""
-    return [tuple(path[k:]) for k in range(len(path) + 1)]
 
 
 def _is_moment(leaf: Any, of: tuple[int, ...]) -> bool:
@@ -120,7 +91,7 @@ def _check_whole_model(
 ) -> None:
     """Raises for what may be of a part of the model, in which another table has the path of this one."""
     place, name = path[:-1], path[-1]
-    own = next(end for end in _ends(place) if end in tables)
+    own = next(end for end in ends(place) if end in tables)
     tree = place[: len(place) - len(own)]
     for longer, table in tables.items():
         if longer == own or longer[-len(own) :] != own or table.update is not None:
@@ -163,7 +134,3 @@ def _check_no_rows(tables: Mapping[Path, Table], path: Path, leaf: Any) -> None:
                 f"the array of the table, e.g. {named('', (*place, *table.spec.param_names[:1]))}, as in trees like "
                 "that of the parameters; otherwise keep it, with its moments, under 'params', or save it apart."
             )
-
-
-def named(argument: str, path: Path) -> str:
-    return argument + "".join(f"[{name!r}]" for name in path)

@@ -16,7 +16,8 @@ from flax.errors import TraceContextError
 from jax_tt._base.arguments import as_scalar, mismatch, type_of
 from jax_tt._base.keywords import ChecksKeywords
 from jax_tt._collection.host_batch import host_batch
-from jax_tt._collection.training_state import Path, Shapes, by_path, tables_of
+from jax_tt._collection.paths import Path, by_path
+from jax_tt._collection.training_state import Shapes, tables_of
 from jax_tt._files.kinds import description_of
 from jax_tt._layers.call import (
     BagCalls,

@@ -16,6 +16,7 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_tt._collection.by_table import cut_arrays, cut_shapes, whole
 from jax_tt._collection.paths import Path, by_path, named, nested
 from jax_tt._collection.training_state import Groups, divided
 from jax_tt._jax.on_host import on_all, on_host
@@ -38,6 +39,9 @@ def save_args(model: Any, state: Any) -> dict[str, Any]:
     if need be. They are never gathered. Keys of a hash table stay in their slots, and are restored on the same number
     of devices. Other arrays are saved as they are.
 
+    What tables in stacks share is saved by table, under the paths that it has with ``stack=False``: either model reads
+    what the other has written.
+
     What follows the rows of a table is known by its path, which ends as that of an array of the table: an optax state
     has trees like that of the parameters.
 
@@ -52,7 +56,8 @@ def save_args(model: Any, state: Any) -> dict[str, Any]:
 
     Raises:
         TypeError, ValueError: ``state`` lacks an array of a table, or has an array of as many rows as a sharded table
-            stores which cannot be placed; the message has its path.
+            stores which cannot be placed, or one under the name of an array of a stack which has no rows of the tables;
+            the message has its path.
 
     >>> import jax, jax_tt, optax
     >>> mesh = jax.make_mesh((1,), ("model",))
@@ -64,7 +69,7 @@ def save_args(model: Any, state: Any) -> dict[str, Any]:
     >>> sorted(saved["tables"]["ad"]), sorted(saved["opt"]["0"]["mu"]["ad"])
     (['embedding', 'sizes'], ['embedding', 'sizes'])
     """
-    groups, others = divided(model, state)
+    groups, others, _ = divided(model, state, cut_arrays)
     everywhere = _everywhere(groups)
     saved = {path: _of_all(leaf, everywhere) for path, leaf in others.items()}
     for place, (table, arrays) in groups.items():
@@ -101,7 +106,8 @@ def target(model: Any, state: Any) -> dict[str, Any]:
     >>> jax_tt.checkpoint.target(collection, state)["ad"]["embedding"].shape
     (50, 8)
     """
-    return nested(_targets(*divided(model, state)))
+    groups, others, _ = divided(model, state, cut_shapes)
+    return nested(_targets(groups, others))
 
 
 def restore(model: Any, state: Any, arrays: Mapping[str, Any]) -> Any:
@@ -127,7 +133,7 @@ def restore(model: Any, state: Any, arrays: Mapping[str, Any]) -> Any:
     >>> bool((restored["ad"]["embedding"] == state["ad"]["embedding"]).all())
     True
     """
-    groups, others = divided(model, state)
+    groups, others, places = divided(model, state, cut_shapes)
     found = by_path(arrays)
     _check_arrays(found, _targets(groups, others))
     # A step can donate buffers of JAX alone, which arrays that were read need not be.
@@ -138,8 +144,8 @@ def restore(model: Any, state: Any, arrays: Mapping[str, Any]) -> Any:
         given = {name: found[*place, name] for name in own if (*place, name) in found}
         after = _of_pieces(table, given)
         restored |= {(*place, name): after[name] for name in own}
-    leaves = [restored[path] for path in by_path(state)]
-    return jax.tree.unflatten(jax.tree.structure(state), leaves)
+    leaves = whole(restored, places)
+    return jax.tree.unflatten(jax.tree.structure(state), list(leaves.values()))
 
 
 # Several processes can only make arrays of all of them in a program.

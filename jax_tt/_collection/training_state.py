@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jax_tt._base.arguments import mismatch, type_of
+from jax_tt._collection.by_table import Cut, Layout, Places, by_table, cut_shapes, parts_of_stacks
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.paths import Path, by_path, ends, named
+from jax_tt._collection.states import UPDATES
 from jax_tt._kinds.sharded.table import ShardedTable
 from jax_tt._table.table import Table
 
 # By place: a table, and arrays that are laid out as its arrays of these names.
 Groups = dict[Path, tuple[Table, dict[str, Any]]]
 
-# Of arrays by path.
-Shapes = Mapping[Path, tuple[int, ...]]
-
 # Where Flax has parameters. An array there has an order of its own, and so have its moments.
 _PARAMS = "params"
 
 
+class Described(NamedTuple):
+    """What a model says about its states.
+
+    Attributes:
+        tables: by their path in a checkpoint.
+        known: all its arrays as far as it knows them, by their path in its state.
+        layout: which of these a checkpoint has elsewhere.
+    """
+
+    tables: Mapping[Path, Table]
+    known: Mapping[Path, Any]
+    layout: Layout
+
+
 @functools.singledispatch
-def tables_of(model: Any) -> tuple[Mapping[Path, Table], Shapes]:
-    """The tables of a model by path, and the shapes of all its arrays as far as it knows them."""
+def tables_of(model: Any) -> Described:
+    """The tables of a model."""
     raise TypeError(
         f"model: got {type_of(model)}; expected a jax_tt.Collection, an NNX module, or a jax_tt.linen.EmbedCollection. "
         "The jax_tt.Collection for another linen layer has its table under the name of the layer."
@@ -34,18 +47,27 @@ def tables_of(model: Any) -> tuple[Mapping[Path, Table], Shapes]:
 
 
 @tables_of.register
-def _(model: Collection) -> tuple[Mapping[Path, Table], Shapes]:
-    return {(name,): table for name, table in model.tables.items()}, {}
+def _(model: Collection) -> Described:
+    tables = {(name,): table for name, table in model.tables.items()}
+    return Described(tables, {}, Layout(parts_of_stacks(model, steps=(UPDATES,))))
 
 
-def divided(model: Any, state: Any) -> tuple[Groups, dict[Path, Any]]:
-    """The arrays that are laid out as those of a table, by place and name, and all others by path."""
-    tables, known = tables_of(model)
-    leaves = by_path(state)
+def divided(model: Any, state: Any, cut: Cut) -> tuple[Groups, dict[Path, Any], Places]:
+    """The arrays that are laid out as those of a table, by place and name, and all others by path.
+
+    These are paths in a checkpoint, which has what tables share by table: the leaves of the state are at the places
+    that are returned.
+    """
+    tables, of_model, layout = tables_of(model)
+    given = by_path(state)
+    places = layout.places(given, of_model)
+    leaves = by_table(given, places, cut)
+    of_model = by_table(of_model, layout.places(of_model, of_model), cut_shapes)
+    known = {path: np.shape(leaf) for path, leaf in of_model.items()}
     # Other arrays, whose moments have their names.
     ordinary = {path: np.shape(leaf) for path, leaf in leaves.items() if _PARAMS in path[:-1]}
     names: dict[str, list[tuple[int, ...]]] = {}
-    for path, shape in (ordinary | dict(known)).items():
+    for path, shape in (ordinary | known).items():
         if _table_of(path, tables, known) is None:
             names.setdefault(path[-1], []).append(shape)
     groups: Groups = {}
@@ -66,10 +88,10 @@ def divided(model: Any, state: Any) -> tuple[Groups, dict[Path, Any]]:
             got = f"no array {missing[0]!r} of the table {'/'.join(path)!r} of the model"
             expected = "the whole training state of this model, tables and optimizer"
             raise mismatch("state", got, expected)
-    return groups, others
+    return groups, others, places
 
 
-def _table_of(path: Path, tables: Mapping[Path, Table], known: Shapes) -> Table | None:
+def _table_of(path: Path, tables: Mapping[Path, Table], known: Mapping[Path, Any]) -> Table | None:
     """The table that has an array of this name, unless the model has another array whose path fits better."""
     for end in ends(path)[:-1]:
         table = tables.get(end[:-1])

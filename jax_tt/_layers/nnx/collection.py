@@ -29,6 +29,7 @@ from jax_tt._collection.statistics import (
     init_totals,
     read_totals,
 )
+from jax_tt._collection.training_state import Described
 from jax_tt._ids.placement import Placement
 from jax_tt._jax.reverse_only import refuse_gradient
 from jax_tt._kinds.sharded.options import Exchange
@@ -41,11 +42,12 @@ from jax_tt._layers.call import (
 )
 from jax_tt._layers.nnx.module import (
     check_rngs,
+    described_layer,
     hoisted_optimizer,
     read_state,
     write_state,
 )
-from jax_tt._layers.nnx.stacks import TablesOfStacks
+from jax_tt._layers.nnx.stacks import TablesOfStacks, described_stacks
 from jax_tt._layers.nnx.table import TableEmbed
 from jax_tt._layers.pretrained import replacements
 from jax_tt._layers.variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts, OutOfRange
@@ -233,6 +235,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             self.counts = nnx.data({name: LookupCounts(value) for name, value in totals.items()})
 
     _in_stacks: InStacks = MappingProxyType({})
+    # Those whose ids out of range have been counted, as a table alone has the count then.
+    _counted: tuple[str, ...] = ()
 
     def _hold(
         self,
@@ -257,9 +261,11 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         self._count_out_of_range()
 
     def _count_out_of_range(self) -> None:
-        warns = any(lookup.bounds == "warn" for _, lookup in self._in_stacks.values())
-        if warns and not hasattr(self, "out_of_range"):
-            self.out_of_range = OutOfRange(jnp.zeros(len(self._in_stacks), jnp.int32))
+        held = self._in_stacks
+        counts = {name for name, (_, lookup) in held.items() if lookup.bounds == "warn"}
+        if counts and not self._counted:
+            self.out_of_range = OutOfRange(jnp.zeros(len(held), jnp.int32))
+        self._counted = tuple(name for name in held if name in counts or name in self._counted)
 
     def _set_in_stack(self, name: str, table: Table, lookup: Lookup) -> None:
         self._in_stacks = Frozen({**self._in_stacks, name: (table, lookup)})
@@ -529,6 +535,11 @@ def write_arrays(embed: EmbedCollection, arrays: Mapping[str, Mapping[str, Any]]
             variable.set_value(arrays[name][array])
     for name, value in arrays.get(UPDATES, {}).items():
         getattr(embed, name).set_value(value)
+
+
+@described_layer.register
+def _(layer: EmbedCollection) -> Described:
+    return described_stacks(layer)
 
 
 def _hoisted(tables: Any) -> tuple[Any, dict[str, dict[str, nnx.Variable[Any]]]]:

@@ -15,9 +15,10 @@ from flax.errors import TraceContextError
 
 from jax_tt._base.arguments import as_scalar, mismatch, type_of
 from jax_tt._base.keywords import ChecksKeywords
+from jax_tt._collection.by_table import Layout
 from jax_tt._collection.host_batch import host_batch
-from jax_tt._collection.paths import Path, by_path
-from jax_tt._collection.training_state import Shapes, tables_of
+from jax_tt._collection.paths import by_path
+from jax_tt._collection.training_state import Described, tables_of
 from jax_tt._files.kinds import description_of
 from jax_tt._layers.call import (
     BagCalls,
@@ -314,12 +315,32 @@ def check_rngs(rngs: Any) -> None:
         raise mismatch("rngs", type_of(rngs), expected, error=TypeError)
 
 
+@functools.singledispatch
+def described_layer(layer: nnx.Module) -> Described:
+    """What a layer says about its own arrays in checkpoints, without those of the layers in it, by path from there."""
+    del layer
+    return Described({}, {}, Layout())
+
+
+@described_layer.register
+def _(layer: TableModule) -> Described:
+    return Described({(): layer.table}, {}, Layout())
+
+
 @tables_of.register(nnx.Module)
-def _(model: nnx.Module) -> tuple[dict[Path, Table], Shapes]:
-    """The tables of all layers of a module, and the shapes of all its variables."""
-    layers = [(path, one) for path, one in nnx.iter_modules(model) if isinstance(one, TableModule)]
-    variables = by_path(nnx.state(model))
-    return (
-        {tuple(map(str, path)): layer.table for path, layer in layers},
-        {path: jnp.shape(leaf) for path, leaf in variables.items()},
+def _(model: nnx.Module) -> Described:
+    """The tables of all layers of a module, and all its variables."""
+    layers = [
+        (tuple(map(str, path)), described_layer(one)) for path, one in nnx.iter_modules(model)
+    ]
+    layouts = [one.layout.within(path) for path, one in layers]
+    layout = Layout(
+        {path: parts for one in layouts for path, parts in one.parts.items()},
+        {path: new for one in layouts for path, new in one.moved.items()},
     )
+    tables = {
+        layout.moved.get((*path, *own), (*path, *own)): table
+        for path, one in layers
+        for own, table in one.tables.items()
+    }
+    return Described(tables, by_path(nnx.state(model)), layout)

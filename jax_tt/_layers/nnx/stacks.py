@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 from flax.nnx.nn import dtypes
 
+from jax_tt._collection.by_table import Layout, entries_of, parts_of_stacks
+from jax_tt._collection.training_state import Described
 from jax_tt._layers.call import ScoreCalls
 from jax_tt._layers.nnx.module import LookupOption, UpdateOption
 from jax_tt._lookup.rows import lookup_rows
@@ -157,3 +159,18 @@ class TablesOfStacks:
         return self._by_name(
             {n: alone[n] if n in alone else StackedTable(embed, n) for n in embed._names}
         )
+
+
+def described_stacks(embed: EmbedCollection) -> Described:
+    """What an `EmbedCollection` says about its arrays in checkpoints, which are as those of a layer without stacks."""
+    held, tables = embed._in_stacks, "tables"
+    parts = parts_of_stacks(embed.collection, stacks=("stacks",), tables=(tables,))
+    if embed._counted:
+        paths = [(tables, n, "out_of_range") if n in embed._counted else None for n in held]
+        parts["out_of_range",] = entries_of(paths)
+    moved = {("hyperparameters", name): (tables, name, "hyperparameters") for name in held}
+    if held:
+        moved |= {("alone", name): (tables, name) for name in embed.alone}
+    return Described(
+        {(tables, name): table for name, (table, _) in held.items()}, {}, Layout(parts, moved)
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from jax_tt._base.arguments import mismatch, one_of, type_of
 from jax_tt._base.dtypes import accumulator
 from jax_tt._base.keywords import expect_names
 from jax_tt._collection.collection import Collection, States
+from jax_tt._collection.flat_bags import count_out_of_range, flat_bags, side_by_side
 from jax_tt._collection.insertion import insert_in_collection_call
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.requests import Request, requests_of
@@ -29,21 +29,21 @@ from jax_tt._collection.statistics import (
 from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._ids.batch import Batch
 from jax_tt._ids.explicit import explicit_mesh
+from jax_tt._ids.id_space import plus_count
 from jax_tt._ids.inputs import bag_batch
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.offsets import well_formed, without_ids_if
-from jax_tt._ids.split_ids import SplitIds
 from jax_tt._jax.on_host import own_constants
 from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limit_of_sums, rearranged
 from jax_tt._lookup.offsets import nan_if
-from jax_tt._lookup.pooled_sums import choose_execution, pooled_sums, prepare_call
+from jax_tt._lookup.pooled_sums import OUT_OF_RANGE, choose_execution, pooled_sums, prepare_call
 from jax_tt._ops.lookup import options_of
 from jax_tt._table.check import check_state
 from jax_tt._table.groups import BoundTable
 from jax_tt._table.options import Lookup, StepInputs
-from jax_tt._table.parts_of_arrays import FlatBags, detached, taken
+from jax_tt._table.parts_of_arrays import detached, taken
 from jax_tt._table.row_shard import RowShard, row_shard
 
 LAYOUTS = ("features", *WIDE)
@@ -176,14 +176,21 @@ def embed(
         batches |= _found_keys(uses, state, batches)
     shares = collection.stacks or isinstance(batch, KeyedBags)
     in_place = bool(shares) and _in_place(state, batches, uses)
-    flats = _flat_bags(collection, batch, requests, storages, refused) if in_place else {}
+    flats = flat_bags(collection, batch, requests, storages, refused) if in_place else {}
+    counting = {name: tables[name].num_embeddings for name in flats if OUT_OF_RANGE in state[name]}
+    counts = count_out_of_range(flats, counting)
     if collection.stacks and not in_place:
         state = taken(state)
     for (name, table), read in zip(tables.items(), scalars, strict=True):
         ids = batches[name]
-        call, changed = prepare_call(
-            uses[name], {**state[name], **read}, ids, inputs[name], refused
-        )
+        own = {
+            array: x
+            for array, x in state[name].items()
+            if name not in counts or array != OUT_OF_RANGE
+        }
+        call, changed = prepare_call(uses[name], {**own, **read}, ids, inputs[name], refused)
+        if name in counts:
+            changed = {**changed, OUT_OF_RANGE: plus_count(state[name][OUT_OF_RANGE], counts[name])}
         if call.limit is not None:
             of_table = [requests[feature] for feature in collection.features_of[name]]
             call = call._replace(limit=_limit_of_sums(call.limit, call.batch, uses[name], of_table))
@@ -238,57 +245,6 @@ def _in_place(state: States, batches: Mapping[str, Batch], uses: Mapping[str, Bo
     )
 
 
-def _flat_bags(
-    collection: Collection,
-    batch: Any,
-    requests: Mapping[str, Request],
-    storages: Mapping[str, Any],
-    refused: jax.Array | None,
-) -> dict[str, dict[str, FlatBags]]:
-    """The ids, offsets and weights of `KeyedBags` of which tables have parts, by table and name.
-
-    The bags of a table must lie side by side, and its sums be those of its features.
-    """
-    if not isinstance(batch, KeyedBags):
-        return {}
-    ids = batch.ids
-    if isinstance(ids, SplitIds) or ids.dtype.name not in ("int32", "uint32") or batch.slots:
-        return {}
-    offsets = jnp.asarray(batch.offsets)
-    if refused is not None:
-        offsets = jnp.where(refused, jnp.zeros_like(offsets), offsets)
-    ends = dict(zip(batch.keys, itertools.accumulate(batch.sizes), strict=True))
-    found = {}
-    for name, features in collection.features_of.items():
-        own = [requests[feature] for feature in features]
-        if not _side_by_side(batch, features) or any(
-            one.lookup is None or one.summed is not one.batch for one in own
-        ):
-            continue
-        first = batch.keys.index(features[0])
-        begin, count = ends[features[0]] - batch.sizes[first], 0
-        count = ends[batch.keys[first + len(features) - 1]] - begin
-        accum = accumulator(storages[name])
-        plain = batch.weights is None or all(key in batch.unweighted for key in features)
-        weights = jnp.zeros((0,), accum) if plain else jnp.asarray(batch.weights).astype(accum)
-        form = f"{ids.dtype} {None if plain else accum}"
-        arrays = {
-            "ids": jnp.asarray(ids)[None],
-            "offsets": offsets[None, None],
-            "weights": weights[None],
-        }
-        found[name] = {
-            key: FlatBags(array, (form, key), begin, count) for key, array in arrays.items()
-        }
-    return found
-
-
-def _side_by_side(batch: KeyedBags, features: Sequence[str]) -> bool:
-    """Whether the bags of these features, in their order in the batch, are one after another."""
-    numbers = [batch.keys.index(feature) for feature in features]
-    return numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-
-
 def _found_keys(
     uses: Mapping[str, BoundTable], state: States, batches: Mapping[str, Batch]
 ) -> dict[str, Batch]:
@@ -333,7 +289,7 @@ def _batch_of(use: BoundTable, storage: Any, requests: Mapping[str, Request], ba
     """The one batch of a table."""
     pooled = (request.lookup is not None for request in requests.values())
     alike = all(pooled) and all(request.summed is request.batch for request in requests.values())
-    if isinstance(batch, KeyedBags) and alike and _side_by_side(batch, tuple(requests)):
+    if isinstance(batch, KeyedBags) and alike and side_by_side(batch, tuple(requests)):
         # Neighbours in the flat arrays are one batch already.
         first = batch.keys.index(next(iter(requests)))
         whole = batch.between(first, first + len(requests))

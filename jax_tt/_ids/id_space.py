@@ -205,6 +205,12 @@ def add_out_of_range(total: jax.Array, batch: Batch, space: IdSpace, axis_name: 
     return total + jnp.minimum(count, _MOST - total)
 
 
+def plus_count(total: jax.Array, count: jax.Array) -> jax.Array:
+    """``total`` plus ``count``, as `add_out_of_range` adds them on one device."""
+    total = total.astype(jnp.int32)
+    return total + jnp.minimum(summed_like(total, count[None]), _MOST - total)
+
+
 def in_shard(space: IdSpace, batch: Batch, rows: int, axes: tuple[str, ...], bounds: str) -> Batch:
     """A batch of the whole table as one of a shard of it.
 

@@ -46,6 +46,7 @@ class DenseCall(TableCall):
 
     kind = "dense_"
     in_columns = True
+    takes_parts = True
     most_arrays = 600
     rows_over: tuple[str, ...] = ()
     columns_over: tuple[str, ...] = ()

@@ -41,6 +41,7 @@ class TableCall(abc.ABC):
         kind: what the names of the ops begin with.
         op: the rest of the name.
         in_columns: whether the op can have the sums of all tables, or their gradients, in one array.
+        takes_parts: whether operands may be a `Part` of arrays that several tables share.
         most_arrays: about how many arrays one call may change in place. XLA takes time to compile it with the cube of
             their number.
         blocked, whole: arrays as in `over_blocks`; together they are the operands in the order of the target.
@@ -56,6 +57,7 @@ class TableCall(abc.ABC):
     kind: ClassVar[str]
     op: ClassVar[str]
     in_columns: ClassVar[bool] = False
+    takes_parts: ClassVar[bool] = False
     most_arrays: ClassVar[int]
     blocked_results: ClassVar[tuple[str, ...]]
     appended_results: ClassVar[tuple[str, ...]] = ()
@@ -89,7 +91,7 @@ class TableCall(abc.ABC):
         first = self.params[self.table.spec.param_names[0]]
         self.operands = make_operands(self.table, first.dtype, call.batch)
         self.blocked: dict[str, Any] = dict(self.operands.arrays)
-        if call.flat is not None and self._takes_flat():
+        if call.flat is not None and self._takes_flat(isinstance(first, Part)):
             self.blocked |= call.flat
         self.whole: dict[str, jax.Array] = dict(self.params)
         self.appended: dict[str, jax.Array] = {}
@@ -101,10 +103,12 @@ class TableCall(abc.ABC):
         else:
             self.caller = f"{self.op} of {self.caller}"
 
-    def _takes_flat(self) -> bool:
-        """Whether the op cuts the bags out of those of many features itself; it reads offsets on the host."""
-        divided = is_partitioned() or self.lookup.axis_name is not None
-        return self.platform == "cpu" and not divided and not self.lookup.wanted.weights
+    def _takes_flat(self, stacked: bool) -> bool:
+        """Whether the op cuts the bags out of those of many features itself, for which it reads offsets on the host."""
+        if self.platform != "cpu" or not self.takes_parts or self.lookup.wanted.weights:
+            return False
+        # Stacks are whole on every device.
+        return self.lookup.axis_name is None and (stacked or not is_partitioned())
 
     @abc.abstractmethod
     def results(self, args: Named) -> Types:

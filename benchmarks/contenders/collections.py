@@ -128,4 +128,4 @@ def program(work: Tables, parts: Sequence[Sequence[int]] | None = None) -> Progr
 
 
 def _collection(tables: dict[str, jax_tt.Table]) -> jax_tt.Collection:
-    return jax_tt.Collection(tables, {name: jax_tt.Feature(name) for name in tables})
+    return jax_tt.Collection(tables, {name: jax_tt.Feature(name) for name in tables}, stack=True)

@@ -34,7 +34,6 @@ from jax_tt._ids.inputs import bag_batch
 from jax_tt._ids.keyed_bags import KeyedBags
 from jax_tt._ids.offsets import well_formed, without_ids_if
 from jax_tt._jax.on_host import own_constants
-from jax_tt._kinds.dense.table import DenseTable
 from jax_tt._kinds.hashed.table import found_slots, require_hash_table
 from jax_tt._lookup.limit import limit_of_sums, rearranged
 from jax_tt._lookup.offsets import nan_if
@@ -175,10 +174,10 @@ def embed(
     if any(table.ids.takes_keys for table in tables.values()):
         batches |= _found_keys(uses, state, batches)
     shares = collection.stacks or isinstance(batch, KeyedBags)
-    in_place = bool(shares) and _in_place(state, batches, uses)
+    in_place = bool(shares) and _in_place(collection, state, batches, uses)
     flats = flat_bags(collection, batch, requests, storages, refused) if in_place else {}
     counting = {name: tables[name].num_embeddings for name in flats if OUT_OF_RANGE in state[name]}
-    counts = count_out_of_range(flats, counting)
+    counts = count_out_of_range(flats, counting) if counting else {}
     if collection.stacks and not in_place:
         state = taken(state)
     for (name, table), read in zip(tables.items(), scalars, strict=True):
@@ -233,15 +232,20 @@ def embed(
     return WIDE[layout].of_rows(rows) if layout in WIDE else rows, after
 
 
-def _in_place(state: States, batches: Mapping[str, Batch], uses: Mapping[str, BoundTable]) -> bool:
+def _in_place(
+    collection: Collection,
+    state: States,
+    batches: Mapping[str, Batch],
+    uses: Mapping[str, BoundTable],
+) -> bool:
     """Whether native ops may take parts of shared arrays where they are: these are whole on a device."""
     if get_abstract_mesh().manual_axes or explicit_mesh((state, batches)) is not None:
         return False
     return all(
         not use.execution.devices
         and use.lookup.axis_name is None
-        and (use.execution.group is not None or not isinstance(use.table, DenseTable))
-        for use in uses.values()
+        and (use.execution.group is not None or name not in collection.stack_of)
+        for name, use in uses.items()
     )
 
 

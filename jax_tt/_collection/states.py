@@ -98,7 +98,8 @@ def check_shared(
         shape = (len(tables),) if stacked and scalar == "step" else ()
         own = getattr(value, "shape", ())
         if getattr(value, "dtype", None) != jnp.float32 or own[len(own) - len(shape) :] != shape:
-            expected = f"float32 of shape {shape}, as Collection.init returns it"
+            what = f"float32 of shape {shape}" if shape else "a float32 scalar"
+            expected = f"{what}, as Collection.init returns it"
             raise mismatch(f"{argument}[{name!r}][{scalar!r}]", value, expected)
 
 

@@ -18,8 +18,8 @@ from jax_tt import optimizers
 ALL = (
     "cache_policies cache_rank cache_step cache_streams headline sweep_cores sweep_rank sweep_features sweep_batch "
     "two_cores layer_calls collection_step collection_mixed collection_mlperf collection_memory dense_by_hand "
-    "dense_step temporaries dlrm_step dlrm_peers hash hash_step quantized quantized_tables coded compress_kinds serving tiers "
-    "sharding top_k"
+    "dense_step temporaries dlrm_step dlrm_peers hash hash_step quantized quantized_tables coded compress_kinds "
+    "serving tiers sharding top_k"
 )
 GPU = "gpu_peaks gpu_headline gpu_dense gpu_tables gpu_hash gpu_bags gpu_elrec gpu_ecorec"
 

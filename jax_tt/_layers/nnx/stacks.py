@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from flax.nnx.nn import dtypes
@@ -17,9 +17,6 @@ from jax_tt._table.copies import with_update
 from jax_tt._table.options import Lookup
 from jax_tt._table.sizes import sizes
 from jax_tt._table.table import Table
-
-if TYPE_CHECKING:
-    from jax_tt._layers.nnx.collection import EmbedCollection
 
 
 class RowsOfVariable:
@@ -57,7 +54,7 @@ class StackedTable(ScoreCalls):
     outside of losses.
     """
 
-    def __init__(self, embed: EmbedCollection, name: str) -> None:
+    def __init__(self, embed: Any, name: str) -> None:
         self._embed, self._name = embed, name
 
     def __getattr__(self, name: str) -> Any:
@@ -161,7 +158,7 @@ class TablesOfStacks:
         )
 
 
-def described_stacks(embed: EmbedCollection) -> Described:
+def described_stacks(embed: Any) -> Described:
     """What an `EmbedCollection` says about its arrays in checkpoints, which are as those of a layer without stacks."""
     held, tables = embed._in_stacks, "tables"
     parts = parts_of_stacks(embed.collection, stacks=("stacks",), tables=(tables,))

@@ -173,7 +173,7 @@ class Collection:
         >>> collection.sizes(collection.init(jax.random.key(0)))
         {'ad': (1600, 0)}
         """
-        states = self.rows_by_table(state)
+        states = self.rows_by_table(state, steps=True)
         of_tables = {name: sizes(table.spec, states[name]) for name, table in self.tables.items()}
         return self._with_shared(of_tables)
 
@@ -198,12 +198,15 @@ class Collection:
         Raises:
             TypeError, ValueError: ``state`` lacks an array, or there is no such table.
         """
-        found = taken(self.rows_by_table(state))
+        found = taken(self.rows_by_table(state, steps=True))
         expect_names("table", "table", [table], found)
         return found[table]
 
-    def rows_by_table(self, state: States) -> dict[str, dict[str, Any]]:
-        """The arrays of every table by name, with `StackRows` in place of those in stacks."""
+    def rows_by_table(self, state: States, steps: bool = False) -> dict[str, dict[str, Any]]:
+        """The arrays of every table by name, with `StackRows` in place of those in stacks.
+
+        With ``steps``, the tables that share scalars have the count of their steps also where it is in one array.
+        """
         self.check(state)
         states = {
             name: dict(self.stack_of[name].rows(state[self.stack_of[name].name], name))
@@ -211,7 +214,7 @@ class Collection:
             else dict(state[name])
             for name in self.tables
         }
-        if self.stack:
+        if self.stack and steps:
             for k, name in enumerate(self.sharing):
                 states[name]["step"] = state[UPDATES]["step"][..., k]
         return states
@@ -393,7 +396,7 @@ class Collection:
         >>> sorted(states["ad"]), sorted(collection.joined(states))
         (['embedding', 'sentinel', 'step', 'used'], ['ad', 'updates'])
         """
-        by_table, states = taken(self.rows_by_table(state)), {}
+        by_table, states = taken(self.rows_by_table(state, steps=True)), {}
         for name, own in self._without_scalars(by_table).items():
             states[name] = checkpoint.by_row(self.tables[name], own)
             if name in self.sharing:
@@ -475,7 +478,7 @@ class Collection:
         check_replacements(self.tables, tables)
         replaced = {name: table for name, (table, _) in tables.items()}
         after = dataclasses.replace(self, tables={**self.tables, **replaced})
-        by_table = taken(self.rows_by_table(state))
+        by_table = taken(self.rows_by_table(state, steps=True))
         by_table |= {name: dict(own) for name, (_, own) in tables.items()}
         counted = {name: dict(state[name]) for name in state if name == STATISTICS}
         return after, after.from_tables(by_table, state.get(UPDATES)) | counted

@@ -12,6 +12,7 @@ from jax_tt._layers.nnx.embed import TTEmbedBag as TTEmbedBag
 from jax_tt._layers.nnx.gradients import FusedOptimizer as FusedOptimizer
 from jax_tt._layers.nnx.gradients import grad as grad
 from jax_tt._layers.nnx.gradients import value_and_grad as value_and_grad
+from jax_tt._layers.nnx.stacks import StackedTable as StackedTable
 from jax_tt._layers.nnx.table import TableEmbed as TableEmbed
 from jax_tt._layers.nnx.table import TableEmbedBag as TableEmbedBag
 from jax_tt._layers.nnx.tiers import LayerTiers as LayerTiers

@@ -148,8 +148,8 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
         statistics: whether training calls count what they look up in every table, for `statistics`. It is counted in a
             variable `LookupCounts`.
         stack: whether tables that are alike share variables, as in `jax_tt.Collection`: ``stacks[stack][array]`` are
-            the variables, ``tables[name]`` is a `StackedTable`. A step of many tables then costs what its kernels cost,
-            and not what the variables cost. `replaced` and growth take a layer without stacks.
+            the variables, ``tables[name]`` is a `jax_tt.nnx.StackedTable`. A step of many tables then costs what its
+            kernels cost, and not what the variables cost. `replaced` and growth take a layer without stacks.
         rngs: random number generators; every table takes one key of ``params``, in the order of ``tables``.
 
     Example:

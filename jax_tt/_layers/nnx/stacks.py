@@ -52,6 +52,19 @@ class StackedTable(ScoreCalls):
     layer: ``bounds``, ``method``, ``precision``, ``axis_name``, and what its optimizer does. Its arrays are read and
     written by name, e.g. ``embed.tables["item"].embedding[...]``, which copies these rows. A call of it returns rows
     outside of losses.
+
+    Example:
+        >>> import jax.numpy as jnp, jax_tt
+        >>> from flax import nnx
+        >>> tables = {name: jax_tt.dense_table(rows, 8) for name, rows in [("user", 100), ("ad", 50)]}
+        >>> features = {name: jax_tt.Feature(name) for name in tables}
+        >>> embed = jax_tt.EmbedCollection(tables, features, stack=True, rngs=nnx.Rngs(0))
+        >>> table = embed.tables["ad"]
+        >>> table(jnp.array([3, 4])).shape, table.embedding[...].shape
+        ((2, 8), (50, 8))
+        >>> table.embedding[3] = 0.0
+        >>> embed.stacks["dense_8"]["embedding"][103]
+        Array([0., 0., 0., 0., 0., 0., 0., 0.], dtype=float32)
     """
 
     def __init__(self, embed: Any, name: str) -> None:

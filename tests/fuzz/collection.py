@@ -49,7 +49,7 @@ def _checked(rng: np.random.Generator, case: Case) -> str:
         g = {name: _cotangent(rng, case, name) for name in collection.features}
         given = jax_tt.KeyedBags.from_bags(batch, capacity=128) if keyed else batch
         arguments = (state, given, _in_layout(g, layout))
-        result = _step(collection, layout, case.lookup, *arguments)
+        result = _step(collection, case.stack, layout, case.lookup, *arguments)
         first = first or (arguments, result)
         rows, after = result
         rows = _by_feature(collection, rows, layout)
@@ -63,18 +63,27 @@ def _checked(rng: np.random.Generator, case: Case) -> str:
     hostile = jax.tree.map(functools.partial(_hostile, rng), first[0][1])
     try:
         jax.block_until_ready(
-            _step(collection, layout, case.lookup, first[0][0], hostile, first[0][2])
+            _step(collection, case.stack, layout, case.lookup, first[0][0], hostile, first[0][2])
         )
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         assert str(error).startswith(("OUT_OF_RANGE: ", "INVALID_ARGUMENT: ")), error
-    again = _step(collection, layout, case.lookup, *first[0])
+    again = _step(collection, case.stack, layout, case.lookup, *first[0])
     jax.tree.map(np.testing.assert_array_equal, again, first[1])
     return "checked"
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _step(collection: Any, layout: str, lookup: Any, state: Any, batch: Any, g: Any) -> Any:
-    """The rows, and the state in which a table without an optimizer has its gradients in place of its arrays."""
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _step(
+    collection: Any, stack: bool, layout: str, lookup: Any, state: Any, batch: Any, g: Any
+) -> Any:
+    """The rows, and the state in which a table without an optimizer has its gradients in place of its arrays.
+
+    With ``stack``, tables that are alike share their arrays in the step.
+    """
+    by_table, beside = state, {k: state[k] for k in ("updates", "statistics") if k in state}
+    if stack:
+        collection = dataclasses.replace(collection, stack=True)
+        state = beside | collection.from_tables(by_table, state.get("updates"))
 
     def rows_of(trained: Any) -> Any:
         arrays = collection.replaced(state, trained)
@@ -83,7 +92,13 @@ def _step(collection: Any, layout: str, lookup: Any, state: Any, batch: Any, g: 
     rows, pull, after = jax.vjp(rows_of, collection.trained(state), has_aux=True)
     g = jax.tree.map(lambda cotangent, row: cotangent.astype(row.dtype), g, rows)
     after, others = collection.overwritten(after, pull(g)[0])
-    return rows, collection.replaced(after, others)
+    after = collection.replaced(after, others)
+    if stack:
+        flags = {name: after[name] for name in beside}
+        if "updates" in flags:
+            flags["updates"] = {k: after["updates"][k] for k in by_table["updates"]}
+        after = {name: collection.of(after, name) for name in collection.tables} | flags
+    return rows, after
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

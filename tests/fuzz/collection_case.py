@@ -54,6 +54,7 @@ class Case:
     layout: str
     keyed: bool
     x64: bool
+    stack: bool = False
 
 
 # The ids and weights of every bag of a feature, or of the one bag of each id of a sequence.
@@ -65,8 +66,14 @@ def random_case(rng: np.random.Generator) -> Case:
     layout = str(rng.choice(["features", "features", "concatenated", "stacked"]))
     width = int(rng.integers(1, 10)) if layout == "stacked" else None
     tables, features = {}, {}
+    # Tables of a stack are alike but for their rows.
+    stack = rng.random() < 0.4
+    like = _dense_options(rng, width, x64)
     for k in range(rng.integers(1, 7)):
-        tables[f"table{k}"] = _table(rng, width, x64)
+        alike = stack and rng.random() < 0.8
+        tables[f"table{k}"] = (
+            jax_tt.dense_table(_rows(rng), **like) if alike else _table(rng, width, x64)
+        )
         for f in range(rng.choice([1, 1, 1, 2, 3])):
             combiner = COMBINERS[rng.integers(len(COMBINERS))]
             features[f"feature{k}.{f}"] = jax_tt.Feature(f"table{k}", combiner=combiner)
@@ -91,29 +98,36 @@ def random_case(rng: np.random.Generator) -> Case:
         name: dataclasses.replace(form, wide=kinds[collection.features[name].table])
         for name, form in forms.items()
     }
-    return Case(collection, forms, lookup, layout, keyed, x64)
+    return Case(collection, forms, lookup, layout, keyed, x64, stack)
 
 
-def _table(rng: np.random.Generator, width: int | None, x64: bool) -> Any:
-    width = int(rng.integers(1, 10)) if width is None else width
-    rows = int(rng.choice([1, 2, 7, rng.integers(4, 150)]))
+def _rows(rng: np.random.Generator) -> int:
+    return int(rng.choice([1, 2, 7, rng.integers(4, 150)]))
+
+
+def _dense_options(rng: np.random.Generator, width: int | None, x64: bool) -> dict[str, Any]:
     types = ["float32", "float32", "bfloat16", "float16", *(["float64"] * 4 if x64 else [])]
-    options: dict[str, Any] = {
+    return {
+        "features": int(rng.integers(1, 10)) if width is None else width,
         "param_dtype": str(rng.choice(types)),
         "optimizer": RULES[rng.integers(len(RULES))],
         "stochastic_rounding": bool(rng.integers(2)),
     }
+
+
+def _table(rng: np.random.Generator, width: int | None, x64: bool) -> Any:
+    options, rows = _dense_options(rng, width, x64), _rows(rng)
     kind = rng.choice(["dense", "train", "cached"])
     if kind == "dense":
         own = {"optimizer": CUSTOM} if rng.random() < 0.15 else {}
-        return jax_tt.dense_table(rows, width, **{**options, **own})
+        return jax_tt.dense_table(rows, **{**options, **own})
     cache = None
     if kind == "cached":
         gradients = str(rng.choice(["rows", "cores"]))
         cache = jax_tt.RowCache(8, ways=4, refresh_every=1, gradients=gradients)
     order = jax_tt.order.IdOrder(rng.permutation(rows)) if rng.random() < 0.2 else None
     rank = int(rng.integers(1, 4))
-    return jax_tt.tt_table(rows, width, tt_ranks=rank, cache=cache, id_order=order, **options)
+    return jax_tt.tt_table(rows, tt_ranks=rank, cache=cache, id_order=order, **options)
 
 
 def _form(

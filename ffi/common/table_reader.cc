@@ -73,7 +73,13 @@ Status TableReader::ReadBatch(const ffi::Dictionary& attrs, Buffers* buffers) {
   JAX_TT_RETURN_IF_ERROR(Data(offsets, "offsets", -1, &ends));
   if (first < 0 || bags < 0 || bags >= Count(offsets) - first)
     return InvalidArgument("a table has bags that the batch does not have");
+  const auto capacity = ids.dimensions().size() < 2 ? 0 : ids.dimensions()[1];
   ends += first;
+  for (int64_t bag = 0; bag <= bags; ++bag)
+    if (ends[bag] < (bag == 0 ? 0 : ends[bag - 1]) || ends[bag] > capacity)
+      return InvalidArgument("KeyedBags.offsets[" + std::to_string(first + bag) + "] is " + std::to_string(ends[bag]) +
+                             "; expected offsets that never fall and end at or below the capacity of " +
+                             std::to_string(capacity) + " ids");
   std::vector<int32_t>& own = call_.offsets->emplace_back(static_cast<size_t>(bags) + 1);
   for (int64_t bag = 0; bag <= bags; ++bag) own[static_cast<size_t>(bag)] = ends[bag] - ends[0];
   const int64_t count = ends[bags] - ends[0];

@@ -74,7 +74,7 @@ class TableReader {
   int next_table_ = 0;
   std::string_view table_;
   Stacks arg_stacks_, ret_stacks_, batches_;
-  // What the parts of arrays point to.
+  // What the parts of arrays point to.  Passes, which run when the reader is gone, keep pointers to data alone.
   std::deque<XLA_FFI_Buffer> parts_;
   std::deque<std::vector<int64_t>> sizes_;
 };

@@ -106,7 +106,8 @@ def _of_shape(parts: Parts, path: Path, shape: tuple[int, ...]) -> Parts | None:
     got = f"shape {shape}, which cannot be divided into the rows of tables"
     tables = ", ".join(of_table[-2] for of_table in parts.paths if of_table)
     expected = f"{parts.shape} or {by_row}, the rows of {tables} one after another"
-    raise mismatch(named("state", path), got, expected, "With stack=False, it is saved by table.")
+    fix = "Other arrays of tables in a stack cannot be saved; build the model with stack=False."
+    raise mismatch(named("state", path), got, expected, fix)
 
 
 def parts_of_stacks(

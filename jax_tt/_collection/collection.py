@@ -173,8 +173,11 @@ class Collection:
         >>> collection.sizes(collection.init(jax.random.key(0)))
         {'ad': (1600, 0)}
         """
-        states = self.rows_by_table(state, steps=True)
+        states = self.rows_by_table(state)
         of_tables = {name: sizes(table.spec, states[name]) for name, table in self.tables.items()}
+        for name in self.sharing if self.stack else ():
+            rows, steps = of_tables[name]
+            of_tables[name] = rows, steps + _SCALAR
         return self._with_shared(of_tables)
 
     @functools.cached_property
@@ -198,9 +201,13 @@ class Collection:
         Raises:
             TypeError, ValueError: ``state`` lacks an array, or there is no such table.
         """
-        found = taken(self.rows_by_table(state, steps=True))
-        expect_names("table", "table", [table], found)
-        return found[table]
+        self.check(state)
+        expect_names("table", "table", [table], self.tables)
+        stack = self.stack_of.get(table)
+        own = dict(state[table]) if stack is None else taken(stack.rows(state[stack.name], table))
+        if self.stack and table in self.sharing:
+            own["step"] = state[UPDATES]["step"][..., self.sharing.index(table)]
+        return own
 
     def rows_by_table(self, state: States, steps: bool = False) -> dict[str, dict[str, Any]]:
         """The arrays of every table by name, with `StackRows` in place of those in stacks.
@@ -527,6 +534,14 @@ class Collection:
 
     def check(self, state: Any, argument: str = "state") -> None:
         """Raises unless a state has arrays by name of all tables, and the scalars that they share."""
+        given = state.keys() if isinstance(state, Mapping) else ()
+        for name, stack in self.stacks.items():
+            if name not in given and not stack.tables.keys().isdisjoint(given):
+                fix = (
+                    "Collection.joined takes what Collection.separated of that collection returns."
+                )
+                got = "the state of a collection without stacks"
+                raise mismatch(argument, got, f"the arrays of the stack {name!r}", fix)
         check_states(argument, state, [*self.stacks, *self.alone])
         for name, stack in self.stacks.items():
             stack.check(argument, state[name])
@@ -572,7 +587,10 @@ class Collection:
             return None
         if self.stack:
             updates = state[UPDATES]
-            expect(updates["step"].ndim == 1, "state['updates']['step']", updates["step"], "[T]")
+            shape = (len(self.sharing),)
+            expect(
+                updates["step"].shape == shape, "state['updates']['step']", updates["step"], shape
+            )
             return Shared(updates["step"], *(updates[name] for name in FLAGS))
         steps = {name: state[name]["step"] for name in self.sharing}
         for name, step in steps.items():

@@ -52,12 +52,12 @@ def flat_bags(
         ):
             continue
         first = batch.keys.index(features[0])
-        begin, count = ends[features[0]] - batch.sizes[first], 0
+        begin = ends[features[0]] - batch.sizes[first]
         count = ends[batch.keys[first + len(features) - 1]] - begin
         accum = accumulator(storages[name])
         plain = batch.weights is None or all(key in batch.unweighted for key in features)
         weights = jnp.zeros((0,), accum) if plain else jnp.asarray(batch.weights).astype(accum)
-        form = f"{ids.dtype} {None if plain else accum}"
+        form = f"{ids.dtype} {accum} {plain}"
         arrays = {
             "ids": jnp.asarray(ids)[None],
             "offsets": offsets[None, None],

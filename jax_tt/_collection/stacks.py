@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax_tt._base.arguments import mismatch
 from jax_tt._collection.frozen import Frozen
 from jax_tt._kinds.dense.table import DenseTable
+from jax_tt._table.check import check_state
 from jax_tt._table.parts_of_arrays import StackRows
 from jax_tt._table.table import Table
 from jax_tt.optimizers import ChangesAll, ReadsScaled
@@ -71,7 +72,13 @@ class Stack:
         }
 
     def joined(self, states: Mapping[str, Mapping[str, Any]]) -> dict[str, jax.Array]:
-        """The arrays of the stack from those of all of its tables."""
+        """The arrays of the stack from those of all of its tables.
+
+        Raises:
+            TypeError, ValueError: a table lacks an array, or it does not fit the table.
+        """
+        for name, table in self.tables.items():
+            check_state(table, states[name])
         return {
             name: jnp.concatenate([jnp.asarray(states[table][name]) for table in self.tables])
             for name in self.arrays

@@ -110,6 +110,18 @@ def test_gradients_of_weights():
     assert np.count_nonzero(got) == np.count_nonzero(want)
 
 
+@pytest.mark.parametrize("offsets", [[0, 2, 1, 3], [0, 2, 3, 9], [-(2**31), 2, 3, 4]])
+def test_offsets_that_nothing_has_checked(offsets):
+    described = {name: jax_tt.dense_table(10, 4) for name in "abc"}
+    collection = jax_tt.Collection(described, {name: Feature(name) for name in described})
+    batch = KeyedBags(jnp.zeros(4, jnp.int32), jnp.array(offsets, jnp.int32), keys=("a", "b", "c"))
+    state = collection.init(jax.random.key(0))
+    with pytest.raises(
+        Exception, match=r"KeyedBags.offsets\[\d\] is .*; expected offsets that never"
+    ):
+        jax.block_until_ready(jax_tt.lookup_features(collection, state, batch, bounds="unchecked"))
+
+
 @pytest.mark.optimized
 def test_memory_is_linear_in_the_ids():
     """Temporaries of a step are the rows and their gradients, and no part of the ids for every feature."""

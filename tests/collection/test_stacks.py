@@ -129,6 +129,7 @@ def test_stacked_tables_are_trained_as_those_alone(rule, method):
     want, got = alone.init(key), stacked.init(key)
     assert_same(stacked.separated(got), alone.separated(want))
     assert got["dense_6"]["embedding"].shape == (sum(ROWS.values()), 6)
+    structure = jax.tree.structure(got)
     for seed in range(3):
         batch = batch_of(seed, extra=seed)
         batch["once"][0] = [-1, ROWS["a"], ROWS["a"] - 1]
@@ -138,6 +139,7 @@ def test_stacked_tables_are_trained_as_those_alone(rule, method):
         if others:
             assert_same(by_table(stacked, other_gradients), others, method)
     assert_same(stacked.separated(got), alone.separated(want), method)
+    assert jax.tree.structure(got) == structure
 
 
 def test_what_belongs_to_a_table_stays_with_it(method):
@@ -215,6 +217,11 @@ def test_states_that_do_not_fit():
     ):
         with pytest.raises(ValueError, match=message):
             jax_tt.lookup_features(stacked, {**state, **change}, batch_of(0))
+    states = stacked.separated(state)
+    with pytest.raises(ValueError, match=r"a: embedding: got float32 of shape \(7, 6\)"):
+        stacked.joined({**states, "a": states["b"], "b": states["a"]})
+    with pytest.raises(ValueError, match=r"stack 'dense_6'\. Collection\.joined takes"):
+        jax_tt.lookup_features(stacked, states, batch_of(0))
     with pytest.raises(ValueError, match="the table 'e'"):
         stacked.of(state, "e")
     with pytest.raises(TypeError, match="stack: got 'yes'"):
@@ -285,6 +292,10 @@ def test_a_step_copies_no_stack():
     state = jax.jit(collection.init)(jax.random.key(0))
     batch = {name: jnp.array([[1, 2], [2, 999]], jnp.int32) for name in features}
     assert len(jax.tree.leaves(state)) == 6
+    alone = dataclasses.replace(collection, stack=False)
+    assert collection.sizes(jax.eval_shape(collection.init, jax.random.key(0))) == alone.sizes(
+        jax.eval_shape(alone.init, jax.random.key(0))
+    )
     train = jax.jit(
         lambda state, batch: step(collection, state, batch, "native")[1], donate_argnums=0
     )
@@ -353,7 +364,35 @@ def test_a_table_of_a_stacked_layer():
     embed.eval()
     embed(batch_of(0, 1))
     assert not np.any(embed.out_of_range[...])
+    assert np.asarray(table.slot_sum_0).shape == (7,) and int(table.step[...]) == 0
+    for wrong in ("embedding", "combiner", "growth"):
+        with pytest.raises(AttributeError, match=f"b: a table in a stack has no '{wrong}'"):
+            setattr(table, wrong, jnp.ones((7, 6)))
+    with pytest.raises(ValueError, match=r"value: got shape \(3, 6\); expected \(7, 6\)"):
+        table.embedding.set_value(jnp.ones((3, 6)))
+    with pytest.raises(TypeError, match="item assignment"):
+        embed.tables["b"] = table
     with pytest.raises(AttributeError, match="stack=False"):
         table.grow(20)
-    with pytest.raises(ValueError, match="replaced: got a layer with stacks"):
+    with pytest.raises(ValueError, match="replaced: got a layer with stack=True"):
         embed.replaced({})
+
+
+@pytest.mark.parametrize("stack", [False, True])
+def test_calls_of_a_table_of_a_layer_in_losses(stack):
+    """Those of tables without an optimizer have gradients, and others are refused; both count ids out of range."""
+    plain, fused = (Tower(stack, rule).embed for rule in ("optax", "row_wise"))
+    ids = jnp.array([1, 1, 7])
+
+    def loss(embed: Any) -> jax.Array:
+        table = embed.tables["b"]
+        return jnp.sum(table(ids)) + jnp.sum(table.attend(jnp.ones((1, 6))))
+
+    grads = nnx.grad(loss)(plain)
+    own = grads["stacks"]["dense_6"] if stack else grads["tables"]["b"]
+    got = own["embedding"][...][50 if stack else 0 :][:7]
+    np.testing.assert_array_equal(got[:, 0], [1, 3, 1, 1, 1, 1, 1])
+    fused.tables["b"](ids)
+    assert int(fused.tables["b"].out_of_range[...]) == 1
+    with pytest.raises((TypeError, ValueError), match="b: this table of a collection was called"):
+        jax_tt.grad(lambda embed: jnp.sum(embed.tables["b"](ids)))(fused)

@@ -118,27 +118,29 @@ ffi::Error Run(OpThreads threads, const ffi::Dictionary& attrs, Read read) {
 
 ffi::Error ForwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, attrs, [&](std::vector<PassPtr>* passes, KeptOffsets* offsets) {
-    return ReadForwardTables({args, rets, attrs, rets.size(), offsets}, [&](const TableArgs& table, const ForwardArgs& own) {
-      // With columns, the tables have one result.
-      if (table.columns.size() == 0 || passes->empty()) PreferHugePages({own.out});
-      return ReadForward(table, own, &passes->emplace_back());
-    });
+    return ReadForwardTables({args, rets, attrs, rets.size(), offsets},
+                             [&](const TableArgs& table, const ForwardArgs& own) {
+                               // With columns, the tables have one result.
+                               if (table.columns.size() == 0 || passes->empty()) PreferHugePages({own.out});
+                               return ReadForward(table, own, &passes->emplace_back());
+                             });
   });
 }
 
 ffi::Error BackwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, attrs, [&](std::vector<PassPtr>* passes, KeptOffsets* offsets) {
-    return ReadBackwardTables({args, rets, attrs, rets.size(), offsets}, [&](const TableArgs& table, const BackwardArgs& own) {
-      return ReadBackward(table, own, &passes->emplace_back());
-    });
+    return ReadBackwardTables({args, rets, attrs, rets.size(), offsets},
+                              [&](const TableArgs& table, const BackwardArgs& own) {
+                                return ReadBackward(table, own, &passes->emplace_back());
+                              });
   });
 }
 
 ffi::Error UpdateImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, attrs, [&](std::vector<PassPtr>* passes, KeptOffsets* offsets) {
-    return ReadUpdateTables({args, rets, attrs, rets.size(), offsets}, [&](const TableArgs& table, const UpdateArgs& own) {
-      return ReadUpdate(table, own, &passes->emplace_back());
-    });
+    return ReadUpdateTables(
+        {args, rets, attrs, rets.size(), offsets},
+        [&](const TableArgs& table, const UpdateArgs& own) { return ReadUpdate(table, own, &passes->emplace_back()); });
   });
 }
 

@@ -189,7 +189,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
     """
 
     # An attribute of the layer takes its place where there are no stacks.
-    tables: Any = TablesOfStacks(TablesByName)
+    tables: Any = TablesOfStacks()
 
     def __init__(
         self,
@@ -429,12 +429,12 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
             (8, (1, 8))
         """
         before = self.collection
-        if self._in_stacks:
+        if self._stack:
             fix = (
                 "Build it with stack=False; or take embed.collection.with_tables(embed.arrays(), tables) and "
                 "jax_tt.lookup_features."
             )
-            raise mismatch("replaced", "a layer with stacks", "one without", fix)
+            raise mismatch("replaced", "a layer with stack=True", "one without stacks", fix)
         pairs = replacements(before.tables, tables)
         after, _ = before.with_tables(self.arrays(), pairs)
         layer = nnx.merge(*nnx.split(self))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax.nnx.nn import dtypes
 
+from jax_tt._base.arguments import instance_of, mismatch
 from jax_tt._collection.by_table import Layout, entries_of, parts_of_stacks
+from jax_tt._collection.frozen import Frozen
 from jax_tt._collection.training_state import Described
+from jax_tt._jax.reverse_only import refuse_gradient
 from jax_tt._layers.call import ScoreCalls
 from jax_tt._layers.nnx.module import LookupOption, UpdateOption
+from jax_tt._layers.variables import WHERE_FLAX_ALLOWS
+from jax_tt._lookup.pooled_sums import OUT_OF_RANGE
 from jax_tt._lookup.rows import lookup_rows
 from jax_tt._table.copies import with_update
 from jax_tt._table.options import Lookup
@@ -21,6 +28,8 @@ from jax_tt._table.table import Table
 
 class RowsOfVariable:
     """The rows of a table in a variable of its stack, read and written as a variable is, by ``[...]``."""
+
+    __slots__ = ("_at", "_variable")
 
     def __init__(self, variable: Any, at: int | slice) -> None:
         self._variable, self._at = variable, at
@@ -40,18 +49,31 @@ class RowsOfVariable:
         rows = self[...].at[index].set(value)
         self._variable[...] = self._variable[...].at[self._at].set(rows)
 
+    def get_value(self) -> jax.Array:
+        """All rows."""
+        return self[...]
+
     def set_value(self, value: Any) -> None:
         """Overwrites all rows."""
+        if jnp.shape(value) != self.shape:
+            got = f"shape {jnp.shape(value)}"
+            raise mismatch("value", got, f"{self.shape}, the rows of one table of the stack")
         self[...] = value
+
+    __jax_array__ = get_value
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        del copy
+        return np.asarray(self[...], dtype)
 
 
 class StackedTable(ScoreCalls):
     """A table of an `EmbedCollection` with ``stack=True``, whose rows are in the variables of a stack.
 
-    It is made anew by every ``embed.tables[name]``, and has no arrays. What is set on it is set for this table of the
-    layer: ``bounds``, ``method``, ``precision``, ``axis_name``, and what its optimizer does. Its arrays are read and
-    written by name, e.g. ``embed.tables["item"].embedding[...]``, which copies these rows. A call of it returns rows
-    outside of losses.
+    It is made anew by every ``embed.tables[name]``, and has no variables. What is set on it is set for this table of
+    the layer: ``bounds``, ``method``, ``precision``, ``axis_name``, and what its optimizer does. Its arrays are read
+    and written by name, e.g. ``embed.tables["item"].embedding[...]``, which copies these rows. A call of it returns
+    rows outside of losses; only calls of the layer update a table with an optimizer.
 
     Example:
         >>> import jax.numpy as jnp, jax_tt
@@ -76,14 +98,45 @@ class StackedTable(ScoreCalls):
             raise AttributeError(name)
         embed, stack = self._embed, self._embed.collection.stack_of[self._name]
         if name not in stack.arrays:
-            kind = type(self.table).__name__
-            raise AttributeError(
-                f"{self._name}: {kind} in a stack has no {name!r}; it has the arrays {', '.join(stack.arrays)}. What "
-                "grows, reorders or replaces a table takes a layer that was built with stack=False."
-            )
+            raise AttributeError(self._has_no(name))
         first = stack.firsts[self._name]
         rows = slice(first, first + self.table.num_embeddings)
         return RowsOfVariable(embed.stacks[stack.name][name], rows)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # An attribute of this object would be lost with it.
+        if not name.startswith("_") and not hasattr(getattr(type(self), name, None), "__set__"):
+            raise AttributeError(self._has_no(name))
+        super().__setattr__(name, value)
+
+    def _has_no(self, name: str) -> str:
+        arrays = self._embed.collection.stack_of[self._name].arrays
+        return (
+            f"{self._name}: a table in a stack has no {name!r} to read or set; it has the arrays {', '.join(arrays)}, "
+            "which table.embedding[...] = rows writes, and the options of its calls and updates. What grows, reorders "
+            "or replaces a table takes a layer that was built with stack=False."
+        )
+
+    def __repr__(self) -> str:
+        return f"StackedTable({self._name!r}, {self.table!r})"
+
+    @property
+    def step(self) -> RowsOfVariable:
+        """The number of updates, of a table with an optimizer."""
+        embed = self._embed
+        if self._name not in embed.collection.sharing:
+            raise AttributeError(self._has_no("step"))
+        return RowsOfVariable(embed.step, embed.collection.sharing.index(self._name))
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the rows returned."""
+        return jnp.dtype(self.lookup.dtype or self.embedding.dtype)
+
+    @property
+    def hyperparameters(self) -> Mapping[str, Any]:
+        """The variables that are fields of the optimizer."""
+        return self._embed.hyperparameters.get(self._name, {})
 
     @property
     def out_of_range(self) -> RowsOfVariable:
@@ -108,6 +161,7 @@ class StackedTable(ScoreCalls):
 
     @lookup.setter
     def lookup(self, lookup: Lookup) -> None:
+        instance_of("lookup", lookup, Lookup, "a jax_tt.Lookup")
         self._embed._set_in_stack(self._name, self.table, lookup)
 
     bounds = LookupOption()
@@ -142,33 +196,44 @@ class StackedTable(ScoreCalls):
         return self._embed.collection.of(self._embed.arrays(), self._name)
 
     def __call__(self, inputs: Any) -> jax.Array:
-        """Rows ``[*inputs.shape, features]``, which no loss is differentiated through."""
+        """Rows ``[*inputs.shape, features]``, outside of losses if the table has an optimizer.
+
+        Raises:
+            ValueError: the call is differentiated with respect to a table with an optimizer.
+        """
         table, state, lookup = self._bound()
-        rows, _ = lookup_rows(table, state, inputs, lookup)
+        if table.update is not None:
+            params = {name: state[name] for name in table.spec.param_names}
+            message = (
+                f"{table.ids.label}this table of a collection was called on its own in a loss; only calls of the "
+                "collection update it."
+            )
+            state |= dict(refuse_gradient(message, params))
+        counts = lookup.bounds == "warn" and not self._embed.deterministic
+        state |= {OUT_OF_RANGE: self.out_of_range[...]} if counts else {}
+        rows, after = lookup_rows(with_update(table, None), state, inputs, lookup)
+        if counts:
+            with WHERE_FLAX_ALLOWS:
+                self.out_of_range[...] = after[OUT_OF_RANGE]
+        (rows,) = self._promote(rows, inexact=False)
         return rows
 
     def _bound(self) -> tuple[Table, dict[str, Any], Lookup]:
-        state = self.state()
-        params = {name: state[name] for name in self.table.spec.param_names}
-        return with_update(self.table, None), jax.lax.stop_gradient(params), self.lookup
+        return self.table, self.state(), self.lookup
 
     def _promote(self, *arrays: jax.Array, **options: Any) -> Any:
-        return dtypes.promote_dtype(arrays, dtype=self.lookup.dtype, **options)
+        return dtypes.promote_dtype(arrays, dtype=self.dtype, **options)
 
 
 class TablesOfStacks:
     """The attribute ``tables`` of an `EmbedCollection` with stacks, which has no such variables."""
 
-    def __init__(self, by_name: Callable[[Mapping[str, Any]], Any]) -> None:
-        self._by_name = by_name
-
     def __get__(self, embed: Any, owner: Any = None) -> Any:
         if embed is None:
             return self
         alone = embed.alone
-        return self._by_name(
-            {n: alone[n] if n in alone else StackedTable(embed, n) for n in embed._names}
-        )
+        tables = {n: alone[n] if n in alone else StackedTable(embed, n) for n in embed._names}
+        return Frozen(tables, "table")
 
 
 def described_stacks(embed: Any) -> Described:

@@ -94,7 +94,7 @@ class LayerTiers:
         """
         model = self._embed if model is None else model
         # Before anything is read, as no layer may change unless all do.
-        for layer in self._embed.tables.values():
+        for layer in self._embed._parts.values():
             check_moments(layer, opt, model)
         restored = self._tiers.restore(self._embed.arrays())
         if restored is None:

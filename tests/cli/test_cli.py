@@ -16,6 +16,7 @@ from flax import nnx
 
 import jax_tt
 from jax_tt.cli import main
+from jax_tt.cli._arguments import byte_size
 from jax_tt.order import IdOrder
 from tests.cli.cli_case import QUIET, D, N, folder, ran, refused, table, write_torch
 
@@ -92,6 +93,13 @@ def test_sums_that_do_not_fit(table, capsys):
     ]:
         argv = ["compress", "table.npy", "--out", "o.safetensors", "--residuals", QUIET, *more]
         assert message in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("500000", 500_000), ("1.5MB", 1_500_000), ("3kB", 3000), ("2KiB", 2048)]
+)
+def test_sizes_are_decimal_or_binary(text, size):
+    assert byte_size(text) == size
 
 
 def test_compress_by_tolerance_bytes_and_weights(table, capsys):

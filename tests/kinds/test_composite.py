@@ -471,3 +471,12 @@ def test_the_table_of_residuals():
         jax_tt.compression.residual_table([table])  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="terms: got None; expected the result of"):
         jax_tt.compression.residual_table(None)  # pyright: ignore[reportArgumentType]
+
+
+def test_padding_reads_nothing_where_ids_are_clipped():
+    table, state = of_trains()
+    bags = jax_tt.Bags.from_padded([[1, -1, N + 5], [-1, -1, -1]])
+    got, _ = jax_tt.lookup_bags(table, state, bags, jax_tt.Lookup(bounds="clip"))
+    dense = dense_of(table, state)
+    np.testing.assert_allclose(got[0], dense[1] + dense[-1], rtol=1e-5, atol=1e-6)
+    assert not np.any(got[1])

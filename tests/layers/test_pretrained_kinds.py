@@ -119,8 +119,10 @@ def test_tables_of_a_collection_are_replaced(tmp_path):
     with pytest.raises(jax_tt.FileError, match="table: got 'item'; expected one of quantized, tt"):
         embed.replaced({"item": path})
     (tmp_path / "one").mkdir()
+    embed.tables["item"].deterministic = True
     for source in (made("quantized"), saved(tmp_path / "one", "quantized")):
         served = embed.replaced({"item": source})
+        assert served.tables["item"].deterministic and not served.tables["user"].deterministic
         rows = served(BATCH)
         np.testing.assert_array_equal(rows["item"], jax_tt.lookup_bags(*made("quantized"), IDS)[0])
         np.testing.assert_array_equal(rows["user"], before["user"])

@@ -12,6 +12,7 @@ from jax import lax
 
 import jax_tt
 from jax_tt import optimizers
+from jax_tt._jax.rounding import fold_key
 
 ROWS, WIDTH = 24, 9
 RULES = {
@@ -199,3 +200,10 @@ def test_types_of_slots_that_tables_cannot_have(monkeypatch):
         monkeypatch.setattr(TwoTypes, "dtypes", dtypes)
         with pytest.raises(ValueError, match=re.escape(message)):
             jax_tt.dense_table(5, 4, optimizer=TwoTypes(0.1))
+
+
+def test_arrays_of_a_step_are_rounded_by_numbers_of_their_own():
+    key = jax.random.key(0)
+    words = [jax.random.key_data(fold_key(key, k)).tolist() for k in range(3)]
+    assert len({*map(tuple, words)}) == 3
+    assert fold_key(None, 1) is None

@@ -12,7 +12,7 @@ from hypothesis import given
 
 import jax_tt
 from jax_tt import order
-from jax_tt.order import IdOrder
+from jax_tt.order import IdOrder, _edges
 
 SHAPE = jax_tt.TTShape(120, 8, 4, (4, 5, 6), (2, 2, 2))
 sizes = st.integers(1, 60)
@@ -408,3 +408,10 @@ def test_bad_tables():
     bad[7, 1] = np.nan
     with pytest.raises(ValueError, match="table: row 7: got NaN or infinity"):
         order.from_table(bad, SHAPE)
+
+
+def test_degrees_of_interactions_that_come_in_pieces(monkeypatch):
+    monkeypatch.setattr(_edges, "_CHUNK", 3)
+    edges = _edges.Edges((np.array([0, 1, 4, 0, 1, 0, 2]), np.array([0, 1, 1, 2, 0, 0, 1])), 3)
+    assert edges.context_degrees.tolist() == [3, 2, 1, 0, 1]
+    assert edges.item_degrees.tolist() == [3, 3, 1]

@@ -145,6 +145,10 @@ def test_rounding_keeps_its_ranks_its_tolerance_or_its_budget():
     for tolerance in (0.0, 0.5):
         found = jax_tt.tt.round(cores, tolerance=tolerance)
         assert error(found) <= (tolerance + 1e-6) * np.linalg.norm(table)
+    # A tolerance is relative to the table, whatever its size.
+    small = (1e-3 * cores[0], *cores[1:])
+    for got, want in zip(jax_tt.tt.round(small, tolerance=0.5), found, strict=True):
+        assert got.shape == want.shape
     small = jax_tt.tt.round(cores, max_bytes=shape.cost().bytes // 2)
     assert sum(core.size for core in small) * 4 <= shape.cost().bytes // 2
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import re
 from typing import Any
 
@@ -21,6 +22,7 @@ from jax_tt._directories.hash_directory import KeyDirectory
 from jax_tt._directories.hashing import owners_of, words_of
 from jax_tt._kinds.hashed.change import growth_to
 from jax_tt._kinds.sharded.route import message_rows
+from jax_tt._ops.insert_sharded import _largest
 from jax_tt._table.change import grow
 from jax_tt._table.checkpoint import unsharded
 from jax_tt.tables import ShardedTable
@@ -369,3 +371,12 @@ def test_an_insertion_copies_no_array_of_slots():
     program = str(insert.lower(state).compile().as_text())
     # Of the 4 sets of 4 slots that a device has.
     assert not re.findall(r"= \w+\[4,(?:2,)?4\]\S* copy", program)
+
+
+def test_a_key_that_several_devices_ask_for_has_the_largest_score():
+    """As two words: the low ones count among equal high ones alone; places beyond the end are left out."""
+    scores = jnp.array([[2, 9], [3, 1], [3, 0], [0, 7], [9, 9]], jnp.uint32)
+    for order in itertools.permutations(range(5)):
+        at = jnp.array([0, 0, 0, 1, 4])[np.array(order)]
+        found = _largest(scores[np.array(order)], at, 3)
+        assert found.tolist() == [[3, 1], [0, 7], [0, 0]]

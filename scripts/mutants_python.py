@@ -1026,8 +1026,8 @@ PYTHON = (
     Mutant(
         "adjacent features of keyed bags are taken for the whole",
         "jax_tt/_collection/lookup_features.py",
-        "whole = batch.between(numbers[0], numbers[-1] + 1)",
-        "whole = batch.between(0, len(numbers))",
+        "whole = batch.between(first, first + len(requests))",
+        "whole = batch.between(0, len(requests))",
     ),
     Mutant(
         "a loss scale reaches no table of a collection",

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_tt._base.arguments import as_scalar, expect, instance_of, mismatch
 from jax_tt._base.keywords import expect_names
@@ -72,7 +73,8 @@ class Collection:
         stack: whether dense tables with the same width, types and class of optimizer share their arrays, one after
             another along the first axis: a program then has the arrays of a few tables, and costs less to call and to
             compile. ``stacks`` names the tables of each. The state has the arrays of a stack under its name, and the
-            steps of all tables in one array; `of` returns the arrays of a table. What is computed is the same.
+            steps of all tables in one array; `of` returns the arrays of a table. What is computed is the same. The
+            tables share in the order of their names, so that a state fits whatever order they are given in.
 
     Raises:
         TypeError, ValueError: a feature has an unknown table, or a table has no feature.
@@ -551,8 +553,10 @@ class Collection:
 
     @functools.cached_property
     def sharing(self) -> tuple[str, ...]:
-        """The tables with an optimizer that share the scalars in ``state["updates"]``."""
-        return tuple(name for name, table in self.tables.items() if is_shared(table))
+        """The tables with an optimizer that share the scalars in ``state["updates"]``, in the order of their steps."""
+        names = [name for name, table in self.tables.items() if is_shared(table)]
+        # Of tables in another order, the array of the steps would have the same shape.
+        return tuple(sorted(names) if self.stack else names)
 
     @functools.cached_property
     def _trained_names(self) -> dict[str, tuple[str, ...]]:
@@ -591,7 +595,11 @@ class Collection:
             expect(
                 updates["step"].shape == shape, "state['updates']['step']", updates["step"], shape
             )
-            return Shared(updates["step"], *(updates[name] for name in FLAGS))
+            places = [self.sharing.index(name) for name in self.tables if name in self.sharing]
+            steps = updates["step"]
+            if places != sorted(places):
+                steps = steps[np.array(places)]
+            return Shared(steps, *(updates[name] for name in FLAGS))
         steps = {name: state[name]["step"] for name in self.sharing}
         for name, step in steps.items():
             if step.shape:

@@ -102,7 +102,8 @@ def stacks_of(tables: Mapping[str, Table]) -> Mapping[str, Stack]:
         if (form := _form(table)) is not None:
             alike.setdefault(form, []).append(name)
     stacks: dict[str, Stack] = {}
-    for names in alike.values():
+    # Of tables in another order, arrays would have the same shape and other rows in the same places.
+    for names in sorted(map(sorted, alike.values())):
         if len(names) < 2:
             continue
         width = f"dense_{tables[names[0]].features}"

@@ -349,6 +349,25 @@ def test_layers_train_alike(rule):
     assert_same(other.states(), alone.states())
 
 
+def test_a_state_fits_tables_in_another_order():
+    """The same arrays, of which every row and step must be that of the same table."""
+    _, stacked = both("adam")
+    other = dataclasses.replace(stacked, tables=dict(reversed(list(stacked.tables.items()))))
+    state, _ = step(stacked, stacked.init(jax.random.key(0)), batch_of(0), "auto", names=("once",))[
+        1:
+    ]
+    assert_same(other.separated(state), stacked.separated(state))
+    rows, _ = jax_tt.lookup_features(stacked, state, batch_of(0), bounds="zero")
+    found, _ = jax_tt.lookup_features(other, state, batch_of(0), bounds="zero")
+    assert_same(found, rows)
+    layers = [
+        jax_tt.EmbedCollection(one, FEATURES, stack=True, rngs=nnx.Rngs(k))
+        for k, one in enumerate((stacked.tables, dict(reversed(list(stacked.tables.items())))))
+    ]
+    nnx.update(layers[1], nnx.state(layers[0]))
+    assert_same(layers[1].states(), layers[0].states())
+
+
 def test_a_table_of_a_stacked_layer():
     embed = Tower(True).embed
     table = embed.tables["b"]

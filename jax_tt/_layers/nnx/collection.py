@@ -253,7 +253,7 @@ class EmbedCollection(FeatureCalls, ChecksKeywords, nnx.Module):
                 for name, stack in described.stacks.items()
             }
         )
-        tables = {name: without_values(described.tables[name]) for name in states}
+        tables = {name: without_values(described.tables[name]) for name in sorted(states)}
         self._in_stacks = Frozen({name: (table, lookup) for name, table in tables.items()})
         self.deterministic = False
         held = {name: dict(variables[name]) for name in states if variables[name]}

@@ -85,7 +85,7 @@ class StackedTable(ScoreCalls):
         >>> table(jnp.array([3, 4])).shape, table.embedding[...].shape
         ((2, 8), (50, 8))
         >>> table.embedding[3] = 0.0
-        >>> embed.stacks["dense_8"]["embedding"][103]
+        >>> embed.stacks["dense_8"]["embedding"][3]  # tables share in the order of their names
         Array([0., 0., 0., 0., 0., 0., 0., 0.], dtype=float32)
     """
 

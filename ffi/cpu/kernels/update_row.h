@@ -24,6 +24,33 @@ struct ElementSlots {
   }
 };
 
+// A long row is added up in so many partial sums, since additions to one number wait for each other. Their order is the
+// same in all instruction sets.
+constexpr int kSumLanes = 16;
+
+template <typename T, typename Rule>
+static inline __attribute__((always_inline)) void SumRow(const Rule& rule, int64_t n, T scale, const T* g, const T* w,
+                                                         const T* slot0, const T* slot1, T* sums) {
+  using Slots = ElementSlots<T, Rule::kElementSlots>;
+  int64_t i = 0;
+  if (n >= 2 * kSumLanes) {
+    T lanes[Rule::kSums][kSumLanes] = {};
+    for (; i + kSumLanes <= n; i += kSumLanes) {
+      for (int lane = 0; lane < kSumLanes; ++lane) {
+        T own[Rule::kSums] = {};
+        rule.Add(w[i + lane], scale * g[i + lane], Slots(slot0, slot1, i + lane).value, own);
+        for (int k = 0; k < Rule::kSums; ++k) lanes[k][lane] += own[k];
+      }
+    }
+    for (int k = 0; k < Rule::kSums; ++k) {
+      for (int half = kSumLanes / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; ++lane) lanes[k][lane] += lanes[k][lane + half];
+      sums[k] = lanes[k][0];
+    }
+  }
+  for (; i < n; ++i) rule.Add(w[i], scale * g[i], Slots(slot0, slot1, i).value, sums);
+}
+
 // Of internal linkage: every instruction set has its own.
 template <typename T, template <typename> class Rule_>
 static void UpdateRow(int64_t n, const T* hyper, T scale, const T* __restrict g, T* __restrict w, T* __restrict slot0,
@@ -35,8 +62,7 @@ static void UpdateRow(int64_t n, const T* hyper, T scale, const T* __restrict g,
   typename Rule::Row row = {};
   if constexpr (kStepsRows<Rule>) {
     T sums[kSumsOrOne<Rule>] = {};
-    if constexpr (Rule::kSums > 0)
-      for (int64_t i = 0; i < n; ++i) rule.Add(w[i], scale * g[i], Slots(slot0, slot1, i).value, sums);
+    if constexpr (Rule::kSums > 0) SumRow(rule, n, scale, g, w, slot0, slot1, sums);
     T* const slots[kMaxSlots] = {slot0, slot1, slot2};
     row = RowStepInPlace(rule, static_cast<T>(n), sums, slots + Rule::kElementSlots);
   }

@@ -2050,12 +2050,6 @@ PYTHON = (
         "kept = entries[: len(here)]",
     ),
     Mutant(
-        "digests of rows ignore the order of columns",
-        "jax_tt/_ops/changes.py",
-        "words, zero = mix(bits.astype(jnp.uint32) ^ salt), np.uint32(0)",
-        "words, zero = mix(bits.astype(jnp.uint32)), np.uint32(0)",
-    ),
-    Mutant(
         "spoilt fused tables have best rows",
         "jax_tt/_ops/top_k.py",
         'flat = jnp.where(sentinel_holds(state["sentinel"]), flat, jnp.nan)',

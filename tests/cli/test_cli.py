@@ -115,6 +115,24 @@ def test_compress_by_tolerance_bytes_and_weights(table, capsys):
     assert "by weight" in capsys.readouterr().out
 
 
+def test_weights_go_with_their_rows_into_an_order(table):
+    """The train is that of the rows in the order, with their weights and not with those of other rows."""
+    draw = np.random.default_rng(4)
+    order, weights = IdOrder(draw.permutation(N)), draw.uniform(0, 9, N)
+    order.save("order.npz")
+    np.save("weights.npy", weights)
+    np.save("ids.npy", table[order.rows])
+    more = ["--ranks", "1", "--order", "order.npz", "--weights", "weights.npy", QUIET]
+    ran("compress", "ids.npy", "--out", "a.safetensors", *more)
+    found, state = jax_tt.files.load("a.safetensors")["table"]
+    assert found.id_order == order
+    given = weights[order.inverse.rows], weights
+    own, other = (jax_tt.tt.from_dense(table, 1, weights=w).cores for w in given)
+    for core, wanted, unwanted in zip(found.spec.params(state), own, other, strict=True):
+        np.testing.assert_allclose(core, wanted, rtol=1e-5, atol=1e-6)
+        assert np.abs(np.abs(core) - np.abs(unwanted)).max() > 0.01
+
+
 def test_formats_hold_the_same_table(table, capsys):
     from safetensors.numpy import save_file
 

@@ -285,3 +285,15 @@ def test_cores_that_do_not_fit(folder, capsys):
     ):
         save_file(arrays, "m.safetensors", metadata={"jax_tt": notes})
         assert message in refused(capsys, "info", "m.safetensors")
+
+
+def test_orders_of_other_ids_than_the_rows_are_refused(folder):
+    from safetensors.numpy import save_file
+
+    cores = {"x.core_0": np.ones((4, 1, 2, 3)), "x.core_1": np.ones((5, 3, 2, 1))}
+    notes = {"jax_tt": '{"tables": {"x": {"num_embeddings": 19}}}'}
+    for count in (18, 20):
+        save_file(cores | {"x.id_order": np.arange(count)}, "m.safetensors", notes)
+        message = f"x.id_order, an order of {count} ids; expected 19, the rows of the table"
+        with pytest.raises(jax_tt.FileError, match=message):
+            jax_tt.files.load("m.safetensors")

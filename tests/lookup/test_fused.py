@@ -140,6 +140,26 @@ def test_stochastic_rounding(dtype, method):
     assert (drawn != rows(state, True, jax.random.key(5))).any()
 
 
+@pytest.mark.each_way
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_ties_round_to_even(dtype, method):
+    """Steps of half a unit in the last place, away from zero."""
+    unit = float(jnp.finfo(dtype).eps)
+    start = np.array([[1, 1 + unit, -1, -1 - unit]], np.float32)
+    rule = optimizers.SGD(1.0)
+    table, state = fused(jnp.asarray(start, dtype), rule, stochastic_rounding=False)
+    g = -unit / 2 * np.sign(start)
+
+    @jax.jit
+    @jax.grad
+    def step(state):
+        out, _ = jax_tt.lookup_bags(table, state, np.zeros((1, 1), np.int32), method=method)
+        return jnp.sum(out.astype(jnp.float32) * g)
+
+    want = [[1, 1 + 2 * unit, -1, -1 - 2 * unit]]
+    np.testing.assert_array_equal(f64(step(state)["embedding"]), want)
+
+
 def test_out_of_range_and_padding_touch_nothing(method):
     table, state = _table(RULES["adagrad"])
     bags = jax_tt.Bags.from_padded(np.array([[-1, -1], [-5, 120]], np.int32))

@@ -98,6 +98,19 @@ def test_chosen_operations(scoring, method):
     )
 
 
+def test_lru_counts_requests_of_a_batch_up_to_a_limit(method):
+    """Those of cached rows and of others; beyond 1023 they would count as later batches."""
+    sizes, scoring = SIZES["odd"], SCORINGS["lru"]
+    model, subject = Model(sizes, scoring), Subject(sizes, scoring, method)
+    keys = np.repeat([1, 2, 3, 4], [1022, 1023, 1024, 3000]).tolist()
+    for cached in (False, True):
+        assert (min(model.probe(keys)) >= 0) == cached
+        for one in (model, subject):
+            one.observe(keys)
+        compare(model, subject.directory)
+        assert subject.populate() == model.populate()
+
+
 @scorings
 def test_a_row_of_this_step_never_leaves(scoring):
     """TBE's rule, of the model: a row asked for in the step of a populate is still there after it."""

@@ -360,6 +360,21 @@ def test_keys_move_between_their_sets_until_all_have_room():
     np.testing.assert_array_equal(placed(found, sets, "keys"), found)
 
 
+def test_keys_that_have_slots_keep_them_and_others_get_the_rest():
+    sets = Sets(64, 8)
+    entries = np.zeros(400, ENTRY)
+    entries["key"] = np.random.default_rng(3).integers(0, 2**64, len(entries), dtype=np.uint64)
+    entries["slot"] = -1
+    held = placed(entries, sets, "keys")
+    held["slot"] ^= 7  # in other ways of their sets than keys without slots would get
+    np.testing.assert_array_equal(placed(held, sets, "keys"), held)
+    some, new = held.copy(), np.arange(len(held)) % 4 == 0
+    some["slot"][new] = -1
+    found = placed(some, sets, "keys")
+    np.testing.assert_array_equal(found[~new], held[~new])
+    assert len(np.unique(found["slot"])) == len(found)
+
+
 @pytest.mark.parametrize(
     ("count", "sets"), [(3000, Sets(4096, 1, 2)), (4096, Sets(4096, 1)), (4096, Sets(512, 8, 4))]
 )

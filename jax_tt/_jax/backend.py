@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 from jax.extend.core import Primitive
@@ -116,9 +117,10 @@ def run(method: str, native: Callable[..., Any], reference: Callable[..., Any], 
     if symbolic or any(leaf.dtype == jnp.float64 for leaf in leaves):
         platforms = tuple(p for p in platforms if p != "cuda")
     functions = {platform: partial(native, platform) for platform in platforms}
+    if method == "auto" and any(isinstance(leaf, Tracer) for leaf in leaves):
+        functions, default, leaves = _traced_late(functions, reference, args)
+        return lax.platform_dependent(*leaves, default=default, **functions)
     default = reference if method == "auto" else None
-    if default is not None and any(isinstance(leaf, Tracer) for leaf in leaves):
-        functions, default = _traced_late(functions, default)
     return lax.platform_dependent(*args, default=default, **functions)
 
 
@@ -136,36 +138,49 @@ def by_platform(
             no derivatives.
         *args: trees of arrays.
     """
-    functions, default = _traced_late(native, reference)
-    return lax.platform_dependent(*args, default=default, **functions)
+    functions, default, leaves = _traced_late(native, reference, args)
+    return lax.platform_dependent(*leaves, default=default, **functions)
 
 
 def _traced_late(
-    native: Mapping[str, Callable[..., Any]], reference: Callable[..., Any]
-) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any]]:
-    """Arguments of `jax.lax.platform_dependent` with which it does not trace the reference."""
+    native: Mapping[str, Callable[..., Any]], reference: Callable[..., Any], args: Sequence[Any]
+) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any], list[Any]]:
+    """Arguments of `jax.lax.platform_dependent` with which it does not trace the reference: functions of leaves.
+
+    Arrays of numpy are not among the leaves: what follows from them alone is computed when a program is traced.
+    """
+    every, structure = jax.tree.flatten(args)
+    places = [k for k, leaf in enumerate(every) if isinstance(leaf, jax.Array)]
+    constants = [None if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in every]
+
+    def whole(leaves: Sequence[Any]) -> Sequence[Any]:
+        both = list(constants)
+        for k, leaf in zip(places, leaves, strict=True):
+            both[k] = leaf
+        return jax.tree.unflatten(structure, both)
+
     # Traced before the reference, so that the types of the results are known there.
-    first = next(iter(native))
+    first, *others = native
     results: list[Any] = []
 
-    def traced(*args: Any) -> Any:
-        result = native[first](*args)
+    def traced(*leaves: Any) -> Any:
+        result = native[first](*whole(leaves))
         results.append(jax.tree.map(jax.typeof, result))
         return result
 
-    def default(*args: Any) -> Any:
+    def default(*leaves: Any) -> Any:
         if not results:  # in an eager call for this platform, which traces no other function
-            return reference(*args)
-        leaves, structure = jax.tree.flatten(args)
-        types, result_structure = jax.tree.flatten(results[0])
+            return reference(*whole(leaves))
+        types, structure = jax.tree.flatten(results[0])
 
         def flat(*leaves: Any) -> list[Any]:
-            return jax.tree.leaves(reference(*jax.tree.unflatten(structure, leaves)))
+            return jax.tree.leaves(reference(*whole(leaves)))
 
         found = _deferred_reference.bind(*leaves, function=flat, types=tuple(types))
-        return jax.tree.unflatten(result_structure, found)
+        return jax.tree.unflatten(structure, found)
 
-    return {**native, first: traced}, default
+    functions = {name: lambda *leaves, f=native[name]: f(*whole(leaves)) for name in others}
+    return {first: traced, **functions}, default, [every[k] for k in places]
 
 
 # ``function(*args)``, whose results have these types; it is traced when it is lowered.

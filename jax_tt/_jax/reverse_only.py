@@ -53,7 +53,12 @@ def _marked(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
 def first_order(operands: Tree) -> tuple[Tree, jax.Array | None]:
     """The operands of the forward or backward pass of `jax.grad`, and the witness that `of_first_order` takes."""
     traced = [x for x in jax.tree.leaves(operands) if isinstance(x, Tracer) and _is_float(x)]
-    return (lax.stop_gradient(operands), _witness(traced)) if traced else (operands, None)
+    return (jax.tree.map(_stopped, operands), _witness(traced)) if traced else (operands, None)
+
+
+def _stopped(x: Any) -> Any:
+    # Scalars of numpy stay constants of the program.
+    return lax.stop_gradient(x) if _is_float(x) and (x.ndim or isinstance(x, Tracer)) else x
 
 
 def of_first_order(results: Tree, witness: jax.Array | None) -> Tree:
@@ -138,19 +143,19 @@ _higher = _mark(
 
 
 @jax.custom_batching.custom_vmap
-def once(operands: Any, witness: jax.Array) -> Any:
+def once(operands: Any, witness: Any) -> Any:
     """Identity on ``operands`` that raises under ``vmap``.
 
     Args:
-        operands: the batch and the output cotangent of the update.
-        witness: a small leaf of the table, which is mapped if the table is.
+        operands: batches and the output cotangents of their updates.
+        witness: small leaves of the tables, which are mapped if the tables are.
     """
     del witness
     return operands
 
 
 @once.def_vmap
-def _once_rule(axis_size: int, in_batched: Any, operands: Any, witness: jax.Array) -> Any:
+def _once_rule(axis_size: int, in_batched: Any, operands: Any, witness: Any) -> Any:
     del axis_size, in_batched, operands, witness
     raise ValueError(_VMAP)
 

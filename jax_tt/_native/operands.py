@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_tt._base import ffi
 from jax_tt._base.arguments import mismatch
@@ -33,7 +34,7 @@ class Operands(NamedTuple):
         accum: type of sums and weights.
     """
 
-    arrays: dict[str, jax.Array]
+    arrays: dict[str, Any]
     accum: Any
     blocks: int
     groups: int
@@ -67,9 +68,7 @@ def make_operands(table: Table, table_dtype: Any, batch: Batch) -> Operands:
         ids = jnp.clip(ids, -most - 1, most).astype(jnp.int32)
     blocks = num_blocks(groups)
     accum = accumulator(table_dtype)
-    weights = (
-        jnp.zeros((blocks, 0), accum) if batch.weights is None else batch.weights.astype(accum)
-    )
+    weights = np.zeros((blocks, 0), accum) if batch.weights is None else batch.weights.astype(accum)
     per_block = groups // blocks * capacity
     return Operands(
         arrays={
@@ -112,6 +111,12 @@ def shard_of(batch: Batch, args: Mapping[str, jax.Array]) -> Batch:
         weights=None,
         slots=None,
     )
+
+
+def joined(arrays: Sequence[Any]) -> Any:
+    """The concatenation, which is a constant if all arrays are."""
+    constant = all(isinstance(array, np.ndarray | np.generic) for array in arrays)
+    return (np if constant else jnp).concatenate(arrays)
 
 
 def sentinel_operand(sentinel: jax.Array | None) -> jax.Array:
@@ -159,4 +164,4 @@ def hyper_operand(platform: str, optimizer: Optimizer, hyper: Mapping[str, Any])
         expected = f"what the native rule {name!r} takes, also {', '.join(missing)}"
         got = ", ".join(hyper) or "no names"
         raise mismatch(f"optimizer: {given}.hyperparameters", got, expected)
-    return jnp.stack([hyper[field] for field in rule.hyperparameters])
+    return joined([hyper[field][None] for field in rule.hyperparameters])

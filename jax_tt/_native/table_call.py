@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -24,11 +25,11 @@ from jax_tt._native.call import (
     types_of,
     unflatten_tables,
 )
-from jax_tt._native.operands import hyper_operand, lookup_attributes, make_operands
+from jax_tt._native.operands import hyper_operand, joined, lookup_attributes, make_operands
 from jax_tt._native.partition import Arrays, Dimensions, Split, is_partitioned, over_blocks
 from jax_tt._table import reference
 from jax_tt._table.groups import Call
-from jax_tt._table.parts_of_arrays import Key, Part, is_part, is_rows
+from jax_tt._table.parts_of_arrays import Key, Part, is_rows
 
 if TYPE_CHECKING:
     from jax_tt._table.concat_layout import ConcatLayout
@@ -89,7 +90,8 @@ class TableCall(abc.ABC):
         self.platform, self.batch, self.lookup = platform, call.batch, call.use.lookup
         self.params = {name: call.state[name] for name in self.table.spec.param_names}
         first = self.params[self.table.spec.param_names[0]]
-        self.operands = make_operands(self.table, first.dtype, call.batch)
+        self.storage = self.table.spec.storage(self.params)
+        self.operands = make_operands(self.table, self.storage, call.batch)
         self.blocked: dict[str, Any] = dict(self.operands.arrays)
         if call.flat is not None and self._takes_flat(isinstance(first, Part)):
             self.blocked |= call.flat
@@ -312,7 +314,7 @@ class UpdatePass(GradientPass):
         self.changed = self.params | self.slots
         values, inverse = call.values, call.values["inv_scale"]
         hyper = hyper_operand(platform, self.table.update.optimizer, values["hyper"])
-        scale = jnp.stack([inverse, values["allowed"].astype(inverse.dtype)])
+        scale = joined([inverse[None], values["allowed"].astype(inverse.dtype)[None]])
         self.whole = self.changed
         self.appended = {"hyper": hyper, "scale": scale, "seed": values["seed"]}
 
@@ -332,11 +334,11 @@ class UpdatePass(GradientPass):
         return *new, vary_over(dweights, varying_axes(arrays, call.batch, g))
 
     def attributes(self, axes: Any) -> dict[str, Any]:
-        storage, update = self.table.spec.storage(self.params), self.table.update
+        update = self.table.update
         return super().attributes(axes) | {
             "optimizer": update.optimizer.kind,
             "skip_nonfinite": bool(update.skip_nonfinite),
-            "stochastic_rounding": update.rounds_stochastically(storage),
+            "stochastic_rounding": update.rounds_stochastically(self.storage),
         }
 
     def results(self, args: Named) -> Types:
@@ -375,7 +377,7 @@ def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | 
     """
     (kind,) = {type(call) for call in calls}
     appended = [call.appended for call in calls]
-    once = {name: jnp.concatenate([own[name] for own in appended]) for name in appended[0]}
+    once = {name: joined([own[name] for own in appended]) for name in appended[0]}
     once |= shared or {}
 
     # The call that has every shared array among its operands: the first one with a part of it.
@@ -417,7 +419,8 @@ def run(calls: Sequence[Any], wide: ConcatLayout | None = None, shared: Named | 
     for k, call in enumerate(calls if owners else ()):
         for name, rows in call.whole.items():
             if isinstance(rows, Part) and name in each[owners[rows.key]]:
-                each[k] = {**each[k], name: rows.of(found[f"{owners[rows.key]}/{name}"])}
+                after = dataclasses.replace(rows, array=found[f"{owners[rows.key]}/{name}"])
+                each[k] = {**each[k], name: after}
     return [
         call.finished({**own, **{name: found[name][k] for name in kind.appended_results}})
         for k, (call, own) in enumerate(zip(calls, each, strict=True))
@@ -440,7 +443,7 @@ def _parts_of(owners: Mapping[Key, int], call: TableCall) -> dict[str, Any]:
         ("stack", call.whole, "first_row", "rows"),
         ("flat", call.blocked, "first_bag", "bags"),
     ):
-        part = next(filter(is_part, arrays.values()), None)
+        part = next((array for array in arrays.values() if isinstance(array, Part)), None)
         if part is not None:
             attributes |= {name: owners[part.key], first: part.first, count: part.count}
     return {name: np.int64(value) for name, value in attributes.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax_tt._base.dtypes import accumulator
 from jax_tt._ids.batch import Batch
 from jax_tt._jax import backend
+from jax_tt._jax.reverse_only import once
 from jax_tt._jax.vma import vary_over, varying_axes
 from jax_tt._native.partition import is_partitioned, num_blocks
 from jax_tt._native.table_call import BackwardPass, Calls, UpdatePass, run
@@ -121,7 +122,11 @@ class TableGroup:
         def native(platform: str, calls: Sequence[Call], shared: SharedArrays) -> Any:
             calls = attached(calls, shared) if shared else calls
             results = run([self.calls.forward(platform, call) for call in calls], wide)
-            return results if wide is not None else list(map(vary_over, results, axes))
+            return (
+                results
+                if wide is not None or not any(axes)
+                else list(map(vary_over, results, axes))
+            )
 
         def in_jax(calls: Sequence[Call], shared: SharedArrays) -> Any:
             alone = taken(attached(calls, shared))
@@ -132,7 +137,8 @@ class TableGroup:
             saved = map(vary_over, [zeros_like(residuals) for _, residuals in types], axes)
             return list(zip(sums, saved, strict=True))
 
-        calls = list(map(vary_over, calls, axes))
+        if any(axes):
+            calls = list(map(vary_over, calls, axes))
         parts = any(call.use.has_parts for call in calls)
         return native, in_jax, *(detached(calls) if parts else (calls, {}))
 
@@ -150,13 +156,13 @@ class TableGroup:
             platform: str, calls: Sequence[Call], shared: SharedArrays, residuals: Any, gs: Any
         ) -> Any:
             calls = attached(calls, shared) if shared else calls
-            of_each, once = (gs, {}) if wide is None else ([None] * len(calls), {"g": gs})
+            of_each, of_all = (gs, {}) if wide is None else ([None] * len(calls), {"g": gs})
             if wide is not None and one is self.calls.update:
-                once = {"out": residuals[0][0], **once}
+                of_all = {"out": residuals[0][0], **of_all}
             of_tables = [
                 one(platform, *operands) for operands in zip(calls, residuals, of_each, strict=True)
             ]
-            results = varying(calls, run(of_tables, wide, once), _each(calls, gs, wide))
+            results = varying(calls, run(of_tables, wide, of_all), _each(calls, gs, wide))
             return detached(results) if shared else (results, {})
 
         def in_jax(calls: Sequence[Call], shared: SharedArrays, residuals: Any, gs: Any) -> Any:
@@ -171,8 +177,10 @@ class TableGroup:
             arrays, stacks = restacked(before, [result[:2] for result in results])
             return [(*new, *rest[2:]) for new, rest in zip(arrays, results, strict=True)], stacks
 
-        def varying(*columns: Any) -> list[Any]:
-            return [one.varying(*row) for row in zip(*columns, strict=True)]
+        def varying(calls: Sequence[Call], results: Iterable[Any], gs: Any) -> list[Any]:
+            if not jax.sharding.get_abstract_mesh().manual_axes:
+                return list(results)
+            return [one.varying(*row) for row in zip(calls, results, gs, strict=True)]
 
         parts = any(call.use.has_parts for call in calls)
         given = detached(list(calls)) if parts else (list(calls), {})
@@ -194,10 +202,12 @@ class TableGroup:
         wide: ConcatLayout | None = None,
     ) -> list[Cotangents]:
         tables: list[Any] = [call.use.table for call in calls]
+        counts = [call.state["step"] for call in calls]
+        batches, gs = once(([call.batch for call in calls], gs), counts)
         steps = [
-            table.step_of(None, state, batch, g, use.lookup, values)
-            for table, (use, state, batch, values, *_), g in zip(
-                tables, calls, _each(calls, gs, wide), strict=True
+            table.step_of(None, call.state, batch, g, call.use.lookup, call.values)
+            for table, call, batch, g in zip(
+                tables, calls, batches, _each(calls, gs, wide), strict=True
             )
         ]
         given = [
@@ -309,7 +319,7 @@ class NativeTable(ReferenceTable):
     @property
     def steps_natively(self) -> bool:
         """Whether gradients, and the step of its rule, are native ops."""
-        return self.update is None or self.update.is_native
+        return self.update is None or self.update.optimizer.kind is not None
 
     def execution(self, lookup: Lookup, state: State) -> Execution:
         method = backend.choose(lookup.method, self.spec.storage(state))

@@ -121,11 +121,6 @@ class Update:
         if self.max_gradient is not None:
             object.__setattr__(self, "max_gradient", _as_limit(self.max_gradient))
 
-    @property
-    def is_native(self) -> bool:
-        """Whether native ops have the optimizer."""
-        return self.optimizer.kind is not None
-
     def rounds_stochastically(self, storage: Any) -> bool:
         """Whether parameters of type ``storage``, or slots, are rounded stochastically."""
         narrow = self._has_narrow_slots or jnp.dtype(storage).itemsize <= 2

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_tt._base.dtypes import accumulator
@@ -252,6 +253,7 @@ class ReferenceTable(Table):
             The new state; 1.0, or 0.0 where gradients are not finite and such steps are skipped, or where ``bounds``
             refuses an id; and the gradient of the weights. The second does not depend on ``allowed``.
         """
+        batch, g = once((batch, g), state["step"])
         step = self.step_of(allowed, state, batch, g, lookup, values)
         stepped = self.stepped_params(
             state, step.batch, residuals, step.g, step.lookup, step.values
@@ -267,10 +269,12 @@ class ReferenceTable(Table):
         lookup: Lookup,
         values: Any,
     ) -> Step:
-        """The arguments of `stepped_params` in a step that ``allowed`` and that of ``values`` allow, 1 by default."""
-        both = values.get("allowed", jnp.ones((), jnp.float32))
+        """The arguments of `stepped_params` in a step that ``allowed`` and that of ``values`` allow, 1 by default.
+
+        ``batch`` and ``g`` have passed `once`.
+        """
+        both = values.get("allowed", np.ones((), np.float32))
         both = both if allowed is None else both * allowed
-        batch, g = once((batch, g), state["step"])
         lookup = lookup.replace(axis_name=summed_axes(self, state, batch, g, lookup))
         batch, g = vary_over((batch, g), varying_axes(batch, g))
         return Step(batch, g, lookup, {**values, "allowed": both})

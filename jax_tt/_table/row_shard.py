@@ -97,7 +97,7 @@ def step_on_shard(
         of_batch: those that the batch is sharded over.
     """
     assert table.update is not None
-    seed = values["seed"]
+    seed = jnp.asarray(values["seed"])
     number = lax.axis_index(axes).astype(seed.dtype)
     values, finite = {**values, "seed": seed.at[0].set(seed[0] ^ number)}, jnp.ones((), jnp.float32)
     if table.update.skip_nonfinite and g.size and batch.ids.size:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_tt._base.arguments import as_scalar, mismatch
 from jax_tt._base.dtypes import accumulator
@@ -23,8 +24,8 @@ from jax_tt.optimizers._base import Optimizer
 def step_values(table: Table, state: State, inputs: StepInputs) -> Any:
     """The arrays of an update of a table: scalars ``hyper`` by name, ``inv_scale``, and ``seed[2]``.
 
-    The first two have the accumulator type, and the seed is 0 without stochastic rounding. Kinds with several updates
-    register theirs.
+    The first two have the accumulator type, and the seed is 0 without stochastic rounding. Constants are arrays of
+    numpy. Kinds with several updates register theirs.
     """
     update = table.update
     if update is None:
@@ -40,14 +41,16 @@ def step_values(table: Table, state: State, inputs: StepInputs) -> Any:
     rule = update.optimizer
     if inputs.hyperparameters:
         rule = rule.with_hyperparameters(inputs.hyperparameters)
-    inverse = jnp.ones((), accum)
+    inverse: Any = np.ones((), accum)
     if inputs.grad_scale is not None:
         scale = jnp.asarray(as_scalar("grad_scale", inputs.grad_scale), accum)
         inverse = 1 / jax.lax.stop_gradient(scale)
-    key = jax.random.key(0, impl="threefry2x32") if inputs.key is None else _checked(inputs.key)
-    seed = jnp.zeros(2, jnp.uint32)
+    if inputs.key is not None:
+        _check(inputs.key)
+    seed: Any = np.zeros(2, np.uint32)
     if update.rounds_stochastically(table.spec.rounded_type or table.spec.storage(state)):
         # Two words that depend only on the key and the step.
+        key = jax.random.key(0, impl="threefry2x32") if inputs.key is None else inputs.key
         step_key = jax.random.fold_in(key, step.astype(jnp.uint32))
         seed = jax.random.bits(step_key, (2,), jnp.uint32)
     hyper: Any = rule.hyperparameters(step.astype(accum))
@@ -61,7 +64,10 @@ def step_values(table: Table, state: State, inputs: StepInputs) -> Any:
             expected = f"a scalar of type {jnp.dtype(accum)} by name, as jax_tt.optimizers.at_step returns it"
             raise mismatch(f"{label}: {name!r}", value, expected)
     return {
-        "hyper": jax.lax.stop_gradient(hyper),
+        "hyper": {
+            name: value if isinstance(value, np.generic) else jax.lax.stop_gradient(value)
+            for name, value in hyper.items()
+        },
         "inv_scale": inverse,
         "seed": seed,
     }
@@ -70,12 +76,11 @@ def step_values(table: Table, state: State, inputs: StepInputs) -> Any:
 delegate(Wrapper, step_values)
 
 
-def _checked(key: Any) -> jax.Array:
+def _check(key: Any) -> None:
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed or key.shape != ():
         got = getattr(key, "dtype", type(key).__name__)
         raise TypeError(f"key: got {got}; expected one typed key, jax.random.key(seed).")
-    return key
 
 
 @dataclasses.dataclass(frozen=True)

@@ -213,7 +213,8 @@ def at_step(value: Scalar, step: jax.Array, name: str = "a hyper-parameter") -> 
 
     Args:
         value: a number, a scalar array, an ``nnx.Variable`` or a schedule, a function of the step.
-        step: number of steps before this one. The result is float64 if it is, else float32.
+        step: number of steps before this one. The result is float64 if it is, else float32; it is a scalar of numpy
+            if ``value`` is a number, so that programs do not compute it.
         name: of the hyper-parameter, for errors.
 
     Raises:
@@ -226,8 +227,9 @@ def at_step(value: Scalar, step: jax.Array, name: str = "a hyper-parameter") -> 
     if callable(value) and not is_array(value):
         value = value(step)
     expected = "one real number, or a schedule that returns one"
+    convert: Any = np.asarray if isinstance(value, numbers.Real) else jnp.asarray
     try:
-        scalar = jnp.asarray(value, accumulator(getattr(step, "dtype", jnp.float32)))
+        scalar = convert(value, accumulator(getattr(step, "dtype", jnp.float32)))[()]
     except (TypeError, ValueError) as error:
         raise mismatch(name, shown(value), expected, error=TypeError) from error
     if scalar.shape != ():
